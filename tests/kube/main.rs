@@ -11,6 +11,7 @@
 mod access;
 mod certificates;
 mod control_plane;
+mod drain;
 #[path = "../etcd/harness.rs"]
 #[expect(dead_code, reason = "the stories of etcd use the rest of it")]
 mod harness;
@@ -23,7 +24,8 @@ use polis_tests::{Story, Suite};
 
 const SUITE: Suite = Suite { name: "kube", retries: 0, deadline: Duration::from_secs(600) };
 
-const FILES: &[&[Story]] = &[access::STORIES, certificates::STORIES, control_plane::STORIES];
+const FILES: &[&[Story]] =
+    &[access::STORIES, certificates::STORIES, control_plane::STORIES, drain::STORIES];
 
 fn main() -> ExitCode {
     polis_tests::main(SUITE, FILES)

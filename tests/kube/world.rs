@@ -7,14 +7,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ed25519_dalek::SigningKey;
+use polis_base::sys::clock;
 use polis_node::consensus::Start;
+use polis_node::consensus::client::User;
+use polis_node::workload::drain::Drains;
 use polis_node::workload::{Answer, Api, Config, Identity, Part, Service, Site, Status};
 use polis_node::{cluster, network};
 use polis_proto::v1;
 use polis_runtime::event::until;
 use polis_runtime::logtree::Query;
 use polis_tests::patiently;
-use polis_wire::node_roles::Role;
+use polis_wire::identity::NodeId;
+use polis_wire::node_roles::{Nodes, Role};
+use polis_wire::pki::{self, Namespace, WorkerPurpose};
 use polis_wire::rpc::client::{Client, Patience};
 use polis_wire::rpc::testing::{Authority, node_id};
 use polis_wire::rpc::{AccessList, Credentials, Listen};
@@ -60,6 +66,8 @@ pub(crate) struct Controller {
     /// Where users are let in.
     pub(crate) access: SocketAddr,
     roles: watch::Sender<Option<v1::NodeRoles>>,
+    /// What the leader of the cluster reports.
+    nodes: watch::Sender<Option<Arc<Nodes>>>,
     /// Values that have to live as long as the service.
     _values: (
         watch::Sender<cluster::Status>,
@@ -90,7 +98,7 @@ impl Controller {
         let Listen::Bound(bound) = &site.access else { panic!("{:?}", site.access) };
         let access = bound.local_addr().unwrap();
         let authority = Authority::new().await;
-        let (own, credentials) = watch::channel(Some(authority.node(FACE).await));
+        let (shown, credentials) = watch::channel(Some(authority.node(FACE).await));
         let known = AccessList { nodes: Some(BTreeSet::new()), ..AccessList::default() };
         let access_list = watch::Sender::new(Arc::new(known));
         let (member, cluster) = watch::channel(cluster::Status {
@@ -104,6 +112,14 @@ impl Controller {
             primary: Some(IpAddr::V4(ADVERTISED)),
             ..network::Status::default()
         });
+        let own = v1::NodeInfo {
+            state: v1::NodeState::Up.into(),
+            roles: Some(given),
+            health: v1::NodeHealth::Healthy.into(),
+            ..Default::default()
+        };
+        let own = Nodes::from([(machine.key.id(), own)]);
+        let nodes = watch::Sender::new(Some(Arc::new(own)));
         let service = Service {
             config: Config {
                 site: site.clone(),
@@ -116,7 +132,7 @@ impl Controller {
             roles: asked,
             consensus: etcd.status.clone(),
             network: addresses,
-            nodes: watch::channel(None).1,
+            nodes: nodes.subscribe(),
             containerd: watch::channel(Default::default()).1,
             client: Client::new(
                 watch::channel(Vec::new()).1,
@@ -125,11 +141,12 @@ impl Controller {
             ),
             identity: Identity { credentials, access_list: access_list.subscribe() },
             status: watch::Sender::default(),
+            drains: Drains::default(),
             mesh: Default::default(),
         };
         let status = service.status.subscribe();
         let running = supervise("workload", move |ctx| service.clone().run(ctx));
-        let _values = (member, network, own);
+        let _values = (member, network, shown);
         Self {
             machine,
             etcd,
@@ -139,6 +156,7 @@ impl Controller {
             access_list,
             access,
             roles,
+            nodes,
             _values,
             running,
         }
@@ -147,6 +165,30 @@ impl Controller {
     /// The name in the certificate that the node shows to users.
     pub(crate) fn face() -> String {
         node_id(FACE).to_string()
+    }
+
+    /// The leader reports this record of another node from now on; `None`: it is gone.
+    pub(crate) fn reports(&self, node: NodeId, record: Option<v1::NodeInfo>) {
+        self.nodes.send_modify(|nodes| {
+            let nodes = Arc::make_mut(nodes.get_or_insert_default());
+            match record {
+                Some(record) => nodes.insert(node, record),
+                None => nodes.remove(&node),
+            };
+        });
+    }
+
+    /// The way to the API server of a part of a worker, with a certificate as the leader
+    /// gives it.
+    pub(crate) async fn worker(&self, purpose: WorkerPurpose, node: NodeId) -> Api {
+        let key = SigningKey::from_bytes(&[41; 32]);
+        let wish = purpose.certificate(node, key.verifying_key().to_bytes());
+        let client = self.etcd.status.borrow().voter().unwrap().user(User::KubernetesPki);
+        let issued = Namespace::new(client, "").ensure(&wish, clock::now()).await.unwrap();
+        let pair = self.site.data.pair(purpose.name());
+        pair.certificate.write(pki::certificate_pem(&issued.der).as_bytes()).unwrap();
+        pair.key.write(pki::key_pem(&key).as_bytes()).unwrap();
+        self.api(purpose.name())
     }
 
     /// Takes the role away.

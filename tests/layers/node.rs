@@ -26,7 +26,7 @@ const MODULES: &[(&str, &str)] = &[
     ("agent", "cluster consensus network parameters storage workload"),
     ("roles", "cluster consensus curator network"),
     // The display of the node.
-    ("management", "cluster consensus"),
+    ("management", "cluster consensus workload"),
     ("console", "cluster consensus network parameters storage workload"),
     // The process, and the tree in it.
     ("injection", "consensus"),

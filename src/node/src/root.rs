@@ -138,6 +138,7 @@ struct Values {
     /// The roles that the cluster gives to this node.
     given: watch::Sender<Option<v1::NodeRoles>>,
     workload: watch::Sender<workload::Status>,
+    drains: workload::drain::Drains,
     mesh: workload::mesh::Outputs,
     candidates: watch::Sender<Vec<Candidate>>,
     report: watch::Sender<v1::NodeStatus>,
@@ -183,6 +184,7 @@ impl Values {
             pods: watch::Sender::default(),
             given: watch::Sender::default(),
             workload: watch::Sender::default(),
+            drains: workload::drain::Drains::default(),
             mesh: workload::mesh::Outputs::default(),
             report: watch::Sender::default(),
             nodes: watch::Sender::default(),
@@ -419,6 +421,7 @@ impl Control {
                     access_list: values.access_list.subscribe(),
                 },
                 status: values.workload.clone(),
+                drains: values.drains.clone(),
                 mesh: values.mesh.clone(),
             },
         }
@@ -487,6 +490,8 @@ impl Faces {
                         values.unlock_requests.subscribe(),
                     ),
                     access_list: values.access_list.subscribe(),
+                    workload: values.workload.subscribe(),
+                    drains: values.drains.clone(),
                 },
                 table: Arc::clone(&values.table),
                 servers: vec![("curator", Arc::clone(&values.metrics))],

@@ -170,6 +170,16 @@ impl Cluster {
         self.kubernetes.there.store(true, Ordering::Relaxed);
     }
 
+    /// From now on the node is a Kubernetes worker.
+    pub(super) fn has_worker(&self) {
+        self.kubernetes.works.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on a drain of the worker answers this.
+    pub(super) fn drains(&self, messages: Vec<Result<v1::DrainProgress, Status>>) {
+        *self.kubernetes.drain.lock().unwrap() = messages;
+    }
+
     /// Where it lets users in.
     pub(super) fn gateway(&self) -> String {
         self.gateway.as_ref().unwrap().address.to_string()
@@ -232,13 +242,22 @@ struct Kubernetes {
     there: Arc<AtomicBool>,
     /// Whether its API server is not ready yet.
     starts: Arc<AtomicBool>,
+    /// Whether the node has the role of a worker.
+    works: Arc<AtomicBool>,
+    /// The messages of a drain of the worker.
+    drain: Arc<Mutex<Vec<Result<v1::DrainProgress, Status>>>>,
 }
 
 impl Kubernetes {
     fn roles(&self) -> Option<v1::NodeRoles> {
-        let controller = Some(v1::node_roles::KubernetesController {});
-        let roles = v1::NodeRoles { kubernetes_controller: controller, ..Default::default() };
-        self.there.load(Ordering::Relaxed).then_some(roles)
+        let has = |role: &AtomicBool| role.load(Ordering::Relaxed);
+        let roles = v1::NodeRoles {
+            kubernetes_controller: has(&self.there)
+                .then_some(v1::node_roles::KubernetesController {}),
+            kubernetes_worker: has(&self.works).then_some(v1::node_roles::KubernetesWorker {}),
+            ..Default::default()
+        };
+        (roles != v1::NodeRoles::default()).then_some(roles)
     }
 
     fn services(&self) -> Vec<v1::services_response::Service> {
@@ -359,6 +378,26 @@ impl NodeManagement for Served {
         });
         let services = services.into_iter().chain(self.kubernetes.services()).collect();
         Ok(Response::new(v1::ServicesResponse { services }))
+    }
+
+    type DrainStream = Answers<v1::DrainProgress>;
+
+    async fn drain(
+        &self,
+        request: Request<v1::DrainRequest>,
+    ) -> Result<Response<Self::DrainStream>, Status> {
+        let v1::DrainRequest { timeout_seconds, force } = request.into_inner();
+        let messages = match self.kubernetes.works.load(Ordering::Relaxed) {
+            true => {
+                self.note(&format!("Drain {timeout_seconds} {force}"));
+                self.kubernetes.drain.lock().unwrap().clone()
+            }
+            false => {
+                let state = v1::drain_progress::State::NoWorker.into();
+                vec![Ok(v1::DrainProgress { state, ..Default::default() })]
+            }
+        };
+        Ok(Response::new(stream::iter(messages).chain(stream::pending()).boxed()))
     }
 
     async fn reboot(

@@ -12,6 +12,7 @@ use tracing::{debug, warn};
 
 use super::Service;
 use crate::cluster::{Keeper, KeyStatus};
+use crate::workload::drain;
 use crate::workload::mesh::PublicKey;
 use crate::{cluster, consensus, network, storage, workload};
 use polis_base::cause;
@@ -70,8 +71,24 @@ impl Subject<'_> {
             key_keeper: keeper(self.keys).into(),
             curator_port: if curator { CURATOR_PORT.into() } else { 0 },
             workload_fault: self.workload.unfit.clone().unwrap_or_default(),
+            workload: workload(self.workload),
+            drain: match self.workload.drain {
+                drain::State::None => String::new(),
+                state => state.name().to_owned(),
+            },
             ..Default::default()
         }
+    }
+}
+
+/// The state of all parts of Kubernetes as one text; empty without a role, or where the node
+/// cannot carry it.
+fn workload(status: &workload::Status) -> String {
+    match status.all() {
+        None => String::new(),
+        Some(_) if status.unfit.is_some() => String::new(),
+        Some(workload::PartState::Failed { cause }) => format!("failed: {cause}"),
+        Some(state) => state.name().to_owned(),
     }
 }
 
@@ -233,6 +250,20 @@ mod tests {
     }
 
     #[test]
+    fn the_parts_of_kubernetes_are_reported_together() {
+        use crate::workload::{Part, PartState};
+        let with = |parts: &[(Part, PartState)]| {
+            let parts = parts.iter().cloned().collect();
+            super::workload(&workload::Status { parts, ..workload::Status::default() })
+        };
+        assert_eq!(with(&[]), "");
+        assert_eq!(with(&[(Part::Kubelet, PartState::Ready)]), "ready");
+        let failed = (Part::Dns, PartState::Failed { cause: "no port".to_owned() });
+        assert_eq!(with(&[(Part::Kubelet, PartState::Starting)]), "starting");
+        assert_eq!(with(&[(Part::Kubelet, PartState::Ready), failed]), "failed: dns: no port");
+    }
+
+    #[test]
     fn a_report_says_what_is_known_and_nothing_else() {
         let mut network = network::Status::default();
         let storage = storage::Status::Starting;
@@ -261,6 +292,7 @@ mod tests {
         assert_eq!(early.storage_kind(), v1::StorageKind::Unspecified);
         assert_eq!(early.curator_port, 0);
         assert_eq!(early.workload_fault, "no");
+        assert_eq!((early.workload.as_str(), early.drain.as_str()), ("", ""));
         assert_eq!(early.key_keeper(), v1::KeyKeeper::Tpm);
         network.primary = Some([10, 0, 2, 15].into());
         let later = subject(&network);

@@ -9,7 +9,8 @@ use std::time::SystemTime;
 use super::Inputs;
 use super::text::{Kind, Page};
 use crate::consensus::MemberStatus;
-use crate::{cluster, consensus};
+use crate::workload::drain;
+use crate::{cluster, consensus, workload};
 use polis_base::stage::{self, Stages};
 use polis_base::sys::clock;
 use polis_runtime::logtree;
@@ -76,6 +77,7 @@ impl Sources {
         services(&mut page, &self.services.borrow());
         stages(&mut page, &self.stages.borrow());
         etcd(&mut page, &consensus.borrow());
+        workload(&mut page, &self.inputs.workload.borrow());
         let own = credentials.borrow().as_ref().and_then(|own| Facts::read(&own.certificate));
         certificates(&mut page, &pki.borrow(), own.as_ref(), clock::now());
         calls(&mut page, &self.servers);
@@ -145,6 +147,22 @@ fn etcd(page: &mut Page, status: &consensus::Status) {
     gauge("polis_etcd_db_used_bytes", "The part of it in use.", status.db_used);
     gauge("polis_etcd_db_quota_bytes", "Where writes are refused.", status.db_quota);
     gauge("polis_etcd_alarms", "Alarms that are raised.", count(status.alarms.len()));
+}
+
+fn workload(page: &mut Page, status: &workload::Status) {
+    let help = "Whether a part of Kubernetes serves; without a role of it, there is none.";
+    let mut family = page.family("polis_workload_part_ready", Kind::Gauge, help);
+    for (part, state) in &status.parts {
+        let ready = *state == workload::PartState::Ready;
+        family.sample(&[("part", part.name())], u8::from(ready));
+    }
+    let help = "Whether this node has a role of Kubernetes that its image does not carry.";
+    page.one("polis_workload_unfit", Kind::Gauge, help, u8::from(status.unfit.is_some()));
+    let help = "1 for the state of the drain of this node.";
+    let mut family = page.family("polis_workload_drain", Kind::Gauge, help);
+    for state in [drain::State::None].into_iter().chain(drain::State::ALL) {
+        family.sample(&[("state", state.name())], u8::from(state.name() == status.drain.name()));
+    }
 }
 
 fn certificates(page: &mut Page, pki: &Overview, own: Option<&Facts>, now: SystemTime) {

@@ -20,6 +20,7 @@
 
 mod certificate;
 mod console;
+mod drain;
 mod logs;
 mod metrics;
 mod serve;
@@ -34,7 +35,8 @@ use polis_tui::Snapshot;
 use tokio::sync::watch;
 
 use crate::cluster::unlock::Requests;
-use crate::{cluster, consensus};
+use crate::workload::drain::Drains;
+use crate::{cluster, consensus, workload};
 use polis_base::environment::Environment;
 use polis_base::sys::reboot::Reason;
 use polis_runtime::logtree::ring;
@@ -93,6 +95,10 @@ pub struct Inputs {
     pub unlock_requests: Requests,
     /// The access list.
     pub access_list: watch::Receiver<Arc<AccessList>>,
+    /// The parts of Kubernetes.
+    pub workload: watch::Receiver<workload::Status>,
+    /// Where this node can be drained.
+    pub drains: Drains,
 }
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.

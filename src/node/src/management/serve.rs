@@ -11,9 +11,10 @@ use tonic::{Request, Response, Status};
 use tracing::warn;
 use zeroize::Zeroizing;
 
-use super::{Inputs, console, logs};
+use super::{Inputs, console, drain, logs};
 use crate::cluster::unlock::request::Refused;
 use crate::consensus;
+use crate::workload::Part;
 use polis_base::sys::clock;
 use polis_base::sys::reboot::Reason;
 use polis_runtime::logtree;
@@ -135,6 +136,24 @@ impl NodeManagement for Handlers {
         });
         // In the order of their names, parents come before their children.
         Ok(Response::new(v1::ServicesResponse { services: services.collect() }))
+    }
+
+    type DrainStream = Answers<v1::DrainProgress>;
+
+    async fn drain(
+        &self,
+        request: Request<v1::DrainRequest>,
+    ) -> Result<Response<Self::DrainStream>, Status> {
+        let actor = Peer::of(&request);
+        let asked = drain::asked(request.into_inner())?;
+        let worker = self.inputs.workload.borrow().parts.contains_key(&Part::Kubelet);
+        if !worker {
+            return Ok(Response::new(Box::pin(drain::no_worker())));
+        }
+        let (seconds, force) = (asked.timeout.as_secs(), asked.force);
+        warn!(%actor, seconds, force, "a drain of this node was requested");
+        let held = self.inputs.drains.begin(asked.timeout, asked.force);
+        Ok(Response::new(Box::pin(drain::progress(held))))
     }
 
     async fn reboot(

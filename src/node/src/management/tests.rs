@@ -25,12 +25,13 @@ struct Running {
     handles: Handles,
     ctx: Context,
     task: JoinHandle<Result<(), Error>>,
-    _owned: Owned,
+    owned: Owned,
 }
 
 /// Event values whose owners would be other services.
 struct Owned {
     _cluster: watch::Sender<cluster::Status>,
+    workload: watch::Sender<workload::Status>,
     _ready: watch::Sender<bool>,
     _credentials: watch::Sender<Option<Credentials>>,
     _access_list: watch::Sender<Arc<AccessList>>,
@@ -59,6 +60,7 @@ impl Running {
         let (cluster, clusters) = watch::channel(status);
         let (snapshot, snapshots) = watch::channel(Arc::default());
         let (ready, readies) = watch::channel(true);
+        let (workload, workloads) = watch::channel(workload::Status::default());
         let (credentials, own) = watch::channel(credentials);
         let up = AccessList { nodes: Some([node].into()), ..AccessList::default() };
         let (access_list, access_lists) = watch::channel(Arc::new(up));
@@ -85,6 +87,8 @@ impl Running {
             credentials: own,
             unlock_requests: Requests::new(unlock_requests.subscribe()),
             access_list: access_lists,
+            workload: workloads,
+            drains: Drains::default(),
         };
         let bound = || Listen::Bound(Arc::new(TcpListener::bind("127.0.0.1:0").unwrap()));
         let limits = Limits::default();
@@ -109,13 +113,14 @@ impl Running {
         let addresses = [addresses[0], addresses[1]];
         let owned = Owned {
             _cluster: cluster,
+            workload,
             _ready: ready,
             _credentials: credentials,
             _access_list: access_list,
             _snapshot: snapshot,
             _unlock_requests: unlock_requests,
         };
-        Self { addresses, end: ends, authority, handles, ctx, task, _owned: owned }
+        Self { addresses, end: ends, authority, handles, ctx, task, owned }
     }
 
     async fn client(&self, role: Role) -> NodeManagementClient<Channel> {
@@ -187,6 +192,31 @@ async fn only_who_operates_ends_the_machine_and_gets_a_reply_before() {
     let mut operator = running.client(Role::Operator).await;
     operator.reboot(request).await.unwrap();
     assert_eq!(*running.end.borrow(), Some(Reason::PowerOff));
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn only_who_operates_drains_a_node_and_a_node_without_pods_says_so() {
+    let running = Running::start().await;
+    let request = v1::DrainRequest { timeout_seconds: 60, force: false };
+    let refused = running.client(Role::Viewer).await.drain(request).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    let mut operator = running.client(Role::Operator).await;
+    let mut told = operator.drain(request).await.unwrap().into_inner();
+    let first = told.message().await.unwrap().unwrap();
+    assert_eq!(first.state(), v1::drain_progress::State::NoWorker);
+    let wrong = v1::DrainRequest { timeout_seconds: 0, force: false };
+    assert_eq!(operator.drain(wrong).await.unwrap_err().code(), Code::InvalidArgument);
+
+    // A worker whose service of drains has not answered yet is not drained.
+    running.owned.workload.send_modify(|status| {
+        status.parts.insert(workload::Part::Kubelet, workload::PartState::Ready);
+    });
+    let mut first = operator.drain(request).await.unwrap().into_inner();
+    let mut second = operator.drain(request).await.unwrap().into_inner();
+    assert_eq!(first.message().await.unwrap_err().code(), Code::Aborted);
+    let silent = tokio::time::timeout(Duration::from_millis(200), second.message()).await;
+    assert!(silent.is_err(), "{silent:?}");
     running.stop().await;
 }
 

@@ -22,7 +22,7 @@ use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -40,6 +40,9 @@ const REQUEST_MAX: Duration = Duration::from_secs(20);
 
 /// Bytes of an answer that are read.
 const ANSWER_MAX: usize = 4 << 20;
+
+/// The type of a JSON document.
+pub(super) const JSON: &str = "application/json";
 
 /// Characters of an answer that an error quotes.
 const QUOTE_MAX: usize = 300;
@@ -142,13 +145,75 @@ impl Api {
     /// [`Error`].
     pub(super) async fn apply(&self, object: &Object) -> Result<(), Error> {
         let path = format!("{}?fieldManager={FIELD_MANAGER}&force=true", object.path);
-        let kind = [(CONTENT_TYPE.as_str(), "application/apply-patch+yaml")];
-        let body = object.content.to_string().into_bytes();
-        let answer = self.request(Method::PATCH, &path, &kind, body).await?;
+        let kind = "application/apply-patch+yaml";
+        let answer = self.send(Method::PATCH, &path, kind, &object.content).await?;
         self.succeeded(&answer)
     }
 
-    fn succeeded(&self, answer: &Answer) -> Result<(), Error> {
+    /// Reads the objects of a list, `page` of them at a time. `path` may have a query.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub(super) async fn list(&self, path: &str, page: usize) -> Result<Vec<Value>, Error> {
+        let and = if path.contains('?') { '&' } else { '?' };
+        let (mut found, mut rest) = (Vec::new(), String::new());
+        loop {
+            let answer = self.get(&format!("{path}{and}limit={page}{rest}")).await?;
+            self.succeeded(&answer)?;
+            let mut list: Value = serde_json::from_slice(&answer.body)
+                .map_err(|error| Error::Http { address: self.address, source: error.into() })?;
+            if let Some(items) = list["items"].as_array_mut() {
+                found.append(items);
+            }
+            match list["metadata"]["continue"].as_str() {
+                Some(token) if !token.is_empty() => rest = format!("&continue={token}"),
+                _ => return Ok(found),
+            }
+        }
+    }
+
+    /// Deletes an object, if it still has this UID and this version. Returns whether it was
+    /// deleted: it may be gone already, or have changed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub(super) async fn delete(&self, path: &str, uid: &str, version: &str) -> Result<bool, Error> {
+        let options = json!({
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": uid, "resourceVersion": version},
+        });
+        let answer = self.send(Method::DELETE, path, JSON, &options).await?;
+        match answer.status {
+            404 | 409 => Ok(false),
+            _ => self.succeeded(&answer).map(|()| true),
+        }
+    }
+
+    /// Sends a JSON document.
+    ///
+    /// # Errors
+    ///
+    /// Every [`Error`] but [`Error::Refused`]: an answer is an answer.
+    pub(super) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        kind: &str,
+        content: &Value,
+    ) -> Result<Answer, Error> {
+        let kind = [(CONTENT_TYPE.as_str(), kind)];
+        self.request(method, path, &kind, content.to_string().into_bytes()).await
+    }
+
+    /// Fails unless an answer is a success.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`].
+    pub(super) fn succeeded(&self, answer: &Answer) -> Result<(), Error> {
         if (200..300).contains(&answer.status) {
             return Ok(());
         }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
 use polis_base::files::{File, Pair};
+use polis_wire::pki::PROXY_GROUP;
 
 /// The version of the API server's own configuration files.
 const VERSION: &str = "apiserver.config.k8s.io/v1";
@@ -120,12 +121,11 @@ pub(super) fn audit_policy() -> Vec<u8> {
                     "system:apiserver",
                     "system:kube-controller-manager",
                     "system:kube-scheduler",
-                    "system:kube-proxy",
                 ],
                 "verbs": ["get", "list", "watch"],
             })),
             none(json!({
-                "userGroups": ["system:nodes", "system:serviceaccounts:kube-system"],
+                "userGroups": ["system:nodes", PROXY_GROUP, "system:serviceaccounts:kube-system"],
                 "verbs": ["get", "list", "watch"],
             })),
             {"level": "Metadata"},

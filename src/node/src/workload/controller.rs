@@ -1,6 +1,7 @@
 //! The role Kubernetes controller on this node: starts its parts, in the order in which they
 //! wait for each other.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -16,7 +17,7 @@ use crate::{consensus, network};
 use polis_runtime::event::until;
 use polis_runtime::supervisor::{Context, Policy, blocking};
 use polis_wire::identity::NodeId;
-use polis_wire::node_roles::Role;
+use polis_wire::node_roles::{Nodes, Role};
 
 /// The liveness checks of the API server, without that of etcd: a restart of the API server
 /// brings no quorum back.
@@ -38,6 +39,7 @@ pub(super) struct Controller {
     pub(super) look: Duration,
     pub(super) consensus: watch::Receiver<consensus::Status>,
     pub(super) network: watch::Receiver<network::Status>,
+    pub(super) nodes: watch::Receiver<Option<Arc<Nodes>>>,
     pub(super) identity: access::Identity,
     pub(super) parts: Parts,
 }
@@ -78,6 +80,8 @@ impl Controller {
                 client: Some(self.site.data.pair(Purpose::Reconciler.name())),
                 ..self.api()
             },
+            node: self.node,
+            nodes: self.nodes.clone(),
             parts: self.parts.clone(),
         };
         ctx.spawn(Part::Reconciler.name(), forever, move |ctx| reconciler.clone().run(ctx));

@@ -26,12 +26,14 @@
 //! objects         the cluster's own objects               pure
 //! certificates    makes, writes and renews them           a service
 //! component       one child process, and its health
+//! nodes           what the records want of Node objects   pure
 //! reconciler      applies the objects                     a service
 //! api, plain      requests to the parts on this machine
 //! access          lets users of Polis in                  a service
 //! parts           the state of each part, and its event lines
 //! controller      starts all of it                        a service
 //! worker          what runs pods                          a service
+//! drain           moves the pods of this node away        a service
 //! service         when
 //!
 //! ground   control groups, kernel parameters, mounts, quotas    plan -> apply
@@ -58,8 +60,10 @@ mod component;
 mod configuration;
 mod controller;
 mod credentials;
+pub mod drain;
 pub mod ground;
 pub mod mesh;
+mod nodes;
 mod objects;
 mod parts;
 mod plain;

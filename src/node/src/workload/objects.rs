@@ -7,16 +7,31 @@
 //! | binding `polis:operators` | operators may do everything in namespaces, except for quotas and the namespaces themselves |
 //! | binding `polis:viewers` | viewers may read everything in namespaces, except for Secrets |
 //! | role `polis:cluster-viewer` and its binding | operators and viewers may read what belongs to no namespace |
-//! | role `polis:dns` and its binding | the name servers of workers may watch Services and pods |
+//! | role `polis:dns` | the name servers of workers may watch Services and pods |
+//! | role `polis:worker` | marks the kubelets of workers for the policy below |
+//! | policy `polis-workers` and its binding | a kubelet of a node without the role Kubernetes worker writes nothing |
 //! | policy `polis-system-namespace` and its binding | operators may change nothing in `kube-system`, whose service accounts and pods could change everything |
 //! | runtime class `runc` | pods may name the runtime that they get anyway |
 //!
-//! The roles `admin` and `view` are the API server's own; see `docs/workloads.md`.
+//! The objects of the workers follow the records of the nodes, and name each worker:
+//!
+//! | object | what it is for |
+//! |---|---|
+//! | binding `polis:workers` | the kubelets with the role `polis:worker` |
+//! | binding `polis:kube-proxies` | the kube-proxies of the workers |
+//! | binding `polis:dns` | the name servers of the workers |
+//! | labels of a Node | the roles of the node, and its name |
+//!
+//! The roles `admin`, `view` and `system:node-proxier` are the API server's own; see
+//! `docs/workloads.md`.
+
+use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
 use super::credentials::KUBELET_CLIENT;
-use polis_wire::pki::DNS_GROUP;
+use polis_wire::identity::NodeId;
+use polis_wire::pki::WorkerPurpose;
 
 /// The field manager of these objects.
 pub(super) const FIELD_MANAGER: &str = "polis";
@@ -38,8 +53,24 @@ const CLUSTER_VIEWER: &str = "polis:cluster-viewer";
 const SYSTEM: &str = "kube-system";
 const GUARD: &str = "polis-system-namespace";
 
-/// The role of the name servers of workers.
+/// The role of the name servers of workers, and its binding.
 const DNS: &str = "polis:dns";
+
+/// The role that a kubelet needs to write, its binding, and the policy that demands it. What
+/// it permits exists for that policy alone.
+const WORKER: &str = "polis:worker";
+const WORKERS: &str = "polis:workers";
+const WORKERS_GUARD: &str = "polis-workers";
+const WORKER_API: &str = "polis.internal";
+const WORKER_RESOURCE: &str = "workers";
+const WORKER_VERB: &str = "act";
+
+/// The group of kubelets.
+const KUBELETS: &str = "system:nodes";
+
+/// The binding of the kube-proxies, and the API server's own role for it.
+const PROXIES: &str = "polis:kube-proxies";
+const PROXIER: &str = "system:node-proxier";
 
 /// An object, and where the API server keeps it.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,27 +95,88 @@ pub(super) fn all() -> Vec<Object> {
         binding(VIEWERS, "view", &[group(VIEWERS)]),
         binding(CLUSTER_VIEWER, CLUSTER_VIEWER, &[group(OPERATORS), group(VIEWERS)]),
         dns(),
-        binding(DNS, DNS, &[group(DNS_GROUP)]),
         runtime_class("runc"),
         guard(),
-        guard_binding(),
+        guard_binding(GUARD),
+        worker(),
+        workers_guard(),
+        guard_binding(WORKERS_GUARD),
     ]
+}
+
+/// The rights of these workers, and of no other node.
+pub(super) fn workers(nodes: &[NodeId]) -> Vec<Object> {
+    let users = |purpose: WorkerPurpose| {
+        let user =
+            |node: &NodeId| json!({"kind": "User", "apiGroup": GROUP, "name": purpose.user(*node)});
+        nodes.iter().map(user).collect::<Vec<_>>()
+    };
+    vec![
+        binding(WORKERS, WORKER, &users(WorkerPurpose::Kubelet)),
+        binding(PROXIES, PROXIER, &users(WorkerPurpose::KubeProxy)),
+        binding(DNS, DNS, &users(WorkerPurpose::Dns)),
+    ]
+}
+
+/// These labels of a Node that exists: without this `uid`, the API server refuses them, and
+/// does not make a Node that no kubelet has registered.
+pub(super) fn node_labels(node: NodeId, uid: &str, labels: &BTreeMap<String, String>) -> Object {
+    let content = json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": node.to_string(), "uid": uid, "labels": labels},
+    });
+    Object { path: format!("/api/v1/nodes/{node}"), content }
+}
+
+fn worker() -> Object {
+    let rules = json!([{
+        "apiGroups": [WORKER_API], "resources": [WORKER_RESOURCE], "verbs": [WORKER_VERB],
+    }]);
+    object("ClusterRole", "clusterroles", WORKER, &[("rules", rules)])
+}
+
+/// The policy that ends the rights of a worker with its role. No API server reads a list of
+/// revoked certificates, and the Node authorizer lets every kubelet register its Node again.
+fn workers_guard() -> Object {
+    let may = format!(
+        "authorizer.group('{WORKER_API}').resource('{WORKER_RESOURCE}').check('{WORKER_VERB}')\
+         .allowed()"
+    );
+    let spec = json!({
+        "failurePolicy": "Fail",
+        "matchConstraints": {"resourceRules": [everything()]},
+        "matchConditions": [{
+            "name": "kubelets",
+            "expression": format!("'{KUBELETS}' in request.userInfo.groups"),
+        }],
+        "validations": [{
+            "expression": may,
+            "reason": "Forbidden",
+            "message": "this node has no role Kubernetes worker in its cluster",
+        }],
+    });
+    admission("ValidatingAdmissionPolicy", "validatingadmissionpolicies", WORKERS_GUARD, &spec)
+}
+
+/// Every change of every object.
+fn everything() -> Value {
+    json!({
+        "apiGroups": ["*"],
+        "apiVersions": ["*"],
+        "resources": ["*/*"],
+        "operations": ["CREATE", "UPDATE", "DELETE", "CONNECT"],
+    })
 }
 
 /// The policy that keeps operators out of the system's namespace. `admin` would let them make
 /// privileged pods there, and tokens of the service accounts of controllers.
 fn guard() -> Object {
-    let rule = json!({
-        "apiGroups": ["*"],
-        "apiVersions": ["*"],
-        "resources": ["*/*"],
-        "operations": ["CREATE", "UPDATE", "DELETE", "CONNECT"],
-    });
     let spec = json!({
         "failurePolicy": "Fail",
         "matchConstraints": {
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": SYSTEM}},
-            "resourceRules": [rule],
+            "resourceRules": [everything()],
         },
         "matchConditions": [{
             "name": "operators",
@@ -96,23 +188,25 @@ fn guard() -> Object {
             "message": format!("only owners may change objects in {SYSTEM}"),
         }],
     });
-    admission("ValidatingAdmissionPolicy", "validatingadmissionpolicies", &spec)
+    admission("ValidatingAdmissionPolicy", "validatingadmissionpolicies", GUARD, &spec)
 }
 
-fn guard_binding() -> Object {
-    let spec = json!({"policyName": GUARD, "validationActions": ["Deny"]});
-    admission("ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings", &spec)
+fn guard_binding(name: &str) -> Object {
+    let (kind, resource) =
+        ("ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings");
+    let spec = json!({"policyName": name, "validationActions": ["Deny"]});
+    admission(kind, resource, name, &spec)
 }
 
-fn admission(kind: &str, resource: &str, spec: &Value) -> Object {
+fn admission(kind: &str, resource: &str, name: &str, spec: &Value) -> Object {
     const API: &str = "admissionregistration.k8s.io/v1";
     let content = json!({
         "apiVersion": API,
         "kind": kind,
-        "metadata": {"name": GUARD, "labels": {LABEL: "true"}},
+        "metadata": {"name": name, "labels": {LABEL: "true"}},
         "spec": spec,
     });
-    Object { path: format!("/apis/{API}/{resource}/{GUARD}"), content }
+    Object { path: format!("/apis/{API}/{resource}/{name}"), content }
 }
 
 fn cluster_viewer() -> Object {
@@ -193,18 +287,45 @@ mod tests {
         admin: polis:operators
         view: polis:viewers
         polis:cluster-viewer: polis:operators polis:viewers
-        polis:dns: polis:dns
         ");
     }
 
     #[test]
+    fn the_rights_of_a_worker_name_its_node() {
+        let id = |key: u8| NodeId::from_public_key(&[key; 32]);
+        let named = |nodes: &[NodeId]| {
+            let objects = workers(nodes).into_iter();
+            let users = objects.map(|object| {
+                let subjects = object.content["subjects"].as_array().unwrap().clone();
+                let kinds = subjects.iter().all(|one| one["kind"] == "User");
+                assert!(kinds, "{object:?}");
+                let names = subjects.iter().map(|one| one["name"].as_str().unwrap().to_owned());
+                (object.content["roleRef"]["name"].clone(), names.collect::<Vec<_>>())
+            });
+            users.collect::<Vec<_>>()
+        };
+        let one = id(1);
+        assert_eq!(
+            named(&[one]),
+            [
+                (json!("polis:worker"), vec![format!("system:node:{one}")]),
+                (json!("system:node-proxier"), vec![format!("polis:kube-proxy:{one}")]),
+                (json!("polis:dns"), vec![format!("polis:dns:{one}")]),
+            ]
+        );
+        // Without a worker, the list is empty and not absent: it replaces the former one.
+        assert!(named(&[]).iter().all(|(_, users)| users.is_empty()));
+    }
+
+    #[test]
     fn every_object_has_the_label_and_its_own_path() {
-        let mut paths: Vec<_> = all().into_iter().map(|object| object.path).collect();
+        let objects = || all().into_iter().chain(workers(&[]));
+        let mut paths: Vec<_> = objects().map(|object| object.path).collect();
         let count = paths.len();
         paths.sort();
         paths.dedup();
         assert_eq!(paths.len(), count);
-        for object in all() {
+        for object in objects() {
             assert_eq!(object.content["metadata"]["labels"][LABEL], "true", "{object:?}");
         }
     }

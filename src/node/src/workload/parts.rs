@@ -14,12 +14,16 @@ use std::collections::BTreeMap;
 
 use tokio::sync::watch;
 
+use super::drain::State;
 use polis_base::serial::EventLine;
 use polis_runtime::event::{Closed, until};
 use polis_runtime::lines::Lines;
 
 /// The name of all parts together on the serial line.
 const ALL: &str = "all";
+
+/// The name of the drain of the node there. It is no part: nothing waits for it.
+const DRAIN: &str = "drain";
 
 /// A part of the workload stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -139,6 +143,10 @@ pub struct Status {
     /// The reason why this node cannot serve a role that it has, with the remedy; nothing is
     /// started then.
     pub unfit: Option<String>,
+    /// Whether this node is drained.
+    pub drain: State,
+    /// What a drain waits for, or why it has ended; else empty.
+    pub drain_cause: String,
 }
 
 impl Status {
@@ -207,6 +215,8 @@ impl Parts {
     pub(super) fn none(&self) {
         self.change(|status| {
             status.unfit = None;
+            status.drain = State::None;
+            status.drain_cause.clear();
             status.parts.retain(|part, _| *part == Part::Mesh);
         });
     }
@@ -228,6 +238,14 @@ impl Parts {
     /// A part has failed with this cause.
     pub(super) fn fail(&self, part: Part, cause: impl Into<String>) {
         self.set(part, PartState::Failed { cause: cause.into() });
+    }
+
+    /// Sets whether this node is drained.
+    pub(super) fn drain(&self, state: State, cause: &str) {
+        self.change(|status| {
+            status.drain = state;
+            cause.clone_into(&mut status.drain_cause);
+        });
     }
 
     /// The state of a part; `None` for one that the roles do not ask for.
@@ -277,6 +295,12 @@ fn news(before: &Status, after: &Status) -> Vec<EventLine> {
     let ending = after.parts.values().any(stopped) && !after.parts.values().all(stopped);
     if all(before) != is && !ending {
         lines.push(line(ALL, &is));
+    }
+    let drain = |status: &Status| (status.drain, status.drain_cause.clone());
+    if drain(before) != drain(after) {
+        let (state, cause) = drain(after);
+        let line = EventLine::new("workload").field("part", DRAIN).field("state", state.name());
+        lines.push(if cause.is_empty() { line } else { line.field("cause", &cause) });
     }
     lines
 }
@@ -424,6 +448,24 @@ mod tests {
             ]
         );
         assert_eq!(status.borrow().all(), None);
+    }
+
+    #[tokio::test]
+    async fn a_drain_is_reported_with_what_it_waits_for() {
+        let (parts, status, mut written) = parts();
+        parts.drain(State::Draining, "the end of shop/web");
+        parts.drain(State::Draining, "the end of shop/web");
+        parts.drain(State::Drained, "");
+        assert_eq!(status.borrow().all(), None, "it is no part");
+        parts.none();
+        assert_eq!(
+            said(&mut written),
+            [
+                "POLIS workload part=drain state=draining cause=\"the end of shop/web\"",
+                "POLIS workload part=drain state=drained",
+                "POLIS workload part=drain state=none",
+            ]
+        );
     }
 
     #[tokio::test]

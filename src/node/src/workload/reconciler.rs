@@ -1,69 +1,149 @@
-//! The reconciler: applies the cluster's own objects, once the API server answers, and then
-//! every hour.
+//! The reconciler: applies the cluster's own objects and keeps the Node objects as the
+//! records of the nodes want them.
+//!
+//! ```text
+//! every hour ------------------------------> every object is applied
+//! a record has changed, every 30 seconds --> rights of the workers, labels, Nodes without
+//!                                            a worker are deleted
+//! ```
 //!
 //! Every controller does so. To apply the same object twice changes nothing, so they need no
-//! leader among them.
+//! leader among them. The part about nodes waits while no leader of the cluster reports the
+//! records: the rights and Nodes of the past stay.
 //!
-//! What this module does not do: remove objects that a former version has applied. There are
-//! none yet.
+//! What this module does not do: remove other objects that a former version has applied.
+//! There are none yet.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info};
 
 use super::api::{Api, Error};
 use super::certificates::chain;
+use super::nodes::{self, Action};
 use super::objects;
 use super::parts::{Part, PartState, Parts};
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
+use polis_wire::identity::NodeId;
+use polis_wire::node_roles::Nodes;
 
 /// The delay after which a foreign change of an object is undone at the latest.
 const EVERY: Duration = Duration::from_secs(60 * 60);
 
+/// The same for a Node: an object of a removed worker must not stay.
+const NODES_EVERY: Duration = Duration::from_secs(30);
+
+/// Between two passes, whatever changes: a leader reports each change by itself.
+const SPACING: Duration = Duration::from_secs(1);
+
 /// After a failed pass: the API server may just be starting again.
 const RETRY: Duration = Duration::from_secs(2);
+
+/// Nodes in one answer. One has at most 15 kB, most of it names of images.
+const PAGE: usize = 100;
 
 /// Runs until cancelled.
 #[derive(Clone, Debug)]
 pub(super) struct Service {
     /// The client for the API server, with the rights of `system:masters`.
     pub(super) api: Api,
+    /// This node.
+    pub(super) node: NodeId,
+    /// Every node of the cluster.
+    pub(super) nodes: watch::Receiver<Option<Arc<Nodes>>>,
     pub(super) parts: Parts,
 }
 
+/// What a run has done, which the next pass need not repeat, or say again.
+#[derive(Debug, Default)]
+struct Done {
+    /// When every object was applied.
+    objects: Option<Instant>,
+    /// The workers that have their rights.
+    workers: Option<Vec<NodeId>>,
+}
+
 impl Service {
-    pub(super) async fn run(self, ctx: Context) -> Result<(), Closed> {
+    pub(super) async fn run(mut self, ctx: Context) -> Result<(), Closed> {
         let ready = self.parts.ready(Part::ApiServer);
         let Some(ready) = ctx.until_cancelled(ready).await else { return Ok(()) };
         ready?;
+        let mut done = Done::default();
         loop {
-            let Some(done) = ctx.until_cancelled(self.pass()).await else { return Ok(()) };
-            let wait = match done {
+            let nodes = self.nodes.borrow_and_update().clone();
+            let pass = Box::pin(self.pass(&mut done, nodes.as_deref()));
+            let Some(passed) = ctx.until_cancelled(pass).await else { return Ok(()) };
+            let waited = match passed {
                 Ok(()) => {
                     ctx.healthy();
                     self.parts.set(Part::Reconciler, PartState::Ready);
-                    EVERY
+                    ctx.until_cancelled(self.change()).await
                 }
                 Err(error) => {
                     debug!(error = &error as &dyn std::error::Error, "cannot apply an object");
                     self.parts.fail(Part::Reconciler, chain(&error));
-                    RETRY
+                    ctx.until_cancelled(async {
+                        sleep(RETRY).await;
+                        Ok(())
+                    })
+                    .await
                 }
             };
-            if ctx.until_cancelled(sleep(wait)).await.is_none() {
-                return Ok(());
+            match waited {
+                Some(waited) => waited?,
+                None => return Ok(()),
             }
         }
     }
 
-    async fn pass(&self) -> Result<(), Error> {
-        let objects = objects::all();
-        for object in &objects {
+    /// Waits until a record has changed, or the time of the next look. Cancel-safe.
+    async fn change(&mut self) -> Result<(), Closed> {
+        let again = Instant::now() + NODES_EVERY;
+        sleep(SPACING).await;
+        tokio::select! {
+            // Cancel-safe, both: they wait for a value or for the time.
+            changed = self.nodes.changed() => changed.map_err(|_closed| Closed("the nodes")),
+            () = sleep_until(again) => Ok(()),
+        }
+    }
+
+    async fn pass(&self, done: &mut Done, nodes: Option<&Nodes>) -> Result<(), Error> {
+        if done.objects.is_none_or(|applied| applied.elapsed() >= EVERY) {
+            let objects = objects::all();
+            for object in &objects {
+                self.api.apply(object).await?;
+            }
+            info!(objects = objects.len(), "the cluster's own objects are in place");
+            done.objects = Some(Instant::now());
+        }
+        let Some(nodes) = nodes.filter(|nodes| nodes::reported(nodes, self.node)) else {
+            return Ok(());
+        };
+        let workers = nodes::workers(nodes);
+        // Every time: without these rights kubelets write nothing.
+        for object in &objects::workers(&workers) {
             self.api.apply(object).await?;
         }
-        info!(objects = objects.len(), "the cluster's own objects are in place");
+        if done.workers.as_ref() != Some(&workers) {
+            info!(workers = workers.len(), "the workers have their rights");
+            done.workers = Some(workers);
+        }
+        let found = self.api.list("/api/v1/nodes", PAGE).await?;
+        for action in nodes::plan(nodes, &found) {
+            match action {
+                Action::Label(object) => self.api.apply(&object).await?,
+                Action::Delete { node, uid, version } => {
+                    let path = format!("/api/v1/nodes/{node}");
+                    if self.api.delete(&path, &uid, &version).await? {
+                        info!(%node, "the Node object of a node that is no worker was deleted");
+                    }
+                }
+            }
+        }
         Ok(())
     }
 }

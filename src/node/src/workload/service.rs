@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::controller::Controller;
+use super::drain::Drains;
 use super::parts::{Part, Parts, Status};
 use super::site::Site;
 use super::worker::Worker;
@@ -88,6 +89,8 @@ pub struct Service {
     pub identity: access::Identity,
     /// The published status.
     pub status: watch::Sender<Status>,
+    /// Where this node is asked to move its pods away.
+    pub drains: Drains,
     /// The event values of the mesh.
     pub mesh: mesh::Outputs,
 }
@@ -229,6 +232,7 @@ impl Service {
             look: self.config.look,
             consensus: self.consensus.clone(),
             network: self.network.clone(),
+            nodes: self.nodes.clone(),
             identity: self.identity.clone(),
             parts: parts.clone(),
         }
@@ -245,6 +249,7 @@ impl Service {
             network: self.network.clone(),
             prefix: self.mesh.prefix.subscribe(),
             containerd: self.containerd.clone(),
+            drains: self.drains.clone(),
             parts: parts.clone(),
         }
     }
@@ -323,6 +328,7 @@ mod tests {
             client: Client::new(candidates, credentials.clone(), Patience::default()),
             identity: access::Identity { credentials, access_list },
             status,
+            drains: Drains::default(),
             mesh: mesh::Outputs::default(),
         };
         let (ctx, mut handles) = Context::for_test();

@@ -139,6 +139,21 @@ impl Status {
         ))
     }
 
+    /// Which nodes serve Kubernetes, and what the others wait for; `None` in a cluster
+    /// without it. It is not a part of the cluster's own health.
+    fn kubernetes(&self) -> Option<String> {
+        let nodes = self.nodes.iter().filter(|node| node.is_up());
+        let nodes: Vec<_> = nodes.filter_map(|node| Some((node, node.kubernetes()?))).collect();
+        let of = nodes.len();
+        let others: Vec<_> = nodes
+            .iter()
+            .filter(|(_, state)| state != "ready")
+            .map(|(node, state)| format!("{}: {state}", node.id()))
+            .collect();
+        let ready = format!("ready on {} of {of} nodes", of - others.len());
+        (of > 0).then(|| std::iter::once(ready).chain(others).collect::<Vec<_>>().join("\n"))
+    }
+
     pub(super) fn document(&self) -> Result<Document, Error> {
         let state = if self.healthy { "healthy".to_owned() } else { self.problems.join("\n") };
         let mut lines = vec![
@@ -147,6 +162,7 @@ impl Status {
             ("leader", or_dash(&self.leader)),
             ("etcd", self.etcd.summary()),
         ];
+        lines.extend(self.kubernetes().map(|state| ("Kubernetes", state)));
         lines.extend(self.overdue().map(|advice| ("overdue", advice)));
         lines.extend(self.waiting().map(|advice| ("waiting", advice)));
         lines.extend(self.unsaved().map(|advice| ("recovery", advice)));

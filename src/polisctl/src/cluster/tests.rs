@@ -283,6 +283,34 @@ fn a_node_that_cannot_serve_its_role_is_reported_below_the_list() {
 }
 
 #[test]
+fn a_node_whose_kubernetes_does_not_serve_is_named_with_the_cause() {
+    use crate::output::Format;
+    use v1::{NodeHealth::*, NodeState::*};
+    let with = |key: u8, workload: &str, drain: &str| {
+        let mut info = node(key, Up, Healthy);
+        let status = info.status.get_or_insert_default();
+        workload.clone_into(&mut status.workload);
+        drain.clone_into(&mut status.drain);
+        info
+    };
+    let printed = |nodes: &[v1::NodeInfo]| {
+        let status = Status::of(&info(), nodes, &consensus());
+        status.document().unwrap().render(Format::Table).unwrap()
+    };
+    let nodes =
+        [with(1, "ready", ""), with(2, "failed: dns: no port", ""), with(3, "ready", "drained")];
+    let text = printed(&nodes);
+    let two = node(2, Up, Healthy).id;
+    let three = node(3, Up, Healthy).id;
+    for line in ["Kubernetes  ready on 1 of 3 nodes", &format!("{two}: failed: dns: no port")] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    assert!(text.contains(&format!("{three}: ready; drained")), "{text}");
+    assert!(View::of(&nodes[2]).fields().contains("Kubernetes    ready; drained"));
+    assert!(!printed(&[node(1, Up, Healthy)]).contains("Kubernetes"));
+}
+
+#[test]
 fn a_node_is_described_with_its_words() {
     use crate::output::Format;
     use v1::{NodeHealth::*, NodeState::*};

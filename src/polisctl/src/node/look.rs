@@ -57,6 +57,9 @@ struct Status {
     key_keeper: String,
     /// `null`: it does not run a curator.
     curator_port: Option<u32>,
+    /// The state of its parts of Kubernetes, and of its drain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kubernetes: Option<String>,
 }
 
 /// Prints the state of a node.
@@ -81,6 +84,7 @@ impl Status {
             uptime_seconds: answer.uptime_seconds,
             storage: word(status.storage_kind().as_str_name(), "STORAGE_KIND_"),
             key_keeper: word(status.key_keeper().as_str_name(), "KEY_KEEPER_"),
+            kubernetes: super::view::kubernetes(&status.workload, &status.drain),
             curator_port: (status.curator_port != 0).then_some(status.curator_port),
             address: status.external_address,
             version: status.version,
@@ -92,7 +96,7 @@ impl Status {
     fn document(&self) -> Result<Document, Error> {
         let up = Duration::try_from_secs_f64(self.uptime_seconds).unwrap_or_default();
         let curator = self.curator_port.map(|port| format!("on port {port}"));
-        let lines = [
+        let mut lines = vec![
             ("node", or_dash(&self.id)),
             ("cluster", self.cluster_state.clone()),
             ("ready", if self.ready { "yes" } else { "no" }.to_owned()),
@@ -105,6 +109,7 @@ impl Status {
             ("disk key in", self.key_keeper.clone()),
             ("curator", or_dash(&curator.unwrap_or_default())),
         ];
+        lines.extend(self.kubernetes.clone().map(|state| ("Kubernetes", state)));
         Document::new(self, fields(&lines))
     }
 }
@@ -199,6 +204,14 @@ mod tests {
         disk key in  none
         curator      on port 7835
         ");
+        let drained = v1::NodeStatus {
+            workload: "ready".to_owned(),
+            drain: "draining".to_owned(),
+            ..Default::default()
+        };
+        let answer = v1::GetStatusResponse { status: Some(drained), ..Default::default() };
+        let text = Status::of(answer).document().unwrap().render(Format::Table).unwrap();
+        assert!(text.ends_with("Kubernetes   ready; draining\n"), "{text}");
         let waiting = Status::of(v1::GetStatusResponse::default());
         assert_eq!(waiting.curator_port, None, "not running");
     }

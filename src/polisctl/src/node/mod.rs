@@ -3,6 +3,7 @@
 //! Commands about membership go to the leader; reboots, logs and locked disks are requests
 //! to the node itself.
 
+mod drain;
 mod logs;
 mod look;
 mod recovery;
@@ -20,6 +21,7 @@ use polis_proto::v1::node_management_client::NodeManagementClient;
 use tonic::{Response, Status};
 use zeroize::Zeroizing;
 
+use self::drain::Drain;
 use super::ask::{self, DryRun, Go, Sure};
 use super::error::{Error, Explain as _};
 use super::output::{Document, Text};
@@ -77,6 +79,8 @@ pub(super) enum Command {
         #[arg(long, value_parser = role())]
         remove: Vec<Role>,
         #[command(flatten)]
+        drain: Drain,
+        #[command(flatten)]
         sure: Sure,
     },
     /// Set and remove labels.
@@ -110,6 +114,8 @@ pub(super) enum Command {
     Decommission {
         /// The node.
         node: String,
+        #[command(flatten)]
+        drain: Drain,
         #[command(flatten)]
         sure: Sure,
     },
@@ -164,6 +170,8 @@ pub(super) struct End {
     #[command(flatten)]
     at: At,
     #[command(flatten)]
+    drain: Drain,
+    #[command(flatten)]
     sure: Sure,
 }
 
@@ -211,7 +219,7 @@ fn role() -> impl TypedValueParser<Value = Role> {
             Role::KubernetesController => {
                 "Runs the control plane of Kubernetes; needs consensus-member beside it"
             }
-            Role::KubernetesWorker => "Runs workloads; has no effect in this version",
+            Role::KubernetesWorker => "Runs pods of Kubernetes",
         })
     });
     PossibleValuesParser::new(values).map(|slug| {
@@ -234,8 +242,8 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         Command::Approve { node, fingerprint, unchecked, dry_run } => {
             approve(&node, fingerprint, unchecked, dry_run, global).await
         }
-        Command::Roles { node, add, remove, sure } => {
-            change_roles(&node, &add, &remove, sure, global).await
+        Command::Roles { node, add, remove, drain, sure } => {
+            change_roles(&node, &add, &remove, drain, sure, global).await
         }
         Command::Label { node, labels, dry_run } => label(&node, &labels, dry_run, global).await,
         Command::Name { node, name, remove: _, dry_run } => {
@@ -243,7 +251,9 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         }
         Command::Reboot(end) => ends(&end, false, global).await,
         Command::Poweroff(end) => ends(&end, true, global).await,
-        Command::Decommission { node, sure } => decommission(&node, sure, global).await,
+        Command::Decommission { node, drain, sure } => {
+            decommission(&node, drain, sure, global).await
+        }
         Command::Delete { node, force, sure } => delete(&node, force, sure, global).await,
         Command::Logs(arguments) => logs::run(arguments, global).await,
         Command::RecoveryKey(arguments) => recovery::run(arguments, global).await,
@@ -262,6 +272,7 @@ async fn change_roles(
     node: &str,
     add: &[Role],
     remove: &[Role],
+    drain: Drain,
     sure: Sure,
     global: &Global,
 ) -> Result<(), Error> {
@@ -279,7 +290,7 @@ async fn change_roles(
     let found = session.find(node).await?;
     let leaves = remove.contains(&Role::ConsensusMember);
     let effect = effect_of_roles(&called(&found), add, remove);
-    let node_id = found.id;
+    let node_id = found.id.clone();
     let go = match remove.is_empty() {
         true => sure.only_shown(global, &effect)?,
         false => sure.of(global, &effect)?,
@@ -287,6 +298,10 @@ async fn change_roles(
     if go == Go::NoFurther {
         return Ok(());
     }
+    let held = match remove.contains(&Role::KubernetesWorker) {
+        true => Some(drain.before(&session, &found, global).await?),
+        false => None,
+    };
     session.begin_anew();
     let (add, remove) = (Some(Role::record(add)), Some(Role::record(remove)));
     let request = v1::UpdateNodeRolesRequest { node_id, add, remove };
@@ -298,6 +313,7 @@ async fn change_roles(
         true => error.help_if_late(GOES_ON),
         false => error,
     });
+    drop(held);
     described(&node?, global)
 }
 
@@ -317,15 +333,16 @@ fn effect_of_roles(node: &str, add: &[Role], remove: &[Role]) -> String {
     format!("{node} {}.", parts.join(", "))
 }
 
-async fn decommission(node: &str, sure: Sure, global: &Global) -> Result<(), Error> {
+async fn decommission(node: &str, drain: Drain, sure: Sure, global: &Global) -> Result<(), Error> {
     sure.can_be(global)?;
     let mut session = Session::open(global).await?;
     let found = session.find(node).await?;
-    let (name, node_id) = (called(&found), found.id);
+    let (name, node_id) = (called(&found), found.id.clone());
     let effect = format!("{name} wipes its keys and can never be a member again.");
     if sure.of(global, &effect)? == Go::NoFurther {
         return Ok(());
     }
+    let held = drain.before(&session, &found, global).await?;
     session.begin_anew();
     let request = v1::DecommissionNodeRequest { node_id };
     let answer = session.call("decommission the node", Repeat::Allowed, |channel| {
@@ -333,6 +350,7 @@ async fn decommission(node: &str, sure: Sure, global: &Global) -> Result<(), Err
         async move { ManagementClient::new(channel).decommission_node(request).await }
     });
     let answer = answer.await.map_err(|error| error.help_if_late(GOES_ON))?;
+    drop(held);
     described(&answer.node.unwrap_or_default(), global)
 }
 
@@ -529,10 +547,12 @@ async fn ends(end: &End, power_off: bool, global: &Global) -> Result<(), Error> 
     if end.sure.of(global, &effect)? == Go::NoFurther {
         return Ok(());
     }
+    let held = end.drain.hold(node.channel.clone(), &name, global).await?;
     session.begin_anew();
     let what = if power_off { "power the machine off" } else { "reboot the machine" };
     let mut client = NodeManagementClient::new(node.channel);
     session.within(what, client.reboot(v1::RebootRequest { power_off })).await?;
+    drop(held);
     let value = serde_json::json!({ "node": name, "power_off": power_off });
     let text = if power_off { "powers off" } else { "reboots" };
     global.out.print(&Document::new(&value, format!("{name} {text}"))?)

@@ -36,6 +36,12 @@ pub(crate) struct View {
     /// Why it cannot carry a Kubernetes role that it has.
     #[serde(skip_serializing_if = "String::is_empty")]
     workload_fault: String,
+    /// The state of its parts of Kubernetes, and the cause where they do not work.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    workload: String,
+    /// The state of its drain, while it is drained.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    drain: String,
     registered_at: Option<units::Time>,
     fingerprint: String,
     /// Slow to compute: only where one node is described.
@@ -59,6 +65,8 @@ impl View {
             version: status.version,
             image: status.image,
             workload_fault: status.workload_fault,
+            workload: status.workload,
+            drain: status.drain,
             boot_id: status.boot_id,
             labels: node.labels.clone(),
             heartbeat_age_ms: u64::try_from(node.heartbeat_age_ms).ok(),
@@ -129,6 +137,11 @@ impl View {
         Some(self.workload_fault.as_str()).filter(|fault| !fault.is_empty())
     }
 
+    /// The state of its parts of Kubernetes; `None` without any.
+    pub(crate) fn kubernetes(&self) -> Option<String> {
+        kubernetes(&self.workload, &self.drain)
+    }
+
     /// Its ID.
     pub(crate) fn id(&self) -> &str {
         &self.id
@@ -151,12 +164,15 @@ impl View {
             Some(fault) => format!("{}\n{fault}", self.roles.join(", ")),
             None => or_dash(&self.roles.join(", ")),
         };
-        fields(&[
+        let mut lines = vec![
             ("node", self.id.clone()),
             ("name", or_dash(self.name.as_deref().unwrap_or_default())),
             ("state", self.state.clone()),
             ("health", format!("{}; {}", self.health, self.last_heartbeat())),
             ("roles", roles),
+        ];
+        lines.extend(self.kubernetes().map(|state| ("Kubernetes", state)));
+        lines.extend([
             ("address", or_dash(&self.address)),
             ("version", or_dash(&self.version)),
             ("image", or_dash(&self.image)),
@@ -168,7 +184,18 @@ impl View {
             ("labels", parameters::labels(&self.labels)),
             ("registered", or_dash(&units::text(self.registered_at))),
             ("fingerprint", format!("{words}\n{}", self.fingerprint).trim().to_owned()),
-        ])
+        ]);
+        fields(&lines)
+    }
+}
+
+/// The state of the parts of Kubernetes on a node, and that of its drain; `None` without
+/// such parts.
+pub(super) fn kubernetes(workload: &str, drain: &str) -> Option<String> {
+    match (workload, drain) {
+        ("", _) => None,
+        (workload, "") => Some(workload.to_owned()),
+        (workload, drain) => Some(format!("{workload}; {drain}")),
     }
 }
 

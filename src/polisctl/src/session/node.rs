@@ -79,10 +79,13 @@ impl Session {
                 _ => error.into(),
             })
         };
-        match self.limit {
-            None => answer.await,
-            Some(limit) => limit.within("ask Kubernetes", answer).await,
-        }
+        let limited = async {
+            match self.limit {
+                None => answer.await,
+                Some(limit) => limit.within("ask Kubernetes", answer).await,
+            }
+        };
+        self.out.waiting(&format!("asking Kubernetes at {host}"), limited).await
     }
 
     /// Where a controller lets users into Kubernetes.

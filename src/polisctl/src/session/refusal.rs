@@ -42,6 +42,14 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
             "a dead voter keeps the others from leaving: delete it first, `polisctl node delete \
              NODE --force`; or switch it on"
         }
+        ("unmanaged-pods", _) => {
+            "nothing makes such a pod anew: delete it, or have it evicted all the same: --force"
+        }
+        ("drain", _) => {
+            "the node takes pods again; end the pods or change their disruption budget, allow \
+             more time: --drain-timeout, or go on with pods left: --force"
+        }
+        ("drain-taken", _) => "wait for the other command, and repeat this one",
         ("not-owner", _) => "name the owner's key with --owner-key",
         ("fingerprint", _) => {
             "compare with the machine's screen again; do not approve a fingerprint that differs"

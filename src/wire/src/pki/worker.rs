@@ -12,8 +12,12 @@ use crate::identity::NodeId;
 /// The group whose members the Node authorizer of the API server restricts to their node.
 const NODES: &str = "system:nodes";
 
-/// The group of the name servers, which the cluster's own objects give its rights.
-pub const DNS_GROUP: &str = "polis:dns";
+/// The group of the kube-proxies, by which the audit log leaves their reads out. It has no
+/// rights.
+pub const PROXY_GROUP: &str = "polis:kube-proxies";
+
+/// The group of the name servers. It has no rights either.
+const DNS_GROUP: &str = "polis:dns";
 
 /// The purpose of one certificate of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +47,17 @@ impl WorkerPurpose {
         }
     }
 
+    /// The user of Kubernetes in the certificate of `node`. Each node has users of its own:
+    /// the cluster's own objects give them their rights, and take them with the role.
+    #[must_use]
+    pub fn user(self, node: NodeId) -> String {
+        match self {
+            Self::Kubelet | Self::KubeletServer => format!("system:node:{node}"),
+            Self::KubeProxy => format!("polis:kube-proxy:{node}"),
+            Self::Dns => format!("polis:dns:{node}"),
+        }
+    }
+
     /// The certificate of `node` for the key with this public half.
     #[must_use]
     pub fn certificate(self, node: NodeId, public: [u8; 32]) -> Certificate {
@@ -55,20 +70,16 @@ impl WorkerPurpose {
     }
 
     fn template(self, node: NodeId) -> Template {
-        let kubelet = || subject(format!("system:node:{node}"), Some(NODES));
+        let subject = |group| subject(self.user(node), group);
         match self {
-            Self::Kubelet => Template::KubernetesClient { subject: kubelet() },
+            Self::Kubelet => Template::KubernetesClient { subject: subject(Some(NODES)) },
             Self::KubeletServer => Template::KubernetesServer {
-                subject: kubelet(),
+                subject: subject(Some(NODES)),
                 // The node's address may change; API servers look the name up.
                 hosts: vec![Host::Name(node.to_string())],
             },
-            Self::KubeProxy => Template::KubernetesClient {
-                subject: subject("system:kube-proxy".to_owned(), None),
-            },
-            Self::Dns => Template::KubernetesClient {
-                subject: subject(format!("polis:dns:{node}"), Some(DNS_GROUP)),
-            },
+            Self::KubeProxy => Template::KubernetesClient { subject: subject(Some(PROXY_GROUP)) },
+            Self::Dns => Template::KubernetesClient { subject: subject(Some(DNS_GROUP)) },
         }
     }
 }
@@ -119,7 +130,7 @@ mod tests {
             [
                 "kubelet-NODE calls system:node:NODE system:nodes",
                 "kubelet-server-NODE serves system:node:NODE system:nodes NODE",
-                "kube-proxy-NODE calls system:kube-proxy -",
+                "kube-proxy-NODE calls polis:kube-proxy:NODE polis:kube-proxies",
                 "dns-NODE calls polis:dns:NODE polis:dns",
             ]
         );

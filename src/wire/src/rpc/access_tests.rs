@@ -46,6 +46,7 @@ const SERVED: &[(&str, &str)] = &[
     ("/polis.v1.Management/UpdateNodeLabels", "....po"),
     ("/polis.v1.Management/UpdateNodeRoles", "....po"),
     ("/polis.v1.NodeManagement/Console", "...vpo"),
+    ("/polis.v1.NodeManagement/Drain", "....po"),
     ("/polis.v1.NodeManagement/GetStatus", "..nvpo"),
     ("/polis.v1.NodeManagement/Logs", "...vpo"),
     ("/polis.v1.NodeManagement/Reboot", "....po"),

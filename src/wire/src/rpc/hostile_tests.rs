@@ -31,6 +31,7 @@ type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 impl NodeManagement for Busy {
     type LogsStream = Answers<v1::LogsResponse>;
     type ConsoleStream = Answers<v1::ConsoleFrame>;
+    type DrainStream = Answers<v1::DrainProgress>;
 
     async fn get_status(
         &self,
@@ -50,6 +51,13 @@ impl NodeManagement for Busy {
         &self,
         _request: Request<v1::ServicesRequest>,
     ) -> Result<Response<v1::ServicesResponse>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+
+    async fn drain(
+        &self,
+        _request: Request<v1::DrainRequest>,
+    ) -> Result<Response<Self::DrainStream>, Status> {
         Err(Status::unimplemented("not here"))
     }
 

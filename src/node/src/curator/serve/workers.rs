@@ -77,8 +77,8 @@ fn purpose(purpose: v1::WorkerCertificate) -> Result<WorkerPurpose, Error> {
     }
 }
 
-/// The existing certificate for this key, renewed if that is due; else a new one, and the
-/// one of a lost key is revoked.
+/// The existing certificate for this key, renewed if that is due; else a new one. The one of
+/// a lost key goes on the CRL, which no API server reads: it is valid until it ends.
 async fn issue<S: Store>(
     namespace: &Namespace<S>,
     purpose: WorkerPurpose,

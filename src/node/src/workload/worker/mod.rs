@@ -46,6 +46,7 @@ use tokio::sync::watch;
 
 use super::api::Api;
 use super::component::{Check, Component, Error, Process};
+use super::drain::{self, Drains};
 use super::parts::{Part, PartState, Parts};
 use super::site::Site;
 use super::{mesh, runtime};
@@ -84,6 +85,7 @@ pub(super) struct Worker {
     /// The addresses of this node's pods.
     pub(super) prefix: watch::Receiver<Option<mesh::Prefix>>,
     pub(super) containerd: watch::Receiver<runtime::Status>,
+    pub(super) drains: Drains,
     pub(super) parts: Parts,
 }
 
@@ -129,6 +131,13 @@ impl Worker {
         let object =
             node_object::Service { api: self.own(), node: self.node, parts: self.parts.clone() };
         ctx.spawn(Part::Node.name(), forever, move |ctx| object.clone().run(ctx));
+        let drain = drain::Service {
+            api: self.own(),
+            node: self.node,
+            drains: self.drains.clone(),
+            parts: self.parts.clone(),
+        };
+        ctx.spawn("drain", forever, move |ctx| drain.clone().run(ctx));
         let proxy = self.clone();
         ctx.spawn(Part::KubeProxy.name(), forever, move |ctx| {
             let worker = proxy.clone();
@@ -191,7 +200,16 @@ impl Worker {
             ),
             parts: self.parts.clone(),
         };
-        component.run(ctx, moved(self.network, address, part)).await
+        // kubelet registers its Node once in its life.
+        let lost = node_object::lost(self.own(), self.node);
+        let outdated = async {
+            tokio::select! {
+                // Cancel-safe, both: they wait, and read.
+                moved = moved(self.network, address, part) => moved,
+                () = lost => Error::Outdated { part, what: "its Node object was deleted" },
+            }
+        };
+        component.run(ctx, outdated).await
     }
 
     async fn kube_proxy(self, ctx: &Context) -> Result<(), Error> {

@@ -77,6 +77,17 @@ pub(super) async fn registered(api: Api, node: NodeId) {
     }
 }
 
+/// Waits until the Node was registered and has been deleted. Cancel-safe.
+pub(super) async fn lost(api: Api, node: NodeId) {
+    registered(api.clone(), node).await;
+    loop {
+        sleep(LOOK_READY).await;
+        if api.get(&path(node)).await.is_ok_and(|answer| answer.status == 404) {
+            return;
+        }
+    }
+}
+
 fn path(node: NodeId) -> String {
     format!("/api/v1/nodes/{node}")
 }

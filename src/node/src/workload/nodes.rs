@@ -1,0 +1,161 @@
+//! The Node objects of Kubernetes, as the records of the nodes want them. Pure.
+//!
+//! kubelet registers its Node, and may give it neither a role nor take it back. So the
+//! reconciler labels it, and deletes it once the node has no role Kubernetes worker any more,
+//! was decommissioned, or has no record.
+//!
+//! Invariants:
+//! - A Node whose name is not that of a node of Polis is left alone.
+//! - A Node is deleted only by its UID and its version: a kubelet that has written since
+//!   keeps it, and the next look decides again.
+
+use std::collections::BTreeMap;
+
+use polis_proto::v1;
+use serde_json::Value;
+
+use super::objects::{Object, node_labels};
+use polis_wire::identity::NodeId;
+use polis_wire::node_roles::Nodes;
+
+/// The labels that Polis sets: the roles, as `kubectl get nodes` shows them, and the name.
+const WORKER: &str = "node-role.kubernetes.io/worker";
+const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
+const NAME: &str = "polis.internal/name";
+
+/// A change of one Node.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Action {
+    /// Its labels are set.
+    Label(Object),
+    /// It is deleted, if it is still this one.
+    Delete {
+        /// The node that has lost its role.
+        node: NodeId,
+        /// The object.
+        uid: String,
+        /// Its last change.
+        version: String,
+    },
+}
+
+/// The records, if a leader reports them at present: a list of the past may lack a node that
+/// has registered since.
+pub(super) fn reported(nodes: &Nodes, own: NodeId) -> bool {
+    nodes.get(&own).is_some_and(|node| node.health() != v1::NodeHealth::Unknown)
+}
+
+/// The nodes that have the role Kubernetes worker, in the order of their IDs.
+pub(super) fn workers(nodes: &Nodes) -> Vec<NodeId> {
+    nodes.iter().filter(|(_, node)| is_worker(node)).map(|(id, _)| *id).collect()
+}
+
+fn is_worker(node: &v1::NodeInfo) -> bool {
+    node.state() == v1::NodeState::Up
+        && node.roles.is_some_and(|roles| roles.kubernetes_worker.is_some())
+}
+
+/// The changes that lead from these Nodes to what the records say.
+pub(super) fn plan(nodes: &Nodes, objects: &[Value]) -> Vec<Action> {
+    objects.iter().filter_map(|object| action(nodes, &object["metadata"])).collect()
+}
+
+fn action(nodes: &Nodes, metadata: &Value) -> Option<Action> {
+    let text = |field: &str| metadata[field].as_str().map(str::to_owned);
+    let node: NodeId = metadata["name"].as_str()?.parse().ok()?;
+    let uid = text("uid")?;
+    let Some(record) = nodes.get(&node).filter(|record| is_worker(record)) else {
+        return Some(Action::Delete { node, uid, version: text("resourceVersion")? });
+    };
+    let wanted = labels(record);
+    let has = |key: &str| metadata["labels"][key].as_str().map(str::to_owned);
+    let same =
+        [WORKER, CONTROL_PLANE, NAME].iter().all(|key| has(key).as_ref() == wanted.get(*key));
+    (!same).then(|| Action::Label(node_labels(node, &uid, &wanted)))
+}
+
+fn labels(record: &v1::NodeInfo) -> BTreeMap<String, String> {
+    let controls = record.roles.is_some_and(|roles| roles.kubernetes_controller.is_some());
+    let all = [
+        (WORKER, Some(String::new())),
+        (CONTROL_PLANE, controls.then(String::new)),
+        (NAME, Some(record.name.clone()).filter(|name| !name.is_empty())),
+    ];
+    all.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use polis_wire::node_roles::Role;
+    use serde_json::json;
+
+    use super::*;
+
+    fn id(key: u8) -> NodeId {
+        NodeId::from_public_key(&[key; 32])
+    }
+
+    fn record(roles: &[Role], name: &str) -> v1::NodeInfo {
+        v1::NodeInfo {
+            state: v1::NodeState::Up.into(),
+            roles: Some(Role::record(roles)),
+            name: name.to_owned(),
+            ..Default::default()
+        }
+    }
+
+    fn object(name: &str, labels: &Value) -> Value {
+        json!({"metadata": {"name": name, "uid": "u", "resourceVersion": "7", "labels": labels}})
+    }
+
+    #[test]
+    fn a_node_without_the_role_of_a_worker_loses_its_object() {
+        let mut gone = record(&[Role::KubernetesWorker], "");
+        gone.set_state(v1::NodeState::Decommissioned);
+        let nodes = Nodes::from([
+            (id(1), record(&[Role::KubernetesController, Role::ConsensusMember], "")),
+            (id(2), gone),
+            (id(3), record(&[Role::KubernetesWorker], "")),
+        ]);
+        let delete = |node| Action::Delete { node, uid: "u".to_owned(), version: "7".to_owned() };
+        let worker = json!({ WORKER: "" });
+        let objects: Vec<_> = [1, 2, 3, 4].map(|key| object(&id(key).to_string(), &worker)).into();
+        assert_eq!(plan(&nodes, &objects), [delete(id(1)), delete(id(2)), delete(id(4))]);
+        assert_eq!(workers(&nodes), [id(3)]);
+    }
+
+    #[test]
+    fn a_node_that_polis_does_not_know_by_its_name_is_left_alone() {
+        let noise = [json!({}), json!({"metadata": {"name": 7}}), object("virtual-1", &json!({}))];
+        assert_eq!(plan(&Nodes::new(), &noise), []);
+    }
+
+    #[test]
+    fn labels_follow_roles_and_name_and_those_of_others_stay() {
+        let both = [Role::KubernetesWorker, Role::KubernetesController, Role::ConsensusMember];
+        let nodes = Nodes::from([(id(1), record(&both, "web-1"))]);
+        let planned = |labels: &Value| plan(&nodes, &[object(&id(1).to_string(), labels)]);
+        let wanted = json!({ WORKER: "", CONTROL_PLANE: "", NAME: "web-1" });
+        let changed = planned(&json!({ NAME: "former", "mine": "x" }));
+        let [Action::Label(object)] = &changed[..] else { panic!("{changed:?}") };
+        assert_eq!(object.content["metadata"]["labels"], wanted);
+        assert_eq!(object.content["metadata"]["uid"], "u");
+        let mut there = wanted;
+        there["mine"] = json!("x");
+        assert_eq!(planned(&there), []);
+        // The role of a controller and the name have gone.
+        let nodes = Nodes::from([(id(1), record(&both[..1], ""))]);
+        let changed = plan(&nodes, &[self::object(&id(1).to_string(), &there)]);
+        let [Action::Label(object)] = &changed[..] else { panic!("{changed:?}") };
+        assert_eq!(object.content["metadata"]["labels"], json!({ WORKER: "" }));
+    }
+
+    #[test]
+    fn records_count_only_while_a_leader_reports_them() {
+        let mut nodes = Nodes::from([(id(1), record(&[Role::KubernetesController], ""))]);
+        assert!(!reported(&nodes, id(1)));
+        assert!(!reported(&nodes, id(2)));
+        nodes.get_mut(&id(1)).unwrap().set_health(v1::NodeHealth::Healthy);
+        assert!(reported(&nodes, id(1)));
+    }
+}

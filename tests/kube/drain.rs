@@ -1,0 +1,385 @@
+//! A worker is drained, and a node that is no worker any more is cut off.
+//!
+//! No kubelet runs: the story is one itself, with kubelet's certificate and nothing else. It
+//! registers a Node, makes its pods ready, and confirms their end.
+
+use std::time::Duration;
+
+use http::Method;
+use polis_node::workload::drain::{Drains, Held, Progress, Service, State};
+use polis_node::workload::{Api, Part, PartState, Status};
+use polis_proto::v1;
+use polis_tests::{Story, patiently, story};
+use polis_wire::identity::NodeId;
+use polis_wire::node_roles::Role;
+use polis_wire::pki::WorkerPurpose;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+
+use crate::harness::supervise;
+use crate::world::Controller;
+
+/// The stories of this file.
+pub(crate) const STORIES: &[Story] = &[
+    story!(threads a_worker_is_drained_within_its_budgets_and_takes_pods_again).takes(60),
+    story!(threads a_node_that_is_no_worker_any_more_is_cut_off).takes(40),
+];
+
+/// Longer than any controller takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// The longest that a node without the role may write.
+const CUT_MAX: Duration = Duration::from_secs(5);
+
+const JSON: &str = "application/json";
+const MERGE: &str = "application/strategic-merge-patch+json";
+
+const PODS: &str = "/api/v1/namespaces/default/pods";
+const BUDGETS: &str = "/apis/policy/v1/namespaces/default/poddisruptionbudgets";
+
+fn worker_record(roles: &[Role]) -> v1::NodeInfo {
+    v1::NodeInfo {
+        state: v1::NodeState::Up.into(),
+        roles: Some(Role::record(roles)),
+        health: v1::NodeHealth::Healthy.into(),
+        name: "web-1".to_owned(),
+        ..Default::default()
+    }
+}
+
+/// The status and the content of an answer.
+async fn asks(api: &Api, method: Method, path: &str, kind: &str, body: &Value) -> (u16, Value) {
+    let content = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
+    let answer = api.request(method, path, &[("content-type", kind)], content).await.unwrap();
+    (answer.status, serde_json::from_slice(&answer.body).unwrap_or_default())
+}
+
+async fn reads(api: &Api, path: &str) -> Value {
+    let (status, value) = asks(api, Method::GET, path, JSON, &Value::Null).await;
+    assert_eq!(status, 200, "{path}: {value}");
+    value
+}
+
+/// Waits until `so` is true of an object.
+async fn becomes(api: &Api, path: &str, what: &str, so: impl Fn(&Value) -> bool) -> Value {
+    let looks = async {
+        loop {
+            let (_status, value) = asks(api, Method::GET, path, JSON, &Value::Null).await;
+            if so(&value) {
+                return value;
+            }
+            sleep(LOOK).await;
+        }
+    };
+    patiently(PATIENCE, looks).await.unwrap_or_else(|_| panic!("{path}: waited for {what}"))
+}
+
+/// A kubelet without containers.
+struct Kubelet {
+    api: Api,
+    node: NodeId,
+}
+
+impl Kubelet {
+    fn path(&self) -> String {
+        format!("/api/v1/nodes/{}", self.node)
+    }
+
+    async fn registers(&self) -> (u16, Value) {
+        let object = json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node.to_string()},
+        });
+        asks(&self.api, Method::POST, "/api/v1/nodes", JSON, &object).await
+    }
+
+    /// Reports that the node is ready.
+    async fn reports(&self) -> (u16, Value) {
+        let seconds = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
+        let now = time::OffsetDateTime::from_unix_timestamp(seconds.as_secs().cast_signed());
+        let now = now.unwrap().format(&time::format_description::well_known::Rfc3339).unwrap();
+        let room = json!({"cpu": "4", "memory": "4Gi", "pods": "110", "ephemeral-storage": "4Gi"});
+        let status = json!({"status": {
+            "capacity": room,
+            "allocatable": room,
+            "conditions": [{
+                "type": "Ready", "status": "True", "reason": "Ready", "lastHeartbeatTime": now,
+            }],
+        }});
+        let path = format!("{}/status", self.path());
+        asks(&self.api, Method::PATCH, &path, MERGE, &status).await
+    }
+
+    async fn pods(&self) -> Vec<Value> {
+        let path = format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{}", self.node);
+        let list = reads(&self.api, &path).await;
+        list["items"].as_array().unwrap().clone()
+    }
+
+    /// Does what a kubelet does, for ever.
+    async fn works(&self) {
+        let mut reported: Option<Instant> = None;
+        loop {
+            if reported.is_none_or(|at| at.elapsed() > Duration::from_secs(5)) {
+                let (status, said) = self.reports().await;
+                assert_eq!(status, 200, "{said}");
+                reported = Some(Instant::now());
+            }
+            for pod in self.pods().await {
+                let name = pod["metadata"]["name"].as_str().unwrap();
+                let path = format!("{PODS}/{name}");
+                if pod["metadata"]["deletionTimestamp"].is_string() {
+                    let now = json!({
+                        "apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0,
+                    });
+                    asks(&self.api, Method::DELETE, &path, JSON, &now).await;
+                } else if pod["status"]["phase"] != "Running" {
+                    let ready = json!({"status": {
+                        "phase": "Running",
+                        "conditions": [{"type": "Ready", "status": "True"}],
+                    }});
+                    asks(&self.api, Method::PATCH, &format!("{path}/status"), MERGE, &ready).await;
+                }
+            }
+            sleep(LOOK).await;
+        }
+    }
+}
+
+/// A controller, and a worker whose Node is registered.
+async fn cluster() -> (Controller, Kubelet) {
+    let controller = Controller::ready().await;
+    let node = NodeId::from_public_key(&[42; 32]);
+    let api = controller.worker(WorkerPurpose::Kubelet, node).await;
+    let kubelet = Kubelet { api, node };
+    let (status, said) = kubelet.registers().await;
+    assert_eq!(status, 403, "a certificate is no role: {said}");
+    let why = said["message"].as_str().unwrap();
+    assert!(why.contains("no role Kubernetes worker"), "{why}");
+    controller.reports(node, Some(worker_record(&[Role::KubernetesWorker])));
+    let registered = async {
+        while kubelet.registers().await.0 != 201 {
+            sleep(LOOK).await;
+        }
+    };
+    patiently(PATIENCE, registered).await.expect("a worker registers its Node");
+    let master = controller.master();
+    let labels = |value: &Value| {
+        let labels = &value["metadata"]["labels"];
+        labels["node-role.kubernetes.io/worker"] == "" && labels["polis.internal/name"] == "web-1"
+    };
+    becomes(&master, &kubelet.path(), "its labels", labels).await;
+    (controller, kubelet)
+}
+
+async fn a_worker_is_drained_within_its_budgets_and_takes_pods_again() {
+    let (controller, kubelet) = cluster().await;
+    let drains = Drains::default();
+    let status = watch::Sender::new(Status::default());
+    status.send_modify(|status| {
+        status.parts.insert(Part::Node, PartState::Ready);
+    });
+    let (api, node, orders) = (kubelet.api.clone(), kubelet.node, drains.clone());
+    let running = supervise("drain", move |ctx| {
+        let (api, orders, status) = (api.clone(), orders.clone(), status.clone());
+        Service::new(api, node, orders, status, ctx.lines().clone()).run(ctx)
+    });
+    tokio::select! {
+        () = kubelet.works() => panic!("it ends"),
+        () = Box::pin(drained(&controller, &kubelet, &drains)) => {}
+    }
+    running.supervisor.stop().await;
+    controller.stop().await;
+}
+
+async fn drained(controller: &Controller, kubelet: &Kubelet, drains: &Drains) {
+    let master = controller.master();
+    deploys(controller, kubelet, &master).await;
+    let node = kubelet.path();
+    let cordoned = |node: &Value| node["spec"]["unschedulable"] == true;
+
+    // Nothing would replace this pod.
+    let held = drains.begin(Duration::from_secs(60), false);
+    let end = ends(&held).await;
+    assert_eq!(end.state.name(), "failed");
+    assert_eq!(end.cause, "no controller would replace default/alone");
+    assert!(!cordoned(&reads(&master, &node).await));
+    drop(held);
+    asks(&master, Method::DELETE, &format!("{PODS}/alone"), JSON, &Value::Null).await;
+    becomes(&master, &format!("{PODS}/alone"), "its end", |pod| pod["code"] == 404).await;
+
+    // A budget holds both pods of the set, until a deadline.
+    let held = drains.begin(Duration::from_secs(5), false);
+    let end = ends(&held).await;
+    assert_eq!((end.state.name(), end.pods), ("failed", 2), "{end:?}");
+    assert!(end.cause.contains("disruption budget web needs 2 healthy pods"), "{end:?}");
+    let object = reads(&master, &node).await;
+    assert!(cordoned(&object), "{object}");
+    assert_eq!(object["metadata"]["annotations"]["polis.internal/cordoned"], "true");
+    // A drain that is not held any more is undone, and so is one by the next order.
+    drop(held);
+    becomes(&master, &node, "the end of the cordon", |node| !cordoned(node)).await;
+
+    // With force, the deadline is an end.
+    let held = drains.begin(Duration::from_secs(5), true);
+    let end = ends(&held).await;
+    assert_eq!((end.state, end.pods), (State::GivenUp, 2), "{end:?}");
+
+    // Without the budget the pods go, and only that of the daemon stays.
+    asks(&master, Method::DELETE, &format!("{BUDGETS}/web"), JSON, &Value::Null).await;
+    let next = drains.begin(Duration::from_secs(100), false);
+    assert!(held.next(Some(&end)).await.is_err(), "another one has taken it over");
+    drop(held);
+    let end = ends(&next).await;
+    assert_eq!((end.state, end.pods), (State::Drained, 0), "{end:?}");
+    let left = kubelet.pods().await;
+    let kinds: Vec<_> =
+        left.iter().map(|pod| &pod["metadata"]["ownerReferences"][0]["kind"]).collect();
+    assert_eq!(kinds, ["DaemonSet"]);
+    assert!(cordoned(&reads(&master, &node).await));
+
+    // The machine is back: pods come again.
+    drop(next);
+    becomes(&master, &node, "the end of the cordon", |node| !cordoned(node)).await;
+    let back = async {
+        while kubelet.pods().await.len() < 3 {
+            sleep(LOOK).await;
+        }
+    };
+    patiently(PATIENCE, back).await.expect("the set has its pods on the node again");
+
+    // The cordon of a person stays.
+    let cordon = json!({"spec": {"unschedulable": true}});
+    asks(&master, Method::PATCH, &node, MERGE, &cordon).await;
+    let held = drains.begin(Duration::from_secs(100), false);
+    assert_eq!(ends(&held).await.state, State::Drained);
+    drop(held);
+    let undone = async {
+        while drains.state() != State::None {
+            sleep(LOOK).await;
+        }
+    };
+    patiently(PATIENCE, undone).await.expect("the drain ends");
+    assert!(cordoned(&reads(&master, &node).await));
+}
+
+/// A set of two pods with a budget for both, a daemon, and a pod of nobody, all ready.
+async fn deploys(controller: &Controller, kubelet: &Kubelet, master: &Api) {
+    becomes(master, "/api/v1/namespaces/default/serviceaccounts/default", "the account", |found| {
+        found["kind"] == "ServiceAccount"
+    })
+    .await;
+    let selector = |app: &str| json!({"matchLabels": {"app": app}});
+    let template = |app: &str| {
+        json!({
+            "metadata": {"labels": {"app": app}},
+            "spec": {"containers": [{"name": "c", "image": "i"}]},
+        })
+    };
+    let metadata = |name: &str| json!({"name": name, "namespace": "default"});
+    let apps = "/apis/apps/v1/namespaces/default";
+    let set = json!({
+        "apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": metadata("web"),
+        "spec": {"replicas": 2, "selector": selector("web"), "template": template("web")},
+    });
+    let daemon = json!({
+        "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata("agent"),
+        "spec": {"selector": selector("agent"), "template": template("agent")},
+    });
+    let budget = json!({
+        "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata("web"),
+        "spec": {"minAvailable": 2, "selector": selector("web")},
+    });
+    let mut alone = template("alone");
+    alone["apiVersion"] = json!("v1");
+    alone["kind"] = json!("Pod");
+    alone["metadata"] = metadata("alone");
+    alone["spec"]["nodeName"] = json!(kubelet.node.to_string());
+    let objects = [
+        (format!("{apps}/replicasets"), set),
+        (format!("{apps}/daemonsets"), daemon),
+        (BUDGETS.to_owned(), budget),
+        (PODS.to_owned(), alone),
+    ];
+    for (path, object) in objects {
+        let made = controller.create(&path, &object).await;
+        assert_eq!(made.status, 201, "{path}: {}", String::from_utf8_lossy(&made.body));
+    }
+    becomes(master, &format!("{BUDGETS}/web"), "two healthy pods", |budget| {
+        budget["status"]["currentHealthy"] == 2 && budget["status"]["disruptionsAllowed"] == 0
+    })
+    .await;
+    let all = async {
+        while kubelet.pods().await.len() < 4 {
+            sleep(LOOK).await;
+        }
+    };
+    patiently(PATIENCE, all).await.expect("four pods are on the node");
+}
+
+/// The end of a drain.
+async fn ends(held: &Held) -> Progress {
+    let mut seen = None;
+    let end = async {
+        loop {
+            let next = held.next(seen.as_ref()).await.expect("it holds");
+            if next.state != State::Draining {
+                return next;
+            }
+            seen = Some(next);
+        }
+    };
+    patiently(PATIENCE, end).await.expect("every drain ends")
+}
+
+async fn a_node_that_is_no_worker_any_more_is_cut_off() {
+    let (controller, kubelet) = cluster().await;
+    let proxy = controller.worker(WorkerPurpose::KubeProxy, kubelet.node).await;
+    let dns = controller.worker(WorkerPurpose::Dns, kubelet.node).await;
+    let services = "/api/v1/services";
+    for api in [&proxy, &dns] {
+        becomes(api, services, "its rights", |list| list["kind"] == "ServiceList").await;
+    }
+    assert_eq!(kubelet.reports().await.0, 200);
+
+    // Another role takes the place of the worker's.
+    let begun = Instant::now();
+    controller.reports(kubelet.node, Some(worker_record(&[Role::ConsensusMember])));
+    let master = controller.master();
+    becomes(&master, &kubelet.path(), "its end", |node| node["code"] == 404).await;
+    println!("the Node was deleted after {:.1} s", begun.elapsed().as_secs_f64());
+    let cut = async {
+        while kubelet.registers().await.0 != 403 {
+            sleep(LOOK).await;
+        }
+    };
+    patiently(CUT_MAX, cut).await.expect("it cannot register again");
+    for api in [&proxy, &dns] {
+        becomes(api, services, "the end of its rights", |list| list["code"] == 403).await;
+    }
+    println!("nothing of it has rights after {:.1} s", begun.elapsed().as_secs_f64());
+    assert!(begun.elapsed() < PATIENCE);
+    let token = "/api/v1/namespaces/default/serviceaccounts/default/token";
+    let wish =
+        json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
+    assert_eq!(asks(&kubelet.api, Method::POST, token, JSON, &wish).await.0, 403);
+    let secrets = "/api/v1/namespaces/default/secrets/s";
+    assert_eq!(asks(&kubelet.api, Method::GET, secrets, JSON, &Value::Null).await.0, 403);
+    // What the Node authorizer lets every kubelet read, it reads until its certificate ends.
+    assert_eq!(asks(&kubelet.api, Method::GET, services, JSON, &Value::Null).await.0, 200);
+
+    // With the role it is a worker again; without a record it is gone again.
+    controller.reports(kubelet.node, Some(worker_record(&[Role::KubernetesWorker])));
+    let again = async {
+        while kubelet.registers().await.0 != 201 {
+            sleep(LOOK).await;
+        }
+    };
+    patiently(PATIENCE, again).await.expect("it registers again");
+    controller.reports(kubelet.node, None);
+    becomes(&master, &kubelet.path(), "its end", |node| node["code"] == 404).await;
+    controller.stop().await;
+}
