@@ -110,12 +110,10 @@ mod tests {
     #[test]
     fn a_drain_that_failed_is_an_error_with_a_word() {
         let failure = |failure| {
-            let progress = Progress {
-                state: State::Failed(failure),
-                pods: 2,
-                cause: "shop/web: the budget web".to_owned(),
-                ..Progress::default()
-            };
+            let mut progress = Progress::default();
+            progress.state = State::Failed(failure);
+            progress.pods = 2;
+            progress.cause = "shop/web: the budget web".to_owned();
             let status = told(&progress, Duration::from_secs(9)).unwrap_err();
             let word = status.metadata().get(REASON).unwrap().to_str().unwrap().to_owned();
             (status.code(), word, status.message().to_owned())
