@@ -357,7 +357,8 @@ fn programs(kind: Kind) -> PathBuf {
     })
 }
 
-fn build_programs(kind: Kind, programs: &[&str]) -> Result<()> {
+/// Builds programs as the images of this kind have them.
+pub(crate) fn build_programs(kind: Kind, programs: &[&str]) -> Result<()> {
     let workspace = workspace();
     let status = cargo(&workspace)
         .args(if io::stderr().is_terminal() { &["build"][..] } else { &["build", "--quiet"] })
