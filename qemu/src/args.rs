@@ -11,6 +11,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use serde_json::{Value, json};
 use time::OffsetDateTime;
 
 use crate::plug::Plug;
@@ -191,6 +192,18 @@ pub enum Memory {
     Saved(PathBuf),
 }
 
+/// When the disk and the card come into the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Devices {
+    /// They are there when it is switched on.
+    FromStart,
+    /// It has two empty slots for them, and stops in stage 1: it is to be saved.
+    Absent,
+    /// The machine was saved in this folder with empty slots, and goes on once both are
+    /// plugged in: see `template`.
+    Plugged(PathBuf),
+}
+
 /// A machine. Start from [`Config::new`] and change the parts that the story is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -209,6 +222,8 @@ pub struct Config {
     pub memory: u32,
     /// The file behind it, of a machine that is saved or was: see `template`.
     pub memory_file: Option<Memory>,
+    /// When the disk and the card come into the machine.
+    pub devices: Devices,
     /// Virtual processors.
     pub cpus: u32,
     /// The network card.
@@ -248,6 +263,7 @@ impl Config {
             accelerator,
             memory: 512,
             memory_file: None,
+            devices: Devices::FromStart,
             cpus: 1,
             network: Network::Virtio,
             link: Link::Nat,
@@ -282,14 +298,26 @@ pub struct Sockets {
 /// and a lease that is asked for again is the same lease.
 const MAC: &str = "52:54:00:70:6f:6c";
 
+/// The slots of a machine whose disk and card come later.
+const DISK_SLOT: &str = "disk-slot";
+const CARD_SLOT: &str = "card-slot";
+
 /// The arguments for QEMU, without the program's own name.
 #[must_use]
 pub fn argv(config: &Config, sockets: &Sockets) -> Vec<OsString> {
     let mut args = Args::default();
     machine(&mut args, config);
     firmware(&mut args, &config.firmware, words(config));
-    if let Some(disk) = &config.disk {
-        self::disk(&mut args, config, disk);
+    if config.devices != Devices::FromStart {
+        // Only such a slot takes a device while the machine runs.
+        for (number, slot) in (1..).zip([DISK_SLOT, CARD_SLOT]) {
+            let place = format!("chassis={number},slot={number},addr={:#x}", 15 + number);
+            args.flag("-device", format!("pcie-root-port,id={slot},{place}"));
+        }
+    }
+    match &config.disk {
+        Some(disk) if config.devices != Devices::Absent => self::disk(&mut args, config, disk),
+        _ => {}
     }
     network(&mut args, config);
     // Behind `-nodefaults`, so that the machine has exactly the configured card.
@@ -479,14 +507,15 @@ fn disk(args: &mut Args, config: &Config, disk: &Disk) {
             ),
         },
     );
+    if config.devices != Devices::FromStart {
+        return;
+    }
     let bootable = matches!(config.firmware, Firmware::Uefi { .. });
     // With `-kernel`, a boot index would put the disk's boot sector before the kernel.
     let boot = if bootable { ",bootindex=0" } else { "" };
     match disk.bus {
         Bus::Virtio => {
-            // Merged requests have as many parts as a system call takes, and the recording
-            // adds one: they would fail. It also holds the guest's own writes that way.
-            let merging = if config.recording.is_some() { ",request-merging=off" } else { "" };
+            let merging = if merges(config) { "" } else { ",request-merging=off" };
             let device = format!("virtio-blk-pci,drive=disk,serial=polis{merging}{boot}");
             args.flag("-device", device);
         }
@@ -500,6 +529,27 @@ fn disk(args: &mut Args, config: &Config, disk: &Disk) {
             args.flag("-device", format!("usb-storage,bus=xhci.0,drive=disk,serial=polis{boot}"));
         }
     }
+}
+
+/// Whether QEMU may merge requests. Merged ones have as many parts as a system call takes,
+/// and a recording adds one: they would fail. It also holds the guest's own writes that way.
+fn merges(config: &Config) -> bool {
+    config.recording.is_none()
+}
+
+/// The disk and the card of a machine with [`Devices::Plugged`], as `device_add` takes them.
+/// Both are virtio: a machine with others does not start from a saved one.
+#[must_use]
+pub fn plugged(config: &Config) -> Vec<Value> {
+    let disk = config.disk.as_ref().map(|_| {
+        json!({ "driver": "virtio-blk-pci", "drive": "disk", "serial": "polis", "bus": DISK_SLOT,
+            "request-merging": merges(config) })
+    });
+    let card = (config.network == Network::Virtio).then(|| {
+        json!({ "driver": "virtio-net-pci", "netdev": "net", "mac": mac(config), "romfile": "",
+            "bus": CARD_SLOT })
+    });
+    disk.into_iter().chain(card).collect()
 }
 
 /// The layer between the format and the file records the requests that pass. It sees
@@ -523,25 +573,38 @@ fn network(args: &mut Args, config: &Config) {
             return;
         }
     };
-    let mac = match &config.link {
+    if config.devices == Devices::Absent {
+        args.flag("-nic", "none");
+        return;
+    }
+    match &config.link {
         Link::Nat => {
             let forwards = config.forwards.iter();
             let forwards: String = forwards
                 .map(|Forward { host, guest }| format!(",hostfwd=tcp:127.0.0.1:{host}-:{guest}"))
                 .collect();
             args.flag("-netdev", format!("user,id=net{forwards}"));
-            MAC.to_owned()
         }
         Link::Segment(plug) => {
             let socket = path(&plug.socket);
             // The switch listens: this QEMU cannot try again.
             let line = format!("stream,id=net,server=off,addr.type=unix,addr.path={socket}");
             args.flag("-netdev", line);
-            plug.mac()
         }
-    };
-    // No boot ROM: nothing here boots from the network, and the ROM may be missing on the host.
-    args.flag("-device", format!("{model},netdev=net,mac={mac},romfile="));
+    }
+    if config.devices == Devices::FromStart {
+        // No boot ROM: nothing here boots from the network, and the ROM may be missing on the
+        // host.
+        args.flag("-device", format!("{model},netdev=net,mac={},romfile=", mac(config)));
+    }
+}
+
+/// The card's address.
+fn mac(config: &Config) -> String {
+    match &config.link {
+        Link::Nat => MAC.to_owned(),
+        Link::Segment(plug) => plug.mac(),
+    }
 }
 
 fn channels(args: &mut Args, config: &Config, sockets: &Sockets) {

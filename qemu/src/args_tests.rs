@@ -225,3 +225,50 @@ fn a_machine_without_a_card_has_no_network_at_all() {
     assert!(show(&config).contains("-nic none"));
     assert!(!show(&config).contains("netdev"));
 }
+
+#[test]
+fn a_machine_that_is_saved_in_stage_1_has_slots_and_nothing_in_them() {
+    let config = Config { devices: Devices::Absent, ..with_disk(direct(), Bus::Virtio) };
+    let shown = show(&config);
+    for wanted in [
+        "-device pcie-root-port,id=disk-slot,chassis=1,slot=1,addr=0x10\n",
+        "-device pcie-root-port,id=card-slot,chassis=2,slot=2,addr=0x11\n",
+        "-nic none\n",
+    ] {
+        assert!(shown.contains(wanted), "{wanted}: {shown}");
+    }
+    assert!(!shown.contains("virtio-blk") && !shown.contains("-drive"), "{shown}");
+}
+
+#[test]
+fn what_is_plugged_into_the_slots_is_what_a_machine_has_from_the_start() {
+    let from_start = Config {
+        recording: Some("log".into()),
+        link: Link::Segment(Plug { socket: "/s".into(), machine: 3 }),
+        ..with_disk(direct(), Bus::Virtio)
+    };
+    let config = Config { devices: Devices::Plugged("saved".into()), ..from_start.clone() };
+    // The back ends are there, in the same words, and the devices are not.
+    let (before, after) = (show(&from_start), show(&config));
+    for line in before.lines().filter(|line| line.starts_with("-drive") || line.contains("-netdev"))
+    {
+        assert!(after.contains(line), "{line}: {after}");
+    }
+    assert!(!after.contains("virtio-blk") && !after.contains("virtio-net"), "{after}");
+    // And the devices have the same properties, behind their slot.
+    for device in plugged(&config) {
+        let device = device.as_object().unwrap();
+        let driver = device["driver"].as_str().unwrap();
+        let line = before.lines().find(|line| line.contains(driver)).unwrap();
+        for (name, value) in
+            device.iter().filter(|(name, _)| !["driver", "bus"].contains(&name.as_str()))
+        {
+            let value = match value {
+                Value::Bool(on) => if *on { "on" } else { "off" }.to_owned(),
+                other => other.as_str().unwrap().to_owned(),
+            };
+            assert!(line.contains(&format!(",{name}={value}")), "{name}={value}: {line}");
+        }
+    }
+    assert_eq!(plugged(&config).len(), 2);
+}

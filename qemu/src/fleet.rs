@@ -30,6 +30,7 @@ use crate::line::Event;
 use crate::machine::{Error, Machine};
 use crate::operator::{CURATOR, Operator, Way};
 use crate::segment::{Port, Segment};
+use crate::template;
 
 /// The ports of a node that the host reaches: curator, management, metrics, and the
 /// Kubernetes API for people.
@@ -288,7 +289,7 @@ impl Fleet {
         let node = &mut self.nodes[number];
         // Before the new one opens the same disk.
         node.machine = None;
-        node.machine = Some(Machine::start(&node.config, &node.dir)?);
+        node.machine = Some(template::start(&node.config, &node.dir)?);
         Ok(())
     }
 

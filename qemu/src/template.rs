@@ -9,12 +9,18 @@
 //! only the disk, and starts in a second. The state of the devices is a stream of some
 //! megabytes.
 //!
-//! A restored machine has the same devices, kernel command line and card address as the
-//! saved one. Its forwarded ports and its reaction to a reset may differ. Its guest
-//! cannot see that it was saved or that time has passed: its clock continues where it
-//! stopped. A `vmgenid` makes the kernel reseed its random numbers.
+//! A restored machine has the same devices and kernel command line as the saved one. Its
+//! forwarded ports and its reaction to a reset may differ. Its guest cannot see that it was
+//! saved or that time has passed: its clock continues where it stopped. A `vmgenid` makes
+//! the kernel reseed its random numbers.
 //!
-//! All machines of one template are the same node: two of them never share a segment.
+//! A machine is saved at one of two moments:
+//! - at home ([`save`], [`restore`]): its disk and its card are in it. All machines that
+//!   start from it are the same node, so two of them never share a segment.
+//! - in stage 1 ([`save_in_stage_1`], [`start`]): kernel and drivers are ready, and it waits
+//!   for a disk. Disk and card are plugged into its slots after the restore, so each machine
+//!   that starts from it has its own, and is a node of its own. Its parameters are on the
+//!   ESP: its driver of fw_cfg has read the list of items before.
 //!
 //! What this module does not do: decide which machine is worth saving, or keep the
 //! folder (`cache`).
@@ -27,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::args::{Config, Memory};
+use crate::args::{Config, Devices, Memory, plugged};
 use crate::disk;
 use crate::machine::{Error, Machine};
 
@@ -65,14 +71,43 @@ pub fn save(mut machine: Machine, config: &Config, dir: &Path) -> Result<(), Err
             _ => Ok(false),
         }
     })?;
-    if let Some(disk) = &config.disk {
-        let copied = disk::copy(&disk.file, &dir.join(DISK));
-        copied.map_err(host("copy the machine's disk"))?;
+    match &config.disk {
+        Some(disk) if config.devices == Devices::FromStart => {
+            let copied = disk::copy(&disk.file, &dir.join(DISK));
+            copied.map_err(host("copy the machine's disk"))?;
+        }
+        _ => {}
     }
     let lines: String = machine.lines().iter().map(|line| line.text.clone() + "\n").collect();
     fs::write(dir.join(LINES), lines).map_err(host("keep the machine's lines"))?;
     machine.kill();
     Ok(())
+}
+
+/// Boots a machine like `config` without a disk until it waits for one, and saves it in
+/// `dir`.
+///
+/// # Errors
+/// When it does not come so far within `within`, or QEMU cannot save it.
+pub fn save_in_stage_1(config: &Config, dir: &Path, within: Duration) -> Result<(), Error> {
+    let config = Config { devices: Devices::Absent, ..to_be_saved(config, dir) };
+    let mut machine = Machine::start(&config, &dir.join("boot"))?;
+    machine.wait_for("stage", within, |stage| {
+        stage.is("name", "initramfs") && stage.is("state", "waiting")
+    })?;
+    save(machine, &config, dir)
+}
+
+/// Switches a machine on: one that was saved in stage 1 goes on from there with its own
+/// disk and card, every other one boots.
+///
+/// # Errors
+/// When QEMU does not start, or rejects the state, as it does for another machine.
+pub fn start(config: &Config, logs: &Path) -> Result<Machine, Error> {
+    match &config.devices {
+        Devices::Plugged(saved) => resume(config, saved, logs),
+        Devices::FromStart | Devices::Absent => Machine::start(config, logs),
+    }
 }
 
 /// Starts the machine that was saved in `saved`, with a copy of its disk in the place
@@ -86,6 +121,10 @@ pub fn restore(config: &Config, saved: &Path, logs: &Path) -> Result<Machine, Er
         let copied = disk::copy(&saved.join(DISK), &disk.file);
         copied.map_err(host("copy the saved disk"))?;
     }
+    resume(config, saved, logs)
+}
+
+fn resume(config: &Config, saved: &Path, logs: &Path) -> Result<Machine, Error> {
     let lines = fs::read_to_string(saved.join(LINES)).map_err(host("read the saved lines"))?;
     let memory = Some(Memory::Saved(saved.join(MEMORY)));
     let mut machine = Machine::start(&Config { memory_file: memory, ..config.clone() }, logs)?;
@@ -97,6 +136,11 @@ pub fn restore(config: &Config, saved: &Path, logs: &Path) -> Result<Machine, Er
         let answer = machine.qmp.execute("query-status", Value::Null)?;
         Ok(answer["status"] != "inmigrate")
     })?;
+    if matches!(config.devices, Devices::Plugged(_)) {
+        for device in plugged(config) {
+            machine.qmp.execute("device_add", device)?;
+        }
+    }
     machine.qmp.execute("cont", Value::Null)?;
     Ok(machine)
 }

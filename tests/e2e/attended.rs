@@ -42,6 +42,7 @@ fn an_attended_machine_waits_after_a_reboot_until_its_owner_opens_it_from_afar()
         forwards: owner.forwards.clone(),
         ..world.bare("")
     };
+    let config = world.past_stage_1(config)?;
     let mut machine = world.boot(&config)?;
     let founded = home(&mut machine)?;
     owner.take(&founded.ca)?;

@@ -34,7 +34,7 @@ pub(crate) const STORIES: &[Story] = &[
 fn a_machine_without_parameters_says_where_it_looked() -> Result<()> {
     let world = World::new("guru-absent")?;
     let config = Config { disk: Some(world.disk(None)?), ..world.bare("") };
-    let mut machine = world.boot(&config)?;
+    let mut machine = world.boot(&world.past_stage_1(config)?)?;
     let guru = guru(&mut machine, "0601")?;
     ensure!(guru.is("stage", "parameters"), "{guru}");
     let text = format!("{} {}", guru.text("cause"), guru.text("next"));

@@ -20,7 +20,7 @@ use sha2::{Digest as _, Sha256};
 use crate::attended::private;
 use crate::esp;
 use crate::owner::Owner;
-use crate::world::{Identity, OWNER, SOON, World, guru, home, with_cluster};
+use crate::world::{DISK_SIZE_SMALL, Identity, OWNER, SOON, World, guru, home, with_cluster};
 
 const SEALED: &str = "polis/sealed_configuration.pb";
 const SHARE: &str = "polis/cold_start.pb";
@@ -51,7 +51,7 @@ impl Member {
         let world = World::new(story)?;
         let owner = Owner::new(&world.path("owner"))?;
         let mut config = Config {
-            disk: Some(world.disk(None)?),
+            disk: Some(world.disk_of_size(DISK_SIZE_SMALL, None)?),
             fw_cfg: world.fw_cfg(&ordinary())?,
             forwards: owner.forwards.clone(),
             tpm: tpm.then(|| world.path("tpm")),
@@ -149,7 +149,7 @@ impl Copy {
     fn locked(&self, member: &Member, code: &str, word: &str, mend: Mend) -> Result<()> {
         let world = &member.world;
         let before = header(&self.file)?;
-        let mut machine = world.boot(&self.config)?;
+        let mut machine = world.boot(&world.past_stage_1(self.config.clone())?)?;
         let guru = guru(&mut machine, code)?;
         ensure!(guru.is("unlock", "yes"), "the recovery key is not asked for: {guru}");
         ensure!(guru.text("next").contains("recovery key"), "it is not the next step: {guru}");
@@ -272,7 +272,7 @@ fn firmware_keeps_the_share_of_a_machine_without_a_tpm() -> Result<()> {
     let world = World::new("keys-firmware")?;
     let firmware = world.image.uefi(Flash::Plain, &world.path("flash"), "")?;
     let config = Config {
-        disk: Some(world.disk(Some(&ordinary()))?),
+        disk: Some(world.disk_of_size(DISK_SIZE_SMALL, Some(&ordinary()))?),
         ..Config::new(firmware, accelerator(Preference::Auto, 1))
     };
     let mut machine = world.boot(&config)?;

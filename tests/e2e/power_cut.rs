@@ -12,7 +12,7 @@ use anyhow::{Result, ensure};
 use polis_tests::{Story, seed, share, story};
 
 use crate::storage::{Kind, bootstrap_config, is_ready_as};
-use crate::world::{BOOT, World, home};
+use crate::world::{BOOT, World, home, on_esp};
 
 /// From the start of the kernel to `POLIS boot` nothing is written. Of what
 /// follows until `ready`, in a first boot, this is the usual length, as a
@@ -76,7 +76,8 @@ fn cut(kind: Kind, number: u32, moments: u32) -> Result<()> {
     println!("POLIS_SEED={seed}: moment {number} of {moments} is at {share:.3} of the boot");
     std::fs::write(world.path("seed"), format!("{seed}\n"))?;
 
-    let config = bootstrap_config(&world, kind, "")?;
+    // From the start, so that a cut disk stays as it is.
+    let config = on_esp(bootstrap_config(&world, kind, "")?)?;
     let mut machine = world.boot(&config)?;
     let boot = machine.wait_for("boot", BOOT, |_| true)?;
     let moment = boot.at.mul_f64(1.0 + rest(kind) * share);
@@ -88,6 +89,8 @@ fn cut(kind: Kind, number: u32, moments: u32) -> Result<()> {
     machine.kill();
     println!("cut {moment:.1?} after the start (ready before: {early}), behind: {last}");
 
+    // Stage 1 reads the disk behind the moment at which the others were saved.
+    let config = world.past_stage_1(config)?;
     let mut machine = world.boot(&config)?;
     let founded = home(&mut machine)?;
     is_ready_as(&machine, kind)?;

@@ -33,7 +33,7 @@ use polis_tests::{Story, cuts, seed, story};
 
 use crate::esp;
 use crate::storage::{COUNT, Kind, acknowledged, bootstrap_config, counting, file, number};
-use crate::world::{BOOT, Identity, World, home, home_with};
+use crate::world::{BOOT, DISK_SIZE_SMALL, Identity, World, home, home_with};
 
 /// Places of each kind in an ordinary run, unless `POLIS_CUTS` says another number.
 const FEW: u32 = 2;
@@ -46,10 +46,6 @@ const ESP_CUTS: usize = 24;
 
 /// How far the recorded machine counts: some 200 flushes.
 const COUNTED: u64 = 60;
-
-/// Enough for the system and a data partition of 200 MiB: an authenticated one is
-/// written whole before it counts, all of that is recorded, and each place copies it.
-const DISK_SIZE: u64 = 768 << 20;
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
@@ -87,8 +83,10 @@ fn comes_home(kind: Kind) -> Result<()> {
     let world = World::new(&format!("recorded-{}", kind.name()))?;
     let seed = seed()?;
     fs::write(world.path("seed"), format!("{seed}\n"))?;
-    let disk = Some(world.disk_of_size(DISK_SIZE, None)?);
+    // All that is written is recorded, and each place copies it: the disk is small.
+    let disk = Some(world.disk_of_size(DISK_SIZE_SMALL, None)?);
     let config = Config { disk, ..bootstrap_config(&world, kind, COUNT)? };
+    let config = world.past_stage_1(config)?;
     let recorded = record(&world, &config, kind)?;
     let mut random = Random::new(seed);
     recorded.esp_is_whole(&file(&config)?, &mut random)?;

@@ -14,7 +14,7 @@ use crate::storage::{
     COUNT, Kind, acknowledged, bootstrap_config, count_and_cut, data, file, home_and_counting,
     number, search,
 };
-use crate::world::{BOOT, SOON, World, guru, home};
+use crate::world::{BOOT, DISK_SIZE_SMALL, SOON, World, guru, home};
 
 /// How the content of the first two pages of a bbolt file begins: its magic number,
 /// the version of the format, the size of a page.
@@ -35,7 +35,9 @@ pub(crate) const STORIES: &[Story] = &[
 
 fn a_byte_that_was_changed_on_an_authenticated_disk_is_named_by_device_and_sector() -> Result<()> {
     let world = World::new("storage-changed")?;
-    let config = bootstrap_config(&world, Kind::Authenticated, COUNT)?;
+    let disk = Some(world.disk_of_size(DISK_SIZE_SMALL, None)?);
+    let config = Config { disk, ..bootstrap_config(&world, Kind::Authenticated, COUNT)? };
+    let config = world.past_stage_1(config)?;
     let mut machine = world.boot(&config)?;
     home_and_counting(&mut machine, Kind::Authenticated)?;
     acknowledged(&mut machine, 5)?;
@@ -154,7 +156,7 @@ fn a_foreign_luks_header_is_left_alone() -> Result<()> {
 
 /// Puts `bytes` where a data partition would begin, then where one does begin.
 fn refused(world: &World, bytes: &[u8], name: &str) -> Result<()> {
-    let config = bootstrap_config(world, Kind::Authenticated, "")?;
+    let config = world.past_stage_1(bootstrap_config(world, Kind::Authenticated, "")?)?;
     let image = file(&config)?;
     // Where the free space begins, at the next MiB.
     let system = gpt::GptConfig::new().open(&image)?;
@@ -171,7 +173,7 @@ fn refused(world: &World, bytes: &[u8], name: &str) -> Result<()> {
 
     // A partition of ours that somebody has used for something else.
     put(&image, start, &vec![0; bytes.len()])?;
-    let config = Config { ..bootstrap_config(world, Kind::Insecure, "")? };
+    let config = world.past_stage_1(bootstrap_config(world, Kind::Insecure, "")?)?;
     let mut machine = world.boot(&config)?;
     home(&mut machine)?;
     machine.kill();

@@ -108,7 +108,7 @@ fn grow(kind: Kind, before: u64, mib: u64) -> Result<()> {
     let config = bootstrap_config(&world, kind, COUNT)?;
     let image = file(&config)?;
     let disk = Some(world.disk_of_size(before << 20, None)?);
-    let config = Config { disk, ..config };
+    let config = world.past_stage_1(Config { disk, ..config })?;
     let mut machine = world.boot(&config)?;
     home_and_counting(&mut machine, kind)?;
     acknowledged(&mut machine, 5)?;

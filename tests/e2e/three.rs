@@ -14,7 +14,7 @@ use prost::Message as _;
 
 use crate::attended::{private, waits};
 use crate::fleet::joined_by;
-use crate::world::{self, BOOT, SOON, World};
+use crate::world::{self, BOOT, DISK_SIZE_SMALL, SOON, World};
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
@@ -35,7 +35,7 @@ fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_st
         ..ClusterBootstrap::default()
     });
     let bootstrap_config = Config {
-        disk: Some(world.disk(None)?),
+        disk: Some(world.disk_of_size(DISK_SIZE_SMALL, None)?),
         fw_cfg: world.fw_cfg(&parameters.encode_to_vec())?,
         ..world.bare("")
     };

@@ -1,6 +1,6 @@
 //! The world of a story: an image, a folder, a disk, parameters, machines.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fs;
 use std::io::Read as _;
 use std::net::{Ipv4Addr, TcpStream};
@@ -13,13 +13,16 @@ use polis_image::{Manifest, Options, assemble};
 use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
 use polis_proto::v1::node_parameters::Cluster;
 use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration, NodeParameters};
-use polis_qemu::args::{self, Disk, Forward, FwCfg, Sockets, argv};
-use polis_qemu::cache::{Cache, Key, Wanted};
+use polis_qemu::args::{self, Devices, Disk, Forward, FwCfg, Sockets, argv};
+use polis_qemu::cache::{Cache, Entry, Key, Wanted};
+use polis_qemu::fleet::PARAMETERS;
 use polis_qemu::host::{Preference, accelerator, version};
-use polis_qemu::{Accelerator, Bus, Config, Event, Image, Machine, Reset, template};
+use polis_qemu::{Accelerator, Bus, Config, Event, Firmware, Image, Machine, Reset, template};
 use polis_tests::workspace;
 use prost::Message as _;
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, crypto};
+
+use crate::esp;
 
 /// Longest that any boot may take to `ready`. A first boot takes some twenty
 /// seconds on an idle host; one with two processors runs stories side by side
@@ -51,6 +54,14 @@ const ANSWER: Duration = Duration::from_secs(20);
 /// Size of a story's disk: the system, and enough for a data partition.
 const DISK_SIZE: u64 = 2 << 30;
 
+/// The same of a small one. An authenticated partition there is wiped while it is made, but
+/// for a little: a larger one keeps half a processor busy for minutes after that, by which
+/// most stories show nothing.
+pub(crate) const DISK_SIZE_SMALL: u64 = 768 << 20;
+
+/// Where a machine that resumes from stage 1 reads its parameters.
+const ON_ESP: &str = "polis/parameters.pb";
+
 /// An Ed25519 public key whose private half is in RFC 8032, section 7.1: good
 /// enough to own a cluster that lives a minute.
 pub(crate) const OWNER: [u8; 32] = [
@@ -66,6 +77,8 @@ pub(crate) struct World {
     pub(crate) quick: Image,
     pub(crate) manifest: Manifest,
     cache: Cache,
+    /// The saved machines in use, which stay as long as this world.
+    saved: RefCell<Vec<Entry>>,
     boots: Cell<u32>,
 }
 
@@ -102,6 +115,7 @@ impl World {
             cache,
             image,
             manifest: Manifest::load(built)?,
+            saved: RefCell::default(),
             boots: Cell::new(0),
         })
     }
@@ -128,7 +142,7 @@ impl World {
     pub(crate) fn fw_cfg(&self, bytes: &[u8]) -> Result<Vec<FwCfg>> {
         let file = self.path("parameters.pb");
         fs::write(&file, bytes)?;
-        Ok(vec![FwCfg { name: "opt/polis/parameters.pb".to_owned(), file }])
+        Ok(vec![FwCfg { name: PARAMETERS.to_owned(), file }])
     }
 
     /// The quickest machine that founds a cluster: direct boot, parameters by fw_cfg.
@@ -170,6 +184,43 @@ impl World {
         Ok((machine, identity))
     }
 
+    /// The same machine, which goes on from one that was saved in stage 1, once for all
+    /// stories, and does not boot: for two thirds of the processor time until `ready`. For
+    /// stories that show nothing of stage 1. Its parameters move from fw_cfg to the ESP.
+    ///
+    /// Every other machine stays as it is: of another kernel, kind of disk, card, screen, with
+    /// a TPM, a clock or a console of its own.
+    pub(crate) fn past_stage_1(&self, config: Config) -> Result<Config> {
+        let as_saved = Config {
+            disk: config.disk.clone(),
+            recording: config.recording.clone(),
+            write_error: config.write_error,
+            link: config.link.clone(),
+            forwards: config.forwards.clone(),
+            fw_cfg: config.fw_cfg.clone(),
+            reset: config.reset,
+            ..Config::new(config.firmware.clone(), Accelerator::Tcg)
+        };
+        let Firmware::Direct { kernel, cmdline, .. } = &config.firmware else { return Ok(config) };
+        let virtio = config.disk.as_ref().is_some_and(|disk| disk.bus == Bus::Virtio);
+        let parameters = config.fw_cfg.iter().all(|item| item.name == PARAMETERS);
+        if *kernel != self.quick.kernel || !virtio || !parameters || config != as_saved {
+            return Ok(config);
+        }
+        let config = on_esp(config.clone())?;
+        let bare = Config::new(config.firmware.clone(), config.accelerator);
+        // Each kernel command line has a saved machine of its own, and all of them stay.
+        let words = cmdline.strip_prefix(&self.quick.cmdline).unwrap_or(cmdline);
+        let kind = format!("stage-1{}", words.replace([' ', '.', '='], "-"));
+        let wanted = Wanted { kind: &kind, key: self.key(&bare), age_max: Some(SAVED_MAX) };
+        let saved = self.cache.entry(&wanted, |dir| -> Result<()> {
+            Ok(template::save_in_stage_1(&bare, dir, BOOT)?)
+        })?;
+        let devices = Devices::Plugged(saved.dir.clone());
+        self.saved.borrow_mut().push(saved);
+        Ok(Config { devices, ..config })
+    }
+
     /// Boots a machine until it is at rest, and saves it in `dir`.
     fn save_at_home(&self, template: &Config, dir: &Path) -> Result<()> {
         let config = template::to_be_saved(template, dir);
@@ -200,7 +251,7 @@ impl World {
 
     /// Boots a machine. Each boot has a folder of its own: `1`, `2`, ...
     pub(crate) fn boot(&self, config: &Config) -> Result<Machine> {
-        Ok(Machine::start(config, &self.next_boot())?)
+        Ok(template::start(config, &self.next_boot())?)
     }
 
     fn next_boot(&self) -> PathBuf {
@@ -230,6 +281,16 @@ pub(crate) fn hello() -> Result<ClientConnection> {
         .with_root_certificates(RootCertStore::empty())
         .with_no_client_auth();
     Ok(ClientConnection::new(Arc::new(config), "node".try_into()?)?)
+}
+
+/// The machine with its parameters on its ESP, and not in fw_cfg.
+pub(crate) fn on_esp(config: Config) -> Result<Config> {
+    let disk = config.disk.as_ref().context("no disk")?;
+    for item in &config.fw_cfg {
+        ensure!(item.name == PARAMETERS, "{} has no place on the ESP", item.name);
+        esp::write(&disk.file, ON_ESP, &fs::read(&item.file)?)?;
+    }
+    Ok(Config { fw_cfg: Vec::new(), ..config })
 }
 
 /// Waits until a port of a machine answers a TLS client.

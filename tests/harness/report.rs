@@ -25,6 +25,8 @@ pub struct StoryResult {
     pub outcome: Outcome,
     /// Wall time of its last try.
     pub seconds: f64,
+    /// Processor time of its last try, with that of its machines.
+    pub processor_seconds: f64,
     /// How often it was tried.
     pub tries: u32,
 }

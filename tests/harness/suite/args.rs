@@ -18,7 +18,7 @@ use super::workspace;
 use crate::report::{Outcome, Report};
 use crate::{ALL, SEED, draws_all, seed};
 
-/// How much less a story beside a cluster counts than the cluster, in steps of `nice`: a
+/// How much less a story beside the others counts than one of them, in steps of `nice`: a
 /// third of the weight, so it is slow and not still.
 const BESIDE: i32 = 5;
 

@@ -5,10 +5,10 @@
 //! do not have to be emptied for them one by one; among equals the longest comes first,
 //! so that no long one is left when the others have ended.
 //!
-//! A cluster waits a lot: for an election, a heartbeat, a machine. So while one holds all
-//! places, one story of one machine runs *beside* it, at a lower priority: it gets what
-//! the cluster leaves over, and the cluster does not starve. On two processors that is
-//! one cluster with one story beside it, and then two stories at a time.
+//! Every story waits: for an election, a heartbeat, a countdown, a program. So while all
+//! places are taken, one story of one machine runs *beside* them, at a lower priority: it
+//! gets what the others leave over, and they do not starve. On two processors that is one
+//! cluster with one story beside it, and then two stories with a third beside them.
 //!
 //! This module only computes.
 
@@ -62,16 +62,12 @@ impl Queue {
     pub(crate) fn next(&mut self) -> Option<(Job, Turn)> {
         let taken: u32 = self.held(Turn::Placed);
         let beside: u32 = self.held(Turn::Beside);
-        let cluster = self.running.iter().any(|(places, _)| *places > 1);
         let turn = |job: &Job| {
-            let needs = self.needs(job);
-            // One that ran beside a cluster that has ended is one like the others, but
-            // another cluster does not wait for it.
-            let others = if needs > 1 || cluster { taken } else { taken + beside };
-            if others + needs <= self.places {
+            if taken + self.needs(job) <= self.places {
                 return Some(Turn::Placed);
             }
-            (needs == 1 && cluster && beside == 0).then_some(Turn::Beside)
+            // A cluster needs its places, also where there is only one.
+            (job.story.places == 1 && beside == 0).then_some(Turn::Beside)
         };
         let (at, turn) =
             self.waiting.iter().enumerate().find_map(|(at, job)| Some((at, turn(job)?)))?;
@@ -129,14 +125,20 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_come_first_and_no_more_than_there_are_places() {
-        let stories = [single("short", 5), single("long", 50), single("middle", 20)];
+    fn the_longest_come_first_and_one_runs_beside_those_with_places() {
+        let stories = [single("d", 4), single("c", 5), single("a", 50), single("b", 20)];
         let mut queue = Queue::new(&stories, 2);
         let running = started(&mut queue);
-        assert_eq!(names(&running), [placed("long"), placed("middle")]);
+        assert_eq!(names(&running), [placed("a"), placed("b"), beside("c")]);
+        // The place goes to the next, while the one beside stays where it is.
         queue.ended(&running[1].0, running[1].1);
-        assert_eq!(names(&started(&mut queue)), [placed("short")]);
-        assert!(!queue.is_over());
+        let next = started(&mut queue);
+        assert_eq!(names(&next), [placed("d")]);
+        for (job, turn) in [&running[0], &running[2], &next[0]] {
+            assert!(!queue.is_over());
+            queue.ended(job, *turn);
+        }
+        assert!(queue.is_over());
     }
 
     #[test]
@@ -150,7 +152,7 @@ mod tests {
         queue.ended(&first[0].0, first[0].1);
         let second = started(&mut queue);
         assert_eq!(names(&second), [placed("c")]);
-        // Behind the clusters it takes a place like the others.
+        // Behind the clusters it goes on beside those that have the places.
         queue.ended(&second[0].0, second[0].1);
         let third = started(&mut queue);
         assert_eq!(names(&third), [placed("b")]);
@@ -168,11 +170,11 @@ mod tests {
 
     #[test]
     fn on_one_processor_everything_has_its_turn() {
-        let stories = [single("a", 9), single("c", 3).cluster()];
+        let stories = [single("a", 9), single("b", 8), single("c", 3).cluster()];
         let mut queue = Queue::new(&stories, 1);
-        // A cluster is one place of one, so nothing runs beside it.
+        // A cluster never runs beside another story, though it has one place like it here.
         let first = started(&mut queue);
-        assert_eq!(names(&first), [placed("a")]);
+        assert_eq!(names(&first), [placed("a"), beside("b")]);
         queue.ended(&first[0].0, first[0].1);
         assert_eq!(names(&started(&mut queue)), [placed("c")]);
     }

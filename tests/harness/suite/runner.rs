@@ -17,6 +17,10 @@
 //! - The runner signals only a group whose leader it has started and not reaped.
 //! - A deadline counts by the clock of `polis_qemu::patience`, for the story and all its
 //!   descendants.
+//!
+//! The result of a story has its wall time and the processor time of the story and of all
+//! the programs that it waited for. The first depends on what else the host does; the
+//! second hardly does, so it is the one to compare between two runs.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -29,6 +33,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use polis_qemu::patience::Clock;
+use rustix::param::clock_ticks_per_second;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use tempfile::TempDir;
 
@@ -81,6 +86,13 @@ enum End {
     Late,
 }
 
+/// A try that has ended.
+struct Ended {
+    end: End,
+    /// Processor time of the story and of the programs that it waited for.
+    processors: Duration,
+}
+
 impl Runner<'_> {
     /// Runs all `stories`, and prints a line for each.
     pub(crate) fn run(&self, stories: &[Story]) -> Result<Report> {
@@ -96,15 +108,15 @@ impl Runner<'_> {
             thread::sleep(LOOK);
             let mut at = 0;
             while at < running.len() {
-                let Some(end) = running[at].ended(self.suite.deadline)? else {
+                let Some(ended) = running[at].ended(self.suite.deadline)? else {
                     at += 1;
                     continue;
                 };
-                let ended = running.swap_remove(at);
-                queue.ended(&ended.job, ended.turn);
-                match self.result(&ended, &end) {
+                let story = running.swap_remove(at);
+                queue.ended(&story.job, story.turn);
+                match self.result(&story, &ended) {
                     Some(result) => report.stories.push(result),
-                    None => queue.again(ended.job),
+                    None => queue.again(story.job),
                 }
             }
         }
@@ -140,10 +152,10 @@ impl Runner<'_> {
     }
 
     /// Prints how a try ended; nothing if the story runs again.
-    fn result(&self, ended: &Running, end: &End) -> Option<StoryResult> {
-        let Job { story, try_number: tries } = ended.job;
-        let (name, took) = (story.name(), ended.began.elapsed());
-        let outcome = match (outcome(end, &ended.log, self.suite.deadline), tries) {
+    fn result(&self, running: &Running, ended: &Ended) -> Option<StoryResult> {
+        let Job { story, try_number: tries } = running.job;
+        let (name, took) = (story.name(), running.began.elapsed());
+        let outcome = match (outcome(&ended.end, &running.log, self.suite.deadline), tries) {
             (Outcome::Passed, 2..) => Outcome::Flaky,
             (outcome, _) => outcome,
         };
@@ -155,29 +167,34 @@ impl Runner<'_> {
             Outcome::Failed(_) => "FAILED",
             Outcome::Skipped(_) => "skipped",
         };
-        let mut line = format!("{word:>8} {:>7.1} s  {name}", took.as_secs_f64());
+        let (took, processors) = (took.as_secs_f64(), ended.processors.as_secs_f64());
+        let mut line = format!("{word:>8} {took:>7.1} s {processors:>7.1} s  {name}");
         if let Outcome::Failed(how) | Outcome::Skipped(how) = &outcome {
             line.push_str(": ");
             line.push_str(how);
         }
         if matches!(outcome, Outcome::Failed(_)) {
-            let output = last(&ended.log, SHOWN).unwrap_or_default();
+            let output = last(&running.log, SHOWN).unwrap_or_default();
             let output = String::from_utf8_lossy(&output);
-            let (log, output) = (ended.log.display(), output.trim_end());
+            let (log, output) = (running.log.display(), output.trim_end());
             let _infallible = write!(line, "\n--- {log}\n{output}\n---");
         }
         (self.show)(&line);
-        (!again).then_some(StoryResult { name, outcome, seconds: took.as_secs_f64(), tries })
+        let result =
+            StoryResult { name, outcome, seconds: took, processor_seconds: processors, tries };
+        (!again).then_some(result)
     }
 }
 
 impl Running {
     /// Whether it has ended, or is ended here because its time is up.
-    fn ended(&mut self, deadline: Duration) -> Result<Option<End>> {
+    fn ended(&mut self, deadline: Duration) -> Result<Option<Ended>> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         // Not reaped yet: its number is still its own, and that of its group.
         if waitid(WaitId::Pid(self.group), options).context("cannot wait")?.is_some() {
-            return self.sweep().map(|status| Some(End::Status(status)));
+            let processors = self.processors();
+            let end = End::Status(self.sweep()?);
+            return Ok(Some(Ended { end, processors }));
         }
         if self.looked.elapsed() < CLOCK.min(deadline) {
             return Ok(None);
@@ -186,7 +203,16 @@ impl Running {
         if self.clock.now() < deadline {
             return Ok(None);
         }
-        self.sweep().map(|_killed| Some(End::Late))
+        let processors = self.processors();
+        self.sweep()?;
+        Ok(Some(Ended { end: End::Late, processors }))
+    }
+
+    /// The processor time so far. Zero on a kernel that does not tell.
+    fn processors(&self) -> Duration {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
+        let ticks = clock_ticks_per_second();
+        stat.ok().and_then(|stat| processor_time(&stat, ticks)).unwrap_or_default()
     }
 
     /// Kills everything that is left of the story's group, and reaps the story.
@@ -205,6 +231,16 @@ impl Drop for Running {
             let _ended = self.sweep();
         }
     }
+}
+
+/// The processor time in `/proc/<pid>/stat`: fields 14 to 17, in ticks, which are those of
+/// the process and of the children that it waited for, in user mode and in the kernel.
+fn processor_time(stat: &str, ticks_per_second: u64) -> Option<Duration> {
+    // The name, which is field 2, may have any character in it.
+    let fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11).take(4);
+    let times: Vec<u64> = fields.map(str::parse).collect::<Result<_, _>>().ok()?;
+    let ticks: u64 = (times.len() == 4).then(|| times.iter().sum())?;
+    Some(Duration::from_millis(ticks * 1000 / ticks_per_second.max(1)))
 }
 
 fn outcome(end: &End, log: &Path, deadline: Duration) -> Outcome {
@@ -304,6 +340,19 @@ mod tests {
             assert!(!lives(&dir.path().join(file)), "the {file} outlives its deadline");
         }
         assert!(began.elapsed() < Duration::from_secs(60), "the deadline was not checked");
+    }
+
+    #[test]
+    fn the_processor_time_of_a_story_has_that_of_its_programs() {
+        let stat = "7 (a) b) Z 1 7 7 0 -1 4 0 0 0 0 10 20 300 4000 20 0 1 0 5 0 0";
+        assert_eq!(processor_time(stat, 100), Some(Duration::from_millis(43_300)));
+        assert_eq!(processor_time("7 (a) Z 1 7", 100), None);
+        let dir = tempfile::tempdir().unwrap();
+        // Some tenths of a second in a program that the story waits for.
+        let busy = "sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done'; true";
+        let report = run(SUITE, &[("busy", busy), ("idle", "sleep 0.2")], dir.path());
+        let [busy, idle] = [0, 1].map(|at| report.stories[at].processor_seconds);
+        assert!(busy > 0.05 && busy > 3.0 * idle, "busy {busy} s, idle {idle} s");
     }
 
     #[test]

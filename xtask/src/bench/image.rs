@@ -11,6 +11,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use polis_image::Kind;
 
+use super::build::Changed;
 use super::{Row, Table};
 use crate::image::workspace;
 
@@ -63,24 +64,7 @@ pub(super) fn measure(runs: u32) -> Result<Table> {
 
 /// Builds with one more line in one source file, which is restored afterwards.
 fn with_changed_line(run: u32) -> Result<f64> {
-    struct Restore {
-        path: PathBuf,
-        text: String,
-    }
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            if let Err(error) = fs::write(&self.path, &self.text) {
-                eprintln!("bench: cannot restore {}: {error}", self.path.display());
-            }
-        }
-    }
-    let path = workspace().join(CHANGED);
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {CHANGED}"))?;
-    let restore = Restore { path, text };
-    // `#[used]` keeps it in the program, which a comment would not change.
-    let line = format!("\n#[used]\nstatic MEASURED: u32 = {run};\n");
-    fs::write(&restore.path, format!("{}{line}", restore.text))
-        .with_context(|| format!("cannot change {CHANGED}"))?;
+    let _changed = Changed::new(CHANGED, run)?;
     build(None)
 }
 

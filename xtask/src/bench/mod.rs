@@ -5,6 +5,7 @@
 //! the results with place and date.
 
 mod boot;
+mod build;
 mod cluster;
 mod console;
 mod curator;
@@ -40,6 +41,8 @@ pub(crate) struct Args {
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Name {
+    /// From a changed line to the program and to its quick tests, in four places.
+    Build,
     /// Building the image: nothing changed, one line changed, cold. Its size by part.
     Image,
     /// From the start of QEMU to a node that is ready, beside the floor; memory at rest.
@@ -63,6 +66,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             Name::Boot => boot::measure(&args)?,
             Name::Storage => storage::measure(&args)?,
             Name::Console => console::measure(&args)?,
+            Name::Build => build::measure(args.runs)?,
             Name::Image => image::measure(args.runs)?,
             Name::Curator => curator::measure(args.runs)?,
             Name::Cluster => cluster::measure(args.runs)?,

@@ -16,7 +16,7 @@ use clap::{Subcommand, ValueEnum};
 use polis_image::{Config, Format, Kind, Manifest, Options, Source, Variant, golang};
 
 use self::programs::{POLISCTL, POLISCTL_BUILT, PROGRAMS, SYSTEM_IMAGES, cargo_build, programs};
-pub(crate) use self::programs::{cargo, curator_load, polisctl, workspace};
+pub(crate) use self::programs::{build_programs, cargo, curator_load, polisctl, workspace};
 use self::report::{print, report};
 use crate::{host, progress::Terminal};
 

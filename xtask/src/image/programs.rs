@@ -88,7 +88,7 @@ pub(super) fn programs(kind: Kind) -> PathBuf {
     })
 }
 
-fn build_programs(kind: Kind, programs: &[&str]) -> Result<()> {
+pub(crate) fn build_programs(kind: Kind, programs: &[&str]) -> Result<()> {
     let workspace = workspace();
     let status = cargo(&workspace)
         .args(if io::stderr().is_terminal() { &["build"][..] } else { &["build", "--quiet"] })

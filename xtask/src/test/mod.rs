@@ -1,7 +1,8 @@
 //! `cargo xtask test`: formatting, lints, and every test, the last in QEMU.
 //!
 //! All parts run even after a failure, so that one run lists every failure. The image is
-//! built once, before the first part that needs it.
+//! built once, before the first part that needs it. The product image is built beside the
+//! stories of `etcd` and `kube`, which mostly wait.
 //!
 //! Tests that cannot run on this host are listed with the reason: a missing tool, or a
 //! device that QEMU lacks.
@@ -14,8 +15,9 @@ use std::env;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
+use std::thread::{self, JoinHandle};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use polis_image::{Kind, Variant};
 use polis_tests::{ALL, SEED};
 
@@ -75,10 +77,17 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let stories = Stories { filter, all: args.all, seed: seed()? };
     println!("test: {SEED}={} draws what this run shows of each sample", stories.seed);
     let mut report = Report::default();
+    let mut product = None;
+    let ahead = wanted(Part::E2e) && stories.boot_product();
     for part in Part::ALL.into_iter().filter(|part| wanted(*part)) {
         match part {
             Part::Lint => lint(&mut report),
-            Part::Unit => report.tests("unit", &mut quick(filter)),
+            Part::Unit => {
+                if wanted(Part::E2e) {
+                    report.step("build", &mut everything());
+                }
+                report.tests("unit", &mut quick(filter));
+            }
             Part::Tpm => report.stories("tpm", &mut stories.binary("tpm")?),
             Part::Image => {
                 if report.image() {
@@ -89,6 +98,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             }
             Part::Etcd => {
                 if report.image() {
+                    product = ahead.then(Product::begin);
                     let mut command = stories.binary("etcd")?;
                     command.env("POLIS_ETCD", image::workspace().join(ETCD));
                     report.stories("etcd", &mut command);
@@ -97,7 +107,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             Part::Kube => kube(&mut report, &stories)?,
             Part::E2e => {
                 if report.image() {
-                    machines(&mut report, &stories)?;
+                    machines(&mut report, &stories, product.take())?;
                 }
             }
         }
@@ -117,6 +127,35 @@ fn lint(report: &mut Report) {
         report.step("licences", cargo().args(["deny", "--log-level", "warn"]).args(checks));
     } else {
         report.skip("licences: cargo-deny is not installed on this host");
+    }
+}
+
+/// Every binary with tests or stories, in one run of cargo: in a run for each, the last
+/// crate would leave one processor idle every time.
+fn everything() -> Command {
+    let mut command = cargo();
+    command.args(["test", "--quiet", "--workspace", "--tests", "--no-run"]);
+    command
+}
+
+/// The build of the product image, on a thread of its own. Cargo has a folder and a lock for
+/// each profile, so it does not wait for the builds of the other parts.
+struct Product(JoinHandle<Result<()>>);
+
+impl Product {
+    /// Steps of `nice`: what runs beside it goes first.
+    const BEHIND: i32 = 10;
+
+    fn begin() -> Self {
+        Self(thread::spawn(|| {
+            // Of this thread, and of what it starts.
+            rustix::process::nice(Self::BEHIND).context("cannot be nice")?;
+            image::built(Kind::Product).map(drop)
+        }))
+    }
+
+    fn wait(self) -> Result<()> {
+        self.0.join().unwrap_or_else(|_panic| bail!("the thread that built it panicked"))
     }
 }
 
@@ -143,7 +182,7 @@ fn kube(report: &mut Report, stories: &Stories<'_>) -> Result<()> {
 }
 
 /// The stories of whole machines.
-fn machines(report: &mut Report, stories: &Stories<'_>) -> Result<()> {
+fn machines(report: &mut Report, stories: &Stories<'_>, product: Option<Product>) -> Result<()> {
     let folder = image::workspace().join(STORIES);
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {STORIES}"))?;
@@ -155,8 +194,11 @@ fn machines(report: &mut Report, stories: &Stories<'_>) -> Result<()> {
     let mut command = stories.binary("e2e")?;
     command.env("POLIS_IMAGE_DIR", images("POLIS_IMAGE_DIR", Kind::Development, Variant::Base)?);
     if selects(stories.filter, PRODUCT) {
-        if env::var_os("POLIS_PRODUCT_IMAGE_DIR").is_none() {
-            report.call("product", || image::built(Kind::Product).map(drop));
+        if stories.boot_product() {
+            report.call("product", || match product {
+                Some(begun) => begun.wait(),
+                None => image::built(Kind::Product).map(drop),
+            });
         }
         let product = images("POLIS_PRODUCT_IMAGE_DIR", Kind::Product, Variant::Base)?;
         command.env("POLIS_PRODUCT_IMAGE_DIR", product);
@@ -199,6 +241,11 @@ struct Stories<'a> {
 }
 
 impl Stories<'_> {
+    /// Whether stories of the product image are selected, and its folder is not given.
+    fn boot_product(&self) -> bool {
+        selects(self.filter, PRODUCT) && env::var_os("POLIS_PRODUCT_IMAGE_DIR").is_none()
+    }
+
     /// The command that runs one of the binaries in `tests/`. It leaves its report at
     /// [`steps::report_of`].
     fn binary(&self, name: &'static str) -> Result<Command> {

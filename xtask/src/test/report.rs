@@ -165,7 +165,11 @@ impl Report {
     fn lines(&self) -> Vec<String> {
         let mut lines = vec![String::new()];
         for (part, story) in self.stories.iter().take(SLOWEST) {
-            lines.push(format!("slow         {:>8.1} s  {part} {}", story.seconds, story.name));
+            let (took, processors) = (story.seconds, story.processor_seconds);
+            let name = &story.name;
+            lines.push(format!(
+                "slow         {took:>8.1} s  {part} {name} ({processors:.1} s of a processor)"
+            ));
         }
         let mut total = Counts::default();
         for Step { name, took, failure, counts } in &self.steps {
@@ -204,6 +208,7 @@ impl Report {
                 "part": part,
                 "name": story.name,
                 "seconds": story.seconds,
+                "processor_seconds": story.processor_seconds,
                 "tries": story.tries,
                 "outcome": story.outcome,
             })
@@ -222,7 +227,8 @@ mod tests {
     use super::*;
 
     fn story(name: &str, seconds: f64, outcome: Outcome) -> polis_tests::StoryResult {
-        polis_tests::StoryResult { name: name.to_owned(), outcome, seconds, tries: 1 }
+        let name = name.to_owned();
+        polis_tests::StoryResult { name, outcome, seconds, processor_seconds: 1.0, tries: 1 }
     }
 
     #[test]
@@ -240,7 +246,7 @@ mod tests {
         report.stories.push(("e2e", story("b::odd", 98.0, Outcome::Flaky)));
         report.sort();
         let lines = report.lines();
-        assert!(lines[1].ends_with("99.0 s  e2e b::sad"), "{lines:#?}");
+        assert!(lines[1].ends_with("99.0 s  e2e b::sad (1.0 s of a processor)"), "{lines:#?}");
         assert_eq!(lines.iter().filter(|line| line.starts_with("slow")).count(), SLOWEST);
         for wanted in [
             "skipped      hardware::igb: no igb",
