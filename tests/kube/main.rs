@@ -14,6 +14,7 @@ mod control_plane;
 #[path = "../etcd/harness.rs"]
 #[expect(dead_code, reason = "the stories of etcd use the rest of it")]
 mod harness;
+mod volumes;
 mod world;
 
 use std::process::ExitCode;
@@ -23,7 +24,8 @@ use polis_tests::{Story, Suite};
 
 const SUITE: Suite = Suite { name: "kube", retries: 0, deadline: Duration::from_secs(600) };
 
-const FILES: &[&[Story]] = &[access::STORIES, certificates::STORIES, control_plane::STORIES];
+const FILES: &[&[Story]] =
+    &[access::STORIES, certificates::STORIES, control_plane::STORIES, volumes::STORIES];
 
 fn main() -> ExitCode {
     polis_tests::main(SUITE, FILES)

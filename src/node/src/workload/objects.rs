@@ -9,6 +9,9 @@
 //! | role `polis:cluster-viewer` and its binding | operators and viewers may read what belongs to no namespace |
 //! | role `polis:dns` and its binding | the name servers of workers may watch Services and pods |
 //! | policy `polis-system-namespace` and its binding | operators may change nothing in `kube-system`, whose service accounts and pods could change everything |
+//! | role `polis:csi` and its binding | the storage drivers of workers may keep volumes |
+//! | policies `polis-csi-volumes`, `polis-csi-claims` and their bindings | a storage driver changes volumes of its own node and driver only, and the status of claims of its node |
+//! | driver `local.csi.polis.internal`, storage class `local` | volumes on the node of their pod; a claim without a class gets this one |
 //! | runtime class `runc` | pods may name the runtime that they get anyway |
 //!
 //! The roles `admin` and `view` are the API server's own; see `docs/workloads.md`.
@@ -16,7 +19,8 @@
 use serde_json::{Value, json};
 
 use super::credentials::KUBELET_CLIENT;
-use polis_wire::pki::DNS_GROUP;
+use super::csi;
+use polis_wire::pki::{CSI_GROUP, CSI_USER, DNS_GROUP};
 
 /// The field manager of these objects.
 pub(super) const FIELD_MANAGER: &str = "polis";
@@ -25,6 +29,9 @@ pub(super) const FIELD_MANAGER: &str = "polis";
 const LABEL: &str = "polis.internal/builtin";
 
 const GROUP: &str = "rbac.authorization.k8s.io";
+
+/// What marks the class of claims that name none.
+const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
 
 /// The groups of users, by their role in the cluster.
 pub(super) const OWNERS: &str = "polis:owners";
@@ -40,6 +47,11 @@ const GUARD: &str = "polis-system-namespace";
 
 /// The role of the name servers of workers.
 const DNS: &str = "polis:dns";
+
+/// The role of the storage drivers of workers, and the policies that hold each to its node.
+const CSI: &str = "polis:csi";
+const CSI_VOLUMES: &str = "polis-csi-volumes";
+const CSI_CLAIMS: &str = "polis-csi-claims";
 
 /// An object, and where the API server keeps it.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,10 +77,130 @@ pub(super) fn all() -> Vec<Object> {
         binding(CLUSTER_VIEWER, CLUSTER_VIEWER, &[group(OPERATORS), group(VIEWERS)]),
         dns(),
         binding(DNS, DNS, &[group(DNS_GROUP)]),
+        csi_role(),
+        binding(CSI, CSI, &[group(CSI_GROUP)]),
+        csi_volumes(),
+        policy_binding(CSI_VOLUMES),
+        csi_claims(),
+        policy_binding(CSI_CLAIMS),
+        storage("CSIDriver", "csidrivers", csi::DRIVER, csi_driver()),
+        storage("StorageClass", "storageclasses", csi::CLASS, storage_class()),
         runtime_class("runc"),
         guard(),
-        guard_binding(),
+        policy_binding(GUARD),
     ]
+}
+
+/// What the storage driver of a worker does: no more, and of whole kinds, since a role knows
+/// no nodes; see the policies.
+fn csi_role() -> Object {
+    let rule = |group: &str, resource: &str, verbs: &[&str]| json!({"apiGroups": [group], "resources": [resource], "verbs": verbs});
+    let volumes = ["get", "list", "watch", "create", "patch", "delete"];
+    let rules = json!([
+        rule("", "persistentvolumes", &volumes),
+        rule("", "persistentvolumeclaims", &["get", "list", "watch"]),
+        rule("", "persistentvolumeclaims/status", &["patch"]),
+        rule("", "events", &["create"]),
+        rule("storage.k8s.io", "storageclasses", &["get"]),
+    ]);
+    object("ClusterRole", "clusterroles", CSI, &[("rules", rules)])
+}
+
+/// The policy that holds a storage driver to volumes of its driver and its node: a node that
+/// an intruder has taken neither removes volumes of others, nor makes one of a path of a host.
+fn csi_volumes() -> Object {
+    let own = |volume: &str| {
+        format!(
+            "has({volume}.spec.csi) && {volume}.spec.csi.driver == '{driver}' \
+             && {volume}.spec.csi.volumeHandle == {volume}.metadata.name \
+             && has({volume}.spec.nodeAffinity) && has({volume}.spec.nodeAffinity.required) \
+             && {volume}.spec.nodeAffinity.required.nodeSelectorTerms.size() == 1 \
+             && {volume}.spec.nodeAffinity.required.nodeSelectorTerms.all(term, \
+             has(term.matchExpressions) && term.matchExpressions.size() == 1 \
+             && term.matchExpressions.all(one, one.key == '{label}' && one.operator == 'In' \
+             && one.values.size() == 1 && '{CSI_USER}' + one.values[0] == \
+             request.userInfo.username))",
+            driver = csi::DRIVER,
+            label = csi::NODE_LABEL,
+        )
+    };
+    let expressions = [
+        format!("request.operation == 'DELETE' || ({})", own("object")),
+        format!("request.operation == 'CREATE' || ({})", own("oldObject")),
+    ];
+    csi_policy(CSI_VOLUMES, &["CREATE", "UPDATE", "DELETE"], "persistentvolumes", &expressions)
+}
+
+/// The policy that holds a storage driver to claims of its node.
+fn csi_claims() -> Object {
+    let selected = format!(
+        "has(oldObject.metadata.annotations) \
+         && '{node}' in oldObject.metadata.annotations \
+         && '{CSI_USER}' + oldObject.metadata.annotations['{node}'] == request.userInfo.username",
+        node = csi::SELECTED_NODE,
+    );
+    csi_policy(CSI_CLAIMS, &["UPDATE"], "persistentvolumeclaims/status", &[selected])
+}
+
+fn csi_policy(name: &str, operations: &[&str], resource: &str, expressions: &[String]) -> Object {
+    let validations: Vec<_> = expressions
+        .iter()
+        .map(|expression| {
+            json!({
+                "expression": expression,
+                "reason": "Forbidden",
+                "message": "a storage driver changes only what belongs to its own node",
+            })
+        })
+        .collect();
+    let spec = json!({
+        "failurePolicy": "Fail",
+        "matchConstraints": {"resourceRules": [{
+            "apiGroups": [""],
+            "apiVersions": ["v1"],
+            "resources": [resource],
+            "operations": operations,
+        }]},
+        "matchConditions": [{
+            "name": "storage-drivers",
+            "expression": format!("'{CSI_GROUP}' in request.userInfo.groups"),
+        }],
+        "validations": validations,
+    });
+    admission("ValidatingAdmissionPolicy", "validatingadmissionpolicies", name, &spec)
+}
+
+fn csi_driver() -> Value {
+    json!({"spec": {
+        // Volumes are where their pods are: nothing has to be attached.
+        "attachRequired": false,
+        "podInfoOnMount": false,
+        "volumeLifecycleModes": ["Persistent"],
+        // kubelet gives the files to the group that a pod asks for.
+        "fsGroupPolicy": "File",
+    }})
+}
+
+fn storage_class() -> Value {
+    json!({
+        "provisioner": csi::DRIVER,
+        "reclaimPolicy": "Delete",
+        // The scheduler chooses the node for the pod, and so for its volumes.
+        "volumeBindingMode": "WaitForFirstConsumer",
+        "allowVolumeExpansion": true,
+    })
+}
+
+/// An object of storage with these fields.
+fn storage(kind: &str, resource: &str, name: &str, mut content: Value) -> Object {
+    const API: &str = "storage.k8s.io/v1";
+    content["apiVersion"] = json!(API);
+    content["kind"] = json!(kind);
+    content["metadata"] = json!({"name": name, "labels": {LABEL: "true"}});
+    if kind == "StorageClass" {
+        content["metadata"]["annotations"] = json!({DEFAULT_CLASS: "true"});
+    }
+    Object { path: format!("/apis/{API}/{resource}/{name}"), content }
 }
 
 /// The policy that keeps operators out of the system's namespace. `admin` would let them make
@@ -96,23 +228,24 @@ fn guard() -> Object {
             "message": format!("only owners may change objects in {SYSTEM}"),
         }],
     });
-    admission("ValidatingAdmissionPolicy", "validatingadmissionpolicies", &spec)
+    admission("ValidatingAdmissionPolicy", "validatingadmissionpolicies", GUARD, &spec)
 }
 
-fn guard_binding() -> Object {
-    let spec = json!({"policyName": GUARD, "validationActions": ["Deny"]});
-    admission("ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings", &spec)
+fn policy_binding(policy: &str) -> Object {
+    const RESOURCE: &str = "validatingadmissionpolicybindings";
+    let spec = json!({"policyName": policy, "validationActions": ["Deny"]});
+    admission("ValidatingAdmissionPolicyBinding", RESOURCE, policy, &spec)
 }
 
-fn admission(kind: &str, resource: &str, spec: &Value) -> Object {
+fn admission(kind: &str, resource: &str, name: &str, spec: &Value) -> Object {
     const API: &str = "admissionregistration.k8s.io/v1";
     let content = json!({
         "apiVersion": API,
         "kind": kind,
-        "metadata": {"name": GUARD, "labels": {LABEL: "true"}},
+        "metadata": {"name": name, "labels": {LABEL: "true"}},
         "spec": spec,
     });
-    Object { path: format!("/apis/{API}/{resource}/{GUARD}"), content }
+    Object { path: format!("/apis/{API}/{resource}/{name}"), content }
 }
 
 fn cluster_viewer() -> Object {
@@ -194,6 +327,7 @@ mod tests {
         view: polis:viewers
         polis:cluster-viewer: polis:operators polis:viewers
         polis:dns: polis:dns
+        polis:csi: polis:csi
         ");
     }
 

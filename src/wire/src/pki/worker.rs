@@ -15,6 +15,12 @@ const NODES: &str = "system:nodes";
 /// The group of the name servers, which the cluster's own objects give its rights.
 pub const DNS_GROUP: &str = "polis:dns";
 
+/// The group of the storage drivers.
+pub const CSI_GROUP: &str = "polis:csi";
+
+/// What begins the user name of a storage driver; its node follows.
+pub const CSI_USER: &str = "polis:csi:";
+
 /// The purpose of one certificate of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkerPurpose {
@@ -26,11 +32,14 @@ pub enum WorkerPurpose {
     KubeProxy,
     /// The name server of the node's pods calls the API server with it.
     Dns,
+    /// The storage driver of the node calls the API server with it.
+    Csi,
 }
 
 impl WorkerPurpose {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Kubelet, Self::KubeletServer, Self::KubeProxy, Self::Dns];
+    pub const ALL: [Self; 5] =
+        [Self::Kubelet, Self::KubeletServer, Self::KubeProxy, Self::Dns, Self::Csi];
 
     /// The name of its files, and the beginning of its name in etcd.
     #[must_use]
@@ -40,6 +49,7 @@ impl WorkerPurpose {
             Self::KubeletServer => "kubelet-server",
             Self::KubeProxy => "kube-proxy",
             Self::Dns => "dns",
+            Self::Csi => "csi",
         }
     }
 
@@ -68,6 +78,9 @@ impl WorkerPurpose {
             },
             Self::Dns => Template::KubernetesClient {
                 subject: subject(format!("polis:dns:{node}"), Some(DNS_GROUP)),
+            },
+            Self::Csi => Template::KubernetesClient {
+                subject: subject(format!("{CSI_USER}{node}"), Some(CSI_GROUP)),
             },
         }
     }
@@ -121,6 +134,7 @@ mod tests {
                 "kubelet-server-NODE serves system:node:NODE system:nodes NODE",
                 "kube-proxy-NODE calls system:kube-proxy -",
                 "dns-NODE calls polis:dns:NODE polis:dns",
+                "csi-NODE calls polis:csi:NODE polis:csi",
             ]
         );
     }

@@ -84,7 +84,7 @@ pub fn prepare(config: &Config, roles: &[Role]) -> Result<(), Error> {
         warn!(error = &refused as &dyn std::error::Error, "goes on without a kernel parameter");
     }
     if worker {
-        let limits = quota::apply(&config.tree.data, 0)?;
+        let limits = quota::apply(&config.tree.data)?;
         mounts::apply(&mounts::plan(&config.tree.data))?;
         info!(mib = limits.bytes >> 20, inodes = limits.inodes, "workloads have their quota");
     }
