@@ -18,13 +18,15 @@ const FILES: [&str; 9] = [
     "polis/v1/sealed.proto",
 ];
 
-/// The parts of the APIs of other programs that a node calls: fewer messages than those
-/// have, with their names and numbers.
-const FOREIGN: [&str; 5] = [
+/// The parts of the APIs of other programs that a node calls, or serves to them: fewer
+/// messages than those have, with their names and numbers.
+const FOREIGN: [&str; 7] = [
     "containerd/services/content.proto",
     "containerd/services/images.proto",
     "containerd/services/leases.proto",
     "containerd/types.proto",
+    "csi/v1.proto",
+    "pluginregistration/v1.proto",
     "runtime/v1.proto",
 ];
 
@@ -45,7 +47,7 @@ const SECRET: [&str; 9] = [
 const SERVICES: &str = "#[cfg(feature = \"services\")]";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    for folder in ["polis", "containerd", "runtime"] {
+    for folder in ["polis", "containerd", "csi", "pluginregistration", "runtime"] {
         println!("cargo:rerun-if-changed={folder}");
     }
     let descriptors = protox::Compiler::new(["."])?
@@ -63,7 +65,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             .server_mod_attribute(".", SERVICES)
     };
     build().skip_debug(SECRET).compile_fds(descriptors)?;
-    // Compiled apart: no node serves them, so the table of permissions has no row for them.
+    // Compiled apart: no port serves them, so the table of permissions has no row for them.
     build().compile_fds(protox::compile(FOREIGN, ["."])?)?;
     Ok(())
 }

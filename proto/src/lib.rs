@@ -1,5 +1,5 @@
 //! The messages of Polis, generated from `polis/v1/*.proto`, and those of the programs that
-//! it calls. No logic lives here.
+//! it calls or that call it. No logic lives here.
 
 /// Version 1 of the messages.
 pub mod v1 {
@@ -60,6 +60,16 @@ pub mod containerd {
 /// What a node calls of the container runtime interface of Kubernetes, as `runtime/` has it.
 pub mod cri {
     include!(concat!(env!("OUT_DIR"), "/runtime.v1.rs"));
+}
+
+/// What kubelet calls of a storage driver of its node, as `csi/` has it.
+pub mod csi {
+    include!(concat!(env!("OUT_DIR"), "/csi.v1.rs"));
+}
+
+/// How kubelet meets a plugin, as `pluginregistration/` has it.
+pub mod plugin {
+    include!(concat!(env!("OUT_DIR"), "/pluginregistration.rs"));
 }
 
 /// The encoded `FileDescriptorSet` of all files, for reflection and strict parsing.

@@ -8,7 +8,6 @@ use std::time::Duration;
 use http::Method;
 use polis_node::workload::drain::{Drains, Held, Progress, Service, State};
 use polis_node::workload::{Api, Part, PartState, Status};
-use polis_proto::v1;
 use polis_tests::{Story, patiently, story};
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::Role;
@@ -18,7 +17,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use crate::harness::supervise;
-use crate::world::Controller;
+use crate::world::{Controller, worker_record};
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
@@ -40,16 +39,6 @@ const MERGE: &str = "application/strategic-merge-patch+json";
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
 const BUDGETS: &str = "/apis/policy/v1/namespaces/default/poddisruptionbudgets";
-
-fn worker_record(roles: &[Role]) -> v1::NodeInfo {
-    v1::NodeInfo {
-        state: v1::NodeState::Up.into(),
-        roles: Some(Role::record(roles)),
-        health: v1::NodeHealth::Healthy.into(),
-        name: "web-1".to_owned(),
-        ..Default::default()
-    }
-}
 
 /// The status and the content of an answer.
 async fn asks(api: &Api, method: Method, path: &str, kind: &str, body: &Value) -> (u16, Value) {

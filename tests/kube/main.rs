@@ -15,6 +15,7 @@ mod drain;
 #[path = "../etcd/harness.rs"]
 #[expect(dead_code, reason = "the stories of etcd use the rest of it")]
 mod harness;
+mod volumes;
 mod world;
 
 use std::process::ExitCode;
@@ -24,8 +25,13 @@ use polis_tests::{Story, Suite};
 
 const SUITE: Suite = Suite { name: "kube", retries: 0, deadline: Duration::from_secs(600) };
 
-const FILES: &[&[Story]] =
-    &[access::STORIES, certificates::STORIES, control_plane::STORIES, drain::STORIES];
+const FILES: &[&[Story]] = &[
+    access::STORIES,
+    certificates::STORIES,
+    control_plane::STORIES,
+    drain::STORIES,
+    volumes::STORIES,
+];
 
 fn main() -> ExitCode {
     polis_tests::main(SUITE, FILES)

@@ -43,6 +43,17 @@ const LOOK: Duration = Duration::from_secs(1);
 /// The seed of the key that the node shows to users of Polis.
 const FACE: u8 = 1;
 
+/// The record of a healthy node with these roles.
+pub(crate) fn worker_record(roles: &[Role]) -> v1::NodeInfo {
+    v1::NodeInfo {
+        state: v1::NodeState::Up.into(),
+        roles: Some(Role::record(roles)),
+        health: v1::NodeHealth::Healthy.into(),
+        name: "web-1".to_owned(),
+        ..Default::default()
+    }
+}
+
 /// The programs to test with. Without them, the stories fail.
 pub(crate) fn kube() -> PathBuf {
     let Some(path) = std::env::var_os("POLIS_KUBE") else {

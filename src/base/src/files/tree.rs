@@ -185,6 +185,8 @@ pub struct Data {
     pub kubernetes: Kubernetes,
     /// The root of kubelet: pods, and their volumes without a name.
     pub kubelet: Dir,
+    /// The sockets of kubelet's plugins in it.
+    pub kubelet_plugins: Dir,
     /// What containers write.
     pub pod_logs: Dir,
     /// The mesh between the nodes.
@@ -208,6 +210,7 @@ impl Data {
             containerd: Dir::private(base.join("containerd")),
             kubernetes: Kubernetes::at(base.join("kubernetes")),
             kubelet: Dir::private(base.join("kubernetes/kubelet")),
+            kubelet_plugins: Dir::private(base.join("kubernetes/kubelet/plugins_registry")),
             pod_logs: Dir::private(base.join("kubernetes/log")),
             mesh: Dir::private(base.join("kubernetes/network")),
             mesh_key: File::private(base.join("kubernetes/network/key")),

@@ -117,6 +117,16 @@ pub fn bind(source: &Path, target: &Path) -> io::Result<()> {
     Ok(rustix::mount::mount_change(target, MountPropagationFlags::SHARED)?)
 }
 
+/// Gives the mount at `target`, and no other mount of its file system, exactly these flags.
+///
+/// # Errors
+///
+/// What the kernel says: `EBUSY` where it is to become read-only while a file is open for
+/// writing.
+pub fn change_bind(target: &Path, flags: MountFlags) -> io::Result<()> {
+    Ok(rustix::mount::mount_remount(target, MountFlags::BIND | flags, c"")?)
+}
+
 /// The mount points of this process, in the order of their mounts. Blocks.
 ///
 /// # Errors

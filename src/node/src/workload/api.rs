@@ -119,6 +119,13 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// The error for an answer with this content.
+    pub(super) fn refused(address: SocketAddr, status: u16, body: &[u8]) -> Self {
+        Self::Refused { address, status, said: said(body) }
+    }
+}
+
 impl Api {
     /// Reads `path`.
     ///
@@ -214,11 +221,10 @@ impl Api {
     ///
     /// [`Error::Refused`].
     pub(super) fn succeeded(&self, answer: &Answer) -> Result<(), Error> {
-        if (200..300).contains(&answer.status) {
-            return Ok(());
+        match (200..300).contains(&answer.status) {
+            true => Ok(()),
+            false => Err(Error::refused(self.address, answer.status, &answer.body)),
         }
-        let (address, status) = (self.address, answer.status);
-        Err(Error::Refused { address, status, said: said(&answer.body) })
     }
 
     /// Makes one request.

@@ -29,6 +29,7 @@
 //! nodes           what the records want of Node objects   pure
 //! reconciler      applies the objects                     a service
 //! api, plain      requests to the parts on this machine
+//! watch           the objects of one kind, and their changes
 //! access          lets users of Polis in                  a service
 //! parts           the state of each part, and its event lines
 //! controller      starts all of it                        a service
@@ -39,6 +40,7 @@
 //! ground   control groups, kernel parameters, mounts, quotas    plan -> apply
 //! mesh     the encrypted network between the pods of all nodes  records -> plan
 //! runtime  containerd, and the images of the system in it
+//! csi      the volumes of pods
 //! ```
 //!
 //! Invariants:
@@ -60,6 +62,7 @@ mod component;
 mod configuration;
 mod controller;
 mod credentials;
+pub mod csi;
 pub mod drain;
 pub mod ground;
 pub mod mesh;
@@ -71,6 +74,7 @@ mod reconciler;
 pub mod runtime;
 mod service;
 mod site;
+mod watch;
 mod worker;
 
 pub use self::access::{Error as AccessError, Identity};

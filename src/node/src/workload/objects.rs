@@ -11,6 +11,9 @@
 //! | role `polis:worker` | marks the kubelets of workers for the policy below |
 //! | policy `polis-workers` and its binding | a kubelet of a node without the role Kubernetes worker writes nothing |
 //! | policy `polis-system-namespace` and its binding | operators may change nothing in `kube-system`, whose service accounts and pods could change everything |
+//! | role `polis:csi` | the storage drivers of workers may keep volumes |
+//! | policies `polis-csi-volumes`, `polis-csi-claims` and their bindings | a storage driver changes volumes of its own node and driver only, and the status of claims of its node |
+//! | driver `local.csi.polis.internal`, storage class `local` | volumes on the node of their pod; a claim without a class gets this one |
 //! | runtime class `runc` | pods may name the runtime that they get anyway |
 //!
 //! The objects of the workers follow the records of the nodes, and name each worker:
@@ -20,6 +23,7 @@
 //! | binding `polis:workers` | the kubelets with the role `polis:worker` |
 //! | binding `polis:kube-proxies` | the kube-proxies of the workers |
 //! | binding `polis:dns` | the name servers of the workers |
+//! | binding `polis:csi` | the storage drivers of the workers |
 //! | labels of a Node | the roles of the node, and its name |
 //!
 //! The roles `admin`, `view` and `system:node-proxier` are the API server's own; see
@@ -30,8 +34,9 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::credentials::KUBELET_CLIENT;
+use super::csi;
 use polis_wire::identity::NodeId;
-use polis_wire::pki::WorkerPurpose;
+use polis_wire::pki::{CSI_GROUP, CSI_USER, WorkerPurpose};
 
 /// The field manager of these objects.
 pub(super) const FIELD_MANAGER: &str = "polis";
@@ -40,6 +45,9 @@ pub(super) const FIELD_MANAGER: &str = "polis";
 const LABEL: &str = "polis.internal/builtin";
 
 const GROUP: &str = "rbac.authorization.k8s.io";
+
+/// What marks the class of claims that name none.
+const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
 
 /// The groups of users, by their role in the cluster.
 pub(super) const OWNERS: &str = "polis:owners";
@@ -72,6 +80,11 @@ const KUBELETS: &str = "system:nodes";
 const PROXIES: &str = "polis:kube-proxies";
 const PROXIER: &str = "system:node-proxier";
 
+/// The role of the storage drivers of workers, and the policies that hold each to its node.
+const CSI: &str = "polis:csi";
+const CSI_VOLUMES: &str = "polis-csi-volumes";
+const CSI_CLAIMS: &str = "polis-csi-claims";
+
 /// An object, and where the API server keeps it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Object {
@@ -95,12 +108,19 @@ pub(super) fn all() -> Vec<Object> {
         binding(VIEWERS, "view", &[group(VIEWERS)]),
         binding(CLUSTER_VIEWER, CLUSTER_VIEWER, &[group(OPERATORS), group(VIEWERS)]),
         dns(),
+        csi_role(),
+        csi_volumes(),
+        policy_binding(CSI_VOLUMES),
+        csi_claims(),
+        policy_binding(CSI_CLAIMS),
+        storage("CSIDriver", "csidrivers", csi::DRIVER, csi_driver()),
+        storage("StorageClass", "storageclasses", csi::CLASS, storage_class()),
         runtime_class("runc"),
         guard(),
-        guard_binding(GUARD),
+        policy_binding(GUARD),
         worker(),
         workers_guard(),
-        guard_binding(WORKERS_GUARD),
+        policy_binding(WORKERS_GUARD),
     ]
 }
 
@@ -115,6 +135,7 @@ pub(super) fn workers(nodes: &[NodeId]) -> Vec<Object> {
         binding(WORKERS, WORKER, &users(WorkerPurpose::Kubelet)),
         binding(PROXIES, PROXIER, &users(WorkerPurpose::KubeProxy)),
         binding(DNS, DNS, &users(WorkerPurpose::Dns)),
+        binding(CSI, CSI, &users(WorkerPurpose::Csi)),
     ]
 }
 
@@ -169,6 +190,118 @@ fn everything() -> Value {
     })
 }
 
+/// What the storage driver of a worker does: no more, and of whole kinds, since a role knows
+/// no nodes; see the policies.
+fn csi_role() -> Object {
+    let rule = |group: &str, resource: &str, verbs: &[&str]| json!({"apiGroups": [group], "resources": [resource], "verbs": verbs});
+    let volumes = ["get", "list", "watch", "create", "patch", "delete"];
+    let rules = json!([
+        rule("", "persistentvolumes", &volumes),
+        rule("", "persistentvolumeclaims", &["get", "list", "watch"]),
+        rule("", "persistentvolumeclaims/status", &["patch"]),
+        rule("", "events", &["create"]),
+        rule("storage.k8s.io", "storageclasses", &["get"]),
+    ]);
+    object("ClusterRole", "clusterroles", CSI, &[("rules", rules)])
+}
+
+/// The policy that holds a storage driver to volumes of its driver and its node: a node that
+/// an intruder has taken neither removes volumes of others, nor makes one of a path of a host.
+fn csi_volumes() -> Object {
+    let own = |volume: &str| {
+        format!(
+            "has({volume}.spec.csi) && {volume}.spec.csi.driver == '{driver}' \
+             && {volume}.spec.csi.volumeHandle == {volume}.metadata.name \
+             && has({volume}.spec.nodeAffinity) && has({volume}.spec.nodeAffinity.required) \
+             && {volume}.spec.nodeAffinity.required.nodeSelectorTerms.size() == 1 \
+             && {volume}.spec.nodeAffinity.required.nodeSelectorTerms.all(term, \
+             has(term.matchExpressions) && term.matchExpressions.size() == 1 \
+             && term.matchExpressions.all(one, one.key == '{label}' && one.operator == 'In' \
+             && one.values.size() == 1 && '{CSI_USER}' + one.values[0] == \
+             request.userInfo.username))",
+            driver = csi::DRIVER,
+            label = csi::NODE_LABEL,
+        )
+    };
+    let expressions = [
+        format!("request.operation == 'DELETE' || ({})", own("object")),
+        format!("request.operation == 'CREATE' || ({})", own("oldObject")),
+    ];
+    csi_policy(CSI_VOLUMES, &["CREATE", "UPDATE", "DELETE"], "persistentvolumes", &expressions)
+}
+
+/// The policy that holds a storage driver to claims of its node.
+fn csi_claims() -> Object {
+    let selected = format!(
+        "has(oldObject.metadata.annotations) \
+         && '{node}' in oldObject.metadata.annotations \
+         && '{CSI_USER}' + oldObject.metadata.annotations['{node}'] == request.userInfo.username",
+        node = csi::SELECTED_NODE,
+    );
+    csi_policy(CSI_CLAIMS, &["UPDATE"], "persistentvolumeclaims/status", &[selected])
+}
+
+fn csi_policy(name: &str, operations: &[&str], resource: &str, expressions: &[String]) -> Object {
+    let validations: Vec<_> = expressions
+        .iter()
+        .map(|expression| {
+            json!({
+                "expression": expression,
+                "reason": "Forbidden",
+                "message": "a storage driver changes only what belongs to its own node",
+            })
+        })
+        .collect();
+    let spec = json!({
+        "failurePolicy": "Fail",
+        "matchConstraints": {"resourceRules": [{
+            "apiGroups": [""],
+            "apiVersions": ["v1"],
+            "resources": [resource],
+            "operations": operations,
+        }]},
+        "matchConditions": [{
+            "name": "storage-drivers",
+            "expression": format!("'{CSI_GROUP}' in request.userInfo.groups"),
+        }],
+        "validations": validations,
+    });
+    admission("ValidatingAdmissionPolicy", "validatingadmissionpolicies", name, &spec)
+}
+
+fn csi_driver() -> Value {
+    json!({"spec": {
+        // Volumes are where their pods are: nothing has to be attached.
+        "attachRequired": false,
+        "podInfoOnMount": false,
+        "volumeLifecycleModes": ["Persistent"],
+        // kubelet gives the files to the group that a pod asks for.
+        "fsGroupPolicy": "File",
+    }})
+}
+
+fn storage_class() -> Value {
+    json!({
+        "provisioner": csi::DRIVER,
+        "reclaimPolicy": "Delete",
+        // The scheduler chooses the node for the pod, and so for its volumes.
+        "volumeBindingMode": "WaitForFirstConsumer",
+        "allowVolumeExpansion": true,
+    })
+}
+
+/// An object of storage with these fields.
+fn storage(kind: &str, resource: &str, name: &str, mut content: Value) -> Object {
+    const API: &str = "storage.k8s.io/v1";
+    content["apiVersion"] = json!(API);
+    content["kind"] = json!(kind);
+    content["metadata"] = json!({"name": name, "labels": {LABEL: "true"}});
+    if kind == "StorageClass" {
+        content["metadata"]["annotations"] = json!({DEFAULT_CLASS: "true"});
+    }
+    Object { path: format!("/apis/{API}/{resource}/{name}"), content }
+}
+
 /// The policy that keeps operators out of the system's namespace. `admin` would let them make
 /// privileged pods there, and tokens of the service accounts of controllers.
 fn guard() -> Object {
@@ -191,11 +324,10 @@ fn guard() -> Object {
     admission("ValidatingAdmissionPolicy", "validatingadmissionpolicies", GUARD, &spec)
 }
 
-fn guard_binding(name: &str) -> Object {
-    let (kind, resource) =
-        ("ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings");
-    let spec = json!({"policyName": name, "validationActions": ["Deny"]});
-    admission(kind, resource, name, &spec)
+fn policy_binding(policy: &str) -> Object {
+    const RESOURCE: &str = "validatingadmissionpolicybindings";
+    let spec = json!({"policyName": policy, "validationActions": ["Deny"]});
+    admission("ValidatingAdmissionPolicyBinding", RESOURCE, policy, &spec)
 }
 
 fn admission(kind: &str, resource: &str, name: &str, spec: &Value) -> Object {

@@ -58,6 +58,8 @@ pub enum Part {
     KubeProxy,
     /// The name server of the node's pods.
     Dns,
+    /// The storage driver of the node's pods.
+    Csi,
 }
 
 impl Part {
@@ -72,7 +74,7 @@ impl Part {
     ];
 
     /// The parts of the role Kubernetes worker, in the order of start.
-    pub const WORKER: [Self; 8] = [
+    pub const WORKER: [Self; 9] = [
         Self::WorkerCertificates,
         Self::ApiBalancer,
         Self::PodNetwork,
@@ -81,6 +83,7 @@ impl Part {
         Self::Node,
         Self::KubeProxy,
         Self::Dns,
+        Self::Csi,
     ];
 
     /// Its name on the serial line and in the tree of services.
@@ -102,6 +105,7 @@ impl Part {
             Self::Node => "node",
             Self::KubeProxy => "kube-proxy",
             Self::Dns => "dns",
+            Self::Csi => "csi",
         }
     }
 }

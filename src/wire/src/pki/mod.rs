@@ -49,7 +49,7 @@ pub use self::service_account::{KeySet, ServiceAccounts};
 pub use self::store::memory;
 pub use self::store::{Entry, Guard, Store, Write};
 pub use self::template::{ETCD_PEER_NAME, Host, KubernetesHolder, KubernetesSubject, Template};
-pub use self::worker::{PROXY_GROUP, WorkerPurpose, kubernetes_authority};
+pub use self::worker::{CSI_GROUP, CSI_USER, PROXY_GROUP, WorkerPurpose, kubernetes_authority};
 
 /// The specification of a certificate: [`Namespace::ensure`] makes it exist.
 #[derive(Clone, Debug)]

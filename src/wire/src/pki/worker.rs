@@ -19,6 +19,12 @@ pub const PROXY_GROUP: &str = "polis:kube-proxies";
 /// The group of the name servers. It has no rights either.
 const DNS_GROUP: &str = "polis:dns";
 
+/// The group of the storage drivers.
+pub const CSI_GROUP: &str = "polis:csi";
+
+/// What begins the user name of a storage driver; its node follows.
+pub const CSI_USER: &str = "polis:csi:";
+
 /// The purpose of one certificate of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkerPurpose {
@@ -30,11 +36,14 @@ pub enum WorkerPurpose {
     KubeProxy,
     /// The name server of the node's pods calls the API server with it.
     Dns,
+    /// The storage driver of the node calls the API server with it.
+    Csi,
 }
 
 impl WorkerPurpose {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Kubelet, Self::KubeletServer, Self::KubeProxy, Self::Dns];
+    pub const ALL: [Self; 5] =
+        [Self::Kubelet, Self::KubeletServer, Self::KubeProxy, Self::Dns, Self::Csi];
 
     /// The name of its files, and the beginning of its name in etcd.
     #[must_use]
@@ -44,6 +53,7 @@ impl WorkerPurpose {
             Self::KubeletServer => "kubelet-server",
             Self::KubeProxy => "kube-proxy",
             Self::Dns => "dns",
+            Self::Csi => "csi",
         }
     }
 
@@ -55,6 +65,7 @@ impl WorkerPurpose {
             Self::Kubelet | Self::KubeletServer => format!("system:node:{node}"),
             Self::KubeProxy => format!("polis:kube-proxy:{node}"),
             Self::Dns => format!("polis:dns:{node}"),
+            Self::Csi => format!("{CSI_USER}{node}"),
         }
     }
 
@@ -80,6 +91,7 @@ impl WorkerPurpose {
             },
             Self::KubeProxy => Template::KubernetesClient { subject: subject(Some(PROXY_GROUP)) },
             Self::Dns => Template::KubernetesClient { subject: subject(Some(DNS_GROUP)) },
+            Self::Csi => Template::KubernetesClient { subject: subject(Some(CSI_GROUP)) },
         }
     }
 }
@@ -132,6 +144,7 @@ mod tests {
                 "kubelet-server-NODE serves system:node:NODE system:nodes NODE",
                 "kube-proxy-NODE calls polis:kube-proxy:NODE polis:kube-proxies",
                 "dns-NODE calls polis:dns:NODE polis:dns",
+                "csi-NODE calls polis:csi:NODE polis:csi",
             ]
         );
     }

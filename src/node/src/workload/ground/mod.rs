@@ -85,7 +85,7 @@ pub fn prepare(config: &Config, roles: &[Role]) -> Result<(), Error> {
     let uplinks = sysctl::uplinks(&config.interfaces);
     set(config, &sysctl::plan(worker, &uplinks));
     if worker {
-        let limits = quota::apply(&config.tree.data, 0)?;
+        let limits = quota::apply(&config.tree.data)?;
         mounts::apply(&mounts::plan(&config.root, &config.tree.data))?;
         info!(mib = limits.bytes >> 20, inodes = limits.inodes, "workloads have their quota");
     }

@@ -18,16 +18,23 @@
 //! Invariant: all projects full, with all their inodes, leave the reserve to the node
 //! (`full_projects_leave_the_reserve`).
 //!
-//! What this module does not do: make volumes. Whoever makes or removes one calls
-//! [`apply`] with the new sum before, or after.
+//! The sum of volumes is read from their directories each time, so it is kept nowhere else.
+//!
+//! What this module does not do: make volumes. `csi` calls [`divide`] before it makes or
+//! enlarges one, and after it has removed one, while it holds the [`turn`].
 
+use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use polis_base::files::{self, Data};
 use polis_base::sys::quota::{self, Limits, Project, Usage};
+use rustix::fs::OFlags;
 
 /// The project of workloads.
 pub const WORKLOADS: u32 = 1;
@@ -61,6 +68,18 @@ pub enum Error {
     )]
     NoRoom {
         /// Bytes that are left.
+        left: u64,
+    },
+    /// Workloads have more already than would be left for them.
+    #[error(
+        "images and containers use {} MiB already, and would have {} MiB left",
+        used >> 20,
+        left >> 20
+    )]
+    InUse {
+        /// Bytes that they use.
+        used: u64,
+        /// Bytes that would be left.
         left: u64,
     },
     /// The directory has another project, and files.
@@ -118,23 +137,178 @@ pub fn reserve(size: u64) -> u64 {
     (size / RESERVE_PART).clamp(RESERVE_MIN, RESERVE_MAX).min(size / RESERVE_PART_MAX)
 }
 
+/// The projects of one file system. The node uses [`Kernel`].
+pub trait Projects: Debug + Send + Sync {
+    /// Bytes of the whole file system.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    fn size(&self) -> io::Result<u64>;
+
+    /// The project of a directory.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    fn project(&self, directory: &Path) -> io::Result<Option<Project>>;
+
+    /// Gives a directory its project.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    fn set_project(&self, directory: &Path, project: Project) -> io::Result<()>;
+
+    /// What a project has and may have; `None` for one without files and limits.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    fn usage(&self, project: Project) -> io::Result<Option<Usage>>;
+
+    /// Sets the limits of a project.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    fn set_limits(&self, project: Project, limits: Limits) -> io::Result<()>;
+}
+
+/// The projects that the kernel keeps for a mounted file system.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// The mount point, or any directory of the file system.
+    pub mount: PathBuf,
+}
+
+impl Kernel {
+    fn root(&self) -> io::Result<File> {
+        File::open(&self.mount)
+    }
+}
+
+impl Projects for Kernel {
+    fn size(&self) -> io::Result<u64> {
+        let size = rustix::fs::statvfs(&self.mount)?;
+        Ok(size.f_blocks.saturating_mul(size.f_frsize))
+    }
+
+    fn project(&self, directory: &Path) -> io::Result<Option<Project>> {
+        quota::project(&open(directory)?)
+    }
+
+    fn set_project(&self, directory: &Path, project: Project) -> io::Result<()> {
+        quota::set_project(&open(directory)?, project)
+    }
+
+    fn usage(&self, project: Project) -> io::Result<Option<Usage>> {
+        match quota::usage(self.root()?.as_fd(), project) {
+            Ok(usage) => Ok(Some(usage)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn set_limits(&self, project: Project, limits: Limits) -> io::Result<()> {
+        quota::set_limits(self.root()?.as_fd(), project, limits)
+    }
+}
+
+/// A directory, and not what a link in its place leads to.
+fn open(directory: &Path) -> io::Result<File> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW;
+    let flags = i32::try_from(flags.bits()).map_err(io::Error::other)?;
+    File::options().read(true).custom_flags(flags).open(directory)
+}
+
+/// One at a time divides the partition: from the sum of the volumes to the limits, and to the
+/// directory of the volume that they are for.
+static DIVIDING: Mutex<()> = Mutex::new(());
+
+/// The turn to divide the partition.
+#[derive(Debug)]
+pub struct Turn(#[expect(dead_code, reason = "held, never read")] MutexGuard<'static, ()>);
+
+/// Waits for the turn. Blocks.
+pub fn turn() -> Turn {
+    Turn(DIVIDING.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Bytes that the persistent volumes in this directory may have, those that are being removed
+/// too. Blocks.
+///
+/// # Errors
+///
+/// [`Error::Kernel`].
+pub fn volumes(projects: &dyn Projects, directory: &Path) -> Result<u64, Error> {
+    let failed =
+        |operation, path: &Path, source| Error::Kernel { operation, path: path.to_owned(), source };
+    let entries = match std::fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        Err(error) => return Err(failed("list", directory, error)),
+    };
+    // By project: a volume that is being removed may be several directories.
+    let mut sizes = BTreeMap::new();
+    for entry in entries {
+        let entry = entry.map_err(|source| failed("list", directory, source))?;
+        let path = entry.path();
+        if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            continue;
+        }
+        let project = projects.project(&path);
+        let project = project.map_err(|source| failed("read the project of", &path, source))?;
+        let Some(project) = project.filter(|project| project.number() >= VOLUME_FIRST) else {
+            continue;
+        };
+        let usage = projects.usage(project);
+        let usage = usage.map_err(|source| failed("read the quota of", &path, source))?;
+        sizes.insert(project, usage.map_or(0, |usage| usage.limits.bytes));
+    }
+    Ok(sizes.into_values().fold(0, u64::saturating_add))
+}
+
+/// Sets the limits of workloads to what the volumes in this directory leave, and `more` bytes
+/// that the caller is about to give to one; returns the limits. Blocks.
+///
+/// # Errors
+///
+/// [`Error`]: then nothing is changed.
+pub fn divide(
+    _turn: &Turn,
+    projects: &dyn Projects,
+    directory: &Path,
+    more: u64,
+) -> Result<Limits, Error> {
+    let failed =
+        |operation, source| Error::Kernel { operation, path: directory.to_owned(), source };
+    let size = projects.size().map_err(|source| failed("look at the disk of", source))?;
+    let limits = limits(size, volumes(projects, directory)?.saturating_add(more))?;
+    if more > 0 {
+        let usage = projects.usage(workloads());
+        let usage = usage.map_err(|source| failed("read the quota of workloads beside", source))?;
+        let used = usage.map_or(0, |usage| usage.bytes);
+        if used > limits.bytes {
+            return Err(Error::InUse { used, left: limits.bytes });
+        }
+    }
+    projects
+        .set_limits(workloads(), limits)
+        .map_err(|source| failed("set the quota of workloads beside", source))?;
+    Ok(limits)
+}
+
 /// Gives the directories of workloads on the mounted data partition their project, and the
-/// project its limits, where persistent volumes have `volumes` bytes; returns the limits.
-/// Blocks.
+/// project its limits; returns the limits. Blocks.
 ///
 /// # Errors
 ///
 /// [`Error`]; the call may be repeated.
-pub fn apply(data: &Data, volumes: u64) -> Result<Limits, Error> {
-    let mount = data.mount.path();
-    let failed =
-        |operation, source: io::Error| Error::Kernel { operation, path: mount.to_owned(), source };
-    let size = rustix::fs::statvfs(mount).map_err(|source| failed("look at", source.into()))?;
-    let limits = limits(size.f_blocks.saturating_mul(size.f_frsize), volumes)?;
-    let root = File::open(mount).map_err(|source| failed("open", source))?;
+pub fn apply(data: &Data) -> Result<Limits, Error> {
+    let kernel = Kernel { mount: data.mount.path().to_owned() };
     // Before the directories: nothing is ever in the project without a limit.
-    quota::set_limits(root.as_fd(), workloads(), limits)
-        .map_err(|source| failed("set the quota of workloads on", source))?;
+    let limits = divide(&turn(), &kernel, data.volumes.path(), 0)?;
     // Not their parent: keys and certificates in it are the node's.
     data.kubernetes.create()?;
     for directory in [&data.containerd, &data.kubelet, &data.pod_logs] {

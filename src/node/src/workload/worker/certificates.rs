@@ -191,6 +191,7 @@ fn asked(purpose: WorkerPurpose) -> v1::WorkerCertificate {
         WorkerPurpose::KubeletServer => v1::WorkerCertificate::KubeletServer,
         WorkerPurpose::KubeProxy => v1::WorkerCertificate::KubeProxy,
         WorkerPurpose::Dns => v1::WorkerCertificate::Dns,
+        WorkerPurpose::Csi => v1::WorkerCertificate::Csi,
     }
 }
 

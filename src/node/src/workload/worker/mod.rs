@@ -8,6 +8,7 @@
 //! prefix ----> pod-network --> containerd     |
 //!                                             +--> kube-proxy
 //!                        worker-certificates ----> dns
+//!                        worker-certificates ----> csi (`csi`)
 //!
 //! certificates   keys of this node, and certificates from the leader    a service
 //! balancer       127.0.0.1 -> the API servers of all controllers         a service
@@ -49,7 +50,7 @@ use super::component::{Check, Component, Error, Process};
 use super::drain::{self, Drains};
 use super::parts::{Part, PartState, Parts};
 use super::site::Site;
-use super::{mesh, runtime};
+use super::{csi, mesh, runtime};
 use crate::network;
 use polis_base::files;
 use polis_runtime::event::{Closed, until};
@@ -149,6 +150,14 @@ impl Worker {
             parts: self.parts.clone(),
         };
         ctx.spawn(Part::Dns.name(), forever, move |ctx| dns.clone().run(ctx));
+        let csi = csi::Service {
+            api: self.asked_as(WorkerPurpose::Csi),
+            node: self.node,
+            store: csi::Store::live(&self.tree.data),
+            plugins: self.tree.data.kubelet_plugins.clone(),
+            parts: self.parts.clone(),
+        };
+        ctx.spawn(Part::Csi.name(), forever, move |ctx| csi.clone().run(ctx));
         ctx.healthy();
         ctx.cancelled().await;
         Ok(())
@@ -156,10 +165,15 @@ impl Worker {
 
     /// The API server, asked as this node.
     fn own(&self) -> Api {
+        self.asked_as(WorkerPurpose::Kubelet)
+    }
+
+    /// The API server, asked with the certificate for `purpose`.
+    fn asked_as(&self, purpose: WorkerPurpose) -> Api {
         Api {
             address: self.site.api_balancer(),
             ca: self.site.run.ca.clone(),
-            client: Some(self.site.data.pair(WorkerPurpose::Kubelet.name())),
+            client: Some(self.site.data.pair(purpose.name())),
         }
     }
 

@@ -1,0 +1,290 @@
+//! Claims get volumes on the node of their pod, grow, and give them back; the driver of a node
+//! may do that and nothing else. The quota is in memory: `store` has the kernel's own.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use http::Method;
+use polis_base::files::Dir;
+use polis_base::sys::quota::{Limits, Project, Usage};
+use polis_node::workload::Api;
+use polis_node::workload::csi::{DRIVER, Disk, Provisioner, Status, Store};
+use polis_node::workload::ground::quota::Projects;
+use polis_runtime::event::until;
+use polis_tests::{Story, patiently, story};
+use polis_wire::identity::NodeId;
+use polis_wire::node_roles::Role;
+use polis_wire::pki::WorkerPurpose;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use crate::harness::{Running, supervise};
+use crate::world::{Controller, worker_record};
+
+/// The stories of this file.
+pub(crate) const STORIES: &[Story] =
+    &[story!(threads a_claim_gets_a_volume_on_its_node_and_gives_it_back).takes(40)];
+
+/// Longer than the controller manager takes to bind a volume.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
+const VOLUMES: &str = "/api/v1/persistentvolumes";
+const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+const GIB: u64 = 1 << 30;
+
+/// A disk of 16 GiB, whose projects are kept in memory.
+#[derive(Debug, Default)]
+struct Memory {
+    projects: Mutex<BTreeMap<u64, Project>>,
+    limits: Mutex<BTreeMap<Project, Limits>>,
+}
+
+impl Projects for Memory {
+    fn size(&self) -> io::Result<u64> {
+        Ok(16 * GIB)
+    }
+
+    fn project(&self, directory: &Path) -> io::Result<Option<Project>> {
+        let inode = directory.metadata()?.ino();
+        Ok(self.projects.lock().unwrap().get(&inode).copied())
+    }
+
+    fn set_project(&self, directory: &Path, project: Project) -> io::Result<()> {
+        let inode = directory.metadata()?.ino();
+        self.projects.lock().unwrap().insert(inode, project);
+        Ok(())
+    }
+
+    fn usage(&self, project: Project) -> io::Result<Option<Usage>> {
+        let limits = self.limits.lock().unwrap().get(&project).copied();
+        Ok(limits.map(|limits| Usage { bytes: 0, inodes: 1, limits }))
+    }
+
+    fn set_limits(&self, project: Project, limits: Limits) -> io::Result<()> {
+        self.limits.lock().unwrap().insert(project, limits);
+        Ok(())
+    }
+}
+
+impl Disk for Memory {}
+
+/// A node whose provisioner runs.
+struct Worker {
+    node: NodeId,
+    store: Store,
+    running: Running,
+}
+
+impl Worker {
+    async fn start(controller: &Controller) -> Self {
+        let node = controller.machine.key.id();
+        let roles = [Role::ConsensusMember, Role::KubernetesController, Role::KubernetesWorker];
+        controller.reports(node, Some(worker_record(&roles)));
+        let folder = controller.machine.root().data.volumes.path().to_owned();
+        let store = Store::new(Dir::private(folder), Arc::new(Memory::default()));
+        let status = watch::Sender::default();
+        let mut seen = status.subscribe();
+        let api = controller.worker(WorkerPurpose::Csi, node).await;
+        let provisioner = Provisioner { api, node, store: store.clone(), status };
+        let running = supervise("csi", move |ctx| provisioner.clone().run(ctx));
+        let watching = until(&mut seen, "the provisioner", |status| {
+            (*status == Status::Watching).then_some(())
+        });
+        patiently(PATIENCE, watching).await.unwrap().unwrap();
+        Self { node, store, running }
+    }
+}
+
+fn claim(name: &str, node: NodeId, size: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name, "annotations": {SELECTED_NODE: node.to_string()}},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": size}},
+        },
+    })
+}
+
+async fn get(api: &Api, path: &str) -> Option<Value> {
+    let answer = api.get(path).await.unwrap();
+    (answer.status == 200).then(|| serde_json::from_slice(&answer.body).unwrap())
+}
+
+/// Waits until an object is as it should be; `None` is one that is gone.
+async fn becomes(
+    controller: &Controller,
+    path: &str,
+    what: &str,
+    so: impl Fn(Option<&Value>) -> bool,
+) -> Option<Value> {
+    let api = controller.master();
+    let mut last = None;
+    let found = async {
+        loop {
+            last = get(&api, path).await;
+            if so(last.as_ref()) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let found = patiently(PATIENCE, found).await;
+    assert!(found.is_ok(), "{path} is not {what}: {last:#?}");
+    last
+}
+
+async fn a_claim_gets_a_volume_on_its_node_and_gives_it_back() {
+    let controller = Controller::ready().await;
+    let worker = Worker::start(&controller).await;
+    let node = worker.node;
+    let other = NodeId::from_public_key(&[5; 32]);
+
+    // The class is the one that claims without a class get.
+    for (name, node, size) in
+        [("data", node, "1Gi"), ("elsewhere", other, "1Gi"), ("huge", node, "1Ti")]
+    {
+        let made = controller.create(CLAIMS, &claim(name, node, size)).await;
+        assert_eq!(made.status, 201, "{}", String::from_utf8_lossy(&made.body));
+    }
+    let path = format!("{CLAIMS}/data");
+    let bound = |object: Option<&Value>| object.is_some_and(|it| it["status"]["phase"] == "Bound");
+    let data = becomes(&controller, &path, "bound", bound).await.unwrap();
+    assert_eq!(data["spec"]["storageClassName"], "local");
+    assert_eq!(data["status"]["capacity"]["storage"], "1Gi");
+    let name = data["spec"]["volumeName"].as_str().unwrap().to_owned();
+    let volume_path = format!("{VOLUMES}/{name}");
+    let volume = becomes(&controller, &volume_path, "bound", bound).await.unwrap();
+    assert_eq!(volume["spec"]["csi"]["driver"], DRIVER);
+    let id = name.parse().unwrap();
+    assert_eq!(worker.store.ids().unwrap(), [id]);
+
+    // It grows.
+    let more = json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}});
+    let merge = [("content-type", "application/merge-patch+json")];
+    let patch = more.to_string().into_bytes();
+    let asked = controller.master().request(Method::PATCH, &path, &merge, patch).await.unwrap();
+    assert_eq!(asked.status, 200, "{}", String::from_utf8_lossy(&asked.body));
+    becomes(&controller, &path, "larger", |object| {
+        object.is_some_and(|claim| claim["status"]["capacity"]["storage"] == "2Gi")
+    })
+    .await;
+    let id = name.parse().unwrap();
+    assert_eq!(worker.store.usage(&id).unwrap().unwrap().limits.bytes, 2 * GIB);
+
+    the_owner_reads_why(&controller).await;
+    it_may_do_nothing_else(&controller, node, other).await;
+
+    // Nothing was made for another node, or for what does not fit.
+    assert_eq!(worker.store.ids().unwrap(), [name.parse().unwrap()]);
+
+    // It goes with its claim, content and all.
+    let content = controller.machine.root().data.volumes.path().join(&name);
+    std::fs::write(content.join("content/file"), "words").unwrap();
+    let master = controller.master();
+    let gone = master.request(Method::DELETE, &path, &[], Vec::new()).await.unwrap();
+    assert_eq!(gone.status, 200, "{}", String::from_utf8_lossy(&gone.body));
+    becomes(&controller, &volume_path, "gone", |object| object.is_none()).await;
+    assert_eq!(worker.store.ids().unwrap(), []);
+    worker.running.supervisor.stop().await;
+    controller.stop().await;
+}
+
+async fn the_owner_reads_why(controller: &Controller) {
+    let path = "/api/v1/namespaces/default/events?fieldSelector=reason=NoRoom";
+    let told = becomes(controller, path, "there", |list| {
+        list.is_some_and(|list| list["items"].as_array().is_some_and(|items| !items.is_empty()))
+    });
+    let list = told.await.unwrap();
+    let event = &list["items"][0];
+    assert_eq!(event["involvedObject"]["name"], "huge");
+    let message = event["message"].as_str().unwrap();
+    println!("{message}");
+    assert!(message.contains("does not fit") && message.contains("remove volumes"), "{message}");
+}
+
+/// The driver of a node, on the objects of others.
+async fn it_may_do_nothing_else(controller: &Controller, node: NodeId, other: NodeId) {
+    let driver = controller.api(WorkerPurpose::Csi.name());
+    let master = controller.master();
+    let volume = |name: &str, node: NodeId, source: Value| {
+        let here = json!({
+            "key": "kubernetes.io/hostname", "operator": "In", "values": [node.to_string()],
+        });
+        let mut volume = json!({
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": name},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"],
+                "capacity": {"storage": "1Gi"},
+                "storageClassName": "none",
+                "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}},
+            },
+        });
+        for (field, value) in source.as_object().unwrap() {
+            volume["spec"][field.as_str()] = value.clone();
+        }
+        volume
+    };
+    let csi = |name: &str, driver: &str| json!({"csi": {"driver": driver, "volumeHandle": name}});
+    let foreign = volume("foreign", other, csi("foreign", DRIVER));
+    assert_eq!(controller.create(VOLUMES, &foreign).await.status, 201);
+
+    let json = [("content-type", "application/json")];
+    let merge = [("content-type", "application/merge-patch+json")];
+    let taken = volume("foreign", node, csi("foreign", DRIVER));
+    let taken = json!({"spec": {"nodeAffinity": taken["spec"]["nodeAffinity"]}});
+    let larger = json!({"status": {"capacity": {"storage": "9Gi"}}});
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"},
+        "spec": {"containers": [{"name": "c", "image": "i"}]},
+    });
+    let (post, patch) = (Method::POST, Method::PATCH);
+    let nothing = Value::Null;
+    let path_of_host = volume("host", node, json!({"hostPath": {"path": "/"}}));
+    let other_driver = volume("driver", node, csi("driver", "other.example"));
+    let other_handle = volume("handle", node, csi("pvc-of-another", DRIVER));
+    for (method, path, body) in [
+        (Method::GET, "/api/v1/secrets", &nothing),
+        (Method::GET, "/api/v1/nodes", &nothing),
+        (Method::GET, "/api/v1/pods", &nothing),
+        (Method::DELETE, "/api/v1/namespaces/default/persistentvolumeclaims/data", &nothing),
+        (patch.clone(), "/api/v1/namespaces/default/persistentvolumeclaims/data", &larger),
+        (
+            patch.clone(),
+            "/api/v1/namespaces/default/persistentvolumeclaims/elsewhere/status",
+            &larger,
+        ),
+        (post.clone(), "/api/v1/namespaces/default/pods", &pod),
+        (post.clone(), VOLUMES, &path_of_host),
+        (post.clone(), VOLUMES, &other_driver),
+        (post.clone(), VOLUMES, &other_handle),
+        (post.clone(), VOLUMES, &volume("second", other, csi("second", DRIVER))),
+        (patch.clone(), "/api/v1/persistentvolumes/foreign", &taken),
+        (Method::DELETE, "/api/v1/persistentvolumes/foreign", &nothing),
+        (Method::DELETE, "/api/v1/persistentvolumes", &nothing),
+        (Method::GET, "/apis/rbac.authorization.k8s.io/v1/clusterroles", &nothing),
+    ] {
+        let kind = if method == patch { &merge } else { &json };
+        let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
+        let answer = driver.request(method.clone(), path, kind, body).await.unwrap();
+        let said = String::from_utf8_lossy(&answer.body).into_owned();
+        assert_eq!(answer.status, 403, "{method} {path}: {said}");
+    }
+    assert!(get(&master, "/api/v1/persistentvolumes/foreign").await.is_some());
+    // Its own, it may make and remove.
+    let own = volume("own", node, csi("own", DRIVER));
+    let body = own.to_string().into_bytes();
+    let made = driver.request(post, VOLUMES, &json, body).await.unwrap();
+    assert_eq!(made.status, 201, "{}", String::from_utf8_lossy(&made.body));
+    let path = "/api/v1/persistentvolumes/own";
+    let gone = driver.request(Method::DELETE, path, &[], Vec::new()).await.unwrap();
+    assert_eq!(gone.status, 200, "{}", String::from_utf8_lossy(&gone.body));
+}
