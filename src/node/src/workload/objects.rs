@@ -10,12 +10,14 @@
 //! | role `polis:dns` and its binding | the name servers of workers may watch Services and pods |
 //! | policy `polis-system-namespace` and its binding | operators may change nothing in `kube-system`, whose service accounts and pods could change everything |
 //! | runtime class `runc` | pods may name the runtime that they get anyway |
+//! | runtime class `gvisor` | pods may ask for a kernel of their own |
 //!
 //! The roles `admin` and `view` are the API server's own; see `docs/workloads.md`.
 
 use serde_json::{Value, json};
 
 use super::credentials::KUBELET_CLIENT;
+use super::runtime::gvisor;
 use polis_wire::pki::DNS_GROUP;
 
 /// The field manager of these objects.
@@ -41,6 +43,10 @@ const GUARD: &str = "polis-system-namespace";
 /// The role of the name servers of workers.
 const DNS: &str = "polis:dns";
 
+/// What the processes of gVisor take in a pod with one idle container, rounded up
+/// (`docs/worker.md` has the measurement).
+const SENTRY_MEMORY: &str = "64Mi";
+
 /// An object, and where the API server keeps it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Object {
@@ -65,7 +71,8 @@ pub(super) fn all() -> Vec<Object> {
         binding(CLUSTER_VIEWER, CLUSTER_VIEWER, &[group(OPERATORS), group(VIEWERS)]),
         dns(),
         binding(DNS, DNS, &[group(DNS_GROUP)]),
-        runtime_class("runc"),
+        runtime_class("runc", "runc"),
+        gvisor(),
         guard(),
         guard_binding(),
     ]
@@ -137,15 +144,23 @@ fn dns() -> Object {
     object("ClusterRole", "clusterroles", DNS, &[("rules", rules)])
 }
 
-/// The runtime of containerd with this name.
-fn runtime_class(name: &str) -> Object {
+/// A handler of containerd, under the name that pods use.
+fn runtime_class(name: &str, handler: &str) -> Object {
     let content = json!({
         "apiVersion": "node.k8s.io/v1",
         "kind": "RuntimeClass",
         "metadata": {"name": name, "labels": {LABEL: "true"}},
-        "handler": name,
+        "handler": handler,
     });
     Object { path: format!("/apis/node.k8s.io/v1/runtimeclasses/{name}"), content }
+}
+
+/// gVisor. Its kernel is a process in the pod's control group, so the pod gets memory for it
+/// on top of that of its containers.
+fn gvisor() -> Object {
+    let mut class = runtime_class("gvisor", gvisor::HANDLER);
+    class.content["overhead"] = json!({"podFixed": {"memory": SENTRY_MEMORY}});
+    class
 }
 
 fn group(name: &str) -> Value {
@@ -173,6 +188,7 @@ fn object(kind: &str, resource: &str, name: &str, fields: &[(&str, Value)]) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::workload::runtime::config;
 
     #[test]
     fn each_role_of_the_cluster_has_its_binding() {
@@ -206,6 +222,24 @@ mod tests {
         assert_eq!(paths.len(), count);
         for object in all() {
             assert_eq!(object.content["metadata"]["labels"][LABEL], "true", "{object:?}");
+        }
+    }
+
+    #[test]
+    fn the_runtime_classes_are_handlers_of_containerd() {
+        let classes = all().into_iter().filter(|object| object.content["kind"] == "RuntimeClass");
+        let named: Vec<_> = classes
+            .map(|object| {
+                let name = object.content["metadata"]["name"].as_str().unwrap().to_owned();
+                (name, object.content["handler"].as_str().unwrap().to_owned())
+            })
+            .collect();
+        let shim = std::path::Path::new(gvisor::CONFIGURATION);
+        let root = polis_base::files::Root::live();
+        let text = config::containerd(&root, shim, config::Gvisor::Here);
+        assert_eq!(named.len(), 2);
+        for (name, handler) in named {
+            assert!(text.contains(&format!(".runtimes.{handler}]")), "{name}: {handler}");
         }
     }
 

@@ -19,6 +19,7 @@
 //! What this module does not do: stop pods, which kubelet and the end of the node do.
 
 pub mod config;
+pub mod gvisor;
 pub mod health;
 pub mod import;
 pub mod layout;

@@ -9,7 +9,7 @@ use tonic::transport::{Channel, Endpoint};
 use tracing::{info, warn};
 
 use super::health::{self, Health};
-use super::{Pods, Status, config, import, layout, pods};
+use super::{Pods, Status, config, gvisor, import, layout, pods};
 use crate::workload::{self, Part, ground};
 use crate::{cluster, storage};
 use polis_base::files;
@@ -44,6 +44,11 @@ const OPEN_FILES: u64 = 1 << 20;
 pub struct Config {
     /// The program.
     pub binary: PathBuf,
+    /// The directory with the programs that containerd starts.
+    pub programs: PathBuf,
+    /// The configuration of gVisor, at the one path where its shim looks before it has that
+    /// of the handler.
+    pub gvisor: files::File,
     /// The OCI layout with the images of the system.
     pub images: PathBuf,
     /// The tree of the node.
@@ -58,6 +63,8 @@ impl Config {
     pub fn live(tree: &files::Root) -> Self {
         Self {
             binary: "/usr/bin/containerd".into(),
+            programs: "/usr/bin".into(),
+            gvisor: files::File::public(gvisor::CONFIGURATION.into()),
             images: "/usr/share/polis/images".into(),
             tree: tree.clone(),
             ground: ground::Config::live(tree),
@@ -236,8 +243,12 @@ impl Service {
         let roles = self.roles();
         let ground = self.config.ground.clone();
         blocking(move || ground::prepare(&ground, &roles)).await?;
-        let tree = self.config.tree.clone();
-        blocking(move || write_files(&tree)).await?;
+        let config = self.config.clone();
+        let lacking =
+            blocking(move || gvisor::lacking(&config.ground.proc, &config.programs)).await;
+        let handler = report(ctx, &lacking);
+        let config = self.config.clone();
+        blocking(move || write_files(&config, handler)).await?;
         let ephemeral = &self.config.tree.ephemeral;
         let mut command = Command::new(&self.config.binary)
             .arg("--config")
@@ -309,22 +320,37 @@ impl Service {
     }
 }
 
+/// Whether containerd gets the handler of gVisor. A machine that lacks something for it says
+/// so once: its other pods run.
+fn report(ctx: &Context, lacking: &[String]) -> config::Gvisor {
+    if lacking.is_empty() {
+        return config::Gvisor::Here;
+    }
+    let cause = lacking.join("; ");
+    warn!(%cause, "this machine runs no pods of the runtime class gvisor");
+    let line = EventLine::new("workload").field("part", "gvisor").field("state", "absent");
+    ctx.lines().event(line.field("cause", cause));
+    config::Gvisor::Lacking
+}
+
 /// Writes the configuration, and removes the socket of an earlier run, which would look like
 /// one that serves.
-fn write_files(tree: &files::Root) -> Result<(), files::Error> {
-    let ephemeral = &tree.ephemeral;
+fn write_files(config: &Config, handler: config::Gvisor) -> Result<(), files::Error> {
+    let ephemeral = &config.tree.ephemeral;
+    let gvisor = config.gvisor.path().parent().map(|path| files::Dir::private(path.into()));
     let directories = [
         &ephemeral.containerd.dir,
         &ephemeral.registries,
         &ephemeral.containerd_scratch,
         &ephemeral.pod_network,
     ];
-    for directory in directories {
+    for directory in directories.into_iter().chain(&gvisor) {
         directory.create()?;
     }
     let _absent = std::fs::remove_file(ephemeral.containerd.client());
-    ephemeral.gvisor_config.write(config::gvisor().as_bytes())?;
-    ephemeral.containerd_config.write(config::containerd(tree).as_bytes())
+    config.gvisor.write(gvisor::configuration().as_bytes())?;
+    let text = config::containerd(&config.tree, config.gvisor.path(), handler);
+    ephemeral.containerd_config.write(text.as_bytes())
 }
 
 #[cfg(test)]

@@ -4,6 +4,15 @@ use std::sync::Arc;
 
 use super::*;
 
+/// Everything below `base`.
+fn config(base: &std::path::Path) -> Config {
+    Config {
+        binary: base.join("containerd"),
+        gvisor: files::File::public(base.join("runsc/config.toml")),
+        ..Config::live(&files::Root::at(base))
+    }
+}
+
 /// The service of a node with these roles below `base`, and what keeps its inputs open.
 struct Bench {
     service: Service,
@@ -15,12 +24,11 @@ struct Bench {
 
 impl Bench {
     fn new(base: &std::path::Path) -> Self {
-        let tree = files::Root::at(base);
         let member = cluster::Status { state: cluster::State::Home, ..cluster::Status::default() };
         let (_cluster, cluster) = watch::channel(member);
         let (given, roles) = watch::channel(None);
         let (storage, mounted) = watch::channel(storage::Status::Starting);
-        let config = Config { binary: base.join("containerd"), ..Config::live(&tree) };
+        let config = config(base);
         let status = watch::Sender::default();
         let pods = watch::Sender::default();
         let (workload, parts) = watch::channel(workload::Status::default());
@@ -106,13 +114,30 @@ async fn containerd_stays_until_kubelet_has_ended() {
 #[test]
 fn the_files_of_containerd_are_written_and_an_old_socket_is_gone() {
     let base = tempfile::tempdir().unwrap();
-    let tree = files::Root::at(base.path());
-    tree.ephemeral.containerd.dir.create().unwrap();
-    std::fs::write(tree.ephemeral.containerd.client(), "").unwrap();
-    write_files(&tree).unwrap();
-    write_files(&tree).unwrap();
-    assert!(!tree.ephemeral.containerd.client().exists());
-    assert!(tree.ephemeral.registries.path().is_dir());
-    let written = tree.ephemeral.containerd_config.read().unwrap().unwrap();
-    assert_eq!(written, config::containerd(&tree).into_bytes());
+    let config = config(base.path());
+    let ephemeral = &config.tree.ephemeral;
+    ephemeral.containerd.dir.create().unwrap();
+    std::fs::write(ephemeral.containerd.client(), "").unwrap();
+    for _twice in 0..2 {
+        write_files(&config, config::Gvisor::Here).unwrap();
+    }
+    assert!(!ephemeral.containerd.client().exists());
+    assert!(ephemeral.registries.path().is_dir());
+    let written = ephemeral.containerd_config.read().unwrap().unwrap();
+    let expected = config::containerd(&config.tree, config.gvisor.path(), config::Gvisor::Here);
+    assert_eq!(written, expected.into_bytes());
+    let gvisor = config.gvisor.read().unwrap().unwrap();
+    assert_eq!(gvisor, gvisor::configuration().as_bytes());
+}
+
+#[test]
+fn a_machine_without_gvisor_says_so_once_and_what_it_lacks() {
+    let (ctx, mut handles) = Context::for_test();
+    assert_eq!(report(&ctx, &[]), config::Gvisor::Here);
+    let lacking = ["no filters", "no namespaces"].map(str::to_owned);
+    assert_eq!(report(&ctx, &lacking), config::Gvisor::Lacking);
+    let lines = handles.take_lines();
+    let [line] = lines.as_slice() else { panic!("{lines:?}") };
+    let said = "workload part=gvisor state=absent cause=\"no filters; no namespaces\"";
+    assert!(line.contains(said), "{line}");
 }
