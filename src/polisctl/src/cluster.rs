@@ -53,8 +53,8 @@ pub(super) enum Command {
     },
     /// Wait until the cluster is healthy.
     ///
-    /// A cluster is healthy when a curator leads, every node in state up is healthy, and
-    /// every member of etcd votes and answers.
+    /// A cluster is healthy when a curator leads, every node in state up is healthy, no part
+    /// of Kubernetes ends again and again, and every member of etcd votes and answers.
     Wait {
         /// Wait also for this number of nodes in state up.
         #[arg(long, default_value_t = 1, value_name = "N")]
@@ -470,6 +470,12 @@ fn problems(
                 called(node)
             )),
             v1::NodeHealth::Absent => problems.push(format!("{}: no heartbeat yet", called(node))),
+        }
+    }
+    for node in nodes.iter().filter(|node| node.state() == v1::NodeState::Up) {
+        let crash_loop = node.status.as_ref().map(|status| &*status.workload_crash_loop);
+        if let Some(said) = crash_loop.filter(|said| !said.is_empty()) {
+            problems.push(format!("{}: {said}", called(node)));
         }
     }
     for node in nodes.iter().filter(|node| node.state() == v1::NodeState::Standby) {

@@ -175,6 +175,11 @@ impl Cluster {
         self.gateway.as_ref().unwrap().address.to_string()
     }
 
+    /// The node is a worker too, whose kubelet ends again and again.
+    pub(super) fn has_worker_with_a_crash_loop(&self) {
+        self.kubernetes.loops.store(true, Ordering::Relaxed);
+    }
+
     /// From now on its API server waits for etcd.
     pub(super) fn api_server_starts(&self) {
         self.kubernetes.starts.store(true, Ordering::Relaxed);
@@ -232,30 +237,48 @@ struct Kubernetes {
     there: Arc<AtomicBool>,
     /// Whether its API server is not ready yet.
     starts: Arc<AtomicBool>,
+    /// Whether the node is a worker too, and its kubelet in a crash loop.
+    loops: Arc<AtomicBool>,
 }
 
 impl Kubernetes {
     fn roles(&self) -> Option<v1::NodeRoles> {
         let controller = Some(v1::node_roles::KubernetesController {});
-        let roles = v1::NodeRoles { kubernetes_controller: controller, ..Default::default() };
+        let worker = self.loops.load(Ordering::Relaxed);
+        let roles = v1::NodeRoles {
+            kubernetes_controller: controller,
+            kubernetes_worker: worker.then_some(v1::node_roles::KubernetesWorker {}),
+            ..Default::default()
+        };
         self.there.load(Ordering::Relaxed).then_some(roles)
     }
 
     fn services(&self) -> Vec<v1::services_response::Service> {
         let starts = self.starts.load(Ordering::Relaxed);
         let service = |(part, state, cause): (&str, &str, &str)| v1::services_response::Service {
-            name: format!("root.workload.controller.{part}"),
+            name: format!("root.{part}"),
             state: state.to_owned(),
             cause: cause.to_owned(),
+            restarts: if state == "dead" { 7 } else { 0 },
             ..Default::default()
         };
         let api_server = match starts {
-            true => ("apiserver", "starting", "no quorum"),
-            false => ("apiserver", "healthy", ""),
+            true => ("workload.controller.apiserver", "starting", "no quorum"),
+            false => ("workload.controller.apiserver", "healthy", ""),
         };
-        let all = [("access", "healthy", ""), api_server, ("certificates", "healthy", "")];
+        let controller = [
+            ("workload.controller.access", "healthy", ""),
+            api_server,
+            ("workload.controller.certificates", "healthy", ""),
+        ];
+        let worker = [
+            ("containerd", "healthy", ""),
+            ("workload.worker.kubelet", "dead", "kubelet ended with status 1: no swap"),
+        ];
         let there = self.there.load(Ordering::Relaxed);
-        all.into_iter().filter(|_| there).map(service).collect()
+        let loops = self.loops.load(Ordering::Relaxed);
+        let controller = controller.into_iter().filter(|_| there);
+        controller.chain(worker.into_iter().filter(|_| loops)).map(service).collect()
     }
 }
 

@@ -36,6 +36,9 @@ pub(crate) struct View {
     /// Why it cannot carry a Kubernetes role that it has.
     #[serde(skip_serializing_if = "String::is_empty")]
     workload_fault: String,
+    /// The part of Kubernetes that ends again and again, with its last words.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    workload_crash_loop: String,
     registered_at: Option<units::Time>,
     fingerprint: String,
     /// Slow to compute: only where one node is described.
@@ -59,6 +62,7 @@ impl View {
             version: status.version,
             image: status.image,
             workload_fault: status.workload_fault,
+            workload_crash_loop: status.workload_crash_loop,
             boot_id: status.boot_id,
             labels: node.labels.clone(),
             heartbeat_age_ms: u64::try_from(node.heartbeat_age_ms).ok(),
@@ -124,9 +128,11 @@ impl View {
         row
     }
 
-    /// The reason why it cannot serve its roles, with the remedy; `None` without one.
+    /// The reason why it cannot serve its roles, or does not, with the remedy or the last words
+    /// of a part; `None` without one.
     fn fault(&self) -> Option<&str> {
-        Some(self.workload_fault.as_str()).filter(|fault| !fault.is_empty())
+        let faults = [self.workload_fault.as_str(), self.workload_crash_loop.as_str()];
+        faults.into_iter().find(|fault| !fault.is_empty())
     }
 
     /// Its ID.

@@ -8,6 +8,9 @@
 //!     +------------- the role is taken away ----------------------- [serving]
 //! ```
 //!
+//! A run that fails publishes why ([`Status::Failed`]), and the next one begins at
+//! *preparing*.
+//!
 //! Pods outlive containerd, and the node: each has a shim, which is a child of `init` once
 //! containerd is gone. A containerd that is started again finds them by its state.
 //!
@@ -42,4 +45,6 @@ pub enum Status {
     Starting,
     /// containerd serves, and has the images of the system.
     Serving(Health),
+    /// It died, with these last words, or the machine cannot be prepared; it is tried again.
+    Failed(String),
 }

@@ -10,6 +10,7 @@ use tracing::{info, warn};
 
 use super::health::{self, Health};
 use super::{Pods, Status, config, gvisor, import, layout, pods};
+use crate::workload::certificates::chain;
 use crate::workload::{self, Part, ground};
 use crate::{cluster, storage};
 use polis_base::files;
@@ -136,7 +137,17 @@ impl Service {
     ///
     /// [`Error`]; the supervisor starts a fresh run.
     pub async fn run(self, ctx: Context) -> Result<(), Error> {
-        self.status.send_replace(Status::Stopped);
+        let ended = self.follow(&ctx).await;
+        if let Err(error) = &ended {
+            self.status.send_replace(Status::Failed(chain(error)));
+        }
+        ended
+    }
+
+    async fn follow(&self, ctx: &Context) -> Result<(), Error> {
+        if !self.is_wanted() {
+            self.status.send_replace(Status::Stopped);
+        }
         let pods = pods::Service {
             socket: self.config.tree.ephemeral.containerd.client().to_owned(),
             runtime: self.status.subscribe(),
@@ -165,21 +176,21 @@ impl Service {
                 continue;
             }
             self.status.send_replace(Status::Starting);
-            let start = Box::pin(self.start(&ctx));
+            let start = Box::pin(self.start(ctx));
             let Some(mut child) = ctx.until_cancelled(start).await.transpose()? else {
                 return Ok(());
             };
             let (served, remains) = tokio::select! {
                 // Cancel-safe, all of them: the child is ended below, and the rest waits or
                 // asks.
-                served = self.serve(&ctx) => (served, Remains::Stay),
+                served = self.serve(ctx) => (served, Remains::Stay),
                 exit = child.wait() => (Err(child.failed(exit?).into()), Remains::Stay),
                 withdrawn = self.wanted(false) => (withdrawn, Remains::End),
                 () = ctx.cancelled() => (Ok(()), Remains::End),
             };
             self.status.send_replace(Status::Stopped);
             if remains == Remains::End {
-                self.end_pods(&ctx).await;
+                self.end_pods(ctx).await;
             }
             if child.id().is_some() {
                 let exit = child.terminate(GRACE).await?;
