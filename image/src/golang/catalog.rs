@@ -59,8 +59,8 @@ pub(crate) enum Code {
 pub(crate) enum Stamp {
     /// The sources hold it.
     None,
-    /// One variable.
-    Variable(&'static str),
+    /// These variables, wherever a program has them.
+    Variables(&'static [&'static str]),
     /// Those of Kubernetes: clients and servers compare them with each other's.
     Kubernetes,
 }
@@ -69,9 +69,12 @@ pub(crate) enum Stamp {
 /// in any case; the third leaves the pages of a debugging server out of gRPC.
 const PLAIN: &str = "netgo,osusergo,grpcnotrace";
 
+/// Those of a shim, which make it small: every pod has one in memory.
+const SHIM: &str = "no_grpc,no_tracing,urfave_cli_no_docs,netgo,osusergo,static_build";
+
 /// Every module, in the order in which they are built: the longest last, so that a
 /// mistake in another one is seen early.
-pub(crate) const MODULES: &[Module] = &[RUNC, CNI, COREDNS, CONTAINERD, KUBECTL, KUBE];
+pub(crate) const MODULES: &[Module] = &[RUNC, CNI, COREDNS, GVISOR, CONTAINERD, KUBECTL, KUBE];
 
 /// What starts a container. It enters namespaces before Go's runtime starts, in C.
 const RUNC: Module = Module {
@@ -91,9 +94,9 @@ const RUNC: Module = Module {
 const CNI: Module = Module {
     name: "cni",
     origin: "github.com/containernetworking/plugins",
-    stamp: Stamp::Variable(
+    stamp: Stamp::Variables(&[
         "github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion",
-    ),
+    ]),
     programs: &[
         plugin("host-local", "github.com/containernetworking/plugins/plugins/ipam/host-local"),
         plugin("portmap", "github.com/containernetworking/plugins/plugins/meta/portmap"),
@@ -117,13 +120,12 @@ const COREDNS: Module = Module {
     }],
 };
 
-/// The container runtime, and the program that it leaves with each pod. The shim's tags
-/// make it small, since every pod has one in memory. The snapshotters that are left out
-/// need file systems or devices that no node has.
+/// The container runtime, and the program that it leaves with each pod. The snapshotters
+/// that are left out need file systems or devices that no node has.
 const CONTAINERD: Module = Module {
     name: "containerd",
     origin: "github.com/containerd/containerd/v2",
-    stamp: Stamp::Variable("github.com/containerd/containerd/v2/version.Version"),
+    stamp: Stamp::Variables(&["github.com/containerd/containerd/v2/version.Version"]),
     programs: &[
         Program {
             tags: "no_btrfs,no_devmapper,no_zfs,no_rdt,no_tracing,urfave_cli_no_docs,\
@@ -136,13 +138,40 @@ const CONTAINERD: Module = Module {
             )
         },
         Program {
-            tags: "no_grpc,no_tracing,urfave_cli_no_docs,netgo,osusergo,static_build",
+            tags: SHIM,
             check: (&["-v"], &["Version"]),
             ..Program::of(
                 "containerd-shim-runc-v2",
                 "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
                 "usr/bin",
             )
+        },
+    ],
+};
+
+/// The runtime of pods that get a kernel of their own, as a process, and its shim. `runsc`
+/// is a main package of ours with fewer commands. The shim is containerd's library, which
+/// reports a version as containerd does: here it is that of gVisor.
+///
+/// The module is the branch `go` of gVisor, which has the sources that another build system
+/// has generated, and these compiled files: the handler of trapped system calls, the vDSO,
+/// and two programs for the kernel's XDP, which the configuration does not use.
+const GVISOR: Module = Module {
+    name: "gvisor",
+    origin: "gvisor.dev/gvisor",
+    stamp: Stamp::Variables(&[
+        "github.com/containerd/containerd/v2/version.Version",
+        "gvisor.dev/gvisor/runsc/version.version",
+    ]),
+    programs: &[
+        Program {
+            check: (&["--version"], &["runsc version"]),
+            ..Program::of("runsc", ".", "usr/bin")
+        },
+        Program {
+            tags: SHIM,
+            check: (&["-v"], &["Version"]),
+            ..Program::of("containerd-shim-runsc-v1", "gvisor.dev/gvisor/shim", "usr/bin")
         },
     ],
 };
@@ -249,7 +278,9 @@ impl Program {
 fn variables(stamp: Stamp, version: &str) -> Vec<String> {
     match stamp {
         Stamp::None => Vec::new(),
-        Stamp::Variable(name) => vec![format!("-X {name}={version}")],
+        Stamp::Variables(names) => {
+            names.iter().map(|name| format!("-X {name}={version}")).collect()
+        }
         Stamp::Kubernetes => {
             let mut numbers = version.trim_start_matches('v').split('.');
             let (major, minor) = (numbers.next().unwrap_or(""), numbers.next().unwrap_or(""));

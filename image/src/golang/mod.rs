@@ -297,7 +297,7 @@ impl<'a> Builder<'a> {
         let version = match module.stamp {
             Stamp::None => version.trim_start_matches('v'),
             // Without its stamp, a program reports a number as well, or something like it.
-            Stamp::Variable(_) | Stamp::Kubernetes => version,
+            Stamp::Variables(_) | Stamp::Kubernetes => version,
         };
         match words.iter().chain([&version]).find(|word| !output.contains(**word)) {
             None => Ok(()),

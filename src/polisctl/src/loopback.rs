@@ -185,6 +185,11 @@ impl Cluster {
         self.gateway.as_ref().unwrap().address.to_string()
     }
 
+    /// The node is a worker too, whose kubelet ends again and again.
+    pub(super) fn has_worker_with_a_crash_loop(&self) {
+        self.kubernetes.loops.store(true, Ordering::Relaxed);
+    }
+
     /// From now on its API server waits for etcd.
     pub(super) fn api_server_starts(&self) {
         self.kubernetes.starts.store(true, Ordering::Relaxed);
@@ -246,6 +251,8 @@ struct Kubernetes {
     works: Arc<AtomicBool>,
     /// The messages of a drain of the worker.
     drain: Arc<Mutex<Vec<Result<v1::DrainProgress, Status>>>>,
+    /// Whether the node is a worker too, and its kubelet in a crash loop.
+    loops: Arc<AtomicBool>,
 }
 
 impl Kubernetes {
@@ -254,7 +261,7 @@ impl Kubernetes {
         let roles = v1::NodeRoles {
             kubernetes_controller: has(&self.there)
                 .then_some(v1::node_roles::KubernetesController {}),
-            kubernetes_worker: has(&self.works).then_some(v1::node_roles::KubernetesWorker {}),
+            kubernetes_worker: (has(&self.works) || has(&self.loops)).then_some(v1::node_roles::KubernetesWorker {}),
             ..Default::default()
         };
         (roles != v1::NodeRoles::default()).then_some(roles)
@@ -263,18 +270,29 @@ impl Kubernetes {
     fn services(&self) -> Vec<v1::services_response::Service> {
         let starts = self.starts.load(Ordering::Relaxed);
         let service = |(part, state, cause): (&str, &str, &str)| v1::services_response::Service {
-            name: format!("root.workload.controller.{part}"),
+            name: format!("root.{part}"),
             state: state.to_owned(),
             cause: cause.to_owned(),
+            restarts: if state == "dead" { 7 } else { 0 },
             ..Default::default()
         };
         let api_server = match starts {
-            true => ("apiserver", "starting", "no quorum"),
-            false => ("apiserver", "healthy", ""),
+            true => ("workload.controller.apiserver", "starting", "no quorum"),
+            false => ("workload.controller.apiserver", "healthy", ""),
         };
-        let all = [("access", "healthy", ""), api_server, ("certificates", "healthy", "")];
+        let controller = [
+            ("workload.controller.access", "healthy", ""),
+            api_server,
+            ("workload.controller.certificates", "healthy", ""),
+        ];
+        let worker = [
+            ("containerd", "healthy", ""),
+            ("workload.worker.kubelet", "dead", "kubelet ended with status 1: no swap"),
+        ];
         let there = self.there.load(Ordering::Relaxed);
-        all.into_iter().filter(|_| there).map(service).collect()
+        let loops = self.loops.load(Ordering::Relaxed);
+        let controller = controller.into_iter().filter(|_| there);
+        controller.chain(worker.into_iter().filter(|_| loops)).map(service).collect()
     }
 }
 

@@ -366,10 +366,8 @@ pub struct Ephemeral {
     pub curator: Sockets,
     /// Sockets of the container runtime.
     pub containerd: Sockets,
-    /// Its configuration, and that of the gVisor runtime.
+    /// Its configuration.
     pub containerd_config: File,
-    /// See `containerd_config`.
-    pub gvisor_config: File,
     /// How each registry is reached; one directory a registry.
     pub registries: Dir,
     /// What containerd needs only while it works on it.
@@ -400,7 +398,6 @@ impl Ephemeral {
             curator: Sockets::at(base.join("curator"), "curator.sock"),
             containerd: Sockets::at(base.join("containerd"), "client.sock"),
             containerd_config: file("containerd/config.toml"),
-            gvisor_config: file("containerd/runsc.toml"),
             registries: Dir::private(base.join("containerd/certs.d")),
             containerd_scratch: Dir::private(base.join("containerd/tmp")),
             pod_network: Dir::private(base.join("cni/net.d")),

@@ -29,6 +29,9 @@ const RETRY: Duration = Duration::from_secs(5);
 /// The kernel's name for this boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
+/// Bytes of a program's last words in a report. The whole is in the log.
+const WORDS_MAX: usize = 500;
+
 /// The sources of the report.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'a> {
@@ -76,6 +79,7 @@ impl Subject<'_> {
                 drain::State::None => String::new(),
                 state => state.name().to_owned(),
             },
+            workload_crash_loop: self.workload.crash_loop().map(bounded).unwrap_or_default(),
             ..Default::default()
         }
     }
@@ -87,9 +91,16 @@ fn workload(status: &workload::Status) -> String {
     match status.all() {
         None => String::new(),
         Some(_) if status.unfit.is_some() => String::new(),
-        Some(workload::PartState::Failed { cause }) => format!("failed: {cause}"),
+        Some(workload::PartState::Failed { cause }) => bounded(format!("failed: {cause}")),
         Some(state) => state.name().to_owned(),
     }
+}
+
+/// The last words of a program, as far as a record has room for them.
+fn bounded(mut words: String) -> String {
+    let mut ends = (0..=words.len().min(WORDS_MAX)).rev();
+    words.truncate(ends.find(|end| words.is_char_boundary(*end)).unwrap_or(0));
+    words
 }
 
 fn keeper(keys: Option<&KeyStatus>) -> v1::KeyKeeper {
@@ -268,8 +279,12 @@ mod tests {
         let mut network = network::Status::default();
         let storage = storage::Status::Starting;
         let consensus = consensus::Status::default();
-        let workload =
-            workload::Status { unfit: Some("no".to_owned()), ..workload::Status::default() };
+        let deaths = workload::Deaths { count: 2, cause: "é".repeat(WORDS_MAX) };
+        let workload = workload::Status {
+            unfit: Some("no".to_owned()),
+            deaths: [(workload::Part::Kubelet, deaths)].into(),
+            ..workload::Status::default()
+        };
         let subject = |network: &network::Status| {
             Subject {
                 version: "0.1.0",
@@ -293,6 +308,8 @@ mod tests {
         assert_eq!(early.curator_port, 0);
         assert_eq!(early.workload_fault, "no");
         assert_eq!((early.workload.as_str(), early.drain.as_str()), ("", ""));
+        assert!(early.workload_crash_loop.starts_with("kubelet ends again and again: éé"));
+        assert!(early.workload_crash_loop.len() <= WORDS_MAX);
         assert_eq!(early.key_keeper(), v1::KeyKeeper::Tpm);
         network.primary = Some([10, 0, 2, 15].into());
         let later = subject(&network);

@@ -79,6 +79,7 @@ fn parts(values: &Values, roles: &[Role], uptime: Duration) -> Vec<Part> {
             | runtime::Status::Starting
             | runtime::Status::Ending => (PartState::Starting, None),
             runtime::Status::Absent => (PartState::Failed, Some(BASE.to_owned())),
+            runtime::Status::Failed(cause) => (PartState::Failed, Some(cause.clone())),
             runtime::Status::Serving(health) if health.runtime.holds => (PartState::Ready, None),
             runtime::Status::Serving(health) => {
                 (PartState::Failed, Some(health.runtime.reason.clone()))
@@ -103,9 +104,10 @@ fn with_service(
     };
     let mut services = values.services.iter();
     let service = services.find(|(service, _)| is_its(service)).map(|(_, entry)| entry);
-    // One that has just died and is started again has its reason here.
+    // One that died and is started again, or waits for that, has its last words here until
+    // it is healthy.
     let last = service
-        .filter(|it| state == PartState::Starting && it.state == supervisor::State::Dead)
+        .filter(|it| state == PartState::Starting && is_down(it.state))
         .and_then(|it| it.cause.clone());
     Part {
         name: name.to_owned(),
@@ -113,6 +115,15 @@ fn with_service(
         cause: cause.or(last),
         restarts: service.map_or(0, |it| u64::from(it.restarts)),
         since: service.map(|it| uptime.saturating_sub(it.since)),
+    }
+}
+
+/// Whether a service does not do its work and is to do it.
+fn is_down(state: supervisor::State) -> bool {
+    use supervisor::State::{Dead, Done, Failed, Healthy, Starting, Stopped};
+    match state {
+        Starting | Dead | Failed => true,
+        Healthy | Done | Stopped => false,
     }
 }
 

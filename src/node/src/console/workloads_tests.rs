@@ -82,6 +82,22 @@ fn a_part_that_starts_again_keeps_the_reason_of_its_end() {
     values.workload.parts.insert(Of::Scheduler, Has::Starting);
     values.services.insert("root.workload.controller.scheduler".into(), dead(1, "status 1"));
     assert_eq!(folded(&values).parts[0].cause.as_deref(), Some("status 1"));
+    let mut again = |state| {
+        let entry = Entry { state, ..dead(1, "status 1") };
+        values.services.insert("root.workload.controller.scheduler".into(), entry);
+        folded(&values).parts[0].cause.clone()
+    };
+    // The second start of a crash loop.
+    assert_eq!(again(supervisor::State::Starting).as_deref(), Some("status 1"));
+    assert_eq!(again(supervisor::State::Healthy), None, "it waits for another part");
+}
+
+#[test]
+fn a_containerd_that_died_has_its_last_words() {
+    let mut values = values(&[Role::KubernetesWorker]);
+    values.containerd = runtime::Status::Failed("no such plugin".to_owned());
+    let part = &folded(&values).parts[0];
+    assert_eq!((part.state, part.cause.as_deref()), (PartState::Failed, Some("no such plugin")));
 }
 
 #[test]

@@ -21,6 +21,8 @@ use polis_wire::identity::{InvalidNodeName, NodeId, NodeName};
 
 /// The longest version, image or boot ID.
 const WORD_MAX: usize = 64;
+/// Bytes of the longest text about workloads.
+const TEXT_MAX: usize = 1024;
 
 /// The public view of a node.
 pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::NodeInfo {
@@ -170,6 +172,15 @@ pub(super) fn status(status: Option<v1::NodeStatus>) -> Result<v1::NodeStatus, E
             )));
         }
     }
+    let texts = [
+        ("status.workload_fault", &status.workload_fault),
+        ("status.workload_crash_loop", &status.workload_crash_loop),
+    ];
+    for (field, text) in texts {
+        if text.len() > TEXT_MAX {
+            return Err(Error::Field(format!("{field}: allowed are at most {TEXT_MAX} bytes")));
+        }
+    }
     if status.curator_port > u32::from(u16::MAX) {
         return Err(Error::Field("status.curator_port: allowed are 0 to 65535".to_owned()));
     }
@@ -251,9 +262,11 @@ mod tests {
                 version: text.clone(),
                 boot_id: text,
                 curator_port: port,
+                workload_crash_loop: "x".repeat(port as usize % (2 * TEXT_MAX)),
                 ..Default::default()
             };
             if let Ok(status) = status(Some(reported)) {
+                prop_assert!(status.workload_crash_loop.len() <= TEXT_MAX);
                 prop_assert!(status.version.len() <= WORD_MAX && status.curator_port <= 65535);
                 prop_assert!(status.version.chars().all(|c| c.is_ascii_graphic()));
             }

@@ -174,7 +174,7 @@ impl Component {
         match &ended {
             Ok(()) => self.parts.set(part, PartState::Stopped),
             Err(Error::Outdated { .. }) => self.parts.set(part, PartState::Starting),
-            Err(error) => self.parts.fail(part, chain(error)),
+            Err(error) => self.parts.died(part, &chain(error)),
         }
         ended
     }

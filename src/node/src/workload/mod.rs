@@ -81,6 +81,6 @@ pub use self::access::{Error as AccessError, Identity};
 pub use self::api::{Answer, Api, Error as ApiError};
 pub use self::certificates::Error as CertificatesError;
 pub use self::component::Error as ComponentError;
-pub use self::parts::{Part, PartState, Status};
+pub use self::parts::{Deaths, Part, PartState, Status};
 pub use self::service::{Config, Service};
 pub use self::site::Site;

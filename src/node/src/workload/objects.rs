@@ -15,6 +15,7 @@
 //! | policies `polis-csi-volumes`, `polis-csi-claims` and their bindings | a storage driver changes volumes of its own node and driver only, and the status of claims of its node |
 //! | driver `local.csi.polis.internal`, storage class `local` | volumes on the node of their pod; a claim without a class gets this one |
 //! | runtime class `runc` | pods may name the runtime that they get anyway |
+//! | runtime class `gvisor` | pods may ask for a kernel of their own |
 //!
 //! The objects of the workers follow the records of the nodes, and name each worker:
 //!
@@ -35,6 +36,7 @@ use serde_json::{Value, json};
 
 use super::credentials::KUBELET_CLIENT;
 use super::csi;
+use super::runtime::gvisor;
 use polis_wire::identity::NodeId;
 use polis_wire::pki::{CSI_GROUP, CSI_USER, WorkerPurpose};
 
@@ -85,6 +87,10 @@ const CSI: &str = "polis:csi";
 const CSI_VOLUMES: &str = "polis-csi-volumes";
 const CSI_CLAIMS: &str = "polis-csi-claims";
 
+/// What the processes of gVisor take in a pod with one idle container, rounded up
+/// (`docs/worker.md` has the measurement).
+const SENTRY_MEMORY: &str = "64Mi";
+
 /// An object, and where the API server keeps it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Object {
@@ -115,7 +121,8 @@ pub(super) fn all() -> Vec<Object> {
         policy_binding(CSI_CLAIMS),
         storage("CSIDriver", "csidrivers", csi::DRIVER, csi_driver()),
         storage("StorageClass", "storageclasses", csi::CLASS, storage_class()),
-        runtime_class("runc"),
+        runtime_class("runc", "runc"),
+        gvisor(),
         guard(),
         policy_binding(GUARD),
         worker(),
@@ -363,15 +370,23 @@ fn dns() -> Object {
     object("ClusterRole", "clusterroles", DNS, &[("rules", rules)])
 }
 
-/// The runtime of containerd with this name.
-fn runtime_class(name: &str) -> Object {
+/// A handler of containerd, under the name that pods use.
+fn runtime_class(name: &str, handler: &str) -> Object {
     let content = json!({
         "apiVersion": "node.k8s.io/v1",
         "kind": "RuntimeClass",
         "metadata": {"name": name, "labels": {LABEL: "true"}},
-        "handler": name,
+        "handler": handler,
     });
     Object { path: format!("/apis/node.k8s.io/v1/runtimeclasses/{name}"), content }
+}
+
+/// gVisor. Its kernel is a process in the pod's control group, so the pod gets memory for it
+/// on top of that of its containers.
+fn gvisor() -> Object {
+    let mut class = runtime_class("gvisor", gvisor::HANDLER);
+    class.content["overhead"] = json!({"podFixed": {"memory": SENTRY_MEMORY}});
+    class
 }
 
 fn group(name: &str) -> Value {
@@ -399,6 +414,7 @@ fn object(kind: &str, resource: &str, name: &str, fields: &[(&str, Value)]) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::workload::runtime::config;
 
     #[test]
     fn each_role_of_the_cluster_has_its_binding() {
@@ -459,6 +475,24 @@ mod tests {
         assert_eq!(paths.len(), count);
         for object in objects() {
             assert_eq!(object.content["metadata"]["labels"][LABEL], "true", "{object:?}");
+        }
+    }
+
+    #[test]
+    fn the_runtime_classes_are_handlers_of_containerd() {
+        let classes = all().into_iter().filter(|object| object.content["kind"] == "RuntimeClass");
+        let named: Vec<_> = classes
+            .map(|object| {
+                let name = object.content["metadata"]["name"].as_str().unwrap().to_owned();
+                (name, object.content["handler"].as_str().unwrap().to_owned())
+            })
+            .collect();
+        let shim = std::path::Path::new(gvisor::CONFIGURATION);
+        let root = polis_base::files::Root::live();
+        let text = config::containerd(&root, shim, config::Gvisor::Here);
+        assert_eq!(named.len(), 2);
+        for (name, handler) in named {
+            assert!(text.contains(&format!(".runtimes.{handler}]")), "{name}: {handler}");
         }
     }
 

@@ -6,6 +6,9 @@
 //!      +------ the role is taken away ------> [stopped]
 //! ```
 //!
+//! A part that dies again before it was ready is in a crash loop; the last words of its end
+//! stay until it is ready, however often it is started.
+//!
 //! Invariants:
 //! - A line is printed for a change, and only then.
 //! - `all` is ready exactly while every part is.
@@ -139,11 +142,26 @@ impl PartState {
     }
 }
 
+/// Deaths in a row after which a part is in a crash loop: one may be an accident, and its
+/// restart is the remedy.
+const LOOP: u32 = 2;
+
+/// The deaths of a part since it was ready.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Deaths {
+    /// How many, at least one.
+    pub count: u32,
+    /// The last words of the newest.
+    pub cause: String,
+}
+
 /// The published status of the workload stack. Empty on a node without a Kubernetes role.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// Every part that the roles of the node ask for.
     pub parts: BTreeMap<Part, PartState>,
+    /// The parts that died since they were ready.
+    pub deaths: BTreeMap<Part, Deaths>,
     /// The reason why this node cannot serve a role that it has, with the remedy; nothing is
     /// started then.
     pub unfit: Option<String>,
@@ -174,6 +192,15 @@ impl Status {
             false if every(&PartState::Stopped) => Some(PartState::Stopped),
             false => Some(PartState::Starting),
         }
+    }
+
+    /// The first part in a crash loop, with its last words, in a sentence without a number: it
+    /// changes with the words alone.
+    #[must_use]
+    pub fn crash_loop(&self) -> Option<String> {
+        let mut deaths = self.deaths.iter();
+        let (part, deaths) = deaths.find(|(_, deaths)| deaths.count >= LOOP)?;
+        Some(format!("{} ends again and again: {}", part.name(), deaths.cause))
     }
 
     /// Whether this part is ready.
@@ -252,6 +279,17 @@ impl Parts {
         });
     }
 
+    /// A part has died with these last words. Unlike a failed check, this is counted.
+    pub(super) fn died(&self, part: Part, cause: &str) {
+        self.change(|status| {
+            let state = PartState::Failed { cause: cause.to_owned() };
+            status.parts.insert(part, state);
+            let count = status.deaths.get(&part).map_or(0, |deaths| deaths.count);
+            let deaths = Deaths { count: count.saturating_add(1), cause: cause.to_owned() };
+            status.deaths.insert(part, deaths);
+        });
+    }
+
     /// The state of a part; `None` for one that the roles do not ask for.
     pub(super) fn state(&self, part: Part) -> Option<PartState> {
         self.status.borrow().parts.get(&part).cloned()
@@ -268,6 +306,11 @@ impl Parts {
         self.status.send_if_modified(|status| {
             let before = status.clone();
             change(status);
+            let recovered = |part: &Part| match status.parts.get(part) {
+                None | Some(PartState::Ready | PartState::Stopped) => true,
+                Some(PartState::Starting | PartState::Failed { .. }) => false,
+            };
+            status.deaths.retain(|part, _| !recovered(part));
             for line in news(&before, status) {
                 self.lines.event(line);
             }
@@ -470,6 +513,40 @@ mod tests {
                 "POLIS workload part=drain state=none",
             ]
         );
+    }
+
+    #[tokio::test]
+    async fn the_last_words_of_a_crash_loop_stay_until_the_part_is_ready() {
+        let (parts, status, mut written) = parts();
+        let said = |cause: &str| Some(format!("kubelet ends again and again: {cause}"));
+        parts.expect(&[Part::Kubelet, Part::Dns]);
+        parts.died(Part::Kubelet, "no swap");
+        parts.set(Part::Kubelet, PartState::Starting);
+        assert_eq!(status.borrow().crash_loop(), None, "once is an accident");
+        parts.died(Part::Kubelet, "no swap");
+        assert_eq!(status.borrow().crash_loop(), said("no swap"));
+        parts.set(Part::Kubelet, PartState::Starting);
+        assert_eq!(status.borrow().crash_loop(), said("no swap"));
+        parts.died(Part::Kubelet, "no cgroup");
+        assert_eq!(status.borrow().crash_loop(), said("no cgroup"));
+        // A failed check is no death.
+        for _again in 0..3 {
+            parts.fail(Part::Dns, "no answer");
+            parts.set(Part::Dns, PartState::Starting);
+        }
+        assert_eq!(status.borrow().crash_loop(), said("no cgroup"));
+        parts.set(Part::Kubelet, PartState::Ready);
+        assert!(status.borrow().deaths.is_empty());
+        parts.died(Part::Kubelet, "no swap");
+        assert_eq!(status.borrow().crash_loop(), None, "the count begins anew");
+        parts.none();
+        assert!(status.borrow().deaths.is_empty());
+        let failed = written_with(&mut written, "kubelet state=failed");
+        assert_eq!(failed, 4, "each death is a line");
+    }
+
+    fn written_with(written: &mut tokio::sync::mpsc::Receiver<String>, what: &str) -> usize {
+        said(written).iter().filter(|line| line.contains(what)).count()
     }
 
     #[tokio::test]

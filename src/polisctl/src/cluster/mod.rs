@@ -54,8 +54,8 @@ pub(super) enum Command {
     },
     /// Wait until the cluster is healthy.
     ///
-    /// A cluster is healthy when a curator leads, every node in state up is healthy, and
-    /// every member of etcd votes and answers.
+    /// A cluster is healthy when a curator leads, every node in state up is healthy, no part
+    /// of Kubernetes ends again and again, and every member of etcd votes and answers.
     Wait {
         /// Wait also for this number of nodes in state up.
         #[arg(long, default_value_t = 1, value_name = "N")]

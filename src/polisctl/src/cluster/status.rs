@@ -200,6 +200,12 @@ fn problems(
             v1::NodeHealth::Absent => problems.push(format!("{}: no heartbeat yet", called(node))),
         }
     }
+    for node in nodes.iter().filter(|node| node.state() == v1::NodeState::Up) {
+        let crash_loop = node.status.as_ref().map(|status| &*status.workload_crash_loop);
+        if let Some(said) = crash_loop.filter(|said| !said.is_empty()) {
+            problems.push(format!("{}: {said}", called(node)));
+        }
+    }
     for node in nodes.iter().filter(|node| node.state() == v1::NodeState::Standby) {
         problems.push(format!("{} has not committed yet", called(node)));
     }

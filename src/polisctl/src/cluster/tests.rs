@@ -311,6 +311,22 @@ fn a_node_whose_kubernetes_does_not_serve_is_named_with_the_cause() {
 }
 
 #[test]
+fn a_part_in_a_crash_loop_is_a_problem_with_its_last_words() {
+    use v1::{NodeHealth::*, NodeState::*};
+    let mut node = node(1, Up, Healthy);
+    if let Some(status) = &mut node.status {
+        "kubelet ends again and again: no swap".clone_into(&mut status.workload_crash_loop);
+    }
+    let consensus =
+        v1::ConsensusStatus { members: consensus().members[..1].to_vec(), ..consensus() };
+    let status = Status::of(&info(), &[node.clone()], &consensus);
+    let said = "polis-01010101010101010101010101010101: kubelet ends again and again: no swap";
+    assert_eq!(status.problems, [said]);
+    assert!(!status.healthy);
+    assert_eq!(crate::node::faults(&[View::of(&node)]), format!("{said}\n"));
+}
+
+#[test]
 fn a_node_is_described_with_its_words() {
     use crate::output::Format;
     use v1::{NodeHealth::*, NodeState::*};

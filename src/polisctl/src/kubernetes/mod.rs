@@ -35,11 +35,48 @@ use super::watch::Watch;
 use polis_base::sys::clock;
 use polis_wire::pki::{self, Facts};
 
-/// The branch of the tree of services that has the parts of a controller.
-const BRANCH: &str = "root.workload.controller.";
-/// The parts of a controller, in the order in which they wait for each other.
-const PARTS: [&str; 6] =
-    ["certificates", "apiserver", "reconciler", "controller-manager", "scheduler", "access"];
+/// The parts of a role in the tree of services of a node.
+#[derive(Debug)]
+struct Branch {
+    /// The parts are right below it.
+    path: &'static str,
+    /// Parts at other places, by their whole names.
+    others: &'static [&'static str],
+    /// The parts, in the order in which they wait for each other.
+    order: &'static [&'static str],
+}
+
+const CONTROLLER: Branch = Branch {
+    path: "root.workload.controller.",
+    others: &["root.workload.mesh"],
+    order: &[
+        "certificates",
+        "apiserver",
+        "reconciler",
+        "controller-manager",
+        "scheduler",
+        "access",
+        // No other part waits for it.
+        "mesh",
+    ],
+};
+
+const WORKER: Branch = Branch {
+    path: "root.workload.worker.",
+    others: &["root.workload.mesh", "root.containerd"],
+    order: &[
+        "mesh",
+        "worker-certificates",
+        "api-balancer",
+        "pod-network",
+        "containerd",
+        "kubelet",
+        "node",
+        "kube-proxy",
+        "dns",
+    ],
+};
+
 /// The state of a service that does its work.
 const HEALTHY: &str = "healthy";
 
@@ -57,7 +94,7 @@ pub(super) enum Command {
     },
     /// Print the certificate and the key of the user for kubectl, which runs this by itself.
     Credential,
-    /// Show the parts of each controller, the nodes, and the pods that are not well.
+    /// Show the parts of each controller and worker, the nodes, and the pods that are not well.
     Status(Watch),
 }
 
@@ -95,40 +132,52 @@ async fn credential(global: &Global) -> Result<(), Error> {
     global.out.raw(format!("{credential}\n").as_bytes())
 }
 
-/// A node with the role.
+/// A node with a role of Kubernetes.
 #[derive(Debug)]
-struct Controller {
+struct Member {
     id: String,
     target: Target,
     /// Why the node cannot carry the role; empty where it can.
     fault: String,
 }
 
-/// The nodes with the role, those that the leader hears from first.
-async fn controllers(session: &Session) -> Result<Vec<Controller>, Error> {
-    let has_role = |node: &v1::NodeInfo| {
-        node.state() == v1::NodeState::Up
-            && node.roles.is_some_and(|roles| roles.kubernetes_controller.is_some())
-    };
-    let mut nodes: Vec<_> = session.nodes(&[]).await?.into_iter().filter(has_role).collect();
-    nodes.sort_by_key(|node| node.health() != v1::NodeHealth::Healthy);
+/// The nodes with the role of a controller, those that the leader hears from first.
+async fn controllers(session: &Session) -> Result<Vec<Member>, Error> {
+    let nodes = members(session, |roles| roles.kubernetes_controller.is_some()).await?;
     if nodes.is_empty() {
         return Err(Error::new("no node of the cluster is a Kubernetes controller").or_help(
             "give a voter the role: `polisctl node roles NODE --add kubernetes-controller`",
         ));
     }
-    let controller = |node: v1::NodeInfo| {
-        Ok(Controller {
+    Ok(nodes)
+}
+
+/// The nodes with the role of a worker, those that the leader hears from first.
+async fn workers(session: &Session) -> Result<Vec<Member>, Error> {
+    members(session, |roles| roles.kubernetes_worker.is_some()).await
+}
+
+async fn members(
+    session: &Session,
+    has_role: fn(&v1::NodeRoles) -> bool,
+) -> Result<Vec<Member>, Error> {
+    let mut nodes = session.nodes(&[]).await?;
+    nodes.retain(|node| {
+        node.state() == v1::NodeState::Up && node.roles.as_ref().is_some_and(has_role)
+    });
+    nodes.sort_by_key(|node| node.health() != v1::NodeHealth::Healthy);
+    let member = |node: v1::NodeInfo| {
+        Ok(Member {
             target: session::target(&node)?,
             fault: node.status.map(|status| status.workload_fault).unwrap_or_default(),
             id: node.id,
         })
     };
-    nodes.into_iter().map(controller).collect()
+    nodes.into_iter().map(member).collect()
 }
 
 /// Why the API server of a controller does not serve; `None` if it does.
-async fn unready(session: &Session, controller: &Controller) -> Result<Option<String>, Error> {
+async fn unready(session: &Session, controller: &Member) -> Result<Option<String>, Error> {
     if !controller.fault.is_empty() {
         return Ok(Some(controller.fault.clone()));
     }
@@ -147,7 +196,7 @@ async fn unready(session: &Session, controller: &Controller) -> Result<Option<St
     }
 }
 
-/// A part of a controller.
+/// A part of a role.
 #[derive(Debug, serde::Serialize)]
 struct Part {
     name: String,
@@ -157,24 +206,43 @@ struct Part {
     cause: String,
 }
 
-/// The parts of a controller, as the node itself reports them.
-async fn parts(session: &Session, controller: &Controller) -> Result<Vec<Part>, Error> {
-    let mut client = NodeManagementClient::new(session.node(&controller.target).await?);
+/// The parts of a role, as the node itself reports them.
+async fn parts(session: &Session, member: &Member, branch: &Branch) -> Result<Vec<Part>, Error> {
+    let mut client = NodeManagementClient::new(session.node(&member.target).await?);
     let answer = client.services(v1::ServicesRequest {});
     let answer = session.within("list the services", answer).await?.into_inner();
-    let part = |service: v1::services_response::Service| {
-        let name = service.name.strip_prefix(BRANCH)?.to_owned();
-        let (state, restarts, cause) = (service.state, service.restarts, service.cause);
-        (!name.contains('.')).then_some(Part { name, state, restarts, cause })
-    };
-    let mut parts: Vec<_> = answer.services.into_iter().filter_map(part).collect();
-    parts.sort_by_key(|part| PARTS.iter().position(|name| *name == part.name));
-    Ok(parts)
+    Ok(branch.parts(answer.services))
+}
+
+impl Branch {
+    /// Of all services of a node, the parts. A part of a newer version comes last.
+    fn parts(&self, services: Vec<v1::services_response::Service>) -> Vec<Part> {
+        let part = |service: v1::services_response::Service| {
+            let name = self.name(&service.name)?.to_owned();
+            let (state, restarts, cause) = (service.state, service.restarts, service.cause);
+            Some(Part { name, state, restarts, cause })
+        };
+        let mut parts: Vec<_> = services.into_iter().filter_map(part).collect();
+        let place = |part: &Part| self.order.iter().position(|name| *name == part.name);
+        parts.sort_by_key(|part| place(part).unwrap_or(self.order.len()));
+        parts
+    }
+
+    /// The name of the part that this service is; `None` for any other service.
+    fn name<'a>(&self, service: &'a str) -> Option<&'a str> {
+        if self.others.contains(&service) {
+            return service.rsplit('.').next();
+        }
+        let name = service.strip_prefix(self.path).filter(|name| !name.contains('.'))?;
+        // It only shows the state of the one at the other place.
+        let follows = self.others.iter().any(|other| other.rsplit('.').next() == Some(name));
+        (!follows).then_some(name)
+    }
 }
 
 /// The first part that the others wait for, if the node says.
-async fn waits_for(session: &Session, controller: &Controller) -> Option<String> {
-    let parts = parts(session, controller).await.ok()?;
+async fn waits_for(session: &Session, controller: &Member) -> Option<String> {
+    let parts = parts(session, controller, &CONTROLLER).await.ok()?;
     first_missing(&parts)
 }
 
@@ -189,9 +257,9 @@ fn first_missing(parts: &[Part]) -> Option<String> {
 /// The first controller that serves. With `--timeout` it waits for one until then.
 async fn serving<'a>(
     session: &Session,
-    controllers: &'a [Controller],
+    controllers: &'a [Member],
     global: &Global,
-) -> Result<&'a Controller, Error> {
+) -> Result<&'a Member, Error> {
     let end = global.timeout.map(|timeout| Instant::now() + timeout);
     let progress = global.out.progress();
     loop {
@@ -230,7 +298,7 @@ fn said(body: &[u8]) -> String {
 }
 
 /// The content of an answer of Kubernetes.
-async fn read(session: &Session, controller: &Controller, path: &str) -> Result<Value, Error> {
+async fn read(session: &Session, controller: &Member, path: &str) -> Result<Value, Error> {
     let answer = session.kubernetes(&controller.target, path).await?;
     if answer.status != 200 {
         return Err(Error::new(said(&answer.body)).context(format!("cannot read {path}")));
@@ -262,6 +330,30 @@ mod tests {
             Some("waits for apiserver, which is dead: bind: in use")
         );
         assert_eq!(first_missing(&parts[..1]), None);
+    }
+
+    #[test]
+    fn the_parts_of_a_worker_are_at_three_places_and_in_order() {
+        let service = |name: &str| v1::services_response::Service {
+            name: name.to_owned(),
+            state: HEALTHY.to_owned(),
+            ..Default::default()
+        };
+        let services = [
+            "root.containerd",
+            "root.containerd.pods",
+            "root.workload.controller.apiserver",
+            "root.workload.mesh",
+            "root.workload.worker",
+            "root.workload.worker.containerd",
+            "root.workload.worker.future",
+            "root.workload.worker.kubelet",
+            "root.workload.worker.worker-certificates",
+        ];
+        let parts = WORKER.parts(services.map(service).to_vec());
+        let names: Vec<_> = parts.iter().map(|part| &*part.name).collect();
+        let expected = ["mesh", "worker-certificates", "containerd", "kubelet", "future"];
+        assert_eq!(names, expected);
     }
 
     #[test]

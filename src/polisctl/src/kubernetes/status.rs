@@ -1,10 +1,10 @@
-//! `polisctl kubernetes status`: the parts of each controller, the nodes, and the pods that
-//! are not well.
+//! `polisctl kubernetes status`: the parts of each controller and worker, the nodes, and the
+//! pods that are not well.
 
 use serde_json::Value;
 
 use super::pods::{Node, Unwell};
-use super::{Controller, Part, controllers, parts, read, unready};
+use super::{CONTROLLER, Member, Part, WORKER, controllers, parts, read, unready, workers};
 use crate::Global;
 use crate::error::Error;
 use crate::output::{Document, Text, or_dash};
@@ -20,6 +20,7 @@ const PAGES_MAX: usize = 40;
 #[derive(Debug, serde::Serialize)]
 struct Status {
     controllers: Vec<Served>,
+    workers: Vec<Runs>,
     /// `null`: no API server is ready.
     nodes: Option<Vec<Node>>,
     /// `null`: no API server is ready.
@@ -33,6 +34,16 @@ struct Served {
     /// Whether its API server serves users.
     ready: bool,
     /// Why it does not.
+    cause: String,
+    /// Empty if the node does not answer.
+    parts: Vec<Part>,
+}
+
+/// A worker, as programs read it.
+#[derive(Debug, serde::Serialize)]
+struct Runs {
+    node: String,
+    /// Why it cannot carry the role.
     cause: String,
     /// Empty if the node does not answer.
     parts: Vec<Part>,
@@ -65,12 +76,12 @@ fn items(list: &Value) -> impl Iterator<Item = &Value> {
     list["items"].as_array().into_iter().flatten()
 }
 
-async fn list_nodes(session: &Session, controller: &Controller) -> Result<Vec<Node>, Error> {
+async fn list_nodes(session: &Session, controller: &Member) -> Result<Vec<Node>, Error> {
     let list = read(session, controller, "/api/v1/nodes").await?;
     Ok(items(&list).map(Node::of).collect())
 }
 
-async fn list_pods(session: &Session, controller: &Controller) -> Result<Pods, Error> {
+async fn list_pods(session: &Session, controller: &Member) -> Result<Pods, Error> {
     let mut pods = Pods::default();
     let mut next = String::new();
     for _page in 0..PAGES_MAX {
@@ -111,13 +122,20 @@ impl Status {
                 node: node.id.clone(),
                 ready: cause.is_none(),
                 cause: cause.unwrap_or_default(),
-                parts: parts(session, node).await.unwrap_or_default(),
+                parts: parts(session, node, &CONTROLLER).await.unwrap_or_default(),
             });
         }
+        let mut running = Vec::new();
+        for node in workers(session).await? {
+            let parts = parts(session, &node, &WORKER).await.unwrap_or_default();
+            running.push(Runs { node: node.id, cause: node.fault, parts });
+        }
+        let workers = running;
         Ok(match serves {
-            None => Self { controllers, nodes: None, pods: None },
+            None => Self { controllers, workers, nodes: None, pods: None },
             Some(serves) => Self {
                 controllers,
+                workers,
                 nodes: Some(list_nodes(session, serves).await?),
                 pods: Some(list_pods(session, serves).await?),
             },
@@ -128,25 +146,19 @@ impl Status {
         let mut rows = Vec::new();
         for controller in &self.controllers {
             let whole = if controller.ready { "ready" } else { "not ready" };
-            let cell = str::to_owned;
-            rows.push(vec![
-                controller.node.clone(),
-                cell("all"),
-                cell(whole),
-                cell("-"),
-                or_dash(&controller.cause),
-            ]);
-            rows.extend(controller.parts.iter().map(|part| {
-                vec![
-                    controller.node.clone(),
-                    part.name.clone(),
-                    part.state.clone(),
-                    part.restarts.to_string(),
-                    or_dash(&part.cause),
-                ]
-            }));
+            let cells = [&controller.node, "all", whole, "-", &*or_dash(&controller.cause)];
+            rows.push(cells.map(str::to_owned).to_vec());
+            rows.extend(controller.parts.iter().map(|part| part.row(&controller.node)));
         }
         let text = Text::from(table(&["CONTROLLER", "PART", "STATE", "RESTARTS", "CAUSE"], &rows));
+        let text = match self.workers.is_empty() {
+            true => text,
+            false => {
+                let rows: Vec<_> = self.workers.iter().flat_map(Runs::rows).collect();
+                let heads = ["WORKER", "PART", "STATE", "RESTARTS", "CAUSE"];
+                text.and("\n").then(table(&heads, &rows))
+            }
+        };
         let Some(nodes) = &self.nodes else {
             return text.and("\nNo API server is ready: nodes and pods are not known.\n");
         };
@@ -168,6 +180,29 @@ impl Status {
         let rows: Vec<_> = pods.unwell.iter().map(Unwell::row).collect();
         text.and(format!("\n{seen}, {} of them not well:\n", rows.len()))
             .then(table(&Unwell::HEADS, &rows))
+    }
+}
+
+impl Runs {
+    /// Its parts; of a node that cannot carry the role, or does not answer, one row.
+    fn rows(&self) -> Vec<Vec<String>> {
+        let none = || {
+            let state = if self.cause.is_empty() { "no answer" } else { "unfit" };
+            let cells = [&self.node, "all", state, "-", &*or_dash(&self.cause)];
+            vec![cells.map(str::to_owned).to_vec()]
+        };
+        match self.parts.is_empty() {
+            true => none(),
+            false => self.parts.iter().map(|part| part.row(&self.node)).collect(),
+        }
+    }
+}
+
+impl Part {
+    fn row(&self, node: &str) -> Vec<String> {
+        let restarts = self.restarts.to_string();
+        let cells = [node, &self.name, &self.state, &restarts, &*or_dash(&self.cause)];
+        cells.map(str::to_owned).to_vec()
     }
 }
 
@@ -204,6 +239,26 @@ mod tests {
         assert_eq!(value["nodes"][0]["ready"], false);
         assert_eq!(value["pods"]["unwell"][0]["state"], "CrashLoopBackOff");
         assert_eq!((&value["pods"]["seen"], &value["pods"]["complete"]), (&3.into(), &true.into()));
+    }
+
+    #[test]
+    fn a_part_of_a_worker_that_ends_again_and_again_shows_its_last_words() {
+        let world = World::new();
+        let mut cluster = Cluster::new(&world);
+        cluster.has_controller(&world);
+        cluster.has_worker_with_a_crash_loop();
+        let printed = world.runs(&["kubernetes", "status"]);
+        let printed = printed.replace(&node_id(NODE).to_string(), "polis-1");
+        let workers = printed.split("\n\n").nth(1).unwrap();
+        insta::assert_snapshot!(workers, @r"
+        WORKER                                  PART        STATE    RESTARTS  CAUSE
+        polis-1  containerd  healthy  0         -
+        polis-1  kubelet     dead     7         kubelet ended with status 1: no swap
+        ");
+        let json = world.runs(&["kubernetes", "status", "--output", "json"]);
+        let value: Value = serde_json::from_str(&json).unwrap();
+        let kubelet = &value["workers"][0]["parts"][1];
+        assert_eq!((&kubelet["name"], &kubelet["restarts"]), (&"kubelet".into(), &7.into()));
     }
 
     #[test]

@@ -42,6 +42,9 @@ pub(crate) struct View {
     /// The state of its drain, while it is drained.
     #[serde(skip_serializing_if = "String::is_empty")]
     drain: String,
+    /// The part of Kubernetes that ends again and again, with its last words.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    workload_crash_loop: String,
     registered_at: Option<units::Time>,
     fingerprint: String,
     /// Slow to compute: only where one node is described.
@@ -67,6 +70,7 @@ impl View {
             workload_fault: status.workload_fault,
             workload: status.workload,
             drain: status.drain,
+            workload_crash_loop: status.workload_crash_loop,
             boot_id: status.boot_id,
             labels: node.labels.clone(),
             heartbeat_age_ms: u64::try_from(node.heartbeat_age_ms).ok(),
@@ -132,9 +136,11 @@ impl View {
         row
     }
 
-    /// The reason why it cannot serve its roles, with the remedy; `None` without one.
+    /// The reason why it cannot serve its roles, or does not, with the remedy or the last words
+    /// of a part; `None` without one.
     fn fault(&self) -> Option<&str> {
-        Some(self.workload_fault.as_str()).filter(|fault| !fault.is_empty())
+        let faults = [self.workload_fault.as_str(), self.workload_crash_loop.as_str()];
+        faults.into_iter().find(|fault| !fault.is_empty())
     }
 
     /// The state of its parts of Kubernetes; `None` without any.

@@ -152,7 +152,8 @@ fn wanted(
         runtime::Status::Unknown
         | runtime::Status::Starting
         | runtime::Status::Serving(_)
-        | runtime::Status::Ending => Wanted::Stays,
+        | runtime::Status::Ending
+        | runtime::Status::Failed(_) => Wanted::Stays,
     };
     match (cluster.state, cluster.node, roles) {
         (cluster::State::Disowning, _, _) => nothing,

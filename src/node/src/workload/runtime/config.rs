@@ -1,11 +1,12 @@
-//! The configuration of containerd and of its gVisor runtime, as text. Pure: derived from
-//! the tree of the node.
+//! The configuration of containerd, as text. Pure: derived from the tree of the node.
 //!
-//! What this module does not do: touch files or processes (`service`).
+//! What this module does not do: touch files or processes (`service`); configure gVisor
+//! itself (`gvisor`).
 
 use std::fmt;
 use std::path::Path;
 
+use super::gvisor;
 use polis_base::files::Root;
 use polis_runtime::sys::cgroup::Group;
 
@@ -46,10 +47,24 @@ fn path(path: &Path) -> Quoted<std::path::Display<'_>> {
     Quoted(path.display())
 }
 
-/// `config.toml` of containerd, for a node with this tree.
+/// Whether this machine runs containers of gVisor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gvisor {
+    /// containerd has the handler.
+    Here,
+    /// The machine lacks something for it.
+    Lacking,
+}
+
+/// `config.toml` of containerd, for a node with this tree, and with this configuration of
+/// gVisor's shim.
 #[must_use]
-pub fn containerd(tree: &Root) -> String {
-    [main_part(tree), images(tree), runtime(tree)].join("\n")
+pub fn containerd(tree: &Root, shim: &Path, gvisor: Gvisor) -> String {
+    let mut parts = vec![main_part(tree), images(tree), runtime(tree)];
+    if gvisor == Gvisor::Here {
+        parts.push(handler(shim));
+    }
+    parts.join("\n")
 }
 
 /// Everything but the container runtime interface.
@@ -131,13 +146,6 @@ BinaryName = "/usr/bin/runc"
 SystemdCgroup = false
 ShimCgroup = {shim}
 
-[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runsc]
-runtime_type = "io.containerd.runsc.v1"
-
-[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runsc.options]
-TypeUrl = "io.containerd.runsc.v1.options"
-ConfigPath = {gvisor}
-
 [plugins."io.containerd.cri.v1.runtime".cni]
 bin_dirs = ["/usr/lib/cni"]
 conf_dir = {network}
@@ -147,16 +155,23 @@ use_internal_loopback = true
 stream_server_address = "127.0.0.1"
 "#,
         shim = Quoted(format!("/{}", Group::Shim.name())),
-        gvisor = path(tree.ephemeral.gvisor_config.path()),
         network = path(tree.ephemeral.pod_network.path()),
     )
 }
 
-/// `runsc.toml` of gVisor's shim: system calls are caught by a trap, which works without
-/// the processor's help, and the network is gVisor's own.
-#[must_use]
-pub fn gvisor() -> &'static str {
-    "[runsc_config]\nplatform = \"systrap\"\nnetwork = \"sandbox\"\n"
+/// The handler of gVisor.
+fn handler(shim: &Path) -> String {
+    format!(
+        r#"[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{handler}]
+runtime_type = "io.containerd.runsc.v1"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{handler}.options]
+TypeUrl = "io.containerd.runsc.v1.options"
+ConfigPath = {config}
+"#,
+        handler = gvisor::HANDLER,
+        config = path(shim),
+    )
 }
 
 /// The only variables in containerd's environment. Its children find `runc`, the shims and
@@ -173,7 +188,14 @@ mod tests {
 
     #[test]
     fn the_configuration_of_a_node() {
-        insta::assert_snapshot!(containerd(&Root::live()));
+        let shim = Path::new(gvisor::CONFIGURATION);
+        insta::assert_snapshot!(containerd(&Root::live(), shim, Gvisor::Here));
+    }
+
+    #[test]
+    fn a_machine_without_gvisor_has_no_handler_of_it() {
+        let text = containerd(&Root::live(), Path::new("/shim"), Gvisor::Lacking);
+        assert!(text.contains("runtimes.runc]") && !text.contains(gvisor::HANDLER), "{text}");
     }
 
     #[test]

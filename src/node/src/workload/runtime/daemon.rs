@@ -14,9 +14,11 @@ use tracing::{info, warn};
 
 use super::health::{self, Health};
 use super::service::Config;
-use super::{Status, config, import, layout};
+use super::{Status, config, gvisor, import, layout};
+use crate::workload::certificates::chain;
 use crate::workload::ground;
 use polis_base::files;
+use polis_base::serial::EventLine;
 use polis_runtime::logtree::Parser;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_runtime::sys::cgroup::Group;
@@ -81,13 +83,21 @@ impl Daemon {
     ///
     /// [`Error`]; the supervisor starts a fresh run.
     pub(super) async fn run(self, ctx: Context) -> Result<(), Error> {
+        let ended = self.once(&ctx).await;
+        if let Err(error) = &ended {
+            self.status.send_replace(Status::Failed(chain(error)));
+        }
+        ended
+    }
+
+    async fn once(&self, ctx: &Context) -> Result<(), Error> {
         self.status.send_replace(Status::Starting);
         // Not cut off by a cancellation: a mount of it must not come after the last unmount.
-        self.prepare().await?;
-        let mut child = self.command(&ctx).spawn().await?;
+        self.prepare(ctx).await?;
+        let mut child = self.command(ctx).spawn().await?;
         let ended = tokio::select! {
             // Cancel-safe, all of them: the child is ended below, and the rest waits or asks.
-            served = self.serve(&ctx) => served,
+            served = self.serve(ctx) => served,
             exit = child.wait() => Err(child.failed(exit?).into()),
             () = ctx.cancelled() => {
                 self.status.send_replace(Status::Ending);
@@ -104,9 +114,13 @@ impl Daemon {
 
     /// Prepares the machine. The files are first: they tell [`Config::has_run`] that there may
     /// be something to end.
-    async fn prepare(&self) -> Result<(), Error> {
-        let tree = self.config.tree.clone();
-        blocking(move || write_files(&tree)).await?;
+    async fn prepare(&self, ctx: &Context) -> Result<(), Error> {
+        let config = self.config.clone();
+        let lacking =
+            blocking(move || gvisor::lacking(&config.ground.proc, &config.programs)).await;
+        let handler = report(ctx, &lacking);
+        let config = self.config.clone();
+        blocking(move || write_files(&config, handler)).await?;
         let ground = self.config.ground.clone();
         Ok(blocking(move || ground::prepare(&ground, &[Role::KubernetesWorker])).await?)
     }
@@ -192,20 +206,35 @@ async fn end(child: &mut Child) -> Result<(), process::Error> {
     Ok(())
 }
 
+/// Whether containerd gets the handler of gVisor. A machine that lacks something for it says
+/// so: its other pods run.
+pub(super) fn report(ctx: &Context, lacking: &[String]) -> config::Gvisor {
+    if lacking.is_empty() {
+        return config::Gvisor::Here;
+    }
+    let cause = lacking.join("; ");
+    warn!(%cause, "this machine runs no pods of the runtime class gvisor");
+    let line = EventLine::new("workload").field("part", "gvisor").field("state", "absent");
+    ctx.lines().event(line.field("cause", cause));
+    config::Gvisor::Lacking
+}
+
 /// Writes the configuration, and removes the socket of an earlier run, which would look like
 /// one that serves.
-pub(super) fn write_files(tree: &files::Root) -> Result<(), files::Error> {
-    let ephemeral = &tree.ephemeral;
+pub(super) fn write_files(config: &Config, handler: config::Gvisor) -> Result<(), files::Error> {
+    let ephemeral = &config.tree.ephemeral;
+    let gvisor = config.gvisor.path().parent().map(|path| files::Dir::private(path.into()));
     let directories = [
         &ephemeral.containerd.dir,
         &ephemeral.registries,
         &ephemeral.containerd_scratch,
         &ephemeral.pod_network,
     ];
-    for directory in directories {
+    for directory in directories.into_iter().chain(&gvisor) {
         directory.create()?;
     }
     let _absent = std::fs::remove_file(ephemeral.containerd.client());
-    ephemeral.gvisor_config.write(config::gvisor().as_bytes())?;
-    ephemeral.containerd_config.write(config::containerd(tree).as_bytes())
+    config.gvisor.write(gvisor::configuration().as_bytes())?;
+    let text = config::containerd(&config.tree, config.gvisor.path(), handler);
+    ephemeral.containerd_config.write(text.as_bytes())
 }

@@ -9,6 +9,9 @@
 //!       pods, containerd, mounts
 //! ```
 //!
+//! A run that fails publishes why ([`Status::Failed`]), and the next one begins at
+//! *preparing*.
+//!
 //! Pods outlive containerd, and the node: each has a shim, which is a child of `init` once
 //! containerd is gone. A containerd that is started again finds them by its state.
 //!
@@ -29,6 +32,7 @@
 
 pub mod config;
 mod daemon;
+pub mod gvisor;
 pub mod health;
 pub mod import;
 pub mod layout;
@@ -57,4 +61,6 @@ pub enum Status {
     Serving(Health),
     /// The role is taken away, or the machine ends: the pods end, then containerd.
     Ending,
+    /// It died, with these last words, or the machine cannot be prepared; it is tried again.
+    Failed(String),
 }

@@ -24,7 +24,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::daemon::{Daemon, PODS_AT_END};
-use super::{Pods, Status, pods};
+use super::{Pods, Status, gvisor, pods};
 use crate::workload::{self, Part, ground};
 use crate::{cluster, network, storage};
 use polis_base::files;
@@ -41,6 +41,11 @@ const PODS_WITHOUT_ROLE: Duration = Duration::from_secs(30);
 pub struct Config {
     /// The program.
     pub binary: PathBuf,
+    /// The directory with the programs that containerd starts.
+    pub programs: PathBuf,
+    /// The configuration of gVisor, at the one path where its shim looks before it has that
+    /// of the handler.
+    pub gvisor: files::File,
     /// The OCI layout with the images of the system.
     pub images: PathBuf,
     /// The tree of the node.
@@ -55,6 +60,8 @@ impl Config {
     pub fn live(tree: &files::Root) -> Self {
         Self {
             binary: "/usr/bin/containerd".into(),
+            programs: "/usr/bin".into(),
+            gvisor: files::File::public(gvisor::CONFIGURATION.into()),
             images: "/usr/share/polis/images".into(),
             tree: tree.clone(),
             ground: ground::Config::live(tree),

@@ -4,10 +4,29 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::super::daemon::write_files;
+use super::super::config;
+use super::super::daemon::{report, write_files};
+use super::super::gvisor;
 use super::*;
 use polis_runtime::supervisor;
 use polis_runtime::sys::cgroup::Group;
+
+/// Everything below `base`.
+fn config(base: &Path) -> Config {
+    let tree = files::Root::at(base);
+    Config {
+        binary: base.join("containerd"),
+        gvisor: files::File::public(base.join("runsc/config.toml")),
+        ground: ground::Config {
+            cgroup: base.join("cgroup"),
+            proc: base.join("proc"),
+            interfaces: base.join("net"),
+            root: base.join("root"),
+            tree: tree.clone(),
+        },
+        ..Config::live(&tree)
+    }
+}
 
 /// The service of a node with these roles below `base`, and what keeps its inputs open.
 struct Bench {
@@ -20,8 +39,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(base: &Path) -> Self {
-        let tree = files::Root::at(base);
+    fn new(base: &std::path::Path) -> Self {
         let member = cluster::Status { state: cluster::State::Home, ..cluster::Status::default() };
         let (_cluster, cluster) = watch::channel(member);
         let (given, roles) = watch::channel(None);
@@ -54,7 +72,7 @@ impl Bench {
     /// As an earlier containerd has left the machine: it was prepared, and a pod and its shim
     /// run. The groups stay populated, as those of processes that ignore SIGTERM.
     fn leave_pods(&self) {
-        write_files(&self.service.config.tree).unwrap();
+        write_files(&self.service.config, config::Gvisor::Here).unwrap();
         for group in ["kubepods", Group::Shim.name()] {
             let group = self.service.config.ground.cgroup.join(group);
             fs::create_dir_all(&group).unwrap();
@@ -196,13 +214,30 @@ async fn pods_end_with_the_machine_while_containerd_is_down() {
 #[test]
 fn the_files_of_containerd_are_written_and_an_old_socket_is_gone() {
     let base = tempfile::tempdir().unwrap();
-    let tree = files::Root::at(base.path());
-    tree.ephemeral.containerd.dir.create().unwrap();
-    fs::write(tree.ephemeral.containerd.client(), "").unwrap();
-    write_files(&tree).unwrap();
-    write_files(&tree).unwrap();
-    assert!(!tree.ephemeral.containerd.client().exists());
-    assert!(tree.ephemeral.registries.path().is_dir());
-    let written = tree.ephemeral.containerd_config.read().unwrap().unwrap();
-    assert_eq!(written, super::super::config::containerd(&tree).into_bytes());
+    let config = config(base.path());
+    let ephemeral = &config.tree.ephemeral;
+    ephemeral.containerd.dir.create().unwrap();
+    std::fs::write(ephemeral.containerd.client(), "").unwrap();
+    for _twice in 0..2 {
+        write_files(&config, config::Gvisor::Here).unwrap();
+    }
+    assert!(!ephemeral.containerd.client().exists());
+    assert!(ephemeral.registries.path().is_dir());
+    let written = ephemeral.containerd_config.read().unwrap().unwrap();
+    let expected = config::containerd(&config.tree, config.gvisor.path(), config::Gvisor::Here);
+    assert_eq!(written, expected.into_bytes());
+    let gvisor = config.gvisor.read().unwrap().unwrap();
+    assert_eq!(gvisor, gvisor::configuration().as_bytes());
+}
+
+#[test]
+fn a_machine_without_gvisor_says_so_once_and_what_it_lacks() {
+    let (ctx, mut handles) = Context::for_test();
+    assert_eq!(report(&ctx, &[]), config::Gvisor::Here);
+    let lacking = ["no filters", "no namespaces"].map(str::to_owned);
+    assert_eq!(report(&ctx, &lacking), config::Gvisor::Lacking);
+    let lines = handles.take_lines();
+    let [line] = lines.as_slice() else { panic!("{lines:?}") };
+    let said = "workload part=gvisor state=absent cause=\"no filters; no namespaces\"";
+    assert!(line.contains(said), "{line}");
 }

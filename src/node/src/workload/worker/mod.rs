@@ -181,8 +181,11 @@ impl Worker {
     async fn follow(mut self, ctx: Context) -> Result<(), Closed> {
         ctx.healthy();
         loop {
-            let state = state(&self.containerd.borrow_and_update());
-            self.parts.set(Part::Containerd, state);
+            let status = self.containerd.borrow_and_update().clone();
+            match &status {
+                runtime::Status::Failed(cause) => self.parts.died(Part::Containerd, cause),
+                status => self.parts.set(Part::Containerd, state(status)),
+            }
             match ctx.until_cancelled(self.containerd.changed()).await {
                 Some(changed) => changed.map_err(|_closed| Closed("containerd"))?,
                 None => return Ok(()),
@@ -277,6 +280,7 @@ fn state(status: &runtime::Status) -> PartState {
         runtime::Status::Absent => {
             PartState::Failed { cause: "the image of this node has no containerd".to_owned() }
         }
+        runtime::Status::Failed(cause) => PartState::Failed { cause: cause.clone() },
         runtime::Status::Serving(health) if health.runtime.holds => PartState::Ready,
         runtime::Status::Serving(health) => {
             PartState::Failed { cause: health.runtime.reason.clone() }
@@ -306,5 +310,8 @@ mod tests {
         assert_eq!(state(&serving(false, "no snapshotter")), PartState::Failed { cause });
         assert_eq!(state(&runtime::Status::Starting), PartState::Starting);
         assert!(matches!(state(&runtime::Status::Absent), PartState::Failed { .. }));
+        let cause = "exited with status 1: no root".to_owned();
+        let died = state(&runtime::Status::Failed(cause.clone()));
+        assert_eq!(died, PartState::Failed { cause });
     }
 }
