@@ -10,6 +10,7 @@
 
 mod access;
 mod certificates;
+mod conformance;
 mod control_plane;
 #[path = "../etcd/harness.rs"]
 #[expect(dead_code, reason = "the stories of etcd use the rest of it")]
@@ -21,9 +22,10 @@ use std::time::Duration;
 
 use polis_tests::{Story, Suite};
 
-const SUITE: Suite = Suite { name: "kube", retries: 0, deadline: Duration::from_secs(600) };
+const SUITE: Suite = Suite { name: "kube", retries: 0, deadline: Duration::from_secs(1200) };
 
-const FILES: &[&[Story]] = &[access::STORIES, certificates::STORIES, control_plane::STORIES];
+const FILES: &[&[Story]] =
+    &[access::STORIES, certificates::STORIES, conformance::STORIES, control_plane::STORIES];
 
 fn main() -> ExitCode {
     polis_tests::main(SUITE, FILES)
