@@ -10,6 +10,7 @@
 
 mod access;
 mod certificates;
+mod conformance;
 mod control_plane;
 mod drain;
 #[path = "../etcd/harness.rs"]
@@ -23,11 +24,12 @@ use std::time::Duration;
 
 use polis_tests::{Story, Suite};
 
-const SUITE: Suite = Suite { name: "kube", retries: 0, deadline: Duration::from_secs(600) };
+const SUITE: Suite = Suite { name: "kube", retries: 0, deadline: Duration::from_secs(1200) };
 
 const FILES: &[&[Story]] = &[
     access::STORIES,
     certificates::STORIES,
+    conformance::STORIES,
     control_plane::STORIES,
     drain::STORIES,
     volumes::STORIES,

@@ -13,6 +13,7 @@
 )]
 
 mod bench;
+mod conformance;
 mod gallery;
 mod host;
 mod image;
@@ -50,6 +51,8 @@ enum Command {
     Link(link::Args),
     /// Check the sources and run the tests.
     Test(test::Args),
+    /// Run the conformance tests of Kubernetes.
+    Conformance(conformance::Args),
     /// Draw every screen of the console for the documentation.
     Gallery(gallery::Args),
     /// Run the measurements of the documentation.
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Link(args) => link::run(&args),
         Command::Test(args) => test::run(args),
+        Command::Conformance(args) => conformance::run(&args),
         Command::Gallery(args) => gallery::run(&args),
         Command::Bench(args) => bench::run(args),
     };

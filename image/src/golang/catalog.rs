@@ -73,8 +73,9 @@ const PLAIN: &str = "netgo,osusergo,grpcnotrace";
 const SHIM: &str = "no_grpc,no_tracing,urfave_cli_no_docs,netgo,osusergo,static_build";
 
 /// Every module, in the order in which they are built: the longest last, so that a
-/// mistake in another one is seen early.
-pub(crate) const MODULES: &[Module] = &[RUNC, CNI, COREDNS, GVISOR, CONTAINERD, KUBECTL, KUBE];
+/// mistake in another one is seen early; and the suite last of all, since it finds most of
+/// its packages in the cache when Kubernetes is built.
+pub(crate) const MODULES: &[Module] = &[RUNC, CNI, COREDNS, GVISOR, CONTAINERD, KUBECTL, KUBE, E2E];
 
 /// What starts a container. It enters namespaces before Go's runtime starts, in C.
 const RUNC: Module = Module {
@@ -203,6 +204,18 @@ const KUBE: Module = Module {
             "kubelet",
         ],
         ..Program::of("kube", ".", "usr/bin")
+    }],
+};
+
+/// Kubernetes' end-to-end suite, for `cargo xtask conformance`.
+const E2E: Module = Module {
+    name: "e2e",
+    origin: "k8s.io/kubernetes",
+    stamp: Stamp::Kubernetes,
+    programs: &[Program {
+        check: (&["--version"], &[]),
+        folder: None,
+        ..Program::of("e2e", ".", "")
     }],
 };
 
@@ -338,6 +351,16 @@ mod tests {
             assert!(module.version(&text, &path).unwrap().starts_with('v'));
             assert!(folder.join(module.name).join("go.sum").exists(), "{}", module.name);
         }
+    }
+
+    #[test]
+    fn the_suite_and_the_client_are_of_the_version_of_the_cluster() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("go");
+        let versions = [KUBE, KUBECTL, E2E].map(|module| {
+            let path = folder.join(module.name).join("go.mod");
+            module.version(&std::fs::read_to_string(&path).unwrap(), &path).unwrap()
+        });
+        assert!(versions.iter().all(|version| *version == versions[0]), "{versions:?}");
     }
 
     #[test]

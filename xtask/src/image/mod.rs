@@ -221,6 +221,22 @@ pub(crate) fn kubectl(packages: &Packages) -> Result<()> {
     Ok(())
 }
 
+/// Builds what `conformance` needs and no image of its own has to be made for: the programs
+/// of Kubernetes, its suite, and the payload with etcd.
+pub(crate) fn suite() -> Result<()> {
+    let config = config(Kind::Development, Variant::Full, &Packages::default());
+    host::require(&[host::PAYLOAD, host::BUILD])?;
+    let names = ["kube", "kubectl", "e2e"].map(str::to_owned);
+    golang::programs(&config.source, &config.go, &names, &Terminal::default())?;
+    link(&config.source.root()?)?;
+    Ok(())
+}
+
+/// Where a program that is built from a Go module is.
+pub(crate) fn go_program(name: &str) -> PathBuf {
+    workspace().join("target/go/bin").join(name)
+}
+
 /// An image of these sources, from these packages.
 pub(crate) fn built_from(kind: Kind, variant: Variant, packages: &Packages) -> Result<Manifest> {
     build_usual(&config(kind, variant, packages))

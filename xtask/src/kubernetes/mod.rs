@@ -157,7 +157,7 @@ impl Deployment {
 
 /// Where `image programs` puts the operator's program of Kubernetes.
 fn program() -> PathBuf {
-    image::workspace().join("target/go/bin/kubectl")
+    image::go_program("kubectl")
 }
 
 /// `kubectl` with the kubeconfig of the run in `dir`.

@@ -24,13 +24,10 @@ use polis_tests::{ALL, SEED};
 use self::report::Report;
 use self::selection::{Part, Wanted};
 use crate::image::Packages;
-use crate::{gallery, host, image, run, trees};
+use crate::{conformance, gallery, host, image, run, trees};
 
 /// The logs of stories, a folder each.
 const STORIES: &str = "target/e2e";
-
-/// The programs of Kubernetes, as they are built for the image.
-const KUBE: &str = "target/go/bin/kube";
 
 /// The output of each story, and the results of all.
 const RESULTS: &str = "target/test";
@@ -168,14 +165,19 @@ fn quick(filter: Option<&str>) -> Command {
 
 /// The stories of the control plane of Kubernetes, where its programs are there.
 fn kube(report: &mut Report, stories: &Stories<'_>) -> Result<()> {
-    let program = image::workspace().join(KUBE);
+    let program = image::go_program("kube");
     if !program.is_file() {
-        report.skip(&format!("kube: {KUBE} is not there: no image with Kubernetes was built"));
+        let file = program.display();
+        report.skip(&format!("kube: {file} is not there: no image with Kubernetes was built"));
         return Ok(());
     }
     if report.image() {
         let mut command = stories.binary("kube")?;
         command.env("POLIS_ETCD", image::workspace().join(ETCD)).env("POLIS_KUBE", program);
+        // Without it, the story says that it is skipped, and why.
+        if conformance::is_built() {
+            conformance::tell_story(&mut command, stories.all)?;
+        }
         report.stories("kube", &mut command);
     }
     Ok(())
@@ -204,7 +206,7 @@ fn machines(report: &mut Report, stories: &Stories<'_>, product: Option<Product>
         command.env("POLIS_PRODUCT_IMAGE_DIR", product);
     }
     // A cold build of Kubernetes takes half an hour, so no test begins one.
-    if selects(stories.filter, WORKLOADS) && image::workspace().join(KUBE).is_file() {
+    if selects(stories.filter, WORKLOADS) && image::go_program("kube").is_file() {
         if env::var_os("POLIS_FULL_IMAGE_DIR").is_none() {
             let packages = Packages::default();
             let build = || image::built_from(Kind::Development, Variant::Full, &packages);

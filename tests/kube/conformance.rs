@@ -1,0 +1,150 @@
+//! The conformance tests of Kubernetes that need no pod, by `cargo xtask conformance`.
+//!
+//! That command calls this story for its control plane, and the story calls the command for
+//! the tests. A run of the level `kube` does the same, where the suite was built.
+//!
+//! A few of the tests want a node that is ready, and none of them a pod on it. So the
+//! cluster has a node object with room for no pod, whose lease the story renews as a
+//! kubelet does.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use http::Method;
+use polis_node::workload::Answer;
+use polis_tests::{Story, skip, story};
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use crate::world::Controller;
+
+/// The stories of this file.
+pub(crate) const STORIES: &[Story] = &[story!(threads tests_that_need_no_pod_pass).takes(240)];
+
+/// The arguments of the command but for the kubeconfig, as a list in JSON.
+const COMMAND: &str = "POLIS_CONFORMANCE";
+
+/// The node.
+const NODE: &str = "no-room";
+
+/// Between two renewals of its lease, a kubelet's default: the controller manager takes a
+/// node for lost after 40 seconds.
+const RENEWAL: Duration = Duration::from_secs(10);
+
+async fn tests_that_need_no_pod_pass() -> Result<()> {
+    let Ok(list) = std::env::var(COMMAND) else {
+        return skip("target/go/bin/e2e is not there: `cargo xtask conformance` builds it");
+    };
+    let controller = Controller::ready().await;
+    let folder = tempfile::tempdir()?;
+    let kubeconfig = kubeconfig(&controller, folder.path())?;
+    let mut command = command(&list, &kubeconfig)?;
+    add_node(&controller).await;
+    let mut tests = tokio::task::spawn_blocking(move || command.status());
+    let mut renewal = tokio::time::interval(RENEWAL);
+    let status = loop {
+        tokio::select! {
+            // Cancel-safe: a task, which goes on.
+            ended = &mut tests => break ended??,
+            // Cancel-safe: a tick is lost at most.
+            _tick = renewal.tick() => {
+                let answer = renew(&controller).await;
+                if let Some(refused) = answer.filter(|answer| answer.status >= 300) {
+                    println!("the lease: {}", String::from_utf8_lossy(&refused.body));
+                }
+            }
+        }
+    };
+    controller.stop().await;
+    ensure!(status.success(), "the conformance tests ended with {status}");
+    Ok(())
+}
+
+/// The command that runs the tests against the cluster of this kubeconfig.
+#[expect(clippy::disallowed_methods, reason = "a story is no service of a node")]
+fn command(list: &str, kubeconfig: &Path) -> Result<Command> {
+    let list: Vec<String> = serde_json::from_str(list).context(COMMAND)?;
+    let [program, name, rest @ ..] = &list[..] else {
+        anyhow::bail!("{COMMAND} names no command: {list:?}");
+    };
+    let mut command = Command::new(program);
+    // Before the rest, which may end with a filter.
+    command.arg(name).arg("--kubeconfig").arg(kubeconfig).args(rest);
+    Ok(command)
+}
+
+/// A kubeconfig of a caller who may do everything.
+fn kubeconfig(controller: &Controller, folder: &Path) -> Result<PathBuf> {
+    let api = controller.master();
+    let client = api.client.context("a client of the API server has a certificate")?;
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {
+            "server": format!("https://{}", api.address),
+            "certificate-authority": api.ca.path(),
+        }}],
+        "users": [{"name": "c", "user": {
+            "client-certificate": client.certificate.path(),
+            "client-key": client.key.path(),
+        }}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+    });
+    let path = folder.join("kubeconfig");
+    std::fs::write(&path, config.to_string())?;
+    Ok(path)
+}
+
+/// Makes the node, and waits until the controller manager has taken it for ready.
+async fn add_node(controller: &Controller) {
+    let room = json!({"cpu": "1", "memory": "1Gi", "pods": "0"});
+    let node = json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE},
+        "status": {
+            "capacity": room, "allocatable": room,
+            "addresses": [{"type": "InternalIP", "address": "192.0.2.2"}],
+            "conditions": [{
+                "type": "Ready", "status": "True", "reason": "Story",
+                "message": "a node object with room for no pod",
+            }],
+        },
+    });
+    let made = controller.create("/api/v1/nodes", &node).await;
+    assert_eq!(made.status, 201, "{}", String::from_utf8_lossy(&made.body));
+    // A new node has a taint, until the controller manager has seen it.
+    let mut last = Value::Null;
+    for _attempt in 0..600 {
+        let answer = renew(controller).await;
+        assert!(answer.is_none_or(|answer| answer.status < 300), "the lease was refused");
+        let answer = controller.master().get(&format!("/api/v1/nodes/{NODE}")).await.unwrap();
+        last = serde_json::from_slice(&answer.body).unwrap();
+        if last["spec"]["taints"].is_null() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!("the node keeps its taints: {last:#}");
+}
+
+/// Renews the lease of the node; nothing comes of it while the API server does not answer.
+async fn renew(controller: &Controller) -> Option<Answer> {
+    let now = OffsetDateTime::now_utc().replace_nanosecond(0).unwrap().format(&Rfc3339).unwrap();
+    let lease = json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": NODE},
+        "spec": {
+            "holderIdentity": NODE,
+            "leaseDurationSeconds": 40,
+            // Kubernetes wants microseconds.
+            "renewTime": now.replace('Z', ".000000Z"),
+        },
+    });
+    let path = format!(
+        "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{NODE}\
+         ?fieldManager=story&force=true"
+    );
+    let kind = [("content-type", "application/apply-patch+yaml")];
+    let body = lease.to_string().into_bytes();
+    controller.master().request(Method::PATCH, &path, &kind, body).await.ok()
+}

@@ -1,0 +1,360 @@
+//! `cargo xtask conformance`: the conformance tests of Kubernetes' own end-to-end suite.
+//!
+//! ```text
+//! --stage api            --> story `conformance` of tests/kube: a control plane on this host
+//!                              | its kubeconfig
+//!                              v
+//! --kubeconfig FILE      --> suite (target/go/bin/e2e) --> target/conformance/<stage>/
+//!                              ^
+//! table.txt: stage of each test
+//! ```
+//!
+//! The story calls this command again, with the kubeconfig of its cluster. So the level
+//! `kube` of the tests runs the same.
+//!
+//! What this module does not do: certify. A run is a part of the conformance suite.
+
+mod suite;
+mod table;
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use polis_tests::{Outcome, Report, StoryResult};
+
+use self::suite::Suite;
+use self::table::{Need, Table};
+use crate::{host, image};
+
+/// The results, a folder for each stage.
+const RESULTS: &str = "target/conformance";
+/// The story that starts a control plane for this command.
+const STORY: &str = "conformance::tests_that_need_no_pod_pass";
+/// The arguments of this command with which that story calls it, as a list in JSON.
+const COMMAND: &str = "POLIS_CONFORMANCE";
+/// The cluster of `cargo xtask run --kubernetes`.
+const RUN: &str = "target/run/polis/kubeconfig";
+/// An image that most tests with pods start. No registry but that of Kubernetes' project
+/// has it.
+const IMAGE: &str = "e2e-test-images/agnhost";
+
+/// Arguments of `cargo xtask conformance`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Which tests to run: those that need no pod, or those that do.
+    #[arg(long, value_enum, default_value_t = Stage::Api)]
+    stage: Stage,
+    /// Test the cluster of this kubeconfig, as one who may do everything [default: a new
+    /// control plane on this host for the stage api; the cluster of `cargo xtask run
+    /// --kubernetes` for the stage pods].
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// How many processes of the suite run at a time.
+    #[arg(long, value_name = "N", default_value_t = 6,
+          value_parser = clap::value_parser!(u8).range(1..=64))]
+    processes: u8,
+    /// Leave out the tests that upstream marks as slow.
+    #[arg(long)]
+    quick: bool,
+    /// For the stage pods: the workers pull the images of the tests from their registry.
+    #[arg(long)]
+    pull: bool,
+    /// Take the programs as they are.
+    #[arg(long, hide = true)]
+    built: bool,
+    /// Only tests whose names contain this.
+    #[arg(value_name = "FILTER")]
+    filter: Option<String>,
+}
+
+/// A part of the tests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Stage {
+    /// Tests that need no pod that runs.
+    Api,
+    /// Tests with pods.
+    Pods,
+}
+
+impl Stage {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Api => "api",
+            Self::Pods => "pods",
+        }
+    }
+
+    fn need(self) -> Need {
+        match self {
+            Self::Api => Need::Api,
+            Self::Pods => Need::Pods,
+        }
+    }
+}
+
+/// A test that this run leaves out, and why.
+type Skip = (String, String);
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    if !args.built {
+        image::suite()?;
+    }
+    let given = args.kubeconfig.clone();
+    let kubeconfig = match (args.stage, given) {
+        (_, Some(file)) => file,
+        (Stage::Api, None) => return natively(args),
+        (Stage::Pods, None) => image::workspace().join(RUN),
+    };
+    let kubeconfig = fs::canonicalize(&kubeconfig)
+        .with_context(|| format!("cannot find the kubeconfig {}", kubeconfig.display()))
+        .context(host::Help(
+            "start a cluster with `cargo xtask run --kubernetes`, or name one with --kubeconfig"
+                .to_owned(),
+        ))?;
+    against(args, kubeconfig)
+}
+
+/// What the story runs, for [`command`]: this program, and its arguments but for the
+/// kubeconfig.
+fn arguments(own: &Path, args: &Args) -> String {
+    let mut list = vec![own.display().to_string()];
+    list.extend(["conformance", "--stage", "api", "--built", "--processes"].map(str::to_owned));
+    list.push(args.processes.to_string());
+    list.extend(args.quick.then(|| "--quick".to_owned()));
+    // A filter may begin like an option.
+    list.extend(args.filter.iter().flat_map(|filter| ["--".to_owned(), filter.clone()]));
+    serde_json::Value::from(list).to_string()
+}
+
+/// Tells the story how to call this command: with all tests, or in an ordinary run without
+/// the slow ones.
+pub(crate) fn tell_story(command: &mut Command, all: bool) -> Result<()> {
+    let args = Args {
+        stage: Stage::Api,
+        kubeconfig: None,
+        processes: 6,
+        quick: !all,
+        pull: false,
+        built: true,
+        filter: None,
+    };
+    let own = env::current_exe().context("cannot find this program")?;
+    command.env(COMMAND, arguments(&own, &args));
+    Ok(())
+}
+
+/// Whether the suite was built: an ordinary run of the tests does not build it.
+pub(crate) fn is_built() -> bool {
+    image::go_program("e2e").is_file()
+}
+
+/// Starts a control plane by the story, which calls this command again.
+fn natively(args: &Args) -> Result<()> {
+    let own = env::current_exe().context("cannot find this program")?;
+    let status = image::cargo(&image::workspace())
+        .args(["test", "--quiet", "--workspace", "--test", "kube", "--", "--story", STORY])
+        .env("POLIS_ETCD", image::workspace().join("target/payload/root/usr/bin/etcd"))
+        .env("POLIS_KUBE", image::go_program("kube"))
+        .env(COMMAND, arguments(&own, args))
+        .status()
+        .context("cannot start cargo")?;
+    ensure!(status.success(), "conformance, stage api: {status}");
+    Ok(())
+}
+
+/// Runs the suite against a cluster.
+fn against(args: &Args, kubeconfig: PathBuf) -> Result<()> {
+    let program = image::go_program("e2e");
+    let names = suite::names(&program)?;
+    let (mut wanted, skips) = select(args, names)?;
+    wanted.sort();
+    let folder = image::workspace().join(RESULTS).join(args.stage.name());
+    if folder.exists() {
+        fs::remove_dir_all(&folder)
+            .with_context(|| format!("cannot empty {}", folder.display()))?;
+    }
+    let suite = Suite {
+        program,
+        kubectl: image::go_program("kubectl"),
+        kubeconfig,
+        folder,
+        processes: usize::from(args.processes),
+        awaits_nodes: args.stage == Stage::Pods,
+    };
+    if args.stage == Stage::Pods && !args.pull {
+        has_images(&suite)?;
+    }
+    let all = wanted.len() + skips.len();
+    println!("conformance: stage {}: {} of {all} tests", args.stage.name(), wanted.len());
+    let mut results = suite.run(&wanted, &|result| println!("{}", line(result)))?;
+    let left_out = skips.into_iter().map(|(name, reason)| StoryResult {
+        name,
+        outcome: Outcome::Skipped(reason),
+        seconds: 0.0,
+        tries: 0,
+    });
+    results.extend(left_out);
+    let report = Report { stories: results, not_drawn: 0 };
+    let file = suite.folder.join("report.json");
+    fs::write(&file, serde_json::to_string_pretty(&report)?)
+        .with_context(|| format!("cannot write {}", file.display()))?;
+    print!("{}", summary(&report));
+    println!("conformance: logs and reports are in {}", suite.folder.display());
+    match report.failed() {
+        0 => Ok(()),
+        failed => bail!("{failed} of {} conformance tests failed", wanted.len()),
+    }
+}
+
+/// The tests of this run, and all others with the reason.
+fn select(args: &Args, names: Vec<String>) -> Result<(Vec<String>, Vec<Skip>)> {
+    let table = Table::new()?;
+    let (mut wanted, mut skips) = (Vec::new(), Vec::new());
+    for (name, rule) in table.decide(names)? {
+        let filtered = args.filter.as_ref().is_some_and(|filter| !name.contains(filter.as_str()));
+        if rule.need != args.stage.need() {
+            let reason = match rule.need {
+                Need::Api => "stage api runs it".to_owned(),
+                Need::Pods | Need::Never => rule.reason.to_owned(),
+            };
+            skips.push((name, reason));
+        } else if filtered {
+            skips.push((name, "the filter leaves it out".to_owned()));
+        } else if args.quick && name.contains("[Slow]") {
+            skips.push((name, "it is slow".to_owned()));
+        } else {
+            wanted.push(name);
+        }
+    }
+    if wanted.is_empty() {
+        let filter = args.filter.clone().unwrap_or_default();
+        let stage = args.stage.name();
+        return Err(anyhow!(host::Usage(format!("no test of stage {stage} contains {filter:?}"))));
+    }
+    Ok((wanted, skips))
+}
+
+/// Checks that a worker has the image that most tests start: without it, each would wait
+/// five minutes for a pod.
+fn has_images(suite: &Suite) -> Result<()> {
+    let output = Command::new(&suite.kubectl)
+        .arg("--kubeconfig")
+        .arg(&suite.kubeconfig)
+        .args(["get", "nodes", "--output", "jsonpath={.items[*].status.images[*].names}"])
+        .output()
+        .context("cannot start kubectl")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "cannot list the images of the nodes: {}", said.trim());
+    if String::from_utf8_lossy(&output.stdout).contains(IMAGE) {
+        return Ok(());
+    }
+    Err(anyhow!("no worker has the image registry.k8s.io/{IMAGE}, which most of these tests start"))
+        .context(host::Help(
+            "if the workers reach registry.k8s.io or a mirror of it, add --pull".to_owned(),
+        ))
+}
+
+/// One result.
+fn line(result: &StoryResult) -> String {
+    let StoryResult { name, outcome, seconds, .. } = result;
+    match outcome {
+        Outcome::Passed | Outcome::Flaky => format!("      ok {seconds:>7.1} s  {name}"),
+        Outcome::Failed(how) => format!("  FAILED {seconds:>7.1} s  {name}: {how}"),
+        Outcome::Skipped(reason) => format!(" skipped {seconds:>7.1} s  {name}: {reason}"),
+    }
+}
+
+/// Counts by SIG, the reasons of skips, every failure, and the closing line.
+fn summary(report: &Report) -> String {
+    let mut sigs: BTreeMap<&str, [usize; 3]> = BTreeMap::new();
+    let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
+    for StoryResult { name, outcome, .. } in &report.stories {
+        // Names begin with `[sig-<name>]`.
+        let sig = name.split_once(']').map_or("", |(sig, _)| sig.trim_start_matches('['));
+        let column = match outcome {
+            Outcome::Passed | Outcome::Flaky => 0,
+            Outcome::Failed(_) => 1,
+            Outcome::Skipped(reason) => {
+                *reasons.entry(reason).or_default() += 1;
+                2
+            }
+        };
+        sigs.entry(sig).or_default()[column] += 1;
+    }
+    let mut text = format!("\n{:<20} {:>7} {:>7} {:>7}\n", "", "passed", "failed", "skipped");
+    for (sig, [passed, failed, skipped]) in &sigs {
+        let _infallible = writeln!(text, "{sig:<20} {passed:>7} {failed:>7} {skipped:>7}");
+    }
+    for (reason, count) in &reasons {
+        let _infallible = writeln!(text, "skipped {count:>7}  {reason}");
+    }
+    let failed = report.stories.iter().filter(|test| matches!(test.outcome, Outcome::Failed(_)));
+    failed.for_each(|test| {
+        let _infallible = writeln!(text, "{}", line(test));
+    });
+    let skipped: usize = reasons.values().sum();
+    let (passed, failed) = (report.passed(), report.failed());
+    let _infallible =
+        writeln!(text, "conformance: {passed} passed, {failed} failed, {skipped} skipped");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(filter: Option<&str>, quick: bool) -> Args {
+        Args {
+            stage: Stage::Api,
+            kubeconfig: None,
+            processes: 2,
+            quick,
+            pull: false,
+            built: false,
+            filter: filter.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn the_story_calls_with_what_the_person_asked_for() {
+        let list = arguments(Path::new("/x/xtask"), &args(Some("-v"), true));
+        let expected = "[\"/x/xtask\",\"conformance\",\"--stage\",\"api\",\"--built\",\
+                        \"--processes\",\"2\",\"--quick\",\"--\",\"-v\"]";
+        assert_eq!(list, expected);
+    }
+
+    #[test]
+    fn the_summary_counts_by_sig_and_by_reason() {
+        let test = |name: &str, outcome| StoryResult {
+            name: name.to_owned(),
+            outcome,
+            seconds: 1.0,
+            tries: 1,
+        };
+        let skipped = Outcome::Skipped("a pod has to run".to_owned());
+        let report = Report {
+            stories: vec![
+                test("[sig-a] one", Outcome::Passed),
+                test("[sig-a] two", Outcome::Failed("failed: no".to_owned())),
+                test("[sig-b] three", skipped.clone()),
+                test("[sig-b] four", skipped),
+            ],
+            not_drawn: 0,
+        };
+        insta::assert_snapshot!(summary(&report), @r"
+
+                              passed  failed skipped
+        sig-a                      1       1       0
+        sig-b                      0       0       2
+        skipped       2  a pod has to run
+          FAILED     1.0 s  [sig-a] two: failed: no
+        conformance: 1 passed, 1 failed, 2 skipped
+        ");
+    }
+}

@@ -1,0 +1,145 @@
+//! The table of the conformance tests (`table.txt`): what each test needs, and why.
+//!
+//! Invariants:
+//! - A test that the table does not know, and a line of the table that decides nothing, are
+//!   errors: no test is forgotten when Kubernetes changes.
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+/// What a test needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Need {
+    /// The control plane.
+    Api,
+    /// Workers.
+    Pods,
+    /// Something that Polis does not have.
+    Never,
+}
+
+/// One line: what the tests need whose names begin so.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Rule {
+    beginning: &'static str,
+    pub(super) need: Need,
+    pub(super) reason: &'static str,
+}
+
+/// The whole table.
+#[derive(Debug)]
+pub(super) struct Table(Vec<Rule>);
+
+impl Table {
+    /// The table of the repository.
+    ///
+    /// # Errors
+    ///
+    /// A line of it cannot be read.
+    pub(super) fn new() -> Result<Self> {
+        Self::read(include_str!("table.txt"))
+    }
+
+    /// Reads headings, `need: reason`, each followed by indented beginnings of names.
+    fn read(text: &'static str) -> Result<Self> {
+        let mut rules: Vec<Rule> = Vec::new();
+        let mut heading = None;
+        for (number, line) in text.lines().enumerate() {
+            let at = || format!("table.txt, line {}", number + 1);
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let Some(beginning) = line.strip_prefix("  ") else {
+                heading = Some(read_heading(line).with_context(at)?);
+                continue;
+            };
+            let (need, reason) = heading.with_context(at)?;
+            let twice = rules.iter().any(|rule| rule.beginning == beginning);
+            ensure!(!twice, "{}: {beginning} is listed twice", at());
+            rules.push(Rule { beginning, need, reason });
+        }
+        Ok(Self(rules))
+    }
+
+    /// The rule of each test: the one with the longest beginning that fits its name.
+    ///
+    /// # Errors
+    ///
+    /// No rule fits a test, or a rule decides about no test.
+    pub(super) fn decide(&self, names: Vec<String>) -> Result<Vec<(String, &Rule)>> {
+        let (mut decided, mut unknown) = (Vec::new(), Vec::new());
+        for name in names {
+            let fits = self.0.iter().filter(|rule| name.starts_with(rule.beginning));
+            match fits.max_by_key(|rule| rule.beginning.len()) {
+                Some(rule) => decided.push((name, rule)),
+                None => unknown.push(name),
+            }
+        }
+        if !unknown.is_empty() {
+            bail!("table.txt does not say what these tests need: {}", unknown.join("; "));
+        }
+        let idle = |rule: &&Rule| !decided.iter().any(|(_, decides)| decides == rule);
+        let idle: Vec<_> = self.0.iter().filter(idle).map(|rule| rule.beginning).collect();
+        if !idle.is_empty() {
+            bail!("these lines of table.txt decide about no test: {}", idle.join("; "));
+        }
+        Ok(decided)
+    }
+}
+
+fn read_heading(line: &'static str) -> Result<(Need, &'static str)> {
+    let (need, reason) = line.split_once(": ").context("expected `need: reason`")?;
+    let need = match need {
+        "api" => Need::Api,
+        "pods" => Need::Pods,
+        "never" => Need::Never,
+        other => bail!("`{other}` is none of api, pods, never"),
+    };
+    Ok((need, reason))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    const TEXT: &str = "# about\n\napi: the server\n  [a]\npods: a pod runs\n  [a] b\n";
+
+    #[test]
+    fn the_longest_beginning_decides() {
+        let table = Table::read(TEXT).unwrap();
+        let decided = table.decide(names(&["[a] b c", "[a] c"])).unwrap();
+        assert_eq!(decided[0].1.need, Need::Pods);
+        assert_eq!(decided[0].1.reason, "a pod runs");
+        assert_eq!(decided[1].1.need, Need::Api);
+    }
+
+    #[test]
+    fn a_test_that_is_not_in_the_table_is_an_error_and_so_is_an_idle_line() {
+        let table = Table::read(TEXT).unwrap();
+        let error = table.decide(names(&["[a] b", "[a]", "[new] test"])).unwrap_err();
+        assert!(error.to_string().ends_with("need: [new] test"), "{error}");
+        let error = table.decide(names(&["[a] c"])).unwrap_err();
+        assert!(error.to_string().ends_with("about no test: [a] b"), "{error}");
+    }
+
+    #[test]
+    fn a_line_that_cannot_be_read_is_named() {
+        for (text, expected) in [
+            ("  [a]\n", "line 1"),
+            ("api: x\n  [a]\n  [a]\n", "line 3: [a] is listed twice"),
+            ("some: x\n", "`some` is none of api, pods, never"),
+            ("api\n", "expected `need: reason`"),
+        ] {
+            let error = format!("{:#}", Table::read(text).unwrap_err());
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_table_of_the_repository_can_be_read() {
+        assert!(Table::new().unwrap().0.len() > 50);
+    }
+}
