@@ -80,7 +80,10 @@ pub enum Error {
     Curator(Refused),
     /// The cluster has removed this node.
     #[error("the cluster has removed this node: it was decommissioned or deleted")]
-    Disowned,
+    Disowned {
+        /// Its ID.
+        node: Option<identity::NodeId>,
+    },
     /// The machine at the addresses of the directory belongs to another cluster.
     #[error("the machine at {who} has no certificate of the CA that this node was given")]
     Untrusted {
@@ -119,6 +122,14 @@ impl Error {
     pub fn report(&self) -> Option<Report> {
         let report = Report::from_error(self.code()?, self);
         let next = match self {
+            Self::Disowned { node: Some(node) } => {
+                return Some(Report { next: wipes(*node), ..report });
+            }
+            Self::Refused(Refusal::WipesOther { found, .. }) => {
+                let next =
+                    format!("check which machine this is; if its data is to go, {}", wipes(*found));
+                return Some(Report { next, ..report });
+            }
             Self::Configuration(_) => {
                 "install the version of Polis that the cluster runs, then reboot"
             }
@@ -141,6 +152,7 @@ impl Error {
                 Refusal::JournalDamaged(_) => code::CLUSTER_JOURNAL_DAMAGED,
                 // `parameters::absent` has the better text where the searched places are known.
                 Refusal::NothingToDo => code::PARAMETERS_ABSENT,
+                Refusal::WipesOther { .. } => code::CLUSTER_WIPES_OTHER,
             },
             Self::Tpm(error) => match error {
                 tpm::Error::Changed(_) => code::STORAGE_TPM_REFUSES,
@@ -165,7 +177,7 @@ impl Error {
                 UNKNOWN | "not-up" => code::CLUSTER_UNKNOWN,
                 _ => code::CLUSTER_REFUSED,
             },
-            Self::Disowned => code::CLUSTER_REMOVED,
+            Self::Disowned { .. } => code::CLUSTER_REMOVED,
             Self::Untrusted { .. } => code::CLUSTER_UNTRUSTED,
             Self::Configuration(_) | Self::Store(store::Error::StoragePolicy { .. }) => {
                 code::CLUSTER_REFUSED
@@ -181,6 +193,14 @@ impl Error {
             | Self::Interrupted(_) => return None,
         })
     }
+}
+
+/// How a machine whose node was removed is used again.
+fn wipes(node: identity::NodeId) -> String {
+    format!(
+        "to use the machine again, give it parameters that wipe its disk (`polisctl parameters \
+         register --wipes {node}`), then reboot"
+    )
 }
 
 /// The curator's reason code for a node without a record.

@@ -56,10 +56,14 @@ pub enum Step {
     Sealed,
     /// The ESP does not speak of a bootstrap any more.
     Finished,
+    /// The data partition of a removed node is marked for its end.
+    GivenUp,
+    /// The ESP does not speak of a removed node any more.
+    Forgotten,
 }
 
 impl Step {
-    /// All steps, in order.
+    /// The steps of an entry, in order.
     pub const ALL: [Self; 8] = [
         Self::Begun,
         Self::Key,
@@ -136,6 +140,7 @@ pub(super) async fn ensure<S: pki::Store + Clone>(
         secrets: keys.map(|keys| keys.secrets.clone()),
         keeping,
         disowned: false,
+        wiped: false,
     };
     root.esp.sealed_configuration.save(sealed.to_record()).await?;
     probe.passed(Step::Sealed)?;

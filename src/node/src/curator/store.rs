@@ -36,8 +36,9 @@ use polis_proto::v1;
 use prost::Message;
 
 use super::disk_keys::{DiskKeys, join_write};
+use super::names;
 use super::nodes::misfit;
-use polis_wire::identity::{Identity, NodeId};
+use polis_wire::identity::{Identity, NodeId, NodeName};
 use polis_wire::pki::{
     self, Certificate, Guard, Issued, Issuer, Mode, Namespace, Reason, Template, Write,
 };
@@ -132,6 +133,8 @@ pub struct Founding {
     pub node: Identity,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
+    /// Its name beside the ID.
+    pub name: Option<NodeName>,
     /// The key that may take ownership.
     pub owner_public_key: [u8; 32],
     /// The configuration of the whole cluster.
@@ -187,6 +190,7 @@ impl<S: pki::Store + Clone> Store<S> {
                 ..Default::default()
             }),
             labels: founding.labels.clone(),
+            name: founding.name.as_ref().map(ToString::to_string).unwrap_or_default(),
             ..Default::default()
         };
         if let Some((keys, recovery_key)) = &founding.disk {
@@ -203,7 +207,13 @@ impl<S: pki::Store + Clone> Store<S> {
         let guards = records.iter().map(|(key, _)| Guard::Absent((*key).to_owned())).collect();
         let writes = records.into_iter().map(|(key, value)| Write::Put(key.to_owned(), value));
         let join = founding.disk.iter().map(|(keys, _)| join_write(&keys.join_key, founding.node));
-        if self.kv.commit(guards, writes.chain(join).collect()).await.map_err(Error::Store)? {
+        let name = founding.name.iter().map(|name| names::take(name, founding.node.id));
+        if self
+            .kv
+            .commit(guards, writes.chain(join).chain(name).collect())
+            .await
+            .map_err(Error::Store)?
+        {
             return Ok(());
         }
         // An earlier attempt wrote them: all of them, since it was one step.
@@ -222,6 +232,8 @@ impl<S: pki::Store + Clone> Store<S> {
             return Err(Error::StoragePolicy { policy, kind });
         }
         let key = node_key(founding.node.id);
+        // The cluster may have given the name to another node before.
+        let node = v1::Node { name: String::new(), ..node.clone() };
         let join = founding.disk.iter().map(|(keys, _)| join_write(&keys.join_key, founding.node));
         let writes = [Write::Put(key.clone(), node.encode_to_vec())].into_iter().chain(join);
         let guards = vec![Guard::Absent(key.clone())];
@@ -432,6 +444,7 @@ mod tests {
         Founding {
             node: Identity::new([key; 32]),
             labels: BTreeMap::from([("rack".to_owned(), "1".to_owned())]),
+            name: None,
             owner_public_key: [1; 32],
             configuration: v1::ClusterConfiguration::default(),
             disk: None,

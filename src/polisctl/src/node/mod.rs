@@ -6,6 +6,7 @@
 mod logs;
 mod look;
 mod recovery;
+mod reset;
 #[cfg(test)]
 #[path = "tests.rs"]
 mod stories;
@@ -110,6 +111,15 @@ pub(super) enum Command {
     Decommission {
         /// The node.
         node: String,
+        #[command(flatten)]
+        sure: Sure,
+    },
+    /// Decommission a node, and let its machine wipe its keys and its data partition.
+    Reset {
+        /// The node.
+        node: String,
+        #[command(flatten)]
+        at: At,
         #[command(flatten)]
         sure: Sure,
     },
@@ -244,6 +254,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         Command::Reboot(end) => ends(&end, false, global).await,
         Command::Poweroff(end) => ends(&end, true, global).await,
         Command::Decommission { node, sure } => decommission(&node, sure, global).await,
+        Command::Reset { node, at, sure } => reset::run(&node, &at, sure, global).await,
         Command::Delete { node, force, sure } => delete(&node, force, sure, global).await,
         Command::Logs(arguments) => logs::run(arguments, global).await,
         Command::RecoveryKey(arguments) => recovery::run(arguments, global).await,
@@ -327,13 +338,21 @@ async fn decommission(node: &str, sure: Sure, global: &Global) -> Result<(), Err
         return Ok(());
     }
     session.begin_anew();
+    let answer = decommissioned(&session, node_id).await?;
+    described(&answer.node.unwrap_or_default(), global)
+}
+
+/// Has the leader decommission a node.
+async fn decommissioned(
+    session: &Session,
+    node_id: String,
+) -> Result<v1::DecommissionNodeResponse, Error> {
     let request = v1::DecommissionNodeRequest { node_id };
     let answer = session.call("decommission the node", Repeat::Allowed, |channel| {
         let request = request.clone();
         async move { ManagementClient::new(channel).decommission_node(request).await }
     });
-    let answer = answer.await.map_err(|error| error.help_if_late(GOES_ON))?;
-    described(&answer.node.unwrap_or_default(), global)
+    answer.await.map_err(|error| error.help_if_late(GOES_ON))
 }
 
 async fn delete(node: &str, force: bool, sure: Sure, global: &Global) -> Result<(), Error> {
