@@ -33,7 +33,8 @@ pub(super) async fn run(node: &str, at: &At, sure: Sure, global: &Global) -> Res
     }
     let target = session.target(Some(&node_id), at.at.as_ref()).await?;
     let reached = session.connect(&target).await;
-    let reached = reached.map_err(|error| error.or_help(by_parameters(&node_id)))?;
+    let unreached = |error: Error| Error::new(error.summary()).or_help(by_parameters(&node_id));
+    let reached = reached.map_err(unreached)?;
     let effect = format!(
         "{name} at {} leaves the cluster for good, wipes its keys and its data partition, and \
          reboots; no recovery key opens the disk any more.",
