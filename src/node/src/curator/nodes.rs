@@ -85,7 +85,7 @@ impl<S: pki::Store + Clone> Store<S> {
         });
         let node = node.await?;
         if !known {
-            info!(node = %id, "a node registered");
+            info!(event = "registered", node = %id, "a node registered");
         }
         Ok(node)
     }
@@ -139,7 +139,7 @@ impl<S: pki::Store + Clone> Store<S> {
             }
         }
         let node = self.change(id, Request::Approve).await?;
-        info!(node = %id, "a node was approved");
+        info!(event = "approved", node = %id, "a node was approved");
         Ok(node)
     }
 
@@ -168,7 +168,7 @@ impl<S: pki::Store + Clone> Store<S> {
             applied(id, old, Request::Commit(commitment.clone()), None)
         });
         let node = node.await?;
-        info!(node = %id, "a node committed");
+        info!(event = "joined", node = %id, "a node committed");
         Ok(node)
     }
 

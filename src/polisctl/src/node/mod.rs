@@ -22,9 +22,9 @@ use tonic::{Response, Status};
 use zeroize::Zeroizing;
 
 use super::ask::{self, DryRun, Go, Sure};
-use super::error::{Error, Explain as _};
+use super::error::{Error, Exit, Explain as _};
 use super::output::{Document, Text};
-use super::session::{PATIENCE, Session};
+use super::session::{self, PATIENCE, Session, Target};
 use super::watch::Watch;
 use super::{Global, key, parameters};
 use polis_wire::endpoint::{self, Endpoint, MANAGEMENT_PORT};
@@ -412,6 +412,22 @@ fn forgotten(node: &v1::NodeInfo) -> String {
              that, run `polisctl cluster ticket rotate`"
         ),
         false => format!("{id} is deleted"),
+    }
+}
+
+/// Every node with an address: those that the leader lists as members, else those that the
+/// context knows.
+pub(super) async fn targets(session: &Session) -> Result<Vec<Target>, Error> {
+    match session.nodes(&[]).await {
+        Ok(nodes) => {
+            let up = nodes.iter().filter(|node| node.state() == v1::NodeState::Up);
+            Ok(up.filter_map(|node| session::target(node).ok()).collect())
+        }
+        Err(error) if error.exit() == Exit::TimedOut => match session.known_nodes() {
+            known if known.is_empty() => Err(error),
+            known => Ok(known),
+        },
+        Err(error) => Err(error),
     }
 }
 

@@ -383,6 +383,22 @@ fn a_question_and_a_list_show_the_name_beside_the_id() {
 }
 
 #[test]
+fn the_logs_of_several_nodes_are_merged_and_name_their_nodes() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let id = node_id(NODE).to_string();
+    let merged = world.runs(&["node", "logs", NAME, &id]);
+    let lines: Vec<&str> = merged.lines().collect();
+    assert_eq!(lines.len(), 2, "{merged}");
+    assert!(lines[0].starts_with("web-1 2023-11-14T22:13:20.1"), "{merged}");
+    assert!(lines[1].starts_with(&format!("{id} 2023-11-14T")), "{merged}");
+    let one = world.runs(&["node", "logs", NAME, "-t"]);
+    assert!(one.starts_with("2023-11-14T22:13:20.1"), "{one}");
+    let ended = world.run(&["node", "logs", NAME, &id, "--at", &cluster.address()]);
+    assert_eq!(ended.status, 2, "{}", ended.stderr);
+}
+
+#[test]
 fn a_watch_of_a_node_reads_the_user_s_key_once() {
     let world = World::new();
     let cluster = Cluster::new(&world);
