@@ -247,7 +247,10 @@ impl Fleet {
             .map_err(|source| Error::Host { doing: doing(), source })?;
         let file = node.dir.join("parameters.pb");
         let out = file.display().to_string();
-        self.operator.run(&["--timeout", "2m", "parameters", "register", "--out", &out])?;
+        // As their folders are called. A name that a former node has is left to that.
+        let name = format!("node-{}", number + 1);
+        let line = ["--timeout", "2m", "parameters", "register", "--name", &name, "--out", &out];
+        self.operator.run(&line)?;
         node.config.fw_cfg.retain(|item| item.name != PARAMETERS);
         node.config.fw_cfg.push(FwCfg { name: PARAMETERS.to_owned(), file });
         Ok(())

@@ -143,6 +143,7 @@ impl Cluster {
         let founding = Founding {
             node: machine.key.identity(),
             labels: BTreeMap::new(),
+            name: None,
             owner_public_key: owner.public_key(),
             configuration: v1::ClusterConfiguration {
                 storage_security_policy: policy.into(),

@@ -85,6 +85,7 @@ impl Newcomer {
             cluster: Told::Register(register.clone()),
             network: Network::default(),
             console_tui: Vec::new(),
+            wipes: None,
         });
         let loaded = Loaded {
             found: parameters.map(|parameters| (parameters, Source::Esp)),
@@ -114,6 +115,8 @@ impl Newcomer {
             identity: watch::Sender::new(None),
             orders: watch::Sender::new(None),
             unlock_requests: watch::Sender::default(),
+            reset: watch::channel(None).1,
+            end: watch::Sender::new(None),
             status: cluster::Writer::default(),
         };
         let mut wanted = service.wanted.subscribe();
@@ -210,6 +213,7 @@ async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way(
         ticket: Ticket(ticket.ticket.into()),
         ca_certificate: cluster.authority.clone(),
         labels: BTreeMap::new(),
+        name: None,
     };
 
     // A permanent error is reported and stops the registration; each has a code of its

@@ -25,7 +25,7 @@ pub struct StoryResult {
     pub outcome: Outcome,
     /// Wall time of its last try.
     pub seconds: f64,
-    /// Processor time of its last try, with that of its machines.
+    /// Processor time of its last try, with that of its machines; 0 where it is not measured.
     pub processor_seconds: f64,
     /// How often it was tried.
     pub tries: u32,

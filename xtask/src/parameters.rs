@@ -19,8 +19,9 @@ use polis_proto::v1::{
 use prost::Message as _;
 
 /// Parameters that found a cluster. `tui` names a terminal of the guest that carries the console.
-pub(crate) fn bootstrap(owner: &SigningKey, tui: Option<&str>) -> Vec<u8> {
-    with_policy(owner, tui, StorageSecurityPolicy::Unspecified)
+/// `name` is the node's name beside its ID.
+pub(crate) fn bootstrap(owner: &SigningKey, tui: Option<&str>, name: &str) -> Vec<u8> {
+    founding(owner, tui, StorageSecurityPolicy::Unspecified, name)
 }
 
 /// The same, with this policy for the data partition.
@@ -29,6 +30,15 @@ pub(crate) fn with_policy(
     tui: Option<&str>,
     policy: StorageSecurityPolicy,
 ) -> Vec<u8> {
+    founding(owner, tui, policy, "")
+}
+
+fn founding(
+    owner: &SigningKey,
+    tui: Option<&str>,
+    policy: StorageSecurityPolicy,
+    name: &str,
+) -> Vec<u8> {
     let configuration = ClusterConfiguration {
         storage_security_policy: policy.into(),
         ..ClusterConfiguration::default()
@@ -36,6 +46,7 @@ pub(crate) fn with_policy(
     let bootstrap = ClusterBootstrap {
         owner_public_key: owner.verifying_key().to_bytes().to_vec(),
         cluster_configuration: Some(configuration),
+        name: name.to_owned(),
         ..ClusterBootstrap::default()
     };
     NodeParameters {
@@ -100,7 +111,8 @@ mod tests {
     #[test]
     fn parameters_name_the_owner_and_the_terminal() {
         let owner = SigningKey::from_bytes(&[7; 32]);
-        let parameters = NodeParameters::decode(&*bootstrap(&owner, Some("hvc0"))).unwrap();
+        let parameters =
+            NodeParameters::decode(&*bootstrap(&owner, Some("hvc0"), "node-1")).unwrap();
         assert_eq!(parameters.console.unwrap().tui, ["hvc0"]);
         let Some(Cluster::ClusterBootstrap(bootstrap)) = parameters.cluster else {
             panic!("a bootstrap")

@@ -23,6 +23,7 @@ use std::sync::Arc;
 use polis_proto::v1;
 use polis_tui::Snapshot;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::daemon::{heartbeat, logs, memory};
 use crate::network::{self, names};
@@ -130,6 +131,8 @@ struct Values {
     found: watch::Sender<names::Peers>,
     cluster: cluster::Writer,
     unlock_requests: watch::Sender<cluster::unlock::request::Open>,
+    /// Until when the removal of this node is to wipe its disk, too.
+    reset: watch::Sender<Option<Instant>>,
     credentials: watch::Sender<Option<rpc::Credentials>>,
     access_list: watch::Sender<Arc<rpc::AccessList>>,
     curator: watch::Sender<curator::Status>,
@@ -179,6 +182,7 @@ impl Values {
             found: watch::Sender::default(),
             cluster: cluster::Writer::default(),
             unlock_requests: watch::Sender::default(),
+            reset: watch::Sender::default(),
             curator: watch::Sender::default(),
             containerd: watch::Sender::default(),
             pods: watch::Sender::default(),
@@ -302,6 +306,8 @@ impl Membership {
                 identity: values.identity.clone(),
                 orders: values.orders.clone(),
                 unlock_requests: values.unlock_requests.clone(),
+                reset: values.reset.subscribe(),
+                end: root.end.clone(),
                 status: values.cluster.clone(),
             },
             credentials: cluster::credentials::Service {
@@ -496,6 +502,7 @@ impl Faces {
                 table: Arc::clone(&values.table),
                 servers: vec![("curator", Arc::clone(&values.metrics))],
                 end: root.end.clone(),
+                reset: values.reset.clone(),
                 listening: Default::default(),
             },
         }

@@ -54,8 +54,8 @@ const ESCAPE: Duration = Duration::from_millis(50);
 /// Log entries kept: more than the node sends at once.
 const LOGS_MAX: usize = 4096;
 /// The alternate screen, so that the content of the terminal is restored at the end.
-const ENTER: &[u8] = b"\x1b[?1049h";
-const LEAVE: &[u8] = b"\x1b[0m\x1b[?25h\x1b[?1049l";
+pub(super) const ENTER: &[u8] = b"\x1b[?1049h";
+pub(super) const LEAVE: &[u8] = b"\x1b[0m\x1b[?25h\x1b[?1049l";
 /// Ctrl-], as in telnet and in `cargo xtask run`.
 const CTRL_BRACKET: u8 = 0x1d;
 
@@ -105,19 +105,33 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
     }
     let mut session = Session::prepare(global, PATIENCE)?;
     let target = session.target(arguments.node.as_deref(), arguments.at.at.as_ref()).await?;
+    attach(&mut session, &target).await
+}
+
+/// Shows the console of a node until the operator leaves it.
+pub(super) async fn attach(session: &mut Session, target: &Target) -> Result<(), Error> {
     let (shown, newest) = watch::channel(Shown::new());
     // An error of the first connection is printed as plain text, since the alternate screen
     // would close at once.
-    let mut first = open(&session, &target).await?;
+    let mut first = open(session, target).await?;
     take(&mut first, &shown).await.map_err(Broken::into_error)?;
     session.go_on();
+    let session = &*session;
     let mut screen = Screen::open()?;
     tokio::select! {
         // Cancel-safe: dropping the future cancels the call.
-        error = feed(&session, &target, first, &shown) => Err(error),
+        error = feed(session, target, first, &shown) => Err(error),
         // Cancel-safe: the terminal is restored when the screen is dropped.
-        ended = screen.drive(newest, &session, &target) => ended,
+        ended = screen.drive(newest, session, target) => ended,
     }
+}
+
+/// What a node shows at this moment.
+pub(super) async fn glance(session: &Session, target: &Target) -> Result<Snapshot, Error> {
+    let (shown, newest) = watch::channel(Shown::new());
+    let mut frames = open(session, target).await?;
+    take(&mut frames, &shown).await.map_err(Broken::into_error)?;
+    Ok(newest.borrow().snapshot.clone())
 }
 
 type Frames = tonic::Streaming<v1::ConsoleFrame>;
@@ -452,7 +466,8 @@ impl Drop for Screen {
     }
 }
 
-fn write(bytes: &[u8]) -> Result<(), Error> {
+/// Writes to the terminal.
+pub(super) fn write(bytes: &[u8]) -> Result<(), Error> {
     let mut stdout = io::stdout().lock();
     stdout
         .write_all(bytes)

@@ -25,8 +25,10 @@ mod completion;
 mod console;
 mod context;
 mod contexts;
+mod dashboard;
 mod error;
 mod etcd;
+mod events;
 mod key;
 mod kubernetes;
 mod leaderless;
@@ -49,6 +51,7 @@ mod table_tests;
 #[cfg(test)]
 mod testing;
 mod text;
+mod top;
 mod unfinished;
 mod units;
 mod user;
@@ -131,6 +134,12 @@ enum Command {
     /// Let kubectl in, and show the state of Kubernetes.
     #[command(subcommand)]
     Kubernetes(kubernetes::Command),
+    /// List what has happened: who joined, left, led, failed, with times.
+    Events(events::Arguments),
+    /// Print the load of the nodes: processor, memory, disk, network.
+    Top(top::Arguments),
+    /// Show the whole cluster in this terminal; Enter opens a node's screen, q leaves.
+    Dashboard,
     /// Show a node's screen in this terminal; q leaves it.
     Console(console::Arguments),
     /// Write an archive for a bug report: state, versions and logs of all nodes, no keys.
@@ -268,6 +277,9 @@ async fn perform(command: Command, global: &Global) -> Result<(), Error> {
         Command::User(command) => user::run(command, global).await,
         Command::Etcd(command) => etcd::run(command, global).await,
         Command::Kubernetes(command) => kubernetes::run(command, global).await,
+        Command::Events(arguments) => Box::pin(events::run(&arguments, global)).await,
+        Command::Top(arguments) => Box::pin(top::run(&arguments, global)).await,
+        Command::Dashboard => Box::pin(dashboard::run(global)).await,
         Command::Console(arguments) => Box::pin(console::run(arguments, global)).await,
         Command::Support(arguments) => Box::pin(support::run(arguments, global)).await,
         Command::Completion { .. } => completion::nodes(global).await,

@@ -261,7 +261,8 @@ impl Kubernetes {
         let roles = v1::NodeRoles {
             kubernetes_controller: has(&self.there)
                 .then_some(v1::node_roles::KubernetesController {}),
-            kubernetes_worker: (has(&self.works) || has(&self.loops)).then_some(v1::node_roles::KubernetesWorker {}),
+            kubernetes_worker: (has(&self.works) || has(&self.loops))
+                .then_some(v1::node_roles::KubernetesWorker {}),
             ..Default::default()
         };
         (roles != v1::NodeRoles::default()).then_some(roles)
@@ -365,13 +366,17 @@ impl NodeManagement for Served {
         &self,
         request: Request<v1::LogsRequest>,
     ) -> Result<Response<Self::LogsStream>, Status> {
-        let name = request.into_inner().name;
+        let v1::LogsRequest { name, raw, .. } = request.into_inner();
         self.note(&format!("Logs {name}"));
+        // Without what programs print, the line is an event.
+        let none = raw == i32::from(v1::logs_request::Raw::None);
+        let event = none.then(|| ("event".to_owned(), "ready".to_owned()));
         let entry = v1::logs_response::Entry {
             name: if name.is_empty() { "kernel".to_owned() } else { name },
             message: self.says.lock().unwrap().clone(),
             time_unix_nanos: 1_700_000_000_123_456_789,
             uptime_seconds: UPTIME - 60.0,
+            fields: event.into_iter().collect(),
             ..Default::default()
         };
         Ok(answers(vec![v1::LogsResponse { entries: vec![entry], ..Default::default() }]))
@@ -381,7 +386,22 @@ impl NodeManagement for Served {
         &self,
         _request: Request<v1::ConsoleRequest>,
     ) -> Result<Response<Self::ConsoleStream>, Status> {
-        not_served()
+        self.note("Console");
+        let metrics = polis_tui::snapshot::Metrics {
+            processors: 4,
+            cpu: vec![90, 12],
+            memory_total: 8 << 30,
+            memory_used: 2 << 30,
+            disk_written: vec![4096],
+            received: vec![2048],
+            data_total: 100 << 30,
+            data_used: 98 << 30,
+            ..Default::default()
+        };
+        let snapshot = polis_tui::Snapshot { metrics: Some(metrics), ..Default::default() };
+        let snapshot = serde_json::to_vec(&snapshot).unwrap();
+        let frame = stream::iter([Ok(v1::ConsoleFrame { snapshot })]);
+        Ok(Response::new(frame.chain(stream::pending()).boxed()))
     }
 
     async fn services(
@@ -424,6 +444,15 @@ impl NodeManagement for Served {
     ) -> Result<Response<v1::RebootResponse>, Status> {
         self.note(if request.into_inner().power_off { "PowerOff" } else { "Reboot" });
         Ok(Response::new(v1::RebootResponse {}))
+    }
+
+    async fn reset(
+        &self,
+        request: Request<v1::ResetRequest>,
+    ) -> Result<Response<v1::ResetResponse>, Status> {
+        assert_eq!(request.into_inner().node_id, node_id(NODE).to_string());
+        self.note("Reset");
+        Ok(Response::new(v1::ResetResponse {}))
     }
 
     async fn unlock(

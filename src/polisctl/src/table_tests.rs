@@ -50,6 +50,7 @@ const CASES: &[(&str, &[&str], Kind)] = &[
     ("node reboot", &["ID", "--yes"], Kind::Remote),
     ("node poweroff", &["ID", "--yes"], Kind::Remote),
     ("node decommission", &["ID", "--yes"], Kind::Remote),
+    ("node reset", &["ID", "--at", "AT", "--yes"], Kind::Remote),
     ("node delete", &["ID", "--yes"], Kind::Remote),
     ("node logs", &["ID", "--since", "2h"], Kind::Remote),
     ("node recovery-key show", &["ID"], Kind::Remote),
@@ -68,7 +69,10 @@ const CASES: &[(&str, &[&str], Kind)] = &[
     ("kubernetes kubeconfig", &["-o", "@kubeconfig"], Kind::Remote),
     ("kubernetes credential", &[], Kind::Local),
     ("kubernetes status", &[], Kind::Table),
+    ("events", &["--since", "1h"], Kind::Table),
+    ("top", &[], Kind::Table),
     ("support", &["-o", "@support.tar"], Kind::Remote),
+    ("dashboard", &[], Kind::Screen),
     ("console", &["ID"], Kind::Screen),
     ("completion", &["bash"], Kind::Script),
     ("version", &[], Kind::Local),
@@ -166,7 +170,7 @@ fn every_command_rejects_what_it_does_not_know_with_status_2() {
         for wrong in [&["--nonsense"][..], &["--timeout", "5"], &["a", "b", "c", "d=e=", "f"]] {
             let mut line = line(path, arguments, &cluster);
             // A command that takes any number of words takes these, too.
-            if wrong.len() > 2 && *path == "node label" {
+            if wrong.len() > 2 && ["node label", "node logs"].contains(path) {
                 continue;
             }
             line.extend(wrong.iter().map(|&word| word.to_owned()));

@@ -92,6 +92,12 @@ pub(super) fn nanos_since_1970(nanos: i64) -> Option<SystemTime> {
     Some(SystemTime::UNIX_EPOCH + Duration::from_nanos(nanos))
 }
 
+/// The nanoseconds from 1970 to a time; zero before.
+pub(super) fn since_1970_nanos(at: SystemTime) -> i64 {
+    let nanos = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
+    i64::try_from(nanos).unwrap_or(i64::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -193,7 +193,7 @@ mod tests {
         }
         let mut found = Vec::new();
         states(&crate::command(), "", &mut found);
-        let state = ["status", "list", "nodes", "services", "members"];
+        let state = ["status", "list", "nodes", "services", "members", "top"];
         for (path, watches) in found {
             // Contexts are files of the person who would watch them.
             let shows = state.iter().any(|word| path.ends_with(word)) && path != "context list";

@@ -197,6 +197,7 @@ fn against(args: &Args, kubeconfig: PathBuf) -> Result<()> {
         name,
         outcome: Outcome::Skipped(reason),
         seconds: 0.0,
+        processor_seconds: 0.0,
         tries: 0,
     });
     results.extend(left_out);
@@ -335,6 +336,7 @@ mod tests {
             name: name.to_owned(),
             outcome,
             seconds: 1.0,
+            processor_seconds: 0.0,
             tries: 1,
         };
         let skipped = Outcome::Skipped("a pod has to run".to_owned());

@@ -316,9 +316,14 @@ fn prepare(args: &Args, image: &Image, dir: &Path, shown: bool) -> Result<Config
 /// Writes the parameters of the machine in `dir`, with which it founds a cluster for the
 /// owner of the key in `owner`.
 pub(crate) fn founding(owner: &Path, dir: &Path, shown: bool) -> Result<PathBuf> {
+    named_founding(owner, dir, shown, "")
+}
+
+/// The same for a node with a name.
+pub(crate) fn named_founding(owner: &Path, dir: &Path, shown: bool, name: &str) -> Result<PathBuf> {
     let owner = parameters::owner_key(owner)?;
     let file = dir.join("parameters.pb");
-    fs::write(&file, parameters::bootstrap(&owner, shown.then_some("hvc0")))
+    fs::write(&file, parameters::bootstrap(&owner, shown.then_some("hvc0"), name))
         .with_context(|| format!("cannot write {}", file.display()))?;
     Ok(file)
 }

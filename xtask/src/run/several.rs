@@ -130,7 +130,7 @@ impl Plan {
             let mut config = run::machine(args, image, &folder, number)?;
             let parameters = folder.join("parameters.pb");
             if number == 1 {
-                run::founding(dir, &folder, shown)?;
+                run::named_founding(dir, &folder, shown, "node-1")?;
                 config.console = shown;
             }
             if parameters.exists() {

@@ -90,9 +90,9 @@ impl View {
 /// Changes the state of this node, and logs the change.
 pub(super) fn change(service: &Service, ctx: &Context, (event, why): (Event, &str)) {
     service.outputs.cluster.happened(event, ctx.lines(), |state| match state {
-        State::Split => warn!("this node is cut off from its cluster: {why}"),
-        State::Disowning => warn!("THE CLUSTER HAS REMOVED THIS NODE: {why}"),
-        _ => info!("this node is home: {why}"),
+        State::Split => warn!(event = "cut-off", "this node is cut off from its cluster: {why}"),
+        State::Disowning => warn!(event = "removed", "THE CLUSTER HAS REMOVED THIS NODE: {why}"),
+        _ => info!(event = "home", "this node is home: {why}"),
     });
 }
 

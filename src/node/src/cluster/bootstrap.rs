@@ -92,6 +92,7 @@ impl<C: Consensus> Service<C> {
         let founding = Founding {
             node,
             labels: bootstrap.labels.clone(),
+            name: bootstrap.name.clone(),
             owner_public_key: bootstrap.owner_public_key,
             configuration: configuration_message(&bootstrap.configuration),
             disk,

@@ -22,12 +22,15 @@
 //! - A data partition that this machine did not just begin to make never becomes the start
 //!   of a new cluster.
 //! - A record that cannot be understood is refused by its own name.
+//! - The data of a node ends only where the parameters have its full ID, or an owner has
+//!   asked the node itself ([`wipe`]).
 
 use super::error::Refusal;
 use super::journal::{Journal, Registering};
 use super::record::Record;
 use super::sealed::{Begun, Sealed};
 use crate::parameters::{Bootstrap, Cluster, Register};
+use polis_wire::identity::{Identity, NodeId};
 
 /// Whether the disk has a data partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +54,15 @@ pub enum Decision {
     Register(Register),
     /// The machine continues a registration or a commit that an earlier boot began.
     GoOnRegistering(Box<Registering>),
+}
+
+/// The end of what a removed node left on this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wipe {
+    /// Its data partition is to be given up.
+    GiveUp,
+    /// Its data partition is gone: its records on the ESP are to go, too.
+    Forget,
 }
 
 /// Decides. `told` holds the parameters, if the machine has any.
@@ -109,10 +121,42 @@ fn fresh(journal: &Record<Journal>, configured: Option<&Cluster>) -> Result<Deci
     }
 }
 
-/// Whether [`decide`] would read the parameters; if not, the caller does not wait for them.
+/// Decides whether what a node left on this machine is to be wiped before anything else:
+/// because the parameters name it (`told`), or because a wipe has begun. A machine without a
+/// whole sealed configuration does not know whose data it has, and wipes nothing.
+///
+/// # Errors
+///
+/// [`Refusal::WipesOther`] on the disk of a removed node that is not the named one. Any other
+/// member ignores the parameters: it may be the node that registered with them after the
+/// wipe.
+pub fn wipe(
+    sealed: &Record<Sealed>,
+    data: Data,
+    told: Option<NodeId>,
+) -> Result<Option<Wipe>, Refusal> {
+    let Record::Whole(sealed) = sealed else { return Ok(None) };
+    let found = Identity::new(sealed.node_public_key).id;
+    match (told, data) {
+        _ if !sealed.wiped && told.is_none() => Ok(None),
+        (Some(told), _) if told != found && !sealed.wiped => match sealed.disowned {
+            true => Err(Refusal::WipesOther { told, found }),
+            false => Ok(None),
+        },
+        (_, Data::Present) => Ok(Some(Wipe::GiveUp)),
+        (_, Data::Absent) => Ok(Some(Wipe::Forget)),
+    }
+}
+
+/// Whether [`wipe`] or [`decide`] would read the parameters; if not, the caller does not
+/// wait for them.
 #[must_use]
-pub fn needs_parameters<S>(sealed: &Record<S>, data: Data) -> bool {
-    matches!((sealed, data), (Record::Absent, Data::Absent))
+pub fn needs_parameters(sealed: &Record<Sealed>, data: Data) -> bool {
+    match (sealed, data) {
+        (Record::Whole(sealed), _) => !sealed.wiped || data == Data::Absent,
+        (Record::Absent, Data::Absent) => true,
+        (Record::Absent, Data::Present) | (Record::Damaged(_), _) => false,
+    }
 }
 
 #[cfg(test)]
@@ -135,6 +179,7 @@ mod tests {
             secrets: None,
             keeping: Keeping::default(),
             disowned: false,
+            wiped: false,
         }
     }
 
@@ -207,6 +252,32 @@ mod tests {
         let damaged = Record::Damaged(Damage::Magic);
         let decided = decide(&damaged, &founding(), Data::Present, None);
         assert_eq!(decided, Ok(Decision::GoOn(begun())));
+    }
+
+    #[test]
+    fn only_the_named_node_or_one_whose_wipe_has_begun_is_wiped() {
+        let own = Identity::new(sealed().node_public_key).id;
+        let other = Identity::new([8; 32]).id;
+        let member = Record::Whole(sealed());
+        let removed = Record::Whole(Sealed { disowned: true, ..sealed() });
+        let begun = Record::Whole(Sealed { disowned: true, wiped: true, ..sealed() });
+        for (data, end) in [(Data::Present, Wipe::GiveUp), (Data::Absent, Wipe::Forget)] {
+            for sealed in [&member, &removed] {
+                assert_eq!(wipe(sealed, data, Some(own)), Ok(Some(end)));
+                assert_eq!(wipe(sealed, data, None), Ok(None));
+            }
+            // What has begun goes on, whatever the parameters say now.
+            for told in [None, Some(own), Some(other)] {
+                assert_eq!(wipe(&begun, data, told), Ok(Some(end)), "{told:?}");
+            }
+            // The node that registered after the wipe still has these parameters.
+            assert_eq!(wipe(&member, data, Some(other)), Ok(None));
+            let refusal = Refusal::WipesOther { told: other, found: own };
+            assert_eq!(wipe(&removed, data, Some(other)), Err(refusal));
+            for unknown in [Record::Absent, Record::Damaged(Damage::Checksum)] {
+                assert_eq!(wipe(&unknown, data, Some(own)), Ok(None), "whose data is it?");
+            }
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //!                                                         v
 //!      sealed configuration: disowned, no secrets -> shares forgotten -> etcd ends
 //!        -> keys, certificates, etcd's data removed -> trapdoor, now and at every boot
+//!           or, where an owner asked for it: data partition given up -> reboot -> [wiped]
 //! ```
 //!
 //! Every step may be repeated. The first one is permanent: without the node's half, only
@@ -15,19 +16,20 @@
 //! Invariants:
 //! - An outage or a missing record never wipes anything: the node wipes only after a
 //!   curator that proved to be of this cluster has answered that the node is removed for
-//!   good.
+//!   good, or where the node parameters have its full ID.
 
 use std::time::Duration;
 
 use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
 use prost::Message as _;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
 use super::credentials;
 use super::hints::Hints;
 use super::parting::{Membership, RETRY, TRUST, membership, part};
+use super::probe::Step;
 use super::sealed::Sealed;
 use super::service::Consensus;
 use super::state::Event;
@@ -36,8 +38,9 @@ use super::{Error, Service};
 use crate::consensus;
 use polis_base::files::{self, File, Root};
 use polis_base::stage::{Stage, State};
+use polis_base::sys::reboot::Reason;
 use polis_runtime::supervisor::{Context, blocking};
-use polis_wire::identity::NodeId;
+use polis_wire::identity::{Identity, NodeId};
 use polis_wire::node_roles::is_consensus_member;
 use polis_wire::rpc::client::{Channel, Client, Patience, Repeat, candidates};
 use polis_wire::rpc::is_removal;
@@ -62,26 +65,11 @@ impl<C: Consensus> Service<C> {
     pub(super) async fn disown(&mut self, ctx: &Context) -> Error {
         self.status.happened(Event::Removed, ctx.lines(), |_disowning| {});
         warn!("the cluster has removed this node: its keys are wiped");
-        let unlocker = self.config.unlocker(self.disk());
-        let root = self.config.root.clone();
-        let sealed = blocking(move || {
-            let record = match root.esp.sealed_configuration.read() {
-                // The next boot finds the damage; what opens the disk goes all the same.
-                Err(files::Error::Damaged { .. }) => None,
-                record => record?,
-            };
-            if let Some(Ok(sealed)) = record.map(|record| Sealed::from_record(&record)) {
-                let sealed = Sealed { disowned: true, secrets: None, ..sealed };
-                root.esp.sealed_configuration.write(&sealed.to_record())?;
-            }
-            unlocker.shares.forget(Slot::Current)?;
-            unlocker.shares.forget(Slot::Next)?;
-            Ok(root.esp.key_change.erase()?)
-        })
-        .await;
-        if let Err(error) = sealed {
-            return error;
-        }
+        let wipes = self.reset.borrow().is_some_and(|until| Instant::now() < until);
+        let sealed = match self.forget_keys(wipes).await {
+            Ok(sealed) => sealed,
+            Err(error) => return error,
+        };
         self.orders.send_replace(None);
         sleep(KILLED).await;
         if self.storage.borrow().ready().is_some() {
@@ -90,7 +78,82 @@ impl<C: Consensus> Service<C> {
                 return error;
             }
         }
-        Error::Disowned
+        match sealed {
+            Some(sealed) if sealed.wiped => self.give_up().await,
+            sealed => {
+                let node = sealed.map(|sealed| Identity::new(sealed.node_public_key).id);
+                Error::Disowned { node }
+            }
+        }
+    }
+
+    /// Wipes what opens the disk, for good; returns the sealed configuration that is left. With
+    /// `wipes`, the data partition ends, too.
+    async fn forget_keys(&self, wipes: bool) -> Result<Option<Sealed>, Error> {
+        let unlocker = self.config.unlocker(self.disk());
+        let root = self.config.root.clone();
+        blocking(move || {
+            let record = match root.esp.sealed_configuration.read() {
+                // The next boot finds the damage; what opens the disk goes all the same.
+                Err(files::Error::Damaged { .. }) => None,
+                record => record?,
+            };
+            let sealed = record.and_then(|record| Sealed::from_record(&record).ok());
+            let sealed = sealed.map(|sealed| Sealed {
+                disowned: true,
+                secrets: None,
+                wiped: sealed.wiped || wipes,
+                ..sealed
+            });
+            if let Some(sealed) = &sealed {
+                root.esp.sealed_configuration.write(&sealed.to_record())?;
+            }
+            unlocker.shares.forget(Slot::Current)?;
+            unlocker.shares.forget(Slot::Next)?;
+            root.esp.key_change.erase()?;
+            Ok(sealed)
+        })
+        .await
+    }
+
+    /// Wipes the keys of the node that this machine was, gives its data partition up, and
+    /// has the machine rebooted: the next boot wipes the partition before anything uses it.
+    pub(super) async fn wipe_disk(&mut self) -> Error {
+        self.orders.send_replace(None);
+        match self.forget_keys(true).await {
+            Ok(_sealed) => self.give_up().await,
+            Err(error) => error,
+        }
+    }
+
+    async fn give_up(&mut self) -> Error {
+        if let Err(closed) = self.disk().give_up().await {
+            return closed.into();
+        }
+        if let Err(interrupted) = self.config.probe.passed(Step::GivenUp) {
+            return interrupted.into();
+        }
+        warn!("the machine reboots, and wipes its data partition then");
+        self.end.send_replace(Some(Reason::Reboot));
+        std::future::pending().await
+    }
+
+    /// Forgets the node whose data partition is gone. The sealed configuration goes last: it
+    /// says what is left to do.
+    pub(super) async fn forget_node(&self) -> Result<(), Error> {
+        let unlocker = self.config.unlocker(self.disk());
+        let esp = self.config.root.esp.clone();
+        blocking(move || {
+            unlocker.shares.forget(Slot::Current)?;
+            unlocker.shares.forget(Slot::Next)?;
+            for file in [&esp.key_change, &esp.cluster_journal, &esp.cluster_directory] {
+                file.erase()?;
+            }
+            Ok::<_, Error>(esp.sealed_configuration.erase()?)
+        })
+        .await?;
+        info!("what a removed node left on this machine is wiped");
+        Ok(self.config.probe.passed(Step::Forgotten)?)
     }
 
     /// Removes the remains of an etcd member from this node after the cluster has removed

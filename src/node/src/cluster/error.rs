@@ -78,7 +78,10 @@ pub enum Error {
     Curator(Refused),
     /// The cluster has removed this node.
     #[error("the cluster has removed this node: it was decommissioned or deleted")]
-    Disowned,
+    Disowned {
+        /// Its ID.
+        node: Option<identity::NodeId>,
+    },
     /// The machine at the addresses of the directory belongs to another cluster.
     #[error("the machine at {who} has no certificate of the CA that this node was given")]
     Untrusted {
@@ -127,6 +130,17 @@ pub enum Refusal {
     /// A bootstrap or a registration was under way, and its journal cannot be read.
     #[error("an entry into a cluster was started, but its journal is damaged: {0}")]
     JournalDamaged(Damage),
+    /// The parameters say to wipe a node that this machine was not.
+    #[error(
+        "the node parameters say to wipe {told}, but the data partition of this machine belongs to \
+         {found}"
+    )]
+    WipesOther {
+        /// The node in the parameters.
+        told: identity::NodeId,
+        /// The node of this machine.
+        found: identity::NodeId,
+    },
     /// The parameters do not say what this machine should become.
     #[error("this machine has no cluster and no node parameters")]
     NothingToDo,
@@ -147,6 +161,14 @@ impl Error {
     pub fn report(&self) -> Option<Report> {
         let report = Report::from_error(self.code()?, self);
         let next = match self {
+            Self::Disowned { node: Some(node) } => {
+                return Some(Report { next: wipes(*node), ..report });
+            }
+            Self::Refused(Refusal::WipesOther { found, .. }) => {
+                let next =
+                    format!("check which machine this is; if its data is to go, {}", wipes(*found));
+                return Some(Report { next, ..report });
+            }
             Self::Configuration(_) => {
                 "install the version of Polis that the cluster runs, then reboot"
             }
@@ -169,6 +191,7 @@ impl Error {
                 Refusal::JournalDamaged(_) => code::CLUSTER_JOURNAL_DAMAGED,
                 // `parameters::absent` has the better text where the searched places are known.
                 Refusal::NothingToDo => code::PARAMETERS_ABSENT,
+                Refusal::WipesOther { .. } => code::CLUSTER_WIPES_OTHER,
             },
             Self::Tpm(error) => match error {
                 tpm::Error::Changed(_) => code::STORAGE_TPM_REFUSES,
@@ -193,7 +216,7 @@ impl Error {
                 UNKNOWN | "not-up" => code::CLUSTER_UNKNOWN,
                 _ => code::CLUSTER_REFUSED,
             },
-            Self::Disowned => code::CLUSTER_REMOVED,
+            Self::Disowned { .. } => code::CLUSTER_REMOVED,
             Self::Untrusted { .. } => code::CLUSTER_UNTRUSTED,
             Self::Configuration(_) | Self::Store(store::Error::StoragePolicy { .. }) => {
                 code::CLUSTER_REFUSED
@@ -209,6 +232,14 @@ impl Error {
             | Self::Interrupted(_) => return None,
         })
     }
+}
+
+/// How a machine whose node was removed is used again.
+fn wipes(node: identity::NodeId) -> String {
+    format!(
+        "to use the machine again, give it parameters that wipe its disk (`polisctl parameters \
+         register --wipes {node}`), then reboot"
+    )
 }
 
 /// The curator's reason code for a node without a record.

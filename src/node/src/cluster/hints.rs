@@ -41,6 +41,7 @@ mod tests {
             cluster,
             network: parameters::Network::default(),
             console_tui: Vec::new(),
+            wipes: None,
         };
         let found = Some((parameters, parameters::Source::Esp));
         let loaded = parameters::Loaded { found, warning: None, tried: Vec::new() };

@@ -74,7 +74,7 @@ impl Registering {
     /// The journal's record.
     #[must_use]
     pub fn to_record(&self) -> Zeroizing<Vec<u8>> {
-        let Register { directory, ticket, ca_certificate, labels } = &self.register;
+        let Register { directory, ticket, ca_certificate, labels, name } = &self.register;
         let nodes = directory.iter().map(|node| v1::cluster_directory::Node {
             id: node.id.to_string(),
             addresses: node.addresses.clone(),
@@ -84,6 +84,7 @@ impl Registering {
             register_ticket: ticket.0.to_vec(),
             ca_certificate: ca_certificate.clone(),
             labels: labels.clone(),
+            name: name.as_ref().map(ToString::to_string).unwrap_or_default(),
         };
         let cluster = v1::node_parameters::Cluster::ClusterRegister(register);
         let (secrets, sealed_secrets) = to_fields(Some(&self.secrets));

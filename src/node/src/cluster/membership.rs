@@ -75,6 +75,7 @@ pub(super) async fn ensure<S: pki::Store + Clone>(
         secrets: keys.map(|keys| keys.secrets.clone()),
         keeping,
         disowned: false,
+        wiped: false,
     };
     root.esp.sealed_configuration.save(sealed.to_record()).await?;
     probe.passed(Step::Sealed)?;

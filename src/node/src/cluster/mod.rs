@@ -138,6 +138,7 @@ mod tests {
             ticket: Ticket(b"ticket".to_vec().into()),
             ca_certificate: params.self_signed(&pair).unwrap().der().to_vec(),
             labels: BTreeMap::new(),
+            name: None,
         }
     }
 
@@ -152,6 +153,7 @@ mod tests {
                 ..ClusterConfiguration::default()
             },
             labels: BTreeMap::from([("rack".to_owned(), "1".to_owned())]),
+            name: None,
         }
     }
 

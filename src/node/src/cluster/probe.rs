@@ -23,10 +23,14 @@ pub enum Step {
     Sealed,
     /// The ESP does not speak of a bootstrap any more.
     Finished,
+    /// The data partition of a removed node is marked for its end.
+    GivenUp,
+    /// The ESP does not speak of a removed node any more.
+    Forgotten,
 }
 
 impl Step {
-    /// All steps, in order.
+    /// The steps of an entry, in order.
     pub const ALL: [Self; 8] = [
         Self::Begun,
         Self::Key,

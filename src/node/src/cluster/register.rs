@@ -44,7 +44,7 @@ use crate::storage::key::RecoveryKey;
 use polis_base::stage::{self, Stage};
 use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::{Context, blocking};
-use polis_wire::identity::{Fingerprint, Identity, NodeId, NodeKey, Store as _};
+use polis_wire::identity::{Fingerprint, Identity, NodeId, NodeKey, NodeName, Store as _};
 use polis_wire::pki;
 use polis_wire::rpc::client::candidates;
 
@@ -234,6 +234,7 @@ impl<C: Consensus> Service<C> {
             secrets: keys.as_ref().map(|keys| keys.secrets.clone()),
             keeping,
             disowned: false,
+            wiped: false,
         };
         root.esp.sealed_configuration.save(sealed.to_record()).await?;
         self.config.probe.passed(Step::Sealed)?;
@@ -256,6 +257,7 @@ impl<C: Consensus> Service<C> {
         let Asking { curators, registering, secrets, key } = *asking;
         let words = fingerprint(key).await?;
         let id = key.id();
+        let named = &registering.register.name;
         info!(node = %id, fingerprint = words, "registering with the cluster");
         let request = v1::RegisterNodeRequest {
             register_ticket: registering.register.ticket.0.to_vec(),
@@ -263,6 +265,7 @@ impl<C: Consensus> Service<C> {
             tpm: registering.secrets.is_sealed(),
             labels: registering.register.labels.clone(),
             external_address: self.address_now(),
+            name: named.as_ref().map(ToString::to_string).unwrap_or_default(),
         };
         loop {
             let answer = curators
@@ -283,7 +286,7 @@ impl<C: Consensus> Service<C> {
             if self.status.happened(Event::Contacted, ctx.lines(), |_foreign| {}) {
                 info!(node = %id, fingerprint = words, "waiting for an operator's approval");
             }
-            ctx.stage(Stage::Cluster, stage::State::Waiting(awaited(&words, id)));
+            ctx.stage(Stage::Cluster, stage::State::Waiting(awaited(&words, id, named.as_ref())));
             sleep(POLL_INTERVAL).await;
         }
     }
@@ -391,10 +394,11 @@ async fn fingerprint(key: &NodeKey) -> Result<String, Error> {
 
 /// The text of the wait for approval. Tools take the words from between `fingerprint is `
 /// and the semicolon.
-fn awaited(words: &str, id: NodeId) -> String {
+fn awaited(words: &str, id: NodeId, name: Option<&NodeName>) -> String {
+    let named = name.map(|name| format!(" ({name})")).unwrap_or_default();
     format!(
-        "an operator who approves this node: its fingerprint is {words}; compare it with that of \
-         `polisctl node approve {id}`"
+        "an operator who approves this node{named}: its fingerprint is {words}; compare it with \
+         that of `polisctl node approve {id}`"
     )
 }
 
@@ -407,7 +411,10 @@ mod tests {
 
     #[test]
     fn the_fingerprint_is_in_the_reason_on_the_serial_line() {
-        let awaited = awaited("able-acid-aged-also", NodeId::from_public_key(&[1; 32]));
+        let name = "web-1".parse().unwrap();
+        let awaited =
+            awaited("able-acid-aged-also", NodeId::from_public_key(&[1; 32]), Some(&name));
+        assert!(awaited.contains("this node (web-1)"), "{awaited}");
         let line = format!("POLIS stage name=cluster state=waiting for=\"{awaited}\" t=9.0");
         let event = Event::parse(&line, Duration::ZERO).unwrap();
         assert_eq!(asks(&event), Some(Asks::Approval("able-acid-aged-also".to_owned())));

@@ -44,6 +44,8 @@ pub struct Sealed {
     pub keeping: Keeping,
     /// The cluster has removed this node; its secrets are gone.
     pub disowned: bool,
+    /// Its data partition is being wiped, too; only with `disowned`.
+    pub wiped: bool,
 }
 
 /// The cluster's policy for the keys of its nodes' disks, as far as a node needs it before
@@ -90,6 +92,7 @@ impl Sealed {
             tpm_mode: tpm_message(self.keeping.tpm).into(),
             cold_start: cold_start_message(self.keeping.cold_start).into(),
             disowned: self.disowned,
+            wiped: self.wiped,
         };
         let payload = Zeroizing::new(message.encode_to_vec());
         record::write(SEALED, protection(self.secrets.as_ref()), &payload)
@@ -114,12 +117,15 @@ impl Sealed {
             .map_err(|_length| content("the node's key is not 32 bytes long"))?;
         let secrets = from_fields(message.secrets.as_ref(), message.sealed_secrets)?;
         check_protection(protection, secrets.as_ref())?;
-        let disowned = message.disowned;
+        let (disowned, wiped) = (message.disowned, message.wiped);
+        if wiped && !disowned {
+            return Err(content("it is wiped without being disowned"));
+        }
         if secrets.is_some() != (storage > Kind::Insecure && !disowned) {
             return Err(content("its secrets do not match its kind of storage"));
         }
         let cluster_ca = message.cluster_ca_certificate;
-        Ok(Self { node_public_key, cluster_ca, storage, secrets, keeping, disowned })
+        Ok(Self { node_public_key, cluster_ca, storage, secrets, keeping, disowned, wiped })
     }
 }
 
@@ -191,11 +197,12 @@ impl Begun {
     /// The journal's record.
     #[must_use]
     pub fn to_record(&self) -> Zeroizing<Vec<u8>> {
-        let Bootstrap { owner_public_key, configuration, labels } = &self.bootstrap;
+        let Bootstrap { owner_public_key, configuration, labels, name } = &self.bootstrap;
         let cluster = v1::node_parameters::Cluster::ClusterBootstrap(v1::ClusterBootstrap {
             owner_public_key: owner_public_key.to_vec(),
             cluster_configuration: Some(configuration_message(configuration)),
             labels: labels.clone(),
+            name: name.as_ref().map(ToString::to_string).unwrap_or_default(),
         });
         let parameters = v1::NodeParameters { cluster: Some(cluster), ..Default::default() };
         let guarded = self.keys.as_ref().map(|keys| &keys.secrets);
@@ -345,6 +352,7 @@ mod tests {
             secrets,
             keeping: Keeping { tpm: TpmMode::Required, cold_start: ColdStart::Attended },
             disowned: false,
+            wiped: false,
         }
     }
 

@@ -33,10 +33,10 @@ use std::time::Duration;
 use polis_proto::v1;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
-use super::decide::{Data, Decision, decide, needs_parameters};
+use super::decide::{Data, Decision, Wipe, decide, needs_parameters, wipe};
 use super::error::Refusal;
 use super::hints::Hints;
 use super::journal::Journal;
@@ -56,6 +56,7 @@ use crate::{network, parameters, storage};
 use polis_base::files::{File, Root};
 use polis_base::recovery;
 use polis_base::stage::{self, Stage};
+use polis_base::sys::reboot::Reason;
 use polis_base::trapdoor::{Report, code};
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::Context;
@@ -133,6 +134,10 @@ pub struct Service<C = watch::Receiver<consensus::Status>> {
     pub orders: watch::Sender<Option<Orders>>,
     /// Where an operator can give a recovery key while this waits for one.
     pub unlock_requests: watch::Sender<request::Open>,
+    /// Until when a removal by the cluster is to wipe the data partition, too: an owner asked.
+    pub reset: watch::Receiver<Option<Instant>>,
+    /// The end of the machine, when it has to wipe itself.
+    pub end: watch::Sender<Option<Reason>>,
     /// The published status.
     pub status: Writer,
 }
@@ -241,18 +246,28 @@ impl<C: Consensus> Service<C> {
         Ok(home)
     }
 
+    /// Decides, after the end of a node whose disk is to be wiped.
     async fn decide(&mut self) -> Result<Decision, Error> {
-        let esp = &self.config.root.esp;
-        let sealed = record::read_from(&esp.sealed_configuration, Sealed::from_record).await?;
-        let journal = record::read_from(&esp.cluster_journal, Journal::from_record).await?;
+        let esp = self.config.root.esp.clone();
+        let mut sealed = record::read_from(&esp.sealed_configuration, Sealed::from_record).await?;
         let data = match self.disk().look().await? {
             Found::Absent(_) => Data::Absent,
             Found::Locked(..) | Found::Mounted(_) => Data::Present,
         };
-        let known = match needs_parameters(&sealed, data) {
-            true => Some(until(&mut self.parameters, "the parameters", Clone::clone).await?),
-            false => None,
-        };
+        let mut known = None;
+        if needs_parameters(&sealed, data) {
+            known = Some(until(&mut self.parameters, "the parameters", Clone::clone).await?);
+        }
+        let told = known.as_ref().and_then(|known| known.parameters()?.wipes);
+        match wipe(&sealed, data, told)? {
+            None => {}
+            Some(Wipe::GiveUp) => return Err(self.wipe_disk().await),
+            Some(Wipe::Forget) => {
+                self.forget_node().await?;
+                sealed = record::Record::Absent;
+            }
+        }
+        let journal = record::read_from(&esp.cluster_journal, Journal::from_record).await?;
         let configured = known.as_ref().and_then(|known| known.parameters());
         let configured = configured.map(|parameters| &parameters.cluster);
         Ok(decide(&sealed, &journal, data, configured)?)

@@ -5,11 +5,13 @@
 mod boots;
 #[path = "key_tests.rs"]
 mod key_stories;
+#[path = "wipe_tests.rs"]
+mod wipes;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::*;
 use crate::cluster::probe::Step;
@@ -22,6 +24,7 @@ use crate::parameters::{Cluster, ColdStart, Loaded, Parameters, Source, StorageP
 use crate::storage::key::{Key, RecoveryKey};
 use crate::storage::{Kind, Make, Ready, Wanted};
 use polis_base::recovery::form;
+use polis_wire::identity::NodeId;
 use polis_wire::pki::memory::Memory;
 
 /// Longer than any test may take.
@@ -53,6 +56,10 @@ struct Machine {
     /// The recovery key that the hypervisor gives.
     recovery: Option<String>,
     firmware: bool,
+    /// The node that the parameters say to wipe.
+    wipes: Option<NodeId>,
+    /// Whether the data partition is marked for its end.
+    given_up: AtomicBool,
 }
 
 /// A data partition, with the keys of its slots.
@@ -83,6 +90,7 @@ impl Partition {
 enum End {
     Home(Status),
     Trapdoor(Report),
+    Reboot,
     Cut,
 }
 
@@ -95,6 +103,8 @@ impl Machine {
             partition: Arc::default(),
             recovery: None,
             firmware: false,
+            wipes: None,
+            given_up: AtomicBool::new(false),
         }
     }
 
@@ -187,7 +197,7 @@ impl Machine {
             recovery: self.given(),
         };
 
-        let parameters = watch::Sender::new(Some(Arc::new(loaded(configured))));
+        let parameters = watch::Sender::new(Some(Arc::new(loaded(configured, self.wipes))));
         let storage = watch::Sender::new(storage::Status::Starting);
         let network = watch::Sender::new(network::Status {
             primary: Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
@@ -205,13 +215,22 @@ impl Machine {
             identity: watch::Sender::new(None),
             orders,
             unlock_requests: watch::Sender::default(),
+            reset: watch::channel(None).1,
+            end: watch::Sender::new(None),
             status: Writer::default(),
         };
         let counter = Requests::new(service.unlock_requests.subscribe());
         let mut wanted = service.wanted.subscribe();
         let mut status = service.status.subscribe();
+        let mut ends = service.end.subscribe();
+        let mut given_up = service.wanted.subscribe();
         let disk = async {
             let id = uuid::Uuid::from_bytes([9; 16]);
+            if self.given_up.swap(false, Ordering::Relaxed) {
+                // The first thing that storage does.
+                *self.partition.lock().unwrap() = None;
+                std::fs::remove_dir_all(root.data.mount.path()).unwrap();
+            }
             let found = self.partition.lock().unwrap().clone();
             let kind = match found {
                 None => {
@@ -254,6 +273,16 @@ impl Machine {
             storage.send_replace(storage::Status::Ready(Arc::new(ready)));
             std::future::pending::<()>().await;
         };
+        let mark = async {
+            until(&mut given_up, "wanted", |wanted| {
+                matches!(wanted, Some(Wanted::GiveUp)).then_some(())
+            })
+            .await
+            .unwrap();
+            self.given_up.store(true, Ordering::Relaxed);
+            storage.send_replace(storage::Status::GivenUp);
+            std::future::pending::<()>().await;
+        };
         let mut at_desk = status.clone();
         let person = async {
             until(&mut at_desk, "status", |status| status.waits_for_key.then_some(()))
@@ -273,6 +302,11 @@ impl Machine {
                 // Each branch only waits.
                 () = disk => unreachable!("the disk stays"),
                 () = person => unreachable!("the person stays"),
+                () = mark => unreachable!("it stays marked"),
+                end = until(&mut ends, "end", |end| *end) => {
+                    assert_eq!(end.unwrap(), Reason::Reboot);
+                    End::Reboot
+                }
                 ended = service => match ended {
                     Err(Error::Interrupted(_)) => End::Cut,
                     other => panic!("{other:?}"),
@@ -310,11 +344,12 @@ fn configured() -> Option<Cluster> {
     Some(Cluster::Bootstrap(bootstrap()))
 }
 
-fn loaded(configured: Option<Cluster>) -> Loaded {
+fn loaded(configured: Option<Cluster>, wipes: Option<NodeId>) -> Loaded {
     let parameters = configured.map(|cluster| Parameters {
         cluster,
         network: parameters::Network::default(),
         console_tui: Vec::new(),
+        wipes,
     });
     Loaded {
         found: parameters.map(|parameters| (parameters, Source::Esp)),

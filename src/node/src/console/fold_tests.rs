@@ -110,9 +110,11 @@ fn the_source_of_an_address_is_the_parameters_a_router_or_unknown() {
             owner_public_key: [0; 32],
             configuration: Default::default(),
             labels: BTreeMap::new(),
+            name: None,
         }),
         network: parameters::Network { interfaces: vec![interface], ..Default::default() },
         console_tui: Vec::new(),
+        wipes: None,
     };
     let found = Some((parameters, Source::Esp));
     values.known = Some(Arc::new(Loaded { found, warning: None, tried: Vec::new() }));

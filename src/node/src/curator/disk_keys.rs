@@ -84,6 +84,7 @@ mod tests {
         let founding = Founding {
             node,
             labels: BTreeMap::new(),
+            name: None,
             owner_public_key: [1; 32],
             configuration: v1::ClusterConfiguration::default(),
             disk: Some((first.clone(), vec![9; 32])),

@@ -13,9 +13,10 @@ use polis_proto::v1;
 use prost::Message as _;
 
 use super::disk_keys::{DiskKeys, join_write};
+use super::names;
 use super::nodes::misfit;
 use super::store::{CONFIGURATION, Error, OWNER, Store, node_key};
-use polis_wire::identity::Identity;
+use polis_wire::identity::{Identity, NodeName};
 use polis_wire::pki::{self, Guard, Write};
 
 /// The content of the founding records.
@@ -25,6 +26,8 @@ pub struct Founding {
     pub node: Identity,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
+    /// Its name beside the ID.
+    pub name: Option<NodeName>,
     /// The key that may take ownership.
     pub owner_public_key: [u8; 32],
     /// The configuration of the whole cluster.
@@ -59,6 +62,7 @@ impl<S: pki::Store + Clone> Store<S> {
                 ..Default::default()
             }),
             labels: founding.labels.clone(),
+            name: founding.name.as_ref().map(ToString::to_string).unwrap_or_default(),
             ..Default::default()
         };
         if let Some((keys, recovery_key)) = &founding.disk {
@@ -75,7 +79,9 @@ impl<S: pki::Store + Clone> Store<S> {
         let guards = records.iter().map(|(key, _)| Guard::Absent((*key).to_owned())).collect();
         let writes = records.into_iter().map(|(key, value)| Write::Put(key.to_owned(), value));
         let join = founding.disk.iter().map(|(keys, _)| join_write(&keys.join_key, founding.node));
-        if self.kv.commit(guards, writes.chain(join).collect()).await.map_err(Error::Store)? {
+        let name = founding.name.iter().map(|name| names::take(name, founding.node.id));
+        let writes = writes.chain(join).chain(name).collect();
+        if self.kv.commit(guards, writes).await.map_err(Error::Store)? {
             return Ok(());
         }
         // An earlier attempt wrote them: all of them, since it was one step.
@@ -94,6 +100,8 @@ impl<S: pki::Store + Clone> Store<S> {
             return Err(Error::StoragePolicy { policy, kind });
         }
         let key = node_key(founding.node.id);
+        // The cluster may have given the name to another node before.
+        let node = v1::Node { name: String::new(), ..node.clone() };
         let join = founding.disk.iter().map(|(keys, _)| join_write(&keys.join_key, founding.node));
         let writes = [Write::Put(key.clone(), node.encode_to_vec())].into_iter().chain(join);
         let guards = vec![Guard::Absent(key.clone())];
@@ -113,6 +121,7 @@ mod tests {
         Founding {
             node: Identity::new([key; 32]),
             labels: BTreeMap::from([("rack".to_owned(), "1".to_owned())]),
+            name: None,
             owner_public_key: [1; 32],
             configuration: v1::ClusterConfiguration::default(),
             disk: None,

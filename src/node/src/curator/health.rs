@@ -25,6 +25,7 @@ use std::time::Duration;
 use polis_proto::v1::{self, NodeHealth, NodeState};
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tracing::{info, warn};
 
 use super::directory::Directory;
 use super::leader::Leadership;
@@ -195,9 +196,17 @@ impl Service {
                 .nodes()
                 .map(|(id, known)| (id, health(id, &known.node), known.health))
                 .filter(|(_, now, before)| now != before)
-                .map(|(id, now, _)| (id, now))
                 .collect();
-            for (id, health) in &differs {
+            for (id, health, before) in &differs {
+                match (before, health) {
+                    (NodeHealth::Late, NodeHealth::Healthy) => {
+                        info!(event = "answers", node = %id, "a node's heartbeat is back");
+                    }
+                    (_, NodeHealth::Late) => {
+                        warn!(event = "failed", node = %id, "a node's heartbeat is missing");
+                    }
+                    (_, _) => {}
+                }
                 directory.set_health(*id, *health);
             }
             !differs.is_empty()

@@ -196,12 +196,12 @@ impl Service {
             let back = tokio::time::timeout(FAREWELL, self.client.release(&lease));
             match (&ended, back.await) {
                 (Ended::Cancelled | Ended::SteppedDown, Ok(Ok(()))) if led => {
-                    info!("gave up the leadership");
+                    info!(event = "led", "gave up the leadership");
                 }
                 (Ended::Lost(error), _) => {
                     let error = error as &dyn std::error::Error;
                     if led {
-                        warn!(error, "lost the leadership");
+                        warn!(event = "led", error, "lost the leadership");
                     } else {
                         debug!(error, "lost the place in the queue for the leadership");
                     }
@@ -248,7 +248,7 @@ impl Service {
         let store = Store::new(Fenced::new(self.client.clone(), lock.clone()));
         let term =
             Term { store, since: Instant::now(), lock: lock.clone(), down: Arc::clone(&down) };
-        info!("this curator leads");
+        info!(event = "leads", "this curator leads");
         self.publish_term(Some(term));
         // It may have waited for long.
         since = clock::now();

@@ -45,8 +45,7 @@ impl<S: pki::Store + Clone> Store<S> {
             writes.extend(former);
             if let Some(name) = name {
                 guards.push(self.unless_taken(name, id).await?);
-                let owner = v1::NodeName { node_id: id.to_string() };
-                writes.push(Write::Put(place(name.as_str()), owner.encode_to_vec()));
+                writes.push(take(name, id));
             }
             if self.kv.commit(guards, writes).await.map_err(store::Error::Store)? {
                 info!(node = %id, name = wanted, "named a node");
@@ -57,7 +56,7 @@ impl<S: pki::Store + Clone> Store<S> {
     }
 
     /// A guard that holds while no other node has the name.
-    async fn unless_taken(&self, name: &NodeName, id: NodeId) -> Result<Guard, Error> {
+    pub(super) async fn unless_taken(&self, name: &NodeName, id: NodeId) -> Result<Guard, Error> {
         let place = place(name.as_str());
         let Some(entry) = self.kv.get(&place).await.map_err(store::Error::Store)? else {
             return Ok(Guard::Absent(place));
@@ -68,6 +67,12 @@ impl<S: pki::Store + Clone> Store<S> {
         }
         Ok(Guard::Unchanged(place, entry.revision))
     }
+}
+
+/// Gives a name to a node, in the transaction of the node's record.
+pub(super) fn take(name: &NodeName, id: NodeId) -> Write {
+    let owner = v1::NodeName { node_id: id.to_string() };
+    Write::Put(place(name.as_str()), owner.encode_to_vec())
 }
 
 /// Frees the name of a node; does nothing for a node without a name.

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use polis_proto::v1;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::error::Error;
 use super::names;
@@ -14,7 +14,7 @@ use super::pod_network;
 use super::state::{self, Commitment, Refusal, Registration, Request, Step};
 use super::store::{self, CONFLICTS_MAX, Outcome, Store, TICKET, join_key_at, node_key};
 use super::tickets;
-use polis_wire::identity::{Fingerprint, Identity, NodeId, Spoken};
+use polis_wire::identity::{Fingerprint, Identity, NodeId, NodeName, Spoken};
 use polis_wire::node_roles::is_consensus_member;
 use polis_wire::pki::{self, Guard, Write};
 use polis_wire::pod_network::Prefix;
@@ -57,28 +57,54 @@ impl<S: pki::Store + Clone> Store<S> {
         };
         let owner = prost::Message::encode_to_vec(&v1::JoinKey { node_id: id.to_string() });
         let key = node_key(id);
+        let named = self.name_of(&registration).await?;
         let node = self.update(&key, |old: Option<v1::Node>| {
+            let is_new = old.is_none();
             if old.as_ref().is_some_and(|old| old.public_key != registration.identity.public_key) {
                 // Two keys with the same first half: that does not happen by chance.
                 return Err(Error::Refused(Refusal::Known));
             }
             let before = old.as_ref().map(|old| old.join_key.clone());
             Ok(match state::step(old, Request::Register(registration.clone()))? {
-                Step::Put(node) => {
+                Step::Put(mut node) => {
+                    let mut guards = vec![guard.clone()];
+                    let name = named.as_ref().filter(|_| is_new).map(|(name, guard)| {
+                        node.name = name.to_string();
+                        guards.push(guard.clone());
+                        names::take(name, id)
+                    });
                     let put = Write::Put(place.clone(), owner.clone());
                     let replaced = before.filter(|before| *before != node.join_key);
                     let forget = replaced.map(|key| Write::Delete(join_key_at(&key)));
-                    let writes = std::iter::once(put).chain(forget).collect();
-                    Outcome::Put(*node, vec![guard.clone()], writes)
+                    let writes = std::iter::once(put).chain(forget).chain(name).collect();
+                    Outcome::Put(*node, guards, writes)
                 }
                 Step::Keep(node) | Step::Delete(node) => Outcome::Keep(*node),
             })
         });
         let node = node.await?;
         if !known {
-            info!(node = %id, "a node registered");
+            info!(event = "registered", node = %id, "a node registered");
         }
         Ok(node)
+    }
+
+    /// The name that a machine asks for, while no other node has it. Without it, the machine
+    /// registers all the same: its operator is not there to choose another.
+    async fn name_of(
+        &self,
+        registration: &Registration,
+    ) -> Result<Option<(NodeName, Guard)>, Error> {
+        let Some(name) = &registration.name else { return Ok(None) };
+        match self.unless_taken(name, registration.identity.id).await {
+            Ok(guard) => Ok(Some((name.clone(), guard))),
+            Err(Error::NameTaken { by, .. }) => {
+                let node = registration.identity.id;
+                warn!(%node, %name, by, "a node registers with a name that another node has");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     async fn check_ticket(&self, given: &[u8], now: i64) -> Result<(), Error> {
@@ -112,7 +138,7 @@ impl<S: pki::Store + Clone> Store<S> {
             }
         }
         let node = self.change(id, Request::Approve).await?;
-        info!(node = %id, "a node was approved");
+        info!(event = "approved", node = %id, "a node was approved");
         Ok(node)
     }
 
@@ -141,7 +167,7 @@ impl<S: pki::Store + Clone> Store<S> {
             applied(id, old, Request::Commit(commitment.clone()), None)
         });
         let node = node.await?;
-        info!(node = %id, "a node committed");
+        info!(event = "joined", node = %id, "a node committed");
         Ok(node)
     }
 

@@ -39,7 +39,7 @@ use std::net::Ipv4Addr;
 
 use polis_proto::v1::{self, NodeState};
 
-use polis_wire::identity::Identity;
+use polis_wire::identity::{Identity, NodeName};
 use polis_wire::pod_network::Prefix;
 
 /// Labels of one node; as many as the parameters may give.
@@ -103,6 +103,8 @@ pub struct Registration {
     pub labels: BTreeMap<String, String>,
     /// Its address.
     pub address: String,
+    /// The name that its parameters give it.
+    pub name: Option<NodeName>,
     /// Seconds since 1970.
     pub now: i64,
 }
@@ -302,7 +304,8 @@ fn with_state(node: v1::Node, state: NodeState) -> v1::Node {
 }
 
 fn register(registration: Registration) -> v1::Node {
-    let Registration { identity, join_key, tpm, labels, address, now } = registration;
+    // The name is taken beside the record: `nodes`.
+    let Registration { identity, join_key, tpm, labels, address, now, name: _ } = registration;
     v1::Node {
         public_key: identity.public_key.to_vec(),
         state: NodeState::New.into(),
@@ -407,6 +410,7 @@ mod tests {
             tpm: true,
             labels: BTreeMap::new(),
             address: "192.0.2.1".to_owned(),
+            name: None,
             now: 5,
         }
     }

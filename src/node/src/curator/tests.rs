@@ -33,6 +33,7 @@ async fn founded() -> (Store<Memory>, Memory) {
     let founding = Founding {
         node: first_node(),
         labels: BTreeMap::new(),
+        name: None,
         owner_public_key: [9; 32],
         configuration,
         disk: None,
@@ -51,6 +52,7 @@ fn registration(key: u8, join_key: u8) -> Registration {
         tpm: false,
         labels: BTreeMap::new(),
         address: "192.0.2.7".to_owned(),
+        name: None,
         now: 100,
     }
 }
@@ -363,4 +365,20 @@ async fn two_nodes_that_get_one_name_at_the_same_moment_do_not_both_have_it() {
     assert_eq!([named.0.is_ok(), named.1.is_ok()].iter().filter(|ok| **ok).count(), 1);
     let names = memory.contents().into_keys().filter(|key| key.starts_with("node_names/"));
     assert_eq!(names.count(), 1);
+}
+
+#[tokio::test]
+async fn a_node_registers_with_the_name_of_its_parameters_unless_another_has_it() {
+    let (store, _memory) = founded().await;
+    let ticket = store.ticket(TicketRequest::Read, 1).await.unwrap().opaque;
+    let named = |key: u8| Registration { name: name("web-1"), ..registration(key, key + 10) };
+    let first = store.register(&ticket, named(2)).await.unwrap();
+    assert_eq!(first.name, "web-1");
+    let second = store.register(&ticket, named(3)).await.unwrap();
+    assert_eq!(second.name, "", "it registers without the name");
+    // What an operator took away stays away, however often the machine asks.
+    let id = Identity::new([2; 32]).id;
+    store.name_node(id, None).await.unwrap();
+    assert_eq!(store.register(&ticket, named(2)).await.unwrap().name, "");
+    store.name_node(Identity::new([3; 32]).id, name("web-1").as_ref()).await.unwrap();
 }

@@ -33,6 +33,7 @@ use std::sync::Arc;
 
 use polis_tui::Snapshot;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::cluster::unlock::Requests;
 use crate::workload::drain::Drains;
@@ -114,6 +115,8 @@ pub struct Service {
     pub servers: Vec<(&'static str, Arc<Metrics>)>,
     /// The channel for requests to end the machine.
     pub end: watch::Sender<Option<Reason>>,
+    /// Until when the removal of this node by the cluster is to wipe its disk, too.
+    pub reset: watch::Sender<Option<Instant>>,
     /// Where management and metrics listen, while they do.
     pub listening: [watch::Sender<Option<SocketAddr>>; 2],
 }
@@ -133,7 +136,7 @@ impl Service {
     ///
     /// [`Error`].
     pub async fn run(self, ctx: Context) -> Result<(), Error> {
-        let Self { config, inputs, table, mut servers, end, listening } = self;
+        let Self { config, inputs, table, mut servers, end, reset, listening } = self;
         let [grpc_listens, page_listens] = listening;
         let management = Arc::new(Metrics::new(&table));
         let pages = Arc::new(Metrics::new(&table));
@@ -144,6 +147,7 @@ impl Service {
             logs: ctx.logs().clone(),
             services: ctx.tree(),
             end,
+            reset,
         };
         let sources = metrics::Sources {
             inputs: inputs.clone(),

@@ -1,11 +1,13 @@
 //! The calls of `NodeManagement`: answers them.
 
 use std::pin::Pin;
+use std::time::Duration;
 
 use futures::Stream;
 use polis_proto::v1;
 use polis_proto::v1::node_management_server::{NodeManagement, NodeManagementServer};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tonic::service::{Routes, RoutesBuilder};
 use tonic::{Request, Response, Status};
 use tracing::warn;
@@ -21,6 +23,10 @@ use polis_runtime::logtree;
 use polis_runtime::supervisor::Tree;
 use polis_wire::rpc::Peer;
 
+/// How long a request to wipe waits for the removal from the cluster: a later one, for another
+/// reason, wipes no disk.
+const RESET: Duration = Duration::from_secs(600);
+
 /// Bytes of the longest text that is read as a recovery key, spaces and all.
 const KEY_TEXT_MAX: usize = 1024;
 
@@ -31,6 +37,7 @@ pub(super) struct Handlers {
     pub(super) logs: logtree::Tree,
     pub(super) services: watch::Receiver<Tree>,
     pub(super) end: watch::Sender<Option<Reason>>,
+    pub(super) reset: watch::Sender<Option<Instant>>,
 }
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -169,6 +176,21 @@ impl NodeManagement for Handlers {
         // The server stops in order, so the reply is on its way before the end.
         self.end.send_replace(Some(reason));
         Ok(Response::new(v1::RebootResponse {}))
+    }
+
+    async fn reset(
+        &self,
+        request: Request<v1::ResetRequest>,
+    ) -> Result<Response<v1::ResetResponse>, Status> {
+        let actor = Peer::of(&request);
+        let own = self.inputs.cluster.borrow().node;
+        let asked = request.into_inner().node_id;
+        if own.map(|id| id.to_string()).as_deref() != Some(&*asked) {
+            return Err(Status::failed_precondition("this is another node: nothing is wiped"));
+        }
+        warn!(%actor, "this node wipes its disk as soon as the cluster has removed it");
+        self.reset.send_replace(Some(Instant::now() + RESET));
+        Ok(Response::new(v1::ResetResponse {}))
     }
 
     async fn unlock(

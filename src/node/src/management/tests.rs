@@ -14,6 +14,7 @@ use crate::cluster::unlock::request::{Open, Requests, Waiting};
 use polis_base::recovery::form;
 use polis_base::stage::Stages;
 use polis_runtime::supervisor::Handles;
+use polis_wire::identity::NodeId;
 use polis_wire::rpc::Role;
 use polis_wire::rpc::client::{Channel, Expect, Trust, dial};
 use polis_wire::rpc::testing::{Authority, SOON, node_id, self_signed};
@@ -21,6 +22,7 @@ use polis_wire::rpc::testing::{Authority, SOON, node_id, self_signed};
 struct Running {
     addresses: [SocketAddr; 2],
     end: watch::Receiver<Option<Reason>>,
+    reset: watch::Receiver<Option<tokio::time::Instant>>,
     authority: Authority,
     handles: Handles,
     ctx: Context,
@@ -95,12 +97,14 @@ impl Running {
         let listening = [watch::Sender::default(), watch::Sender::default()];
         let mut listens = listening.each_ref().map(watch::Sender::subscribe);
         let (end, ends) = watch::channel(None);
+        let (reset, resets) = watch::channel(None);
         let service = Service {
             config: Config { listen: bound(), metrics: bound(), limits },
             inputs,
             table: Arc::new(Table::polis().unwrap()),
             servers: Vec::new(),
             end,
+            reset,
             listening,
         };
         let (ctx, handles) = Context::for_test();
@@ -120,7 +124,7 @@ impl Running {
             _snapshot: snapshot,
             _unlock_requests: unlock_requests,
         };
-        Self { addresses, end: ends, authority, handles, ctx, task, owned }
+        Self { addresses, end: ends, reset: resets, authority, handles, ctx, task, owned }
     }
 
     async fn client(&self, role: Role) -> NodeManagementClient<Channel> {
@@ -306,5 +310,22 @@ async fn a_node_that_waits_for_its_key_takes_it_only_from_an_owner() {
         request.answer.send(Ok(())).unwrap();
     });
     unlocked.unwrap();
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn only_an_owner_resets_a_node_and_only_by_its_own_full_id() {
+    let running = Running::start().await;
+    let reset = |node: NodeId| v1::ResetRequest { node_id: node.to_string() };
+    for role in [Role::Viewer, Role::Operator] {
+        let refused = running.client(role).await.reset(reset(node_id(1))).await.unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied, "{role:?}");
+    }
+    let mut owner = running.client(Role::Owner).await;
+    let refused = owner.reset(reset(node_id(2))).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert_eq!(*running.reset.borrow(), None);
+    owner.reset(reset(node_id(1))).await.unwrap();
+    assert!(running.reset.borrow().is_some_and(|until| until > tokio::time::Instant::now()));
     running.stop().await;
 }

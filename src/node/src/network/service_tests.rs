@@ -94,8 +94,10 @@ fn loaded(network: parameters::Network) -> Known {
         owner_public_key: [0; 32],
         configuration: parameters::ClusterConfiguration::default(),
         labels: Default::default(),
+        name: None,
     });
-    let parameters = parameters::Parameters { cluster, network, console_tui: Vec::new() };
+    let parameters =
+        parameters::Parameters { cluster, network, console_tui: Vec::new(), wipes: None };
     let found = Some((parameters, parameters::Source::Esp));
     Some(Arc::new(Loaded { found, warning: None, tried: Vec::new() }))
 }

@@ -95,7 +95,7 @@ impl Service {
             let line = EventLine::new("ready").field("node", node).field("roles", &roles);
             let line = line.field("address", address).field("image", &self.image).field("ca", ca);
             ctx.lines().event(line);
-            info!(%node, roles, %address, "ready");
+            info!(event = "ready", %node, roles, %address, "ready");
             // After the line: a service that waits for this may end the node.
             self.ready.send_replace(true);
         }

@@ -8,6 +8,7 @@
 //! Finish:                   kernel -> protect -> format -> mount -> settle -> table (unmarked)
 //! Mount:                    kernel -----------> mount -> [table (unmarked)] -> [grow]
 //! Unlock: [table] ->        kernel -> (open, by whoever has the key) -> mount
+//! Clear:                    kernel -> overwrite -> table (new identity, marked): plan again
 //! ```
 //!
 //! Invariants:
@@ -18,6 +19,7 @@
 use std::path::PathBuf;
 
 use tracing::{info, warn};
+use uuid::Uuid;
 
 use super::plan::{BEING_MADE, Plan};
 use super::table::{self, Partition, Table};
@@ -91,6 +93,14 @@ pub enum Error {
         /// The output of `xfs_growfs`.
         source: process::Error,
     },
+    /// What is recognised of a partition that was given up cannot be overwritten.
+    #[error("cannot overwrite the start of {device}")]
+    Clear {
+        /// The partition.
+        device: PathBuf,
+        /// The error of the kernel.
+        source: std::io::Error,
+    },
     /// The new partition does not open with the key that it was made with.
     #[error("{device} does not open with its new key")]
     OwnKey {
@@ -129,6 +139,10 @@ pub trait Machine {
     /// Writes what must be written of a new file system before it is used.
     fn settle(&self, partition: &Partition) -> impl Future<Output = Result<(), Error>> + Send;
 
+    /// Overwrites everything by which the content of `partition` is recognised and opened;
+    /// nothing uses it.
+    fn clear(&self, partition: &Partition) -> impl Future<Output = Result<(), Error>> + Send;
+
     /// Lets the mounted file system fill `partition`, which the kernel knows smaller.
     fn grow(&self, partition: &Partition) -> impl Future<Output = Result<(), Error>> + Send;
 }
@@ -144,6 +158,12 @@ pub async fn apply(machine: &impl Machine, table: Table, plan: Plan) -> Result<P
             info!(partition = partition.number, "making the data partition");
             machine.write_table(&table).await?;
             finish(machine, table, partition).await
+        }
+        // The service clears before it asks which keys the new partition gets.
+        Plan::Clear { partition } => {
+            let id = partition.id;
+            let partition = clear(machine, table.clone(), partition, id).await?;
+            finish(machine, replaced(table, &partition), partition).await
         }
         Plan::Finish { partition } => {
             info!(partition = partition.number, "finishing the data partition");
@@ -207,6 +227,26 @@ pub async fn before_unlock(
             Ok(partition)
         }
     }
+}
+
+/// Ends the content of a partition that was given up: from then on it is one that is being
+/// made, with the identity `id`.
+///
+/// # Errors
+///
+/// The first step that failed; the next boot repeats them all.
+pub async fn clear(
+    machine: &impl Machine,
+    table: Table,
+    partition: Partition,
+    id: Uuid,
+) -> Result<Partition, Error> {
+    machine.register(&partition).await?;
+    machine.clear(&partition).await?;
+    let partition = Partition { id, attributes: BEING_MADE, ..partition };
+    machine.write_table(&replaced(table, &partition)).await?;
+    info!(partition = partition.number, "the data partition was wiped");
+    Ok(partition)
 }
 
 async fn finish(

@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use uuid::Uuid;
 
-use super::super::plan::{LABEL, Refusal, TYPE_ID, place, plan};
+use super::super::plan::{LABEL, Refusal, TYPE_ID, given_up, place, plan};
 use super::super::probe::{self, Content};
 use super::super::table::tests::{MIB, image};
 use super::*;
 
 const ID: Uuid = Uuid::from_bytes([7; 16]);
+const ANOTHER: Uuid = Uuid::from_bytes([8; 16]);
 
 /// A machine whose disk is a file and whose power goes at a chosen step.
 struct Cut {
@@ -83,6 +84,16 @@ impl Machine for Cut {
         Ok(())
     }
 
+    async fn clear(&self, partition: &Partition) -> Result<(), Error> {
+        self.step()?;
+        // The start goes last.
+        let start = partition.first * 512;
+        self.disk.write_all_at(&[0; 8192], start + 4096).unwrap();
+        self.step()?;
+        self.disk.write_all_at(&[0; 4096], start).unwrap();
+        Ok(())
+    }
+
     async fn grow(&self, partition: &Partition) -> Result<(), Error> {
         self.step()?;
         self.superblock(partition, false);
@@ -102,6 +113,10 @@ async fn boot(machine: &Cut) -> Result<Partition, Error> {
     let place = place(&table, ID).unwrap();
     let found = content(&machine.disk, place.partition());
     let plan = plan(&table, place, &found).unwrap();
+    if let Plan::Clear { partition } = plan {
+        clear(machine, table, partition, ANOTHER).await?;
+        return Box::pin(boot(machine)).await;
+    }
     apply(machine, table, plan).await
 }
 
@@ -171,4 +186,23 @@ async fn a_zeroed_superblock_on_a_finished_partition_is_never_formatted() {
     let place = place(&table, ID).unwrap();
     let found = content(&disk, &partition);
     assert_eq!(plan(&table, place, &found), Err(Refusal::Damaged { number: 3 }));
+}
+
+#[tokio::test]
+async fn a_partition_that_was_given_up_is_a_new_one_whatever_is_cut() {
+    for steps in 0.. {
+        let disk = image(64 * MIB, 1024 * MIB);
+        let before = boot(&Cut::new(&disk, 100)).await.unwrap();
+        let table = given_up(&table::read(&disk).unwrap()).unwrap();
+        table::write(&disk, &table).unwrap();
+        let whole = boot(&Cut::new(&disk, steps)).await.is_ok();
+        let after = boot(&Cut::new(&disk, 100)).await.unwrap();
+        assert_eq!((before.id, after.id), (ID, ANOTHER), "{steps} steps");
+        assert_eq!((after.first, after.last, after.attributes), (before.first, before.last, 0));
+        assert_eq!(table::read(&disk).unwrap().partitions.len(), 3, "{steps} steps");
+        if whole {
+            assert!(steps > 8, "the cuts came between the steps");
+            return;
+        }
+    }
 }

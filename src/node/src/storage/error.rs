@@ -76,9 +76,10 @@ impl Error {
                 }
             },
             Self::Apply(error) => match error {
-                apply::Error::Table(_) | apply::Error::Register { .. } | apply::Error::Lost => {
-                    code::STORAGE_DISK
-                }
+                apply::Error::Table(_)
+                | apply::Error::Register { .. }
+                | apply::Error::Clear { .. }
+                | apply::Error::Lost => code::STORAGE_DISK,
                 apply::Error::Format { .. } | apply::Error::Wipe { .. } => code::STORAGE_FORMAT,
                 apply::Error::Protect { .. }
                 | apply::Error::Open { .. }

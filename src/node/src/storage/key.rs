@@ -168,6 +168,9 @@ pub enum Wanted {
         /// The key that slot 0 gets then, before anything is mounted.
         rekey: Option<Passphrase>,
     },
+    /// Answers every status of a partition that is there: mark it, so that the next boot
+    /// wipes it. [`super::Status::GivenUp`] follows.
+    GiveUp,
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use super::Kind;
 use super::apply::{Error, Machine};
 use super::key::{Key, Keys, Passphrase};
 use super::luks::{self, OpenError};
-use super::plan::{GROWTH_MIN, LABEL};
+use super::plan::{self, GROWTH_MIN, LABEL};
 use super::probe::{self, Content};
 use super::table::{self, Partition, Table};
 use super::wipe::{self, Groups};
@@ -70,6 +70,12 @@ impl Live {
     #[must_use]
     pub fn raw(&self, partition: &Partition) -> PathBuf {
         block::partition_path(&self.disk, partition.number)
+    }
+
+    /// Whether an earlier run of the service has opened or mounted `partition`.
+    #[must_use]
+    pub fn is_in_use(&self, partition: &Partition) -> bool {
+        luks::is_open() || is_mounted(&self.raw(partition), self.mount_point())
     }
 
     fn mount_point(&self) -> &Path {
@@ -341,10 +347,33 @@ impl Machine for Live {
         .await
     }
 
+    async fn clear(&self, partition: &Partition) -> Result<(), Error> {
+        let device = self.raw(partition);
+        let length = partition.blocks() * self.block_size;
+        blocking(move || {
+            let failed = |source| Error::Clear { device: device.clone(), source };
+            wipe::heads(&device, length).map_err(failed)
+        })
+        .await
+    }
+
     async fn grow(&self, partition: &Partition) -> Result<(), Error> {
         self.register(partition).await?;
         self.fill(partition).await
     }
+}
+
+/// Writes the mark on the data partition of `disk` that ends it at the next boot. Blocks.
+///
+/// # Errors
+///
+/// [`table::Error`].
+pub fn give_up(disk: &Path) -> Result<(), table::Error> {
+    let table = read_table(disk)?;
+    let Some(table) = plan::given_up(&table) else { return Ok(()) };
+    let opened = File::options().read(true).write(true).open(disk);
+    let disk = opened.map_err(|source| table::Error::Io { operation: "open", source })?;
+    table::write(&disk, &table)
 }
 
 /// Whether `target` is where `device` is mounted: an earlier run of the service did it.

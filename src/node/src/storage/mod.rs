@@ -132,6 +132,8 @@ pub enum Status {
     },
     /// The data partition is mounted.
     Ready(Arc<Ready>),
+    /// The data partition is marked: the next boot wipes it.
+    GivenUp,
 }
 
 impl Status {
@@ -140,9 +142,11 @@ impl Status {
     pub fn ready(&self) -> Option<&Ready> {
         match self {
             Self::Ready(ready) => Some(ready),
-            Self::Starting | Self::Absent { .. } | Self::Locked { .. } | Self::Refused { .. } => {
-                None
-            }
+            Self::Starting
+            | Self::Absent { .. }
+            | Self::Locked { .. }
+            | Self::Refused { .. }
+            | Self::GivenUp => None,
         }
     }
 }

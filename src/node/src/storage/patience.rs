@@ -100,6 +100,10 @@ impl<M: Machine + Sync> Machine for Patient<'_, M> {
         self.step(what, LARGEST, self.machine.settle(partition)).await
     }
 
+    async fn clear(&self, partition: &Partition) -> Result<(), Error> {
+        self.step("wiping the data partition", SMALL, self.machine.clear(partition)).await
+    }
+
     async fn grow(&self, partition: &Partition) -> Result<(), Error> {
         self.step("growing the data partition", LARGE, self.machine.grow(partition)).await
     }

@@ -10,6 +10,8 @@
 //!   nothing recognised: Create      Finish    Mount   Mount    (our XFS, complete)
 //!   our LUKS header:    refuse      Finish            Unlock
 //!   anything else:      refuse      refuse            refuse
+//!
+//! [Made, given up]: Clear, whatever of ours it carries; then the table has [Made, marked]
 //! ```
 //!
 //! The content behind a LUKS header cannot be seen, and behind a header on a marked
@@ -19,9 +21,13 @@
 //! disk in the same write as the partition and goes when the file system on it
 //! is complete. So a power cut at any moment leaves one of these pictures.
 //!
+//! [`GIVEN_UP`] is a mark, too: the cluster manager asked for the end of the data, and the
+//! next boot, at which nothing uses the partition, clears it.
+//!
 //! Invariants:
 //! - A partition with recognised content is never formatted, except our own unfinished
-//!   file system on a partition that carries the mark.
+//!   file system on a partition that carries the mark, and our own content on one that was
+//!   given up.
 //! - An unmarked partition is never formatted.
 //! - No partition is made while the backup of an older table shows one with data.
 //! - A plan is total: it needs no look at the disk while it is carried out.
@@ -45,6 +51,10 @@ pub const LABEL: &str = "polis-data";
 /// The attribute of a partition whose file system is not complete. Bits 48 to
 /// 63 mean what the partition's type says; no other program knows this one.
 pub const BEING_MADE: u64 = 1 << 48;
+
+/// The attribute of a partition whose content the cluster manager has given up: it is
+/// cleared before anything uses it.
+pub const GIVEN_UP: u64 = 1 << 49;
 
 /// The smallest data partition: etcd preallocates 123 MiB and keeps snapshots
 /// beside them, and `mkfs.xfs` refuses less than 300 MB.
@@ -90,6 +100,12 @@ pub enum Plan {
         /// The partition.
         partition: Partition,
     },
+    /// Overwrite what is recognised of it, give it a new identity and the mark of one that
+    /// is being made, and look again: it was given up.
+    Clear {
+        /// The partition.
+        partition: Partition,
+    },
     /// Mount.
     Mount {
         /// The partition.
@@ -111,12 +127,13 @@ pub enum Plan {
 }
 
 impl Plan {
-    /// The partition that will be mounted.
+    /// The partition that it is about.
     #[must_use]
     pub fn partition(&self) -> &Partition {
         match self {
             Self::Create { partition, .. }
             | Self::Finish { partition }
+            | Self::Clear { partition }
             | Self::Mount { partition, .. }
             | Self::Unlock { partition, .. } => partition,
         }
@@ -265,7 +282,37 @@ pub fn plan(table: &Table, place: Place, content: &Content) -> Result<Plan, Refu
     }
 }
 
+/// `table` with the mark on its data partition that ends it at the next boot; `None`
+/// without a data partition.
+#[must_use]
+pub fn given_up(table: &Table) -> Option<Table> {
+    let mut table = table.clone();
+    let ours = table.partitions.iter_mut().find(|partition| partition.type_id == TYPE_ID)?;
+    ours.attributes |= GIVEN_UP;
+    Some(table)
+}
+
+/// A partition that was given up. A power cut while it was cleared leaves half a header.
+fn ended(partition: Partition, content: &Content) -> Result<Plan, Refusal> {
+    let number = partition.number;
+    match content {
+        Content::Xfs(xfs) if xfs.id != partition.id => {
+            Err(Refusal::Foreign { number, found: describe(xfs) })
+        }
+        Content::Luks(luks) if luks.id.is_some_and(|id| id != partition.id) => {
+            Err(Refusal::Foreign { number, found: describe_luks(luks) })
+        }
+        Content::Other(name) => Err(Refusal::Foreign { number, found: (*name).to_owned() }),
+        Content::Blank | Content::Unknown | Content::Xfs(_) | Content::Luks(_) => {
+            Ok(Plan::Clear { partition })
+        }
+    }
+}
+
 fn made(table: &Table, partition: Partition, content: &Content) -> Result<Plan, Refusal> {
+    if partition.attributes & GIVEN_UP != 0 {
+        return ended(partition, content);
+    }
     let number = partition.number;
     let marked = partition.attributes & BEING_MADE != 0;
     match content {

@@ -214,6 +214,38 @@ fn two_data_partitions_are_refused() {
     assert_eq!(refusal, Refusal::Ambiguous { first: 3, second: 4 });
 }
 
+#[test]
+fn only_a_partition_that_was_given_up_is_cleared_and_only_of_what_is_ours() {
+    let table = with_data(1001, 800, 0);
+    let marked = given_up(&table).unwrap();
+    assert_eq!(marked.partitions[..2], table.partitions[..2]);
+    assert_eq!(given_up(&disk(1001)), None);
+    let torn = Content::Luks(Luks {
+        id: Some(ID),
+        label: String::new(),
+        subsystem: String::new(),
+        whole: false,
+        kind: None,
+    });
+    let ours = [
+        Content::Blank,
+        Content::Unknown,
+        xfs(ID, false, 800),
+        luks(true, true, Some(Kind::Authenticated)),
+        torn,
+    ];
+    for content in ours {
+        let plan = decide(&marked, &content).unwrap();
+        assert_eq!(plan, Plan::Clear { partition: marked.partitions[2].clone() }, "{content:?}");
+        let unmarked = decide(&table, &content);
+        assert!(!matches!(unmarked, Ok(Plan::Clear { .. })), "{content:?}");
+    }
+    for content in [xfs(Uuid::nil(), false, 800), luks(false, true, None), Content::Other("ext")] {
+        let refusal = decide(&marked, &content);
+        assert!(matches!(refusal, Err(Refusal::Foreign { number: 3, .. })), "{content:?}");
+    }
+}
+
 fn contents() -> impl Strategy<Value = Content> {
     prop_oneof![
         Just(Content::Blank),
@@ -256,6 +288,8 @@ proptest! {
 
         let partition = plan.partition().clone();
         let end = match &plan {
+            // Nothing in these tables was given up.
+            Plan::Clear { .. } => return Err(TestCaseError::fail("it is cleared")),
             Plan::Create { .. } | Plan::Finish { .. } => {
                 prop_assert!(!matches!(content, Content::Other(_)));
                 if let Content::Xfs(xfs) = &content {

@@ -9,7 +9,10 @@
 //!     |                   ^    | no
 //!     |            another|    v
 //!     |                  [Refused]
+//!     +--given up--> overwrite, then as with none
 //!     +--anything else--> trapdoor
+//!
+//! [Locked], [Refused], [Ready] --give up--> mark it --> [GivenUp]
 //! ```
 //!
 //! The cluster manager asks for a partition when it has decided to begin a
@@ -38,9 +41,9 @@ use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use super::apply::{self, apply, before_unlock};
+use super::apply::{self, apply, before_unlock, clear};
 use super::health::{self, Devices, Health};
-use super::key::{Key, Make, Passphrase};
+use super::key::{Key, Keys, Make, Passphrase};
 use super::luks::{self, OpenError};
 use super::machine::{self, Live};
 use super::maintenance::maintain;
@@ -116,13 +119,24 @@ impl Service {
     /// [`RunError`]; a restart finds the partition mounted.
     pub async fn run(mut self, ctx: Context) -> Result<(), RunError> {
         ctx.stage(Stage::Storage, State::Started);
-        let Some(prepared) = ctx.until_cancelled(Box::pin(self.prepare(&ctx))).await else {
-            return Ok(());
+        let ended = given_up(self.wanted.clone());
+        let prepared = async {
+            tokio::select! {
+                // Cancel-safe: it is given up only while this waits for a key.
+                prepared = Box::pin(self.prepare(&ctx)) => Some(prepared),
+                // Cancel-safe: it only waits.
+                () = ended => None,
+            }
         };
+        let Some(prepared) = ctx.until_cancelled(prepared).await else { return Ok(()) };
         let (live, partition) = match prepared {
-            Ok(prepared) => prepared,
-            Err(Stop::Trapdoor(error)) => match ctx.trapdoor(error.report()).await {},
-            Err(Stop::Closed(closed)) => return Err(closed.into()),
+            Some(Ok(prepared)) => prepared,
+            Some(Err(Stop::Trapdoor(error))) => match ctx.trapdoor(error.report()).await {},
+            Some(Err(Stop::Closed(closed))) => return Err(closed.into()),
+            None => {
+                self.give_up(&ctx).await;
+                return Ok(());
+            }
         };
         let ready = Ready {
             root: self.config.root.clone(),
@@ -135,11 +149,36 @@ impl Service {
         self.status.send_replace(Status::Ready(Arc::new(ready)));
         ctx.stage(Stage::Storage, State::Done);
         ctx.healthy();
-        if let Some(error) = ctx.until_cancelled(self.keep(&ctx, &live, &partition)).await {
-            match ctx.trapdoor(error.report()).await {}
+        let kept = async {
+            tokio::select! {
+                // Cancel-safe: the maintenance may stop at any moment.
+                error = self.keep(&ctx, &live, &partition) => Some(error),
+                // Cancel-safe: it only waits.
+                () = given_up(self.wanted.clone()) => None,
+            }
+        };
+        match ctx.until_cancelled(kept).await {
+            Some(Some(error)) => match ctx.trapdoor(error.report()).await {},
+            Some(None) => self.give_up(&ctx).await,
+            None => {}
         }
         self.unmount(live.kind).await;
         Ok(())
+    }
+
+    /// Marks the partition, and waits for the end of the machine.
+    async fn give_up(&self, ctx: &Context) {
+        let disk = self.config.disk.clone();
+        let marked = blocking(move || {
+            let opened = |source| Error::Disk { disk: disk.clone(), source };
+            machine::give_up(&disk).map_err(opened)
+        });
+        if let Err(error) = within(ctx, "marking the data partition", PROBE_MAX, marked).await {
+            match ctx.trapdoor(error.report()).await {}
+        }
+        warn!("the data partition is given up: the next boot wipes it");
+        self.status.send_replace(Status::GivenUp);
+        ctx.cancelled().await;
     }
 
     /// Watches and tends the partition; returns when it cannot be used any more.
@@ -179,31 +218,21 @@ impl Service {
         })
         .await?;
 
-        let disk = self.config.disk.clone();
-        let looked = blocking(move || look(disk));
-        let (table, plan) = within(ctx, "reading the disk", PROBE_MAX, looked).await?;
+        let (table, plan) = self.look(ctx).await?;
         let (kind, keys) = match &plan {
             Plan::Create { partition, .. } | Plan::Finish { partition } => {
                 self.status.send_replace(Status::Absent { partition: partition.id });
                 let make = self.wanted(|wanted| match wanted {
                     Wanted::Make(make) => Some(make.clone()),
-                    Wanted::Open { .. } => None,
+                    Wanted::Open { .. } | Wanted::GiveUp => None,
                 });
                 let make: Make = make.await.map_err(Stop::Closed)?;
                 (make.kind(), make.keys().cloned())
             }
-            Plan::Mount { .. } => (Kind::Insecure, None),
+            Plan::Mount { .. } | Plan::Clear { .. } => (Kind::Insecure, None),
             Plan::Unlock { kind, .. } => (*kind, None),
         };
-        let live = Live {
-            disk: self.config.disk.clone(),
-            root: self.config.root.clone(),
-            mount_options: self.config.mount_options,
-            block_size: table.block_size,
-            kind,
-            keys,
-            log: ctx.sink("disk", Parser::Tool),
-        };
+        let live = self.live(ctx, &table, kind, keys);
         let subject = plan.partition().clone();
         let machine = Patient { machine: &live, ctx };
         let applied = async {
@@ -227,6 +256,36 @@ impl Service {
         let root = self.config.root.clone();
         blocking(move || root.data.create()).await?;
         Ok((live, partition))
+    }
+
+    fn live(&self, ctx: &Context, table: &Table, kind: Kind, keys: Option<Keys>) -> Live {
+        Live {
+            disk: self.config.disk.clone(),
+            root: self.config.root.clone(),
+            mount_options: self.config.mount_options,
+            block_size: table.block_size,
+            kind,
+            keys,
+            log: ctx.sink("disk", Parser::Tool),
+        }
+    }
+
+    /// Looks at the disk until nothing of what was given up is left on it.
+    async fn look(&self, ctx: &Context) -> Result<(Table, Plan), Stop> {
+        loop {
+            let disk = self.config.disk.clone();
+            let looked = blocking(move || look(disk));
+            let (table, plan) = within(ctx, "reading the disk", PROBE_MAX, looked).await?;
+            let Plan::Clear { partition } = plan else { return Ok((table, plan)) };
+            let live = self.live(ctx, &table, Kind::Insecure, None);
+            if live.is_in_use(&partition) {
+                // It was marked in this boot, and only the next one may wipe it.
+                self.status.send_replace(Status::GivenUp);
+                std::future::pending::<()>().await;
+            }
+            let machine = Patient { machine: &live, ctx };
+            Box::pin(clear(&machine, table, partition, new_id())).await?;
+        }
     }
 
     /// Waits for the requests of the cluster manager.
@@ -254,7 +313,7 @@ impl Service {
             let asked: (Key, Option<Passphrase>) = self
                 .wanted(|wanted| match wanted {
                     Wanted::Open { key, rekey } => Some((key.clone(), rekey.clone())),
-                    Wanted::Make(_) => None,
+                    Wanted::Make(_) | Wanted::GiveUp => None,
                 })
                 .await
                 .map_err(Stop::Closed)?;
@@ -327,6 +386,17 @@ impl Service {
             }
         }
         self.status.send_replace(Status::Starting);
+    }
+}
+
+/// Waits until the cluster manager gives the partition up.
+async fn given_up(mut wanted: watch::Receiver<Option<Wanted>>) {
+    let given_up = event::until(&mut wanted, "the cluster manager", |wanted| {
+        matches!(wanted, Some(Wanted::GiveUp)).then_some(())
+    });
+    if given_up.await.is_err() {
+        // Whoever else waits for that value ends the run.
+        std::future::pending::<()>().await;
     }
 }
 

@@ -183,6 +183,32 @@ async fn a_partition_is_made_once_kept_and_grows_with_its_disk() {
 }
 
 #[tokio::test]
+async fn a_partition_that_is_given_up_is_empty_and_another_one_at_the_next_boot() {
+    let Some(disk) = Disk::new(1024 * MIB).await else { return };
+    let mut first = disk.boot(Some(Wanted::Make(Make::Insecure)));
+    let before = first.ready().await;
+    before.root.data.etcd.peer_pki.key.write(b"precious").unwrap();
+    first.wanted.send_replace(Some(Wanted::GiveUp));
+    first.until(|status| matches!(status, Status::GivenUp).then_some(())).await;
+    let key = before.root.data.etcd.peer_pki.key.clone();
+    assert!(key.read().unwrap().is_some(), "nothing is wiped while it is in use");
+    first.off().await;
+
+    let mut second = disk.boot(None);
+    let absent = second.until(|status| match status {
+        Status::Absent { partition } => Some(*partition),
+        _ => None,
+    });
+    let made = absent.await;
+    assert_ne!(made, before.partition);
+    second.wanted.send_replace(Some(Wanted::Make(Make::Insecure)));
+    let ready = second.ready().await;
+    assert_eq!((ready.partition, ready.size), (made, before.size));
+    assert_eq!(key.read().unwrap(), None);
+    second.off().await;
+}
+
+#[tokio::test]
 async fn a_disk_that_is_too_small_opens_the_trapdoor_with_numbers() {
     let Some(disk) = Disk::new(256 * MIB).await else { return };
     let boot = disk.boot(Some(Wanted::Make(Make::Insecure)));

@@ -55,6 +55,15 @@ const START: u64 = CHUNK as u64;
 /// anything.
 const GROUP_HEAD: u64 = 128 << 10;
 
+/// Where the data of a LUKS2 partition begins: before it are headers and key slots.
+const HEADS: u64 = 16 << 20;
+
+/// The first copy of the header; the second follows it.
+const FIRST_HEADER: u64 = 16 << 10;
+
+/// What is looked at, at the end of a stretch.
+const TAIL: u64 = super::probe::TAIL as u64;
+
 /// How the file system is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Groups {
@@ -113,6 +122,29 @@ fn zero(file: &File, start: u64, length: u64) -> io::Result<()> {
         let left = usize::try_from(start + length - at).unwrap_or(CHUNK).min(CHUNK);
         file.write_all_at(&zeros.bytes()[..left], at)?;
         at += left as u64;
+    }
+    Ok(())
+}
+
+/// Overwrites everything by which the content of `device`, of `length` bytes, is recognised
+/// and opened: LUKS keeps its two headers and all key slots in the first 16 MiB. Blocks.
+///
+/// The start goes last: a header of which the first bytes are left is recognised as ours.
+///
+/// # Errors
+///
+/// An error of the kernel.
+pub fn heads(device: &Path, length: u64) -> io::Result<()> {
+    let file = open(device)?;
+    let block = BLOCK as u64;
+    let end = HEADS.min(length / block * block);
+    let tail = length.saturating_sub(TAIL).max(end) / block * block;
+    zero(&file, tail, length / block * block - tail)?;
+    for (start, stop) in [(START, end), (FIRST_HEADER, START), (0, FIRST_HEADER)] {
+        if start < stop.min(end) {
+            zero(&file, start, stop.min(end) - start)?;
+            file.sync_data()?;
+        }
     }
     Ok(())
 }

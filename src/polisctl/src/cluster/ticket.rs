@@ -7,10 +7,12 @@ use polis_proto::v1::management_client::ManagementClient;
 
 use crate::ask::{Go, Sure};
 use crate::error::Error;
+use crate::node::called;
 use crate::output::Document;
 use crate::session::Session;
 use crate::{Global, units};
 use polis_base::hex;
+use polis_wire::identity::NodeId;
 use polis_wire::rpc::client::Repeat;
 
 /// The commands about the ticket.
@@ -78,10 +80,29 @@ async fn ticket(
 }
 
 /// The data that a machine needs to register.
-pub(crate) async fn admission(global: &Global) -> Result<Admission, Error> {
+///
+/// A node that `wipes` names must be removed before.
+pub(crate) async fn admission(global: &Global, wipes: Option<NodeId>) -> Result<Admission, Error> {
     let session = Session::open(global).await?;
+    if let Some(id) = wipes {
+        let id = id.to_string();
+        let nodes = session.nodes(&[]).await?;
+        if let Some(node) = nodes.iter().find(|node| node.id == id && still_belongs(node)) {
+            return Err(Error::new(format!("{} still belongs to the cluster", called(node)))
+                .or_help(format!(
+                    "wipe it while it runs: `polisctl node reset {id}`; or remove it first: \
+                     `polisctl node decommission {id}`, or for a dead machine `polisctl node \
+                     delete {id} --force`"
+                )));
+        }
+    }
     let info = session.cluster_info().await?;
     let ticket = ticket(&session, None).await?.ticket;
     let nodes = info.cluster_directory.unwrap_or_default().nodes;
     Ok(Admission { ticket, ca: info.ca_certificate, nodes })
+}
+
+/// Whether parameters that wipe this node would end a membership.
+fn still_belongs(node: &v1::NodeInfo) -> bool {
+    matches!(node.state(), v1::NodeState::Standby | v1::NodeState::Up)
 }

@@ -10,17 +10,18 @@ use std::time::Duration;
 use tonic::Status;
 
 use super::At;
-use crate::error::Error;
+use crate::error::{Error, Exit};
 use crate::output::Document;
-use crate::session::{PATIENCE, Session, refused};
+use crate::session::{PATIENCE, Session, Target, refused};
 use crate::text::{clean, word};
 use crate::{Global, units};
 
 /// Arguments of `node logs`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// The node.
-    node: String,
+    /// The node; several are merged, by their wall clocks.
+    #[arg(required = true, value_name = "NODE")]
+    nodes: Vec<String>,
     /// Only the lines of this service and those below it, such as root.consensus; `root.`
     /// may be left out.
     #[arg(long, default_value = "", value_name = "NAME")]
@@ -40,9 +41,12 @@ pub(crate) struct Arguments {
     /// Only lines of this time until now, such as 10m; of this boot.
     #[arg(long, value_name = "DURATION", value_parser = units::duration, conflicts_with = "boot")]
     since: Option<Duration>,
-    /// Follow new lines.
-    #[arg(short, long)]
+    /// Follow new lines, also after the node has rebooted.
+    #[arg(short, long, conflicts_with = "boot")]
     follow: bool,
+    /// Print times of the wall clock, in UTC, in place of seconds since the kernel started.
+    #[arg(short = 't', long)]
+    wall_clock: bool,
     /// 0 is this boot, -1 the one before.
     #[arg(long, default_value_t = 0, allow_negative_numbers = true,
           value_parser = clap::value_parser!(i32).range(..=0))]
@@ -90,6 +94,7 @@ impl From<Severity> for v1::Severity {
 /// An entry, as programs read it.
 #[derive(Debug, Serialize)]
 struct View<'a> {
+    node: &'a str,
     name: &'a str,
     severity: String,
     uptime_seconds: f64,
@@ -102,39 +107,161 @@ struct View<'a> {
     raw: bool,
 }
 
+/// How the lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Form {
+    /// With the time of the wall clock.
+    wall_clock: bool,
+    /// With the node that logged it.
+    node: bool,
+}
+
+/// Between two attempts to reach a node that is followed.
+const RETRY: Duration = Duration::from_secs(2);
+
 /// Runs the command.
 pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Error> {
-    let session = Session::prepare(global, PATIENCE)?;
-    let target = session.target(Some(&arguments.node), arguments.at.at.as_ref()).await?;
-    let mut client = NodeManagementClient::new(session.node(&target).await?);
-    let name = known(&session, &mut client, &arguments).await?;
-    let earliest = earliest(&session, &mut client, arguments.since).await?;
-    let raw = match arguments.raw {
-        Raw::Both => v1::logs_request::Raw::Unspecified,
-        Raw::Only => v1::logs_request::Raw::Only,
-        Raw::None => v1::logs_request::Raw::None,
-    };
-    let request = v1::LogsRequest {
-        name,
-        children: !arguments.alone,
-        minimum: v1::Severity::from(arguments.severity).into(),
-        raw: raw.into(),
-        backlog: arguments.tail.map_or(-1, i64::from),
-        follow: arguments.follow,
-        boot: arguments.boot,
-    };
-    let mut stream = session.within("read the log", client.logs(request)).await?.into_inner();
-    while let Some(answer) =
-        stream.message().await.map_err(|status| refused("continue the log", &status))?
-    {
-        for entry in answer.entries.iter().filter(|entry| entry.uptime_seconds >= earliest) {
-            global.out.stream(&document(entry)?)?;
-        }
-        if answer.lost > 0 {
-            global.out.remark(&format!("{} lines were lost in transit", answer.lost));
-        }
+    let several = arguments.nodes.len() > 1;
+    let form = Form { wall_clock: arguments.wall_clock || several, node: several };
+    let mut session = Session::prepare(global, PATIENCE)?;
+    if several && arguments.at.at.is_some() {
+        return Err(Error::usage("--at is the address of one node; name one"));
+    }
+    let mut logs = Vec::new();
+    for node in &arguments.nodes {
+        logs.push(Box::pin(Log::open(&session, node, &arguments)).await?);
+    }
+    if arguments.follow {
+        // A person ends it.
+        session.go_on();
+        let session = &session;
+        let show = |log: &str, entry: &Entry| global.out.stream(&document(entry, log, form)?);
+        let remark = |text: &str| global.out.remark(text);
+        let followed = logs.into_iter().map(|log| log.follow(session, show, remark));
+        return futures::future::try_join_all(followed).await.map(drop);
+    }
+    if let [log] = &mut *logs {
+        let show = |log: &str, entry: &Entry| global.out.stream(&document(entry, log, form)?);
+        return log.read(&show, &|text| global.out.remark(text)).await;
+    }
+    let entries = std::cell::RefCell::new(Vec::new());
+    for log in &mut logs {
+        let keep = |log: &str, entry: &Entry| {
+            entries.borrow_mut().push((entry.time_unix_nanos, log.to_owned(), entry.clone()));
+            Ok(())
+        };
+        log.read(&keep, &|text| global.out.remark(text)).await?;
+    }
+    let mut entries = entries.into_inner();
+    // Stable: lines of one node stay in its own order where their times are the same.
+    entries.sort_by_key(|(nanos, _, _)| *nanos);
+    for (_, log, entry) in &entries {
+        global.out.stream(&document(entry, log, form)?)?;
     }
     Ok(())
+}
+
+/// The log of a node, of which some lines may have been read.
+struct Log {
+    /// As the node is called in the lines.
+    node: String,
+    target: Target,
+    request: v1::LogsRequest,
+    lines: tonic::Streaming<v1::LogsResponse>,
+    /// Lines up to this many seconds after the kernel's start count as read.
+    from: f64,
+    /// The same of the newest line.
+    last: f64,
+}
+
+impl Log {
+    async fn open(session: &Session, node: &str, arguments: &Arguments) -> Result<Self, Error> {
+        let target = session.target(Some(node), arguments.at.at.as_ref()).await?;
+        let mut client = NodeManagementClient::new(session.node(&target).await?);
+        let name = known(session, &mut client, node, arguments).await?;
+        let earliest = earliest(session, &mut client, arguments.since).await?;
+        let raw = match arguments.raw {
+            Raw::Both => v1::logs_request::Raw::Unspecified,
+            Raw::Only => v1::logs_request::Raw::Only,
+            Raw::None => v1::logs_request::Raw::None,
+        };
+        let request = v1::LogsRequest {
+            name,
+            children: !arguments.alone,
+            minimum: v1::Severity::from(arguments.severity).into(),
+            raw: raw.into(),
+            backlog: arguments.tail.map_or(-1, i64::from),
+            follow: arguments.follow,
+            boot: arguments.boot,
+        };
+        let lines = client.logs(request.clone());
+        let lines = session.within("read the log", lines).await?.into_inner();
+        let from = earliest.next_down();
+        Ok(Self { node: node.to_owned(), target, request, lines, from, last: from })
+    }
+
+    /// Reads to the end of the stream.
+    async fn read(
+        &mut self,
+        show: &impl Fn(&str, &Entry) -> Result<(), Error>,
+        remark: &impl Fn(&str),
+    ) -> Result<(), Error> {
+        let failed = |status: Status| refused("continue the log", &status);
+        while let Some(answer) = self.lines.message().await.map_err(failed)? {
+            let from = self.from;
+            for entry in answer.entries.iter().filter(|entry| entry.uptime_seconds > from) {
+                show(&self.node, entry)?;
+                self.last = self.last.max(entry.uptime_seconds);
+            }
+            if answer.lost > 0 {
+                remark(&format!("{} lines were lost in transit", answer.lost));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads without an end: a node that reboots, or cannot be reached for a while, goes on
+    /// with the lines that were not read.
+    async fn follow(
+        mut self,
+        session: &Session,
+        show: impl Fn(&str, &Entry) -> Result<(), Error>,
+        remark: impl Fn(&str),
+    ) -> Result<(), Error> {
+        loop {
+            match self.read(&show, &remark).await {
+                Err(error) if error.is_broken_pipe() => return Err(error),
+                Err(error) => remark(&format!("{}: {}", self.node, error.summary())),
+                Ok(()) => remark(&format!("{}: the node ended the log", self.node)),
+            }
+            loop {
+                tokio::time::sleep(RETRY).await;
+                match Box::pin(self.again(session)).await {
+                    Ok(restarted) => {
+                        let how = if restarted { "has rebooted" } else { "answers again" };
+                        remark(&format!("{} {how}", self.node));
+                        break;
+                    }
+                    Err(error) if error.exit() == Exit::Usage => return Err(error),
+                    Err(_absent) => {}
+                }
+            }
+        }
+    }
+
+    /// Connects again; returns whether this is another boot.
+    async fn again(&mut self, session: &Session) -> Result<bool, Error> {
+        let mut client = NodeManagementClient::new(session.node(&self.target).await?);
+        let failed = |status: Status| refused("continue the log", &status);
+        let status = client.get_status(v1::GetStatusRequest {}).await.map_err(failed)?.into_inner();
+        let restarted = status.uptime_seconds < self.last;
+        self.from = if restarted { f64::NEG_INFINITY } else { self.last };
+        self.last = self.from;
+        // What was asked for of the first log was read; now every line counts.
+        let request = v1::LogsRequest { backlog: -1, ..self.request.clone() };
+        self.lines = client.logs(request).await.map_err(failed)?.into_inner();
+        Ok(restarted)
+    }
 }
 
 /// Reads a log to its end, a line with its wall-clock time at a time.
@@ -183,6 +310,7 @@ const SLIPS_MAX: usize = 2;
 async fn known(
     session: &Session,
     client: &mut NodeManagementClient<Channel>,
+    node: &str,
     arguments: &Arguments,
 ) -> Result<String, Error> {
     let wanted = &*arguments.name;
@@ -214,8 +342,7 @@ async fn known(
     complete(&names, wanted).ok_or_else(|| {
         let near = near(&names, wanted).join(", ");
         Error::new(format!("no log has the name {wanted:?}")).or_help(format!(
-            "near names: {near}; `polisctl node services {}` lists all services",
-            arguments.node
+            "near names: {near}; `polisctl node services {node}` lists all services"
         ))
     })
 }
@@ -260,8 +387,9 @@ fn slips(one: &str, other: &str) -> usize {
     row[other.len()]
 }
 
-fn document(entry: &Entry) -> Result<Document, Error> {
+fn document(entry: &Entry, node: &str, form: Form) -> Result<Document, Error> {
     let view = View {
+        node,
         name: &entry.name,
         severity: word(entry.severity().as_str_name(), "SEVERITY_"),
         uptime_seconds: entry.uptime_seconds,
@@ -272,7 +400,22 @@ fn document(entry: &Entry) -> Result<Document, Error> {
         fields: &entry.fields,
         raw: entry.raw,
     };
-    Document::new(&view, line(entry))
+    Document::new(&view, written(entry, node, form))
+}
+
+/// One line of a log, in the form that was asked for.
+fn written(entry: &Entry, node: &str, form: Form) -> String {
+    let mut text = line(entry);
+    if form.wall_clock {
+        let time = units::nanos_since_1970(entry.time_unix_nanos).map(units::rfc3339);
+        // In place of the seconds in brackets.
+        let rest = text.split_once("] ").map_or(&*text, |(_, rest)| rest);
+        text = format!("{} {rest}", time.as_deref().unwrap_or("-"));
+    }
+    match form.node {
+        true => clean(&format!("{node} {text}")),
+        false => text,
+    }
 }
 
 /// The form of the serial line.
@@ -321,6 +464,26 @@ mod tests {
         assert_eq!(near(&names, "etcd"), ["root.consensus.etcd"]);
         assert_eq!(near(&names, "weather"), ["kernel", "root", "root.curator"]);
         assert_eq!([slips("", "abc"), slips("abc", "abc"), slips("kitten", "sitting")], [3, 0, 3]);
+    }
+
+    #[test]
+    fn a_line_has_the_wall_clock_and_its_node_where_that_is_asked_for() {
+        let entry = Entry {
+            name: "root.network".to_owned(),
+            severity: v1::Severity::Info.into(),
+            uptime_seconds: 12.5,
+            time_unix_nanos: 1_700_000_000_000_000_000,
+            message: "a [bracket] follows".to_owned(),
+            ..Entry::default()
+        };
+        let text = |wall_clock, node| written(&entry, "web-1", Form { wall_clock, node });
+        assert_eq!(text(false, false), line(&entry));
+        let plain = "2023-11-14T22:13:20Z I root.network: a [bracket] follows";
+        assert_eq!(text(true, false), plain);
+        assert_eq!(text(true, true), format!("web-1 {plain}"));
+        let unset = Entry { time_unix_nanos: 0, ..entry.clone() };
+        let form = Form { wall_clock: true, node: false };
+        assert!(written(&unset, "", form).starts_with("- I root.network"), "no clock yet");
     }
 
     #[test]

@@ -31,14 +31,19 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    async fn dial(
-        &self,
-        global: &Global,
-    ) -> Result<(Session, NodeManagementClient<Channel>), Error> {
-        let session = Session::prepare(global, PATIENCE)?;
+    /// The session of all answers: the passphrase of the key is asked for once.
+    fn session(&self, global: &Global) -> Result<Session, Error> {
+        let mut session = Session::prepare(global, PATIENCE)?;
+        if self.watch.is_on() {
+            session.go_on();
+        }
+        Ok(session)
+    }
+
+    /// Dialled again for each answer of a watch: a reboot ends the connection.
+    async fn dial(&self, session: &Session) -> Result<NodeManagementClient<Channel>, Error> {
         let target = session.target(Some(&self.node), self.at.at.as_ref()).await?;
-        let client = NodeManagementClient::new(session.node(&target).await?);
-        Ok((session, client))
+        Ok(NodeManagementClient::new(session.node(&target).await?))
     }
 }
 
@@ -64,9 +69,9 @@ struct Status {
 
 /// Prints the state of a node.
 pub(super) async fn status(arguments: &Arguments, global: &Global) -> Result<(), Error> {
+    let session = arguments.session(global)?;
     let read = async || {
-        // Dialled again for each answer of a watch: a reboot ends the connection.
-        let (session, mut client) = Box::pin(arguments.dial(global)).await?;
+        let mut client = Box::pin(arguments.dial(&session)).await?;
         let answer = client.get_status(v1::GetStatusRequest {});
         let answer = session.within("read the state of the node", answer).await?;
         Status::of(answer.into_inner()).document()
@@ -126,8 +131,9 @@ struct Service {
 
 /// Prints the services of a node.
 pub(super) async fn services(arguments: &Arguments, global: &Global) -> Result<(), Error> {
+    let session = arguments.session(global)?;
     let read = async || {
-        let (session, mut client) = Box::pin(arguments.dial(global)).await?;
+        let mut client = Box::pin(arguments.dial(&session)).await?;
         let answer = client.services(v1::ServicesRequest {});
         let answer = session.within("list the services", answer).await?;
         tree(answer.into_inner().services)

@@ -7,6 +7,7 @@ mod drain;
 mod logs;
 mod look;
 mod recovery;
+mod reset;
 #[cfg(test)]
 #[path = "tests.rs"]
 mod stories;
@@ -23,9 +24,9 @@ use zeroize::Zeroizing;
 
 use self::drain::Drain;
 use super::ask::{self, DryRun, Go, Sure};
-use super::error::{Error, Explain as _};
+use super::error::{Error, Exit, Explain as _};
 use super::output::{Document, Text};
-use super::session::{PATIENCE, Session};
+use super::session::{self, PATIENCE, Session, Target};
 use super::watch::Watch;
 use super::{Global, key, parameters};
 use polis_wire::endpoint::{self, Endpoint, MANAGEMENT_PORT};
@@ -116,6 +117,15 @@ pub(super) enum Command {
         node: String,
         #[command(flatten)]
         drain: Drain,
+        #[command(flatten)]
+        sure: Sure,
+    },
+    /// Decommission a node, and let its machine wipe its keys and its data partition.
+    Reset {
+        /// The node.
+        node: String,
+        #[command(flatten)]
+        at: At,
         #[command(flatten)]
         sure: Sure,
     },
@@ -254,6 +264,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         Command::Decommission { node, drain, sure } => {
             decommission(&node, drain, sure, global).await
         }
+        Command::Reset { node, at, sure } => reset::run(&node, &at, sure, global).await,
         Command::Delete { node, force, sure } => delete(&node, force, sure, global).await,
         Command::Logs(arguments) => logs::run(arguments, global).await,
         Command::RecoveryKey(arguments) => recovery::run(arguments, global).await,
@@ -344,14 +355,22 @@ async fn decommission(node: &str, drain: Drain, sure: Sure, global: &Global) -> 
     }
     let held = drain.before(&session, &found, global).await?;
     session.begin_anew();
+    let answer = decommissioned(&session, node_id).await?;
+    drop(held);
+    described(&answer.node.unwrap_or_default(), global)
+}
+
+/// Has the leader decommission a node.
+async fn decommissioned(
+    session: &Session,
+    node_id: String,
+) -> Result<v1::DecommissionNodeResponse, Error> {
     let request = v1::DecommissionNodeRequest { node_id };
     let answer = session.call("decommission the node", Repeat::Allowed, |channel| {
         let request = request.clone();
         async move { ManagementClient::new(channel).decommission_node(request).await }
     });
-    let answer = answer.await.map_err(|error| error.help_if_late(GOES_ON))?;
-    drop(held);
-    described(&answer.node.unwrap_or_default(), global)
+    answer.await.map_err(|error| error.help_if_late(GOES_ON))
 }
 
 async fn delete(node: &str, force: bool, sure: Sure, global: &Global) -> Result<(), Error> {
@@ -411,6 +430,22 @@ fn forgotten(node: &v1::NodeInfo) -> String {
              that, run `polisctl cluster ticket rotate`"
         ),
         false => format!("{id} is deleted"),
+    }
+}
+
+/// Every node with an address: those that the leader lists as members, else those that the
+/// context knows.
+pub(super) async fn targets(session: &Session) -> Result<Vec<Target>, Error> {
+    match session.nodes(&[]).await {
+        Ok(nodes) => {
+            let up = nodes.iter().filter(|node| node.state() == v1::NodeState::Up);
+            Ok(up.filter_map(|node| session::target(node).ok()).collect())
+        }
+        Err(error) if error.exit() == Exit::TimedOut => match session.known_nodes() {
+            known if known.is_empty() => Err(error),
+            known => Ok(known),
+        },
+        Err(error) => Err(error),
     }
 }
 

@@ -101,6 +101,54 @@ fn a_command_that_disturbs_says_what_it_does_to_whom_and_asks_first() {
 }
 
 #[test]
+fn a_node_is_reset_only_after_a_question_and_told_before_it_is_removed() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let (id, at) = (node_id(NODE).to_string(), cluster.address());
+    let reset = ["node", "reset", NAME, "--at", &at];
+    assert_eq!(world.refuses(&reset), "error: not a terminal: use --yes\n");
+    let ended = world.asks(&reset, "no\n");
+    assert_eq!(ended.status, 1, "{}", ended.stderr);
+    assert!(ended.stderr.contains(&id), "{}", ended.stderr);
+    assert!(ended.stderr.contains("wipes its keys and its data partition"), "{}", ended.stderr);
+    assert_eq!(cluster.asked(), [""; 0]);
+    world.runs(&[&reset[..], &["--dry-run"]].concat());
+    assert_eq!(cluster.asked(), [""; 0]);
+    assert_eq!(world.asks(&reset, "y\n").status, 0);
+    assert_eq!(cluster.asked(), ["Reset", "DecommissionNode"]);
+    // A machine that does not answer gets its parameters; nothing is decommissioned for it.
+    let (_bound, closed) = crate::testing::closed_port();
+    let refused = world.refuses(&["node", "reset", &id, "--at", &closed, "--yes"]);
+    assert!(refused.contains(&format!("register --wipes {id}")), "{refused}");
+    assert_eq!(cluster.asked(), [""; 0]);
+}
+
+#[test]
+fn parameters_wipe_a_removed_node_by_its_full_id_alone() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let (member, removed) = (node_id(NODE).to_string(), node_id(2).to_string());
+    let write = |id: &str| {
+        let node = format!("{member}=192.0.2.1");
+        world.run(&["parameters", "register", "--node", &node, "--wipes", id, "-o", "@w.pb"])
+    };
+    for part in [&removed[..12], &removed[6..], NAME] {
+        let ended = write(part);
+        assert_eq!(ended.status, 2, "{}", ended.stderr);
+        assert!(ended.stderr.contains("the full ID of the node is needed"), "{}", ended.stderr);
+    }
+    let ended = write(&member);
+    assert_eq!(ended.status, 1);
+    assert!(ended.stderr.contains("still belongs to the cluster"), "{}", ended.stderr);
+    assert!(ended.stderr.contains(&format!("polisctl node reset {member}")), "{}", ended.stderr);
+    assert!(!world.path("w.pb").exists());
+    assert_eq!(write(&removed).status, 0);
+    let shown = world.runs(&["parameters", "show", "@w.pb"]);
+    assert!(shown.contains(&format!("wipes         the data partition of {removed}")), "{shown}");
+    drop(cluster);
+}
+
+#[test]
 fn nodes_are_listed_under_the_names_that_fingers_know() {
     let world = World::new();
     let _cluster = Cluster::new(&world);
@@ -332,4 +380,44 @@ fn a_question_and_a_list_show_the_name_beside_the_id() {
     let json = world.runs(&["node", "describe", NAME, "-o", "json"]);
     let value: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!((&value["id"], &value["name"]), (&id.into(), &NAME.into()));
+}
+
+#[test]
+fn the_logs_of_several_nodes_are_merged_and_name_their_nodes() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let id = node_id(NODE).to_string();
+    let merged = world.runs(&["node", "logs", NAME, &id]);
+    let lines: Vec<&str> = merged.lines().collect();
+    assert_eq!(lines.len(), 2, "{merged}");
+    assert!(lines[0].starts_with("web-1 2023-11-14T22:13:20.1"), "{merged}");
+    assert!(lines[1].starts_with(&format!("{id} 2023-11-14T")), "{merged}");
+    let one = world.runs(&["node", "logs", NAME, "-t"]);
+    assert!(one.starts_with("2023-11-14T22:13:20.1"), "{one}");
+    let ended = world.run(&["node", "logs", NAME, &id, "--at", &cluster.address()]);
+    assert_eq!(ended.status, 2, "{}", ended.stderr);
+}
+
+#[test]
+fn a_watch_of_a_node_reads_the_user_s_key_once() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let (key, away) = (world.path("owner.key"), world.path("away.key"));
+    for (command, call) in [("status", "GetStatus"), ("services", "Services")] {
+        let ended = std::thread::scope(|scope| {
+            let line = ["node", command, NAME, "-w", "--timeout", "4500ms"];
+            let world = &world;
+            let watch = scope.spawn(move || world.run(&line));
+            let begun = std::time::Instant::now();
+            while !cluster.asked().iter().any(|asked| asked == call) {
+                assert!(begun.elapsed() < Duration::from_secs(4), "{command} asks nothing");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            // A passphrase would be asked for where the file is read.
+            std::fs::rename(&key, &away).unwrap();
+            watch.join().unwrap()
+        });
+        std::fs::rename(&away, &key).unwrap();
+        assert_eq!((ended.status, &*ended.stderr), (0, ""), "{command}");
+    }
 }

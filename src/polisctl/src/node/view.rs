@@ -87,6 +87,19 @@ impl View {
         Self { words: fingerprint(node).map(|f| f.words()), ..Self::of(node) }
     }
 
+    /// State and health, in words.
+    pub(crate) fn standing(&self) -> String {
+        match (&*self.state, &*self.health) {
+            ("up", health) => format!("up, {}", health.replace('_', " ")),
+            (state, _) => state.to_owned(),
+        }
+    }
+
+    /// Its roles, in words.
+    pub(crate) fn roles_text(&self) -> String {
+        or_dash(&self.roles.join(", "))
+    }
+
     /// Whether its heartbeat is overdue.
     pub(crate) fn is_late(&self) -> bool {
         self.is_up() && self.health == "late"

@@ -22,6 +22,7 @@ use super::error::{Error, Explain as _};
 use super::output::Document;
 use super::{Global, contexts, key};
 use polis_base::hex;
+use polis_wire::identity::{NodeId, NodeName};
 use polis_wire::parameters;
 
 /// Commands about node parameters.
@@ -148,6 +149,9 @@ struct Machine {
     /// A label of the node; repeatable.
     #[arg(long = "label", value_name = "KEY=VALUE")]
     labels: Vec<String>,
+    /// A name of the node beside its ID, if no other node has it.
+    #[arg(long, value_name = "NAME")]
+    name: Option<NodeName>,
     /// An interface, by kernel name or MAC; repeatable [default: all ask DHCP].
     ///
     /// `eth0,dhcp` or
@@ -164,9 +168,21 @@ struct Machine {
     /// A terminal that carries the console besides tty1, such as hvc0; repeatable.
     #[arg(long = "console", value_name = "TERMINAL")]
     terminals: Vec<String>,
+    /// Wipe the data partition first, if it is that of this removed node; the full ID.
+    #[arg(long, value_name = "NODE_ID", value_parser = full_id)]
+    wipes: Option<NodeId>,
     /// The path of the parameters; `-` is standard output.
     #[arg(short, long, value_name = "FILE")]
     out: PathBuf,
+}
+
+/// What is wiped is never named by a part of its ID, or by a name that moves.
+fn full_id(text: &str) -> Result<NodeId, String> {
+    text.parse().map_err(|_invalid| {
+        "the full ID of the node is needed: \"polis-\" and 32 lower-case hexadecimal digits, as its \
+         screen and `polisctl node list` show it"
+            .to_owned()
+    })
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -249,6 +265,7 @@ fn bootstrap(arguments: &Bootstrap, owner: &[u8; 32]) -> Result<v1::NodeParamete
         owner_public_key: owner.to_vec(),
         cluster_configuration: Some(configuration),
         labels: pairs("--label", &arguments.machine.labels)?,
+        name: name(&arguments.machine),
     };
     message(Cluster::ClusterBootstrap(cluster), &arguments.machine)
 }
@@ -265,7 +282,7 @@ async fn admission(arguments: &Register, global: &Global) -> Result<Admission, E
     if let (Some(ticket), Some(ca), false) = (&ticket, &ca, nodes.is_empty()) {
         return Ok(Admission { ticket: ticket.clone(), ca: ca.clone(), nodes });
     }
-    let asked = super::cluster::ticket::admission(global)
+    let asked = super::cluster::ticket::admission(global, arguments.machine.wipes)
         .await
         .help(|| "without a context, name --ticket, --ca and --node".to_owned())?;
     Ok(Admission {
@@ -312,12 +329,17 @@ fn register(arguments: &Register, admission: Admission) -> Result<v1::NodeParame
         register_ticket: admission.ticket,
         ca_certificate: admission.ca,
         labels: pairs("--label", &arguments.machine.labels)?,
+        name: name(&arguments.machine),
     };
     message(Cluster::ClusterRegister(cluster), &arguments.machine)
 }
 
+fn name(machine: &Machine) -> String {
+    machine.name.as_ref().map(ToString::to_string).unwrap_or_default()
+}
+
 fn message(cluster: Cluster, machine: &Machine) -> Result<v1::NodeParameters, Error> {
-    let Machine { interfaces, nameservers, ntp_servers, terminals, .. } = machine;
+    let Machine { interfaces, nameservers, ntp_servers, terminals, wipes, .. } = machine;
     let network = v1::NetworkConfiguration {
         interfaces: interfaces.iter().map(|text| interface(text)).collect::<Result<_, _>>()?,
         nameservers: nameservers.clone(),
@@ -328,6 +350,7 @@ fn message(cluster: Cluster, machine: &Machine) -> Result<v1::NodeParameters, Er
         cluster: Some(cluster),
         network: (network != v1::NetworkConfiguration::default()).then_some(network),
         console: (!console.tui.is_empty()).then_some(console),
+        wipes: wipes.map(|id| id.to_string()).unwrap_or_default(),
     })
 }
 

@@ -21,6 +21,9 @@ struct View {
     cluster_register: Option<Register>,
     network: NetworkView,
     console_tui: Vec<String>,
+    /// The node whose data partition is wiped first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wipes: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -28,6 +31,8 @@ struct Bootstrap {
     owner_public_key: String,
     cluster_configuration: Configuration,
     labels: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
 }
 
 /// The configuration of a cluster, as programs read it.
@@ -46,6 +51,8 @@ struct Register {
     ca_fingerprint: String,
     ca_words: String,
     labels: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -91,6 +98,7 @@ fn view(parameters: &Parameters) -> View {
                 owner_public_key: hex::encode(&bootstrap.owner_public_key),
                 cluster_configuration: configuration(&bootstrap.configuration),
                 labels: bootstrap.labels.clone(),
+                name: bootstrap.name.as_ref().map(ToString::to_string),
             });
         }
         Cluster::Register(register) => {
@@ -105,6 +113,7 @@ fn view(parameters: &Parameters) -> View {
                 ca_fingerprint: ca.to_string(),
                 ca_words: ca.words(),
                 labels: register.labels.clone(),
+                name: register.name.as_ref().map(ToString::to_string),
             });
         }
     }
@@ -113,6 +122,7 @@ fn view(parameters: &Parameters) -> View {
         cluster_register,
         network: network(&parameters.network),
         console_tui: parameters.console_tui.clone(),
+        wipes: parameters.wipes.map(|id| id.to_string()),
     }
 }
 
@@ -186,11 +196,15 @@ fn interface(interface: &Interface) -> InterfaceView {
 
 fn text(view: &View) -> String {
     let mut lines = Vec::new();
+    if let Some(node) = &view.wipes {
+        lines.push(("wipes", format!("the data partition of {node}, before all else")));
+    }
     if let Some(bootstrap) = &view.cluster_bootstrap {
         lines.push(("does", "found a new cluster".to_owned()));
         lines.push(("owner key", bootstrap.owner_public_key.clone()));
         lines.extend(bootstrap.cluster_configuration.fields());
         lines.push(("labels", labels(&bootstrap.labels)));
+        lines.extend(bootstrap.name.clone().map(|name| ("name", name)));
     }
     if let Some(register) = &view.cluster_register {
         lines.push(("does", "register with a running cluster".to_owned()));
@@ -200,6 +214,7 @@ fn text(view: &View) -> String {
         lines.push(("CA", format!("{}\n{}", register.ca_words, register.ca_fingerprint)));
         lines.push(("ticket", format!("{} bytes", register.register_ticket_bytes)));
         lines.push(("labels", labels(&register.labels)));
+        lines.extend(register.name.clone().map(|name| ("name", name)));
     }
     let interfaces = view.network.interfaces.iter().map(interface_line);
     let interfaces = interfaces.collect::<Vec<_>>().join("\n");

@@ -27,7 +27,7 @@ use polis_proto::v1;
 use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
-use crate::identity::NodeId;
+use crate::identity::{NodeId, NodeName};
 
 pub use self::cidr::{Cidr, Mac};
 pub use self::error::{Error, FieldError, absent};
@@ -71,6 +71,8 @@ pub struct Parameters {
     pub network: Network,
     /// Terminals besides tty1 that carry the console, by name under `/dev`.
     pub console_tui: Vec<String>,
+    /// The node whose data partition this machine wipes, if it finds it.
+    pub wipes: Option<NodeId>,
 }
 
 /// The cluster to found or to register with.
@@ -92,6 +94,8 @@ pub struct Bootstrap {
     pub configuration: ClusterConfiguration,
     /// Labels of this node.
     pub labels: BTreeMap<String, String>,
+    /// A name of this node beside its ID.
+    pub name: Option<NodeName>,
 }
 
 /// How to register with a running cluster.
@@ -105,6 +109,8 @@ pub struct Register {
     pub ca_certificate: Vec<u8>,
     /// Labels of this node.
     pub labels: BTreeMap<String, String>,
+    /// A name of this node beside its ID.
+    pub name: Option<NodeName>,
 }
 
 impl Register {

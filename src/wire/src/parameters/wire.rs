@@ -44,6 +44,7 @@ const CLUSTER_BOOTSTRAP: &[Field] = &[
     plain(1, "owner_public_key"),
     message(2, "cluster_configuration", CLUSTER_CONFIGURATION),
     message(3, "labels", ENTRY),
+    plain(4, "name"),
 ];
 
 const DIRECTORY_NODE: &[Field] = &[plain(1, "id"), plain(2, "addresses")];
@@ -55,6 +56,7 @@ const CLUSTER_REGISTER: &[Field] = &[
     plain(2, "register_ticket"),
     plain(3, "ca_certificate"),
     message(4, "labels", ENTRY),
+    plain(5, "name"),
 ];
 
 const ROUTE: &[Field] = &[plain(1, "destination"), plain(2, "gateway"), plain(3, "metric")];
@@ -78,6 +80,7 @@ const PARAMETERS: &[Field] = &[
     message(2, "cluster_register", CLUSTER_REGISTER),
     message(3, "network", NETWORK_CONFIGURATION),
     message(4, "console", CONSOLE_CONFIGURATION),
+    plain(5, "wipes"),
 ];
 
 /// Fails on the first field of encoded node parameters that is not allowed.

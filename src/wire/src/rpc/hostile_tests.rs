@@ -76,6 +76,13 @@ impl NodeManagement for Busy {
         Ok(Response::new(Box::pin(futures::stream::repeat_with(move || Ok(frame.clone())))))
     }
 
+    async fn reset(
+        &self,
+        _request: Request<v1::ResetRequest>,
+    ) -> Result<Response<v1::ResetResponse>, Status> {
+        Ok(Response::new(v1::ResetResponse {}))
+    }
+
     async fn unlock(
         &self,
         _request: Request<v1::UnlockRequest>,

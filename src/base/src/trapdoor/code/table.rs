@@ -237,14 +237,17 @@ failures! {
          node delete`), then reboot";
     /// The node was decommissioned or deleted.
     CLUSTER_REMOVED = Cluster 11:
-        "this node was removed from its cluster and cannot return; to use the machine again, wipe \
-         its disk and give it new parameters";
+        "this node was removed from its cluster and cannot return; to use the machine again, give \
+         it parameters that wipe its disk (`polisctl parameters register --wipes`), then reboot";
     /// The cluster refuses the node for another reason.
     CLUSTER_REFUSED = Cluster 12: "correct the cause, then reboot";
     /// The cluster's records lack this member.
     CLUSTER_UNKNOWN = Cluster 13 [locked]:
         "ask an operator whether this node was deleted; if it was not, press U and type the \
          recovery key of this machine; wipe only a deleted node and give it new parameters";
+    /// The parameters say to wipe another node than the removed one of this machine.
+    CLUSTER_WIPES_OTHER = Cluster 14:
+        "check which machine this is, and give it parameters that name its own node";
 }
 
 const REWRITE: &str =

@@ -33,7 +33,7 @@ impl Disk {
     /// Waits until storage has examined the disks.
     pub(in crate::cluster) async fn look(&mut self) -> Result<Found, Closed> {
         until(&mut self.status, "storage", |status| match status {
-            Status::Starting => None,
+            Status::Starting | Status::GivenUp => None,
             Status::Absent { partition } => Some(Found::Absent(*partition)),
             Status::Locked { kind, partition } | Status::Refused { kind, partition, .. } => {
                 Some(Found::Locked(*kind, *partition))
@@ -62,6 +62,13 @@ impl Disk {
         Ok(kind)
     }
 
+    /// Gives the partition up, and waits until it is marked for the next boot.
+    pub(in crate::cluster) async fn give_up(&mut self) -> Result<(), Closed> {
+        self.wanted.send_replace(Some(Wanted::GiveUp));
+        until(&mut self.status, "storage", |status| matches!(status, Status::GivenUp).then_some(()))
+            .await
+    }
+
     /// Tries a key; returns why storage rejected it, if it did.
     pub(in crate::cluster) async fn open(
         &mut self,
@@ -76,7 +83,10 @@ impl Disk {
             match &*self.status.borrow_and_update() {
                 Status::Ready(ready) => break Ok(ready.kind),
                 Status::Refused { reason, .. } => break Err(reason.clone()),
-                Status::Starting | Status::Absent { .. } | Status::Locked { .. } => {}
+                Status::Starting
+                | Status::Absent { .. }
+                | Status::Locked { .. }
+                | Status::GivenUp => {}
             }
         };
         self.wanted.send_replace(None);

@@ -276,5 +276,6 @@ fn from_data(root: &Root, kind: Kind) -> Result<Sealed, Error> {
         secrets: None,
         keeping: Keeping::default(),
         disowned: false,
+        wiped: false,
     })
 }

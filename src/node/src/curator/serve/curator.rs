@@ -117,8 +117,10 @@ impl Curator for Handlers {
         let identity = Identity::new(key(&request)?);
         let from = address(&request);
         let lead = self.lead()?;
-        let v1::RegisterNodeRequest { register_ticket, join_key, tpm, labels, external_address } =
-            request.into_inner();
+        let request = request.into_inner();
+        let name = convert::name(&request.name, "name")?;
+        let v1::RegisterNodeRequest { register_ticket, join_key, tpm, labels, .. } = request;
+        let external_address = request.external_address;
         let address = convert::address(&external_address, "external_address")?;
         let registration = Registration {
             identity,
@@ -126,6 +128,7 @@ impl Curator for Handlers {
             tpm,
             labels: convert::labels(labels, "labels", 4)?,
             address: address.map(|address| address.to_string()).unwrap_or_default(),
+            name,
             now: seconds(),
         };
         let registered = async {

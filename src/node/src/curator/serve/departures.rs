@@ -290,7 +290,7 @@ impl Lead {
                 store.change(id, Request::Decommission).await?;
                 revoke().await?;
                 store.change(id, Request::Stay).await?;
-                info!(node = %id, "a node was decommissioned");
+                info!(event = "left", node = %id, "a node was decommissioned");
             }
             Then::Delete => {
                 if store.node(id).await?.state() == v1::NodeState::Up {
@@ -300,7 +300,7 @@ impl Lead {
                 // certificates could not be found and revoked.
                 revoke().await?;
                 store.change(id, Request::Delete { force: false }).await?;
-                info!(node = %id, "a node was deleted");
+                info!(event = "left", node = %id, "a node was deleted");
             }
         }
         Ok(())

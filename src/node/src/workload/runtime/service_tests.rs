@@ -44,14 +44,7 @@ impl Bench {
         let (_cluster, cluster) = watch::channel(member);
         let (given, roles) = watch::channel(None);
         let (storage, mounted) = watch::channel(storage::Status::Starting);
-        let ground = ground::Config {
-            cgroup: base.join("cgroup"),
-            proc: base.join("proc"),
-            interfaces: base.join("net"),
-            root: base.join("root"),
-            tree: tree.clone(),
-        };
-        let config = Config { binary: base.join("containerd"), ground, ..Config::live(&tree) };
+        let config = config(base);
         let status = watch::Sender::default();
         let pods = watch::Sender::default();
         let (workload, parts) = watch::channel(workload::Status::default());

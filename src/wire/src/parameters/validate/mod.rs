@@ -17,6 +17,7 @@ use super::{
     Bootstrap, Cidr, Cluster, ClusterConfiguration, ColdStart, DirectoryNode, Interface, Match,
     Network, Parameters, Register, Route, StoragePolicy, Ticket, TpmMode, wire,
 };
+use crate::identity::{NodeId, NodeName};
 
 const LABELS_MAX: usize = 64;
 const DIRECTORY_NODES_MAX: usize = 64;
@@ -54,7 +55,11 @@ pub fn parse(bytes: &[u8]) -> Result<Parameters, Error> {
     for (i, name) in console_tui.iter().enumerate() {
         text::terminal(name).at(format!("console.tui[{i}]"), 1)?;
     }
-    Ok(Parameters { cluster, network, console_tui })
+    let wipes = match &*message.wipes {
+        "" => None,
+        text => Some(node_id(text).at("wipes", 5)?),
+    };
+    Ok(Parameters { cluster, network, console_tui, wipes })
 }
 
 /// Reads a raw Ed25519 public key; `path` is its position as errors report it.
@@ -90,7 +95,8 @@ fn bootstrap(message: v1::ClusterBootstrap) -> Result<Bootstrap, Error> {
         None => ClusterConfiguration::default(),
     };
     let labels = labels(message.labels, "cluster_bootstrap.labels", 3)?;
-    Ok(Bootstrap { owner_public_key, configuration, labels })
+    let name = name(&message.name, "cluster_bootstrap.name", 4)?;
+    Ok(Bootstrap { owner_public_key, configuration, labels, name })
 }
 
 /// Reads a raw Ed25519 public key that only one private key belongs to.
@@ -200,7 +206,18 @@ fn register(message: v1::ClusterRegister) -> Result<Register, Error> {
         ticket: Ticket(Zeroizing::new(ticket)),
         ca_certificate: message.ca_certificate,
         labels,
+        name: name(&message.name, "cluster_register.name", 5)?,
     })
+}
+
+/// The name of a node; none where it is empty.
+fn name(text: &str, path: &str, number: u16) -> Result<Option<NodeName>, Error> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let allowed =
+        "1 to 63 of a-z, 0-9 and dash, from a letter to a letter or digit, not like an ID";
+    text.parse().map(Some).map_err(|_invalid| Refusal::of(text, allowed)).at(path, number)
 }
 
 fn directory(message: v1::ClusterDirectory) -> Result<Vec<DirectoryNode>, Error> {
@@ -212,10 +229,7 @@ fn directory(message: v1::ClusterDirectory) -> Result<Vec<DirectoryNode>, Error>
     let mut seen = BTreeSet::new();
     let mut nodes = Vec::with_capacity(message.nodes.len());
     for (i, node) in message.nodes.into_iter().enumerate() {
-        let id = node.id.parse().map_err(|_invalid| {
-            Refusal::of(&node.id, "\"polis-\" and 32 lower-case hexadecimal digits")
-        });
-        let id = id.at(format!("{PATH}[{i}].id"), 1)?;
+        let id = node_id(&node.id).at(format!("{PATH}[{i}].id"), 1)?;
         if !seen.insert(id) {
             return Err(Refusal::of(&node.id, "each node once")).at(format!("{PATH}[{i}].id"), 1);
         }
@@ -230,6 +244,11 @@ fn directory(message: v1::ClusterDirectory) -> Result<Vec<DirectoryNode>, Error>
         nodes.push(DirectoryNode { id, addresses: node.addresses });
     }
     Ok(nodes)
+}
+
+fn node_id(text: &str) -> Result<NodeId, Refusal> {
+    text.parse()
+        .map_err(|_invalid| Refusal::of(text, "\"polis-\" and 32 lower-case hexadecimal digits"))
 }
 
 fn ca_certificate(der: &[u8]) -> Result<(), Refusal> {

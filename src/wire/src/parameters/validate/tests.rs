@@ -40,6 +40,7 @@ fn registering() -> ClusterRegister {
         register_ticket: b"ticket".to_vec(),
         ca_certificate: ca(),
         labels: BTreeMap::new(),
+        name: String::new(),
     }
 }
 
@@ -325,6 +326,7 @@ prop_compose! {
                 ntp_servers: names,
             }),
             console: Some(ConsoleConfiguration { tui }),
+            wipes: String::new(),
         }
     }
 }
@@ -358,7 +360,7 @@ proptest! {
     }
 
     #[test]
-    fn an_unknown_field_anywhere_at_the_top_is_refused(message in any_valid(), number in 5u8..15) {
+    fn an_unknown_field_anywhere_at_the_top_is_refused(message in any_valid(), number in 6u8..15) {
         let mut bytes = message.encode_to_vec();
         bytes.extend([number << 3, 1]);
         prop_assert_eq!(
@@ -379,5 +381,31 @@ fn a_hundred_kilobytes_of_random_bytes_never_panic() {
     .collect();
     for start in 0..2000 {
         assert!(parse(&input[start..]).is_err());
+    }
+}
+
+#[test]
+fn a_name_is_one_that_a_node_may_have_and_only_a_full_id_is_wiped() {
+    let named = |name: &str| {
+        let register = ClusterRegister { name: name.to_owned(), ..registering() };
+        parse(&with(WireCluster::ClusterRegister(register)).encode_to_vec())
+    };
+    let Ok(Parameters { cluster: Cluster::Register(register), wipes, .. }) = named("web-1") else {
+        panic!("it is not read")
+    };
+    assert_eq!((register.name, wipes), (Some("web-1".parse().unwrap()), None));
+    for wrong in ["Web", "polis-web", "-a", "abc123"] {
+        let error = named(wrong).unwrap_err().to_string();
+        assert!(error.contains("cluster_register.name"), "{wrong}: {error}");
+    }
+    let id = format!("polis-{}", "0a".repeat(16));
+    let wiping = |text: &str| {
+        let cluster = with(WireCluster::ClusterBootstrap(bootstrapping()));
+        parse(&NodeParameters { wipes: text.to_owned(), ..cluster }.encode_to_vec())
+    };
+    assert_eq!(wiping(&id).unwrap().wipes, Some(id.parse().unwrap()));
+    for part in [&id[..20], &id[6..], "web-1"] {
+        let error = wiping(part).unwrap_err().to_string();
+        assert!(error.contains("wipes is"), "{part}: {error}");
     }
 }

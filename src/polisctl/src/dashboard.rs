@@ -1,0 +1,566 @@
+//! `polisctl dashboard`: the whole cluster on one screen; Enter opens the console of a node.
+//!
+//! The records and the health of all nodes come from the leader, the rest from the snapshot
+//! that each node draws its own console from.
+//!
+//! ```text
+//! leader: nodes, health --+
+//! each node: snapshot ----+--look--> Board --draw--> /dev/tty <--keys-- a person
+//! ```
+//!
+//! Invariants:
+//! - A node that does not answer is shown with the reason, and never as healthy.
+//! - An outage of the leader leaves the last picture, with its age in words.
+//! - The terminal is as before at the end, whatever ended the command.
+//!
+//! What this module does not do: compare the clocks of the nodes.
+
+use std::io::{self, IsTerminal as _};
+use std::path::Path;
+use std::time::Duration;
+
+use futures::future::join_all;
+use polis_base::canvas::Canvas;
+use polis_base::sys::clock;
+use polis_base::sys::terminal::{Mode, Size, Terminal};
+use polis_proto::v1;
+use polis_runtime::sys::readiness;
+use polis_tui::keys::Parser;
+use polis_tui::ratatui::buffer::Buffer;
+use polis_tui::ratatui::style::{Color, Modifier, Style};
+use polis_tui::snapshot::StageState;
+use polis_tui::{Key, Snapshot};
+use tokio::io::Interest;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::console::{ENTER, LEAVE, attach, glance, write};
+use super::error::{Error, Explain as _};
+use super::node::View;
+use super::output::clean;
+use super::session::{self, PATIENCE, Session, Target};
+use super::{Global, units};
+
+/// Between two looks at the cluster.
+const PACE: Duration = Duration::from_secs(2);
+/// How long one node may take; it answers at once.
+const NODE: Duration = Duration::from_secs(3);
+/// Silence after which an Escape is the key, and not the start of a sequence.
+const ESCAPE: Duration = Duration::from_millis(50);
+/// What a node waits for and warns of, at most so many lines.
+const NOTES_MAX: usize = 3;
+
+const HEAD: Style = Style::new().fg(Color::White).bg(Color::Blue);
+const DIM: Style = Style::new().fg(Color::DarkGray);
+const CURSOR: Style = Style::new().add_modifier(Modifier::REVERSED);
+
+/// How a node is: a glyph, a word and a colour that always go together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Mark {
+    Good,
+    Attention,
+    Bad,
+}
+
+impl Mark {
+    fn glyph(self) -> &'static str {
+        match self {
+            Self::Good => "■",
+            Self::Attention => "▲",
+            Self::Bad => "!",
+        }
+    }
+
+    fn style(self) -> Style {
+        match self {
+            Self::Good => Style::new().fg(Color::Green),
+            Self::Attention => Style::new().fg(Color::LightYellow),
+            Self::Bad => Style::new().fg(Color::LightRed).add_modifier(Modifier::BOLD),
+        }
+    }
+}
+
+/// A node on the screen.
+#[derive(Clone, Debug)]
+struct Card {
+    called: String,
+    mark: Mark,
+    /// State and health, in words.
+    word: String,
+    roles: String,
+    load: String,
+    /// What it waits for, and what a person should know.
+    notes: Vec<String>,
+    target: Option<Target>,
+}
+
+/// The cluster at one moment.
+#[derive(Clone, Debug, Default)]
+struct Board {
+    cluster: String,
+    cards: Vec<Card>,
+    /// When the nodes were listed last, by the operator's clock.
+    at: String,
+    /// Why there is no newer list.
+    trouble: Option<String>,
+}
+
+/// Runs the command.
+pub(super) async fn run(global: &Global) -> Result<(), Error> {
+    if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
+        return Err(Error::new("the dashboard needs a terminal")
+            .or_help("`polisctl cluster status` prints the state without one"));
+    }
+    let mut session = Session::prepare(global, PATIENCE)?;
+    // An error of the first look is printed as plain text.
+    let mut board = Box::pin(look(&session)).await?;
+    session.go_on();
+    let mut selected = 0;
+    loop {
+        let chosen = {
+            let mut desk = Desk::open()?;
+            Box::pin(desk.drive(&session, &mut board, &mut selected)).await?
+        };
+        // The desk is gone, and with it its screen: the console brings its own.
+        let Some(target) = chosen else { return Ok(()) };
+        if let Err(error) = Box::pin(attach(&mut session, &target)).await {
+            board.trouble = Some(error.summary());
+        }
+    }
+}
+
+/// Asks the leader for the nodes, and each of them for the rest.
+async fn look(session: &Session) -> Result<Board, Error> {
+    let nodes = session.nodes(&[]).await?;
+    let cards = join_all(nodes.iter().map(|node| card(session, node))).await;
+    let cluster = session.context.name.clone();
+    Ok(Board { cluster, cards, at: units::date(clock::now()), trouble: None })
+}
+
+async fn card(session: &Session, node: &v1::NodeInfo) -> Card {
+    let target = session::target(node).ok();
+    let answer = match (&target, node.state()) {
+        (Some(target), v1::NodeState::Up) => {
+            // On the heap: several nodes are asked at once.
+            Some(match timeout(NODE, Box::pin(glance(session, target))).await {
+                Ok(answer) => answer.map_err(|error| error.summary()),
+                Err(_elapsed) => Err(format!("no answer within {}", units::span(NODE))),
+            })
+        }
+        (_, _) => None,
+    };
+    Card::of(node, target, answer)
+}
+
+impl Card {
+    /// `answer` is missing for a node that is not asked, since it is no member.
+    fn of(
+        node: &v1::NodeInfo,
+        target: Option<Target>,
+        answer: Option<Result<Snapshot, String>>,
+    ) -> Self {
+        let mut notes = Vec::new();
+        let mut mark = match node.state() {
+            v1::NodeState::Up => Mark::Good,
+            v1::NodeState::New => {
+                notes.push(format!("waits for approval: polisctl node approve {}", node.id));
+                Mark::Attention
+            }
+            v1::NodeState::Unspecified | v1::NodeState::Standby | v1::NodeState::Decommissioned => {
+                Mark::Attention
+            }
+        };
+        if node.state() == v1::NodeState::Up && node.health() == v1::NodeHealth::Late {
+            mark = Mark::Bad;
+            notes.push(format!(
+                "its heartbeat is overdue; a dead machine: polisctl node delete {} --force",
+                node.id
+            ));
+        }
+        let mut load = String::new();
+        match answer {
+            None => {}
+            Some(Err(reason)) => {
+                mark = Mark::Bad;
+                notes.push(format!("does not answer: {reason}"));
+            }
+            Some(Ok(snapshot)) => {
+                load = loads(&snapshot);
+                let asks = needs(&snapshot);
+                if !asks.is_empty() {
+                    mark = mark.max(Mark::Attention);
+                }
+                notes.extend(asks);
+            }
+        }
+        let word = View::of(node).standing();
+        let called = if node.name.is_empty() { node.id.clone() } else { node.name.clone() };
+        let roles = View::of(node).roles_text();
+        Self { called, mark, word, roles, load, notes, target }
+    }
+}
+
+/// What a node waits for, and warns of.
+fn needs(snapshot: &Snapshot) -> Vec<String> {
+    let waits = snapshot.stages.iter().filter_map(|stage| match &stage.state {
+        StageState::Waiting { what, since } => {
+            Some(format!("{} waits for {what} ({})", stage.name, units::span(*since)))
+        }
+        StageState::Failed => Some(format!("{} failed", stage.name)),
+        StageState::Pending | StageState::Started | StageState::Done => None,
+    });
+    waits.chain(snapshot.warnings.iter().map(|warning| warning.text.clone())).collect()
+}
+
+/// Processor, memory and data partition.
+fn loads(snapshot: &Snapshot) -> String {
+    let Some(metrics) = &snapshot.metrics else { return "load not measured yet".to_owned() };
+    let percent = |used: u64, total: u64| (used.saturating_mul(100)).checked_div(total);
+    let cpu = metrics.cpu.last().map(|cpu| format!("CPU {cpu} %"));
+    let memory = percent(metrics.memory_used, metrics.memory_total);
+    let data = percent(metrics.data_used, metrics.data_total);
+    let memory = memory.map(|percent| format!("memory {percent} %"));
+    let data = data.map(|percent| format!("data {percent} %"));
+    [cpu, memory, data].into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+impl Board {
+    /// One line for the whole cluster.
+    fn headline(&self) -> (Mark, String) {
+        let worst = self.cards.iter().map(|card| card.mark).max().unwrap_or(Mark::Bad);
+        let some = self.cards.iter().filter(|card| card.mark != Mark::Good).count();
+        let nodes = match self.cards.len() {
+            1 => "1 node".to_owned(),
+            count => format!("{count} nodes"),
+        };
+        match (&self.trouble, some) {
+            (Some(trouble), _) => {
+                (Mark::Bad, format!("No newer list of nodes since {}: {trouble}", self.at))
+            }
+            (None, 0) => (worst, format!("{nodes}, all healthy")),
+            (None, some) => (worst, format!("{nodes}, {some} to look at")),
+        }
+    }
+
+    /// Draws over all of an empty buffer.
+    fn draw(&self, selected: usize, buffer: &mut Buffer) {
+        let area = buffer.area;
+        let width = usize::from(area.width);
+        let mut put = |y: usize, text: &str, style: Style| {
+            let Ok(y) = u16::try_from(y) else { return };
+            if y < area.height {
+                buffer.set_stringn(area.x, area.y + y, clean(text), width, style);
+            }
+        };
+        put(0, &format!("{:width$}", format!(" Polis, {}  {}", self.cluster, self.at)), HEAD);
+        let (mark, text) = self.headline();
+        put(1, &format!(" {} {text}", mark.glyph()), mark.style());
+        let rows = usize::from(area.height).saturating_sub(4);
+        let lines = self.lines(selected, width);
+        // The selected node and its notes stay in sight.
+        let end = lines.iter().rposition(|line| line.of == selected).map_or(0, |at| at + 1);
+        let start = lines.iter().position(|line| line.of == selected).unwrap_or(0);
+        let top = end.saturating_sub(rows).min(start);
+        for (y, line) in lines.iter().skip(top).take(rows).enumerate() {
+            put(y + 3, &line.text, line.style);
+        }
+        let keys = " Up, Down: choose   Enter: console of the node   q: leave";
+        put(usize::from(area.height).saturating_sub(1), &format!("{keys:width$}"), HEAD);
+    }
+
+    fn lines(&self, selected: usize, width: usize) -> Vec<Row> {
+        let longest = |of: fn(&Card) -> usize| self.cards.iter().map(of).max().unwrap_or(0);
+        let name = longest(|card| card.called.chars().count()).min(width / 2);
+        let word = longest(|card| card.word.chars().count());
+        let roles = longest(|card| card.roles.chars().count());
+        let mut lines = Vec::new();
+        for (of, card) in self.cards.iter().enumerate() {
+            let Card { called, mark, word: state, roles: has, load, notes, .. } = card;
+            let called: String = called.chars().take(name).collect();
+            let text =
+                format!(" {} {called:name$}  {state:word$}  {has:roles$}  {load}", mark.glyph());
+            let style = if of == selected { mark.style().patch(CURSOR) } else { mark.style() };
+            lines.push(Row { of, text: format!("{text:width$}"), style });
+            let shown = notes.iter().take(NOTES_MAX);
+            lines.extend(shown.map(|note| Row { of, text: format!("     {note}"), style: DIM }));
+        }
+        lines
+    }
+}
+
+/// A line about a node.
+struct Row {
+    of: usize,
+    text: String,
+    style: Style,
+}
+
+/// What a key asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wish {
+    Nothing,
+    Leave,
+    Open,
+}
+
+/// Applies a key to the selection.
+fn press(key: Key, selected: &mut usize, count: usize) -> Wish {
+    let last = count.saturating_sub(1);
+    match key {
+        Key::Up | Key::Char('k') => *selected = selected.saturating_sub(1),
+        Key::Down | Key::Char('j') => *selected = (*selected + 1).min(last),
+        Key::Home => *selected = 0,
+        Key::End => *selected = last,
+        Key::Enter => return Wish::Open,
+        Key::Char('q') | Key::Ctrl('c') => return Wish::Leave,
+        _ => {}
+    }
+    Wish::Nothing
+}
+
+/// This terminal, while the dashboard is on it.
+struct Desk {
+    terminal: Terminal,
+    readable: tokio::io::unix::AsyncFd<std::os::fd::OwnedFd>,
+    canvas: Canvas,
+    size: Size,
+    parser: Parser,
+}
+
+impl Desk {
+    fn open() -> Result<Self, Error> {
+        let failed = || "cannot use this terminal".to_owned();
+        let terminal = Terminal::open(Path::new("/dev/tty")).doing(failed)?;
+        terminal.set_mode(Mode::Raw).doing(failed)?;
+        write(ENTER)?;
+        let size = terminal.size();
+        Ok(Self {
+            readable: readiness::watch(&terminal, Interest::READABLE).doing(failed)?,
+            canvas: Canvas::whole(size),
+            size,
+            terminal,
+            parser: Parser::default(),
+        })
+    }
+
+    /// Draws and reads keys; returns the node whose console is wanted, if one is.
+    async fn drive(
+        &mut self,
+        session: &Session,
+        board: &mut Board,
+        selected: &mut usize,
+    ) -> Result<Option<Target>, Error> {
+        let mut next = Instant::now() + PACE;
+        loop {
+            *selected = (*selected).min(board.cards.len().saturating_sub(1));
+            self.draw(board, *selected)?;
+            let keys = tokio::select! {
+                // Cancel-safe: nothing is read before the branch is taken.
+                keys = self.keys() => keys?,
+                // Cancel-safe: the questions only read, and are asked again.
+                newer = newer(session, next) => {
+                    match newer {
+                        Ok(newer) => *board = newer,
+                        Err(error) => board.trouble = Some(error.summary()),
+                    }
+                    next = Instant::now() + PACE;
+                    continue;
+                }
+            };
+            let Some(keys) = keys else { return Ok(None) };
+            for key in keys {
+                match press(key, selected, board.cards.len()) {
+                    Wish::Nothing => {}
+                    Wish::Leave => return Ok(None),
+                    Wish::Open => {
+                        let card = board.cards.get(*selected);
+                        if let Some(target) = card.and_then(|card| card.target.clone()) {
+                            return Ok(Some(target));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn draw(&mut self, board: &Board, selected: usize) -> Result<(), Error> {
+        let size = self.terminal.size();
+        if size != self.size {
+            (self.size, self.canvas) = (size, Canvas::whole(size));
+        }
+        let bytes = self.canvas.draw(|buffer| board.draw(selected, buffer));
+        write(&bytes)
+    }
+
+    /// The next keys; `None` when the terminal is gone. Cancel-safe.
+    async fn keys(&mut self) -> Result<Option<Vec<Key>>, Error> {
+        loop {
+            let ready = timeout(ESCAPE, self.readable.readable()).await;
+            let Ok(ready) = ready else {
+                if let Some(key) = self.parser.idle() {
+                    return Ok(Some(vec![key]));
+                }
+                continue;
+            };
+            let mut ready = ready?;
+            let mut buffer = [0; 256];
+            match rustix::io::read(&self.terminal, &mut buffer) {
+                Ok(0) => return Ok(None),
+                Ok(length) => return Ok(Some(self.parser.feed(&buffer[..length]))),
+                Err(rustix::io::Errno::AGAIN) => ready.clear_ready(),
+                Err(error) => {
+                    return Err(io::Error::from(error))
+                        .doing(|| "the terminal was closed".to_owned());
+                }
+            }
+        }
+    }
+}
+
+/// The cluster at the next look.
+async fn newer(session: &Session, at: Instant) -> Result<Board, Error> {
+    sleep_until(at).await;
+    Box::pin(look(session)).await
+}
+
+impl Drop for Desk {
+    fn drop(&mut self) {
+        // A closed terminal needs no restore.
+        let _lost = write(LEAVE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use polis_tui::ratatui::layout::Rect;
+    use polis_tui::snapshot::{Metrics, Stage, Warning};
+
+    use super::*;
+
+    fn node(name: &str, state: v1::NodeState, health: v1::NodeHealth) -> v1::NodeInfo {
+        v1::NodeInfo {
+            id: format!("polis-{name}"),
+            name: name.to_owned(),
+            state: state.into(),
+            health: health.into(),
+            ..Default::default()
+        }
+    }
+
+    fn healthy() -> Snapshot {
+        let metrics = Metrics {
+            cpu: vec![12],
+            memory_total: 100,
+            memory_used: 25,
+            data_total: 200,
+            data_used: 20,
+            ..Default::default()
+        };
+        Snapshot { metrics: Some(metrics), ..Default::default() }
+    }
+
+    fn waiting() -> Snapshot {
+        let state = StageState::Waiting {
+            what: "2 of 3 voters".to_owned(),
+            since: Duration::from_secs(75),
+        };
+        let stage = Stage { name: "consensus".to_owned(), state, ..Default::default() };
+        let warning = Warning { text: "The recovery key is not saved.".to_owned(), help: None };
+        Snapshot { stages: vec![stage], warnings: vec![warning], ..healthy() }
+    }
+
+    fn board() -> Board {
+        use v1::{NodeHealth, NodeState};
+        let up = |name| node(name, NodeState::Up, NodeHealth::Healthy);
+        let cards = vec![
+            Card::of(&up("web-1"), None, Some(Ok(healthy()))),
+            Card::of(&up("web-2"), None, Some(Ok(waiting()))),
+            Card::of(
+                &node("web-3", NodeState::Up, NodeHealth::Late),
+                None,
+                Some(Err("refused".into())),
+            ),
+            Card::of(&node("web-4", NodeState::New, NodeHealth::Absent), None, None),
+        ];
+        let at = "2026-01-02 03:04:05 UTC".to_owned();
+        Board { cluster: "home".to_owned(), cards, at, trouble: None }
+    }
+
+    fn screen(board: &Board, selected: usize, width: u16, height: u16) -> String {
+        let mut buffer = Buffer::empty(Rect::new(0, 0, width, height));
+        board.draw(selected, &mut buffer);
+        let rows = buffer.content.chunks(usize::from(width));
+        let row = |cells: &[polis_tui::ratatui::buffer::Cell]| {
+            cells.iter().map(|cell| cell.symbol()).collect::<String>().trim_end().to_owned()
+        };
+        rows.map(row).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn each_node_is_there_with_what_it_waits_for() {
+        let screen = screen(&board(), 0, 100, 24);
+        for wanted in [
+            "home",
+            "4 nodes, 3 to look at",
+            "■ web-1",
+            "CPU 12 %, memory 25 %, data 10 %",
+            "▲ web-2",
+            "consensus waits for 2 of 3 voters (1 min 15 s)",
+            "The recovery key is not saved.",
+            "! web-3",
+            "does not answer: refused",
+            "polisctl node delete polis-web-3 --force",
+            "polisctl node approve polis-web-4",
+            "q: leave",
+        ] {
+            assert!(screen.contains(wanted), "no {wanted:?} in\n{screen}");
+        }
+    }
+
+    #[test]
+    fn a_dead_node_or_an_unknown_one_is_never_all_healthy() {
+        let mut board = board();
+        board.cards.truncate(1);
+        assert_eq!(board.headline(), (Mark::Good, "1 node, all healthy".to_owned()));
+        board.trouble = Some("no leader was found".to_owned());
+        let (mark, text) = board.headline();
+        assert_eq!(mark, Mark::Bad);
+        assert!(text.contains("2026-01-02 03:04:05 UTC: no leader was found"), "{text}");
+        assert_eq!(Board::default().headline().0, Mark::Bad, "nothing is known");
+    }
+
+    #[test]
+    fn the_chosen_node_is_in_sight_on_any_terminal() {
+        let board = board();
+        for (width, height) in [(20, 5), (40, 7), (80, 24), (240, 67)] {
+            for selected in 0..board.cards.len() {
+                let screen = screen(&board, selected, width, height);
+                let called = &board.cards[selected].called;
+                assert!(screen.contains(called), "{width}x{height}: no {called}\n{screen}");
+            }
+        }
+        // No size panics.
+        for (width, height) in [(1, 1), (3, 2), (0, 0)] {
+            screen_of_any_size(&board, width, height);
+        }
+    }
+
+    fn screen_of_any_size(board: &Board, width: u16, height: u16) {
+        let mut buffer = Buffer::empty(Rect::new(0, 0, width, height));
+        board.draw(0, &mut buffer);
+    }
+
+    #[test]
+    fn keys_choose_a_node_and_open_it() {
+        let mut selected = 0;
+        assert_eq!(press(Key::Up, &mut selected, 3), Wish::Nothing);
+        assert_eq!(selected, 0);
+        for _ in 0..5 {
+            assert_eq!(press(Key::Down, &mut selected, 3), Wish::Nothing);
+        }
+        assert_eq!(selected, 2);
+        assert_eq!(press(Key::Enter, &mut selected, 3), Wish::Open);
+        assert_eq!(press(Key::Char('q'), &mut selected, 3), Wish::Leave);
+        assert_eq!(press(Key::Down, &mut selected, 0), Wish::Nothing);
+        assert_eq!(selected, 0, "an empty cluster");
+    }
+}
