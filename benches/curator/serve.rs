@@ -123,6 +123,7 @@ async fn populate(
 ) -> Result<(Credentials, Callers)> {
     let policy = v1::cluster_configuration::StorageSecurityPolicy::NeedsInsecure;
     let founding = Founding {
+        name: None,
         node: key.identity(),
         labels: BTreeMap::new(),
         owner_public_key: [0; 32],
@@ -158,6 +159,7 @@ async fn node(store: &Store<Client>, ticket: &[u8]) -> Result<Caller> {
     let identity = Identity::new(key.public_key());
     let join_key = NodeKey::generate()?.public_key();
     let registration = Registration {
+        name: None,
         identity,
         join_key,
         tpm: false,

@@ -36,8 +36,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::console::{ENTER, LEAVE, attach, glance, write};
 use super::error::{Error, Explain as _};
 use super::node::View;
-use super::output::clean;
 use super::session::{self, PATIENCE, Session, Target};
+use super::text::clean;
 use super::{Global, units};
 
 /// Between two looks at the cluster.

@@ -163,7 +163,7 @@ mod tests {
         let (_bound, dead) = closed_port();
         let gone = node_id(2).to_string();
         cluster.knows(&world, &[(&id, "192.0.2.1"), (&gone, &dead)]);
-        cluster.nobody_leads();
+        cluster.lose_the_leader();
         let table = world.runs(&["top", "--timeout", "6s"]);
         assert!(table.contains("12 %") && table.contains(&format!("{gone}: ")), "{table}");
     }

@@ -78,7 +78,7 @@ impl Suite {
         };
         let mut results = Vec::new();
         let parts: Vec<Result<_>> = thread::scope(|scope| {
-            let workers: Vec<_> = (0..self.processes).map(|_| scope.spawn(&work)).collect();
+            let workers: Vec<_> = (0..self.processes).map(|_| scope.spawn(work)).collect();
             let join = |worker: thread::ScopedJoinHandle<'_, _>| {
                 worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             };

@@ -166,7 +166,7 @@ async fn a_key_belongs_to_one_node_and_is_free_again_after_it() {
 
 #[derive(Clone, Debug)]
 enum Move {
-    Change(u8, Request),
+    Change(u8, Box<Request>),
     Key(u8, u8),
 }
 
@@ -180,7 +180,7 @@ fn any_move() -> impl Strategy<Value = Move> {
         1 => any::<bool>().prop_map(|force| Request::Delete { force }),
     ];
     prop_oneof![
-        3 => (1..=NODES, request).prop_map(|(node, request)| Move::Change(node, request)),
+        3 => (1..=NODES, request).prop_map(|(node, request)| Move::Change(node, Box::new(request))),
         1 => (1..=NODES, 1..4_u8).prop_map(|(node, key)| Move::Key(node, key)),
     ]
 }
@@ -197,7 +197,7 @@ proptest! {
                 let before = store.taken_prefixes().await.unwrap();
                 // A refusal changes nothing, which the comparison below shows.
                 match step {
-                    Move::Change(node, request) => drop(store.change(id(node), request).await),
+                    Move::Change(node, request) => drop(store.change(id(node), *request).await),
                     Move::Key(node, key) => drop(store.set_mesh_key(id(node), &[key; 32]).await),
                 }
                 assert_eq!(recorded(&store).await, owned(&memory));

@@ -83,7 +83,7 @@ impl Daemon {
     ///
     /// [`Error`]; the supervisor starts a fresh run.
     pub(super) async fn run(self, ctx: Context) -> Result<(), Error> {
-        let ended = self.once(&ctx).await;
+        let ended = Box::pin(self.once(&ctx)).await;
         if let Err(error) = &ended {
             self.status.send_replace(Status::Failed(chain(error)));
         }
@@ -93,7 +93,7 @@ impl Daemon {
     async fn once(&self, ctx: &Context) -> Result<(), Error> {
         self.status.send_replace(Status::Starting);
         // Not cut off by a cancellation: a mount of it must not come after the last unmount.
-        self.prepare(ctx).await?;
+        Box::pin(self.prepare(ctx)).await?;
         let mut child = self.command(ctx).spawn().await?;
         let ended = tokio::select! {
             // Cancel-safe, all of them: the child is ended below, and the rest waits or asks.

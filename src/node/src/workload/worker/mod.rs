@@ -127,7 +127,7 @@ impl Worker {
         let kubelet = self.clone();
         ctx.spawn(Part::Kubelet.name(), forever, move |ctx| {
             let worker = kubelet.clone();
-            async move { worker.kubelet(&ctx).await }
+            async move { Box::pin(worker.kubelet(&ctx)).await }
         });
         let object =
             node_object::Service { api: self.own(), node: self.node, parts: self.parts.clone() };
