@@ -35,7 +35,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::credentials::KUBELET_CLIENT;
-use super::csi;
+use super::csi::names::{CLASS, DRIVER, NODE_LABEL, SELECTED_NODE};
 use super::runtime::gvisor;
 use polis_wire::identity::NodeId;
 use polis_wire::pki::{CSI_GROUP, CSI_USER, WorkerPurpose};
@@ -119,8 +119,8 @@ pub(super) fn all() -> Vec<Object> {
         policy_binding(CSI_VOLUMES),
         csi_claims(),
         policy_binding(CSI_CLAIMS),
-        storage("CSIDriver", "csidrivers", csi::DRIVER, csi_driver()),
-        storage("StorageClass", "storageclasses", csi::CLASS, storage_class()),
+        storage("CSIDriver", "csidrivers", DRIVER, csi_driver()),
+        storage("StorageClass", "storageclasses", CLASS, storage_class()),
         runtime_class("runc", "runc"),
         gvisor(),
         guard(),
@@ -217,17 +217,15 @@ fn csi_role() -> Object {
 fn csi_volumes() -> Object {
     let own = |volume: &str| {
         format!(
-            "has({volume}.spec.csi) && {volume}.spec.csi.driver == '{driver}' \
+            "has({volume}.spec.csi) && {volume}.spec.csi.driver == '{DRIVER}' \
              && {volume}.spec.csi.volumeHandle == {volume}.metadata.name \
              && has({volume}.spec.nodeAffinity) && has({volume}.spec.nodeAffinity.required) \
              && {volume}.spec.nodeAffinity.required.nodeSelectorTerms.size() == 1 \
              && {volume}.spec.nodeAffinity.required.nodeSelectorTerms.all(term, \
              has(term.matchExpressions) && term.matchExpressions.size() == 1 \
-             && term.matchExpressions.all(one, one.key == '{label}' && one.operator == 'In' \
+             && term.matchExpressions.all(one, one.key == '{NODE_LABEL}' && one.operator == 'In' \
              && one.values.size() == 1 && '{CSI_USER}' + one.values[0] == \
              request.userInfo.username))",
-            driver = csi::DRIVER,
-            label = csi::NODE_LABEL,
         )
     };
     let expressions = [
@@ -241,9 +239,8 @@ fn csi_volumes() -> Object {
 fn csi_claims() -> Object {
     let selected = format!(
         "has(oldObject.metadata.annotations) \
-         && '{node}' in oldObject.metadata.annotations \
-         && '{CSI_USER}' + oldObject.metadata.annotations['{node}'] == request.userInfo.username",
-        node = csi::SELECTED_NODE,
+         && '{SELECTED_NODE}' in oldObject.metadata.annotations \
+         && '{CSI_USER}' + oldObject.metadata.annotations['{SELECTED_NODE}'] == request.userInfo.username",
     );
     csi_policy(CSI_CLAIMS, &["UPDATE"], "persistentvolumeclaims/status", &[selected])
 }
@@ -289,7 +286,7 @@ fn csi_driver() -> Value {
 
 fn storage_class() -> Value {
     json!({
-        "provisioner": csi::DRIVER,
+        "provisioner": DRIVER,
         "reclaimPolicy": "Delete",
         // The scheduler chooses the node for the pod, and so for its volumes.
         "volumeBindingMode": "WaitForFirstConsumer",
@@ -459,6 +456,7 @@ mod tests {
                 (json!("polis:worker"), vec![format!("system:node:{one}")]),
                 (json!("system:node-proxier"), vec![format!("polis:kube-proxy:{one}")]),
                 (json!("polis:dns"), vec![format!("polis:dns:{one}")]),
+                (json!("polis:csi"), vec![format!("polis:csi:{one}")]),
             ]
         );
         // Without a worker, the list is empty and not absent: it replaces the former one.

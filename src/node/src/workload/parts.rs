@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 use tokio::sync::watch;
 
-use super::drain::State;
+use super::drain::state::State;
 use polis_base::serial::EventLine;
 use polis_runtime::event::{Closed, until};
 use polis_runtime::lines::Lines;

@@ -50,6 +50,7 @@ const SERVED: &[(&str, &str)] = &[
     ("/polis.v1.NodeManagement/GetStatus", "..nvpo"),
     ("/polis.v1.NodeManagement/Logs", "...vpo"),
     ("/polis.v1.NodeManagement/Reboot", "....po"),
+    ("/polis.v1.NodeManagement/Reset", ".....o"),
     ("/polis.v1.NodeManagement/Services", "...vpo"),
     ("/polis.v1.NodeManagement/Unlock", ".....o"),
 ];

@@ -7,18 +7,13 @@
 
 use serde_json::{Value, json};
 
+use super::FINALIZER;
 use super::mounting::Flags;
+use super::names::{DRIVER, NODE_LABEL, SELECTED_NODE};
 use super::quantity;
 use super::store::{UNIT, whole};
 use super::volume_id::VolumeId;
-use super::{DRIVER, FINALIZER};
 use polis_wire::identity::NodeId;
-
-/// The node that the scheduler chose for the first pod of a claim.
-pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
-
-/// The label of each Node object that kubelet sets, with the name of the node.
-pub(crate) const NODE_LABEL: &str = "kubernetes.io/hostname";
 
 /// The access modes of a volume on one node.
 const ACCESS_MODES: [&str; 2] = ["ReadWriteOnce", "ReadWriteOncePod"];

@@ -7,6 +7,7 @@
 //! kubelet --registration, publish, stats--> node --> bind ----+      |
 //!                                           sweeper --removes--------+
 //!
+//! names        what Kubernetes calls the driver and its class
 //! volume_id    the name of a volume                        pure
 //! quantity     sizes of Kubernetes                         pure
 //! claims       objects as they are read and written        pure
@@ -33,6 +34,7 @@ mod claims;
 mod cluster;
 mod disk;
 mod mounting;
+pub(super) mod names;
 mod node;
 mod provisioner;
 mod quantity;
@@ -64,19 +66,12 @@ use polis_runtime::event::Closed;
 use polis_runtime::supervisor::{Context, Policy, blocking};
 use polis_wire::identity::NodeId;
 
-pub(super) use self::claims::{NODE_LABEL, SELECTED_NODE};
-
 pub use self::disk::Disk;
+pub use self::names::DRIVER;
 pub use self::provisioner::{Provisioner, Status};
 pub use self::store::{Error as StoreError, Store};
 pub use self::trash::Swept;
 pub use self::volume_id::{NotAVolume, VolumeId};
-
-/// The name of the driver.
-pub const DRIVER: &str = "local.csi.polis.internal";
-
-/// The class of its volumes, which a claim gets that names none.
-pub const CLASS: &str = "local";
 
 /// What keeps the object of a volume while its content is there.
 const FINALIZER: &str = "local.csi.polis.internal/content";

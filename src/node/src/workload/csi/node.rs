@@ -31,8 +31,8 @@ use polis_proto::csi::{
 use tonic::{Request, Response, Status};
 use tracing::info;
 
-use super::DRIVER;
 use super::mounting::{Flags, Mounts};
+use super::names::DRIVER;
 use super::store::Store;
 use super::volume_id::VolumeId;
 use crate::workload::certificates::chain;

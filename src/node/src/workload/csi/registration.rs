@@ -8,7 +8,7 @@ use polis_proto::plugin::{
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
-use super::DRIVER;
+use super::names::DRIVER;
 
 /// What kubelet calls a driver of volumes.
 const KIND: &str = "CSIPlugin";

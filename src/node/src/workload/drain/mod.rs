@@ -19,6 +19,7 @@
 //! | file | content |
 //! |---|---|
 //! | `pods` | which pods have to go, and what the API server answers to an eviction; pure |
+//! | `state` | what is known of a drain |
 //! | `service` | cordons, evicts, waits, and uncordons |
 //!
 //! Invariants:
@@ -31,6 +32,7 @@
 
 mod pods;
 mod service;
+pub(super) mod state;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,6 +42,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 pub use self::service::Service;
+pub use self::state::{Failure, State};
 
 /// The longest deadline of a drain: a day.
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
@@ -51,49 +54,6 @@ pub(super) struct Order {
     since: Instant,
     timeout: Duration,
     force: bool,
-}
-
-/// The state of a drain.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum State {
-    /// The node takes pods.
-    #[default]
-    None,
-    /// Pods are left.
-    Draining,
-    /// Only pods are left that belong to the node.
-    Drained,
-    /// It is not drained, and the caller may go on.
-    GivenUp,
-    /// It is not drained, and the caller should not go on.
-    Failed(Failure),
-}
-
-/// Why a node is not drained.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
-    /// Nothing would replace a pod.
-    Unmanaged,
-    /// Pods are left at the deadline.
-    Late,
-}
-
-impl State {
-    /// Every state but [`State::None`], for tables.
-    pub const ALL: [Self; 4] =
-        [Self::Draining, Self::Drained, Self::GivenUp, Self::Failed(Failure::Late)];
-
-    /// The word on the serial line, in reports and in metrics.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Draining => "draining",
-            Self::Drained => "drained",
-            Self::GivenUp => "given-up",
-            Self::Failed(_) => "failed",
-        }
-    }
 }
 
 /// How far the drain of an order is.

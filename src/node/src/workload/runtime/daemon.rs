@@ -13,7 +13,7 @@ use tonic::transport::{Channel, Endpoint};
 use tracing::{info, warn};
 
 use super::health::{self, Health};
-use super::service::Config;
+use super::places::Config;
 use super::{Status, config, gvisor, import, layout};
 use crate::workload::certificates::chain;
 use crate::workload::ground;

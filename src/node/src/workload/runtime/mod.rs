@@ -25,6 +25,7 @@
 //! ```text
 //! service  whether the node runs pods, and their end
 //! daemon   one process of containerd
+//! places   where everything is
 //! config   its files                                     pure
 //! layout, import   the images of the system
 //! health, pods     what it says of itself, and of its pods
@@ -36,13 +37,15 @@ pub mod gvisor;
 pub mod health;
 pub mod import;
 pub mod layout;
+mod places;
 pub mod pods;
 pub mod service;
 
 pub use self::daemon::Error;
 pub use self::health::{Condition, Health};
+pub use self::places::Config;
 pub use self::pods::Pods;
-pub use self::service::{Config, Service};
+pub use self::service::Service;
 
 /// The published status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -16,7 +16,6 @@
 //!   it, so the last packet of a pod is still encrypted.
 //! - To end the pods needs no containerd: their control groups are enough.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use polis_proto::v1;
@@ -24,10 +23,10 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::daemon::{Daemon, PODS_AT_END};
-use super::{Pods, Status, gvisor, pods};
+use super::places::Config;
+use super::{Pods, Status, pods};
 use crate::workload::{self, Part, ground};
 use crate::{cluster, network, storage};
-use polis_base::files;
 use polis_base::serial::EventLine;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::{Child, Context, Policy, blocking};
@@ -35,45 +34,6 @@ use polis_wire::node_roles::Role;
 
 /// How long pods have to end when the role is taken away: Kubernetes' own default.
 const PODS_WITHOUT_ROLE: Duration = Duration::from_secs(30);
-
-/// Where everything is.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// The program.
-    pub binary: PathBuf,
-    /// The directory with the programs that containerd starts.
-    pub programs: PathBuf,
-    /// The configuration of gVisor, at the one path where its shim looks before it has that
-    /// of the handler.
-    pub gvisor: files::File,
-    /// The OCI layout with the images of the system.
-    pub images: PathBuf,
-    /// The tree of the node.
-    pub tree: files::Root,
-    /// The interfaces of the machine.
-    pub ground: ground::Config,
-}
-
-impl Config {
-    /// The places of a running node.
-    #[must_use]
-    pub fn live(tree: &files::Root) -> Self {
-        Self {
-            binary: "/usr/bin/containerd".into(),
-            programs: "/usr/bin".into(),
-            gvisor: files::File::public(gvisor::CONFIGURATION.into()),
-            images: "/usr/share/polis/images".into(),
-            tree: tree.clone(),
-            ground: ground::Config::live(tree),
-        }
-    }
-
-    /// Whether containerd was prepared since the boot, by this process or by one before it:
-    /// its configuration lies in memory until everything has ended.
-    fn has_run(&self) -> bool {
-        self.tree.ephemeral.containerd_config.path().exists()
-    }
-}
 
 /// What this node needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

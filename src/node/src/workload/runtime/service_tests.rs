@@ -8,6 +8,7 @@ use super::super::config;
 use super::super::daemon::{report, write_files};
 use super::super::gvisor;
 use super::*;
+use polis_base::files;
 use polis_runtime::supervisor;
 use polis_runtime::sys::cgroup::Group;
 
