@@ -79,10 +79,19 @@ impl Kubelet {
     }
 
     async fn registers(&self) -> (u16, Value) {
+        self.posts("/api/v1/nodes").await
+    }
+
+    /// What the API server would say to a registration.
+    async fn would_register(&self) -> (u16, Value) {
+        self.posts("/api/v1/nodes?dryRun=All").await
+    }
+
+    async fn posts(&self, path: &str) -> (u16, Value) {
         let object = json!({
             "apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node.to_string()},
         });
-        asks(&self.api, Method::POST, "/api/v1/nodes", JSON, &object).await
+        asks(&self.api, Method::POST, path, JSON, &object).await
     }
 
     /// Reports that the node is ready.
@@ -144,8 +153,17 @@ async fn cluster() -> (Controller, Kubelet) {
     let node = NodeId::from_public_key(&[42; 32]);
     let api = controller.worker(WorkerPurpose::Kubelet, node).await;
     let kubelet = Kubelet { api, node };
-    let (status, said) = kubelet.registers().await;
-    assert_eq!(status, 403, "a certificate is no role: {said}");
+    // The API server acts on a policy some moments after it has it.
+    let refused = async {
+        loop {
+            let (status, said) = kubelet.would_register().await;
+            if status == 403 {
+                return said;
+            }
+            sleep(LOOK).await;
+        }
+    };
+    let said = patiently(PATIENCE, refused).await.expect("a certificate is no role");
     let why = said["message"].as_str().unwrap();
     assert!(why.contains("no role Kubernetes worker"), "{why}");
     controller.reports(node, Some(worker_record(&[Role::KubernetesWorker])));

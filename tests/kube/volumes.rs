@@ -239,8 +239,7 @@ async fn it_may_do_nothing_else(controller: &Controller, node: NodeId, other: No
 
     let json = [("content-type", "application/json")];
     let merge = [("content-type", "application/merge-patch+json")];
-    let taken = volume("foreign", node, csi("foreign", DRIVER));
-    let taken = json!({"spec": {"nodeAffinity": taken["spec"]["nodeAffinity"]}});
+    let taken = json!({"metadata": {"labels": {"taken": "yes"}}});
     let larger = json!({"status": {"capacity": {"storage": "9Gi"}}});
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"},
