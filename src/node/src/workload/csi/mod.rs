@@ -131,19 +131,22 @@ impl Service {
         let ready = async { containerd.await.and(certificates.await) };
         let Some(ready) = ctx.until_cancelled(ready).await else { return Ok(()) };
         ready?;
+        // Held here: at the end of the machine the provisioner may be the first to go.
+        let status = watch::Sender::default();
         let provisioner = Provisioner {
             api: self.api.clone(),
             node: self.node,
             store: self.store.clone(),
-            status: watch::Sender::default(),
+            status: status.clone(),
         };
-        let provided = provisioner.status.subscribe();
+        let provided = status.subscribe();
         let forever = Policy::forever();
         ctx.spawn("provisioner", forever, move |ctx| provisioner.clone().run(ctx));
         let store = self.store.clone();
         ctx.spawn("sweeper", forever, move |ctx| provisioner::sweeper(store.clone(), ctx));
         let registered = watch::Sender::default();
         let heard = registered.subscribe();
+        let _held = registered.clone();
         let plugin = Plugin {
             node: self.node,
             store: self.store.clone(),
@@ -157,8 +160,9 @@ impl Service {
             served = served => served,
             closed = self.follow(provided, heard) => Err(closed.into()),
         };
-        if let Err(error) = &outcome {
-            self.parts.fail(Part::Csi, chain(error));
+        match &outcome {
+            Ok(()) => self.parts.set(Part::Csi, PartState::Stopped),
+            Err(error) => self.parts.fail(Part::Csi, chain(error)),
         }
         outcome
     }
