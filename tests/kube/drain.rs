@@ -219,7 +219,7 @@ async fn drained(controller: &Controller, kubelet: &Kubelet, drains: &Drains) {
     becomes(&master, &format!("{PODS}/alone"), "its end", |pod| pod["code"] == 404).await;
 
     // A budget holds both pods of the set, until a deadline.
-    let held = drains.begin(Duration::from_secs(5), false);
+    let held = drains.begin(Duration::from_secs(20), false);
     let end = ends(&held).await;
     assert_eq!((end.state.name(), end.pods), ("failed", 2), "{end:?}");
     assert!(end.cause.contains("disruption budget web needs 2 healthy pods"), "{end:?}");
@@ -231,7 +231,7 @@ async fn drained(controller: &Controller, kubelet: &Kubelet, drains: &Drains) {
     becomes(&master, &node, "the end of the cordon", |node| !cordoned(node)).await;
 
     // With force, the deadline is an end.
-    let held = drains.begin(Duration::from_secs(5), true);
+    let held = drains.begin(Duration::from_secs(20), true);
     let end = ends(&held).await;
     assert_eq!((end.state, end.pods), (State::GivenUp, 2), "{end:?}");
 

@@ -151,7 +151,7 @@ pub(crate) fn tell_story(command: &mut Command, all: bool) -> Result<()> {
 
 /// Whether the suite was built: an ordinary run of the tests does not build it.
 pub(crate) fn is_built() -> bool {
-    image::go_program("e2e").is_file()
+    ["e2e", "kubectl"].iter().all(|name| image::go_program(name).is_file())
 }
 
 /// Starts a control plane by the story, which calls this command again.

@@ -41,6 +41,9 @@ const PRODUCT: &str = "product::";
 /// The stories of the image with Kubernetes, where its programs were built before.
 const WORKLOADS: &str = "workloads::";
 
+/// What they need of the programs that a build of the image, or of `run --kubernetes`, leaves.
+const WORKLOAD_PROGRAMS: &[&str] = &["kube", "kubectl", "containerd", "runsc"];
+
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -206,7 +209,9 @@ fn machines(report: &mut Report, stories: &Stories<'_>, product: Option<Product>
         command.env("POLIS_PRODUCT_IMAGE_DIR", product);
     }
     // A cold build of Kubernetes takes half an hour, so no test begins one.
-    if selects(stories.filter, WORKLOADS) && image::go_program("kube").is_file() {
+    if selects(stories.filter, WORKLOADS)
+        && WORKLOAD_PROGRAMS.iter().all(|name| image::go_program(name).is_file())
+    {
         if env::var_os("POLIS_FULL_IMAGE_DIR").is_none() {
             let packages = Packages::default();
             let build = || image::built_from(Kind::Development, Variant::Full, &packages);

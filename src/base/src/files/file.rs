@@ -109,16 +109,21 @@ impl File {
         if self.way != Way::InPlace {
             return self.read_plain();
         }
-        let found = in_place::read(&self.path);
-        if matches!(&found, Ok(found) if found.alike) {
-            return found.map(|found| found.content);
+        match in_place::read(&self.path) {
+            Ok(found) if found.alike => return Ok(found.content),
+            Ok(_) | Err(Error::Damaged { .. }) => {}
+            Err(error) => return Err(error),
         }
-        let _turn = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
-        // Where the disk refuses, the content counts all the same.
-        in_place::mend(&self.path).ok();
         // Beside a writer, each copy was perhaps read while it changed: only what is read
         // when no writer is at work says that the file is damaged.
-        in_place::read(&self.path).map(|found| found.content)
+        let _turn = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = in_place::read(&self.path)?;
+        if !found.alike {
+            // Where the disk refuses, the content counts all the same. A damaged file stays
+            // as it is: it says that something was lost.
+            in_place::mend(&self.path).ok();
+        }
+        Ok(found.content)
     }
 
     fn read_plain(&self) -> Result<Option<Vec<u8>>, Error> {

@@ -127,9 +127,9 @@ fn fresh(journal: &Record<Journal>, configured: Option<&Cluster>) -> Result<Deci
 ///
 /// # Errors
 ///
-/// [`Refusal::WipesOther`] on the disk of a removed node that is not the named one. Any other
-/// member ignores the parameters: it may be the node that registered with them after the
-/// wipe.
+/// [`Refusal::WipesOther`] on the disk of a removed node that is not the named one. A node that
+/// its cluster has not removed ignores the parameters, its own ID among them: it may be alive,
+/// or be the node that registered with them after the wipe.
 pub fn wipe(
     sealed: &Record<Sealed>,
     data: Data,
@@ -137,15 +137,16 @@ pub fn wipe(
 ) -> Result<Option<Wipe>, Refusal> {
     let Record::Whole(sealed) = sealed else { return Ok(None) };
     let found = Identity::new(sealed.node_public_key).id;
-    match (told, data) {
-        _ if !sealed.wiped && told.is_none() => Ok(None),
-        (Some(told), _) if told != found && !sealed.wiped => match sealed.disowned {
-            true => Err(Refusal::WipesOther { told, found }),
-            false => Ok(None),
-        },
-        (_, Data::Present) => Ok(Some(Wipe::GiveUp)),
-        (_, Data::Absent) => Ok(Some(Wipe::Forget)),
+    match told {
+        _ if sealed.wiped => {}
+        Some(told) if sealed.disowned && told == found => {}
+        Some(told) if sealed.disowned => return Err(Refusal::WipesOther { told, found }),
+        Some(_) | None => return Ok(None),
     }
+    Ok(Some(match data {
+        Data::Present => Wipe::GiveUp,
+        Data::Absent => Wipe::Forget,
+    }))
 }
 
 /// Whether [`wipe`] or [`decide`] would read the parameters; if not, the caller does not
@@ -153,7 +154,8 @@ pub fn wipe(
 #[must_use]
 pub fn needs_parameters(sealed: &Record<Sealed>, data: Data) -> bool {
     match (sealed, data) {
-        (Record::Whole(sealed), _) => !sealed.wiped || data == Data::Absent,
+        (Record::Whole(sealed), Data::Present) => sealed.disowned && !sealed.wiped,
+        (Record::Whole(sealed), Data::Absent) => sealed.disowned,
         (Record::Absent, Data::Absent) => true,
         (Record::Absent, Data::Present) | (Record::Damaged(_), _) => false,
     }
@@ -262,8 +264,9 @@ mod tests {
         let removed = Record::Whole(Sealed { disowned: true, ..sealed() });
         let begun = Record::Whole(Sealed { disowned: true, wiped: true, ..sealed() });
         for (data, end) in [(Data::Present, Wipe::GiveUp), (Data::Absent, Wipe::Forget)] {
+            assert_eq!(wipe(&removed, data, Some(own)), Ok(Some(end)));
+            assert_eq!(wipe(&member, data, Some(own)), Ok(None), "it was not removed");
             for sealed in [&member, &removed] {
-                assert_eq!(wipe(sealed, data, Some(own)), Ok(Some(end)));
                 assert_eq!(wipe(sealed, data, None), Ok(None));
             }
             // What has begun goes on, whatever the parameters say now.

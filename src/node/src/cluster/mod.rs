@@ -10,6 +10,8 @@
 //! unlock      from the halves, or the recovery key, to an open disk
 //! remote_unlock  an open disk too, with the help of others
 //! membership  what makes the first node a member, step by step
+//! probe       the steps of a boot, for tests that stop after one
+//! hints       where the cluster is, by the parameters
 //! journal     what was begun and not finished             bytes <-> values
 //! partition   which data partition, and the keys of a new one
 //! bootstrap   from nothing to a cluster of one

@@ -225,6 +225,13 @@ impl<C: Consensus> Service<C> {
                 info!("this machine continues to register with a cluster");
                 Box::pin(self.register(ctx, *begun)).await?
             }
+            // The end of the removed node may have been interrupted: its secrets go first.
+            Err(error @ Error::Refused(Refusal::WipesOther { .. })) => {
+                return Err(match self.disown(ctx).await {
+                    Error::Disowned { .. } => error,
+                    other => other,
+                });
+            }
             // On an encrypted disk, its recovery key makes up for it.
             Err(Error::Refused(refusal @ (Refusal::SealedLost | Refusal::SealedDamaged(_)))) => {
                 self.start_again(ctx, Err(refusal)).await?

@@ -41,35 +41,39 @@ fn kinds() -> [Option<Cluster>; 2] {
 #[tokio::test]
 async fn a_named_node_is_wiped_and_the_machine_is_a_new_one_whatever_is_cut() {
     for configured in kinds() {
-        for removed in [true, false] {
-            for steps in 1.. {
-                let (mut machine, before) = member(&configured).await;
-                if removed {
-                    disown(&machine);
-                }
-                machine.wipes = Some(before);
-                // The cluster that it founds now is another one.
-                machine.etcd = Memory::default();
-                let first = machine.boot(configured.clone(), steps).await;
-                assert!(matches!(first, End::Cut | End::Reboot), "{steps} steps: {first:?}");
-                let root = machine.root();
-                let left = root.esp.sealed_configuration.read().unwrap().unwrap();
-                let left = Sealed::from_record(&left).unwrap();
-                assert!(left.wiped && left.disowned && left.secrets.is_none(), "keys go first");
-                assert_eq!(root.esp.cold_start.read().unwrap(), None);
+        for steps in 1.. {
+            let (mut machine, before) = member(&configured).await;
+            disown(&machine);
+            machine.wipes = Some(before);
+            // The cluster that it founds now is another one.
+            machine.etcd = Memory::default();
+            let first = machine.boot(configured.clone(), steps).await;
+            assert!(matches!(first, End::Cut | End::Reboot), "{steps} steps: {first:?}");
+            let root = machine.root();
+            let left = root.esp.sealed_configuration.read().unwrap().unwrap();
+            let left = Sealed::from_record(&left).unwrap();
+            assert!(left.wiped && left.disowned && left.secrets.is_none(), "keys go first");
+            assert_eq!(root.esp.cold_start.read().unwrap(), None);
 
-                let second = machine.boot(configured.clone(), steps).await;
-                let (after, _reboots) = boots(&machine, &configured).await;
-                assert_ne!(after, before, "{steps} steps");
-                // The same parameters are still there, and mean nothing to the new node.
-                assert_eq!(boots(&machine, &configured).await, (after, 0), "{steps} steps");
-                if matches!(second, End::Home(_)) {
-                    assert!(steps > Step::ALL.len(), "the cuts came between the steps");
-                    break;
-                }
+            let second = machine.boot(configured.clone(), steps).await;
+            let (after, _reboots) = boots(&machine, &configured).await;
+            assert_ne!(after, before, "{steps} steps");
+            // The same parameters are still there, and mean nothing to the new node.
+            assert_eq!(boots(&machine, &configured).await, (after, 0), "{steps} steps");
+            if matches!(second, End::Home(_)) {
+                assert!(steps > Step::ALL.len(), "the cuts came between the steps");
+                break;
             }
         }
     }
+}
+
+#[tokio::test]
+async fn parameters_that_name_a_node_of_the_cluster_wipe_nothing() {
+    let (mut machine, node) = member(&configured()).await;
+    machine.wipes = Some(node);
+    assert_eq!(boots(&machine, &configured()).await, (node, 0));
+    assert!(machine.has_data());
 }
 
 #[tokio::test]

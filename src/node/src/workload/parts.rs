@@ -228,6 +228,10 @@ impl Parts {
         self.change(|status| {
             status.unfit = None;
             status.parts.retain(|part, _| *part == Part::Mesh || parts.contains(part));
+            if !parts.contains(&Part::Node) {
+                status.drain = State::None;
+                status.drain_cause.clear();
+            }
             for part in parts {
                 status.parts.entry(*part).or_insert(PartState::Starting);
             }

@@ -112,14 +112,30 @@ impl Service {
     }
 
     async fn pass(&self, done: &mut Done, nodes: Option<&Nodes>) -> Result<(), Error> {
-        if done.objects.is_none_or(|applied| applied.elapsed() >= EVERY) {
-            let objects = objects::all();
-            for object in &objects {
-                self.api.apply(object).await?;
-            }
-            info!(objects = objects.len(), "the cluster's own objects are in place");
-            done.objects = Some(Instant::now());
+        // An object that the API server refuses, since an owner has made another of its name,
+        // keeps neither the others nor the rights of workers waiting.
+        let applied = self.objects(done).await;
+        self.follow(done, nodes).await.and(applied)
+    }
+
+    /// Applies the cluster's own objects; returns the first error.
+    async fn objects(&self, done: &mut Done) -> Result<(), Error> {
+        if done.objects.is_some_and(|applied| applied.elapsed() < EVERY) {
+            return Ok(());
         }
+        let objects = objects::all();
+        let mut applied = Ok(());
+        for object in &objects {
+            applied = applied.and(self.api.apply(object).await);
+        }
+        applied?;
+        info!(objects = objects.len(), "the cluster's own objects are in place");
+        done.objects = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Gives workers their rights, and keeps the Node objects as the records want them.
+    async fn follow(&self, done: &mut Done, nodes: Option<&Nodes>) -> Result<(), Error> {
         let Some(nodes) = nodes.filter(|nodes| nodes::reported(nodes, self.node)) else {
             return Ok(());
         };

@@ -127,6 +127,8 @@ pub(super) enum Command {
         #[command(flatten)]
         at: At,
         #[command(flatten)]
+        drain: Drain,
+        #[command(flatten)]
         sure: Sure,
     },
     /// Delete a node's record, and revoke its certificates.
@@ -264,7 +266,9 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         Command::Decommission { node, drain, sure } => {
             decommission(&node, drain, sure, global).await
         }
-        Command::Reset { node, at, sure } => reset::run(&node, &at, sure, global).await,
+        Command::Reset { node, at, drain, sure } => {
+            reset::run(&node, &at, drain, sure, global).await
+        }
         Command::Delete { node, force, sure } => delete(&node, force, sure, global).await,
         Command::Logs(arguments) => logs::run(arguments, global).await,
         Command::RecoveryKey(arguments) => recovery::run(arguments, global).await,
@@ -349,7 +353,8 @@ async fn decommission(node: &str, drain: Drain, sure: Sure, global: &Global) -> 
     let mut session = Session::open(global).await?;
     let found = session.find(node).await?;
     let (name, node_id) = (called(&found), found.id.clone());
-    let effect = format!("{name} wipes its keys and can never be a member again.");
+    let lost = volumes_end(&found);
+    let effect = format!("{name} wipes its keys and can never be a member again.{lost}");
     if sure.of(global, &effect)? == Go::NoFurther {
         return Ok(());
     }
@@ -358,6 +363,12 @@ async fn decommission(node: &str, drain: Drain, sure: Sure, global: &Global) -> 
     let answer = decommissioned(&session, node_id).await?;
     drop(held);
     described(&answer.node.unwrap_or_default(), global)
+}
+
+/// What the end of a worker's keys means for its pods.
+fn volumes_end(node: &v1::NodeInfo) -> &'static str {
+    let worker = node.roles.as_ref().is_some_and(|roles| roles.kubernetes_worker.is_some());
+    if worker { " The persistent volumes on it are lost." } else { "" }
 }
 
 /// Has the leader decommission a node.

@@ -15,14 +15,20 @@
 use polis_proto::v1;
 use polis_proto::v1::node_management_client::NodeManagementClient;
 
-use super::{At, Go, Sure, called, decommissioned};
+use super::{At, Drain, Go, Sure, called, decommissioned, volumes_end};
 use crate::Global;
 use crate::error::Error;
 use crate::output::Document;
 use crate::session::Session;
 
 /// Runs the command.
-pub(super) async fn run(node: &str, at: &At, sure: Sure, global: &Global) -> Result<(), Error> {
+pub(super) async fn run(
+    node: &str,
+    at: &At,
+    drain: Drain,
+    sure: Sure,
+    global: &Global,
+) -> Result<(), Error> {
     sure.can_be(global)?;
     let mut session = Session::open(global).await?;
     let found = session.find(node).await?;
@@ -37,17 +43,21 @@ pub(super) async fn run(node: &str, at: &At, sure: Sure, global: &Global) -> Res
     let reached = reached.map_err(unreached)?;
     let effect = format!(
         "{name} at {} leaves the cluster for good, wipes its keys and its data partition, and \
-         reboots; no recovery key opens the disk any more.",
-        reached.address
+         reboots; no recovery key opens the disk any more.{} It then follows its node parameters \
+         again: those that found a cluster found a new one.",
+        reached.address,
+        volumes_end(&found),
     );
     if sure.of(global, &effect)? == Go::NoFurther {
         return Ok(());
     }
+    let held = drain.before(&session, &found, global).await?;
     session.begin_anew();
     let request = v1::ResetRequest { node_id: node_id.clone() };
     let mut client = NodeManagementClient::new(reached.channel);
     session.within("reset the node", client.reset(request)).await?;
     decommissioned(&session, node_id.clone()).await?;
+    drop(held);
     let value = serde_json::json!({ "node": node_id, "decommissioned": true, "wipes": true });
     let text = format!("{name} is decommissioned; it wipes its disk and reboots");
     global.out.print(&Document::new(&value, text)?)

@@ -27,7 +27,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use super::claims::{self, Claim, End, Refusal, Volume, Wish};
 use super::cluster::{Cluster, Server};
@@ -123,7 +123,10 @@ impl Provisioner {
 
     /// One pair of watches, from their start to the end of one.
     async fn round(&self, pass: &mut Pass<Api>) -> Result<(), Error> {
-        pass.tidy().await?;
+        // What is left over from before keeps no volume waiting.
+        if let Err(error) = pass.tidy().await {
+            warn!(error = &error as &dyn std::error::Error, "cannot tidy up every volume");
+        }
         let mut claims = Watch::open(&self.api, CLAIMS).await?;
         let mut volumes = Watch::open(&self.api, VOLUMES).await?;
         self.status.send_replace(Status::Watching);
@@ -273,7 +276,7 @@ impl<S: Server> Pass<S> {
             Ok(Served::Done) => return,
             Ok(Served::Later) => {}
             Err(error) => {
-                debug!(error = &error as &dyn std::error::Error, volume = %key.1, "later");
+                warn!(error = &error as &dyn std::error::Error, volume = %key.1, "later");
             }
         }
         if self.waiting.len() < WAITING_MAX {

@@ -125,6 +125,11 @@ impl Service {
                     silent = None;
                     (left, waits) = (pods, cause);
                 }
+                // A refusal is an answer: the deadline ends it, not the silence.
+                Ok(Err(error @ Error::Refused { .. })) => {
+                    silent = None;
+                    waits = format!("an API server: {}", chain(&error));
+                }
                 Ok(Err(error)) => {
                     silent.get_or_insert_with(Instant::now);
                     waits = format!("an API server: {}", chain(&error));

@@ -149,12 +149,14 @@ impl Service {
         Ok(())
     }
 
-    /// Whether the certificates on the disk still work. Blocks.
+    /// Whether the certificates on the disk still work. That of the storage driver may be
+    /// missing: a leader of an earlier version does not give it, and pods run without. Blocks.
     fn usable(&self) -> bool {
         let now = clock::now();
         let read = |file: &files::File| pki::certificate_der(&file.read().ok()??);
         let Some(ca) = read(&self.site.run.ca) else { return false };
-        WorkerPurpose::ALL.into_iter().all(|purpose| {
+        let needed = |purpose: &WorkerPurpose| *purpose != WorkerPurpose::Csi;
+        WorkerPurpose::ALL.into_iter().filter(needed).all(|purpose| {
             let pair = self.site.data.pair(purpose.name());
             let Some(der) = read(&pair.certificate) else { return false };
             let Some(facts) = Facts::read(&der) else { return false };
