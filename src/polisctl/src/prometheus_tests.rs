@@ -88,7 +88,7 @@ fn the_values_of_states_in_the_rules_exist() {
     let states = file("src/runtime/src/supervisor/tree.rs");
     let cluster = file("src/node/src/cluster/state.rs");
     let etcd = file("src/node/src/consensus/status.rs");
-    let drain = file("src/node/src/workload/drain/mod.rs");
+    let drain = file("src/node/src/workload/drain/state.rs");
     let uses = code();
     let mut checked = 0;
     for expression in expressions() {

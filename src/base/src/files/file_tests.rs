@@ -105,3 +105,18 @@ fn a_directory_is_made_with_its_mode_and_may_be_made_again() {
     std::fs::write(made.path().join("file"), "").unwrap();
     assert!(!made.is_empty().unwrap());
 }
+
+#[test]
+fn a_damaged_file_of_the_esp_is_read_as_damaged_and_left_as_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = File::in_place(directory.path().join("record"));
+    file.write(b"content").unwrap();
+    assert_eq!(file.read().unwrap().unwrap(), b"content");
+    for damage in [&b"shortened by a repair"[..], &vec![0x5a; 256 << 10]] {
+        std::fs::write(file.path(), damage).unwrap();
+        for _again in 0..2 {
+            assert!(matches!(file.read(), Err(Error::Damaged { .. })));
+        }
+        assert_eq!(std::fs::read(file.path()).unwrap(), damage);
+    }
+}
