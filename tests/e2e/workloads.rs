@@ -23,6 +23,39 @@ const ACCESS: u16 = 6444;
 /// As `cargo xtask run --kubernetes` deploys it.
 const DEMO: &str = include_str!("../../xtask/src/kubernetes/demo.yaml");
 
+/// A pod with a volume of its own, and one with a kernel of its own.
+const MORE: &str = "\
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: box}
+spec:
+  accessModes: [ReadWriteOnce]
+  resources: {requests: {storage: 64Mi}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: keeper}
+spec:
+  automountServiceAccountToken: false
+  containers:
+    - name: demo
+      image: polis.internal/demo:1
+      imagePullPolicy: IfNotPresent
+      volumeMounts: [{name: box, mountPath: /box}]
+  volumes: [{name: box, persistentVolumeClaim: {claimName: box}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: sandboxed}
+spec:
+  runtimeClassName: gvisor
+  automountServiceAccountToken: false
+  containers:
+    - name: demo
+      image: polis.internal/demo:1
+      imagePullPolicy: IfNotPresent
+";
+
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] =
     &[story!(a_demo_answers_by_its_name_and_its_pods_end_with_the_machine).cluster().takes(600)];
@@ -55,6 +88,15 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     let answer = kubectl.run(&["logs", "job/visitor"], "")?;
     ensure!(answer.contains(&founded.node), "the demo did not say its node: {answer}");
 
+    kubectl.run(&["apply", "--filename", "-"], MORE)?;
+    kubectl.run(&["wait", "--for=condition=Ready", "pod/keeper", "pod/sandboxed", KUBECTL], "")?;
+    let at = |pod| format!("/api/v1/namespaces/default/pods/{pod}:8080/proxy/");
+    let sandboxed = kubectl.run(&["get", "--raw", &at("sandboxed")], "")?;
+    ensure!(sandboxed.contains("gvisor"), "the kernel of a gVisor pod: {sandboxed}");
+    let keeper = kubectl.run(&["get", "--raw", &at("keeper")], "")?;
+    ensure!(!keeper.contains("gvisor"), "the kernel of another pod: {keeper}");
+    kubectl.run(&["delete", "pod", "sandboxed", "--timeout=60s"], "")?;
+
     machine.wait_until_text(POWER_BUTTON, SOON)?;
     machine.qmp.power_button()?;
     orderly_end(&mut machine, "poweroff")?;
@@ -70,10 +112,14 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     ensure!(back == founded, "after a power-off: {back:?}, before: {founded:?}");
     serves(&mut machine)?;
     kubectl.run(&["wait", "--for=condition=Available", "deployment/demo", KUBECTL], "")?;
+    kubectl.run(&["delete", "pod", "keeper", "--timeout=120s"], "")?;
     owner.run(&["node", "roles", &founded.node, "--remove", "kubernetes-worker", "--yes"])?;
-    machine.wait_for("workload", PART, |event| {
-        event.is("part", "containerd") && event.is("state", "stopped")
-    })?;
+    let stopped = |part: &'static str, state: &'static str| {
+        move |event: &polis_qemu::Event| event.is("part", part) && event.is("state", state)
+    };
+    machine.wait_for("workload", PART, stopped("drain", "drained"))?;
+    machine.wait_for("workload", PART, stopped("containerd", "stopped"))?;
+    machine.wait_for("workload", PART, stopped("drain", "none"))?;
     Ok(())
 }
 
