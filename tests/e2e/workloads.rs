@@ -66,12 +66,14 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     }
     let world = World::of_full("workloads")?;
     let owner = Owner::with_ports(&world.path("owner"), &[ACCESS])?;
+    let small = world.bootstrap_config("")?;
     let config = Config {
+        // In place of the small disk, which has too little room for workloads.
         disk: Some(world.disk_of_size(8 << 30, None)?),
         forwards: owner.forwards.clone(),
         memory: 3072,
         cpus: 2,
-        ..world.bootstrap_config("")?
+        ..small
     };
     let mut machine = world.boot(&config)?;
     let founded = home(&mut machine)?;
