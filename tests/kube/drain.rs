@@ -273,7 +273,7 @@ async fn drained(controller: &Controller, kubelet: &Kubelet, drains: &Drains) {
     assert!(cordoned(&reads(&master, &node).await));
 }
 
-/// A set of two pods with a budget for both, a daemon, and a pod of nobody, all ready.
+/// A set of two pods with a budget for both, a daemon, and a pod without a controller, all ready.
 async fn deploys(controller: &Controller, kubelet: &Kubelet, master: &Api) {
     becomes(master, "/api/v1/namespaces/default/serviceaccounts/default", "the account", |found| {
         found["kind"] == "ServiceAccount"

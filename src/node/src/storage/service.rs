@@ -395,7 +395,7 @@ async fn given_up(mut wanted: watch::Receiver<Option<Wanted>>) {
         matches!(wanted, Some(Wanted::GiveUp)).then_some(())
     });
     if given_up.await.is_err() {
-        // Whoever else waits for that value ends the run.
+        // Any other wait for that value ends the run.
         std::future::pending::<()>().await;
     }
 }

@@ -5,7 +5,7 @@
 //!     --> the node learns of it: keys, mark on its data partition, reboot, partition
 //! ```
 //!
-//! The node is asked first, because a decommissioned one serves nobody any more. It wipes
+//! The node is asked first, because a decommissioned one answers no call. It wipes
 //! nothing before the cluster has removed it, and forgets the request after ten minutes, so a
 //! decommissioning that is refused leaves it as it was.
 //!

@@ -1,7 +1,7 @@
 //! The session: a user of a context, connected to a cluster.
 //!
 //! ```text
-//! context --> key, certificate, CA --> Session --call--> the leader, whoever that is
+//! context --> key, certificate, CA --> Session --call--> the leader of the moment
 //!                                         \------node--> one node, at its own port
 //! ```
 //!

@@ -93,7 +93,7 @@ pub(super) enum Error {
     /// The directory of the socket cannot be made.
     #[error(transparent)]
     Files(#[from] files::Error),
-    /// Nobody can connect.
+    /// The socket cannot be listened on.
     #[error("cannot listen on {}", path.display())]
     Listen {
         /// The socket.
