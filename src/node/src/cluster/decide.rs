@@ -22,8 +22,8 @@
 //! - A data partition that this machine did not just begin to make never becomes the start
 //!   of a new cluster.
 //! - A record that cannot be understood is refused by its own name.
-//! - The data of a node ends only where the parameters have its full ID, or an owner has
-//!   asked the node itself ([`wipe`]).
+//! - The data of a node ends only after its cluster has removed it, and where the parameters
+//!   have its full ID or an owner has asked the node itself ([`wipe`]).
 
 use super::error::Refusal;
 use super::journal::{Journal, Registering};

@@ -16,7 +16,7 @@
 //! Invariants:
 //! - An outage or a missing record never wipes anything: the node wipes only after a
 //!   curator that proved to be of this cluster has answered that the node is removed for
-//!   good, or where the node parameters have its full ID.
+//!   good.
 
 use std::time::Duration;
 
