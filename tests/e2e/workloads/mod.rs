@@ -1,14 +1,14 @@
 //! A machine with the roles of Kubernetes: a demo answers, the roles go, the machine ends.
 
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+mod kubectl;
+
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use polis_qemu::{Config, Machine};
-use polis_tests::{Story, skip, story, workspace};
+use polis_tests::{Story, skip, story};
 
+use self::kubectl::Kubectl;
 use crate::owner::Owner;
 use crate::restart::orderly_end;
 use crate::world::{FULL, POWER_BUTTON, SOON, World, home};
@@ -21,7 +21,7 @@ const KUBECTL: &str = "--timeout=720s";
 /// The port of a node at which people reach the API.
 const ACCESS: u16 = 6444;
 /// As `cargo xtask run --kubernetes` deploys it.
-const DEMO: &str = include_str!("../../xtask/src/kubernetes/demo.yaml");
+const DEMO: &str = include_str!("../../../xtask/src/kubernetes/demo.yaml");
 
 /// A pod with a volume of its own, and one with a kernel of its own.
 const MORE: &str = "\
@@ -84,7 +84,7 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
 
     let kubeconfig = world.path("kubeconfig");
     owner.run(&["kubernetes", "kubeconfig", "-o", &kubeconfig.display().to_string()])?;
-    let kubectl = Kubectl { program: workspace().join("target/go/bin/kubectl"), kubeconfig };
+    let kubectl = Kubectl::new(kubeconfig);
     kubectl.run(&["apply", "--filename", "-"], DEMO)?;
     kubectl.run(&["wait", "--for=condition=Complete", "job/visitor", KUBECTL], "")?;
     let answer = kubectl.run(&["logs", "job/visitor"], "")?;
@@ -130,36 +130,4 @@ fn serves(machine: &mut Machine) -> Result<()> {
     let ready = |event: &polis_qemu::Event| event.is("part", "all") && event.is("state", "ready");
     machine.wait_for("workload", PART, ready).map(drop)?;
     Ok(())
-}
-
-/// The program of a person, with the owner's access.
-struct Kubectl {
-    program: PathBuf,
-    kubeconfig: PathBuf,
-}
-
-impl Kubectl {
-    /// Runs it with `input`; returns its output.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the rule is for the node; this runs on the host"
-    )]
-    fn run(&self, args: &[&str], input: &str) -> Result<String> {
-        let mut child = Command::new(&self.program)
-            .arg("--kubeconfig")
-            .arg(AsRef::<Path>::as_ref(&self.kubeconfig))
-            .args(args)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .context("cannot start kubectl")?;
-        let mut stdin = child.stdin.take().context("kubectl has no input")?;
-        stdin.write_all(input.as_bytes()).context("kubectl does not read its input")?;
-        drop(stdin);
-        let output = child.wait_with_output().context("cannot wait for kubectl")?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "kubectl {args:?} ended with {}: {said}", output.status);
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-    }
 }
