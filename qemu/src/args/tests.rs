@@ -1,8 +1,9 @@
 //! Each machine's whole command line, as a person would read it.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::*;
+use crate::plug::Plug;
 
 fn sockets() -> Sockets {
     Sockets {
