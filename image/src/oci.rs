@@ -214,7 +214,7 @@ mod tests {
     fn text(tree: &Tree, path: &str) -> String {
         let found = tree.iter().find(|(at, _)| *at == path).unwrap();
         let Entry::File { content: Content::Bytes(bytes), .. } = found.1 else {
-            panic!("{path} is no file")
+            panic!("{path} is not a file")
         };
         String::from_utf8(bytes.clone()).unwrap()
     }
@@ -225,7 +225,7 @@ mod tests {
         let layout = layout(&IMAGES, programs.path()).unwrap();
         for (path, entry) in layout.iter() {
             let Some(name) = path.strip_prefix("blobs/sha256/") else { continue };
-            let Entry::File { content, .. } = entry else { panic!("{path} is no file") };
+            let Entry::File { content, .. } = entry else { panic!("{path} is not a file") };
             assert_eq!(hash(&content.read().unwrap()), name);
         }
         // Three of each image, four names of files and folders beside them.

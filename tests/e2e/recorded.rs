@@ -41,7 +41,7 @@ const FEW: u32 = 2;
 /// Places of each kind with `POLIS_ALL`: a hundred for the three kinds.
 const ALL: u32 = 34;
 
-/// Cuts of the power while the ESP is written, none of which needs a boot.
+/// Cuts of the power while the ESP is written; these need no boot.
 const ESP_CUTS: usize = 24;
 
 /// How far the recorded machine counts: some 200 flushes.

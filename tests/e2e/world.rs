@@ -162,7 +162,7 @@ impl World {
 
     /// A machine of [`World::bootstrap_config`] that is home, and who it is: started from one that
     /// was saved when it was, once for all stories, so it costs a thirtieth of a boot.
-    /// What `config` forwards and does at a reset may be its own; every other machine
+    /// Its forwards and its reaction to a reset may be its own; every other machine
     /// boots. All that start so are the same node.
     pub(crate) fn at_home(&self, config: &Config) -> Result<(Machine, Identity)> {
         if config.accelerator == Accelerator::Kvm {

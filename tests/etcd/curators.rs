@@ -64,7 +64,7 @@ impl Curator {
             config: curator::Config {
                 listen: Listen::Bound(Arc::new(bound)),
                 port: address.port(),
-                // Tests call more often than strangers do.
+                // Tests call more often than untrusted callers do.
                 limits: Limits {
                     untrusted_rate: (10_000, 10_000),
                     untrusted_rates: (10_000, 10_000),

@@ -1,4 +1,4 @@
-//! A stranger at the port for peers.
+//! An untrusted caller at the port for peers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -243,7 +243,7 @@ async fn nobody_names_another_user(controller: &Controller, viewer: &User<'_>) {
     let anonymous = Api { client: None, ..controller.master() };
     assert_eq!(status(&anonymous, &owner).await, 401);
     assert_eq!(status(&anonymous, &[]).await, 401);
-    // A component of Kubernetes is no proxy, nor is a proxy a component.
+    // A component of Kubernetes is not a proxy, and a proxy is not a component.
     assert_eq!(status(&controller.api("auth-proxy"), &[]).await, 401);
 }
 
@@ -320,7 +320,7 @@ async fn read_past(connection: &mut TlsStream<TcpStream>, words: &str) -> String
 }
 
 /// kubectl, which the image builder makes beside the programs.
-#[expect(clippy::disallowed_methods, reason = "a story is no service of a node")]
+#[expect(clippy::disallowed_methods, reason = "a story is not a service of a node")]
 fn program() -> Command {
     Command::new(kube().with_file_name("kubectl"))
 }
@@ -371,7 +371,7 @@ async fn kubectl_comes_in_with_the_certificate_of_a_user() {
     let who: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(who["status"]["userInfo"]["username"], "polis:owner");
     assert_eq!(who["status"]["userInfo"]["groups"][0], "polis:owners");
-    // What the API server says about an upgrade that it cannot make reaches the person.
+    // The person receives the API server's answer to an upgrade that it cannot make.
     let (done, _out, error) = kubectl(&["exec", "none", "--", "ls"]).await;
     assert!(!done && error.contains("pods \"none\" not found"), "{error}");
     controller.access_list.send_modify(|list| {

@@ -3,7 +3,7 @@
 //! That command calls this story for its control plane, and the story calls the command for
 //! the tests. A run of the level `kube` does the same, where the suite was built.
 //!
-//! A few of the tests want a node that is ready, and none of them a pod on it. So the
+//! A few of the tests want a node that is ready, and no pod on it. So the
 //! cluster has a node object with room for no pod, whose lease the story renews as a
 //! kubelet does.
 
@@ -64,7 +64,7 @@ async fn tests_that_need_no_pod_pass() -> Result<()> {
 }
 
 /// The command that runs the tests against the cluster of this kubeconfig.
-#[expect(clippy::disallowed_methods, reason = "a story is no service of a node")]
+#[expect(clippy::disallowed_methods, reason = "a story is not a service of a node")]
 fn command(list: &str, kubeconfig: &Path) -> Result<Command> {
     let list: Vec<String> = serde_json::from_str(list).context(COMMAND)?;
     let [program, name, rest @ ..] = &list[..] else {

@@ -13,7 +13,7 @@ pub(crate) const STORIES: &[Story] = &[
     story!(threads parts_that_are_killed_come_back_and_say_how_they_ended).takes(40),
 ];
 
-const SECRET: &str = "words that nobody may read in etcd";
+const SECRET: &str = "words that must not be readable in etcd";
 
 async fn a_controller_becomes_ready_and_ends_with_its_role() {
     let mut controller = Controller::ready().await;
@@ -136,7 +136,7 @@ async fn parts_that_are_killed_come_back_and_say_how_they_ended() {
         controller.waits("it to be back", |status| status.is_ready(part)).await;
         assert_ne!(controller.pid(part), before);
     }
-    // etcd that is gone for a moment costs nobody a restart.
+    // etcd that is gone for a moment does not cost a restart.
     let before = [Part::ApiServer, Part::ControllerManager].map(|part| controller.pid(part));
     controller.etcd.kill();
     controller.etcd.waits("to have lost its etcd", |status| status.clients.is_none()).await;

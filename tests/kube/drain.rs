@@ -1,4 +1,4 @@
-//! A worker is drained, and a node that is no worker any more is cut off.
+//! A worker is drained, and a node that has lost the role is cut off.
 //!
 //! No kubelet runs: the story is one itself, with kubelet's certificate and nothing else. It
 //! registers a Node, makes its pods ready, and confirms their end.
@@ -163,7 +163,7 @@ async fn cluster() -> (Controller, Kubelet) {
             sleep(LOOK).await;
         }
     };
-    let said = patiently(PATIENCE, refused).await.expect("a certificate is no role");
+    let said = patiently(PATIENCE, refused).await.expect("a certificate is not a role");
     let why = said["message"].as_str().unwrap();
     assert!(why.contains("no role Kubernetes worker"), "{why}");
     controller.reports(node, Some(worker_record(&[Role::KubernetesWorker])));

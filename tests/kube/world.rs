@@ -60,7 +60,7 @@ pub(crate) fn kube() -> PathBuf {
         panic!("POLIS_KUBE does not name the programs; `cargo xtask test` provides them");
     };
     let path = PathBuf::from(path);
-    assert!(path.is_file(), "POLIS_KUBE names {}, which is no file", path.display());
+    assert!(path.is_file(), "POLIS_KUBE names {}, which is not a file", path.display());
     path
 }
 

@@ -61,7 +61,7 @@ fn what_a_new_leader_does_not_know_yet_is_not_said_to_be_well() {
     assert!(said.starts_with("2 of 3 nodes without a heartbeat yet: "), "{said}");
     let page = screen(&snapshot, &view(Page::Cluster, 80, 24), 80, 24);
     assert!(page.contains("not known") && !page.contains("all healthy"), "{page}");
-    // The same while nobody leads, whatever was known before.
+    // The same without a leader, whatever was known before.
     let mut snapshot = samples::ordinary();
     snapshot.nodes.as_mut().unwrap().leader = None;
     let (mark, said) = Page::Cluster.answer(&snapshot).unwrap();

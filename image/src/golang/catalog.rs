@@ -251,7 +251,7 @@ impl Module {
             .strip_prefix("v0.")
             .or_else(|| required.strip_prefix("v1."))
             .map(|rest| format!("v1.{rest}"))
-            .ok_or_else(|| wrong(format!("{required} is no version of Kubernetes")))
+            .ok_or_else(|| wrong(format!("{required} is not a version of Kubernetes")))
     }
 }
 

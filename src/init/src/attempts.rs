@@ -279,7 +279,7 @@ mod tests {
         let torn = store.load().unwrap();
         assert_eq!(torn.sequence, ledger.sequence);
         assert_eq!(torn.failed("y").1, Place(3), "the oldest makes room");
-        assert_eq!(torn.ready().rebooting().unwrap().reboots, 1, "a good boot forgives all");
+        assert_eq!(torn.ready().rebooting().unwrap().reboots, 1, "a good boot resets the attempts");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `polisctl completion`: scripts for shells, and the node IDs and names that they
 //! complete.
 //!
-//! clap knows the commands and the options. What a cluster knows, the script asks of
+//! clap knows the commands and the options. The script asks for the names of a cluster by
 //! `polisctl completion nodes`, which prints IDs and names and nothing else, also where no leader
 //! answers: a shell is waiting.
 

@@ -186,8 +186,8 @@ impl Contexts {
     }
 
     /// The name for the context of the cluster with this CA, which calls itself `wanted`:
-    /// that name, or with a number where another cluster has it. Clusters that nobody has
-    /// named are all called the same.
+    /// that name, or with a number where another cluster has it. Clusters that have no
+    /// name are all called the same.
     pub(super) fn free_name(&self, wanted: &str, ca: &[u8]) -> Result<String, Error> {
         for number in 1_u32.. {
             let suffix = if number == 1 { String::new() } else { format!("-{number}") };

@@ -1,7 +1,7 @@
 //! Atomic creation of a secret file that takes a while to write.
 //!
 //! ```text
-//! begin --> a file without a name --write--> finish: it gets its name, if nobody has it
+//! begin --> a file without a name --write--> finish: it gets its name, if it is free
 //!                 \--> Ctrl-C, an error, a crash: nothing is left
 //! ```
 //!

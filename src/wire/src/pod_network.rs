@@ -31,7 +31,7 @@ pub fn node_prefixes() -> impl Iterator<Item = Prefix> {
     })
 }
 
-/// Why a text is no prefix.
+/// Why a text is not a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// Not an address, a slash and a number.

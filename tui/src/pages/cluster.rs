@@ -109,7 +109,7 @@ const UNKNOWN: &str = "not known";
 const FACT: usize = 12;
 
 /// The members of etcd that do not answer this node's own: it notices a dead machine
-/// before a leader misses the heartbeats, and also while nobody leads.
+/// before a leader misses the heartbeats, and also without a leader.
 fn unreachable(snapshot: &Snapshot) -> BTreeSet<&str> {
     let members = snapshot.etcd.iter().flat_map(|etcd| &etcd.members);
     let silent = members.filter(|member| !member.own && member.answers == Some(false));

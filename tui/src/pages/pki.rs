@@ -76,7 +76,7 @@ struct End<'a> {
 }
 
 impl End<'_> {
-    /// Whether it ended without harm: nobody has used it for a third of its life.
+    /// Whether it ended without harm: it was not used for a third of its life.
     fn lapsed(&self) -> bool {
         self.when_used && self.days_left < 0
     }

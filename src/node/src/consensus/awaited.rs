@@ -177,7 +177,7 @@ mod tests {
         assert!(is_only_voter("n1", &[member(1, false)], &two, false), "the newest list counts");
         assert!(is_only_voter("n1", &[member(1, false), member(2, true)], &two, false));
         assert!(is_only_voter("n1", &[], &alone, false));
-        assert!(is_only_voter("n1", &[], &none, true), "the first boot of a founder");
+        assert!(is_only_voter("n1", &[], &none, true), "the first boot of a cluster");
         assert!(!is_only_voter("n1", &[member(1, false), member(2, false)], &alone, true));
         assert!(!is_only_voter("n1", &[], &two, false));
         assert!(!is_only_voter("n1", &[], &none, false), "nothing is known");

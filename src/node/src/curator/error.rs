@@ -219,7 +219,7 @@ impl Error {
         source.downcast_ref::<Deposed>().is_some()
     }
 
-    /// Whether this node logs the error: calls of strangers must not make lines in its log.
+    /// Whether this node logs the error: calls of untrusted callers must not make lines in its log.
     fn is_trouble(&self) -> bool {
         matches!(self.class().0, Code::Internal | Code::Unavailable)
     }

@@ -2,7 +2,7 @@
 //!
 //! A machine shows on its own screen why it was rejected; with this list, an operator need
 //! not stand before it. The list lives in the memory of the curator that leads, since
-//! nothing that a stranger does may be written into etcd.
+//! no call of an untrusted caller may write to etcd.
 //!
 //! Invariants:
 //! - At most [`ENTRIES_MAX`] entries are kept; a machine that asks again and again for the

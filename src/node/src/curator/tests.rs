@@ -376,7 +376,7 @@ async fn a_node_registers_with_the_name_of_its_parameters_unless_another_has_it(
     assert_eq!(first.name, "web-1");
     let second = store.register(&ticket, named(3)).await.unwrap();
     assert_eq!(second.name, "", "it registers without the name");
-    // What an operator took away stays away, however often the machine asks.
+    // A name that an operator took away stays away, however often the machine asks.
     let id = Identity::new([2; 32]).id;
     store.name_node(id, None).await.unwrap();
     assert_eq!(store.register(&ticket, named(2)).await.unwrap().name, "");

@@ -9,7 +9,7 @@
 //!     |  \--- `stop` on the channel, or a
 //!     |       service asks for the end --> ordered stop --> `off` on it, status 0
 //!     |---- panic in the main task ---> guru on the channel, status 70
-//!     |---- `init` is gone -----------> status 71: nobody is left to work for
+//!     |---- `init` is gone -----------> status 71: no process is left to work for
 //!     +---- killed -------------------> `init` sees it, and says so itself
 //! ```
 //!

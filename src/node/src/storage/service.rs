@@ -181,7 +181,7 @@ impl Service {
         ctx.cancelled().await;
     }
 
-    /// Watches and tends the partition; returns when it cannot be used any more.
+    /// Watches and maintains the partition; returns when it cannot be used any more.
     async fn keep(&self, ctx: &Context, live: &Live, partition: &Partition) -> Error {
         let devices = devices(live, partition);
         let mount = self.config.root.data.mount.path();

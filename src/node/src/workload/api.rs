@@ -317,7 +317,8 @@ fn tls(ca: &File, client: Option<&Pair>) -> Result<ClientConfig, Error> {
 
 fn certificate(file: &File) -> anyhow::Result<CertificateDer<'static>> {
     let text = file.read()?.ok_or_else(missing)?;
-    let der = pki::certificate_der(&text).ok_or_else(|| anyhow::anyhow!("it is no certificate"))?;
+    let der =
+        pki::certificate_der(&text).ok_or_else(|| anyhow::anyhow!("it is not a certificate"))?;
     Ok(CertificateDer::from(der))
 }
 
@@ -325,7 +326,7 @@ fn certificate(file: &File) -> anyhow::Result<CertificateDer<'static>> {
 fn key(file: &File) -> anyhow::Result<SigningKey> {
     let text = Zeroizing::new(file.read()?.ok_or_else(missing)?);
     let text = std::str::from_utf8(&text)?;
-    SigningKey::from_pkcs8_pem(text).map_err(|_damaged| anyhow::anyhow!("it is no Ed25519 key"))
+    SigningKey::from_pkcs8_pem(text).map_err(|_damaged| anyhow::anyhow!("it is not an Ed25519 key"))
 }
 
 fn missing() -> anyhow::Error {

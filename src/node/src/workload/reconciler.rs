@@ -155,7 +155,7 @@ impl Service {
                 Action::Delete { node, uid, version } => {
                     let path = format!("/api/v1/nodes/{node}");
                     if self.api.delete(&path, &uid, &version).await? {
-                        info!(%node, "the Node object of a node that is no worker was deleted");
+                        info!(%node, "the Node object of a node without the role of a worker was deleted");
                     }
                 }
             }

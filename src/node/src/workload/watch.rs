@@ -40,7 +40,7 @@ const OPEN_MAX: Duration = Duration::from_secs(20);
 /// The longest line: etcd holds objects of 1.5 MiB at most, and JSON is somewhat longer.
 const LINE_MAX: usize = 4 << 20;
 
-/// Bytes of an answer that is no watch.
+/// Bytes of an answer other than a watch.
 const ANSWER_MAX: usize = 64 << 10;
 
 /// What has happened to an object.

@@ -337,7 +337,7 @@ fn a_name_is_as_good_as_an_id_and_compares_the_same_certificate() {
             assert_eq!(cluster.asked(), [""; 0], "{command:?} {there:?}");
         }
     }
-    // Which node has the name, only a leader knows: nothing is sent on a guess.
+    // Only a leader knows which node has the name: nothing is sent on a guess.
     cluster.lose_the_leader();
     let ended = world.run(&["node", "reboot", NAME, "--at", &at, "--yes", "--timeout", "2s"]);
     assert_eq!((ended.status, &*ended.stdout), (3, ""), "{}", ended.stderr);

@@ -176,7 +176,7 @@ struct Machine {
     out: PathBuf,
 }
 
-/// What is wiped is never named by a part of its ID, or by a name that moves.
+/// A node that is wiped is never named by a part of its ID, or by a name that moves.
 fn full_id(text: &str) -> Result<NodeId, String> {
     text.parse().map_err(|_invalid| {
         "the full ID of the node is needed: \"polis-\" and 32 lower-case hexadecimal digits, as its \

@@ -21,7 +21,7 @@ pub(crate) fn refused(what: &str, status: &Status) -> Error {
     let reason = status.metadata().get(REASON).and_then(|reason| reason.to_str().ok());
     let late = matches!(status.code(), Code::DeadlineExceeded | Code::Unavailable);
     let error = if late { Error::late(error) } else { Error::from(error) };
-    // Which of the two it is, the leader says in words only.
+    // The leader says only in words which of the two it is.
     let reason = match reason.unwrap_or_default() {
         "quorum" if message.contains("can be reached") => "quorum-silent",
         reason => reason,

@@ -28,7 +28,7 @@ pub enum Group {
     Polis,
     /// The etcd member.
     Etcd,
-    /// The control plane of Kubernetes, and what else of it is no pod.
+    /// The control plane of Kubernetes, and its other programs outside of pods.
     Kube,
     /// The parent of the three after it. Has no process itself.
     PodRuntime,

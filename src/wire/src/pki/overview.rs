@@ -58,7 +58,7 @@ pub enum Renewal {
     /// The service that uses them renews them after two thirds of their life.
     ByUser,
     /// A person's: `polisctl` renews it when that person uses it after two thirds of its
-    /// life. A certificate that nobody uses ends, and no one misses it.
+    /// life. A certificate that is not used ends without harm.
     WhenUsed,
 }
 

@@ -1,6 +1,6 @@
 //! The keys that sign and verify the tokens of Kubernetes' service accounts.
 //!
-//! They are no certificates, and they are the only keys of a cluster that are not Ed25519:
+//! They are not certificates, and they are the only keys of a cluster that are not Ed25519:
 //! Kubernetes accepts RSA and ECDSA here. Every API server verifies the tokens of every
 //! other one, so all of them share one signing key, which lies in the namespace.
 //!

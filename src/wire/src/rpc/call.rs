@@ -1,7 +1,7 @@
 //! The admission of one call: it is accepted, or rejected before a byte of its body is read.
 //!
 //! ```text
-//! path in the table? --> access_list? --> rule? --> stranger: a token? --> service, until its deadline
+//! path in the table? --> access_list? --> rule? --> untrusted: a token? --> service, until its deadline
 //! ```
 //!
 //! Invariants:

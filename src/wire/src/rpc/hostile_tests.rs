@@ -253,7 +253,7 @@ async fn a_message_of_a_hundred_megabytes_is_refused_before_it_is_read() {
     assert_ne!(refused.code(), Code::Ok);
     siege.serves().await;
 
-    // A stranger's connection is rejected at once, and the one that it may make is
+    // An untrusted connection is rejected at once, and the one that it may make is
     // short.
     let untrusted = siege.running.dial(&siege.authority, None).await.unwrap();
     let mut untrusted = NodeManagementClient::new(untrusted.channel);

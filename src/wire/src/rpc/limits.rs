@@ -1,12 +1,12 @@
 //! The limits on callers, which keep one caller from taking the resources of others.
 //!
 //! ```text
-//! accepted --> [handshakes] --no certificate of the cluster--> [strangers]
+//! accepted --> [handshakes] --no certificate of the cluster--> [untrusted]
 //!                   |                                              |
 //!                   +--certificate of the cluster--> [known]       +--> closed when idle
 //! ```
 //!
-//! Each stage has its own room. Where the room of handshakes or of strangers is
+//! Each stage has its own room. Where the room of handshakes or of untrusted callers is
 //! full, the one that has been there longest makes way: a genuine caller passes in a
 //! moment, and a caller that only holds a place loses it. The known are few and named;
 //! there the newest is rejected.
@@ -37,23 +37,23 @@ pub struct Limits {
     pub known: usize,
     /// The same, of one node or user.
     pub known_per_name: usize,
-    /// Calls under way on a stranger's connection.
+    /// Calls under way on an untrusted connection.
     pub untrusted_streams: u32,
     /// Calls under way on a connection of a node or user.
     pub streams: u32,
-    /// Longest request of a stranger: a certificate and some labels are a tenth of it.
+    /// Longest request of an untrusted caller: a certificate and some labels are a tenth of it.
     pub untrusted_message: usize,
     /// Longest request of a node or user; also tonic's own bound.
     pub message: usize,
-    /// Calls a second of strangers, from one address, and how many may come at once.
+    /// Calls a second of untrusted callers, from one address, and how many may come at once.
     pub untrusted_rate: (u32, u32),
-    /// Calls a second of all strangers, and how many may come at once.
+    /// Calls a second of all untrusted callers, and how many may come at once.
     pub untrusted_rates: (u32, u32),
     /// Longest that a call may take until it answers; a stream until it begins.
     pub deadline: Duration,
     /// Longest that a caller may leave an answer lying.
     pub stall: Duration,
-    /// A stranger's connection without a call is closed after that.
+    /// An untrusted connection without a call is closed after that.
     pub untrusted_idle: Duration,
     /// Any connection without a call is closed after that.
     pub idle: Duration,
@@ -125,10 +125,10 @@ impl Bucket {
     }
 }
 
-/// How many addresses are remembered: more than strangers can be connected.
+/// How many addresses are remembered: more than untrusted callers can be connected.
 const ADDRESSES_MAX: usize = 1024;
 
-/// The calls of strangers, by address and in all.
+/// The calls of untrusted callers, by address and in all.
 #[derive(Debug)]
 pub(super) struct Untrusted {
     each: (u32, u32),
@@ -145,7 +145,7 @@ impl Untrusted {
         }
     }
 
-    /// Whether a stranger at `address` may call at `now`.
+    /// Whether an untrusted caller at `address` may call at `now`.
     pub(super) fn take(&mut self, address: IpAddr, now: Duration) -> bool {
         if self.addresses.len() >= ADDRESSES_MAX && !self.addresses.contains_key(&address) {
             self.addresses.retain(|_, bucket| !bucket.is_full(now));

@@ -15,7 +15,7 @@
 //! Invariants:
 //! - The API server receives the name and the group of the certificate, and no other ones.
 //! - A connection to the API server carries the requests of one connection of one user.
-//! - What a user has open ends with the access of the user.
+//! - The open requests of a user end with the access of the user.
 //!
 //! What this module does not do: decide what a user may do in Kubernetes. The API server does,
 //! by the bindings of `objects`.

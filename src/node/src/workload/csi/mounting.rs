@@ -22,7 +22,7 @@ const OPTIONS: [(&str, MountFlags, Effect); 9] = [
     ("noatime", MountFlags::NOATIME, Effect::Sets),
     ("nodiratime", MountFlags::NODIRATIME, Effect::Sets),
     ("relatime", MountFlags::RELATIME, Effect::Sets),
-    // What holds anyway may be said.
+    // An option that holds anyway is allowed.
     ("nosuid", MountFlags::NOSUID, Effect::Sets),
     ("nodev", MountFlags::NODEV, Effect::Sets),
 ];

@@ -53,7 +53,7 @@ const SWEEP: Duration = Duration::from_secs(5);
 /// After a sweep that failed: the disk, or what stands on it, has to change first.
 const SWEEP_FAILED: Duration = Duration::from_secs(60);
 
-/// The same words are told again after this: events end after an hour.
+/// The same words are reported again after this: events end after an hour.
 const TELL_AGAIN: Duration = Duration::from_secs(50 * 60);
 
 /// Objects that wait for another attempt. More of them wait for the next watch.

@@ -345,7 +345,7 @@ async fn the_owner_of_a_claim_reads_why_it_waits_and_what_would_help() {
     assert_eq!(world.claim().await.unwrap(), Served::Later);
     assert_eq!(world.claim().await.unwrap(), Served::Later);
     let told = world.told();
-    assert_eq!(told.len(), 1, "it is told once");
+    assert_eq!(told.len(), 1, "it is reported once");
     assert!(told[0].contains("102400Mi does not fit on node polis-"), "{told:?}");
     assert!(told[0].contains("the data partition has 0 MiB left"), "{told:?}");
     assert!(told[0].contains("remove volumes or images from that node"), "{told:?}");

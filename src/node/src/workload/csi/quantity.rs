@@ -16,7 +16,7 @@ pub(super) enum Error {
     /// It is not a quantity.
     #[error("it is not a quantity such as 10Gi")]
     Malformed,
-    /// It is no size.
+    /// It is not a size.
     #[error("a size is larger than 0")]
     NotPositive,
     /// It is larger than a disk can be.

@@ -199,7 +199,7 @@ fn a_volume_is_made_whole_whatever_step_the_power_fails_after() {
         },
         |store| {
             let made = make(store, 2, GIB + 1).map(drop);
-            // What looks whole is whole.
+            // A volume that looks whole is whole.
             if let Some(usage) = store.usage(&id(2)).unwrap() {
                 assert_eq!(usage.limits.bytes, GIB + UNIT);
             }

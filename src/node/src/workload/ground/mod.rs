@@ -6,7 +6,7 @@
 //! own. All of it may run again: the second run changes only what differs.
 //!
 //! Invariants:
-//! - A node without a Kubernetes role is as it was: nobody calls [`prepare`] there.
+//! - A node without a Kubernetes role is as it was: [`prepare`] is not called there.
 //! - The limits of workloads stand before the first file of a workload is written.
 //!
 //! What this module does not do: undo groups and parameters. A node that loses its roles
@@ -73,7 +73,7 @@ pub enum Error {
 /// # Errors
 ///
 /// The first part that the kernel refuses. A kernel parameter that it refuses is a warning:
-/// each of them is a better default, and none of them is worth a node without workloads.
+/// each of them only improves a default, so the workloads of the node start all the same.
 pub fn prepare(config: &Config, roles: &[Role]) -> Result<(), Error> {
     let memory = cgroup::memory(&config.proc);
     let lacking = cgroup::apply(&config.cgroup, &cgroup::plan(memory))?;

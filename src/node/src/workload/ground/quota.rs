@@ -354,7 +354,7 @@ pub fn adopt(path: &Path, project: Project) -> Result<(), Error> {
 }
 
 fn workloads() -> Project {
-    const { Project::new(WORKLOADS).expect("0 is the only number that is no project") }
+    const { Project::new(WORKLOADS).expect("0 is the only number that is not a project") }
 }
 
 #[cfg(test)]

@@ -222,7 +222,7 @@ mod tests {
         let refused: Vec<_> = refused.iter().map(ToString::to_string).collect();
         assert_eq!(refused, ["cannot set the kernel parameter kernel/absent to 1"]);
         let text = |name: &str| fs::read_to_string(keys.join(name)).unwrap();
-        // The line end shows that nobody wrote it.
+        // The line end shows that it was not written.
         assert_eq!((text("panic").as_str(), text("pid_max").as_str()), ("10\n", "262144"));
     }
 

@@ -26,7 +26,7 @@ pub enum Error {
     #[error("cannot make a key for the mesh")]
     Random(#[source] rand::rngs::SysError),
     /// The content of the file is not a key.
-    #[error("{} is no key of 32 bytes", path.display())]
+    #[error("{} is not a key of 32 bytes", path.display())]
     Malformed {
         /// The file.
         path: std::path::PathBuf,
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(format!("{first:?}"), "…");
         tree.data.mesh_key.write(b"short").unwrap();
         let error = PrivateKey::load_or_make(&tree.data.mesh_key).unwrap_err();
-        assert!(error.to_string().ends_with("is no key of 32 bytes"), "{error}");
+        assert!(error.to_string().ends_with("is not a key of 32 bytes"), "{error}");
         assert_eq!(tree.data.mesh_key.read().unwrap().as_deref(), Some(&b"short"[..]));
     }
 

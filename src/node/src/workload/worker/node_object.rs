@@ -47,7 +47,7 @@ impl Service {
                     LOOK_STARTING
                 }
             };
-            // A node that joins is not ready for a while, which is no failure yet.
+            // A node that joins is not ready for a while, which is not a failure yet.
             let state = if been || state == PartState::Ready { state } else { PartState::Starting };
             self.parts.set(Part::Node, state);
             if ctx.until_cancelled(sleep(wait)).await.is_none() {

@@ -195,7 +195,7 @@ impl Service {
 async fn look(channel: &Channel, ends: &mut BTreeMap<String, End>) -> Result<Pods, tonic::Status> {
     let mut client =
         RuntimeServiceClient::new(channel.clone()).max_decoding_message_size(ANSWER_BYTES_MAX);
-    // Containers first: a sandbox that is listed later has none of them, and looks as new as it
+    // Containers first: a sandbox that is listed later is without them, and looks as new as it
     // is.
     let containers = client.list_containers(ListContainersRequest {}).await?.into_inner();
     let sandboxes = client.list_pod_sandbox(ListPodSandboxRequest {}).await?.into_inner();
