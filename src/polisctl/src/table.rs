@@ -3,6 +3,8 @@
 //! Without a terminal a table is as wide as its cells. In one, node IDs are cut to what
 //! tells them apart, which every command accepts, and then the widest columns are
 //! wrapped: nothing else is left out, and no line is broken by the terminal.
+//! `comfy-table` would lay the rows out; the IDs would be cut here all the same, and with
+//! them the widths found.
 
 use std::fmt;
 

@@ -1,6 +1,9 @@
 //! The network of pods: the ranges of all pods, of Services, and of the pods of one node.
 //!
 //! The leader gives out the prefixes of nodes, and the nodes build the mesh of them.
+//!
+//! `ipnet` keeps the bits behind the fixed ones, which a record here must not have: a type
+//! that refuses them would wrap it, and be as long as this one.
 
 use std::fmt;
 use std::net::Ipv4Addr;

@@ -2,6 +2,8 @@
 //!
 //! Each terminal is used through its own descriptor, so one process can serve several
 //! (`tty1`, `hvc0`, a serial port), and they never become a controlling terminal.
+//! `crossterm` has one terminal for the whole process, so it does not fit; `polisctl` uses
+//! this type and no second way to raw mode.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};

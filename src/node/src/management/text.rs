@@ -2,6 +2,8 @@
 //!
 //! Numbers are read when somebody asks, from event values and counters that
 //! exist anyway; so nothing is registered, and nothing runs between two reads.
+//! `prometheus-client` keeps a registry of counters of its own, which would copy these
+//! values, or need a collector for each; its text is OpenMetrics.
 
 use std::fmt::{self, Display, Write as _};
 

@@ -1,4 +1,7 @@
 //! Addresses as parameters and DHCP write them: networks in CIDR, and MACs.
+//!
+//! Each has one spelling, so that two texts differ where the addresses do. `ipnet` would
+//! replace a dozen lines of arithmetic, and the strict parser would stay.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
