@@ -32,8 +32,8 @@ use polis_qemu::{Config, Event, disk};
 use polis_tests::{Story, cuts, seed, story};
 
 use crate::esp;
-use crate::storage::{COUNT, Kind, acknowledged, bootstrap_config, counting, file, number};
-use crate::world::{BOOT, DISK_SIZE_SMALL, Identity, World, home, home_with};
+use crate::storage::{COUNT, Kind, acknowledged, bootstrap_config_small, counting, file, number};
+use crate::world::{BOOT, Identity, World, home, home_with};
 
 /// Places of each kind in an ordinary run, unless `POLIS_CUTS` says another number.
 const FEW: u32 = 2;
@@ -84,9 +84,7 @@ fn comes_home(kind: Kind) -> Result<()> {
     let seed = seed()?;
     fs::write(world.path("seed"), format!("{seed}\n"))?;
     // All that is written is recorded, and each place copies it: the disk is small.
-    let disk = Some(world.disk_of_size(DISK_SIZE_SMALL, None)?);
-    let config = Config { disk, ..bootstrap_config(&world, kind, COUNT)? };
-    let config = world.past_stage_1(config)?;
+    let config = world.past_stage_1(bootstrap_config_small(&world, kind, COUNT)?)?;
     let recorded = record(&world, &config, kind)?;
     let mut random = Random::new(seed);
     recorded.esp_is_whole(&file(&config)?, &mut random)?;

@@ -13,10 +13,11 @@ use anyhow::{Context as _, Result, ensure};
 use gpt::GptConfig;
 use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
 use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration};
+use polis_qemu::args::Disk;
 use polis_qemu::{Config, Event, Machine};
 use prost::Message as _;
 
-use crate::world::{OWNER, SOON, World, home, with_cluster};
+use crate::world::{DISK_SIZE_SMALL, OWNER, SOON, World, home, with_cluster};
 
 /// The start of the counted values.
 pub(crate) const PLAINTEXT: &[u8] = b"polis-exercise-known-plaintext";
@@ -52,6 +53,16 @@ impl Kind {
 
 /// A machine that founds a cluster whose policy asks for `kind`.
 pub(crate) fn bootstrap_config(world: &World, kind: Kind, append: &str) -> Result<Config> {
+    bootstrap_config_with(world, world.disk(None)?, kind, append)
+}
+
+/// The same with a disk of [`DISK_SIZE_SMALL`].
+pub(crate) fn bootstrap_config_small(world: &World, kind: Kind, append: &str) -> Result<Config> {
+    let disk = world.disk_of_size(DISK_SIZE_SMALL, None)?;
+    bootstrap_config_with(world, disk, kind, append)
+}
+
+fn bootstrap_config_with(world: &World, disk: Disk, kind: Kind, append: &str) -> Result<Config> {
     let parameters = with_cluster(ClusterBootstrap {
         owner_public_key: OWNER.to_vec(),
         cluster_configuration: Some(ClusterConfiguration {
@@ -61,7 +72,7 @@ pub(crate) fn bootstrap_config(world: &World, kind: Kind, append: &str) -> Resul
         ..ClusterBootstrap::default()
     });
     Ok(Config {
-        disk: Some(world.disk(None)?),
+        disk: Some(disk),
         fw_cfg: world.fw_cfg(&parameters.encode_to_vec())?,
         ..world.bare(append)
     })

@@ -11,10 +11,10 @@ use polis_tests::{Story, skip, story};
 use sha2::{Digest as _, Sha256};
 
 use crate::storage::{
-    COUNT, Kind, acknowledged, bootstrap_config, count_and_cut, data, file, home_and_counting,
-    number, search,
+    COUNT, Kind, acknowledged, bootstrap_config, bootstrap_config_small, count_and_cut, data, file,
+    home_and_counting, number, search,
 };
-use crate::world::{BOOT, DISK_SIZE_SMALL, SOON, World, guru, home};
+use crate::world::{BOOT, SOON, World, guru, home};
 
 /// How the content of the first two pages of a bbolt file begins: its magic number,
 /// the version of the format, the size of a page.
@@ -35,8 +35,7 @@ pub(crate) const STORIES: &[Story] = &[
 
 fn a_byte_that_was_changed_on_an_authenticated_disk_is_named_by_device_and_sector() -> Result<()> {
     let world = World::new("storage-changed")?;
-    let disk = Some(world.disk_of_size(DISK_SIZE_SMALL, None)?);
-    let config = Config { disk, ..bootstrap_config(&world, Kind::Authenticated, COUNT)? };
+    let config = bootstrap_config_small(&world, Kind::Authenticated, COUNT)?;
     let config = world.past_stage_1(config)?;
     let mut machine = world.boot(&config)?;
     home_and_counting(&mut machine, Kind::Authenticated)?;
