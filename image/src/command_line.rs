@@ -1,6 +1,6 @@
 //! The kernel's command line of an image.
 
-use crate::{layout, verity::Verity};
+use crate::verity::Verity;
 
 /// The command line of every image. Serial last, so that it is `/dev/console`; the
 /// kernel's own tests of its ciphers cost most of a second, and a busy host makes the
@@ -9,13 +9,13 @@ use crate::{layout, verity::Verity};
 pub(crate) const CMDLINE: &str = "console=tty0 console=ttyS0,115200 quiet loglevel=4 panic=30 \
     gpt cryptomgr.notests no_timer_check";
 
-/// The kernel's command line for a system.
+/// The kernel's command line for a system. It names neither a disk nor a partition: the same
+/// kernel image starts the same system from either system partition of any disk.
 pub(crate) fn command_line(verity: &Verity) -> String {
     let Verity { root_hash, salt, blocks } = verity;
-    let esp = layout::esp_guid(root_hash);
     format!(
         "polis.verity={root_hash} polis.verity-salt={salt} polis.verity-blocks={blocks} \
-         polis.slot=A polis.esp={esp} {CMDLINE}"
+         {CMDLINE}"
     )
 }
 

@@ -185,26 +185,33 @@ mod tests {
     fn an_image_has_its_parts_in_place_and_stores_no_zeros() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk");
-        let layout = layout::plan("seed", 1 << 20, 1 << 30).unwrap();
+        let layout = layout::plan("seed", 1 << 20, 4 << 30).unwrap();
         write(&path, &layout, &mut [&mut &b"esp"[..], &mut &[7; 1 << 20][..]]).unwrap();
         let disk = GptConfig::new().open(&path).unwrap();
         assert_eq!(*disk.guid(), layout.disk_guid);
         let names: Vec<_> = disk.partitions().values().map(|entry| entry.name.clone()).collect();
-        assert_eq!(names, ["POLIS-ESP", "POLIS-SYSTEM-A"]);
+        assert_eq!(names, ["POLIS-ESP", "POLIS-SYSTEM-A", "POLIS-SYSTEM-B"]);
         let system = &layout.partitions[1];
         let mut window = Window::new(File::open(&path).unwrap(), system.start, 10);
         let mut read = Vec::new();
         window.read_to_end(&mut read).unwrap();
         assert_eq!(read, [7; 10]);
         let metadata = fs::metadata(&path).unwrap();
-        assert_eq!(metadata.len(), 1 << 30);
+        assert_eq!(metadata.len(), 4 << 30);
         assert!(metadata.blocks() * 512 < 4 << 20, "{} blocks", metadata.blocks());
+    }
+
+    /// A disk with an ESP and nothing else.
+    fn small() -> Layout {
+        let layout = layout::plan("seed", 1 << 20, 4 << 30).unwrap();
+        let esp = layout.partitions[0];
+        Layout { partitions: vec![esp], size: esp.start + esp.length + (1 << 20), ..layout }
     }
 
     #[test]
     fn the_same_parts_give_the_same_bytes() {
         let folder = tempfile::tempdir().unwrap();
-        let layout = layout::plan("seed", 1 << 20, 256 << 20).unwrap();
+        let layout = small();
         let [one, two] = ["one", "two"].map(|name| {
             let path = folder.path().join(name);
             write(&path, &layout, &mut [&mut &b"esp"[..]]).unwrap();
@@ -222,7 +229,7 @@ mod tests {
             }
         }
         let folder = tempfile::tempdir().unwrap();
-        let layout = layout::plan("seed", 1 << 20, 256 << 20).unwrap();
+        let layout = small();
         assert!(write(&folder.path().join("disk"), &layout, &mut [&mut Broken]).is_err());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }

@@ -224,6 +224,9 @@ impl Error {
             Self::Layout(layout::Error::TooSmall { needed, .. }) => {
                 format!("use a larger size: --size {}", needed.next_multiple_of(1 << 30))
             }
+            Self::Layout(layout::Error::SystemTooLarge { .. }) => {
+                "build a system with less in it: --variant base has no workloads".to_owned()
+            }
             Self::Layout(layout::Error::Ragged { size }) => {
                 format!("use {}", size.next_multiple_of(layout::ALIGNMENT))
             }

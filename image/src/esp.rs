@@ -1,7 +1,7 @@
 //! The EFI system partition: writing one, and reading files from one.
 //!
-//! The file system is made in memory and is small: a step or a test needs a handful of
-//! files, and the rest of it is zero, which a sparse file does not store.
+//! The file system is made in memory, up to the last byte that is not zero: it holds a
+//! handful of files, and a sparse file does not store the rest either.
 //!
 //! Every file that the machine writes later is there from the beginning, at its full size
 //! and without content: the machine writes in place only, so that no power cut can harm the
@@ -11,7 +11,7 @@
 //! - Every time stamp is the earliest that FAT can express; the volume's ID follows
 //!   from the seed.
 
-use std::io::{self, Cursor, Read, Seek, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use fatfs::{
     FatType, FileSystem, FormatVolumeOptions, FsOptions, LossyOemCpConverter, NullTimeProvider,
@@ -33,20 +33,20 @@ pub(crate) const PARAMETERS: &str = "polis/parameters.pb";
 
 /// Volume label, padded as FAT wants it.
 const LABEL: [u8; 11] = *b"POLIS-ESP  ";
-/// Bytes a cluster: FAT32 needs at least 65,525 clusters, and this gives 98,000.
-const CLUSTER: u32 = 1024;
+/// Bytes a cluster: FAT32 needs at least 65,525 clusters, and this gives 131,000.
+const CLUSTER: u32 = 4096;
 
 type Fat<D> = FileSystem<StdIoWrapper<D>, NullTimeProvider, LossyOemCpConverter>;
 
-/// The bytes of an ESP with these files, and with room for those that the machine writes.
+/// The bytes of an ESP with these files, and with room for those that the machine writes;
+/// what follows them in the partition is zero.
 pub(crate) fn build(seed: &str, files: &[(&str, &[u8])]) -> Result<Vec<u8>> {
     let failed = |what: &str| {
         let what = what.to_owned();
         move |error: fatfs::Error<io::Error>| Error::Esp { what, source: error.into() }
     };
-    let size = usize::try_from(ESP_SIZE).unwrap_or(usize::MAX);
     let sectors = u32::try_from(ESP_SIZE / SECTOR).unwrap_or(u32::MAX);
-    let mut disk = StdIoWrapper::new(Cursor::new(vec![0; size]));
+    let mut disk = StdIoWrapper::new(Memory::new(ESP_SIZE));
     let options = FormatVolumeOptions::new()
         .fat_type(FatType::Fat32)
         .bytes_per_cluster(CLUSTER)
@@ -55,10 +55,9 @@ pub(crate) fn build(seed: &str, files: &[(&str, &[u8])]) -> Result<Vec<u8>> {
         .volume_label(LABEL);
     fatfs::format_volume(&mut disk, options).map_err(failed("make the file system"))?;
     let mut storage = disk.into_inner();
-    storage.set_position(0);
+    storage.position = 0;
     {
-        let fat: Fat<&mut Cursor<Vec<u8>>> =
-            mount(&mut storage).map_err(failed("mount what was made"))?;
+        let fat: Fat<&mut Memory> = mount(&mut storage).map_err(failed("mount what was made"))?;
         for (path, content) in files {
             let what = format!("write {path}");
             add(&fat, path, content).map_err(failed(&what))?;
@@ -72,7 +71,78 @@ pub(crate) fn build(seed: &str, files: &[(&str, &[u8])]) -> Result<Vec<u8>> {
         fat.stats().map_err(failed("count what is free"))?;
         fat.unmount().map_err(failed("finish"))?;
     }
-    Ok(storage.into_inner())
+    Ok(storage.bytes)
+}
+
+/// A disk in memory that keeps what was written, and has zeros behind it.
+struct Memory {
+    bytes: Vec<u8>,
+    size: u64,
+    position: u64,
+}
+
+impl Memory {
+    fn new(size: u64) -> Self {
+        Self { bytes: Vec::new(), size, position: 0 }
+    }
+
+    /// How many of `wanted` bytes the disk has from the position on.
+    fn clamp(&self, wanted: usize) -> usize {
+        usize::try_from(self.size.saturating_sub(self.position)).unwrap_or(wanted).min(wanted)
+    }
+
+    /// The position in what is kept.
+    fn at(&self) -> io::Result<usize> {
+        usize::try_from(self.position).map_err(io::Error::other)
+    }
+}
+
+impl Read for Memory {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.clamp(buffer.len());
+        let kept = self.bytes.get(self.at()?..).unwrap_or_default();
+        let kept = &kept[..kept.len().min(count)];
+        let (written, blank) = buffer[..count].split_at_mut(kept.len());
+        written.copy_from_slice(kept);
+        blank.fill(0);
+        self.position += count as u64;
+        Ok(count)
+    }
+}
+
+impl Write for Memory {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        let buffer = &buffer[..self.clamp(buffer.len())];
+        let start = self.at()?;
+        let end = start + buffer.len();
+        if end > self.bytes.len() {
+            // Zeros at the end are what the disk has anyway.
+            if buffer.iter().all(|byte| *byte == 0) && start >= self.bytes.len() {
+                self.position += buffer.len() as u64;
+                return Ok(buffer.len());
+            }
+            self.bytes.resize(end, 0);
+        }
+        self.bytes[start..end].copy_from_slice(buffer);
+        self.position += buffer.len() as u64;
+        Ok(buffer.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Seek for Memory {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let position = match to {
+            SeekFrom::Start(position) => Some(position),
+            SeekFrom::End(by) => self.size.checked_add_signed(by),
+            SeekFrom::Current(by) => self.position.checked_add_signed(by),
+        };
+        self.position = position.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(self.position)
+    }
 }
 
 /// The files without content, in one text: an input of the image.
@@ -131,16 +201,23 @@ fn volume_id(seed: &str) -> u32 {
 mod tests {
     use super::*;
 
+    /// The disk that `build` made, with the zeros behind it.
+    fn disk(bytes: Vec<u8>) -> Memory {
+        Memory { bytes, ..Memory::new(ESP_SIZE) }
+    }
+
     #[test]
     fn files_are_read_back_and_the_same_files_give_the_same_bytes() {
         let loader = vec![5; 300_000];
         let files: [(&str, &[u8]); 2] = [(LOADER, &loader), (PARAMETERS, b"parameters")];
         let esp = build("seed", &files).unwrap();
-        assert_eq!(read(Cursor::new(esp.clone()), LOADER).unwrap(), Some(loader.clone()));
-        assert_eq!(read(Cursor::new(esp.clone()), PARAMETERS).unwrap().unwrap(), b"parameters");
-        assert_eq!(read(Cursor::new(esp.clone()), "polis/other").unwrap(), None);
+        assert!(esp.len() < 16 << 20, "{} bytes", esp.len());
+        let content = |path: &str| read(disk(esp.clone()), path).unwrap();
+        assert_eq!(content(LOADER), Some(loader.clone()));
+        assert_eq!(content(PARAMETERS).unwrap(), b"parameters");
+        assert_eq!(content("polis/other"), None);
         for path in Esp::in_place() {
-            let content = read(Cursor::new(esp.clone()), path.to_str().unwrap()).unwrap().unwrap();
+            let content = content(path.to_str().unwrap()).unwrap();
             assert!(content == vec![0; 256 << 10], "{}", path.display());
         }
         assert!(esp == build("seed", &files).unwrap(), "two builds differ");

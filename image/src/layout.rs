@@ -4,16 +4,18 @@
 //! out, and `storage` on the machine adds the data partition behind it.
 //!
 //! ```text
-//! LBA 0      1 MiB             + ESP                + system
-//! |GPT ......|POLIS-ESP........|POLIS-SYSTEM-A.....|free: POLIS-DATA is made here|GPT'|
+//! LBA 0  1 MiB     + 512 MiB        + 1 GiB          + 1 GiB
+//! |GPT...|POLIS-ESP|POLIS-SYSTEM-A  |POLIS-SYSTEM-B  |free: POLIS-DATA is made here|GPT'|
 //! ```
 //!
 //! Invariants:
 //! - Every partition starts on a boundary of [`ALIGNMENT`].
 //! - Every GUID follows from the seed: the same content has the same table.
+//! - The places of partitions do not depend on the content: every disk has room for a
+//!   second system, and for systems that grow.
 //!
-//! What this module does not do: create POLIS-DATA (the machine does, at its
-//! first boot, since only it knows how large its disk is).
+//! What this module does not do: create POLIS-DATA, and give the disk and its partitions
+//! GUIDs of their own (the machine does, at its first boot).
 
 use uuid::{Uuid, uuid};
 
@@ -24,14 +26,14 @@ pub const SECTOR: u64 = 512;
 /// Partitions start at multiples of this, which suits every disk's own blocks.
 pub const ALIGNMENT: u64 = 1 << 20;
 
-/// Size of the EFI system partition: two unified kernel images of 30 MB and
-/// room for what a node keeps there; FAT32 needs more than 32 MiB anyway.
-pub const ESP_SIZE: u64 = 96 << 20;
+/// Size of the EFI system partition: three unified kernel images (the one that runs, a new
+/// one and one that is being written), each with room to grow to several times its 26 MB,
+/// and what a node keeps there.
+pub const ESP_SIZE: u64 = 512 << 20;
 
-/// A system takes a whole number of these. The next image, a little larger or
-/// smaller, then has the same table: written over the disk of a member, it finds
-/// the data partition where it was.
-const SLOT_STEP: u64 = 128 << 20;
+/// Size of each of the two system partitions: several times that of a system with
+/// workloads, since it can never change on a disk that is in use.
+pub const SYSTEM_SIZE: u64 = 1 << 30;
 
 /// The size of the table's backup at the end of the disk: 33 sectors, aligned.
 const TAIL: u64 = ALIGNMENT;
@@ -46,6 +48,9 @@ pub const ESP: Kind =
 /// Name and type of the first system partition.
 pub const SYSTEM_A: Kind =
     Kind { name: "POLIS-SYSTEM-A", type_guid: uuid!("59c6e635-c906-46a2-aaf4-09696edc0b9a") };
+/// Name and type of the second system partition.
+pub const SYSTEM_B: Kind =
+    Kind { name: "POLIS-SYSTEM-B", type_guid: uuid!("5de5d1a7-9151-49c6-880f-b31c963f6241") };
 /// Name and type of the data partition.
 pub const DATA: Kind =
     Kind { name: "POLIS-DATA", type_guid: uuid!("5141e997-d959-497c-b0e8-f6f81294567c") };
@@ -87,12 +92,18 @@ pub struct Layout {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The disk is smaller than its required content.
-    #[error("a disk of {size} bytes is too small: ESP and system need {needed} bytes")]
+    #[error("a disk of {size} bytes is too small: ESP and two systems need {needed} bytes")]
     TooSmall {
         /// Bytes asked for.
         size: u64,
         /// Bytes needed.
         needed: u64,
+    },
+    /// The system is larger than its partition.
+    #[error("the system has {system} bytes, and its partition {SYSTEM_SIZE}")]
+    SystemTooLarge {
+        /// Bytes of the system.
+        system: u64,
     },
     /// The size is not a whole number of sectors.
     #[error("a disk of {size} bytes is not a multiple of {SECTOR}")]
@@ -102,31 +113,27 @@ pub enum Error {
     },
 }
 
-/// GUID of the ESP of the image with this content. Known before the table is
-/// planned, since the kernel command line names it.
-#[must_use]
-pub fn esp_guid(seed: &str) -> Uuid {
-    derive(seed, ESP.name)
-}
-
-/// Plans a disk of `size` bytes that holds an ESP and a system of `system` bytes.
+/// Plans a disk of `size` bytes that holds an ESP, a system of `system` bytes, and room for
+/// a second one.
 ///
 /// # Errors
 ///
-/// The disk is too small, or not a whole number of sectors.
+/// The disk is too small or not a whole number of sectors, or the system is too large.
 pub fn plan(seed: &str, system: u64, size: u64) -> Result<Layout, Error> {
     if !size.is_multiple_of(SECTOR) {
         return Err(Error::Ragged { size });
     }
+    if system > SYSTEM_SIZE {
+        return Err(Error::SystemTooLarge { system });
+    }
     let mut next = ALIGNMENT;
     let mut place = |kind: Kind, length: u64| {
-        let length = length.next_multiple_of(ALIGNMENT);
         let partition = Partition { kind, guid: derive(seed, kind.name), start: next, length };
         next += length;
         partition
     };
     let partitions =
-        vec![place(ESP, ESP_SIZE), place(SYSTEM_A, system.next_multiple_of(SLOT_STEP))];
+        vec![place(ESP, ESP_SIZE), place(SYSTEM_A, SYSTEM_SIZE), place(SYSTEM_B, SYSTEM_SIZE)];
     let needed = next + TAIL;
     if size < needed {
         return Err(Error::TooSmall { size, needed });
@@ -145,31 +152,37 @@ mod tests {
 
     #[test]
     fn partitions_are_aligned_and_follow_each_other() {
-        let layout = plan("seed", 70_000_001, 1 << 30).unwrap();
-        let [esp, system] = &layout.partitions[..] else { panic!("two partitions") };
+        let layout = plan("seed", 70_000_001, 4 << 30).unwrap();
+        let [esp, one, other] = &layout.partitions[..] else { panic!("three partitions") };
         assert_eq!((esp.start, esp.length), (ALIGNMENT, ESP_SIZE));
-        assert_eq!(system.start, ALIGNMENT + ESP_SIZE);
-        assert!(system.length.is_multiple_of(ALIGNMENT) && system.length >= 70_000_001);
+        assert_eq!((one.start, one.length), (ALIGNMENT + ESP_SIZE, SYSTEM_SIZE));
+        assert_eq!((other.start, other.length), (one.start + SYSTEM_SIZE, SYSTEM_SIZE));
+        assert!(layout.partitions.iter().all(|entry| entry.start.is_multiple_of(ALIGNMENT)));
     }
 
     #[test]
-    fn a_system_that_grows_a_little_moves_nothing() {
+    fn a_system_that_grows_moves_nothing_until_it_no_longer_fits() {
         let [before, after] =
-            [69_000_000, 79_000_000].map(|system| plan("seed", system, 1 << 30).unwrap());
+            [69_000_000, SYSTEM_SIZE].map(|system| plan("seed", system, 4 << 30).unwrap());
         assert_eq!(before, after);
+        let system = SYSTEM_SIZE + 1;
+        assert_eq!(plan("seed", system, 4 << 30), Err(Error::SystemTooLarge { system }));
     }
 
     #[test]
     fn the_same_content_has_the_same_table_and_other_content_another() {
-        let one = plan("a", 1 << 20, 1 << 30).unwrap();
-        assert_eq!(one, plan("a", 1 << 20, 1 << 30).unwrap());
-        assert_ne!(one.disk_guid, plan("b", 1 << 20, 1 << 30).unwrap().disk_guid);
-        assert_eq!(one.partitions[0].guid, esp_guid("a"));
+        let one = plan("a", 1 << 20, 4 << 30).unwrap();
+        assert_eq!(one, plan("a", 1 << 20, 4 << 30).unwrap());
+        let other = plan("b", 1 << 20, 4 << 30).unwrap();
+        assert_ne!(one.disk_guid, other.disk_guid);
+        for (one, other) in one.partitions.iter().zip(&other.partitions) {
+            assert_ne!(one.guid, other.guid, "{}", one.kind.name);
+        }
     }
 
     #[test]
-    fn a_disk_that_cannot_hold_the_system_is_refused_with_what_it_needs() {
-        let needed = 2 * ALIGNMENT + ESP_SIZE + SLOT_STEP;
+    fn a_disk_that_cannot_hold_the_systems_is_refused_with_what_it_needs() {
+        let needed = 2 * ALIGNMENT + ESP_SIZE + 2 * SYSTEM_SIZE;
         assert_eq!(
             plan("a", 64 << 20, needed - 512),
             Err(Error::TooSmall { size: needed - 512, needed })

@@ -1,4 +1,4 @@
-//! Disks that a machine cannot live on: too small, absent, damaged.
+//! Disks that a machine cannot live on: too small, absent, damaged, one too many.
 
 use std::path::Path;
 
@@ -6,11 +6,12 @@ use anyhow::{Context as _, Result, ensure};
 use gpt::GptConfig;
 use polis_image::program;
 use polis_qemu::args::Disk;
-use polis_qemu::{Config, disk};
+use polis_qemu::image::Flash;
+use polis_qemu::{Bus, Config, disk};
 use polis_tests::{Story, story, workspace};
 use prost::Message as _;
 
-use crate::world::{BOOT, World, bootstrap};
+use crate::world::{BOOT, World, bootstrap, home};
 
 /// Where a file system of type erofs has its superblock.
 const SUPERBLOCK: u64 = 1024;
@@ -19,13 +20,16 @@ const SUPERBLOCK: u64 = 1024;
 pub(crate) const STORIES: &[Story] = &[
     story!(a_disk_without_room_for_data_is_called_too_small),
     story!(a_machine_without_a_disk_stops_in_stage_1_and_says_so),
+    story!(of_two_disks_with_one_image_the_one_that_firmware_started_from_is_used).takes(120),
+    story!(two_disks_that_nothing_tells_apart_are_named_and_left_alone).takes(30),
     story!(a_system_with_a_flipped_byte_in_its_superblock_is_refused_by_partition_and_block),
     story!(a_system_with_a_flipped_byte_in_a_program_is_refused_by_partition_and_block),
 ];
 
 fn a_disk_without_room_for_data_is_called_too_small() -> Result<()> {
     let world = World::new("disk-too-small")?;
-    let parts = world.manifest.sizes.esp_partition + world.manifest.sizes.system_partition;
+    let sizes = &world.manifest.sizes;
+    let parts = sizes.esp_partition + 2 * sizes.system_partition;
     // The two tables and their alignment, and ten megabytes for data.
     let size = (parts + (12 << 20)).next_multiple_of(1 << 20);
     let config = Config {
@@ -49,6 +53,77 @@ fn a_machine_without_a_disk_stops_in_stage_1_and_says_so() -> Result<()> {
     ensure!(guru.is("stage", "initramfs"), "not in stage 1: {guru}");
     ensure!(guru.text("cause").contains("disk"), "the disk is not named: {guru}");
     Ok(())
+}
+
+fn of_two_disks_with_one_image_the_one_that_firmware_started_from_is_used() -> Result<()> {
+    let world = World::new("disks-alike")?;
+    // The one on USB appears seconds after the other.
+    let (usb, nvme) = two_disks(&world, Bus::Usb, Bus::Nvme)?;
+    let image = table(&nvme)?;
+    ensure!(table(&usb)? == image, "the disks were not made alike");
+    home(&mut world.boot(&behind_firmware(&world, &usb, &nvme)?)?)?;
+    ensure!(table(&nvme)? == image, "the disk that was not started from has changed");
+    let used = table(&usb)?;
+    ensure!(used.names == ["POLIS-ESP", "POLIS-SYSTEM-A", "POLIS-SYSTEM-B", "POLIS-DATA"]);
+    let own = used.ids.iter().all(|id| !image.ids.contains(id));
+    ensure!(own, "GUIDs of the image: {used:?}, {image:?}");
+
+    // The other one is another node, and leaves the first disk as it is.
+    home(&mut world.boot(&behind_firmware(&world, &nvme, &usb)?)?)?;
+    ensure!(table(&usb)? == used, "the first disk has changed");
+    ensure!(table(&nvme)?.names.len() == 4, "the second disk has no data partition");
+    Ok(())
+}
+
+fn two_disks_that_nothing_tells_apart_are_named_and_left_alone() -> Result<()> {
+    let world = World::new("disks-twins")?;
+    let (one, other) = two_disks(&world, Bus::Ahci, Bus::Ahci)?;
+    let image = table(&one)?;
+    let mut machine = world.boot(&behind_firmware(&world, &one, &other)?)?;
+    let guru = machine.wait_for("guru", BOOT, |_| true)?;
+    ensure!(guru.is("code", "0210"), "another failure: {guru}");
+    for disk in ["sda", "sdb"] {
+        ensure!(guru.text("cause").contains(disk), "{disk} is not named: {guru}");
+    }
+    ensure!(table(&one)? == image && table(&other)? == image, "a table was written");
+    Ok(())
+}
+
+/// Two disks with the same image.
+fn two_disks(world: &World, one: Bus, other: Bus) -> Result<(Disk, Disk)> {
+    let one = Disk { bus: one, ..world.disk(None)? };
+    let copy = world.path("disk-second.img");
+    std::fs::rename(&one.file, &copy)?;
+    Ok((Disk { bus: one.bus, ..world.disk(None)? }, Disk { file: copy, bus: other, ..one }))
+}
+
+/// A machine whose firmware starts from `first`.
+fn behind_firmware(world: &World, first: &Disk, second: &Disk) -> Result<Config> {
+    let firmware = world.image.uefi(Flash::Plain, &world.path("flash"), "")?;
+    Ok(Config {
+        firmware,
+        disk: Some(first.clone()),
+        second_disk: Some(second.clone()),
+        fw_cfg: world.fw_cfg(&bootstrap().encode_to_vec())?,
+        ..world.bare("")
+    })
+}
+
+/// A partition table: its names, and all its GUIDs.
+#[derive(Debug, PartialEq, Eq)]
+struct Table {
+    names: Vec<String>,
+    ids: Vec<String>,
+}
+
+fn table(disk: &Disk) -> Result<Table> {
+    let table = GptConfig::new().open(&disk.file)?;
+    let partitions = || table.partitions().values();
+    let ids = partitions().map(|partition| partition.part_guid).chain([*table.guid()]);
+    Ok(Table {
+        names: partitions().map(|partition| partition.name.clone()).collect(),
+        ids: ids.map(|id| id.to_string()).collect(),
+    })
 }
 
 fn a_system_with_a_flipped_byte_in_its_superblock_is_refused_by_partition_and_block() -> Result<()>

@@ -52,12 +52,12 @@ const SAVED_MAX: Duration = Duration::from_secs(6 * 60 * 60);
 const ANSWER: Duration = Duration::from_secs(20);
 
 /// Size of a story's disk: the system, and enough for a data partition.
-const DISK_SIZE: u64 = 2 << 30;
+const DISK_SIZE: u64 = polis_image::SIZE_DEFAULT;
 
 /// The same of a small one. An authenticated partition there is wiped while it is made, but
 /// for a little: a larger one keeps half a processor busy for minutes after that, by which
 /// most stories show nothing.
-pub(crate) const DISK_SIZE_SMALL: u64 = 768 << 20;
+pub(crate) const DISK_SIZE_SMALL: u64 = 3104 << 20;
 
 /// Where a machine that resumes from stage 1 reads its parameters.
 const ON_ESP: &str = "polis/parameters.pb";

@@ -201,6 +201,8 @@ pub struct Config {
     pub firmware: Firmware,
     /// The disk, if there is one.
     pub disk: Option<Disk>,
+    /// A second disk, which firmware turns to after the first.
+    pub second_disk: Option<Disk>,
     /// How the disk fails, if it does; it must be a raw one, and not recorded.
     pub write_error: Option<WriteError>,
     /// An empty file for a recording of everything that is written to the disk, which
@@ -248,6 +250,7 @@ impl Config {
         Self {
             firmware,
             disk: None,
+            second_disk: None,
             write_error: None,
             recording: None,
             accelerator,

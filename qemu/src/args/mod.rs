@@ -59,6 +59,10 @@ pub fn argv(config: &Config, sockets: &Sockets) -> Vec<OsString> {
         Some(disk) if config.devices != Devices::Absent => self::disk(&mut args, config, disk),
         _ => {}
     }
+    if let Some(disk) = &config.second_disk {
+        args.flag("-drive", drive("second", disk, &format!("file={}", path(&disk.file))));
+        attach(&mut args, disk.bus, "second", boot_index(config, 1));
+    }
     network(&mut args, config);
     // Behind `-nodefaults`, so that the machine has exactly the configured card.
     args.flag(
@@ -216,29 +220,21 @@ fn kernel(args: &mut Args, kernel: &Path, initramfs: &Path, cmdline: &str) {
 }
 
 fn disk(args: &mut Args, config: &Config, disk: &Disk) {
-    let format = match disk.file.extension() {
-        Some(extension) if extension == "qcow2" => "qcow2",
-        _ => "raw",
-    };
-    let cache = match disk.cache {
-        Cache::Unsafe => "unsafe",
-        Cache::Writeback => "writeback",
-    };
-    // `discard` lets a trimmed file system give space back to the sparse file.
-    let drive = |cache, file: String| {
-        format!("if=none,id=disk,format={format},cache={cache},discard=unmap,{file}")
-    };
     let file = path(&disk.file);
     args.flag(
         "-drive",
         match (&config.recording, config.write_error) {
-            (None, None) => drive(cache, format!("file={file}")),
-            (Some(log), _) => drive("writeback", recorded(&file, &path(log))),
+            (None, None) => drive(DISK, disk, &format!("file={file}")),
+            (Some(log), _) => {
+                let disk = Disk { cache: Cache::Writeback, ..disk.clone() };
+                drive(DISK, &disk, &recorded(&file, &path(log)))
+            }
             // The layer between the format and the file fails what the rule matches;
             // `report` on the drive passes the error to the guest, as a broken disk would.
             (None, Some(WriteError { sector })) => drive(
-                cache,
-                format!(
+                DISK,
+                disk,
+                &format!(
                     "werror=report,file.driver=blkdebug,file.image.driver=file,\
                      file.image.filename={file},file.inject-error.0.event=write_aio,\
                      file.inject-error.0.iotype=write,file.inject-error.0.errno=5,\
@@ -250,23 +246,50 @@ fn disk(args: &mut Args, config: &Config, disk: &Disk) {
     if config.devices != Devices::FromStart {
         return;
     }
-    let bootable = matches!(config.firmware, Firmware::Uefi { .. });
-    // With `-kernel`, a boot index would put the disk's boot sector before the kernel.
-    let boot = if bootable { ",bootindex=0" } else { "" };
-    match disk.bus {
-        Bus::Virtio => {
-            let merging = if merges(config) { "" } else { ",request-merging=off" };
-            let device = format!("virtio-blk-pci,drive=disk,serial=polis{merging}{boot}");
-            args.flag("-device", device);
-        }
-        Bus::Nvme => args.flag("-device", format!("nvme,drive=disk,serial=polis{boot}")),
-        // `ide.0` is the first port of the SATA controller that every q35 has.
-        Bus::Ahci => {
-            args.flag("-device", format!("ide-hd,bus=ide.0,drive=disk,serial=polis{boot}"));
-        }
+    let merging =
+        if merges(config) || disk.bus != Bus::Virtio { "" } else { ",request-merging=off" };
+    attach(args, disk.bus, DISK, format!("{merging}{}", boot_index(config, 0)));
+}
+
+/// The name of the first disk.
+const DISK: &str = "disk";
+
+/// The content of a disk: `file` says where it is.
+fn drive(name: &str, disk: &Disk, file: &str) -> String {
+    let format = match disk.file.extension() {
+        Some(extension) if extension == "qcow2" => "qcow2",
+        _ => "raw",
+    };
+    let cache = match disk.cache {
+        Cache::Unsafe => "unsafe",
+        Cache::Writeback => "writeback",
+    };
+    // `discard` lets a trimmed file system give space back to the sparse file.
+    format!("if=none,id={name},format={format},cache={cache},discard=unmap,{file}")
+}
+
+/// When firmware turns to a disk. With `-kernel`, a boot index would put the disk's boot
+/// sector before the kernel.
+fn boot_index(config: &Config, index: u32) -> String {
+    match config.firmware {
+        Firmware::Uefi { .. } => format!(",bootindex={index}"),
+        _ => String::new(),
+    }
+}
+
+/// Puts a disk on its bus. `rest` goes to the device.
+fn attach(args: &mut Args, bus: Bus, name: &str, rest: String) {
+    // The first disk's serial number does not depend on how many there are.
+    let (serial, port) = if name == DISK { ("polis", 0) } else { ("polis-second", 1) };
+    let rest = format!("drive={name},serial={serial}{rest}");
+    match bus {
+        Bus::Virtio => args.flag("-device", format!("virtio-blk-pci,{rest}")),
+        Bus::Nvme => args.flag("-device", format!("nvme,{rest}")),
+        // The ports of the SATA controller that every q35 has.
+        Bus::Ahci => args.flag("-device", format!("ide-hd,bus=ide.{port},{rest}")),
         Bus::Usb => {
-            args.flag("-device", "qemu-xhci,id=xhci");
-            args.flag("-device", format!("usb-storage,bus=xhci.0,drive=disk,serial=polis{boot}"));
+            args.flag("-device", format!("qemu-xhci,id=xhci{port}"));
+            args.flag("-device", format!("usb-storage,bus=xhci{port}.0,{rest}"));
         }
     }
 }

@@ -189,7 +189,7 @@ fn each_bus_names_its_own_controller() {
     assert_eq!(devices(Bus::Ahci), "-device ide-hd,bus=ide.0,drive=disk,serial=polis,bootindex=0");
     assert_eq!(
         devices(Bus::Usb),
-        "-device usb-storage,bus=xhci.0,drive=disk,serial=polis,bootindex=0"
+        "-device usb-storage,bus=xhci0.0,drive=disk,serial=polis,bootindex=0"
     );
 }
 

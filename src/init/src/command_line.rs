@@ -8,7 +8,9 @@
 
 use std::time::Duration;
 
-use super::gpt::Guid;
+use sha2::{Digest as _, Sha256};
+
+use polis_base::hex;
 use polis_base::sys::command_line::value;
 
 /// How long a guru meditation waits before it reboots, by default.
@@ -38,32 +40,14 @@ pub struct Verity {
     pub blocks: u64,
 }
 
-/// Which of the two system partitions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Slot {
-    /// POLIS-SYSTEM-A.
-    A,
-    /// POLIS-SYSTEM-B.
-    B,
-}
-
-impl Slot {
-    /// `A` or `B`.
+impl Verity {
+    /// Whether this block of 4096 bytes is the top of the system's hash tree: what the
+    /// kernel would compare first (format 1 of `dm-verity`: the salt, then the block).
     #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::A => "A",
-            Self::B => "B",
-        }
-    }
-
-    /// The partition's name in the partition table.
-    #[must_use]
-    pub fn partition(self) -> &'static str {
-        match self {
-            Self::A => "POLIS-SYSTEM-A",
-            Self::B => "POLIS-SYSTEM-B",
-        }
+    pub fn fits(&self, top: &[u8]) -> bool {
+        let salt = hex::decode(self.salt.trim_matches('-')).unwrap_or_default();
+        let hash = Sha256::new().chain_update(salt).chain_update(top).finalize();
+        hex::encode(&hash) == self.root_hash
     }
 }
 
@@ -72,10 +56,6 @@ impl Slot {
 pub struct CommandLine {
     /// How to verify the system.
     pub verity: Verity,
-    /// Where the system is.
-    pub slot: Slot,
-    /// The partition that the machine was started from, if firmware does not name it.
-    pub esp: Option<Guid>,
     /// How long a guru meditation waits before it reboots.
     pub countdown: Duration,
     /// How long `node` may give no sign of life.
@@ -120,17 +100,9 @@ impl CommandLine {
             required(line, "polis.verity-blocks", "a number from 1 to 17179869184", |value| {
                 value.parse().ok().filter(|blocks| (1..=BLOCKS_MAX).contains(blocks))
             })?;
-        let slot = optional(line, "polis.slot", "A or B", |value| match value {
-            "A" => Some(Slot::A),
-            "B" => Some(Slot::B),
-            _ => None,
-        })?;
-        let esp = optional(line, "polis.esp", "a partition GUID", Guid::parse)?;
         let salt = salt.unwrap_or_else(|| "-".to_owned());
         Ok(Self {
             verity: Verity { root_hash, salt, blocks },
-            slot: slot.unwrap_or(Slot::A),
-            esp,
             countdown: countdown(line),
             node_deadline: seconds(line, "polis.node-deadline", NODE_DEADLINE_SECONDS)
                 .unwrap_or(NODE_DEADLINE),
@@ -184,12 +156,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const ESP: &str = "6f1e4d07-5a3c-4c3b-9d3b-0123456789ab";
-
     fn line() -> String {
         format!(
             "console=ttyS0 polis.verity={} polis.verity-salt=706F polis.verity-blocks=512 \
-             polis.slot=A polis.esp={ESP} quiet",
+             quiet",
             "ab".repeat(32)
         )
     }
@@ -199,8 +169,7 @@ mod tests {
         let read = CommandLine::parse(&line()).unwrap();
         assert_eq!(read.verity.root_hash, "ab".repeat(32));
         assert_eq!(read.verity.salt, "706f");
-        assert_eq!((read.verity.blocks, read.slot), (512, Slot::A));
-        assert_eq!(read.esp.unwrap().to_string(), ESP);
+        assert_eq!(read.verity.blocks, 512);
         assert_eq!((read.countdown, read.node_deadline), (COUNTDOWN, NODE_DEADLINE));
         let read = CommandLine::parse(&format!("{} polis.node-deadline=15", line())).unwrap();
         assert_eq!(read.node_deadline, Duration::from_secs(15));
@@ -220,8 +189,9 @@ mod tests {
 
     #[test]
     fn a_wrong_word_is_named_with_its_value_and_what_is_allowed() {
-        let error = CommandLine::parse(&line().replace("slot=A", "slot=C")).unwrap_err();
-        let text = "the kernel command line says polis.slot=\"C\", but it must be A or B";
+        let error = CommandLine::parse(&line().replace("salt=706F", "salt=xy")).unwrap_err();
+        let text = "the kernel command line says polis.verity-salt=\"xy\", but it must be \
+                    hexadecimal digits, or -";
         assert_eq!(error.to_string(), text);
         assert!(CommandLine::parse(&line().replace("blocks=512", "blocks=0")).is_err());
         assert!(CommandLine::parse(&line().replace("salt=706F", "salt=706")).is_err());

@@ -1,16 +1,25 @@
 //! The boot disk and its partitions.
 //!
 //! ```text
-//! /sys/block --scan--> disks with their tables --choose--> ESP and system partition
+//! /sys/block --scan--> disks with their tables --candidates--> those that it may be
+//!                                              --choose--> the one that it is
 //! ```
+//!
+//! Invariants:
+//! - Two disks that look alike are never told apart by their order: the way that firmware
+//!   took decides, or nothing does.
 //!
 //! What this module does not do: wait for a disk (`stage1`).
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use super::command_line::Slot;
+use super::boot_path::BootPath;
 use super::gpt::{self, Guid, Partition};
+
+/// The type and the name of the ESP: with a system partition beside it, a disk of ours.
+const ESP_TYPE: &str = "c12a7328-f81f-11d2-ba4b-00a0c93ec93b";
+const ESP_NAME: &str = "POLIS-ESP";
 
 /// The unit of a disk's size in `/sys`, independent of its sector size.
 const SIZE_UNIT: u64 = 512;
@@ -38,6 +47,38 @@ impl Disk {
     }
 }
 
+/// Which of the two system partitions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slot {
+    /// POLIS-SYSTEM-A.
+    A,
+    /// POLIS-SYSTEM-B.
+    B,
+}
+
+impl Slot {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::A, Self::B];
+
+    /// `A` or `B`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::A => "A",
+            Self::B => "B",
+        }
+    }
+
+    /// The partition's name in the partition table.
+    #[must_use]
+    pub fn partition(self) -> &'static str {
+        match self {
+            Self::A => "POLIS-SYSTEM-A",
+            Self::B => "POLIS-SYSTEM-B",
+        }
+    }
+}
+
 /// The partitions that stage 1 needs: their numbers on a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
@@ -45,19 +86,72 @@ pub struct Found {
     pub disk: String,
     /// Number of the ESP.
     pub esp: u32,
-    /// Number of the system partition, if the disk has one.
-    pub system: Option<u32>,
+    /// The system partitions that the disk has.
+    pub systems: Vec<(Slot, u32)>,
 }
 
-/// The disk with the ESP `esp`, and the system partition of `slot` on it.
+/// The disks that have the ESP `esp`; where firmware names none, those that have an ESP and
+/// a system partition of ours.
 #[must_use]
-pub fn choose(disks: &[Disk], esp: Guid, slot: Slot) -> Option<Found> {
-    disks.iter().find_map(|disk| {
+pub fn candidates(disks: &[Disk], esp: Option<Guid>) -> Vec<Found> {
+    let ours =
+        |entry: &Partition| entry.name == ESP_NAME && Some(entry.kind) == Guid::parse(ESP_TYPE);
+    let found = disks.iter().filter_map(|disk| {
         let table = disk.table.as_ref().ok()?;
-        let esp = table.iter().find(|entry| entry.guid == esp)?.number;
-        let system = table.iter().find(|entry| entry.name == slot.partition());
-        Some(Found { disk: disk.name.clone(), esp, system: system.map(|entry| entry.number) })
-    })
+        let number = |slot: Slot| {
+            let entry = table.iter().find(|entry| entry.name == slot.partition())?;
+            Some((slot, entry.number))
+        };
+        let systems: Vec<_> = Slot::ALL.into_iter().filter_map(number).collect();
+        let wanted = |entry: &&Partition| match esp {
+            Some(esp) => entry.guid == esp,
+            None => ours(entry) && !systems.is_empty(),
+        };
+        let esp = table.iter().find(wanted)?.number;
+        Some(Found { disk: disk.name.clone(), esp, systems })
+    });
+    found.collect()
+}
+
+/// Which of the candidates the machine was started from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// There is none.
+    None,
+    /// This one.
+    This(Found),
+    /// Only these, and firmware started from another controller: the right one may appear
+    /// later.
+    Elsewhere(Vec<Found>),
+    /// These look alike.
+    Several(Vec<Found>),
+}
+
+/// Chooses by the way that firmware took, where that is known; `way` tells that of a disk.
+#[must_use]
+pub fn choose(
+    candidates: Vec<Found>,
+    firmware: Option<&BootPath>,
+    way: impl Fn(&str) -> Option<BootPath>,
+) -> Choice {
+    // Without a way, nothing speaks against a disk.
+    let leads = |found: &Found| match (firmware, way(&found.disk)) {
+        (Some(firmware), Some(way)) => firmware.leads_to(&way),
+        _ => true,
+    };
+    let (near, far): (Vec<_>, Vec<_>) = candidates.into_iter().partition(leads);
+    match (&near[..], &far[..]) {
+        ([], []) => Choice::None,
+        ([], _) => Choice::Elsewhere(far),
+        ([only], _) => Choice::This(only.clone()),
+        _ => Choice::Several(near),
+    }
+}
+
+/// The way to a disk through the buses.
+#[must_use]
+pub fn way(disk: &str) -> Option<BootPath> {
+    BootPath::of_device(&fs::canonicalize(Path::new("/sys/block").join(disk)).ok()?)
 }
 
 /// Every disk that the kernel has, with its table. Devices without hardware
@@ -142,7 +236,8 @@ mod tests {
     const OTHER: &str = "00000000-0000-0000-0000-000000000001";
 
     fn partition(number: u32, guid: &str, name: &str) -> Partition {
-        Partition { number, guid: Guid::parse(guid).unwrap(), name: name.to_owned() }
+        let kind = Guid::parse(if name == ESP_NAME { ESP_TYPE } else { OTHER }).unwrap();
+        Partition { number, kind, guid: Guid::parse(guid).unwrap(), name: name.to_owned() }
     }
 
     fn disks() -> Vec<Disk> {
@@ -155,13 +250,56 @@ mod tests {
         ]
     }
 
+    /// Where the disks of [`twins`] are.
+    fn two_ways(disk: &str) -> Option<BootPath> {
+        let function = if disk == "nvme0n1" { "0000:00:04.0" } else { "0000:00:05.0" };
+        BootPath::of_device(&Path::new("/sys/devices/pci0000:00").join(function))
+    }
+
+    fn twins() -> Vec<Found> {
+        let twin = |name: &str| Disk { name: name.to_owned(), ..disks()[2].clone() };
+        candidates(&[twin("nvme0n1"), twin("sda")], Guid::parse(ESP))
+    }
+
     #[test]
-    fn the_esp_s_own_disk_is_chosen_and_not_one_that_looks_like_it() {
-        let esp = Guid::parse(ESP).unwrap();
-        let found = choose(&disks(), esp, Slot::A).unwrap();
-        assert_eq!(found, Found { disk: "sdc".to_owned(), esp: 3, system: Some(7) });
-        assert_eq!(choose(&disks(), esp, Slot::B).unwrap().system, None);
-        assert_eq!(choose(&disks()[..2], esp, Slot::A), None);
+    fn the_esp_s_own_disk_is_a_candidate_and_not_one_that_looks_like_it() {
+        let esp = Guid::parse(ESP);
+        let found = Found { disk: "sdc".to_owned(), esp: 3, systems: vec![(Slot::A, 7)] };
+        assert_eq!(candidates(&disks(), esp), [found]);
+        assert!(candidates(&disks()[..2], esp).is_empty());
+        // Without firmware, each disk of ours is one.
+        assert_eq!(candidates(&disks(), None).len(), 2);
+    }
+
+    #[test]
+    fn of_two_disks_that_look_alike_the_one_that_firmware_started_from_is_chosen() {
+        for disk in ["nvme0n1", "sda"] {
+            let path = two_ways(disk);
+            let Choice::This(found) = choose(twins(), path.as_ref(), two_ways) else {
+                panic!("{disk} is not chosen")
+            };
+            assert_eq!(found.disk, disk);
+        }
+    }
+
+    #[test]
+    fn two_disks_that_nothing_tells_apart_are_not_chosen_between() {
+        assert_eq!(choose(twins(), None, two_ways), Choice::Several(twins()));
+        let same = |_: &str| two_ways("sda");
+        assert_eq!(choose(twins(), two_ways("sda").as_ref(), same), Choice::Several(twins()));
+    }
+
+    #[test]
+    fn a_disk_behind_another_controller_is_taken_only_after_a_wait() {
+        let alone = vec![twins()[0].clone()];
+        let elsewhere = choose(alone.clone(), two_ways("sda").as_ref(), two_ways);
+        assert_eq!(elsewhere, Choice::Elsewhere(alone.clone()));
+        // Where the kernel's way to a disk is not known, nothing speaks against it.
+        let unknown = |_: &str| None;
+        let [only] = &alone[..] else { panic!("one disk") };
+        let chosen = choose(alone.clone(), two_ways("sda").as_ref(), unknown);
+        assert_eq!(chosen, Choice::This(only.clone()));
+        assert_eq!(choose(Vec::new(), None, unknown), Choice::None);
     }
 
     #[test]

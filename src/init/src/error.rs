@@ -28,26 +28,36 @@ pub enum Error {
         waited: Duration,
     },
     /// Disks are present, but not the one that the machine was started from.
-    #[error("no disk has the EFI system partition {esp} that this machine was started from, within {} s; disks: {disks}", .waited.as_secs())]
+    #[error("{wanted}, from which this machine was started, has not appeared within {} s; disks: {disks}", .waited.as_secs())]
     NoEsp {
-        /// The partition.
-        esp: String,
+        /// What was waited for.
+        wanted: String,
         /// The disks that are present.
         disks: String,
         /// How long stage 1 waited.
         waited: Duration,
     },
-    /// Neither firmware nor command line names the partition that the machine was
-    /// started from.
-    #[error("neither the firmware nor the kernel command line names the EFI system partition")]
-    EspUnknown,
-    /// The disk is present, the system is missing.
-    #[error("disk {disk} has no partition {partition}")]
+    /// Several disks may be the one that the machine was started from.
+    #[error(
+        "disks {disks} look alike, and the firmware does not tell which of them this machine was started from"
+    )]
+    DisksAlike {
+        /// Their names.
+        disks: String,
+    },
+    /// The disk is present, its system partitions are missing.
+    #[error("disk {disk} has neither POLIS-SYSTEM-A nor POLIS-SYSTEM-B")]
     NoSystem {
         /// The disk.
         disk: String,
-        /// The partition.
-        partition: &'static str,
+    },
+    /// No system partition has the system that belongs to this kernel.
+    #[error("disk {disk} does not have the system that this kernel belongs to: {reasons}")]
+    OtherSystem {
+        /// The disk.
+        disk: String,
+        /// What was found in each partition.
+        reasons: String,
     },
     /// The device mapper rejected the device.
     #[error("cannot set up the verification of {partition} ({device})")]
@@ -116,8 +126,9 @@ impl Error {
             Self::Prepare(_) => code::INITRAMFS_PREPARATION,
             Self::ReadCommandLine(_) | Self::CommandLine(_) => code::COMMAND_LINE_INVALID,
             Self::NoDisk { .. } => code::DISK_ABSENT,
-            Self::NoEsp { .. } | Self::EspUnknown => code::ESP_ABSENT,
-            Self::NoSystem { .. } => code::SYSTEM_ABSENT,
+            Self::NoEsp { .. } => code::ESP_ABSENT,
+            Self::DisksAlike { .. } => code::DISKS_ALIKE,
+            Self::NoSystem { .. } | Self::OtherSystem { .. } => code::SYSTEM_ABSENT,
             Self::Verity { source, .. } => code::VERITY_REFUSED.with_error(source),
             Self::Corrupt { .. } => code::SYSTEM_DAMAGED,
             Self::MountSystem { .. } => code::SYSTEM_UNMOUNTABLE,

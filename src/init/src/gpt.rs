@@ -69,6 +69,8 @@ impl fmt::Display for Guid {
 pub struct Partition {
     /// Counted from 1, as the kernel does.
     pub number: u32,
+    /// The GUID of its purpose.
+    pub kind: Guid,
     /// Its own GUID.
     pub guid: Guid,
     /// Its name, for example `POLIS-ESP`.
@@ -162,6 +164,7 @@ fn parse_entry(number: u32, entry: &[u8]) -> Option<Partition> {
     if kind == [0; 16] {
         return None;
     }
+    let kind = Guid(kind);
     let guid = Guid(entry.get(16..32)?.try_into().ok()?);
     let letters: Vec<u16> = entry
         .get(56..128)?
@@ -169,7 +172,7 @@ fn parse_entry(number: u32, entry: &[u8]) -> Option<Partition> {
         .map(|letter| u16::from_le_bytes([letter[0], letter[1]]))
         .take_while(|letter| *letter != 0)
         .collect();
-    Some(Partition { number, guid, name: String::from_utf16_lossy(&letters) })
+    Some(Partition { number, kind, guid, name: String::from_utf16_lossy(&letters) })
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {

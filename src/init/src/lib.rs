@@ -19,6 +19,7 @@
 
 pub mod alias;
 pub mod attempts;
+pub mod boot_path;
 pub mod buttons;
 pub mod coldplug;
 pub mod command_line;

@@ -14,9 +14,10 @@
 //!   wait has a deadline with a name.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -33,9 +34,10 @@ use polis_base::sys::uevent::Listener;
 use polis_base::sys::{self, clock, reboot, vt};
 
 use super::attempts::Store;
+use super::boot_path::BootPath;
 use super::coldplug;
-use super::command_line::{self, CommandLine};
-use super::disk::{self, Device, Disk, Found};
+use super::command_line::{self, CommandLine, Verity};
+use super::disk::{self, Choice, Device, Disk, Found, Slot};
 use super::early::Early;
 use super::error::Error;
 use super::gpt::Guid;
@@ -58,13 +60,15 @@ const VERIFIED: &str = "polis-system";
 const DISK_DEADLINE: Duration = Duration::from_secs(30);
 /// When the log first reports what the machine waits for.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long the partition that the firmware names is preferred to the one that
-/// the image was made with: a copy of the ESP may have been started from elsewhere.
+/// How long only the partition that the firmware names will do, and behind the controller
+/// that it started from: a copy of the ESP may have been started from elsewhere.
 const FIRMWARE_FIRST: Duration = Duration::from_secs(10);
 
-/// The variable in which the boot stub stores the partition it was started from.
-const LOADER_VARIABLE: &str =
-    "/sys/firmware/efi/efivars/LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
+/// Where the firmware's variables are, and the vendors of those that are read: the boot stub,
+/// which stores the partition it was started from, and UEFI.
+const VARIABLES: &str = "/sys/firmware/efi/efivars";
+const LOADER: &str = "4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
+const UEFI: &str = "8be4df61-93ca-11d2-aa0d-00e098032b8c";
 
 /// The modules of the ESP's file system.
 const ESP_MODULES: [&str; 2] = ["nls_cp437", "vfat"];
@@ -97,10 +101,9 @@ pub fn run(machine: &mut Machine) -> Result<Start, Error> {
     let line = sys::command_line::read().map_err(Error::ReadCommandLine)?;
     machine.countdown = command_line::countdown(&line);
     let command_line = CommandLine::parse(&line).map_err(Error::CommandLine)?;
-    command_line.slot.name().clone_into(&mut machine.identity.slot);
 
     let mut drivers = Drivers::open(machine);
-    let (found, esp) = find(machine, &mut drivers, &command_line)?;
+    let (found, esp) = find(machine, &mut drivers)?;
     let disk = Path::new("/dev").join(&found.disk);
     // In parallel with the thread, which has the ESP's by now.
     for name in SYSTEM_MODULES {
@@ -111,10 +114,11 @@ pub fn run(machine: &mut Machine) -> Result<Start, Error> {
     if Path::new(FW_CFG).exists() {
         drivers.load(machine, FW_CFG_MODULE);
     }
-    let system = system(&found, &command_line)?;
-    let partition = command_line.slot.partition();
-    machine.system =
-        Some(System { partition, device: system.path.clone(), numbers: system.numbers.clone() });
+    let (slot, device) = system(&found, &command_line.verity)?;
+    slot.name().clone_into(&mut machine.identity.slot);
+    let Device { path, numbers } = device;
+    let system = System { partition: slot.partition(), device: path, numbers };
+    machine.system = Some(system.clone());
     enter(machine, &system, &command_line, early)?;
     machine.done(Stage::Initramfs);
     Ok(Start { disk, esp: esp.path, command_line })
@@ -251,10 +255,19 @@ impl Drivers {
     }
 }
 
-/// The partition that the firmware names.
-fn of_firmware(machine: &mut Machine, drivers: &mut Drivers) -> Option<Guid> {
+/// What the firmware tells of where it started the machine from.
+#[derive(Debug, Default)]
+struct Firmware {
+    /// The partition.
+    esp: Option<Guid>,
+    /// The way to its disk.
+    path: Option<BootPath>,
+}
+
+/// Reads the firmware's variables.
+fn firmware(machine: &mut Machine, drivers: &mut Drivers) -> Firmware {
     if !Path::new("/sys/firmware/efi").exists() {
-        return None;
+        return Firmware::default();
     }
     drivers.load(machine, "efivarfs");
     if let Err(error) = mounts::firmware().apply() {
@@ -262,31 +275,34 @@ fn of_firmware(machine: &mut Machine, drivers: &mut Drivers) -> Option<Guid> {
         let text = format!("{error}: {}", source.unwrap_or_default());
         machine.port.log(Severity::Warning, &text);
     }
-    disk::guid_of_variable(&fs::read(LOADER_VARIABLE).ok()?)
+    let variable = |name: &str, vendor| {
+        fs::read(Path::new(VARIABLES).join(format!("{name}-{vendor}"))).unwrap_or_default()
+    };
+    let esp = disk::guid_of_variable(&variable("LoaderDevicePartUUID", LOADER));
+    // Four bytes of attributes, then the number of the entry.
+    let path = match variable("BootCurrent", UEFI)[..] {
+        [_, _, _, _, low, high] => {
+            let name = format!("Boot{:04X}", u16::from_le_bytes([low, high]));
+            BootPath::of_option(&variable(&name, UEFI))
+        }
+        _ => None,
+    };
+    Firmware { esp, path }
 }
 
 /// Loads drivers until the disk is there.
-fn find(
-    machine: &mut Machine,
-    drivers: &mut Drivers,
-    command_line: &CommandLine,
-) -> Result<(Found, Device), Error> {
+fn find(machine: &mut Machine, drivers: &mut Drivers) -> Result<(Found, Device), Error> {
     let start = clock::uptime();
-    let firmware = of_firmware(machine, drivers);
-    let wanted = firmware.or(command_line.esp).ok_or(Error::EspUnknown)?;
+    let firmware = firmware(machine, drivers);
     let mut logged = false;
     loop {
         let waited = clock::uptime().saturating_sub(start);
         let disks = disk::scan();
-        let fallback = command_line.esp.filter(|_| waited >= FIRMWARE_FIRST);
-        let found = [Some(wanted), fallback].into_iter().flatten().find_map(|esp| {
-            let found = disk::choose(&disks, esp, command_line.slot)?;
+        if let Some(found) = choose(&disks, &firmware, waited >= FIRMWARE_FIRST)? {
             // The kernel announces partitions after the disk.
-            let device = disk::device(&found.disk, found.esp)?;
-            Some((found, device))
-        });
-        if let Some(found) = found {
-            return Ok(found);
+            if let Some(device) = disk::device(&found.disk, found.esp) {
+                return Ok((found, device));
+            }
         }
         if drivers.serve_some(machine) {
             let (aliases, lost) = machine.hear();
@@ -297,14 +313,14 @@ fn find(
             continue;
         }
         if waited >= DISK_DEADLINE {
-            machine.tried.push(format!("waited for the disk with partition {wanted}"));
+            machine.tried.push(format!("waited for {}", firmware.wanted()));
             machine.tried.push(format!("drivers that were loaded: {}", drivers.list()));
             machine.tried.push(format!("block devices: {}", block_devices()));
-            return Err(absent(wanted, &disks, waited));
+            return Err(absent(firmware.wanted(), &disks, waited));
         }
         if waited >= PATIENCE && !logged {
             logged = true;
-            let text = format!("the disk with partition {wanted}; there are: {}", list(&disks));
+            let text = format!("{}; there are: {}", firmware.wanted(), list(&disks));
             machine.waiting(Stage::Initramfs, text);
         }
         // The earliest of: a device, or the next deadline.
@@ -320,6 +336,38 @@ fn find(
     }
 }
 
+impl Firmware {
+    /// The disk that the machine was started from, in words.
+    fn wanted(&self) -> String {
+        match self.esp {
+            Some(esp) => format!("the disk with partition {esp}"),
+            None => "a disk with POLIS-ESP and a system".to_owned(),
+        }
+    }
+}
+
+/// The disk that the machine was started from. When firmware's own has not appeared and
+/// `late`, another that has a system of ours.
+fn choose(disks: &[Disk], firmware: &Firmware, late: bool) -> Result<Option<Found>, Error> {
+    let of = |esp| disk::choose(disk::candidates(disks, esp), firmware.path.as_ref(), disk::way);
+    let choice = match of(firmware.esp) {
+        Choice::None if late => of(None),
+        choice => choice,
+    };
+    match choice {
+        Choice::This(found) => Ok(Some(found)),
+        Choice::Elsewhere(mut found) if late && found.len() == 1 => Ok(found.pop()),
+        Choice::Several(found) => Err(alike(&found)),
+        Choice::Elsewhere(found) if late => Err(alike(&found)),
+        Choice::None | Choice::Elsewhere(_) => Ok(None),
+    }
+}
+
+fn alike(found: &[Found]) -> Error {
+    let names: Vec<&str> = found.iter().map(|found| found.disk.as_str()).collect();
+    Error::DisksAlike { disks: names.join(" and ") }
+}
+
 /// Every block device, even those that can't be a disk, for the operator.
 fn block_devices() -> String {
     let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
@@ -329,11 +377,11 @@ fn block_devices() -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(" ") }
 }
 
-fn absent(wanted: Guid, disks: &[Disk], waited: Duration) -> Error {
+fn absent(wanted: String, disks: &[Disk], waited: Duration) -> Error {
     if disks.is_empty() {
         Error::NoDisk { waited }
     } else {
-        Error::NoEsp { esp: wanted.to_string(), disks: list(disks), waited }
+        Error::NoEsp { wanted, disks: list(disks), waited }
     }
 }
 
@@ -356,18 +404,38 @@ fn mount_esp(machine: &mut Machine, drivers: &mut Drivers, device: &Path) {
     }
 }
 
-/// The system partition's device.
-fn system(found: &Found, command_line: &CommandLine) -> Result<Device, Error> {
-    let absent =
-        || Error::NoSystem { disk: found.disk.clone(), partition: command_line.slot.partition() };
-    let number = found.system.ok_or_else(absent)?;
-    disk::device(&found.disk, number).ok_or_else(absent)
+/// The system partition that has the system of this kernel, by the top of its hash tree.
+fn system(found: &Found, verity: &Verity) -> Result<(Slot, Device), Error> {
+    let devices: Vec<(Slot, Device)> = found
+        .systems
+        .iter()
+        .filter_map(|(slot, number)| Some((*slot, disk::device(&found.disk, *number)?)))
+        .collect();
+    if devices.is_empty() {
+        return Err(Error::NoSystem { disk: found.disk.clone() });
+    }
+    let mut reasons = Vec::new();
+    for (slot, device) in devices {
+        match top(&device.path, verity) {
+            Ok(top) if verity.fits(&top) => return Ok((slot, device)),
+            Ok(_) => reasons.push(format!("{} has another system or none", slot.partition())),
+            Err(error) => reasons.push(format!("{} cannot be read: {error}", slot.partition())),
+        }
+    }
+    Err(Error::OtherSystem { disk: found.disk.clone(), reasons: reasons.join(", ") })
+}
+
+/// The block that the hash tree begins with, behind the data.
+fn top(device: &Path, verity: &Verity) -> io::Result<[u8; BLOCK as usize]> {
+    let mut block = [0; BLOCK as usize];
+    File::open(device)?.read_exact_at(&mut block, verity.blocks.saturating_mul(BLOCK))?;
+    Ok(block)
 }
 
 /// The table of dm-verity: data, then its hash tree, on the same device.
-fn table(device: &Path, verity: &command_line::Verity) -> Table {
+fn table(device: &Path, verity: &Verity) -> Table {
     let device = device.display();
-    let command_line::Verity { root_hash, salt, blocks } = verity;
+    let Verity { root_hash, salt, blocks } = verity;
     Table {
         length: blocks * (BLOCK / SECTOR),
         kind: "verity",
@@ -379,20 +447,20 @@ fn table(device: &Path, verity: &command_line::Verity) -> Table {
 
 fn enter(
     machine: &mut Machine,
-    system: &Device,
+    system: &System,
     command_line: &CommandLine,
     early: Option<Early>,
 ) -> Result<(), Error> {
-    let partition = command_line.slot.partition();
-    let refused = |source| Error::Verity { partition, device: system.path.clone(), source };
+    let System { partition, device, .. } = system;
+    let refused = |source| Error::Verity { partition, device: device.clone(), source };
     let mapper = DeviceMapper::open().map_err(refused)?;
-    let table = table(&system.path, &command_line.verity);
+    let table = table(device, &command_line.verity);
     let verified = mapper.create_read_only(VERIFIED, &table).map_err(refused)?;
     fs::create_dir_all(SYSTEM).ok();
     let flags = MountFlags::RDONLY | MountFlags::NODEV;
     let mount = Mount::new(verified.display().to_string(), SYSTEM, "erofs").flags(flags);
     if let Err(source) = mount.apply() {
-        return Err(blame(machine, partition, system, source));
+        return Err(blame(machine, system, source));
     }
     switch().map_err(|(step, source)| Error::Switch { step, source })?;
     if let Some(early) = early {
@@ -402,14 +470,9 @@ fn enter(
 }
 
 /// Why the system can't be mounted: the kernel's log names damaged blocks.
-fn blame(
-    machine: &mut Machine,
-    partition: &'static str,
-    system: &Device,
-    source: mount::Error,
-) -> Error {
+fn blame(machine: &mut Machine, system: &System, source: mount::Error) -> Error {
     machine.investigate();
-    let device = system.path.clone();
+    let System { partition, device, .. } = system.clone();
     match machine.damage() {
         Some((_system, kind, block)) => {
             Error::Corrupt { partition, device, kind: kind.to_owned(), block }
@@ -443,11 +506,7 @@ mod tests {
 
     #[test]
     fn the_table_says_where_the_hash_tree_starts() {
-        let verity = command_line::Verity {
-            root_hash: "ab".repeat(32),
-            salt: "706f".to_owned(),
-            blocks: 512,
-        };
+        let verity = Verity { root_hash: "ab".repeat(32), salt: "706f".to_owned(), blocks: 512 };
         let table = table(Path::new("/dev/vda2"), &verity);
         assert_eq!(table.length, 4096);
         let hash = "ab".repeat(32);
@@ -467,12 +526,13 @@ mod tests {
 
     #[test]
     fn a_missing_disk_is_reported_with_the_existing_ones() {
-        let esp = Guid::parse("6f1e4d07-5a3c-4c3b-9d3b-0123456789ab").unwrap();
+        let esp = Guid::parse("6f1e4d07-5a3c-4c3b-9d3b-0123456789ab");
+        let wanted = || Firmware { esp, path: None }.wanted();
         let waited = Duration::from_secs(30);
-        let error = absent(esp, &[], waited);
+        let error = absent(wanted(), &[], waited);
         assert_eq!(error.to_string(), "no disk has appeared within 30 s");
         let disks = [Disk { name: "sda".to_owned(), table: Err("no partition table".to_owned()) }];
-        let text = absent(esp, &disks, waited).to_string();
+        let text = absent(wanted(), &disks, waited).to_string();
         assert!(text.contains("6f1e4d07") && text.contains("sda (no partition table)"), "{text}");
     }
 }

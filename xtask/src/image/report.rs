@@ -15,7 +15,7 @@ pub(super) fn report(manifest: &Manifest, file: &Path, sha256: &str) {
     line("system, hash tree", sizes.verity);
     line("what a node needs", sizes.uki + sizes.erofs + sizes.verity);
     line("ESP partition", sizes.esp_partition);
-    line("SYSTEM-A partition", sizes.system_partition);
+    line("each system partition", sizes.system_partition);
     if !manifest.moved.is_empty() {
         println!("NOT OF THE LOCK: {} packages moved, see above", manifest.moved.len());
     }

@@ -112,7 +112,7 @@ async fn boot(machine: &Cut) -> Result<Partition, Error> {
     let table = table::read(&machine.disk).unwrap();
     let place = place(&table, ID).unwrap();
     let found = content(&machine.disk, place.partition());
-    let plan = plan(&table, place, &found).unwrap();
+    let plan = plan(&table, place, &found, || ANOTHER).unwrap();
     if let Plan::Clear { partition } = plan {
         clear(machine, table, partition, ANOTHER).await?;
         return Box::pin(boot(machine)).await;
@@ -185,7 +185,7 @@ async fn a_zeroed_superblock_on_a_finished_partition_is_never_formatted() {
     let table = table::read(&disk).unwrap();
     let place = place(&table, ID).unwrap();
     let found = content(&disk, &partition);
-    assert_eq!(plan(&table, place, &found), Err(Refusal::Damaged { number: 3 }));
+    assert_eq!(plan(&table, place, &found, || ANOTHER), Err(Refusal::Damaged { number: 3 }));
 }
 
 #[tokio::test]

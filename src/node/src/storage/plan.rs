@@ -90,7 +90,7 @@ impl Place {
 pub enum Plan {
     /// Write `table`, tell the kernel, format, mount, take off the mark.
     Create {
-        /// The table with the marked partition.
+        /// The table with the marked partition and with identities of its own.
         table: Table,
         /// The partition.
         partition: Partition,
@@ -261,16 +261,22 @@ pub fn spare(content: &Content) -> Result<(), Refusal> {
     }
 }
 
-/// Decides, given the content of the stretch of `place`.
+/// Decides, given the content of the stretch of `place`. A new data partition comes to the disk
+/// together with new identities, from `id`, of all that is there: one write of the table.
 ///
 /// # Errors
 ///
 /// [`Refusal`] where going on would destroy something.
-pub fn plan(table: &Table, place: Place, content: &Content) -> Result<Plan, Refusal> {
+pub fn plan(
+    table: &Table,
+    place: Place,
+    content: &Content,
+    id: impl FnMut() -> Uuid,
+) -> Result<Plan, Refusal> {
     match place {
         Place::Free(partition) => match content {
             Content::Blank | Content::Unknown => {
-                let mut table = table.clone();
+                let mut table = identified(table.clone(), id);
                 table.partitions.push(partition.clone());
                 Ok(Plan::Create { table, partition })
             }
@@ -280,6 +286,17 @@ pub fn plan(table: &Table, place: Place, content: &Content) -> Result<Plan, Refu
         },
         Place::Made(partition) => made(table, partition, content),
     }
+}
+
+/// `table` with identities from `id` for the disk and for the partitions that came with the
+/// image: every disk with that image has the same until then. The data partition has its
+/// own already, and keeps it.
+fn identified(mut table: Table, mut id: impl FnMut() -> Uuid) -> Table {
+    table.disk = id();
+    for partition in table.partitions.iter_mut().filter(|partition| partition.type_id != TYPE_ID) {
+        partition.id = id();
+    }
+    table
 }
 
 /// `table` with the mark on its data partition that ends it at the next boot; `None`

@@ -22,7 +22,7 @@ fn partition(number: u32, first_mib: u64, size_mib: u64) -> Partition {
 /// ESP and system on the first 200 MiB of a disk.
 fn disk(size_mib: u64) -> Table {
     let partitions = vec![partition(1, 1, 64), partition(2, 65, 135)];
-    Table { block_size: 512, blocks: size_mib * 2048, partitions }
+    Table { disk: Uuid::nil(), block_size: 512, blocks: size_mib * 2048, partitions }
 }
 
 /// The same with the data partition as an earlier boot made it.
@@ -54,7 +54,12 @@ fn luks(ours: bool, by_us: bool, kind: Option<Kind>) -> Content {
 }
 
 fn decide(table: &Table, content: &Content) -> Result<Plan, Refusal> {
-    plan(table, place(table, ID)?, content)
+    let mut last = 0xff00;
+    let id = || {
+        last += 1;
+        Uuid::from_u128(last)
+    };
+    plan(table, place(table, ID)?, content, id)
 }
 
 #[test]
@@ -75,7 +80,14 @@ fn a_first_boot_makes_a_marked_partition_in_all_of_the_free_space() {
     assert_eq!(partition.last, 2047 * 2048 - 1);
     assert_eq!(partition.attributes, BEING_MADE);
     assert_eq!(written.partitions.last(), Some(&partition));
-    assert_eq!(written.partitions[..2], table.partitions);
+    // What came with the image stays where it is, and is told apart from every copy of it.
+    let ids: Vec<_> = [written.disk, written.partitions[0].id, written.partitions[1].id]
+        .map(|id| id.as_u128())
+        .into();
+    assert_eq!(ids, [0xff01, 0xff02, 0xff03]);
+    for (before, after) in table.partitions.iter().zip(&written.partitions) {
+        assert_eq!(Partition { id: before.id, ..after.clone() }, *before);
+    }
 }
 
 #[test]

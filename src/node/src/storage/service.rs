@@ -447,7 +447,7 @@ fn look(disk: PathBuf) -> Result<(Table, Plan), Error> {
             Error::Content { what: format!("partition {}", partition.number), source }
         }
     })?;
-    let plan = plan::plan(&table, place, &content)?;
+    let plan = plan::plan(&table, place, &content, new_id)?;
     if let Plan::Create { .. } = plan
         && let Some(backup) = machine::read_backup(&disk)
     {

@@ -103,6 +103,8 @@ impl Partition {
 /// The table of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
+    /// The disk's ID.
+    pub disk: Uuid,
     /// Bytes in a block.
     pub block_size: u64,
     /// Blocks of the disk.
@@ -187,7 +189,8 @@ fn table_of(opened: &gpt::GptDisk<View<'_>>, geometry: Geometry) -> Result<Table
             attributes: entry.flags,
         });
     }
-    let table = Table { block_size: geometry.block_size, blocks: geometry.blocks, partitions };
+    let Geometry { block_size, blocks } = geometry;
+    let table = Table { disk: *opened.guid(), block_size, blocks, partitions };
     check(&table).map_err(Error::Unusual)?;
     Ok(table)
 }
@@ -217,6 +220,7 @@ pub fn write(disk: &File, table: &Table) -> Result<(), Error> {
         };
         entries.insert(partition.number, entry);
     }
+    opened.update_guid(Some(table.disk));
     // Also puts the backup where the disk ends now.
     opened.update_partitions(entries).map_err(unwritten)?;
     into_view(opened, geometry)?.commit()

@@ -48,9 +48,10 @@ failures! {
     ESP_ABSENT = Initramfs 4:
         "Check that the disk that the machine was started from is still connected, or write the \
          image to it, which resets the machine.";
-    /// The disk has no system partition.
+    /// The disk has no system partition, or none with the system of the kernel.
     SYSTEM_ABSENT = Initramfs 5:
-        "Restore the partition table. Writing the image to the disk again resets the machine.";
+        "Write the system partition of the same image again, or restore the partition table. \
+         Writing the whole image to the disk resets the machine.";
     /// A block of the system partition is damaged.
     SYSTEM_DAMAGED = Initramfs 6: FAILING_SYSTEM;
     /// The kernel refuses to verify the system partition.
@@ -59,6 +60,9 @@ failures! {
     SYSTEM_UNMOUNTABLE = Initramfs 8: SAME_SYSTEM;
     /// The system cannot become the root.
     SWITCH_FAILED = Initramfs 9: REWRITE;
+    /// Several disks may be the one that the machine was started from.
+    DISKS_ALIKE = Initramfs 10:
+        "Disconnect or erase the disks that this machine is not to run from, then reboot.";
 
     /// `node` returned without a request to stop.
     NODE_EXITED = System 1: REPORT;
