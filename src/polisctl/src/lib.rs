@@ -51,6 +51,8 @@ mod table_tests;
 #[cfg(test)]
 mod testing;
 mod text;
+#[cfg(test)]
+mod told_tests;
 mod top;
 mod unfinished;
 mod units;
