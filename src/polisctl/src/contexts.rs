@@ -158,7 +158,7 @@ impl Contexts {
             let names = self.names().unwrap_or_default();
             let known = names.into_iter().collect::<Vec<_>>().join(", ");
             Error::new(format!("there is no context {name:?}")).or_help(if known.is_empty() {
-                "`polisctl cluster take-ownership` makes one".to_owned()
+                "`polisctl --endpoint HOST cluster take-ownership` makes one".to_owned()
             } else {
                 format!("there are: {known}")
             })

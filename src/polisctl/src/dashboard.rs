@@ -10,7 +10,8 @@
 //!
 //! Invariants:
 //! - A node that does not answer is shown with the reason, and never as healthy.
-//! - An outage of the leader leaves the last picture, with its age in words.
+//! - While nobody leads, the headline says so and since when the records are old; each node
+//!   of them is asked still.
 //! - The terminal is as before at the end, whatever ended the command.
 //!
 //! What this module does not do: compare the clocks of the nodes.
@@ -44,6 +45,8 @@ use super::{Global, units};
 const PACE: Duration = Duration::from_secs(2);
 /// How long one node may take; it answers at once.
 const NODE: Duration = Duration::from_secs(3);
+/// How long the leader may take to list the nodes, before the screen says that it does not.
+const LEADER: Duration = Duration::from_secs(4);
 /// Silence after which an Escape is the key, and not the start of a sequence.
 const ESCAPE: Duration = Duration::from_millis(50);
 /// What a node waits for and warns of, at most so many lines.
@@ -97,6 +100,8 @@ struct Card {
 #[derive(Clone, Debug, Default)]
 struct Board {
     cluster: String,
+    /// The records of the last list.
+    nodes: Vec<v1::NodeInfo>,
     cards: Vec<Card>,
     /// When the nodes were listed last, by the operator's clock.
     at: String,
@@ -112,7 +117,7 @@ pub(super) async fn run(global: &Global) -> Result<(), Error> {
     }
     let mut session = Session::prepare(global, PATIENCE)?;
     // An error of the first look is printed as plain text.
-    let mut board = Box::pin(look(&session)).await?;
+    let mut board = Box::pin(look(&session, &Board::default())).await?;
     session.go_on();
     let mut selected = 0;
     loop {
@@ -128,12 +133,24 @@ pub(super) async fn run(global: &Global) -> Result<(), Error> {
     }
 }
 
-/// Asks the leader for the nodes, and each of them for the rest.
-async fn look(session: &Session) -> Result<Board, Error> {
-    let nodes = session.nodes(&[]).await?;
+/// Asks the leader for the nodes, and each of them for the rest. Without an answer of the
+/// leader the nodes are those of `last`, if it has any.
+async fn look(session: &Session, last: &Board) -> Result<Board, Error> {
+    let list = Box::pin(session.nodes(&[]));
+    let listed = match last.nodes.is_empty() {
+        // The first list may take as long as in any command.
+        true => list.await,
+        false => timeout(LEADER, list).await.unwrap_or_else(|_elapsed| {
+            Err(Error::new(format!("no leader answers within {}", units::span(LEADER))))
+        }),
+    };
+    let (nodes, at, trouble) = match listed {
+        Ok(nodes) => (nodes, units::date(clock::now()), None),
+        Err(error) if last.nodes.is_empty() => return Err(error),
+        Err(error) => (last.nodes.clone(), last.at.clone(), Some(error.summary())),
+    };
     let cards = join_all(nodes.iter().map(|node| card(session, node))).await;
-    let cluster = session.context.name.clone();
-    Ok(Board { cluster, cards, at: units::date(clock::now()), trouble: None })
+    Ok(Board { cluster: session.context.name.clone(), nodes, cards, at, trouble })
 }
 
 async fn card(session: &Session, node: &v1::NodeInfo) -> Card {
@@ -175,6 +192,11 @@ impl Card {
                 "its heartbeat is overdue; a dead machine: polisctl node delete {} --force",
                 node.id
             ));
+        }
+        let is_unknown = matches!(node.health(), v1::NodeHealth::Unknown | v1::NodeHealth::Absent);
+        if node.state() == v1::NodeState::Up && is_unknown {
+            mark = Mark::Attention;
+            notes.push("the leader has no heartbeat of it yet".to_owned());
         }
         let mut load = String::new();
         match answer {
@@ -357,7 +379,7 @@ impl Desk {
                 // Cancel-safe: nothing is read before the branch is taken.
                 keys = self.keys() => keys?,
                 // Cancel-safe: the questions only read, and are asked again.
-                newer = newer(session, next) => {
+                newer = newer(session, next, board) => {
                     match newer {
                         Ok(newer) => *board = newer,
                         Err(error) => board.trouble = Some(error.summary()),
@@ -417,9 +439,9 @@ impl Desk {
 }
 
 /// The cluster at the next look.
-async fn newer(session: &Session, at: Instant) -> Result<Board, Error> {
+async fn newer(session: &Session, at: Instant, last: &Board) -> Result<Board, Error> {
     sleep_until(at).await;
-    Box::pin(look(session)).await
+    Box::pin(look(session, last)).await
 }
 
 impl Drop for Desk {
@@ -482,7 +504,7 @@ mod tests {
             Card::of(&node("web-4", NodeState::New, NodeHealth::Absent), None, None),
         ];
         let at = "2026-01-02 03:04:05 UTC".to_owned();
-        Board { cluster: "home".to_owned(), cards, at, trouble: None }
+        Board { cluster: "home".to_owned(), nodes: Vec::new(), cards, at, trouble: None }
     }
 
     fn screen(board: &Board, selected: usize, width: u16, height: u16) -> String {
@@ -526,6 +548,38 @@ mod tests {
         assert_eq!(mark, Mark::Bad);
         assert!(text.contains("2026-01-02 03:04:05 UTC: no leader was found"), "{text}");
         assert_eq!(Board::default().headline().0, Mark::Bad, "nothing is known");
+        // It answers, and the leader has not heard from it.
+        let new = node("web-1", v1::NodeState::Up, v1::NodeHealth::Unknown);
+        let cards = vec![Card::of(&new, None, Some(Ok(healthy())))];
+        let board = Board { cards, ..Board::default() };
+        assert_eq!(board.headline(), (Mark::Attention, "1 node, 1 to look at".to_owned()));
+    }
+
+    #[test]
+    fn without_a_leader_the_dashboard_says_so_and_still_asks_each_node() {
+        use crate::loopback::{Cluster, NAME};
+        let world = crate::testing::World::new();
+        let cluster = Cluster::new(&world);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let session = Session::prepare(&world.global(), PATIENCE).unwrap();
+            let first = look(&session, &Board::default()).await.unwrap();
+            assert_eq!(first.headline(), (Mark::Good, "1 node, all healthy".to_owned()));
+            cluster.lose_the_leader();
+            cluster.asked();
+            let begun = Instant::now();
+            let then = look(&session, &first).await.unwrap();
+            // The bound of the leader and that of a node, and what a busy host adds.
+            assert!(begun.elapsed() < Duration::from_secs(12), "{:?}", begun.elapsed());
+            let (mark, text) = then.headline();
+            assert_eq!(mark, Mark::Bad);
+            assert!(
+                text.starts_with(&format!("No newer list of nodes since {}", first.at)),
+                "{text}"
+            );
+            assert_eq!(then.cards[0].called, NAME);
+            assert_eq!(cluster.asked(), ["Console"], "the node was asked");
+        });
     }
 
     #[test]

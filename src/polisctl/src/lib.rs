@@ -51,6 +51,8 @@ mod table_tests;
 #[cfg(test)]
 mod testing;
 mod text;
+#[cfg(test)]
+mod told_tests;
 mod top;
 mod unfinished;
 mod units;
@@ -198,6 +200,11 @@ struct Global {
     out: Out,
 }
 
+/// The width of help without a terminal, and the most in a wide one, where longer lines
+/// would be hard to read.
+const HELP_WIDTH: usize = 80;
+const HELP_WIDTH_MAX: usize = 100;
+
 /// Runs `polisctl`.
 #[must_use]
 pub fn main() -> ExitCode {
@@ -211,7 +218,8 @@ fn run(
     variable: impl Fn(&str) -> Option<String>,
     streams: &Streams,
 ) -> u8 {
-    let parsed = command().try_get_matches_from(arguments);
+    let width = streams.columns().map_or(HELP_WIDTH, |columns| columns.min(HELP_WIDTH_MAX));
+    let parsed = command().term_width(width).try_get_matches_from(arguments);
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() => {

@@ -4,6 +4,8 @@
 //! fixed answers and record every call, so that a test can assert which calls a command did
 //! not make.
 
+mod crowd;
+
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,6 +57,8 @@ pub(super) struct Cluster {
     etcd_read: Arc<tokio::sync::Notify>,
     /// The one line of its log.
     says: Arc<Mutex<String>>,
+    /// Whether there are other nodes and users.
+    crowd: Arc<AtomicBool>,
 }
 
 /// Answers every call of a node.
@@ -69,6 +73,7 @@ struct Served {
     kubernetes: Kubernetes,
     etcd_read: Arc<tokio::sync::Notify>,
     says: Arc<Mutex<String>>,
+    crowd: Arc<AtomicBool>,
 }
 
 impl Cluster {
@@ -85,6 +90,7 @@ impl Cluster {
         let kubernetes = Kubernetes::default();
         let etcd_read: Arc<tokio::sync::Notify> = Arc::default();
         let says = Arc::new(Mutex::new("hello".to_owned()));
+        let crowd: Arc<AtomicBool> = Arc::default();
         let (authority, running) = runtime.block_on(async {
             let authority = Authority::new().await;
             let served = Served {
@@ -96,6 +102,7 @@ impl Cluster {
                 kubernetes: kubernetes.clone(),
                 etcd_read: Arc::clone(&etcd_read),
                 says: Arc::clone(&says),
+                crowd: Arc::clone(&crowd),
             };
             let mut routes = RoutesBuilder::default();
             routes
@@ -119,6 +126,7 @@ impl Cluster {
             answers,
             etcd_read,
             says,
+            crowd,
         };
         cluster.equip(world);
         cluster
@@ -152,6 +160,17 @@ impl Cluster {
     /// The address of the node, as a curator and as a node.
     pub(super) fn address(&self) -> String {
         self.running.address.to_string()
+    }
+
+    /// From now on there are nodes beside it, none of which answers, and users with the
+    /// longest texts that a cluster accepts.
+    pub(super) fn has_a_crowd(&self, world: &World, closed: &str) {
+        let contexts = Contexts::find(Some(world.path("polis")), |_name| None).unwrap();
+        let mut context = contexts.load("home").unwrap();
+        let ports = crowd::ports().into_iter().map(|port| (port, closed.to_owned()));
+        context.settings.via.extend(ports);
+        contexts.save(&context).unwrap();
+        self.crowd.store(true, Ordering::Relaxed);
     }
 
     /// From now on the node is a Kubernetes controller, and the context knows the way.
@@ -233,6 +252,11 @@ impl Cluster {
 impl Served {
     fn note(&self, call: &str) {
         self.asked.lock().unwrap().push(call.to_owned());
+    }
+
+    /// The records of the crowd, if it is there.
+    fn crowd<T>(&self, records: impl FnOnce() -> Vec<T>) -> Vec<T> {
+        if self.crowd.load(Ordering::Relaxed) { records() } else { Vec::new() }
     }
 }
 
@@ -512,6 +536,7 @@ impl Management for Served {
         Ok(Response::new(v1::GetClusterInfoResponse {
             ca_certificate: self.ca.clone(),
             leader: node_id(NODE).to_string(),
+            refused_registrations: self.crowd(crowd::refused),
             ..Default::default()
         }))
     }
@@ -520,9 +545,12 @@ impl Management for Served {
         &self,
         _request: Request<v1::GetNodesRequest>,
     ) -> Result<Response<Self::GetNodesStream>, Status> {
+        if !self.leads.load(Ordering::Relaxed) {
+            return Err(Status::unavailable("this node does not lead"));
+        }
         let status =
             v1::NodeStatus { external_address: "192.0.2.1".to_owned(), ..Default::default() };
-        Ok(answers(vec![v1::NodeInfo {
+        let node = v1::NodeInfo {
             id: node_id(NODE).to_string(),
             public_key: key(NODE).verifying_key().to_bytes().to_vec(),
             state: v1::NodeState::Up.into(),
@@ -533,7 +561,8 @@ impl Management for Served {
             roles: self.kubernetes.roles(),
             name: NAME.to_owned(),
             ..Default::default()
-        }]))
+        };
+        Ok(answers([vec![node], self.crowd(crowd::nodes)].concat()))
     }
 
     async fn approve_node(
@@ -620,7 +649,7 @@ impl Management for Served {
             answers: self.answers.load(Ordering::Relaxed),
             ..Default::default()
         };
-        let members = vec![member];
+        let members = [vec![member], self.crowd(crowd::members)].concat();
         self.etcd_read.notify_one();
         Ok(Response::new(v1::ConsensusStatus { leader: 1, members, ..Default::default() }))
     }
@@ -685,6 +714,7 @@ impl Aaa for Served {
         let public_key = key(PERSON).verifying_key().to_bytes().to_vec();
         let role = v1::UserRole::Owner.into();
         let user = v1::User { name: "owner".to_owned(), role, public_key, revoked: false };
-        Ok(Response::new(v1::ListUsersResponse { users: vec![user] }))
+        let users = [vec![user], self.crowd(crowd::users)].concat();
+        Ok(Response::new(v1::ListUsersResponse { users }))
     }
 }

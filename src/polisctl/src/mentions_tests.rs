@@ -22,8 +22,8 @@ fn texts() -> Vec<(PathBuf, String)> {
             }
         }
     }
-    // This file contains wrong commands on purpose.
-    files.retain(|path| !path.ends_with(file!()));
+    // These contain wrong commands, or parts of some, on purpose.
+    files.retain(|path| !path.ends_with(file!()) && !path.ends_with("told_tests.rs"));
     let read = |path: PathBuf| (path.clone(), std::fs::read_to_string(path).unwrap());
     files.into_iter().map(read).collect()
 }

@@ -10,7 +10,7 @@
 //! - Progress is written to standard error, and only if that is a terminal.
 
 use std::fmt;
-use std::io::{self, BufRead, IsTerminal as _, Read as _, Write};
+use std::io::{self, BufRead, IsTerminal, Read as _, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use super::error::{Error, Explain as _};
 use super::table::Table;
-use super::text::clean;
+use super::text::{clean, fit};
 
 /// How a document is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -40,7 +40,7 @@ pub(super) struct Document {
     text: Text,
 }
 
-/// What a person reads: paragraphs, and tables that fit into the terminal.
+/// What a person reads: paragraphs and tables, which fit into the terminal.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Text(Vec<Part>);
 
@@ -66,7 +66,8 @@ impl Text {
     /// As it is written, in a terminal with so many columns or anywhere else.
     fn lines(&self, columns: Option<usize>) -> String {
         let part = |part: &Part| match (part, columns) {
-            (Part::Plain(text), _) => text.clone(),
+            (Part::Plain(text), Some(columns)) => fit(text, columns),
+            (Part::Plain(text), None) => text.clone(),
             (Part::Table(table), Some(columns)) => table.fit(columns),
             (Part::Table(table), None) => table.to_string(),
         };
@@ -111,7 +112,7 @@ impl Document {
         self.render_in(format, None)
     }
 
-    /// The same; a table fits into `columns`.
+    /// The same; text for people fits into `columns`.
     fn render_in(&self, format: Format, columns: Option<usize>) -> Result<String, Error> {
         let mut text = match format {
             Format::Table => self.text.lines(columns),
@@ -137,6 +138,8 @@ pub(super) struct Streams {
     person: Option<Arc<Mutex<dyn BufRead + Send>>>,
     /// The width of the terminal that standard output is; `None` where it is none.
     columns: Option<usize>,
+    /// The same of standard error.
+    stderr_columns: Option<usize>,
     /// Whether the size of that terminal can be asked for again.
     live: bool,
     /// Receives what progress lines say, in place of a terminal.
@@ -152,13 +155,13 @@ impl fmt::Debug for Streams {
 impl Streams {
     /// Those of this process.
     pub(super) fn process() -> Self {
-        let columns =
-            io::stdout().is_terminal().then(|| rustix::termios::tcgetwinsize(io::stdout()));
-        let columns = columns.and_then(Result::ok).map(|size| usize::from(size.ws_col));
-        // A terminal that does not tell its size says zero.
-        let columns = columns.filter(|columns| *columns > 0);
-        let streams =
-            Self { columns, live: columns.is_some(), ..Self::new(io::stdout(), io::stderr()) };
+        let columns = columns(io::stdout());
+        let streams = Self {
+            columns,
+            stderr_columns: self::columns(io::stderr()),
+            live: columns.is_some(),
+            ..Self::new(io::stdout(), io::stderr())
+        };
         match io::stdin().is_terminal() && io::stderr().is_terminal() {
             true => streams.with_person(io::BufReader::new(io::stdin())),
             false => streams,
@@ -171,7 +174,15 @@ impl Streams {
         stderr: impl Write + Send + 'static,
     ) -> Self {
         let (stdout, stderr) = (Arc::new(Mutex::new(stdout)), Arc::new(Mutex::new(stderr)));
-        Self { stdout, stderr, person: None, columns: None, live: false, signs: None }
+        Self {
+            stdout,
+            stderr,
+            person: None,
+            columns: None,
+            stderr_columns: None,
+            live: false,
+            signs: None,
+        }
     }
 
     /// The same, with `answers` as the typed lines.
@@ -179,10 +190,10 @@ impl Streams {
         Self { person: Some(Arc::new(Mutex::new(answers))), ..self }
     }
 
-    /// The same; standard output is a terminal with so many columns.
+    /// The same; standard output and standard error are a terminal with so many columns.
     #[cfg(test)]
     pub(super) fn with_columns(self, columns: usize) -> Self {
-        Self { columns: Some(columns), ..self }
+        Self { columns: Some(columns), stderr_columns: Some(columns), ..self }
     }
 
     /// The same; `signs` receives what progress lines say, a line each.
@@ -200,6 +211,11 @@ impl Streams {
             }
             _ => (self.columns, usize::MAX),
         }
+    }
+
+    /// The width of the terminal that standard output is; `None` where it is none.
+    pub(super) fn columns(&self) -> Option<usize> {
+        self.columns
     }
 
     /// Whether a question can be asked.
@@ -224,11 +240,24 @@ impl Streams {
         stdout.flush()
     }
 
-    /// Writes to standard error. An error of that write is ignored.
+    /// Writes to standard error; lines fit into its terminal. An error of that write is
+    /// ignored.
     pub(super) fn stderr(&self, text: &str) {
+        let text = match self.stderr_columns {
+            Some(columns) => fit(text, columns),
+            None => text.to_owned(),
+        };
         let mut stderr = self.stderr.lock().unwrap_or_else(PoisonError::into_inner);
         let _lost = stderr.write_all(text.as_bytes());
     }
+}
+
+/// The width of a stream that is a terminal, and tells its size.
+fn columns(stream: impl IsTerminal + rustix::fd::AsFd) -> Option<usize> {
+    let size = stream.is_terminal().then(|| rustix::termios::tcgetwinsize(&stream));
+    let columns = usize::from(size.and_then(Result::ok)?.ws_col);
+    // A terminal that does not tell its size says zero.
+    (columns > 0).then_some(columns)
 }
 
 /// The output of a command.

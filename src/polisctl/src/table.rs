@@ -1,14 +1,19 @@
 //! Rows under headings, and how they fit into a terminal.
 //!
-//! Without a terminal a table is as wide as its cells. In one, node IDs are cut to what
-//! tells them apart, which every command accepts, and then the widest columns are
-//! wrapped: nothing else is left out, and no line is broken by the terminal.
-//! `comfy-table` would lay the rows out; the IDs would be cut here all the same, and with
-//! them the widths found.
+//! Without a terminal a table is as wide as its cells. In one, it is the first of these that
+//! fits:
+//!
+//! 1. with IDs of nodes cut to what tells them apart, which every command accepts;
+//! 2. with cells of several lines, broken between words;
+//! 3. without the column that a command can spare;
+//! 4. each row as a block of lines, a name and a value each.
+//!
+//! So no line is broken by the terminal, and no word by the table. `comfy-table` would lay
+//! rows out; the IDs would be cut here all the same, and with them the widths found.
 
 use std::fmt;
 
-use super::text::clean;
+use super::text::{clean, fit};
 
 /// Between two columns.
 const GAP: usize = 2;
@@ -20,18 +25,20 @@ const DIGITS: usize = 32;
 /// shares them.
 const DIGITS_MIN: usize = 8;
 
-/// Narrowest column that a cell is wrapped to.
-const COLUMN_MIN: usize = 8;
-
 /// Rows, the headings first.
 #[derive(Clone, Debug)]
-pub(super) struct Table(Vec<Vec<String>>);
+pub(super) struct Table {
+    rows: Vec<Vec<String>>,
+    /// The heading of the column that a narrow terminal leaves out.
+    spare: Option<&'static str>,
+}
 
 /// Rows under headings.
 pub(super) fn table(headings: &[&str], rows: &[Vec<String>]) -> Table {
     let head = headings.iter().map(|&heading| heading.to_owned()).collect::<Vec<_>>();
     let cleaned = std::iter::once(&head).chain(rows);
-    Table(cleaned.map(|row| row.iter().map(|cell| clean(cell)).collect()).collect())
+    let rows = cleaned.map(|row| row.iter().map(|cell| clean(cell)).collect()).collect();
+    Table { rows, spare: None }
 }
 
 impl fmt::Display for Table {
@@ -42,48 +49,73 @@ impl fmt::Display for Table {
 }
 
 impl Table {
+    /// The same; a terminal without room for all columns leaves this one out.
+    pub(super) fn sparing(self, heading: &'static str) -> Self {
+        Self { spare: Some(heading), ..self }
+    }
+
     /// The table in so many columns of a terminal.
     pub(super) fn fit(&self, columns: usize) -> String {
         if total(&self.widths()) <= columns {
             return self.to_string();
         }
         let short = self.with_short_ids();
-        let mut widths = short.widths();
-        let least: Vec<usize> = short.least();
+        let narrow = short.narrow(columns).or_else(|| short.without_spare()?.narrow(columns));
+        narrow.unwrap_or_else(|| short.blocks(columns))
+    }
+
+    /// The table with cells broken between words, if that is narrow enough.
+    fn narrow(&self, columns: usize) -> Option<String> {
+        let mut widths = self.widths();
+        let least = self.least();
         while total(&widths) > columns {
             let wide = (0..widths.len()).filter(|&at| widths[at] > least[at]);
-            // A table is never narrower than the words of its headings.
-            let Some(widest) = wide.max_by_key(|&at| widths[at]) else { break };
+            let widest = wide.max_by_key(|&at| widths[at])?;
             widths[widest] -= 1;
         }
-        short.laid_out(&widths)
+        Some(self.laid_out(&widths))
+    }
+
+    fn without_spare(&self) -> Option<Self> {
+        let head = self.rows.first()?;
+        let spare = head.iter().position(|heading| Some(&**heading) == self.spare)?;
+        let kept = |row: &Vec<String>| {
+            let cells = row.iter().enumerate().filter(|(at, _)| *at != spare);
+            cells.map(|(_, cell)| cell.clone()).collect()
+        };
+        Some(Self { rows: self.rows.iter().map(kept).collect(), spare: None })
+    }
+
+    /// A block for each row: its cells below each other, each behind its heading.
+    fn blocks(&self, columns: usize) -> String {
+        let Some((head, rows)) = self.rows.split_first() else { return String::new() };
+        let wide = head.iter().map(|heading| heading.chars().count()).max().unwrap_or_default();
+        let line = |(heading, cell): (&String, &String)| {
+            fit(format!("{heading:wide$}{:GAP$}{cell}", "").trim_end(), columns) + "\n"
+        };
+        let block = |row: &Vec<String>| head.iter().zip(row).map(line).collect::<String>();
+        rows.iter().map(block).collect::<Vec<_>>().join("\n")
     }
 
     fn widths(&self) -> Vec<usize> {
-        let columns = self.0.iter().map(Vec::len).max().unwrap_or_default();
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or_default();
         let width = |at: usize| {
-            self.0.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count()).max()
+            self.rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count()).max()
         };
         (0..columns).map(|at| width(at).unwrap_or_default()).collect()
     }
 
-    /// How narrow each column may become: each word of a heading stays whole, and so does an
-    /// ID.
+    /// How narrow each column may become: no word is broken.
     fn least(&self) -> Vec<usize> {
-        let heading = |at: usize| self.0.first().and_then(|row| row.get(at));
-        let wide = |at: usize, natural: usize| {
-            let ids = self.0.iter().filter_map(|row| row.get(at)).filter(|cell| is_id(cell));
-            let ids = ids.map(|cell| cell.chars().count()).max().unwrap_or_default();
-            let words = heading(at).map_or("", String::as_str).split(' ');
-            let heading = words.map(|word| word.chars().count()).max().unwrap_or_default();
-            heading.max(ids).max(COLUMN_MIN).min(natural)
-        };
-        self.widths().into_iter().enumerate().map(|(at, natural)| wide(at, natural)).collect()
+        let words = |cell: &String| words(cell).iter().map(|word| word.chars().count()).max();
+        let least =
+            |at: usize| self.rows.iter().filter_map(|row| row.get(at)).filter_map(words).max();
+        (0..self.widths().len()).map(|at| least(at).unwrap_or_default()).collect()
     }
 
     /// The same with the beginnings of node IDs that tell them apart.
     fn with_short_ids(&self) -> Self {
-        let cells = || self.0.iter().flatten();
+        let cells = || self.rows.iter().flatten();
         let ids: std::collections::BTreeSet<&str> =
             cells().filter_map(|cell| whole_id(cell)).collect();
         let kept = (DIGITS_MIN..DIGITS).find(|&digits| {
@@ -96,12 +128,13 @@ impl Table {
             Some(_) => cell[..kept].to_owned(),
             None => cell.clone(),
         };
-        Self(self.0.iter().map(|row| row.iter().map(cut).collect()).collect())
+        let rows = self.rows.iter().map(|row| row.iter().map(cut).collect()).collect();
+        Self { rows, spare: self.spare }
     }
 
     fn laid_out(&self, widths: &[usize]) -> String {
         let mut text = String::new();
-        for row in &self.0 {
+        for row in &self.rows {
             let cells: Vec<Vec<String>> =
                 row.iter().zip(widths).map(|(cell, width)| wrap(cell, *width)).collect();
             let lines = cells.iter().map(Vec::len).max().unwrap_or_default();
@@ -130,27 +163,38 @@ fn whole_id(cell: &str) -> Option<&str> {
     (digits.len() == DIGITS && digits.chars().all(hex)).then_some(digits)
 }
 
-/// Whether a cell is a node ID, whole or cut.
-fn is_id(cell: &str) -> bool {
-    let digits = cell.strip_prefix(PREFIX).unwrap_or_default();
-    digits.len() >= DIGITS_MIN && digits.chars().all(|c| c.is_ascii_hexdigit())
+/// What a cell is broken into: behind a space or a comma, and behind a dash or a slash inside
+/// of a word. IDs, times and addresses are not broken.
+fn words(cell: &str) -> Vec<&str> {
+    let is_name = |word: &str| word.chars().all(|c| c.is_ascii_lowercase() || c == '-' || c == ',');
+    cell.split_inclusive([' ', ','])
+        .flat_map(|word| match is_name(word) {
+            true => word.split_inclusive('-').collect::<Vec<_>>(),
+            false => vec![word],
+        })
+        .map(|word| word.trim_end_matches(' '))
+        .collect()
 }
 
-/// A cell in lines of `width`, broken behind a space, a comma or a dash where there is one.
+/// A cell in lines of `width`, broken between its words.
 fn wrap(cell: &str, width: usize) -> Vec<String> {
-    let mut lines = Vec::new();
-    let mut rest: Vec<char> = cell.chars().collect();
-    while rest.len() > width.max(1) {
-        let fits = &rest[..width.max(1)];
-        let behind = fits.iter().rposition(|c| matches!(c, ' ' | ',' | '-' | '/')).map(|at| at + 1);
-        let end = behind.filter(|&end| end > width / 2).unwrap_or(fits.len());
-        let line: String = rest.drain(..end).collect();
-        lines.push(line.trim_end().to_owned());
-        if rest.first() == Some(&' ') {
-            rest.remove(0);
+    let mut lines = vec![String::new()];
+    let mut begun = 0;
+    for word in words(cell) {
+        // The words are parts of the cell, in its order; a space may be between two.
+        let at = begun + cell[begun..].find(word).unwrap_or_default();
+        let gap = &cell[begun..at];
+        begun = at + word.len();
+        let line = lines.last_mut().expect("there is a first line");
+        if line.is_empty() || line.chars().count() + gap.len() + word.chars().count() <= width {
+            if !line.is_empty() {
+                line.push_str(gap);
+            }
+            line.push_str(word);
+        } else {
+            lines.push(word.to_owned());
         }
     }
-    lines.push(rest.into_iter().collect());
     lines
 }
 
@@ -191,7 +235,7 @@ mod tests {
     #[test]
     fn a_table_fits_into_a_terminal_and_leaves_out_the_ends_of_ids_alone() {
         let table = nodes();
-        for columns in [80, 100, 120] {
+        for columns in [60, 80, 100, 120] {
             let text = table.fit(columns);
             for line in text.lines() {
                 assert!(line.chars().count() <= columns, "{columns}: {line}");
@@ -200,10 +244,43 @@ mod tests {
                 let short = &id(digit)[..PREFIX.len() + DIGITS_MIN];
                 assert_eq!(text.matches(short).count(), 1, "{columns}: {text}");
             }
-            assert_eq!(letters(&text), letters(&table.with_short_ids().to_string()), "{text}");
+            // A block for each row repeats the headings.
+            if !text.contains("\n\n") {
+                assert_eq!(letters(&text), letters(&table.with_short_ids().to_string()), "{text}");
+            }
         }
         let wide = total(&table.widths());
         assert_eq!(table.fit(wide), table.to_string(), "where there is room, it is whole");
+    }
+
+    #[test]
+    fn a_narrow_table_spares_a_column_and_then_shows_blocks() {
+        let row =
+            ["node-1", "up", "healthy", "consensus-member", "192.0.2.15", "0.1.0", "1.2 s ago"];
+        let row = row.map(str::to_owned).to_vec();
+        let heads = ["NODE", "STATE", "HEALTH", "ROLES", "ADDRESS", "VERSION", "LAST HEARTBEAT"];
+        let table = table(&heads, &[row]).sparing("VERSION");
+        insta::assert_snapshot!(table.fit(72), @r"
+        NODE    STATE  HEALTH   ROLES          ADDRESS     VERSION  LAST
+                                                                    HEARTBEAT
+        node-1  up     healthy  consensus-     192.0.2.15  0.1.0    1.2 s ago
+                                member
+        ");
+        insta::assert_snapshot!(table.fit(62), @r"
+        NODE    STATE  HEALTH   ROLES         ADDRESS     LAST
+                                                          HEARTBEAT
+        node-1  up     healthy  consensus-    192.0.2.15  1.2 s ago
+                                member
+        ");
+        insta::assert_snapshot!(table.fit(40), @r"
+        NODE            node-1
+        STATE           up
+        HEALTH          healthy
+        ROLES           consensus-member
+        ADDRESS         192.0.2.15
+        VERSION         0.1.0
+        LAST HEARTBEAT  1.2 s ago
+        ");
     }
 
     #[test]

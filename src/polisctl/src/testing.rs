@@ -20,7 +20,8 @@ pub(super) struct Ended {
     pub(super) status: u8,
     pub(super) stdout: String,
     pub(super) stderr: String,
-    /// When the command first wrote anything, a progress line included.
+    /// When the command first wrote anything, a progress line included; without the time in
+    /// which its thread was ready and no processor was free.
     pub(super) sign: Option<Duration>,
 }
 
@@ -34,19 +35,40 @@ pub(super) fn closed_port() -> (OwnedFd, String) {
     (bound, address.to_string())
 }
 
-/// The output of a stream.
-#[derive(Clone, Default)]
-struct Written(Arc<Mutex<Vec<u8>>>, Arc<Mutex<Option<Instant>>>);
+/// What a command has written to a stream, and when any stream was written first.
+#[derive(Clone)]
+struct Written(Arc<Mutex<Vec<u8>>>, Begun, Arc<Mutex<Option<Duration>>>);
 
 impl Write for Written {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().unwrap().extend(bytes);
-        self.1.lock().unwrap().get_or_insert_with(Instant::now);
+        self.2.lock().unwrap().get_or_insert_with(|| self.1.took());
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// When a command began. A command does all its work on one thread, so what the kernel calls
+/// the run delay of that thread is what a busy host has added.
+#[derive(Clone, Copy)]
+struct Begun(Instant, Duration);
+
+impl Begun {
+    fn now() -> Self {
+        Self(Instant::now(), Self::delay())
+    }
+
+    fn took(self) -> Duration {
+        self.0.elapsed().saturating_sub(Self::delay().saturating_sub(self.1))
+    }
+
+    fn delay() -> Duration {
+        let read = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+        let nanos = read.split_whitespace().nth(1).and_then(|word| word.parse().ok());
+        Duration::from_nanos(nanos.unwrap_or_default())
     }
 }
 
@@ -60,15 +82,31 @@ impl World {
         self.folder.path().join(name)
     }
 
+    /// What a command is given that names no option.
+    pub(super) fn global(&self) -> super::Global {
+        super::Global {
+            context: None,
+            endpoints: Vec::new(),
+            timeout: None,
+            passphrase: super::Passphrase { file: None },
+            contexts: super::Contexts::find(Some(self.path("polis")), |_name| None).unwrap(),
+            kubeconfig: None,
+            out: super::Out {
+                format: super::Format::Table,
+                streams: Streams::new(io::sink(), io::sink()),
+            },
+        }
+    }
+
     /// Runs `polisctl` without a terminal; a `@name` among the arguments becomes a path in
     /// the folder, and the folder's path reads `@` in the output.
     pub(super) fn run(&self, arguments: &[&str]) -> Ended {
         self.start(arguments, None, None)
     }
 
-    /// The same in a terminal with so many columns.
+    /// The same in a terminal with so many columns, at which nobody types.
     pub(super) fn run_in(&self, columns: usize, arguments: &[&str]) -> Ended {
-        self.start(arguments, None, Some(columns))
+        self.start(arguments, Some(""), Some(columns))
     }
 
     /// The same on a terminal, with `answers` as the typed lines.
@@ -84,8 +122,8 @@ impl World {
         });
         let home = self.folder.path().display().to_string();
         let variable = |name: &str| (name == "XDG_CONFIG_HOME").then(|| home.clone());
-        let first = Arc::default();
-        let written = || Written(Arc::default(), Arc::clone(&first));
+        let (begun, first) = (Begun::now(), Arc::default());
+        let written = || Written(Arc::default(), begun, Arc::clone(&first));
         let (stdout, stderr) = (written(), written());
         let mut streams = Streams::new(stdout.clone(), stderr.clone()).with_signs(written());
         if let Some(answers) = answers {
@@ -94,13 +132,12 @@ impl World {
         if let Some(columns) = columns {
             streams = streams.with_columns(columns);
         }
-        let begun = Instant::now();
         let status = super::run(program.chain(arguments), variable, &streams);
         let text = |written: &Written| {
             let text = String::from_utf8_lossy(&written.0.lock().unwrap()).into_owned();
             text.replace(&format!("{home}/"), "@")
         };
-        let sign = first.lock().unwrap().map(|at| at.duration_since(begun));
+        let sign = *first.lock().unwrap();
         Ended { status, stdout: text(&stdout), stderr: text(&stderr), sign }
     }
 

@@ -1,4 +1,5 @@
-//! Text from other machines, as it is shown: it cannot control the terminal.
+//! Text as it is shown: what other machines say cannot control the terminal, and lines fit
+//! into it.
 
 /// Removes control sequences.
 pub(super) fn clean(text: &str) -> String {
@@ -21,4 +22,125 @@ pub(super) fn clean_lines(text: &str) -> String {
 /// The words of an enum of the API: `TPM_MODE_BEST_EFFORT` is `best_effort`.
 pub(super) fn word(name: &str, prefix: &str) -> String {
     name.strip_prefix(prefix).unwrap_or(name).to_lowercase()
+}
+
+/// `text` in a terminal with so many columns. A longer line is broken at spaces, and goes on
+/// below its value, if it is a name and a value. A command in back quotes stays on one line
+/// where there is room, so that it can be copied; a word always does.
+pub(super) fn fit(text: &str, columns: usize) -> String {
+    text.split('\n').map(|line| fit_line(line, columns)).collect::<Vec<_>>().join("\n")
+}
+
+fn fit_line(line: &str, columns: usize) -> String {
+    if width(line) <= columns {
+        return line.to_owned();
+    }
+    let (head, rest) = line.split_at(value(line));
+    let hang = width(head);
+    let (mut text, mut at, mut gap) = (head.to_owned(), hang, 0);
+    for piece in pieces(rest, columns) {
+        let wide = width(piece);
+        if at + gap + wide > columns {
+            // What is too wide for its column begins further left.
+            let indent = hang.min(columns.saturating_sub(wide));
+            text.truncate(text.trim_end_matches(' ').len());
+            text.push_str(if text.is_empty() { "" } else { "\n" });
+            text.push_str(&" ".repeat(indent));
+            (at, gap) = (indent, 0);
+        }
+        text.push_str(&" ".repeat(gap));
+        text.push_str(piece);
+        (at, gap) = (at + gap + wide, 1);
+    }
+    text
+}
+
+/// Widest name of a value: what stands further right is no value but a part of a sentence.
+const NAME_MAX: usize = 24;
+
+/// Where the value of a line begins: behind a name and two spaces, or behind the indentation.
+fn value(line: &str) -> usize {
+    let text = line.len() - line.trim_start_matches(' ').len();
+    let Some(gap) = line[text..].find("  ").map(|at| text + at) else { return text };
+    let value = line.len() - line[gap..].trim_start_matches(' ').len();
+    if value <= NAME_MAX { value } else { text }
+}
+
+/// The words of a line; a command in back quotes is one of them, if it fits into a line.
+fn pieces(line: &str, columns: usize) -> Vec<&str> {
+    let mut pieces = Vec::new();
+    let (mut begun, mut is_quoted) = (0, false);
+    for (at, c) in line.char_indices() {
+        match c {
+            '`' if is_quoted => is_quoted = false,
+            '`' => {
+                let command = line[at + 1..].find('`').map(|end| &line[at..at + end + 2]);
+                is_quoted = command.is_some_and(|command| width(command) <= columns);
+            }
+            ' ' if !is_quoted => {
+                pieces.push(&line[begun..at]);
+                begun = at + 1;
+            }
+            _ => {}
+        }
+    }
+    pieces.push(&line[begun..]);
+    pieces
+}
+
+/// The columns that a text takes: colours take none.
+fn width(text: &str) -> usize {
+    let mut in_colour = false;
+    let is_seen = |c: &char| match (in_colour, c) {
+        (false, '\u{1b}') => {
+            in_colour = true;
+            false
+        }
+        (true, c) => {
+            in_colour = *c != 'm';
+            false
+        }
+        (false, _) => true,
+    };
+    text.chars().filter(is_seen).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_line_goes_on_below_its_value_and_a_command_stays_whole() {
+        let text = "waiting  a machine that wants in: `polisctl node approve ID`, which asks\nok";
+        insta::assert_snapshot!(fit(text, 40), @r"
+        waiting  a machine that wants in:
+                 `polisctl node approve ID`,
+                 which asks
+        ok
+        ");
+        let error = "help: take ownership of it: `polisctl --endpoint HOST cluster take-ownership`";
+        insta::assert_snapshot!(fit(error, 50), @r"
+        help: take ownership of it:
+        `polisctl --endpoint HOST cluster take-ownership`
+        ");
+        assert_eq!(fit("name  a\n      0123456789", 12), "name  a\n  0123456789");
+        assert_eq!(fit("name  0123456789", 12), "name\n  0123456789");
+        assert_eq!(fit("\u{1b}[31mred\u{1b}[0m one", 7), "\u{1b}[31mred\u{1b}[0m one");
+    }
+
+    proptest! {
+        #[test]
+        fn a_fitted_text_has_the_words_of_the_text_and_no_wider_line(
+            text in "([a-z`]{1,12}[ \n]{1,3}){0,40}", columns in 30_usize..130
+        ) {
+            let fitted = fit(&text, columns);
+            let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            prop_assert_eq!(words(&fitted), words(&text));
+            for line in fitted.lines() {
+                prop_assert!(width(line) <= columns, "{}", line);
+            }
+        }
+    }
 }

@@ -30,6 +30,9 @@ use polis_wire::rpc::client::Repeat;
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
     /// Make a user or renew its certificate, and write a file for its context.
+    #[command(
+        override_usage = "polisctl user create <NAME> --role <ROLE> --key <FILE> --out <FILE>"
+    )]
     Create {
         /// 1 to 64 of a-z, 0-9, dot and dash.
         name: String,

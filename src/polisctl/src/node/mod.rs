@@ -60,7 +60,7 @@ pub(super) enum Command {
         /// The node.
         node: String,
         /// The fingerprint on the machine's screen: four words, or 64 digits.
-        #[arg(long, value_name = "WORDS|HEX")]
+        #[arg(long, value_name = "WORDS|HEX", value_parser = spoken)]
         fingerprint: Option<String>,
         /// Skip the comparison of the fingerprint: any machine with the ticket may be
         /// approved.
@@ -158,6 +158,8 @@ pub(super) enum Command {
         fingerprint: Option<Spoken>,
         #[command(flatten)]
         at: At,
+        #[command(flatten)]
+        dry_run: DryRun,
     },
 }
 
@@ -193,6 +195,11 @@ pub(super) struct At {
     /// The address of the node's own port [default: asked of the cluster].
     #[arg(long, value_name = "HOST[:PORT]", value_parser = management)]
     pub(super) at: Option<Endpoint>,
+}
+
+/// A fingerprint as it was typed: the cluster compares it.
+fn spoken(text: &str) -> Result<String, <Spoken as std::str::FromStr>::Err> {
+    text.parse::<Spoken>().map(|_fingerprint| text.to_owned())
 }
 
 fn management(text: &str) -> Result<Endpoint, endpoint::Invalid> {
@@ -272,8 +279,8 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         Command::Delete { node, force, sure } => delete(&node, force, sure, global).await,
         Command::Logs(arguments) => logs::run(arguments, global).await,
         Command::RecoveryKey(arguments) => recovery::run(arguments, global).await,
-        Command::Unlock { node, recovery_key_file, fingerprint, at } => {
-            unlock(&node, recovery_key_file, fingerprint.as_ref(), &at, global).await
+        Command::Unlock { node, recovery_key_file, fingerprint, at, dry_run } => {
+            unlock(&node, recovery_key_file, fingerprint.as_ref(), &at, dry_run, global).await
         }
     }
 }
@@ -609,10 +616,16 @@ async fn unlock(
     file: Option<PathBuf>,
     fingerprint: Option<&Spoken>,
     at: &At,
+    dry_run: DryRun,
     global: &Global,
 ) -> Result<(), Error> {
     let mut session = Session::prepare(global, PATIENCE)?;
     let target = session.target(Some(node), at.at.as_ref()).await?;
+    let address = &target.address;
+    let effect = format!("{node} at {address} gets the recovery key, and opens its disk.");
+    if dry_run.of(global, &effect)? == Go::NoFurther {
+        return Ok(());
+    }
     let text = match file {
         Some(file) => key::read_private(&file)?,
         None => Zeroizing::new(

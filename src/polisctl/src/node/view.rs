@@ -236,10 +236,11 @@ pub(crate) fn nodes_table(nodes: &[View]) -> Table {
     let mut heads =
         vec!["NODE", "STATE", "HEALTH", "ROLES", "ADDRESS", "VERSION", "LAST HEARTBEAT"];
     if nodes.iter().all(|node| node.name.is_none()) {
-        return table(&heads, &nodes.iter().map(View::row).collect::<Vec<_>>());
+        let rows = nodes.iter().map(View::row).collect::<Vec<_>>();
+        return table(&heads, &rows).sparing("VERSION");
     }
     heads.insert(1, "NAME");
-    table(&heads, &nodes.iter().map(View::named_row).collect::<Vec<_>>())
+    table(&heads, &nodes.iter().map(View::named_row).collect::<Vec<_>>()).sparing("VERSION")
 }
 
 /// A line for each node that cannot serve its roles.

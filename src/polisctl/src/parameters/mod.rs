@@ -155,7 +155,7 @@ struct Machine {
     /// An interface, by kernel name or MAC; repeatable [default: all ask DHCP].
     ///
     /// `eth0,dhcp` or
-    /// `52:54:00:12:34:56,address=192.0.2.7/24,route=0.0.0.0/0@192.0.2.1,mtu=9000`;
+    /// `eth0,address=192.0.2.7/24,route=0.0.0.0/0@192.0.2.1,mtu=9000`;
     /// `address` and `route` may be repeated; a route may end in `@METRIC`.
     #[arg(long = "interface", value_name = "INTERFACE")]
     interfaces: Vec<String>,

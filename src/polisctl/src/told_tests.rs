@@ -1,0 +1,365 @@
+//! Every command that a message, a screen or an error tells a person to type: in which
+//! situation it is told, and which test types it there.
+//!
+//! The commands are found in the sources, so one that is added without a situation fails.
+//! Those that `polisctl` tells by itself are read from its output here, and typed.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use super::loopback::{Cluster, NODE};
+use super::testing::{World, closed_port};
+use polis_wire::rpc::testing::node_id;
+
+/// A command as it is told, with `_` for what a person or the program fills in; when it is
+/// told; the tests that type it then.
+type Told = (&'static str, &'static str, &'static [&'static str]);
+
+const NO_CONTEXT: &str = "without_a_context_the_told_commands_lead_to_one";
+const BAD_CONTEXT: &str = "a_context_that_cannot_be_used_tells_what_mends_it";
+const KEYS: &str = "a_recovery_key_tells_the_command_for_the_next_step";
+const NO_SUCH: &str = "what_is_not_there_is_found_by_the_told_command";
+const STATUS: &str = "each_command_of_the_state_of_a_cluster_works_while_it_is_shown";
+const INVITED: &str = "a_new_user_comes_in_by_the_told_command";
+const NO_KEY: &str = "without_an_owner_key_the_told_command_makes_one";
+const NO_CONTROLLER: &str = "without_a_controller_the_told_command_gives_a_node_the_role";
+const WATCHED: &str = "an_outage_is_shown_and_does_not_end_a_watch_and_a_first_failure_does";
+const AT: &str = "a_command_with_an_address_asks_nothing_of_a_node_that_was_not_named";
+const OPERATES: &str = "an_owner_operates_the_cluster_and_lets_others_do_so";
+const OWNS: &str = "ownership_is_taken_only_of_the_cluster_that_was_compared_and_by_its_key";
+const WIPES: &str = "parameters_wipe_a_removed_node_by_its_full_id_alone";
+const RESET: &str = "a_node_is_reset_only_after_a_question_and_told_before_it_is_removed";
+const NAMED: &str = "a_node_is_given_a_name_and_loses_it";
+const REPLACED: &str = "a_dead_voter_is_replaced_and_removed_nodes_learn_it";
+const LOST: &str = "a_cluster_that_is_lost_begins_again_from_a_snapshot_and_an_old_disk_comes_back";
+const OUTAGE: &str =
+    "three_voters_and_their_workers_keep_every_acknowledged_write_through_each_outage";
+const THREE: &str =
+    "three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_start";
+const ATTENDED: &str =
+    "an_attended_machine_waits_after_a_reboot_until_its_owner_opens_it_from_afar";
+const OPERATED: &str = "an_owner_sees_the_cluster_its_logs_and_its_screen_and_reboots_the_machine";
+const KUBECTL: &str = "a_context_names_the_cluster_and_the_way_to_a_credential";
+const PARTS: &str = "an_api_server_that_starts_says_what_it_waits_for";
+const WRITTEN: &str = "what_bootstrap_writes_is_what_show_prints";
+const WORKLOADS: &str = "a_demo_answers_by_its_name_and_its_pods_end_with_the_machine";
+
+const TOLD: &[Told] = &[
+    ("--context _ cluster take-ownership", "a context without a certificate", &[BAD_CONTEXT]),
+    ("--endpoint _ cluster take-ownership", "no context", &[NO_CONTEXT]),
+    (
+        "--endpoint _ cluster take-ownership --fingerprint _",
+        "page Boot of a cluster without an owner",
+        &[OWNS],
+    ),
+    ("cluster status", "no terminal; a wait that ended; a departure", &[OPERATES]),
+    ("cluster take-ownership", "a call without a certificate", &[BAD_CONTEXT, OWNS]),
+    ("cluster ticket", "parameters without a ticket", &[OPERATES]),
+    ("cluster ticket rotate", "a machine was deleted before it committed", &[OPERATES]),
+    ("cluster wait", "no leader", &[OPERATES]),
+    ("context import _ --key FILE", "a new user", &[INVITED]),
+    ("context remove _", "a damaged context", &[BAD_CONTEXT]),
+    ("context set _ --key FILE", "the key of another certificate", &[BAD_CONTEXT]),
+    ("context use NAME", "no context in use", &[NO_CONTEXT]),
+    ("etcd members", "a member that has no quorum", &[OUTAGE, OPERATED]),
+    ("etcd snapshot", "guru 0801: most voters lost their data", &[LOST]),
+    ("etcd status", "the store is full", &[WATCHED]),
+    ("kubernetes kubeconfig", "a caller without a certificate on port 6444", &[KUBECTL]),
+    ("kubernetes status", "no API server is ready", &[PARTS]),
+    ("node approve _", "a machine that waits: its screen, F2, the dashboard", &[STATUS, THREE]),
+    ("node decommission NODE", "a member is to be deleted", &[THREE]),
+    ("node decommission _", "parameters that wipe a member", &[WIPES, THREE]),
+    ("node delete", "guru 0801: a voter lost its log", &[REPLACED]),
+    ("node delete NODE --force", "one of three is dead, another is to leave", &[REPLACED]),
+    ("node delete _ --force", "a node whose heartbeat is overdue", &[STATUS, REPLACED]),
+    ("node list", "an unknown node; the words of a waiting machine", &[NO_SUCH]),
+    ("node logs NODE --name consensus.etcd", "etcd is too slow", &[OPERATED]),
+    ("node name NODE --remove", "the name of another node", &[NAMED]),
+    ("node recovery-key _", "F1 while a key is not saved", &[KEYS]),
+    ("node recovery-key forget _", "a key that was shown", &[KEYS]),
+    ("node recovery-key show", "the log of a node whose key is not saved", &[KEYS]),
+    ("node recovery-key show _", "an unsaved key in the state of the cluster", &[KEYS, STATUS]),
+    ("node reset _", "parameters that wipe a member", &[WIPES, RESET]),
+    ("node roles NODE --add consensus-member", "the last voter is to go", &[THREE]),
+    ("node roles NODE --add kubernetes-controller", "no controller", &[NO_CONTROLLER]),
+    ("node roles _ --add consensus-member", "page etcd of a single voter", &[THREE]),
+    ("node roles _ --add _", "page Workloads of a node without a role", &[WORKLOADS]),
+    ("node roles _ --remove _", "page Workloads of a node that cannot serve", &[WORKLOADS]),
+    ("node roles _ --remove consensus-member", "a voter that is to be wiped", &[THREE]),
+    ("node services _", "an unknown name of a log", &[NO_SUCH]),
+    ("node status NODE --at HOST", "no leader", &[AT]),
+    ("node unlock NODE --at ADDRESS_", "a machine that waits for its key", &[ATTENDED]),
+    ("owner create", "no key of an owner", &[NO_KEY]),
+    ("owner create -o FILE", "the key of another user", &[OPERATES]),
+    ("parameters bootstrap", "guru 0601, 0606", &[WRITTEN]),
+    ("parameters bootstrap --storage", "guru 0712: a snapshot of another policy", &[WRITTEN]),
+    ("parameters register", "guru 0711: a removed node", &[OPERATES]),
+    ("parameters register --wipes", "guru 0711: a removed node", &[WIPES]),
+    ("parameters register --wipes _", "guru 0714: the disk of a removed node", &[WIPES]),
+    ("parameters register --wipes _ -o FILE", "a machine that cannot be reset", &[WIPES]),
+    ("user create", "a user without a certificate", &[OPERATES]),
+    ("user create NAME --role owner", "the last owner", &[OPERATES]),
+    ("user list", "a role that may not", &[OPERATES]),
+];
+
+/// Sources that tell commands to programs, or show them as samples.
+const OTHERS: [&str; 4] = ["completion.rs", "testing.rs", "loopback.rs", "samples"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn sources(folders: &[&str]) -> Vec<(PathBuf, String)> {
+    let mut folders: Vec<PathBuf> = folders.iter().map(|folder| root().join(folder)).collect();
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|kind| kind == "rs") {
+                let text = std::fs::read_to_string(&path).unwrap();
+                found.push((path, text));
+            }
+        }
+    }
+    found
+}
+
+/// The commands that the texts of a source tell, without comments and tests.
+fn told_in(source: &str) -> BTreeSet<String> {
+    let code = source.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+    let is_code = |line: &&str| !line.trim_start().starts_with("//");
+    let code: String = code.lines().filter(is_code).map(|line| format!("{line}\n")).collect();
+    // A string goes on after a backslash at the end of its line.
+    let mut pieces = code.split("\\\n");
+    let mut text = pieces.next().unwrap_or_default().to_owned();
+    pieces.for_each(|piece| text.push_str(piece.trim_start()));
+    let known = super::command();
+    let mut found = BTreeSet::new();
+    for (at, name) in text.match_indices("polisctl ") {
+        let rest = &text[at + name.len()..];
+        let end = rest.find(['`', '"', '\\', ';', ':', ',', ')', '<', '\n']).unwrap_or(rest.len());
+        let command = rest[..end].trim();
+        let first = command.split(' ').next().unwrap_or_default();
+        let is_command = known.find_subcommand(first).is_some() || first.starts_with("--");
+        // The usage of a command, as clap prints it.
+        let is_usage = rest[end..].starts_with('<');
+        if is_command && !is_usage && command.contains(' ') {
+            found.insert(filled(command));
+        }
+    }
+    found
+}
+
+/// A command with `_` for each value that the program fills in.
+fn filled(command: &str) -> String {
+    let mut words = Vec::new();
+    for word in command.split_whitespace() {
+        words.push(match word.split_once('{') {
+            Some((before, _)) => format!("{before}_"),
+            None if word == "HOST" && words.last().is_some_and(|last| last == "--endpoint") => {
+                "_".to_owned()
+            }
+            None => word.to_owned(),
+        });
+    }
+    words.join(" ")
+}
+
+#[test]
+fn every_told_command_has_a_situation_and_a_test_that_types_it_there() {
+    let mut told = BTreeSet::new();
+    for (path, text) in sources(&["src", "tui/src"]) {
+        let shown = path.display().to_string();
+        if !shown.ends_with("tests.rs") && !OTHERS.iter().any(|other| shown.contains(other)) {
+            told.extend(told_in(&text));
+        }
+    }
+    let known: BTreeSet<String> = TOLD.iter().map(|(command, ..)| (*command).to_owned()).collect();
+    let new: Vec<_> = told.difference(&known).collect();
+    assert!(new.is_empty(), "told without a situation: {new:#?}");
+    let gone: Vec<_> = known.difference(&told).collect();
+    assert!(gone.is_empty(), "not told any more: {gone:#?}");
+
+    let tests = sources(&["src", "tests", "qemu/src"]);
+    let words = |command: &str| -> Vec<String> {
+        let words = command.split(' ').filter(|word| word.starts_with(char::is_lowercase));
+        words.take(2).map(str::to_owned).collect()
+    };
+    for (command, situation, shown_by) in TOLD {
+        assert!(!situation.is_empty() && !shown_by.is_empty(), "{command}");
+        for test in *shown_by {
+            let at = |(_, text): &&(PathBuf, String)| text.contains(&format!("fn {test}("));
+            let Some((_, text)) = tests.iter().find(at) else {
+                panic!("`{command}`: there is no test {test}");
+            };
+            // A test that follows what is told finds the command in the output.
+            let follows = text.contains("fn follow(");
+            let words = words(command);
+            let spelled = [words.join(" "), words.join("\", \"")];
+            let typed = spelled.iter().any(|command| text.contains(command.as_str()));
+            let by_fleet = text.contains("cluster.found()") || text.contains("Fleet");
+            assert!(follows || typed || by_fleet, "{test} does not type `{command}`");
+        }
+    }
+}
+
+/// Types each command in back quotes of an output, after `fill` has put in what a person
+/// would, and returns what was told.
+#[track_caller]
+fn follow(world: &World, output: &str, fill: impl Fn(&str) -> Option<String>) -> Vec<String> {
+    let mut told = Vec::new();
+    for (at, name) in output.match_indices("`polisctl ") {
+        let rest = &output[at + name.len()..];
+        let command = rest.split('`').next().unwrap_or_default().replace('\n', " ");
+        told.push(command.split_whitespace().collect::<Vec<_>>().join(" "));
+    }
+    for command in &told {
+        let Some(typed) = fill(command) else { continue };
+        let words: Vec<&str> = typed.split_whitespace().collect();
+        let ended = world.asks(&words, "yes\n");
+        assert_eq!(ended.status, 0, "told: {command}\ntyped: {typed}\n{}", ended.stderr);
+    }
+    told
+}
+
+#[test]
+fn without_a_context_the_told_commands_lead_to_one() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let at = cluster.address();
+    world.runs(&["context", "remove", "home", "--yes"]);
+    let refused = world.refuses(&["node", "list"]);
+    let told = follow(&world, &refused, |command| {
+        let typed = command.replace("HOST", &at);
+        // The other way out is for who has a context.
+        (!command.contains("context use")).then(|| format!("{typed} --owner-key @owner.key"))
+    });
+    assert_eq!(told, ["--endpoint HOST cluster take-ownership", "context use NAME"]);
+    world.runs(&["node", "list"]);
+
+    let named = world.run(&["node", "list", "--context", "work"]);
+    assert!(named.stderr.contains("there are: "), "{}", named.stderr);
+    let name = world.runs(&["context", "list", "-o", "json"]);
+    let name: serde_json::Value = serde_json::from_str(&name).unwrap();
+    let name = name[0]["name"].as_str().unwrap().to_owned();
+    world.runs(&["context", "set", "spare", "--key", "@owner.key"]);
+    std::fs::remove_file(world.path("polis/current")).unwrap();
+    let refused = world.refuses(&["node", "list"]);
+    follow(&world, &refused, |command| {
+        command.contains("context use").then(|| command.replace("NAME", &name))
+    });
+    world.runs(&["node", "list"]);
+}
+
+#[test]
+fn a_context_that_cannot_be_used_tells_what_mends_it() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    world.runs(&["context", "set", "new", "--endpoint", &cluster.address(), "--key", "@owner.key"]);
+    let refused = world.refuses(&["node", "list", "--context", "new"]);
+    let told =
+        follow(&world, &refused, |command| Some(format!("{command} --owner-key @owner.key")));
+    assert_eq!(told, ["--context new cluster take-ownership"]);
+    world.runs(&["node", "list", "--context", "new"]);
+
+    world.runs(&["owner", "create", "-o", "@other.key"]);
+    world.runs(&["context", "set", "home", "--key", "@other.key"]);
+    let refused = world.refuses(&["node", "list", "--context", "home"]);
+    let told = follow(&world, &refused, |command| Some(command.replace("FILE", "@owner.key")));
+    assert_eq!(told, ["context set home --key FILE"]);
+    world.runs(&["node", "list", "--context", "home"]);
+
+    let file = world.path("polis/contexts/home/context.json");
+    super::contexts::write(&file, b"{ nonsense").unwrap();
+    let refused = world.refuses(&["node", "list", "--context", "home"]);
+    let told = follow(&world, &refused, |command| Some(command.to_owned()));
+    assert_eq!(told, ["context remove home"]);
+    assert!(!file.exists());
+}
+
+#[test]
+fn a_recovery_key_tells_the_command_for_the_next_step() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let id = node_id(NODE).to_string();
+    let refused = world.asks(&["node", "recovery-key", "forget", &id], "ZZZZ\n");
+    assert_eq!(refused.status, 1, "{}", refused.stderr);
+    let told = follow(&world, &refused.stderr, |command| Some(command.to_owned()));
+    assert_eq!(told, [format!("node recovery-key show {id}")]);
+    let shown = world.run(&["node", "recovery-key", &id]);
+    super::contexts::write(&world.path("saved"), shown.stdout.as_bytes()).unwrap();
+    let told = follow(&world, &shown.stderr, |command| {
+        Some(format!("{command} --recovery-key-file @saved"))
+    });
+    assert_eq!(told, [format!("node recovery-key forget {id}")]);
+    assert!(cluster.asked().contains(&"ConfirmRecoveryKey".to_owned()));
+}
+
+#[test]
+fn what_is_not_there_is_found_by_the_told_command() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let id = node_id(NODE).to_string();
+    let refused = world.refuses(&["node", "describe", "ffff"]);
+    let told = follow(&world, &refused, |command| Some(command.to_owned()));
+    assert_eq!(told, ["node list"]);
+    let refused = world.refuses(&["node", "logs", &id, "--name", "cruator"]);
+    let told = follow(&world, &refused, |command| Some(command.to_owned()));
+    assert_eq!(told, [format!("node services {id}")]);
+    drop(cluster);
+}
+
+#[test]
+fn each_command_of_the_state_of_a_cluster_works_while_it_is_shown() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let (_bound, closed) = closed_port();
+    cluster.has_a_crowd(&world, &closed);
+    for columns in [80, 120] {
+        let shown = world.run_in(columns, &["cluster", "status"]);
+        assert_eq!(shown.status, 0, "{}", shown.stderr);
+        let told = follow(&world, &shown.stdout, |command| Some(command.to_owned()));
+        let wanted = ["node delete polis-", "node approve polis-", "node recovery-key show polis-"];
+        for wanted in wanted {
+            assert!(told.iter().any(|told| told.starts_with(wanted)), "{wanted}: {told:?}");
+        }
+    }
+    let asked = cluster.asked();
+    for call in ["DeleteNode", "ApproveNode", "GetRecoveryKey"] {
+        assert!(asked.iter().any(|asked| asked == call), "{call}: {asked:?}");
+    }
+}
+
+#[test]
+fn a_new_user_comes_in_by_the_told_command() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let create = ["user", "create", "ann", "--role", "viewer", "--key", "@owner.key"];
+    let created = world.runs(&[&create[..], &["-o", "@ann.json"]].concat());
+    let told = follow(&world, &created, |command| Some(command.replace("FILE", "@owner.key")));
+    assert_eq!(told, ["context import @ann.json --key FILE"]);
+    world.runs(&["node", "list", "--context", "cluster.internal"]);
+    drop(cluster);
+}
+
+#[test]
+fn without_an_owner_key_the_told_command_makes_one() {
+    let world = World::new();
+    let write = ["parameters", "bootstrap", "-o", "@node.pb"];
+    let told = follow(&world, &world.refuses(&write), |command| Some(command.to_owned()));
+    assert_eq!(told, ["owner create"]);
+    world.runs(&write);
+}
+
+#[test]
+fn without_a_controller_the_told_command_gives_a_node_the_role() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let id = node_id(NODE).to_string();
+    let refused = world.refuses(&["kubernetes", "kubeconfig", "-o", "@kubeconfig"]);
+    let told = follow(&world, &refused, |command| Some(command.replace("NODE", &id)));
+    assert_eq!(told, ["node roles NODE --add kubernetes-controller"]);
+    assert_eq!(cluster.asked(), ["UpdateNodeRoles"]);
+}
