@@ -34,6 +34,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
 const VOLUMES: &str = "/api/v1/persistentvolumes";
+const FINALIZER: &str = "local.csi.polis.internal/content";
+/// The UID of a claim that does not exist.
+const UID: &str = "3b0a5f0e-7b1d-4c55-9a0e-2f6d1b8e4a77";
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const GIB: u64 = 1 << 30;
 
@@ -236,6 +239,15 @@ async fn it_may_do_nothing_else(controller: &Controller, node: NodeId, other: No
     let csi = |name: &str, driver: &str| json!({"csi": {"driver": driver, "volumeHandle": name}});
     let foreign = volume("foreign", other, csi("foreign", DRIVER));
     assert_eq!(controller.create(VOLUMES, &foreign).await.status, 201);
+    // For a claim that others have, and one that is taken from it.
+    let claimed = |name: &str, uid: &str| {
+        let mut source = csi(name, DRIVER);
+        let claim = json!({"namespace": "default", "name": "elsewhere", "uid": uid});
+        source["claimRef"] = claim;
+        volume(name, node, source)
+    };
+    let bound = claimed(&format!("pvc-{UID}"), UID);
+    policy_is_effective(&driver, &bound).await;
 
     let json = [("content-type", "application/json")];
     let merge = [("content-type", "application/merge-patch+json")];
@@ -250,6 +262,8 @@ async fn it_may_do_nothing_else(controller: &Controller, node: NodeId, other: No
     let path_of_host = volume("host", node, json!({"hostPath": {"path": "/"}}));
     let other_driver = volume("driver", node, csi("driver", "other.example"));
     let other_handle = volume("handle", node, csi("pvc-of-another", DRIVER));
+    let other_claim = claimed("pvc-other", UID);
+    let no_claim = volume("unclaimed", node, csi("unclaimed", DRIVER));
     for (method, path, body) in [
         (Method::GET, "/api/v1/secrets", &nothing),
         (Method::GET, "/api/v1/nodes", &nothing),
@@ -265,6 +279,8 @@ async fn it_may_do_nothing_else(controller: &Controller, node: NodeId, other: No
         (post.clone(), VOLUMES, &path_of_host),
         (post.clone(), VOLUMES, &other_driver),
         (post.clone(), VOLUMES, &other_handle),
+        (post.clone(), VOLUMES, &other_claim),
+        (post.clone(), VOLUMES, &no_claim),
         (post.clone(), VOLUMES, &volume("second", other, csi("second", DRIVER))),
         (patch.clone(), "/api/v1/persistentvolumes/foreign", &taken),
         (Method::DELETE, "/api/v1/persistentvolumes/foreign", &nothing),
@@ -279,11 +295,56 @@ async fn it_may_do_nothing_else(controller: &Controller, node: NodeId, other: No
     }
     assert!(get(&master, "/api/v1/persistentvolumes/foreign").await.is_some());
     // Its own, it may make and remove.
-    let own = volume("own", node, csi("own", DRIVER));
+    let mut own = bound;
+    own["metadata"]["finalizers"] = json!(["example.com/of-others", FINALIZER]);
     let body = own.to_string().into_bytes();
     let made = driver.request(post, VOLUMES, &json, body).await.unwrap();
     assert_eq!(made.status, 201, "{}", String::from_utf8_lossy(&made.body));
-    let path = "/api/v1/persistentvolumes/own";
-    let gone = driver.request(Method::DELETE, path, &[], Vec::new()).await.unwrap();
+    let path = format!("{VOLUMES}/pvc-{UID}");
+    let change = async |change: Value| {
+        let body = change.to_string().into_bytes();
+        driver.request(Method::PATCH, &path, &merge, body).await.unwrap().status
+    };
+    // Of one that exists, it changes the size, and its own finalizer.
+    for (refused, change_of) in [
+        ("the claim", json!({"spec": {"claimRef": {"uid": "another"}}})),
+        ("no claim", json!({"spec": {"claimRef": null}})),
+        ("the policy", json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}})),
+        ("the class", json!({"spec": {"storageClassName": "local"}})),
+        ("the options", json!({"spec": {"mountOptions": ["noexec"]}})),
+        ("a finalizer", json!({"metadata": {"finalizers": [FINALIZER]}})),
+        ("all finalizers", json!({"metadata": {"finalizers": null}})),
+    ] {
+        assert_eq!(change(change_of).await, 403, "{refused}");
+    }
+    assert_eq!(change(json!({"spec": {"capacity": {"storage": "2Gi"}}})).await, 200);
+    // The API server may have added one of its own to those of others.
+    let present = get(&master, &path).await.unwrap()["metadata"]["finalizers"].clone();
+    let others: Vec<_> =
+        present.as_array().unwrap().iter().filter(|one| **one != FINALIZER).cloned().collect();
+    assert_eq!(change(json!({"metadata": {"finalizers": others}})).await, 200);
+    let gone = driver.request(Method::DELETE, &path, &[], Vec::new()).await.unwrap();
     assert_eq!(gone.status, 200, "{}", String::from_utf8_lossy(&gone.body));
+}
+
+/// Waits until the API server holds the driver to its node: it reads a new policy within some
+/// seconds. The volume is one that the driver may make, with another name.
+async fn policy_is_effective(driver: &Api, volume: &Value) {
+    let mut other = volume.clone();
+    other["metadata"]["name"] = json!("pvc-for-nobody");
+    let body = other.to_string().into_bytes();
+    let path = format!("{VOLUMES}?dryRun=All");
+    let json = [("content-type", "application/json")];
+    let refused = async {
+        loop {
+            let answer = driver.request(Method::POST, &path, &json, body.clone()).await.unwrap();
+            match answer.status {
+                403 => return,
+                201 => tokio::time::sleep(Duration::from_millis(100)).await,
+                other => panic!("{other}: {}", String::from_utf8_lossy(&answer.body)),
+            }
+        }
+    };
+    let refused = patiently(PATIENCE, refused).await;
+    refused.expect("the policy polis-csi-volumes refuses nothing");
 }

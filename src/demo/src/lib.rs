@@ -11,10 +11,12 @@
 //! ```
 //!
 //! [`get`] is the other side: a pod that asks the server by the name of its service.
+//! [`trial`] fills what a pod has, on request, to see where its limits are.
 //!
 //! What this module does not do: keep connections open, or read a request's body.
 
 mod client;
+pub mod trial;
 
 use std::fmt;
 use std::fs;

@@ -1,13 +1,15 @@
-//! The demo workload: answers HTTP until it is asked to end; `demo get HOST:PORT` asks it.
+//! The demo workload: answers HTTP until it is asked to end; `demo get HOST:PORT` asks it, and
+//! the other arguments try the limits of the pod.
 
 use std::env;
 use std::io::{self, Write as _};
 use std::os::fd::AsFd as _;
+use std::path::Path;
 use std::process::ExitCode;
 
 use polis_base::sys::poll::{self, Interest};
 use polis_base::sys::signal::Signals;
-use polis_demo::{Facts, get, listen, serve};
+use polis_demo::{Facts, get, listen, serve, trial};
 use rustix::process::Signal;
 
 fn main() -> ExitCode {
@@ -15,8 +17,10 @@ fn main() -> ExitCode {
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     let outcome = match *arguments.as_slice() {
         [] => run(),
-        ["get", server] => get(server).and_then(|answer| io::stdout().write_all(answer.as_bytes())),
-        _ => Err(io::Error::other("usage: demo [get HOST:PORT]")),
+        ["get", server] => get(server).and_then(print),
+        ["read", file] => trial::read(Path::new(file)).and_then(print),
+        [trial, ref rest @ .., number] => attempt(trial, rest, number).and_then(print),
+        [_] => Err(usage()),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -26,6 +30,30 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// One trial up to this number.
+fn attempt(trial: &str, rest: &[&str], number: &str) -> io::Result<String> {
+    let number = || trial::number(number);
+    match (trial, rest) {
+        ("write", [file]) => trial::write(Path::new(file), number()?),
+        ("allocate", [file]) => trial::allocate(Path::new(file), number()?),
+        ("files", [directory]) => trial::files(Path::new(directory), number()?),
+        ("memory", []) => Ok(trial::memory(number()?)),
+        ("threads", []) => Ok(trial::threads(number()?)),
+        _ => Err(usage()),
+    }
+}
+
+fn usage() -> io::Error {
+    io::Error::other(
+        "usage: demo [get HOST:PORT | write FILE BYTES | read FILE | allocate FILE BYTES | \
+         files DIRECTORY COUNT | memory BYTES | threads COUNT]",
+    )
+}
+
+fn print(text: String) -> io::Result<()> {
+    io::stdout().write_all(text.as_bytes())
 }
 
 fn run() -> io::Result<()> {

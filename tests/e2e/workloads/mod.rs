@@ -1,6 +1,10 @@
-//! A machine with the roles of Kubernetes: a demo answers, the roles go, the machine ends.
+//! A machine with the roles of Kubernetes: a demo answers, volumes hold their size and survive
+//! power cuts, pods that take all they can get hurt nothing, the roles go, the machine ends.
 
 mod kubectl;
+mod limits;
+mod trial;
+mod volumes;
 
 use std::time::Duration;
 
@@ -58,7 +62,10 @@ spec:
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] =
-    &[story!(a_demo_answers_by_its_name_and_its_pods_end_with_the_machine).cluster().takes(600)];
+    &[story!(a_demo_answers_by_its_name_and_its_pods_end_with_the_machine)
+        .cluster()
+        .takes(1000)
+        .at_most(Duration::from_secs(40 * 60))];
 
 fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> {
     if std::env::var_os(FULL).is_none() {
@@ -66,7 +73,8 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     }
     let world = World::of_full("workloads")?;
     let owner = Owner::with_ports(&world.path("owner"), &[ACCESS])?;
-    let small = world.bootstrap_config("")?;
+    // It writes to etcd all the time, so that a wait of etcd is seen.
+    let small = world.bootstrap_config("polis.exercise=append")?;
     let config = Config {
         // In place of the small disk, which has too little room for workloads.
         disk: Some(world.disk_of_size(8 << 30, None)?),
@@ -99,6 +107,10 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     ensure!(!keeper.contains("gvisor"), "the kernel of another pod: {keeper}");
     kubectl.run(&["delete", "pod", "sandboxed", "--timeout=60s"], "")?;
 
+    volumes::hold_their_size(&kubectl, &owner, &machine)?;
+    limits::memory_and_processes(&kubectl, &owner, &machine)?;
+    limits::the_disk(&kubectl, &owner, &machine, "keeper")?;
+
     machine.wait_until_text(POWER_BUTTON, SOON)?;
     machine.qmp.power_button()?;
     orderly_end(&mut machine, "poweroff")?;
@@ -114,7 +126,15 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     ensure!(back == founded, "after a power-off: {back:?}, before: {founded:?}");
     serves(&mut machine)?;
     kubectl.run(&["wait", "--for=condition=Available", "deployment/demo", KUBECTL], "")?;
+    let mut machine = volumes::survive_power_cuts(&kubectl, machine, || {
+        let mut machine = world.boot(&config)?;
+        home(&mut machine)?;
+        serves(&mut machine)?;
+        Ok(machine)
+    })?;
     kubectl.run(&["delete", "pod", "keeper", "--timeout=120s"], "")?;
+    kubectl.run(&["delete", "pvc", "box", "--timeout=120s"], "")?;
+    volumes::leave_nothing(&kubectl, &mut machine)?;
     owner.run(&["node", "roles", &founded.node, "--remove", "kubernetes-worker", "--yes"])?;
     let stopped = |part: &'static str, state: &'static str| {
         move |event: &polis_qemu::Event| event.is("part", part) && event.is("state", state)

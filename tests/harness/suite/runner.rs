@@ -108,7 +108,8 @@ impl Runner<'_> {
             thread::sleep(LOOK);
             let mut at = 0;
             while at < running.len() {
-                let Some(ended) = running[at].ended(self.suite.deadline)? else {
+                let deadline = self.deadline(&running[at].job.story);
+                let Some(ended) = running[at].ended(deadline)? else {
                     at += 1;
                     continue;
                 };
@@ -151,11 +152,16 @@ impl Runner<'_> {
         })
     }
 
+    /// The longest that a story may take.
+    fn deadline(&self, story: &Story) -> Duration {
+        story.deadline.unwrap_or(self.suite.deadline)
+    }
+
     /// Prints how a try ended; nothing if the story runs again.
     fn result(&self, running: &Running, ended: &Ended) -> Option<StoryResult> {
         let Job { story, try_number: tries } = running.job;
         let (name, took) = (story.name(), running.began.elapsed());
-        let outcome = match (outcome(&ended.end, &running.log, self.suite.deadline), tries) {
+        let outcome = match (outcome(&ended.end, &running.log, self.deadline(&story)), tries) {
             (Outcome::Passed, 2..) => Outcome::Flaky,
             (outcome, _) => outcome,
         };

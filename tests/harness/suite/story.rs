@@ -31,6 +31,8 @@ pub struct Story {
     pub(crate) cost: u32,
     pub(crate) places: u32,
     pub(crate) sample: Option<Sample>,
+    /// Its own deadline, in place of that of the suite.
+    pub(crate) deadline: Option<Duration>,
 }
 
 /// The stories of one promise, of which an ordinary run draws some.
@@ -48,7 +50,13 @@ impl Story {
         function: &'static str,
         tell: fn() -> Result<()>,
     ) -> Self {
-        Self { module, function, tell, cost: 1, places: 1, sample: None }
+        Self { module, function, tell, cost: 1, places: 1, sample: None, deadline: None }
+    }
+
+    /// The same with a deadline of its own: a story that shows much with one machine.
+    #[must_use]
+    pub const fn at_most(self, deadline: Duration) -> Self {
+        Self { deadline: Some(deadline), ..self }
     }
 
     /// The same, which usually takes so many seconds.

@@ -12,10 +12,10 @@
 //! | policy `polis-workers` and its binding | a kubelet of a node without the role Kubernetes worker writes nothing |
 //! | policy `polis-system-namespace` and its binding | operators may change nothing in `kube-system`, whose service accounts and pods could change everything |
 //! | role `polis:csi` | the storage drivers of workers may keep volumes |
-//! | policies `polis-csi-volumes`, `polis-csi-claims` and their bindings | a storage driver changes volumes of its own node and driver only, and the status of claims of its node |
+//! | policies `polis-csi-volumes`, `polis-csi-claims` and their bindings | a storage driver makes and removes volumes of its own node and driver only, gives them no other claim, and changes the status of claims of its node |
 //! | driver `local.csi.polis.internal`, storage class `local` | volumes on the node of their pod; a claim without a class gets this one |
 //! | runtime class `runc` | pods may name the runtime that they get anyway |
-//! | runtime class `gvisor` | pods may ask for a kernel of their own |
+//! | runtime class `gvisor` | pods may ask for a kernel of their own, on nodes that have it |
 //!
 //! The objects of the workers follow the records of the nodes, and name each worker:
 //!
@@ -35,7 +35,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::credentials::KUBELET_CLIENT;
-use super::csi::names::{CLASS, DRIVER, NODE_LABEL, SELECTED_NODE};
+use super::csi::names::{CLASS, DRIVER, FINALIZER, NODE_LABEL, SELECTED_NODE};
 use super::runtime::gvisor;
 use polis_wire::identity::NodeId;
 use polis_wire::pki::{CSI_GROUP, CSI_USER, WorkerPurpose};
@@ -214,6 +214,10 @@ fn csi_role() -> Object {
 
 /// The policy that holds a storage driver to volumes of its driver and its node: a node that
 /// an intruder has taken neither removes volumes of others, nor makes one of a path of a host.
+///
+/// A volume is for the claim in its name, from first to last. Of a volume that exists, the
+/// driver changes the size and its own finalizer: neither claim, nor policy, nor the finalizer
+/// that protects a bound volume.
 fn csi_volumes() -> Object {
     let own = |volume: &str| {
         format!(
@@ -228,9 +232,22 @@ fn csi_volumes() -> Object {
              request.userInfo.username))",
         )
     };
+    let claimed = "has(object.spec.claimRef) && has(object.spec.claimRef.uid) \
+                   && object.metadata.name == 'pvc-' + object.spec.claimRef.uid";
+    let same = "object.spec.all(field, field == 'capacity' \
+                || (field in oldObject.spec && object.spec[field] == oldObject.spec[field])) \
+                && oldObject.spec.all(field, field in object.spec)";
+    let kept = format!(
+        "!has(oldObject.metadata.finalizers) || oldObject.metadata.finalizers.all(one, \
+         one == '{FINALIZER}' \
+         || (has(object.metadata.finalizers) && one in object.metadata.finalizers))"
+    );
     let expressions = [
         format!("request.operation == 'DELETE' || ({})", own("object")),
         format!("request.operation == 'CREATE' || ({})", own("oldObject")),
+        format!("request.operation != 'CREATE' || ({claimed})"),
+        format!("request.operation != 'UPDATE' || ({same})"),
+        format!("request.operation != 'UPDATE' || {kept}"),
     ];
     csi_policy(CSI_VOLUMES, &["CREATE", "UPDATE", "DELETE"], "persistentvolumes", &expressions)
 }
@@ -379,10 +396,12 @@ fn runtime_class(name: &str, handler: &str) -> Object {
 }
 
 /// gVisor. Its kernel is a process in the pod's control group, so the pod gets memory for it
-/// on top of that of its containers.
+/// on top of that of its containers. A node whose machine lacks something for it gets no such
+/// pod (`worker::node_object` has the label).
 fn gvisor() -> Object {
     let mut class = runtime_class("gvisor", gvisor::HANDLER);
     class.content["overhead"] = json!({"podFixed": {"memory": SENTRY_MEMORY}});
+    class.content["scheduling"] = json!({"nodeSelector": {gvisor::LABEL: gvisor::HERE}});
     class
 }
 

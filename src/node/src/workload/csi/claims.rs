@@ -7,9 +7,8 @@
 
 use serde_json::{Value, json};
 
-use super::FINALIZER;
 use super::mounting::Flags;
-use super::names::{DRIVER, NODE_LABEL, SELECTED_NODE};
+use super::names::{DRIVER, FINALIZER, NODE_LABEL, SELECTED_NODE};
 use super::quantity;
 use super::store::{UNIT, whole};
 use super::volume_id::VolumeId;

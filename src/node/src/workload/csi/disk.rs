@@ -11,6 +11,7 @@ use std::path::Path;
 
 use polis_base::files;
 
+use super::trash::{self, Swept};
 use crate::workload::ground::quota::{Kernel, Projects};
 
 /// What the store does to the disk.
@@ -55,6 +56,15 @@ pub trait Disk: Projects {
     /// What the kernel says.
     fn remove(&self, directory: &Path) -> io::Result<()> {
         std::fs::remove_dir(directory)
+    }
+
+    /// Removes the next part of what is to be removed in the directory of volumes.
+    ///
+    /// # Errors
+    ///
+    /// The first entry that the kernel does not remove; the others are removed all the same.
+    fn sweep(&self, volumes: &Path) -> io::Result<Swept> {
+        trash::sweep(volumes)
     }
 
     /// Makes the entries of a directory, and its project, survive a power cut.

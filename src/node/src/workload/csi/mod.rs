@@ -73,9 +73,6 @@ pub use self::store::{Error as StoreError, Store};
 pub use self::trash::Swept;
 pub use self::volume_id::{NotAVolume, VolumeId};
 
-/// What keeps the object of a volume while its content is there.
-const FINALIZER: &str = "local.csi.polis.internal/content";
-
 /// The socket, in kubelet's directory of plugins. kubelet puts the escaped path of the socket
 /// into `:authority`, where the HTTP library takes `%` only before an `@`: RFC 3986 allows
 /// it in the user information, and not in the name of a host as kubelet means it.

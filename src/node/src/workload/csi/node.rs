@@ -179,6 +179,14 @@ impl Plugin {
         }
         let mounted = self.mounts.at(&target).map_err(|e| internal("look at", &target, &e))?;
         if mounted == 0 {
+            // A mount follows a link in the last part of its target, too.
+            let entry = target.symlink_metadata();
+            if !entry.map_err(|e| internal("look at", &target, &e))?.is_dir() {
+                return Err(Status::invalid_argument(format!(
+                    "{} is no directory: a volume is mounted on nothing else",
+                    target.display()
+                )));
+            }
             self.mounts
                 .bind(&source, &target, flags)
                 .map_err(|error| internal("mount the volume at", &target, &error))?;

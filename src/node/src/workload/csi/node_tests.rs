@@ -293,6 +293,22 @@ async fn hostile_requests_are_refused() {
             let error = driver.node_unpublish_volume(request).await.unwrap_err();
             assert_eq!(error.code(), Code::InvalidArgument, "{target}: {error}");
         }
+        // The last part of the path is a link, or a file.
+        let outside = world.folder.path().join("outside");
+        std::fs::create_dir(&outside).unwrap();
+        std::os::unix::fs::symlink(&outside, world.target()).unwrap();
+        let error = driver.node_publish_volume(world.publish()).await.unwrap_err();
+        assert_eq!(error.code(), Code::InvalidArgument, "{error}");
+        assert!(error.message().contains("is no directory"), "{error}");
+        assert_eq!(world.table.flags(&world.target()), []);
+        let error = driver.node_unpublish_volume(world.unpublish()).await.unwrap_err();
+        assert_eq!(error.code(), Code::Internal, "{error}");
+        assert!(outside.is_dir());
+        std::fs::remove_file(world.target()).unwrap();
+        std::fs::write(world.target(), "").unwrap();
+        let error = driver.node_publish_volume(world.publish()).await.unwrap_err();
+        assert_eq!(error.code(), Code::InvalidArgument, "{error}");
+        std::fs::remove_file(world.target()).unwrap();
         for volume_id in ["", "pvc-", "../../etc", "pvc-../../../etc"] {
             let volume_id = volume_id.to_owned();
             let request = NodePublishVolumeRequest { volume_id, ..world.publish() };

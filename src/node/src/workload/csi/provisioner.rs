@@ -27,7 +27,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::claims::{self, Claim, End, Refusal, Volume, Wish};
 use super::cluster::{Cluster, Server};
@@ -37,6 +37,7 @@ use super::volume_id::VolumeId;
 use crate::workload::api::{self, Api};
 use crate::workload::certificates::chain;
 use crate::workload::watch::{Event, Watch};
+use polis_base::cause;
 use polis_base::sys::clock;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::NodeId;
@@ -68,6 +69,25 @@ pub(super) enum Error {
     /// The disk is not as it should be.
     #[error(transparent)]
     Store(#[from] store::Error),
+}
+
+impl Error {
+    /// Whether it stays until somebody changes something: the owner of a claim waits for that.
+    /// A server that does not answer, is busy, or has a newer state is only tried again.
+    fn stays(&self) -> bool {
+        match self {
+            Self::Store(_) => true,
+            Self::Api(api::Error::Refused { status, .. }) => {
+                (400..500).contains(status) && ![408, 409, 429].contains(status)
+            }
+            Self::Api(
+                api::Error::Credentials { .. }
+                | api::Error::Connect { .. }
+                | api::Error::Http { .. }
+                | api::Error::Silent { .. },
+            ) => false,
+        }
+    }
 }
 
 /// Whether the provisioner sees claims and volumes.
@@ -107,12 +127,15 @@ impl Provisioner {
     pub async fn run(self, ctx: Context) -> Result<(), std::convert::Infallible> {
         self.status.send_replace(Status::Starting);
         let mut pass = Pass::new(Cluster(self.api.clone()), self.node, self.store.clone());
+        let mut lost = cause::Last::default();
         ctx.healthy();
         loop {
-            let round = Box::pin(self.round(&mut pass));
+            let round = Box::pin(self.round(&mut pass, &mut lost));
             let Some(ended) = ctx.until_cancelled(round).await else { return Ok(()) };
             if let Err(error) = ended {
-                warn!(error = &error as &dyn std::error::Error, "lost sight of the volumes");
+                if lost.is_new(&chain(&error)) {
+                    warn!(error = &error as &dyn std::error::Error, "lost sight of the volumes");
+                }
                 self.status.send_replace(Status::Failed { cause: chain(&error) });
                 if ctx.until_cancelled(sleep(RETRY)).await.is_none() {
                     return Ok(());
@@ -122,13 +145,19 @@ impl Provisioner {
     }
 
     /// One pair of watches, from their start to the end of one.
-    async fn round(&self, pass: &mut Pass<Api>) -> Result<(), Error> {
+    async fn round(&self, pass: &mut Pass<Api>, lost: &mut cause::Last) -> Result<(), Error> {
         // What is left over from before keeps no volume waiting.
-        if let Err(error) = pass.tidy().await {
-            warn!(error = &error as &dyn std::error::Error, "cannot tidy up every volume");
+        match pass.tidy().await {
+            Ok(()) => pass.untidy.clear(),
+            Err(error) => {
+                if pass.untidy.is_new(&chain(&error)) {
+                    warn!(error = &error as &dyn std::error::Error, "cannot tidy up every volume");
+                }
+            }
         }
         let mut claims = Watch::open(&self.api, CLAIMS).await?;
         let mut volumes = Watch::open(&self.api, VOLUMES).await?;
+        lost.clear();
         self.status.send_replace(Status::Watching);
         // Every object comes again.
         pass.waiting.clear();
@@ -168,17 +197,20 @@ impl Provisioner {
 /// None: what fails is tried again.
 pub(super) async fn sweeper(store: Store, ctx: Context) -> Result<(), std::convert::Infallible> {
     ctx.healthy();
+    let mut refused = cause::Last::default();
     loop {
         let next = store.clone();
         let wait = match blocking(move || next.sweep()).await {
             Ok(Swept::Part) => Duration::ZERO,
             Ok(Swept::All) => {
-                info!("removed all that was left of volumes");
+                refused.clear();
                 SWEEP
             }
             Ok(Swept::Nothing) => SWEEP,
             Err(error) => {
-                warn!(error = &error as &dyn std::error::Error, "cannot remove volumes");
+                if refused.is_new(&chain(&error)) {
+                    warn!(error = &error as &dyn std::error::Error, "cannot remove volumes");
+                }
                 SWEEP_FAILED
             }
         };
@@ -218,15 +250,24 @@ pub(super) struct Pass<S> {
     cluster: Cluster<S>,
     node: NodeId,
     store: Store,
-    /// Each in its newest state.
-    waiting: BTreeMap<(bool, VolumeId), Item>,
+    waiting: BTreeMap<(bool, VolumeId), Waiting>,
+    /// Why the last look at empty volumes failed.
+    untidy: cause::Last,
     /// What the owner of a claim was told, and when.
     told: BTreeMap<VolumeId, (Refusal, Instant)>,
 }
 
+/// An object in its newest state, and why it waits.
+#[derive(Debug)]
+struct Waiting {
+    item: Item,
+    cause: cause::Last,
+}
+
 impl<S: Server> Pass<S> {
     pub(super) fn new(cluster: Cluster<S>, node: NodeId, store: Store) -> Self {
-        Self { cluster, node, store, waiting: BTreeMap::new(), told: BTreeMap::new() }
+        let (waiting, told) = (BTreeMap::new(), BTreeMap::new());
+        Self { cluster, node, store, waiting, untidy: cause::Last::default(), told }
     }
 
     /// Reads an object that concerns this node.
@@ -259,28 +300,59 @@ impl<S: Server> Pass<S> {
 
     /// Tries again what waits.
     async fn again(&mut self) {
-        for item in std::mem::take(&mut self.waiting).into_values() {
-            self.item(item).await;
+        let keys: Vec<_> = self.waiting.keys().cloned().collect();
+        for key in keys {
+            let item = self.waiting.get(&key).map(|waiting| waiting.item.clone());
+            if let Some(item) = item {
+                self.item(item).await;
+            }
         }
     }
 
     /// Does what an object asks for. What fails waits for another attempt.
     async fn item(&mut self, item: Item) {
         let key = item.key();
-        self.waiting.remove(&key);
+        let mut cause = self.waiting.remove(&key).map(|before| before.cause).unwrap_or_default();
         let done = match &item {
             Item::Claim(claim) => self.serve(claim).await,
             Item::Volume(volume) => self.keep(volume).await,
         };
         match done {
             Ok(Served::Done) => return,
-            Ok(Served::Later) => {}
+            Ok(Served::Later) => cause.clear(),
             Err(error) => {
-                warn!(error = &error as &dyn std::error::Error, volume = %key.1, "later");
+                if cause.is_new(&chain(&error)) {
+                    warn!(
+                        error = &error as &dyn std::error::Error,
+                        volume = %key.1,
+                        "cannot do what an object asks for, and tries again"
+                    );
+                }
+                if let Item::Claim(claim) = &item
+                    && error.stays()
+                {
+                    self.confess(claim, &error).await;
+                }
             }
         }
         if self.waiting.len() < WAITING_MAX {
-            self.waiting.insert(key, item);
+            self.waiting.insert(key, Waiting { item, cause });
+        }
+    }
+
+    /// Tells the owner of a claim that this node, or the API server, keeps it waiting.
+    async fn confess(&mut self, claim: &Claim, error: &Error) {
+        let message = format!(
+            "node {} cannot do this now, and tries again every {} s: {}; the log of the node has \
+             more (polisctl node logs)",
+            self.node,
+            RETRY.as_secs(),
+            chain(error),
+        );
+        let told = self.tell(claim, Refusal { reason: "ProvisioningFailed", message }).await;
+        if let Err(error) = told {
+            // The reason is in the log already.
+            debug!(error = &error as &dyn std::error::Error, "cannot tell the owner of a claim");
         }
     }
 
@@ -353,7 +425,6 @@ impl<S: Server> Pass<S> {
         wanted: u64,
     ) -> Result<Served, Error> {
         if !error.is_full() {
-            warn!(error = &error as &dyn std::error::Error, claim = claim.label(), "no volume");
             return Err(error.into());
         }
         let message = format!(

@@ -22,6 +22,8 @@ struct Objects {
     disk: Arc<Fake>,
     objects: Arc<Mutex<BTreeMap<String, Value>>>,
     events: Arc<Mutex<Vec<Value>>>,
+    /// The status that every request to make a volume gets instead.
+    refusal: Arc<Mutex<Option<u16>>>,
 }
 
 impl Objects {
@@ -38,6 +40,10 @@ impl Objects {
     }
 
     fn answer(&self, method: &Method, path: &str, body: Value) -> (u16, Value) {
+        let refusal = *self.refusal.lock().unwrap();
+        if let Some(status) = refusal.filter(|_| method == Method::POST && path == VOLUMES) {
+            return (status, json!({"message": "no"}));
+        }
         let present = self.get(path);
         match (method.as_str(), present) {
             ("GET", Some(object)) => (200, object),
@@ -121,7 +127,7 @@ impl Server for Objects {
 }
 
 struct World {
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
     disk: Arc<Fake>,
     server: Objects,
     store: Store,
@@ -133,13 +139,17 @@ impl World {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let disk = Fake::new();
-        let server =
-            Objects { disk: disk.clone(), objects: Arc::default(), events: Arc::default() };
+        let server = Objects {
+            disk: disk.clone(),
+            objects: Arc::default(),
+            events: Arc::default(),
+            refusal: Arc::default(),
+        };
         server.put(CLASS, class_object());
         let store = store(folder.path(), &disk);
         let pass = Pass::new(Cluster(server.clone()), node(), store.clone());
         let volume = format!("{VOLUMES}/pvc-{UID}");
-        Self { _folder: folder, disk, server, store, pass, volume }
+        Self { folder, disk, server, store, pass, volume }
     }
 
     /// Shows the object to a provisioner that has just started, and whose power fails after
@@ -158,19 +168,43 @@ impl World {
     }
 
     /// The object at `path` of the world that `prepare` makes is shown with a power cut after
-    /// each number of steps in turn, and then again; returns the steps without a cut.
+    /// each number of steps in turn, and after the last one. The cut takes each number of
+    /// changes back that the disk had not flushed, and the node starts again. Returns the
+    /// steps without a cut.
     async fn with_cuts(prepare: impl AsyncFn() -> Self, path: &str, check: impl Fn(&Self)) -> u32 {
-        for steps in 0..100 {
+        let (mut steps, mut lost) = (0, 0);
+        while steps < 100 {
             let world = prepare().await;
+            let before = world.disk.unflushed();
             let done = world.shown(path, Some(steps)).await;
-            assert!(done || world.shown(path, None).await, "cut off after {steps} steps");
-            assert!(world.disk.is_flushed(), "cut off after {steps} steps");
+            let unflushed = world.disk.unflushed();
+            let at = format!("cut off after {steps} steps, {lost} of {unflushed} changes lost");
+            world.disk.lose(lost);
+            world.started().await;
             check(&world);
-            if done {
+            assert!(before == 0, "the world is on the disk: {at}");
+            if lost < unflushed {
+                lost += 1;
+            } else if done {
                 return steps;
+            } else {
+                (steps, lost) = (steps + 1, 0);
             }
         }
         panic!("it never ends");
+    }
+
+    /// A node that has started looks at every object, until nothing waits.
+    async fn started(&self) {
+        let mut pass = Pass::new(Cluster(self.server.clone()), node(), self.store.clone());
+        pass.tidy().await.unwrap();
+        for (kind, path) in [(Kind::Claim, CLAIM), (Kind::Volume, self.volume.as_str())] {
+            let object = self.server.get(path).unwrap_or_default();
+            if let Some(item) = pass.read(kind, &object) {
+                pass.item(item).await;
+            }
+        }
+        assert!(pass.waiting.is_empty(), "{:?}", pass.waiting);
     }
 
     /// A world with a claim.
@@ -239,7 +273,7 @@ async fn an_object_is_made_only_when_its_volume_survives_a_power_cut() {
         assert!(!world.shown(CLAIM, Some(steps)).await);
         if world.server.get(&world.volume).is_some() {
             made += 1;
-            assert!(world.disk.is_flushed(), "after {steps} steps");
+            assert_eq!(world.disk.unflushed(), 0, "after {steps} steps");
             assert!(world.store.usage(&format!("pvc-{UID}").parse().unwrap()).unwrap().is_some());
         }
     }
@@ -397,4 +431,109 @@ async fn an_empty_volume_that_nothing_asks_for_is_removed_and_no_other() {
     std::fs::remove_file(world.store.content(&id).join("file")).unwrap();
     world.pass.tidy().await.unwrap();
     assert_eq!(world.store.ids().unwrap(), []);
+}
+
+/// A claim that gets its volume, loses its power at each moment, and is deleted then, leaves
+/// nothing: neither a directory, nor a project with files, nor less room for others.
+#[tokio::test]
+async fn a_claim_that_is_deleted_after_a_power_cut_leaves_nothing() {
+    let (mut steps, mut lost) = (0, 0);
+    let mut moments = 0;
+    loop {
+        let world = World::asked();
+        let done = world.shown(CLAIM, Some(steps)).await;
+        let unflushed = world.disk.unflushed();
+        world.disk.lose(lost);
+        // Kubernetes removes a claim without a volume at once, and releases a volume.
+        world.server.all().remove(CLAIM);
+        if world.server.get(&world.volume).is_some() {
+            world.change(&world.volume, |object| object["status"] = json!({"phase": "Released"}));
+        }
+        world.started().await;
+        let mut sweeps = 0;
+        while world.store.sweep().unwrap() == Swept::Part {
+            sweeps += 1;
+            assert!(sweeps < 100);
+        }
+        let at = format!("{steps} steps, {lost} of {unflushed} changes lost");
+        assert_eq!(world.server.get(&world.volume), None, "{at}");
+        let left = std::fs::read_dir(world.folder.path().join("volumes"));
+        assert_eq!(left.map_or(0, Iterator::count), 0, "{at}");
+        // Another claim gets all the room there is.
+        let whole = World::new();
+        let id: VolumeId = format!("pvc-{UID}").parse().unwrap();
+        let most = 10 << 30;
+        whole.store.make(&id, "default/data", most).unwrap();
+        world.store.make(&id, "default/data", most).unwrap();
+        moments += 1;
+        if lost < unflushed {
+            lost += 1;
+        } else if done {
+            break;
+        } else {
+            (steps, lost) = (steps + 1, 0);
+        }
+    }
+    assert!(moments > 13, "{moments}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_owner_of_a_claim_reads_once_that_the_server_refuses_its_volume() {
+    let mut world = World::asked();
+    let object = world.server.get(CLAIM).unwrap();
+    *world.server.refusal.lock().unwrap() = Some(422);
+    for _attempt in 0..3 {
+        let item = world.pass.claim(&object).unwrap();
+        world.pass.item(item).await;
+        world.pass.again().await;
+        // The cause of the last attempt is known, so it is not logged again.
+        let waiting = world.pass.waiting.values_mut().next().unwrap();
+        assert!(!waiting.cause.is_new("127.0.0.1:1 answers 422: no"), "{waiting:?}");
+    }
+    let told = world.told();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].contains("answers 422: no") && told[0].contains("tries again"), "{told:?}");
+    // It serves again.
+    *world.server.refusal.lock().unwrap() = None;
+    world.pass.again().await;
+    assert!(world.pass.waiting.is_empty());
+    assert!(world.server.get(&world.volume).is_some());
+    // A server that is busy is no matter of the owner.
+    let mut world = World::asked();
+    *world.server.refusal.lock().unwrap() = Some(503);
+    let item = world.pass.claim(&object).unwrap();
+    world.pass.item(item).await;
+    assert_eq!(world.told(), [""; 0]);
+    assert_eq!(world.pass.waiting.len(), 1);
+}
+
+/// As docs/volumes.md has it: by the policy of its object, or, once that is gone, by another
+/// object of its name.
+#[tokio::test]
+async fn a_retained_volume_is_removed_once_an_operator_says_so() {
+    for gone in [false, true] {
+        let mut world = World::asked();
+        world.claim().await.unwrap();
+        let path = world.volume.clone();
+        world.change(&path, |object| {
+            object["status"] = json!({"phase": "Released"});
+            object["spec"]["persistentVolumeReclaimPolicy"] = json!("Retain");
+        });
+        let mut object = world.server.get(&path).unwrap();
+        if gone {
+            world.change(&path, |object| object["metadata"]["deletionTimestamp"] = json!("now"));
+            assert!(world.shown(&path, None).await);
+            assert_eq!(world.server.get(&path), None);
+            object["metadata"]["uid"] = json!("another");
+            object["metadata"]["deletionTimestamp"] = json!("now");
+            object["spec"]["claimRef"] = Value::Null;
+            object["status"]["phase"] = json!("Available");
+        }
+        assert_eq!(world.store.ids().unwrap().len(), 1);
+        object["spec"]["persistentVolumeReclaimPolicy"] = json!("Delete");
+        world.server.put(&path, object);
+        assert!(world.shown(&path, None).await);
+        assert_eq!(world.server.get(&path), None);
+        assert_eq!(world.store.ids().unwrap(), []);
+    }
 }

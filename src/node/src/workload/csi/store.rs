@@ -328,14 +328,17 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// [`Error`]: what stays is tried again by the next call.
+    /// [`Error`]: what stays is tried again by the next call. The room of what is gone is
+    /// given back all the same.
     pub fn sweep(&self) -> Result<Swept, Error> {
-        let volumes = self.volumes.path();
-        let disk = |source| Error::Disk { operation: "sweep", path: volumes.to_owned(), source };
-        let swept = trash::sweep(volumes).map_err(disk)?;
-        if swept == Swept::All {
-            self.divide(&quota::turn(), 0)?;
+        let swept = self.step("sweep", self.volumes.path(), |path| self.disk.sweep(path));
+        if matches!(swept, Ok(Swept::Nothing | Swept::Part)) {
+            return swept;
         }
+        let divided = self.divide(&quota::turn(), 0);
+        let swept = swept?;
+        let (volumes, workloads_mib) = (self.names()?.len(), divided?.bytes / UNIT);
+        info!(volumes, workloads_mib, "removed all that was left of volumes");
         Ok(swept)
     }
 

@@ -1,6 +1,11 @@
 //! Volumes survive a power cut between any two steps, on a disk with projects in memory.
+//!
+//! The disk has a journal, as XFS has: a change is durable once an inode that it touched, or
+//! that a later change touched, was flushed. A power cut takes back any number of the newest
+//! changes that are not, and never one that is older than one that stays.
 
 use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use super::*;
@@ -23,10 +28,33 @@ struct State {
     limits: std::collections::BTreeMap<Project, Limits>,
     /// Bytes that workloads use.
     used: u64,
-    /// Whether something was made since the directory of volumes was flushed.
-    unflushed: bool,
+    /// The changes that are not durable, the oldest first.
+    journal: Vec<Change>,
     /// Steps until the power fails; `None` for never.
     left: Option<u32>,
+    /// What a sweep says.
+    sweep_fails: bool,
+}
+
+/// A change of the disk: the inodes that it touched, and how to take it back.
+#[derive(Debug)]
+struct Change {
+    inodes: Vec<u64>,
+    before: Before,
+}
+
+#[derive(Debug)]
+enum Before {
+    /// There was no such directory.
+    NoDirectory(PathBuf),
+    /// The directory had another name.
+    Named { from: PathBuf, to: PathBuf },
+    /// An empty directory of this project was there.
+    Directory(PathBuf, Option<Project>),
+    /// The inode had this project.
+    Project(u64, Option<Project>),
+    /// The project had these limits.
+    Limits(Project, Option<Limits>),
 }
 
 impl Fake {
@@ -35,8 +63,9 @@ impl Fake {
             projects: Default::default(),
             limits: Default::default(),
             used: 0,
-            unflushed: false,
+            journal: Vec::new(),
             left: None,
+            sweep_fails: false,
         };
         Arc::new(Self { size: 16 * GIB, state: Mutex::new(state) })
     }
@@ -63,9 +92,43 @@ impl Fake {
         }
     }
 
-    /// Whether a power cut would take something back.
-    pub(crate) fn is_flushed(&self) -> bool {
-        !self.state().unflushed
+    /// The number of changes that a power cut may take back.
+    pub(crate) fn unflushed(&self) -> usize {
+        self.state().journal.len()
+    }
+
+    /// The power has failed, and these newest changes are lost.
+    pub(crate) fn lose(&self, changes: usize) {
+        for _ in 0..changes {
+            let Some(change) = self.state().journal.pop() else { return };
+            match change.before {
+                Before::NoDirectory(path) => {
+                    // An inode that is made again has no project.
+                    self.state().projects.remove(&inode(&path).unwrap());
+                    std::fs::remove_dir_all(path).unwrap();
+                }
+                Before::Named { from, to } => std::fs::rename(to, from).unwrap(),
+                Before::Directory(path, project) => {
+                    std::fs::create_dir(&path).unwrap();
+                    let inode = inode(&path).unwrap();
+                    self.state().projects.extend(project.map(|project| (inode, project)));
+                }
+                Before::Project(inode, None) => drop(self.state().projects.remove(&inode)),
+                Before::Project(inode, Some(project)) => {
+                    self.state().projects.insert(inode, project);
+                }
+                Before::Limits(project, None) => drop(self.state().limits.remove(&project)),
+                Before::Limits(project, Some(limits)) => {
+                    self.state().limits.insert(project, limits);
+                }
+            }
+        }
+        // The rest was on the disk.
+        self.state().journal.clear();
+    }
+
+    fn changed(&self, inodes: Vec<u64>, before: Before) {
+        self.state().journal.push(Change { inodes, before });
     }
 
     fn workloads_use(&self, bytes: u64) {
@@ -94,8 +157,11 @@ impl Projects for Fake {
         self.step()?;
         let limited = self.state().limits.contains_key(&project);
         assert!(limited, "a directory in a project without limits");
-        self.state().projects.insert(inode(directory)?, project);
-        self.state().unflushed = true;
+        let inode = inode(directory)?;
+        let before = self.state().projects.insert(inode, project);
+        if before != Some(project) {
+            self.changed(vec![inode], Before::Project(inode, before));
+        }
         Ok(())
     }
 
@@ -109,7 +175,11 @@ impl Projects for Fake {
 
     fn set_limits(&self, project: Project, limits: Limits) -> io::Result<()> {
         self.step()?;
-        self.state().limits.insert(project, limits);
+        let before = self.state().limits.insert(project, limits);
+        if before != Some(limits) {
+            // No file's inode: only a later change of one carries it to the disk.
+            self.changed(Vec::new(), Before::Limits(project, before));
+        }
         Ok(())
     }
 }
@@ -117,41 +187,60 @@ impl Projects for Fake {
 impl Disk for Fake {
     fn make(&self, directory: &Path, mode: u32) -> io::Result<()> {
         self.step()?;
-        std::fs::create_dir_all(directory)?;
-        self.state().unflushed = true;
+        if !directory.exists() {
+            std::fs::create_dir(directory)?;
+            let parent = inode(directory.parent().unwrap())?;
+            let made = inode(directory)?;
+            // The kernel gives it the project of its parent.
+            let project = self.state().projects.get(&parent).copied();
+            self.state().projects.extend(project.map(|project| (made, project)));
+            self.changed(vec![parent, made], Before::NoDirectory(directory.to_owned()));
+        }
         use std::os::unix::fs::PermissionsExt as _;
         std::fs::set_permissions(directory, std::fs::Permissions::from_mode(mode))
     }
 
     fn write(&self, file: &files::File, content: &[u8]) -> io::Result<()> {
         self.step()?;
-        file.write(content).map_err(files::Error::into_io)
+        file.write(content).map_err(files::Error::into_io)?;
+        // It flushes the file and its directory, and so all that was before.
+        self.state().journal.clear();
+        Ok(())
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.step()?;
         std::fs::rename(from, to)?;
-        self.state().unflushed = true;
+        let parent = inode(from.parent().unwrap())?;
+        let before = Before::Named { from: from.to_owned(), to: to.to_owned() };
+        self.changed(vec![parent, inode(to)?], before);
         Ok(())
     }
 
     fn remove(&self, directory: &Path) -> io::Result<()> {
         self.step()?;
+        let gone = inode(directory);
+        std::fs::remove_dir(directory)?;
         // The kernel forgets the project with the inode.
-        if let Ok(inode) = inode(directory) {
-            std::fs::remove_dir(directory)?;
-            self.state().projects.remove(&inode);
-            return Ok(());
-        }
-        std::fs::remove_dir(directory)
+        let project = self.state().projects.remove(&gone?);
+        let parent = inode(directory.parent().unwrap())?;
+        self.changed(vec![parent], Before::Directory(directory.to_owned(), project));
+        Ok(())
+    }
+
+    fn sweep(&self, volumes: &Path) -> io::Result<Swept> {
+        let swept = trash::sweep(volumes)?;
+        if self.state().sweep_fails { Err(io::Error::other("immutable")) } else { Ok(swept) }
     }
 
     fn flush(&self, directory: &Path) -> io::Result<()> {
         self.step()?;
-        if directory.ends_with("volumes") {
-            self.state().unflushed = false;
-        }
-        std::fs::File::open(directory).map(drop)
+        let inode = inode(directory)?;
+        let mut state = self.state();
+        let newest = state.journal.iter().rposition(|change| change.inodes.contains(&inode));
+        let durable = newest.map_or(0, |newest| newest + 1);
+        state.journal.drain(..durable);
+        Ok(())
     }
 }
 
@@ -164,13 +253,15 @@ fn id(last: u8) -> VolumeId {
 }
 
 /// A store in which `prepare` was done, and `work` was cut off after each number of steps in
-/// turn and then repeated, until it needs no more steps; returns that number.
+/// turn, with each number of changes lost that the disk had not flushed, and then repeated,
+/// until it needs no more steps; returns that number.
 fn with_cuts(
     prepare: impl Fn(&Store),
     work: impl Fn(&Store) -> Result<(), Error>,
     check: impl Fn(&Store, &Fake),
 ) -> u32 {
-    for steps in 0..100 {
+    let (mut steps, mut lost) = (0, 0);
+    while steps < 100 {
         let folder = tempfile::tempdir().unwrap();
         let disk = Fake::new();
         let store = store(folder.path(), &disk);
@@ -178,14 +269,18 @@ fn with_cuts(
         disk.cut_after(Some(steps));
         let done = work(&store).is_ok();
         disk.cut_after(None);
+        let unflushed = disk.unflushed();
+        assert!(!done || unflushed == 0, "what is done is not lost");
+        disk.lose(lost);
         if !done {
             work(&store).unwrap();
         }
-        assert!(disk.is_flushed(), "cut off after {steps} steps");
+        assert_eq!(disk.unflushed(), 0, "cut off after {steps} steps, {lost} lost");
         check(&store, &disk);
         if done {
             return steps;
         }
+        (steps, lost) = if lost < unflushed { (steps, lost + 1) } else { (steps + 1, 0) };
     }
     panic!("it never ends");
 }
@@ -241,7 +336,7 @@ fn a_removed_volume_is_never_seen_again_and_its_project_is_free_only_at_the_end(
     }
     disk.cut_after(None);
     store.trash(&id(1)).unwrap();
-    assert!(disk.is_flushed());
+    assert_eq!(disk.unflushed(), 0);
     assert_eq!(store.usage(&id(1)).unwrap(), None);
     assert_eq!(store.ids().unwrap(), []);
     store.trash(&id(1)).unwrap();
@@ -291,6 +386,21 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     let limits = [quota::WORKLOADS, VOLUME_FIRST, VOLUME_FIRST + 1];
     let sum: u64 = limits.map(|number| disk.limits_of(number).unwrap().bytes).iter().sum();
     assert!(sum + quota::reserve(disk.size) <= disk.size, "{sum}");
+}
+
+#[test]
+fn what_cannot_be_removed_does_not_keep_the_room_of_the_rest() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = Fake::new();
+    let store = store(folder.path(), &disk);
+    store.make(&id(1), "default/first", GIB).unwrap();
+    let one = disk.limits_of(quota::WORKLOADS).unwrap().bytes;
+    store.make(&id(2), "default/second", GIB).unwrap();
+    store.trash(&id(2)).unwrap();
+    disk.state().sweep_fails = true;
+    let error = store.sweep().unwrap_err();
+    assert!(error.to_string().starts_with("cannot sweep "), "{error}");
+    assert_eq!(disk.limits_of(quota::WORKLOADS).unwrap().bytes, one);
 }
 
 #[test]

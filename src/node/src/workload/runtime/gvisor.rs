@@ -13,6 +13,11 @@ use std::path::Path;
 
 /// The handler of containerd, and the name that the runtime class refers to.
 pub const HANDLER: &str = "runsc";
+/// The label of a Node whose machine runs pods of the runtime class, and its value. The class
+/// selects by it.
+pub const LABEL: &str = "polis.internal/gvisor";
+/// See [`LABEL`].
+pub const HERE: &str = "true";
 /// The configuration of the shim. containerd names it with each container; whether a
 /// container shares the shim of its pod is decided before that, and the shim then looks
 /// here.

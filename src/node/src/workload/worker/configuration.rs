@@ -33,6 +33,13 @@ const PODS_MAX: u32 = 250;
 /// Processes of one pod: a bomb in it leaves the node's own numbers alone.
 const PROCESSES_MAX: u32 = 4096;
 
+/// Numbers of processes that pods together never get: the kernel's own threads, and those of
+/// the node, etcd, containerd and Kubernetes.
+const PROCESSES_RESERVED: &str = "2048";
+/// Less than this is left: pods are evicted, before the last number of theirs is taken. On a
+/// machine of 1 GiB, which has some 8,000 numbers, the two meet.
+const PROCESSES_FREE: &str = "20%";
+
 /// kubelet's own file.
 pub(super) fn kubelet(site: &Site, tree: &files::Root) -> Vec<u8> {
     let pair = site.data.pair(WorkerPurpose::KubeletServer.name());
@@ -74,7 +81,7 @@ pub(super) fn kubelet(site: &Site, tree: &files::Root) -> Vec<u8> {
         "seccompDefault": true,
         "oomScoreAdj": -999,
         "kubeReserved": {"cpu": "200m", "memory": "400Mi"},
-        "systemReserved": {"memory": "200Mi"},
+        "systemReserved": {"memory": "200Mi", "pid": PROCESSES_RESERVED},
         "enforceNodeAllocatable": ["pods"],
         // To set one of these drops all defaults.
         "evictionHard": {
@@ -83,6 +90,7 @@ pub(super) fn kubelet(site: &Site, tree: &files::Root) -> Vec<u8> {
             "nodefs.inodesFree": "5%",
             "imagefs.available": "5%",
             "imagefs.inodesFree": "5%",
+            "pid.available": PROCESSES_FREE,
         },
         "imageGCHighThresholdPercent": 90,
         "imageGCLowThresholdPercent": 80,

@@ -13,7 +13,7 @@
 //! certificates   keys of this node, and certificates from the leader    a service
 //! balancer       127.0.0.1 -> the API servers of all controllers         a service
 //! pod_network    the CNI file, from the prefix of the node's pods        a service
-//! node_object    what the API server says of this node                   a service
+//! node_object    what the API server says of this node, and its label    a service
 //! dns            the address on `lo`, the Corefile, CoreDNS              a service
 //! configuration  the files                                               pure
 //! args           the command lines                                       pure
@@ -129,8 +129,12 @@ impl Worker {
             let worker = kubelet.clone();
             async move { Box::pin(worker.kubelet(&ctx)).await }
         });
-        let object =
-            node_object::Service { api: self.own(), node: self.node, parts: self.parts.clone() };
+        let object = node_object::Service {
+            api: self.own(),
+            node: self.node,
+            programs: self.site.programs.clone(),
+            parts: self.parts.clone(),
+        };
         ctx.spawn(Part::Node.name(), forever, move |ctx| object.clone().run(ctx));
         let drain = drain::Service {
             api: self.own(),

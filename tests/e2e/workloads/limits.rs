@@ -1,0 +1,159 @@
+//! Pods that take all they can get: memory, processes, files, disk. Each is refused, killed or
+//! evicted with a reason that a person sees, and the node goes on as if nothing were.
+
+use anyhow::{Result, ensure};
+use polis_qemu::Machine;
+
+use super::KUBECTL;
+use super::kubectl::Kubectl;
+use super::trial::{Calm, Trial};
+use crate::owner::Owner;
+
+/// Processes that a pod may have (`docs/worker.md`).
+const PROCESSES_MAX: u64 = 4096;
+
+/// Pods that do one thing and end: `hungry` has no limit, so the node has to stop it.
+const BRIEF: &str = "\
+apiVersion: v1
+kind: Pod
+metadata: {name: limited, labels: {limits: ours}}
+spec:
+  automountServiceAccountToken: false
+  restartPolicy: Never
+  containers:
+    - name: demo
+      image: polis.internal/demo:1
+      imagePullPolicy: IfNotPresent
+      args: [memory, 1Gi]
+      resources: {limits: {memory: 64Mi}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: hungry, labels: {limits: ours}}
+spec:
+  automountServiceAccountToken: false
+  restartPolicy: Never
+  containers:
+    - name: demo
+      image: polis.internal/demo:1
+      imagePullPolicy: IfNotPresent
+      args: [memory, 64Gi]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: forking, labels: {limits: ours}}
+spec:
+  automountServiceAccountToken: false
+  restartPolicy: Never
+  containers:
+    - name: demo
+      image: polis.internal/demo:1
+      imagePullPolicy: IfNotPresent
+      args: [threads, '100000']
+";
+
+/// Pods that keep what they have taken: `bounded` has a limit of its own.
+const GREEDY: &str = "\
+apiVersion: v1
+kind: Pod
+metadata: {name: bounded, labels: {limits: ours}}
+spec:
+  automountServiceAccountToken: false
+  containers:
+    - name: demo
+      image: polis.internal/demo:1
+      imagePullPolicy: IfNotPresent
+      volumeMounts: [{name: scratch, mountPath: /scratch}]
+  volumes: [{name: scratch, emptyDir: {sizeLimit: 8Mi}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: greedy, labels: {limits: ours}}
+spec:
+  automountServiceAccountToken: false
+  containers:
+    - name: demo
+      image: polis.internal/demo:1
+      imagePullPolicy: IfNotPresent
+      volumeMounts: [{name: scratch, mountPath: /scratch}]
+  volumes: [{name: scratch, emptyDir: {}}]
+";
+
+/// Memory and processes.
+pub(super) fn memory_and_processes(
+    kubectl: &Kubectl,
+    owner: &Owner,
+    machine: &Machine,
+) -> Result<()> {
+    let calm = Calm::begins(owner, machine)?;
+    kubectl.run(&["apply", "--filename", "-"], BRIEF)?;
+    kubectl
+        .run(&["wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/forking", KUBECTL], "")?;
+    let forked = kubectl.run(&["logs", "forking"], "")?;
+    println!("forking: {}", forked.trim());
+    let forked = Trial::read(&forked)?;
+    let again = forked.refused.as_deref().is_some_and(|why| why.contains("os error 11"));
+    ensure!(again && forked.done < PROCESSES_MAX, "a pod has too many processes: {forked:?}");
+    for (pod, allowed) in [("limited", &["OOMKilled"][..]), ("hungry", &["OOMKilled", "Evicted"])] {
+        let failed = "--for=jsonpath={.status.phase}=Failed";
+        kubectl.run(&["wait", failed, &format!("pod/{pod}"), KUBECTL], "")?;
+        let reason = reason(kubectl, pod)?;
+        println!("{pod}: {reason}");
+        ensure!(allowed.iter().any(|one| reason.contains(one)), "{pod} ended by {reason}");
+        is_shown(owner, pod, allowed)?;
+    }
+    calm.held(owner, machine, "pods that take all memory and all processes")
+}
+
+/// The disk, last: kubelet lets no pod on a node whose disk was full for five minutes.
+/// `beside` is a pod with a volume of its own, which has room for 1 MiB.
+pub(super) fn the_disk(
+    kubectl: &Kubectl,
+    owner: &Owner,
+    machine: &Machine,
+    beside: &str,
+) -> Result<()> {
+    let calm = Calm::begins(owner, machine)?;
+    kubectl.run(&["apply", "--filename", "-"], GREEDY)?;
+    kubectl.run(&["wait", "--for=condition=Ready", "pod/bounded", "pod/greedy", KUBECTL], "")?;
+    Trial::run(kubectl, "bounded", &["write", "/scratch/file", "32Mi"])?.is_whole()?;
+    is_evicted(kubectl, owner, "bounded", "exceeds the limit")?;
+
+    Trial::run(kubectl, "greedy", &["allocate", "/scratch/file", "1024Gi"])?.is_full()?;
+    // The volumes of others, and etcd, have room of their own.
+    Trial::run(kubectl, beside, &["write", "/box/while-full", "1Mi"])?.is_whole()?;
+    kubectl.run(&["create", "configmap", "full", "--from-literal=disk=full"], "")?;
+    is_evicted(kubectl, owner, "greedy", "low on resource: ephemeral-storage")?;
+    let phase = "jsonpath={.status.phase}";
+    let phase = kubectl.run(&["get", "pod", beside, "--output", phase], "")?;
+    ensure!(phase == "Running", "{beside} is {phase}, and had nothing to do with it");
+    calm.held(owner, machine, "a pod that fills the disk")?;
+    kubectl.run(&["delete", "pod", "--selector=limits=ours", KUBECTL], "").map(drop)
+}
+
+fn is_evicted(kubectl: &Kubectl, owner: &Owner, pod: &str, why: &str) -> Result<()> {
+    let evicted = "--for=jsonpath={.status.reason}=Evicted";
+    kubectl.run(&["wait", evicted, &format!("pod/{pod}"), KUBECTL], "")?;
+    let message = "jsonpath={.status.message}";
+    let message = kubectl.run(&["get", "pod", pod, "--output", message], "")?;
+    println!("{pod}: Evicted: {message}");
+    ensure!(message.contains(why), "{pod} was evicted: {message}");
+    is_shown(owner, pod, &["Evicted"])
+}
+
+/// Why a pod ended: its own reason, and that of its container.
+fn reason(kubectl: &Kubectl, pod: &str) -> Result<String> {
+    let both = "jsonpath={.status.reason} {.status.containerStatuses[0].state.terminated.reason}";
+    Ok(kubectl.run(&["get", "pod", pod, "--output", both], "")?.trim().to_owned())
+}
+
+/// Fails unless `polisctl` shows the pod with one of these reasons.
+fn is_shown(owner: &Owner, pod: &str, reasons: &[&str]) -> Result<()> {
+    let status = owner.run(&["kubernetes", "status", "--output", "json"])?;
+    let status: serde_json::Value = serde_json::from_str(&status)?;
+    let pods = status["pods"].as_array();
+    let shown = pods.into_iter().flatten().find(|one| one["name"] == pod);
+    let shown = shown.map(ToString::to_string).unwrap_or_default();
+    ensure!(reasons.iter().any(|one| shown.contains(one)), "{pod} is shown as {shown:?}");
+    Ok(())
+}
