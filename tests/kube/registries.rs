@@ -83,18 +83,11 @@ async fn an_image_is_pulled_by_a_mirror_with_its_authority_and_user() -> Result<
     let refused = containerd.pull(&image("app")).await.unwrap_err();
     assert!(refused.message().contains("authorization failed"), "{refused}");
 
-    set(&[upstream.clone(), trusted.clone()]);
+    set(&[upstream, trusted]);
     let pulled = containerd.pull(&image("app")).await?;
     assert!(pulled.starts_with("sha256:"), "{pulled}");
-    let refused = containerd.pull(&image("arm")).await.unwrap_err();
-    assert!(refused.message().contains("no match for platform"), "{refused}");
-
-    // The mirror of every registry, for one that has no entry.
-    let every = v1::Registry { host: "*".to_owned(), ..upstream };
-    set(&[every, trusted]);
-    assert_eq!(containerd.pull("127.0.0.1:2/app:1").await?, pulled);
     let asked = mirror.requests.lock().unwrap().clone();
-    assert!(asked.iter().any(|line| line.contains("/v2/copies/app/manifests/1?ns=127.0.0.1%3A2")));
+    assert!(asked.iter().any(|line| line.contains("/v2/copies/app/manifests/1?ns=")), "{asked:?}");
 
     let log = containerd.stop()?;
     assert!(!log.contains(PASSWORD) && !log.contains(AUTHORIZATION), "a secret is in the log");
@@ -235,7 +228,7 @@ mod cri {
     pub(super) struct ListImagesResponse {}
 }
 
-/// A registry with two images, for one user, by HTTPS.
+/// A registry with an image, for one user, by HTTPS.
 struct Server {
     address: SocketAddr,
     /// The authority of its certificate, in PEM.
@@ -336,34 +329,32 @@ fn authority() -> (String, rcgen::Issuer<'static, rcgen::KeyPair>) {
     (certificate.pem(), rcgen::Issuer::new(params, key))
 }
 
-/// The images `app`, for this processor, and `arm`, for another, below the repository
-/// `copies`. Their one layer is an empty archive.
+/// The image `app` below the repository `copies`. Its one layer is an empty archive.
 fn content() -> Content {
     const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
     const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
     const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
     let layer = vec![0; 1024];
     let mut content = Content::new();
-    for (name, processor) in [("app", "amd64"), ("arm", "arm64")] {
-        let config = json!({
-            "architecture": processor, "os": "linux", "config": {},
-            "rootfs": {"type": "layers", "diff_ids": [digest(&layer)]},
-        });
-        let config = config.to_string().into_bytes();
-        let descriptor = |kind: &str, bytes: &[u8]| -> Value {
-            json!({"mediaType": kind, "digest": digest(bytes), "size": bytes.len()})
-        };
-        let manifest = json!({
-            "schemaVersion": 2, "mediaType": MANIFEST,
-            "config": descriptor(CONFIG, &config), "layers": [descriptor(LAYER, &layer)],
-        });
-        let manifest = manifest.to_string().into_bytes();
-        let at = |rest: String| format!("/v2/copies/{name}/{rest}");
-        for (kind, bytes) in [(CONFIG, &config), (LAYER, &layer)] {
-            content.insert(at(format!("blobs/{}", digest(bytes))), (kind, bytes.clone()));
-        }
-        content.insert(at("manifests/1".to_owned()), (MANIFEST, manifest.clone()));
-        content.insert(at(format!("manifests/{}", digest(&manifest))), (MANIFEST, manifest));
+    let name = "app";
+    let config = json!({
+        "architecture": "amd64", "os": "linux", "config": {},
+        "rootfs": {"type": "layers", "diff_ids": [digest(&layer)]},
+    });
+    let config = config.to_string().into_bytes();
+    let descriptor = |kind: &str, bytes: &[u8]| -> Value {
+        json!({"mediaType": kind, "digest": digest(bytes), "size": bytes.len()})
+    };
+    let manifest = json!({
+        "schemaVersion": 2, "mediaType": MANIFEST,
+        "config": descriptor(CONFIG, &config), "layers": [descriptor(LAYER, &layer)],
+    });
+    let manifest = manifest.to_string().into_bytes();
+    let at = |rest: String| format!("/v2/copies/{name}/{rest}");
+    for (kind, bytes) in [(CONFIG, &config), (LAYER, &layer)] {
+        content.insert(at(format!("blobs/{}", digest(bytes))), (kind, bytes.clone()));
     }
+    content.insert(at("manifests/1".to_owned()), (MANIFEST, manifest.clone()));
+    content.insert(at(format!("manifests/{}", digest(&manifest))), (MANIFEST, manifest));
     content
 }

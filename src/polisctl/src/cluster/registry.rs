@@ -13,6 +13,7 @@ use crate::error::{Error, Explain as _};
 use crate::output::{Document, or_dash};
 use crate::session::Session;
 use crate::table::table;
+use crate::watch::Watch;
 use crate::{Global, contexts, key, units};
 use polis_base::sys::clock;
 use polis_wire::registry::Registry as Checked;
@@ -22,7 +23,7 @@ use polis_wire::rpc::client::Repeat;
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Registry {
     /// List the registries that have an entry.
-    List,
+    List(Watch),
     /// Set how workers reach a registry; what is left out is none.
     ///
     /// Workers follow within seconds, and running pods do not notice. A mirror that has an
@@ -114,14 +115,7 @@ fn document(registries: &[v1::Registry]) -> Result<Document, Error> {
 /// Runs the command.
 pub(super) async fn run(command: Registry, global: &Global) -> Result<(), Error> {
     match command {
-        Registry::List => {
-            let session = Session::open(global).await?;
-            let answer = session.call("list the registries", Repeat::Allowed, |channel| async {
-                let request = v1::ListRegistriesRequest {};
-                ManagementClient::new(channel).list_registries(request).await
-            });
-            global.out.print(&document(&answer.await?.registries)?)
-        }
+        Registry::List(watch) => list(watch, global).await,
         Registry::Set { host, mirrors, ca, username, password_file, dry_run } => {
             let ca = ca.as_deref().map(authorities).transpose()?.unwrap_or_default();
             let password = password_file.as_deref().map(password).transpose()?;
@@ -151,6 +145,21 @@ pub(super) async fn run(command: Registry, global: &Global) -> Result<(), Error>
             global.out.print(&Document::new(&value, format!("{host} has no entry any more"))?)
         }
     }
+}
+
+async fn list(watch: Watch, global: &Global) -> Result<(), Error> {
+    let mut session = Session::open(global).await?;
+    if watch.is_on() {
+        session.go_on();
+    }
+    let read = async || {
+        let answer = session.call("list the registries", Repeat::Allowed, |channel| async move {
+            let request = v1::ListRegistriesRequest {};
+            ManagementClient::new(channel).list_registries(request).await
+        });
+        document(&answer.await?.registries)
+    };
+    watch.run(global, read).await
 }
 
 async fn set(registry: v1::Registry, dry_run: DryRun, global: &Global) -> Result<(), Error> {
