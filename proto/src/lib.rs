@@ -18,7 +18,7 @@ pub mod v1 {
 
     unprintable! {
         ColdStartShare CommitNodeRequest GetRecoveryKeyResponse GetRegisterTicketResponse
-        JoinNodeResponse Node SealedConfiguration SealedSecrets UnlockRequest
+        JoinNodeResponse Node Registry SealedConfiguration SealedSecrets UnlockRequest
     }
 }
 

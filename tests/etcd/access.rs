@@ -24,7 +24,7 @@ use crate::harness::Machine;
 const CALLERS: [&str; 6] = ["nobody", "key", "node", "viewer", "operator", "owner"];
 
 /// Each RPC, and a mark for each of [`CALLERS`].
-const ROWS: [(&str, &str); 41] = [
+const ROWS: [(&str, &str); 45] = [
     ("polis.v1.Aaa/Escrow", ".x...."),
     ("polis.v1.Aaa/Renew", "...xxx"),
     ("polis.v1.Aaa/CreateUser", ".....x"),
@@ -38,6 +38,7 @@ const ROWS: [(&str, &str); 41] = [
     ("polis.v1.Curator/JoinNode", ".x...."),
     ("polis.v1.Curator/IssueCertificate", "..x..."),
     ("polis.v1.Curator/IssueWorkerCertificate", "..x..."),
+    ("polis.v1.Curator/WatchRegistries", "..x..."),
     ("polis.v1.Curator/JoinConsensus", "..x..."),
     ("polis.v1.Curator/GetConsensusStatus", "..xxxx"),
     ("polis.v1.CuratorLocal/GetCurrentLeader", ".xxxxx"),
@@ -52,6 +53,9 @@ const ROWS: [(&str, &str); 41] = [
     ("polis.v1.Management/DecommissionNode", "....xx"),
     ("polis.v1.Management/DeleteNode", "....xx"),
     ("polis.v1.Management/ConfigureCluster", ".....x"),
+    ("polis.v1.Management/SetRegistry", ".....x"),
+    ("polis.v1.Management/DeleteRegistry", ".....x"),
+    ("polis.v1.Management/ListRegistries", "...xxx"),
     ("polis.v1.Management/GetRecoveryKey", ".....x"),
     ("polis.v1.Management/ConfirmRecoveryKey", ".....x"),
     ("polis.v1.Management/GetEtcdStatus", "...xxx"),

@@ -16,6 +16,7 @@ mod drain;
 #[path = "../etcd/harness.rs"]
 #[expect(dead_code, reason = "the stories of etcd use the rest of it")]
 mod harness;
+mod registries;
 mod volumes;
 mod world;
 
@@ -32,6 +33,7 @@ const FILES: &[&[Story]] = &[
     conformance::STORIES,
     control_plane::STORIES,
     drain::STORIES,
+    registries::STORIES,
     volumes::STORIES,
 ];
 

@@ -622,6 +622,34 @@ impl Management for Served {
         Ok(Response::new(v1::ConfigureClusterResponse::default()))
     }
 
+    async fn set_registry(
+        &self,
+        request: Request<v1::SetRegistryRequest>,
+    ) -> Result<Response<v1::SetRegistryResponse>, Status> {
+        let registry = request.into_inner().registry.unwrap();
+        self.note(&format!("SetRegistry {}", registry.host));
+        let registry = Some(polis_wire::registry::shown(&registry));
+        Ok(Response::new(v1::SetRegistryResponse { registry }))
+    }
+
+    async fn delete_registry(
+        &self,
+        request: Request<v1::DeleteRegistryRequest>,
+    ) -> Result<Response<v1::DeleteRegistryResponse>, Status> {
+        self.note(&format!("DeleteRegistry {}", request.into_inner().host));
+        Ok(Response::new(v1::DeleteRegistryResponse {}))
+    }
+
+    async fn list_registries(
+        &self,
+        _request: Request<v1::ListRegistriesRequest>,
+    ) -> Result<Response<v1::ListRegistriesResponse>, Status> {
+        let host = "registry.example:5000".to_owned();
+        let username = "ann".to_owned();
+        let registry = v1::Registry { host, username, ..Default::default() };
+        Ok(Response::new(v1::ListRegistriesResponse { registries: vec![registry] }))
+    }
+
     async fn get_recovery_key(
         &self,
         _request: Request<v1::GetRecoveryKeyRequest>,

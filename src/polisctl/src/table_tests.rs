@@ -62,6 +62,19 @@ const CASES: &[Case] = &[
     ("cluster status", &[], Kind::Remote, &[]),
     ("cluster health", &[], Kind::Remote, &[]),
     ("cluster wait", &[], Kind::Remote, &[(&["--nodes", "many"], 2, "many")]),
+    ("cluster registry list", &[], Kind::Remote, &[]),
+    (
+        "cluster registry set",
+        &["a.example", "--mirror", "b.example/hub"],
+        Kind::Remote,
+        &[(&["a.example", "--mirror", "b example"], 1, "b example")],
+    ),
+    (
+        "cluster registry delete",
+        &["a.example", "--yes"],
+        Kind::Remote,
+        &[(&["a.example/x", "--yes"], 1, "a.example/x")],
+    ),
     ("cluster ticket", &[], Kind::Remote, &[]),
     (
         "cluster ticket rotate",

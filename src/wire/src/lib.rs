@@ -9,4 +9,5 @@ pub mod node_roles;
 pub mod parameters;
 pub mod pki;
 pub mod pod_network;
+pub mod registry;
 pub mod rpc;

@@ -38,6 +38,9 @@ const ETCD: &str = "target/payload/root/usr/bin/etcd";
 /// The stories of the product image, which is built only if one of them is selected.
 const PRODUCT: &str = "product::";
 
+/// The story of the conformance tests, whose suite is built where `kube` was built before.
+const CONFORMANCE: &str = "conformance::";
+
 /// The stories of the image with Kubernetes, where its programs were built before.
 const WORKLOADS: &str = "workloads::";
 
@@ -175,6 +178,10 @@ fn kube(report: &mut Report, stories: &Stories<'_>) -> Result<()> {
         return Ok(());
     }
     if report.image() {
+        // A minute where Kubernetes was just built: most packages are those of `kube`.
+        if selects(stories.filter, CONFORMANCE) {
+            report.call("suite", image::suite);
+        }
         let mut command = stories.binary("kube")?;
         command.env("POLIS_ETCD", image::workspace().join(ETCD)).env("POLIS_KUBE", program);
         // Without it, the story says that it is skipped, and why.

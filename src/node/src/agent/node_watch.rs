@@ -89,8 +89,7 @@ async fn hear(service: &Service, own: NodeId) -> Result<(), Status> {
     };
     let mut stream = service.client.call(Repeat::Allowed, call).await?.into_inner();
     // A machine that lost its power does not end its stream; a heartbeat notices first.
-    let leader = service.client.leader_id();
-    let mut changed = std::pin::pin!(another(leader));
+    let mut changed = std::pin::pin!(service.client.another_leader());
     let mut received = Received::default();
     loop {
         let event = tokio::select! {
@@ -105,15 +104,6 @@ async fn hear(service: &Service, own: NodeId) -> Result<(), Status> {
             service.outputs.contact.send_replace(Some(Instant::now()));
             publish(service, own, &received).await;
         }
-    }
-}
-
-/// Waits until the leader is another one than at the call, or unknown.
-fn another(mut leader: watch::Receiver<Option<NodeId>>) -> impl Future<Output = ()> {
-    let now = *leader.borrow_and_update();
-    async move {
-        // The client lives as long as its calls.
-        let _closed = leader.wait_for(|leader| *leader != now).await;
     }
 }
 
@@ -265,18 +255,6 @@ mod tests {
         // Not another event for each attempt that fails.
         unknown_health(&nodes);
         assert!(!shown.has_changed().unwrap());
-    }
-
-    #[tokio::test]
-    async fn the_watch_ends_when_the_leader_changes_or_is_lost() {
-        let id = |seed: u8| NodeId::from_public_key(&[seed; 32]);
-        for next in [None, Some(id(2))] {
-            let leader = watch::Sender::new(Some(id(1)));
-            let ends = another(leader.subscribe());
-            leader.send_replace(Some(id(1)));
-            leader.send_replace(next);
-            tokio::time::timeout(RETRY, ends).await.unwrap();
-        }
     }
 
     proptest! {

@@ -35,7 +35,7 @@ use prost::Message;
 use tokio::sync::watch;
 use tracing::warn;
 
-use super::store::{self, CONFIGURATION, LEADERS, NODES, USERS};
+use super::store::{self, CONFIGURATION, LEADERS, NODES, REGISTRIES, USERS};
 use crate::consensus::client::{Change, Client, Kv, Mirror};
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
@@ -109,6 +109,7 @@ pub struct Directory {
     nodes: BTreeMap<NodeId, Known>,
     users: BTreeMap<String, v1::User>,
     configuration: v1::ClusterConfiguration,
+    registries: Arc<v1::Registries>,
     leaders: BTreeMap<String, (i64, Leader)>,
     crl: Arc<Vec<u8>>,
     sequence: u64,
@@ -152,6 +153,12 @@ impl Directory {
     #[must_use]
     pub fn configuration(&self) -> &v1::ClusterConfiguration {
         &self.configuration
+    }
+
+    /// The registries of images, with their credentials.
+    #[must_use]
+    pub fn registries(&self) -> Arc<v1::Registries> {
+        Arc::clone(&self.registries)
     }
 
     /// The leader: the node that took the lock first.
@@ -227,6 +234,9 @@ impl Directory {
             let read = v1::ClusterConfiguration::decode(kv.value.as_slice());
             let Ok(configuration) = read else { return damaged() };
             self.configuration = configuration;
+        } else if kv.key == REGISTRIES {
+            let Ok(read) = v1::Registries::decode(kv.value.as_slice()) else { return damaged() };
+            self.registries = Arc::new(read);
         } else if kv.key == store::crl_key() {
             self.crl = Arc::new(kv.value.clone());
         }

@@ -76,6 +76,12 @@ pub enum Error {
         /// The user.
         name: String,
     },
+    /// No entry for the registry.
+    #[error("there is no registry {host:?}")]
+    RegistryUnknown {
+        /// Its host.
+        host: String,
+    },
     /// The user exists with another key or role.
     #[error("the user {name} exists with another {what}; revoke it first")]
     UserTaken {
@@ -184,7 +190,7 @@ impl Error {
             Self::UserRevoked { .. } => (PermissionDenied, "user-revoked"),
             Self::UserTaken { .. } => (AlreadyExists, "user-taken"),
             Self::KeyTaken { .. } => (AlreadyExists, "key-taken"),
-            Self::UserUnknown { .. } => (NotFound, "unknown"),
+            Self::UserUnknown { .. } | Self::RegistryUnknown { .. } => (NotFound, "unknown"),
             Self::LastOwner { .. } => (FailedPrecondition, "last-owner"),
             Self::NameTaken { .. } => (FailedPrecondition, "name-taken"),
             Self::Fixed { .. } => (FailedPrecondition, "fixed"),

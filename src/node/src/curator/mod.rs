@@ -9,7 +9,7 @@
 //! store      records <-> bytes, read-modify-write
 //! founding   the first records of a cluster, all at once
 //! state      what may become of a node's record              pure
-//! nodes, tickets, users, configuration, pod_network          changes of records
+//! nodes, tickets, users, configuration, registries, pod_network   changes of records
 //! health     the heartbeats                                  a service
 //! leader     the election                                    a service
 //! directory  a copy of all records, for any number of readers  a service
@@ -39,6 +39,7 @@ mod names;
 pub mod nodes;
 mod pod_network;
 pub mod refused;
+mod registries;
 pub mod serve;
 mod service;
 pub mod state;

@@ -267,6 +267,46 @@ async fn what_a_running_cluster_is_built_on_cannot_change() {
 }
 
 #[tokio::test]
+async fn a_registry_is_set_changed_and_deleted() {
+    let (store, memory) = founded().await;
+    let registry = |host: &str, username: &str| v1::Registry {
+        host: host.to_owned(),
+        username: username.to_owned(),
+        password: username.to_owned(),
+        ..Default::default()
+    };
+    let bad = store.set_registry(&registry("no-dot", ""), noon()).await;
+    assert!(matches!(bad, Err(Error::Field(_))), "{bad:?}");
+    for host in ["b.example", "a.example"] {
+        store.set_registry(&registry(host, "ann"), noon()).await.unwrap();
+    }
+    let hosts = async || {
+        let read = store.read::<v1::Registries>(super::store::REGISTRIES).await.unwrap();
+        let all = read.unwrap_or_default().registries;
+        all.into_iter().map(|one| (one.host, one.username)).collect::<Vec<_>>()
+    };
+    let pair = |host: &str, name: &str| (host.to_owned(), name.to_owned());
+    assert_eq!(hosts().await, [pair("a.example", "ann"), pair("b.example", "ann")]);
+    // What is absent is none.
+    store.set_registry(&registry("b.example", ""), noon()).await.unwrap();
+    assert_eq!(hosts().await, [pair("a.example", "ann"), pair("b.example", "")]);
+    let before = memory.get(super::store::REGISTRIES).await.unwrap().unwrap().revision;
+    store.set_registry(&registry("b.example", ""), noon()).await.unwrap();
+    let after = memory.get(super::store::REGISTRIES).await.unwrap().unwrap().revision;
+    assert_eq!(before, after, "the same again writes nothing");
+    store.delete_registry("a.example").await.unwrap();
+    let again = store.delete_registry("a.example").await;
+    assert!(matches!(again, Err(Error::RegistryUnknown { .. })), "{again:?}");
+    for number in 1..polis_wire::registry::REGISTRIES_MAX {
+        let host = format!("r{number}.example");
+        store.set_registry(&registry(&host, ""), noon()).await.unwrap();
+    }
+    let full = store.set_registry(&registry("z.example", ""), noon()).await.unwrap_err();
+    assert!(full.to_string().contains("delete one first"), "{full}");
+    store.set_registry(&registry("b.example", "bob"), noon()).await.unwrap();
+}
+
+#[tokio::test]
 async fn the_invitation_to_etcd_is_given_only_to_a_node_with_the_role() {
     let (store, _) = founded().await;
     let id = first_node().id;

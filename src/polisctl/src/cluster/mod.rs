@@ -1,6 +1,7 @@
 //! `polisctl cluster`: commands about the cluster.
 
 pub(super) mod info;
+mod registry;
 mod status;
 pub(super) mod ticket;
 mod wait;
@@ -12,6 +13,7 @@ use polis_proto::v1;
 use polis_proto::v1::management_client::ManagementClient;
 
 use self::info::Info;
+use self::registry::Registry;
 use self::status::Status;
 use self::ticket::Ticket;
 use super::ask::{DryRun, Go};
@@ -39,6 +41,11 @@ pub(super) enum Command {
     Ticket {
         #[command(subcommand)]
         command: Option<Ticket>,
+    },
+    /// Set how workers reach registries of images: mirrors, authorities, users.
+    Registry {
+        #[command(subcommand)]
+        command: Registry,
     },
     /// Change the configuration of all nodes of the cluster.
     ///
@@ -84,6 +91,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         }
         Command::Health => health(global).await,
         Command::Ticket { command } => ticket::run(command, global).await,
+        Command::Registry { command } => registry::run(command, global).await,
         Command::Configure { rules, dry_run } => configure(&rules, dry_run, global).await,
         Command::Wait { nodes } => wait::run(global, nodes).await,
     }

@@ -82,13 +82,48 @@ fn waiting(status: &Value) -> Option<(String, String)> {
     let waiting = &container["state"]["waiting"];
     let name = text(&container["name"]);
     let last = exit(&container["lastState"]["terminated"]);
-    let said = [last.unwrap_or_default(), text(&waiting["message"])];
+    let message = text(&waiting["message"]);
+    let help = pull_help(&message).unwrap_or_default();
+    let said = [last.unwrap_or_default(), message, help];
     let said: Vec<_> = said.into_iter().filter(|text| !text.is_empty()).collect();
     let why = match said.is_empty() {
         true => format!("container {name}"),
         false => format!("container {name}: {}", said.join("; ")),
     };
     Some((text(&waiting["reason"]), why))
+}
+
+/// What helps where an image cannot be pulled, by the words of containerd.
+fn pull_help(message: &str) -> Option<String> {
+    let has = |words: &str| message.contains(words);
+    if !has("failed to pull") {
+        return None;
+    }
+    // The address of the request that failed, a mirror's where the registry has one; else the
+    // registry in the name of the image.
+    let behind = |words: &str| {
+        let (_, rest) = message.split_once(words)?;
+        rest.split('/').next()
+    };
+    let host = behind("\"https://").or_else(|| behind("image \"")).unwrap_or("HOST");
+    let set = format!("`polisctl cluster registry set {host}");
+    if has("x509: certificate signed by unknown authority") {
+        return Some(format!("set the authority of the certificate of {host}: {set} --ca FILE`"));
+    }
+    if has("x509: ") {
+        return Some(format!("give {host} a certificate that is valid for this name and now"));
+    }
+    if has("401 Unauthorized") || has("403 Forbidden") || has("authorization failed") {
+        let user = "--username NAME --password-file FILE`";
+        return Some(format!("set a user who may pull from {host}: {set} {user}"));
+    }
+    if has("no match for platform") {
+        return Some(
+            "the image has no variant for the processor of the node: use another one".into(),
+        );
+    }
+    has("server gave HTTP response to HTTPS client")
+        .then(|| format!("{host} is not encrypted: give it a certificate"))
 }
 
 /// How a container ended.
@@ -222,6 +257,36 @@ mod tests {
         ]});
         assert_eq!(pod(&failed), said("Failed", "container c: ended with 1 (Error)"));
         assert_eq!(pod(&json!({"phase": "Pending"})), said("Pending", ""));
+    }
+
+    #[test]
+    fn a_pull_that_fails_says_what_helps() {
+        let help = |cause: &str| {
+            let message = format!(
+                "failed to pull and unpack image \"a.example/x:1\": failed to resolve reference \
+                 \"a.example/x:1\": failed to do request: Head \
+                 \"https://m.example:5000/v2/x/manifests/1?ns=a.example\": {cause}"
+            );
+            pull_help(&message).unwrap_or_default()
+        };
+        let unknown = "tls: failed to verify certificate: x509: certificate signed by unknown \
+                       authority";
+        let set = "`polisctl cluster registry set m.example:5000 --ca FILE`";
+        assert!(help(unknown).contains(set), "{}", help(unknown));
+        let ended = help("tls: failed to verify certificate: x509: certificate has expired");
+        assert!(ended.contains("m.example:5000 a certificate that is valid"), "{ended}");
+        let user = help("unexpected status from HEAD request: 401 Unauthorized");
+        assert!(user.contains("--username NAME --password-file FILE`"), "{user}");
+        let wrong = "failed to pull and unpack image \"a.example/x:1\": failed to resolve image: \
+                     pull access denied, repository does not exist or may require authorization: \
+                     authorization failed: no basic auth credentials";
+        let user = pull_help(wrong).unwrap();
+        assert!(user.contains("`polisctl cluster registry set a.example --username"), "{user}");
+        let platform = help("no match for platform in manifest sha256:1: not found");
+        assert!(platform.contains("processor of the node"), "{platform}");
+        assert!(help("http: server gave HTTP response to HTTPS client").contains("encrypted"));
+        assert_eq!(help("dial tcp: i/o timeout"), "");
+        assert_eq!(pull_help("x509: of something else"), None);
     }
 
     #[test]

@@ -185,7 +185,7 @@ fn a_dry_run_says_what_would_change_and_changes_nothing() {
     let world = World::new();
     let cluster = Cluster::new(&world);
     let id = node_id(NODE).to_string();
-    let commands: [(&[&str], &str); 13] = [
+    let commands: [(&[&str], &str); 15] = [
         (&["node", "approve", &id], &id),
         (&["node", "roles", &id, "--add", "consensus-member"], &id),
         (&["node", "roles", &id, "--remove", "consensus-member"], &id),
@@ -196,6 +196,8 @@ fn a_dry_run_says_what_would_change_and_changes_nothing() {
         (&["node", "delete", &id], &id),
         (&["node", "recovery-key", "forget", &id], &id),
         (&["cluster", "configure", "--tpm", "disabled"], "--tpm disabled"),
+        (&["cluster", "registry", "set", "a.example"], "a.example"),
+        (&["cluster", "registry", "delete", "a.example"], "a.example"),
         (&["cluster", "ticket", "rotate"], "new ticket"),
         (&["user", "revoke", "ann"], "ann"),
         (&INVITE, "ann"),

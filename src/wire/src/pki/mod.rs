@@ -43,6 +43,7 @@ use ed25519_dalek::SigningKey;
 pub use self::crl::{Crl, Reason, Revoked};
 pub use self::namespace::Namespace;
 pub use self::overview::{AuthorityView, CertificateView, Overview, Renewal, RevokedView};
+pub(crate) use self::parse::system_time;
 pub use self::parse::{Facts, signed_by};
 pub use self::service_account::{KeySet, ServiceAccounts};
 #[cfg(any(test, feature = "testing"))]

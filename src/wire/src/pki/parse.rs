@@ -82,7 +82,7 @@ pub fn signed_by(certificate: &[u8], authority: &[u8]) -> bool {
 }
 
 /// Dates before 1970 count as 1970: no certificate of Polis is that old.
-pub(super) fn system_time(time: ASN1Time) -> SystemTime {
+pub(crate) fn system_time(time: ASN1Time) -> SystemTime {
     let seconds = u64::try_from(time.timestamp()).unwrap_or(0);
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }

@@ -6,7 +6,7 @@ use polis_proto::v1;
 use polis_proto::v1::curator_server::Curator;
 use tonic::{Request, Response, Status};
 
-use super::{Handlers, Lead, Stream, seconds, untrusted, watching};
+use super::{Handlers, Lead, Stream, registries, seconds, untrusted, watching};
 use crate::curator::convert;
 use crate::curator::error::Error;
 use crate::curator::nodes;
@@ -56,6 +56,7 @@ impl Lead {
 #[tonic::async_trait]
 impl Curator for Handlers {
     type WatchStream = Stream<v1::WatchEvent>;
+    type WatchRegistriesStream = Stream<v1::Registries>;
 
     async fn watch(
         &self,
@@ -209,6 +210,14 @@ impl Curator for Handlers {
         // Boxed: the making of a certificate is large, and rare.
         let issued = Box::pin(lead.worker_certificate(id, request.into_inner())).await;
         issued.map(Response::new).map_err(|error| lead.refuse(error))
+    }
+
+    async fn watch_registries(
+        &self,
+        request: Request<v1::WatchRegistriesRequest>,
+    ) -> Result<Response<Self::WatchRegistriesStream>, Status> {
+        let id = node(&request)?;
+        Ok(Response::new(registries::watch(self.lead()?, id).await?))
     }
 
     async fn join_consensus(

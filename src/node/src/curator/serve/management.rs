@@ -9,15 +9,17 @@ use polis_proto::v1::management_server::Management;
 use tonic::{Request, Response, Status};
 use tracing::info;
 
-use super::{Handlers, Lead, Stream, seconds};
+use super::{Handlers, Lead, Stream, registries, seconds};
 use crate::curator::convert;
 use crate::curator::directory::Known;
 use crate::curator::error::Error;
 use crate::curator::state::{Refusal, Request as Change};
 use crate::curator::tickets::TicketRequest;
 use polis_base::recovery::form;
+use polis_base::sys::clock;
 use polis_wire::identity::{InvalidFingerprint, NodeId};
 use polis_wire::node_roles::is_consensus_member;
+use polis_wire::registry::shown;
 
 /// Names in one filter.
 const IDS_MAX: usize = 1024;
@@ -212,6 +214,37 @@ impl Management for Handlers {
         let written = lead.store().configure(desired).await;
         let configuration = Some(written.map_err(|error| lead.refuse(error))?);
         Ok(Response::new(v1::ConfigureClusterResponse { configuration }))
+    }
+
+    async fn set_registry(
+        &self,
+        request: Request<v1::SetRegistryRequest>,
+    ) -> Result<Response<v1::SetRegistryResponse>, Status> {
+        let lead = self.lead()?;
+        let desired = request.into_inner().registry;
+        let desired = desired.ok_or_else(|| Error::Field("registry is missing".to_owned()))?;
+        let written = lead.store().set_registry(&desired, clock::now()).await;
+        let written = written.map_err(|error| lead.refuse(error))?;
+        Ok(Response::new(v1::SetRegistryResponse { registry: Some(shown(&written)) }))
+    }
+
+    async fn delete_registry(
+        &self,
+        request: Request<v1::DeleteRegistryRequest>,
+    ) -> Result<Response<v1::DeleteRegistryResponse>, Status> {
+        let lead = self.lead()?;
+        let deleted = lead.store().delete_registry(&request.into_inner().host).await;
+        deleted.map_err(|error| lead.refuse(error))?;
+        Ok(Response::new(v1::DeleteRegistryResponse {}))
+    }
+
+    async fn list_registries(
+        &self,
+        _request: Request<v1::ListRegistriesRequest>,
+    ) -> Result<Response<v1::ListRegistriesResponse>, Status> {
+        let directory = self.lead()?.current().await?;
+        let answer = registries::list(&directory.borrow());
+        Ok(Response::new(answer))
     }
 
     async fn get_recovery_key(

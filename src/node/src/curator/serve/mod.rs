@@ -22,6 +22,7 @@ mod local;
 mod management;
 mod members;
 mod pruning;
+mod registries;
 mod watching;
 mod workers;
 

@@ -27,6 +27,7 @@
 //! daemon   one process of containerd
 //! places   where everything is
 //! config   its files                                     pure
+//! registries  how it reaches registries of images
 //! layout, import   the images of the system
 //! health, pods     what it says of itself, and of its pods
 //! ```
@@ -39,6 +40,7 @@ pub mod import;
 pub mod layout;
 mod places;
 pub mod pods;
+pub mod registries;
 pub mod service;
 
 pub use self::daemon::Error;

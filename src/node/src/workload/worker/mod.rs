@@ -10,6 +10,7 @@
 //!                        worker-certificates ----> dns
 //!                        worker-certificates ----> csi (`csi`)
 //!
+//! registries     leader --RPC--> the files that containerd reads at a pull   a service
 //! certificates   keys of this node, and certificates from the leader    a service
 //! balancer       127.0.0.1 -> the API servers of all controllers         a service
 //! pod_network    the CNI file, from the prefix of the node's pods        a service
@@ -38,6 +39,7 @@ mod configuration;
 mod dns;
 mod node_object;
 mod pod_network;
+mod registries;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -154,6 +156,11 @@ impl Worker {
             parts: self.parts.clone(),
         };
         ctx.spawn(Part::Dns.name(), forever, move |ctx| dns.clone().run(ctx));
+        let registries = registries::Service {
+            directory: self.tree.ephemeral.registries.clone(),
+            client: self.client.clone(),
+        };
+        ctx.spawn("registries", forever, move |ctx| registries.clone().run(ctx));
         let csi = csi::Service {
             api: self.asked_as(WorkerPurpose::Csi),
             node: self.node,

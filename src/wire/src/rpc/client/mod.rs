@@ -244,6 +244,11 @@ impl Client {
         self.leader.subscribe()
     }
 
+    /// Waits until the leader is another one than now, or unknown. Cancel-safe.
+    pub fn another_leader(&self) -> impl Future<Output = ()> + use<> {
+        another(self.leader_id())
+    }
+
     /// Makes `call` to the leader, and again to the next where that is right.
     ///
     /// # Errors
@@ -535,10 +540,31 @@ fn revoked() -> Status {
     Fallen::Revoked("this caller".to_owned()).into()
 }
 
+/// Waits until the leader is another one than at the call, or unknown.
+fn another(mut leader: watch::Receiver<Option<NodeId>>) -> impl Future<Output = ()> {
+    let now = *leader.borrow_and_update();
+    async move {
+        // The client lives as long as its calls.
+        let _closed = leader.wait_for(|leader| *leader != now).await;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::rpc::not_leader;
+
+    #[tokio::test]
+    async fn a_stream_ends_when_the_leader_changes_or_is_lost() {
+        let id = |seed: u8| NodeId::from_public_key(&[seed; 32]);
+        for next in [None, Some(id(2))] {
+            let leader = watch::Sender::new(Some(id(1)));
+            let ends = another(leader.subscribe());
+            leader.send_replace(Some(id(1)));
+            leader.send_replace(next);
+            tokio::time::timeout(RETRY_MAX, ends).await.unwrap();
+        }
+    }
 
     #[test]
     fn a_call_that_did_nothing_is_made_again_and_one_that_may_have_is_not() {

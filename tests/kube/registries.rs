@@ -1,0 +1,360 @@
+//! containerd pulls from a registry of this story, with the configuration and the files of
+//! hosts that a worker writes: by a mirror, with an authority and a user of its own.
+//!
+//! containerd runs as root, in a mount namespace of its own. It starts once: each change of
+//! the registries counts for the next pull.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use polis_base::files::Root;
+use polis_base::sys::clock;
+use polis_node::workload::runtime::config::{self, Gvisor};
+use polis_node::workload::runtime::registries;
+use polis_proto::v1;
+use polis_tests::{Story, patiently, skip, story};
+use polis_wire::registry::Registry;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Status};
+
+/// The stories of this file.
+pub(crate) const STORIES: &[Story] =
+    &[story!(threads an_image_is_pulled_by_a_mirror_with_its_authority_and_user).takes(15)];
+
+/// A registry that does not answer, so that only the mirror can: nothing listens on port 1.
+const UPSTREAM: &str = "127.0.0.1:1";
+/// `ann:open sesame` in base64.
+const AUTHORIZATION: &str = "Basic YW5uOm9wZW4gc2VzYW1l";
+const PASSWORD: &str = "open sesame";
+/// A pull, or the start of containerd, on a busy host.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The longest head of a request.
+const HEAD_MAX: usize = 64 << 10;
+
+async fn an_image_is_pulled_by_a_mirror_with_its_authority_and_user() -> Result<()> {
+    let Some(program) = program() else {
+        return skip("target/go/bin/containerd is not there: an image with Kubernetes builds it");
+    };
+    if !rustix::process::geteuid().is_root() {
+        return skip("containerd needs root");
+    }
+    let mirror = Server::start().await?;
+    let base = tempfile::tempdir()?;
+    let tree = Root::at(base.path());
+    let containerd = Containerd::start(&program, &tree, base.path()).await?;
+    let image = |name: &str| format!("{UPSTREAM}/{name}:1");
+    let set = |entries: &[v1::Registry]| {
+        let read = entries.iter().map(|one| Registry::read_at(one, clock::now()).unwrap());
+        let files = registries::files(&read.collect::<Vec<_>>());
+        registries::write(&tree.ephemeral.registries, &files).unwrap();
+    };
+    let upstream = v1::Registry {
+        host: UPSTREAM.to_owned(),
+        mirrors: vec![format!("{}/copies", mirror.address)],
+        ..Default::default()
+    };
+    let trusted = v1::Registry {
+        host: mirror.address.to_string(),
+        ca: mirror.authority.clone(),
+        username: "ann".to_owned(),
+        password: PASSWORD.to_owned(),
+        ..Default::default()
+    };
+
+    set(&[upstream.clone(), v1::Registry { ca: authority().0, ..trusted.clone() }]);
+    let refused = containerd.pull(&image("app")).await.unwrap_err();
+    for word in ["x509: certificate signed by unknown authority", &mirror.address.to_string()] {
+        assert!(refused.message().contains(word), "{word}: {refused}");
+    }
+    assert_eq!(mirror.served(), 0, "no request before the certificate is trusted");
+
+    set(&[upstream.clone(), v1::Registry { password: "other".to_owned(), ..trusted.clone() }]);
+    let refused = containerd.pull(&image("app")).await.unwrap_err();
+    assert!(refused.message().contains("authorization failed"), "{refused}");
+
+    set(&[upstream, trusted]);
+    let pulled = containerd.pull(&image("app")).await?;
+    assert!(pulled.starts_with("sha256:"), "{pulled}");
+    let asked = mirror.requests.lock().unwrap().clone();
+    assert!(asked.iter().any(|line| line.contains("/v2/copies/app/manifests/1?ns=")), "{asked:?}");
+
+    let log = containerd.stop()?;
+    assert!(!log.contains(PASSWORD) && !log.contains(AUTHORIZATION), "a secret is in the log");
+    Ok(())
+}
+
+/// containerd, beside the program `kube`.
+fn program() -> Option<PathBuf> {
+    let kube = PathBuf::from(std::env::var_os("POLIS_KUBE")?);
+    Some(kube.with_file_name("containerd")).filter(|path| path.is_file())
+}
+
+/// A running containerd.
+struct Containerd {
+    child: Child,
+    log: PathBuf,
+    channel: Channel,
+}
+
+impl Containerd {
+    #[expect(clippy::disallowed_methods, reason = "a story is no service of a node")]
+    async fn start(program: &Path, tree: &Root, base: &Path) -> Result<Self> {
+        let ephemeral = &tree.ephemeral;
+        for directory in [&ephemeral.containerd.dir, &ephemeral.containerd_scratch] {
+            directory.create()?;
+        }
+        let text = config::containerd(tree, Path::new("/shim"), Gvisor::Lacking);
+        // The two places that a node has at fixed paths.
+        let text = text
+            .replace("\"/var/lib/containerd\"", &format!("\"{}\"", base.join("root").display()))
+            .replace("\"/run/containerd\"", &format!("\"{}\"", base.join("state").display()));
+        ephemeral.containerd_config.write(text.as_bytes())?;
+        let log = base.join("log");
+        let output = std::fs::File::create(&log)?;
+        let child = Command::new("unshare")
+            .args(["--mount", "--propagation", "private"])
+            .arg(program)
+            .arg("--config")
+            .arg(ephemeral.containerd_config.path())
+            .env_clear()
+            .env("PATH", "/usr/bin:/usr/sbin:/bin:/sbin")
+            .env("TMPDIR", ephemeral.containerd_scratch.path())
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .spawn()
+            .context("cannot start containerd by unshare(1)")?;
+        let socket = format!("unix:{}", ephemeral.containerd.client().display());
+        let channel = Endpoint::from_shared(socket)?.connect_lazy();
+        let mut containerd = Self { child, log, channel };
+        containerd.answers().await?;
+        Ok(containerd)
+    }
+
+    /// Waits until its CRI answers.
+    async fn answers(&mut self) -> Result<()> {
+        let asked = async {
+            loop {
+                if let Some(status) = self.child.try_wait()? {
+                    let log = std::fs::read_to_string(&self.log)?;
+                    anyhow::bail!("containerd ended with {status}: {log}");
+                }
+                let request = cri::ListImagesRequest {};
+                let answer = self.call::<_, cri::ListImagesResponse>("ListImages", request).await;
+                if answer.is_ok() {
+                    return Ok(());
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        patiently(PATIENCE, asked).await.context("containerd does not answer")?
+    }
+
+    /// Pulls an image; returns its ID.
+    async fn pull(&self, image: &str) -> Result<String, Status> {
+        let image = Some(cri::ImageSpec { image: image.to_owned() });
+        let request = cri::PullImageRequest { image };
+        let pulled = self.call::<_, cri::PullImageResponse>("PullImage", request);
+        let pulled = patiently(PATIENCE, pulled).await;
+        Ok(pulled.expect("containerd answers a pull")?.image_ref)
+    }
+
+    async fn call<Q, A>(&self, method: &str, request: Q) -> Result<A, Status>
+    where
+        Q: prost::Message + Send + Sync + 'static,
+        A: prost::Message + Default + Send + Sync + 'static,
+    {
+        let mut grpc = tonic::client::Grpc::new(self.channel.clone());
+        grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+        let codec = tonic_prost::ProstCodec::<Q, A>::default();
+        let path = format!("/runtime.v1.ImageService/{method}").parse().unwrap();
+        Ok(grpc.unary(Request::new(request), path, codec).await?.into_inner())
+    }
+
+    /// Ends it; returns all that it has logged.
+    fn stop(mut self) -> Result<String> {
+        self.end();
+        Ok(std::fs::read_to_string(&self.log)?)
+    }
+
+    fn end(&mut self) {
+        let _ended = self.child.kill();
+        let _status = self.child.wait();
+    }
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// What the story asks of the image service of the container runtime interface.
+mod cri {
+    /// An image by its name.
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct ImageSpec {
+        #[prost(string, tag = "1")]
+        pub(super) image: String,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct PullImageRequest {
+        #[prost(message, optional, tag = "1")]
+        pub(super) image: Option<ImageSpec>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct PullImageResponse {
+        #[prost(string, tag = "1")]
+        pub(super) image_ref: String,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct ListImagesRequest {}
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct ListImagesResponse {}
+}
+
+/// A registry with an image, for one user, by HTTPS.
+struct Server {
+    address: SocketAddr,
+    /// The authority of its certificate, in PEM.
+    authority: String,
+    /// The first line of each request that was let in.
+    requests: Arc<Mutex<Vec<String>>>,
+}
+
+impl Server {
+    #[expect(clippy::disallowed_methods, reason = "a story is no service of a node")]
+    async fn start() -> Result<Self> {
+        let (authority, issuer) = authority();
+        let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256)?;
+        let params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()])?;
+        let certificate = params.signed_by(&key, &issuer)?;
+        let chain = vec![CertificateDer::from(certificate.der().to_vec())];
+        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let tls = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth()
+            .with_single_cert(chain, key)?;
+        let acceptor = TlsAcceptor::from(Arc::new(tls));
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let content = Arc::new(content());
+        let served = Arc::clone(&requests);
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (acceptor, content) = (acceptor.clone(), Arc::clone(&content));
+                let served = Arc::clone(&served);
+                tokio::spawn(async move {
+                    // A client that does not trust the certificate goes away here.
+                    let Ok(mut stream) = acceptor.accept(stream).await else { return };
+                    let Ok(head) = head(&mut stream).await else { return };
+                    let answer = answer(&head, &content, &served);
+                    let _gone = stream.write_all(&answer).await;
+                    let _gone = stream.shutdown().await;
+                });
+            }
+        });
+        Ok(Self { address, authority, requests })
+    }
+
+    fn served(&self) -> usize {
+        self.requests.lock().unwrap().len()
+    }
+}
+
+async fn head(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> Result<String> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") && head.len() < HEAD_MAX {
+        head.push(stream.read_u8().await?);
+    }
+    Ok(String::from_utf8(head)?)
+}
+
+/// A blob or a manifest: its type and its bytes.
+type Content = BTreeMap<String, (&'static str, Vec<u8>)>;
+
+fn answer(head: &str, content: &Content, served: &Mutex<Vec<String>>) -> Vec<u8> {
+    let line = head.lines().next().unwrap_or_default();
+    let user = format!("authorization: {AUTHORIZATION}").to_lowercase();
+    if !head.to_lowercase().lines().any(|line| line == user) {
+        let head = "HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: Basic realm=\"story\"\r\n\
+                    Content-Length: 0\r\nConnection: close\r\n\r\n";
+        return head.into();
+    }
+    served.lock().unwrap().push(line.to_owned());
+    let mut words = line.split(' ');
+    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let path = target.split('?').next().unwrap_or_default();
+    let Some((kind, bytes)) = content.get(path) else {
+        return "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".into();
+    };
+    let head = format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\
+         Docker-Content-Digest: {}\r\nConnection: close\r\n\r\n",
+        bytes.len(),
+        digest(bytes),
+    );
+    let body = if method == "HEAD" { &[][..] } else { bytes };
+    [head.as_bytes(), body].concat()
+}
+
+fn digest(bytes: &[u8]) -> String {
+    format!("sha256:{}", polis_base::hex::encode(&Sha256::digest(bytes)))
+}
+
+/// An authority in PEM, and what signs with it.
+fn authority() -> (String, rcgen::Issuer<'static, rcgen::KeyPair>) {
+    let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
+    let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    params.not_after = rcgen::date_time_ymd(2100, 1, 1);
+    let certificate = params.self_signed(&key).unwrap();
+    (certificate.pem(), rcgen::Issuer::new(params, key))
+}
+
+/// The image `app` below the repository `copies`. Its one layer is an empty archive.
+fn content() -> Content {
+    const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+    const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+    const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+    let layer = vec![0; 1024];
+    let mut content = Content::new();
+    let name = "app";
+    let config = json!({
+        "architecture": "amd64", "os": "linux", "config": {},
+        "rootfs": {"type": "layers", "diff_ids": [digest(&layer)]},
+    });
+    let config = config.to_string().into_bytes();
+    let descriptor = |kind: &str, bytes: &[u8]| -> Value {
+        json!({"mediaType": kind, "digest": digest(bytes), "size": bytes.len()})
+    };
+    let manifest = json!({
+        "schemaVersion": 2, "mediaType": MANIFEST,
+        "config": descriptor(CONFIG, &config), "layers": [descriptor(LAYER, &layer)],
+    });
+    let manifest = manifest.to_string().into_bytes();
+    let at = |rest: String| format!("/v2/copies/{name}/{rest}");
+    for (kind, bytes) in [(CONFIG, &config), (LAYER, &layer)] {
+        content.insert(at(format!("blobs/{}", digest(bytes))), (kind, bytes.clone()));
+    }
+    content.insert(at("manifests/1".to_owned()), (MANIFEST, manifest.clone()));
+    content.insert(at(format!("manifests/{}", digest(&manifest))), (MANIFEST, manifest));
+    content
+}
