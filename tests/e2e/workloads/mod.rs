@@ -1,6 +1,7 @@
 //! A machine with the roles of Kubernetes: a demo answers, the roles go, the machine ends.
 
 mod kubectl;
+pub(crate) mod mesh;
 
 use std::time::Duration;
 
