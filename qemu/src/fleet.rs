@@ -29,7 +29,8 @@ use crate::host::free_port;
 use crate::line::Event;
 use crate::machine::{Error, Machine};
 use crate::operator::{CURATOR, Operator, Way};
-use crate::segment::{Port, Segment};
+use crate::plug::Port;
+use crate::segment::Segment;
 use crate::template;
 
 /// The ports of a node that the host reaches: curator, management, metrics, and the

@@ -17,6 +17,7 @@
 
 pub mod args;
 pub mod cache;
+pub mod capture;
 pub mod cut;
 pub mod disk;
 pub mod fleet;
@@ -46,4 +47,5 @@ pub use image::Image;
 pub use line::Event;
 pub use machine::{Error, Machine};
 pub use operator::Operator;
-pub use segment::{Port, Segment};
+pub use plug::Port;
+pub use segment::Segment;

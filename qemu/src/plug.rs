@@ -1,4 +1,4 @@
-//! The end of a segment's cable that goes into a machine.
+//! The places of a segment, and the end of its cable that goes into a machine.
 
 use std::path::PathBuf;
 
@@ -21,4 +21,13 @@ impl Plug {
     pub(crate) fn hardware_address(&self) -> [u8; 6] {
         [0x52, 0x54, 0, 0x70, 0x6f, self.machine]
     }
+}
+
+/// A place in the segment. Machines count from zero; the gateway has its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Port {
+    /// A machine.
+    Machine(u8),
+    /// The way out.
+    Gateway,
 }

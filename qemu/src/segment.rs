@@ -14,7 +14,7 @@
 //!
 //! Links are cut, slowed and healed here, pair by pair, while the machines keep their
 //! carrier: like a broken switch between two racks. A pulled cable is `set_link` of the
-//! machine's own protocol.
+//! machine's own protocol. What the switch delivers can be captured here, too.
 //!
 //! Invariants:
 //! - A port that does not drain loses frames, as on a real switch, and does not slow
@@ -33,23 +33,15 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use crate::capture::{Capture, Captured};
 use crate::frame::{read, write_frame};
 use crate::gateway::Gateway;
 use crate::lease;
 use crate::machine::Error;
-use crate::plug::Plug;
+use crate::plug::{Plug, Port};
 
 /// Frames that wait for one port; more are lost.
 const QUEUE: usize = 4096;
-
-/// A place in the segment. Machines count from zero; the gateway has its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Port {
-    /// A machine.
-    Machine(u8),
-    /// The way out.
-    Gateway,
-}
 
 /// A running segment. Ends when dropped.
 #[derive(Debug)]
@@ -133,7 +125,7 @@ impl Segment {
         self.gateway.forward(host, address, port)
     }
 
-    /// The means to cut, slow and heal its links.
+    /// The means to cut, slow and heal its links, and to see what is on them.
     #[must_use]
     pub fn links(&self) -> Links {
         Links { state: Arc::clone(&self.switch.state) }
@@ -174,6 +166,19 @@ impl Links {
         lock(&self.state).delays.insert(port, delay);
     }
 
+    /// Captures every frame that is delivered from now on; a former capture is dropped.
+    pub fn capture(&self) {
+        lock(&self.state).capture = Some(Capture::default());
+    }
+
+    /// Ends the capture, and returns its frames; nothing without a capture.
+    ///
+    /// # Errors
+    /// The number of frames for which it had no room.
+    pub fn captured(&self) -> Result<Vec<Captured>, usize> {
+        lock(&self.state).capture.take().unwrap_or_default().end()
+    }
+
     /// Undoes every cut and every delay.
     pub fn heal(&self) {
         let mut state = lock(&self.state);
@@ -200,6 +205,7 @@ struct State {
     lines: BTreeMap<Port, SyncSender<Parcel>>,
     cut: BTreeSet<(Port, Port)>,
     delays: BTreeMap<Port, Duration>,
+    capture: Option<Capture>,
 }
 
 impl State {
@@ -222,16 +228,18 @@ impl State {
         }
     }
 
-    fn send(&self, from: Port, to: Port, frame: &Arc<[u8]>) {
+    fn send(&mut self, from: Port, to: Port, frame: &Arc<[u8]>) {
         if from == to || self.cut.contains(&pair(from, to)) {
             return;
         }
         let delay = |port| self.delays.get(&port).copied().unwrap_or_default();
         let parcel =
             Parcel { due: Instant::now() + delay(from) + delay(to), frame: Arc::clone(frame) };
-        if let Some(line) = self.lines.get(&to) {
-            // Full: the frame is lost, as on any switch.
-            let _lost = line.try_send(parcel);
+        let Some(line) = self.lines.get(&to) else { return };
+        // Full: the frame is lost, as on any switch.
+        let sent = line.try_send(parcel).is_ok();
+        if let Some(capture) = self.capture.as_mut().filter(|_| sent) {
+            capture.add(from, to, frame);
         }
     }
 }
@@ -430,6 +438,28 @@ mod tests {
         state.cut.clear();
         pass(&mut state, 3);
         assert_eq!(bodies().collect::<Vec<_>>(), [1, 3]);
+    }
+
+    #[test]
+    fn a_capture_has_what_was_delivered_while_it_lasted() {
+        let mut state = State::default();
+        let (line, _end) = sync_channel(1);
+        state.lines.insert(Port::Machine(1), line);
+        let state = Arc::new(Mutex::new(state));
+        let links = Links { state: Arc::clone(&state) };
+        let pass = |body| lock(&state).pass(Port::Machine(0), &frame(GROUP, 0, body).into());
+        assert_eq!(links.captured(), Ok(Vec::new()));
+        links.cut(Port::Machine(0), Port::Machine(1));
+        links.capture();
+        pass(1);
+        links.heal();
+        pass(2);
+        // The queue of the port has one place.
+        pass(3);
+        let captured = links.captured().unwrap();
+        let ends = captured.iter().map(|one| (one.from, one.to, one.frame.last().copied()));
+        let expected = [(Port::Machine(0), Port::Machine(1), Some(2))];
+        assert_eq!(ends.collect::<Vec<_>>(), expected);
     }
 
     #[test]

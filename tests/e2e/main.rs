@@ -75,6 +75,7 @@ const FILES: &[&[Story]] = &[
     storage_kinds::STORIES,
     three::STORIES,
     workloads::STORIES,
+    workloads::mesh::STORIES,
 ];
 
 fn main() -> ExitCode {

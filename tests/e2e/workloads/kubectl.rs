@@ -1,10 +1,14 @@
 //! `kubectl`, as a person uses it beside a machine of a story.
 
-use std::io::Write as _;
+use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
+use polis_qemu::patience::Deadline;
 use polis_tests::workspace;
 
 /// `kubectl` with the access that a kubeconfig gives.
@@ -20,17 +24,10 @@ impl Kubectl {
     }
 
     /// Runs it with `input`; returns its output.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the rule is for the node; this runs on the host"
-    )]
     pub(super) fn run(&self, args: &[&str], input: &str) -> Result<String> {
-        let mut child = Command::new(&self.program)
-            .arg("--kubeconfig")
-            .arg(AsRef::<Path>::as_ref(&self.kubeconfig))
-            .args(args)
+        let mut child = self
+            .command(args)
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .context("cannot start kubectl")?;
@@ -42,4 +39,86 @@ impl Kubectl {
         ensure!(output.status.success(), "kubectl {args:?} ended with {}: {said}", output.status);
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
+
+    /// Starts a command that goes on until it is cut off, or dropped.
+    pub(super) fn start(&self, args: &[&str]) -> Result<Running> {
+        let mut child = self
+            .command(args)
+            .stdin(Stdio::null())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .context("cannot start kubectl")?;
+        let lines = lines(child.stdout.take().context("kubectl has no output")?)?;
+        Ok(Running { child, lines, what: args.join(" ") })
+    }
+
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the rule is for the node; this runs on the host"
+    )]
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.arg("--kubeconfig").arg(AsRef::<Path>::as_ref(&self.kubeconfig));
+        command.args(args).stdout(Stdio::piped());
+        command
+    }
+}
+
+/// A `kubectl` that goes on.
+pub(super) struct Running {
+    child: Child,
+    lines: Receiver<String>,
+    what: String,
+}
+
+impl Running {
+    /// Waits for a line of its output that contains `text`.
+    pub(super) fn says(&self, text: &str, within: Duration) -> Result<()> {
+        while let Some(line) = self.next(within, text)? {
+            if line.contains(text) {
+                return Ok(());
+            }
+        }
+        bail!("kubectl {} ended before {text:?}", self.what)
+    }
+
+    /// Waits until it has closed its output, as it does at its end.
+    pub(super) fn ends(&self, within: Duration) -> Result<()> {
+        while self.next(within, "the end")?.is_some() {}
+        Ok(())
+    }
+
+    /// Its next line; `None` at its end.
+    fn next(&self, within: Duration, wanted: &str) -> Result<Option<String>> {
+        let mut deadline = Deadline::within(within);
+        while let Some(look) = deadline.look() {
+            match self.lines.recv_timeout(look.saturating_duration_since(Instant::now())) {
+                Ok(line) => return Ok(Some(line)),
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+        bail!("kubectl {}: no {wanted:?} within {within:?}", self.what)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _gone = self.child.kill();
+        let _status = self.child.wait();
+    }
+}
+
+/// The lines of an output, until its end.
+fn lines(output: ChildStdout) -> io::Result<Receiver<String>> {
+    let (line, lines) = channel();
+    thread::Builder::new().spawn(move || {
+        for text in BufReader::new(output).lines().map_while(Result::ok) {
+            if line.send(text).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok(lines)
 }

@@ -3,6 +3,7 @@
 
 mod kubectl;
 mod limits;
+pub(crate) mod mesh;
 mod trial;
 mod volumes;
 

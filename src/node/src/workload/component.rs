@@ -152,6 +152,9 @@ pub(super) struct Component {
     pub(super) process: Process,
     /// Its readiness check.
     pub(super) ready: Check,
+    /// Checked as well, until the part is ready for the first time: work that the program does
+    /// after its start, and that its own check does not know of.
+    pub(super) first: Option<Check>,
     /// Its liveness check.
     pub(super) live: Check,
     pub(super) parts: Parts,
@@ -216,12 +219,21 @@ impl Component {
         ended
     }
 
+    /// Whether it is ready for the first time.
+    async fn begins(&self) -> Result<(), api::Error> {
+        self.ready.ask().await?;
+        match &self.first {
+            Some(first) => first.ask().await,
+            None => Ok(()),
+        }
+    }
+
     /// Watches the health of the process; returns when it has to be restarted.
     async fn watch(&self, ctx: &Context) -> Error {
         let begun = Instant::now();
         let part = self.part;
         loop {
-            match self.ready.ask().await {
+            match self.begins().await {
                 Ok(()) => break,
                 Err(error) if begun.elapsed() >= STARTING_MAX => {
                     return Error::Slow { part, said: chain(&error) };

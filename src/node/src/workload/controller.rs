@@ -29,6 +29,10 @@ const MANAGER_HEALTH: &str = "/healthz";
 const SCHEDULER_READY: &str = "/readyz";
 const SCHEDULER_LIVE: &str = "/livez";
 
+/// The service account of pods that name none. A new cluster has it seconds after the
+/// controller manager is healthy, and refuses every pod until then.
+const FIRST_ACCOUNT: &str = "/api/v1/namespaces/default/serviceaccounts/default";
+
 /// Configuration and inputs of the parts. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub(super) struct Controller {
@@ -76,10 +80,7 @@ impl Controller {
             async move { controller.api_server(&ctx).await }
         });
         let reconciler = reconciler::Service {
-            api: Api {
-                client: Some(self.site.data.pair(Purpose::Reconciler.name())),
-                ..self.api()
-            },
+            api: self.master(),
             node: self.node,
             nodes: self.nodes.clone(),
             parts: self.parts.clone(),
@@ -109,6 +110,11 @@ impl Controller {
         Api { address: self.site.api(), ca: self.site.run.ca.clone(), client: None }
     }
 
+    /// The client of this node, which may do everything.
+    fn master(&self) -> Api {
+        Api { client: Some(self.site.data.pair(Purpose::Reconciler.name())), ..self.api() }
+    }
+
     async fn api_server(mut self, ctx: &Context) -> Result<(), Error> {
         let parts = self.parts.clone();
         let Some(ready) = ctx.until_cancelled(parts.ready(Part::Certificates)).await else {
@@ -125,6 +131,7 @@ impl Controller {
             args: args::api_server(&self.site, address),
             process: Process::KUBE,
             ready: Check::tls(&self.api(), API_READY),
+            first: None,
             live: Check::tls(&self.api(), API_LIVE),
             parts: self.parts.clone(),
         };
@@ -150,6 +157,7 @@ impl Controller {
             args: args::controller_manager(&self.site),
             process: Process::KUBE,
             ready: Check::tls(&api, MANAGER_HEALTH),
+            first: Some(Check::tls(&self.master(), FIRST_ACCOUNT)),
             live: Check::tls(&api, MANAGER_HEALTH),
             parts: self.parts.clone(),
         }
@@ -163,6 +171,7 @@ impl Controller {
             args: args::scheduler(&self.site),
             process: Process::KUBE,
             ready: Check::tls(&api, SCHEDULER_READY),
+            first: None,
             live: Check::tls(&api, SCHEDULER_LIVE),
             parts: self.parts.clone(),
         }

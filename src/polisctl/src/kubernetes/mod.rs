@@ -185,14 +185,20 @@ async fn unready(session: &Session, controller: &Member) -> Result<Option<String
         Ok(answer) => answer,
         // Before the proxy listens, the node itself knows what is missing.
         Err(error) => {
-            return Ok(Some(waits_for(session, controller).await.unwrap_or(error.summary())));
+            let missing = waits_for(session, controller, None).await;
+            return Ok(Some(missing.unwrap_or(error.summary())));
         }
     };
     match answer.status {
         200 => Ok(None),
         401 | 403 => Err(Error::new(said(&answer.body))
             .context(format!("{} does not let this user in", controller.id))),
-        _ => Ok(Some(waits_for(session, controller).await.unwrap_or(said(&answer.body)))),
+        // An API server that runs says itself why it does not serve: without etcd, the parts
+        // behind it fail as well.
+        _ => {
+            let missing = waits_for(session, controller, Some("apiserver")).await;
+            Ok(Some(missing.unwrap_or(said(&answer.body))))
+        }
     }
 }
 
@@ -208,10 +214,17 @@ struct Part {
 
 /// The parts of a role, as the node itself reports them.
 async fn parts(session: &Session, member: &Member, branch: &Branch) -> Result<Vec<Part>, Error> {
-    let mut client = NodeManagementClient::new(session.node(&member.target).await?);
+    Ok(branch.parts(services(session, &member.target).await?))
+}
+
+/// The tree of services of a node, as the node itself reports it.
+async fn services(
+    session: &Session,
+    target: &Target,
+) -> Result<Vec<v1::services_response::Service>, Error> {
+    let mut client = NodeManagementClient::new(session.node(target).await?);
     let answer = client.services(v1::ServicesRequest {});
-    let answer = session.within("list the services", answer).await?.into_inner();
-    Ok(branch.parts(answer.services))
+    Ok(session.within("list the services", answer).await?.into_inner().services)
 }
 
 impl Branch {
@@ -240,10 +253,16 @@ impl Branch {
     }
 }
 
-/// The first part that the others wait for, if the node says.
-async fn waits_for(session: &Session, controller: &Member) -> Option<String> {
+/// The first part that the others wait for, if the node says; of those up to `last`.
+async fn waits_for(session: &Session, controller: &Member, last: Option<&str>) -> Option<String> {
     let parts = parts(session, controller, &CONTROLLER).await.ok()?;
-    first_missing(&parts)
+    first_missing(up_to(&parts, last))
+}
+
+/// The parts up to and with this one; all of them without it.
+fn up_to<'a>(parts: &'a [Part], last: Option<&str>) -> &'a [Part] {
+    let at = last.and_then(|last| parts.iter().position(|part| part.name == last));
+    &parts[..at.map_or(parts.len(), |at| at + 1)]
 }
 
 fn first_missing(parts: &[Part]) -> Option<String> {
@@ -330,6 +349,10 @@ mod tests {
             Some("waits for apiserver, which is dead: bind: in use")
         );
         assert_eq!(first_missing(&parts[..1]), None);
+        let names = |last| up_to(&parts, last).iter().map(|part| &*part.name).collect::<Vec<_>>();
+        assert_eq!(names(Some("apiserver")), ["certificates", "apiserver"]);
+        assert_eq!(names(Some("mesh")), ["certificates", "apiserver", "scheduler"]);
+        assert_eq!(names(None).len(), 3);
     }
 
     #[test]

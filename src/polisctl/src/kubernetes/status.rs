@@ -1,13 +1,22 @@
 //! `polisctl kubernetes status`: the parts of each controller and worker, the nodes, and the
 //! pods that are not well.
+//!
+//! The leader knows which node has which role. Without one, as while etcd has no quorum, the
+//! nodes that the context knows are asked, and each says which parts it runs.
 
+use std::time::Duration;
+
+use futures::future::join_all;
 use serde_json::Value;
+use tokio::time::timeout;
 
 use super::pods::{Node, Unwell};
-use super::{CONTROLLER, Member, Part, WORKER, controllers, parts, read, unready, workers};
+use super::{
+    Branch, CONTROLLER, Member, Part, WORKER, controllers, parts, read, services, unready, workers,
+};
 use crate::Global;
-use crate::error::Error;
-use crate::output::{Document, Text, or_dash};
+use crate::error::{Error, Exit};
+use crate::output::{Document, Text, fields, or_dash};
 use crate::session::Session;
 use crate::table::table;
 use crate::watch::Watch;
@@ -16,9 +25,19 @@ use crate::watch::Watch;
 const PAGE: usize = 250;
 const PAGES_MAX: usize = 40;
 
+/// Longest that a node may take without a leader: all are asked at once.
+const ANSWER: Duration = Duration::from_secs(4);
+
+/// The same for an API server, which itself waits ten seconds for its etcd.
+const READINESS: Duration = Duration::from_secs(15);
+
 /// The state of Kubernetes, as programs read it.
 #[derive(Debug, serde::Serialize)]
 struct Status {
+    /// Who says so: `leader`, or `nodes` where there is none.
+    source: &'static str,
+    /// Why no leader could be asked.
+    problems: Vec<String>,
     controllers: Vec<Served>,
     workers: Vec<Runs>,
     /// `null`: no API server is ready.
@@ -60,12 +79,17 @@ struct Pods {
 
 /// Prints it.
 pub(super) async fn run(watch: Watch, global: &Global) -> Result<(), Error> {
-    let mut session = Session::open(global).await?;
-    if watch.is_on() {
-        session.go_on();
+    let mut session = Session::brief(global).await?;
+    if !watch.is_on() {
+        session.limit_all(global);
     }
     let ask = async || {
-        let status = Status::ask(&session).await?;
+        let status = match Status::ask(&session).await {
+            Err(error) if error.exit() == Exit::TimedOut => {
+                Box::pin(Status::ask_nodes(&session, error)).await?
+            }
+            status => status?,
+        };
         let text = status.text();
         Document::new(&status, text)
     };
@@ -131,15 +155,66 @@ impl Status {
             running.push(Runs { node: node.id, cause: node.fault, parts });
         }
         let workers = running;
+        let (source, problems) = ("leader", Vec::new());
         Ok(match serves {
-            None => Self { controllers, workers, nodes: None, pods: None },
+            None => Self { source, problems, controllers, workers, nodes: None, pods: None },
             Some(serves) => Self {
+                source,
+                problems,
                 controllers,
                 workers,
                 nodes: Some(list_nodes(session, serves).await?),
                 pods: Some(list_pods(session, serves).await?),
             },
         })
+    }
+
+    /// The same without a leader; `why` none could be asked. That is the answer where no node
+    /// answers either.
+    async fn ask_nodes(session: &Session, why: Error) -> Result<Self, Error> {
+        let known = session.known_nodes();
+        // On the heap: the futures of all nodes are alive at once.
+        let asked = known.iter().map(|target| timeout(ANSWER, Box::pin(services(session, target))));
+        let answers = join_all(asked).await;
+        let answers = known.iter().zip(answers).filter_map(|(target, answer)| {
+            let id = target.meant.to_string();
+            let member = Member { id, target: target.clone(), fault: String::new() };
+            Some((member, answer.ok()?.ok()?))
+        });
+        let answers: Vec<_> = answers.collect();
+        if answers.is_empty() {
+            return Err(why);
+        }
+        let mut problems = vec![format!("no leader: {}", why.summary())];
+        let silent = known
+            .iter()
+            .filter(|target| answers.iter().all(|(member, _)| member.target != **target));
+        problems.extend(silent.map(|target| format!("{} does not answer", target.meant)));
+        let (mut controllers, mut workers) = (Vec::new(), Vec::new());
+        for (member, services) in answers {
+            let runs = |branch: &Branch| {
+                services.iter().any(|service| service.name.starts_with(branch.path))
+            };
+            if runs(&CONTROLLER) {
+                let serves = timeout(READINESS, unready(session, &member)).await;
+                let cause = match serves {
+                    Ok(Ok(cause)) => cause,
+                    Ok(Err(error)) => Some(error.summary()),
+                    Err(_elapsed) => Some("its API server does not answer in time".to_owned()),
+                };
+                controllers.push(Served {
+                    node: member.id.clone(),
+                    ready: cause.is_none(),
+                    cause: cause.unwrap_or_default(),
+                    parts: CONTROLLER.parts(services.clone()),
+                });
+            }
+            if runs(&WORKER) {
+                let parts = WORKER.parts(services);
+                workers.push(Runs { node: member.id, cause: String::new(), parts });
+            }
+        }
+        Ok(Self { source: "nodes", problems, controllers, workers, nodes: None, pods: None })
     }
 
     fn text(&self) -> Text {
@@ -150,7 +225,16 @@ impl Status {
             rows.push(cells.map(str::to_owned).to_vec());
             rows.extend(controller.parts.iter().map(|part| part.row(&controller.node)));
         }
-        let text = Text::from(table(&["CONTROLLER", "PART", "STATE", "RESTARTS", "CAUSE"], &rows));
+        let heads = ["CONTROLLER", "PART", "STATE", "RESTARTS", "CAUSE"];
+        let text = match self.problems.is_empty() {
+            true => Text::default(),
+            false => {
+                let source = "the nodes that answer; no leader confirms it".to_owned();
+                let lines = [("source", source), ("state", self.problems.join("\n"))];
+                Text::from(fields(&lines)).and("\n")
+            }
+        };
+        let text = text.then(table(&heads, &rows));
         let text = match self.workers.is_empty() {
             true => text,
             false => {
@@ -160,7 +244,11 @@ impl Status {
             }
         };
         let Some(nodes) = &self.nodes else {
-            return text.and("\nNo API server is ready: nodes and pods are not known.\n");
+            let serves = self.controllers.iter().any(|controller| controller.ready);
+            return text.and(match serves {
+                true => "\nWithout a leader, nodes and pods are left to `kubectl`.\n",
+                false => "\nNo API server is ready: nodes and pods are not known.\n",
+            });
         };
         let text = match nodes.is_empty() {
             true => text.and("\nThere are no nodes for pods.\n"),
@@ -210,7 +298,7 @@ impl Part {
 mod tests {
     use super::*;
     use crate::loopback::{Cluster, NODE};
-    use crate::testing::World;
+    use crate::testing::{World, closed_port};
     use polis_wire::rpc::testing::node_id;
 
     #[test]
@@ -259,6 +347,30 @@ mod tests {
         let value: Value = serde_json::from_str(&json).unwrap();
         let kubelet = &value["workers"][0]["parts"][1];
         assert_eq!((&kubelet["name"], &kubelet["restarts"]), (&"kubelet".into(), &7.into()));
+    }
+
+    #[test]
+    fn without_a_leader_the_nodes_that_answer_tell_of_their_parts() {
+        let world = World::new();
+        let mut cluster = Cluster::new(&world);
+        cluster.has_controller(&world);
+        cluster.has_worker_with_a_crash_loop();
+        cluster.api_server_starts();
+        let (_bound, dead) = closed_port();
+        let (here, gone) = (node_id(NODE).to_string(), node_id(2).to_string());
+        cluster.knows(&world, &[(&here, "192.0.2.1"), (&gone, &dead)]);
+        cluster.lose_the_leader();
+        let printed = world.runs(&["kubernetes", "status"]);
+        assert!(printed.starts_with("source  the nodes that answer; no leader"), "{printed}");
+        assert!(printed.contains(&format!("{gone} does not answer")), "{printed}");
+        assert!(printed.contains("waits for apiserver, which is starting: no quorum"), "{printed}");
+        assert!(printed.contains("kubelet ended with status 1: no swap"), "{printed}");
+        let json = world.runs(&["kubernetes", "status", "--output", "json"]);
+        let value: Value = serde_json::from_str(&json).unwrap();
+        assert_eq!((&value["source"], &value["nodes"]), (&"nodes".into(), &Value::Null));
+        for role in ["controllers", "workers"] {
+            assert_eq!(value[role][0]["node"], *here, "{value}");
+        }
     }
 
     #[test]

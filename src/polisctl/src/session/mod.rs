@@ -224,6 +224,11 @@ impl Session {
         self.client = self.client.clone().patient(patience);
     }
 
+    /// Limits everything from now on, taken together, by `--timeout` if a person gave it.
+    pub(super) fn limit_all(&mut self, global: &Global) {
+        self.limit = global.timeout.map(Limit::new);
+    }
+
     /// Reads the description of the cluster, and stores the addresses of its curators.
     pub(super) async fn cluster_info(&self) -> Result<v1::GetClusterInfoResponse, Error> {
         let info = self

@@ -83,6 +83,7 @@ impl Service {
             args: args::dns(&self.site),
             process: Process::PLAIN,
             ready: Check::plain(port(configuration::DNS_READY), READY),
+            first: None,
             live: Check::plain(port(configuration::DNS_HEALTH), LIVE),
             parts: self.parts.clone(),
         };

@@ -222,6 +222,7 @@ impl Worker {
                 self.site.loopback_port(configuration::KUBELET_HEALTH),
                 KUBELET_HEALTH,
             ),
+            first: None,
             live: Check::plain(
                 self.site.loopback_port(configuration::KUBELET_HEALTH),
                 KUBELET_HEALTH,
@@ -258,6 +259,7 @@ impl Worker {
             args: args::kube_proxy(&self.site),
             process: Process::KUBE,
             ready: Check::plain(health, PROXY_HEALTH),
+            first: None,
             live: Check::plain(health, PROXY_LIVE),
             parts: self.parts.clone(),
         };

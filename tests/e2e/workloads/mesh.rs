@@ -1,0 +1,295 @@
+//! A cluster of three machines with workloads: one controller, two workers.
+//!
+//! The machines are raised once, since that takes longer than anything that happens to them
+//! afterwards. The chapters, each a function:
+//!
+//! - pods reach each other across the machines by address, by name and by NodePort, and
+//!   nothing of it is on the wire in clear;
+//! - a user is revoked, and what the user has open ends.
+//!
+//! The first machine is the only member of etcd: on a host with few processors, an API server
+//! that starts under emulation takes the time of three members' heartbeats.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use polis_qemu::capture::Captured;
+use polis_qemu::fleet::Part;
+use polis_qemu::host::free_port;
+use polis_qemu::{Config, Event, Fleet, Operator, Port};
+use polis_tests::{Story, polisctl, skip, story};
+use serde_json::Value;
+
+use super::kubectl::Kubectl;
+use super::{KUBECTL, PART};
+use crate::fleet::{ask_until, joined_by};
+use crate::world::{FULL, SOON, World};
+
+/// The workloads.
+const WORKLOADS: &str = include_str!("mesh.yaml");
+/// In the answer of the server: what must not be on the wire between two machines.
+const MARKER: &str = "marker-in-the-answer-of-the-demo";
+/// The port of the server on every worker.
+const NODE_PORT: u16 = 30080;
+/// The port of the mesh, and the type of a message of WireGuard that carries a packet.
+const MESH: u16 = 7838;
+const CARRIES_A_PACKET: u8 = 4;
+
+/// The machines, by their parts.
+const CONTROLLER: usize = 0;
+const WORKERS: [usize; 2] = [1, 2];
+/// The worker that `web` prefers, and the other.
+const HOME: usize = WORKERS[0];
+const OTHER: usize = WORKERS[1];
+
+/// Memory in MiB of a controller, and of a worker.
+const MEMORY: [u32; 2] = [2560, 1536];
+const DISK: u64 = 8 << 30;
+
+/// Longest that what a revoked user has open may go on.
+const CUT_MAX: Duration = Duration::from_secs(2);
+
+/// Longest that the host waits for one answer of a pod.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// The stories of this file.
+pub(crate) const STORIES: &[Story] =
+    &[story!(pods_of_two_machines_reach_each_other_and_a_revoked_user_is_cut).cluster().takes(600)];
+
+fn pods_of_two_machines_reach_each_other_and_a_revoked_user_is_cut() -> Result<()> {
+    if std::env::var_os(FULL).is_none() {
+        return skip("no image with Kubernetes was built: see docs/testing.md");
+    }
+    let world = World::of_full("mesh")?;
+    let began = Instant::now();
+    let chapter = |title: &str| eprintln!("{:6.1} s  {title}", began.elapsed().as_secs_f64());
+
+    let mut mesh = Mesh::raised(&world, &chapter)?;
+    mesh.reaches_across_machines()?;
+    chapter("pods reached each other across the machines");
+    mesh.revoked_user_is_cut(&world)?;
+    chapter("a user was revoked, and what it had open ended");
+    Ok(())
+}
+
+/// The cluster, and the ways into it.
+struct Mesh {
+    cluster: Fleet,
+    kubectl: Kubectl,
+    /// The port of the host that leads to the NodePort of each worker.
+    ways: [u16; 2],
+}
+
+impl Mesh {
+    /// Three machines that serve all that their roles ask for.
+    fn raised(world: &World, chapter: &dyn Fn(&str)) -> Result<Self> {
+        let small = world.bootstrap_config("")?;
+        let disk = Some(world.disk_of_size(DISK, None)?);
+        let first = Config { disk, memory: MEMORY[0], cpus: 2, ..small };
+        let mut cluster = joined_by(world, first, 1 + WORKERS.len(), "")?;
+        for number in WORKERS {
+            cluster.nodes[number].config.memory = MEMORY[1];
+        }
+        cluster.found()?;
+        cluster.admit(&WORKERS.map(|number| (number, Part::Worker)))?;
+        chapter("three machines are one cluster");
+        for number in 0..cluster.nodes.len() {
+            let role = if number == CONTROLLER { "controller" } else { "worker" };
+            let id = cluster.nodes[number].id.clone();
+            let role = format!("kubernetes-{role}");
+            cluster.operator.run(&["--timeout", "2m", "node", "roles", &id, "--add", &role])?;
+        }
+        let mut ways = [0; 2];
+        for (way, number) in ways.iter_mut().zip(WORKERS) {
+            *way = free_port()?;
+            cluster.segment.forward(*way, cluster.nodes[number].address, NODE_PORT)?;
+        }
+        let kubeconfig = world.path("kubeconfig");
+        let kubectl = Kubectl::new(kubeconfig.clone());
+        let mut mesh = Self { cluster, kubectl, ways };
+        for number in [CONTROLLER, HOME, OTHER] {
+            mesh.serves(number)?;
+            chapter(&format!("machine {} serves all that its role asks for", number + 1));
+        }
+        let out = kubeconfig.display().to_string();
+        mesh.cluster.operator.run(&["--timeout", "2m", "kubernetes", "kubeconfig", "-o", &out])?;
+        mesh.kubectl.run(&["apply", "--filename", "-"], WORKLOADS)?;
+        mesh.kubectl.run(&["wait", "--for=condition=Available", "deployment/web", KUBECTL], "")?;
+        mesh.kubectl.run(&["wait", "--for=condition=Ready", "pod/idle", KUBECTL], "")?;
+        chapter("the workloads run");
+        Ok(mesh)
+    }
+
+    /// Waits until everything that the roles of a machine ask for serves.
+    fn serves(&mut self, number: usize) -> Result<()> {
+        self.says(number, "all", |event| event.is("state", "ready"))
+    }
+
+    /// Waits until a part of a machine reports this.
+    fn says(&mut self, number: usize, part: &str, what: fn(&Event) -> bool) -> Result<()> {
+        let machine = self.cluster.machine(number)?;
+        let said =
+            machine.wait_for("workload", PART, |event| event.is("part", part) && what(event));
+        said.with_context(|| format!("machine {}, part {part}", number + 1)).map(drop)
+    }
+
+    fn id(&self, number: usize) -> &str {
+        &self.cluster.nodes[number].id
+    }
+
+    /// A document of the API.
+    fn get(&self, what: &[&str]) -> Result<Value> {
+        let text = self.kubectl.run(&[&["get", "--output", "json"], what].concat(), "")?;
+        serde_json::from_str(&text).with_context(|| format!("no document: {text}"))
+    }
+
+    /// Asks `web` from outside, by the NodePort of a worker, until it answers.
+    fn answers_outside(&self, worker: usize) -> Result<String> {
+        let way = self.ways[worker - HOME];
+        let what = format!("an answer at the NodePort of machine {}", worker + 1);
+        ask_until(&what, || Ok(ask(way).ok().filter(|answer| answer.contains(MARKER))))
+    }
+
+    /// Pod to pod, Service, name and NodePort, and the wire meanwhile.
+    fn reaches_across_machines(&mut self) -> Result<()> {
+        let pods = self.get(&["pods", "--selector", "app=web"])?;
+        let pod = &pods["items"][0];
+        ensure!(pod["spec"]["nodeName"] == self.id(HOME), "not on the second machine: {pod}");
+        let address = pod["status"]["podIP"].as_str().context("no address")?.to_owned();
+        let service = self.get(&["service", "web"])?;
+        let service = service["spec"]["clusterIP"].as_str().context("no address")?.to_owned();
+
+        self.cluster.segment.links().capture();
+        let asked = [
+            ("by-address", format!("{address}:8080")),
+            ("by-service", format!("{service}:80")),
+            ("by-name", "web.default.svc.cluster.local:80".to_owned()),
+        ];
+        self.kubectl.run(&["apply", "--filename", "-"], &visitor(&asked))?;
+        let done = "--for=jsonpath={.status.phase}=Succeeded";
+        self.kubectl.run(&["wait", done, "pod/visitor", KUBECTL], "")?;
+        for (how, _) in &asked {
+            let answer = self.kubectl.run(&["logs", "visitor", "--container", how], "")?;
+            ensure!(answer.contains(MARKER) && answer.contains(self.id(HOME)), "{how}: {answer}");
+        }
+        // The API server's machine has no pods, and reaches those of others.
+        let path = "/api/v1/namespaces/default/services/web:80/proxy/";
+        let answer = self.kubectl.run(&["get", "--raw", path], "")?;
+        ensure!(answer.contains(MARKER), "through the API server: {answer}");
+        for worker in WORKERS {
+            let answer = self.answers_outside(worker)?;
+            ensure!(answer.contains(self.id(HOME)), "another pod answered: {answer}");
+        }
+        let captured = self.cluster.segment.links().captured();
+        let captured = captured.map_err(|missed| anyhow::anyhow!("{missed} frames are missing"))?;
+        wire(&captured)
+        // A NetworkPolicy that denies `visitor` belongs here: the pods and their ways are there.
+    }
+
+    /// A watch, an `exec` and a forwarded port of a user who is revoked.
+    fn revoked_user_is_cut(&mut self, world: &World) -> Result<()> {
+        let path = |name: &str| world.path(name).display().to_string();
+        let owner = &self.cluster.operator;
+        let user = Operator::new(&polisctl()?, &world.path("ann"), "ann");
+        user.run(&["owner", "create", "-o", &path("ann.key")])?;
+        let [public, invitation] = ["ann.pub", "ann.json"].map(path);
+        let role = ["user", "create", "ann", "--role", "operator"];
+        owner.run(
+            &[&["--timeout", "2m"], &role[..], &["--key", &public, "-o", &invitation]].concat(),
+        )?;
+        user.run(&["context", "import", &invitation, "--key", &path("ann.key")])?;
+        let kubeconfig = path("ann-kubeconfig");
+        user.run(&["--timeout", "2m", "kubernetes", "kubeconfig", "-o", &kubeconfig])?;
+        let kubectl = Kubectl::new(kubeconfig.into());
+
+        let watch = kubectl.start(&["get", "pods", "--watch"])?;
+        watch.says("idle", SOON)?;
+        let forward = kubectl.start(&["port-forward", "deployment/web", ":8080"])?;
+        forward.says("Forwarding from", SOON)?;
+        let exec = kubectl.start(&["exec", "idle", "--", "/pause"])?;
+        ask_until("a running exec", || Ok((self.execs()? == 1).then_some(())))?;
+
+        let revoke = ["--timeout", "2m", "user", "revoke", "ann", "--yes"];
+        self.cluster.operator.run(&revoke)?;
+        let revoked = Instant::now();
+        for (what, running) in [("watch", &watch), ("port-forward", &forward), ("exec", &exec)] {
+            running.ends(CUT_MAX)?;
+            eprintln!("          {what} ended {:?} after the revocation", revoked.elapsed());
+        }
+        ensure!(kubectl.run(&["get", "pods"], "").is_err(), "a revoked user lists pods");
+        // On the machine, too: the API server has no such stream any more.
+        ask_until("the end of the exec", || Ok((self.execs()? == 0).then_some(())))
+    }
+
+    /// The streams of `exec` that the API server has.
+    fn execs(&self) -> Result<u64> {
+        let metrics = self.kubectl.run(&["get", "--raw", "/metrics"], "")?;
+        let exec = |line: &&str| {
+            line.starts_with("apiserver_longrunning_requests{")
+                && line.contains("subresource=\"exec\"")
+        };
+        let count = |line: &str| line.rsplit(' ').next()?.parse::<u64>().ok();
+        Ok(metrics.lines().filter(exec).filter_map(count).sum())
+    }
+}
+
+/// A pod on the other worker that asks `web` in each of these ways.
+fn visitor(asked: &[(&str, String)]) -> String {
+    let mut text = "apiVersion: v1\nkind: Pod\nmetadata: {name: visitor}\nspec:\n  \
+                    restartPolicy: OnFailure\n  automountServiceAccountToken: false\n  \
+                    nodeSelector: {polis.internal/name: node-3}\n  containers:\n"
+        .to_owned();
+    for (name, server) in asked {
+        text += &format!(
+            "    - name: {name}\n      image: polis.internal/demo:1\n      \
+             imagePullPolicy: IfNotPresent\n      args: [get, \"{server}\"]\n"
+        );
+    }
+    text
+}
+
+/// Looks at what was on the wire: the marker in clear to and from the world outside, so a
+/// search finds it where it is; between machines only in the mesh.
+fn wire(captured: &[Captured]) -> Result<()> {
+    let (inside, outside): (Vec<_>, Vec<_>) =
+        captured.iter().partition(|one| one.is_between_machines());
+    let clear =
+        |frames: &[&Captured]| frames.iter().filter(|one| one.contains(MARKER.as_bytes())).count();
+    let [home, other] = [HOME, OTHER].map(Fleet::port);
+    let carries = |from: Port, to: Port| {
+        let of_mesh = |one: &&&Captured| {
+            let datagram = one.datagram();
+            (one.from, one.to) == (from, to)
+                && datagram.is_some_and(|datagram| {
+                    datagram.destination.port() == MESH
+                        && datagram.payload.first() == Some(&CARRIES_A_PACKET)
+                })
+        };
+        inside.iter().filter(of_mesh).count()
+    };
+    let mesh = [carries(home, other), carries(other, home)];
+    let clear = [clear(&outside), clear(&inside)];
+    eprintln!(
+        "          {} frames between machines, packets of the mesh between the workers: {mesh:?}; \
+         the answer in clear: {} times to the world outside, {} times between machines",
+        inside.len(),
+        clear[0],
+        clear[1]
+    );
+    ensure!(mesh.iter().all(|count| *count > 0), "no packet of the mesh: {mesh:?}");
+    ensure!(clear[0] > 0, "the search does not find what is in clear");
+    ensure!(clear[1] == 0, "traffic of pods is on the wire in clear");
+    Ok(())
+}
+
+/// The answer of the demo at a port of this host.
+fn ask(port: u16) -> Result<String> {
+    let mut line = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+    line.set_read_timeout(Some(ANSWER))?;
+    line.write_all(b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    line.read_to_string(&mut answer)?;
+    Ok(answer)
+}
