@@ -75,6 +75,9 @@ const PROXY_LIVE: &str = "/livez";
 const POLICY_READY: &str = "/readyz";
 const POLICY_LIVE: &str = "/livez";
 
+/// One of the resources that it reads; its rights to all of them come together.
+const POLICIES: &str = "/apis/networking.k8s.io/v1/networkpolicies?limit=1";
+
 /// The kernel kills pods before kubelet.
 const OOM_SCORE: i16 = -999;
 
@@ -216,7 +219,11 @@ impl Worker {
                     .then_some(())
             })
             .await?;
-            until(&mut self.prefix, "the prefix of pods", |prefix| *prefix).await
+            let prefix = until(&mut self.prefix, "the prefix of pods", |prefix| *prefix).await?;
+            // The program's own tries are up to half a minute apart once some have failed, and
+            // kubelet waits for it.
+            node_object::readable(&self.asked_as(WorkerPurpose::Policy), POLICIES).await;
+            Ok::<_, Closed>(prefix)
         };
         let Some(prefix) = ctx.until_cancelled(inputs).await.transpose()? else { return Ok(()) };
         let part = Part::Policy;
