@@ -1,6 +1,8 @@
-//! A machine with the roles of Kubernetes: a demo answers, the roles go, the machine ends.
+//! A machine with the roles of Kubernetes: a demo answers, policies hold, the roles go, the
+//! machine ends.
 
 mod kubectl;
+mod policy;
 
 use std::time::Duration;
 
@@ -89,6 +91,12 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     kubectl.run(&["wait", "--for=condition=Complete", "job/visitor", KUBECTL], "")?;
     let answer = kubectl.run(&["logs", "job/visitor"], "")?;
     ensure!(answer.contains(&founded.node), "the demo did not say its node: {answer}");
+
+    kubectl.run(&["apply", "--filename", "-"], policy::CLIENTS)?;
+    kubectl.run(&["wait", "--for=condition=Ready", "pod/friend", "pod/stranger", KUBECTL], "")?;
+    policy::decide(&kubectl)?;
+    policy::spare_the_node(&kubectl, "stranger")?;
+    kubectl.run(&["delete", "pod", "friend", "stranger", "--timeout=120s"], "")?;
 
     kubectl.run(&["apply", "--filename", "-"], MORE)?;
     kubectl.run(&["wait", "--for=condition=Ready", "pod/keeper", "pod/sandboxed", KUBECTL], "")?;
