@@ -38,6 +38,7 @@ const JSON: &str = "application/json";
 const MERGE: &str = "application/strategic-merge-patch+json";
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
+const POLICIES: &str = "/apis/networking.k8s.io/v1/networkpolicies";
 const BUDGETS: &str = "/apis/policy/v1/namespaces/default/poddisruptionbudgets";
 
 /// The status and the content of an answer.
@@ -346,10 +347,13 @@ async fn a_node_that_is_no_worker_any_more_is_cut_off() {
     let (controller, kubelet) = cluster().await;
     let proxy = controller.worker(WorkerPurpose::KubeProxy, kubelet.node).await;
     let dns = controller.worker(WorkerPurpose::Dns, kubelet.node).await;
+    let policy = controller.worker(WorkerPurpose::Policy, kubelet.node).await;
     let services = "/api/v1/services";
-    for api in [&proxy, &dns] {
-        becomes(api, services, "its rights", |list| list["kind"] == "ServiceList").await;
+    let programs = [(&proxy, services), (&dns, services), (&policy, POLICIES)];
+    for (api, path) in programs {
+        becomes(api, path, "its rights", |list| list["kind"] != "Status").await;
     }
+    reads_what_a_policy_needs_and_no_more(&policy).await;
     assert_eq!(kubelet.reports().await.0, 200);
 
     // Another role takes the place of the worker's.
@@ -364,8 +368,8 @@ async fn a_node_that_is_no_worker_any_more_is_cut_off() {
         }
     };
     patiently(CUT_MAX, cut).await.expect("it cannot register again");
-    for api in [&proxy, &dns] {
-        becomes(api, services, "the end of its rights", |list| list["code"] == 403).await;
+    for (api, path) in programs {
+        becomes(api, path, "the end of its rights", |list| list["code"] == 403).await;
     }
     println!("nothing of it has rights after {:.1} s", begun.elapsed().as_secs_f64());
     assert!(begun.elapsed() < PATIENCE);
@@ -389,4 +393,33 @@ async fn a_node_that_is_no_worker_any_more_is_cut_off() {
     controller.reports(kubelet.node, None);
     becomes(&master, &kubelet.path(), "its end", |node| node["code"] == 404).await;
     controller.stop().await;
+}
+
+/// The program that enforces NetworkPolicies lists and watches three resources. The API server
+/// checks the right before it looks for the object, so each of the others is forbidden.
+async fn reads_what_a_policy_needs_and_no_more(policy: &Api) {
+    for path in ["/api/v1/pods", "/api/v1/namespaces", POLICIES] {
+        reads(policy, path).await;
+        let watch = format!("{path}?watch=true&timeoutSeconds=1");
+        assert_eq!(asks(policy, Method::GET, &watch, JSON, &Value::Null).await.0, 200, "{watch}");
+    }
+    let forbidden = [
+        (Method::GET, "/api/v1/secrets"),
+        (Method::GET, "/api/v1/secrets?watch=true&timeoutSeconds=1"),
+        (Method::GET, "/api/v1/namespaces/default/secrets/s"),
+        (Method::GET, "/api/v1/configmaps"),
+        (Method::GET, "/api/v1/nodes"),
+        (Method::GET, "/api/v1/services"),
+        (Method::GET, "/api/v1/serviceaccounts"),
+        (Method::GET, "/api/v1/namespaces/default/pods/p"),
+        (Method::GET, "/api/v1/namespaces/default/pods/p/log"),
+        (Method::POST, "/api/v1/namespaces/default/pods/p/exec?command=x"),
+        (Method::DELETE, "/api/v1/namespaces/default/pods/p"),
+        (Method::POST, "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies"),
+        (Method::DELETE, "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies/p"),
+    ];
+    for (method, path) in forbidden {
+        let answer = asks(policy, method.clone(), path, JSON, &Value::Null).await;
+        assert_eq!(answer.0, 403, "{method} {path}: {}", answer.1);
+    }
 }

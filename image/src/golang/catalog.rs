@@ -75,7 +75,8 @@ const SHIM: &str = "no_grpc,no_tracing,urfave_cli_no_docs,netgo,osusergo,static_
 /// Every module, in the order in which they are built: the longest last, so that a
 /// mistake in another one is seen early; and the suite last of all, since it finds most of
 /// its packages in the cache when Kubernetes is built.
-pub(crate) const MODULES: &[Module] = &[RUNC, CNI, COREDNS, GVISOR, CONTAINERD, KUBECTL, KUBE, E2E];
+pub(crate) const MODULES: &[Module] =
+    &[RUNC, CNI, COREDNS, POLICY, GVISOR, CONTAINERD, KUBECTL, KUBE, E2E];
 
 /// What starts a container. It enters namespaces before Go's runtime starts, in C.
 const RUNC: Module = Module {
@@ -118,6 +119,17 @@ const COREDNS: Module = Module {
     programs: &[Program {
         check: (&["-version"], &["CoreDNS"]),
         ..Program::of("coredns", ".", "usr/bin")
+    }],
+};
+
+/// The program that enforces NetworkPolicies on a node.
+const POLICY: Module = Module {
+    name: "policy",
+    origin: "sigs.k8s.io/kube-network-policies",
+    stamp: Stamp::Variables(&["main.version"]),
+    programs: &[Program {
+        check: (&["-version"], &["kube-network-policies"]),
+        ..Program::of("policy", ".", "usr/bin")
     }],
 };
 

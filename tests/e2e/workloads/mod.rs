@@ -1,9 +1,11 @@
-//! A machine with the roles of Kubernetes: a demo answers, volumes hold their size and survive
-//! power cuts, pods that take all they can get hurt nothing, the roles go, the machine ends.
+//! A machine with the roles of Kubernetes: a demo answers, policies hold, volumes hold their
+//! size and survive power cuts, pods that take all they can get hurt nothing, the roles go, the
+//! machine ends.
 
 mod kubectl;
 mod limits;
 pub(crate) mod mesh;
+mod policy;
 mod trial;
 mod volumes;
 
@@ -78,7 +80,7 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     let small = world.bootstrap_config("polis.exercise=append")?;
     let config = Config {
         // In place of the small disk, which has too little room for workloads.
-        disk: Some(world.disk_of_size(8 << 30, None)?),
+        disk: Some(world.disk_of_size(10 << 30, None)?),
         forwards: owner.forwards.clone(),
         memory: 3072,
         cpus: 2,
@@ -98,6 +100,12 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     kubectl.run(&["wait", "--for=condition=Complete", "job/visitor", KUBECTL], "")?;
     let answer = kubectl.run(&["logs", "job/visitor"], "")?;
     ensure!(answer.contains(&founded.node), "the demo did not say its node: {answer}");
+
+    kubectl.run(&["apply", "--filename", "-"], policy::CLIENTS)?;
+    kubectl.run(&["wait", "--for=condition=Ready", "pod/friend", "pod/stranger", KUBECTL], "")?;
+    policy::decide(&kubectl)?;
+    policy::spare_the_node(&kubectl, "stranger")?;
+    kubectl.run(&["delete", "pod", "friend", "stranger", "--timeout=120s"], "")?;
 
     kubectl.run(&["apply", "--filename", "-"], MORE)?;
     kubectl.run(&["wait", "--for=condition=Ready", "pod/keeper", "pod/sandboxed", KUBECTL], "")?;

@@ -105,6 +105,8 @@ pub struct KubernetesRun {
     pub corefile: File,
     /// The way of the name server to the API server.
     pub dns: File,
+    /// The way of the program that enforces NetworkPolicies to the API server.
+    pub policy: File,
 }
 
 impl KubernetesRun {
@@ -127,6 +129,7 @@ impl KubernetesRun {
             kube_proxy: file("kube-proxy.kubeconfig"),
             corefile: file("Corefile"),
             dns: file("dns.kubeconfig"),
+            policy: file("policy.kubeconfig"),
             dir: Dir::private(base),
         }
     }

@@ -8,6 +8,7 @@
 //! | binding `polis:viewers` | viewers may read everything in namespaces, except for Secrets |
 //! | role `polis:cluster-viewer` and its binding | operators and viewers may read what belongs to no namespace |
 //! | role `polis:dns` | the name servers of workers may watch Services and pods |
+//! | role `polis:policy` | the programs that enforce NetworkPolicies may watch these, namespaces and pods |
 //! | role `polis:worker` | marks the kubelets of workers for the policy below |
 //! | policy `polis-workers` and its binding | a kubelet of a node without the role Kubernetes worker writes nothing |
 //! | policy `polis-system-namespace` and its binding | operators may change nothing in `kube-system`, whose service accounts and pods could change everything |
@@ -25,6 +26,7 @@
 //! | binding `polis:kube-proxies` | the kube-proxies of the workers |
 //! | binding `polis:dns` | the name servers of the workers |
 //! | binding `polis:csi` | the storage drivers of the workers |
+//! | binding `polis:policy` | the programs of the workers that enforce NetworkPolicies |
 //! | labels of a Node | the roles of the node, and its name |
 //!
 //! The roles `admin`, `view` and `system:node-proxier` are the API server's own; see
@@ -65,6 +67,9 @@ const GUARD: &str = "polis-system-namespace";
 
 /// The role of the name servers of workers, and its binding.
 const DNS: &str = "polis:dns";
+
+/// The role of the programs that enforce NetworkPolicies, and its binding.
+const POLICY: &str = "polis:policy";
 
 /// The role that a kubelet needs to write, its binding, and the policy that demands it. What
 /// it permits exists for that policy alone.
@@ -114,6 +119,7 @@ pub(super) fn all() -> Vec<Object> {
         binding(VIEWERS, "view", &[group(VIEWERS)]),
         binding(CLUSTER_VIEWER, CLUSTER_VIEWER, &[group(OPERATORS), group(VIEWERS)]),
         dns(),
+        policy(),
         csi_role(),
         csi_volumes(),
         policy_binding(CSI_VOLUMES),
@@ -143,6 +149,7 @@ pub(super) fn workers(nodes: &[NodeId]) -> Vec<Object> {
         binding(PROXIES, PROXIER, &users(WorkerPurpose::KubeProxy)),
         binding(DNS, DNS, &users(WorkerPurpose::Dns)),
         binding(CSI, CSI, &users(WorkerPurpose::Csi)),
+        binding(POLICY, POLICY, &users(WorkerPurpose::Policy)),
     ]
 }
 
@@ -376,12 +383,23 @@ fn cluster_viewer() -> Object {
 
 /// What a name server answers from.
 fn dns() -> Object {
-    let rule = |group: &str, resources: &[&str]| json!({"apiGroups": [group], "resources": resources, "verbs": ["list", "watch"]});
-    let rules = json!([
-        rule("", &["services", "namespaces", "pods"]),
-        rule("discovery.k8s.io", &["endpointslices"]),
-    ]);
-    object("ClusterRole", "clusterroles", DNS, &[("rules", rules)])
+    let rules = [
+        watched("", &["services", "namespaces", "pods"]),
+        watched("discovery.k8s.io", &["endpointslices"]),
+    ];
+    object("ClusterRole", "clusterroles", DNS, &[("rules", json!(rules))])
+}
+
+/// The input of a decision about a connection.
+fn policy() -> Object {
+    let rules =
+        [watched("", &["namespaces", "pods"]), watched("networking.k8s.io", &["networkpolicies"])];
+    object("ClusterRole", "clusterroles", POLICY, &[("rules", json!(rules))])
+}
+
+/// The rule for resources that a program lists once and then watches.
+fn watched(group: &str, resources: &[&str]) -> Value {
+    json!({"apiGroups": [group], "resources": resources, "verbs": ["list", "watch"]})
 }
 
 /// A handler of containerd, under the name that pods use.
@@ -476,6 +494,7 @@ mod tests {
                 (json!("system:node-proxier"), vec![format!("polis:kube-proxy:{one}")]),
                 (json!("polis:dns"), vec![format!("polis:dns:{one}")]),
                 (json!("polis:csi"), vec![format!("polis:csi:{one}")]),
+                (json!("polis:policy"), vec![format!("polis:policy:{one}")]),
             ]
         );
         // Without a worker, the list is empty and not absent: it replaces the former one.

@@ -53,6 +53,8 @@ pub enum Part {
     Containerd,
     /// The addresses of the node's pods.
     PodNetwork,
+    /// The program that enforces NetworkPolicies.
+    Policy,
     /// kubelet.
     Kubelet,
     /// The Node object.
@@ -77,11 +79,12 @@ impl Part {
     ];
 
     /// The parts of the role Kubernetes worker, in the order of start.
-    pub const WORKER: [Self; 9] = [
+    pub const WORKER: [Self; 10] = [
         Self::WorkerCertificates,
         Self::ApiBalancer,
         Self::PodNetwork,
         Self::Containerd,
+        Self::Policy,
         Self::Kubelet,
         Self::Node,
         Self::KubeProxy,
@@ -104,6 +107,7 @@ impl Part {
             Self::ApiBalancer => "api-balancer",
             Self::Containerd => "containerd",
             Self::PodNetwork => "pod-network",
+            Self::Policy => "policy",
             Self::Kubelet => "kubelet",
             Self::Node => "node",
             Self::KubeProxy => "kube-proxy",

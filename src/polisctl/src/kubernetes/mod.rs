@@ -70,6 +70,7 @@ const WORKER: Branch = Branch {
         "api-balancer",
         "pod-network",
         "containerd",
+        "policy",
         "kubelet",
         "node",
         "kube-proxy",

@@ -19,6 +19,9 @@ pub const PROXY_GROUP: &str = "polis:kube-proxies";
 /// The group of the name servers. It has no rights either.
 const DNS_GROUP: &str = "polis:dns";
 
+/// The group of the programs that enforce NetworkPolicies. It has no rights either.
+const POLICY_GROUP: &str = "polis:policy";
+
 /// The group of the storage drivers.
 pub const CSI_GROUP: &str = "polis:csi";
 
@@ -38,12 +41,14 @@ pub enum WorkerPurpose {
     Dns,
     /// The storage driver of the node calls the API server with it.
     Csi,
+    /// The program that enforces NetworkPolicies calls the API server with it.
+    Policy,
 }
 
 impl WorkerPurpose {
     /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::Kubelet, Self::KubeletServer, Self::KubeProxy, Self::Dns, Self::Csi];
+    pub const ALL: [Self; 6] =
+        [Self::Kubelet, Self::KubeletServer, Self::KubeProxy, Self::Dns, Self::Csi, Self::Policy];
 
     /// The name of its files, and the beginning of its name in etcd.
     #[must_use]
@@ -54,6 +59,7 @@ impl WorkerPurpose {
             Self::KubeProxy => "kube-proxy",
             Self::Dns => "dns",
             Self::Csi => "csi",
+            Self::Policy => "policy",
         }
     }
 
@@ -66,6 +72,7 @@ impl WorkerPurpose {
             Self::KubeProxy => format!("polis:kube-proxy:{node}"),
             Self::Dns => format!("polis:dns:{node}"),
             Self::Csi => format!("{CSI_USER}{node}"),
+            Self::Policy => format!("polis:policy:{node}"),
         }
     }
 
@@ -92,6 +99,7 @@ impl WorkerPurpose {
             Self::KubeProxy => Template::KubernetesClient { subject: subject(Some(PROXY_GROUP)) },
             Self::Dns => Template::KubernetesClient { subject: subject(Some(DNS_GROUP)) },
             Self::Csi => Template::KubernetesClient { subject: subject(Some(CSI_GROUP)) },
+            Self::Policy => Template::KubernetesClient { subject: subject(Some(POLICY_GROUP)) },
         }
     }
 }
@@ -145,6 +153,7 @@ mod tests {
                 "kube-proxy-NODE calls polis:kube-proxy:NODE polis:kube-proxies",
                 "dns-NODE calls polis:dns:NODE polis:dns",
                 "csi-NODE calls polis:csi:NODE polis:csi",
+                "policy-NODE calls polis:policy:NODE polis:policy",
             ]
         );
     }

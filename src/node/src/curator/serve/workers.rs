@@ -72,6 +72,7 @@ fn purpose(purpose: v1::WorkerCertificate) -> Result<WorkerPurpose, Error> {
         v1::WorkerCertificate::KubeProxy => Ok(WorkerPurpose::KubeProxy),
         v1::WorkerCertificate::Dns => Ok(WorkerPurpose::Dns),
         v1::WorkerCertificate::Csi => Ok(WorkerPurpose::Csi),
+        v1::WorkerCertificate::Policy => Ok(WorkerPurpose::Policy),
         v1::WorkerCertificate::Unspecified => {
             Err(Error::Field("purpose must name a certificate of a worker".to_owned()))
         }

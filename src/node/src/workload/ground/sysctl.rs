@@ -19,7 +19,7 @@ const VALUE_MAX: usize = 4096;
 const EVERY: &[(&str, &str)] = &[
     // The node's own ports, and those of the API server: no outgoing connection takes one
     // before its server listens.
-    ("net/ipv4/ip_local_reserved_ports", "6443-6445,7834-7842,10248-10250,10256-10259"),
+    ("net/ipv4/ip_local_reserved_ports", "6443-6445,7834-7843,10248-10250,10256-10259"),
 ];
 
 /// Parameters of a worker, in order, after those of its uplinks.
@@ -166,14 +166,14 @@ mod tests {
     fn a_controller_forwards_nothing() {
         insta::assert_snapshot!(
             shown(&plan(false, &["eth0".to_owned()])),
-            @"net/ipv4/ip_local_reserved_ports = 6443-6445,7834-7842,10248-10250,10256-10259"
+            @"net/ipv4/ip_local_reserved_ports = 6443-6445,7834-7843,10248-10250,10256-10259"
         );
     }
 
     #[test]
     fn a_worker_forwards_and_keeps_hearing_its_router() {
         insta::assert_snapshot!(shown(&plan(true, &["eth0".to_owned()])), @r"
-        net/ipv4/ip_local_reserved_ports = 6443-6445,7834-7842,10248-10250,10256-10259
+        net/ipv4/ip_local_reserved_ports = 6443-6445,7834-7843,10248-10250,10256-10259
         net/ipv6/conf/eth0/accept_ra = 2
         net/ipv4/conf/eth0/rp_filter = 2
         net/ipv4/conf/eth0/send_redirects = 0

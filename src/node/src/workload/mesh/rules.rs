@@ -14,6 +14,13 @@
 //! translated connections. Packets of pods come from an interface of a pod or out of the mesh,
 //! which knows the sender of each; a source address of a pod on another interface is forged.
 //!
+//! A pod with `NET_RAW`, which *baseline* permits, writes its own headers. The chain `pod` drops:
+//! - IPv6: pods have no such addresses, and no NetworkPolicy would see these packets;
+//! - packets for the loopback addresses of the node, which accept them on the interface of a pod
+//!   with a HostPort (`route_localnet`);
+//! - packets whose source is not the address behind that interface: a pod that could pass for
+//!   another one would have its rights.
+//!
 //! A packet that belongs to no connection that the kernel can follow is not translated either, and
 //! would leave with the address of its pod: it is dropped where packets are forwarded.
 //!
@@ -33,6 +40,10 @@ use super::DEVICE;
 /// The name of the table.
 const TABLE: &str = "inet polis";
 
+/// The table of the family `inet` that the enforcement of NetworkPolicies makes, and leaves when it
+/// ends. It is removed with the mesh: no pod is left by then.
+pub const POLICY_TABLE: &str = "polis-policy";
+
 /// The interfaces of pods on their node: the program of the pod network names them so.
 const POD_INTERFACES: &str = "veth*";
 
@@ -43,7 +54,8 @@ pub fn text(wanted: bool) -> String {
     // The first line makes the table if there is none, so that the second one can succeed.
     let gone = format!("table {TABLE}\ndelete table {TABLE}\n");
     if !wanted {
-        return gone;
+        let policy = format!("inet {POLICY_TABLE}");
+        return format!("{gone}table {policy}\ndelete table {policy}\n");
     }
     // Packets that a pod sends to a pod keep their addresses, on every way: policies look at
     // them. `fully-random`: two connections never race for the lowest free port.
@@ -52,9 +64,15 @@ pub fn text(wanted: bool) -> String {
          \tchain prerouting {{\n\
          \t\ttype filter hook prerouting priority raw; policy accept;\n\
          \t\tiifname {{ \"lo\", \"{DEVICE}\" }} accept\n\
-         \t\tiifname \"{POD_INTERFACES}\" accept\n\
+         \t\tiifname \"{POD_INTERFACES}\" jump pod\n\
          \t\tip daddr {{ {PODS}, {SERVICES} }} counter drop\n\
          \t\tip saddr {{ {PODS}, {SERVICES} }} counter drop\n\
+         \t}}\n\
+         \tchain pod {{\n\
+         \t\tmeta nfproto ipv6 counter drop\n\
+         \t\tip daddr 127.0.0.0/8 counter drop\n\
+         \t\tfib saddr . iif oif missing counter drop\n\
+         \t\taccept\n\
          \t}}\n\
          \tchain forward {{\n\
          \t\ttype filter hook forward priority filter; policy accept;\n\
@@ -91,9 +109,15 @@ mod tests {
         	chain prerouting {
         		type filter hook prerouting priority raw; policy accept;
         		iifname { "lo", "polis0" } accept
-        		iifname "veth*" accept
+        		iifname "veth*" jump pod
         		ip daddr { 10.192.0.0/11, 10.224.0.0/16 } counter drop
         		ip saddr { 10.192.0.0/11, 10.224.0.0/16 } counter drop
+        	}
+        	chain pod {
+        		meta nfproto ipv6 counter drop
+        		ip daddr 127.0.0.0/8 counter drop
+        		fib saddr . iif oif missing counter drop
+        		accept
         	}
         	chain forward {
         		type filter hook forward priority filter; policy accept;
@@ -108,6 +132,8 @@ mod tests {
         insta::assert_snapshot!(text(false), @r"
         table inet polis
         delete table inet polis
+        table inet polis-policy
+        delete table inet polis-policy
         ");
     }
 }

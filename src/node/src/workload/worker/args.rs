@@ -1,9 +1,11 @@
-//! The command lines of kubelet, kube-proxy and CoreDNS. Pure.
+//! The command lines of kubelet, kube-proxy, CoreDNS and the enforcement of NetworkPolicies. Pure.
 //!
 //! Each names one file of configuration; the rest is what such a file cannot say.
 
 use std::net::IpAddr;
 
+use super::configuration::{DNS_ADDRESS, POLICY_HEALTH};
+use crate::workload::mesh::{Prefix, rules};
 use crate::workload::site::Site;
 use polis_wire::identity::NodeId;
 
@@ -31,6 +33,23 @@ pub(super) fn dns(site: &Site) -> Vec<String> {
     vec!["-conf".to_owned(), site.run.corefile.path().display().to_string()]
 }
 
+/// The number of the queue of packets that wait for a decision; no other program has one.
+const QUEUE: u16 = 100;
+
+/// The arguments of the program that enforces NetworkPolicies; `pods` are the addresses of the
+/// node's pods.
+pub(super) fn policy(site: &Site, node: NodeId, pods: Prefix) -> Vec<String> {
+    vec![
+        format!("--kubeconfig={}", site.run.policy.path().display()),
+        format!("--node={node}"),
+        format!("--pods={pods}"),
+        format!("--name-server={DNS_ADDRESS}"),
+        format!("--table={}", rules::POLICY_TABLE),
+        format!("--queue={QUEUE}"),
+        format!("--health-bind-address={}", site.loopback_port(POLICY_HEALTH)),
+    ]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -39,8 +58,12 @@ mod tests {
     #[test]
     fn a_worker_s_programs_read_their_files() {
         let node = NodeId::from_public_key(&[7; 32]);
-        let lines =
-            [kubelet(&live(), node, [192, 0, 2, 7].into()), kube_proxy(&live()), dns(&live())];
+        let lines = [
+            kubelet(&live(), node, [192, 0, 2, 7].into()),
+            kube_proxy(&live()),
+            dns(&live()),
+            policy(&live(), node, "10.192.3.0/24".parse().unwrap()),
+        ];
         let lines = lines.concat().join("\n").replace(&node.to_string(), "NODE");
         insta::assert_snapshot!(lines, @r"
         --config=/ephemeral/kubernetes/kubelet.json
@@ -52,6 +75,13 @@ mod tests {
         --config=/ephemeral/kubernetes/kube-proxy.json
         -conf
         /ephemeral/kubernetes/Corefile
+        --kubeconfig=/ephemeral/kubernetes/policy.kubeconfig
+        --node=NODE
+        --pods=10.192.3.0/24
+        --name-server=169.254.77.53
+        --table=polis-policy
+        --queue=100
+        --health-bind-address=127.0.0.1:7843
         ");
     }
 }

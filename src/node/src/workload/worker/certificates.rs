@@ -177,6 +177,7 @@ impl Service {
             (&run.kubelet, WorkerPurpose::Kubelet),
             (&run.kube_proxy, WorkerPurpose::KubeProxy),
             (&run.dns, WorkerPurpose::Dns),
+            (&run.policy, WorkerPurpose::Policy),
         ];
         for (file, purpose) in ways {
             let client = site.data.pair(purpose.name());
@@ -194,6 +195,7 @@ fn asked(purpose: WorkerPurpose) -> v1::WorkerCertificate {
         WorkerPurpose::KubeProxy => v1::WorkerCertificate::KubeProxy,
         WorkerPurpose::Dns => v1::WorkerCertificate::Dns,
         WorkerPurpose::Csi => v1::WorkerCertificate::Csi,
+        WorkerPurpose::Policy => v1::WorkerCertificate::Policy,
     }
 }
 

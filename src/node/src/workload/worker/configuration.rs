@@ -22,6 +22,8 @@ const PROXY_METRICS: u16 = 10249;
 /// Where CoreDNS answers for its health and its readiness, on loopback.
 pub(super) const DNS_HEALTH: u16 = 7841;
 pub(super) const DNS_READY: u16 = 7842;
+/// Where the program that enforces NetworkPolicies answers for its health, on loopback.
+pub(super) const POLICY_HEALTH: u16 = 7843;
 
 /// The address of the name server in every pod: link-local, so that it is the same on every
 /// node and never leaves one.

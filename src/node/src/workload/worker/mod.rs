@@ -2,11 +2,11 @@
 //! the parts wait for each other.
 //!
 //! ```text
-//! leader --RPC--> worker-certificates --+
-//! nodes -----> api-balancer             |
-//! containerd (`runtime`) ---------------+--> kubelet --> node, once the Node object is Ready
-//! prefix ----> pod-network --> containerd     |
-//!                                             +--> kube-proxy
+//! leader --RPC--> worker-certificates --+--> policy --+
+//! nodes -----> api-balancer             |      ^      |
+//! containerd (`runtime`) ---------------+------|------+--> kubelet --> node, once it is Ready
+//! prefix ----> pod-network --> containerd      |                |
+//!     +----------------------------------------+                +--> kube-proxy
 //!                        worker-certificates ----> dns
 //!                        worker-certificates ----> csi (`csi`)
 //!
@@ -26,6 +26,8 @@
 //! Invariants:
 //! - kubelet starts after containerd has the images of the system, and with certificates
 //!   only.
+//! - kubelet starts after the kernel enforces NetworkPolicies: no pod of this boot has ever run
+//!   without.
 //! - Pods outlive every part here, and `node` itself; containerd's service ends them with the
 //!   role, and with the machine.
 //!
@@ -69,6 +71,14 @@ const KUBELET_HEALTH: &str = "/healthz";
 const PROXY_HEALTH: &str = "/healthz";
 /// kube-proxy that cannot reach an API server still forwards by what it knows.
 const PROXY_LIVE: &str = "/livez";
+
+/// The checks of the program that enforces NetworkPolicies: ready while the kernel has its table
+/// and its queue, and alive while it answers.
+const POLICY_READY: &str = "/readyz";
+const POLICY_LIVE: &str = "/livez";
+
+/// One of the resources that it reads; its rights to all of them come together.
+const POLICIES: &str = "/apis/networking.k8s.io/v1/networkpolicies?limit=1";
 
 /// The kernel kills pods before kubelet.
 const OOM_SCORE: i16 = -999;
@@ -124,6 +134,11 @@ impl Worker {
             parts: self.parts.clone(),
         };
         ctx.spawn(Part::PodNetwork.name(), forever, move |ctx| pod_network.clone().run(ctx));
+        let policy = self.clone();
+        ctx.spawn(Part::Policy.name(), forever, move |ctx| {
+            let worker = policy.clone();
+            async move { worker.policy(&ctx).await }
+        });
         let follower = self.clone();
         ctx.spawn(Part::Containerd.name(), forever, move |ctx| follower.clone().follow(ctx));
         let kubelet = self.clone();
@@ -204,11 +219,54 @@ impl Worker {
         }
     }
 
+    /// Enforces NetworkPolicies. The program leaves its table behind, so that a connection of a
+    /// pod is never made because the program is down; the table goes with the mesh.
+    async fn policy(mut self, ctx: &Context) -> Result<(), Error> {
+        let inputs = async {
+            self.parts.ready(Part::WorkerCertificates).await?;
+            // An image without containerd has no program for policies either, and no pods.
+            until(&mut self.containerd, "containerd", |status| {
+                (!matches!(status, runtime::Status::Unknown | runtime::Status::Absent))
+                    .then_some(())
+            })
+            .await?;
+            let prefix = until(&mut self.prefix, "the prefix of pods", |prefix| *prefix).await?;
+            // The program's own tries are up to half a minute apart once some have failed, and
+            // kubelet waits for it.
+            node_object::readable(&self.asked_as(WorkerPurpose::Policy), POLICIES).await;
+            Ok::<_, Closed>(prefix)
+        };
+        let Some(prefix) = ctx.until_cancelled(inputs).await.transpose()? else { return Ok(()) };
+        let part = Part::Policy;
+        let health = self.site.loopback_port(configuration::POLICY_HEALTH);
+        let component = Component {
+            part,
+            program: self.site.programs.join("policy"),
+            args: args::policy(&self.site, self.node, prefix),
+            process: Process::KUBE,
+            ready: Check::plain(health, POLICY_READY),
+            live: Check::plain(health, POLICY_LIVE),
+            first: None,
+            parts: self.parts.clone(),
+        };
+        let renumbered = async {
+            let other = until(&mut self.prefix, "the prefix of pods", |new| {
+                new.filter(|new| *new != prefix)
+            });
+            match other.await {
+                Ok(_new) => Error::Outdated { part, what: "the prefix of its pods has changed" },
+                Err(closed) => closed.into(),
+            }
+        };
+        component.run(ctx, renumbered).await
+    }
+
     async fn kubelet(mut self, ctx: &Context) -> Result<(), Error> {
         let parts = self.parts.clone();
         let inputs = async {
             parts.ready(Part::WorkerCertificates).await?;
             parts.ready(Part::Containerd).await?;
+            parts.ready(Part::Policy).await?;
             until(&mut self.network, "the network", |status| status.primary).await
         };
         let Some(address) = ctx.until_cancelled(inputs).await.transpose()? else { return Ok(()) };

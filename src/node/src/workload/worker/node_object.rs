@@ -119,11 +119,16 @@ fn label(object: &Value, gvisor: bool) -> Option<Value> {
 
 /// Waits until kubelet has registered the node. Cancel-safe.
 pub(super) async fn registered(api: Api, node: NodeId) {
+    readable(&api, &path(node)).await;
+}
+
+/// Waits until the API server lets its caller read what is at `path`. Cancel-safe.
+pub(super) async fn readable(api: &Api, path: &str) {
     loop {
-        match api.check(&path(node)).await {
+        match api.check(path).await {
             Ok(()) => return,
             Err(error) => {
-                debug!(error = &error as &dyn std::error::Error, "the node is not registered");
+                debug!(error = &error as &dyn std::error::Error, "{path} is not readable");
             }
         }
         sleep(LOOK_STARTING).await;
