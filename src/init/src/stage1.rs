@@ -81,7 +81,8 @@ const FW_CFG_MODULE: &str = "qemu_fw_cfg";
 const FW_CFG: &str = "/sys/bus/acpi/devices/QEMU0002:00";
 
 /// Data and hash blocks, as every image is made with.
-const BLOCK: u64 = 4096;
+const BLOCK: u64 = BLOCK_BYTES as u64;
+const BLOCK_BYTES: usize = 4096;
 /// The unit of the device mapper.
 const SECTOR: u64 = 512;
 
@@ -426,8 +427,8 @@ fn system(found: &Found, verity: &Verity) -> Result<(Slot, Device), Error> {
 }
 
 /// The block that the hash tree begins with, behind the data.
-fn top(device: &Path, verity: &Verity) -> io::Result<[u8; BLOCK as usize]> {
-    let mut block = [0; BLOCK as usize];
+fn top(device: &Path, verity: &Verity) -> io::Result<[u8; BLOCK_BYTES]> {
+    let mut block = [0; BLOCK_BYTES];
     File::open(device)?.read_exact_at(&mut block, verity.blocks.saturating_mul(BLOCK))?;
     Ok(block)
 }

@@ -42,6 +42,7 @@ const OPERATED: &str = "an_owner_sees_the_cluster_its_logs_and_its_screen_and_re
 const KUBECTL: &str = "a_context_names_the_cluster_and_the_way_to_a_credential";
 const PARTS: &str = "an_api_server_that_starts_says_what_it_waits_for";
 const WRITTEN: &str = "what_bootstrap_writes_is_what_show_prints";
+const REGISTRY: &str = "a_registry_is_set_listed_and_deleted";
 const WORKLOADS: &str = "a_demo_answers_by_its_name_and_its_pods_end_with_the_machine";
 
 const TOLD: &[Told] = &[
@@ -52,6 +53,7 @@ const TOLD: &[Told] = &[
         "page Boot of a cluster without an owner",
         &[OWNS],
     ),
+    ("cluster registry set _", "a pull of an image that failed", &[REGISTRY]),
     ("cluster status", "no terminal; a wait that ended; a departure", &[OPERATES]),
     ("cluster take-ownership", "a call without a certificate", &[BAD_CONTEXT, OWNS]),
     ("cluster ticket", "parameters without a ticket", &[OPERATES]),
@@ -73,6 +75,7 @@ const TOLD: &[Told] = &[
     ("node delete NODE --force", "one of three is dead, another is to leave", &[REPLACED]),
     ("node delete _ --force", "a node whose heartbeat is overdue", &[STATUS, REPLACED]),
     ("node list", "an unknown node; the words of a waiting machine", &[NO_SUCH]),
+    ("node logs", "a claim whose volume cannot be made", &[OPERATED]),
     ("node logs NODE --name consensus.etcd", "etcd is too slow", &[OPERATED]),
     ("node name NODE --remove", "the name of another node", &[NAMED]),
     ("node recovery-key _", "F1 while a key is not saved", &[KEYS]),
@@ -103,7 +106,7 @@ const TOLD: &[Told] = &[
 ];
 
 /// Sources that tell commands to programs, or show them as samples.
-const OTHERS: [&str; 4] = ["completion.rs", "testing.rs", "loopback.rs", "samples"];
+const OTHERS: [&str; 4] = ["completion.rs", "testing.rs", "loopback", "samples"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

@@ -128,9 +128,7 @@ impl Registry {
     /// [`Invalid`].
     pub fn read(message: &v1::Registry) -> Result<Self, Invalid> {
         let host = message.host.clone();
-        if host != EVERY {
-            check_host(&host, "host")?;
-        }
+        check_name(&host)?;
         if message.mirrors.len() > MIRRORS_MAX {
             let count = message.mirrors.len();
             let why = format!("{count} are given; allowed are at most {MIRRORS_MAX}");
@@ -193,6 +191,15 @@ impl Registry {
             password,
         }
     }
+}
+
+/// Checks the name of an entry: a host, or `*`.
+///
+/// # Errors
+///
+/// [`Invalid`].
+pub fn check_name(host: &str) -> Result<(), Invalid> {
+    if host == EVERY { Ok(()) } else { check_host(host, "host") }
 }
 
 /// Without its password, as everyone may read it who may read the cluster.

@@ -16,7 +16,7 @@ use crate::table::table;
 use crate::watch::Watch;
 use crate::{Global, contexts, key, units};
 use polis_base::sys::clock;
-use polis_wire::registry::Registry as Checked;
+use polis_wire::registry::{self, Registry as Checked};
 use polis_wire::rpc::client::Repeat;
 
 /// The commands about registries.
@@ -129,6 +129,8 @@ pub(super) async fn run(command: Registry, global: &Global) -> Result<(), Error>
             set(registry, dry_run, global).await
         }
         Registry::Delete { host, sure } => {
+            let checked = registry::check_name(&host);
+            checked.doing(|| format!("the registry {host:?} cannot be deleted"))?;
             let effect =
                 format!("The cluster forgets the mirrors, authorities and user of {host}.");
             if sure.of(global, &effect)? == Go::NoFurther {

@@ -100,11 +100,14 @@ impl World {
         let (ctx, handles) = Context::for_test();
         let socket = world.socket();
         let story = async {
-            while !socket.exists() {
-                tokio::task::yield_now().await;
-            }
-            let address = format!("unix://{}", socket.display());
-            let channel = Endpoint::from_shared(address).unwrap().connect().await.unwrap();
+            let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).unwrap();
+            // The socket has a name before the driver listens.
+            let channel = loop {
+                match endpoint.connect().await {
+                    Ok(channel) => break channel,
+                    Err(_) => tokio::task::yield_now().await,
+                }
+            };
             story(world.clone(), channel).await;
             handles.cancel().await;
         };
