@@ -151,7 +151,7 @@ fn reason(kubectl: &Kubectl, pod: &str) -> Result<String> {
 fn is_shown(owner: &Owner, pod: &str, reasons: &[&str]) -> Result<()> {
     let status = owner.run(&["kubernetes", "status", "--output", "json"])?;
     let status: serde_json::Value = serde_json::from_str(&status)?;
-    let pods = status["pods"].as_array();
+    let pods = status["pods"]["unwell"].as_array();
     let shown = pods.into_iter().flatten().find(|one| one["name"] == pod);
     let shown = shown.map(ToString::to_string).unwrap_or_default();
     ensure!(reasons.iter().any(|one| shown.contains(one)), "{pod} is shown as {shown:?}");
