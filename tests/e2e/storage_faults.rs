@@ -48,7 +48,7 @@ fn a_byte_that_was_changed_on_an_authenticated_disk_is_named_by_device_and_secto
     disk::flip(&image, start + LUKS_SIZE + first_sector(&image, start + LUKS_SIZE)? + 99)?;
     let mut machine = world.boot(&config)?;
     let guru = guru(&mut machine, "0409")?;
-    for word in ["changed", "/dev/vda3", "sector 0"] {
+    for word in ["changed", "/dev/vda4", "sector 0"] {
         ensure!(guru.text("cause").contains(word), "`{word}` is not in the cause: {guru}");
     }
     Ok(())
