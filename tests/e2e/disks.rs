@@ -11,7 +11,7 @@ use polis_qemu::{Bus, Config, disk};
 use polis_tests::{Story, story, workspace};
 use prost::Message as _;
 
-use crate::world::{BOOT, World, bootstrap, home};
+use crate::world::{self, BOOT, World, bootstrap, home};
 
 /// Where a file system of type erofs has its superblock.
 const SUPERBLOCK: u64 = 1024;
@@ -80,8 +80,7 @@ fn two_disks_that_nothing_tells_apart_are_named_and_left_alone() -> Result<()> {
     let (one, other) = two_disks(&world, Bus::Ahci, Bus::Ahci)?;
     let image = table(&one)?;
     let mut machine = world.boot(&behind_firmware(&world, &one, &other)?)?;
-    let guru = machine.wait_for("guru", BOOT, |_| true)?;
-    ensure!(guru.is("code", "0210"), "another failure: {guru}");
+    let guru = world::guru(&mut machine, "0210")?;
     for disk in ["sda", "sdb"] {
         ensure!(guru.text("cause").contains(disk), "{disk} is not named: {guru}");
     }
