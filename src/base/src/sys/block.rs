@@ -132,7 +132,7 @@ pub fn known_extent(device: &Path) -> io::Result<Option<(u64, u64)>> {
     Ok(number("start")?.zip(number("size")?))
 }
 
-/// Where the kernel puts partition `number` of `disk`: `/dev/vda3`, `/dev/nvme0n1p3`.
+/// Where the kernel puts partition `number` of `disk`: `/dev/vda4`, `/dev/nvme0n1p4`.
 #[must_use]
 pub fn partition_path(disk: &Path, number: u32) -> PathBuf {
     let mut path = disk.as_os_str().to_owned();

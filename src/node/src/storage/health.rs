@@ -113,9 +113,9 @@ impl fmt::Display for Fault {
 pub struct Devices {
     /// The disk, as the kernel calls it: `vda`.
     pub disk: String,
-    /// The data partition: `/dev/vda3`.
+    /// The data partition: `/dev/vda4`.
     pub partition: String,
-    /// The mounted devices, by their names in the kernel: `vda3`, `dm-2`.
+    /// The mounted devices, by their names in the kernel: `vda4`, `dm-2`.
     pub mounted: String,
 }
 

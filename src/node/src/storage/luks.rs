@@ -3,8 +3,8 @@
 //! `storage::machine` calls it. Keys go through a pipe, never on a command line.
 //!
 //! ```text
-//! /dev/vda3 --LUKS2--> polis-data                       encrypted
-//! /dev/vda3 --LUKS2--> polis-data_dif --> polis-data    authenticated
+//! /dev/vda4 --LUKS2--> polis-data                       encrypted
+//! /dev/vda4 --LUKS2--> polis-data_dif --> polis-data    authenticated
 //! ```
 //!
 //! What this module does not do: decide what may be formatted (`plan`), or know the
