@@ -8,7 +8,7 @@
 //     only those of pods with a policy. An address without a pod that the API server knows is
 //     that of a pod that has just started: it is dropped until its labels are known.
 //   - The name server of the node is a part of the node, to which its pods always have access.
-//   - The table stays when the process ends, and the kernel drops what nobody accepts: a
+//   - The table stays when the process ends, and the kernel drops what is not accepted: a
 //     connection is never made because this process is down. The node removes the table.
 //   - An end of the data plane is the end of the process, so that it is started again.
 package main

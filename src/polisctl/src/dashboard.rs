@@ -10,7 +10,7 @@
 //!
 //! Invariants:
 //! - A node that does not answer is shown with the reason, and never as healthy.
-//! - While nobody leads, the headline says so and since when the records are old; each node
+//! - Without a leader the headline says so and since when the records are old; each node
 //!   of them is asked still.
 //! - The terminal is as before at the end, whatever ended the command.
 //!

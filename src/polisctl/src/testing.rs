@@ -104,7 +104,7 @@ impl World {
         self.start(arguments, None, None)
     }
 
-    /// The same in a terminal with so many columns, at which nobody types.
+    /// The same in a terminal with so many columns, without input.
     pub(super) fn run_in(&self, columns: usize, arguments: &[&str]) -> Ended {
         self.start(arguments, Some(""), Some(columns))
     }
