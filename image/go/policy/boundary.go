@@ -22,6 +22,9 @@ const (
 	narrowest = 30
 )
 
+// namePort is where a name server answers, by UDP and TCP.
+const namePort = 53
+
 // boundary is the first evaluator: it decides about addresses of this node's pods that no pod
 // is known for, and about the name server of the node.
 type boundary struct {
@@ -74,7 +77,9 @@ func (b *boundary) ManagedIPs(context.Context) ([]netip.Addr, bool, error) {
 // EvaluateEgress lets every pod ask for names, also one that is not known yet, and drops what
 // such a pod sends elsewhere.
 func (b *boundary) EvaluateEgress(_ context.Context, p *network.Packet, from, _ *api.PodInfo) (api.Verdict, error) {
-	if to, ok := netip.AddrFromSlice(p.DstIP); ok && to.Unmap() == b.nameServer {
+	// Other programs of the node answer at that address, too, at other ports.
+	to, ok := netip.AddrFromSlice(p.DstIP)
+	if ok && to.Unmap() == b.nameServer && p.DstPort == namePort {
 		return api.VerdictAccept, nil
 	}
 	if from == nil && b.isPodIP(p.SrcIP) {

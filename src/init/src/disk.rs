@@ -90,8 +90,8 @@ pub struct Found {
     pub systems: Vec<(Slot, u32)>,
 }
 
-/// The disks that have the ESP `esp`; where firmware names none, those that have an ESP and
-/// a system partition of ours.
+/// The disks that have a system partition and the ESP `esp`, or any of ours where firmware
+/// names none.
 #[must_use]
 pub fn candidates(disks: &[Disk], esp: Option<Guid>) -> Vec<Found> {
     let ours =
@@ -105,8 +105,12 @@ pub fn candidates(disks: &[Disk], esp: Option<Guid>) -> Vec<Found> {
         let systems: Vec<_> = Slot::ALL.into_iter().filter_map(number).collect();
         let wanted = |entry: &&Partition| match esp {
             Some(esp) => entry.guid == esp,
-            None => ours(entry) && !systems.is_empty(),
+            None => ours(entry),
         };
+        // A copy of an ESP alone is nothing to start from.
+        if systems.is_empty() {
+            return None;
+        }
         let esp = table.iter().find(wanted)?.number;
         Some(Found { disk: disk.name.clone(), esp, systems })
     });
@@ -134,12 +138,15 @@ pub fn choose(
     firmware: Option<&BootPath>,
     way: impl Fn(&str) -> Option<BootPath>,
 ) -> Choice {
-    // Without a way, nothing speaks against a disk.
-    let leads = |found: &Found| match (firmware, way(&found.disk)) {
-        (Some(firmware), Some(way)) => firmware.leads_to(&way),
-        _ => true,
-    };
-    let (near, far): (Vec<_>, Vec<_>) = candidates.into_iter().partition(leads);
+    let leads = |found: &Found| Some(firmware?.leads_to(&way(&found.disk)?));
+    let (mut near, other): (Vec<_>, Vec<_>) =
+        candidates.into_iter().partition(|found| leads(found) == Some(true));
+    let (unknown, far): (Vec<_>, Vec<_>) =
+        other.into_iter().partition(|found| leads(found).is_none());
+    // Without a way, nothing speaks against a disk; what is proved goes before.
+    if near.is_empty() {
+        near = unknown;
+    }
     match (&near[..], &far[..]) {
         ([], []) => Choice::None,
         ([], _) => Choice::Elsewhere(far),
@@ -287,6 +294,22 @@ mod tests {
         assert_eq!(choose(twins(), None, two_ways), Choice::Several(twins()));
         let same = |_: &str| two_ways("sda");
         assert_eq!(choose(twins(), two_ways("sda").as_ref(), same), Choice::Several(twins()));
+    }
+
+    #[test]
+    fn a_disk_that_is_proved_goes_before_one_whose_way_is_not_known() {
+        let known = |disk: &str| two_ways(disk).filter(|_| disk == "sda");
+        let Choice::This(found) = choose(twins(), two_ways("sda").as_ref(), known) else {
+            panic!("none is chosen")
+        };
+        assert_eq!(found.disk, "sda");
+    }
+
+    #[test]
+    fn a_copy_of_an_esp_without_a_system_is_no_candidate() {
+        let alone = vec![partition(1, ESP, "POLIS-ESP")];
+        let copy = Disk { name: "sda".to_owned(), table: Ok(alone) };
+        assert!(candidates(&[copy], Guid::parse(ESP)).is_empty());
     }
 
     #[test]
