@@ -331,7 +331,7 @@ async fn it_may_do_nothing_else(controller: &Controller, node: NodeId, other: No
 /// seconds. The volume is one that the driver may make, with another name.
 async fn policy_is_effective(driver: &Api, volume: &Value) {
     let mut other = volume.clone();
-    other["metadata"]["name"] = json!("pvc-for-nobody");
+    other["metadata"]["name"] = json!("pvc-without-claim");
     let body = other.to_string().into_bytes();
     let path = format!("{VOLUMES}?dryRun=All");
     let json = [("content-type", "application/json")];

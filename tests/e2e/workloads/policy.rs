@@ -29,7 +29,7 @@ spec:
     - {name: demo, image: 'polis.internal/demo:1', imagePullPolicy: IfNotPresent}
 ";
 
-/// Lets friends in to the demo, and nobody else.
+/// Lets friends in to the demo, and no other pod.
 pub(super) const ONLY_FRIENDS: &str = "\
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -118,23 +118,23 @@ pub(super) fn decide(kubectl: &Kubectl) -> Result<()> {
     Ok(())
 }
 
-/// Shows that a node reaches its own pods, as kubelet's probes do, although a policy lets nobody
+/// Shows that a node reaches its own pods, as kubelet's probes do, although a policy lets no pod
 /// in. The API server must run on the node of `pod`.
 pub(super) fn spare_the_node(kubectl: &Kubectl, pod: &str) -> Result<()> {
-    const NOBODY: &str = "\
+    const DENY: &str = "\
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
-metadata: {name: nobody, namespace: default}
+metadata: {name: deny, namespace: default}
 spec:
   podSelector: {}
   policyTypes: [Ingress]
 ";
-    kubectl.run(&["apply", "--filename", "-"], NOBODY)?;
+    kubectl.run(&["apply", "--filename", "-"], DENY)?;
     becomes(kubectl, "friend", DEMO, Outcome::Refused)?;
     let path = format!("/api/v1/namespaces/default/pods/{pod}:8080/proxy/");
     let answer = kubectl.run(&["get", "--raw", &path], "")?;
     ensure!(answer.contains("pod "), "the node reaches its pod: {answer}");
-    kubectl.run(&["delete", "networkpolicy", "nobody"], "")?;
+    kubectl.run(&["delete", "networkpolicy", "deny"], "")?;
     becomes(kubectl, "friend", DEMO, Outcome::Answered)?;
     Ok(())
 }
