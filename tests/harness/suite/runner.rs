@@ -302,11 +302,20 @@ mod tests {
     }
 
     /// Whether the process whose number stands in a file runs.
+    ///
+    /// The runner signals and does not wait for what is not its child. A process that was
+    /// killed runs until the kernel schedules it, so it has some time to end here, which
+    /// is far less than what the scripts sleep.
     fn lives(file: &Path) -> bool {
         let number = fs::read_to_string(file).unwrap();
-        let stat = fs::read_to_string(format!("/proc/{}/stat", number.trim()));
+        let stat = PathBuf::from(format!("/proc/{}/stat", number.trim()));
         // One that has ended stays for a moment, until its new parent looks.
-        stat.is_ok_and(|stat| !stat.contains(") Z "))
+        let runs = || fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
+        let began = Instant::now();
+        while runs() && began.elapsed() < Duration::from_secs(60) {
+            thread::sleep(Duration::from_millis(10));
+        }
+        runs()
     }
 
     #[test]
