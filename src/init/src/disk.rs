@@ -8,9 +8,11 @@
 //! Invariants:
 //! - Two disks that look alike are never told apart by their order: the way that firmware
 //!   took decides, or nothing does.
+//! - A disk that has two ways to it is one disk.
 //!
 //! What this module does not do: wait for a disk (`stage1`).
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
@@ -20,6 +22,11 @@ use super::gpt::{self, Guid, Partition};
 /// The type and the name of the ESP: with a system partition beside it, a disk of ours.
 const ESP_TYPE: &str = "c12a7328-f81f-11d2-ba4b-00a0c93ec93b";
 const ESP_NAME: &str = "POLIS-ESP";
+/// The name of the partition that a disk gets at its first boot, with GUIDs of its own.
+const DATA_NAME: &str = "POLIS-DATA";
+/// How an identifier of a disk begins that its maker assigned to it alone. Others are made
+/// of a model and a serial number, and cheap disks share these.
+const UNIQUE: [&str; 3] = ["eui.", "naa.", "uuid."];
 
 /// The unit of a disk's size in `/sys`, independent of its sector size.
 const SIZE_UNIT: u64 = 512;
@@ -88,6 +95,8 @@ pub struct Found {
     pub esp: u32,
     /// The system partitions that the disk has.
     pub systems: Vec<(Slot, u32)>,
+    /// Whether it has a data partition. Until then its GUIDs are those of the image.
+    pub data: bool,
 }
 
 /// The disks that have a system partition and the ESP `esp`, or any of ours where firmware
@@ -112,7 +121,8 @@ pub fn candidates(disks: &[Disk], esp: Option<Guid>) -> Vec<Found> {
             return None;
         }
         let esp = table.iter().find(wanted)?.number;
-        Some(Found { disk: disk.name.clone(), esp, systems })
+        let data = table.iter().any(|entry| entry.name == DATA_NAME);
+        Some(Found { disk: disk.name.clone(), esp, systems, data })
     });
     found.collect()
 }
@@ -124,6 +134,8 @@ pub enum Choice {
     None,
     /// This one.
     This(Found),
+    /// This one, unless a disk that has not appeared yet looks like it.
+    Perhaps(Found),
     /// Only these, and firmware started from another controller: the right one may appear
     /// later.
     Elsewhere(Vec<Found>),
@@ -144,15 +156,39 @@ pub fn choose(
     let (unknown, far): (Vec<_>, Vec<_>) =
         other.into_iter().partition(|found| leads(found).is_none());
     // Without a way, nothing speaks against a disk; what is proved goes before.
-    if near.is_empty() {
+    let proved = !near.is_empty();
+    if !proved {
         near = unknown;
     }
     match (&near[..], &far[..]) {
         ([], []) => Choice::None,
         ([], _) => Choice::Elsewhere(far),
-        ([only], _) => Choice::This(only.clone()),
+        ([only], _) if proved || only.data => Choice::This(only.clone()),
+        ([only], _) => Choice::Perhaps(only.clone()),
         _ => Choice::Several(near),
     }
+}
+
+/// The candidates without those that are another way to a disk before them; `identifier`
+/// tells the one that a disk has from its maker.
+#[must_use]
+pub fn distinct(
+    candidates: Vec<Found>,
+    identifier: impl Fn(&str) -> Option<String>,
+) -> Vec<Found> {
+    let mut seen = BTreeSet::new();
+    let new = |found: &Found| identifier(&found.disk).is_none_or(|known| seen.insert(known));
+    candidates.into_iter().filter(new).collect()
+}
+
+/// The identifier that a disk has from its maker: SCSI disks have it in their device's
+/// folder, those of NVMe in their own.
+#[must_use]
+pub fn identifier(disk: &str) -> Option<String> {
+    let disk = Path::new("/sys/block").join(disk);
+    let read = |file| fs::read_to_string(disk.join(file)).ok();
+    let text = read("wwid").or_else(|| read("device/wwid"))?.trim().to_owned();
+    UNIQUE.iter().any(|start| text.starts_with(start)).then_some(text)
 }
 
 /// The way to a disk through the buses.
@@ -271,7 +307,7 @@ mod tests {
     #[test]
     fn the_esp_s_own_disk_is_a_candidate_and_not_one_that_looks_like_it() {
         let esp = Guid::parse(ESP);
-        let found = Found { disk: "sdc".to_owned(), esp: 3, systems: vec![(Slot::A, 7)] };
+        let found = Found { disk: "sdc".to_owned(), esp: 3, systems: vec![(Slot::A, 7)], data: false };
         assert_eq!(candidates(&disks(), esp), [found]);
         assert!(candidates(&disks()[..2], esp).is_empty());
         // Without firmware, each disk of ours is one.
@@ -321,8 +357,25 @@ mod tests {
         let unknown = |_: &str| None;
         let [only] = &alone[..] else { panic!("one disk") };
         let chosen = choose(alone.clone(), two_ways("sda").as_ref(), unknown);
-        assert_eq!(chosen, Choice::This(only.clone()));
+        assert_eq!(chosen, Choice::Perhaps(only.clone()));
         assert_eq!(choose(Vec::new(), None, unknown), Choice::None);
+    }
+
+    #[test]
+    fn a_disk_that_nothing_proves_is_certain_once_its_guids_are_its_own() {
+        let mut found = twins();
+        found.truncate(1);
+        assert_eq!(choose(found.clone(), None, two_ways), Choice::Perhaps(found[0].clone()));
+        found[0].data = true;
+        assert_eq!(choose(found.clone(), None, two_ways), Choice::This(found[0].clone()));
+    }
+
+    #[test]
+    fn two_ways_to_one_disk_are_no_two_disks() {
+        let same = |_: &str| Some("naa.5000c500a1b2c3d4".to_owned());
+        assert_eq!(distinct(twins(), same), twins()[..1]);
+        assert_eq!(distinct(twins(), |disk| Some(disk.to_owned())), twins());
+        assert_eq!(distinct(twins(), |_| None), twins());
     }
 
     #[test]

@@ -104,7 +104,7 @@ pub fn run(machine: &mut Machine) -> Result<Start, Error> {
     let command_line = CommandLine::parse(&line).map_err(Error::CommandLine)?;
 
     let mut drivers = Drivers::open(machine);
-    let (found, esp) = find(machine, &mut drivers)?;
+    let (found, esp) = find(machine, &mut drivers, &command_line.verity)?;
     let disk = Path::new("/dev").join(&found.disk);
     // In parallel with the thread, which has the ESP's by now.
     for name in SYSTEM_MODULES {
@@ -206,6 +206,11 @@ impl Drivers {
         self.waiting.extend(new.collect::<Vec<_>>());
     }
 
+    /// Whether every device that was announced is served.
+    fn done(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
     /// Serves the devices of the most likely remaining class. `false` when all are
     /// served.
     fn serve_some(&mut self, machine: &mut Machine) -> bool {
@@ -292,16 +297,21 @@ fn firmware(machine: &mut Machine, drivers: &mut Drivers) -> Firmware {
 }
 
 /// Loads drivers until the disk is there.
-fn find(machine: &mut Machine, drivers: &mut Drivers) -> Result<(Found, Device), Error> {
+fn find(
+    machine: &mut Machine,
+    drivers: &mut Drivers,
+    verity: &Verity,
+) -> Result<(Found, Device), Error> {
     let start = clock::uptime();
     let firmware = firmware(machine, drivers);
     let mut logged = false;
     loop {
         let waited = clock::uptime().saturating_sub(start);
         let disks = disk::scan();
-        if let Some(found) = choose(&disks, &firmware, waited >= FIRMWARE_FIRST)? {
+        let when = When { drivers_done: drivers.done(), late: waited >= FIRMWARE_FIRST };
+        if let Some(found) = choose(&disks, &firmware, verity, when)? {
             // The kernel announces partitions after the disk.
-            if let Some(device) = disk::device(&found.disk, found.esp) {
+            if let Some(device) = devices(&found) {
                 return Ok((found, device));
             }
         }
@@ -347,21 +357,51 @@ impl Firmware {
     }
 }
 
-/// The disk that the machine was started from. When firmware's own has not appeared and
-/// `late`, another that has a system of ours.
-fn choose(disks: &[Disk], firmware: &Firmware, late: bool) -> Result<Option<Found>, Error> {
-    let of = |esp| disk::choose(disk::candidates(disks, esp), firmware.path.as_ref(), disk::way);
-    let choice = match of(firmware.esp) {
-        Choice::None if late => of(None),
+/// How far the search for the disk is.
+#[derive(Clone, Copy, Debug)]
+struct When {
+    /// Every device that the kernel has announced was served.
+    drivers_done: bool,
+    /// The disk that firmware names has not appeared for [`FIRMWARE_FIRST`].
+    late: bool,
+}
+
+/// The disk that the machine was started from. When firmware's own has not appeared and it
+/// is late, another that has the system of this kernel.
+fn choose(
+    disks: &[Disk],
+    firmware: &Firmware,
+    verity: &Verity,
+    when: When,
+) -> Result<Option<Found>, Error> {
+    let of = |candidates| {
+        let candidates = disk::distinct(candidates, disk::identifier);
+        disk::choose(candidates, firmware.path.as_ref(), disk::way)
+    };
+    let choice = match of(disk::candidates(disks, firmware.esp)) {
+        Choice::None if when.late => {
+            let mut others = disk::candidates(disks, None);
+            others.retain(|found| system(found, verity).is_ok());
+            of(others)
+        }
         choice => choice,
     };
     match choice {
         Choice::This(found) => Ok(Some(found)),
-        Choice::Elsewhere(mut found) if late && found.len() == 1 => Ok(found.pop()),
+        Choice::Perhaps(found) => Ok(when.drivers_done.then_some(found)),
+        Choice::Elsewhere(mut found) if when.late && found.len() == 1 => Ok(found.pop()),
         Choice::Several(found) => Err(alike(&found)),
-        Choice::Elsewhere(found) if late => Err(alike(&found)),
+        Choice::Elsewhere(found) if when.late => Err(alike(&found)),
         Choice::None | Choice::Elsewhere(_) => Ok(None),
     }
+}
+
+/// The device of the disk's ESP, once the kernel has made those of all its partitions that
+/// stage 1 needs.
+fn devices(found: &Found) -> Option<Device> {
+    let made = |number: &u32| disk::device(&found.disk, *number).is_some();
+    let systems = found.systems.iter().all(|(_slot, number)| made(number));
+    disk::device(&found.disk, found.esp).filter(|_esp| systems)
 }
 
 fn alike(found: &[Found]) -> Error {

@@ -41,6 +41,8 @@ use super::table::{Partition, Table};
 
 /// The name of the data partition.
 pub const NAME: &str = "POLIS-DATA";
+/// How the names of all partitions of ours begin.
+const NAMES: &str = "POLIS-";
 
 /// The type of the partition; the image builder has the same table.
 pub const TYPE_ID: Uuid = uuid!("5141e997-d959-497c-b0e8-f6f81294567c");
@@ -290,10 +292,13 @@ pub fn plan(
 
 /// `table` with identities from `id` for the disk and for the partitions that came with the
 /// image: every disk with that image has the same until then. The data partition has its
-/// own already, and keeps it.
+/// own already, and keeps it, as partitions do that are not ours.
 fn identified(mut table: Table, mut id: impl FnMut() -> Uuid) -> Table {
     table.disk = id();
-    for partition in table.partitions.iter_mut().filter(|partition| partition.type_id != TYPE_ID) {
+    let image = |partition: &&mut Partition| {
+        partition.type_id != TYPE_ID && partition.name.starts_with(NAMES)
+    };
+    for partition in table.partitions.iter_mut().filter(image) {
         partition.id = id();
     }
     table

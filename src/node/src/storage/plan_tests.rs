@@ -10,7 +10,7 @@ const ID: Uuid = Uuid::from_bytes([7; 16]);
 fn partition(number: u32, first_mib: u64, size_mib: u64) -> Partition {
     Partition {
         number,
-        name: format!("P{number}"),
+        name: format!("POLIS-{number}"),
         type_id: Uuid::from_bytes([1; 16]),
         id: Uuid::from_u128(number.into()),
         first: first_mib * 2048,
@@ -66,6 +66,17 @@ fn decide(table: &Table, content: &Content) -> Result<Plan, Refusal> {
 fn the_image_builder_and_the_node_mean_the_same_partition() {
     let kind = polis_image::layout::DATA;
     assert_eq!((kind.name, kind.type_guid), (NAME, TYPE_ID));
+}
+
+#[test]
+fn a_partition_of_another_system_keeps_its_id() {
+    let mut table = disk(2048);
+    "EFI system partition".clone_into(&mut table.partitions[1].name);
+    let Plan::Create { table: written, .. } = decide(&table, &Content::Blank).unwrap() else {
+        panic!("not created")
+    };
+    assert_ne!(written.partitions[0].id, table.partitions[0].id);
+    assert_eq!(written.partitions[1], table.partitions[1]);
 }
 
 #[test]
