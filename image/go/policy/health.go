@@ -5,6 +5,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"github.com/google/nftables"
 )
@@ -12,12 +13,40 @@ import (
 // The kernel's list of queues: the first column is the number of each.
 const queues = "/proc/net/netfilter/nfnetlink_queue"
 
-// missing says what keeps policies from being enforced; empty if nothing does. It asks the
-// kernel, since the data plane does not tell.
-func missing(table string, queue int, synced func() bool) string {
-	if !synced() {
+// health is what the process knows of its data plane.
+type health struct {
+	table  string
+	queue  int
+	synced func() bool
+	// begun says whether the kernel has had everything.
+	begun atomic.Bool
+}
+
+// unready says what keeps policies from being enforced; empty if nothing does.
+func (h *health) unready() string {
+	if !h.synced() {
 		return "pods, namespaces and policies are not read yet"
 	}
+	reason := missing(h.table, h.queue)
+	if reason == "" {
+		h.begun.Store(true)
+	}
+	return reason
+}
+
+// lost says what the kernel has had and has no more, as after a person's `nft flush ruleset`;
+// empty if nothing. The data plane makes its table again once an hour, and its queue never, so
+// a new process is the remedy.
+func (h *health) lost() string {
+	if !h.begun.Load() {
+		return ""
+	}
+	return missing(h.table, h.queue)
+}
+
+// missing says what the kernel does not have of the data plane, which does not tell itself;
+// empty if nothing.
+func missing(table string, queue int) string {
 	text, err := os.ReadFile(queues)
 	if err != nil {
 		return fmt.Sprintf("the kernel has no queues of packets: %v", err)

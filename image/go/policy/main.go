@@ -146,15 +146,19 @@ func run(ctx context.Context, opts *options) error {
 
 // serve answers for the health of this process.
 func serve(opts *options, synced func() bool) error {
+	state := &health{table: opts.table, queue: opts.queue, synced: synced}
 	mux := http.NewServeMux()
-	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if reason := missing(opts.table, opts.queue, synced); reason != "" {
-			http.Error(w, reason, http.StatusServiceUnavailable)
-			return
-		}
-		fmt.Fprintln(w, "ok")
-	})
+	answer := func(path string, wrong func() string) {
+		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
+			if reason := wrong(); reason != "" {
+				http.Error(w, reason, http.StatusServiceUnavailable)
+				return
+			}
+			fmt.Fprintln(w, "ok")
+		})
+	}
+	answer("/livez", state.lost)
+	answer("/readyz", state.unready)
 	server := &http.Server{Addr: opts.health, Handler: mux, ReadTimeout: requestMax, WriteTimeout: requestMax}
 	return fmt.Errorf("serving the health of this process: %w", server.ListenAndServe())
 }

@@ -219,12 +219,16 @@ impl Component {
         ended
     }
 
-    /// Whether it is ready for the first time.
-    async fn begins(&self) -> Result<(), api::Error> {
-        self.ready.ask().await?;
-        match &self.first {
-            Some(first) => first.ask().await,
-            None => Ok(()),
+    /// Waits until the program has done its first work. That may need other programs, as an
+    /// API server with its etcd, so a restart would be no remedy, however long it takes.
+    async fn first_work(&self, first: &Check) {
+        let begun = Instant::now();
+        while let Err(error) = first.ask().await {
+            debug!(error = &error as &dyn std::error::Error, "not ready yet");
+            if begun.elapsed() >= STARTING_MAX {
+                self.parts.fail(self.part, format!("not ready yet: {}", chain(&error)));
+            }
+            sleep(LOOK_STARTING).await;
         }
     }
 
@@ -233,7 +237,7 @@ impl Component {
         let begun = Instant::now();
         let part = self.part;
         loop {
-            match self.begins().await {
+            match self.ready.ask().await {
                 Ok(()) => break,
                 Err(error) if begun.elapsed() >= STARTING_MAX => {
                     return Error::Slow { part, said: chain(&error) };
@@ -241,6 +245,9 @@ impl Component {
                 Err(error) => debug!(error = &error as &dyn std::error::Error, "not ready yet"),
             }
             sleep(LOOK_STARTING).await;
+        }
+        if let Some(first) = &self.first {
+            self.first_work(first).await;
         }
         info!(after = ?begun.elapsed(), "ready");
         ctx.healthy();

@@ -108,10 +108,14 @@ impl Service {
     async fn pass(&self) -> Result<(), Error> {
         let service = self.clone();
         blocking(move || service.write_configuration()).await?;
+        // One that the leader refuses, as a leader of an earlier version may, keeps no other
+        // part from its own.
+        let mut first = Ok(());
         for purpose in WorkerPurpose::ALL {
-            self.certificate(purpose).await?;
+            let done = self.certificate(purpose).await;
+            first = first.and(done);
         }
-        Ok(())
+        first
     }
 
     /// Asks for one certificate, and writes it.
@@ -149,13 +153,15 @@ impl Service {
         Ok(())
     }
 
-    /// Whether the certificates on the disk still work. That of the storage driver may be
-    /// missing: a leader of an earlier version does not give it, and pods run without. Blocks.
+    /// Whether the certificates on the disk still work. Those of the storage driver and of the
+    /// enforcement of policies may be missing: a leader of an earlier version does not give
+    /// them, and these parts say themselves what they wait for. Blocks.
     fn usable(&self) -> bool {
         let now = clock::now();
         let read = |file: &files::File| pki::certificate_der(&file.read().ok()??);
         let Some(ca) = read(&self.site.run.ca) else { return false };
-        let needed = |purpose: &WorkerPurpose| *purpose != WorkerPurpose::Csi;
+        let needed =
+            |purpose: &WorkerPurpose| !matches!(purpose, WorkerPurpose::Csi | WorkerPurpose::Policy);
         WorkerPurpose::ALL.into_iter().filter(needed).all(|purpose| {
             let pair = self.site.data.pair(purpose.name());
             let Some(der) = read(&pair.certificate) else { return false };

@@ -48,8 +48,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 
-use super::api::Api;
+use super::api::{self, Api};
+use super::certificates::chain;
 use super::component::{Check, Component, Error, Process};
 use super::drain::{self, Drains};
 use super::parts::{Part, PartState, Parts};
@@ -73,12 +75,16 @@ const PROXY_HEALTH: &str = "/healthz";
 const PROXY_LIVE: &str = "/livez";
 
 /// The checks of the program that enforces NetworkPolicies: ready while the kernel has its table
-/// and its queue, and alive while it answers.
+/// and its queue, and alive unless it has lost one of them.
 const POLICY_READY: &str = "/readyz";
 const POLICY_LIVE: &str = "/livez";
 
 /// One of the resources that it reads; its rights to all of them come together.
 const POLICIES: &str = "/apis/networking.k8s.io/v1/networkpolicies?limit=1";
+
+/// After which the reason is shown why the policies cannot be read: an emulated API server
+/// takes minutes to start.
+const UNREADABLE_MAX: Duration = Duration::from_secs(5 * 60);
 
 /// The kernel kills pods before kubelet.
 const OOM_SCORE: i16 = -999;
@@ -174,6 +180,7 @@ impl Worker {
         let registries = registries::Service {
             directory: self.tree.ephemeral.registries.clone(),
             client: self.client.clone(),
+            over: Arc::default(),
         };
         ctx.spawn("registries", forever, move |ctx| registries.clone().run(ctx));
         let csi = csi::Service {
@@ -222,6 +229,16 @@ impl Worker {
     /// Enforces NetworkPolicies. The program leaves its table behind, so that a connection of a
     /// pod is never made because the program is down; the table goes with the mesh.
     async fn policy(mut self, ctx: &Context) -> Result<(), Error> {
+        let (part, parts) = (Part::Policy, self.parts.clone());
+        let begun = Instant::now();
+        let report = |error: &api::Error| {
+            // An API server that starts is no failure yet.
+            if begun.elapsed() >= UNREADABLE_MAX {
+                let error = chain(error);
+                let cause = format!("pods wait until it can read the cluster's policies: {error}");
+                parts.fail(part, cause);
+            }
+        };
         let inputs = async {
             self.parts.ready(Part::WorkerCertificates).await?;
             // An image without containerd has no program for policies either, and no pods.
@@ -233,11 +250,11 @@ impl Worker {
             let prefix = until(&mut self.prefix, "the prefix of pods", |prefix| *prefix).await?;
             // The program's own tries are up to half a minute apart once some have failed, and
             // kubelet waits for it.
-            node_object::readable(&self.asked_as(WorkerPurpose::Policy), POLICIES).await;
+            let api = self.asked_as(WorkerPurpose::Policy);
+            node_object::readable(&api, POLICIES, report).await;
             Ok::<_, Closed>(prefix)
         };
         let Some(prefix) = ctx.until_cancelled(inputs).await.transpose()? else { return Ok(()) };
-        let part = Part::Policy;
         let health = self.site.loopback_port(configuration::POLICY_HEALTH);
         let component = Component {
             part,

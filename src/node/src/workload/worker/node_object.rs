@@ -119,16 +119,18 @@ fn label(object: &Value, gvisor: bool) -> Option<Value> {
 
 /// Waits until kubelet has registered the node. Cancel-safe.
 pub(super) async fn registered(api: Api, node: NodeId) {
-    readable(&api, &path(node)).await;
+    readable(&api, &path(node), |_why| ()).await;
 }
 
-/// Waits until the API server lets its caller read what is at `path`. Cancel-safe.
-pub(super) async fn readable(api: &Api, path: &str) {
+/// Waits until the API server lets its caller read what is at `path`, and reports why it does
+/// not yet. Cancel-safe.
+pub(super) async fn readable(api: &Api, path: &str, report: impl Fn(&Error)) {
     loop {
         match api.check(path).await {
             Ok(()) => return,
             Err(error) => {
                 debug!(error = &error as &dyn std::error::Error, "{path} is not readable");
+                report(&error);
             }
         }
         sleep(LOOK_STARTING).await;

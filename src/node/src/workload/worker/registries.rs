@@ -9,6 +9,7 @@
 //! pulls go on. They go with the role, and with the boot: passwords are on no disk of a
 //! worker.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use polis_proto::v1;
@@ -47,6 +48,9 @@ impl From<tonic::Status> for Error {
 pub(super) struct Service {
     pub(super) directory: files::Dir,
     pub(super) client: Client,
+    /// Whether the role has ended. Held while files are written: a write that a cancelled run
+    /// has left behind ends before the files are removed, or does nothing.
+    pub(super) over: Arc<Mutex<bool>>,
 }
 
 impl Service {
@@ -95,10 +99,15 @@ impl Service {
     }
 
     async fn write(&self, registries: Vec<Registry>) -> Result<(), Error> {
-        let directory = self.directory.clone();
+        let (directory, over) = (self.directory.clone(), Arc::clone(&self.over));
         let hosts: Vec<_> = registries.iter().map(|one| one.host.clone()).collect();
-        let written =
-            blocking(move || registries::write(&directory, &registries::files(&registries)));
+        let written = blocking(move || {
+            let over = over.lock().unwrap_or_else(PoisonError::into_inner);
+            if *over {
+                return Ok(false);
+            }
+            registries::write(&directory, &registries::files(&registries))
+        });
         if written.await? {
             info!(hosts = hosts.join(", "), "containerd has the registries of the cluster");
         }
@@ -106,7 +115,13 @@ impl Service {
     }
 
     async fn forget(&self) {
-        if let Err(error) = self.write(Vec::new()).await {
+        let (directory, over) = (self.directory.clone(), Arc::clone(&self.over));
+        let removed = blocking(move || {
+            let mut over = over.lock().unwrap_or_else(PoisonError::into_inner);
+            *over = true;
+            registries::write(&directory, &registries::files(&[]))
+        });
+        if let Err(error) = removed.await {
             warn!(error = &error as &dyn std::error::Error, "the next start does it again");
         }
     }
