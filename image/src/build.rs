@@ -253,7 +253,8 @@ impl Builder<'_> {
         let unpacked = self.out("unpacked");
         let mut root = sources.root(init, node, &unpacked, self.go)?;
         if self.config.source.variant == Variant::Full {
-            workload::add(&mut root, oci::layout(&oci::IMAGES, system_images)?);
+            let authorities = workload::authorities(self.payload)?;
+            workload::add(&mut root, oci::layout(&oci::IMAGES, system_images)?, authorities);
         }
         let initramfs = sources.initramfs(init, &unpacked)?;
         // The file's identity, not its place on this host: the lock and the hashes of

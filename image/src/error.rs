@@ -64,6 +64,12 @@ pub enum Error {
         /// The packages on one side only.
         difference: String,
     },
+    /// The payload has no authorities of public registries.
+    #[error("{folder} has no certificates", folder = folder.display())]
+    NoAuthorities {
+        /// Where they are expected.
+        folder: PathBuf,
+    },
     /// The archive does not offer the package.
     #[error("the archive has no package {package}")]
     NoPackage {

@@ -20,7 +20,7 @@ pub enum Category {
     Kernel,
     /// Programs that firmware starts.
     Boot,
-    /// Programs that run on a node.
+    /// Programs and data that a node uses.
     Node,
     /// Libraries that those programs need.
     Library,
@@ -167,6 +167,7 @@ const TOOLS: &[&str] = &["usr/bin/mkfs.erofs", "usr/bin/kmod", "usr/bin/xz"];
 /// ([`crate::golang`]), and what builds those: the Go toolchain, and for the one
 /// program with C code the C library's and seccomp's development files.
 const WORKLOAD_PACKAGES: &[(Category, &str)] = &[
+    (Category::Node, "ca-certificates"),
     (Category::Node, "mount"),
     (Category::Node, "nftables"),
     (Category::Library, "libbsd0"),

@@ -312,6 +312,12 @@ fn authorities(text: &str) -> Result<Vec<Authority>, Invalid> {
                    -----BEGIN CERTIFICATE-----";
         return Err(invalid(field, why));
     }
+    // They are stored in this form, which has more line ends than an owner's may have.
+    let size: usize = found.iter().map(|authority| authority.pem().len()).sum();
+    if size > CA_BYTES_MAX {
+        let why = format!("its certificates take {size} bytes; allowed are at most {CA_BYTES_MAX}");
+        return Err(invalid(field, why));
+    }
     Ok(found)
 }
 
@@ -372,9 +378,13 @@ mod tests {
     }
 
     fn certificate() -> String {
+        named_certificate("Registries")
+    }
+
+    fn named_certificate(name: &str) -> String {
         let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
         let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
-        params.distinguished_name.push(rcgen::DnType::CommonName, "Registries");
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
         params.not_after = rcgen::date_time_ymd(2040, 1, 1);
         params.self_signed(&key).unwrap().pem()
     }
@@ -403,6 +413,28 @@ mod tests {
         assert!(Registry::read_at(&stored, end - Duration::from_secs(1)).is_ok());
         let ended = Registry::read_at(&stored, end).unwrap_err().to_string();
         assert!(ended.contains("\"CN=Registries\" has ended"), "{ended}");
+    }
+
+    #[test]
+    fn what_is_accepted_is_accepted_as_it_is_stored() {
+        let mut edges = 0;
+        for length in 1..=64 {
+            let pem = named_certificate(&"R".repeat(length));
+            let [begin, body @ .., end] = &pem.trim().lines().collect::<Vec<_>>()[..] else {
+                panic!("{pem}")
+            };
+            // All on one line: shorter than it is stored.
+            let line = format!("{begin}\n{}\n{end}\n", body.concat());
+            let ca = line.repeat(CA_BYTES_MAX / line.len());
+            match Registry::read(&v1::Registry { ca, ..registry("a.b") }) {
+                Ok(read) => assert_eq!(Registry::read(&read.to_message()).unwrap(), read),
+                Err(refused) => {
+                    edges += 1;
+                    assert!(refused.to_string().contains("at most 16384"), "{refused}");
+                }
+            }
+        }
+        assert!(edges > 0, "no certificates fit only on one line");
     }
 
     #[test]

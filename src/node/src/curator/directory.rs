@@ -210,6 +210,7 @@ impl Directory {
         let nodes = self.nodes.keys().map(|id| store::node_key(*id));
         let users = self.users.keys().map(|name| format!("{USERS}{name}"));
         let known = nodes.chain(users).chain(self.leaders.keys().cloned());
+        let known = known.chain([REGISTRIES.to_owned()]);
         let gone: Vec<_> = known.filter(|key| !mirror.entries.contains_key(key)).collect();
         for key in gone {
             self.remove_record(&key);
@@ -255,6 +256,8 @@ impl Directory {
             }
         } else if let Some(name) = key.strip_prefix(USERS) {
             self.users.remove(name);
+        } else if key == REGISTRIES {
+            self.registries = Arc::default();
         } else {
             self.leaders.remove(key);
         }
@@ -406,6 +409,20 @@ mod tests {
             mirror.entries.insert(kv.key.clone(), kv.clone());
         }
         (mirror, changes.to_vec())
+    }
+
+    #[test]
+    fn a_store_that_was_restored_without_registries_has_none() {
+        let registries = vec![v1::Registry { host: "a.example".to_owned(), ..Default::default() }];
+        let value = v1::Registries { registries }.encode_to_vec();
+        let key = REGISTRIES.to_owned();
+        let put = Change::Put(Kv { key, value, created: 1, modified: 1, lease: 0 });
+        let mut directory = Directory::default();
+        let (mirror, changes) = listing(9, &[put]);
+        directory.begin(&mirror, &changes);
+        assert_eq!(directory.registries.registries.len(), 1);
+        directory.begin(&at(4), &[]);
+        assert!(directory.registries.registries.is_empty());
     }
 
     #[test]
