@@ -32,7 +32,7 @@ pub fn number(text: &str) -> io::Result<u64> {
     let refused = || {
         let text: String = text.chars().take(40).collect();
         let allowed = "digits, and perhaps Ki, Mi or Gi behind them";
-        io::Error::new(io::ErrorKind::InvalidInput, format!("{text:?} is no number: {allowed}"))
+        io::Error::new(io::ErrorKind::InvalidInput, format!("{text:?} is not a number: {allowed}"))
     };
     let units = [("Ki", 10), ("Mi", 20), ("Gi", 30)];
     let suffixed = units.iter().find_map(|(unit, bits)| Some((text.strip_suffix(unit)?, *bits)));
@@ -192,7 +192,7 @@ mod tests {
         assert_eq!(read("2Gi"), Ok(2 << 30));
         for text in ["", "Mi", "-1", "+1", "1.5Gi", "64M", "18446744073709551616", "99999999999Gi"]
         {
-            assert!(read(text).unwrap_err().contains("is no number: digits"), "{text}");
+            assert!(read(text).unwrap_err().contains("is not a number: digits"), "{text}");
         }
     }
 

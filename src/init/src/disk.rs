@@ -172,10 +172,7 @@ pub fn choose(
 /// The candidates without those that are another way to a disk before them; `identifier`
 /// tells the one that a disk has from its maker.
 #[must_use]
-pub fn distinct(
-    candidates: Vec<Found>,
-    identifier: impl Fn(&str) -> Option<String>,
-) -> Vec<Found> {
+pub fn distinct(candidates: Vec<Found>, identifier: impl Fn(&str) -> Option<String>) -> Vec<Found> {
     let mut seen = BTreeSet::new();
     let new = |found: &Found| identifier(&found.disk).is_none_or(|known| seen.insert(known));
     candidates.into_iter().filter(new).collect()
@@ -307,7 +304,8 @@ mod tests {
     #[test]
     fn the_esp_s_own_disk_is_a_candidate_and_not_one_that_looks_like_it() {
         let esp = Guid::parse(ESP);
-        let found = Found { disk: "sdc".to_owned(), esp: 3, systems: vec![(Slot::A, 7)], data: false };
+        let found =
+            Found { disk: "sdc".to_owned(), esp: 3, systems: vec![(Slot::A, 7)], data: false };
         assert_eq!(candidates(&disks(), esp), [found]);
         assert!(candidates(&disks()[..2], esp).is_empty());
         // Without firmware, each disk of ours is one.

@@ -143,7 +143,7 @@ impl Registry {
         let authorities = authorities(&message.ca)?;
         let credentials = credentials(&message.username, &message.password)?;
         if host == EVERY {
-            // They would be for whichever registry a pod names.
+            // They would be sent to any registry that a pod names.
             if !authorities.is_empty() {
                 let why = "an authority belongs to one registry; set it there, or for the mirror";
                 return Err(invalid("ca", why));

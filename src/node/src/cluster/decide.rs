@@ -269,7 +269,7 @@ mod tests {
             for sealed in [&member, &removed] {
                 assert_eq!(wipe(sealed, data, None), Ok(None));
             }
-            // A registration that has begun goes on, whatever the parameters say now.
+            // A registration in progress continues, even if the parameters have changed.
             for told in [None, Some(own), Some(other)] {
                 assert_eq!(wipe(&begun, data, told), Ok(Some(end)), "{told:?}");
             }

@@ -183,7 +183,7 @@ impl Plugin {
             let entry = target.symlink_metadata();
             if !entry.map_err(|e| internal("look at", &target, &e))?.is_dir() {
                 return Err(Status::invalid_argument(format!(
-                    "{} is no directory: a volume is mounted on nothing else",
+                    "{} is not a directory: a volume is mounted on nothing else",
                     target.display()
                 )));
             }

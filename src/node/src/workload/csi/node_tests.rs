@@ -302,7 +302,7 @@ async fn hostile_requests_are_refused() {
         std::os::unix::fs::symlink(&outside, world.target()).unwrap();
         let error = driver.node_publish_volume(world.publish()).await.unwrap_err();
         assert_eq!(error.code(), Code::InvalidArgument, "{error}");
-        assert!(error.message().contains("is no directory"), "{error}");
+        assert!(error.message().contains("is not a directory"), "{error}");
         assert_eq!(world.table.flags(&world.target()), []);
         let error = driver.node_unpublish_volume(world.unpublish()).await.unwrap_err();
         assert_eq!(error.code(), Code::Internal, "{error}");

@@ -498,7 +498,7 @@ async fn the_owner_of_a_claim_reads_once_that_the_server_refuses_its_volume() {
     world.pass.again().await;
     assert!(world.pass.waiting.is_empty());
     assert!(world.server.get(&world.volume).is_some());
-    // A server that is busy is no matter of the owner.
+    // A busy server does not concern the owner.
     let mut world = World::asked();
     *world.server.refusal.lock().unwrap() = Some(503);
     let item = world.pass.claim(&object).unwrap();

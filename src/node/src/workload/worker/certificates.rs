@@ -160,8 +160,9 @@ impl Service {
         let now = clock::now();
         let read = |file: &files::File| pki::certificate_der(&file.read().ok()??);
         let Some(ca) = read(&self.site.run.ca) else { return false };
-        let needed =
-            |purpose: &WorkerPurpose| !matches!(purpose, WorkerPurpose::Csi | WorkerPurpose::Policy);
+        let needed = |purpose: &WorkerPurpose| {
+            !matches!(purpose, WorkerPurpose::Csi | WorkerPurpose::Policy)
+        };
         WorkerPurpose::ALL.into_iter().filter(needed).all(|purpose| {
             let pair = self.site.data.pair(purpose.name());
             let Some(der) = read(&pair.certificate) else { return false };

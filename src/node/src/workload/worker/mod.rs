@@ -232,7 +232,7 @@ impl Worker {
         let (part, parts) = (Part::Policy, self.parts.clone());
         let begun = Instant::now();
         let report = |error: &api::Error| {
-            // An API server that starts is no failure yet.
+            // A starting API server is not a failure.
             if begun.elapsed() >= UNREADABLE_MAX {
                 let error = chain(error);
                 let cause = format!("pods wait until it can read the cluster's policies: {error}");
