@@ -20,6 +20,10 @@ use std::time::Duration;
 
 /// The longest interval between checks; in a longer gap no process ran.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
+/// The interval of the beats, `node`'s own (`daemon::heartbeat`).
+const BEAT: Duration = Duration::from_secs(5);
+/// A beat that comes after twice the interval is late, and worth a line of the log.
+const BEAT_LATE: Duration = BEAT.saturating_mul(2);
 /// How late a check may be on a machine that is merely busy.
 const LATE: Duration = Duration::from_secs(5);
 
@@ -38,9 +42,11 @@ impl Heartbeat {
         Self { deadline, received: None, looked: now }
     }
 
-    /// Records a beat.
-    pub fn received(&mut self, now: Duration) {
-        self.received = Some(now);
+    /// Records a beat; returns how long `node` was silent before it, if the beat is late.
+    pub fn received(&mut self, now: Duration) -> Option<Duration> {
+        let before = self.received.replace(now)?;
+        let silent = now.saturating_sub(before);
+        (silent > BEAT_LATE).then_some(silent)
     }
 
     /// Checks the clock; returns how long `node` has been silent if that is too long.
@@ -91,6 +97,17 @@ mod tests {
         let mut heartbeat = Heartbeat::new(DEADLINE, at(10));
         heartbeat.received(at(12));
         assert_eq!(watch(&mut heartbeat, at(12), at(500)), Some(at(72)));
+    }
+
+    #[test]
+    fn a_heartbeat_after_twice_its_interval_is_late() {
+        let mut heartbeat = Heartbeat::new(DEADLINE, at(10));
+        assert_eq!(heartbeat.received(at(100)), None, "the first");
+        assert_eq!(heartbeat.received(at(110)), None);
+        assert_eq!(heartbeat.received(at(121)), Some(at(11)));
+        heartbeat.look(at(121));
+        heartbeat.look(at(4000));
+        assert_eq!(heartbeat.received(at(4001)), None, "a machine that was paused");
     }
 
     #[test]

@@ -421,7 +421,13 @@ impl Main<'_> {
 
     fn message(&mut self, message: &EventLine) {
         match message.word() {
-            "beat" => self.heartbeat.received(clock::uptime()),
+            "beat" => {
+                if let Some(silent) = self.heartbeat.received(clock::uptime()) {
+                    let silent = silent.as_secs_f64();
+                    let text = format!("node's heartbeat is late: {silent:.1} s after the last");
+                    self.machine.port.log(Severity::Warning, &text);
+                }
+            }
             "ready" => {
                 if let Some(coldplug) = &self.coldplug {
                     coldplug.boot_is_over();
