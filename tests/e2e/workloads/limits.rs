@@ -123,6 +123,7 @@ pub(super) fn the_disk(
     // The volumes of others, and etcd, have room of their own.
     Trial::run(kubectl, beside, &["write", "/box/while-full", "1Mi"])?.is_whole()?;
     kubectl.run(&["create", "configmap", "full", "--from-literal=disk=full"], "")?;
+    is_evicted(kubectl, owner, "greedy", "low on resource: ephemeral-storage")?;
     let phase = "jsonpath={.status.phase}";
     let phase = kubectl.run(&["get", "pod", beside, "--output", phase], "")?;
     ensure!(phase == "Running", "{beside} is {phase}, and had nothing to do with it");

@@ -42,6 +42,25 @@ const PROCESSES_RESERVED: &str = "2048";
 /// machine of 1 GiB, which has some 8,000 numbers, the two meet.
 const PROCESSES_FREE: &str = "20%";
 
+/// Less than this of the quota of workloads is left for so long: pods are evicted.
+const DISK_FREE: &str = "5%";
+const DISK_GRACE: &str = "30s";
+/// Between two looks at the volume of a pod; kubelet takes up to twice as long.
+const VOLUMES_LOOK: &str = "10s";
+/// Seconds that an evicted pod has to end, if it asks for more.
+const EVICTED_GRACE_S: u32 = 10;
+
+/// The signals of a full disk, each with this value. Images and the volumes of pods are on
+/// one file system.
+fn disk(value: &str) -> Value {
+    json!({
+        "nodefs.available": value,
+        "nodefs.inodesFree": value,
+        "imagefs.available": value,
+        "imagefs.inodesFree": value,
+    })
+}
+
 /// kubelet's own file.
 pub(super) fn kubelet(site: &Site, tree: &files::Root) -> Vec<u8> {
     let pair = site.data.pair(WorkerPurpose::KubeletServer.name());
@@ -88,12 +107,14 @@ pub(super) fn kubelet(site: &Site, tree: &files::Root) -> Vec<u8> {
         // To set one of these drops all defaults.
         "evictionHard": {
             "memory.available": "100Mi",
-            "nodefs.available": "5%",
-            "nodefs.inodesFree": "5%",
-            "imagefs.available": "5%",
-            "imagefs.inodesFree": "5%",
             "pid.available": PROCESSES_FREE,
         },
+        // Not at once: kubelet evicts the pod that it knows to have the most, so it has to
+        // look at their volumes first. The quota holds meanwhile.
+        "evictionSoft": disk(DISK_FREE),
+        "evictionSoftGracePeriod": disk(DISK_GRACE),
+        "evictionMaxPodGracePeriod": EVICTED_GRACE_S,
+        "volumeStatsAggPeriod": VOLUMES_LOOK,
         "imageGCHighThresholdPercent": 90,
         "imageGCLowThresholdPercent": 80,
         // It would need a service that the system does not have; the node ends pods itself.
