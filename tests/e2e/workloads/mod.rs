@@ -9,13 +9,14 @@ mod policy;
 mod trial;
 mod volumes;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use polis_qemu::{Config, Machine};
 use polis_tests::{Story, skip, story};
 
 use self::kubectl::Kubectl;
+use self::trial::Calm;
 use crate::owner::Owner;
 use crate::restart::orderly_end;
 use crate::world::{FULL, POWER_BUTTON, SOON, World, home};
@@ -25,6 +26,8 @@ use crate::world::{FULL, POWER_BUTTON, SOON, World, home};
 const PART: Duration = Duration::from_secs(12 * 60);
 /// The same for `kubectl`.
 const KUBECTL: &str = "--timeout=720s";
+/// How long the machine is observed at rest, before it has anything of Kubernetes.
+const REST: Duration = Duration::from_secs(30);
 /// The port of a node at which people reach the API.
 const ACCESS: u16 = 6444;
 /// As `cargo xtask run --kubernetes` deploys it.
@@ -89,9 +92,17 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     let mut machine = world.boot(&config)?;
     let founded = home(&mut machine)?;
     owner.take(&founded.ca)?;
+    let calm = Calm::begins(&owner, &machine)?;
+    let begun = Instant::now();
+    while let Some(left) = REST.checked_sub(begun.elapsed()) {
+        machine.next_line(left);
+    }
+    calm.held(&owner, &machine, "a machine at rest")?;
+    let calm = Calm::begins(&owner, &machine)?;
     let roles = ["--add", "kubernetes-controller", "--add", "kubernetes-worker", "--yes"];
     owner.run(&[&["node", "roles", &founded.node][..], &roles[..]].concat())?;
     serves(&mut machine)?;
+    calm.held(&owner, &machine, "an API server and the rest of Kubernetes that start")?;
 
     let kubeconfig = world.path("kubeconfig");
     owner.run(&["kubernetes", "kubeconfig", "-o", &kubeconfig.display().to_string()])?;

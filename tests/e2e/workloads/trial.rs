@@ -10,10 +10,13 @@ use super::PART;
 use super::kubectl::Kubectl;
 use crate::owner::Owner;
 
-/// Longest that etcd may acknowledge nothing while a pod does its worst, in seconds of the
-/// machine: half of what `init` lets `node`, which writes, be silent. A machine that is
-/// translated on a busy host stands still for seconds by itself.
+/// Longest that etcd may acknowledge nothing while a pod does its worst, and that `node` may
+/// send no heartbeat, in seconds of the machine: half of what `init` lets `node` be silent. A
+/// machine that is translated on a busy host stands still for seconds by itself.
 const SILENT_MAX: f64 = 30.0;
+
+/// Printed by `init` when `node` beats after twice its interval or later.
+const LATE: &str = "node's heartbeat is late: ";
 
 /// One line of `demo write`, `allocate`, `files`, `memory` or `threads`.
 #[derive(Debug)]
@@ -89,6 +92,8 @@ pub(super) fn demo_again(
 pub(super) struct Calm {
     term: u64,
     since: f64,
+    /// How many lines the machine had printed.
+    lines: usize,
 }
 
 impl Calm {
@@ -96,11 +101,11 @@ impl Calm {
     pub(super) fn begins(owner: &Owner, machine: &Machine) -> Result<Self> {
         let since = acknowledged(machine).last().copied();
         let since = since.context("etcd has acknowledged nothing in this boot")?;
-        Ok(Self { term: term(owner)?, since })
+        Ok(Self { term: term(owner)?, since, lines: machine.lines().len() })
     }
 
-    /// Fails if etcd has held an election since, or was silent for too long, or if anything
-    /// of the cluster needs a person.
+    /// Fails if etcd has held an election since, if it or `node` was silent for too long, or if
+    /// anything of the cluster needs a person.
     pub(super) fn held(self, owner: &Owner, machine: &Machine, what: &str) -> Result<()> {
         let term = term(owner)?;
         ensure!(term == self.term, "{what}: term {} became {term}", self.term);
@@ -110,15 +115,24 @@ impl Calm {
             acknowledged(machine).into_iter().filter(|time| *time >= self.since).collect();
         let gap = times.windows(2).map(|pair| pair[1] - pair[0]).fold(0.0, f64::max);
         let (count, last) = (times.len(), times.last().copied().unwrap_or(self.since));
+        let late = self.late(machine);
         println!(
             "{what}: {count} writes to etcd in {:.0} s, the longest time without one {gap:.1} s, \
-             no election, {}",
+             no election, heartbeats of node that were late: {late:?}, {}",
             last - self.since,
             health.trim()
         );
         ensure!(count > 1, "{what}: etcd has acknowledged nothing");
         ensure!(gap < SILENT_MAX, "{what}: {gap:.1} s without an acknowledged write");
+        let late = late.into_iter().fold(0.0, f64::max);
+        ensure!(late < SILENT_MAX, "{what}: {late:.1} s without a heartbeat of node");
         Ok(())
+    }
+
+    /// The seconds of the heartbeats that were late since.
+    fn late(&self, machine: &Machine) -> Vec<f64> {
+        let seconds = |text: &str| text.split_once(LATE)?.1.split_whitespace().next()?.parse().ok();
+        machine.lines().iter().skip(self.lines).filter_map(|line| seconds(&line.text)).collect()
     }
 }
 
