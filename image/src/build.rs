@@ -18,6 +18,7 @@
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
+    sync::Arc,
     thread,
 };
 
@@ -37,6 +38,7 @@ use crate::{
     programs::{self, Programs},
     provide::provide,
     root::Sources,
+    signing::ImageSigner,
     step::{Inputs, Observer, Steps},
     system,
     tree::Tree,
@@ -47,6 +49,8 @@ use crate::{
 
 /// Where systemd's stub is in the payload.
 const STUB: &str = "usr/lib/systemd/boot/efi/linuxx64.efi.stub";
+/// Where its loader is.
+const LOADER: &str = "usr/lib/systemd/boot/efi/systemd-bootx64.efi";
 /// This file's own text: a recipe of the steps whose work is done here.
 const RECIPE: &str = include_str!("build.rs");
 
@@ -71,6 +75,8 @@ pub struct Config {
     pub out: PathBuf,
     /// Bytes of a parameters file for the ESP.
     pub parameters: Option<Vec<u8>>,
+    /// Who signs what the machine starts; nobody signs an image without keys.
+    pub signer: Option<Arc<ImageSigner>>,
     /// Size of the disk image in bytes.
     pub size: u64,
 }
@@ -187,6 +193,7 @@ impl Builder<'_> {
             kernel: "vmlinuz".into(),
             initramfs: "initramfs.cpio".into(),
             uki: "polis.efi".into(),
+            loader: "loader.efi".into(),
             system: "system.img".into(),
             firmware: "firmware".into(),
             image: "polis.img".into(),
@@ -298,12 +305,15 @@ impl Builder<'_> {
         self.go.programs.iter().try_fold(inputs, add)
     }
 
-    /// Copies unchanged parts of the payload: the kernel, and firmware for machines in
-    /// QEMU.
+    /// Copies unchanged parts of the payload: the kernel, the loader, and firmware for
+    /// machines in QEMU.
     fn kernel(&self) -> Result<()> {
         let inputs = Inputs::recipe(&[RECIPE, include_str!("packages.rs")])
             .text("payload.lock", &self.packages);
-        let mut pairs = vec![(format!("boot/vmlinuz-{}", self.release), self.out("vmlinuz"))];
+        let mut pairs = vec![
+            (format!("boot/vmlinuz-{}", self.release), self.out("vmlinuz")),
+            (LOADER.to_owned(), self.out("loader.efi")),
+        ];
         for name in FIRMWARE {
             pairs.push((format!("usr/share/OVMF/{name}"), self.out("firmware").join(name)));
         }
@@ -396,19 +406,27 @@ impl Builder<'_> {
             include_str!("esp.rs"),
             include_str!("layout.rs"),
             include_str!("manifest.rs"),
+            include_str!("starting.rs"),
+            include_str!("signing/authenticode.rs"),
+            include_str!("signing/signed_data.rs"),
         ];
+        let signer = self.config.signer.as_ref();
         let parameters = self.config.parameters.as_deref().map(hash).unwrap_or_default();
         let inputs = Inputs::recipe(&recipe)
             .text("the parameters", &parameters)
+            .text("the keys", &signer.map(|signer| signer.fingerprint()).unwrap_or_default())
             .text("the reserved files", &esp::reserved())
             .text("the size", &self.config.size.to_string())
             .text("the system", &manifest.verity.root_hash)
+            .text("the version", &manifest.version)
+            .file("the loader", &self.out("loader.efi"), self.digests())?
             .file("the unified kernel image", &self.out("polis.efi"), self.digests())?;
         let out = self.out("polis.img");
         let outputs = std::slice::from_ref(&out);
         self.steps.run("image", inputs.clone(), outputs, || {
             let options = Options {
                 parameters: self.config.parameters.clone(),
+                signer: signer.cloned(),
                 size: self.config.size,
                 ..Options::new(&out)
             };

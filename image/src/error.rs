@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use crate::{layout, moved::Moved};
+use crate::{layout, moved::Moved, signing};
 
 /// The result of every function of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -165,6 +165,12 @@ pub enum Error {
     /// The disk cannot be laid out.
     #[error(transparent)]
     Layout(#[from] layout::Error),
+    /// The image could not be signed.
+    #[error(transparent)]
+    Signing(#[from] signing::Error),
+    /// The parts do not make a bundle.
+    #[error("cannot make an update bundle")]
+    Bundle(#[source] polis_bundle::Refusal),
     /// The partition table could not be written or read.
     #[error("cannot write or read the partition table of {path}", path = path.display())]
     Gpt {
@@ -233,6 +239,7 @@ impl Error {
             Self::Layout(layout::Error::SystemTooLarge { .. }) => {
                 "build a system with less in it: --variant base has no workloads".to_owned()
             }
+            Self::Signing(error) => return error.help(),
             Self::Layout(layout::Error::Ragged { size }) => {
                 format!("use {}", size.next_multiple_of(layout::ALIGNMENT))
             }

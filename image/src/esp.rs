@@ -36,11 +36,14 @@ const LABEL: [u8; 11] = *b"POLIS-ESP  ";
 /// Bytes a cluster: FAT32 needs at least 65,525 clusters, and this gives 131,000.
 const CLUSTER: u32 = 4096;
 
+/// A file: its path and its content.
+pub(crate) type Entry = (String, Vec<u8>);
+
 type Fat<D> = FileSystem<StdIoWrapper<D>, NullTimeProvider, LossyOemCpConverter>;
 
 /// The bytes of an ESP with these files, and with room for those that the machine writes;
 /// what follows them in the partition is zero.
-pub(crate) fn build(seed: &str, files: &[(&str, &[u8])]) -> Result<Vec<u8>> {
+pub(crate) fn build(seed: &str, files: &[Entry]) -> Result<Vec<u8>> {
     let failed = |what: &str| {
         let what = what.to_owned();
         move |error: fatfs::Error<io::Error>| Error::Esp { what, source: error.into() }
@@ -192,6 +195,25 @@ pub(crate) fn read(disk: impl Read + Write + Seek, path: &str) -> Result<Option<
     }
 }
 
+/// The names in a folder of an ESP, sorted; a folder that does not exist has none.
+pub(crate) fn list(disk: impl Read + Write + Seek, path: &str) -> Result<Vec<String>> {
+    let failed = |error: fatfs::Error<io::Error>| Error::Esp {
+        what: format!("list {path}"),
+        source: error.into(),
+    };
+    let fat = mount(disk).map_err(failed)?;
+    let folder = match fat.root_dir().open_dir(path) {
+        Ok(folder) => folder,
+        Err(fatfs::Error::NotFound) => return Ok(Vec::new()),
+        Err(error) => return Err(failed(error)),
+    };
+    let names = folder.iter().map(|entry| Ok(entry?.file_name()));
+    let mut names: Vec<String> = names.collect::<Result<_, _>>().map_err(failed)?;
+    names.retain(|name| name != "." && name != "..");
+    names.sort();
+    Ok(names)
+}
+
 /// The volume's ID: 32 bits of the seed's hash.
 fn volume_id(seed: &str) -> u32 {
     u32::from_str_radix(&digest::hash(seed.as_bytes())[..8], 16).unwrap_or_default()
@@ -209,13 +231,16 @@ mod tests {
     #[test]
     fn files_are_read_back_and_the_same_files_give_the_same_bytes() {
         let loader = vec![5; 300_000];
-        let files: [(&str, &[u8]); 2] = [(LOADER, &loader), (PARAMETERS, b"parameters")];
+        let files = [(LOADER, loader.clone()), (PARAMETERS, b"parameters".to_vec())];
+        let files = files.map(|(path, content)| (path.to_owned(), content));
         let esp = build("seed", &files).unwrap();
         assert!(esp.len() < 16 << 20, "{} bytes", esp.len());
         let content = |path: &str| read(disk(esp.clone()), path).unwrap();
         assert_eq!(content(LOADER), Some(loader.clone()));
         assert_eq!(content(PARAMETERS).unwrap(), b"parameters");
         assert_eq!(content("polis/other"), None);
+        assert_eq!(list(disk(esp.clone()), "EFI/BOOT").unwrap(), ["BOOTX64.EFI"]);
+        assert!(list(disk(esp.clone()), "EFI/Linux").unwrap().is_empty());
         for path in Esp::in_place() {
             let content = content(path.to_str().unwrap()).unwrap();
             assert!(content == vec![0; 256 << 10], "{}", path.display());
@@ -226,6 +251,6 @@ mod tests {
     #[test]
     fn more_than_fits_is_an_error() {
         let content = vec![1; usize::try_from(ESP_SIZE).unwrap()];
-        assert!(matches!(build("seed", &[(LOADER, &content)]), Err(Error::Esp { .. })));
+        assert!(matches!(build("seed", &[(LOADER.to_owned(), content)]), Err(Error::Esp { .. })));
     }
 }

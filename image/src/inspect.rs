@@ -22,6 +22,7 @@ use crate::{
     layout::{self, SECTOR},
     manifest::{self, Kind, Variant},
     moved::Moved,
+    starting::{self, Signature},
     uki,
     verity::{self, BLOCK},
 };
@@ -57,6 +58,9 @@ pub struct Inspection {
     pub parameters: Option<usize>,
     /// Whether the system matches the command line.
     pub system: System,
+    /// The programs that the machine starts from the ESP, by their paths there: the unified
+    /// kernel image last, and before it the loader that starts it, if there is one.
+    pub signatures: Vec<(String, Signature)>,
 }
 
 /// One partition.
@@ -122,10 +126,22 @@ fn inspect_raw(named: &Path, path: &Path) -> Result<Inspection> {
             place(entry).ok_or_else(|| foreign("a partition ends before it starts"))?;
         Ok(Window::new(File::open(path).at("open", path)?, start, length))
     };
-    let image =
+    let first =
         esp::read(window(esp)?, esp::LOADER)?.ok_or_else(|| foreign("its ESP has no boot file"))?;
+    let mut signatures = vec![(esp::LOADER.to_owned(), Signature::of(&first))];
+    let mut sections = uki::sections(&PathBuf::from(esp::LOADER), &first)?;
+    if !sections.iter().any(|section| section.name == ".cmdline") {
+        let names = esp::list(window(esp)?, starting::KERNELS)?;
+        let [name] = &names[..] else {
+            return Err(foreign(&format!("{} kernel images are on its ESP", names.len())));
+        };
+        let path = format!("{}/{name}", starting::KERNELS);
+        let image =
+            esp::read(window(esp)?, &path)?.ok_or_else(|| foreign("its kernel image is gone"))?;
+        sections = uki::sections(&PathBuf::from(&path), &image)?;
+        signatures.push((path, Signature::of(&image)));
+    }
     let parameters = esp::read(window(esp)?, esp::PARAMETERS)?.map(|bytes| bytes.len());
-    let sections = uki::sections(&PathBuf::from(esp::LOADER), &image)?;
     let text = |name: &str| {
         let section = sections.iter().find(|section| section.name == name);
         section.map(|section| String::from_utf8_lossy(&section.content).into_owned())
@@ -149,6 +165,7 @@ fn inspect_raw(named: &Path, path: &Path) -> Result<Inspection> {
             .collect(),
         parameters,
         system: verity.check(window(system)?, path)?,
+        signatures,
         cmdline,
     })
 }
@@ -214,8 +231,9 @@ impl Expected {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::FileExt as _;
+    use std::{os::unix::fs::FileExt as _, sync::Arc};
 
+    use polis_bundle::Bundle;
     use proptest::prelude::*;
 
     use super::*;
@@ -224,6 +242,7 @@ mod tests {
         command_line::command_line,
         digest::sha256,
         manifest::{SIZE_DEFAULT, Sizes},
+        signing::{ImageSigner, Passphrase, ReleaseKey, keys},
         uki::Section,
         verity::Verity,
     };
@@ -246,6 +265,8 @@ mod tests {
         let image = uki::build(&uki::tests::stub(), &sections).unwrap();
         fs::write(folder.join("system.img"), [&data[..], &tree].concat()).unwrap();
         fs::write(folder.join("polis.efi"), image).unwrap();
+        fs::write(folder.join("loader.efi"), uki::build(&uki::tests::stub(), &[]).unwrap())
+            .unwrap();
         Manifest {
             folder: folder.to_owned(),
             kind: Kind::Development,
@@ -258,6 +279,7 @@ mod tests {
             kernel: "vmlinuz".into(),
             initramfs: "initramfs.cpio".into(),
             uki: "polis.efi".into(),
+            loader: "loader.efi".into(),
             system: "system.img".into(),
             firmware: "firmware".into(),
             image: "polis.img".into(),
@@ -310,6 +332,56 @@ mod tests {
         };
         assert_eq!(disk("a", b"one"), disk("another", b"one"));
         assert_ne!(disk("a", b"one"), disk("b", b"two"));
+    }
+
+    #[test]
+    fn a_signed_disk_has_a_loader_and_says_who_signed_both() {
+        let folder = tempfile::tempdir().unwrap();
+        let manifest = parts(folder.path());
+        let signer = Arc::new(keys().image_signer().unwrap());
+        let disk = |name: &str, signer: Option<Arc<ImageSigner>>| {
+            let out = folder.path().join(name);
+            assemble(&manifest, &Options { signer, size: SMALL, ..Options::new(&out) }).unwrap();
+            out
+        };
+        let signed = disk("signed", Some(signer.clone()));
+        let found = inspect(&signed).unwrap();
+        assert_eq!(found.cmdline, manifest.cmdline);
+        let paths: Vec<_> = found.signatures.iter().map(|(path, _)| path.as_str()).collect();
+        assert_eq!(paths, ["EFI/BOOT/BOOTX64.EFI", "EFI/Linux/polis-0.efi"]);
+        for (path, signature) in &found.signatures {
+            let Signature::Whole { subject, .. } = signature else { panic!("{path}") };
+            assert!(subject.starts_with("CN=Polis signature key "), "{subject}");
+        }
+        assert_eq!(sha256(&signed).unwrap(), sha256(&disk("again", Some(signer))).unwrap());
+        let plain = inspect(&disk("plain", None)).unwrap();
+        assert_eq!(plain.signatures, [("EFI/BOOT/BOOTX64.EFI".to_owned(), Signature::Absent)]);
+    }
+
+    #[test]
+    fn a_bundle_has_the_signed_kernel_image_and_the_system() {
+        let folder = tempfile::tempdir().unwrap();
+        let manifest = Manifest { version: "0.2.0".to_owned(), ..parts(folder.path()) };
+        let passphrase = Passphrase::new("x".to_owned().into()).unwrap();
+        let owner = folder.path().join("keys");
+        keys().store(&owner, &passphrase).unwrap();
+        let signer = ImageSigner::open(&owner, &passphrase).unwrap();
+        let release = ReleaseKey::open(&owner, &passphrase).unwrap();
+        let file = folder.path().join("update");
+        crate::bundle(&manifest, &signer, &release, &file).unwrap();
+        let bundle = Bundle::open(File::open(&file).unwrap(), None).unwrap();
+        assert_eq!(bundle.manifest().variant, "full");
+        let (mut kernel, mut system) = (Vec::new(), Vec::new());
+        bundle.parts([&mut kernel, &mut system], &mut |_bytes| ()).unwrap();
+        assert!(system == fs::read(folder.path().join("system.img")).unwrap());
+        assert!(matches!(Signature::of(&kernel), Signature::Whole { .. }));
+        // A version that is none, and one that the sources do not update from themselves.
+        for version in ["1", "0.0.1"] {
+            let manifest = Manifest { version: version.to_owned(), ..manifest.clone() };
+            assert!(crate::bundle(&manifest, &signer, &release, &file).is_err(), "{version}");
+        }
+        // Nothing unfinished is left beside the bundle and the parts.
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 5);
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod apt;
 #[cfg(test)]
 mod archive_tests;
 mod build;
+mod bundle;
 mod command_line;
 mod cpio;
 mod difference;
@@ -36,6 +37,8 @@ pub mod program;
 mod programs;
 mod provide;
 mod root;
+pub mod signing;
+mod starting;
 mod step;
 mod system;
 mod tar;
@@ -46,6 +49,7 @@ mod verity;
 pub mod workload;
 
 pub use build::{Config, build};
+pub use bundle::bundle;
 pub use digest::sha256;
 pub use error::{Error, Result};
 pub use inspect::{Inspection, Part, System, inspect};
@@ -54,6 +58,7 @@ pub use manifest::{Format, Kind, Manifest, Options, SIZE_DEFAULT, Sizes, Variant
 pub use moved::Moved;
 pub use packages::Category;
 pub use payload::Source;
+pub use starting::Signature;
 pub use step::{Observer, Report, Silent, Unit};
 pub use tree::Tree;
 pub use verify::verify_reproducible;

@@ -3,6 +3,7 @@
 use std::{
     fmt, fs,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use serde::{Deserialize, Serialize};
@@ -13,6 +14,8 @@ use crate::{
     esp, layout,
     moved::Moved,
     program,
+    signing::ImageSigner,
+    starting,
     verity::Verity,
 };
 
@@ -112,8 +115,10 @@ pub struct Manifest {
     pub kernel: PathBuf,
     /// The initramfs, for direct boot.
     pub initramfs: PathBuf,
-    /// The unified kernel image.
+    /// The unified kernel image, unsigned.
     pub uki: PathBuf,
+    /// systemd-boot, unsigned: the loader of a signed image.
+    pub loader: PathBuf,
     /// The content of the system partition.
     pub system: PathBuf,
     /// Folder with firmware for virtual machines.
@@ -150,6 +155,8 @@ pub struct Sizes {
 pub struct Options {
     /// Bytes of a parameters file for the ESP.
     pub parameters: Option<Vec<u8>>,
+    /// Who signs what the machine starts; nobody signs an image without keys.
+    pub signer: Option<Arc<ImageSigner>>,
     /// Size of the disk in bytes.
     pub size: u64,
     /// Where to write it.
@@ -162,7 +169,13 @@ impl Options {
     /// A raw image of the usual size without parameters.
     #[must_use]
     pub fn new(out: impl Into<PathBuf>) -> Self {
-        Self { parameters: None, size: SIZE_DEFAULT, out: out.into(), format: Format::Raw }
+        Self {
+            parameters: None,
+            signer: None,
+            size: SIZE_DEFAULT,
+            out: out.into(),
+            format: Format::Raw,
+        }
     }
 }
 
@@ -216,11 +229,19 @@ pub fn assemble(manifest: &Manifest, options: &Options) -> Result<()> {
         manifest.sizes.erofs + manifest.sizes.verity,
         options.size,
     )?;
-    let uki = manifest.path(&manifest.uki);
-    let uki = fs::read(&uki).at("read", &uki)?;
-    let mut files: Vec<(&str, &[u8])> = vec![(esp::LOADER, &uki)];
+    let read = |part: &Path| {
+        let path = manifest.path(part);
+        fs::read(&path).at("read", &path)
+    };
+    let uki = read(&manifest.uki)?;
+    let mut files = match &options.signer {
+        None => starting::unsigned(uki),
+        Some(signer) => {
+            starting::signed(&uki, &read(&manifest.loader)?, &manifest.version, signer)?
+        }
+    };
     if let Some(parameters) = &options.parameters {
-        files.push((esp::PARAMETERS, parameters));
+        files.push((esp::PARAMETERS.to_owned(), parameters.clone()));
     }
     let esp = esp::build(&manifest.verity.root_hash, &files)?;
     let system = manifest.path(&manifest.system);

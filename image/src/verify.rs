@@ -38,8 +38,9 @@ pub fn verify_reproducible(
     let again = folder.join("again");
     build(&Config { out: again.clone(), size: SIZE, ..config.clone() }, observer)?;
     let disk = folder.join("built.img");
-    let parameters = config.parameters.clone();
-    manifest::assemble(built, &Options { size: SIZE, parameters, ..Options::new(&disk) })?;
+    let (parameters, signer) = (config.parameters.clone(), config.signer.clone());
+    let options = Options { size: SIZE, parameters, signer, ..Options::new(&disk) };
+    manifest::assemble(built, &options)?;
     let compare = |name: &&'static str| {
         let first = if *name == "polis.img" { disk.clone() } else { built.folder.join(name) };
         let digest = sha256(&first)?;

@@ -9,12 +9,13 @@ use crate::sources::workspace;
 type Arrows = BTreeMap<String, BTreeSet<String>>;
 
 /// The folders of the crates, and the names that the picture gives them.
-const CRATES: [(&str, &str); 15] = [
+const CRATES: [(&str, &str); 16] = [
     ("benches", "benches"),
     ("image", "image"),
     ("proto", "proto"),
     ("qemu", "qemu"),
     ("src/base", "base"),
+    ("src/bundle", "bundle"),
     ("src/demo", "demo"),
     ("src/init", "init"),
     ("src/node", "node"),

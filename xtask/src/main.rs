@@ -17,6 +17,7 @@ mod conformance;
 mod gallery;
 mod host;
 mod image;
+mod keys;
 mod kubernetes;
 mod link;
 mod lock;
@@ -32,6 +33,7 @@ mod trees;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use polis_image::signing;
 
 /// Builds, runs, tests and measures Polis.
 #[derive(Debug, Parser)]
@@ -45,6 +47,8 @@ struct Cli {
 enum Command {
     /// Build the disk image, or inspect one.
     Image(image::Args),
+    /// Make the keys that sign images and updates, or list them.
+    Keys(keys::Args),
     /// Build the image and boot it in QEMU as a new cluster.
     Run(run::Args),
     /// Cut, delay or repair the links of a cluster that `run --nodes N` runs.
@@ -62,6 +66,7 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Image(args) => image::run(args),
+        Command::Keys(args) => keys::run(args),
         Command::Run(args) => run::run(args),
         Command::Link(args) => link::run(&args),
         Command::Test(args) => test::run(args),
@@ -82,7 +87,8 @@ fn main() -> ExitCode {
 fn report(error: &anyhow::Error) {
     let named = error.downcast_ref::<host::Help>().map(ToString::to_string);
     let known = error.downcast_ref::<polis_image::Error>().and_then(polis_image::Error::help);
-    let help = named.or(known);
+    let of_keys = error.downcast_ref::<signing::Error>().and_then(signing::Error::help);
+    let help = named.or(known).or(of_keys);
     let mut chain =
         error.chain().map(ToString::to_string).filter(|text| Some(text) != help.as_ref());
     if let Some(first) = chain.next() {

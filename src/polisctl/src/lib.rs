@@ -56,6 +56,7 @@ mod told_tests;
 mod top;
 mod unfinished;
 mod units;
+mod update;
 mod user;
 mod watch;
 
@@ -136,6 +137,9 @@ enum Command {
     /// Let kubectl in, and show the state of Kubernetes.
     #[command(subcommand)]
     Kubernetes(kubernetes::Command),
+    /// Check update bundles.
+    #[command(subcommand)]
+    Update(update::Command),
     /// List what has happened: who joined, left, led, failed, with times.
     Events(events::Arguments),
     /// Print the load of the nodes: processor, memory, disk, network.
@@ -278,6 +282,7 @@ async fn perform(command: Command, global: &Global) -> Result<(), Error> {
     match command {
         Command::Parameters(command) => parameters::run(command, global).await,
         Command::Owner(command) => owner::run(command, global),
+        Command::Update(command) => update::run(command, global),
         Command::Context(command) => context::run(command, global),
         Command::Cluster(command) => cluster::run(command, global).await,
         Command::Node(command) => node::run(command, global).await,

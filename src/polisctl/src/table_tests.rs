@@ -3,8 +3,11 @@
 
 use std::time::{Duration, Instant};
 
+use ed25519_dalek::SigningKey;
+
 use super::loopback::{Cluster, NODE, RECOVERY_KEY};
 use super::testing::{Ended, World, closed_port};
+use super::update::tests::bundle;
 use polis_wire::rpc::testing::node_id;
 
 /// What a command needs, and what it prints.
@@ -209,6 +212,16 @@ const CASES: &[Case] = &[
         Kind::Remote,
         &[(&["--since", "1"], 2, "unit"), (&["--boots", "-1"], 2, "-1")],
     ),
+    (
+        "update inspect",
+        &["@update", "--release-key", "@release.pub"],
+        Kind::Local,
+        &[
+            (&["@none"], 1, "none"),
+            (&["@wrong"], 1, "bundle"),
+            (&["@update", "--release-key", "@new.pub"], 1, "expected"),
+        ],
+    ),
     ("top", &[], Kind::Remote, &[NO_NODE]),
     ("support", &["-o", "@support.tar"], Kind::Remote, &[(&["-o", "@recovery"], 1, "exists")]),
     ("dashboard", &[], Kind::Screen, &[]),
@@ -320,6 +333,10 @@ fn prepared() -> (World, Cluster) {
     let key = polis_base::recovery::form::write(&RECOVERY_KEY);
     super::contexts::write(&world.path("recovery"), key.as_bytes()).unwrap();
     super::contexts::write(&world.path("wrong"), b"nothing that fits").unwrap();
+    let release = SigningKey::from_bytes(&[3; 32]);
+    let digits = polis_base::hex::encode(release.verifying_key().as_bytes());
+    super::contexts::write(&world.path("update"), &bundle(&release)).unwrap();
+    super::contexts::write(&world.path("release.pub"), digits.as_bytes()).unwrap();
     (world, cluster)
 }
 
@@ -342,7 +359,8 @@ fn every_command_has_a_case_and_what_it_takes_is_tried_with_wrong_input() {
 #[test]
 fn the_help_of_every_command_fits_into_80_columns() {
     let world = World::new();
-    let groups = ["", "parameters", "owner", "context", "cluster", "node", "get", "user", "etcd"];
+    let groups =
+        ["", "parameters", "owner", "context", "cluster", "node", "get", "user", "etcd", "update"];
     let paths = all_leaves().into_iter().map(|(path, _)| path);
     let mut faults = Faults::default();
     for path in paths.chain(groups.map(str::to_owned)).chain(["kubernetes".to_owned()]) {

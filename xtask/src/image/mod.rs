@@ -7,18 +7,22 @@ use std::{
     env, fs,
     path::{Path, PathBuf},
     process::Command,
-    sync::atomic::Ordering,
+    sync::{Arc, atomic::Ordering},
     time::Instant,
 };
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Subcommand, ValueEnum};
-use polis_image::{Config, Format, Kind, Manifest, Options, Source, Variant, golang};
+use polis_image::{
+    Config, Format, Kind, Manifest, Options, Source, Variant, golang,
+    signing::{ImageSigner, ReleaseKey},
+};
+use semver::Version;
 
 use self::programs::{POLISCTL, POLISCTL_BUILT, PROGRAMS, SYSTEM_IMAGES, cargo_build, programs};
 pub(crate) use self::programs::{build_programs, cargo, curator_load, polisctl, workspace};
 use self::report::{print, report};
-use crate::{host, progress::Terminal};
+use crate::{host, keys::PassphraseFrom, progress::Terminal};
 
 /// Arguments of `cargo xtask image`.
 #[derive(Debug, clap::Args)]
@@ -83,6 +87,17 @@ struct Build {
     /// Format of the file.
     #[arg(long, value_enum, default_value_t)]
     format: FileFormat,
+    /// Sign with the keys of this folder, which `cargo xtask keys create` makes.
+    #[arg(long, value_name = "DIR")]
+    keys: Option<PathBuf>,
+    #[command(flatten)]
+    passphrase: PassphraseFrom,
+    /// Write an update bundle as well, signed with the release key of --keys.
+    #[arg(long, value_name = "FILE", requires = "keys")]
+    bundle: Option<PathBuf>,
+    /// The version that the image has [default: that of the sources].
+    #[arg(long, value_name = "V")]
+    version: Option<Version>,
     /// Put this parameters file on the ESP.
     #[arg(long, value_name = "FILE")]
     parameters: Option<PathBuf>,
@@ -139,6 +154,18 @@ fn build_and_report(arguments: &Build) -> Result<()> {
     let start = Instant::now();
     let mut config = config(Kind::Product, arguments.variant.into(), &arguments.packages);
     config.size = arguments.size;
+    if let Some(version) = &arguments.version {
+        config.version = version.to_string();
+    }
+    // Asked for now: nobody waits for a build to type a passphrase.
+    let mut release = None;
+    if let Some(folder) = &arguments.keys {
+        let prompt = format!("Passphrase of {}: ", folder.display());
+        let passphrase = arguments.passphrase.read(&prompt)?;
+        config.signer = Some(Arc::new(ImageSigner::open(folder, &passphrase)?));
+        let open = || ReleaseKey::open(folder, &passphrase);
+        release = arguments.bundle.as_ref().map(|_file| open()).transpose()?;
+    }
     if matches!(arguments.format, FileFormat::Qcow2) {
         host::require(&[host::QEMU_IMG])?;
     }
@@ -157,6 +184,10 @@ fn build_and_report(arguments: &Build) -> Result<()> {
             assembled(&config)?
         }
     };
+    if let (Some(out), Some(signer), Some(release)) = (&arguments.bundle, &config.signer, &release)
+    {
+        polis_image::bundle(&manifest, signer, release, out)?;
+    }
     let built = manifest.path(&manifest.image);
     let file = match (arguments.format, &arguments.out) {
         (FileFormat::Raw, None) => built,
@@ -166,7 +197,8 @@ fn build_and_report(arguments: &Build) -> Result<()> {
                 FileFormat::Qcow2 => (Format::Qcow2, "qcow2"),
             };
             let out = out.clone().unwrap_or_else(|| built.with_extension(extension));
-            let options = Options { format, size: config.size, parameters: config.parameters, out };
+            let Config { size, parameters, signer, .. } = config;
+            let options = Options { format, size, parameters, signer, out };
             polis_image::assemble(&manifest, &options)?;
             options.out
         }
@@ -176,6 +208,10 @@ fn build_and_report(arguments: &Build) -> Result<()> {
         false => polis_image::sha256(&file)?,
     };
     report(&manifest, &file, &sha256);
+    if let Some(bundle) = &arguments.bundle {
+        println!("bundle {}", bundle.display());
+        println!("sha256 {}", polis_image::sha256(bundle)?);
+    }
     println!("total {:.2} s", start.elapsed().as_secs_f64());
     Ok(())
 }
@@ -327,6 +363,7 @@ fn config(kind: Kind, variant: Variant, packages: &Packages) -> Config {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         out: folder(kind, variant),
         parameters: None,
+        signer: None,
         size: polis_image::SIZE_DEFAULT,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use polis_image::{Inspection, Manifest, System};
+use polis_image::{Inspection, Manifest, Signature, System};
 
 pub(super) fn report(manifest: &Manifest, file: &Path, sha256: &str) {
     let sizes = &manifest.sizes;
@@ -43,6 +43,15 @@ pub(super) fn print(inspection: &Inspection) {
     match inspection.parameters {
         Some(length) => println!("parameters on the ESP: {length} bytes"),
         None => println!("parameters on the ESP: none"),
+    }
+    for (path, signature) in &inspection.signatures {
+        match signature {
+            Signature::Absent => println!("{path}: not signed"),
+            Signature::Whole { subject, fingerprint } => {
+                println!("{path}: signed by {subject}, SHA-256 {fingerprint}");
+            }
+            Signature::Damaged(fault) => println!("{path}: DAMAGED ({fault})"),
+        }
     }
     match &inspection.system {
         System::Intact => println!("system: intact"),

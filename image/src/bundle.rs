@@ -1,0 +1,76 @@
+//! The update bundle of a build: what `polis_bundle` writes, from an image's parts.
+//!
+//! Invariants:
+//! - The bundle appears whole or not at all.
+
+use std::{
+    fs::{self, File},
+    io::{BufWriter, Cursor, Read, Write as _},
+    path::Path,
+};
+
+use polis_bundle::{Manifest as Contents, Part, Refusal, write};
+use semver::Version;
+
+use crate::{
+    disk,
+    error::{At as _, Error, Result},
+    layout,
+    manifest::Manifest,
+    signing::{ImageSigner, ReleaseKey},
+};
+
+/// Raised by the commit that closes a security hole which must not come back: nodes refuse
+/// what is below.
+const SECURITY_LEVEL: u32 = 1;
+/// The oldest version that a system of these sources updates: older ones keep something on
+/// the disk that it does not read.
+const UPDATES_FROM: Version = Version::new(0, 1, 0);
+/// The only kind of processor that images are built for.
+const ARCHITECTURE: &str = "x86_64";
+
+/// Writes the bundle of a built image to `out`.
+///
+/// # Errors
+///
+/// A part is missing, the version is not one, or the file cannot be written.
+pub fn bundle(
+    manifest: &Manifest,
+    signer: &ImageSigner,
+    release: &ReleaseKey,
+    out: &Path,
+) -> Result<()> {
+    let invalid = |reason: String| Error::Bundle(Refusal::Manifest { reason });
+    let version = Version::parse(&manifest.version)
+        .map_err(|error| invalid(format!("the version {}: {error}", manifest.version)))?;
+    let uki = manifest.path(&manifest.uki);
+    let kernel = signer.sign("the unified kernel image", &fs::read(&uki).at("read", &uki)?)?;
+    let system = manifest.path(&manifest.system);
+    let open = || File::open(&system).at("open", &system);
+    let contents = Contents {
+        version,
+        security_level: SECURITY_LEVEL,
+        architecture: ARCHITECTURE.to_owned(),
+        variant: manifest.variant.word().to_owned(),
+        image: manifest.image_version.clone(),
+        from: UPDATES_FROM,
+        kernel: Part::of(&kernel[..]).at("hash", &uki)?,
+        system: Part::of(open()?).at("hash", &system)?,
+    };
+    layout::plan("", contents.system.size, crate::SIZE_DEFAULT)?;
+    let aside = disk::aside(out);
+    let parts: [&mut dyn Read; 2] = [&mut Cursor::new(kernel), &mut open()?];
+    let written = File::create(&aside).and_then(|file| {
+        let mut file = BufWriter::new(file);
+        write(&mut file, &contents, release.key(), parts)?;
+        file.flush()?;
+        file.get_ref().sync_all()?;
+        fs::rename(&aside, out)
+    });
+    if written.is_err() {
+        // The unfinished file is useless; a failure to remove it changes nothing for the
+        // caller.
+        fs::remove_file(&aside).unwrap_or_default();
+    }
+    written.at("write", out)
+}

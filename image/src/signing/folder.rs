@@ -1,0 +1,552 @@
+//! The folder of an owner's keys: made once, as a whole, and read by each build.
+//!
+//! ```text
+//! platform.key  exchange.key  signature.key   RSA-2048, encrypted (PKCS #8, PBES2)
+//! platform.crt  exchange.crt  signature.crt   their certificates (X.509)
+//! policy.key    policy.pub                    RSA-2048
+//! release.key   release.pub                   Ed25519
+//! PK.auth       KEK.auth      db.auth         for firmware in setup mode
+//! ```
+//!
+//! Invariants:
+//! - The folder appears whole, or not at all; one that exists is left alone.
+//! - Private keys have mode 0600 from their first byte on, the folder 0700.
+
+use std::{
+    fmt,
+    fs::{self, File, OpenOptions, Permissions},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::{
+        DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
+    },
+    path::{Path, PathBuf},
+};
+
+use ed25519_dalek::{
+    SigningKey,
+    pkcs8::{DecodePrivateKey as _, EncodePublicKey as _, KeypairBytes},
+};
+use pkcs8::{
+    EncryptedPrivateKeyInfoRef, PrivateKeyInfoRef, SecretDocument,
+    der::{Document, pem::LineEnding},
+    pkcs5::{pbes2, scrypt},
+};
+use polis_base::hex;
+use rand::{TryRng as _, rngs::SysRng};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use zeroize::{Zeroize as _, Zeroizing};
+
+use super::{
+    Error, Passphrase, Purpose, authenticode, hash,
+    identity::{Identity, Signer, certify, generate, pair, public},
+    variables::{self, DB, KEK, PK},
+};
+
+/// Far above the size of any file here.
+const FILE_MAX: u64 = 64 * 1024;
+
+const ENCRYPTED: &str = "ENCRYPTED PRIVATE KEY";
+const CERTIFICATE: &str = "CERTIFICATE";
+const PUBLIC: &str = "PUBLIC KEY";
+
+/// New keys, with their private halves.
+pub struct Keys {
+    pairs: Vec<Pair>,
+    enrolment: Vec<(String, Vec<u8>)>,
+}
+
+/// One key.
+struct Pair {
+    purpose: Purpose,
+    private: SecretDocument,
+    /// The certificate, or the bare key with its algorithm.
+    public: Vec<u8>,
+}
+
+impl Pair {
+    fn generate(purpose: Purpose) -> Result<Self, Error> {
+        if purpose == Purpose::Release {
+            let (private, public) = release()?;
+            return Ok(Self { purpose, private, public });
+        }
+        let private = generate()?;
+        let key = pair(&private)?;
+        let public = if purpose.certified() { certify(purpose, &key)? } else { public(&key) };
+        Ok(Self { purpose, private, public })
+    }
+}
+
+/// A new Ed25519 key.
+fn release() -> Result<(SecretDocument, Vec<u8>), Error> {
+    let failed = |reason: String| Error::Generate { reason };
+    let mut seed = Zeroizing::new([0; 32]);
+    SysRng.try_fill_bytes(seed.as_mut()).map_err(|error| failed(error.to_string()))?;
+    let key = SigningKey::from_bytes(&seed);
+    // Version 1 of PKCS #8, without the public half, which OpenSSL 3.0 would not read.
+    let mut bytes = KeypairBytes { secret_key: *seed, public_key: None };
+    let private = ed25519_dalek::pkcs8::EncodePrivateKey::to_pkcs8_der(&bytes);
+    bytes.secret_key.zeroize();
+    let private = private.map_err(|error| failed(error.to_string()))?;
+    let public = key.verifying_key().to_public_key_der();
+    Ok((private, public.map_err(|error| failed(error.to_string()))?.into_vec()))
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Keys(…)")
+    }
+}
+
+impl Keys {
+    /// Makes a key for each purpose. Takes some seconds: large primes are rare.
+    ///
+    /// # Errors
+    ///
+    /// The host gives no random bytes.
+    pub fn generate() -> Result<Self, Error> {
+        let pairs = Purpose::ALL.into_iter().map(Pair::generate).collect::<Result<Vec<_>, _>>()?;
+        let mut keys = Self { pairs, enrolment: Vec::new() };
+        let platform = keys.identity(Purpose::Platform)?;
+        let exchange = keys.identity(Purpose::Exchange)?;
+        let signature = keys.identity(Purpose::Signature)?;
+        let owner = variables::owner(platform.signer());
+        for (variable, certificate, signer) in
+            [(PK, &platform, &platform), (KEK, &exchange, &platform), (DB, &signature, &exchange)]
+        {
+            let update = variable.update(certificate.signer(), &owner, signer)?;
+            keys.enrolment.push((variable.file(), update));
+        }
+        Ok(keys)
+    }
+
+    /// One of the keys that have a certificate, for use.
+    pub(super) fn identity(&self, purpose: Purpose) -> Result<Identity, Error> {
+        let failed = |reason: &str| Error::Generate { reason: reason.to_owned() };
+        let found = self.pairs.iter().find(|pair| pair.purpose == purpose);
+        let found = found.ok_or_else(|| failed("it was not made"))?;
+        let signer = Signer::parse(&found.public).map_err(super::sign)?;
+        Identity::new(pair(&found.private)?, signer).ok_or_else(|| failed("its halves differ"))
+    }
+
+    /// What a build of an image needs of them.
+    ///
+    /// # Errors
+    ///
+    /// The keys cannot be used.
+    pub fn image_signer(&self) -> Result<ImageSigner, Error> {
+        let identity = self.identity(Purpose::Signature)?;
+        Ok(ImageSigner { identity, enrolment: self.enrolment.clone() })
+    }
+
+    /// Writes them to a new folder.
+    ///
+    /// # Errors
+    ///
+    /// The folder exists, or cannot be written.
+    pub fn store(&self, folder: &Path, passphrase: &Passphrase) -> Result<(), Error> {
+        free(folder)?;
+        let mut name = folder.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".new-{}", std::process::id()));
+        let aside = folder.with_file_name(name);
+        let made = fs::DirBuilder::new().mode(0o700).create(&aside);
+        made.map_err(at("make", &aside))?;
+        let outcome = self.fill(&aside, passphrase).and_then(|()| appear(&aside, folder));
+        if outcome.is_err() {
+            // The unfinished folder is useless; a failure to remove it changes nothing for
+            // the caller.
+            fs::remove_dir_all(&aside).unwrap_or_default();
+        }
+        outcome
+    }
+
+    fn fill(&self, folder: &Path, passphrase: &Passphrase) -> Result<(), Error> {
+        for Pair { purpose, private, public } in &self.pairs {
+            let sealed = seal(private, passphrase)?;
+            write(&folder.join(private_file(*purpose)), sealed.as_bytes(), 0o600)?;
+            let label = if purpose.certified() { CERTIFICATE } else { PUBLIC };
+            let text =
+                Document::try_from(&public[..]).and_then(|der| der.to_pem(label, LineEnding::LF));
+            let text = text.map_err(super::sign)?;
+            write(&folder.join(public_file(*purpose)), text.as_bytes(), 0o644)?;
+        }
+        for (name, update) in &self.enrolment {
+            write(&folder.join(name), update, 0o644)?;
+        }
+        sync(folder)
+    }
+}
+
+/// Refuses a folder that exists, before anything is made for it.
+fn free(folder: &Path) -> Result<(), Error> {
+    match folder.symlink_metadata() {
+        Ok(_) => Err(Error::Taken { path: folder.to_owned() }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(at("look at", folder)(error)),
+    }
+}
+
+/// Gives the finished folder its name.
+fn appear(aside: &Path, folder: &Path) -> Result<(), Error> {
+    match renameat_with(CWD, aside, CWD, folder, RenameFlags::NOREPLACE) {
+        Err(rustix::io::Errno::EXIST) => return Err(Error::Taken { path: folder.to_owned() }),
+        renamed => renamed.map_err(io::Error::from).map_err(at("make", folder))?,
+    }
+    let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
+    sync(parent.unwrap_or(Path::new(".")))
+}
+
+fn sync(folder: &Path) -> Result<(), Error> {
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(at("flush", folder))
+}
+
+fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
+    let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
+    let written = file.and_then(|mut file| {
+        file.write_all(bytes)?;
+        // The umask may have taken more than it should.
+        file.set_permissions(Permissions::from_mode(mode))?;
+        file.sync_all()
+    });
+    written.map_err(at("write", path))
+}
+
+fn at(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_owned();
+    move |source| Error::File { what, path, source }
+}
+
+/// scrypt with the most memory that OpenSSL grants it (it refuses 32 MiB and more), five
+/// times over, as is advised for that size; then AES-256 in CBC. OpenSSL reads it.
+fn seal(private: &SecretDocument, passphrase: &Passphrase) -> Result<Zeroizing<String>, Error> {
+    let failed = |reason: String| Error::Generate { reason };
+    let (mut salt, mut iv) = ([0; 16], [0; 16]);
+    SysRng.try_fill_bytes(&mut salt).map_err(|error| failed(error.to_string()))?;
+    SysRng.try_fill_bytes(&mut iv).map_err(|error| failed(error.to_string()))?;
+    let cost = scrypt::Params::new(14, 8, 5).map_err(|error| failed(error.to_string()))?;
+    let parameters = pbes2::Parameters::generate_scrypt_aes256cbc(cost, &salt, iv);
+    let parameters = parameters.map_err(|error| failed(error.to_string()))?;
+    PrivateKeyInfoRef::try_from(private.as_bytes())
+        .and_then(|info| info.encrypt_with_params(parameters, passphrase.as_bytes()))
+        .and_then(|sealed| Ok(sealed.to_pem(ENCRYPTED, LineEnding::LF)?))
+        .map_err(|error| failed(error.to_string()))
+}
+
+/// Reads a private key.
+fn open(folder: &Path, purpose: Purpose, passphrase: &Passphrase) -> Result<SecretDocument, Error> {
+    let path = folder.join(private_file(purpose));
+    let text = Zeroizing::new(read(&path)?);
+    let mode = fs::metadata(&path).map_err(at("look at", &path))?.mode() & 0o7777;
+    if mode & 0o077 != 0 {
+        return Err(Error::Mode { path, mode });
+    }
+    let malformed = |reason: String| Error::Malformed {
+        path: path.clone(),
+        expected: "encrypted private key in PEM",
+        reason,
+    };
+    let text = std::str::from_utf8(&text).map_err(|error| malformed(error.to_string()))?;
+    let (label, sealed) =
+        SecretDocument::from_pem(text).map_err(|error| malformed(error.to_string()))?;
+    if label != ENCRYPTED {
+        return Err(malformed(format!("it is a {label}")));
+    }
+    let sealed = EncryptedPrivateKeyInfoRef::try_from(sealed.as_bytes())
+        .map_err(|error| malformed(error.to_string()))?;
+    sealed.decrypt(passphrase.as_bytes()).map_err(|_wrong| Error::Passphrase { path: path.clone() })
+}
+
+/// Reads a public half, in DER.
+fn public_half(folder: &Path, purpose: Purpose) -> Result<Vec<u8>, Error> {
+    let path = folder.join(public_file(purpose));
+    let wanted = if purpose.certified() { CERTIFICATE } else { PUBLIC };
+    let expected = if purpose.certified() { "certificate in PEM" } else { "public key in PEM" };
+    let malformed = |reason: String| Error::Malformed { path: path.clone(), expected, reason };
+    let text = read(&path)?;
+    let text = std::str::from_utf8(&text).map_err(|error| malformed(error.to_string()))?;
+    let (label, der) = Document::from_pem(text).map_err(|error| malformed(error.to_string()))?;
+    if label != wanted {
+        return Err(malformed(format!("it is a {label}")));
+    }
+    Ok(der.into_vec())
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(FILE_MAX + 1).read_to_end(&mut bytes));
+    let length = read.map_err(at("read", path))?;
+    if length as u64 > FILE_MAX {
+        let reason = format!("it is larger than {FILE_MAX} bytes");
+        return Err(Error::Malformed { path: path.to_owned(), expected: "key", reason });
+    }
+    Ok(bytes)
+}
+
+fn private_file(purpose: Purpose) -> String {
+    format!("{purpose}.key")
+}
+
+fn public_file(purpose: Purpose) -> String {
+    format!("{purpose}.{}", if purpose.certified() { "crt" } else { "pub" })
+}
+
+/// What signs an image: the signature key, and the files that enrol it.
+#[derive(Debug)]
+pub struct ImageSigner {
+    identity: Identity,
+    enrolment: Vec<(String, Vec<u8>)>,
+}
+
+impl ImageSigner {
+    /// Opens a folder of keys. Of the private keys only the one for signatures has to be
+    /// there.
+    ///
+    /// # Errors
+    ///
+    /// A file is missing or damaged, or the passphrase is wrong.
+    pub fn open(folder: &Path, passphrase: &Passphrase) -> Result<Self, Error> {
+        let purpose = Purpose::Signature;
+        let der = public_half(folder, purpose)?;
+        let path = folder.join(public_file(purpose));
+        let malformed = |reason: String| Error::Malformed { path, expected: "certificate", reason };
+        let signer = Signer::parse(&der).map_err(|error| malformed(error.to_string()))?;
+        let files = [PK, KEK, DB].map(|variable| variable.file());
+        let enrolment = files.into_iter().map(|name| Ok((name.clone(), read(&folder.join(name))?)));
+        let enrolment = enrolment.collect::<Result<_, Error>>()?;
+        let private = open(folder, purpose, passphrase)?;
+        let path = folder.join(private_file(purpose));
+        let expected = "RSA key";
+        let pair = pair(&private).map_err(|error| Error::Malformed {
+            path: path.clone(),
+            expected,
+            reason: error.to_string(),
+        })?;
+        let identity = Identity::new(pair, signer).ok_or(Error::Mismatch { path })?;
+        Ok(Self { identity, enrolment })
+    }
+
+    /// Signs a program for UEFI; `name` is for errors.
+    pub(crate) fn sign(&self, name: &str, program: &[u8]) -> Result<Vec<u8>, Error> {
+        authenticode::sign(name, program, &self.identity)
+    }
+
+    /// The files for firmware in setup mode: name and content.
+    pub(crate) fn enrolment(&self) -> &[(String, Vec<u8>)] {
+        &self.enrolment
+    }
+
+    /// Changes when another key or other files for enrolment are used.
+    pub(crate) fn fingerprint(&self) -> String {
+        let files = self.enrolment.iter().map(|(_, update)| hash(update));
+        std::iter::once(self.identity.signer().fingerprint()).chain(files).collect()
+    }
+}
+
+/// What signs an update bundle.
+pub struct ReleaseKey(SigningKey);
+
+impl ReleaseKey {
+    /// Opens the release key of a folder.
+    ///
+    /// # Errors
+    ///
+    /// A file is missing or damaged, or the passphrase is wrong.
+    pub fn open(folder: &Path, passphrase: &Passphrase) -> Result<Self, Error> {
+        let public = public_half(folder, Purpose::Release)?;
+        let private = open(folder, Purpose::Release, passphrase)?;
+        let path = folder.join(private_file(Purpose::Release));
+        let key = SigningKey::from_pkcs8_der(private.as_bytes()).map_err(|error| {
+            let reason = error.to_string();
+            Error::Malformed { path: path.clone(), expected: "Ed25519 key", reason }
+        })?;
+        match key.verifying_key().to_public_key_der() {
+            Ok(own) if own.as_bytes() == public => Ok(Self(key)),
+            _ => Err(Error::Mismatch { path }),
+        }
+    }
+
+    pub(crate) fn key(&self) -> &SigningKey {
+        &self.0
+    }
+}
+
+impl fmt::Debug for ReleaseKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ReleaseKey(…)")
+    }
+}
+
+/// What a folder has of one key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// What it is for.
+    pub purpose: Purpose,
+    /// The file of the public half.
+    pub file: PathBuf,
+    /// The name in the certificate, or the algorithm of a bare key.
+    pub name: String,
+    /// SHA-256 of the certificate, or of the bare key with its algorithm.
+    pub fingerprint: String,
+    /// Whether the private half is in the folder, too.
+    pub private: Private,
+}
+
+/// Whether a private half is in the folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Private {
+    /// It is.
+    Here,
+    /// It is kept elsewhere.
+    Elsewhere,
+}
+
+/// Lists the keys of a folder. Needs no passphrase.
+///
+/// # Errors
+///
+/// A public half is missing or malformed.
+pub fn show(folder: &Path) -> Result<Vec<Shown>, Error> {
+    let one = |purpose: Purpose| {
+        let der = public_half(folder, purpose)?;
+        let file = folder.join(public_file(purpose));
+        let (name, fingerprint) = if purpose.certified() {
+            let malformed = |reason: String| Error::Malformed {
+                path: file.clone(),
+                expected: "certificate",
+                reason,
+            };
+            let signer = Signer::parse(&der).map_err(|error| malformed(error.to_string()))?;
+            (signer.subject(), signer.fingerprint())
+        } else if purpose == Purpose::Release {
+            // The last 32 bytes are the key itself, which nodes are told.
+            let raw = der.len().checked_sub(32).map_or(&[][..], |from| &der[from..]);
+            (format!("Ed25519 {}", hex::encode(raw)), hash(&der))
+        } else {
+            ("RSA-2048".to_owned(), hash(&der))
+        };
+        let private = folder.join(private_file(purpose));
+        let private = if private.exists() { Private::Here } else { Private::Elsewhere };
+        Ok(Shown { purpose, file, name, fingerprint, private })
+    };
+    Purpose::ALL.into_iter().map(one).collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::sync::OnceLock;
+
+    use super::*;
+
+    /// Keys for all tests of this crate: making them takes a second.
+    pub(crate) fn keys() -> &'static Keys {
+        static KEYS: OnceLock<Keys> = OnceLock::new();
+        KEYS.get_or_init(|| Keys::generate().unwrap())
+    }
+
+    /// Those of another owner.
+    pub(crate) fn other_keys() -> &'static Keys {
+        static KEYS: OnceLock<Keys> = OnceLock::new();
+        KEYS.get_or_init(|| Keys::generate().unwrap())
+    }
+
+    fn passphrase(text: &str) -> Passphrase {
+        Passphrase::new(Zeroizing::new(text.to_owned())).unwrap()
+    }
+
+    #[test]
+    fn keys_are_stored_encrypted_and_private_and_read_back() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("keys");
+        keys().store(&folder, &passphrase("correct horse")).unwrap();
+        assert_eq!(fs::metadata(&folder).unwrap().mode() & 0o777, 0o700);
+        for purpose in Purpose::ALL {
+            let path = folder.join(private_file(purpose));
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600, "{purpose}");
+            let text = fs::read_to_string(path).unwrap();
+            assert!(text.starts_with("-----BEGIN ENCRYPTED PRIVATE KEY-----"), "{purpose}");
+        }
+        let signer = ImageSigner::open(&folder, &passphrase("correct horse")).unwrap();
+        assert_eq!(signer.fingerprint(), keys().image_signer().unwrap().fingerprint());
+        let wrong = ImageSigner::open(&folder, &passphrase("correct horsf")).unwrap_err();
+        assert!(matches!(wrong, Error::Passphrase { .. }), "{wrong}");
+        // Nothing else is left beside it.
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_folder_that_exists_is_left_alone() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("keys");
+        fs::create_dir(&folder).unwrap();
+        let taken = keys().store(&folder, &passphrase("x")).unwrap_err();
+        assert!(matches!(taken, Error::Taken { .. }), "{taken}");
+        assert!(taken.help().unwrap().contains("another folder"));
+        // Also one that appears while the keys are made.
+        let aside = parent.path().join("aside");
+        fs::create_dir(&aside).unwrap();
+        assert!(matches!(appear(&aside, &folder), Err(Error::Taken { .. })));
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_build_needs_the_signature_key_alone() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("keys");
+        keys().store(&folder, &passphrase("x")).unwrap();
+        fs::remove_file(folder.join("platform.key")).unwrap();
+        fs::remove_file(folder.join("exchange.key")).unwrap();
+        ImageSigner::open(&folder, &passphrase("x")).unwrap();
+        let shown = show(&folder).unwrap();
+        let private: Vec<_> = shown.iter().map(|key| key.private == Private::Here).collect();
+        assert_eq!(private, [false, false, true, true, true]);
+        assert!(shown[2].name.starts_with("CN=Polis signature key "), "{}", shown[2].name);
+        assert!(shown[4].name.starts_with("Ed25519 "), "{}", shown[4].name);
+    }
+
+    #[test]
+    fn a_damaged_folder_names_the_file() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("keys");
+        keys().store(&folder, &passphrase("x")).unwrap();
+        let refused = || ImageSigner::open(&folder, &passphrase("x")).unwrap_err();
+        let certificate = folder.join("signature.crt");
+        let right = fs::read(&certificate).unwrap();
+        fs::copy(folder.join("platform.crt"), &certificate).unwrap();
+        assert!(matches!(refused(), Error::Mismatch { .. }));
+        fs::copy(folder.join("release.pub"), &certificate).unwrap();
+        assert!(refused().to_string().ends_with("it is a PUBLIC KEY"));
+        fs::write(&certificate, vec![b'x'; 70_000]).unwrap();
+        assert!(refused().to_string().contains("larger than"));
+        fs::write(&certificate, right).unwrap();
+        let key = folder.join("signature.key");
+        fs::set_permissions(&key, Permissions::from_mode(0o640)).unwrap();
+        assert!(refused().help().unwrap().starts_with("chmod 600 "));
+        fs::remove_file(&key).unwrap();
+        assert!(refused().help().unwrap().contains("keys show"));
+    }
+
+    #[test]
+    fn a_passphrase_is_neither_empty_nor_printed() {
+        assert!(matches!(Passphrase::new(Zeroizing::default()), Err(Error::Length { length: 0 })));
+        assert!(!format!("{:?} {:?}", passphrase("horse"), keys()).contains("horse"));
+    }
+
+    #[test]
+    fn openssl_reads_the_private_keys_and_agrees_about_the_public_halves() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("keys");
+        keys().store(&folder, &passphrase("horse")).unwrap();
+        for purpose in Purpose::ALL {
+            let mut openssl = std::process::Command::new("openssl");
+            openssl.args(["pkey", "-passin", "pass:horse", "-pubout", "-outform", "DER", "-in"]);
+            let Ok(output) = openssl.arg(folder.join(private_file(purpose))).output() else {
+                println!("skipped: this host has no openssl");
+                return;
+            };
+            let pair = keys().pairs.iter().find(|pair| pair.purpose == purpose).unwrap();
+            assert!(output.status.success(), "{purpose}");
+            // A certificate has the public key in it.
+            let inside = pair.public.windows(output.stdout.len()).any(|part| part == output.stdout);
+            assert!(inside, "{purpose}");
+        }
+    }
+}

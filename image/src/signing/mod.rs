@@ -1,0 +1,229 @@
+//! Signing: the keys of an owner, and what they sign.
+//!
+//! ```text
+//! platform (PK) --signs--> KEK.auth   \
+//! exchange (KEK) --signs--> db.auth    | the machine's firmware takes these once
+//! platform (PK) --signs--> PK.auth    /
+//! signature (db) --signs--> systemd-boot, unified kernel image
+//! policy    --will sign--> the measurements that open a disk
+//! release   --signs--> update bundles
+//! ```
+//!
+//! The enrolment files are made together with the keys and are public, so a build opens the
+//! private half of the signature key alone; the platform and the exchange key may be kept
+//! where no build host reaches them.
+//!
+//! Invariants:
+//! - RSA signatures are PKCS #1 1.5 and have no time in them: the same inputs and the same
+//!   keys give the same bytes.
+//! - Private keys are written encrypted, and no type of this module prints one.
+//!
+//! What this module does not do: keep keys in a PKCS #11 token, and sign measurements.
+
+mod authenticode;
+mod folder;
+mod identity;
+mod signed_data;
+mod variables;
+
+use std::{fmt, io, path::PathBuf};
+
+use polis_base::hex;
+use sha2::{Digest as _, Sha256};
+use zeroize::Zeroizing;
+
+pub use self::authenticode::Fault;
+pub(crate) use self::authenticode::{claimed, verify};
+#[cfg(test)]
+pub(crate) use self::folder::tests::{keys, other_keys};
+pub use self::folder::{ImageSigner, Keys, Private, ReleaseKey, Shown, show};
+pub(crate) use self::identity::Signer;
+
+/// Far above the length of a typed passphrase.
+const PASSPHRASE_MAX: usize = 1024;
+
+/// What a key is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Purpose {
+    /// UEFI's PK: who may change the key-exchange keys.
+    Platform,
+    /// UEFI's KEK: who may change the lists of signers.
+    Exchange,
+    /// UEFI's db: whose programs the firmware starts.
+    Signature,
+    /// Whose measurements open a disk.
+    Policy,
+    /// Whose updates a cluster takes.
+    Release,
+}
+
+impl Purpose {
+    /// All of them, in the order in which they are listed.
+    pub const ALL: [Self; 5] =
+        [Self::Platform, Self::Exchange, Self::Signature, Self::Policy, Self::Release];
+
+    /// The word in names of files.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Platform => "platform",
+            Self::Exchange => "exchange",
+            Self::Signature => "signature",
+            Self::Policy => "policy",
+            Self::Release => "release",
+        }
+    }
+
+    /// Whether firmware knows the key, as a certificate; the others are plain public keys.
+    #[must_use]
+    pub(crate) fn certified(self) -> bool {
+        matches!(self, Self::Platform | Self::Exchange | Self::Signature)
+    }
+}
+
+impl fmt::Display for Purpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.word())
+    }
+}
+
+/// The passphrase of a folder of keys.
+pub struct Passphrase(Zeroizing<String>);
+
+impl Passphrase {
+    /// Takes what was typed or read.
+    ///
+    /// # Errors
+    ///
+    /// It is empty, or longer than anyone types.
+    pub fn new(text: Zeroizing<String>) -> Result<Self, Error> {
+        match text.len() {
+            1..=PASSPHRASE_MAX => Ok(Self(text)),
+            length => Err(Error::Length { length }),
+        }
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+impl fmt::Debug for Passphrase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Passphrase(…)")
+    }
+}
+
+/// Why something could not be signed, or a key not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The folder for new keys is there already.
+    #[error("{path} exists already; keys are never overwritten", path = path.display())]
+    Taken {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A file or folder could not be used.
+    #[error("cannot {what} {path}", path = path.display())]
+    File {
+        /// The operation.
+        what: &'static str,
+        /// Its object.
+        path: PathBuf,
+        /// The kernel's error.
+        source: io::Error,
+    },
+    /// A private key that others may read.
+    #[error("{path} has mode {mode:04o}: others may read this key", path = path.display())]
+    Mode {
+        /// The file.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// A passphrase of a wrong length.
+    #[error("a passphrase has 1 to {PASSPHRASE_MAX} bytes, not {length}")]
+    Length {
+        /// Its length.
+        length: usize,
+    },
+    /// The passphrase is wrong, or the file is damaged: the two look alike.
+    #[error("cannot decrypt {path} with this passphrase", path = path.display())]
+    Passphrase {
+        /// The private key.
+        path: PathBuf,
+    },
+    /// A file of the folder is not what its name says.
+    #[error("{path} is not a valid {expected}: {reason}", path = path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What it should be.
+        expected: &'static str,
+        /// The fault.
+        reason: String,
+    },
+    /// A private key does not belong to the public half beside it.
+    #[error("{path} is not the private half of the key beside it", path = path.display())]
+    Mismatch {
+        /// The private key.
+        path: PathBuf,
+    },
+    /// A key could not be made.
+    #[error("cannot make a key: {reason}")]
+    Generate {
+        /// The fault.
+        reason: String,
+    },
+    /// A signature could not be made.
+    #[error("cannot make a signature: {reason}")]
+    Sign {
+        /// The fault.
+        reason: String,
+    },
+    /// A program that cannot be signed.
+    #[error("cannot sign {name}")]
+    Program {
+        /// The program.
+        name: String,
+        /// The fault.
+        source: Fault,
+    },
+}
+
+impl Error {
+    /// The next step for the operator.
+    #[must_use]
+    pub fn help(&self) -> Option<String> {
+        Some(match self {
+            Self::Taken { .. } => "use these keys, or name another folder".to_owned(),
+            Self::File { what: "read", path, source }
+                if source.kind() == io::ErrorKind::NotFound =>
+            {
+                let folder = path.parent().unwrap_or(path).display();
+                format!(
+                    "`cargo xtask keys show {folder}` lists what the folder has, and `cargo xtask \
+                     keys create DIR` makes new keys"
+                )
+            }
+            Self::Mode { path, .. } => format!("chmod 600 {}", path.display()),
+            Self::Passphrase { .. } => {
+                "try again; without the passphrase the key is lost".to_owned()
+            }
+            Self::Malformed { .. } | Self::Mismatch { .. } => {
+                "take the folder from a backup, as a whole".to_owned()
+            }
+            _ => return None,
+        })
+    }
+}
+
+/// SHA-256 as digits: the fingerprint of a key.
+fn hash(bytes: &[u8]) -> String {
+    hex::encode(&Sha256::digest(bytes))
+}
+
+/// An error of the DER encoder, or of a key, while something is signed.
+fn sign(error: impl fmt::Display) -> Error {
+    Error::Sign { reason: error.to_string() }
+}

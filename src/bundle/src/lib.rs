@@ -1,0 +1,42 @@
+//! The update bundle: one file with everything that a machine needs for another system.
+//!
+//! ```text
+//! | magic 16 | key 32 | signature 64 | length 4 | manifest, JSON | kernel image | system |
+//! |<-------->|                       |<------------------------>|  signed, by Ed25519
+//! ```
+//!
+//! The manifest names size and SHA-256 of the two parts, so the one signature covers the
+//! whole file. It is written by the builder of images and read front to back, so a bundle
+//! can be checked while it arrives.
+//!
+//! Invariants:
+//! - Nothing of the manifest is used before its signature holds.
+//! - A file has exactly one reading: no unknown field, no second spelling, nothing behind the
+//!   last part.
+//!
+//! What this crate does not do: decide whose key is trusted, or write to a disk.
+
+mod manifest;
+mod reader;
+mod refusal;
+mod writer;
+
+pub use self::manifest::{Manifest, Part, Target};
+pub use self::reader::{Bundle, Error};
+pub use self::refusal::{PartName, Refusal};
+pub use self::writer::write;
+
+/// The first bytes of every bundle; the last one is the format's version.
+const MAGIC: [u8; 16] = *b"POLIS-UPDATE\0\0\0\x01";
+/// Bytes of a manifest at most: several times what one needs.
+const MANIFEST_MAX: usize = 16 * 1024;
+/// Bytes of a public key, of a signature, and of the manifest's length.
+const KEY: usize = 32;
+const SIGNATURE: usize = 64;
+const LENGTH: usize = 4;
+
+/// What the release key signs.
+fn signed(manifest: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(manifest.len()).unwrap_or(u32::MAX).to_le_bytes();
+    [&MAGIC[..], &length, manifest].concat()
+}

@@ -1,0 +1,161 @@
+//! What a bundle says of itself, and whether it suits a machine.
+
+use semver::Version;
+use serde::{Deserialize, Serialize};
+
+use crate::refusal::{PartName, Refusal};
+
+/// Longest word of an architecture, of a variant, of the name of an image.
+const WORD_MAX: usize = 32;
+/// Longest version.
+const VERSION_MAX: usize = 64;
+/// Digits of a SHA-256.
+const DIGITS: usize = 64;
+
+/// The manifest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// Version of Polis.
+    pub version: Version,
+    /// Grows with each closed security hole that must not come back.
+    pub security_level: u32,
+    /// Kind of processor, such as `x86_64`.
+    pub architecture: String,
+    /// Which programs the system has: `base` or `full`.
+    pub variant: String,
+    /// What nodes print as `image=`: the beginning of a hash over the content.
+    pub image: String,
+    /// The oldest version that it updates.
+    pub from: Version,
+    /// The unified kernel image, signed.
+    pub kernel: Part,
+    /// The system with its hash tree.
+    pub system: Part,
+}
+
+/// A part of a bundle.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Part {
+    /// Its bytes.
+    pub size: u64,
+    /// Its SHA-256, in lower-case digits.
+    pub sha256: String,
+}
+
+/// What a bundle has to suit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The version that runs.
+    pub version: Version,
+    /// Its security level.
+    pub security_level: u32,
+    /// Kind of processor.
+    pub architecture: String,
+    /// Which programs the running system has.
+    pub variant: String,
+    /// Bytes of a system partition.
+    pub slot: u64,
+    /// Bytes that are free on the ESP.
+    pub esp: u64,
+}
+
+impl Manifest {
+    /// Reads a manifest that was signed.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Refusal> {
+        let malformed = |reason: String| Refusal::Manifest { reason };
+        let manifest: Self =
+            serde_json::from_slice(bytes).map_err(|error| malformed(error.to_string()))?;
+        manifest.check()?;
+        // One content has one spelling.
+        if manifest.encode()? != bytes {
+            return Err(malformed("it is not spelt as a builder spells it".to_owned()));
+        }
+        Ok(manifest)
+    }
+
+    /// The bytes that are signed.
+    pub(crate) fn encode(&self) -> Result<Vec<u8>, Refusal> {
+        serde_json::to_vec(self).map_err(|error| Refusal::Manifest { reason: error.to_string() })
+    }
+
+    /// The rules of the fields.
+    pub(crate) fn check(&self) -> Result<(), Refusal> {
+        let malformed = |reason: String| Err(Refusal::Manifest { reason });
+        let words = [
+            ("architecture", &self.architecture),
+            ("variant", &self.variant),
+            ("image", &self.image),
+        ];
+        for (field, word) in words {
+            let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+            if word.is_empty() || word.len() > WORD_MAX || !word.chars().all(plain) {
+                return malformed(format!(
+                    "{field} has 1 to {WORD_MAX} lower-case letters, digits and `_`, not {word:?}"
+                ));
+            }
+        }
+        for (field, version) in [("version", &self.version), ("from", &self.from)] {
+            if version.to_string().len() > VERSION_MAX {
+                return malformed(format!("{field} is longer than {VERSION_MAX} characters"));
+            }
+        }
+        if self.from > self.version {
+            return malformed(format!("from is {}, after version {}", self.from, self.version));
+        }
+        for (name, part) in self.parts() {
+            let digit = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
+            if part.sha256.len() != DIGITS || !part.sha256.chars().all(digit) {
+                return malformed(format!("the SHA-256 of its {name} is not {DIGITS} digits"));
+            }
+            if part.size == 0 {
+                return malformed(format!("its {name} is empty"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The parts, in the order of the file.
+    #[must_use]
+    pub fn parts(&self) -> [(PartName, &Part); 2] {
+        [(PartName::Kernel, &self.kernel), (PartName::System, &self.system)]
+    }
+
+    /// Whether a machine may take it.
+    ///
+    /// # Errors
+    ///
+    /// The first rule that it breaks.
+    pub fn suits(&self, target: &Target) -> Result<(), Refusal> {
+        let other = |found: &String, expected: &String| (found.clone(), expected.clone());
+        if self.architecture != target.architecture {
+            let (found, expected) = other(&self.architecture, &target.architecture);
+            return Err(Refusal::Architecture { found, expected });
+        }
+        if self.variant != target.variant {
+            let (found, expected) = other(&self.variant, &target.variant);
+            return Err(Refusal::Variant { found, expected });
+        }
+        if self.security_level < target.security_level {
+            let (found, running) = (self.security_level, target.security_level);
+            return Err(Refusal::Level { found, running });
+        }
+        if self.version < target.version {
+            let (found, running) = (self.version.clone(), target.version.clone());
+            return Err(Refusal::Older { found, running });
+        }
+        if target.version < self.from {
+            let (from, running) = (self.from.clone(), target.version.clone());
+            return Err(Refusal::From { from, running });
+        }
+        for ((part, Part { size, .. }), room) in
+            self.parts().into_iter().zip([target.esp, target.slot])
+        {
+            if *size > room {
+                return Err(Refusal::Large { part, size: *size, room });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,371 @@
+//! Reading a bundle, front to back, as if an enemy had written it.
+
+use std::io::{self, Read, Write};
+
+use ed25519_dalek::{Signature, VerifyingKey};
+use sha2::{Digest as _, Sha256};
+
+use crate::{
+    KEY, LENGTH, MAGIC, MANIFEST_MAX, SIGNATURE,
+    manifest::Manifest,
+    refusal::{PartName, Refusal},
+    signed,
+};
+
+/// How much of a part is read at a time.
+const CHUNK: usize = 1 << 20;
+
+/// Why a bundle could not be read to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It breaks a rule.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// It cannot be read.
+    #[error("cannot read the bundle")]
+    Read(#[source] io::Error),
+    /// A part cannot be stored.
+    #[error("cannot write its {part}")]
+    Write {
+        /// The part.
+        part: PartName,
+        /// The error of the place.
+        source: io::Error,
+    },
+}
+
+/// A bundle whose manifest is signed, and whose parts are still to be read.
+#[derive(Debug)]
+pub struct Bundle<R> {
+    reader: Counted<R>,
+    signer: VerifyingKey,
+    manifest: Manifest,
+}
+
+impl<R: Read> Bundle<R> {
+    /// Reads the beginning of a bundle. Without an expected signer, the bundle is only known
+    /// to be as its own signer left it.
+    ///
+    /// # Errors
+    ///
+    /// It breaks a rule, or cannot be read.
+    pub fn open(reader: R, expected: Option<&VerifyingKey>) -> Result<Self, Error> {
+        let mut reader = Counted { reader, count: 0 };
+        let magic: [u8; MAGIC.len()] = reader.array()?;
+        if magic[..MAGIC.len() - 1] != MAGIC[..MAGIC.len() - 1] {
+            return Err(Refusal::Foreign.into());
+        }
+        if magic != MAGIC {
+            return Err(Refusal::Format { format: magic[MAGIC.len() - 1] }.into());
+        }
+        let key: [u8; KEY] = reader.array()?;
+        let signature: [u8; SIGNATURE] = reader.array()?;
+        let length = u32::from_le_bytes(reader.array::<LENGTH>()?);
+        let length = usize::try_from(length).ok().filter(|length| *length <= MANIFEST_MAX);
+        // The length is not believed yet; a long one is refused as what it is, changed.
+        let mut manifest = vec![0; length.ok_or(Refusal::Signature)?];
+        reader.fill(&mut manifest)?;
+        if let Some(expected) = expected.filter(|expected| *expected.as_bytes() != key) {
+            let (found, expected) = (digits(&key), digits(expected.as_bytes()));
+            return Err(Refusal::Signer { found, expected }.into());
+        }
+        let signer = VerifyingKey::from_bytes(&key).map_err(|_not_a_point| Refusal::Signature)?;
+        signer
+            .verify_strict(&signed(&manifest), &Signature::from_bytes(&signature))
+            .map_err(|_forged| Refusal::Signature)?;
+        let manifest = Manifest::parse(&manifest)?;
+        Ok(Self { reader, signer, manifest })
+    }
+
+    /// What the bundle says of itself.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The key that signed it.
+    pub fn signer(&self) -> &VerifyingKey {
+        &self.signer
+    }
+
+    /// Reads the parts to their ends, and writes them to their places. What was written
+    /// counts only if this succeeds. `progress` gets the bytes of each piece.
+    ///
+    /// # Errors
+    ///
+    /// A part is not what was signed, the bundle is too short or too long, or something
+    /// cannot be read or written.
+    pub fn parts(
+        mut self,
+        places: [&mut dyn Write; 2],
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Manifest, Error> {
+        let mut chunk = vec![0; CHUNK];
+        for ((part, described), place) in self.manifest.parts().into_iter().zip(places) {
+            let mut hash = Sha256::new();
+            let mut left = described.size;
+            while left > 0 {
+                let piece = usize::try_from(left).unwrap_or(CHUNK).min(CHUNK);
+                let piece = &mut chunk[..piece];
+                self.reader.fill(piece)?;
+                hash.update(&*piece);
+                place.write_all(piece).map_err(|source| Error::Write { part, source })?;
+                left -= piece.len() as u64;
+                progress(piece.len() as u64);
+            }
+            if digits(&hash.finalize()) != described.sha256 {
+                return Err(Refusal::Changed { part }.into());
+            }
+        }
+        self.reader.end()?;
+        Ok(self.manifest)
+    }
+}
+
+fn digits(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A reader that knows how far it is.
+#[derive(Debug)]
+struct Counted<R> {
+    reader: R,
+    count: u64,
+}
+
+impl<R: Read> Counted<R> {
+    fn fill(&mut self, buffer: &mut [u8]) -> Result<(), Error> {
+        let mut done = 0;
+        while done < buffer.len() {
+            match self.reader.read(&mut buffer[done..]) {
+                Ok(0) => return Err(Refusal::Short { has: self.count }.into()),
+                Ok(count) => {
+                    done += count;
+                    self.count += count as u64;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Error::Read(error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn array<const SIZE: usize>(&mut self) -> Result<[u8; SIZE], Error> {
+        let mut array = [0; SIZE];
+        self.fill(&mut array)?;
+        Ok(array)
+    }
+
+    /// Checks that nothing follows.
+    fn end(&mut self) -> Result<(), Error> {
+        let end = self.count;
+        match self.fill(&mut [0]) {
+            Err(Error::Refused(Refusal::Short { .. })) => Ok(()),
+            Ok(()) => Err(Refusal::Long { end }.into()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ed25519_dalek::SigningKey;
+    use proptest::prelude::*;
+    use semver::Version;
+
+    use super::*;
+    use crate::{Part, Target, write};
+
+    const KERNEL: &[u8] = &[7; 3000];
+    const SYSTEM: &[u8] = &[9; 5000];
+
+    fn key() -> SigningKey {
+        SigningKey::from_bytes(&[1; 32])
+    }
+
+    fn manifest() -> Manifest {
+        Manifest {
+            version: Version::new(1, 2, 0),
+            security_level: 3,
+            architecture: "x86_64".to_owned(),
+            variant: "full".to_owned(),
+            image: "0123456789abcdef".to_owned(),
+            from: Version::new(1, 0, 0),
+            kernel: Part::of(KERNEL).unwrap(),
+            system: Part::of(SYSTEM).unwrap(),
+        }
+    }
+
+    fn bundle_of(manifest: &Manifest) -> Vec<u8> {
+        let mut bundle = Vec::new();
+        write(&mut bundle, manifest, &key(), [&mut &*KERNEL, &mut &*SYSTEM]).unwrap();
+        bundle
+    }
+
+    fn bundle() -> Vec<u8> {
+        bundle_of(&manifest())
+    }
+
+    /// Reads a bundle to its end, for the owner of the key.
+    fn read(bundle: &[u8]) -> Result<(Vec<u8>, Vec<u8>), Refusal> {
+        let refused = |error| match error {
+            Error::Refused(refusal) => refusal,
+            other => panic!("{other}"),
+        };
+        let (mut kernel, mut system) = (Vec::new(), Vec::new());
+        Bundle::open(bundle, Some(&key().verifying_key()))
+            .and_then(|bundle| bundle.parts([&mut kernel, &mut system], &mut |_bytes| ()))
+            .map_err(refused)?;
+        Ok((kernel, system))
+    }
+
+    #[test]
+    fn what_was_written_is_read_back_and_the_same_parts_give_the_same_bytes() {
+        assert_eq!(read(&bundle()), Ok((KERNEL.to_vec(), SYSTEM.to_vec())));
+        assert!(bundle() == bundle());
+        let bundle = bundle();
+        let open = Bundle::open(&*bundle, None).unwrap();
+        assert_eq!((open.manifest(), open.signer()), (&manifest(), &key().verifying_key()));
+    }
+
+    #[test]
+    fn a_bundle_that_is_cut_short_says_where() {
+        let bundle = bundle();
+        for length in (0..bundle.len()).step_by(37).chain([bundle.len() - 1]) {
+            let has = length as u64;
+            assert_eq!(read(&bundle[..length]), Err(Refusal::Short { has }), "{length} bytes");
+        }
+        let end = bundle.len() as u64;
+        assert_eq!(read(&[&bundle[..], &[0]].concat()), Err(Refusal::Long { end }));
+    }
+
+    #[test]
+    fn a_flipped_byte_names_the_part_that_it_is_in() {
+        let bundle = bundle();
+        let flipped = |at: usize| {
+            let mut bundle = bundle.clone();
+            bundle[at] ^= 1;
+            read(&bundle).unwrap_err()
+        };
+        let (parts, end) = (bundle.len() - KERNEL.len() - SYSTEM.len(), bundle.len());
+        assert_eq!(flipped(0), Refusal::Foreign);
+        assert_eq!(flipped(15), Refusal::Format { format: 0 });
+        assert!(matches!(flipped(20), Refusal::Signer { .. }));
+        assert_eq!(flipped(16 + 32), Refusal::Signature);
+        assert_eq!(flipped(16 + 32 + 63), Refusal::Signature);
+        // A longer or shorter manifest is another one; a huge one is not waited for.
+        assert_eq!(flipped(16 + 32 + 64), Refusal::Signature);
+        assert_eq!(flipped(16 + 32 + 64 + 3), Refusal::Signature);
+        for at in 16 + 32 + 64 + 4..parts {
+            assert_eq!(flipped(at), Refusal::Signature, "byte {at} of the manifest");
+        }
+        for at in [parts, parts + 1500, parts + KERNEL.len() - 1] {
+            assert_eq!(flipped(at), Refusal::Changed { part: PartName::Kernel });
+        }
+        for at in [parts + KERNEL.len(), end - 1] {
+            assert_eq!(flipped(at), Refusal::Changed { part: PartName::System });
+        }
+    }
+
+    #[test]
+    fn a_bundle_of_another_signer_is_refused_by_both_keys() {
+        let other = SigningKey::from_bytes(&[2; 32]);
+        let mut bundle = Vec::new();
+        write(&mut bundle, &manifest(), &other, [&mut &*KERNEL, &mut &*SYSTEM]).unwrap();
+        let Err(Refusal::Signer { found, expected }) = read(&bundle) else { panic!() };
+        assert_eq!(found, digits(other.verifying_key().as_bytes()));
+        assert_eq!(expected, digits(key().verifying_key().as_bytes()));
+        // The right key in the file does not help.
+        bundle[16..48].copy_from_slice(key().verifying_key().as_bytes());
+        assert_eq!(read(&bundle), Err(Refusal::Signature));
+    }
+
+    #[test]
+    fn a_manifest_that_is_signed_still_has_to_keep_the_rules() {
+        let text = String::from_utf8(manifest().encode().unwrap()).unwrap();
+        let reason = |text: &str| match Manifest::parse(text.as_bytes()) {
+            Err(Refusal::Manifest { reason }) => reason,
+            other => panic!("{text}: {other:?}"),
+        };
+        for (from, to, why) in [
+            ("{\"version\"", "{\"more\":1,\"version\"", "unknown field `more`"),
+            ("{\"version\"", "{ \"version\"", "not spelt"),
+            ("\"full\"", "\"\"", "variant has 1 to 32"),
+            ("\"full\"", "\"Full\"", "variant has 1 to 32"),
+            ("\"x86_64\"", "\"x86\\u001b\"", "architecture has 1 to 32"),
+            ("\"1.0.0\"", "\"1.3.0\"", "from is 1.3.0, after version 1.2.0"),
+            ("\"1.0.0\"", "\"1.0\"", "unexpected end"),
+            ("\"size\":3000", "\"size\":0", "kernel image is empty"),
+            ("\"size\":3000", "\"size\":-1", "invalid value"),
+            ("\"sha256\":\"", "\"sha256\":\"0", "is not 64 digits"),
+        ] {
+            let reason = reason(&text.replacen(from, to, 1));
+            assert!(reason.contains(why), "{reason}");
+        }
+        let wrong = Manifest { variant: "a b".to_owned(), ..manifest() };
+        let parts: [&mut dyn Read; 2] = [&mut &*KERNEL, &mut &*SYSTEM];
+        assert!(write(&mut Vec::new(), &wrong, &key(), parts).is_err());
+        // And so has a part that is not the one that was measured.
+        let parts: [&mut dyn Read; 2] = [&mut &*KERNEL, &mut &*KERNEL];
+        assert!(write(&mut Vec::new(), &manifest(), &key(), parts).is_err());
+    }
+
+    #[test]
+    fn a_machine_takes_what_suits_it_and_names_the_rule_that_is_broken() {
+        let target = Target {
+            version: Version::new(1, 1, 0),
+            security_level: 3,
+            architecture: "x86_64".to_owned(),
+            variant: "full".to_owned(),
+            slot: 5000,
+            esp: 3000,
+        };
+        let refused = |target: &Target| manifest().suits(target).unwrap_err();
+        assert_eq!(manifest().suits(&target), Ok(()));
+        let same = Target { version: Version::new(1, 2, 0), ..target.clone() };
+        assert_eq!(manifest().suits(&same), Ok(()));
+        let arm = Target { architecture: "aarch64".to_owned(), ..target.clone() };
+        assert!(matches!(refused(&arm), Refusal::Architecture { .. }));
+        let base = Target { variant: "base".to_owned(), ..target.clone() };
+        assert!(matches!(refused(&base), Refusal::Variant { .. }));
+        let newer = Target { version: Version::new(1, 2, 1), ..target.clone() };
+        assert!(matches!(refused(&newer), Refusal::Older { .. }));
+        let safer = Target { security_level: 4, ..target.clone() };
+        assert_eq!(refused(&safer), Refusal::Level { found: 3, running: 4 });
+        let ancient = Target { version: Version::new(0, 9, 0), ..target.clone() };
+        assert_eq!(refused(&ancient).help(), "update to version 1.0.0 first");
+        let small = Target { slot: 4999, ..target.clone() };
+        let system = Refusal::Large { part: PartName::System, size: 5000, room: 4999 };
+        assert_eq!(refused(&small), system);
+        let full = Target { esp: 2999, ..target };
+        let kernel = Refusal::Large { part: PartName::Kernel, size: 3000, room: 2999 };
+        assert_eq!(refused(&full), kernel);
+    }
+
+    #[test]
+    fn a_place_that_is_full_is_named() {
+        let bundle = bundle();
+        let open = Bundle::open(&*bundle, None).unwrap();
+        let mut full: &mut [u8] = &mut [0; 100];
+        let outcome = open.parts([&mut io::sink(), &mut full], &mut |_bytes| ());
+        assert!(matches!(outcome, Err(Error::Write { part: PartName::System, .. })));
+    }
+
+    proptest! {
+        #[test]
+        fn noise_is_refused_and_never_a_panic(
+            at in 0..8500_usize, noise in prop::collection::vec(any::<u8>(), 1..40),
+        ) {
+            let right = bundle();
+            let mut bundle = right.clone();
+            let at = at.min(bundle.len() - 1);
+            let end = (at + noise.len()).min(bundle.len());
+            bundle[at..end].copy_from_slice(&noise[..end - at]);
+            prop_assert!(bundle == right || read(&bundle).is_err());
+        }
+
+        #[test]
+        fn any_manifest_is_read_or_refused(text in "\\PC{0,200}") {
+            let _outcome = Manifest::parse(text.as_bytes());
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! `cargo xtask keys`: makes the keys of an owner, or lists them.
+//!
+//! A passphrase comes from a terminal without echo, or from a file; never from the command
+//! line, which every process on the machine can read.
+
+use std::{
+    fs::{self, File},
+    io::Read as _,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use clap::Subcommand;
+use polis_image::signing::{Keys, Passphrase, Private, Shown, show};
+use zeroize::Zeroizing;
+
+use crate::host::Help;
+
+/// Far above the size of a file with a passphrase.
+const FILE_MAX: u64 = 64 * 1024;
+
+/// Arguments of `cargo xtask keys`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Sub,
+}
+
+#[derive(Debug, Subcommand)]
+enum Sub {
+    /// Make all keys in a new folder, encrypted with one passphrase.
+    Create {
+        /// The folder; it must not exist.
+        folder: PathBuf,
+        #[command(flatten)]
+        passphrase: PassphraseFrom,
+    },
+    /// List the keys of a folder.
+    Show {
+        /// The folder.
+        folder: PathBuf,
+    },
+}
+
+/// The source of a passphrase.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct PassphraseFrom {
+    /// Take the passphrase from the first line of this file [default: ask].
+    #[arg(long, value_name = "FILE")]
+    passphrase_file: Option<PathBuf>,
+}
+
+impl PassphraseFrom {
+    /// Reads it; `prompt` is shown on the terminal.
+    pub(crate) fn read(&self, prompt: &str) -> Result<Passphrase> {
+        let text = match &self.passphrase_file {
+            Some(file) => first_line(file)?,
+            None => ask(prompt)?,
+        };
+        Ok(Passphrase::new(text)?)
+    }
+
+    /// Reads a new one, which is typed twice.
+    fn read_new(&self) -> Result<Passphrase> {
+        if self.passphrase_file.is_some() {
+            return self.read("");
+        }
+        let typed = ask("New passphrase: ")?;
+        if ask("Repeat the passphrase: ")? != typed {
+            return Err(anyhow!("the two passphrases differ"))
+                .context(Help("try again".to_owned()));
+        }
+        Ok(Passphrase::new(typed)?)
+    }
+}
+
+fn ask(prompt: &str) -> Result<Zeroizing<String>> {
+    let typed = rpassword::prompt_password(prompt)
+        .context("cannot ask for the passphrase")
+        .context(Help("without a terminal, use --passphrase-file".to_owned()))?;
+    Ok(Zeroizing::new(typed))
+}
+
+fn first_line(path: &Path) -> Result<Zeroizing<String>> {
+    let mut text = Zeroizing::new(String::new());
+    let file = File::open(path);
+    let read = file.and_then(|file| file.take(FILE_MAX).read_to_string(&mut text));
+    read.with_context(|| format!("cannot read {}", path.display()))?;
+    let metadata = fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let mode = metadata.mode() & 0o7777;
+    if mode & 0o077 != 0 {
+        return Err(anyhow!("{} has mode {mode:04o}: others may read this secret", path.display()))
+            .context(Help(format!("chmod 600 {}", path.display())));
+    }
+    Ok(Zeroizing::new(text.lines().next().unwrap_or_default().to_owned()))
+}
+
+/// Runs the command.
+pub(crate) fn run(args: Args) -> Result<()> {
+    match args.command {
+        Sub::Create { folder, passphrase } => {
+            // Checked again when the folder is made; now, before a passphrase is asked for.
+            ensure_free(&folder)?;
+            let passphrase = passphrase.read_new()?;
+            Keys::generate()?.store(&folder, &passphrase)?;
+            list(&folder)?;
+            println!(
+                "keep a copy of {} and the passphrase apart from each other",
+                folder.display()
+            );
+            Ok(())
+        }
+        Sub::Show { folder } => list(&folder),
+    }
+}
+
+fn ensure_free(folder: &Path) -> Result<()> {
+    let free = folder.symlink_metadata().is_err();
+    ensure!(free, polis_image::signing::Error::Taken { path: folder.to_owned() });
+    Ok(())
+}
+
+fn list(folder: &Path) -> Result<()> {
+    for Shown { purpose, file, name, fingerprint, private } in show(folder)? {
+        println!("{purpose:<9}  {name}");
+        println!("           {}", file.display());
+        println!("           SHA-256 {fingerprint}");
+        if private == Private::Elsewhere {
+            println!("           its private half is not in this folder");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::Permissions, os::unix::fs::PermissionsExt as _};
+
+    use super::*;
+
+    #[test]
+    fn a_passphrase_is_the_first_line_of_a_private_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("passphrase");
+        fs::write(&file, "horse\nbattery\n").unwrap();
+        fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(first_line(&file).unwrap().as_str(), "horse");
+        fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
+        let error = format!("{:#}", first_line(&file).unwrap_err());
+        assert!(error.contains("mode 0644") && error.contains("chmod 600"), "{error}");
+    }
+
+    #[test]
+    fn a_folder_that_exists_is_refused_before_a_passphrase_is_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let sub = Sub::Create {
+            folder: folder.path().to_owned(),
+            passphrase: PassphraseFrom { passphrase_file: Some("/nonexistent".into()) },
+        };
+        let error = run(Args { command: sub }).unwrap_err();
+        assert!(error.to_string().contains("exists already"), "{error}");
+    }
+}
