@@ -92,6 +92,17 @@ pub struct Fleet {
     pub patience: Duration,
     key: PathBuf,
     diary: Diary,
+    hand: Hand,
+}
+
+/// Puts the parameters in this file where the machine, which is off, looks for them.
+pub type Hand = fn(&mut Config, &Path) -> std::io::Result<()>;
+
+/// Parameters as an item of fw_cfg.
+fn by_fw_cfg(config: &mut Config, file: &Path) -> std::io::Result<()> {
+    config.fw_cfg.retain(|item| item.name != PARAMETERS);
+    config.fw_cfg.push(FwCfg { name: PARAMETERS.to_owned(), file: file.to_owned() });
+    Ok(())
 }
 
 /// The events so far, with their times.
@@ -163,7 +174,16 @@ impl Fleet {
                 milestones: Mutex::default(),
                 tell: |_milestone| (),
             },
+            hand: by_fw_cfg,
         })
+    }
+
+    /// Gives machines their parameters in another way than by fw_cfg: one that was saved in
+    /// stage 1 does not look there.
+    #[must_use]
+    pub fn handing(mut self, hand: Hand) -> Self {
+        self.hand = hand;
+        self
     }
 
     /// Reports each milestone when it is reached.
@@ -242,19 +262,17 @@ impl Fleet {
     /// # Errors
     /// When the cluster does not issue a ticket.
     pub fn give_ticket(&mut self, number: usize) -> Result<(), Error> {
+        let host = |doing: String| move |source| Error::Host { doing, source };
         let node = &mut self.nodes[number];
-        let doing = || format!("make {}", node.dir.display());
-        std::fs::create_dir_all(&node.dir)
-            .map_err(|source| Error::Host { doing: doing(), source })?;
+        std::fs::create_dir_all(&node.dir).map_err(host(format!("make {}", node.dir.display())))?;
         let file = node.dir.join("parameters.pb");
         let out = file.display().to_string();
         // As their folders are called. A name that a former node has is left to that.
         let name = format!("node-{}", number + 1);
         let line = ["--timeout", "2m", "parameters", "register", "--name", &name, "--out", &out];
         self.operator.run(&line)?;
-        node.config.fw_cfg.retain(|item| item.name != PARAMETERS);
-        node.config.fw_cfg.push(FwCfg { name: PARAMETERS.to_owned(), file });
-        Ok(())
+        (self.hand)(&mut node.config, &file)
+            .map_err(host(format!("give {} to the machine", file.display())))
     }
 
     /// Approves those of these nodes, all of them on, that ask; waits until each has

@@ -1,12 +1,15 @@
 //! Clusters of several machines, and the requests of stories to each.
 
+use std::io;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use ed25519_dalek::SigningKey;
-use polis_qemu::args::Disk;
+use polis_qemu::args::{Devices, Disk, FwCfg};
 use polis_qemu::disk::copy;
+use polis_qemu::fleet::PARAMETERS;
 use polis_qemu::history::{History, Summary};
 use polis_qemu::patience::Deadline;
 use polis_qemu::{Config, Fleet, Machine, Operator};
@@ -14,17 +17,18 @@ use polis_tests::polisctl;
 use polis_wire::pki;
 
 use crate::owner::SECRET;
-use crate::world::{SOON, World};
+use crate::world::{SOON, World, on_esp};
 
 /// Has every node write a history that can be checked.
-pub(crate) const APPEND: &str = "polis.exercise=append";
+pub(crate) const APPEND: &str = "polis.exercise=trickle";
 
-/// Acknowledgements that prove that writes go on: more than can have been on
-/// their way when the outage began.
-const MANY: usize = 20;
+/// Acknowledgements that prove that writes go on: a node has one write on its way at a
+/// time, so all but the first were asked for after the outage began.
+const MANY: usize = 5;
 
 /// A fleet of `machines` machines, all off. The first founds a cluster; `append`
-/// goes behind the kernel command line of each.
+/// goes behind the kernel command line of each. All but the first go on from one that was
+/// saved in stage 1, see [`World::past_stage_1`].
 pub(crate) fn fleet(world: &World, machines: usize, append: &str) -> Result<Fleet> {
     joined_by(world, world.bootstrap_config(append)?, machines, append)
 }
@@ -40,17 +44,30 @@ pub(crate) fn joined_by(
     let mut configs = vec![bootstrap_config];
     for number in 1..machines {
         let disk = blank_disk(world, &blank, number)?;
-        configs.push(Config { disk: Some(disk), ..world.bare(append) });
+        let config = Config { disk: Some(disk), ..world.bare(append) };
+        configs.push(world.past_stage_1(config)?);
     }
     let key = world.path("owner.key");
     std::fs::write(&key, pki::key_pem(&SigningKey::from_bytes(&SECRET)).as_bytes())?;
     std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600))?;
     let operator = Operator::new(&polisctl()?, &world.path("operator"), "story");
     let fleet = Fleet::new(&world.path(""), configs, operator, &key)?;
+    let fleet = fleet.handing(hand);
     Ok(fleet.telling(|milestone| {
         let seconds = milestone.at.as_secs_f64();
         eprintln!("{seconds:6.1} s  node {} {}", milestone.node + 1, milestone.what);
     }))
+}
+
+/// Parameters on the ESP for a machine that was saved in stage 1, and by fw_cfg for another.
+fn hand(config: &mut Config, file: &Path) -> io::Result<()> {
+    let item = FwCfg { name: PARAMETERS.to_owned(), file: file.to_owned() };
+    let given = Config { fw_cfg: vec![item], ..config.clone() };
+    *config = match config.devices {
+        Devices::Plugged(_) => on_esp(given).map_err(io::Error::other)?,
+        Devices::FromStart | Devices::Absent => given,
+    };
+    Ok(())
 }
 
 /// A disk like `blank`, not booted yet, for the machine `number`.
@@ -65,7 +82,7 @@ pub(crate) fn catch_up(machine: &mut Machine) {
     while machine.next_line(Duration::ZERO).is_some() {}
 }
 
-/// Waits until each of these nodes has had many more writes acknowledged.
+/// Waits until each of these nodes has had [`MANY`] more writes acknowledged.
 pub(crate) fn writes_go_on(fleet: &mut Fleet, numbers: &[usize]) -> Result<()> {
     for &number in numbers {
         catch_up(fleet.machine(number)?);

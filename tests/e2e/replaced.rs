@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use polis_qemu::Fleet;
+use polis_qemu::args::Devices;
 use polis_qemu::fleet::Part;
 use polis_qemu::host::free_port;
 use polis_tests::{Story, story};
@@ -131,6 +132,7 @@ fn data_is_lost(world: &World, cluster: &mut Fleet) -> Result<()> {
     let heir = &mut cluster.nodes[HEIR];
     let id = heir.id.clone();
     heir.config.firmware = world.quick.direct("polis.fault=lose-etcd");
+    heir.config.devices = Devices::FromStart;
     cluster.cut_power(HEIR);
     cluster.boot_again(HEIR)?;
     let lost = guru(cluster.machine(HEIR)?, "0801")?;

@@ -20,16 +20,13 @@ use std::fmt::Write as _;
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::{Generator, RETRY, Service};
+use super::{RETRY, Service};
 use crate::consensus::client::{Client, Kv, Txn};
 use polis_base::serial::EventLine;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
 use polis_wire::pki::{Guard, Write};
 use std::time::Duration;
-
-/// Between two numbers: several nodes write, and each line is also kept by a story.
-const PACE: Duration = Duration::from_millis(100);
 
 /// Numbers in a line of a boot's findings.
 const LINE: usize = 40;
@@ -46,11 +43,11 @@ fn parts(key: &str) -> Option<(&str, u64)> {
 }
 
 fn line() -> EventLine {
-    EventLine::new("exercise").field("name", Generator::Append.name())
+    EventLine::new("exercise").field("name", "append")
 }
 
-/// Reports the existing keys, then writes until the end.
-pub(super) async fn run(mut service: Service, ctx: &Context) -> Result<(), Closed> {
+/// Reports the existing keys, then writes until the end, with this pause after each number.
+pub(super) async fn run(mut service: Service, ctx: &Context, pace: Duration) -> Result<(), Closed> {
     let writer = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let mut number = loop {
         match service.etcd().await?.list("append/").await {
@@ -88,7 +85,7 @@ pub(super) async fn run(mut service: Service, ctx: &Context) -> Result<(), Close
                 .field("acknowledged", number)
                 .field("revision", revision),
         );
-        sleep(PACE).await;
+        sleep(pace).await;
     }
 }
 

@@ -6,7 +6,8 @@
 //! | name | what happens | keys of its lines |
 //! |---|---|---|
 //! | `count` | a number in etcd is read, then counted up until the end | `found`, then `acknowledged` |
-//! | `append` | each node creates numbered keys of its own, one after the other | `writer`, with `holds`; `listed`; then `acknowledged`, `revision` |
+//! | `append` | each node creates numbered keys of its own, ten a second | `writer`, with `holds`; `listed`; then `acknowledged`, `revision` |
+//! | `trickle` | as `append`, two a second | the same, with the name `append` |
 //! | `fill` | as `count`; meanwhile the data partition is filled, kept full, emptied | and `filled`, `emptied` |
 //! | `wal` | records are written and flushed as etcd does it, and timed | `p50 p99 mean` in microseconds |
 //! | `flood` | this process is measured at rest, then under 10,000 log lines a second | `phase cpu node`, see `flood` |
@@ -56,8 +57,8 @@ const WARM: u64 = 50;
 pub enum Generator {
     /// Count in etcd.
     Count,
-    /// Write a history that can be checked.
-    Append,
+    /// Write a history that can be checked, with this pause after each number.
+    Append(Duration),
     /// Count while the disk is full.
     Fill,
     /// Time what etcd's log does.
@@ -67,9 +68,11 @@ pub enum Generator {
 }
 
 impl Generator {
-    const ALL: [(&'static str, Self); 5] = [
+    const ALL: [(&'static str, Self); 6] = [
         ("count", Self::Count),
-        ("append", Self::Append),
+        ("append", Self::Append(Duration::from_millis(100))),
+        // At ten a second, each voter of three keeps a third of a translated processor busy.
+        ("trickle", Self::Append(Duration::from_millis(500))),
         ("fill", Self::Fill),
         ("wal", Self::Wal),
         ("flood", Self::Flood),
@@ -123,7 +126,7 @@ impl Service {
         let work = async {
             match self.generator {
                 Generator::Count => self.count(&ctx).await,
-                Generator::Append => append::run(self, &ctx).await,
+                Generator::Append(pace) => append::run(self, &ctx, pace).await,
                 Generator::Fill => {
                     let counted = self.clone();
                     let (counted, ()) = tokio::join!(counted.count(&ctx), self.fill(&ctx, &data));
