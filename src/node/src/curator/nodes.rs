@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use polis_proto::v1;
+use subtle::ConstantTimeEq as _;
 use tracing::{info, warn};
 
 use super::error::Error;
@@ -297,9 +298,7 @@ pub(super) fn identity(id: NodeId, node: &v1::Node) -> Result<Identity, Error> {
 
 /// Compares in a time that does not depend on where the two differ.
 fn same(one: &[u8], other: &[u8]) -> bool {
-    one.len() == other.len()
-        && !one.is_empty()
-        && one.iter().zip(other).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
+    !one.is_empty() && bool::from(one.ct_eq(other))
 }
 
 /// A disk with encryption has both keys, a disk without has neither.
