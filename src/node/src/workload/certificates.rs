@@ -35,6 +35,7 @@ use super::parts::{Part, PartState, Parts};
 use super::site::Site;
 use crate::consensus;
 use crate::consensus::client::{Client, User};
+use polis_base::cause;
 use polis_base::files::{self, File, Pair};
 use polis_base::sys::clock;
 use polis_runtime::event::{Closed, until};
@@ -103,7 +104,7 @@ impl Service {
                 Err(Error::Pki(pki::Error::Lost { .. })) => RETRY,
                 Err(error) => {
                     warn!(error = &error as &dyn std::error::Error, "trying again");
-                    self.parts.fail(Part::Certificates, chain(&error));
+                    self.parts.fail(Part::Certificates, cause::line(&error));
                     RETRY
                 }
             };
@@ -253,17 +254,6 @@ pub(super) fn replace(file: &File, content: &[u8]) -> Result<bool, files::Error>
     Ok(!same)
 }
 
-/// An error with its causes, as one line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -307,7 +297,7 @@ mod tests {
     #[test]
     fn an_error_is_one_line_with_its_causes() {
         let error = Error::Encryption(anyhow::anyhow!("no leader").context("cannot read"));
-        let text = chain(&error);
+        let text = cause::line(&error);
         assert!(text.ends_with("encrypts Secrets: cannot read: no leader"), "{text}");
     }
 }

@@ -20,9 +20,9 @@ use tokio::time::{Instant, sleep};
 use tracing::{debug, info};
 
 use super::api::{self, Api};
-use super::certificates::chain;
 use super::parts::{Part, PartState, Parts};
 use super::plain;
+use polis_base::cause;
 use polis_base::serial::Severity;
 use polis_runtime::logtree::{Body, Levelled, Parser};
 use polis_runtime::supervisor::Context;
@@ -177,7 +177,7 @@ impl Component {
         match &ended {
             Ok(()) => self.parts.set(part, PartState::Stopped),
             Err(Error::Outdated { .. }) => self.parts.set(part, PartState::Starting),
-            Err(error) => self.parts.died(part, &chain(error)),
+            Err(error) => self.parts.died(part, &cause::line(error)),
         }
         ended
     }
@@ -240,7 +240,7 @@ impl Component {
             match self.ready.ask().await {
                 Ok(()) => break,
                 Err(error) if begun.elapsed() >= STARTING_MAX => {
-                    return Error::Slow { part, said: chain(&error) };
+                    return Error::Slow { part, said: cause::line(&error) };
                 }
                 Err(error) => debug!(error = &error as &dyn std::error::Error, "not ready yet"),
             }
@@ -261,14 +261,14 @@ impl Component {
                     self.parts.set(part, PartState::Ready);
                     continue;
                 }
-                Err(error) => self.parts.fail(part, chain(&error)),
+                Err(error) => self.parts.fail(part, cause::line(&error)),
             }
             match self.live.ask().await {
                 Ok(()) => silent = 0,
                 Err(error) => {
                     silent += 1;
                     if silent >= SILENT_MAX {
-                        return Error::Hangs { part, said: chain(&error) };
+                        return Error::Hangs { part, said: cause::line(&error) };
                     }
                 }
             }

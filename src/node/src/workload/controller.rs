@@ -7,13 +7,13 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::api::Api;
-use super::certificates::chain;
 use super::component::{Check, Component, Error, Process};
 use super::credentials::Purpose;
 use super::parts::{Part, Parts};
 use super::site::Site;
 use super::{access, args, certificates, ground, reconciler};
 use crate::{consensus, network};
+use polis_base::cause;
 use polis_runtime::event::until;
 use polis_runtime::supervisor::{Context, Policy, blocking};
 use polis_wire::identity::NodeId;
@@ -61,7 +61,7 @@ impl Controller {
             let prepared =
                 blocking(move || ground::prepare(&ground, &[Role::KubernetesController]));
             if let Err(error) = prepared.await {
-                self.parts.fail(Part::ApiServer, chain(&error));
+                self.parts.fail(Part::ApiServer, cause::line(&error));
                 return Err(error);
             }
         }

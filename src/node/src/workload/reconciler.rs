@@ -22,10 +22,10 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info};
 
 use super::api::{Api, Error};
-use super::certificates::chain;
 use super::nodes::{self, Action};
 use super::objects;
 use super::parts::{Part, PartState, Parts};
+use polis_base::cause;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
@@ -85,7 +85,7 @@ impl Service {
                 }
                 Err(error) => {
                     debug!(error = &error as &dyn std::error::Error, "cannot apply an object");
-                    self.parts.fail(Part::Reconciler, chain(&error));
+                    self.parts.fail(Part::Reconciler, cause::line(&error));
                     ctx.until_cancelled(async {
                         sleep(RETRY).await;
                         Ok(())

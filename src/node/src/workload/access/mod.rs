@@ -33,10 +33,10 @@ use tokio::sync::watch;
 
 use self::proxy::Proxy;
 use super::api::Api;
-use super::certificates::chain;
 use super::credentials::Purpose;
 use super::parts::{Part, PartState, Parts};
 use super::site::Site;
+use polis_base::cause;
 use polis_runtime::event::Closed;
 use polis_runtime::event::until;
 use polis_runtime::supervisor::Context;
@@ -79,7 +79,7 @@ impl Service {
         let ended = self.serve(&ctx).await;
         match &ended {
             Ok(()) => parts.set(Part::Access, PartState::Stopped),
-            Err(error) => parts.fail(Part::Access, chain(error)),
+            Err(error) => parts.fail(Part::Access, cause::line(error)),
         }
         ended
     }

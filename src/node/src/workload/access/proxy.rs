@@ -25,8 +25,8 @@ use tracing::{Instrument as _, debug};
 use super::answer::{failure, refusal};
 use super::headers::{self, Who};
 use crate::workload::api::{self, Api};
-use crate::workload::certificates::chain;
 use crate::workload::parts::{Part, PartState, Parts};
+use polis_base::cause;
 use polis_wire::identity::NodeId;
 use polis_wire::rpc::{Caller, Exchange, Gateway, Tunnel};
 
@@ -183,7 +183,7 @@ impl Proxy {
              status` shows what it waits for, and `polisctl kubernetes kubeconfig` picks another \
              controller",
             self.node,
-            chain(error)
+            cause::line(error)
         );
         debug!("{message}");
         failure(StatusCode::BAD_GATEWAY, "BadGateway", &message)

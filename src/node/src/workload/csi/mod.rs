@@ -59,8 +59,8 @@ use polis_proto::plugin::registration_server::RegistrationServer;
 use self::node::Plugin;
 use self::registration::{Registered, Registration};
 use super::api::Api;
-use super::certificates::chain;
 use super::parts::{Part, PartState, Parts};
+use polis_base::cause;
 use polis_base::files::{self, Dir};
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::{Context, Policy, blocking};
@@ -159,7 +159,7 @@ impl Service {
         };
         match &outcome {
             Ok(()) => self.parts.set(Part::Csi, PartState::Stopped),
-            Err(error) => self.parts.fail(Part::Csi, chain(error)),
+            Err(error) => self.parts.fail(Part::Csi, cause::line(error)),
         }
         outcome
     }

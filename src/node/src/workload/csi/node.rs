@@ -35,7 +35,7 @@ use super::mounting::{Flags, Mounts};
 use super::names::DRIVER;
 use super::store::Store;
 use super::volume_id::VolumeId;
-use crate::workload::certificates::chain;
+use polis_base::cause;
 use polis_base::sys::quota::Usage;
 use polis_runtime::supervisor::blocking;
 use polis_wire::identity::NodeId;
@@ -222,7 +222,7 @@ impl Plugin {
     }
 
     fn usage(&self, id: &VolumeId) -> Result<Usage, Status> {
-        let usage = self.store.usage(id).map_err(|error| Status::internal(chain(&error)))?;
+        let usage = self.store.usage(id).map_err(|error| Status::internal(cause::line(&error)))?;
         usage.ok_or_else(|| Status::not_found(format!("the volume {id} is not on this node")))
     }
 

@@ -35,7 +35,6 @@ use super::store::{self, Store};
 use super::trash::Swept;
 use super::volume_id::VolumeId;
 use crate::workload::api::{self, Api};
-use crate::workload::certificates::chain;
 use crate::workload::watch::{Event, Watch};
 use polis_base::cause;
 use polis_base::sys::clock;
@@ -133,10 +132,10 @@ impl Provisioner {
             let round = Box::pin(self.round(&mut pass, &mut lost));
             let Some(ended) = ctx.until_cancelled(round).await else { return Ok(()) };
             if let Err(error) = ended {
-                if lost.is_new(&chain(&error)) {
+                if lost.is_new(&cause::line(&error)) {
                     warn!(error = &error as &dyn std::error::Error, "lost sight of the volumes");
                 }
-                self.status.send_replace(Status::Failed { cause: chain(&error) });
+                self.status.send_replace(Status::Failed { cause: cause::line(&error) });
                 if ctx.until_cancelled(sleep(RETRY)).await.is_none() {
                     return Ok(());
                 }
@@ -150,7 +149,7 @@ impl Provisioner {
         match pass.tidy().await {
             Ok(()) => pass.untidy.clear(),
             Err(error) => {
-                if pass.untidy.is_new(&chain(&error)) {
+                if pass.untidy.is_new(&cause::line(&error)) {
                     warn!(error = &error as &dyn std::error::Error, "cannot tidy up every volume");
                 }
             }
@@ -208,7 +207,7 @@ pub(super) async fn sweeper(store: Store, ctx: Context) -> Result<(), std::conve
             }
             Ok(Swept::Nothing) => SWEEP,
             Err(error) => {
-                if refused.is_new(&chain(&error)) {
+                if refused.is_new(&cause::line(&error)) {
                     warn!(error = &error as &dyn std::error::Error, "cannot remove volumes");
                 }
                 SWEEP_FAILED
@@ -321,7 +320,7 @@ impl<S: Server> Pass<S> {
             Ok(Served::Done) => return,
             Ok(Served::Later) => cause.clear(),
             Err(error) => {
-                if cause.is_new(&chain(&error)) {
+                if cause.is_new(&cause::line(&error)) {
                     warn!(
                         error = &error as &dyn std::error::Error,
                         volume = %key.1,
@@ -347,7 +346,7 @@ impl<S: Server> Pass<S> {
              more (polisctl node logs)",
             self.node,
             RETRY.as_secs(),
-            chain(error),
+            cause::line(error),
         );
         let told = self.tell(claim, Refusal { reason: "ProvisioningFailed", message }).await;
         if let Err(error) = told {
@@ -433,7 +432,7 @@ impl<S: Server> Pass<S> {
              claim and make both again",
             claims::size(wanted),
             self.node,
-            chain(&error),
+            cause::line(&error),
         );
         self.tell(claim, Refusal { reason: "NoRoom", message }).await?;
         Ok(Served::Later)

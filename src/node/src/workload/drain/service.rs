@@ -14,8 +14,8 @@ use tracing::{debug, info, warn};
 use super::pods::{self, Evicted, Pod};
 use super::{Drains, Failure, Order, Progress, State};
 use crate::workload::api::{Api, Error, JSON};
-use crate::workload::certificates::chain;
 use crate::workload::parts::{Part, Parts, Status};
+use polis_base::cause;
 use polis_runtime::event::Closed;
 use polis_runtime::lines::Lines;
 use polis_runtime::supervisor::Context;
@@ -128,11 +128,11 @@ impl Service {
                 // A refusal is an answer: the deadline ends it, not the silence.
                 Ok(Err(error @ Error::Refused { .. })) => {
                     silent = None;
-                    waits = format!("an API server: {}", chain(&error));
+                    waits = format!("an API server: {}", cause::line(&error));
                 }
                 Ok(Err(error)) => {
                     silent.get_or_insert_with(Instant::now);
-                    waits = format!("an API server: {}", chain(&error));
+                    waits = format!("an API server: {}", cause::line(&error));
                 }
                 // The last cause still holds.
                 Err(_elapsed) => {}

@@ -37,7 +37,6 @@ use super::plan::Mesh;
 use super::records::{Place, place};
 use super::rules;
 use super::status::{Outputs, PeerStatus, Stage, Status, publish};
-use crate::workload::certificates::chain;
 use crate::workload::ground::sysctl::{self, Parameter};
 use crate::workload::parts::{Part, PartState, Parts};
 use crate::workload::runtime;
@@ -258,7 +257,7 @@ impl Service {
             return None;
         }
         let status = done.unwrap_or_else(|error| {
-            let cause = chain(&error);
+            let cause = cause::line(&error);
             if run.failed.is_new(&cause) {
                 warn!(cause, "the mesh of this node cannot be made or removed");
             }

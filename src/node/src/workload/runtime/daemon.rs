@@ -15,8 +15,8 @@ use tracing::{info, warn};
 use super::health::{self, Health};
 use super::places::Config;
 use super::{Status, config, gvisor, import, layout};
-use crate::workload::certificates::chain;
 use crate::workload::ground;
+use polis_base::cause;
 use polis_base::files;
 use polis_base::serial::EventLine;
 use polis_runtime::logtree::Parser;
@@ -85,7 +85,7 @@ impl Daemon {
     pub(super) async fn run(self, ctx: Context) -> Result<(), Error> {
         let ended = Box::pin(self.once(&ctx)).await;
         if let Err(error) = &ended {
-            self.status.send_replace(Status::Failed(chain(error)));
+            self.status.send_replace(Status::Failed(cause::line(error)));
         }
         ended
     }

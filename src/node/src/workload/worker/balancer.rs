@@ -30,6 +30,7 @@ use tokio::time::{sleep, timeout};
 use tracing::debug;
 
 use crate::workload::parts::{Part, PartState, Parts};
+use polis_base::cause;
 use polis_proto::v1;
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
@@ -76,7 +77,7 @@ impl Service {
         let listener = match TcpListener::bind(address).await.map_err(listen) {
             Ok(listener) => listener,
             Err(error) => {
-                let cause = crate::workload::certificates::chain(&error);
+                let cause = cause::line(&error);
                 self.parts.fail(Part::ApiBalancer, cause);
                 return Err(error);
             }

@@ -26,7 +26,7 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::configuration;
-use crate::workload::certificates::{Error as FilesError, chain, own_key, replace};
+use crate::workload::certificates::{Error as FilesError, own_key, replace};
 use crate::workload::configuration::kubeconfig;
 use crate::workload::parts::{Part, PartState, Parts};
 use crate::workload::site::Site;
@@ -86,7 +86,7 @@ impl Service {
                     self.look
                 }
                 Err(error) => {
-                    if failed.is_new(&chain(&error)) {
+                    if failed.is_new(&cause::line(&error)) {
                         let error = &error as &dyn std::error::Error;
                         warn!(error, every = ?RETRY, "trying again until it succeeds");
                     }
@@ -94,7 +94,7 @@ impl Service {
                     if blocking(move || service.usable()).await {
                         self.parts.set(part, PartState::Ready);
                     } else {
-                        self.parts.fail(part, chain(&error));
+                        self.parts.fail(part, cause::line(&error));
                     }
                     RETRY
                 }

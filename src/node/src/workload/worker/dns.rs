@@ -15,11 +15,12 @@ use tracing::warn;
 
 use super::{args, configuration};
 use crate::network;
-use crate::workload::certificates::{chain, replace};
+use crate::workload::certificates::replace;
 use crate::workload::component::{self, Check, Component, Process};
 use crate::workload::mesh::kernel::ignore;
 use crate::workload::parts::{Part, Parts};
 use crate::workload::site::Site;
+use polis_base::cause;
 use polis_base::files;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::{Context, blocking};
@@ -73,7 +74,7 @@ impl Service {
         let Some(ready) = ctx.until_cancelled(certificates).await else { return Ok(()) };
         ready?;
         if let Err(error) = self.prepare().await {
-            self.parts.fail(Part::Dns, chain(&error));
+            self.parts.fail(Part::Dns, cause::line(&error));
             return Err(error);
         }
         let port = |port| self.site.loopback_port(port);

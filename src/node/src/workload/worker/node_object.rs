@@ -14,7 +14,6 @@ use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use crate::workload::api::{Api, Error};
-use crate::workload::certificates::chain;
 use crate::workload::parts::{Part, PartState, Parts};
 use crate::workload::runtime::gvisor;
 use polis_base::cause;
@@ -76,7 +75,7 @@ impl Service {
     async fn look(&self, look: &mut Look) -> PartState {
         let answer = match self.api.get(&path(self.node)).await {
             Ok(answer) => answer,
-            Err(error) => return PartState::Failed { cause: chain(&error) },
+            Err(error) => return PartState::Failed { cause: cause::line(&error) },
         };
         let object = serde_json::from_slice(&answer.body).unwrap_or_default();
         if answer.status == 200
@@ -85,7 +84,7 @@ impl Service {
             match self.patch(&patch).await {
                 Ok(()) => look.refused.clear(),
                 Err(error) => {
-                    if look.refused.is_new(&chain(&error)) {
+                    if look.refused.is_new(&cause::line(&error)) {
                         warn!(error = &error as &dyn std::error::Error, "cannot label the Node");
                     }
                 }

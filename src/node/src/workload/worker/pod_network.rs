@@ -8,9 +8,10 @@ use tokio::sync::watch;
 use tracing::info;
 
 use super::configuration;
-use crate::workload::certificates::{chain, replace};
+use crate::workload::certificates::replace;
 use crate::workload::mesh::Prefix;
 use crate::workload::parts::{Part, PartState, Parts};
+use polis_base::cause;
 use polis_base::files;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::{Context, blocking};
@@ -35,7 +36,7 @@ impl Service {
                     self.parts.set(part, PartState::Ready);
                 }
                 (Ok(()), None) => self.parts.set(part, PartState::Starting),
-                (Err(error), _) => self.parts.fail(part, chain(&error)),
+                (Err(error), _) => self.parts.fail(part, cause::line(&error)),
             }
             ctx.healthy();
             match ctx.until_cancelled(self.prefix.changed()).await {
@@ -44,7 +45,7 @@ impl Service {
                     // The prefix may belong to another node when the role returns.
                     let tree = self.tree.clone();
                     if let Err(error) = blocking(move || write(&tree, None)).await {
-                        self.parts.fail(part, chain(&error));
+                        self.parts.fail(part, cause::line(&error));
                     }
                     return Ok(());
                 }

@@ -17,7 +17,6 @@ use polis_proto::v1::curator_client::CuratorClient;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use crate::workload::certificates::chain;
 use crate::workload::runtime::registries;
 use polis_base::cause;
 use polis_base::files;
@@ -61,7 +60,7 @@ impl Service {
             // Boxed: a call to the leader is large, and rare.
             match ctx.until_cancelled(Box::pin(self.hear(&mut failed))).await {
                 Some(Ok(())) => {}
-                Some(Err(error)) if failed.is_new(&chain(&error)) => {
+                Some(Err(error)) if failed.is_new(&cause::line(&error)) => {
                     let error = &error as &dyn std::error::Error;
                     warn!(error, every = ?RETRY, "trying again until it succeeds");
                 }
