@@ -29,6 +29,7 @@ use crate::host::free_port;
 use crate::line::Event;
 use crate::machine::{Error, Machine};
 use crate::operator::{CURATOR, Operator, Way};
+use crate::patience::Deadline;
 use crate::plug::Port;
 use crate::segment::Segment;
 use crate::template;
@@ -39,6 +40,9 @@ const PORTS: [u16; 4] = [CURATOR, 7839, 7840, 6444];
 
 /// The item of fw_cfg in which a node looks for its parameters.
 pub const PARAMETERS: &str = "opt/polis/parameters.pb";
+
+/// Between two questions for a leader.
+const LOOK: Duration = Duration::from_millis(300);
 
 /// The text before the fingerprint in the waiting message of a registering node.
 const SHOWN: &str = "fingerprint is ";
@@ -363,22 +367,34 @@ impl Fleet {
         Port::Machine(u8::try_from(number).unwrap_or(u8::MAX))
     }
 
-    /// The node whose member of etcd leads, as the cluster reports now.
+    /// The node whose member of etcd leads, as the cluster reports now, or once it reports
+    /// one: between two leaders there is none, and on a busy host an election may come at
+    /// any moment.
     ///
     /// # Errors
-    /// When the cluster does not answer, or the leader is not a node of this fleet.
+    /// When the cluster does not answer, or reports no leader that is a node of this fleet.
+    #[expect(clippy::disallowed_methods, reason = "the rule is for the node; this is the host")]
     pub fn etcd_leader(&self) -> Result<usize, Error> {
-        let members = self.operator.document(&["--timeout", "2m", "etcd", "members"])?;
-        let leader = members
-            .as_array()
-            .and_then(|members| members.iter().find(|member| member["leader"] == true))
-            .and_then(|member| member["node_id"].as_str());
-        let number = self.nodes.iter().position(|node| Some(node.id.as_str()) == leader);
-        number.ok_or_else(|| Error::Operator {
-            command: "etcd members".to_owned(),
-            status: "no leader of this fleet".to_owned(),
-            output: members.to_string(),
-        })
+        let mut deadline = Deadline::within(self.patience);
+        loop {
+            let members = self.operator.document(&["--timeout", "2m", "etcd", "members"])?;
+            let leader = members
+                .as_array()
+                .and_then(|members| members.iter().find(|member| member["leader"] == true))
+                .and_then(|member| member["node_id"].as_str());
+            let number = self.nodes.iter().position(|node| Some(node.id.as_str()) == leader);
+            if let Some(number) = number {
+                return Ok(number);
+            }
+            if deadline.is_over() {
+                return Err(Error::Operator {
+                    command: "etcd members".to_owned(),
+                    status: "no leader of this fleet".to_owned(),
+                    output: members.to_string(),
+                });
+            }
+            thread::sleep(LOOK);
+        }
     }
 
     /// Waits until `nodes` nodes are up and healthy and every voter answers.

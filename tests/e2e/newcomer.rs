@@ -20,7 +20,7 @@ use polis_tests::{Story, cuts, seed, story};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use crate::fleet::{APPEND, acknowledged_at, blank_disk, checked, fleet, writes_go_on};
+use crate::fleet::{APPEND, acknowledged_at, ask_until, blank_disk, checked, fleet, writes_go_on};
 use crate::world::{BOOT, World};
 
 /// Cuts, unless `POLIS_CUTS` says another number: each costs a boot.
@@ -37,6 +37,9 @@ const REST: f64 = 4.0;
 /// the new leader, too, and another election follows: with twice as many machines as
 /// processors it was 19 s.
 const ELECTION_MAX: Duration = Duration::from_secs(60);
+
+/// How often a command of the operator is given while machines lose their power.
+const TELL_MAX: usize = 3;
 
 /// The number of a disk that no machine has.
 const SPARE: usize = 99;
@@ -202,10 +205,12 @@ impl Ways {
 /// The leader of etcd, and of the curators.
 fn leaders(cluster: &Fleet) -> Result<(usize, usize)> {
     let etcd = cluster.etcd_leader()?;
-    let status = cluster.operator.document(&["--timeout", "2m", "cluster", "status"])?;
-    let named = |node: &polis_qemu::fleet::Node| status["leader"] == node.id.as_str();
-    let curator = cluster.nodes.iter().position(named);
-    Ok((etcd, curator.with_context(|| format!("no leader: {status}"))?))
+    let curator = ask_until("a curator leads", || {
+        let status = cluster.operator.document(&["--timeout", "2m", "cluster", "status"])?;
+        let named = |node: &polis_qemu::fleet::Node| status["leader"] == node.id.as_str();
+        Ok(cluster.nodes.iter().position(named))
+    })?;
+    Ok((etcd, curator))
 }
 
 /// How a boot of the newcomer went.
@@ -228,12 +233,16 @@ fn follow(cluster: &mut Fleet, newcomer: usize, members: usize, share: Option<f6
         let seen = machine.seen(|event| event.text("node").starts_with("polis-"));
         seen.last().map_or(String::new(), |event| event.text("node").to_owned())
     };
-    // A command on its way must not delay the moment.
+    // A command on its way must not delay the moment. A leader that takes over, or a voter
+    // that is off, may be a reason to refuse it: a person gives it again.
     let tell = |args: Vec<String>| {
         let operator = operator.clone();
         thread::spawn(move || {
-            if let Err(error) = operator.run(&args) {
-                eprintln!("{error}");
+            for _ in 0..TELL_MAX {
+                match operator.run(&args) {
+                    Ok(_) => return,
+                    Err(error) => eprintln!("{error}"),
+                }
             }
         });
     };
