@@ -536,7 +536,7 @@ mod tests {
         let mut picture = Picture::new(Size { columns: 80, rows: 24 });
         let mut shown = at(0);
         let mut sent = vec![picture.draw(&shown)];
-        assert!(!seen(&sent).contains("No word"));
+        assert!(!seen(&sent).contains("No data"));
         tokio::time::advance(Duration::from_secs(14)).await;
         sent.push(picture.draw(&shown));
         assert!(seen(&sent).contains("No data from the node for 14 s."), "{}", seen(&sent));
@@ -547,7 +547,7 @@ mod tests {
         assert!(screen.contains("for 17 s, reconnecting: connection refused"), "{screen}");
         sent.push(picture.draw(&at(17)));
         let screen = seen(&sent);
-        assert!(!screen.contains("No word") && screen.contains("[1 Boot]"), "{screen}");
+        assert!(!screen.contains("No data") && screen.contains("[1 Boot]"), "{screen}");
     }
 
     #[tokio::test]

@@ -32,13 +32,13 @@ use polis_tui::ratatui::style::{Color, Modifier, Style};
 use polis_tui::snapshot::StageState;
 use polis_tui::{Key, Snapshot};
 use tokio::io::Interest;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{sleep, timeout};
 
 use super::console::{ENTER, LEAVE, attach, glance, write};
 use super::error::{Error, Explain as _};
 use super::node::View;
 use super::session::{self, PATIENCE, Session, Target};
-use super::text::clean;
+use super::text::{clean, fit};
 use super::{Global, units};
 
 /// Between two looks at the cluster.
@@ -49,8 +49,10 @@ const NODE: Duration = Duration::from_secs(3);
 const LEADER: Duration = Duration::from_secs(4);
 /// Silence after which an Escape is the key, and not the start of a sequence.
 const ESCAPE: Duration = Duration::from_millis(50);
-/// What a node waits for and warns of, at most so many lines.
+/// What a node waits for and warns of, at most so many notes.
 const NOTES_MAX: usize = 3;
+/// Columns before a note.
+const INDENT: usize = 5;
 
 const HEAD: Style = Style::new().fg(Color::White).bg(Color::Blue);
 const DIM: Style = Style::new().fg(Color::DarkGray);
@@ -179,7 +181,7 @@ impl Card {
         let mut mark = match node.state() {
             v1::NodeState::Up => Mark::Good,
             v1::NodeState::New => {
-                notes.push(format!("waits for approval: polisctl node approve {}", node.id));
+                notes.push(format!("waits for approval: `polisctl node approve {}`", node.id));
                 Mark::Attention
             }
             v1::NodeState::Unspecified | v1::NodeState::Standby | v1::NodeState::Decommissioned => {
@@ -189,7 +191,7 @@ impl Card {
         if node.state() == v1::NodeState::Up && node.health() == v1::NodeHealth::Late {
             mark = Mark::Bad;
             notes.push(format!(
-                "its heartbeat is overdue; a dead machine: polisctl node delete {} --force",
+                "its heartbeat is overdue; if its machine is lost: `polisctl node delete {} --force`",
                 node.id
             ));
         }
@@ -303,10 +305,23 @@ impl Board {
             let style = if of == selected { mark.style().patch(CURSOR) } else { mark.style() };
             lines.push(Row { of, text: format!("{text:width$}"), style });
             let shown = notes.iter().take(NOTES_MAX);
-            lines.extend(shown.map(|note| Row { of, text: format!("     {note}"), style: DIM }));
+            let shown = shown.flat_map(|note| note_lines(note, width.saturating_sub(INDENT)));
+            let note = |text: String| Row { of, text: format!("{:INDENT$}{text}", ""), style: DIM };
+            lines.extend(shown.map(note));
         }
         lines
     }
+}
+
+/// A note in lines of so many columns. The screen cuts what is wider, so a command that does
+/// not fit goes on in the next line.
+fn note_lines(note: &str, columns: usize) -> Vec<String> {
+    let fitted = fit(&clean(note), columns);
+    let rows = fitted.lines().flat_map(|line| {
+        let line: Vec<char> = line.chars().collect();
+        line.chunks(columns.max(1)).map(|row| row.iter().collect()).collect::<Vec<String>>()
+    });
+    rows.collect()
 }
 
 /// A line about a node.
@@ -371,20 +386,20 @@ impl Desk {
         board: &mut Board,
         selected: &mut usize,
     ) -> Result<Option<Target>, Error> {
-        let mut next = Instant::now() + PACE;
+        let mut next = Box::pin(newer(session, board.clone()));
         loop {
             *selected = (*selected).min(board.cards.len().saturating_sub(1));
             self.draw(board, *selected)?;
             let keys = tokio::select! {
                 // Cancel-safe: nothing is read before the branch is taken.
                 keys = self.keys() => keys?,
-                // Cancel-safe: the questions only read, and are asked again.
-                newer = newer(session, next, board) => {
-                    match newer {
-                        Ok(newer) => *board = newer,
+                // Cancel-safe: the look is kept, and goes on behind the keys.
+                looked = &mut next => {
+                    match looked {
+                        Ok(looked) => *board = looked,
                         Err(error) => board.trouble = Some(error.summary()),
                     }
-                    next = Instant::now() + PACE;
+                    next = Box::pin(newer(session, board.clone()));
                     continue;
                 }
             };
@@ -438,10 +453,10 @@ impl Desk {
     }
 }
 
-/// The cluster at the next look.
-async fn newer(session: &Session, at: Instant, last: &Board) -> Result<Board, Error> {
-    sleep_until(at).await;
-    Box::pin(look(session, last)).await
+/// The cluster at the next look, which begins after a pause.
+async fn newer(session: &Session, last: Board) -> Result<Board, Error> {
+    sleep(PACE).await;
+    Box::pin(look(session, &last)).await
 }
 
 impl Drop for Desk {
@@ -539,6 +554,24 @@ mod tests {
     }
 
     #[test]
+    fn a_note_has_all_of_its_words_and_its_command_on_one_line_of_80_columns() {
+        let id = "polis-8e9e05c52164694d3f1a77c0b2d95e06";
+        let mut late = node("web-1", v1::NodeState::Up, v1::NodeHealth::Late);
+        late.id = id.to_owned();
+        let reason = "no answer within 3 s, and the machine at its last known address is another";
+        let card = Card::of(&late, None, Some(Err(reason.to_owned())));
+        let board = Board { cards: vec![card], ..board() };
+        let wide = screen(&board, 0, 80, 24);
+        let command = format!("`polisctl node delete {id} --force`");
+        assert!(wide.lines().any(|line| line.trim() == command), "{wide}");
+        let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words(&wide).contains(&format!("does not answer: {reason}")), "{wide}");
+        // Where it cannot be on one line, nothing of it is cut.
+        let narrow = screen(&board, 0, 40, 24).replace(['\n', ' '], "");
+        assert!(narrow.contains(&command.replace(' ', "")), "{narrow}");
+    }
+
+    #[test]
     fn a_dead_node_or_an_unknown_one_is_never_all_healthy() {
         let mut board = board();
         board.cards.truncate(1);
@@ -558,6 +591,7 @@ mod tests {
     #[test]
     fn without_a_leader_the_dashboard_says_so_and_still_asks_each_node() {
         use crate::loopback::{Cluster, NAME};
+        use tokio::time::Instant;
         let world = crate::testing::World::new();
         let cluster = Cluster::new(&world);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

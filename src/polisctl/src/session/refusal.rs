@@ -65,7 +65,8 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
         ("user-taken", _) => "pick another name, or revoke that user first",
         ("key-taken", _) => "make another key: `polisctl owner create -o FILE`",
         ("decommissioned", _) => {
-            "a removed node cannot return: wipe its disk and register the machine again"
+            "a removed node cannot return; with parameters by `polisctl parameters register \
+             --wipes` its machine wipes the disk, and registers again"
         }
         (_, Code::Unauthenticated) => {
             "get a certificate: owners by `polisctl cluster take-ownership`, others from the owner \
