@@ -90,11 +90,23 @@ impl Operator {
     )]
     fn command(&self, args: &[OsString]) -> Command {
         let mut command = Command::new(&self.program);
-        command.arg("--config").arg(&self.config);
-        // An explicit timeout comes later, and takes precedence.
-        command.args(["--context", &self.context]).args(args);
+        command.args(self.options()).args(args);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
+    }
+
+    /// What comes before the arguments of a command. A timeout among those comes later, and
+    /// takes precedence.
+    fn options(&self) -> [OsString; 4] {
+        let config = self.config.clone().into_os_string();
+        ["--config".into(), config, "--context".into(), self.context.clone().into()]
+    }
+
+    /// The whole command line, for who starts `polisctl` on a terminal of its own.
+    #[must_use]
+    pub fn words(&self, args: &[&str]) -> Vec<OsString> {
+        let program = std::iter::once(self.program.clone().into_os_string());
+        program.chain(self.options()).chain(args.iter().map(OsString::from)).collect()
     }
 
     /// The same, with the JSON document that it prints for programs.

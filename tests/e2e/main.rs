@@ -38,6 +38,7 @@ mod storage;
 mod storage_faults;
 mod storage_kinds;
 mod three;
+mod watched;
 mod workloads;
 mod world;
 

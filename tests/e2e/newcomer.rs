@@ -203,7 +203,7 @@ impl Ways {
 }
 
 /// The leader of etcd, and of the curators.
-fn leaders(cluster: &Fleet) -> Result<(usize, usize)> {
+pub(crate) fn leaders(cluster: &Fleet) -> Result<(usize, usize)> {
     let etcd = cluster.etcd_leader()?;
     let curator = ask_until("a curator leads", || {
         let status = cluster.operator.document(&["--timeout", "2m", "cluster", "status"])?;

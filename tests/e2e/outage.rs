@@ -22,7 +22,8 @@ use polis_tests::{Story, draws_all, pick, seed, story};
 use crate::fleet::{
     APPEND, ask_until, becomes, catch_up, checked, fleet, writes_go_on, writes_have_stopped,
 };
-use crate::newcomer::Ways;
+use crate::newcomer::{Ways, leaders};
+use crate::watched::Watch;
 use crate::world::{BOOT, SOON, World};
 
 const VOTERS: [usize; 3] = [0, 1, 2];
@@ -111,14 +112,17 @@ fn but(one: usize) -> Vec<usize> {
     VOTERS.into_iter().filter(|number| *number != one).collect()
 }
 
-/// The leader's power is cut. Writes go on, the workers find the new leader, and neither
-/// of the two that are left can be removed.
+/// The power of the leader of the curators is cut. A person sees that in time, writes go on,
+/// the workers find the new leader, and neither of the two that are left can be removed.
 fn leader_dies(cluster: &mut Fleet) -> Result<()> {
-    let leader = cluster.etcd_leader()?;
-    cluster.cut_power(leader);
+    let (_etcd, leader) = leaders(cluster)?;
     let rest = but(leader);
+    let watch = Watch::open(cluster, leader, rest[0])?;
+    cluster.cut_power(leader);
+    watch.is_right_in_time()?;
     writes_go_on(cluster, &rest)?;
     followed(cluster, leader)?;
+    watch.was_never_well("the leader's power is cut")?;
 
     let survivor = cluster.nodes[rest[0]].id.clone();
     let remove = ["node", "roles", &survivor, "--remove", "consensus-member", "--yes"];
@@ -167,9 +171,12 @@ fn listed(cluster: &mut Fleet, number: usize) -> Result<()> {
 /// split, and heals by itself.
 fn leader_is_cut_off(cluster: &mut Fleet) -> Result<()> {
     let leader = cluster.etcd_leader()?;
+    let watch = Watch::open(cluster, leader, but(leader)[0])?;
     cluster.segment.links().isolate(Fleet::port(leader));
+    watch.is_right_in_time()?;
     writes_go_on(cluster, &but(leader))?;
     becomes(cluster, leader, "split")?;
+    watch.was_never_well("the leader of etcd is cut off")?;
     cluster.segment.links().heal();
     becomes(cluster, leader, "home")?;
     writes_go_on(cluster, &VOTERS)?;
@@ -236,6 +243,12 @@ fn restarted_one_by_one(cluster: &mut Fleet, seed: u64) -> Result<()> {
 /// the address that the others knew, and no leader could publish the new ones.
 fn all_die_and_move(cluster: &mut Fleet) -> Result<()> {
     let before: Vec<_> = cluster.nodes.iter().map(|node| node.address).collect();
+    // A worker goes first: a person sees that, too.
+    let worker = workers(cluster).start;
+    let watch = Watch::open(cluster, worker, VOTERS[0])?;
+    cluster.cut_power(worker);
+    watch.is_right_in_time()?;
+    watch.was_never_well("a worker's power is cut")?;
     (0..members(cluster)).for_each(|number| cluster.cut_power(number));
     cluster.renumber()?;
     for number in (0..members(cluster)).rev() {
