@@ -7,6 +7,7 @@
 //! Tests that cannot run on this host are listed with the reason: a missing tool, or a
 //! device that QEMU lacks.
 
+mod prometheus;
 mod report;
 mod selection;
 mod steps;
@@ -130,6 +131,10 @@ fn lint(report: &mut Report) {
         report.step("licences", cargo().args(["deny", "--log-level", "warn"]).args(checks));
     } else {
         report.skip("licences: cargo-deny is not installed on this host");
+    }
+    match host::find(prometheus::PROMTOOL) {
+        Some(promtool) => report.call("alert rules", || prometheus::check(&promtool)),
+        None => report.skip("alert rules: promtool (package prometheus) is not installed"),
     }
 }
 
