@@ -447,6 +447,19 @@ async fn without_a_leader_the_client_lists_the_queried_candidates() {
 }
 
 #[tokio::test]
+async fn a_leader_that_a_curator_names_and_that_is_gone_is_not_called_missing() {
+    let pair = Pair::start(&Authority::new().await).await;
+    pair.leads(0);
+    let Pair { running: [first, second], client, .. } = pair;
+    let (gone, follower) = (first.address, second.address);
+    first.stop().await;
+    let error = client.leader().await.unwrap_err().to_string();
+    assert!(error.starts_with(&format!("the leader at {gone} cannot be asked: ")), "{error}");
+    assert!(error.contains(&format!("{follower}: reports {gone} as the leader")), "{error}");
+    second.stop().await;
+}
+
+#[tokio::test]
 async fn one_curator_with_an_old_copy_does_not_hide_the_leader() {
     let authority = Authority::new().await;
     let pair = Pair::start(&authority).await;
