@@ -128,10 +128,19 @@ pub(super) fn space(data: &Path, unwritten: &Path) -> Option<Space> {
         return None;
     }
     let stat = rustix::fs::statvfs(data).ok()?;
-    let total = stat.f_blocks.saturating_mul(stat.f_frsize);
-    let taken = total.saturating_sub(stat.f_bfree.saturating_mul(stat.f_frsize));
-    let unwritten = fs::metadata(unwritten).map_or(0, |reserved| reserved.len()).min(taken);
-    Some(Space { total, used: taken - unwritten, unwritten })
+    let [total, free] = [stat.f_blocks, stat.f_bfree].map(|it| it.saturating_mul(stat.f_frsize));
+    let reserved = fs::metadata(unwritten).map_or(0, |reserved| reserved.len());
+    Some(Space::of(total, free, reserved))
+}
+
+impl Space {
+    /// Of a file system of `total` bytes; a file of `reserved` bytes holds no data, and the
+    /// rest that is not `free` is used.
+    fn of(total: u64, free: u64, reserved: u64) -> Self {
+        let taken = total.saturating_sub(free);
+        let unwritten = reserved.min(taken);
+        Self { total, used: taken - unwritten, unwritten }
+    }
 }
 
 #[cfg(test)]
@@ -165,6 +174,17 @@ mod tests {
         assert_eq!((counters.disk_read, counters.disk_written), (200 * 512, 300 * 512));
         assert_eq!(counters.interfaces.len(), 1);
         assert_eq!(counters.interfaces["eth0"], (1000, 500));
+    }
+
+    #[test]
+    fn space_that_has_still_to_be_written_is_not_used() {
+        // An empty disk behind its first boot: the reserve takes nearly all of it.
+        let space = Space::of(100, 2, 94);
+        assert_eq!((space.used, space.unwritten), (4, 94));
+        assert_eq!(Space::of(100, 40, 0).used, 60);
+        // Between two reads, the reserve may have shrunk.
+        assert_eq!(Space::of(100, 90, 94), Space { total: 100, used: 0, unwritten: 10 });
+        assert_eq!(Space::of(0, 1, 1), Space::default());
     }
 
     #[test]

@@ -75,16 +75,19 @@ impl<S: pki::Store + Clone> Store<S> {
         });
         let ticket = ticket.await?;
         if ticket.opaque == fresh.opaque {
-            match UNIX_EPOCH.checked_add(Duration::from_secs(ends_at.unsigned_abs())) {
-                Some(ends) if ends_at > 0 => {
-                    let ends = OffsetDateTime::from(ends);
-                    info!(%ends, "made a new register ticket");
-                }
-                _ => info!("made a new register ticket, which does not end"),
+            match end(&ticket) {
+                Some(ends) => info!(%ends, "made a new register ticket"),
+                None => info!("made a new register ticket, which does not end"),
             }
         }
         Ok(ticket)
     }
+}
+
+/// When a ticket ends; `None` if it does not.
+fn end(ticket: &v1::RegisterTicket) -> Option<OffsetDateTime> {
+    let since = u64::try_from(ticket.ends_at).ok().filter(|since| *since > 0)?;
+    UNIX_EPOCH.checked_add(Duration::from_secs(since)).map(OffsetDateTime::from)
 }
 
 /// The remembered tickets up to `old`.
@@ -105,6 +108,14 @@ pub(super) fn was_replaced(ticket: &v1::RegisterTicket, given: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_ticket_without_an_end_has_no_date_in_the_log() {
+        let at = |ends_at| end(&v1::RegisterTicket { ends_at, ..Default::default() });
+        assert_eq!((at(0), at(-1)), (None, None));
+        let text = at(1_800_000_000).unwrap().to_string();
+        assert!(text.starts_with("2027-01-15 8:00:00"), "{text}");
+    }
 
     #[test]
     fn the_newest_replaced_tickets_are_remembered() {
