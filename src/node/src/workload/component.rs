@@ -226,7 +226,7 @@ impl Component {
         while let Err(error) = first.ask().await {
             debug!(error = &error as &dyn std::error::Error, "not ready yet");
             if begun.elapsed() >= STARTING_MAX {
-                self.parts.fail(self.part, format!("not ready yet: {}", chain(&error)));
+                self.parts.fail(self.part, format!("not ready yet: {}", cause::line(&error)));
             }
             sleep(LOOK_STARTING).await;
         }

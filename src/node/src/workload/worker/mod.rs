@@ -51,13 +51,13 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::api::{self, Api};
-use super::certificates::chain;
 use super::component::{Check, Component, Error, Process};
 use super::drain::{self, Drains};
 use super::parts::{Part, PartState, Parts};
 use super::site::Site;
 use super::{csi, mesh, runtime};
 use crate::network;
+use polis_base::cause;
 use polis_base::files;
 use polis_runtime::event::{Closed, until};
 use polis_runtime::logtree::Parser;
@@ -234,7 +234,7 @@ impl Worker {
         let report = |error: &api::Error| {
             // A starting API server is not a failure.
             if begun.elapsed() >= UNREADABLE_MAX {
-                let error = chain(error);
+                let error = cause::line(error);
                 let cause = format!("pods wait until it can read the cluster's policies: {error}");
                 parts.fail(part, cause);
             }
