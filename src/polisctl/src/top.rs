@@ -1,21 +1,28 @@
-//! `polisctl top`: the load of the nodes, as each of them measures it for its own console.
+//! `polisctl top`: the load of the nodes, as each of them measures it for its own console; with
+//! `--services` the load of their processes.
 //!
-//! What this module does not do: say which service uses how much. A node measures the
-//! machine as a whole.
+//! A node reports the processor time of each process since it started, so two questions with a
+//! pause between them say what each uses now.
+//!
+//! What this module does not do: tell apart the services that run in the node's own process.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures::future::join_all;
+use polis_proto::v1;
+use polis_proto::v1::node_management_client::NodeManagementClient;
 use polis_tui::Snapshot;
 use polis_tui::snapshot::Metrics;
 use serde::Serialize;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
+use tonic::Response;
 
 use super::console::glance;
 use super::error::Error;
 use super::node::targets;
 use super::output::{Document, Text};
-use super::session::{Session, Target};
+use super::session::{Session, Target, refused};
 use super::table::table;
 use super::watch::Watch;
 use super::{Global, units};
@@ -28,6 +35,10 @@ const NODE: Duration = Duration::from_secs(5);
 pub(super) struct Arguments {
     /// Only this node [default: all].
     node: Option<String>,
+    /// Show the processes instead: that of the node itself, in which most services run, and
+    /// each program that a service runs.
+    #[arg(long)]
+    services: bool,
     #[command(flatten)]
     watch: Watch,
 }
@@ -61,10 +72,12 @@ pub(super) async fn run(arguments: &Arguments, global: &Global) -> Result<(), Er
             Some(node) => vec![Box::pin(session.target(Some(node), None)).await?],
             None => Box::pin(targets(&session)).await?,
         };
+        if arguments.services {
+            return services(&session, &targets, global).await;
+        }
         let loads = join_all(targets.iter().map(|target| load(&session, target))).await;
         if loads.iter().all(|load| load.trouble.is_some()) {
-            let trouble = loads.into_iter().find_map(|load| load.trouble).unwrap_or_default();
-            return Err(Error::new("no node answers").or_help(trouble));
+            return Err(silent(loads.into_iter().find_map(|load| load.trouble)));
         }
         document(&loads)
     };
@@ -140,6 +153,124 @@ fn document(loads: &[Load]) -> Result<Document, Error> {
     Document::new(&loads, text)
 }
 
+/// No node has answered, for this reason among others.
+fn silent(trouble: Option<String>) -> Error {
+    Error::new("no node answers").or_help(trouble.unwrap_or_default())
+}
+
+/// The time that the use of the processor is measured over.
+const SAMPLE: Duration = Duration::from_secs(1);
+
+/// What a process uses, as programs read it.
+#[derive(Debug, PartialEq, Serialize)]
+struct Process {
+    node: String,
+    /// The dotted name of its log.
+    service: String,
+    id: u32,
+    /// Of one processor, so two of them together are 200; `null` for a process that has just
+    /// started.
+    cpu_percent: Option<f64>,
+    memory_bytes: u64,
+}
+
+/// The processes of the nodes, as programs read them.
+#[derive(Debug, Serialize)]
+struct Processes {
+    /// Those that use most first.
+    processes: Vec<Process>,
+    /// The nodes that do not answer, and why.
+    trouble: BTreeMap<String, String>,
+}
+
+async fn services(
+    session: &Session,
+    targets: &[Target],
+    global: &Global,
+) -> Result<Document, Error> {
+    let ask = async || join_all(targets.iter().map(|target| listed(session, target))).await;
+    let first = Box::pin(ask()).await;
+    global.out.waiting("measuring for 1 s", sleep(SAMPLE)).await;
+    let second = Box::pin(ask()).await;
+    let mut all = Processes { processes: Vec::new(), trouble: BTreeMap::new() };
+    for (target, (first, second)) in targets.iter().zip(first.into_iter().zip(second)) {
+        let node = target.meant.to_string();
+        match (first, second) {
+            (Ok(first), Ok(second)) => all.processes.extend(processes(&node, &first, &second)),
+            (Err(trouble), _) | (_, Err(trouble)) => {
+                all.trouble.insert(node, trouble);
+            }
+        }
+    }
+    if all.processes.is_empty() {
+        return Err(silent(all.trouble.into_values().next()));
+    }
+    let use_of =
+        |process: &Process| (process.cpu_percent.unwrap_or_default(), process.memory_bytes);
+    all.processes.sort_by(|one, other| {
+        let ((cpu, memory), (more_cpu, more_memory)) = (use_of(one), use_of(other));
+        more_cpu.total_cmp(&cpu).then(more_memory.cmp(&memory))
+    });
+    all.document()
+}
+
+async fn listed(session: &Session, target: &Target) -> Result<v1::ServicesResponse, String> {
+    let answer = async {
+        let mut client = NodeManagementClient::new(session.node(target).await?);
+        let answer = client.services(v1::ServicesRequest {}).await;
+        answer.map(Response::into_inner).map_err(|status| refused("list the processes", &status))
+    };
+    // On the heap: several nodes are asked at once.
+    match timeout(NODE, Box::pin(answer)).await {
+        Ok(answer) => answer.map_err(|error| error.summary()),
+        Err(_elapsed) => Err(format!("no answer within {}", units::span(NODE))),
+    }
+}
+
+/// What each process used between two answers of its node.
+fn processes(
+    node: &str,
+    first: &v1::ServicesResponse,
+    second: &v1::ServicesResponse,
+) -> Vec<Process> {
+    let passed = second.uptime_seconds - first.uptime_seconds;
+    let used = |now: &v1::services_response::Process| {
+        let is_same = |before: &&v1::services_response::Process| {
+            (before.id, &before.name) == (now.id, &now.name)
+        };
+        let before = first.processes.iter().find(is_same)?;
+        let used = (now.cpu_seconds - before.cpu_seconds).max(0.0);
+        // A node that was rebooted meanwhile has a younger clock.
+        (passed > 0.0).then(|| (used / passed * 1000.0).round() / 10.0)
+    };
+    let process = |now: &v1::services_response::Process| Process {
+        node: node.to_owned(),
+        service: now.name.clone(),
+        id: now.id,
+        cpu_percent: used(now),
+        memory_bytes: now.memory_bytes,
+    };
+    second.processes.iter().map(process).collect()
+}
+
+impl Processes {
+    fn document(&self) -> Result<Document, Error> {
+        let row = |process: &Process| {
+            vec![
+                process.node.clone(),
+                process.service.clone(),
+                process.id.to_string(),
+                process.cpu_percent.map_or_else(|| "-".to_owned(), |cpu| format!("{cpu:.1} %")),
+                polis_tui::bytes(process.memory_bytes),
+            ]
+        };
+        let rows: Vec<_> = self.processes.iter().map(row).collect();
+        let troubles = self.trouble.iter().map(|(node, trouble)| format!("{node}: {trouble}\n"));
+        let text = Text::from(table(&["NODE", "SERVICE", "PROCESS", "CPU", "MEMORY"], &rows));
+        Document::new(self, text.and(troubles.collect::<String>()))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -166,6 +297,53 @@ mod tests {
         cluster.lose_the_leader();
         let table = world.runs(&["top", "--timeout", "6s"]);
         assert!(table.contains("12 %") && table.contains(&format!("{gone}: ")), "{table}");
+    }
+
+    #[test]
+    fn the_processes_of_each_node_are_shown_by_use_and_a_dead_node_is_named() {
+        let world = World::new();
+        let cluster = Cluster::new(&world);
+        let id = node_id(SEED).to_string();
+        let json = world.runs(&["top", "--services", "-o", "json"]);
+        let said: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let of = |at: usize, key: &str| said["processes"][at][key].clone();
+        assert_eq!(
+            (of(0, "service"), of(1, "service")),
+            ("root.consensus.etcd".into(), "root".into())
+        );
+        assert_eq!((of(0, "cpu_percent"), of(1, "cpu_percent")), (50.0.into(), 25.0.into()));
+        assert_eq!((of(0, "node"), of(1, "memory_bytes")), (id.clone().into(), (64 << 20).into()));
+        let (_bound, dead) = closed_port();
+        let gone = node_id(2).to_string();
+        cluster.knows(&world, &[(&id, "192.0.2.1"), (&gone, &dead)]);
+        cluster.lose_the_leader();
+        let table = world.runs(&["top", "--services", "--timeout", "6s"]);
+        assert!(table.contains("50.0 %") && table.contains(&format!("{gone}: ")), "{table}");
+    }
+
+    #[test]
+    fn a_process_that_was_not_there_before_has_no_use_yet() {
+        let process = |id, cpu_seconds| v1::services_response::Process {
+            name: "root.etcd".to_owned(),
+            id,
+            cpu_seconds,
+            memory_bytes: 7,
+        };
+        let at = |uptime_seconds, processes| v1::ServicesResponse {
+            processes,
+            uptime_seconds,
+            ..Default::default()
+        };
+        let measured = |first, second| {
+            let all = processes("n", &first, &second);
+            all.into_iter().map(|process| process.cpu_percent).collect::<Vec<_>>()
+        };
+        let before = || at(10.0, vec![process(7, 1.0)]);
+        // Two processors for two seconds.
+        assert_eq!(measured(before(), at(12.0, vec![process(7, 5.0)])), [Some(200.0)]);
+        assert_eq!(measured(before(), at(12.0, vec![process(8, 5.0)])), [None]);
+        // Another boot.
+        assert_eq!(measured(before(), at(3.0, vec![process(7, 0.5)])), [None]);
     }
 
     #[test]

@@ -21,6 +21,7 @@ use polis_base::sys::clock;
 use polis_base::sys::reboot::Reason;
 use polis_runtime::logtree;
 use polis_runtime::supervisor::Tree;
+use polis_runtime::sys::process;
 use polis_wire::rpc::Peer;
 
 /// How long a request to wipe waits for the removal from the cluster: a later one, for another
@@ -29,6 +30,9 @@ const RESET: Duration = Duration::from_secs(600);
 
 /// Bytes of the longest text that is read as a recovery key, spaces and all.
 const KEY_TEXT_MAX: usize = 1024;
+
+/// The service above all others: the process of the node.
+const ROOT: &str = "root";
 
 /// The sources of the answers.
 #[derive(Clone, Debug)]
@@ -141,8 +145,20 @@ impl NodeManagement for Handlers {
             cause: entry.cause.unwrap_or_default(),
             since_uptime_seconds: entry.since.as_secs_f64(),
         });
-        // In the order of their names, parents come before their children.
-        Ok(Response::new(v1::ServicesResponse { services: services.collect() }))
+        let uptime_seconds = clock::uptime().as_secs_f64();
+        let loads = process::loads(ROOT).into_iter();
+        let processes = loads.map(|load| v1::services_response::Process {
+            name: load.name,
+            id: load.id,
+            cpu_seconds: load.cpu.as_secs_f64(),
+            memory_bytes: load.memory,
+        });
+        Ok(Response::new(v1::ServicesResponse {
+            // In the order of their names, parents come before their children.
+            services: services.collect(),
+            processes: processes.collect(),
+            uptime_seconds,
+        }))
     }
 
     type DrainStream = Answers<v1::DrainProgress>;

@@ -17,7 +17,7 @@
 //! - A child never waits for its output to be read, and never inherits a
 //!   descriptor beyond the standard three.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io;
@@ -27,6 +27,7 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use rustix::param::clock_ticks_per_second;
 use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
 use tokio::io::{
     AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, BufReader,
@@ -321,6 +322,7 @@ impl Command {
             .process_group(0);
         let failed = |source| Error::Start { program: program.clone(), source };
         let mut inner = spawn_from_lasting_thread(command, limits).await.map_err(failed)?;
+        let listed = inner.id().zip(sink.as_ref()).map(|(id, sink)| Listed::new(id, sink.name()));
 
         let tail = Arc::<Mutex<VecDeque<Body>>>::default();
         let mut readers = JoinSet::new();
@@ -336,7 +338,7 @@ impl Command {
                 None
             }
         };
-        Ok((Child { program, inner, input, readers, tail }, kept))
+        Ok((Child { program, inner, input, readers, tail, listed }, kept))
     }
 }
 
@@ -356,6 +358,8 @@ pub struct Child {
     /// Aborted on drop; they end by themselves with the pipes.
     readers: JoinSet<()>,
     tail: Arc<Mutex<VecDeque<Body>>>,
+    /// Until it has been waited for: then the kernel may give its number to another.
+    listed: Option<Listed>,
 }
 
 impl Child {
@@ -381,6 +385,7 @@ impl Child {
         let status = self.inner.wait().await;
         let status =
             status.map_err(|source| Error::Wait { program: self.program.clone(), source })?;
+        self.listed = None;
         let drained = async { while self.readers.join_next().await.is_some() {} };
         // Late lines of a grandchild are not worth waiting for.
         let _late = timeout(DRAIN_DEADLINE, drained).await;
@@ -428,6 +433,65 @@ impl Child {
         };
         written.await.map_err(|source| Error::Write { program: self.program.clone(), source })
     }
+}
+
+/// The children with a log that run, by process ID: the dotted name of that log.
+static RUNNING: Mutex<BTreeMap<u32, String>> = Mutex::new(BTreeMap::new());
+
+/// The place of a child in [`RUNNING`].
+#[derive(Debug)]
+struct Listed(u32);
+
+impl Listed {
+    fn new(id: u32, name: &str) -> Self {
+        RUNNING.lock().unwrap_or_else(PoisonError::into_inner).insert(id, name.to_owned());
+        Self(id)
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        RUNNING.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+    }
+}
+
+/// What a process uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// The dotted name of its log.
+    pub name: String,
+    /// Its process ID.
+    pub id: u32,
+    /// Processor time since it started, of all its threads, but not of its children.
+    pub cpu: Duration,
+    /// Resident memory in bytes, with what it shares with other processes.
+    pub memory: u64,
+}
+
+/// What this process uses, under the name `own`, and what each of its running children does
+/// that has a log. What has just ended is left out.
+#[must_use]
+pub fn loads(own: &str) -> Vec<Load> {
+    let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let all = std::iter::once((std::process::id(), own.to_owned())).chain(running);
+    let load = |(id, name): (u32, String)| {
+        let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+        let memory = resident(&id.to_string())?.saturating_mul(1024);
+        Some(Load { name, id, cpu: parse_cpu(&stat)?, memory })
+    };
+    all.filter_map(load).collect()
+}
+
+/// User and system time: the 14th and the 15th field. The second is the program's name, which
+/// may have spaces and parentheses in it.
+fn parse_cpu(stat: &str) -> Option<Duration> {
+    /// Fields between the name and the first of both.
+    const BEFORE: usize = 11;
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut ticks = rest.split_ascii_whitespace().skip(BEFORE).map(str::parse::<u64>);
+    let ticks = ticks.next()?.ok()?.checked_add(ticks.next()?.ok()?)?;
+    let each = Duration::from_secs(1) / u32::try_from(clock_ticks_per_second()).ok()?;
+    each.checked_mul(u32::try_from(ticks).ok()?)
 }
 
 /// Every process whose program has this name.

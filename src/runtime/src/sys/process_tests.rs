@@ -1,7 +1,7 @@
 //! Child processes, with the shell of the build host.
 
 use super::*;
-use crate::logtree::{Parser, Query, Tree};
+use crate::logtree::{Item, Parser, Query, Tree};
 
 fn sh(script: &str) -> Command {
     Command::new("/bin/sh").args(["-c", script])
@@ -24,6 +24,38 @@ async fn what_it_writes_stands_in_the_log_tree_before_wait_returns() {
         logs.backlog(&Query::all()).iter().map(|it| format!("{} {}", it.name, it.body)).collect();
     lines.sort();
     assert_eq!(lines, ["root.sh one", "root.sh two"]);
+}
+
+#[tokio::test]
+async fn a_running_child_is_measured_under_the_name_of_its_log_and_an_ended_one_is_not() {
+    let logs = Tree::new(None);
+    let busy = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; echo done; read line";
+    let command = sh(busy).input(Vec::new()).log(logs.sink("root.busy-test", Parser::Raw));
+    let (mut child, _stdout) = command.start(Stdout::Logged).await.unwrap();
+    let id = child.id().unwrap();
+    let mut lines = logs.read(Query::all());
+    let is_done = |item: &Item| matches!(item, Item::Entry(it) if it.body.to_string() == "done");
+    while !lines.next().await.is_some_and(|item| is_done(&item)) {}
+    let measured = |own| loads(own).into_iter().find(|load| load.id == id);
+    let load = measured("root").unwrap();
+    assert_eq!(load.name, "root.busy-test");
+    assert!(load.cpu > Duration::from_millis(20), "{load:?}");
+    assert!(load.memory > 64 << 10, "{load:?}");
+    let own = loads("root").into_iter().find(|load| load.id == std::process::id()).unwrap();
+    assert!(own.name == "root" && own.memory > 1 << 20, "{own:?}");
+    // The end of its input ends it.
+    child.feed().await.unwrap();
+    child.wait().await.unwrap();
+    assert_eq!(measured("root"), None, "its number may be another's by now");
+}
+
+#[test]
+fn a_program_s_name_cannot_shift_the_numbers_behind_it() {
+    let stat = "7 (a) b (c) S 1 7 7 0 -1 4194304 9 9 9 9 250 50 1 1 20 0 1 0 77 0 0";
+    let tick = Duration::from_secs(1) / u32::try_from(clock_ticks_per_second()).unwrap();
+    assert_eq!(parse_cpu(stat), Some(tick * 300));
+    assert_eq!(parse_cpu("7 (x) S 1"), None);
+    assert_eq!(parse_cpu(""), None);
 }
 
 #[tokio::test]
