@@ -159,3 +159,49 @@ fn a_node_with_a_name_is_shown_by_it_and_by_the_beginning_of_its_id() {
         assert_says(&shown, &id);
     }
 }
+
+/// The rows of a page, of the title's block.
+fn block(snapshot: &Snapshot, page: Page, title: &str, width: u16) -> Vec<String> {
+    let shown = screen(snapshot, &view(page, width, 40), width, 40);
+    let rows = shown.lines().map(|row| row.trim_matches('"').trim().to_owned());
+    rows.skip_while(|row| !row.starts_with(title)).take_while(|row| !row.is_empty()).collect()
+}
+
+#[test]
+fn a_large_screen_has_the_past_hour_of_etcd_and_a_small_one_does_not() {
+    let snapshot = samples::ordinary();
+    let past = block(&snapshot, Page::Etcd, "History", 120);
+    assert!(past[0].starts_with("History of the last 1 h, a column for 2 min"), "{past:?}");
+    for wanted in ["Commit ", "Leader changes 0", "Database 12.5 MiB", "ms", "max "] {
+        assert!(past[1].contains(wanted), "no {wanted}: {past:?}");
+    }
+    assert_eq!(past.len(), 4, "a head and a chart of two rows: {past:?}");
+    assert!(block(&snapshot, Page::Etcd, "History", 80).is_empty());
+    let none = with(|etcd| etcd.past = crate::snapshot::Past::default());
+    assert!(block(&none, Page::Etcd, "History", 120).is_empty(), "no sample yet");
+}
+
+#[test]
+fn a_large_screen_says_who_reaches_whom() {
+    // The link between the second and the third is cut; the third has not answered.
+    let mut snapshot = with(|etcd| {
+        let first = etcd.members[0].id;
+        etcd.members[1].reaches = Some(vec![first]);
+        etcd.members[2].reaches = None;
+    });
+    snapshot.nodes.as_mut().unwrap().nodes[2].name = Some("web-3".to_owned());
+    for page in [Page::Cluster, Page::Etcd] {
+        let rows = block(&snapshot, page, "Who reaches whom", 120);
+        let words = |row: &str| row.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(words(&rows[0])[3..6], ["polis-8e9e05c5", "polis-0b7d3a99", "web-3"]);
+        assert_eq!(words(&rows[1]), ["polis-8e9e05c5", "■", "yes", "■", "yes"]);
+        assert_eq!(words(&rows[2]), ["polis-0b7d3a99", "■", "yes", "!", "no"]);
+        assert_eq!(words(&rows[3]), ["web-3", "·", "not", "known", "·", "not", "known"]);
+        assert!(block(&snapshot, page, "Who reaches whom", 80).is_empty());
+    }
+    let mut changed = snapshot.clone();
+    changed.etcd.as_mut().unwrap().members[2].reaches = Some(Vec::new());
+    assert!(Page::Cluster.shows_change(&snapshot, &changed));
+    let alone = with(|etcd| etcd.members.truncate(1));
+    assert!(block(&alone, Page::Etcd, "Who reaches whom", 120).is_empty());
+}

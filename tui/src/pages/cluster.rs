@@ -63,6 +63,7 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     };
     let rows = nodes.iter().flat_map(|node| rows(node, &columns, &seen, details, width));
     let mut body: Vec<_> = rows.collect();
+    body.extend(super::reach::block(snapshot, width));
     body.extend(identity(snapshot, width));
     Content { head, body, ..Content::default() }
 }
@@ -116,9 +117,13 @@ fn unreachable(snapshot: &Snapshot) -> BTreeSet<&str> {
     silent.map(|member| member.name.as_str()).collect()
 }
 
-/// Whether etcd reaches other members than before.
+/// Whether a member of etcd reaches other members than before.
 pub(crate) fn reaches_anew(old: &Snapshot, new: &Snapshot) -> bool {
-    unreachable(old) != unreachable(new)
+    let members = |snapshot: &'_ Snapshot| {
+        let members = snapshot.etcd.iter().flat_map(|etcd| &etcd.members);
+        members.map(|member| (member.id, member.reaches.clone())).collect::<Vec<_>>()
+    };
+    unreachable(old) != unreachable(new) || members(old) != members(new)
 }
 
 /// The state of a node, as the mark, the word and the next step of a person.
@@ -219,6 +224,12 @@ fn list(nodes: &[&Node]) -> String {
 /// How a sentence calls a node: by its name, else by the beginning of its ID.
 fn called(node: &Node) -> String {
     node.name.as_deref().map_or_else(|| short(&node.id), |name| clean(name).into_owned())
+}
+
+/// The same of the node with this ID.
+pub(super) fn called_by_id(snapshot: &Snapshot, id: &str) -> String {
+    let node = snapshot.nodes.iter().flat_map(|known| &known.nodes).find(|node| node.id == id);
+    node.map_or_else(|| short(id), called)
 }
 
 /// The beginning of a node ID, which is enough to distinguish nodes.

@@ -3,10 +3,11 @@
 use ratatui::style::Style;
 use ratatui::text::Line;
 
-use super::Content;
 use super::cluster::short;
-use crate::snapshot::{Etcd, Member, MemberStatus, Snapshot};
-use crate::text::{bytes, clean, count, cut, micros, name, plural, wrap};
+use super::load::Chart;
+use super::{Content, WIDE};
+use crate::snapshot::{Etcd, Member, MemberStatus, Past, Snapshot};
+use crate::text::{bytes, clean, count, cut, duration, micros, name, plural, wrap};
 use crate::theme::{ATTENTION, BUSY, DIM, Mark, PLAIN, STRONG};
 use crate::widgets::block::{blank, title, titled};
 use crate::widgets::headline::{INDENT, command, headline, note};
@@ -111,8 +112,38 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     let database = if etcd.takes_part() { "Database" } else { "Database, at the last report" };
     body.push(title(database, width));
     body.extend(facts(etcd, width));
+    body.extend(past(&etcd.past, width));
+    body.extend(super::reach::block(snapshot, width));
     Content { body, ..Content::default() }
 }
+
+/// The charts of the recent past, where there is room.
+fn past(past: &Past, width: usize) -> Vec<Line<'static>> {
+    let Past { pace, commit, elections, db_size } = past;
+    if width < WIDE || commit.is_empty() {
+        return Vec::new();
+    }
+    let charts = [
+        Chart::new("Commit", commit.clone(), LEAST_COMMIT, micros),
+        Chart::new("Leader changes", elections.clone(), LEAST_ELECTIONS, count),
+        Chart::new("Database", db_size.clone(), LEAST_DB, bytes),
+    ];
+    let span = pace.saturating_mul(u32::try_from(commit.len()).unwrap_or(u32::MAX));
+    let text = format!(" of the last {}, a column for {}", duration(span), duration(*pace));
+    let head = Row::default().put(STRONG, "History").put(DIM, &text);
+    let mut lines = vec![blank(), titled(head, width)];
+    lines.extend(super::load::beside(&charts, width, PAST));
+    lines
+}
+
+/// Rows of a chart of the past.
+const PAST: usize = 2;
+
+/// The lowest ends of the scales: a commit in microseconds that no disk is faster than by
+/// much, a leader that changes now and then, and a database in bytes that is small.
+const LEAST_COMMIT: u64 = 1 << 10;
+const LEAST_ELECTIONS: u64 = 4;
+const LEAST_DB: u64 = 1 << 20;
 
 fn voters(etcd: &Etcd) -> impl Iterator<Item = &Member> {
     etcd.members.iter().filter(|member| member.standing == MemberStatus::Voter)

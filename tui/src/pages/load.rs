@@ -41,10 +41,20 @@ pub(super) struct Chart {
 }
 
 impl Chart {
+    /// Any values; the scale does not end below `least`.
+    pub(super) fn new(
+        title: &'static str,
+        values: Vec<u64>,
+        least: u64,
+        print: fn(u64) -> String,
+    ) -> Self {
+        let max = ceiling(&values, least);
+        Self { title, style: BUSY, values, max, print, of: String::new() }
+    }
+
     /// Bytes a second.
     pub(super) fn flow(title: &'static str, values: Vec<u64>) -> Self {
-        let max = ceiling(&values, LEAST);
-        Self { title, style: BUSY, values, max, print: rate, of: String::new() }
+        Self::new(title, values, LEAST, rate)
     }
 
     fn percents(title: &'static str, values: &[u8]) -> Self {

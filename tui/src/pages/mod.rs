@@ -8,6 +8,7 @@ mod load;
 pub(crate) mod logs;
 pub(crate) mod network;
 pub(crate) mod pki;
+mod reach;
 pub(crate) mod services;
 pub(crate) mod workloads;
 

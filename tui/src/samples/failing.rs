@@ -58,7 +58,9 @@ pub fn failing() -> Snapshot {
             member.lag = None;
             member.round_trip = None;
             member.db_size = None;
+            member.reaches = None;
         }
+        etcd.members[0].reaches = Some(Vec::new());
         etcd.members[0].lag = Some(12_096);
         etcd.applied = 1_192_021;
         // More than the quota, which raises the alarm.

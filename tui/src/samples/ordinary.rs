@@ -8,7 +8,7 @@ use super::{
 };
 use crate::snapshot::{
     Authority, Certificate, Crl, Etcd, Health, Interface, Member, MemberStatus, Metrics, Network,
-    Node, NodeState, Nodes, Pki, Severity, Snapshot, StageState, Workloads,
+    Node, NodeState, Nodes, Past, Pki, Severity, Snapshot, StageState, Workloads,
 };
 
 /// The services of a node that votes, without those that only a boot needs.
@@ -171,6 +171,9 @@ pub(super) fn node(at: usize) -> Node {
     }
 }
 
+/// The numbers of the members of etcd.
+const IDS: [u64; 3] = [0x8e9e_05c5_2164_694d, 0x0b7d_3a99_15c0_4e21, 0xfe12_9001_d4c8_b3a7];
+
 fn etcd() -> Etcd {
     let db_size = 20_480 * 641;
     let one = |at: usize, id, lag, round_trip| Member {
@@ -179,16 +182,13 @@ fn etcd() -> Etcd {
         lag: Some(lag),
         round_trip: Some(round_trip),
         db_size: Some(db_size),
+        reaches: Some(IDS.into_iter().filter(|other| *other != id).collect()),
         ..member(NODES[at], id)
     };
     Etcd {
         state: "voter".to_owned(),
         version: "3.5.21".to_owned(),
-        members: vec![
-            one(0, 0x8e9e_05c5_2164_694d, 0, 310),
-            one(1, 0x0b7d_3a99_15c0_4e21, 0, 1_240),
-            one(2, 0xfe12_9001_d4c8_b3a7, 2, 1_870),
-        ],
+        members: vec![one(0, IDS[0], 0, 310), one(1, IDS[1], 0, 1_240), one(2, IDS[2], 2, 1_870)],
         term: 3,
         index: 1_204_117,
         applied: 1_204_117,
@@ -198,6 +198,12 @@ fn etcd() -> Etcd {
         alarms: Vec::new(),
         quorum: true,
         survives: Some(1),
+        past: Past {
+            pace: Duration::from_secs(120),
+            commit: wave(2_100, 6_900, 15)[..30].to_vec(),
+            elections: (0..30).map(|at| u64::from(at == 11)).collect(),
+            db_size: (0..30).map(|at| db_size - (29 - at) * 20_480).collect(),
+        },
     }
 }
 

@@ -1,6 +1,10 @@
 //! The etcd cluster, as this node's member sees it.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
+
+use super::time;
 
 /// The etcd cluster as this node sees it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -32,6 +36,23 @@ pub struct Etcd {
     /// How many more voters may fail before the cluster stops; `None` without a
     /// quorum, or where it is not known of every voter whether it answers.
     pub survives: Option<u32>,
+    /// The recent past of this member; empty before its first sample.
+    pub past: Past,
+}
+
+/// The recent past of a member. Each list has the newest sample last.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Past {
+    /// Time between two samples.
+    #[serde(with = "time")]
+    pub pace: Duration,
+    /// Mean time of a commit to the disk, in microseconds; zero without one.
+    pub commit: Vec<u64>,
+    /// Changes of the leader.
+    pub elections: Vec<u64>,
+    /// Bytes of the database file.
+    pub db_size: Vec<u64>,
 }
 
 impl Etcd {
@@ -66,6 +87,8 @@ pub struct Member {
     pub round_trip: Option<u64>,
     /// Bytes of its database file, if that is known.
     pub db_size: Option<u64>,
+    /// The numbers of the members that it reaches, if its node knows that of each.
+    pub reaches: Option<Vec<u64>>,
 }
 
 /// The rights of a member.

@@ -25,7 +25,7 @@ use tracing::{info, warn};
 use super::client::{self, Clients, User, call};
 use super::credentials::{authority, peer_certificate};
 use super::status::members_of;
-use super::{Invitation, Member, MemberId, Peer, Refusal, Status, peers, quorum};
+use super::{Invitation, Member, MemberId, Peer, Refusal, Status, Work, peers, quorum};
 use polis_base::files::Sockets;
 use polis_base::sys::clock;
 use polis_runtime::event::{Closed, until};
@@ -174,6 +174,15 @@ impl Members {
         let mut answering = peers::reachable(&connected).await;
         answering.extend(status.member);
         Ok(answering)
+    }
+
+    /// What this member has done since it was started.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Peers`].
+    pub async fn work(&self) -> Result<Work, Error> {
+        peers::work(&self.sockets.http()).await.map_err(Error::Peers)
     }
 
     /// The nodes whose member does not answer, as far as this member sees. Takes a few

@@ -59,6 +59,7 @@ use polis_wire::identity::{NodeId, NodeKey};
 use polis_wire::pki::Host;
 
 pub use self::members::{Error as MembersError, Members};
+pub use self::peers::Work;
 pub use self::quorum::Refusal;
 pub use self::service::{Service, forget, readahead};
 pub use self::status::{Alarm, Member, MemberId, MemberStatus, Status};

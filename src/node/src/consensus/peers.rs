@@ -27,6 +27,23 @@ const REQUEST: &[u8] = b"GET /metrics HTTP/1.0\r\nHost: etcd\r\n\r\n";
 /// One for each peer; 1 while a connection exists in either direction.
 const METRIC: &str = "etcd_network_active_peers{";
 
+/// How often the backend was written to the disk since etcd was started, the time of all
+/// that together, and how often the leader changed.
+const COMMITS: &str = "etcd_disk_backend_commit_duration_seconds_count";
+const COMMIT_TIME: &str = "etcd_disk_backend_commit_duration_seconds_sum";
+const LEADER_CHANGES: &str = "etcd_server_leader_changes_seen_total";
+
+/// The work of a member since it was started.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Commits of the database to the disk.
+    pub commits: f64,
+    /// Seconds that they took together.
+    pub commit_seconds: f64,
+    /// Changes of the leader that it saw.
+    pub leader_changes: f64,
+}
+
 /// A member in the same network takes a connection in milliseconds; a busy one,
 /// in some hundred.
 const DIAL_MAX: Duration = Duration::from_secs(3);
@@ -44,6 +61,15 @@ pub(super) async fn reachable(members: &[Member]) -> BTreeSet<MemberId> {
 
 /// The peers that the member behind this socket is connected to.
 pub(super) async fn answering(socket: &Path) -> io::Result<BTreeSet<MemberId>> {
+    Ok(parse(&metrics(socket).await?))
+}
+
+/// What the member behind this socket has done.
+pub(super) async fn work(socket: &Path) -> io::Result<Work> {
+    Ok(parse_work(&metrics(socket).await?))
+}
+
+async fn metrics(socket: &Path) -> io::Result<String> {
     let asked = async {
         let mut stream = UnixStream::connect(socket).await?;
         stream.write_all(REQUEST).await?;
@@ -52,7 +78,21 @@ pub(super) async fn answering(socket: &Path) -> io::Result<BTreeSet<MemberId>> {
         Ok::<_, io::Error>(answer)
     };
     let answer = tokio::time::timeout(ANSWER_TIME, asked).await??;
-    Ok(parse(&String::from_utf8_lossy(&answer)))
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+/// `etcd_server_leader_changes_seen_total 3`; zero for what is missing.
+fn parse_work(metrics: &str) -> Work {
+    let value = |name: &str| {
+        let rest = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
+        let value: Option<f64> = metrics.lines().find_map(rest);
+        value.filter(|value| value.is_finite() && *value >= 0.0).unwrap_or_default()
+    };
+    Work {
+        commits: value(COMMITS),
+        commit_seconds: value(COMMIT_TIME),
+        leader_changes: value(LEADER_CHANGES),
+    }
 }
 
 /// `etcd_network_active_peers{Local="8e9e05c5",Remote="8211f1d0"} 1`
@@ -84,6 +124,20 @@ mod tests {
             etcd_network_active_peers{Local=\"8e9e05c52164694d\",Remote=\"fd422379fda50e48\"} 0\n\
             etcd_network_client_grpc_sent_bytes_total 26464\n";
         assert_eq!(parse(metrics), BTreeSet::from([MemberId(0x91bc_3c39_8fb3_c146)]));
+    }
+
+    #[test]
+    fn the_work_of_a_member_is_read_and_what_is_no_number_is_none() {
+        let metrics = "HTTP/1.0 200 OK\r\n\r\n\
+            etcd_disk_backend_commit_duration_seconds_bucket{le=\"0.001\"} 9\n\
+            etcd_disk_backend_commit_duration_seconds_sum 1.25e+01\n\
+            etcd_disk_backend_commit_duration_seconds_count 1000\n\
+            # TYPE etcd_server_leader_changes_seen_total counter\n\
+            etcd_server_leader_changes_seen_total 3\n";
+        let work = Work { commits: 1000.0, commit_seconds: 12.5, leader_changes: 3.0 };
+        assert_eq!(parse_work(metrics), work);
+        let wrong = "etcd_server_leader_changes_seen_total NaN\n";
+        assert_eq!(parse_work(wrong), Work::default());
     }
 
     #[tokio::test]

@@ -18,7 +18,8 @@ use std::time::{Duration, SystemTime};
 
 use polis_tui::snapshot::{
     Address, Authority, Certificate, Cluster, Crl, Etcd, Header, Interface, Logs, Member,
-    MemberStatus, Network, Nodes, Pki, Service, ServiceState, Snapshot, Stage, StageState, Warning,
+    MemberStatus, Network, Nodes, Past, Pki, Service, ServiceState, Snapshot, Stage, StageState,
+    Warning,
 };
 use time::OffsetDateTime;
 use time::format_description::BorrowedFormatItem;
@@ -72,7 +73,7 @@ pub(super) fn fold(
         stages: stages(&values.stages, uptime),
         network: network(values, uptime),
         nodes: nodes(&values.cluster_nodes, uptime),
-        etcd: etcd(&values.consensus, &values.members),
+        etcd: etcd(&values.consensus, &values.members, &values.past),
         pki: pki(&values.pki, &values.words, now),
         services: services(&values.services, uptime),
         workloads: workloads::workloads(values, uptime, now),
@@ -251,7 +252,7 @@ fn nodes(known: &ClusterNodes, uptime: Duration) -> Option<Nodes> {
     Some(nodes)
 }
 
-fn etcd(status: &consensus::Status, learned: &Learned) -> Option<Etcd> {
+fn etcd(status: &consensus::Status, learned: &Learned, past: &Past) -> Option<Etcd> {
     let never_started = status.member.is_none() && status.standing == Default::default();
     if never_started && status.peer_url.is_empty() {
         return None;
@@ -259,8 +260,8 @@ fn etcd(status: &consensus::Status, learned: &Learned) -> Option<Etcd> {
     let serves = status.clients.is_some();
     let members = status.members.iter().map(|member| {
         let own = Some(member.id) == status.member;
-        let learned = learned.get(&member.id).copied().unwrap_or_default();
-        let reported = learned.reported;
+        let learned = learned.get(&member.id);
+        let reported = learned.and_then(|learned| learned.reported.as_ref());
         Member {
             name: member.name.clone(),
             id: member.id.0,
@@ -275,7 +276,7 @@ fn etcd(status: &consensus::Status, learned: &Learned) -> Option<Etcd> {
             own,
             answers: match own {
                 true => Some(serves),
-                false => learned.connected,
+                false => learned.and_then(|learned| learned.connected),
             },
             lag: match own {
                 true => serves.then(|| status.index.saturating_sub(status.applied)),
@@ -287,9 +288,14 @@ fn etcd(status: &consensus::Status, learned: &Learned) -> Option<Etcd> {
                 true => Some(status.db_size),
                 false => reported.map(|reported| reported.db_size),
             },
+            reaches: reported.and_then(|reported| reported.reaches.clone()),
         }
     });
-    let members: Vec<_> = members.collect();
+    let mut members: Vec<_> = members.collect();
+    let reached = reached(&members);
+    for own in members.iter_mut().filter(|member| member.own) {
+        own.reaches.clone_from(&reached);
+    }
     Some(Etcd {
         state: status.standing.name().to_owned(),
         version: status.version.clone(),
@@ -303,7 +309,16 @@ fn etcd(status: &consensus::Status, learned: &Learned) -> Option<Etcd> {
         db_used: status.db_used,
         db_quota: status.db_quota,
         alarms: status.alarms.iter().map(ToString::to_string).collect(),
+        past: past.clone(),
     })
+}
+
+/// The other members that this node's own reaches, once it is known of each.
+fn reached(members: &[Member]) -> Option<Vec<u64>> {
+    let others = members.iter().filter(|member| !member.own);
+    let answers = others.map(|member| Some((member.id, member.answers?)));
+    let answers = answers.collect::<Option<Vec<_>>>()?;
+    Some(answers.into_iter().filter(|(_, answers)| *answers).map(|(id, _)| id).collect())
 }
 
 /// The number of answering voters that may fail before too few are left, once it is

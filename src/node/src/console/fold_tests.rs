@@ -41,15 +41,26 @@ fn a_cluster_survives_the_loss_of_those_that_answer_and_are_not_needed() {
     assert_eq!((etcd.quorum, etcd.survives), (true, None));
     let answers: Vec<_> = etcd.members.iter().map(|member| member.answers).collect();
     assert_eq!(answers, [Some(false), None, None, None]);
-    let reported = Reported { took: Duration::from_millis(2), behind: 8, share: 60, db_size: 9 };
+    let reported = Reported {
+        took: Duration::from_millis(2),
+        behind: 8,
+        share: 60,
+        db_size: 9,
+        reaches: Some(vec![1]),
+    };
     for number in 2..=4 {
         let connected = Some(number != 3);
-        values.members.insert(MemberId(number), Probed { connected, reported: Some(reported) });
+        values
+            .members
+            .insert(MemberId(number), Probed { connected, reported: Some(reported.clone()) });
     }
     let etcd = folded(&values).etcd.unwrap();
     assert_eq!(etcd.survives, Some(0));
     let answers: Vec<_> = etcd.members.iter().map(|member| member.answers).collect();
     assert_eq!(answers, [false, true, false, true].map(Some));
+    // The own member reaches whom etcd is connected to; of the others, their nodes know.
+    assert_eq!(etcd.members[0].reaches, Some(vec![2, 4]));
+    assert_eq!(etcd.members[1].reaches, Some(vec![1]));
     let learner = &etcd.members[3];
     let caught_up = polis_tui::snapshot::MemberStatus::Learner { caught_up: Some(60) };
     assert_eq!(learner.standing, caught_up);

@@ -52,7 +52,7 @@ const MEMBERS_MAX: usize = 16;
 pub(super) type Learned = BTreeMap<MemberId, Probed>;
 
 /// The result for one member.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Probed {
     /// Whether this node's etcd has a connection to it; `None` if etcd does not report it.
     pub(super) connected: Option<bool>,
@@ -61,7 +61,7 @@ pub(super) struct Probed {
 }
 
 /// The report of a node about its member.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reported {
     /// How long question and answer took.
     pub(super) took: Duration,
@@ -71,6 +71,8 @@ pub(super) struct Reported {
     pub(super) share: u8,
     /// Bytes of its database.
     pub(super) db_size: u64,
+    /// The members that it reaches, if its node knows that of each.
+    pub(super) reaches: Option<Vec<u64>>,
 }
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
@@ -244,6 +246,7 @@ fn probed(
             behind: status.index - has,
             share: u8::try_from(share).unwrap_or(100),
             db_size: reported.db_bytes,
+            reaches: reported.reach.map(|reach| reach.members),
         }
     });
     Probed { connected: connected.map(|connected| connected.contains(&id)), reported }

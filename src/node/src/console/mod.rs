@@ -25,6 +25,7 @@ mod load;
 mod logs;
 pub mod members;
 pub mod nodes;
+mod past;
 mod screen;
 mod watched;
 mod workloads;
@@ -197,7 +198,7 @@ impl Service {
     ) -> (Watched, watch::Sender<BTreeSet<Fingerprint>>) {
         let (load, words, learned) =
             (watch::Sender::default(), watch::Sender::default(), watch::Sender::default());
-        let asked = watch::Sender::default();
+        let (asked, past) = (watch::Sender::default(), watch::Sender::default());
         let watched = Watched {
             inputs: self.inputs.clone(),
             stages: ctx.stages(),
@@ -205,6 +206,7 @@ impl Service {
             load: load.subscribe(),
             words: words.subscribe(),
             members: learned.subscribe(),
+            past: past.subscribe(),
             values: Values::nothing(self.environment.clone()),
             waited_for: true,
         };
@@ -219,6 +221,12 @@ impl Service {
         };
         let words = fingerprint_words::Service { requested: asked.subscribe(), words };
         let members = self.members.clone();
+        let past = past::Service {
+            consensus: members.consensus.clone(),
+            members: members.members.clone(),
+            past,
+        };
+        ctx.spawn("past", Policy::forever(), move |ctx| past.clone().run(ctx));
         ctx.spawn("load", Policy::forever(), move |ctx| load.clone().run(ctx));
         ctx.spawn("words", Policy::forever(), move |ctx| words.clone().run(ctx));
         ctx.spawn("members", Policy::forever(), move |ctx| {

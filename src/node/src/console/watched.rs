@@ -7,6 +7,7 @@
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, select_all};
 use polis_proto::v1;
+use polis_tui::snapshot::Past;
 use tokio::sync::watch;
 
 use super::fingerprint_words::FingerprintWords;
@@ -47,6 +48,7 @@ pub(super) struct Values {
     pub(super) load: Option<Load>,
     pub(super) words: FingerprintWords,
     pub(super) members: Learned,
+    pub(super) past: Past,
 }
 
 impl Values {
@@ -73,6 +75,7 @@ impl Values {
             load: None,
             words: FingerprintWords::default(),
             members: Learned::new(),
+            past: Past::default(),
         }
     }
 }
@@ -86,6 +89,7 @@ pub(super) struct Watched {
     pub(super) load: watch::Receiver<Option<Load>>,
     pub(super) words: watch::Receiver<FingerprintWords>,
     pub(super) members: watch::Receiver<Learned>,
+    pub(super) past: watch::Receiver<Past>,
     /// The last values.
     pub(super) values: Values,
     /// Whether only the waiting code may have seen one of them.
@@ -136,6 +140,7 @@ impl Watched {
             renew(&mut self.load, all, &mut values.load),
             renew(&mut self.words, all, &mut values.words),
             renew(&mut self.members, all, &mut values.members),
+            renew(&mut self.past, all, &mut values.past),
         ];
         (values, renewed.contains(&true))
     }

@@ -88,6 +88,7 @@ pub(super) fn consensus_status(
             index: figures.index,
             leader: figures.leader,
             told_age_ms: age,
+            reach: None,
         }
     };
     v1::ConsensusStatus {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures::Stream;
 use polis_proto::v1;
 use polis_proto::v1::node_management_server::{NodeManagement, NodeManagementServer};
+use polis_tui::Snapshot;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::service::{Routes, RoutesBuilder};
@@ -65,11 +66,13 @@ impl Handlers {
     }
 }
 
-/// The member of etcd, once it serves.
-fn member(status: &consensus::Status) -> Option<v1::ConsensusMember> {
+/// The member of etcd, once it serves. The console asks which others it reaches.
+fn member(status: &consensus::Status, shown: &Snapshot) -> Option<v1::ConsensusMember> {
     let id = status.member.filter(|_| status.clients.is_some())?;
     let learner = matches!(status.standing, consensus::MemberStatus::Learner { .. });
     let known = status.members.iter().find(|member| member.id == id);
+    let own = shown.etcd.iter().flat_map(|etcd| &etcd.members).find(|member| member.own);
+    let reached = own.and_then(|own| own.reaches.clone());
     Some(v1::ConsensusMember {
         id: id.0,
         node_id: known.map(|member| member.name.clone()).unwrap_or_default(),
@@ -82,6 +85,7 @@ fn member(status: &consensus::Status) -> Option<v1::ConsensusMember> {
         index: status.index,
         leader: status.leader.map_or(0, |leader| leader.0),
         told_age_ms: 0,
+        reach: reached.map(|members| v1::consensus_member::Reach { members }),
     })
 }
 
@@ -100,7 +104,7 @@ impl NodeManagement for Handlers {
             cluster_state: cluster.state.to_string(),
             ready: *self.inputs.ready.borrow(),
             uptime_seconds: clock::uptime().as_secs_f64(),
-            etcd: member(&self.inputs.consensus.borrow()),
+            etcd: member(&self.inputs.consensus.borrow(), &self.inputs.snapshot.borrow()),
         }))
     }
 

@@ -70,6 +70,7 @@ fn consensus() -> v1::ConsensusStatus {
         index: if digit == 1 { 421 } else { 0 },
         leader: if digit == 1 { 1 } else { 0 },
         told_age_ms: if digit == 1 { 0 } else { -1 },
+        reach: None,
     };
     v1::ConsensusStatus {
         cluster_id: 0xabc,
