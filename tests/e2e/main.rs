@@ -49,7 +49,8 @@ use polis_tests::{Story, Suite};
 
 /// A host that stalls for seconds can spoil a story, so it may try once more, and is
 /// then named as flaky.
-const SUITE: Suite = Suite { name: "e2e", retries: 1, deadline: Duration::from_secs(16 * 60) };
+const SUITE: Suite =
+    Suite { name: "e2e", retries: 1, deadline: Duration::from_secs(16 * 60), per_processor: 1 };
 
 const FILES: &[&[Story]] = &[
     attended::STORIES,

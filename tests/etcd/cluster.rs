@@ -70,11 +70,12 @@ async fn put_and_read(writer: &Node, reader: &Node, value: &str) {
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
-    story!(threads a_member_whose_power_went_before_its_first_entry_begins_anew),
-    story!(threads a_newcomer_that_waits_for_another_one_leaves_the_log_alone),
-    story!(threads a_newcomer_to_a_cluster_with_a_past_takes_its_state_and_not_its_history),
-    story!(threads a_member_that_boots_without_a_quorum_names_the_voter_that_it_needs),
-    story!(threads three_members_grow_restart_and_shrink),
+    story!(threads a_member_whose_power_went_before_its_first_entry_begins_anew).takes(15),
+    story!(threads a_newcomer_that_waits_for_another_one_leaves_the_log_alone).takes(15),
+    story!(threads a_newcomer_to_a_cluster_with_a_past_takes_its_state_and_not_its_history)
+        .takes(25),
+    story!(threads a_member_that_boots_without_a_quorum_names_the_voter_that_it_needs).takes(10),
+    story!(threads three_members_grow_restart_and_shrink).takes(30),
 ];
 
 async fn a_member_whose_power_went_before_its_first_entry_begins_anew() {

@@ -159,7 +159,7 @@ pub(crate) async fn write(
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
-    story!(threads a_leader_that_is_cut_off_is_followed_by_another_and_nothing_is_lost_or_done_twice),
+    story!(threads a_leader_that_is_cut_off_is_followed_by_another_and_nothing_is_lost_or_done_twice).takes(45),
     story!(threads a_lone_curator_does_not_wait_for_the_lock_of_its_last_boot),
 ];
 

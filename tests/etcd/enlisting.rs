@@ -16,7 +16,8 @@ use crate::harness::{Machine, eventually, supervise};
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] =
-    &[story!(threads a_member_that_was_taken_out_beside_its_role_enters_again_as_another)];
+    &[story!(threads a_member_that_was_taken_out_beside_its_role_enters_again_as_another)
+        .takes(20)];
 
 async fn a_member_that_was_taken_out_beside_its_role_enters_again_as_another() {
     let machines = [Machine::new(), Machine::new()];

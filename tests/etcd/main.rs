@@ -29,7 +29,9 @@ use std::time::Duration;
 
 use polis_tests::{Story, Suite};
 
-const SUITE: Suite = Suite { name: "etcd", retries: 0, deadline: Duration::from_secs(240) };
+/// A story waits for elections and for the disk: all together use a tenth of a processor.
+const SUITE: Suite =
+    Suite { name: "etcd", retries: 0, deadline: Duration::from_secs(240), per_processor: 3 };
 
 const FILES: &[&[Story]] = &[
     access::STORIES,

@@ -72,10 +72,11 @@ async fn join(
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
-    story!(threads members_leave_one_by_one_and_never_one_too_many),
-    story!(threads a_learner_that_never_started_is_taken_out_and_the_next_one_enters),
-    story!(threads a_departure_that_started_is_finished_by_any_leader),
-    story!(threads a_change_of_roles_that_a_record_refuses_is_not_begun_and_never_for_ever),
+    story!(threads members_leave_one_by_one_and_never_one_too_many).takes(30),
+    story!(threads a_learner_that_never_started_is_taken_out_and_the_next_one_enters).takes(15),
+    story!(threads a_departure_that_started_is_finished_by_any_leader).takes(15),
+    story!(threads a_change_of_roles_that_a_record_refuses_is_not_begun_and_never_for_ever)
+        .takes(10),
     story!(threads a_lone_curator_tells_all_there_is_to_know),
 ];
 

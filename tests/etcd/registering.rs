@@ -193,7 +193,8 @@ impl Newcomer {
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] =
-    &[story!(threads a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way)];
+    &[story!(threads a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way)
+        .takes(30)];
 
 async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way() {
     let machine = Machine::new();

@@ -25,7 +25,8 @@ use std::time::Duration;
 
 use polis_tests::{Story, Suite};
 
-const SUITE: Suite = Suite { name: "kube", retries: 0, deadline: Duration::from_secs(1200) };
+const SUITE: Suite =
+    Suite { name: "kube", retries: 0, deadline: Duration::from_secs(1200), per_processor: 1 };
 
 const FILES: &[&[Story]] = &[
     access::STORIES,

@@ -67,7 +67,8 @@ impl Transport for Bus {
 
 const SECRET: &[u8] = b"a secret of any length that is longer than a key";
 
-const SUITE: Suite = Suite { name: "tpm", retries: 0, deadline: Duration::from_secs(120) };
+const SUITE: Suite =
+    Suite { name: "tpm", retries: 0, deadline: Duration::from_secs(120), per_processor: 1 };
 
 const STORIES: &[Story] = &[
     story!(what_was_sealed_opens_after_a_restart_and_as_often_as_one_likes),

@@ -33,7 +33,7 @@ struct Args {
     /// Print the names of the stories instead, and whether a sample has them.
     #[arg(long)]
     list: bool,
-    /// How many places there are; as many as processors, unless given.
+    /// How many places there are; the suite says how many for each processor, unless given.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     places: Option<u32>,
     /// Write what came of it to this file, as JSON.
@@ -61,7 +61,8 @@ pub(crate) fn run(suite: Suite, stories: &[Story]) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let processors = thread::available_parallelism().map_or(1, usize::from);
-    let places = args.places.map_or_else(|| u32::try_from(processors), Ok)?;
+    let places = || u32::try_from(processors).map(|number| number * suite.per_processor);
+    let places = args.places.map_or_else(places, Ok)?;
     println!("{}: {} stories, {places} places, {SEED}={}", suite.name, selected.len(), wanted.seed);
 
     let own = env::current_exe().context("cannot find this program")?;

@@ -1,14 +1,18 @@
 //! The queue of the stories: places, and the order in which they are given.
 //!
-//! There are as many places as processors. A story of one machine takes one, a story of
-//! a cluster three, or all where there are fewer. Clusters come first, so that the places
-//! do not have to be emptied for them one by one; among equals the longest comes first,
-//! so that no long one is left when the others have ended.
+//! There are as many places as processors, or a multiple of that in a suite whose stories
+//! mostly wait. A story of one machine takes one, a story of a cluster three, or all where
+//! there are fewer. Clusters come first, so that the places do not have to be emptied for
+//! them one by one; among equals the longest comes first, so that no long one is left when
+//! the others have ended.
 //!
-//! Every story waits: for an election, a heartbeat, a countdown, a program. So while all
-//! places are taken, one story of one machine runs *beside* them, at a lower priority: it
-//! gets what the others leave over, and they do not starve. On two processors that is one
-//! cluster with one story beside it, and then two stories with a third beside them.
+//! Every story waits: for an election, a heartbeat, a countdown, a program. A story of one
+//! machine uses little more than half of a processor. So while all places are taken, stories
+//! of one machine run *beside* them, at a lower priority: they get what the others leave
+//! over, and the others do not starve. One runs beside a cluster, which uses most of its
+//! places, and for each two places one, and one more, where no cluster runs. On two
+//! processors that is one cluster with one story beside it, and then two stories with two
+//! beside them.
 //!
 //! This module only computes.
 
@@ -36,12 +40,14 @@ pub(crate) struct Queue {
     waiting: Vec<Job>,
     places: u32,
     running: Vec<(u32, Turn)>,
+    /// How many of these are stories of clusters.
+    clusters: u32,
 }
 
 impl Queue {
     pub(crate) fn new(stories: &[Story], places: u32) -> Self {
         let waiting = stories.iter().map(|story| Job { story: *story, try_number: 1 }).collect();
-        let mut queue = Self { waiting, places: places.max(1), running: Vec::new() };
+        let mut queue = Self { waiting, places: places.max(1), running: Vec::new(), clusters: 0 };
         queue.sort();
         queue
     }
@@ -62,17 +68,19 @@ impl Queue {
     pub(crate) fn next(&mut self) -> Option<(Job, Turn)> {
         let taken: u32 = self.held(Turn::Placed);
         let beside: u32 = self.held(Turn::Beside);
+        let beside_max = if self.clusters > 0 { 1 } else { 1 + self.places / 2 };
         let turn = |job: &Job| {
             if taken + self.needs(job) <= self.places {
                 return Some(Turn::Placed);
             }
             // A cluster needs its places, also where there is only one.
-            (job.story.places == 1 && beside == 0).then_some(Turn::Beside)
+            (job.story.places == 1 && beside < beside_max).then_some(Turn::Beside)
         };
         let (at, turn) =
             self.waiting.iter().enumerate().find_map(|(at, job)| Some((at, turn(job)?)))?;
         let job = self.waiting.remove(at);
         self.running.push((self.needs(&job), turn));
+        self.clusters += u32::from(job.story.places > 1);
         Some((job, turn))
     }
 
@@ -85,6 +93,7 @@ impl Queue {
         let held = (self.needs(job), turn);
         if let Some(at) = self.running.iter().position(|running| *running == held) {
             self.running.swap_remove(at);
+            self.clusters -= u32::from(job.story.places > 1);
         }
     }
 
@@ -125,16 +134,17 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_come_first_and_one_runs_beside_those_with_places() {
-        let stories = [single("d", 4), single("c", 5), single("a", 50), single("b", 20)];
+    fn the_longest_come_first_and_two_run_beside_the_two_with_places() {
+        let [a, b, c] = [single("a", 50), single("b", 20), single("c", 5)];
+        let stories = [single("e", 3), single("d", 4), c, a, b];
         let mut queue = Queue::new(&stories, 2);
         let running = started(&mut queue);
-        assert_eq!(names(&running), [placed("a"), placed("b"), beside("c")]);
-        // The place goes to the next, while the one beside stays where it is.
+        assert_eq!(names(&running), [placed("a"), placed("b"), beside("c"), beside("d")]);
+        // The place goes to the next, while those beside stay where they are.
         queue.ended(&running[1].0, running[1].1);
         let next = started(&mut queue);
-        assert_eq!(names(&next), [placed("d")]);
-        for (job, turn) in [&running[0], &running[2], &next[0]] {
+        assert_eq!(names(&next), [placed("e")]);
+        for (job, turn) in [&running[0], &running[2], &running[3], &next[0]] {
             assert!(!queue.is_over());
             queue.ended(job, *turn);
         }

@@ -278,7 +278,8 @@ fn last(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 mod tests {
     use super::*;
 
-    const SUITE: Suite = Suite { name: "fake", retries: 1, deadline: Duration::from_secs(60) };
+    const SUITE: Suite =
+        Suite { name: "fake", retries: 1, deadline: Duration::from_secs(60), per_processor: 1 };
 
     const fn fake(name: &'static str) -> Story {
         Story::new("fake::x", name, || Ok(()))

@@ -19,6 +19,9 @@ pub struct Suite {
     pub retries: u32,
     /// Longest that a story may take, by the clock of deadlines.
     pub deadline: Duration,
+    /// Places for each processor: one where machines are translated, more where stories
+    /// mostly wait.
+    pub per_processor: u32,
 }
 
 /// One story.
