@@ -77,6 +77,7 @@ const FILES: &[&[Story]] = &[
     storage_kinds::STORIES,
     three::STORIES,
     workloads::STORIES,
+    workloads::killed::STORIES,
     workloads::mesh::STORIES,
 ];
 

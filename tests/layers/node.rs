@@ -29,7 +29,7 @@ const MODULES: &[(&str, &str)] = &[
     ("management", "cluster consensus workload"),
     ("console", "cluster consensus network parameters storage workload"),
     // The process, and the tree in it.
-    ("injection", "consensus"),
+    ("injection", "consensus workload"),
     (
         "root",
         "cluster consensus console curator daemon injection agent management network parameters \

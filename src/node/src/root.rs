@@ -108,7 +108,13 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     ctx.spawn("memory", forever, move |ctx| memory.clone().run(ctx));
     // Last, so that it stops first.
     #[cfg(feature = "fault-injection")]
-    crate::injection::start(&ctx, &ready, &values.member.status(), &root.recovery);
+    crate::injection::start(
+        &ctx,
+        &ready,
+        &values.member.status(),
+        &root.recovery,
+        &values.pods.subscribe(),
+    );
     ctx.healthy();
     ctx.cancelled().await;
     Ok(())

@@ -2,6 +2,7 @@
 //! size and survive power cuts, pods that take all they can get hurt nothing, the roles go, the
 //! machine ends.
 
+pub(crate) mod killed;
 mod kubectl;
 mod limits;
 pub(crate) mod mesh;

@@ -4,7 +4,7 @@
 //! as an error. The command line selects the whole system, so the word gives its author no
 //! new right.
 //!
-//! It strikes once the node is ready.
+//! It strikes once the node is ready; `kill-by-pods` strikes whenever it is told to.
 //!
 //! | name | what happens |
 //! |---|---|
@@ -15,9 +15,11 @@
 //! | `damage-etcd` | etcd gets SIGKILL, and its database is overwritten |
 //! | `lose-etcd` | everything of the member of etcd is removed, and it gets SIGKILL |
 //! | `kill-node` | the node gets SIGKILL |
+//! | `kill-by-pods` | once a pod with the name `kill-PROGRAM` runs here, that program gets SIGKILL |
 //! | `node-hangs` | every worker of the runtime is blocked forever |
 //! | `locked` | the trapdoor opens as for a locked disk, unless a recovery key was given |
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,6 +32,7 @@ use tokio::time::sleep;
 use tracing::error;
 
 use crate::consensus;
+use crate::workload::runtime::{self, pods};
 use polis_base::files;
 use polis_base::recovery;
 use polis_base::sys::command_line;
@@ -55,6 +58,8 @@ pub enum Fault {
     LoseEtcd,
     /// This process is killed.
     KillNode,
+    /// The programs that pods name are killed.
+    KillByPods,
     /// Every worker of the runtime is blocked.
     NodeHangs,
     /// The trapdoor opens as for a locked disk, unless a recovery key was given.
@@ -62,7 +67,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    const ALL: [(&'static str, Self); 9] = [
+    const ALL: [(&'static str, Self); 10] = [
         ("service-panic", Self::ServicePanic),
         ("service-flaps", Self::ServiceFlaps),
         ("main-panic", Self::MainPanic),
@@ -70,6 +75,7 @@ impl Fault {
         ("damage-etcd", Self::DamageEtcd),
         ("lose-etcd", Self::LoseEtcd),
         ("kill-node", Self::KillNode),
+        ("kill-by-pods", Self::KillByPods),
         ("node-hangs", Self::NodeHangs),
         ("locked", Self::Locked),
     ];
@@ -107,6 +113,8 @@ pub struct Service {
     pub recovery: recovery::Given,
     /// Whether the node is ready.
     pub ready: watch::Receiver<bool>,
+    /// The pods on the node.
+    pub pods: watch::Receiver<Option<runtime::Pods>>,
     /// Whether it broke already, in an earlier run.
     pub struck: Arc<AtomicBool>,
 }
@@ -144,6 +152,13 @@ impl Service {
                 process::find("etcd").into_iter().for_each(kill);
             }
             Fault::KillNode => kill(getpid()),
+            Fault::KillByPods => {
+                ctx.healthy();
+                let Some(ended) = ctx.until_cancelled(kill_by_pods(self.pods)).await else {
+                    return Ok(());
+                };
+                return Err(ended);
+            }
             Fault::NodeHangs => hang(&ctx),
             Fault::Locked => match self.recovery.text() {
                 Ok(None) => match ctx.trapdoor(locked()).await {},
@@ -166,6 +181,37 @@ impl Service {
         ctx.cancelled().await;
         Ok(())
     }
+}
+
+/// The beginning of the name of a pod that names a program.
+const KILL: &str = "kill-";
+
+/// Kills the program that each new pod names, until the owner of the pods is gone. A story
+/// so kills programs one by one, while pods run, and sees each come back before the next.
+async fn kill_by_pods(mut pods: watch::Receiver<Option<runtime::Pods>>) -> Closed {
+    // A pod is there again, after containerd was: it is the same one.
+    let mut done = BTreeSet::new();
+    loop {
+        let named = named(pods.borrow_and_update().as_ref());
+        for program in named.difference(&done) {
+            error!(program, "a pod asks for its end");
+            match program.as_str() {
+                "node" => kill(getpid()),
+                program => process::find(program).into_iter().for_each(kill),
+            }
+        }
+        done.extend(named);
+        if pods.changed().await.is_err() {
+            return Closed("the pods");
+        }
+    }
+}
+
+/// The programs that running pods name.
+fn named(pods: Option<&runtime::Pods>) -> BTreeSet<String> {
+    let running = |pod: &&pods::Pod| pod.state == pods::State::Running;
+    let pods = pods.into_iter().flat_map(|pods| &pods.pods).filter(running);
+    pods.filter_map(|pod| pod.name.strip_prefix(KILL)).map(str::to_owned).collect()
 }
 
 /// Blocks each worker of the runtime, with some to spare: which one takes which

@@ -20,6 +20,7 @@ use tokio::sync::watch;
 use self::fault::Fault;
 use self::generator::Generator;
 use crate::consensus;
+use crate::workload::runtime;
 
 /// Starts the services that this boot's command line asks for; usually no line.
 pub(crate) fn start(
@@ -27,6 +28,7 @@ pub(crate) fn start(
     ready: &watch::Sender<bool>,
     member: &watch::Receiver<consensus::Status>,
     recovery: &recovery::Given,
+    pods: &watch::Receiver<Option<runtime::Pods>>,
 ) {
     if let Some(generator) = Generator::of_this_boot() {
         let (ready, consensus) = (ready.subscribe(), member.clone());
@@ -35,8 +37,8 @@ pub(crate) fn start(
     }
     if let Some(fault) = Fault::of_this_boot() {
         let struck = Arc::<AtomicBool>::default();
-        let (ready, recovery) = (ready.subscribe(), recovery.clone());
-        let service = fault::Service { fault, recovery, ready, struck };
+        let (ready, recovery, pods) = (ready.subscribe(), recovery.clone(), pods.clone());
+        let service = fault::Service { fault, recovery, ready, pods, struck };
         ctx.spawn("fault", fault.policy(), move |ctx| service.clone().run(ctx));
     }
 }

@@ -1,0 +1,170 @@
+//! The programs under a pod are killed, one by one: the pod goes on, and each comes back.
+//!
+//! The fault `kill-by-pods` kills what a pod names (`docs/testing.md`). The death of `node` is
+//! another matter: it opens the trapdoor, so the machine reboots, and the pods begin anew.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use polis_qemu::{Config, Event, Machine};
+use polis_tests::{Story, skip, story};
+use serde_json::Value;
+
+use super::kubectl::Kubectl;
+use super::{ACCESS, KUBECTL, PART, serves};
+use crate::fleet::{ask_until, catch_up};
+use crate::owner::Owner;
+use crate::world::{FULL, SOON, World, home};
+
+/// The programs, as their processes are called; the part of the workload stack that says what
+/// was lost, or the service of the node.
+const PROGRAMS: [(&str, Says); 4] = [
+    ("containerd", Says::Part("containerd")),
+    ("kubelet", Says::Part("kubelet")),
+    ("kube-apiserver", Says::Part("apiserver")),
+    ("etcd", Says::Service("root.consensus")),
+];
+
+/// Who reports a death on the serial line.
+#[derive(Clone, Copy)]
+enum Says {
+    Part(&'static str),
+    Service(&'static str),
+}
+
+/// The pod that is to go on. The API server reaches it, so it answers a person.
+const WITNESS: &str = "\
+apiVersion: v1
+kind: Pod
+metadata: {name: witness}
+spec:
+  automountServiceAccountToken: false
+  containers:
+    - name: demo
+      image: polis.internal/demo:1
+      imagePullPolicy: IfNotPresent
+";
+
+/// The stories of this file.
+pub(crate) const STORIES: &[Story] =
+    &[story!(a_pod_goes_on_while_what_runs_it_is_killed).cluster().takes(600)];
+
+fn a_pod_goes_on_while_what_runs_it_is_killed() -> Result<()> {
+    if std::env::var_os(FULL).is_none() {
+        return skip("no image with Kubernetes was built: see docs/testing.md");
+    }
+    let world = World::of_full("killed")?;
+    let owner = Owner::with_ports(&world.path("owner"), &[ACCESS])?;
+    let small = world.bootstrap_config("polis.fault=kill-by-pods polis.guru-countdown=1")?;
+    let config = Config {
+        disk: Some(world.disk_of_size(8 << 30, None)?),
+        forwards: owner.forwards.clone(),
+        memory: 3072,
+        cpus: 2,
+        ..small
+    };
+    let mut machine = world.boot(&config)?;
+    let founded = home(&mut machine)?;
+    owner.take(&founded.ca)?;
+    let roles = ["--add", "kubernetes-controller", "--add", "kubernetes-worker", "--yes"];
+    owner.run(&[&["node", "roles", &founded.node][..], &roles[..]].concat())?;
+    serves(&mut machine)?;
+    let kubeconfig = world.path("kubeconfig");
+    owner.run(&["kubernetes", "kubeconfig", "-o", &kubeconfig.display().to_string()])?;
+    let kubectl = Kubectl::new(kubeconfig);
+    kubectl.run(&["apply", "--filename", "-"], WITNESS)?;
+    kubectl.run(&["wait", "--for=condition=Ready", "pod/witness", KUBECTL], "")?;
+    let before = life(&kubectl)?;
+
+    for (program, says) in PROGRAMS {
+        catch_up(&mut machine);
+        kubectl.run(&["apply", "--filename", "-"], &order(program))?;
+        let killed = format!("{program} is not killed");
+        machine.wait_for_text("killing it, requested by polis.fault", PART).context(killed)?;
+        let began = Instant::now();
+        let said = death(&mut machine, says).with_context(|| format!("the end of {program}"))?;
+        back(&mut machine, says)?;
+        whole(&kubectl)?;
+        eprintln!("          {program}: whole after {:.1?}; {said}", began.elapsed());
+        let after = life(&kubectl)?;
+        ensure!(before == after, "{program}: the pod was {before:?}, and is {after:?}");
+        let order = format!("pod/kill-{program}");
+        kubectl.run(&["delete", &order, "--timeout=120s"], "")?;
+    }
+
+    // What runs everything else: the machine says so, and begins anew.
+    kubectl.run(&["apply", "--filename", "-"], &order("node"))?;
+    let guru = machine.wait_for("guru", PART, |_| true)?;
+    ensure!(guru.text("cause").contains("signal"), "another cause: {guru}");
+    machine.wait_for("off", SOON, |off| off.is("reason", "reboot"))?;
+    home(&mut machine)?;
+    serves(&mut machine)?;
+    whole(&kubectl)?;
+    kubectl.run(&["wait", "--for=condition=Ready", "pod/witness", KUBECTL], "")?;
+    let after = life(&kubectl)?;
+    ensure!(after.restarts == before.restarts + 1, "after a reboot: {after:?}");
+    Ok(())
+}
+
+/// A pod that has the node kill a program, and does nothing else.
+fn order(program: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: kill-{program}}}\nspec:\n  restartPolicy: \
+         Never\n  automountServiceAccountToken: false\n  containers:\n    - name: pause\n      \
+         image: polis.internal/pause:1\n      imagePullPolicy: IfNotPresent\n"
+    )
+}
+
+/// Waits until the end of a program is reported, with its signal; returns the line.
+fn death(machine: &mut Machine, says: Says) -> Result<Event> {
+    let by_signal = |event: &Event| event.text("cause").contains("signal 9");
+    Ok(match says {
+        Says::Part(part) => machine.wait_for("workload", SOON, |event| {
+            event.is("part", part) && event.is("state", "failed") && by_signal(event)
+        })?,
+        Says::Service(name) => {
+            machine.wait_for("service", SOON, |event| event.is("name", name) && by_signal(event))?
+        }
+    })
+}
+
+/// Waits until it is reported as working again.
+fn back(machine: &mut Machine, says: Says) -> Result<()> {
+    let event = match says {
+        Says::Part(part) => machine.wait_for("workload", PART, |event| {
+            event.is("part", part) && event.is("state", "ready")
+        })?,
+        Says::Service(name) => machine.wait_for("service", PART, |event| {
+            event.is("name", name) && event.is("state", "healthy")
+        })?,
+    };
+    drop(event);
+    Ok(())
+}
+
+/// Waits until the API answers, its node is Ready, and the pod answers a person.
+fn whole(kubectl: &Kubectl) -> Result<()> {
+    ask_until("a ready API", || Ok(kubectl.run(&["get", "--raw", "/readyz"], "").ok()))?;
+    kubectl.run(&["wait", "--for=condition=Ready", "nodes", "--all", KUBECTL], "")?;
+    let path = "/api/v1/namespaces/default/pods/witness:8080/proxy/";
+    ask_until("an answer of the pod", || Ok(kubectl.run(&["get", "--raw", path], "").ok()))?;
+    Ok(())
+}
+
+/// Since when the container of the pod runs, and how often it was started again.
+#[derive(Debug, PartialEq, Eq)]
+struct Life {
+    since: String,
+    restarts: u64,
+}
+
+fn life(kubectl: &Kubectl) -> Result<Life> {
+    let text = kubectl.run(&["get", "--output", "json", "pod/witness"], "")?;
+    let pod: Value = serde_json::from_str(&text)?;
+    let status = &pod["status"]["containerStatuses"][0];
+    let since = status["state"]["running"]["startedAt"].as_str();
+    Ok(Life {
+        since: since.with_context(|| format!("it does not run: {status}"))?.to_owned(),
+        restarts: status["restartCount"].as_u64().context("no number of restarts")?,
+    })
+}
