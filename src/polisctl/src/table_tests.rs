@@ -219,7 +219,7 @@ const CASES: &[Case] = &[
         &[
             (&["@none"], 1, "none"),
             (&["@wrong"], 1, "bundle"),
-            (&["@update", "--release-key", "@new.pub"], 1, "expected"),
+            (&["@update", "--release-key", "@other.pub"], 1, "expected"),
         ],
     ),
     ("top", &[], Kind::Remote, &[NO_NODE]),
@@ -337,6 +337,9 @@ fn prepared() -> (World, Cluster) {
     let digits = polis_base::hex::encode(release.verifying_key().as_bytes());
     super::contexts::write(&world.path("update"), &bundle(&release)).unwrap();
     super::contexts::write(&world.path("release.pub"), digits.as_bytes()).unwrap();
+    let other = SigningKey::from_bytes(&[4; 32]);
+    let digits = polis_base::hex::encode(other.verifying_key().as_bytes());
+    super::contexts::write(&world.path("other.pub"), digits.as_bytes()).unwrap();
     (world, cluster)
 }
 
