@@ -308,13 +308,13 @@ fn certificate(envelope: &[u8]) -> der::Result<Signer> {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
 
     use proptest::prelude::*;
     use x509_cert::der::{EncodePem as _, pem::LineEnding};
 
     use super::*;
     use crate::{
+        program,
         signing::{Purpose, keys, other_keys},
         uki::{self, Section},
     };
@@ -384,11 +384,11 @@ mod tests {
     }
 
     /// Runs a referee, if this host has it; `false` means that it does not.
-    fn referee(program: &str, arguments: &[&str]) -> Option<bool> {
-        match Command::new(program).args(arguments).output() {
+    fn referee(name: &str, arguments: &[&str]) -> Option<bool> {
+        match program::host(name).args(arguments).output() {
             Ok(output) => Some(output.status.success()),
             Err(_absent) => {
-                println!("skipped: this host has no {program}");
+                println!("skipped: this host has no {name}");
                 None
             }
         }

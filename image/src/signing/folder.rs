@@ -536,7 +536,7 @@ pub(crate) mod tests {
         let folder = parent.path().join("keys");
         keys().store(&folder, &passphrase("horse")).unwrap();
         for purpose in Purpose::ALL {
-            let mut openssl = std::process::Command::new("openssl");
+            let mut openssl = crate::program::host("openssl");
             openssl.args(["pkey", "-passin", "pass:horse", "-pubout", "-outform", "DER", "-in"]);
             let Ok(output) = openssl.arg(folder.join(private_file(purpose))).output() else {
                 println!("skipped: this host has no openssl");
