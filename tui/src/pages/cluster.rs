@@ -7,8 +7,9 @@ use std::time::Duration;
 use ratatui::text::Line;
 
 use super::Content;
+use super::naming::{called, short};
 use crate::snapshot::{Cluster, Health, MemberStatus, Node, NodeState, Nodes, Snapshot};
-use crate::text::{clean, duration, name, plural, width as cells};
+use crate::text::{clean, duration, plural, width as cells};
 use crate::theme::{ATTENTION, DIM, Mark, PLAIN, STRONG};
 use crate::widgets::Row;
 use crate::widgets::block::{blank, titled};
@@ -218,26 +219,6 @@ fn list(nodes: &[&Node]) -> String {
     match nodes.len().saturating_sub(NAMED_MAX) {
         0 => first.join(", "),
         more => format!("{} and {more} more", first.join(", ")),
-    }
-}
-
-/// How a sentence calls a node: by its name, else by the beginning of its ID.
-fn called(node: &Node) -> String {
-    node.name.as_deref().map_or_else(|| short(&node.id), |name| clean(name).into_owned())
-}
-
-/// The same of the node with this ID.
-pub(super) fn called_by_id(snapshot: &Snapshot, id: &str) -> String {
-    let node = snapshot.nodes.iter().flat_map(|known| &known.nodes).find(|node| node.id == id);
-    node.map_or_else(|| short(id), called)
-}
-
-/// The beginning of a node ID, which is enough to distinguish nodes.
-pub(super) fn short(id: &str) -> String {
-    let digits = |id: &str| id.chars().count() > "polis-".len() + 12;
-    match id.strip_prefix("polis-") {
-        Some(_) if digits(id) => id.chars().take("polis-".len() + 8).collect(),
-        _ => name(id),
     }
 }
 

@@ -3,8 +3,8 @@
 use ratatui::style::Style;
 use ratatui::text::Line;
 
-use super::cluster::short;
 use super::load::Chart;
+use super::naming::short;
 use super::{Content, WIDE};
 use crate::snapshot::{Etcd, Member, MemberStatus, Past, Snapshot};
 use crate::text::{bytes, clean, count, cut, duration, micros, name, plural, wrap};

@@ -6,6 +6,7 @@ pub(crate) mod etcd;
 pub(crate) mod filter;
 mod load;
 pub(crate) mod logs;
+mod naming;
 pub(crate) mod network;
 pub(crate) mod pki;
 mod reach;

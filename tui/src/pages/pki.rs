@@ -4,7 +4,7 @@ use ratatui::style::Style;
 use ratatui::text::Line;
 
 use super::Content;
-use super::cluster::short;
+use super::naming::short;
 use crate::snapshot::{Authority, Certificate, Pki, Snapshot};
 use crate::text::{clean, count, duration, plural, width as cells, wrap};
 use crate::theme::{DIM, Mark, PLAIN, STRONG};

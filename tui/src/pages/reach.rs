@@ -6,7 +6,7 @@
 use ratatui::text::Line;
 
 use super::WIDE;
-use super::cluster::called_by_id;
+use super::naming::called_by_id;
 use crate::snapshot::{Member, Snapshot};
 use crate::theme::{DIM, Mark, PLAIN, STRONG};
 use crate::widgets::Row;

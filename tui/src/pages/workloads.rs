@@ -7,7 +7,7 @@ use ratatui::style::Style;
 use ratatui::text::Line;
 
 use super::Content;
-use super::cluster::short;
+use super::naming::short;
 use crate::snapshot::{Part, PartState, Pod, PodState, Pods, Quota, Snapshot, Workloads};
 use crate::text::{bytes, clean, count, cut, duration, name, plural, width as cells, wrap};
 use crate::theme::{ATTENTION, DIM, Mark, PLAIN, STRONG};

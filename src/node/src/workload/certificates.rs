@@ -296,8 +296,8 @@ mod tests {
 
     #[test]
     fn an_error_is_one_line_with_its_causes() {
-        let error = Error::Encryption(anyhow::anyhow!("no leader").context("cannot read"));
+        let error = Error::Encryption(anyhow::anyhow!("no leader").context("the store is closed"));
         let text = cause::line(&error);
-        assert!(text.ends_with("encrypts Secrets: cannot read: no leader"), "{text}");
+        assert!(text.ends_with("encrypts Secrets: the store is closed: no leader"), "{text}");
     }
 }
