@@ -38,8 +38,8 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
             let wanted = passphrase || global.passphrase.file.is_some();
             let (public_file, public) = key::create(&file, wanted.then_some(&global.passphrase))?;
             global.out.remark(
-                "Keep an offline backup of this key. Its holder owns the cluster, and it cannot \
-                 be replaced.",
+                "Keep an offline backup of this key. Its holder owns every cluster that is \
+                 founded with it; a user whose key is lost gets another from an owner.",
             );
             (file, Some(public_file), public)
         }

@@ -247,6 +247,11 @@ fn role() -> impl TypedValueParser<Value = Role> {
     })
 }
 
+/// The help after a timeout of a deletion, which first removes the node from etcd: that may
+/// take longer than a call, and a repeated call goes on where it stopped.
+const REPEAT: &str = "if `polisctl node list` still shows the node, repeat the command with more \
+                      time, for example `--timeout 2m`; a busy cluster needs it for a voter";
+
 /// The help after a timeout of a decommissioning, which continues without the client.
 const GOES_ON: &str = "if the decommissioning has started, it continues: see `polisctl cluster \
                        status`, or repeat the command to wait for its end";
@@ -412,7 +417,7 @@ async fn delete(node: &str, force: bool, sure: Sure, global: &Global) -> Result<
             }
         })
         .await
-        .map_err(|error| error.help_if_late(GOES_ON))?;
+        .map_err(|error| error.help_if_late(REPEAT))?;
     let value = serde_json::json!({
         "deleted": node_id,
         "may_ask_again": may_ask_again(&found),
