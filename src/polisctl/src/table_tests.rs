@@ -152,7 +152,12 @@ const CASES: &[Case] = &[
         Kind::Remote,
         &[(&["ffff", "--yes"], 1, "there is no node")],
     ),
-    ("node delete", &["ID", "--yes"], Kind::Remote, &[(&["ffff", "--yes"], 1, "there is no node")]),
+    (
+        "node delete",
+        &["ID", "--force", "--yes"],
+        Kind::Remote,
+        &[(&["ffff", "--yes"], 1, "there is no node")],
+    ),
     (
         "node logs",
         &["ID", "--since", "2h"],

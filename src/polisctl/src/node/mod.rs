@@ -401,6 +401,17 @@ async fn delete(node: &str, force: bool, sure: Sure, global: &Global) -> Result<
     let mut session = Session::open(global).await?;
     let found = session.find(node).await?;
     let node_id = found.id.clone();
+    // The leader has the same rule; here it holds for a dry run, too.
+    if !force && found.state() == v1::NodeState::Up {
+        return Err(Error::new(format!(
+            "cannot delete {}: it is a member of the cluster",
+            called(&found)
+        ))
+        .or_help(
+            "decommission it first (`polisctl node decommission NODE`), or add --force if its \
+             machine is lost",
+        ));
+    }
     let effect = format!("The cluster deletes {} and revokes its certificates.", called(&found));
     if sure.of(global, &effect)? == Go::NoFurther {
         return Ok(());

@@ -64,7 +64,7 @@ fn a_command_that_disturbs_says_what_it_does_to_whom_and_asks_first() {
         (&["node", "reboot", &id], &id, "Reboot"),
         (&["node", "poweroff", &id], &id, "PowerOff"),
         (&["node", "decommission", &id], &id, "DecommissionNode"),
-        (&["node", "delete", &id], &id, "DeleteNode"),
+        (&["node", "delete", &id, "--force"], &id, "DeleteNode"),
         (&["node", "roles", &id, "--remove", "consensus-member"], &id, "UpdateNodeRoles"),
         (&["user", "revoke", "ann"], "ann", "RevokeUser ann"),
         (&["cluster", "ticket", "rotate"], "every machine", "GetRegisterTicket"),
@@ -193,7 +193,7 @@ fn a_dry_run_says_what_would_change_and_changes_nothing() {
         (&["node", "reboot", &id], "reboots"),
         (&["node", "poweroff", &id], "powers off"),
         (&["node", "decommission", &id], &id),
-        (&["node", "delete", &id], &id),
+        (&["node", "delete", &id, "--force"], &id),
         (&["node", "recovery-key", "forget", &id], &id),
         (&["cluster", "configure", "--tpm", "disabled"], "--tpm disabled"),
         (&["cluster", "registry", "set", "a.example"], "a.example"),
@@ -210,6 +210,8 @@ fn a_dry_run_says_what_would_change_and_changes_nothing() {
         assert_eq!(value["dry_run"], true, "{command:?}");
         assert_eq!(cluster.asked(), [""; 0], "{command:?}");
     }
+    let refused = world.refuses(&["node", "delete", &id, "--dry-run"]);
+    assert!(refused.contains("it is a member") && refused.contains("--force"), "{refused}");
     world.runs(&["context", "remove", "home", "--dry-run"]);
     assert!(world.runs(&["context", "list"]).contains("home"));
 }
