@@ -379,7 +379,7 @@ mod tests {
         ");
         insta::assert_snapshot!(world.refuses(&["cluster", "info"]), @r"
         error: context home does not know the CA of its cluster
-        help: `polisctl --context home cluster take-ownership` gets one
+        help: `polisctl --context home cluster take-ownership` gets one once the cluster is healthy; `cargo xtask run` does that by itself
         ");
         insta::assert_snapshot!(world.refuses(&["context", "use", "hone"]), @r#"
         error: there is no context "hone"

@@ -97,7 +97,12 @@ impl Session {
         let named = global.contexts.context(global.context.as_deref())?;
         let context = named.ok_or_else(contexts::no_context)?;
         let name = &context.name;
-        let takes = || format!("`polisctl --context {name} cluster take-ownership` gets one");
+        let takes = || {
+            format!(
+                "`polisctl --context {name} cluster take-ownership` gets one once the cluster is \
+                 healthy; `cargo xtask run` does that by itself"
+            )
+        };
         let ca = context.ca.clone().ok_or_else(|| {
             Error::new(format!("context {name} does not know the CA of its cluster"))
                 .or_help(takes())
