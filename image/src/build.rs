@@ -75,7 +75,7 @@ pub struct Config {
     pub out: PathBuf,
     /// Bytes of a parameters file for the ESP.
     pub parameters: Option<Vec<u8>>,
-    /// Who signs what the machine starts; nobody signs an image without keys.
+    /// The signer of what the machine starts; an image without keys is unsigned.
     pub signer: Option<Arc<ImageSigner>>,
     /// Size of the disk image in bytes.
     pub size: u64,

@@ -375,7 +375,7 @@ mod tests {
         bundle.parts([&mut kernel, &mut system], &mut |_bytes| ()).unwrap();
         assert!(system == fs::read(folder.path().join("system.img")).unwrap());
         assert!(matches!(Signature::of(&kernel), Signature::Whole { .. }));
-        // A version that is none, and one that the sources do not update from themselves.
+        // A malformed version, and one older than the oldest version that the bundle updates.
         for version in ["1", "0.0.1"] {
             let manifest = Manifest { version: version.to_owned(), ..manifest.clone() };
             assert!(crate::bundle(&manifest, &signer, &release, &file).is_err(), "{version}");

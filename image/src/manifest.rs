@@ -155,7 +155,7 @@ pub struct Sizes {
 pub struct Options {
     /// Bytes of a parameters file for the ESP.
     pub parameters: Option<Vec<u8>>,
-    /// Who signs what the machine starts; nobody signs an image without keys.
+    /// The signer of what the machine starts; an image without keys is unsigned.
     pub signer: Option<Arc<ImageSigner>>,
     /// Size of the disk in bytes.
     pub size: u64,

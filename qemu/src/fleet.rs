@@ -368,7 +368,7 @@ impl Fleet {
     }
 
     /// The node whose member of etcd leads, as the cluster reports now, or once it reports
-    /// one: between two leaders there is none, and on a busy host an election may come at
+    /// one: no member leads during an election, and on a busy host an election may come at
     /// any moment.
     ///
     /// # Errors

@@ -95,7 +95,7 @@ fn raised(cluster: &mut Fleet, ways: &mut Ways) -> Result<()> {
     let rest = std::iter::once((VOTERS[2], Part::Voter)).chain(workers);
     cluster.admit(&rest.collect::<Vec<_>>())?;
     cluster.wait_whole(members(cluster))?;
-    // Between two leaders there is none.
+    // During an election no leader answers.
     ask_until("three members vote, and one of them leads", || {
         let listed = cluster.operator.document(&["etcd", "members"])?;
         let listed = listed.as_array().context("no members")?;

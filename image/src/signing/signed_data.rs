@@ -1,7 +1,7 @@
 //! The envelope of every RSA signature here: PKCS #7 `SignedData` with one signer.
 //!
-//! Made by the types of the crate `cms`. Nothing in it is optional or random: whoever knows
-//! the signed bytes, the certificate and the signature knows the whole envelope.
+//! Made by the types of the crate `cms`. Nothing in it is optional or random: the envelope
+//! follows from the signed bytes, the certificate and the signature.
 
 use cms::{
     cert::{CertificateChoices, IssuerAndSerialNumber},

@@ -157,7 +157,7 @@ fn build_and_report(arguments: &Build) -> Result<()> {
     if let Some(version) = &arguments.version {
         config.version = version.to_string();
     }
-    // Asked for now: nobody waits for a build to type a passphrase.
+    // Before the build, so that the passphrase is not requested at its end.
     let mut release = None;
     if let Some(folder) = &arguments.keys {
         let prompt = format!("Passphrase of {}: ", folder.display());
