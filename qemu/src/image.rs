@@ -86,8 +86,8 @@ pub struct Image {
 pub enum Flash {
     /// Plain UEFI.
     Plain,
-    /// A Secure Boot build. No keys are enrolled (setup mode), so it enforces
-    /// nothing: the image is not signed.
+    /// A Secure Boot build. Its variables begin without keys (setup mode), so it enforces
+    /// nothing until what it starts enrols some.
     Secure,
 }
 

@@ -32,6 +32,7 @@ mod product;
 mod recorded;
 mod replaced;
 mod restart;
+mod secure_boot;
 mod segment;
 mod stolen;
 mod storage;
@@ -72,6 +73,7 @@ const FILES: &[&[Story]] = &[
     recorded::STORIES,
     replaced::STORIES,
     restart::STORIES,
+    secure_boot::STORIES,
     segment::STORIES,
     storage_faults::STORIES,
     storage_kinds::STORIES,

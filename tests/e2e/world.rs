@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use polis_image::signing::Keys;
 use polis_image::{Manifest, Options, assemble};
 use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
 use polis_proto::v1::node_parameters::Cluster;
@@ -135,6 +136,14 @@ impl World {
         let file = self.path("disk.img");
         let parameters = parameters.map(<[u8]>::to_vec);
         assemble(&self.manifest, &Options { parameters, size, ..Options::new(&file) })?;
+        Ok(Disk { file, bus: Bus::Virtio, cache: args::Cache::Unsafe })
+    }
+
+    /// A disk whose programs these keys have signed; `name` begins with `disk`.
+    pub(crate) fn signed_disk(&self, name: &str, keys: &Keys) -> Result<Disk> {
+        let file = self.path(name);
+        let signer = Some(Arc::new(keys.image_signer()?));
+        assemble(&self.manifest, &Options { signer, ..Options::new(&file) })?;
         Ok(Disk { file, bus: Bus::Virtio, cache: args::Cache::Unsafe })
     }
 

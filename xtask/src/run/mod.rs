@@ -13,11 +13,12 @@ pub(crate) mod several;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use polis_image::{Kind, Variant};
+use polis_image::signing::Keys;
+use polis_image::{Kind, Manifest, Options, Variant, assemble};
 use polis_qemu::args::{Cache, Disk, FwCfg};
 use polis_qemu::fleet::PARAMETERS;
 use polis_qemu::host::{Preference, accelerator};
@@ -58,8 +59,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MiB",
           value_parser = clap::value_parser!(u32).range(256..=1_048_576))]
     memory: Option<u32>,
-    /// Processors of a node [default: 2, of several 1]. A boot is faster with two: drivers
-    /// load in parallel to the steps that wait for them.
+    /// Processors of a node [default: 2, of several or with Secure Boot 1]. A boot is faster
+    /// with two: drivers load in parallel to the steps that wait for them; not so behind
+    /// firmware whose processors wait for each other.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     cpus: Option<u32>,
     /// Start through UEFI firmware, as hardware does (the default).
@@ -68,6 +70,10 @@ pub(crate) struct Args {
     /// Let QEMU load the kernel: some seconds faster, without firmware.
     #[arg(long)]
     direct: bool,
+    /// Make keys for this run, sign the image, enrol the keys in the firmware and turn Secure
+    /// Boot on. The first boot restarts once, behind the enrolment. `--keep` keeps all of it.
+    #[arg(long, conflicts_with = "direct")]
+    secure_boot: bool,
     /// The accelerator.
     #[arg(long, value_enum, default_value_t = Accel::Auto)]
     accel: Accel,
@@ -159,6 +165,7 @@ fn boot(args: Args) -> Result<()> {
     if args.kubernetes {
         image::kubectl(&args.packages)?;
     }
+    let image = if args.secure_boot { signed(image, &dir, args.keep)? } else { image };
     if args.nodes > 1 {
         return several::run(&args, &image);
     }
@@ -242,6 +249,20 @@ fn image_from(kind: Kind, variant: Variant, packages: &image::Packages) -> Resul
     Ok(Image::load(&folder)?)
 }
 
+/// The same image, signed with keys that are made for it and kept nowhere: the machine's
+/// firmware takes their public halves from the image.
+fn signed(image: Image, dir: &Path, keep: bool) -> Result<Image> {
+    make_folder(dir)?;
+    let out = dir.join("signed.img");
+    if !keep || !out.exists() {
+        eprintln!("run: making keys, and signing the image");
+        let folder = image.disk.parent().unwrap_or(Path::new("."));
+        let signer = Some(Arc::new(Keys::generate()?.image_signer()?));
+        assemble(&Manifest::load(folder)?, &Options { signer, ..Options::new(&out) })?;
+    }
+    Ok(Image { disk: out, ..image })
+}
+
 /// Whether to boot the disk of an earlier run.
 pub(crate) fn kept(args: &Args, dir: &Path) -> bool {
     args.keep && dir.join("disk.img").exists()
@@ -256,6 +277,9 @@ fn shape(args: &Args, number: u8) -> (u32, u32) {
         (true, _, 1) => (kubernetes::MEMORY_FIRST, 2),
         (true, _, _) => (kubernetes::MEMORY, 1),
     };
+    // In system management mode, where this firmware keeps its variables, every processor
+    // spins until the last is there: translated, that takes up to twice as long.
+    let cpus = if args.secure_boot && !args.kubernetes { 1 } else { cpus };
     (args.memory.unwrap_or(memory), args.cpus.unwrap_or(cpus))
 }
 
@@ -354,8 +378,8 @@ pub(crate) fn machine(args: &Args, image: &Image, dir: &Path, number: u8) -> Res
         polis_qemu::disk::copy(&image.disk, &disk)
             .with_context(|| format!("cannot copy the image to {}", disk.display()))?;
     }
-    let firmware =
-        if args.direct { image.direct("") } else { image.uefi(Flash::Plain, dir, "")? };
+    let flash = if args.secure_boot { Flash::Secure } else { Flash::Plain };
+    let firmware = if args.direct { image.direct("") } else { image.uefi(flash, dir, "")? };
     let wish = match args.accel {
         Accel::Auto => Preference::Auto,
         Accel::Kvm => Preference::Kvm,
