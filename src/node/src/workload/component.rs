@@ -23,6 +23,7 @@ use super::api::{self, Api};
 use super::parts::{Part, PartState, Parts};
 use super::plain;
 use polis_base::cause;
+use polis_base::files;
 use polis_base::serial::Severity;
 use polis_runtime::logtree::{Body, Levelled, Parser};
 use polis_runtime::supervisor::Context;
@@ -45,6 +46,14 @@ const SILENT_MAX: u32 = 6;
 /// Why a run of a part ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// Its file of configuration cannot be written.
+    #[error("cannot configure {}", part.name())]
+    Files {
+        /// Which one.
+        part: Part,
+        /// Why.
+        source: files::Error,
+    },
     /// It could not be started, or waited for.
     #[error("cannot run {}", part.name())]
     Process {

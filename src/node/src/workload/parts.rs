@@ -14,6 +14,7 @@
 //! - `all` is ready exactly while every part is.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use tokio::sync::watch;
 
@@ -21,6 +22,10 @@ use super::drain::state::State;
 use polis_base::serial::EventLine;
 use polis_runtime::event::{Closed, until};
 use polis_runtime::lines::Lines;
+
+/// How long a part counts as starting while the API server does not answer it. The first API
+/// server of a cluster starts together with the parts that call it.
+pub(super) const API_STARTS: Duration = Duration::from_secs(5 * 60);
 
 /// The name of all parts together on the serial line.
 const ALL: &str = "all";
@@ -301,6 +306,15 @@ impl Parts {
     /// The state of a part; `None` for one that the roles do not ask for.
     pub(super) fn state(&self, part: Part) -> Option<PartState> {
         self.status.borrow().parts.get(&part).cloned()
+    }
+
+    /// Waits until the roles of the node ask for a part, or no longer do. Cancel-safe.
+    pub(super) async fn asked_for(&self, part: Part, asked: bool) -> Result<(), Closed> {
+        let mut status = self.status.subscribe();
+        until(&mut status, "the workload", |status| {
+            (status.parts.contains_key(&part) == asked).then_some(())
+        })
+        .await
     }
 
     /// Waits until a part is ready. Cancel-safe.

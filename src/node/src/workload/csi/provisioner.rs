@@ -35,6 +35,7 @@ use super::store::{self, Store};
 use super::trash::Swept;
 use super::volume_id::VolumeId;
 use crate::workload::api::{self, Api};
+use crate::workload::parts::API_STARTS;
 use crate::workload::watch::{Event, Watch};
 use polis_base::cause;
 use polis_base::sys::clock;
@@ -127,20 +128,33 @@ impl Provisioner {
         self.status.send_replace(Status::Starting);
         let mut pass = Pass::new(Cluster(self.api.clone()), self.node, self.store.clone());
         let mut lost = cause::Last::default();
+        let begun = Instant::now();
         ctx.healthy();
         loop {
             let round = Box::pin(self.round(&mut pass, &mut lost));
             let Some(ended) = ctx.until_cancelled(round).await else { return Ok(()) };
             if let Err(error) = ended {
-                if lost.is_new(&cause::line(&error)) {
-                    warn!(error = &error as &dyn std::error::Error, "lost sight of the volumes");
-                }
-                self.status.send_replace(Status::Failed { cause: cause::line(&error) });
+                self.failed(&error, begun, &mut lost);
                 if ctx.until_cancelled(sleep(RETRY)).await.is_none() {
                     return Ok(());
                 }
             }
         }
+    }
+
+    /// Shows why it does not see them, unless the first API server may still be starting.
+    fn failed(&self, error: &Error, begun: Instant, lost: &mut cause::Last) {
+        let cause = cause::line(error);
+        let error = error as &dyn std::error::Error;
+        let starting = *self.status.borrow() == Status::Starting;
+        if starting && begun.elapsed() < API_STARTS {
+            debug!(error, "the API server does not show the volumes yet");
+            return;
+        }
+        if lost.is_new(&cause) {
+            warn!(error, "lost sight of the volumes");
+        }
+        self.status.send_replace(Status::Failed { cause });
     }
 
     /// One pair of watches, from their start to the end of one.

@@ -11,6 +11,7 @@ use crate::workload::api::Answer;
 use crate::workload::csi::DRIVER;
 use crate::workload::csi::claims::tests::{UID, claim_object, class_object, node};
 use crate::workload::csi::store::tests::{Fake, store};
+use polis_base::files::File;
 
 const CLAIM: &str = "/api/v1/namespaces/default/persistentvolumeclaims/data";
 const CLASS: &str = "/apis/storage.k8s.io/v1/storageclasses/local";
@@ -536,4 +537,29 @@ async fn a_retained_volume_is_removed_once_an_operator_says_so() {
         assert_eq!(world.server.get(&path), None);
         assert_eq!(world.store.ids().unwrap(), []);
     }
+}
+
+/// It starts together with them; one that was there and is gone is a failure at once.
+#[tokio::test(start_paused = true)]
+async fn an_api_server_that_starts_for_minutes_is_no_failure_of_the_driver() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = ([127, 0, 0, 1], 6445).into();
+    let provisioner = Provisioner {
+        api: Api { address, ca: File::private(folder.path().join("ca.pem")), client: None },
+        node: node(),
+        store: store(folder.path(), &Fake::new()),
+        status: watch::Sender::default(),
+    };
+    let (begun, mut lost) = (Instant::now(), cause::Last::default());
+    let mut after = |status: Status| {
+        provisioner.status.send_replace(status);
+        provisioner.failed(&api::Error::Silent { address }.into(), begun, &mut lost);
+        provisioner.status.borrow().clone()
+    };
+    let failed =
+        Status::Failed { cause: "127.0.0.1:6445 does not answer within 20 seconds".to_owned() };
+    assert_eq!(after(Status::Starting), Status::Starting);
+    assert_eq!(after(Status::Watching), failed);
+    tokio::time::advance(API_STARTS).await;
+    assert_eq!(after(Status::Starting), failed);
 }

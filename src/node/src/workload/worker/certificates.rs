@@ -62,7 +62,6 @@ impl From<files::Error> for Error {
 #[derive(Clone, Debug)]
 pub(super) struct Service {
     pub(super) site: Site,
-    pub(super) tree: files::Root,
     pub(super) node: NodeId,
     pub(super) client: Client,
     pub(super) look: Duration,
@@ -178,7 +177,6 @@ impl Service {
         let (site, run) = (&self.site, &self.site.run);
         site.data.create()?;
         run.dir.create()?;
-        replace(&run.kubelet_config, &configuration::kubelet(site, &self.tree))?;
         replace(&run.kube_proxy_config, &configuration::kube_proxy(site, self.node))?;
         let ways = [
             (&run.kubelet, WorkerPurpose::Kubelet),

@@ -61,8 +61,15 @@ fn disk(value: &str) -> Value {
     })
 }
 
-/// kubelet's own file.
-pub(super) fn kubelet(site: &Site, tree: &files::Root) -> Vec<u8> {
+/// Memory in MiB that is reserved for the programs of a worker, and for those of a controller:
+/// what `kube` and its caches use under load. With less, pods that take all memory evict the
+/// pages of the programs' own code, and the API server does not answer for minutes.
+const RESERVED_WORKER: u32 = 400;
+const RESERVED_CONTROLLER: u32 = 700;
+
+/// kubelet's own file, on a node that is a controller, too, or not.
+pub(super) fn kubelet(site: &Site, tree: &files::Root, controller: bool) -> Vec<u8> {
+    let reserved = RESERVED_WORKER + if controller { RESERVED_CONTROLLER } else { 0 };
     let pair = site.data.pair(WorkerPurpose::KubeletServer.name());
     let socket = tree.ephemeral.containerd.client();
     bytes(&json!({
@@ -101,7 +108,7 @@ pub(super) fn kubelet(site: &Site, tree: &files::Root) -> Vec<u8> {
         // Containers that ask for no profile get the runtime's own.
         "seccompDefault": true,
         "oomScoreAdj": -999,
-        "kubeReserved": {"cpu": "200m", "memory": "400Mi"},
+        "kubeReserved": {"cpu": "200m", "memory": format!("{reserved}Mi")},
         "systemReserved": {"memory": "200Mi", "pid": PROCESSES_RESERVED},
         "enforceNodeAllocatable": ["pods"],
         // To set one of these drops all defaults.
@@ -216,9 +223,11 @@ mod tests {
 
     #[test]
     fn kubelet_serves_only_callers_that_the_api_server_permits() {
-        let text = text(&kubelet(&live(), &files::Root::live()));
-        assert!(!text.contains("failCgroupV1"), "{text}");
-        insta::assert_snapshot!(text);
+        let file = |controller| text(&kubelet(&live(), &files::Root::live(), controller));
+        let worker = file(false);
+        assert!(!worker.contains("failCgroupV1"), "{worker}");
+        assert_eq!(file(true), worker.replace("400Mi", "1100Mi"));
+        insta::assert_snapshot!(worker);
     }
 
     #[test]

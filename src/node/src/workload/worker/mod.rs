@@ -51,9 +51,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::api::{self, Api};
+use super::certificates::replace;
 use super::component::{Check, Component, Error, Process};
 use super::drain::{self, Drains};
-use super::parts::{Part, PartState, Parts};
+use super::parts::{API_STARTS, Part, PartState, Parts};
 use super::site::Site;
 use super::{csi, mesh, runtime};
 use crate::network;
@@ -61,7 +62,7 @@ use polis_base::cause;
 use polis_base::files;
 use polis_runtime::event::{Closed, until};
 use polis_runtime::logtree::Parser;
-use polis_runtime::supervisor::{Context, Policy};
+use polis_runtime::supervisor::{Context, Policy, blocking};
 use polis_runtime::sys::cgroup::Group;
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::Nodes;
@@ -81,10 +82,6 @@ const POLICY_LIVE: &str = "/livez";
 
 /// One of the resources that it reads; its rights to all of them come together.
 const POLICIES: &str = "/apis/networking.k8s.io/v1/networkpolicies?limit=1";
-
-/// After which the reason is shown why the policies cannot be read: an emulated API server
-/// takes minutes to start.
-const UNREADABLE_MAX: Duration = Duration::from_secs(5 * 60);
 
 /// The kernel kills pods before kubelet.
 const OOM_SCORE: i16 = -999;
@@ -118,7 +115,6 @@ impl Worker {
         let forever = Policy::forever();
         let certificates = certificates::Service {
             site: self.site.clone(),
-            tree: self.tree.clone(),
             node: self.node,
             client: self.client.clone(),
             look: self.look,
@@ -233,7 +229,7 @@ impl Worker {
         let begun = Instant::now();
         let report = |error: &api::Error| {
             // A starting API server is not a failure.
-            if begun.elapsed() >= UNREADABLE_MAX {
+            if begun.elapsed() >= API_STARTS {
                 let error = cause::line(error);
                 let cause = format!("pods wait until it can read the cluster's policies: {error}");
                 parts.fail(part, cause);
@@ -288,6 +284,13 @@ impl Worker {
         };
         let Some(address) = ctx.until_cancelled(inputs).await.transpose()? else { return Ok(()) };
         let part = Part::Kubelet;
+        let controller = self.parts.state(Part::ApiServer).is_some();
+        let (site, tree) = (self.site.clone(), self.tree.clone());
+        let write = move || {
+            let file = configuration::kubelet(&site, &tree, controller);
+            replace(&site.run.kubelet_config, &file)
+        };
+        blocking(write).await.map_err(|source| Error::Files { part, source })?;
         let component = Component {
             part,
             program: self.site.programs.join("kubelet"),
@@ -308,9 +311,13 @@ impl Worker {
         let lost = node_object::lost(self.own(), self.node);
         let outdated = async {
             tokio::select! {
-                // Cancel-safe, both: they wait, and read.
+                // Cancel-safe, all: they wait, and read.
                 moved = moved(self.network, address, part) => moved,
                 () = lost => Error::Outdated { part, what: "its Node object was deleted" },
+                changed = parts.asked_for(Part::ApiServer, !controller) => match changed {
+                    Ok(()) => Error::Outdated { part, what: "the roles of the node have changed" },
+                    Err(closed) => closed.into(),
+                },
             }
         };
         component.run(ctx, outdated).await
