@@ -27,6 +27,7 @@ fn keys(entries: &[Kv]) -> Vec<&str> {
 pub(crate) const STORIES: &[Story] = &[
     story!(async a_namespace_sees_its_own_keys_only),
     story!(async a_listing_of_many_pages_is_whole),
+    story!(async a_listing_of_large_values_is_whole),
     story!(async a_transaction_happens_whole_or_not_at_all),
     story!(async a_pipe_tells_of_what_vanished_while_it_was_cut_off),
     story!(async a_key_is_unknown_then_absent_then_there_then_gone),
@@ -62,6 +63,21 @@ async fn a_listing_of_many_pages_is_whole() {
     let listing = client.list("n/").await.unwrap();
     let expected: Vec<_> = (0..1300).map(|n| format!("n/{n:05}")).collect();
     assert_eq!(keys(&listing.entries), expected);
+    node.stop().await;
+}
+
+/// The records of 400 machines with the longest labels: a page of 500 exceeds a message.
+async fn a_listing_of_large_values_is_whole() {
+    let (_machine, node, client) = cluster_of_one().await;
+    for first in (0..400).step_by(40) {
+        let put = |n| Write::Put(format!("n/{n:05}"), vec![b'x'; 25 << 10]);
+        let writes = (first..first + 40).map(put).collect();
+        client.txn(Txn { writes, ..Txn::default() }).await.unwrap();
+    }
+    let listing = client.list("n/").await.unwrap();
+    let expected: Vec<_> = (0..400).map(|n| format!("n/{n:05}")).collect();
+    assert_eq!(keys(&listing.entries), expected);
+    assert!(listing.entries.iter().all(|kv| kv.value.len() == 25 << 10));
     node.stop().await;
 }
 

@@ -43,6 +43,10 @@ use polis_wire::identity::NodeId;
 /// The number of removed nodes that are remembered; deletions are rare and by hand.
 const GONE_MAX: usize = 1024;
 
+/// The bytes of records after which an event takes no other record: with the last one it stays
+/// far below the 4 MiB of a message.
+const BYTES_MAX: usize = 1 << 20;
+
 /// One node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Known {
@@ -283,7 +287,7 @@ pub struct Seen {
 
 impl Seen {
     /// The changes for this watcher, which asked for `only` one node or for all; at most
-    /// `max` nodes at once, so that a message has a bound. Also returns whether that is the
+    /// `max` nodes and some [`BYTES_MAX`] at once, so that a message has a bound. Also returns whether that is the
     /// last of the changes.
     pub fn delta(
         &mut self,
@@ -304,13 +308,15 @@ impl Seen {
         }
         // A node that was removed twice is sent once.
         delta.gone.retain(|id| !directory.nodes.contains_key(id) && self.nodes.remove(id));
+        let mut bytes = 0;
         for (sequence, id) in directory.order.range(since..) {
-            if delta.nodes.len() == max {
+            if delta.nodes.len() == max || bytes >= BYTES_MAX {
                 return (delta, false);
             }
             self.sequence = *sequence;
             if let Some(known) = directory.nodes.get(id).filter(|_| wanted(id)) {
                 self.nodes.insert(*id);
+                bytes += known.node.encoded_len();
                 delta.nodes.push((*id, known.clone()));
             }
         }
@@ -479,6 +485,29 @@ mod tests {
         assert!(directory.set_health(id(2), v1::NodeHealth::Late));
         assert!(!directory.set_health(id(2), v1::NodeHealth::Late));
         assert_eq!(seen.delta(&directory, Some(id(2)), 1).0.nodes.len(), 1);
+    }
+
+    /// With the longest labels, 256 of them are larger than a message.
+    #[test]
+    fn an_event_of_large_records_fits_into_a_message() {
+        let mut directory = Directory::default();
+        for number in 0..200 {
+            let label = |key: u8| (format!("{key:064}"), "x".repeat(256));
+            let labels = (0..64).map(label).collect();
+            let node = v1::Node { labels, ..Default::default() }.encode_to_vec();
+            directory.apply(&at(1), &[Change::Put(Kv { value: node, ..record(number, 1) })]);
+        }
+        let (mut seen, mut sent) = (Seen::default(), 0);
+        loop {
+            let (delta, all) = seen.delta(&directory, None, 256);
+            let bytes: usize = delta.nodes.iter().map(|(_, known)| known.node.encoded_len()).sum();
+            assert!(bytes < 2 << 20, "{bytes} bytes in one event");
+            sent += delta.nodes.len();
+            if all {
+                break;
+            }
+        }
+        assert_eq!(sent, 200);
     }
 
     #[derive(Clone, Debug)]

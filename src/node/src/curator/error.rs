@@ -33,10 +33,15 @@ pub enum Error {
     #[error("the register ticket has ended; ask an operator for a new one")]
     TicketEnded,
     /// A leaked ticket must not fill etcd.
-    #[error("the limit of {waiting} pending registrations is reached: ask an operator")]
+    #[error(
+        "the limit of pending registrations is reached ({waiting}, with {} KiB): ask an operator",
+        bytes >> 10
+    )]
     WaitingRoom {
         /// The number of machines that wait.
         waiting: usize,
+        /// The bytes of their records.
+        bytes: usize,
     },
     /// Another node has registered with this join key.
     #[error("the join key belongs to another node")]
@@ -64,6 +69,9 @@ pub enum Error {
         /// The actual protection.
         kind: &'static str,
     },
+    /// The node keeps its half of the disk's key without a TPM.
+    #[error("the cluster requires a TPM, and the node has registered without one")]
+    TpmRequired,
     /// A field is not valid.
     #[error("{0}")]
     Field(String),
@@ -185,6 +193,7 @@ impl Error {
             Self::MeshKeyTaken { .. } => (AlreadyExists, "mesh-key-taken"),
             Self::Fingerprint { .. } => (FailedPrecondition, "fingerprint"),
             Self::StoragePolicy { .. } => (FailedPrecondition, "storage-policy"),
+            Self::TpmRequired => (FailedPrecondition, "tpm-required"),
             Self::Field(_) => (InvalidArgument, "field"),
             Self::NotOwner => (PermissionDenied, "not-owner"),
             Self::UserRevoked { .. } => (PermissionDenied, "user-revoked"),
@@ -266,7 +275,7 @@ mod tests {
     fn a_full_waiting_room_is_for_the_caller_and_a_full_store_for_the_log() {
         let full = client::Error::Full { what: "register a node" };
         let full = Error::Store(store::Error::Store(anyhow::Error::new(full)));
-        let room = Error::WaitingRoom { waiting: 1024 };
+        let room = Error::WaitingRoom { waiting: 1024, bytes: 4 << 20 };
         for (error, trouble) in [(full, true), (room, false), (Error::TicketWrong, false)] {
             assert_eq!(error.is_trouble(), trouble, "{error:?}");
             if !matches!(error, Error::TicketWrong) {

@@ -76,6 +76,12 @@ impl Error {
         }
     }
 
+    /// Whether the answer is larger than a message may be. The library that decodes messages
+    /// says so with a code that etcd gives to other refusals, too.
+    pub(super) fn too_large(&self) -> bool {
+        self.says("message length too large")
+    }
+
     /// Whether etcd's text contains this, for answers without a code of their own.
     pub(in crate::consensus) fn says(&self, text: &str) -> bool {
         match self {

@@ -53,8 +53,8 @@ const READ_MAX: Duration = Duration::from_secs(10);
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// Keys in one page of a listing: pages stay far below the 4 MiB of a message
-/// even with values of some kilobytes.
+/// Keys in the first page of a listing. Values of some kilobytes stay far below the 4 MiB of a
+/// message; a page of larger ones is asked for again with half the keys.
 const PAGE: i64 = 500;
 
 /// The users of etcd. Closed: a new user is a decision, not a string.
@@ -257,13 +257,20 @@ impl Client {
         let mut from = self.outer(prefix);
         let end = prefix_end(&from);
         let mut listing = Listing { entries: Vec::new(), revision: 0 };
+        let mut limit = PAGE;
         loop {
-            let mut options = GetOptions::new().with_range(end.clone()).with_limit(PAGE);
+            let mut options = GetOptions::new().with_range(end.clone()).with_limit(limit);
             if listing.revision > 0 {
                 options = options.with_revision(listing.revision);
             }
-            let page =
-                self.read("list keys", || self.fetch(from.clone(), Some(options.clone()))).await?;
+            let fetch = || self.fetch(from.clone(), Some(options.clone()));
+            let page = match self.read("list keys", fetch).await {
+                Err(error) if error.too_large() && limit > 1 => {
+                    limit /= 2;
+                    continue;
+                }
+                page => page?,
+            };
             if listing.revision == 0 {
                 listing.revision = page.header().map_or(0, etcd_client::ResponseHeader::revision);
             }

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use polis_proto::v1;
 use polis_proto::v1::curator_server::Curator;
+use prost::Message as _;
 use tonic::{Request, Response, Status};
 
 use super::{Handlers, Lead, Stream, registries, seconds, untrusted, watching};
@@ -19,6 +20,10 @@ use polis_wire::rpc::{Caller, Peer};
 /// The number of machines that may wait for approval: more than an operator reads through,
 /// and few enough to do no harm.
 const WAITING_MAX: usize = 1024;
+
+/// The bytes of their records together. Every curator keeps them, and every watcher gets them:
+/// the longest labels make one record as large as a hundred others.
+const WAITING_BYTES_MAX: usize = 4 << 20;
 
 /// The calling node, whose access `rpc` has checked.
 fn node<T>(request: &Request<T>) -> Result<NodeId, Status> {
@@ -247,14 +252,38 @@ impl Curator for Handlers {
 }
 
 impl Handlers {
-    /// Whether the limit of pending registrations allows one more machine.
+    /// Whether the limits of pending registrations allow one more machine.
     fn check_room(&self, id: NodeId) -> Result<(), Error> {
         let directory = self.0.directory.borrow();
-        let new = directory.nodes().filter(|(_, known)| known.node.state() == v1::NodeState::New);
-        let waiting = new.count();
-        if waiting >= WAITING_MAX && directory.node(id).is_none() {
-            return Err(Error::WaitingRoom { waiting });
+        let nodes = directory.nodes().map(|(_, known)| known.node.as_ref());
+        let (waiting, bytes) = pending(nodes);
+        let full = waiting >= WAITING_MAX || bytes >= WAITING_BYTES_MAX;
+        if full && directory.node(id).is_none() {
+            return Err(Error::WaitingRoom { waiting, bytes });
         }
         Ok(())
+    }
+}
+
+/// How many nodes wait for approval, and the bytes of their records.
+fn pending<'a>(nodes: impl Iterator<Item = &'a v1::Node>) -> (usize, usize) {
+    nodes
+        .filter(|node| node.state() == v1::NodeState::New)
+        .fold((0, 0), |(count, bytes), node| (count + 1, bytes + node.encoded_len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pending_machines_are_counted_with_the_bytes_of_their_records() {
+        let labels = (0..64).map(|key| (format!("{key:064}"), "x".repeat(256))).collect();
+        let large = v1::Node { state: v1::NodeState::New.into(), labels, ..Default::default() };
+        let up = v1::Node { state: v1::NodeState::Up.into(), ..large.clone() };
+        let nodes = vec![large.clone(); 250];
+        let (waiting, bytes) = pending(nodes.iter().chain([&up]));
+        assert_eq!((waiting, bytes), (250, 250 * large.encoded_len()));
+        assert!(waiting < WAITING_MAX && bytes > WAITING_BYTES_MAX, "{bytes}");
     }
 }

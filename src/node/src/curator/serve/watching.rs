@@ -12,7 +12,7 @@ use crate::curator::directory::{Delta, Directory, Seen};
 use crate::curator::leader::{Leadership, Term};
 use polis_wire::identity::NodeId;
 
-/// Nodes in one event: far below the bound of a message, with labels and all.
+/// Nodes in one event.
 const NODES_MAX: usize = 256;
 
 struct Watcher {
