@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use polis_proto::v1;
+use polis_proto::v1::{self, cluster_configuration::TpmMode};
 use subtle::ConstantTimeEq as _;
 use tracing::{info, warn};
 
@@ -147,7 +147,8 @@ impl<S: pki::Store + Clone> Store<S> {
     ///
     /// # Errors
     ///
-    /// [`Error::StoragePolicy`], [`Error::Field`] and the refusals of `state`.
+    /// [`Error::StoragePolicy`], [`Error::TpmRequired`], [`Error::Field`] and the refusals of
+    /// `state`.
     pub async fn enter(
         &self,
         identity: Identity,
@@ -160,10 +161,14 @@ impl<S: pki::Store + Clone> Store<S> {
         if let Some((policy, kind)) = misfit(policy, commitment.storage_kind) {
             return Err(Error::StoragePolicy { policy, kind });
         }
+        let needs_tpm = configuration.tpm_mode() == TpmMode::Required;
         let key = node_key(id);
         let node = self.update(&key, |old: Option<v1::Node>| {
             if old.as_ref().is_some_and(|old| old.public_key != identity.public_key) {
                 return Err(Error::Refused(Refusal::Known));
+            }
+            if needs_tpm && old.as_ref().is_some_and(|old| !old.tpm) {
+                return Err(Error::TpmRequired);
             }
             applied(id, old, Request::Commit(commitment.clone()), None)
         });

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
+use polis_proto::v1::cluster_configuration::TpmMode;
 use polis_proto::v1::{self, NodeState, UserRole};
+use prost::Message as _;
 
 use super::Founding;
 use super::error::Error;
@@ -12,7 +14,7 @@ use super::store::Store;
 use super::tickets::TicketRequest;
 use polis_wire::identity::{Fingerprint, Identity};
 use polis_wire::pki::memory::Memory;
-use polis_wire::pki::{Facts, Store as _};
+use polis_wire::pki::{Facts, Guard, Issued, Store as _, Write};
 
 fn first_node() -> Identity {
     Identity::new([1; 32])
@@ -236,6 +238,45 @@ async fn a_user_is_made_once_and_revoked_for_good() {
 }
 
 #[tokio::test]
+async fn a_cluster_that_requires_a_tpm_admits_no_node_without_one() {
+    let (store, _) = founded().await;
+    let required =
+        v1::ClusterConfiguration { tpm_mode: TpmMode::Required.into(), ..Default::default() };
+    store.configure(required).await.unwrap();
+    let ticket = store.ticket(TicketRequest::Read, 1).await.unwrap().opaque;
+    for tpm in [false, true] {
+        let machine = Registration { tpm, ..registration(2 + u8::from(tpm), 4 + u8::from(tpm)) };
+        let identity = machine.identity;
+        store.register(&ticket, machine).await.unwrap();
+        store.approve(identity.id, None).await.unwrap();
+        let entered = store.enter(identity, commitment()).await;
+        match tpm {
+            true => assert_eq!(entered.unwrap().state(), NodeState::Up),
+            false => assert!(matches!(entered, Err(Error::TpmRequired)), "{entered:?}"),
+        }
+    }
+}
+
+/// The leader died between the mark and the certificates, and somebody gives the name again.
+#[tokio::test]
+async fn a_revocation_that_was_cut_off_does_not_bring_the_old_certificate_back() {
+    let (store, memory) = founded().await;
+    let first = store.create_user("ann", UserRole::Viewer, &[2; 32], noon()).await.unwrap();
+    let key = format!("{}ann", super::store::USERS);
+    let entry = memory.get(&key).await.unwrap().unwrap();
+    let marked = v1::User { revoked: true, ..v1::User::decode(&*entry.value).unwrap() };
+    let guard = Guard::Unchanged(key.clone(), entry.revision);
+    let write = Write::Put(key, marked.encode_to_vec());
+    assert!(memory.commit(vec![guard], vec![write]).await.unwrap());
+
+    let second = store.create_user("ann", UserRole::Viewer, &[3; 32], noon()).await.unwrap();
+    let crl = memory.get(&super::store::crl_key()).await.unwrap().unwrap();
+    let crl = polis_wire::pki::Crl::read(&crl.value).unwrap();
+    let revoked = |issued: &Issued| crl.revokes(&Facts::read(&issued.der).unwrap().serial);
+    assert!(revoked(&first) && !revoked(&second));
+}
+
+#[tokio::test]
 async fn the_last_owner_stays() {
     let (store, _) = founded().await;
     store.escrow(&[9; 32], noon()).await.unwrap();
@@ -324,7 +365,7 @@ async fn the_invitation_to_etcd_is_given_only_to_a_node_with_the_role() {
 
 #[tokio::test]
 async fn two_who_configure_different_things_do_not_undo_each_other() {
-    use v1::cluster_configuration::{ColdStart, TpmMode};
+    use v1::cluster_configuration::ColdStart;
     let (store, _) = founded().await;
     let before = store.configuration().await.unwrap();
     // Each call changes one field, whatever it has read before.

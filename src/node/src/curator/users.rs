@@ -7,7 +7,7 @@
 //!
 //! Invariants:
 //! - A revoked user is marked before its certificates are: the mark counts at the next
-//!   call, on every server.
+//!   call, on every server. The name is given again only once its certificates are revoked.
 //! - There is always an owner who is not revoked, once there was one.
 //! - A user cannot have a name that a node could have: both are names under one authority.
 
@@ -66,6 +66,10 @@ impl<S: pki::Store + Clone> Store<S> {
             return Err(Error::Field("role is missing".to_owned()));
         }
         self.refuse_shared_key(name, key).await?;
+        // An interrupted revocation has left only the mark, which the new record removes.
+        if self.user(name).await?.is_some_and(|user| user.revoked) {
+            self.revoke(name, Reason::Left, now).await?;
+        }
         let user = self.make_user(name, role, key).await?;
         self.user_certificate(&user, now).await
     }
