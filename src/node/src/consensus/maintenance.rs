@@ -3,7 +3,8 @@
 //! etcd compacts by itself, once an hour, and rewrites its database at start. When the
 //! database reaches its quota all the same, every member refuses writes until an operator
 //! or a service compacts, rewrites it and clears the alarm: this service does so, on each
-//! member for itself.
+//! member for itself. A member does not answer while it rewrites its database, so the members
+//! take turns, the leader last.
 //!
 //! What this module does not do: take snapshots. They come with the commands
 //! that restore them.
@@ -22,6 +23,9 @@ use polis_runtime::supervisor::Context;
 /// The delay before another attempt: rewriting a database of gigabytes takes a while.
 const RETRY: Duration = Duration::from_secs(30);
 
+/// Between the turns of two members.
+const TURN: Duration = Duration::from_secs(30);
+
 #[derive(Clone, Debug)]
 pub(super) struct Maintenance {
     pub(super) status: watch::Receiver<Status>,
@@ -31,13 +35,18 @@ impl Maintenance {
     pub(super) async fn run(mut self, ctx: Context) -> Result<(), Closed> {
         ctx.healthy();
         loop {
-            let full = until(&mut self.status, "the etcd member", |status| {
-                let full = status.alarms.contains(&Alarm::NoSpace);
-                status.voter().filter(|_| full).cloned().zip(status.member)
+            let found = until(&mut self.status, "the etcd member", |status| {
+                full(status).map(|(clients, member)| (clients, member, turn(status)))
             });
-            let Some(full) = ctx.until_cancelled(full).await else { return Ok(()) };
-            let (clients, member) = full?;
-            warn!("the database of etcd is full: freeing space");
+            let Some(found) = ctx.until_cancelled(found).await else { return Ok(()) };
+            let (clients, member, turn) = found?;
+            warn!(in_s = turn.as_secs(), "the database of etcd is full: freeing space");
+            if ctx.until_cancelled(tokio::time::sleep(turn)).await.is_none() {
+                return Ok(());
+            }
+            if full(&self.status.borrow()).is_none() {
+                continue;
+            }
             let Some(made) = ctx.until_cancelled(make_room(&clients, member)).await else {
                 return Ok(());
             };
@@ -55,6 +64,20 @@ impl Maintenance {
             }
         }
     }
+}
+
+/// The way to this member, where it serves and etcd refuses writes.
+fn full(status: &Status) -> Option<(Clients, MemberId)> {
+    let full = status.alarms.contains(&Alarm::NoSpace);
+    status.voter().filter(|_| full).cloned().zip(status.member)
+}
+
+/// How long this member waits for those before it.
+fn turn(status: &Status) -> Duration {
+    let mut order: Vec<_> = status.members.iter().map(|member| member.id).collect();
+    order.sort_by_key(|id| (status.leader == Some(*id), *id));
+    let before = order.iter().position(|id| status.member == Some(*id)).unwrap_or_default();
+    TURN * u32::try_from(before).unwrap_or_default()
 }
 
 /// Compacts all old revisions (a watch that is behind lists again), rewrites the database
@@ -83,4 +106,31 @@ async fn make_room(clients: &Clients, member: MemberId) -> Result<i64, Error> {
     cleared.map_err(|error| Error::new("clear the alarm", error))?;
     let status = etcd.status().await.map_err(|error| Error::new("ask for the status", error))?;
     Ok(status.db_size())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::consensus::Member;
+
+    #[test]
+    fn members_take_turns_and_the_leader_is_the_last() {
+        let members = [1, 2, 3].map(|id| Member {
+            id: MemberId(id),
+            name: String::new(),
+            peer_url: String::new(),
+            learner: false,
+        });
+        let turn = |member: u64| {
+            turn(&Status {
+                member: Some(MemberId(member)),
+                leader: Some(MemberId(1)),
+                members: members.to_vec(),
+                ..Status::default()
+            })
+        };
+        assert_eq!([2, 3, 1].map(turn), [0, 1, 2].map(|before| TURN * before));
+        let alone = Status { member: Some(MemberId(7)), ..Status::default() };
+        assert_eq!(super::turn(&alone), Duration::ZERO);
+    }
 }
