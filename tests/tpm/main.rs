@@ -43,6 +43,22 @@ impl Bus {
         assert_eq!(answer[6..10], [0; 4], "the TPM refuses a measurement");
     }
 
+    /// Keeps SHA-1 values of the registers alone from the next start on, as an old firmware's
+    /// setup does (`TPM2_PCR_Allocate`).
+    fn drop_sha256(&mut self) {
+        let banks = [0, 0, 0, 2, 0, 4, 3, 0xff, 0xff, 0xff, 0, 0x0b, 3, 0, 0, 0];
+        let mut command = vec![0x80, 2, 0, 0, 0, 0, 0, 0, 1, 0x2b];
+        // The platform's hierarchy, by its empty password.
+        command.extend([0x40, 0, 0, 0x0c]);
+        command.extend([0, 0, 0, 9, 0x40, 0, 0, 9, 0, 0, 1, 0, 0]);
+        command.extend(banks);
+        let size = u32::try_from(command.len()).unwrap().to_be_bytes();
+        command[2..6].copy_from_slice(&size);
+        let answer = self.transmit(&command).unwrap();
+        assert_eq!(answer[6..10], [0; 4], "the TPM keeps its banks");
+        assert_eq!(answer[14], 1, "the TPM cannot have these banks");
+    }
+
     fn has_seen(&self, secret: &[u8]) -> bool {
         self.seen.windows(secret.len()).any(|window| window == secret)
     }
@@ -76,6 +92,7 @@ const STORIES: &[Story] = &[
     story!(a_changed_register_differs_from_a_cleared_tpm),
     story!(a_blob_opens_for_its_own_purpose_only),
     story!(a_tpm_that_is_gone_is_an_outage_and_not_a_refusal),
+    story!(a_tpm_without_the_bank_seals_nothing_and_says_so),
 ];
 
 fn what_was_sealed_opens_after_a_restart_and_as_often_as_one_likes() {
@@ -142,6 +159,14 @@ fn a_tpm_that_is_gone_is_an_outage_and_not_a_refusal() {
     bus.stream.shutdown(std::net::Shutdown::Both).unwrap();
     let error = seal(&mut bus, &[7], b"test", SECRET).unwrap_err();
     assert!(error.retriable(), "{error:?}");
+}
+
+fn a_tpm_without_the_bank_seals_nothing_and_says_so() {
+    let state = tempfile::tempdir().unwrap();
+    Bus::switch_on(state.path()).drop_sha256();
+    let error = seal(&mut Bus::switch_on(state.path()), &[7, 12], b"test", SECRET).unwrap_err();
+    assert!(matches!(error, Error::NoBank), "{error:?}");
+    assert!(!error.retriable(), "{error}");
 }
 
 fn main() -> ExitCode {

@@ -58,6 +58,7 @@ pub(super) enum Code {
     Unseal = 0x15e,
     FlushContext = 0x165,
     StartAuthSession = 0x176,
+    PcrRead = 0x17e,
     PolicyPcr = 0x17f,
     PolicyGetDigest = 0x189,
 }
@@ -72,6 +73,7 @@ impl Code {
             Self::Unseal => "TPM2_Unseal",
             Self::FlushContext => "TPM2_FlushContext",
             Self::StartAuthSession => "TPM2_StartAuthSession",
+            Self::PcrRead => "TPM2_PCR_Read",
             Self::PolicyPcr => "TPM2_PolicyPCR",
             Self::PolicyGetDigest => "TPM2_PolicyGetDigest",
         }
@@ -286,8 +288,22 @@ impl<T: Transport + ?Sized> Tpm<'_, T> {
         self.run(Code::PolicyPcr, &[&session], Auth::None, parameters).map(drop)
     }
 
+    /// Fails unless the TPM has these registers in its SHA-256 bank. A policy over registers that
+    /// do not exist covers no register, and the TPM does not report that.
+    fn has(&mut self, pcrs: &[u32]) -> Result<(), Error> {
+        let wanted = selection(pcrs)?;
+        let answer = self.run(Code::PcrRead, &[], Auth::None, wanted.clone())?;
+        let mut reader = Reader(&answer.parameters);
+        let _updates = reader.u32()?;
+        match reader.0.starts_with(&wanted) {
+            true => Ok(()),
+            false => Err(Error::NoBank),
+        }
+    }
+
     /// The digest of a policy of the registers as they are now.
     pub(super) fn policy(&mut self, pcrs: &[u32]) -> Result<Vec<u8>, Error> {
+        self.has(pcrs)?;
         let trial = self.session(SessionKind::Trial, None)?.handle;
         let session = Object { handle: trial, name: trial.to_be_bytes().to_vec() };
         let digest = self.bind(trial, pcrs).and_then(|()| {

@@ -88,6 +88,12 @@ pub enum Error {
     /// The TPM does not make a session that is safe from eavesdropping.
     #[error("cannot start a session with the TPM")]
     Session,
+    /// The TPM has the registers, and no values of them in SHA-256.
+    #[error(
+        "the TPM keeps no SHA-256 values of its registers: switch its SHA-256 bank on in the \
+         firmware's setup"
+    )]
+    NoBank,
     /// A blob names a register that no TPM has.
     #[error("a TPM has no register {0}")]
     Register(u32),
