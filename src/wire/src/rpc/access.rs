@@ -138,6 +138,12 @@ impl Rule {
         }
     }
 
+    /// Whether a viewer may make the call, too: it changes nothing and shows no secret.
+    #[must_use]
+    pub fn only_reads(&self) -> bool {
+        Role::Viewer.grants(self.access.user())
+    }
+
     /// The callers that are served, for messages.
     fn needed(&self) -> String {
         let mut needed = Vec::new();

@@ -18,12 +18,13 @@ use tonic::body::Body;
 use tonic::service::Routes;
 use tonic::{Code, Status};
 use tower::Service as _;
+use tracing::info;
 
 use super::access::Rule;
 use super::app::App;
 use super::body::{Activity, Bounded, End, Ending, Open, Outgoing, status_code};
 use super::gateway::{Exchange, Gateway, Tunnel, Upgraded};
-use super::peer::Caller;
+use super::peer::{Caller, Peer};
 use super::shared::Shared;
 use polis_base::sys::clock;
 
@@ -74,6 +75,7 @@ impl Line {
                 return Ok(refusal(app, status));
             }
         };
+        self.record(request.uri().path(), rule);
         let mut response = match app {
             App::Grpc(routes) => self.serve(routes.clone(), rule, request).await,
             App::Page(page) => Response::new(Body::new(page())),
@@ -100,20 +102,43 @@ impl Line {
 
     /// Whether the call may be made.
     fn admit(&self, path: &str) -> Result<&Rule, Status> {
-        let Shared { table, access_list, untrusted, .. } = &*self.shared;
+        let Shared { table, access_list, .. } = &*self.shared;
         let rule = table.rule(path);
-        if !self.caller.peer.is_known() {
-            let address = self.caller.address.ip();
-            let mut untrusted = untrusted.lock().unwrap_or_else(PoisonError::into_inner);
-            if !untrusted.take(address, clock::uptime()) {
-                let text = "too many calls without a certificate of the cluster; wait a second";
-                return Err(Status::resource_exhausted(text));
-            }
-        }
+        self.take_turn()?;
         access_list.borrow().check(&self.caller, clock::now())?;
         let rule = rule?;
         rule.check(&self.caller.peer)?;
         Ok(rule)
+    }
+
+    /// Whether the caller has not called too often.
+    fn take_turn(&self) -> Result<(), Status> {
+        let Shared { untrusted, known, app, .. } = &*self.shared;
+        let (now, peer) = (clock::uptime(), &self.caller.peer);
+        let (may, who) = if !peer.is_known() {
+            let origin = self.caller.address.ip().into();
+            let mut untrusted = untrusted.lock().unwrap_or_else(PoisonError::into_inner);
+            (untrusted.take(origin, now), "without a certificate of the cluster".to_owned())
+        } else if let App::Gateway(_) = app {
+            // The server behind it has limits of its own.
+            return Ok(());
+        } else {
+            let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+            (known.take(peer.to_string(), now), format!("of {peer}"))
+        };
+        if may {
+            return Ok(());
+        }
+        Err(Status::resource_exhausted(format!("too many calls {who}; wait a second")))
+    }
+
+    /// Leaves in the log which user makes a call that changes something or reads a secret.
+    fn record(&self, path: &str, rule: &Rule) {
+        let Caller { peer, address, .. } = &self.caller;
+        if matches!(peer, Peer::User { .. }) && !rule.only_reads() {
+            let call = path.rsplit('/').next().unwrap_or(path);
+            info!(by = %peer, from = %address.ip(), "a user calls {call}");
+        }
     }
 
     /// Answers by the server behind a gateway.

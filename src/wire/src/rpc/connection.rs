@@ -31,7 +31,7 @@ use super::access_list::AccessList;
 use super::app::App;
 use super::body::{Activity, End};
 use super::call::Line;
-use super::limits::Place;
+use super::limits::{Origin, Place};
 use super::peer::{self, Caller, Peer};
 use super::shared::Shared;
 use polis_base::sys::clock;
@@ -60,7 +60,7 @@ const LOOK: Duration = Duration::from_secs(5);
 /// The place of a connection while it is served.
 #[derive(Debug)]
 enum Held {
-    Untrusted(Place<std::net::IpAddr>),
+    Untrusted(Place<Origin>),
     Known(Place<String>),
 }
 
@@ -90,7 +90,7 @@ pub(super) async fn serve(
     shared: Arc<Shared>,
     tcp: TcpStream,
     caller: std::net::SocketAddr,
-    place: Place<std::net::IpAddr>,
+    place: Place<Origin>,
 ) {
     // A socket without this option is only slower.
     let _set = tcp.set_nodelay(true);
@@ -124,7 +124,7 @@ pub(super) async fn serve(
     };
     let held = match &caller.peer {
         Peer::None | Peer::Key(_) => {
-            shared.untrusted_room.enter(caller.address.ip()).map(Held::Untrusted)
+            shared.untrusted_room.enter(caller.address.ip().into()).map(Held::Untrusted)
         }
         Peer::Node(_) | Peer::User { .. } => {
             shared.known_room.enter(caller.peer.to_string()).map(Held::Known)

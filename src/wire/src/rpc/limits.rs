@@ -49,6 +49,8 @@ pub struct Limits {
     pub untrusted_rate: (u32, u32),
     /// Calls a second of all untrusted callers, and how many may come at once.
     pub untrusted_rates: (u32, u32),
+    /// Calls a second of one node or user, and how many may come at once.
+    pub known_rate: (u32, u32),
     /// Longest that a call may take until it answers; a stream until it begins.
     pub deadline: Duration,
     /// Longest that a caller may leave an answer lying.
@@ -81,6 +83,7 @@ impl Default for Limits {
             message: 4 << 20,
             untrusted_rate: (10, 30),
             untrusted_rates: (200, 400),
+            known_rate: (500, 1000),
             deadline: Duration::from_secs(30),
             stall: Duration::from_secs(60),
             untrusted_idle: Duration::from_secs(30),
@@ -125,37 +128,61 @@ impl Bucket {
     }
 }
 
-/// How many addresses are remembered: more than untrusted callers can be connected.
-const ADDRESSES_MAX: usize = 1024;
+/// How many callers are remembered: more than untrusted callers can be connected.
+const CALLERS_MAX: usize = 1024;
 
-/// The calls of untrusted callers, by address and in all.
-#[derive(Debug)]
-pub(super) struct Untrusted {
-    each: (u32, u32),
-    all: Bucket,
-    addresses: BTreeMap<IpAddr, Bucket>,
+/// The unit by which untrusted callers are counted: an IPv4 address, or an IPv6 network of 64
+/// bits, in which one machine may take any number of addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Origin(IpAddr);
+
+impl From<IpAddr> for Origin {
+    fn from(address: IpAddr) -> Self {
+        Self(match address.to_canonical() {
+            IpAddr::V6(address) => {
+                IpAddr::from((u128::from(address) & (u128::MAX << 64)).to_be_bytes())
+            }
+            address @ IpAddr::V4(_) => address,
+        })
+    }
 }
 
-impl Untrusted {
-    pub(super) fn new(limits: &Limits) -> Self {
-        Self {
-            each: limits.untrusted_rate,
-            all: Bucket::new(limits.untrusted_rates),
-            addresses: BTreeMap::new(),
-        }
-    }
+/// The calls of callers, by caller and in all.
+#[derive(Debug)]
+pub(super) struct Rates<K> {
+    each: (u32, u32),
+    all: Option<Bucket>,
+    callers: BTreeMap<K, Bucket>,
+}
 
-    /// Whether an untrusted caller at `address` may call at `now`.
-    pub(super) fn take(&mut self, address: IpAddr, now: Duration) -> bool {
-        if self.addresses.len() >= ADDRESSES_MAX && !self.addresses.contains_key(&address) {
-            self.addresses.retain(|_, bucket| !bucket.is_full(now));
-            if self.addresses.len() >= ADDRESSES_MAX {
-                return false;
+impl Rates<Origin> {
+    /// Of callers without a certificate of the cluster.
+    pub(super) fn untrusted(limits: &Limits) -> Self {
+        let all = Some(Bucket::new(limits.untrusted_rates));
+        Self { each: limits.untrusted_rate, all, callers: BTreeMap::new() }
+    }
+}
+
+impl Rates<String> {
+    /// Of nodes and users. The cluster bounds their number, so they share no bucket.
+    pub(super) fn known(limits: &Limits) -> Self {
+        Self { each: limits.known_rate, all: None, callers: BTreeMap::new() }
+    }
+}
+
+impl<K: Ord> Rates<K> {
+    /// Whether this caller may call at `now`.
+    pub(super) fn take(&mut self, caller: K, now: Duration) -> bool {
+        if self.callers.len() >= CALLERS_MAX && !self.callers.contains_key(&caller) {
+            self.callers.retain(|_, bucket| !bucket.is_full(now));
+            if self.callers.len() >= CALLERS_MAX {
+                // Certificates of the cluster bound the number of known callers.
+                return self.all.is_none();
             }
         }
         let each = self.each;
-        let bucket = self.addresses.entry(address).or_insert_with(|| Bucket::new(each));
-        bucket.take(now) && self.all.take(now)
+        let bucket = self.callers.entry(caller).or_insert_with(|| Bucket::new(each));
+        bucket.take(now) && self.all.as_mut().is_none_or(|all| all.take(now))
     }
 }
 
@@ -271,24 +298,51 @@ mod tests {
     #[test]
     fn one_untrusted_caller_does_not_use_up_the_calls_of_another() {
         let limits = Limits { untrusted_rate: (1, 2), ..Limits::default() };
-        let mut untrusted = Untrusted::new(&limits);
-        let [a, b] = [1, 2].map(|host| IpAddr::from([10, 0, 0, host]));
+        let mut untrusted = Rates::untrusted(&limits);
+        let [a, b] = [1, 2].map(|host| Origin::from(IpAddr::from([10, 0, 0, host])));
         assert_eq!([(); 3].map(|()| untrusted.take(a, seconds(0))), [true, true, false]);
         assert!(untrusted.take(b, seconds(0)));
     }
 
     #[test]
     fn addresses_without_number_are_not_remembered_without_number() {
-        let mut untrusted = Untrusted::new(&Limits::default());
+        let mut untrusted = Rates::untrusted(&Limits::default());
         let mut let_through = 0;
         for host in 0..10_000_u32 {
             let address = IpAddr::from(host.to_be_bytes());
-            let_through += u32::from(untrusted.take(address, seconds(0)));
+            let_through += u32::from(untrusted.take(address.into(), seconds(0)));
         }
-        assert!(untrusted.addresses.len() <= ADDRESSES_MAX);
+        assert!(untrusted.callers.len() <= CALLERS_MAX);
         assert!(let_through <= Limits::default().untrusted_rates.1);
         // Once they have been quiet, there is room for another.
-        assert!(untrusted.take(IpAddr::from([255; 4]), seconds(60)));
+        assert!(untrusted.take(IpAddr::from([255; 4]).into(), seconds(60)));
+    }
+
+    /// A machine has 2^64 addresses in its own network.
+    #[test]
+    fn callers_of_one_ipv6_network_are_one_caller() {
+        let limits = Limits { untrusted_rate: (1, 2), ..Limits::default() };
+        let mut untrusted = Rates::untrusted(&limits);
+        let mut take = |address: &str| {
+            untrusted.take(address.parse::<IpAddr>().unwrap().into(), seconds(0))
+        };
+        assert!(take("2001:db8::1") && take("2001:db8::2"));
+        assert!(!take("2001:db8::3"));
+        assert!(take("2001:db8:0:1::3"));
+        // The same machine by both of its notations.
+        assert!(take("192.0.2.1") && take("::ffff:192.0.2.1") && !take("192.0.2.1"));
+    }
+
+    #[test]
+    fn a_node_that_calls_without_end_is_slowed_down_and_no_other() {
+        let limits = Limits { known_rate: (1, 2), ..Limits::default() };
+        let mut known = Rates::known(&limits);
+        let mut take = |name: &str, now| known.take(name.to_owned(), seconds(now));
+        assert_eq!([(); 3].map(|()| take("a", 0)), [true, true, false]);
+        assert!(take("b", 0) && take("a", 1));
+        for name in 0..2 * CALLERS_MAX {
+            assert!(take(&name.to_string(), 1), "the {name}th");
+        }
     }
 
     #[test]

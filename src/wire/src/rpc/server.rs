@@ -26,7 +26,7 @@ use tracing::{Instrument as _, debug, error, info, warn};
 use super::access::Table;
 use super::access_list::AccessList;
 use super::app::App;
-use super::limits::{Bucket, Full, Limits, Room, Untrusted};
+use super::limits::{Bucket, Full, Limits, Origin, Rates, Room};
 use super::metrics::Metrics;
 use super::shared::Shared;
 use super::tls::Credentials;
@@ -119,7 +119,8 @@ impl Server {
             table: Arc::clone(&self.table),
             metrics: Arc::clone(&self.metrics),
             app: self.app.clone(),
-            untrusted: Mutex::new(Untrusted::new(&limits)),
+            untrusted: Mutex::new(Rates::untrusted(&limits)),
+            known: Mutex::new(Rates::known(&limits)),
             untrusted_room: Room::new(
                 limits.untrusted,
                 limits.untrusted_per_address,
@@ -209,7 +210,7 @@ impl Server {
 
 fn start(
     shared: &Arc<Shared>,
-    handshakes: &Room<std::net::IpAddr>,
+    handshakes: &Room<Origin>,
     tcp: TcpStream,
     address: SocketAddr,
     connections: &mut JoinSet<()>,
@@ -217,7 +218,7 @@ fn start(
     // A caller over IPv4 has one address, through either kind of socket.
     let address = SocketAddr::new(address.ip().to_canonical(), address.port());
     shared.metrics.accepted.up();
-    let Some(place) = handshakes.enter(address.ip()) else { return };
+    let Some(place) = handshakes.enter(address.ip().into()) else { return };
     let shared = Arc::clone(shared);
     let serve = async move {
         let metrics = Arc::clone(&shared.metrics);

@@ -12,7 +12,7 @@ use tracing::info;
 use super::access::Table;
 use super::access_list::AccessList;
 use super::app::App;
-use super::limits::{Bucket, Limits, Room, Untrusted};
+use super::limits::{Bucket, Limits, Origin, Rates, Room};
 use super::metrics::Metrics;
 use polis_base::sys::clock;
 
@@ -25,8 +25,9 @@ pub(super) struct Shared {
     pub(super) table: Arc<Table>,
     pub(super) metrics: Arc<Metrics>,
     pub(super) app: App,
-    pub(super) untrusted: Mutex<Untrusted>,
-    pub(super) untrusted_room: Room<std::net::IpAddr>,
+    pub(super) untrusted: Mutex<Rates<Origin>>,
+    pub(super) known: Mutex<Rates<String>>,
+    pub(super) untrusted_room: Room<Origin>,
     pub(super) known_room: Room<String>,
     pub(super) stopping: CancellationToken,
     /// Which failed handshakes are logged.

@@ -11,12 +11,14 @@ use futures::Stream;
 use polis_proto::v1;
 use polis_proto::v1::curator_local_client::CuratorLocalClient;
 use polis_proto::v1::curator_local_server::{CuratorLocal, CuratorLocalServer};
+use polis_proto::v1::management_client::ManagementClient;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::WatchStream;
 use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status};
+use tracing_subscriber::layer::SubscriberExt as _;
 
 use super::client::{Candidate, Client, Expect, Patience, Repeat, Trust, dial};
 use super::testing::{Authority, Running, SOON, key, node_id, self_signed};
@@ -24,6 +26,8 @@ use super::*;
 use crate::pki::{Facts, Template};
 use polis_base::cause;
 use polis_base::sys::clock;
+use polis_runtime::logtree::layer::ToTree;
+use polis_runtime::logtree::{Query, Tree};
 
 /// Answers with the leader, and with the caller's name.
 #[derive(Clone)]
@@ -302,6 +306,30 @@ async fn a_call_ends_at_its_deadline_and_is_counted() {
     assert_eq!(path, "/polis.v1.CuratorLocal/GetCaCertificate");
     assert_eq!(calls.codes().collect::<Vec<_>>(), [(Code::DeadlineExceeded, 1)]);
     running.stop().await;
+}
+
+#[tokio::test]
+async fn a_call_that_changes_something_is_in_the_log_with_its_user() {
+    let tree = Tree::new(None);
+    let subscriber = tracing_subscriber::registry().with(ToTree(tree.clone()));
+    let _default = tracing::subscriber::set_default(subscriber);
+    let authority = Authority::new().await;
+    let running = server(&authority).await;
+    for (name, role) in [("ann", Role::Operator), ("bob", Role::Viewer)] {
+        let user = authority.user(name, role, 3).await;
+        let connection = running.dial(&authority, Some(&user)).await.unwrap();
+        let mut client = ManagementClient::new(connection.channel);
+        let read = client.get_cluster_info(v1::GetClusterInfoRequest {}).await.unwrap_err();
+        assert_eq!(read.code(), Code::Unimplemented, "this server has no such service");
+        let changed = client.approve_node(v1::ApproveNodeRequest::default()).await.unwrap_err();
+        let refused = Code::PermissionDenied;
+        assert_eq!(changed.code() == refused, role == Role::Viewer, "{changed}");
+    }
+    running.stop().await;
+    let lines = tree.backlog(&Query::all());
+    let lines = lines.iter().map(|entry| entry.body.to_string());
+    let calls: Vec<_> = lines.filter(|line| line.contains("calls")).collect();
+    assert_eq!(calls, ["a user calls ApproveNode by=\"operator ann\" from=127.0.0.1"]);
 }
 
 /// Two curators, whose leader the test sets.
