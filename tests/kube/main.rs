@@ -26,7 +26,7 @@ use std::time::Duration;
 use polis_tests::{Story, Suite};
 
 const SUITE: Suite =
-    Suite { name: "kube", retries: 0, deadline: Duration::from_secs(1200), per_processor: 1 };
+    Suite { name: "kube", retries: 1, deadline: Duration::from_secs(1200), per_processor: 1 };
 
 const FILES: &[&[Story]] = &[
     access::STORIES,

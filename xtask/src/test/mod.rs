@@ -1,8 +1,9 @@
 //! `cargo xtask test`: formatting, lints, and every test, the last in QEMU.
 //!
 //! All parts run even after a failure, so that one run lists every failure. The image is
-//! built once, before the first part that needs it. The product image is built beside the
-//! stories of `etcd` and `kube`, which mostly wait.
+//! built once, before the first part that needs it. The product image and the programs of
+//! Kubernetes are built behind the stories of `etcd` and `e2e`, which often wait; the stories
+//! of `kube` come last.
 //!
 //! Tests that cannot run on this host are listed with the reason: a missing tool, or a
 //! device that QEMU lacks.
@@ -39,9 +40,6 @@ const ETCD: &str = "target/payload/root/usr/bin/etcd";
 /// The stories of the product image, which is built only if one of them is selected.
 const PRODUCT: &str = "product::";
 
-/// The story of the conformance tests, whose suite is built where `kube` was built before.
-const CONFORMANCE: &str = "conformance::";
-
 /// The stories of the image with Kubernetes, where its programs were built before.
 const WORKLOADS: &str = "workloads::";
 
@@ -51,7 +49,7 @@ const WORKLOAD_PROGRAMS: &[&str] = &["kube", "kubectl", "containerd", "runsc"];
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Parts to run (lint, unit, tpm, image, etcd, kube, e2e), all by default; and last, to
+    /// Parts to run (lint, unit, tpm, image, etcd, e2e, kube), all by default; and last, to
     /// select tests, a part of their names.
     #[arg(value_name = "PART|FILTER", value_parser = word)]
     selection: Vec<String>,
@@ -81,7 +79,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let stories = Stories { filter, all: args.all, seed: seed()? };
     println!("test: {SEED}={} draws what this run shows of each sample", stories.seed);
     let mut report = Report::default();
-    let mut product = None;
+    let (mut product, mut kubernetes) = (None, None);
     let ahead = wanted(Part::E2e) && stories.boot_product();
     for part in Part::ALL.into_iter().filter(|part| wanted(*part)) {
         match part {
@@ -102,16 +100,21 @@ pub(crate) fn run(args: Args) -> Result<()> {
             }
             Part::Etcd => {
                 if report.image() {
-                    product = ahead.then(Product::begin);
+                    product = ahead.then(|| Behind::begin(product_image));
                     let mut command = stories.binary("etcd")?;
                     command.env("POLIS_ETCD", image::workspace().join(ETCD));
                     report.stories("etcd", &mut command);
                 }
             }
-            Part::Kube => kube(&mut report, &stories)?,
             Part::E2e => {
                 if report.image() {
+                    kubernetes = wanted(Part::Kube).then(|| Behind::begin(image::suite));
                     machines(&mut report, &stories, product.take())?;
+                }
+            }
+            Part::Kube => {
+                if report.image() {
+                    kube(&mut report, &stories, kubernetes.take())?;
                 }
             }
         }
@@ -133,7 +136,9 @@ fn lint(report: &mut Report) {
         report.skip("licences: cargo-deny is not installed on this host");
     }
     match host::find(prometheus::PROMTOOL) {
-        Some(promtool) => report.call("alert rules", || prometheus::check(&promtool)),
+        Some(promtool) => {
+            report.call("alert rules", || prometheus::check(&promtool));
+        }
         None => report.skip("alert rules: promtool (package prometheus) is not installed"),
     }
 }
@@ -146,19 +151,23 @@ fn everything() -> Command {
     command
 }
 
-/// The build of the product image, on a thread of its own. Cargo has a folder and a lock for
-/// each profile, so it does not wait for the builds of the other parts.
-struct Product(JoinHandle<Result<()>>);
+fn product_image() -> Result<()> {
+    image::built(Kind::Product).map(drop)
+}
 
-impl Product {
+/// A build on a thread of its own. Cargo has a folder and a lock for each profile, and Go has
+/// its own, so it does not wait for the builds of the other parts.
+struct Behind(JoinHandle<Result<()>>);
+
+impl Behind {
     /// Steps of `nice`: what runs beside it goes first.
-    const BEHIND: i32 = 10;
+    const STEPS: i32 = 19;
 
-    fn begin() -> Self {
-        Self(thread::spawn(|| {
+    fn begin(build: fn() -> Result<()>) -> Self {
+        Self(thread::spawn(move || {
             // Of this thread, and of what it starts.
-            rustix::process::nice(Self::BEHIND).context("cannot be nice")?;
-            image::built(Kind::Product).map(drop)
+            rustix::process::nice(Self::STEPS).context("cannot be nice")?;
+            build()
         }))
     }
 
@@ -174,32 +183,40 @@ fn quick(filter: Option<&str>) -> Command {
     command
 }
 
-/// The stories of the control plane of Kubernetes, where its programs are there.
-fn kube(report: &mut Report, stories: &Stories<'_>) -> Result<()> {
-    let program = image::go_program("kube");
-    if !program.is_file() {
-        let file = program.display();
-        report.skip(&format!("kube: {file} is not there: no image with Kubernetes was built"));
+/// The stories of the control plane of Kubernetes, and the conformance tests that need no pod.
+/// A host without a way to Go's modules skips them.
+fn kube(report: &mut Report, stories: &Stories<'_>, begun: Option<Behind>) -> Result<()> {
+    let mut no_way = None;
+    let built = report.call("kubernetes", || {
+        let built = begun.map_or_else(image::suite, Behind::wait);
+        built.or_else(|error| match error.downcast_ref() {
+            Some(polis_image::Error::Modules { .. }) => {
+                no_way = Some(format!("kube: {error:#}"));
+                Ok(())
+            }
+            _ => Err(error),
+        })
+    });
+    if let Some(no_way) = no_way {
+        report.skip(&no_way);
         return Ok(());
     }
-    if report.image() {
-        // A minute where Kubernetes was just built: most packages are those of `kube`.
-        if selects(stories.filter, CONFORMANCE) {
-            report.call("suite", image::suite);
-        }
-        let mut command = stories.binary("kube")?;
-        command.env("POLIS_ETCD", image::workspace().join(ETCD)).env("POLIS_KUBE", program);
-        // Without it, the story says that it is skipped, and why.
-        if conformance::is_built() {
-            conformance::tell_story(&mut command, stories.all)?;
-        }
-        report.stories("kube", &mut command);
+    if !built {
+        return Ok(());
     }
+    let mut command = stories.binary("kube")?;
+    command.env("POLIS_ETCD", image::workspace().join(ETCD));
+    command.env("POLIS_KUBE", image::go_program("kube"));
+    // Without it, the story says that it is skipped, and why.
+    if conformance::is_built() {
+        conformance::tell_story(&mut command, stories.all)?;
+    }
+    report.stories("kube", &mut command);
     Ok(())
 }
 
 /// The stories of whole machines.
-fn machines(report: &mut Report, stories: &Stories<'_>, product: Option<Product>) -> Result<()> {
+fn machines(report: &mut Report, stories: &Stories<'_>, product: Option<Behind>) -> Result<()> {
     let folder = image::workspace().join(STORIES);
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {STORIES}"))?;
@@ -214,7 +231,7 @@ fn machines(report: &mut Report, stories: &Stories<'_>, product: Option<Product>
         if stories.boot_product() {
             report.call("product", || match product {
                 Some(begun) => begun.wait(),
-                None => image::built(Kind::Product).map(drop),
+                None => product_image(),
             });
         }
         let product = images("POLIS_PRODUCT_IMAGE_DIR", Kind::Product, Variant::Base)?;

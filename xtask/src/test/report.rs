@@ -50,8 +50,8 @@ impl Report {
         if let Some(built) = self.image {
             return built;
         }
-        self.call("image", || run::built_image(polis_image::Kind::Development).map(drop));
-        let built = self.steps.last().is_some_and(|step| step.failure.is_none());
+        let build = || run::built_image(polis_image::Kind::Development).map(drop);
+        let built = self.call("image", build);
         self.image = Some(built);
         built
     }
@@ -68,12 +68,14 @@ impl Report {
         self.push(name, start, failure, Counts::default());
     }
 
-    /// Runs a part that is a function of this program.
-    pub(super) fn call(&mut self, name: &'static str, part: impl FnOnce() -> Result<()>) {
+    /// Runs a part that is a function of this program; whether it passed.
+    pub(super) fn call(&mut self, name: &'static str, part: impl FnOnce() -> Result<()>) -> bool {
         println!("test: {name}");
         let start = Instant::now();
         let failure = part().err().map(|error| format!("{error:#}"));
+        let passed = failure.is_none();
         self.push(name, start, failure, Counts::default());
+        passed
     }
 
     /// Runs a command that runs tests, shows what it prints and counts them.

@@ -14,15 +14,15 @@ pub(super) enum Part {
     Image,
     /// Tests with a real etcd, on the host.
     Etcd,
-    /// Tests with a real control plane of Kubernetes, on the host.
-    Kube,
     /// Stories of whole machines in QEMU: minutes.
     E2e,
+    /// Tests with a real control plane of Kubernetes, on the host.
+    Kube,
 }
 
 impl Part {
     pub(super) const ALL: [Self; 7] =
-        [Self::Lint, Self::Unit, Self::Tpm, Self::Image, Self::Etcd, Self::Kube, Self::E2e];
+        [Self::Lint, Self::Unit, Self::Tpm, Self::Image, Self::Etcd, Self::E2e, Self::Kube];
 
     pub(super) fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn invalid_arguments_are_refused_with_what_is_allowed() {
         for (arguments, expected) in [
-            ("guru", "the parts are lint, unit, tpm, image, etcd, kube, e2e"),
+            ("guru", "the parts are lint, unit, tpm, image, etcd, e2e, kube"),
             ("unit guru e2e", "the parts come first"),
             ("lint guru", "`lint` has no tests to filter"),
         ] {
