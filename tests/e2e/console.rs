@@ -31,13 +31,13 @@ const PAGES: [(&str, &str); 8] = [
 
 /// A person's terminal at the other end of a line: it has a size, knows it, and
 /// receives no other question.
-struct Terminal {
+pub(crate) struct Terminal {
     line: UnixStream,
     parser: vt100::Parser,
 }
 
 impl Terminal {
-    fn new(machine: &mut Machine, [rows, columns]: [u16; 2]) -> Result<Self> {
+    pub(crate) fn new(machine: &mut Machine, [rows, columns]: [u16; 2]) -> Result<Self> {
         let line = machine.take_console().context("the machine has no console")?;
         line.set_read_timeout(Some(LOOK))?;
         let [rows, columns] = [size(rows)?, size(columns)?];
@@ -91,6 +91,17 @@ impl Terminal {
         }
         Ok(())
     }
+
+    /// Goes to two pages, one after the other; returns the time that both took.
+    pub(crate) fn answers(&mut self) -> Result<Duration> {
+        let begun = Instant::now();
+        for number in [2, 8] {
+            let (page, _) = PAGES[number - 1];
+            self.press(&format!("{number}"))?;
+            self.wait_for(&format!("[F{number} {page}]"))?;
+        }
+        Ok(begun.elapsed())
+    }
 }
 
 fn size(cells: u16) -> Result<NonZero<u16>> {
@@ -98,13 +109,13 @@ fn size(cells: u16) -> Result<NonZero<u16>> {
 }
 
 /// A machine whose console is on `hvc0` too, and on a serial port without a reader.
-fn with_terminal(world: &World) -> Result<Config> {
+pub(crate) fn with_terminal(world: &World, append: &str) -> Result<Config> {
     let parameters = NodeParameters {
         console: Some(ConsoleConfiguration { tui: ["hvc0", "ttyS1"].map(str::to_owned).into() }),
         ..bootstrap()
     };
     // First the machine, then its parameters: both write the same file.
-    let bootstrap_config = world.bootstrap_config("")?;
+    let bootstrap_config = world.bootstrap_config(append)?;
     Ok(Config {
         console: true,
         unread_port: true,
@@ -122,7 +133,7 @@ pub(crate) const STORIES: &[Story] = &[
 
 fn a_person_at_the_end_of_a_line_sees_every_page_and_ends_the_machine() -> Result<()> {
     let world = World::new("console-line")?;
-    let mut machine = world.boot(&with_terminal(&world)?)?;
+    let mut machine = world.boot(&with_terminal(&world, "")?)?;
     let mut terminal = Terminal::new(&mut machine, [30, 100])?;
     terminal.wait_for("POLIS")?;
     while machine.seen(|event| event.word == "ready").is_empty() {
@@ -169,7 +180,7 @@ fn a_person_at_the_end_of_a_line_sees_every_page_and_ends_the_machine() -> Resul
 
 fn an_unread_line_blocks_nothing_and_shows_the_newest_to_a_new_reader() -> Result<()> {
     let world = World::new("console-unread")?;
-    let mut machine = world.boot(&with_terminal(&world)?)?;
+    let mut machine = world.boot(&with_terminal(&world, "")?)?;
     let identity = home(&mut machine)?;
     let mut terminal = Terminal::new(&mut machine, [24, 80])?;
     terminal.wait_for(&identity.node)?;

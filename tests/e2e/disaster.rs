@@ -8,15 +8,12 @@ use polis_tests::{Story, draws_all, story};
 
 use crate::esp;
 use crate::fleet::{APPEND, blank_disk, checked, fleet, writes_go_on};
-use crate::world::{BOOT, SOON, World};
+use crate::world::{BOOT, SNAPSHOT, SOON, World};
 
 /// Voters in an ordinary run: the lost one and the intact one. With `--all` another one
 /// is lost, whose place a new machine takes.
 const DRAWN: usize = 2;
 const ALL: usize = 3;
-
-/// The place where a founding machine looks for its initial data.
-const SNAPSHOT: &str = "polis/etcd_snapshot.db";
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] =

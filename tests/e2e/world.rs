@@ -60,6 +60,9 @@ const DISK_SIZE: u64 = polis_image::SIZE_DEFAULT;
 /// most stories show nothing.
 pub(crate) const DISK_SIZE_SMALL: u64 = 3104 << 20;
 
+/// Where a machine that founds a cluster looks for a snapshot of etcd.
+pub(crate) const SNAPSHOT: &str = "polis/etcd_snapshot.db";
+
 /// Where a machine that resumes from stage 1 reads its parameters.
 const ON_ESP: &str = "polis/parameters.pb";
 

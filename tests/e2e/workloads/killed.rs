@@ -6,12 +6,12 @@
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
-use polis_qemu::{Config, Event, Machine};
+use polis_qemu::{Event, Machine};
 use polis_tests::{Story, skip, story};
 use serde_json::Value;
 
 use super::kubectl::Kubectl;
-use super::{ACCESS, KUBECTL, PART, serves};
+use super::{ACCESS, GONE, KUBECTL, PART, large, serves, takes_both_roles};
 use crate::fleet::{ask_until, catch_up};
 use crate::owner::Owner;
 use crate::world::{FULL, SOON, World, home};
@@ -56,22 +56,11 @@ fn a_pod_goes_on_while_what_runs_it_is_killed() -> Result<()> {
     let world = World::of_full("killed")?;
     let owner = Owner::with_ports(&world.path("owner"), &[ACCESS])?;
     let small = world.bootstrap_config("polis.fault=kill-by-pods polis.guru-countdown=1")?;
-    let config = Config {
-        disk: Some(world.disk_of_size(8 << 30, None)?),
-        forwards: owner.forwards.clone(),
-        memory: 3072,
-        cpus: 2,
-        ..small
-    };
-    let mut machine = world.boot(&config)?;
+    let mut machine = world.boot(&large(&world, &owner, small)?)?;
     let founded = home(&mut machine)?;
     owner.take(&founded.ca)?;
-    let roles = ["--add", "kubernetes-controller", "--add", "kubernetes-worker", "--yes"];
-    owner.run(&[&["node", "roles", &founded.node][..], &roles[..]].concat())?;
-    serves(&mut machine)?;
-    let kubeconfig = world.path("kubeconfig");
-    owner.run(&["kubernetes", "kubeconfig", "-o", &kubeconfig.display().to_string()])?;
-    let kubectl = Kubectl::new(kubeconfig);
+    takes_both_roles(&owner, &mut machine, &founded.node)?;
+    let kubectl = Kubectl::of(&world, &owner)?;
     kubectl.run(&["apply", "--filename", "-"], WITNESS)?;
     kubectl.run(&["wait", "--for=condition=Ready", "pod/witness", KUBECTL], "")?;
     let before = life(&kubectl)?;
@@ -88,8 +77,7 @@ fn a_pod_goes_on_while_what_runs_it_is_killed() -> Result<()> {
         eprintln!("          {program}: whole after {:.1?}; {said}", began.elapsed());
         let after = life(&kubectl)?;
         ensure!(before == after, "{program}: the pod was {before:?}, and is {after:?}");
-        let order = format!("pod/kill-{program}");
-        kubectl.run(&["delete", &order, "--timeout=120s"], "")?;
+        kubectl.delete(&[&format!("pod/kill-{program}")], GONE)?;
     }
 
     // What runs everything else: the machine says so, and begins anew.

@@ -3,13 +3,17 @@
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use polis_qemu::patience::Deadline;
 use polis_tests::workspace;
+
+use super::KUBECTL;
+use crate::owner::Owner;
+use crate::world::World;
 
 /// `kubectl` with the access that a kubeconfig gives.
 pub(super) struct Kubectl {
@@ -21,6 +25,13 @@ impl Kubectl {
     /// The program that was built beside the image.
     pub(super) fn new(kubeconfig: PathBuf) -> Self {
         Self { program: workspace().join("target/go/bin/kubectl"), kubeconfig }
+    }
+
+    /// With the access that the owner gets from the cluster.
+    pub(super) fn of(world: &World, owner: &Owner) -> Result<Self> {
+        let kubeconfig = world.path("kubeconfig");
+        owner.run(&["kubernetes", "kubeconfig", "-o", &kubeconfig.display().to_string()])?;
+        Ok(Self::new(kubeconfig))
     }
 
     /// Runs it with `input`; returns its output.
@@ -38,6 +49,12 @@ impl Kubectl {
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "kubectl {args:?} ended with {}: {said}", output.status);
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Deletes objects, and waits until they are gone: at most so long, in the time of the
+    /// machines.
+    pub(super) fn delete(&self, what: &[&str], within: Duration) -> Result<()> {
+        self.start(&[&["delete", KUBECTL], what].concat())?.succeeds(within)
     }
 
     /// Starts a command that goes on until it is cut off, or dropped.
@@ -86,6 +103,25 @@ impl Running {
     pub(super) fn ends(&self, within: Duration) -> Result<()> {
         while self.next(within, "the end")?.is_some() {}
         Ok(())
+    }
+
+    /// The same, and its status must be success.
+    fn succeeds(mut self, within: Duration) -> Result<()> {
+        self.ends(within)?;
+        let status = self.child.wait().context("cannot wait for kubectl")?;
+        ensure!(status.success(), "kubectl {} ended with {status}", self.what);
+        Ok(())
+    }
+
+    /// Whether it has ended. Its lines so far are lost.
+    pub(super) fn is_over(&self) -> bool {
+        loop {
+            match self.lines.try_recv() {
+                Ok(_line) => {}
+                Err(TryRecvError::Empty) => return false,
+                Err(TryRecvError::Disconnected) => return true,
+            }
+        }
     }
 
     /// Its next line; `None` at its end.

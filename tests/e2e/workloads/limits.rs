@@ -1,13 +1,19 @@
 //! Pods that take all they can get: memory, processes, files, disk. Each is refused, killed or
 //! evicted with a reason that a person sees, and the node goes on as if nothing were.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Result, ensure};
 use polis_qemu::Machine;
 
 use super::KUBECTL;
 use super::kubectl::Kubectl;
 use super::trial::{Calm, Trial};
+use crate::console::Terminal;
 use crate::owner::Owner;
+
+/// Longest that the console may take for two pages while pods do their worst.
+const PAGES: Duration = Duration::from_secs(30);
 
 /// Processes that a pod may have (`docs/worker.md`).
 const PROCESSES_MAX: u64 = 4096;
@@ -52,7 +58,9 @@ spec:
       args: [threads, '100000']
 ";
 
-/// Pods that keep what they have taken: `bounded` has a limit of its own.
+/// Pods that keep what they have taken: `bounded` has a limit of its own, `greedy` takes all
+/// bytes, `swarming` all files. `ballast` has a volume, which takes its room from all others, so
+/// the files are fewer.
 const GREEDY: &str = "\
 apiVersion: v1
 kind: Pod
@@ -77,6 +85,37 @@ spec:
       imagePullPolicy: IfNotPresent
       volumeMounts: [{name: scratch, mountPath: /scratch}]
   volumes: [{name: scratch, emptyDir: {}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: swarming, labels: {limits: ours}}
+spec:
+  automountServiceAccountToken: false
+  containers:
+    - name: demo
+      image: polis.internal/demo:1
+      imagePullPolicy: IfNotPresent
+      volumeMounts: [{name: scratch, mountPath: /scratch}]
+  volumes: [{name: scratch, emptyDir: {}}]
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: ballast, labels: {limits: ours}}
+spec:
+  accessModes: [ReadWriteOnce]
+  resources: {requests: {storage: 4Gi}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: ballast, labels: {limits: ours}}
+spec:
+  automountServiceAccountToken: false
+  containers:
+    - name: demo
+      image: polis.internal/demo:1
+      imagePullPolicy: IfNotPresent
+      volumeMounts: [{name: box, mountPath: /box}]
+  volumes: [{name: box, persistentVolumeClaim: {claimName: ballast}}]
 ";
 
 /// Memory and processes.
@@ -84,19 +123,18 @@ pub(super) fn memory_and_processes(
     kubectl: &Kubectl,
     owner: &Owner,
     machine: &Machine,
+    console: &mut Terminal,
 ) -> Result<()> {
     let calm = Calm::begins(owner, machine)?;
     kubectl.run(&["apply", "--filename", "-"], BRIEF)?;
-    kubectl
-        .run(&["wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/forking", KUBECTL], "")?;
+    waits(kubectl, console, "--for=jsonpath={.status.phase}=Succeeded", "forking")?;
     let forked = kubectl.run(&["logs", "forking"], "")?;
     println!("forking: {}", forked.trim());
     let forked = Trial::read(&forked)?;
     let again = forked.refused.as_deref().is_some_and(|why| why.contains("os error 11"));
     ensure!(again && forked.done < PROCESSES_MAX, "a pod has too many processes: {forked:?}");
     for (pod, allowed) in [("limited", &["OOMKilled"][..]), ("hungry", &["OOMKilled", "Evicted"])] {
-        let failed = "--for=jsonpath={.status.phase}=Failed";
-        kubectl.run(&["wait", failed, &format!("pod/{pod}"), KUBECTL], "")?;
+        waits(kubectl, console, "--for=jsonpath={.status.phase}=Failed", pod)?;
         let reason = reason(kubectl, pod)?;
         println!("{pod}: {reason}");
         ensure!(allowed.iter().any(|one| reason.contains(one)), "{pod} ended by {reason}");
@@ -111,32 +149,68 @@ pub(super) fn the_disk(
     kubectl: &Kubectl,
     owner: &Owner,
     machine: &Machine,
+    console: &mut Terminal,
     beside: &str,
 ) -> Result<()> {
     let calm = Calm::begins(owner, machine)?;
     kubectl.run(&["apply", "--filename", "-"], GREEDY)?;
-    kubectl.run(&["wait", "--for=condition=Ready", "pod/bounded", "pod/greedy", KUBECTL], "")?;
+    let pods = ["bounded", "greedy", "swarming", "ballast"].map(|pod| format!("pod/{pod}"));
+    let pods = pods.each_ref().map(String::as_str);
+    let ready = ["wait", "--for=condition=Ready", KUBECTL];
+    kubectl.run(&[&ready[..], &pods[..]].concat(), "")?;
     Trial::run(kubectl, "bounded", &["write", "/scratch/file", "32Mi"])?.is_whole()?;
-    is_evicted(kubectl, owner, "bounded", "exceeds the limit")?;
+    is_evicted(kubectl, owner, console, "bounded", "exceeds the limit")?;
 
     Trial::run(kubectl, "greedy", &["allocate", "/scratch/file", "1024Gi"])?.is_full()?;
     // The volumes of others, and etcd, have room of their own.
     Trial::run(kubectl, beside, &["write", "/box/while-full", "1Mi"])?.is_whole()?;
     kubectl.run(&["create", "configmap", "full", "--from-literal=disk=full"], "")?;
-    is_evicted(kubectl, owner, "greedy", "low on resource: ephemeral-storage")?;
+    is_evicted(kubectl, owner, console, "greedy", "low on resource: ephemeral-storage")?;
+
+    // It ends before its last file, or with an error: kubelet ends the pod.
+    let files = ["exec", "swarming", "--", "/demo", "files", "/scratch/many", "1000000000"];
+    let _files = kubectl.start(&files)?;
+    is_evicted(kubectl, owner, console, "swarming", "low on resource: inodes")?;
     let phase = "jsonpath={.status.phase}";
     let phase = kubectl.run(&["get", "pod", beside, "--output", phase], "")?;
     ensure!(phase == "Running", "{beside} is {phase}, and had nothing to do with it");
-    calm.held(owner, machine, "a pod that fills the disk")?;
-    kubectl.run(&["delete", "pod", "--selector=limits=ours", KUBECTL], "").map(drop)
+    calm.held(owner, machine, "pods that fill the disk")?;
+    for kind in ["pod", "pvc"] {
+        kubectl.run(&["delete", kind, "--selector=limits=ours", KUBECTL], "")?;
+    }
+    Ok(())
 }
 
-fn is_evicted(kubectl: &Kubectl, owner: &Owner, pod: &str, why: &str) -> Result<()> {
-    let evicted = "--for=jsonpath={.status.reason}=Evicted";
-    kubectl.run(&["wait", evicted, &format!("pod/{pod}"), KUBECTL], "")?;
+/// Waits until a pod is so, and asks the console for its pages meanwhile.
+fn waits(kubectl: &Kubectl, console: &mut Terminal, so: &str, pod: &str) -> Result<()> {
+    let pod = format!("pod/{pod}");
+    let wait = ["wait", so, pod.as_str(), KUBECTL];
+    let waiting = kubectl.start(&wait)?;
+    let mut longest = Duration::ZERO;
+    loop {
+        longest = longest.max(console.answers()?);
+        if waiting.is_over() {
+            break;
+        }
+    }
+    println!("{pod}: two pages of the console within {:.1} s", longest.as_secs_f64());
+    ensure!(longest < PAGES, "{pod}: two pages of the console took {longest:?}");
+    // With its status and its words, which are ready by now.
+    kubectl.run(&wait, "").map(drop)
+}
+
+fn is_evicted(
+    kubectl: &Kubectl,
+    owner: &Owner,
+    console: &mut Terminal,
+    pod: &str,
+    why: &str,
+) -> Result<()> {
+    let begun = Instant::now();
+    waits(kubectl, console, "--for=jsonpath={.status.reason}=Evicted", pod)?;
     let message = "jsonpath={.status.message}";
     let message = kubectl.run(&["get", "pod", pod, "--output", message], "")?;
-    println!("{pod}: Evicted: {message}");
+    println!("{pod}: Evicted after {:.0} s: {message}", begun.elapsed().as_secs_f64());
     ensure!(message.contains(why), "{pod} was evicted: {message}");
     is_shown(owner, pod, &["Evicted"])
 }

@@ -5,10 +5,14 @@
 //!
 //! - pods reach each other across the machines by address, by name and by NodePort, and
 //!   nothing of it is on the wire in clear;
-//! - a user is revoked, and what the user has open ends.
+//! - a NetworkPolicy decides about a client on another machine;
+//! - a user is revoked, and what the user has open ends;
+//! - etcd loses its quorum, pods go on, and all is whole again by itself;
+//! - a worker is decommissioned, and its pod moves to the other.
 //!
-//! The first machine is the only member of etcd: on a host with few processors, an API server
-//! that starts under emulation takes the time of three members' heartbeats.
+//! The first machine is the only member of etcd until the chapter that needs two: on a host
+//! with few processors, an API server that starts under emulation takes the time of three
+//! members' heartbeats.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
@@ -23,14 +27,43 @@ use polis_tests::{Story, polisctl, skip, story};
 use serde_json::Value;
 
 use super::kubectl::Kubectl;
-use super::{KUBECTL, PART};
-use crate::fleet::{ask_until, joined_by};
+use super::policy::{self, Outcome};
+use super::{GONE, KUBECTL, PART};
+use crate::fleet::{ask_until, catch_up, joined_by};
 use crate::world::{FULL, SOON, World};
 
 /// The workloads.
 const WORKLOADS: &str = include_str!("mesh.yaml");
 /// In the answer of the server: what must not be on the wire between two machines.
 const MARKER: &str = "marker-in-the-answer-of-the-demo";
+/// The server by the name of its Service.
+const WEB: &str = "web.default.svc.cluster.local:80";
+
+/// A client on the machine that does not have the server.
+const CLIENT: &str = "\
+apiVersion: v1
+kind: Pod
+metadata: {name: client}
+spec:
+  automountServiceAccountToken: false
+  nodeSelector: {polis.internal/name: node-3}
+  containers:
+    - {name: demo, image: 'polis.internal/demo:1', imagePullPolicy: IfNotPresent}
+";
+
+/// Lets friends in to the server, and no other pod.
+const ONLY_FRIENDS: &str = "\
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: only-friends}
+spec:
+  podSelector: {matchLabels: {app: web}}
+  policyTypes: [Ingress]
+  ingress:
+    - from: [{podSelector: {matchLabels: {role: friend}}}]
+      ports: [{port: 8080, protocol: TCP}]
+";
+
 /// The port of the server on every worker.
 const NODE_PORT: u16 = 30080;
 /// The port of the mesh, and the type of a message of WireGuard that carries a packet.
@@ -56,9 +89,9 @@ const ANSWER: Duration = Duration::from_secs(10);
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] =
-    &[story!(pods_of_two_machines_reach_each_other_and_a_revoked_user_is_cut).cluster().takes(600)];
+    &[story!(three_machines_carry_pods_through_what_befalls_them).cluster().takes(900)];
 
-fn pods_of_two_machines_reach_each_other_and_a_revoked_user_is_cut() -> Result<()> {
+fn three_machines_carry_pods_through_what_befalls_them() -> Result<()> {
     if std::env::var_os(FULL).is_none() {
         return skip("no image with Kubernetes was built: see docs/testing.md");
     }
@@ -69,8 +102,14 @@ fn pods_of_two_machines_reach_each_other_and_a_revoked_user_is_cut() -> Result<(
     let mut mesh = Mesh::raised(&world, &chapter)?;
     mesh.reaches_across_machines()?;
     chapter("pods reached each other across the machines");
+    mesh.policy_holds_across_machines()?;
+    chapter("a policy decided about a client of another machine");
     mesh.revoked_user_is_cut(&world)?;
     chapter("a user was revoked, and what it had open ended");
+    mesh.quorum_is_lost_and_found()?;
+    chapter("etcd lost its quorum, and found it again");
+    mesh.worker_leaves()?;
+    chapter("a worker was decommissioned, and its pod moved");
     Ok(())
 }
 
@@ -165,7 +204,7 @@ impl Mesh {
         let asked = [
             ("by-address", format!("{address}:8080")),
             ("by-service", format!("{service}:80")),
-            ("by-name", "web.default.svc.cluster.local:80".to_owned()),
+            ("by-name", WEB.to_owned()),
         ];
         self.kubectl.run(&["apply", "--filename", "-"], &visitor(&asked))?;
         let done = "--for=jsonpath={.status.phase}=Succeeded";
@@ -185,7 +224,29 @@ impl Mesh {
         let captured = self.cluster.segment.links().captured();
         let captured = captured.map_err(|missed| anyhow::anyhow!("{missed} frames are missing"))?;
         wire(&captured)
-        // A NetworkPolicy that denies `visitor` belongs here: the pods and their ways are there.
+    }
+
+    /// A policy decides about a client on another machine: it is refused, answered once it has
+    /// the label that the policy names, and answered without the policy.
+    fn policy_holds_across_machines(&self) -> Result<()> {
+        self.kubectl.run(&["apply", "--filename", "-"], CLIENT)?;
+        self.kubectl.run(&["wait", "--for=condition=Ready", "pod/client", KUBECTL], "")?;
+        self.client_is(Outcome::Answered)?;
+        self.kubectl.run(&["apply", "--filename", "-"], ONLY_FRIENDS)?;
+        self.client_is(Outcome::Refused)?;
+        self.kubectl.run(&["label", "pod", "client", "role=friend"], "")?;
+        self.client_is(Outcome::Answered)?;
+        self.kubectl.run(&["label", "pod", "client", "role-"], "")?;
+        self.client_is(Outcome::Refused)?;
+        self.kubectl.run(&["delete", "networkpolicy", "only-friends"], "")?;
+        self.client_is(Outcome::Answered)?;
+        self.kubectl.delete(&["pod/client"], GONE)
+    }
+
+    fn client_is(&self, outcome: Outcome) -> Result<()> {
+        let took = policy::becomes(&self.kubectl, "client", WEB, outcome)?;
+        eprintln!("          the client of the other machine: {outcome:?} after {took:.1?}");
+        Ok(())
     }
 
     /// A watch, an `exec` and a forwarded port of a user who is revoked.
@@ -232,6 +293,86 @@ impl Mesh {
         };
         let count = |line: &str| line.rsplit(' ').next()?.parse::<u64>().ok();
         Ok(metrics.lines().filter(exec).filter_map(count).sum())
+    }
+
+    /// Two members of etcd lose each other: the pods of both sides go on, the API says so,
+    /// and everything comes back.
+    fn quorum_is_lost_and_found(&mut self) -> Result<()> {
+        let id = self.id(HOME).to_owned();
+        let join = ["--timeout", "2m", "node", "roles", &id, "--add", "consensus-member"];
+        self.cluster.operator.run(&join)?;
+        let machine = self.cluster.machine(HOME)?;
+        machine.wait_for("etcd", SOON, |etcd| etcd.is("state", "voter"))?;
+        self.whole()?;
+        let before = self.lives()?;
+
+        catch_up(self.cluster.machine(CONTROLLER)?);
+        let links = self.cluster.segment.links();
+        links.cut(Fleet::port(CONTROLLER), Fleet::port(HOME));
+        self.says(CONTROLLER, "apiserver", |event| event.is("state", "failed"))?;
+        // Its own check of etcd waits for ten seconds, and a busy machine's for more.
+        ask_until("an API server that names etcd", || {
+            let ready = self.kubectl.run(&["get", "--raw", "/readyz"], "");
+            Ok(ready.err().filter(|said| format!("{said:#}").contains("etcd failed")).map(drop))
+        })?;
+        let status =
+            self.cluster.operator.document(&["--timeout", "1m", "kubernetes", "status"])?;
+        let controller = &status["controllers"][0];
+        ensure!(controller["ready"] == false, "ready without a quorum: {status}");
+        let cause = controller["cause"].as_str().unwrap_or_default();
+        ensure!(cause.contains("etcd"), "etcd is not named: {status}");
+        // One by the pod's own machine, which has lost the API, and one across the mesh.
+        for worker in WORKERS {
+            self.answers_outside(worker)?;
+        }
+
+        links.heal();
+        self.whole()?;
+        let after = self.lives()?;
+        ensure!(before == after, "pods did not go on: {before:?}, then {after:?}");
+        Ok(())
+    }
+
+    /// Waits until the API says that it serves and that its nodes are there.
+    fn whole(&self) -> Result<()> {
+        ask_until("a ready API", || {
+            Ok(self.kubectl.run(&["get", "--raw", "/readyz"], "").ok().map(drop))
+        })?;
+        self.kubectl.run(&["wait", "--for=condition=Ready", "nodes", "--all", KUBECTL], "")?;
+        Ok(())
+    }
+
+    /// Each container: since when it runs, and how often it was started again.
+    fn lives(&self) -> Result<Vec<(String, Value, Value)>> {
+        let pods = self.get(&["pods"])?;
+        let pods = pods["items"].as_array().context("no pods")?;
+        let running = pods.iter().filter(|pod| pod["status"]["phase"] == "Running");
+        let life = |pod: &Value| {
+            let status = &pod["status"]["containerStatuses"][0];
+            let name = pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+            (name, status["state"]["running"]["startedAt"].clone(), status["restartCount"].clone())
+        };
+        Ok(running.map(life).collect())
+    }
+
+    /// The worker with the pods leaves: the one that a controller keeps moves to the other.
+    fn worker_leaves(&mut self) -> Result<()> {
+        let id = self.id(HOME).to_owned();
+        let patient = ["--timeout", "8m"];
+        // A pod that no controller would make anew keeps a worker from being drained.
+        self.kubectl.delete(&["pod/idle"], GONE)?;
+        let retire = ["node", "roles", &id, "--remove", "consensus-member", "--yes"];
+        self.cluster.operator.run(&[&patient[..], &retire].concat())?;
+        let decommission = ["node", "decommission", &id, "--yes"];
+        self.cluster.operator.run(&[&patient[..], &decommission].concat())?;
+        self.says(HOME, "drain", |event| event.is("state", "drained"))?;
+
+        self.kubectl.run(&["wait", "--for=condition=Available", "deployment/web", KUBECTL], "")?;
+        let answer = self.answers_outside(OTHER)?;
+        ensure!(answer.contains(self.id(OTHER)), "not on the other machine: {answer}");
+        let gone = ["wait", "--for=delete", &format!("node/{id}"), KUBECTL];
+        self.kubectl.run(&gone, "")?;
+        Ok(())
     }
 }
 

@@ -1,12 +1,13 @@
 //! A machine with the roles of Kubernetes: a demo answers, policies hold, volumes hold their
-//! size and survive power cuts, pods that take all they can get hurt nothing, the roles go, the
-//! machine ends.
+//! size and survive power cuts, pods that take all they can get hurt nothing, the role goes, and
+//! what remains is a snapshot, in which the demo lives on.
 
 pub(crate) mod killed;
 mod kubectl;
 mod limits;
 pub(crate) mod mesh;
 mod policy;
+mod restored;
 mod trial;
 mod volumes;
 
@@ -18,6 +19,7 @@ use polis_tests::{Story, skip, story};
 
 use self::kubectl::Kubectl;
 use self::trial::Calm;
+use crate::console::{Terminal, with_terminal};
 use crate::owner::Owner;
 use crate::restart::orderly_end;
 use crate::world::{FULL, POWER_BUTTON, SOON, World, home};
@@ -27,8 +29,12 @@ use crate::world::{FULL, POWER_BUTTON, SOON, World, home};
 const PART: Duration = Duration::from_secs(12 * 60);
 /// The same for `kubectl`.
 const KUBECTL: &str = "--timeout=720s";
+/// Longest that the end of a pod or of a volume may take, in the time of the machine.
+const GONE: Duration = Duration::from_secs(60);
 /// How long the machine is observed at rest, before it has anything of Kubernetes.
 const REST: Duration = Duration::from_secs(30);
+/// The disk of a machine with workloads.
+const DISK: u64 = 10 << 30;
 /// The port of a node at which people reach the API.
 const ACCESS: u16 = 6444;
 /// As `cargo xtask run --kubernetes` deploys it.
@@ -81,18 +87,12 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     let world = World::of_full("workloads")?;
     let owner = Owner::with_ports(&world.path("owner"), &[ACCESS])?;
     // It writes to etcd all the time, so that a wait of etcd is seen.
-    let small = world.bootstrap_config("polis.exercise=append")?;
-    let config = Config {
-        // In place of the small disk, which has too little room for workloads.
-        disk: Some(world.disk_of_size(10 << 30, None)?),
-        forwards: owner.forwards.clone(),
-        memory: 3072,
-        cpus: 2,
-        ..small
-    };
+    let small = with_terminal(&world, "polis.exercise=append")?;
+    let config = large(&world, &owner, small)?;
     let mut machine = world.boot(&config)?;
     let founded = home(&mut machine)?;
     owner.take(&founded.ca)?;
+    let mut console = Terminal::new(&mut machine, [30, 100])?;
     let calm = Calm::begins(&owner, &machine)?;
     let begun = Instant::now();
     while let Some(left) = REST.checked_sub(begun.elapsed()) {
@@ -100,24 +100,17 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     }
     calm.held(&owner, &machine, "a machine at rest")?;
     let calm = Calm::begins(&owner, &machine)?;
-    let roles = ["--add", "kubernetes-controller", "--add", "kubernetes-worker", "--yes"];
-    owner.run(&[&["node", "roles", &founded.node][..], &roles[..]].concat())?;
-    serves(&mut machine)?;
+    takes_both_roles(&owner, &mut machine, &founded.node)?;
     calm.held(&owner, &machine, "an API server and the rest of Kubernetes that start")?;
 
-    let kubeconfig = world.path("kubeconfig");
-    owner.run(&["kubernetes", "kubeconfig", "-o", &kubeconfig.display().to_string()])?;
-    let kubectl = Kubectl::new(kubeconfig);
-    kubectl.run(&["apply", "--filename", "-"], DEMO)?;
-    kubectl.run(&["wait", "--for=condition=Complete", "job/visitor", KUBECTL], "")?;
-    let answer = kubectl.run(&["logs", "job/visitor"], "")?;
-    ensure!(answer.contains(&founded.node), "the demo did not say its node: {answer}");
+    let kubectl = Kubectl::of(&world, &owner)?;
+    visited(&kubectl, &founded.node)?;
 
     kubectl.run(&["apply", "--filename", "-"], policy::CLIENTS)?;
     kubectl.run(&["wait", "--for=condition=Ready", "pod/friend", "pod/stranger", KUBECTL], "")?;
     policy::decide(&kubectl)?;
     policy::spare_the_node(&kubectl, "stranger")?;
-    kubectl.run(&["delete", "pod", "friend", "stranger", "--timeout=120s"], "")?;
+    kubectl.delete(&["pod/friend", "pod/stranger"], GONE)?;
 
     kubectl.run(&["apply", "--filename", "-"], MORE)?;
     kubectl.run(&["wait", "--for=condition=Ready", "pod/keeper", "pod/sandboxed", KUBECTL], "")?;
@@ -126,11 +119,13 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     ensure!(sandboxed.contains("gvisor"), "the kernel of a gVisor pod: {sandboxed}");
     let keeper = kubectl.run(&["get", "--raw", &at("keeper")], "")?;
     ensure!(!keeper.contains("gvisor"), "the kernel of another pod: {keeper}");
-    kubectl.run(&["delete", "pod", "sandboxed", "--timeout=60s"], "")?;
+    let begun = Instant::now();
+    kubectl.delete(&["pod/sandboxed"], GONE)?;
+    println!("the gVisor pod was deleted in {:.1} s", begun.elapsed().as_secs_f64());
 
     volumes::hold_their_size(&kubectl, &owner, &machine)?;
-    limits::memory_and_processes(&kubectl, &owner, &machine)?;
-    limits::the_disk(&kubectl, &owner, &machine, "keeper")?;
+    limits::memory_and_processes(&kubectl, &owner, &machine, &mut console)?;
+    limits::the_disk(&kubectl, &owner, &machine, &mut console, "keeper")?;
 
     machine.wait_until_text(POWER_BUTTON, SOON)?;
     machine.qmp.power_button()?;
@@ -153,9 +148,10 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
         serves(&mut machine)?;
         Ok(machine)
     })?;
-    kubectl.run(&["delete", "pod", "keeper", "--timeout=120s"], "")?;
-    kubectl.run(&["delete", "pvc", "box", "--timeout=120s"], "")?;
+    kubectl.delete(&["pod/keeper"], GONE)?;
+    kubectl.delete(&["pvc/box"], GONE)?;
     volumes::leave_nothing(&kubectl, &mut machine)?;
+    let snapshot = restored::saved(&world, &owner)?;
     owner.run(&["node", "roles", &founded.node, "--remove", "kubernetes-worker", "--yes"])?;
     let stopped = |part: &'static str, state: &'static str| {
         move |event: &polis_qemu::Event| event.is("part", part) && event.is("state", state)
@@ -163,6 +159,34 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     machine.wait_for("workload", PART, stopped("drain", "drained"))?;
     machine.wait_for("workload", PART, stopped("containerd", "stopped"))?;
     machine.wait_for("workload", PART, stopped("drain", "none"))?;
+    machine.kill();
+    restored::lives_on(&world, &owner, &kubectl, &snapshot, &founded.node)
+}
+
+/// `small` with room for workloads, and with the owner's ways to it.
+fn large(world: &World, owner: &Owner, small: Config) -> Result<Config> {
+    Ok(Config {
+        disk: Some(world.disk_of_size(DISK, None)?),
+        forwards: owner.forwards.clone(),
+        memory: 3072,
+        cpus: 2,
+        ..small
+    })
+}
+
+/// Gives the machine both roles of Kubernetes, and waits until they serve.
+fn takes_both_roles(owner: &Owner, machine: &mut Machine, node: &str) -> Result<()> {
+    let roles = ["--add", "kubernetes-controller", "--add", "kubernetes-worker", "--yes"];
+    owner.run(&[&["node", "roles", node][..], &roles[..]].concat())?;
+    serves(machine)
+}
+
+/// Deploys the demo, and waits until a pod has asked it by its name; it must say this node.
+fn visited(kubectl: &Kubectl, node: &str) -> Result<()> {
+    kubectl.run(&["apply", "--filename", "-"], DEMO)?;
+    kubectl.run(&["wait", "--for=condition=Complete", "job/visitor", KUBECTL], "")?;
+    let answer = kubectl.run(&["logs", "job/visitor"], "")?;
+    ensure!(answer.contains(node), "the demo did not say its node: {answer}");
     Ok(())
 }
 

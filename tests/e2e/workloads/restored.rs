@@ -1,0 +1,46 @@
+//! A snapshot of a cluster that ran workloads, on another machine: what the API server keeps is
+//! there again, and the pods of the lost machine get places on the new one.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::kubectl::Kubectl;
+use super::{GONE, KUBECTL, large, takes_both_roles, visited};
+use crate::esp;
+use crate::owner::Owner;
+use crate::world::{BOOT, SNAPSHOT, SOON, World};
+
+/// Saves etcd while the demo runs.
+pub(super) fn saved(world: &World, owner: &Owner) -> Result<PathBuf> {
+    let file = world.path("etcd.snapshot");
+    owner.run(&["etcd", "snapshot", "--out", &file.display().to_string()])?;
+    Ok(file)
+}
+
+/// Founds the cluster again from the snapshot on a machine with a disk of its own. `lost` is
+/// the node that the snapshot knows, and that had both roles.
+pub(super) fn lives_on(
+    world: &World,
+    owner: &Owner,
+    kubectl: &Kubectl,
+    snapshot: &Path,
+    lost: &str,
+) -> Result<()> {
+    let config = large(world, owner, world.bootstrap_config("")?)?;
+    let disk = config.disk.as_ref().context("no disk")?;
+    esp::write(&disk.file, SNAPSHOT, &std::fs::read(snapshot)?)?;
+    let mut machine = world.boot(&config)?;
+    let node = machine.wait_for("ready", BOOT, |_| true)?.text("node").to_owned();
+    ensure!(node != lost, "a new machine is {lost}");
+    machine.wait_for("etcd", SOON, |etcd| etcd.is("state", "voter"))?;
+
+    owner.run(&["node", "delete", lost, "--force", "--yes"])?;
+    takes_both_roles(owner, &mut machine, &node)?;
+    // The API server has the demo from the snapshot, with a pod on a node that is no more.
+    let gone = ["wait", "--for=delete", &format!("node/{lost}"), KUBECTL];
+    kubectl.run(&gone, "")?;
+    kubectl.run(&["wait", "--for=condition=Available", "deployment/demo", KUBECTL], "")?;
+    kubectl.delete(&["job/visitor", "--ignore-not-found"], GONE)?;
+    visited(kubectl, &node)
+}
