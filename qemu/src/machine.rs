@@ -460,6 +460,16 @@ impl Machine {
             .map_err(|source| Error::Host { doing: "wait for QEMU".to_owned(), source })
     }
 
+    /// How QEMU ended, if it has ended.
+    ///
+    /// # Errors
+    /// When the system does not say.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>, Error> {
+        self.child
+            .try_wait()
+            .map_err(|source| Error::Host { doing: "ask for the state of QEMU".to_owned(), source })
+    }
+
     /// Cuts the power: the guest gets no chance to do anything.
     pub fn kill(mut self) {
         end(&mut self.child);

@@ -15,6 +15,9 @@
 //! any --SIGINT TERM HUP QUIT, terminal closed-----------> Quit
 //! ```
 //!
+//! The question has the number of the machines that run: one that ends meanwhile is not
+//! counted any more.
+//!
 //! Invariants:
 //! - During the question the guest does not wait for the terminal: its output is dropped,
 //!   and it redraws its screen after the answer *no*.
@@ -23,10 +26,11 @@
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -146,21 +150,24 @@ impl Drop for Raw {
     }
 }
 
-/// Lends the terminal to `console` until the operator or the guest ends it. This number of
-/// `machines` stops with the loan.
+/// Lends the terminal to `console` until the operator or the guest ends it. The machine of the
+/// console and the `others`, whose number may fall meanwhile, stop with the loan.
 ///
 /// # Errors
 /// When the terminal or the console fails.
-pub(crate) fn lend(console: &UnixStream, machines: usize) -> Result<End> {
+pub(crate) fn lend(console: &UnixStream, others: &AtomicUsize) -> Result<End> {
     let (signals, raised) = UnixStream::pair().context("cannot make a pipe for signals")?;
     for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
         let raised = raised.try_clone().context("cannot make a pipe for signals")?;
         pipe::register(signal, raised).context("cannot catch signals")?;
     }
     let _raw = Raw::enter()?;
-    carry(&io::stdin(), &mut io::stdout(), console, &signals, machines)
+    carry(&io::stdin(), &mut io::stdout(), console, &signals, others)
         .context("the console was interrupted")
 }
+
+/// How often the question looks whether a machine has ended.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
 /// The content of the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,12 +181,13 @@ enum Shown {
 }
 
 impl Shown {
-    fn draw(self, machines: usize, screen: &mut impl Write) -> io::Result<()> {
+    /// `others` are the machines that run, beside that of the console.
+    fn draw(self, others: usize, screen: &mut impl Write) -> io::Result<()> {
         match self {
             Self::Guest => screen.write_all(BORROW)?,
-            Self::Question => write!(screen, "{CLEAR}{} ", question(machines))?,
+            Self::Question => write!(screen, "{CLEAR}{} ", question(others + 1))?,
             Self::Ended => {
-                let others = question(machines - 1);
+                let others = question(others);
                 write!(screen, "{CLEAR}the machine of this console has ended\r\n{others} ")?;
             }
         }
@@ -193,16 +201,26 @@ fn carry(
     screen: &mut impl Write,
     mut console: &UnixStream,
     signals: &UnixStream,
-    machines: usize,
+    others: &AtomicUsize,
 ) -> io::Result<End> {
     let mut buffer = [0; 16 * 1024];
     let mut shown = Shown::Guest;
+    let mut counted = others.load(Ordering::Relaxed);
     loop {
+        let running = others.load(Ordering::Relaxed);
+        if shown == Shown::Ended && running == 0 {
+            return Ok(End::Closed);
+        }
+        if shown != Shown::Guest && running != counted {
+            shown.draw(running, screen)?;
+        }
+        counted = running;
         let mut fds = vec![PollFd::new(keys, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
         if shown != Shown::Ended {
             fds.push(PollFd::new(console, PollFlags::IN));
         }
-        match poll(&mut fds, None) {
+        let look = (shown != Shown::Guest).then_some(&LOOK);
+        match poll(&mut fds, look) {
             Err(Errno::INTR) => continue,
             other => other?,
         };
@@ -236,7 +254,7 @@ fn carry(
                 closed = send(console, before)?;
                 if quit.is_some() {
                     shown = Shown::Question;
-                    shown.draw(machines, screen)?;
+                    shown.draw(running, screen)?;
                 }
                 // Without the key that asked.
                 typed = after.get(1..).unwrap_or_default();
@@ -250,18 +268,18 @@ fn carry(
                 // guest.
                 (Shown::Question, Some(_no)) => {
                     shown = Shown::Guest;
-                    shown.draw(machines, screen)?;
+                    shown.draw(running, screen)?;
                     closed |= send(console, REDRAW)?;
                 }
-                (Shown::Ended, Some(_no)) => shown.draw(machines, screen)?,
+                (Shown::Ended, Some(_no)) => shown.draw(running, screen)?,
             }
         }
         if closed {
-            if machines == 1 {
+            if running == 0 {
                 return Ok(End::Closed);
             }
             shown = Shown::Ended;
-            shown.draw(machines, screen)?;
+            shown.draw(running, screen)?;
         }
     }
 }
@@ -281,6 +299,9 @@ mod tests {
     /// A loan that ends too early fails a test that would otherwise wait for its bytes
     /// without end.
     const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
+
+    /// No machine beside that of the console.
+    static NONE: AtomicUsize = AtomicUsize::new(0);
 
     struct Loan {
         keys: UnixStream,
@@ -312,7 +333,7 @@ mod tests {
             (heard, guest)
         });
         let mut screen = Vec::new();
-        assert_eq!(carry(&keys, &mut screen, &console, &signals, 1).unwrap(), End::Quit);
+        assert_eq!(carry(&keys, &mut screen, &console, &signals, &NONE).unwrap(), End::Quit);
         assert!(screen.starts_with(b"\x1b[2Jhello"));
         assert_eq!(&guest.join().unwrap().0, b"abc");
     }
@@ -321,14 +342,14 @@ mod tests {
     fn a_guest_that_ends_closes_the_loan() {
         let Loan { keys, person: _person, console, guest, signals, raised: _raised } = loan();
         drop(guest);
-        assert_eq!(carry(&keys, &mut Vec::new(), &console, &signals, 1).unwrap(), End::Closed);
+        assert_eq!(carry(&keys, &mut Vec::new(), &console, &signals, &NONE).unwrap(), End::Closed);
     }
 
     #[test]
     fn a_signal_ends_the_loan() {
         let Loan { keys, person: _person, console, guest: _guest, signals, mut raised } = loan();
         raised.write_all(&[1]).unwrap();
-        assert_eq!(carry(&keys, &mut Vec::new(), &console, &signals, 1).unwrap(), End::Quit);
+        assert_eq!(carry(&keys, &mut Vec::new(), &console, &signals, &NONE).unwrap(), End::Quit);
     }
 
     #[test]
@@ -349,7 +370,8 @@ mod tests {
                 (heard, redraw, guest, person)
             });
             let mut screen = Vec::new();
-            assert_eq!(carry(&keys, &mut screen, &console, &signals, 3).unwrap(), End::Quit);
+            let others = AtomicUsize::new(2);
+            assert_eq!(carry(&keys, &mut screen, &console, &signals, &others).unwrap(), End::Quit);
             let (heard, redraw, mut guest, _person) = guest.join().unwrap();
             assert_eq!((&heard[..], &redraw[..]), (&b"a"[..], REDRAW));
             let screen = String::from_utf8(screen).unwrap();
@@ -368,8 +390,10 @@ mod tests {
         seen.set_read_timeout(Some(PATIENCE)).unwrap();
         drop(guest);
         let question = "has ended\r\nstop 2 machines? [y/N]";
+        let others = &AtomicUsize::new(2);
         std::thread::scope(|scope| {
-            let loan = scope.spawn(|| carry(&keys, &mut screen, &console, &signals, 3).unwrap());
+            let loan =
+                scope.spawn(move || carry(&keys, &mut screen, &console, &signals, others).unwrap());
             let mut text = String::new();
             // One answer a question.
             for (asked, answer) in [(1, b"n"), (2, b"y")] {
@@ -381,6 +405,35 @@ mod tests {
                 person.write_all(answer).unwrap();
             }
             assert_eq!(loan.join().unwrap(), End::Closed);
+        });
+    }
+
+    #[test]
+    fn a_machine_that_ends_meanwhile_is_not_counted() {
+        let Loan { keys, mut person, console, guest: _guest, signals, raised: _raised } = loan();
+        let (mut screen, mut seen) = UnixStream::pair().unwrap();
+        seen.set_read_timeout(Some(PATIENCE)).unwrap();
+        let others = &AtomicUsize::new(3);
+        std::thread::scope(|scope| {
+            let loan =
+                scope.spawn(move || carry(&keys, &mut screen, &console, &signals, others).unwrap());
+            let mut text = String::new();
+            let mut until = |wanted: &str| {
+                while !text.contains(wanted) {
+                    let mut byte = [0; 1];
+                    seen.read_exact(&mut byte).unwrap();
+                    text.push(char::from(byte[0]));
+                }
+            };
+            person.write_all(b"\x03").unwrap();
+            until("stop 4 machines? [y/N]");
+            // The question is put again, without a key.
+            others.store(2, Ordering::Relaxed);
+            until("stop 3 machines? [y/N]");
+            others.store(0, Ordering::Relaxed);
+            until("stop 1 machine? [y/N]");
+            person.write_all(b"y").unwrap();
+            assert_eq!(loan.join().unwrap(), End::Quit);
         });
     }
 

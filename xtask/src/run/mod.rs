@@ -13,6 +13,7 @@ pub(crate) mod several;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -407,7 +408,7 @@ fn show(
 ) -> Result<()> {
     let console = machine.take_console().context("QEMU opened no console")?;
     eprintln!("run: this terminal becomes the node's console; {}", terminal::hint(1));
-    let end = terminal::lend(&console, 1)?;
+    let end = terminal::lend(&console, &AtomicUsize::new(0))?;
     if end == terminal::End::Quit && keep {
         eprintln!("run: stopping the node, so that its disk is consistent");
         machine.qmp.power_button()?;

@@ -12,26 +12,29 @@
 //!
 //! In a terminal, the console of node 1 appears in it, and the cluster starts in the
 //! background. The terminal's title shows each step, then the state of `cluster status`,
-//! polled every few seconds. Without a terminal, every serial line is printed with the
+//! polled every few seconds, behind the machines that have ended. Without a terminal, every serial line is printed with the
 //! node's number. Meanwhile `cargo xtask link` cuts, delays and repairs links.
 //!
 //! Invariants:
 //! - A machine lives as long as the thread that started it: `polis_qemu` kills it with that
 //!   thread.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Seek as _, SeekFrom};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
+use std::process::ExitStatus;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use polis_qemu::args::FwCfg;
 use polis_qemu::fleet::{Milestone, PARAMETERS, Part};
-use polis_qemu::machine::Outcome;
+use polis_qemu::line::Line;
 use polis_qemu::{Fleet, Image, Operator};
 
 use crate::kubernetes::{self, Deployment};
@@ -218,14 +221,19 @@ impl Plan {
 
 /// Shows the state of `cluster status` of `fleet` in the terminal's title, followed by the
 /// reason why the start of the cluster failed.
-fn watch(fleet: &Fleet, failed: Option<&anyhow::Error>) -> operator::Watch {
+fn watch(fleet: &Fleet, failed: Option<&anyhow::Error>, ended: &Ended) -> operator::Watch {
+    let ended = ended.clone();
     let operator = fleet.operator.clone();
     let ids: Vec<_> = fleet.nodes.iter().map(|node| node.id.clone()).collect();
     let failed = failed.map(anyhow::Error::to_string);
     operator::Watch::start(
         ASK_EVERY,
         move || operator.document(&["--timeout", ASK_MAX, "cluster", "status"]).ok(),
-        move |state| terminal::title(&titled(state, &ids, failed.as_deref())),
+        move |state| {
+            let state = titled(state, &ids, failed.as_deref());
+            let texts = ended.texts().into_iter().chain([state]);
+            terminal::title(&texts.collect::<Vec<_>>().join("; "));
+        },
     )
 }
 
@@ -242,12 +250,96 @@ fn titled(state: &str, ids: &[String], failed: Option<&str>) -> String {
     format!("{state}; the start stopped: {cause}")
 }
 
+/// The machines that ended while the others ran, a text for each.
+#[derive(Clone, Debug, Default)]
+struct Ended(Arc<Mutex<Vec<String>>>);
+
+impl Ended {
+    fn texts(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn add(&self, text: String) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+    }
+}
+
+/// Which machines of a fleet have ended.
+#[derive(Debug)]
+struct Roll {
+    gone: BTreeSet<usize>,
+    /// Whether each of them went off in order.
+    is_clean: bool,
+}
+
+impl Roll {
+    fn new() -> Self {
+        Self { gone: BTreeSet::new(), is_clean: true }
+    }
+
+    /// The machines that have ended since the last call, by number, and what to say of each.
+    fn call(&mut self, fleet: &mut Fleet) -> Result<Vec<(usize, String)>> {
+        let mut new = Vec::new();
+        for (number, node) in fleet.nodes.iter_mut().enumerate() {
+            let Some(machine) = node.machine.as_mut() else { continue };
+            if self.gone.contains(&number) {
+                continue;
+            }
+            let Some(status) = machine.ended()? else { continue };
+            let end = End::of(status, &machine.lines());
+            self.is_clean &= end == End::Off;
+            self.gone.insert(number);
+            new.push((number, end.describe(number + 1, &machine.log())));
+        }
+        Ok(new)
+    }
+}
+
+/// How a machine ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum End {
+    /// It went off in order.
+    Off,
+    /// QEMU ended under it.
+    Died {
+        /// How QEMU ended, in words.
+        status: String,
+        /// The last line of its serial port.
+        last: String,
+    },
+}
+
+impl End {
+    fn of(status: ExitStatus, lines: &[Line]) -> Self {
+        let event = lines.iter().filter_map(Line::event).next_back();
+        if status.success() && event.is_some_and(|event| event.word == "off") {
+            return Self::Off;
+        }
+        let said = lines.iter().rev().map(|line| line.text.trim()).find(|text| !text.is_empty());
+        let last: String = said.unwrap_or("nothing").chars().take(CAUSE_MAX).collect();
+        Self::Died { status: status.to_string(), last }
+    }
+
+    fn describe(&self, number: usize, log: &Path) -> String {
+        match self {
+            Self::Off => format!("node {number} is off"),
+            Self::Died { status, last } => format!(
+                "node {number} ended by itself ({status}); its last line: {last} ({})",
+                operator::shortest(log)
+            ),
+        }
+    }
+}
+
 /// The console of node 1 in this terminal; the cluster starts meanwhile.
 fn show(plan: Plan, args: &Args) -> Result<()> {
     let (keep, with_kubernetes) = (args.keep, args.kubernetes);
     let machines = usize::from(args.nodes);
     let (lend, lent) = mpsc::sync_channel(1);
     let (leave, left) = mpsc::sync_channel::<()>(1);
+    let others = Arc::new(AtomicUsize::new(machines - 1));
+    let ended = Ended::default();
+    let (counted, noted) = (Arc::clone(&others), ended.clone());
     // The machines belong to this thread.
     let raising = thread::spawn(move || -> Result<String> {
         let mut fleet = plan.fleet()?.telling(|milestone| terminal::title(&describe(milestone)));
@@ -258,14 +350,24 @@ fn show(plan: Plan, args: &Args) -> Result<()> {
             (true, Ok(())) => Some(plan.deployment(&fleet, terminal::title).run()),
             _ => None,
         };
-        let _watch = watch(&fleet, raised.as_ref().err());
+        let _watch = watch(&fleet, raised.as_ref().err(), &noted);
         let text = table(&fleet.milestones());
         let deployed = deployed.transpose();
         let text = raised
             .and(deployed)
             .map(|answer| format!("run: every node started\n{text}{}", answer.unwrap_or_default()));
         // An error cannot be printed while the console has the terminal.
-        let _left = left.recv();
+        let started = fleet.nodes.iter().skip(1).filter(|node| node.machine.is_some()).count();
+        counted.store(started, Ordering::Relaxed);
+        let mut roll = Roll::new();
+        while left.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+            for (number, text) in roll.call(&mut fleet)? {
+                // The console of the first one closes with it.
+                counted.fetch_sub(usize::from(number > 0), Ordering::Relaxed);
+                terminal::title(&text);
+                noted.add(text);
+            }
+        }
         if keep {
             stop(&mut fleet)?;
         }
@@ -277,10 +379,13 @@ fn show(plan: Plan, args: &Args) -> Result<()> {
              cluster; {}",
             terminal::hint(machines)
         );
-        terminal::lend(&console, machines)?;
+        terminal::lend(&console, &others)?;
     }
     drop(leave);
     terminal::no_title();
+    for text in ended.texts() {
+        eprintln!("run: {text}");
+    }
     if !keep && !raising.is_finished() {
         // Leaving the console stops the wait for the cluster.
         thread::sleep(LOOK);
@@ -326,21 +431,17 @@ fn stop(fleet: &mut Fleet) -> Result<()> {
     Ok(())
 }
 
-/// Waits until every machine has ended by itself.
+/// Waits until every machine has ended, and says at once which has.
 fn end(fleet: &mut Fleet) -> Result<()> {
-    const FAR: Duration = Duration::from_secs(3600);
-    for machine in fleet.nodes.iter_mut().filter_map(|node| node.machine.as_mut()) {
-        loop {
-            match machine.wait_end(FAR) {
-                Ok(_status) => break,
-                Err(polis_qemu::Error::Wait {
-                    outcome: Outcome::Late { .. } | Outcome::Silent { .. },
-                    ..
-                }) => {}
-                Err(error) => return Err(error.into()),
-            }
+    let all = fleet.nodes.iter().filter(|node| node.machine.is_some()).count();
+    let mut roll = Roll::new();
+    while roll.gone.len() < all {
+        for (_, text) in roll.call(fleet)? {
+            eprintln!("run: {text}; {} of {all} machines still run", all - roll.gone.len());
         }
+        thread::sleep(LOOK);
     }
+    ensure!(roll.is_clean, "not every machine went off in order");
     Ok(())
 }
 
@@ -409,7 +510,28 @@ fn table(milestones: &[Milestone]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+
     use super::*;
+
+    #[test]
+    fn a_machine_that_ended_by_itself_is_named_with_its_last_line() {
+        let line = |text: &str| Line { at: Duration::from_secs(1), text: text.to_owned() };
+        let log = Path::new("/run/3/serial.log");
+        let (killed, done) = (ExitStatus::from_raw(9), ExitStatus::from_raw(0));
+        let running = [line("POLIS ready node=x t=9"), line("I root: all is well\r"), line("")];
+        let end = End::of(killed, &running);
+        let said = end.describe(3, log);
+        assert!(said.starts_with("node 3 ended by itself (signal: 9"), "{said}");
+        assert!(said.contains("its last line: I root: all is well (/run/3/"), "{said}");
+        // A guest that is cut off has not gone off in order, however QEMU ended.
+        assert!(matches!(End::of(done, &running), End::Died { .. }));
+        let off =
+            [line("POLIS ready node=x t=9"), line("POLIS off t=12"), line("reboot: Power down")];
+        assert_eq!(End::of(done, &off), End::Off);
+        assert_eq!(End::Off.describe(2, log), "node 2 is off");
+        assert!(End::of(killed, &[]).describe(1, log).contains("its last line: nothing"));
+    }
 
     #[test]
     fn a_title_names_nodes_by_their_numbers_and_why_the_start_stopped() {
