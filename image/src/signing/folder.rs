@@ -285,7 +285,7 @@ fn private_file(purpose: Purpose) -> String {
     format!("{purpose}.key")
 }
 
-fn public_file(purpose: Purpose) -> String {
+pub(super) fn public_file(purpose: Purpose) -> String {
     format!("{purpose}.{}", if purpose.certified() { "crt" } else { "pub" })
 }
 
@@ -522,6 +522,11 @@ pub(crate) mod tests {
         assert!(refused().help().unwrap().starts_with("chmod 600 "));
         fs::remove_file(&key).unwrap();
         assert!(refused().help().unwrap().contains("keys show"));
+        // A command whose help is the command itself helps nobody.
+        fs::remove_file(folder.join("platform.crt")).unwrap();
+        assert!(show(&folder).unwrap_err().help().unwrap().contains("backup"));
+        let help = show(parent.path()).unwrap_err().help().unwrap();
+        assert!(help.contains("keys create") && !help.contains("keys show"), "{help}");
     }
 
     #[test]

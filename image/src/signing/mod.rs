@@ -26,7 +26,10 @@ mod identity;
 mod signed_data;
 mod variables;
 
-use std::{fmt, io, path::PathBuf};
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+};
 
 use polis_base::hex;
 use sha2::{Digest as _, Sha256};
@@ -200,11 +203,7 @@ impl Error {
             Self::File { what: "read", path, source }
                 if source.kind() == io::ErrorKind::NotFound =>
             {
-                let folder = path.parent().unwrap_or(path).display();
-                format!(
-                    "`cargo xtask keys show {folder}` lists what the folder has, and `cargo xtask \
-                     keys create DIR` makes new keys"
-                )
+                missing(path)
             }
             Self::Mode { path, .. } => format!("chmod 600 {}", path.display()),
             Self::Passphrase { .. } => {
@@ -216,6 +215,26 @@ impl Error {
             _ => return None,
         })
     }
+}
+
+/// What to do about a file that the folder lacks.
+fn missing(path: &Path) -> String {
+    let folder = path.parent().unwrap_or(path);
+    let is_there = |purpose: Purpose| folder.join(folder::public_file(purpose)).exists();
+    if !Purpose::ALL.into_iter().any(is_there) {
+        return format!(
+            "{} is no folder of keys; `cargo xtask keys create DIR` makes keys in a new folder",
+            folder.display()
+        );
+    }
+    if path.extension().is_some_and(|kind| kind == "key") {
+        return format!(
+            "`cargo xtask keys show {}` lists what the folder has; the private halves that it \
+             lacks are in your backup",
+            folder.display()
+        );
+    }
+    "take the folder from a backup, as a whole".to_owned()
 }
 
 /// SHA-256 as digits: the fingerprint of a key.
