@@ -17,6 +17,7 @@ pub mod module;
 pub mod mount;
 pub mod poll;
 pub mod quota;
+pub mod random;
 pub mod reboot;
 pub mod signal;
 pub mod spawn;

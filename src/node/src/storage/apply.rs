@@ -82,6 +82,17 @@ pub enum Error {
         /// How long it was waited for.
         seconds: u64,
     },
+    /// The kernel has no random numbers, which the step needs.
+    #[error(
+        "{what} has waited more than {seconds} seconds for random numbers: this machine has no \
+         source of them that the kernel knows"
+    )]
+    Random {
+        /// Which step.
+        what: &'static str,
+        /// How long it was waited for.
+        seconds: u64,
+    },
     /// The kernel does not mount its file system.
     #[error("cannot mount the data partition")]
     Mount(#[from] mount::Error),

@@ -85,6 +85,7 @@ impl Error {
                 | apply::Error::Open { .. }
                 | apply::Error::OwnKey { .. } => code::STORAGE_CIPHER,
                 apply::Error::Late { .. } => code::STORAGE_LATE,
+                apply::Error::Random { .. } => code::STORAGE_RANDOM,
                 apply::Error::Mount(_) | apply::Error::Grow { .. } => code::STORAGE_MOUNT,
             },
             Self::Failed { .. } => code::STORAGE_MOUNT,

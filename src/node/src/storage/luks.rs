@@ -88,16 +88,21 @@ pub async fn load_ciphers(kind: Kind, log: &Sink) {
 
 fn modules(kind: Kind, processor: &str) -> Vec<&'static str> {
     let line = processor.lines().find(|line| line.starts_with("flags"));
-    let fast = line.is_some_and(|line| line.split_whitespace().any(|flag| flag == "aes"));
-    match (kind, fast) {
-        (Kind::Insecure, _) => vec![],
-        (Kind::Encrypted, false) => vec!["dm_crypt", "xts"],
-        (Kind::Encrypted, true) => vec!["dm_crypt", "xts", "aesni_intel"],
-        (Kind::Authenticated, false) => vec!["dm_crypt", "dm_integrity", "aegis128"],
-        (Kind::Authenticated, true) => {
-            vec!["dm_crypt", "dm_integrity", "aegis128", "aesni_intel", "aegis128_aesni"]
-        }
+    let has =
+        |wanted: &str| line.is_some_and(|line| line.split_whitespace().any(|flag| flag == wanted));
+    let mut modules = match kind {
+        Kind::Insecure => return vec![],
+        Kind::Encrypted => vec!["dm_crypt", "xts"],
+        Kind::Authenticated => vec!["dm_crypt", "dm_integrity", "aegis128"],
+    };
+    if has("aes") {
+        modules.push("aesni_intel");
     }
+    // The module refuses a processor without one of these, as emulators have, with an error.
+    if kind == Kind::Authenticated && ["aes", "sse4_1", "xsave"].into_iter().all(has) {
+        modules.push("aegis128_aesni");
+    }
+    modules
 }
 
 /// Puts a new header on `device`, with both keys; the content is lost.
@@ -230,10 +235,15 @@ mod tests {
 
     #[test]
     fn fast_ciphers_are_loaded_where_the_processor_has_their_instructions() {
-        let with = "processor\t: 0\nflags\t\t: fpu aes sse4_1\n";
-        let without = "processor\t: 0\nflags\t\t: fpu sse4_1\nbugs: aes\n";
+        let with = "processor\t: 0\nflags\t\t: fpu aes sse4_1 xsave\n";
+        let without = "processor\t: 0\nflags\t\t: fpu sse4_1 xsave\nbugs: aes\n";
         assert!(modules(Kind::Authenticated, with).contains(&"aegis128_aesni"));
         assert!(!modules(Kind::Authenticated, without).contains(&"aegis128_aesni"));
         assert!(modules(Kind::Insecure, with).is_empty());
+        // The processor of a translated machine: the kernel refuses the second module.
+        let translated = "processor\t: 0\nflags\t\t: fpu aes sse4_1\n";
+        let loaded = modules(Kind::Authenticated, translated);
+        assert!(loaded.contains(&"aesni_intel") && !loaded.contains(&"aegis128_aesni"));
+        assert!(modules(Kind::Encrypted, with).ends_with(&["aesni_intel"]));
     }
 }

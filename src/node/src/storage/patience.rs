@@ -8,6 +8,9 @@
 //!   +--ends--> stage `started` again
 //! ```
 //!
+//! A step also waits while the kernel has no random numbers for its keys, which is not the
+//! disk's fault: [`Cause`] tells the two apart.
+//!
 //! What this module does not do: end a system call that hangs. Its thread stays,
 //! and the machine reboots from the guru meditation.
 
@@ -18,6 +21,7 @@ use tokio::time::timeout;
 use super::apply::{Error, Machine};
 use super::table::{Partition, Table};
 use polis_base::stage::{Stage, State};
+use polis_base::sys::random;
 use polis_runtime::supervisor::Context;
 
 /// A step that takes longer is worth a word.
@@ -50,11 +54,45 @@ impl<M: Machine + Sync> Patient<'_, M> {
     }
 }
 
+/// Why a step takes long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    /// The disk is slow, or does not answer.
+    Disk,
+    /// The kernel has no random numbers yet.
+    Random,
+}
+
+impl Cause {
+    fn now() -> Self {
+        if random::is_ready() { Self::Disk } else { Self::Random }
+    }
+
+    /// What the boot waits for.
+    fn wait(self, what: &str, seconds: u64) -> String {
+        match self {
+            Self::Disk => format!("{what}; the disk is slow, and the boot stops after {seconds} s"),
+            Self::Random => format!(
+                "random numbers, which {what} needs; the kernel has too few until a processor \
+                 with RDRAND or a virtio-rng device supplies them; the boot stops after {seconds} s"
+            ),
+        }
+    }
+
+    /// Why the boot stops.
+    fn error(self, what: &'static str, seconds: u64) -> Error {
+        match self {
+            Self::Disk => Error::Late { what, seconds },
+            Self::Random => Error::Random { what, seconds },
+        }
+    }
+}
+
 /// Waits for `work`, and reports it when it takes long.
 ///
 /// # Errors
 ///
-/// That of `work`, or [`Error::Late`].
+/// That of `work`, [`Error::Late`] or [`Error::Random`].
 pub async fn within<T, E: From<Error>>(
     ctx: &Context,
     what: &'static str,
@@ -66,11 +104,11 @@ pub async fn within<T, E: From<Error>>(
         return done;
     }
     let seconds = limit.as_secs();
-    let text = format!("{what}; the disk is slow, and the boot stops after {seconds} s");
+    let text = Cause::now().wait(what, seconds);
     ctx.stage(Stage::Storage, State::Waiting(text));
     let done = timeout(limit.saturating_sub(SOON), work).await;
     ctx.stage(Stage::Storage, State::Started);
-    done.unwrap_or_else(|_elapsed| Err(Error::Late { what, seconds }.into()))
+    done.unwrap_or_else(|_elapsed| Err(Cause::now().error(what, seconds).into()))
 }
 
 impl<M: Machine + Sync> Machine for Patient<'_, M> {
@@ -128,6 +166,20 @@ mod tests {
         let (ended, reported) = tokio::join!(hung, reported);
         assert!(reported.starts_with("a step; "), "{reported}");
         assert!(matches!(ended, Err(Error::Late { what: "a step", seconds: 60 })), "{ended:?}");
+    }
+
+    #[test]
+    fn a_machine_without_random_numbers_is_not_told_to_check_its_disk() {
+        use crate::storage;
+        use polis_base::trapdoor::code;
+        let disk = Cause::Disk.wait("a step", 300);
+        assert_eq!(disk, "a step; the disk is slow, and the boot stops after 300 s");
+        let random = Cause::Random.wait("a step", 300);
+        assert!(random.starts_with("random numbers, which a step needs; "), "{random}");
+        assert!(!random.contains("disk"), "{random}");
+        let report = |cause: Cause| storage::Error::Apply(cause.error("a step", 300)).report();
+        assert_eq!(report(Cause::Disk).code, code::STORAGE_LATE);
+        assert_eq!(report(Cause::Random).code, code::STORAGE_RANDOM);
     }
 
     #[tokio::test(start_paused = true)]

@@ -156,6 +156,11 @@ failures! {
          its settings and reboot";
     /// The data partition has another kind of protection than this node's.
     STORAGE_KIND_DIFFERS = Storage 23: "insert the disk of this machine; this one was not used";
+    /// A step of storage waits for random numbers, which this machine does not supply.
+    STORAGE_RANDOM = Storage 24:
+        "give the machine a source of random numbers, then reboot: a processor with RDRAND; in a \
+         virtual machine a processor model that has it, or a virtio-rng device (QEMU: -device \
+         virtio-rng-pci)";
 
     /// Neither fw_cfg nor the ESP carries node parameters.
     PARAMETERS_ABSENT = Parameters 1: "put node parameters on the ESP, then reboot";
