@@ -263,7 +263,7 @@ impl Members {
             removed => drop(removed?),
         }
         self.wake.notify_one();
-        info!(node = member.called(), "removed a member");
+        info!(event = "voted", node = member.called(), "a member of etcd was removed");
         Ok(())
     }
 
@@ -363,7 +363,7 @@ async fn promote(clients: &Clients, learner: &Member) -> Result<bool, client::Er
     // A change that etcd drops is never answered.
     match call("promote a learner", etcd.member_promote(learner.id.0)).await {
         Ok(_) => {
-            info!(node = learner.called(), "promoted a learner");
+            info!(event = "votes", node = learner.called(), "a member of etcd became a voter");
             Ok(true)
         }
         Err(error) if error.says("in sync with leader") => Ok(false),

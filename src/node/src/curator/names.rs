@@ -48,7 +48,7 @@ impl<S: pki::Store + Clone> Store<S> {
                 writes.push(take(name, id));
             }
             if self.kv.commit(guards, writes).await.map_err(store::Error::Store)? {
-                info!(node = %id, name = wanted, "named a node");
+                info!(event = "named", node = %id, name = wanted, "a node was named");
                 return Ok(*node);
             }
         }

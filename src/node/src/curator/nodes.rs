@@ -16,7 +16,7 @@ use super::state::{self, Commitment, Refusal, Registration, Request, Step};
 use super::store::{self, CONFLICTS_MAX, Outcome, Store, TICKET, join_key_at, node_key};
 use super::tickets;
 use polis_wire::identity::{Fingerprint, Identity, NodeId, NodeName, Spoken};
-use polis_wire::node_roles::is_consensus_member;
+use polis_wire::node_roles::{Role, is_consensus_member};
 use polis_wire::pki::{self, Guard, Write};
 use polis_wire::pod_network::Prefix;
 
@@ -208,8 +208,13 @@ impl<S: pki::Store + Clone> Store<S> {
         for _attempt in 0..CONFLICTS_MAX {
             // Again for each attempt: another node may have got the prefix meanwhile.
             let taken = if places { Some(self.taken_prefixes().await?) } else { None };
-            let apply = |old| applied(id, old, request.clone(), taken.as_ref());
+            let mut before = None;
+            let apply = |old: Option<v1::Node>| {
+                before.clone_from(&old);
+                applied(id, old, request.clone(), taken.as_ref())
+            };
             if let Some(node) = self.attempt(&key, apply).await? {
+                record(id, before.as_ref(), &node);
                 return Ok(node);
             }
         }
@@ -244,6 +249,19 @@ impl<S: pki::Store + Clone> Store<S> {
     /// [`Refusal::Unknown`].
     pub async fn node(&self, id: NodeId) -> Result<v1::Node, Error> {
         Ok(self.read::<v1::Node>(&node_key(id)).await?.ok_or(Refusal::Unknown)?)
+    }
+}
+
+/// Logs the change of roles or labels as an event.
+fn record(id: NodeId, before: Option<&v1::Node>, node: &v1::Node) {
+    let Some(before) = before else { return };
+    if before.roles != node.roles {
+        let roles = node.roles.iter().flat_map(Role::given).map(Role::slug).collect::<Vec<_>>();
+        let roles = roles.join(",");
+        info!(event = "roles", node = %id, roles, "the roles of a node were changed");
+    }
+    if before.labels != node.labels {
+        info!(event = "labels", node = %id, "the labels of a node were changed");
     }
 }
 
@@ -337,17 +355,17 @@ pub(super) fn misfit(
     use v1::cluster_configuration::StorageSecurityPolicy as Policy;
     let (name, fits) = match policy {
         Policy::Permissive => ("permissive", true),
-        Policy::NeedsEncryption => ("encryption", matches!(kind, Encrypted | Authenticated)),
+        Policy::NeedsEncryption => ("encrypted", matches!(kind, Encrypted | Authenticated)),
         Policy::Unspecified | Policy::NeedsEncryptionAndAuthentication => {
-            ("encryption with authentication", kind == Authenticated)
+            ("authenticated", kind == Authenticated)
         }
-        Policy::NeedsInsecure => ("no encryption", kind == Insecure),
+        Policy::NeedsInsecure => ("insecure", kind == Insecure),
     };
     let kind = match kind {
         v1::StorageKind::Unspecified => "unknown",
-        Insecure => "not encrypted",
-        Encrypted => "encrypted without authentication",
-        Authenticated => "encrypted with authentication",
+        Insecure => "insecure",
+        Encrypted => "encrypted",
+        Authenticated => "authenticated",
     };
     (!fits).then_some((name, kind))
 }
