@@ -49,6 +49,8 @@ struct Node {
     etcd: &'static str,
     /// The member of etcd that leads, to its knowledge; empty: none.
     follows: String,
+    /// The part of it that waits, and for what; empty: none.
+    waits_for: String,
 }
 
 /// Asks every node that the context knows; `why` no leader could be asked. The answer
@@ -83,7 +85,7 @@ impl Node {
             Some(member) if member.learner => "learner",
             Some(_) => "voter",
         };
-        let leader = told.etcd.map_or(0, |member| member.leader);
+        let leader = told.etcd.as_ref().map_or(0, |member| member.leader);
         Self {
             id: if answers { told.node_id } else { target.meant.to_string() },
             address: target.address.host.clone(),
@@ -92,6 +94,7 @@ impl Node {
             ready: told.ready,
             uptime_seconds: answers.then_some(told.uptime_seconds),
             etcd,
+            waits_for: told.waits_for,
             follows: if leader == 0 { String::new() } else { format!("{leader:x}") },
         }
     }
@@ -123,6 +126,8 @@ impl View {
                 .filter(|node| node.follows.is_empty())
                 .map(|node| format!("the etcd member of {} knows no leader", node.id)),
         );
+        let waiting = nodes.iter().filter(|node| !node.waits_for.is_empty());
+        problems.extend(waiting.map(|node| format!("{}: {}", node.id, node.waits_for)));
         Self { healthy: false, source: "nodes", problems, leader: String::new(), nodes }
     }
 
@@ -143,7 +148,7 @@ impl View {
 
 #[cfg(test)]
 mod tests {
-    use crate::loopback::{Cluster, NODE};
+    use crate::loopback::{Cluster, LEADERLESS, NODE};
     use crate::testing::{World, closed_port};
     use polis_wire::rpc::testing::node_id;
 
@@ -163,6 +168,7 @@ mod tests {
             "{said}"
         );
         assert!(said.contains(&format!("{gone} does not answer")), "{said}");
+        assert!(said.contains(&format!("{here}: {LEADERLESS}")), "{said}");
         assert_eq!(cluster.asked(), ["GetStatus"]);
 
         let json = world.runs(&["cluster", "status", "--output", "json"]);

@@ -12,6 +12,7 @@ use tracing::warn;
 
 use super::Member;
 use polis_base::files::File;
+use polis_runtime::logtree::Levelled;
 
 /// Longer than the members of a cluster that is switched on need to find each other.
 const DOUBT: Duration = Duration::from_secs(60);
@@ -52,6 +53,47 @@ pub(super) fn slow(since: Duration) -> String {
          says what it is doing",
         since.as_secs()
     )
+}
+
+/// The same for a node whose disk took so long for a write that no leader can be elected:
+/// a member votes only after its vote is on the disk.
+pub(super) fn slow_disk(what: &str, took: Duration) -> String {
+    format!(
+        "a disk that is fast enough for etcd: a write of this node took {} s, and no leader is \
+         elected while that takes longer than an election, 1 s; check the disk, or move it from \
+         a host that is busy; and for {what}",
+        took.as_secs()
+    )
+}
+
+/// The time that a write took, of a line that etcd logs when one takes a second or more.
+pub(super) fn slow_write(line: &Levelled) -> Option<Duration> {
+    if line.message != SLOW_WRITE {
+        return None;
+    }
+    let (_, took) = line.fields.iter().find(|(key, _)| key == "took")?;
+    go_duration(took)
+}
+
+/// The message of etcd about a slow write of its log.
+const SLOW_WRITE: &str = "slow fdatasync";
+
+/// A time as Go writes one that is not below a second: `1.5s`, `2m3s`, `1h0m0s`.
+fn go_duration(text: &str) -> Option<Duration> {
+    let (mut seconds, mut digits) = (0.0, String::new());
+    for c in text.chars() {
+        let unit = match c {
+            'h' => 3600.0,
+            'm' => 60.0,
+            's' => 1.0,
+            c => {
+                digits.push(c);
+                continue;
+            }
+        };
+        seconds += std::mem::take(&mut digits).parse::<f64>().ok()? * unit;
+    }
+    digits.is_empty().then(|| Duration::try_from_secs_f64(seconds).ok()).flatten()
 }
 
 /// The reason why the member of the node `own` waits, since this time of this boot and for
@@ -116,6 +158,27 @@ pub(super) fn leader(
 mod tests {
     use super::super::MemberId;
     use super::*;
+
+    #[test]
+    fn a_slow_disk_is_named_before_the_members_that_are_missing() {
+        use polis_base::serial::Severity;
+        let line = |message: &str, took: &str| {
+            let mut line = Levelled::new(Severity::Warning, message);
+            line.fields = vec![("took".into(), took.into())];
+            line
+        };
+        let took = |text: &str| slow_write(&line("slow fdatasync", text));
+        assert_eq!(took("1.5s"), Some(Duration::from_millis(1500)));
+        assert_eq!(took("1m2s"), Some(Duration::from_secs(62)));
+        assert_eq!(took("1h0m0.5s"), Some(Duration::from_millis(3_600_500)));
+        for wrong in ["", "s", "3", "-2s", "NaNs", "120ms"] {
+            assert_eq!(took(wrong).filter(|took| !took.is_zero()), None, "{wrong}");
+        }
+        assert_eq!(slow_write(&line("another message", "3s")), None);
+        let text = slow_disk("a quorum of etcd", Duration::from_millis(3200));
+        assert!(text.starts_with("a disk that is fast enough for etcd: a write"), "{text}");
+        assert!(text.contains("took 3 s") && text.ends_with("for a quorum of etcd"), "{text}");
+    }
 
     fn directory(nodes: &[(&str, &[&str])]) -> v1::ClusterDirectory {
         let node = |&(id, addresses): &(&str, &[&str])| v1::cluster_directory::Node {

@@ -115,6 +115,8 @@ pub(super) struct Serving<'a> {
     awaited: Option<String>,
     /// Whether its log shows that it waits for a leader, and when the log was searched.
     leaderless: bool,
+    /// The longest write of its log of which it complained while it waited.
+    slow_write: Option<Duration>,
     /// When it had a leader last, in time since the kernel started.
     served: Option<Duration>,
     looked_at: Option<Instant>,
@@ -149,6 +151,7 @@ impl<'a> Serving<'a> {
             own: own.to_string(),
             awaited: None,
             leaderless: false,
+            slow_write: None,
             served: None,
             looked_at: None,
             begun,
@@ -227,11 +230,11 @@ impl<'a> Serving<'a> {
         Ok(Room::Ready)
     }
 
-    /// Whether an etcd that does not answer yet has read what is on its disk: it serves no
-    /// client before there is a leader.
-    fn is_leaderless(&mut self) -> bool {
+    /// Reads in the log of etcd whether one that does not answer yet has read what is on its
+    /// disk, since it serves no client before there is a leader, and whether its disk is slow.
+    fn read_log(&mut self) {
         if self.looked_at.is_some_and(|last| last.elapsed() < POLL_INTERVAL) {
-            return self.leaderless;
+            return;
         }
         self.looked_at = Some(Instant::now());
         let output = self.ctx.logs().backlog(&Query {
@@ -247,7 +250,14 @@ impl<'a> Serving<'a> {
         // Every start has such a line, also that of a member which is only slow now.
         let since = self.begun.max(self.served.unwrap_or_default());
         self.leaderless |= output.iter().any(|entry| entry.at >= since && says_so(&entry.body));
-        self.leaderless
+        let waits = self.alone_since.unwrap_or_default().max(self.begun);
+        let slow = |body: &Body| match body {
+            Body::Levelled(it) => awaited::slow_write(it),
+            Body::Raw(_) => None,
+        };
+        let writes = output.iter().filter(|entry| entry.at >= waits);
+        let longest = writes.filter_map(|entry| slow(&entry.body)).max();
+        self.slow_write = self.slow_write.max(longest);
     }
 
     fn unseen(&mut self, silence: &Silence) {
@@ -258,14 +268,18 @@ impl<'a> Serving<'a> {
         if self.started.elapsed() < PATIENCE || is_mute && silent < PATIENCE {
             return;
         }
+        self.read_log();
         let known = self.channels.status.borrow().members.clone();
-        let what = if awaited::is_only_voter(&self.own, &known, &self.last, self.marked)
-            || is_mute && !self.is_leaderless()
+        let mut what = if awaited::is_only_voter(&self.own, &known, &self.last, self.marked)
+            || is_mute && !self.leaderless
         {
             awaited::slow(since)
         } else {
             awaited::leader(&self.own, &known, &self.last, since, silent)
         };
+        if let Some(took) = self.slow_write {
+            what = awaited::slow_disk(&what, took);
+        }
         if self.awaited.as_ref() != Some(&what) {
             warn!("waiting for {what}");
             self.awaited = Some(what.clone());
@@ -280,7 +294,7 @@ impl<'a> Serving<'a> {
         if seen.leader.is_some() {
             (self.served, self.leaderless) = (Some(clock::uptime()), false);
         }
-        self.awaited = None;
+        (self.awaited, self.slow_write) = (None, None);
         let alone = standing == MemberStatus::Voter && seen.members.len() == 1;
         let entered = self.channels.status.borrow().standing != standing;
         self.channels.status.send_if_modified(|status| {

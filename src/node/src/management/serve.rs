@@ -7,6 +7,7 @@ use futures::Stream;
 use polis_proto::v1;
 use polis_proto::v1::node_management_server::{NodeManagement, NodeManagementServer};
 use polis_tui::Snapshot;
+use polis_tui::snapshot::StageState;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::service::{Routes, RoutesBuilder};
@@ -66,6 +67,15 @@ impl Handlers {
     }
 }
 
+/// The first part of the node that waits, and for what.
+fn waits_for(shown: &Snapshot) -> String {
+    let waits = shown.stages.iter().find_map(|stage| match &stage.state {
+        StageState::Waiting { what, .. } => Some(format!("{} waits for {what}", stage.name)),
+        StageState::Pending | StageState::Started | StageState::Done | StageState::Failed => None,
+    });
+    waits.unwrap_or_default()
+}
+
 /// The member of etcd, once it serves. The console asks which others it reaches.
 fn member(status: &consensus::Status, shown: &Snapshot) -> Option<v1::ConsensusMember> {
     let id = status.member.filter(|_| status.clients.is_some())?;
@@ -105,6 +115,7 @@ impl NodeManagement for Handlers {
             ready: *self.inputs.ready.borrow(),
             uptime_seconds: clock::uptime().as_secs_f64(),
             etcd: member(&self.inputs.consensus.borrow(), &self.inputs.snapshot.borrow()),
+            waits_for: waits_for(&self.inputs.snapshot.borrow()),
         }))
     }
 

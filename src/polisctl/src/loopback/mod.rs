@@ -40,6 +40,9 @@ pub(super) const RECOVERY_KEY: [u8; 32] = [7; 32];
 /// How long the node has been up, in seconds. It wrote the one line of its log a minute ago.
 const UPTIME: f64 = 3600.0;
 
+/// What a node waits for whose cluster has no leader.
+pub(super) const LEADERLESS: &str = "consensus waits for a disk that is fast enough";
+
 /// A node that leads a cluster, and the calls that it received.
 pub(super) struct Cluster {
     /// The runtime of the server; a command line has its own.
@@ -155,6 +158,17 @@ impl Cluster {
         let contexts = Contexts::find(Some(world.path("polis")), |_name| None).unwrap();
         contexts.save(&context).unwrap();
         contexts.set_current("home").unwrap();
+    }
+
+    /// From now on the context is that of a user with this role.
+    pub(super) fn lets_in_as(&self, world: &World, role: Role) {
+        let user = self.authority.user(role.as_str(), role, PERSON);
+        let user = self.runtime.block_on(user);
+        let contexts = Contexts::find(Some(world.path("polis")), |_name| None).unwrap();
+        let mut context = contexts.load("home").unwrap();
+        role.as_str().clone_into(&mut context.settings.user);
+        context.certificate = Some(user.certificate);
+        contexts.save(&context).unwrap();
     }
 
     /// The address of the node, as a curator and as a node.
@@ -383,7 +397,16 @@ impl NodeManagement for Served {
         self.note("GetStatus");
         let node_id = node_id(NODE).to_string();
         let uptime_seconds = UPTIME;
-        Ok(Response::new(v1::GetStatusResponse { node_id, uptime_seconds, ..Default::default() }))
+        let waits_for = match self.leads.load(Ordering::Relaxed) {
+            true => String::new(),
+            false => LEADERLESS.to_owned(),
+        };
+        Ok(Response::new(v1::GetStatusResponse {
+            node_id,
+            uptime_seconds,
+            waits_for,
+            ..Default::default()
+        }))
     }
 
     async fn logs(

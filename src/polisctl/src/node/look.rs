@@ -62,6 +62,9 @@ struct Status {
     key_keeper: String,
     /// `null`: it does not run a curator.
     curator_port: Option<u32>,
+    /// The part of it that waits, and for what.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    waits_for: String,
     /// The state of its parts of Kubernetes, and of its drain.
     #[serde(skip_serializing_if = "Option::is_none")]
     kubernetes: Option<String>,
@@ -86,6 +89,7 @@ impl Status {
             id: answer.node_id,
             cluster_state: answer.cluster_state,
             ready: answer.ready,
+            waits_for: answer.waits_for,
             uptime_seconds: answer.uptime_seconds,
             storage: word(status.storage_kind().as_str_name(), "STORAGE_KIND_"),
             key_keeper: word(status.key_keeper().as_str_name(), "KEY_KEEPER_"),
@@ -114,6 +118,9 @@ impl Status {
             ("disk key in", self.key_keeper.clone()),
             ("curator", or_dash(&curator.unwrap_or_default())),
         ];
+        if !self.waits_for.is_empty() {
+            lines.insert(3, ("waits", self.waits_for.clone()));
+        }
         lines.extend(self.kubernetes.clone().map(|state| ("Kubernetes", state)));
         Document::new(self, fields(&lines))
     }
@@ -195,6 +202,7 @@ mod tests {
             ready: true,
             uptime_seconds: 75.25,
             etcd: None,
+            waits_for: String::new(),
         };
         let document = Status::of(answer).document().unwrap();
         insta::assert_snapshot!(document.render(Format::Table).unwrap(), @r"
@@ -218,8 +226,12 @@ mod tests {
         let answer = v1::GetStatusResponse { status: Some(drained), ..Default::default() };
         let text = Status::of(answer).document().unwrap().render(Format::Table).unwrap();
         assert!(text.ends_with("Kubernetes   ready; draining\n"), "{text}");
-        let waiting = Status::of(v1::GetStatusResponse::default());
+        let waits_for = "consensus waits for a disk that is fast enough".to_owned();
+        let waiting = v1::GetStatusResponse { waits_for, ..Default::default() };
+        let waiting = Status::of(waiting);
         assert_eq!(waiting.curator_port, None, "not running");
+        let text = waiting.document().unwrap().render(Format::Table).unwrap();
+        assert!(text.contains("waits        consensus waits for a disk"), "{text}");
     }
 
     #[test]
