@@ -75,7 +75,9 @@ fn restored(world: &World, cluster: &mut Fleet, before: &Summary, intact: usize)
     let nodes = cluster.operator.document(&["--timeout", "2m", "node", "list"])?;
     let nodes = nodes.as_array().context("no nodes")?;
     for id in &old {
-        ensure!(nodes.iter().any(|node| node["id"] == **id), "{id} was forgotten");
+        let is_it = |node: &&serde_json::Value| node["id"] == **id;
+        let node = nodes.iter().find(is_it).with_context(|| format!("{id} was forgotten"))?;
+        ensure!(node["former_voter"] == true, "{id} is said to vote: {node}");
     }
     for id in &old[..intact] {
         cluster.operator.run(&["--timeout", "2m", "node", "delete", id, "--force", "--yes"])?;

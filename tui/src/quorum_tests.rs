@@ -1,7 +1,7 @@
 //! The sentences about etcd, on its page and before a machine ends.
 
 use super::*;
-use crate::snapshot::{Etcd, MemberStatus};
+use crate::snapshot::{Etcd, Health, MemberStatus};
 
 /// A cluster of three, of which this node's member is changed.
 fn with(change: impl FnOnce(&mut Etcd)) -> Snapshot {
@@ -204,4 +204,22 @@ fn a_large_screen_says_who_reaches_whom() {
     assert!(Page::Cluster.shows_change(&snapshot, &changed));
     let alone = with(|etcd| etcd.members.truncate(1));
     assert!(block(&alone, Page::Etcd, "Who reaches whom", 120).is_empty());
+}
+
+#[test]
+fn a_voter_of_the_cluster_before_a_snapshot_is_shown_with_both_ways_on() {
+    let mut snapshot = samples::ordinary();
+    let former = &mut snapshot.nodes.as_mut().unwrap().nodes[2];
+    (former.former_voter, former.etcd, former.health) = (true, None, Health::Late);
+    let id = former.id.clone();
+    let text = flat(&screen(&snapshot, &view(Page::Cluster, 120, 40), 120, 40));
+    for wanted in [
+        "former",
+        "voted in the cluster of before the snapshot, and does not come back by itself",
+        &format!("polisctl node delete {id} --force"),
+        &format!("polisctl node roles {id} --remove consensus-member"),
+    ] {
+        assert!(text.contains(wanted), "{wanted}: {text}");
+    }
+    assert!(!text.contains("switch it on") && !text.contains("joining"), "{text}");
 }

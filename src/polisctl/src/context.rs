@@ -1,5 +1,6 @@
 //! `polisctl context`: the contexts, and the current one.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::Serialize;
@@ -41,6 +42,9 @@ pub(super) enum Command {
         /// Another way to an address of the cluster, such as a forwarded port; repeatable.
         #[arg(long, value_name = "HOST:PORT=HOST:PORT")]
         via: Vec<String>,
+        /// Remove the detour for an address of the cluster; repeatable.
+        #[arg(long, value_name = "HOST:PORT")]
+        remove_via: Vec<String>,
     },
     /// Make a context from a file that the owner wrote with `user create`.
     Import {
@@ -67,6 +71,8 @@ struct View {
     user: String,
     endpoints: Vec<String>,
     key: PathBuf,
+    /// Detours: the address of the cluster, and where it is reached.
+    via: BTreeMap<String, String>,
     ca_fingerprint: Option<String>,
     certificate_ends: Option<units::Time>,
 }
@@ -93,10 +99,13 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
             let named = contexts.context(name.as_deref().or(global.context.as_deref()))?;
             let context = named.ok_or_else(contexts::no_context)?;
             let view = view(&context, current.as_deref());
+            let detours: Vec<_> =
+                view.via.iter().map(|(from, to)| format!("{from} by {to}")).collect();
             let lines = [
                 ("name", view.name.clone()),
                 ("user", or_dash(&view.user)),
                 ("endpoints", or_dash(&view.endpoints.join("\n"))),
+                ("detours", or_dash(&detours.join("\n"))),
                 ("key", or_dash(&view.key.display().to_string())),
                 ("CA", or_dash(view.ca_fingerprint.as_deref().unwrap_or_default())),
                 ("certificate ends", or_dash(&units::text(view.certificate_ends))),
@@ -109,7 +118,7 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
             let value = serde_json::json!({ "current": name });
             global.out.print(&Document::new(&value, format!("using {name}"))?)
         }
-        Command::Set { name, key, via } => {
+        Command::Set { name, key, via, remove_via } => {
             let mut context = contexts.find_context(&name)?.unwrap_or_else(|| Context::new(&name));
             let settings = &mut context.settings;
             if !global.endpoints.is_empty() {
@@ -117,6 +126,12 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
             }
             if let Some(key) = key {
                 settings.key = std::path::absolute(key)?;
+            }
+            for address in remove_via {
+                if settings.via.remove(&address).is_none() {
+                    return Err(Error::new(format!("context {name} has no detour for {address}"))
+                        .or_help(format!("its detours: `polisctl context show {name}`")));
+                }
             }
             settings.via.extend(super::parameters::pairs("--via", &via)?);
             contexts.save(&context)?;
@@ -150,6 +165,7 @@ fn view(context: &Context, current: Option<&str>) -> View {
         user: context.settings.user.clone(),
         endpoints: context.settings.endpoints.clone(),
         key: context.settings.key.clone(),
+        via: context.settings.via.clone(),
         ca_fingerprint: context.ca.as_deref().map(|ca| Fingerprint::of_certificate(ca).to_string()),
         certificate_ends: ends.map(|facts| units::Time(facts.not_after)),
     }
@@ -163,4 +179,25 @@ fn row(view: &View) -> Vec<String> {
         or_dash(&view.endpoints.join(",")),
         or_dash(&units::text(view.certificate_ends)),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::World;
+
+    #[test]
+    fn the_detours_of_a_context_are_shown_and_removed() {
+        let world = World::new();
+        let via = ["--via", "192.0.2.1:7839=127.0.0.1:1", "--via", "192.0.2.2:7839=127.0.0.1:2"];
+        world.runs(&[&["context", "set", "home"][..], &via].concat());
+        let shown = world.runs(&["context", "show", "home"]);
+        assert!(shown.contains("192.0.2.1:7839 by 127.0.0.1:1"), "{shown}");
+        let remove = ["context", "set", "home", "--remove-via", "192.0.2.1:7839"];
+        world.runs(&remove);
+        let json = world.runs(&["context", "show", "home", "-o", "json"]);
+        let value: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(value["via"], serde_json::json!({ "192.0.2.2:7839": "127.0.0.1:2" }));
+        let refused = world.refuses(&remove);
+        assert!(refused.contains("no detour for 192.0.2.1:7839"), "{refused}");
+    }
 }

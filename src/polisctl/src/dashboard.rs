@@ -167,7 +167,9 @@ async fn card(session: &Session, node: &v1::NodeInfo) -> Card {
         }
         (_, _) => None,
     };
-    Card::of(node, target, answer)
+    let card = Card::of(node, target, answer);
+    let notes = card.notes.iter().map(|note| session.told(note)).collect();
+    Card { notes, ..card }
 }
 
 impl Card {
@@ -188,7 +190,10 @@ impl Card {
                 Mark::Attention
             }
         };
-        if node.state() == v1::NodeState::Up && node.health() == v1::NodeHealth::Late {
+        if let Some(advice) = View::of(node).return_of_former_voter() {
+            mark = Mark::Bad;
+            notes.push(format!("it voted in the cluster of before the snapshot; {advice}"));
+        } else if node.state() == v1::NodeState::Up && node.health() == v1::NodeHealth::Late {
             mark = Mark::Bad;
             notes.push(format!(
                 "its heartbeat is overdue; if its machine is lost: `polisctl node delete {} --force`",
@@ -614,6 +619,32 @@ mod tests {
             assert_eq!(then.cards[0].called, NAME);
             assert_eq!(cluster.asked(), ["Console"], "the node was asked");
         });
+    }
+
+    #[test]
+    fn a_note_names_the_role_for_a_command_that_its_reader_may_not_type() {
+        use crate::loopback::Cluster;
+        use polis_wire::rpc::Role;
+        let world = crate::testing::World::new();
+        let cluster = Cluster::new(&world);
+        let (_bound, closed) = crate::testing::closed_port();
+        cluster.has_a_crowd(&world, &closed);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        for (role, is_marked) in
+            [(Role::Viewer, true), (Role::Operator, false), (Role::Owner, false)]
+        {
+            cluster.lets_in_as(&world, role);
+            let looked = runtime.block_on(async {
+                let session = Session::prepare(&world.global(), PATIENCE).unwrap();
+                look(&session, &Board::default()).await.unwrap()
+            });
+            let notes: Vec<_> = looked.cards.iter().flat_map(|card| card.notes.clone()).collect();
+            let told: Vec<_> =
+                notes.iter().filter(|note| note.contains("`polisctl node")).collect();
+            assert!(told.len() > 2, "{notes:?}");
+            let mark = " (only an operator or an owner may)";
+            assert!(told.iter().all(|note| note.contains(mark) == is_marked), "{role}: {told:?}");
+        }
     }
 
     #[test]

@@ -65,7 +65,7 @@ impl Error {
 
     /// The error and its causes on one line.
     pub(super) fn summary(&self) -> String {
-        super::text::clean(&cause::line(self.cause.as_ref()))
+        super::text::clean(&super::text::spelled(&cause::line(self.cause.as_ref())))
     }
 
     /// The exit status of the program.
@@ -85,7 +85,7 @@ impl Error {
     pub(super) fn render(&self) -> String {
         let mut text = String::new();
         for (depth, cause) in cause::chain(self.cause.as_ref()).iter().enumerate() {
-            let cause = super::text::clean(cause);
+            let cause = super::text::clean(&super::text::spelled(cause));
             let label = if depth == 0 { "error" } else { "cause" };
             // Writing to a string cannot fail.
             let _written = writeln!(text, "{label}: {cause}");
@@ -151,6 +151,13 @@ mod tests {
     #[test]
     fn what_came_from_outside_cannot_move_the_cursor() {
         assert_eq!(Error::new("a\u{1b}[2Jb\nc").render(), "error: a?[2Jb c\n");
+    }
+
+    #[test]
+    fn an_alert_of_tls_is_in_words() {
+        let error = Error::new("received fatal alert: HandshakeFailure").context("cannot reach x");
+        assert!(!error.render().contains("HandshakeFailure"), "{}", error.render());
+        assert!(!error.summary().contains("HandshakeFailure"), "{}", error.summary());
     }
 
     #[test]

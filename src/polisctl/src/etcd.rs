@@ -178,6 +178,9 @@ impl Status {
         if learners > 0 {
             text.push_str(&format!(", {learners} learning"));
         }
+        if voters == silent {
+            return text;
+        }
         match self.tolerates {
             0 if silent == 0 => text.push_str("; the loss of one stops the cluster"),
             0 => text.push_str("; the loss of one more stops the cluster"),
@@ -307,6 +310,8 @@ mod tests {
         assert_eq!(summary(&[true; 3]), "3 voters; one may fail");
         let one_off = summary(&[true, true, false]);
         assert_eq!(one_off, "2 of 3 voters answer; the loss of one more stops the cluster");
+        assert_eq!(summary(&[false]), "0 of 1 voters answer");
+        assert_eq!(summary(&[false; 3]), "0 of 3 voters answer");
         let two_off = summary(&[true, true, true, true, false]);
         assert_eq!(two_off, "4 of 5 voters answer; 1 more may fail");
     }

@@ -43,6 +43,7 @@ mod ownership;
 mod parameters;
 #[cfg(test)]
 mod prometheus_tests;
+mod rights;
 mod session;
 mod support;
 mod table;
@@ -113,8 +114,8 @@ enum Command {
     /// Write, print and check node parameters.
     #[command(subcommand)]
     Parameters(parameters::Command),
-    /// Make the key of a cluster's owner.
-    #[command(subcommand)]
+    /// Make the key of an owner, or of another user.
+    #[command(subcommand, visible_alias = "key")]
     Owner(owner::Command),
     /// List, make and select contexts.
     #[command(subcommand)]

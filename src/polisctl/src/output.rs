@@ -7,19 +7,23 @@
 //! - With `--output json` or `yaml`, standard output has one document and
 //!   nothing else, so that a program can read it to its end.
 //! - Names and texts from other machines cannot control the terminal.
+//! - A command that a text tells, and that the role of its reader does not permit, names
+//!   the role that does.
 //! - Progress is written to standard error, and only if that is a terminal.
 
 use std::fmt;
 use std::io::{self, BufRead, IsTerminal, Read as _, Write};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use super::error::{Error, Explain as _};
+use super::rights;
 use super::table::Table;
 use super::text::{clean, fit};
+use polis_wire::rpc::Role;
 
 /// How a document is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -63,11 +67,11 @@ impl Text {
         self
     }
 
-    /// As it is written, in a terminal with so many columns or anywhere else.
-    fn lines(&self, columns: Option<usize>) -> String {
+    /// As it is written for a reader, in a terminal with so many columns or anywhere else.
+    fn lines(&self, columns: Option<usize>, reader: Option<Role>) -> String {
         let part = |part: &Part| match (part, columns) {
-            (Part::Plain(text), Some(columns)) => fit(text, columns),
-            (Part::Plain(text), None) => text.clone(),
+            (Part::Plain(text), Some(columns)) => fit(&rights::told(text, reader), columns),
+            (Part::Plain(text), None) => rights::told(text, reader),
             (Part::Table(table), Some(columns)) => table.fit(columns),
             (Part::Table(table), None) => table.to_string(),
         };
@@ -109,13 +113,19 @@ impl Document {
     /// is as wide as its cells.
     #[cfg(test)]
     pub(super) fn render(&self, format: Format) -> Result<String, Error> {
-        self.render_in(format, None)
+        self.render_in(format, None, None)
     }
 
-    /// The same; text for people fits into `columns`.
-    fn render_in(&self, format: Format, columns: Option<usize>) -> Result<String, Error> {
+    /// The same; text for people fits into `columns`, and names the role for what its reader
+    /// may not do.
+    fn render_in(
+        &self,
+        format: Format,
+        columns: Option<usize>,
+        reader: Option<Role>,
+    ) -> Result<String, Error> {
         let mut text = match format {
-            Format::Table => self.text.lines(columns),
+            Format::Table => self.text.lines(columns, reader),
             Format::Json => serde_json::to_string_pretty(&self.value)?,
             Format::Yaml => serde_saphyr::to_string(&self.value)?,
         };
@@ -144,6 +154,8 @@ pub(super) struct Streams {
     live: bool,
     /// Receives what progress lines say, in place of a terminal.
     signs: Option<Arc<Mutex<dyn Write + Send>>>,
+    /// The role of the reader, once a command has opened a context with a certificate.
+    reader: Arc<OnceLock<Role>>,
 }
 
 impl fmt::Debug for Streams {
@@ -182,7 +194,19 @@ impl Streams {
             stderr_columns: None,
             live: false,
             signs: None,
+            reader: Arc::default(),
         }
+    }
+
+    /// From now on, texts name the role for the commands that `role` does not permit.
+    pub(super) fn read_by(&self, role: Role) {
+        // A command acts as one user.
+        let _first = self.reader.set(role);
+    }
+
+    /// The role of the reader, if it is known.
+    fn reader(&self) -> Option<Role> {
+        self.reader.get().copied()
     }
 
     /// The same, with `answers` as the typed lines.
@@ -243,9 +267,10 @@ impl Streams {
     /// Writes to standard error; lines fit into its terminal. An error of that write is
     /// ignored.
     pub(super) fn stderr(&self, text: &str) {
+        let text = rights::told(text, self.reader());
         let text = match self.stderr_columns {
-            Some(columns) => fit(text, columns),
-            None => text.to_owned(),
+            Some(columns) => fit(&text, columns),
+            None => text,
         };
         let mut stderr = self.stderr.lock().unwrap_or_else(PoisonError::into_inner);
         let _lost = stderr.write_all(text.as_bytes());
@@ -272,7 +297,8 @@ pub(super) struct Out {
 impl Out {
     /// Prints the document of a command.
     pub(super) fn print(&self, document: &Document) -> Result<(), Error> {
-        self.raw(document.render_in(self.format, self.streams.columns)?.as_bytes())
+        let Streams { columns, .. } = self.streams;
+        self.raw(document.render_in(self.format, columns, self.streams.reader())?.as_bytes())
     }
 
     /// Writes raw bytes, for output that is neither table nor document.
@@ -286,9 +312,15 @@ impl Out {
             Format::Table => self.print(document),
             Format::Json => self.raw(format!("{}\n", document.value).as_bytes()),
             Format::Yaml => {
-                self.raw(format!("---\n{}", document.render_in(Format::Yaml, None)?).as_bytes())
+                let text = document.render_in(Format::Yaml, None, None)?;
+                self.raw(format!("---\n{text}").as_bytes())
             }
         }
+    }
+
+    /// A text with the role for each command that its reader may not type.
+    pub(super) fn told(&self, text: &str) -> String {
+        rights::told(text, self.streams.reader())
     }
 
     /// Whether a document is drawn for a person on a terminal.
@@ -299,7 +331,7 @@ impl Out {
     /// Replaces the screen of the terminal by `head` and as much of the document as fits.
     pub(super) fn redraw(&self, head: &str, document: &Document) -> Result<(), Error> {
         let (columns, rows) = self.streams.size();
-        let text = document.render_in(Format::Table, columns)?;
+        let text = document.render_in(Format::Table, columns, self.streams.reader())?;
         let head: String = clean(head).chars().take(columns.unwrap_or(usize::MAX)).collect();
         let lines: Vec<&str> = text.lines().collect();
         // Below the head and an empty line; the cursor has the last row.

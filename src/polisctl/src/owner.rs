@@ -11,8 +11,9 @@ use polis_wire::identity::Fingerprint;
 /// Commands about the owner's key.
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
-    /// Make the key of a cluster's owner.
+    /// Make the key of a cluster's owner, or of another user.
     ///
+    /// Another user keeps the key, and gives the public half to an owner for `user create`.
     /// Ed25519 in PKCS#8 and PEM, mode 0600, with the public half beside it. An existing
     /// key is never overwritten.
     Create {

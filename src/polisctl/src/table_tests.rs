@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 use ed25519_dalek::SigningKey;
 
 use super::loopback::{Cluster, NODE, RECOVERY_KEY};
+use super::rights;
 use super::testing::{Ended, World, closed_port};
 use super::update::tests::bundle;
+use polis_wire::rpc::Role;
 use polis_wire::rpc::testing::node_id;
 
 /// What a command needs, and what it prints.
@@ -519,6 +521,30 @@ fn every_command_that_changes_the_cluster_has_a_dry_run_that_does_not() {
         }
     }
     assert!(changing > 10, "only {changing} change something");
+}
+
+#[test]
+fn every_command_is_refused_to_the_roles_below_the_one_that_the_access_table_names() {
+    let mut faults = Faults::default();
+    let mut refused = 0;
+    for role in [Role::Viewer, Role::Operator, Role::Owner] {
+        let (world, cluster) = prepared();
+        cluster.lets_in_as(&world, role);
+        for (path, arguments, kind, _) in CASES {
+            // The holder of the owner's key becomes the user of a new context by it.
+            if matches!(kind, Kind::Local | Kind::Screen) || *path == "cluster take-ownership" {
+                continue;
+            }
+            let ended = run(&world, None, &line(path, arguments, &cluster));
+            let is_refused = ended.stderr.contains("this call needs the certificate of");
+            let is_right = is_refused == (ended.status != 0);
+            let what = format!("{path} as {role}");
+            faults.expect(is_right && is_refused != rights::permits(role, path), &what, &ended);
+            refused += usize::from(is_refused);
+        }
+    }
+    faults.none();
+    assert!(refused > 20, "only {refused} were refused");
 }
 
 #[test]

@@ -14,6 +14,32 @@ pub(super) fn clean(text: &str) -> String {
         .collect()
 }
 
+/// What TLS calls the refusals of the other end, and what they mean. rustls prints the names.
+const ALERTS: [(&str, &str); 7] = [
+    (
+        "HandshakeFailure",
+        "the other end ended the handshake: it is starting, or its certificate is changing",
+    ),
+    ("InternalError", "the other end ended the handshake: it is starting, or has a fault"),
+    ("AccessDenied", "the other end has no certificate yet: it is starting"),
+    ("UnknownCA", "the other end does not accept this certificate: it belongs to another cluster"),
+    ("CertificateUnknown", "the other end does not accept this certificate"),
+    ("CertificateRevoked", "the other end rejects this certificate: it was revoked"),
+    ("CertificateExpired", "the other end rejects this certificate: it has ended, by its clock"),
+];
+
+/// The words before the name of an alert.
+const ALERT: &str = "received fatal alert: ";
+
+/// A text with the meaning of an alert of TLS in place of its name.
+pub(super) fn spelled(text: &str) -> String {
+    let mut spelled = text.to_owned();
+    for (name, meaning) in ALERTS {
+        spelled = spelled.replace(&format!("{ALERT}{name}"), meaning);
+    }
+    spelled
+}
+
 /// The same for a text of several lines, which stay.
 pub(super) fn clean_lines(text: &str) -> String {
     text.lines().map(clean).collect::<Vec<_>>().join("\n")
@@ -128,6 +154,18 @@ mod tests {
         assert_eq!(fit("name  a\n      0123456789", 12), "name  a\n  0123456789");
         assert_eq!(fit("name  0123456789", 12), "name\n  0123456789");
         assert_eq!(fit("\u{1b}[31mred\u{1b}[0m one", 7), "\u{1b}[31mred\u{1b}[0m one");
+    }
+
+    #[test]
+    fn an_alert_of_tls_is_in_words() {
+        let raw = "transport error: received fatal alert: HandshakeFailure";
+        let text = spelled(raw);
+        assert!(text.starts_with("transport error: the other end ended the handshake"), "{text}");
+        assert!(!ALERTS.iter().any(|(name, _)| text.contains(name)), "{text}");
+        assert_eq!(
+            spelled("received fatal alert: DecodeError"),
+            "received fatal alert: DecodeError"
+        );
     }
 
     proptest! {

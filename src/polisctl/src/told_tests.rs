@@ -1,5 +1,5 @@
 //! Every command that a message, a screen or an error tells a person to type: in which
-//! situation it is told, and which test types it there.
+//! situation and to whom it is told, and which test types it there.
 //!
 //! The commands are found in the sources, so one that is added without a situation fails.
 //! Those that `polisctl` tells by itself are read from its output here, and typed.
@@ -8,12 +8,33 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::loopback::{Cluster, NODE};
+use super::rights;
 use super::testing::{World, closed_port};
+use polis_tui::ratatui::buffer::Buffer;
+use polis_tui::ratatui::layout::Rect;
+use polis_tui::{Page, Snapshot, View, samples};
+use polis_wire::rpc::Role;
 use polis_wire::rpc::testing::node_id;
 
 /// A command as it is told, with `_` for what a person or the program fills in; when it is
-/// told; the tests that type it then.
-type Told = (&'static str, &'static str, &'static [&'static str]);
+/// told, and to which readers; the tests that type it then.
+type Told = (&'static str, &'static str, &'static [Reader], &'static [&'static str]);
+
+/// Who reads a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reader {
+    /// A person at a machine, at its log, or without a certificate: their role is not known.
+    Local,
+    /// A user of `polisctl`, with at least the role for the command that prints the text.
+    User(Role),
+}
+
+const LOCAL: &[Reader] = &[Reader::Local];
+const USERS: &[Reader] = &[Reader::User(Role::Viewer)];
+const OPERATORS: &[Reader] = &[Reader::User(Role::Operator)];
+const OWNERS: &[Reader] = &[Reader::User(Role::Owner)];
+const ALL: &[Reader] = &[Reader::Local, Reader::User(Role::Viewer)];
+const ROLES: [Role; 3] = [Role::Viewer, Role::Operator, Role::Owner];
 
 const NO_CONTEXT: &str = "without_a_context_the_told_commands_lead_to_one";
 const BAD_CONTEXT: &str = "a_context_that_cannot_be_used_tells_what_mends_it";
@@ -21,6 +42,7 @@ const KEYS: &str = "a_recovery_key_tells_the_command_for_the_next_step";
 const NO_SUCH: &str = "what_is_not_there_is_found_by_the_told_command";
 const STATUS: &str = "each_command_of_the_state_of_a_cluster_works_while_it_is_shown";
 const INVITED: &str = "a_new_user_comes_in_by_the_told_command";
+const DETOURS: &str = "the_detours_of_a_context_are_shown_and_removed";
 const NO_KEY: &str = "without_an_owner_key_the_told_command_makes_one";
 const NO_CONTROLLER: &str = "without_a_controller_the_told_command_gives_a_node_the_role";
 const WATCHED: &str = "an_outage_is_shown_and_does_not_end_a_watch_and_a_first_failure_does";
@@ -46,63 +68,104 @@ const REGISTRY: &str = "a_registry_is_set_listed_and_deleted";
 const WORKLOADS: &str = "a_demo_answers_by_its_name_and_its_pods_end_with_the_machine";
 
 const TOLD: &[Told] = &[
-    ("--context _ cluster take-ownership", "a context without a certificate", &[BAD_CONTEXT]),
-    ("--endpoint _ cluster take-ownership", "no context", &[NO_CONTEXT]),
+    (
+        "--context _ cluster take-ownership",
+        "a context without a certificate",
+        LOCAL,
+        &[BAD_CONTEXT],
+    ),
+    ("--endpoint _ cluster take-ownership", "no context", LOCAL, &[NO_CONTEXT]),
     (
         "--endpoint _ cluster take-ownership --fingerprint _",
         "page Boot of a cluster without an owner",
+        LOCAL,
         &[OWNS],
     ),
-    ("cluster registry set _", "a pull of an image that failed", &[REGISTRY]),
-    ("cluster status", "no terminal; a wait that ended; a departure", &[OPERATES]),
-    ("cluster take-ownership", "a call without a certificate", &[BAD_CONTEXT, OWNS]),
-    ("cluster ticket", "parameters without a ticket", &[OPERATES]),
-    ("cluster ticket rotate", "a machine was deleted before it committed", &[OPERATES]),
-    ("cluster wait", "no leader", &[OPERATES]),
-    ("context import _ --key FILE", "a new user", &[INVITED]),
-    ("context remove _", "a damaged context", &[BAD_CONTEXT]),
-    ("context set _ --key FILE", "the key of another certificate", &[BAD_CONTEXT]),
-    ("context use NAME", "no context in use", &[NO_CONTEXT]),
-    ("etcd members", "a member that has no quorum", &[OUTAGE, OPERATED]),
-    ("etcd snapshot", "guru 0801: most voters lost their data", &[LOST]),
-    ("etcd status", "the store is full", &[WATCHED]),
-    ("kubernetes kubeconfig", "a caller without a certificate on port 6444", &[KUBECTL]),
-    ("kubernetes status", "no API server is ready", &[PARTS]),
-    ("node approve _", "a machine that waits: its screen, F2, the dashboard", &[STATUS, THREE]),
-    ("node decommission NODE", "a member is to be deleted", &[THREE]),
-    ("node decommission _", "parameters that wipe a member", &[WIPES, THREE]),
-    ("node delete", "guru 0801: a voter lost its log", &[REPLACED]),
-    ("node delete NODE --force", "one of three is dead, another is to leave", &[REPLACED]),
-    ("node delete _ --force", "a node whose heartbeat is overdue", &[STATUS, REPLACED]),
-    ("node list", "an unknown node; the words of a waiting machine", &[NO_SUCH]),
-    ("node logs", "a claim whose volume cannot be made", &[OPERATED]),
-    ("node logs NODE --name consensus.etcd", "etcd is too slow", &[OPERATED]),
-    ("node name NODE --remove", "the name of another node", &[NAMED]),
-    ("node recovery-key _", "F1 while a key is not saved", &[KEYS]),
-    ("node recovery-key forget _", "a key that was shown", &[KEYS]),
-    ("node recovery-key show", "the log of a node whose key is not saved", &[KEYS]),
-    ("node recovery-key show _", "an unsaved key in the state of the cluster", &[KEYS, STATUS]),
-    ("node reset _", "parameters that wipe a member", &[WIPES, RESET]),
-    ("node roles NODE --add consensus-member", "the last voter is to go", &[THREE]),
-    ("node roles NODE --add kubernetes-controller", "no controller", &[NO_CONTROLLER]),
-    ("node roles _ --add consensus-member", "page etcd of a single voter", &[THREE]),
-    ("node roles _ --add _", "page Workloads of a node without a role", &[WORKLOADS]),
-    ("node roles _ --remove _", "page Workloads of a node that cannot serve", &[WORKLOADS]),
-    ("node roles _ --remove consensus-member", "a voter that is to be wiped", &[THREE]),
-    ("node services _", "an unknown name of a log", &[NO_SUCH]),
-    ("node status NODE --at HOST", "no leader", &[AT]),
-    ("node unlock NODE --at ADDRESS_", "a machine that waits for its key", &[ATTENDED]),
-    ("owner create", "no key of an owner", &[NO_KEY]),
-    ("owner create -o FILE", "the key of another user", &[OPERATES]),
-    ("parameters bootstrap", "guru 0601, 0606", &[WRITTEN]),
-    ("parameters bootstrap --storage", "guru 0712: a snapshot of another policy", &[WRITTEN]),
-    ("parameters register", "guru 0711: a removed node", &[OPERATES]),
-    ("parameters register --wipes", "guru 0711: a removed node", &[WIPES]),
-    ("parameters register --wipes _", "guru 0714: the disk of a removed node", &[WIPES]),
-    ("parameters register --wipes _ -o FILE", "a machine that cannot be reset", &[WIPES]),
-    ("user create", "a user without a certificate", &[OPERATES]),
-    ("user create NAME --role owner", "the last owner", &[OPERATES]),
-    ("user list", "a role that may not", &[OPERATES]),
+    ("cluster registry set _", "a pull of an image that failed", USERS, &[REGISTRY]),
+    ("cluster status", "no terminal; a wait that ended; a departure", USERS, &[OPERATES]),
+    ("cluster take-ownership", "a call without a certificate", USERS, &[BAD_CONTEXT, OWNS]),
+    ("cluster ticket", "parameters without a ticket", LOCAL, &[OPERATES]),
+    ("cluster ticket rotate", "a machine was deleted before it committed", OPERATORS, &[OPERATES]),
+    ("cluster wait", "no leader", USERS, &[OPERATES]),
+    ("context import _ --key FILE", "a new user", OWNERS, &[INVITED]),
+    ("context import ann.json --key ann.key", "the help of user create", LOCAL, &[INVITED]),
+    ("context remove _", "a damaged context", LOCAL, &[BAD_CONTEXT]),
+    ("context set _ --key FILE", "the key of another certificate", USERS, &[BAD_CONTEXT]),
+    ("context show _", "a detour that is not there", USERS, &[DETOURS]),
+    ("context use NAME", "no context in use", LOCAL, &[NO_CONTEXT]),
+    ("etcd members", "a member that has no quorum", LOCAL, &[OUTAGE, OPERATED]),
+    ("etcd snapshot", "guru 0801: most voters lost their data", LOCAL, &[LOST]),
+    ("etcd status", "the store is full", USERS, &[WATCHED]),
+    ("key create -o FILE", "a new user without a key", USERS, &[INVITED]),
+    ("key create -o ann.key", "the help of user create", LOCAL, &[INVITED]),
+    ("kubernetes kubeconfig", "a caller without a certificate on port 6444", LOCAL, &[KUBECTL]),
+    ("kubernetes status", "no API server is ready", USERS, &[PARTS]),
+    (
+        "node approve _",
+        "a machine that waits: its screen, F2, the dashboard",
+        ALL,
+        &[STATUS, THREE],
+    ),
+    ("node decommission NODE", "a member is to be deleted", OPERATORS, &[THREE]),
+    ("node decommission _", "parameters that wipe a member", OPERATORS, &[WIPES, THREE]),
+    ("node delete", "guru 0801: a voter lost its log", LOCAL, &[REPLACED]),
+    (
+        "node delete NODE --force",
+        "one of three is dead, another is to leave",
+        OPERATORS,
+        &[REPLACED],
+    ),
+    ("node delete _ --force", "a node whose heartbeat is overdue", ALL, &[STATUS, REPLACED]),
+    ("node list", "an unknown node; the words of a waiting machine", USERS, &[NO_SUCH]),
+    ("node logs", "a claim whose volume cannot be made", LOCAL, &[OPERATED]),
+    ("node logs NODE --name consensus.etcd", "etcd is too slow", LOCAL, &[OPERATED]),
+    ("node name NODE --remove", "the name of another node", OPERATORS, &[NAMED]),
+    ("node recovery-key _", "F1 while a key is not saved", LOCAL, &[KEYS]),
+    ("node recovery-key forget _", "a key that was shown", OWNERS, &[KEYS]),
+    ("node recovery-key show", "the log of a node whose key is not saved", LOCAL, &[KEYS]),
+    (
+        "node recovery-key show _",
+        "an unsaved key in the state of the cluster",
+        USERS,
+        &[KEYS, STATUS],
+    ),
+    ("node reset _", "parameters that wipe a member", OPERATORS, &[WIPES, RESET]),
+    ("node roles NODE --add consensus-member", "the last voter is to go", OPERATORS, &[THREE]),
+    ("node roles NODE --add kubernetes-controller", "no controller", USERS, &[NO_CONTROLLER]),
+    ("node roles _ --add consensus-member", "page etcd of a single voter", LOCAL, &[THREE]),
+    ("node roles _ --add _", "page Workloads of a node without a role", LOCAL, &[WORKLOADS]),
+    ("node roles _ --remove _", "page Workloads of a node that cannot serve", LOCAL, &[WORKLOADS]),
+    (
+        "node roles _ --remove consensus-member",
+        "a voter that is to be wiped; a former voter",
+        ALL,
+        &[THREE, STATUS],
+    ),
+    ("node services _", "an unknown name of a log", USERS, &[NO_SUCH]),
+    ("node status NODE --at HOST", "no leader", USERS, &[AT]),
+    ("node unlock NODE --at ADDRESS_", "a machine that waits for its key", LOCAL, &[ATTENDED]),
+    ("owner create", "no key of an owner", LOCAL, &[NO_KEY]),
+    ("owner create -o FILE", "the key of another user", OWNERS, &[OPERATES]),
+    ("parameters bootstrap", "guru 0601, 0606", LOCAL, &[WRITTEN]),
+    (
+        "parameters bootstrap --storage",
+        "guru 0712: a snapshot of another policy",
+        LOCAL,
+        &[WRITTEN],
+    ),
+    ("parameters register", "guru 0711: a removed node; a former voter", ALL, &[OPERATES, STATUS]),
+    ("parameters register --wipes", "guru 0711: a removed node", ALL, &[WIPES]),
+    ("parameters register --wipes _", "guru 0714: the disk of a removed node", LOCAL, &[WIPES]),
+    ("parameters register --wipes _ -o FILE", "a machine that cannot be reset", OWNERS, &[WIPES]),
+    ("user create", "a user without a certificate", USERS, &[OPERATES]),
+    (
+        "user create ann --role operator --key ann.pub -o ann.json",
+        "the help of user create",
+        LOCAL,
+        &[INVITED],
+    ),
+    ("user create NAME --role owner", "the last owner", OWNERS, &[OPERATES]),
+    ("user list", "a role that may not", USERS, &[OPERATES]),
 ];
 
 /// Sources that tell commands to programs, or show them as samples.
@@ -190,8 +253,9 @@ fn every_told_command_has_a_situation_and_a_test_that_types_it_there() {
         let words = command.split(' ').filter(|word| word.starts_with(char::is_lowercase));
         words.take(2).map(str::to_owned).collect()
     };
-    for (command, situation, shown_by) in TOLD {
+    for (command, situation, readers, shown_by) in TOLD {
         assert!(!situation.is_empty() && !shown_by.is_empty(), "{command}");
+        assert!(!readers.is_empty(), "{command}");
         for test in *shown_by {
             let at = |(_, text): &&(PathBuf, String)| text.contains(&format!("fn {test}("));
             let Some((_, text)) = tests.iter().find(at) else {
@@ -323,8 +387,14 @@ fn each_command_of_the_state_of_a_cluster_works_while_it_is_shown() {
     for columns in [80, 120] {
         let shown = world.run_in(columns, &["cluster", "status"]);
         assert_eq!(shown.status, 0, "{}", shown.stderr);
-        let told = follow(&world, &shown.stdout, |command| Some(command.to_owned()));
-        let wanted = ["node delete polis-", "node approve polis-", "node recovery-key show polis-"];
+        let told = follow(&world, &shown.stdout, |command| Some(completed(command)));
+        let wanted = [
+            "node delete polis-",
+            "node approve polis-",
+            "node recovery-key show polis-",
+            "node roles polis-",
+            "parameters register",
+        ];
         for wanted in wanted {
             assert!(told.iter().any(|told| told.starts_with(wanted)), "{wanted}: {told:?}");
         }
@@ -339,6 +409,15 @@ fn each_command_of_the_state_of_a_cluster_works_while_it_is_shown() {
 fn a_new_user_comes_in_by_the_told_command() {
     let world = World::new();
     let cluster = Cluster::new(&world);
+    let without = ["user", "create", "ann", "--role", "viewer", "--key", "@ann.pub"];
+    let refused = world.refuses(&[&without[..], &["-o", "@ann.json"]].concat());
+    let told = follow(&world, &refused, |command| Some(command.replace("FILE", "@ann.key")));
+    assert_eq!(told, ["key create -o FILE"]);
+    assert!(world.path("ann.pub").exists(), "the half that the owner gets");
+    let help = world.runs(&["user", "create", "--help"]);
+    for step in ["key create -o ann.key", "user create ann", "context import ann.json"] {
+        assert!(help.contains(&format!("polisctl {step}")), "{help}");
+    }
     let create = ["user", "create", "ann", "--role", "viewer", "--key", "@owner.key"];
     let created = world.runs(&[&create[..], &["-o", "@ann.json"]].concat());
     let told = follow(&world, &created, |command| Some(command.replace("FILE", "@owner.key")));
@@ -365,4 +444,168 @@ fn without_a_controller_the_told_command_gives_a_node_the_role() {
     let told = follow(&world, &refused, |command| Some(command.replace("NODE", &id)));
     assert_eq!(told, ["node roles NODE --add kubernetes-controller"]);
     assert_eq!(cluster.asked(), ["UpdateNodeRoles"]);
+}
+
+/// A command with what a person adds: where the node is, since the cluster of the test has no
+/// directory, and a file.
+fn completed(command: &str) -> String {
+    match command {
+        "parameters register" => {
+            format!("{command} --node {}=192.0.2.1 -o @{}", node_id(NODE), "joins.pb")
+        }
+        command => command.to_owned(),
+    }
+}
+
+/// The commands of an output, in back quotes, and whether each names the role that may type it.
+fn marked(output: &str) -> Vec<(String, bool)> {
+    let text = output.split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut found = Vec::new();
+    for (at, name) in text.match_indices("`polisctl ") {
+        let Some((command, after)) = text[at + name.len()..].split_once('`') else { continue };
+        let is_marked = ROLES.iter().any(|role| match rights::mark(*role) {
+            "" => false,
+            mark => after.starts_with(mark),
+        });
+        found.push((command.to_owned(), is_marked));
+    }
+    found
+}
+
+#[test]
+fn each_reader_of_a_told_command_may_type_it_or_reads_who_may() {
+    let (mut situations, mut others) = (0, 0);
+    for (command, situation, readers, _) in TOLD {
+        for reader in *readers {
+            let Reader::User(least) = *reader else {
+                situations += 1;
+                continue;
+            };
+            for role in ROLES.into_iter().filter(|role| *role >= least) {
+                situations += 1;
+                let shown = rights::told(&format!("see `polisctl {command}`"), Some(role));
+                let told = marked(&shown);
+                let is_other = !rights::permits(role, command);
+                assert_eq!(told, [((*command).to_owned(), is_other)], "{situation}, {role}");
+                others += usize::from(is_other);
+            }
+        }
+    }
+    assert!(situations > TOLD.len() && others > 5, "{situations} situations, {others} marked");
+}
+
+/// Outputs that tell commands, with a node that is late, one that waits, unsaved recovery keys
+/// and no controller of Kubernetes. `LATE` is the first, `NEW` the second; `HERE` is well.
+const TELLING: [&[&str]; 8] = [
+    &["cluster", "status"],
+    &["node", "describe", "LATE"],
+    &["node", "describe", "NEW"],
+    &["node", "describe", "ffff"],
+    &["kubernetes", "kubeconfig", "-o", "@kubeconfig"],
+    &["parameters", "register", "--wipes", "HERE", "-o", "@node.pb"],
+    &["node", "recovery-key", "LATE"],
+    &["cluster", "ticket", "rotate", "--yes"],
+];
+
+#[test]
+fn what_each_role_is_told_works_for_it_or_names_the_role_for_which_it_works() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let (_bound, closed) = closed_port();
+    cluster.has_a_crowd(&world, &closed);
+    let (here, late, new) =
+        (node_id(NODE).to_string(), node_id(2).to_string(), node_id(4).to_string());
+    let (mut own, mut of_others) = (BTreeSet::new(), BTreeSet::new());
+    for role in ROLES {
+        cluster.lets_in_as(&world, role);
+        let mut told = BTreeSet::new();
+        for line in TELLING {
+            let filled: Vec<&str> = line
+                .iter()
+                .map(|word| match *word {
+                    "HERE" => &*here,
+                    "LATE" => &*late,
+                    "NEW" => &*new,
+                    word => word,
+                })
+                .collect();
+            for columns in [80, 120] {
+                let shown = world.run_in(columns, &filled);
+                told.extend(marked(&format!("{} {}", shown.stdout, shown.stderr)));
+            }
+            // What a user may not do has the same mark in the output without a terminal.
+            let shown = world.run(&filled);
+            told.extend(marked(&format!("{} {}", shown.stdout, shown.stderr)));
+        }
+        for (command, is_marked) in told {
+            // A person names the node, and has saved the key that is to be forgotten.
+            let typed = completed(&command.replace("NODE", &here));
+            let key = polis_base::recovery::form::write(&super::loopback::RECOVERY_KEY);
+            super::contexts::write(&world.path("saved"), key.as_bytes()).unwrap();
+            let saved: &[&str] = match typed.starts_with("node recovery-key forget") {
+                true => &["--recovery-key-file", "@saved"],
+                false => &[],
+            };
+            let words: Vec<&str> = typed.split(' ').chain(saved.iter().copied()).collect();
+            let ended = world.asks(&words, "yes\n");
+            let is_refused = ended.stderr.contains("this call needs the certificate of");
+            assert_eq!(is_refused, is_marked, "{role}: {command}\n{}", ended.stderr);
+            match is_marked {
+                true => {
+                    of_others.insert((role.as_str(), rights::least_role(&command)));
+                    cluster.lets_in_as(&world, rights::least_role(&command).unwrap());
+                    let ended = world.asks(&words, "yes\n");
+                    assert_eq!(ended.status, 0, "{command}\n{}", ended.stderr);
+                    cluster.lets_in_as(&world, role);
+                }
+                false => {
+                    own.insert(role.as_str());
+                }
+            }
+        }
+    }
+    assert_eq!(own.len(), ROLES.len(), "{own:?}");
+    let expected = [
+        ("operator", Some(Role::Owner)),
+        ("viewer", Some(Role::Operator)),
+        ("viewer", Some(Role::Owner)),
+    ];
+    assert_eq!(of_others, BTreeSet::from(expected));
+}
+
+/// The text of a page of the console, large enough for all of it.
+fn page(page: Page, snapshot: &Snapshot) -> String {
+    let (columns, rows) = (120, 400);
+    let mut view = View::new(columns, rows);
+    view.key(page.key(), snapshot);
+    let mut buffer = Buffer::empty(Rect::new(0, 0, columns, rows));
+    polis_tui::render(snapshot, &view, &mut buffer);
+    let rows = buffer.content.chunks(usize::from(columns));
+    let row = |cells: &[polis_tui::ratatui::buffer::Cell]| {
+        cells.iter().map(|cell| cell.symbol()).collect::<String>().trim_end().to_owned()
+    };
+    rows.map(row).collect::<Vec<_>>().join("\n")
+}
+
+/// So many lines above a command may say who types it.
+const LEAD: usize = 5;
+
+#[test]
+fn the_console_whose_reader_is_unknown_names_the_role_for_each_command() {
+    let mut seen = BTreeSet::new();
+    for (name, snapshot) in samples::all() {
+        for shown in Page::ALL {
+            let text = page(shown, &snapshot);
+            let lines: Vec<&str> = text.lines().collect();
+            for (at, line) in lines.iter().enumerate() {
+                let Some((_, command)) = line.split_once("► polisctl ") else { continue };
+                let Some(least) = rights::least_role(command) else { continue };
+                let lead = lines[at.saturating_sub(LEAD)..at].join(" ").to_lowercase();
+                assert!(lead.contains(least.as_str()), "{name}: {command}: no {least} in {lead}");
+                seen.insert(filled(command).split(' ').take(2).collect::<Vec<_>>().join(" "));
+            }
+        }
+    }
+    let wanted = ["node approve", "node delete", "node recovery-key", "node roles"];
+    assert_eq!(seen, BTreeSet::from(wanted.map(str::to_owned)));
 }

@@ -26,12 +26,22 @@ use polis_base::hex;
 use polis_wire::pki::{self, Facts};
 use polis_wire::rpc::client::Repeat;
 
+/// The way of a new user, for the help of `create`.
+const STEPS: &str = "A new user, here ann, takes three steps:\n  \
+    1. ann, who keeps ann.key and gives ann.pub to an owner:\n     \
+       polisctl key create -o ann.key\n  \
+    2. an owner, who gives ann.json to ann:\n     \
+       polisctl user create ann --role operator --key ann.pub -o ann.json\n  \
+    3. ann:\n     \
+       polisctl context import ann.json --key ann.key";
+
 /// Commands about users.
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
     /// Make a user or renew its certificate, and write a file for its context.
     #[command(
-        override_usage = "polisctl user create <NAME> --role <ROLE> --key <FILE> --out <FILE>"
+        override_usage = "polisctl user create <NAME> --role <ROLE> --key <FILE> --out <FILE>",
+        after_help = STEPS
     )]
     Create {
         /// 1 to 64 of a-z, 0-9, dot and dash.
@@ -39,7 +49,7 @@ pub(super) enum Command {
         /// Its role.
         #[arg(long, value_enum)]
         role: Role,
-        /// The user's public key, which `owner create` makes.
+        /// The user's public key, which the user makes with `key create`.
         #[arg(long, value_name = "FILE")]
         key: PathBuf,
         /// The file for `context import`, which contains no secret.
@@ -173,7 +183,9 @@ async fn create(
     out: &Path,
     global: &Global,
 ) -> Result<(), Error> {
-    let public_key = key::read_public(key, &global.passphrase)?;
+    let public_key = key::read_public(key, &global.passphrase).help(|| {
+        format!("{name} makes a key with `polisctl key create -o FILE`, and gives you FILE.pub")
+    })?;
     let session = Session::open(global).await?;
     let info = session.cluster_info().await?;
     let request = v1::CreateUserRequest {

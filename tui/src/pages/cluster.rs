@@ -93,7 +93,8 @@ fn identity(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
     lines.extend(fact("name", node));
     lines.extend(header.words.iter().flat_map(|words| fact("fingerprint", words)));
     if header.cluster == Cluster::Foreign {
-        let text = "Compare the fingerprint with the output of this command, then approve:";
+        let text = "An operator compares the fingerprint with the output of this command, and \
+                    approves:";
         lines.push(blank());
         lines.extend(note(Mark::Attention, text, width));
         lines.extend(command(&format!("polisctl node approve {node}"), width));
@@ -310,6 +311,8 @@ fn rows(
         None => node.id.clone(),
     };
     let etcd = match node.etcd {
+        // Its member is one of another etcd.
+        None if node.former_voter => "former",
         // It has the role, and etcd has not added it yet.
         None if has_part(node) && seen.etcd => "joining",
         // A node without a member of its own does not receive which of them vote.
@@ -347,15 +350,25 @@ fn rows(
             );
         }
     }
-    // A node that is cut off itself cannot say that another is dead.
-    if mark == Mark::Bad && !seen.stale {
-        let text = "switch it on, or check its network; if its machine is lost, delete the node:";
+    if node.former_voter {
+        let text = "voted in the cluster of before the snapshot, and does not come back by itself; \
+                    if its disk is lost, an operator deletes the node:";
+        lines.extend(hanging(INDENT, "", ATTENTION, text, width));
+        lines.extend(command(&format!("polisctl node delete {} --force", node.id), width));
+        let text = "if its disk is whole, an operator takes the role away, and the node joins:";
+        lines.extend(hanging(INDENT, "", ATTENTION, text, width));
+        let text = format!("polisctl node roles {} --remove consensus-member", node.id);
+        lines.extend(command(&text, width));
+    } else if mark == Mark::Bad && !seen.stale {
+        // A node that is cut off itself cannot say that another is dead.
+        let text = "switch it on, or check its network; if its machine is lost, an operator \
+                    deletes the node:";
         lines.extend(hanging(INDENT, "", ATTENTION, text, width));
         lines.extend(command(&format!("polisctl node delete {} --force", node.id), width));
     }
     if node.state == NodeState::New {
         let words = node.words.as_deref().unwrap_or("its screen");
-        let text = format!("compare \"{words}\" with its screen, then approve it:");
+        let text = format!("an operator compares \"{words}\" with its screen, and approves it:");
         lines.extend(hanging(INDENT, "", ATTENTION, &text, width));
         lines.extend(command(&format!("polisctl node approve {}", node.id), width));
     }

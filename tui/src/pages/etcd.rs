@@ -66,7 +66,7 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
             // The beginning of it is enough, and with it the command has one line.
             let node = snapshot.header.node.as_deref().map_or("NODE".to_owned(), short);
             head.push(blank());
-            head.extend(note(Mark::Idle, "To add one, run:", width));
+            head.extend(note(Mark::Idle, "To add one, an operator runs:", width));
             head.extend(command(
                 &format!("polisctl node roles {node} --add consensus-member"),
                 width,
@@ -88,7 +88,8 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     // Without a quorum nothing can be deleted: the headline names what helps then.
     for member in silent.filter(|it| etcd.quorum && !it.name.is_empty()).take(NAMED_MAX) {
         let text = format!(
-            "{} does not answer: switch it on, or check its network; if its machine is lost:",
+            "{} does not answer: switch it on, or check its network; if its machine is lost, \
+             an operator runs:",
             short(&member.name)
         );
         body.extend(note(Mark::Attention, &text, width));

@@ -119,9 +119,9 @@ fn without_role(snapshot: &Snapshot, width: usize) -> Content {
             lines.extend(command(&format!("polisctl node roles {node} --add {slug}"), width));
             lines
         };
-        let first = ("To run the controllers of Kubernetes here, run:", CONTROLLER);
+        let first = ("To run the controllers of Kubernetes here, an operator runs:", CONTROLLER);
         let roles = (!has(CONTROLLER.0)).then_some(first);
-        let roles = roles.into_iter().chain([("To run pods here, run:", WORKER)]);
+        let roles = roles.into_iter().chain([("To run pods here, an operator runs:", WORKER)]);
         body.extend(roles.flat_map(give));
     }
     Content { body, ..Content::default() }
@@ -136,11 +136,14 @@ fn own(snapshot: &Snapshot) -> String {
 fn unfit(known: &Workloads, snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
     let Some(reason) = &known.unfit else { return Vec::new() };
     let mut lines = hanging(INDENT, "└ ", ATTENTION, reason, width);
-    for (role, slug) in [CONTROLLER, WORKER] {
-        if known.roles.iter().any(|given| given == role) {
-            let text = format!("polisctl node roles {} --remove {slug}", own(snapshot));
-            lines.extend(command(&text, width));
+    let given = |(role, _): &(&str, &str)| known.roles.iter().any(|given| given == role);
+    for (at, (_, slug)) in [CONTROLLER, WORKER].into_iter().filter(given).enumerate() {
+        if at == 0 {
+            let text = "To take the role away, an operator runs:";
+            lines.extend(hanging(INDENT, "", ATTENTION, text, width));
         }
+        let text = format!("polisctl node roles {} --remove {slug}", own(snapshot));
+        lines.extend(command(&text, width));
     }
     lines
 }

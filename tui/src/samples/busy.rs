@@ -19,7 +19,9 @@ const BEGUN: u64 = 1_209_668_000;
 pub fn busy() -> Snapshot {
     let mut snapshot = ordinary();
     snapshot.warnings = vec![Warning {
-        text: "The recovery key of this machine's disk is stored only in the cluster.".to_owned(),
+        text: "The recovery key of this machine's disk is stored only in the cluster. An \
+               owner saves it:"
+            .to_owned(),
         help: Some(format!("polisctl node recovery-key {}", NODES[0])),
     }];
     if let Some(nodes) = &mut snapshot.nodes {

@@ -52,6 +52,9 @@ pub struct Node {
     pub words: Option<String>,
     /// The version of its system, if it has reported one.
     pub version: Option<String>,
+    /// Whether it voted in the cluster of before, from whose snapshot this one was founded
+    /// again.
+    pub former_voter: bool,
     /// Whether it is the curator's leader.
     pub leader: bool,
     /// Whether it is this node.

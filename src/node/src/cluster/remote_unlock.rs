@@ -93,7 +93,7 @@ impl<C: Consensus> Service<C> {
             Some((_, words)) => format!(" --fingerprint {words}"),
             None => String::new(),
         };
-        let by_hand = format!("run `polisctl node unlock NODE --at ADDRESS{words}`");
+        let by_hand = format!("an owner runs `polisctl node unlock NODE --at ADDRESS{words}`");
         let what = match &curators {
             Some(_) => format!(
                 "the key of this node's disk, which no key store of this machine has: from a \

@@ -360,8 +360,8 @@ fn warn_of(keys: &KeyStatus) {
     if keys.recovery_key_unsaved {
         warn!(
             "THE RECOVERY KEY OF THIS NODE'S DISK IS NOT SAVED YET: without it, the loss of the \
-             TPM or the EFI system partition loses all data; run `polisctl node recovery-key \
-             show`"
+             TPM or the EFI system partition loses all data; an owner saves it with `polisctl node \
+             recovery-key show`"
         );
     }
 }

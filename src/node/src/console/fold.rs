@@ -48,7 +48,8 @@ const INSECURE: &str = "The data partition is not encrypted: a person who has th
 const SHARE_ON_DISK: &str =
     "A person who takes the disk can read it: a share of its key is stored on it.";
 const SHARE_ON_DISK_HELP: &str = "use a machine with a TPM, or the cold start ATTENDED";
-const RECOVERY_KEY: &str = "The recovery key of this machine's disk is stored only in the cluster.";
+const RECOVERY_KEY: &str = "The recovery key of this machine's disk is stored only in the \
+                            cluster. An owner saves it:";
 
 const UNOWNED: &str =
     "This cluster has no owner yet. The holder of its owner's key takes ownership:";

@@ -167,6 +167,7 @@ fn fold(
             labels: node.labels.iter().map(|(key, value)| format!("{key}={value}")).collect(),
             words: words.get(id).cloned(),
             version: some(status.version),
+            former_voter: node.former_voter,
             leader: leader == Some(*id),
             own: own == Some(*id),
             id: named,

@@ -40,6 +40,7 @@ pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::No
         cluster_unlock_key: _,
         join_key: _,
         joined: _,
+        former_voter,
         name,
     } = v1::Node::clone(&known.node);
     let age = heartbeats.last(id).map(|last| Instant::now().saturating_duration_since(last));
@@ -57,6 +58,7 @@ pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::No
         registered_at,
         leaving: leaving.is_some(),
         cluster_network,
+        former_voter,
         name,
     }
 }

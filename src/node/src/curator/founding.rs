@@ -15,8 +15,9 @@ use prost::Message as _;
 use super::disk_keys::{DiskKeys, join_write};
 use super::names;
 use super::nodes::misfit;
-use super::store::{CONFIGURATION, Error, OWNER, Store, node_key};
+use super::store::{CONFIGURATION, Error, NODES, OWNER, Store, decode, node_key};
 use polis_wire::identity::{Identity, NodeName};
+use polis_wire::node_roles::is_consensus_member;
 use polis_wire::pki::{self, Guard, Write};
 
 /// The content of the founding records.
@@ -104,11 +105,28 @@ impl<S: pki::Store + Clone> Store<S> {
         let node = v1::Node { name: String::new(), ..node.clone() };
         let join = founding.disk.iter().map(|(keys, _)| join_write(&keys.join_key, founding.node));
         let writes = [Write::Put(key.clone(), node.encode_to_vec())].into_iter().chain(join);
-        let guards = vec![Guard::Absent(key.clone())];
-        match self.kv.commit(guards, writes.collect()).await.map_err(Error::Store)? {
+        let absent = Guard::Absent(key.clone());
+        let (guards, marks) = self.former_voters().await?;
+        let guards = std::iter::once(absent).chain(guards).collect();
+        match self.kv.commit(guards, writes.chain(marks).collect()).await.map_err(Error::Store)? {
             true => self.complete(founding.node).await.map(drop),
             false => Err(Error::Contended { key }),
         }
+    }
+
+    /// Marks the voters of the cluster of before: their members of etcd are not members of
+    /// the one that began with the snapshot, and do not become any by themselves.
+    async fn former_voters(&self) -> Result<(Vec<Guard>, Vec<Write>), Error> {
+        let (mut guards, mut writes) = (Vec::new(), Vec::new());
+        for (key, entry) in self.kv.list(NODES).await.map_err(Error::Store)? {
+            let node: v1::Node = decode(&key, &entry.value)?;
+            if is_consensus_member(node.roles.as_ref()) {
+                let node = v1::Node { former_voter: true, ..node };
+                guards.push(Guard::Unchanged(key.clone(), entry.revision));
+                writes.push(Write::Put(key, node.encode_to_vec()));
+            }
+        }
+        Ok((guards, writes))
     }
 }
 
@@ -163,6 +181,8 @@ mod tests {
         store.found(&again).await.unwrap();
         assert_eq!(store.complete(again.node).await.unwrap().state(), v1::NodeState::Up);
         assert_eq!(store.complete(founding(7).node).await.unwrap().state(), v1::NodeState::Up);
+        let is_former = async |key| store.complete(founding(key).node).await.unwrap().former_voter;
+        assert_eq!([is_former(7).await, is_former(8).await], [true, false]);
         let owner: v1::InitialOwner = store.read(OWNER).await.unwrap().unwrap();
         assert_eq!(owner.public_key, [1; 32]);
         // All secrets of the cluster would lie on a disk that its policy rejects.

@@ -254,7 +254,8 @@ pub fn step(node: Option<v1::Node>, request: Request) -> Result<Step, Refusal> {
                 let lost = had.kubernetes_controller.is_some() && had.consensus_member.is_some();
                 return Err(if lost { Refusal::Controls } else { Refusal::NoMember });
             }
-            v1::Node { roles: any.then_some(roles), leaving, ..node }
+            let former_voter = node.former_voter && roles.consensus_member.is_some();
+            v1::Node { roles: any.then_some(roles), leaving, former_voter, ..node }
         }
         Request::Labels { set, remove } => {
             if state == NodeState::Decommissioned {
@@ -280,6 +281,7 @@ pub fn step(node: Option<v1::Node>, request: Request) -> Result<Step, Refusal> {
         Request::Decommission => match state {
             NodeState::Up | NodeState::Decommissioned => v1::Node {
                 roles: None,
+                former_voter: false,
                 cluster_unlock_key: Vec::new(),
                 recovery_key: Vec::new(),
                 ..with_state(node, NodeState::Decommissioned)

@@ -125,6 +125,19 @@ fn a_leaving_node_cannot_enter_etcd_and_leaving_ends_with_the_role() {
 }
 
 #[test]
+fn a_voter_of_a_former_cluster_is_one_until_it_loses_the_role() {
+    let [_, _, _, _, (_, joined), _] = columns();
+    let former = v1::Node { former_voter: true, roles: Some(consensus()), ..joined.unwrap() };
+    let given = step(Some(former.clone()), roles(consensus()));
+    assert!(matches!(given, Ok(Step::Keep(_))), "{given:?}");
+    let taken = Request::Roles { add: v1::NodeRoles::default(), remove: consensus() };
+    let Ok(Step::Put(out)) = step(Some(former), taken) else { panic!("it changes") };
+    assert!(!out.former_voter);
+    let Ok(Step::Put(back)) = step(Some(*out), roles(consensus())) else { panic!("it changes") };
+    assert!(!back.former_voter && back.roles == Some(consensus()));
+}
+
+#[test]
 fn what_an_operator_gives_a_node_that_waits_is_there_when_it_asks_again() {
     let labels = |key: &str| BTreeMap::from([(key.to_owned(), "b".to_owned())]);
     let asks = Registration { labels: labels("own"), ..registration(1) };

@@ -60,8 +60,8 @@ impl Info {
             ("nodes", nodes),
             ("CA", format!("{}\n{}", view.ca_words, view.ca_fingerprint)),
             ("storage", parameters::show::storage(&view.storage_security_policy)),
-            ("TPM", view.tpm_mode.replace('_', " ")),
-            ("cold start", view.cold_start.clone()),
+            ("TPM", parameters::show::or_default(&view.tpm_mode, "best-effort")),
+            ("cold start", parameters::show::or_default(&view.cold_start, "automatic")),
             ("directory", or_dash(&directory.collect::<Vec<_>>().join("\n"))),
         ];
         Document::new(&view, fields(&lines))
@@ -81,11 +81,11 @@ impl Info {
                 up: info.nodes_up,
                 decommissioned: info.nodes_decommissioned,
             },
-            tpm_mode: word(configuration.tpm_mode().as_str_name(), "TPM_MODE_"),
-            storage_security_policy: word(
-                configuration.storage_security_policy().as_str_name(),
-                "STORAGE_SECURITY_POLICY_",
-            ),
+            tpm_mode: word(configuration.tpm_mode().as_str_name(), "TPM_MODE_").replace('_', "-"),
+            storage_security_policy: parameters::show::policy(
+                configuration.storage_security_policy(),
+            )
+            .to_owned(),
             cold_start: word(configuration.cold_start().as_str_name(), "COLD_START_"),
             cluster_domain: domain(info),
             directory: directory

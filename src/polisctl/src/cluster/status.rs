@@ -111,11 +111,20 @@ impl Status {
 
     /// What to do about nodes whose heartbeat is overdue.
     fn overdue(&self) -> Option<String> {
-        let late = self.nodes.iter().filter(|node| node.is_late());
+        let is_meant = |node: &&View| node.is_late() && node.return_of_former_voter().is_none();
+        let late = self.nodes.iter().filter(is_meant);
         let commands: Vec<_> =
             late.map(|node| format!("`polisctl node delete {} --force`", node.id())).collect();
         (!commands.is_empty())
             .then(|| format!("switch it on; if its machine is lost:\n{}", commands.join("\n")))
+    }
+
+    /// What to do about the voters of the cluster of before a snapshot was restored.
+    fn former(&self) -> Option<String> {
+        let advice =
+            |node: &View| Some(format!("{}: {}", node.called(), node.return_of_former_voter()?));
+        let lines: Vec<_> = self.nodes.iter().filter_map(advice).collect();
+        (!lines.is_empty()).then(|| lines.join("\n"))
     }
 
     /// The nodes that wait for approval, with the command.
@@ -148,10 +157,16 @@ impl Status {
         let others: Vec<_> = nodes
             .iter()
             .filter(|(_, state)| state != "ready")
-            .map(|(node, state)| format!("{}: {state}", node.id()))
+            .map(|(node, state)| format!("{}: {state}", node.called()))
             .collect();
         let ready = format!("ready on {} of {of} nodes", of - others.len());
         (of > 0).then(|| std::iter::once(ready).chain(others).collect::<Vec<_>>().join("\n"))
+    }
+
+    /// How a sentence calls the node of an ID.
+    fn called(&self, id: &str) -> String {
+        let known = self.nodes.iter().find(|node| node.id() == id);
+        known.map_or_else(|| id.to_owned(), View::called)
     }
 
     pub(super) fn document(&self) -> Result<Document, Error> {
@@ -159,11 +174,12 @@ impl Status {
         let mut lines = vec![
             ("cluster", or_dash(&self.cluster_domain)),
             ("state", state),
-            ("leader", or_dash(&self.leader)),
+            ("leader", or_dash(&self.called(&self.leader))),
             ("etcd", self.etcd.summary()),
         ];
         lines.extend(self.kubernetes().map(|state| ("Kubernetes", state)));
         lines.extend(self.overdue().map(|advice| ("overdue", advice)));
+        lines.extend(self.former().map(|advice| ("former voter", advice)));
         lines.extend(self.waiting().map(|advice| ("waiting", advice)));
         lines.extend(self.unsaved().map(|advice| ("recovery", advice)));
         let mut text = Text::from(fields(&lines))
@@ -215,6 +231,13 @@ fn problems(
         node.state() == v1::NodeState::Up && role && !member && !node.leaving
     };
     for node in nodes.iter().filter(enters) {
+        if node.former_voter {
+            problems.push(format!(
+                "{} voted in the cluster of before the snapshot, and does not come back by itself",
+                called(node)
+            ));
+            continue;
+        }
         let advice = match node.health() {
             v1::NodeHealth::Healthy => "if this lasts, remove the role and add it again",
             v1::NodeHealth::Late | v1::NodeHealth::Unknown | v1::NodeHealth::Absent => {

@@ -93,9 +93,9 @@ fn info_says_how_to_find_and_to_trust_the_cluster() {
     nodes       2 up, 0 standby, 1 new, 0 decommissioned
     CA          scissors-lecture-lamp-unique
                 ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad
-    storage     needs encryption and authentication, by default
-    TPM         best effort
-    cold start  unspecified
+    storage     authenticated, by default
+    TPM         best-effort
+    cold start  automatic, by default
     directory   polis-01 at 192.0.2.1
     ");
     insta::assert_snapshot!(document.render(Format::Json).unwrap(), @r#"
@@ -120,7 +120,7 @@ fn info_says_how_to_find_and_to_trust_the_cluster() {
         "up": 2
       },
       "storage_security_policy": "unspecified",
-      "tpm_mode": "best_effort"
+      "tpm_mode": "best-effort"
     }
     "#);
 }
@@ -266,6 +266,34 @@ fn a_new_leader_does_not_call_healthy_nodes_never_heard_of() {
     let text = status.document().unwrap().render(Format::Table).unwrap();
     assert!(text.contains("health unknown, no heartbeat since the leader changed"), "{text}");
     assert!(!text.contains("never") && text.contains("no heartbeat yet"), "{text}");
+}
+
+#[test]
+fn a_voter_of_the_cluster_before_a_snapshot_is_not_said_to_continue_by_itself() {
+    use crate::output::Format;
+    use v1::{NodeHealth::*, NodeState::*};
+    let consensus =
+        v1::ConsensusStatus { members: consensus().members[..1].to_vec(), ..consensus() };
+    let printed = |former_voter| {
+        let second = v1::NodeInfo { former_voter, ..node(2, Up, Late) };
+        let status = Status::of(&info(), &[node(1, Up, Healthy), second], &consensus);
+        status.document().unwrap().render(Format::Table).unwrap()
+    };
+    let ordinary = printed(false);
+    assert!(ordinary.contains("continues once it is back"), "{ordinary}");
+    assert!(!ordinary.contains("former voter"), "{ordinary}");
+    let text = printed(true);
+    assert!(!text.contains("continues") && !text.contains("switch it on"), "{text}");
+    let id = id(2);
+    for wanted in [
+        &format!("{id} voted in the cluster of before the snapshot"),
+        "former voter",
+        &format!("`polisctl node delete {id} --force`"),
+        &format!("`polisctl node roles {} --remove consensus-member`", &id[..14]),
+        "`polisctl parameters register`",
+    ] {
+        assert!(text.contains(wanted), "{wanted}: {text}");
+    }
 }
 
 #[test]

@@ -21,7 +21,7 @@ pub(in crate::loopback) fn ports() -> Vec<String> {
     OTHERS.map(|seed| format!("[{}]:7839", address(seed))).into()
 }
 
-/// One node that is late, one on its way out, one that waits and one that was removed.
+/// One node that is late, one former voter on its way out, one that waits and one that was removed.
 pub(in crate::loopback) fn nodes() -> Vec<v1::NodeInfo> {
     OTHERS.into_iter().map(node).collect()
 }
@@ -57,6 +57,7 @@ fn node(seed: u8) -> v1::NodeInfo {
         roles: Some(roles),
         labels: [("topology.polis.internal/rack".to_owned(), "r".repeat(63))].into(),
         leaving: seed == 3,
+        former_voter: seed == 3,
         recovery_key_unsaved: true,
         name: name(seed),
         status: Some(status),

@@ -407,10 +407,10 @@ async fn delete(node: &str, force: bool, sure: Sure, global: &Global) -> Result<
             "cannot delete {}: it is a member of the cluster",
             called(&found)
         ))
-        .or_help(
-            "decommission it first (`polisctl node decommission NODE`), or add --force if its \
-             machine is lost",
-        ));
+        .or_help(format!(
+            "decommission it first: `polisctl node decommission {node_id}`; or, if its machine is \
+             lost, add --force"
+        )));
     }
     let effect = format!("The cluster deletes {} and revokes its certificates.", called(&found));
     if sure.of(global, &effect)? == Go::NoFurther {
@@ -457,7 +457,7 @@ fn deleted(
 }
 
 fn forgotten(node: &v1::NodeInfo) -> String {
-    let id = &node.id;
+    let id = called(node);
     match may_ask_again(node) {
         true => format!(
             "{id} is deleted; while it runs, it registers again with the same ticket; to prevent \
@@ -608,7 +608,12 @@ async fn ends(end: &End, power_off: bool, global: &Global) -> Result<(), Error> 
     let mut session = Session::prepare(global, PATIENCE)?;
     let target = session.target(Some(&end.node), end.at.at.as_ref()).await?;
     let node = session.connect(&target).await?;
-    let (name, at) = (node.node.to_string(), node.address);
+    let (id, at) = (node.node.to_string(), node.address);
+    // The certificate has the ID alone.
+    let name = match end.node.parse::<NodeName>() {
+        Ok(name) => format!("{name} ({id})"),
+        Err(_not_a_name) => id.clone(),
+    };
     let effect = match power_off {
         true => format!("{name} at {at} stops its services and powers off."),
         false => format!("{name} at {at} stops its services and reboots."),
@@ -622,7 +627,7 @@ async fn ends(end: &End, power_off: bool, global: &Global) -> Result<(), Error> 
     let mut client = NodeManagementClient::new(node.channel);
     session.within(what, client.reboot(v1::RebootRequest { power_off })).await?;
     drop(held);
-    let value = serde_json::json!({ "node": name, "power_off": power_off });
+    let value = serde_json::json!({ "node": id, "power_off": power_off });
     let text = if power_off { "powers off" } else { "reboots" };
     global.out.print(&Document::new(&value, format!("{name} {text}"))?)
 }

@@ -14,6 +14,7 @@ use polis_proto::v1::management_client::ManagementClient;
 use rand::RngExt as _;
 use zeroize::Zeroizing;
 
+use super::called;
 use crate::ask::{DryRun, Go};
 use crate::error::{Error, Explain as _};
 use crate::output::Document;
@@ -104,7 +105,8 @@ async fn forget(node: &str, file: Option<&Path>, global: &Global) -> Result<(), 
         None => return Err(Error::new("not a terminal").or_help(instead)),
     };
     let mut session = Session::open(global).await?;
-    let node_id = session.find(node).await?.id;
+    let found = session.find(node).await?;
+    let (name, node_id) = (called(&found), found.id);
     let key = read(&session, &node_id).await?;
     let knows = match saved {
         Some(saved) => *saved == *form::read(&key)?,
@@ -112,7 +114,7 @@ async fn forget(node: &str, file: Option<&Path>, global: &Global) -> Result<(), 
             let groups: Vec<&str> = key.split('-').collect();
             let number = rand::rng().random_range(0..groups.len());
             let question = format!(
-                "The cluster deletes its copy of the recovery key of {node_id} for good. Type \
+                "The cluster deletes its copy of the recovery key of {name} for good. Type \
                  group {} of {} of the saved key:",
                 number + 1,
                 groups.len()
@@ -124,7 +126,7 @@ async fn forget(node: &str, file: Option<&Path>, global: &Global) -> Result<(), 
     };
     if !knows {
         return Err(Error::new(format!(
-            "that is not the recovery key of {node_id}: the cluster keeps its copy"
+            "that is not the recovery key of {name}: the cluster keeps its copy"
         ))
         .or_help(format!("save it first: `polisctl node recovery-key show {node_id}`")));
     }
@@ -136,7 +138,7 @@ async fn forget(node: &str, file: Option<&Path>, global: &Global) -> Result<(), 
         })
         .await?;
     let value = serde_json::json!({ "node": node_id, "confirmed": true });
-    let text = format!("the cluster has deleted its copy of the recovery key of {node_id}");
+    let text = format!("the cluster has deleted its copy of the recovery key of {name}");
     global.out.print(&Document::new(&value, text)?)
 }
 

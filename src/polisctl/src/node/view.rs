@@ -13,6 +13,10 @@ use crate::{parameters, units};
 use polis_wire::identity::Fingerprint;
 use polis_wire::node_roles::Role;
 
+/// The length of an ID in a command that has no room for all of it: `polis-` and eight
+/// digits, which a command completes, or refuses if two nodes begin with them.
+const SHORT: usize = 14;
+
 /// A node, as programs read it.
 #[derive(Debug, Serialize)]
 pub(crate) struct View {
@@ -33,6 +37,10 @@ pub(crate) struct View {
     key_keeper: String,
     tpm: bool,
     recovery_key_unsaved: bool,
+    /// Whether it voted in the cluster of before, from whose snapshot this one was founded
+    /// again.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    former_voter: bool,
     /// Why it cannot carry a Kubernetes role that it has.
     #[serde(skip_serializing_if = "String::is_empty")]
     workload_fault: String,
@@ -76,6 +84,7 @@ impl View {
             heartbeat_age_ms: u64::try_from(node.heartbeat_age_ms).ok(),
             tpm: node.tpm,
             recovery_key_unsaved: node.recovery_key_unsaved,
+            former_voter: node.former_voter,
             registered_at: registered.map(units::Time),
             fingerprint: fingerprint(node).map(|f| f.to_string()).unwrap_or_default(),
             words: None,
@@ -95,9 +104,31 @@ impl View {
         }
     }
 
+    /// How a sentence calls it: by its name, where it has one, and its ID.
+    pub(crate) fn called(&self) -> String {
+        match &self.name {
+            None => self.id.clone(),
+            Some(name) => format!("{name} ({})", self.id),
+        }
+    }
+
     /// Its roles, in words.
     pub(crate) fn roles_text(&self) -> String {
         or_dash(&self.roles.join(", "))
+    }
+
+    /// How it comes back, if it voted in the cluster of before a snapshot was restored.
+    pub(crate) fn return_of_former_voter(&self) -> Option<String> {
+        let Self { id, .. } = self;
+        // With all of the ID, the command would be wider than a terminal.
+        let short: String = id.chars().take(SHORT).collect();
+        self.former_voter.then(|| {
+            format!(
+                "disk lost: `polisctl node delete {id} --force`; disk whole: boot it with parameters \
+                 of `polisctl parameters register`, then `polisctl node roles {short} --remove \
+                 consensus-member` discards its older data and lets it in"
+            )
+        })
     }
 
     /// Whether its heartbeat is overdue.
@@ -190,6 +221,7 @@ impl View {
             ("health", format!("{}; {}", self.health, self.last_heartbeat())),
             ("roles", roles),
         ];
+        lines.extend(self.return_of_former_voter().map(|advice| ("former voter", advice)));
         lines.extend(self.kubernetes().map(|state| ("Kubernetes", state)));
         lines.extend([
             ("address", or_dash(&self.address)),
@@ -245,7 +277,7 @@ pub(crate) fn nodes_table(nodes: &[View]) -> Table {
 
 /// A line for each node that cannot serve its roles.
 pub(crate) fn faults(nodes: &[View]) -> String {
-    let line = |node: &View| Some(format!("{}: {}\n", clean(&node.id), clean(node.fault()?)));
+    let line = |node: &View| Some(format!("{}: {}\n", clean(&node.called()), clean(node.fault()?)));
     nodes.iter().filter_map(line).collect()
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use polis_proto::v1;
 use serde::Serialize;
 
 use crate::error::Error;
@@ -132,17 +133,15 @@ pub(crate) fn configuration(configuration: &ClusterConfiguration) -> Configurati
         cluster_domain: configuration.domain.clone(),
         tpm_mode: match configuration.tpm {
             TpmMode::Required => "required",
-            TpmMode::BestEffort => "best_effort",
+            TpmMode::BestEffort => "best-effort",
             TpmMode::Disabled => "disabled",
         },
         storage_security_policy: match configuration.storage {
             StoragePolicy::Unspecified => "unspecified",
             StoragePolicy::Permissive => "permissive",
-            StoragePolicy::NeedsEncryption => "needs_encryption",
-            StoragePolicy::NeedsEncryptionAndAuthentication => {
-                "needs_encryption_and_authentication"
-            }
-            StoragePolicy::NeedsInsecure => "needs_insecure",
+            StoragePolicy::NeedsEncryption => "encrypted",
+            StoragePolicy::NeedsEncryptionAndAuthentication => "authenticated",
+            StoragePolicy::NeedsInsecure => "insecure",
         },
         cold_start: match configuration.cold_start {
             ColdStart::Automatic => "automatic",
@@ -151,12 +150,29 @@ pub(crate) fn configuration(configuration: &ClusterConfiguration) -> Configurati
     }
 }
 
+/// A storage policy, in the word of `--storage`.
+pub(crate) fn policy(policy: v1::cluster_configuration::StorageSecurityPolicy) -> &'static str {
+    use v1::cluster_configuration::StorageSecurityPolicy as Policy;
+    match policy {
+        Policy::Unspecified => "unspecified",
+        Policy::Permissive => "permissive",
+        Policy::NeedsEncryption => "encrypted",
+        Policy::NeedsEncryptionAndAuthentication => "authenticated",
+        Policy::NeedsInsecure => "insecure",
+    }
+}
+
+/// A setting, for people: what is unspecified has this default.
+pub(crate) fn or_default(word: &str, default: &str) -> String {
+    match word {
+        "unspecified" => format!("{default}, by default"),
+        word => word.to_owned(),
+    }
+}
+
 /// A storage policy, for people; unspecified means the strictest.
 pub(crate) fn storage(policy: &str) -> String {
-    match policy {
-        "unspecified" => "needs encryption and authentication, by default".to_owned(),
-        policy => policy.replace('_', " "),
-    }
+    or_default(policy, "authenticated")
 }
 
 impl Configuration {
@@ -164,7 +180,7 @@ impl Configuration {
     pub(crate) fn fields(&self) -> [(&'static str, String); 4] {
         [
             ("domain", self.cluster_domain.clone()),
-            ("TPM", self.tpm_mode.replace('_', " ")),
+            ("TPM", self.tpm_mode.to_owned()),
             ("storage", storage(self.storage_security_policy)),
             ("cold start", self.cold_start.to_owned()),
         ]

@@ -50,7 +50,7 @@ fn what_bootstrap_writes_is_what_show_prints() {
     owner key     d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a
     domain        home.example
     TPM           required
-    storage       needs encryption and authentication
+    storage       authenticated
     cold start    attended
     labels        example.com/role=, rack=7
     interfaces    eth0, DHCP
@@ -65,7 +65,7 @@ fn what_bootstrap_writes_is_what_show_prints() {
         "cluster_configuration": {
           "cluster_domain": "home.example",
           "cold_start": "attended",
-          "storage_security_policy": "needs_encryption_and_authentication",
+          "storage_security_policy": "authenticated",
           "tpm_mode": "required"
         },
         "labels": {
@@ -128,7 +128,7 @@ fn what_is_not_said_is_left_to_the_node() {
         cluster_domain: cluster.internal
         cold_start: automatic
         storage_security_policy: unspecified
-        tpm_mode: best_effort
+        tpm_mode: best-effort
       labels: {}
       owner_public_key: d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a
     console_tui: []

@@ -112,6 +112,9 @@ impl Session {
         })?;
         let facts = Facts::read(&certificate)
             .ok_or_else(|| Error::new(format!("the certificate of context {name} is damaged")))?;
+        if let Some(role) = facts.unit.as_deref().and_then(|unit| unit.parse().ok()) {
+            global.out.streams.read_by(role);
+        }
         if clock::now() >= facts.not_after {
             return Err(Error::new(format!(
                 "the certificate of context {name} ended on {}",
@@ -209,6 +212,11 @@ impl Session {
             }
         };
         self.out.waiting(&format!("waiting: {what}"), limited).await
+    }
+
+    /// A text with the role for each command that this user may not type.
+    pub(super) fn told(&self, text: &str) -> String {
+        self.out.told(text)
     }
 
     /// Restarts the deadline: the time that a person takes to answer a question does not

@@ -138,10 +138,10 @@ impl Rule {
         }
     }
 
-    /// Whether a viewer may make the call, too: it changes nothing and shows no secret.
+    /// The least role of a user that it serves; `None` if it asks no user for a role.
     #[must_use]
-    pub fn only_reads(&self) -> bool {
-        Role::Viewer.grants(self.access.user())
+    pub fn least_role(&self) -> Option<Role> {
+        Role::least_for(self.access.user())
     }
 
     /// The callers that are served, for messages.
@@ -153,7 +153,7 @@ impl Rule {
         if self.access.node {
             needed.push("a node's certificate".to_owned());
         }
-        match Role::least_for(self.access.user()) {
+        match self.least_role() {
             Some(Role::Owner) => needed.push("the certificate of an owner".to_owned()),
             Some(role) => needed.push(format!("the certificate of a user who is {role} or more")),
             None => {}

@@ -24,7 +24,7 @@ use super::access::Rule;
 use super::app::App;
 use super::body::{Activity, Bounded, End, Ending, Open, Outgoing, status_code};
 use super::gateway::{Exchange, Gateway, Tunnel, Upgraded};
-use super::peer::{Caller, Peer};
+use super::peer::{Caller, Peer, Role};
 use super::shared::Shared;
 use polis_base::sys::clock;
 
@@ -135,7 +135,7 @@ impl Line {
     /// Leaves in the log which user makes a call that changes something or reads a secret.
     fn record(&self, path: &str, rule: &Rule) {
         let Caller { peer, address, .. } = &self.caller;
-        if matches!(peer, Peer::User { .. }) && !rule.only_reads() {
+        if matches!(peer, Peer::User { .. }) && rule.least_role() > Some(Role::Viewer) {
             let call = path.rsplit('/').next().unwrap_or(path);
             info!(by = %peer, from = %address.ip(), "a user calls {call}");
         }

@@ -357,7 +357,7 @@ impl<S: Server> Pass<S> {
     async fn confess(&mut self, claim: &Claim, error: &Error) {
         let message = format!(
             "node {} cannot do this now, and tries again every {} s: {}; the log of the node has \
-             more (polisctl node logs)",
+             more (`polisctl node logs`)",
             self.node,
             RETRY.as_secs(),
             cause::line(error),
