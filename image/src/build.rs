@@ -361,7 +361,7 @@ impl Builder<'_> {
         self.steps.run("uki", inputs, std::slice::from_ref(&output), || {
             let read = |path: &Path| fs::read(path).at("read", path);
             let sections = [
-                Section::new(".osrel", os_release),
+                Section::new(".osrel", for_loader(os_release)),
                 Section::new(".cmdline", cmdline),
                 Section::new(".uname", self.release.as_str()),
                 Section::new(".pkgs", self.content.listing()),
@@ -453,9 +453,28 @@ fn os_release(config: &Config, image_version: &str) -> String {
     )
 }
 
+/// The `os-release` of a unified kernel image, by which systemd-boot starts the newest. It
+/// would take `IMAGE_VERSION` for the version, and it reads what follows a `-` as newer, where
+/// versions of Polis have a release that is still to come.
+fn for_loader(os_release: &str) -> String {
+    let line = |line: &str| match line.split_once('=') {
+        Some(("IMAGE_VERSION", image)) => format!("POLIS_IMAGE={image}\n"),
+        Some((key @ "VERSION_ID", version)) => format!("{key}={}\n", version.replace('-', "~")),
+        _ => format!("{line}\n"),
+    };
+    os_release.lines().map(line).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_loader_orders_by_version_and_a_candidate_comes_before_its_release() {
+        let text = "ID=polis\nVERSION_ID=1.0.0-rc.1\nIMAGE_ID=polis\nIMAGE_VERSION=ab\n";
+        let expected = "ID=polis\nVERSION_ID=1.0.0~rc.1\nIMAGE_ID=polis\nPOLIS_IMAGE=ab\n";
+        assert_eq!(for_loader(text), expected);
+    }
 
     #[test]
     fn a_lock_without_a_kernel_is_refused() {

@@ -9,7 +9,7 @@ use std::{
     path::Path,
 };
 
-use polis_bundle::{Manifest as Contents, Part, Refusal, write};
+use polis_bundle::{Manifest as Contents, Part, Refusal, SECURITY_LEVEL, write};
 use semver::Version;
 
 use crate::{
@@ -18,11 +18,9 @@ use crate::{
     layout,
     manifest::Manifest,
     signing::{ImageSigner, ReleaseKey},
+    starting,
 };
 
-/// Raised by the commit that closes a security hole which must not come back: nodes refuse
-/// what is below.
-const SECURITY_LEVEL: u32 = 1;
 /// The oldest version that a system of these sources updates: older ones keep something on
 /// the disk that it does not read.
 const UPDATES_FROM: Version = Version::new(0, 1, 0);
@@ -44,7 +42,7 @@ pub fn bundle(
     let version = Version::parse(&manifest.version)
         .map_err(|error| invalid(format!("the version {}: {error}", manifest.version)))?;
     let uki = manifest.path(&manifest.uki);
-    let kernel = signer.sign("the unified kernel image", &fs::read(&uki).at("read", &uki)?)?;
+    let kernel = starting::kernel_of(&fs::read(&uki).at("read", &uki)?, signer)?;
     let system = manifest.path(&manifest.system);
     let open = || File::open(&system).at("open", &system);
     let contents = Contents {

@@ -9,13 +9,27 @@ use crate::verity::Verity;
 pub(crate) const CMDLINE: &str = "console=tty0 console=ttyS0,115200 quiet loglevel=4 panic=30 \
     gpt cryptomgr.notests no_timer_check";
 
+/// The word for the key whose update bundles a node takes, as 64 hexadecimal digits.
+const RELEASE_KEY: &str = "polis.release-key=";
+/// What follows it in an image without keys; whoever signs puts the key in its place.
+const NO_KEY: [u8; 64] = [b'0'; 64];
+
+/// The place of the release key on a command line: where its digits begin, and how many
+/// there are. `None` where there is no place, or a key is there already.
+pub(crate) fn release_key(line: &[u8]) -> Option<std::ops::Range<usize>> {
+    let place = [RELEASE_KEY.as_bytes(), &NO_KEY].concat();
+    let start = line.windows(place.len()).position(|window| window == place)?;
+    Some(start + RELEASE_KEY.len()..start + place.len())
+}
+
 /// The kernel's command line for a system. It names neither a disk nor a partition: the same
 /// kernel image starts the same system from either system partition of any disk.
 pub(crate) fn command_line(verity: &Verity) -> String {
     let Verity { root_hash, salt, blocks } = verity;
     format!(
         "polis.verity={root_hash} polis.verity-salt={salt} polis.verity-blocks={blocks} \
-         {CMDLINE}"
+         {RELEASE_KEY}{} {CMDLINE}",
+        String::from_utf8_lossy(&NO_KEY),
     )
 }
 
@@ -30,5 +44,7 @@ mod tests {
         // COMMAND_LINE_SIZE of x86 minus the words that a person may add.
         assert!(line.len() < 1024, "{line}");
         assert!(line.ends_with("no_timer_check") && !line.contains("  "), "{line}");
+        let place = release_key(line.as_bytes()).unwrap();
+        assert_eq!(line[place], "0".repeat(64));
     }
 }

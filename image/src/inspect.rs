@@ -346,7 +346,11 @@ mod tests {
         };
         let signed = disk("signed", Some(signer.clone()));
         let found = inspect(&signed).unwrap();
-        assert_eq!(found.cmdline, manifest.cmdline);
+        // The same with the key whose bundles the node takes.
+        let release = keys().release_key().unwrap().key().verifying_key();
+        let keyed = manifest.cmdline.replace(&"0".repeat(64), &hex(release.as_bytes()));
+        assert!(keyed != manifest.cmdline);
+        assert_eq!(found.cmdline, keyed);
         let paths: Vec<_> = found.signatures.iter().map(|(path, _)| path.as_str()).collect();
         assert_eq!(paths, ["EFI/BOOT/BOOTX64.EFI", "EFI/Linux/polis-0.efi"]);
         for (path, signature) in &found.signatures {

@@ -17,6 +17,7 @@ use crate::{
     error::Result,
     esp::{self, Entry},
     signing::{Fault, ImageSigner, Signer, claimed, verify},
+    uki,
 };
 
 /// The folder in which systemd-boot looks for unified kernel images.
@@ -41,7 +42,7 @@ pub(crate) fn signed(
     signer: &ImageSigner,
 ) -> Result<Vec<Entry>> {
     let path = format!("{KERNELS}/polis-{version}.efi");
-    let kernel = signer.sign("the unified kernel image", kernel)?;
+    let kernel = kernel_of(kernel, signer)?;
     let loader = signer.sign("systemd-boot", loader)?;
     let keys = signer.enrolment().iter();
     let keys = keys.map(|(name, update)| (format!("{KEYS}/{name}"), update.clone()));
@@ -51,6 +52,13 @@ pub(crate) fn signed(
         ("loader/loader.conf".to_owned(), CONFIGURATION.into()),
     ];
     Ok(own.into_iter().chain(keys).collect())
+}
+
+/// A unified kernel image for the machines of this signer: with the key whose bundles they
+/// take, and signed.
+pub(crate) fn kernel_of(kernel: &[u8], signer: &ImageSigner) -> Result<Vec<u8>> {
+    let kernel = uki::with_release_key(kernel, signer.release())?;
+    Ok(signer.sign("the unified kernel image", &kernel)?)
 }
 
 /// The standing of a program's signature.

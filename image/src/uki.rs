@@ -22,7 +22,12 @@ use object::{
     read::pe::{ImageNtHeaders as _, ImageOptionalHeader as _, PeFile64},
 };
 
-use crate::error::{Error, Result};
+use polis_base::hex;
+
+use crate::{
+    command_line::release_key,
+    error::{Error, Result},
+};
 
 /// Length of an entry of the section table.
 const ENTRY: usize = 40;
@@ -167,6 +172,25 @@ pub(crate) fn sections(path: &Path, image: &[u8]) -> Result<Vec<Section>> {
         .collect()
 }
 
+/// A unified kernel image with this release key on its command line, which has a place for
+/// it: nothing moves.
+pub(crate) fn with_release_key(image: &[u8], key: &[u8; 32]) -> Result<Vec<u8>> {
+    let wrong = |reason: &str| Error::Uki { reason: reason.to_owned() };
+    let parsed = PeFile64::parse(image).map_err(|error| wrong(&error.to_string()))?;
+    let line = parsed.section_table().iter().find(|section| section.raw_name() == b".cmdline");
+    let (start, length) = line.ok_or_else(|| wrong("it has no command line"))?.pe_file_range();
+    let (start, length) = (usize::try_from(start), usize::try_from(length));
+    let line = start
+        .ok()
+        .zip(length.ok())
+        .and_then(|(start, length)| Some((start, image.get(start..start.checked_add(length)?)?)));
+    let (start, line) = line.ok_or_else(|| wrong("its command line is outside of it"))?;
+    let place = release_key(line).ok_or_else(|| wrong("it has no place for a release key"))?;
+    let mut image = image.to_vec();
+    image[start + place.start..start + place.end].copy_from_slice(hex::encode(key).as_bytes());
+    Ok(image)
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use proptest::prelude::*;
@@ -210,6 +234,22 @@ pub(crate) mod tests {
             parsed.section_table().iter().map(|section| section.virtual_address.get(LE)).collect();
         assert_eq!(addresses, [0x1000, 0x2000, 0x3000]);
         assert_eq!(parsed.nt_headers().optional_header.size_of_image.get(LE), 0x5000);
+    }
+
+    #[test]
+    fn the_release_key_takes_its_place_and_nothing_moves() {
+        let line = format!("a polis.release-key={} b", "0".repeat(64));
+        let added = [Section::new(".cmdline", line.as_str()), Section::new(".linux", [7; 5000])];
+        let image = build(&stub(), &added).unwrap();
+        let keyed = with_release_key(&image, &[0xab; 32]).unwrap();
+        assert_eq!(keyed.len(), image.len());
+        let sections = sections(Path::new("x"), &keyed).unwrap();
+        let expected = format!("a polis.release-key={} b", "ab".repeat(32));
+        assert_eq!(sections[1], Section::new(".cmdline", expected));
+        assert_eq!(sections[2], added[1]);
+        // A key is never replaced.
+        assert!(with_release_key(&keyed, &[1; 32]).is_err());
+        assert!(with_release_key(&stub(), &[1; 32]).is_err());
     }
 
     #[test]

@@ -23,8 +23,8 @@ use std::{
 };
 
 use ed25519_dalek::{
-    SigningKey,
-    pkcs8::{DecodePrivateKey as _, EncodePublicKey as _, KeypairBytes},
+    SigningKey, VerifyingKey,
+    pkcs8::{DecodePrivateKey as _, DecodePublicKey as _, EncodePublicKey as _, KeypairBytes},
 };
 use pkcs8::{
     EncryptedPrivateKeyInfoRef, PrivateKeyInfoRef, SecretDocument,
@@ -135,7 +135,21 @@ impl Keys {
     /// The keys cannot be used.
     pub fn image_signer(&self) -> Result<ImageSigner, Error> {
         let identity = self.identity(Purpose::Signature)?;
-        Ok(ImageSigner { identity, enrolment: self.enrolment.clone() })
+        let release = *self.release_key()?.key().verifying_key().as_bytes();
+        Ok(ImageSigner { identity, enrolment: self.enrolment.clone(), release })
+    }
+
+    /// What signs their update bundles.
+    ///
+    /// # Errors
+    ///
+    /// The key cannot be used.
+    pub fn release_key(&self) -> Result<ReleaseKey, Error> {
+        let failed = |reason: String| Error::Generate { reason };
+        let found = self.pairs.iter().find(|pair| pair.purpose == Purpose::Release);
+        let found = found.ok_or_else(|| failed("it was not made".to_owned()))?;
+        let key = SigningKey::from_pkcs8_der(found.private.as_bytes());
+        key.map(ReleaseKey).map_err(|error| failed(error.to_string()))
     }
 
     /// Writes them to a new folder.
@@ -270,6 +284,17 @@ fn public_half(folder: &Path, purpose: Purpose) -> Result<Vec<u8>, Error> {
     Ok(der.into_vec())
 }
 
+/// The public half of the release key.
+fn release_half(folder: &Path) -> Result<[u8; 32], Error> {
+    let key = VerifyingKey::from_public_key_der(&public_half(folder, Purpose::Release)?);
+    let malformed = |reason: String| Error::Malformed {
+        path: folder.join(public_file(Purpose::Release)),
+        expected: "Ed25519 key",
+        reason,
+    };
+    Ok(key.map_err(|error| malformed(error.to_string()))?.to_bytes())
+}
+
 fn read(path: &Path) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(FILE_MAX + 1).read_to_end(&mut bytes));
@@ -289,11 +314,14 @@ pub(super) fn public_file(purpose: Purpose) -> String {
     format!("{purpose}.{}", if purpose.certified() { "crt" } else { "pub" })
 }
 
-/// What signs an image: the signature key, and the files that enrol it.
+/// What signs an image: the signature key, and the files that enrol it. The image is told
+/// whose update bundles it takes.
 #[derive(Debug)]
 pub struct ImageSigner {
     identity: Identity,
     enrolment: Vec<(String, Vec<u8>)>,
+    /// The public half of the release key.
+    release: [u8; 32],
 }
 
 impl ImageSigner {
@@ -321,7 +349,13 @@ impl ImageSigner {
             reason: error.to_string(),
         })?;
         let identity = Identity::new(pair, signer).ok_or(Error::Mismatch { path })?;
-        Ok(Self { identity, enrolment })
+        let release = release_half(folder)?;
+        Ok(Self { identity, enrolment, release })
+    }
+
+    /// The public half of the release key.
+    pub(crate) fn release(&self) -> &[u8; 32] {
+        &self.release
     }
 
     /// Signs a program for UEFI; `name` is for errors.
@@ -337,7 +371,8 @@ impl ImageSigner {
     /// Changes when another key or other files for enrolment are used.
     pub(crate) fn fingerprint(&self) -> String {
         let files = self.enrolment.iter().map(|(_, update)| hash(update));
-        std::iter::once(self.identity.signer().fingerprint()).chain(files).collect()
+        let keys = [self.identity.signer().fingerprint(), hex::encode(&self.release)];
+        keys.into_iter().chain(files).collect()
     }
 }
 

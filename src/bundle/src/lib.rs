@@ -26,6 +26,11 @@ pub use self::reader::{Bundle, Error};
 pub use self::refusal::{PartName, Refusal};
 pub use self::writer::write;
 
+/// The security level of these sources, in every bundle that is built from them. Raised by
+/// the commit that closes a security hole which must not come back: nodes refuse what is
+/// below their own.
+pub const SECURITY_LEVEL: u32 = 1;
+
 /// The first bytes of every bundle; the last one is the format's version.
 const MAGIC: [u8; 16] = *b"POLIS-UPDATE\0\0\0\x01";
 /// Bytes of a manifest at most: several times what one needs.

@@ -101,6 +101,10 @@ impl Manifest {
                 return malformed(format!("{field} is longer than {VERSION_MAX} characters"));
             }
         }
+        if !self.version.build.is_empty() {
+            let version = &self.version;
+            return malformed(format!("version {version} has a `+`, which loaders count tries by"));
+        }
         if self.from > self.version {
             return malformed(format!("from is {}, after version {}", self.from, self.version));
         }
@@ -141,7 +145,7 @@ impl Manifest {
             let (found, running) = (self.security_level, target.security_level);
             return Err(Refusal::Level { found, running });
         }
-        if self.version < target.version {
+        if self.version <= target.version {
             let (found, running) = (self.version.clone(), target.version.clone());
             return Err(Refusal::Older { found, running });
         }

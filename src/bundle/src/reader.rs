@@ -293,6 +293,7 @@ mod tests {
             ("\"full\"", "\"Full\"", "variant has 1 to 32"),
             ("\"x86_64\"", "\"x86\\u001b\"", "architecture has 1 to 32"),
             ("\"1.0.0\"", "\"1.3.0\"", "from is 1.3.0, after version 1.2.0"),
+            ("\"1.2.0\"", "\"1.2.0+3\"", "version 1.2.0+3 has a `+`"),
             ("\"1.0.0\"", "\"1.0\"", "unexpected end"),
             ("\"size\":3000", "\"size\":0", "kernel image is empty"),
             ("\"size\":3000", "\"size\":-1", "invalid value"),
@@ -322,7 +323,7 @@ mod tests {
         let refused = |target: &Target| manifest().suits(target).unwrap_err();
         assert_eq!(manifest().suits(&target), Ok(()));
         let same = Target { version: Version::new(1, 2, 0), ..target.clone() };
-        assert_eq!(manifest().suits(&same), Ok(()));
+        assert!(matches!(refused(&same), Refusal::Older { .. }));
         let arm = Target { architecture: "aarch64".to_owned(), ..target.clone() };
         assert!(matches!(refused(&arm), Refusal::Architecture { .. }));
         let base = Target { variant: "base".to_owned(), ..target.clone() };

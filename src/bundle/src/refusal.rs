@@ -85,8 +85,8 @@ pub enum Refusal {
         /// That of the machine.
         expected: String,
     },
-    /// It is older than what runs.
-    #[error("it is version {found}, which is older than {running}, which runs")]
+    /// It is not newer than what runs: loaders start the newest.
+    #[error("it is version {found}, which is not newer than {running}, which runs")]
     Older {
         /// The version of the bundle.
         found: Version,
