@@ -39,6 +39,7 @@ mod storage;
 mod storage_faults;
 mod storage_kinds;
 mod three;
+mod update;
 mod watched;
 mod workloads;
 mod world;
@@ -78,6 +79,7 @@ const FILES: &[&[Story]] = &[
     storage_faults::STORIES,
     storage_kinds::STORIES,
     three::STORIES,
+    update::STORIES,
     workloads::STORIES,
     workloads::killed::STORIES,
     workloads::mesh::STORIES,

@@ -101,7 +101,12 @@ impl Owner {
 
     /// Runs `polisctl`; returns its output.
     pub(crate) fn run(&self, args: &[impl AsRef<OsStr>]) -> Result<String> {
-        let timeout = ["--timeout", "2m"].map(OsStr::new).into_iter();
+        self.run_within("2m", args)
+    }
+
+    /// The same, within a time of its own.
+    pub(crate) fn run_within(&self, time: &str, args: &[impl AsRef<OsStr>]) -> Result<String> {
+        let timeout = ["--timeout", time].map(OsStr::new).into_iter();
         let args: Vec<&OsStr> = timeout.chain(args.iter().map(AsRef::as_ref)).collect();
         Ok(Operator::new(&polisctl()?, &self.config, CONTEXT).run(&args)?)
     }

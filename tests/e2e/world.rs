@@ -42,6 +42,9 @@ const E2E: &str = "e2e";
 /// The folder in `target` with the data that stories share, from one run to the next.
 const CACHE: &str = "e2e-templates";
 
+/// Names the folder of the development image of the next version.
+pub(crate) const NEXT: &str = "POLIS_NEXT_IMAGE_DIR";
+
 /// Names the folder of the development image with Kubernetes.
 pub(crate) const FULL: &str = "POLIS_FULL_IMAGE_DIR";
 
@@ -278,7 +281,8 @@ impl Drop for World {
         for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let name = name.to_string_lossy();
-            if name.starts_with("disk") && name.ends_with(".img") {
+            let disk = name.starts_with("disk") && name.ends_with(".img");
+            if disk || name.ends_with(".update") {
                 let _removed = fs::remove_file(entry.path());
             }
         }

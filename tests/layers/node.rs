@@ -17,23 +17,24 @@ const MODULES: &[(&str, &str)] = &[
     // The domains.
     ("tpm", ""),
     ("storage", ""),
+    ("update", "storage"),
     ("parameters", ""),
     ("network", "parameters"),
     ("consensus", ""),
     ("curator", "consensus network parameters"),
     ("cluster", "consensus curator network parameters storage tpm"),
     ("workload", "cluster consensus network storage"),
-    ("agent", "cluster consensus network parameters storage workload"),
+    ("agent", "cluster consensus network parameters storage update workload"),
     ("roles", "cluster consensus curator network"),
     // The display of the node.
-    ("management", "cluster consensus workload"),
+    ("management", "cluster consensus update workload"),
     ("console", "cluster consensus network parameters storage workload"),
     // The process, and the tree in it.
     ("injection", "consensus workload"),
     (
         "root",
         "cluster consensus console curator daemon injection agent management network parameters \
-         roles storage workload",
+         roles storage update workload",
     ),
     ("daemon", "injection root storage"),
 ];

@@ -17,7 +17,8 @@
 //!   fails.
 //! - A typed recovery key is neither kept nor logged. Screens show it, the serial port
 //!   shows a star for each character, because its output is recorded.
-//! - Without a counter on the ESP the machine holds.
+//! - Without a counter on the ESP the machine holds, unless its system is on trial: then the
+//!   loader has counted, and the next start is that of the system before.
 //! - The watchdog is petted: a holding machine is not reset.
 //!
 //! What this module does not do: limit the reboots (`attempts`) or draw
@@ -133,11 +134,16 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Action {
     let ledger = remember(machine, &report, &log);
     let attempt = ledger.as_ref().map_or(1, |ledger| ledger.reboots.saturating_add(1));
     let mut countdown = match ledger.as_ref().map(Ledger::rebooting) {
+        _ if machine.trial => Countdown::Until(clock::uptime() + machine.countdown),
         Some(Some(_counted)) => Countdown::Until(clock::uptime() + machine.countdown),
         Some(None) => Countdown::Exhausted,
         None => Countdown::Uncounted,
     };
     say_what_comes(machine, countdown, attempt);
+    if machine.trial {
+        let text = "this system is on trial: the machine goes back to the one before";
+        machine.port.log(Severity::Info, text);
+    }
     if report.unlock {
         let text = "the disk is locked; U asks for its recovery key";
         machine.port.log(Severity::Info, text);
@@ -153,6 +159,7 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Action {
         if countdown.is_over(now) {
             match count(machine, ledger.as_ref()) {
                 Ok(()) => return Action::End(Reason::Reboot),
+                Err(_uncounted) if machine.trial => return Action::End(Reason::Reboot),
                 Err(error) => {
                     let text = format!("holding, since the reboot can't be counted: {error}");
                     machine.port.log(Severity::Error, &text);

@@ -94,6 +94,8 @@ pub struct Machine {
     pub tried: Vec<String>,
     /// How long a guru meditation waits before it reboots.
     pub countdown: Duration,
+    /// Whether the loader tries this system: the next start is that of the one before.
+    pub trial: bool,
     /// The times of the stages.
     pub times: Times,
     /// The kernel's announcements.
@@ -126,6 +128,7 @@ impl Default for Machine {
             terminals: vec!["tty1".to_owned()],
             tried: Vec::new(),
             countdown: COUNTDOWN,
+            trial: false,
             times: Times::new(),
             uevents: None,
             kernel: None,

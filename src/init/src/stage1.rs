@@ -31,7 +31,7 @@ use polis_base::sys::mount::{self, Mount};
 use polis_base::sys::poll::{self, Interest};
 use polis_base::sys::signal::Signals;
 use polis_base::sys::uevent::Listener;
-use polis_base::sys::{self, clock, reboot, vt};
+use polis_base::sys::{self, clock, efivar, reboot, vt};
 
 use super::attempts::Store;
 use super::boot_path::BootPath;
@@ -101,10 +101,13 @@ pub fn run(machine: &mut Machine) -> Result<Start, Error> {
     machine.started(Stage::Initramfs);
     let line = sys::command_line::read().map_err(Error::ReadCommandLine)?;
     machine.countdown = command_line::countdown(&line);
+    let mut drivers = Drivers::open(machine);
+    // First of all, so that every failure of a system on trial is one of a trial.
+    let firmware = firmware(machine, &mut drivers);
+    machine.trial = firmware.trial;
     let command_line = CommandLine::parse(&line).map_err(Error::CommandLine)?;
 
-    let mut drivers = Drivers::open(machine);
-    let (found, esp) = find(machine, &mut drivers, &command_line.verity)?;
+    let (found, esp) = find(machine, &mut drivers, &firmware, &command_line.verity)?;
     let disk = Path::new("/dev").join(&found.disk);
     // In parallel with the thread, which has the ESP's by now.
     for name in SYSTEM_MODULES {
@@ -268,6 +271,8 @@ struct Firmware {
     esp: Option<Guid>,
     /// The way to its disk.
     path: Option<BootPath>,
+    /// Whether the kernel image has a counter in its name.
+    trial: bool,
 }
 
 /// Reads the firmware's variables.
@@ -293,23 +298,25 @@ fn firmware(machine: &mut Machine, drivers: &mut Drivers) -> Firmware {
         }
         _ => None,
     };
-    Firmware { esp, path }
+    let image = efivar::of_loader(Path::new(VARIABLES), "StubImageIdentifier");
+    let trial = image.ok().flatten().is_some_and(|image| image.contains('+'));
+    Firmware { esp, path, trial }
 }
 
 /// Loads drivers until the disk is there.
 fn find(
     machine: &mut Machine,
     drivers: &mut Drivers,
+    firmware: &Firmware,
     verity: &Verity,
 ) -> Result<(Found, Device), Error> {
     let start = clock::uptime();
-    let firmware = firmware(machine, drivers);
     let mut logged = false;
     loop {
         let waited = clock::uptime().saturating_sub(start);
         let disks = disk::scan();
         let when = When { drivers_done: drivers.done(), late: waited >= FIRMWARE_FIRST };
-        if let Some(found) = choose(&disks, &firmware, verity, when)? {
+        if let Some(found) = choose(&disks, firmware, verity, when)? {
             // The kernel announces partitions after the disk.
             if let Some(device) = devices(&found) {
                 return Ok((found, device));
@@ -568,7 +575,7 @@ mod tests {
     #[test]
     fn a_missing_disk_is_reported_with_the_existing_ones() {
         let esp = Guid::parse("6f1e4d07-5a3c-4c3b-9d3b-0123456789ab");
-        let wanted = || Firmware { esp, path: None }.wanted();
+        let wanted = || Firmware { esp, ..Firmware::default() }.wanted();
         let waited = Duration::from_secs(30);
         let error = absent(wanted(), &[], waited);
         assert_eq!(error.to_string(), "no disk has appeared within 30 s");

@@ -6,7 +6,8 @@
 //! - The domains know each other through event values and typed handles: `storage`,
 //!   `parameters`, `network`, `consensus`, then `curator` (the records in etcd), `cluster`
 //!   (the state of this machine), `workload` (the parts of Kubernetes and what runs pods),
-//!   `agent` and `roles` (the consequences), and `tpm` (sealing to the machine's TPM).
+//!   `agent` and `roles` (the consequences), `update` (another system for this machine), and
+//!   `tpm` (sealing to the machine's TPM).
 //! - The faces show all that: `management` and `console`.
 //! - `root` is the only module that knows every service; `daemon` is the process around it.
 //! - `injection` breaks the node on purpose, in development images only.
@@ -26,4 +27,5 @@ pub mod roles;
 pub mod root;
 pub mod storage;
 pub mod tpm;
+pub mod update;
 pub mod workload;

@@ -30,7 +30,7 @@ use crate::network::{self, names};
 use crate::roles;
 use crate::workload::runtime;
 use crate::{
-    agent, cluster, consensus, console, curator, management, parameters, storage, workload,
+    agent, cluster, consensus, console, curator, management, parameters, storage, update, workload,
 };
 use polis_base::environment::Environment;
 use polis_base::sys::efivar;
@@ -88,6 +88,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     }
     ctx.spawn("storage", forever, move |ctx| base.storage.clone().run(ctx));
     ctx.spawn("logs", forever, move |ctx| base.logs.clone().run(ctx));
+    ctx.spawn("update", forever, move |ctx| base.update.clone().run(ctx));
     ctx.spawn("network", forever, move |ctx| base.network.clone().run(ctx));
     ctx.spawn("names", forever, move |ctx| base.names.clone().run(ctx));
     ctx.spawn("parameters", forever, move |ctx| base.parameters.clone().run(ctx));
@@ -139,6 +140,7 @@ struct Values {
     unlock_requests: watch::Sender<cluster::unlock::request::Open>,
     /// Until when the removal of this node is to wipe its disk, too.
     reset: watch::Sender<Option<Instant>>,
+    update: watch::Sender<update::Status>,
     credentials: watch::Sender<Option<rpc::Credentials>>,
     access_list: watch::Sender<Arc<rpc::AccessList>>,
     curator: watch::Sender<curator::Status>,
@@ -189,6 +191,7 @@ impl Values {
             cluster: cluster::Writer::default(),
             unlock_requests: watch::Sender::default(),
             reset: watch::Sender::default(),
+            update: watch::Sender::default(),
             curator: watch::Sender::default(),
             containerd: watch::Sender::default(),
             pods: watch::Sender::default(),
@@ -223,6 +226,7 @@ struct Base {
     kernel: kernel::Service,
     storage: storage::Service,
     logs: logs::Service,
+    update: update::Service,
     parameters: parameters::Service,
     network: network::Service,
     names: names::Service,
@@ -247,6 +251,13 @@ impl Base {
                 image: root.environment.image.clone(),
                 storage: values.storage.subscribe(),
                 status: values.ring.clone(),
+            },
+            update: update::Service {
+                config: update::Config::live(&root.environment, tree),
+                previous: root.environment.previous_guru.clone(),
+                trial: update::TRIAL,
+                ready: root.ready.subscribe(),
+                status: values.update.clone(),
             },
             parameters: parameters::Service {
                 config: parameters::Config {
@@ -387,6 +398,7 @@ impl Control {
                     parameters: values.known.subscribe(),
                     found: values.found.subscribe(),
                     workload: values.workload.subscribe(),
+                    update: values.update.subscribe(),
                     mesh_key: values.mesh.key.subscribe(),
                 },
                 outputs: agent::Outputs {
@@ -509,6 +521,10 @@ impl Faces {
                 servers: vec![("curator", Arc::clone(&values.metrics))],
                 end: root.end.clone(),
                 reset: values.reset.clone(),
+                update: update::Door::new(
+                    update::Config::live(&root.environment, &values.tree),
+                    values.update.clone(),
+                ),
                 listening: Default::default(),
             },
         }

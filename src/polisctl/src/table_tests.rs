@@ -140,6 +140,15 @@ const CASES: &[Case] = &[
         &[(&["ffff", "--yes"], 1, "there is no node")],
     ),
     (
+        "node update",
+        &["ID", "@update", "--no-reboot", "--yes"],
+        Kind::Remote,
+        &[
+            (&["ffff", "@update", "--yes"], 1, "there is no node"),
+            (&["ID", "@wrong", "--yes"], 1, "not an update bundle"),
+        ],
+    ),
+    (
         "node decommission",
         &["ID", "--yes"],
         Kind::Remote,

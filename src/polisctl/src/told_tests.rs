@@ -61,6 +61,7 @@ const THREE: &str =
 const ATTENDED: &str =
     "an_attended_machine_waits_after_a_reboot_until_its_owner_opens_it_from_afar";
 const OPERATED: &str = "an_owner_sees_the_cluster_its_logs_and_its_screen_and_reboots_the_machine";
+const UPDATED: &str = "a_node_takes_another_system_and_goes_back_from_one_that_panics";
 const KUBECTL: &str = "a_context_names_the_cluster_and_the_way_to_a_credential";
 const PARTS: &str = "an_api_server_that_starts_says_what_it_waits_for";
 const WRITTEN: &str = "what_bootstrap_writes_is_what_show_prints";
@@ -142,6 +143,12 @@ const TOLD: &[Told] = &[
         &[THREE, STATUS],
     ),
     ("node services _", "an unknown name of a log", USERS, &[NO_SUCH]),
+    (
+        "node status NODE",
+        "a bundle that the node refused, a node that is not back",
+        OWNERS,
+        &[UPDATED],
+    ),
     ("node status NODE --at HOST", "no leader", USERS, &[AT]),
     ("node unlock NODE --at ADDRESS_", "a machine that waits for its key", LOCAL, &[ATTENDED]),
     ("owner create", "no key of an owner", LOCAL, &[NO_KEY]),
@@ -157,6 +164,7 @@ const TOLD: &[Told] = &[
     ("parameters register --wipes", "guru 0711: a removed node", ALL, &[WIPES]),
     ("parameters register --wipes _", "guru 0714: the disk of a removed node", LOCAL, &[WIPES]),
     ("parameters register --wipes _ -o FILE", "a machine that cannot be reset", OWNERS, &[WIPES]),
+    ("update inspect FILE", "a bundle that the node refused", OWNERS, &[UPDATED]),
     ("user create", "a user without a certificate", USERS, &[OPERATES]),
     (
         "user create ann --role operator --key ann.pub -o ann.json",

@@ -155,6 +155,8 @@ fn build_and_report(arguments: &Build) -> Result<()> {
     let mut config = config(Kind::Product, arguments.variant.into(), &arguments.packages);
     config.size = arguments.size;
     if let Some(version) = &arguments.version {
+        // In the name of a kernel image, loaders count tries by it.
+        anyhow::ensure!(version.build.is_empty(), "--version {version} must have no `+`");
         config.version = version.to_string();
     }
     // Before the build, so that the passphrase is not requested at its end.
@@ -276,6 +278,21 @@ pub(crate) fn go_program(name: &str) -> PathBuf {
 /// An image of these sources, from these packages.
 pub(crate) fn built_from(kind: Kind, variant: Variant, packages: &Packages) -> Result<Manifest> {
     build_usual(&config(kind, variant, packages))
+}
+
+/// The image that is a version newer than the base development image and otherwise the same,
+/// for the stories of updates. Its programs are those of that image, which is built already.
+pub(crate) fn built_next() -> Result<Manifest> {
+    let mut config = config(Kind::Development, Variant::Base, &Packages::default());
+    let version = Version::parse(&config.version).context("the version of the sources")?;
+    config.version = Version::new(version.major, version.minor + 1, 0).to_string();
+    config.out = folder_next();
+    polis_image::build(&config, &Terminal::default()).map_err(Into::into)
+}
+
+/// The folder of [`built_next`].
+pub(crate) fn folder_next() -> PathBuf {
+    folder(Kind::Development, Variant::Base).with_extension("next")
 }
 
 /// Builds an image; with the development image also [`polisctl`], so that no later step

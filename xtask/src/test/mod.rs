@@ -39,6 +39,10 @@ const ETCD: &str = "target/payload/root/usr/bin/etcd";
 
 /// The stories of the product image, which is built only if one of them is selected.
 const PRODUCT: &str = "product::";
+/// Names the folder of that newer image.
+const NEXT_IMAGE: &str = "POLIS_NEXT_IMAGE_DIR";
+/// The file of the stories that update a machine to a newer image.
+const UPDATE: &str = "update::";
 
 /// The stories of the image with Kubernetes, where its programs were built before.
 const WORKLOADS: &str = "workloads::";
@@ -236,6 +240,13 @@ fn machines(report: &mut Report, stories: &Stories<'_>, product: Option<Behind>)
         }
         let product = images("POLIS_PRODUCT_IMAGE_DIR", Kind::Product, Variant::Base)?;
         command.env("POLIS_PRODUCT_IMAGE_DIR", product);
+    }
+    if selects(stories.filter, UPDATE) {
+        if env::var_os(NEXT_IMAGE).is_none() {
+            report.call("next", || image::built_next().map(drop));
+        }
+        let next = env::var_os(NEXT_IMAGE).map_or_else(image::folder_next, PathBuf::from);
+        command.env(NEXT_IMAGE, std::path::absolute(next).context("no current folder")?);
     }
     // A cold build of Kubernetes takes half an hour, so no test begins one.
     if selects(stories.filter, WORKLOADS)

@@ -69,6 +69,8 @@ impl Root {
 pub struct Esp {
     /// The mount point.
     pub mount: Dir,
+    /// The kernel images that the loader chooses from.
+    pub kernels: Dir,
     /// The directory of all files of Polis.
     pub polis: Dir,
     /// The node parameters, put there by the creator of the disk.
@@ -107,6 +109,7 @@ impl Esp {
             cold_start_next: file("cold_start_next.pb"),
             key_change: file("key_change.pb"),
             guru: Guru::at(&polis.join("guru")),
+            kernels: Dir::public(base.join("EFI/Linux")),
             mount: Dir::public(base),
             polis: Dir::private(polis.clone()),
         }
@@ -118,6 +121,7 @@ impl Esp {
     pub fn in_place() -> Vec<PathBuf> {
         let Self {
             mount: _,
+            kernels: _,
             polis: _,
             parameters: _,
             etcd_snapshot: _,

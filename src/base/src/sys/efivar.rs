@@ -17,6 +17,10 @@ pub const DIRECTORY: &str = "/sys/firmware/efi/efivars";
 /// The vendor of these variables: a random number of Polis.
 const VENDOR: &str = "7b0f5cf7-8a1c-4f3e-9d0c-5d1f6a2e94b3";
 
+/// The vendor of the variables that the loader and the boot stub set: systemd's boot loader
+/// interface.
+const LOADER: &str = "4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
+
 /// Kept without power, and readable by loaders and the running system: a variable
 /// that the system may write must have all three.
 const ATTRIBUTES: [u8; 4] = 7_u32.to_le_bytes();
@@ -116,9 +120,50 @@ impl Variable {
     }
 }
 
+/// A text that the loader or the boot stub has set in `directory` for this boot, as
+/// `StubImageIdentifier`: UTF-16, perhaps closed by a NUL. `None` if it has not, or where the
+/// content is no text.
+///
+/// # Errors
+///
+/// The kernel's error.
+pub fn of_loader(directory: &Path, name: &str) -> io::Result<Option<String>> {
+    let variable = Variable {
+        directory: directory.to_owned(),
+        path: directory.join(format!("{name}-{LOADER}")),
+    };
+    let Some(content) = variable.read()? else { return Ok(None) };
+    let units: Vec<u16> = content
+        .chunks_exact(2)
+        .map(|unit| u16::from_le_bytes([unit[0], unit[1]]))
+        .take_while(|unit| *unit != 0)
+        .collect();
+    Ok(String::from_utf16(&units).ok().filter(|text| !text.is_empty()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_loader_says_what_it_started() {
+        let directory = tempfile::tempdir().unwrap();
+        let read = || of_loader(directory.path(), "StubImageIdentifier").unwrap();
+        assert_eq!(read(), None);
+        let text = r"\EFI\Linux\polis-1.efi";
+        let units = text.encode_utf16().chain([0]).flat_map(u16::to_le_bytes);
+        let content: Vec<u8> = [6, 0, 0, 0].into_iter().chain(units).collect();
+        let path = directory.path().join(format!("StubImageIdentifier-{LOADER}"));
+        fs::write(&path, &content).unwrap();
+        assert_eq!(read().as_deref(), Some(text));
+        // An odd byte, half a surrogate, nothing.
+        fs::write(&path, [6, 0, 0, 0, 0x41, 0, 7]).unwrap();
+        assert_eq!(read().as_deref(), Some("A"));
+        fs::write(&path, [6, 0, 0, 0, 0, 0xd8]).unwrap();
+        assert_eq!(read(), None);
+        fs::write(&path, [6, 0, 0, 0]).unwrap();
+        assert_eq!(read(), None);
+    }
 
     #[test]
     fn a_variable_reads_back_and_goes() {

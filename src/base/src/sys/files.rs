@@ -1,4 +1,4 @@
-//! Limits on open files, and readahead of files.
+//! Limits on open files, and what the kernel keeps of files in memory.
 
 use std::fs::File;
 use std::io;
@@ -46,6 +46,16 @@ pub fn readahead(path: &Path) -> io::Result<()> {
         at += ADVICE;
     }
     Ok(())
+}
+
+/// Has the kernel forget what it keeps of a file or a device in memory, so that the next read
+/// comes from the disk. What is not on the disk yet stays: flush it before.
+///
+/// # Errors
+///
+/// When it is neither a file nor a device.
+pub fn forget(file: &File) -> io::Result<()> {
+    Ok(rustix::fs::fadvise(file, 0, None, Advice::DontNeed)?)
 }
 
 #[cfg(test)]

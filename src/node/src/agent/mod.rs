@@ -39,7 +39,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::network::names::Peers;
-use crate::{cluster, consensus, network, parameters, storage, workload};
+use crate::{cluster, consensus, network, parameters, storage, update, workload};
 use polis_base::environment::Environment;
 use polis_base::files::{self, File};
 use polis_runtime::supervisor::{Context, Policy};
@@ -103,6 +103,8 @@ pub struct Inputs {
     pub found: watch::Receiver<Peers>,
     /// The parts of Kubernetes.
     pub workload: watch::Receiver<workload::Status>,
+    /// The systems of this machine.
+    pub update: watch::Receiver<update::Status>,
     /// The key of this node in the mesh, while it has a role of Kubernetes.
     pub mesh_key: watch::Receiver<Option<workload::mesh::PublicKey>>,
 }

@@ -14,7 +14,7 @@ use super::Service;
 use crate::cluster::{Keeper, KeyStatus};
 use crate::workload::drain;
 use crate::workload::mesh::PublicKey;
-use crate::{cluster, consensus, network, storage, workload};
+use crate::{cluster, consensus, network, storage, update, workload};
 use polis_base::cause;
 use polis_base::sys::clock;
 use polis_runtime::event::{Closed, until};
@@ -51,6 +51,10 @@ pub struct Subject<'a> {
     pub keys: Option<&'a KeyStatus>,
     /// The parts of Kubernetes.
     pub workload: &'a workload::Status,
+    /// The system partition that it runs from.
+    pub slot: &'a str,
+    /// The systems of this machine.
+    pub update: &'a update::Status,
 }
 
 impl Subject<'_> {
@@ -80,6 +84,14 @@ impl Subject<'_> {
                 state => state.name().to_owned(),
             },
             workload_crash_loop: self.workload.crash_loop().map(bounded).unwrap_or_default(),
+            slot: self.slot.to_owned(),
+            trial: self.update.trial,
+            other_system: self
+                .update
+                .other
+                .as_ref()
+                .map(|other| bounded(other.to_string()))
+                .unwrap_or_default(),
             ..Default::default()
         }
     }
@@ -169,6 +181,7 @@ fn fold(service: &mut Service, boot_id: &str) -> v1::NodeStatus {
     let storage = inputs.storage.borrow_and_update().clone();
     let consensus = inputs.consensus.borrow_and_update().clone();
     let workload = inputs.workload.borrow_and_update().clone();
+    let update = inputs.update.borrow_and_update().clone();
     let keys = service.outputs.cluster.borrow().keys.clone();
     Subject {
         version: &inputs.environment.version,
@@ -179,6 +192,8 @@ fn fold(service: &mut Service, boot_id: &str) -> v1::NodeStatus {
         consensus: &consensus,
         keys: keys.as_ref(),
         workload: &workload,
+        slot: &inputs.environment.slot,
+        update: &update,
     }
     .report()
 }
@@ -209,6 +224,7 @@ async fn changed(
         changed = inputs.storage.changed() => changed.map_err(|_closed| Closed("the storage")),
         changed = inputs.consensus.changed() => changed.map_err(|_closed| Closed("etcd")),
         changed = inputs.workload.changed() => changed.map_err(|_closed| Closed("the workload")),
+        changed = inputs.update.changed() => changed.map_err(|_closed| Closed("the update")),
         changed = inputs.mesh_key.changed() => changed.map_err(|_closed| Closed("the mesh")),
         // Only a node in the mesh compares its record with its key.
         changed = nodes.changed(), if key.is_some() => {
@@ -285,6 +301,13 @@ mod tests {
             deaths: [(workload::Part::Kubelet, deaths)].into(),
             ..workload::Status::default()
         };
+        let other = update::Other {
+            version: semver::Version::new(0, 2, 0),
+            slot: "A",
+            standing: update::Standing::Tried,
+            cause: Some("guru 0310".to_owned()),
+        };
+        let update = update::Status { trial: true, other: Some(other) };
         let subject = |network: &network::Status| {
             Subject {
                 version: "0.1.0",
@@ -299,6 +322,8 @@ mod tests {
                     recovery_key_unsaved: true,
                 }),
                 workload: &workload,
+                slot: "B",
+                update: &update,
             }
             .report()
         };
@@ -311,6 +336,8 @@ mod tests {
         assert!(early.workload_crash_loop.starts_with("kubelet ends again and again: éé"));
         assert!(early.workload_crash_loop.len() <= WORDS_MAX);
         assert_eq!(early.key_keeper(), v1::KeyKeeper::Tpm);
+        assert_eq!((early.slot.as_str(), early.trial), ("B", true));
+        assert_eq!(early.other_system, "0.2.0 in slot A, failed: guru 0310");
         network.primary = Some([10, 0, 2, 15].into());
         let later = subject(&network);
         assert_eq!(later.external_address, "10.0.2.15");

@@ -167,6 +167,7 @@ pub(super) fn status(status: Option<v1::NodeStatus>) -> Result<v1::NodeStatus, E
         ("status.version", &status.version),
         ("status.image", &status.image),
         ("status.boot_id", &status.boot_id),
+        ("status.slot", &status.slot),
     ];
     for (field, word) in words {
         if word.len() > WORD_MAX || !word.chars().all(|c| c.is_ascii_graphic()) {
@@ -178,6 +179,7 @@ pub(super) fn status(status: Option<v1::NodeStatus>) -> Result<v1::NodeStatus, E
     let texts = [
         ("status.workload_fault", &status.workload_fault),
         ("status.workload_crash_loop", &status.workload_crash_loop),
+        ("status.other_system", &status.other_system),
     ];
     for (field, text) in texts {
         if text.len() > TEXT_MAX {

@@ -1,5 +1,5 @@
-//! The management API of this node: serves its status, logs, services, screen, end and numbers to
-//! operators.
+//! The management API of this node: serves its status, logs, services, screen, update, end and
+//! numbers to operators.
 //!
 //! Every node serves `NodeManagement` on port 7839 and metrics on 7840, once it
 //! has a certificate of the cluster. A node that waits for the key of its disk
@@ -27,6 +27,7 @@ mod serve;
 #[cfg(test)]
 mod tests;
 mod text;
+mod update;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -36,6 +37,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::cluster::unlock::Requests;
+use crate::update::Door;
 use crate::workload::drain::Drains;
 use crate::{cluster, consensus, workload};
 use polis_base::environment::Environment;
@@ -117,6 +119,8 @@ pub struct Service {
     pub end: watch::Sender<Option<Reason>>,
     /// Until when the removal of this node by the cluster is to wipe its disk, too.
     pub reset: watch::Sender<Option<Instant>>,
+    /// Where another system is taken.
+    pub update: Door,
     /// Where management and metrics listen, while they do.
     pub listening: [watch::Sender<Option<SocketAddr>>; 2],
 }
@@ -136,7 +140,7 @@ impl Service {
     ///
     /// [`Error`].
     pub async fn run(self, ctx: Context) -> Result<(), Error> {
-        let Self { config, inputs, table, mut servers, end, reset, listening } = self;
+        let Self { config, inputs, table, mut servers, end, reset, update, listening } = self;
         let [grpc_listens, page_listens] = listening;
         let management = Arc::new(Metrics::new(&table));
         let pages = Arc::new(Metrics::new(&table));
@@ -148,6 +152,8 @@ impl Service {
             services: ctx.tree(),
             end,
             reset,
+            update,
+            lines: ctx.lines().clone(),
         };
         let sources = metrics::Sources {
             inputs: inputs.clone(),

@@ -11,16 +11,18 @@ use polis_tui::snapshot::StageState;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::service::{Routes, RoutesBuilder};
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 use tracing::warn;
 use zeroize::Zeroizing;
 
-use super::{Inputs, console, drain, logs};
+use super::{Inputs, console, drain, logs, update};
 use crate::cluster::unlock::request::Refused;
 use crate::consensus;
+use crate::update::Door;
 use crate::workload::Part;
 use polis_base::sys::clock;
 use polis_base::sys::reboot::Reason;
+use polis_runtime::lines::Lines;
 use polis_runtime::logtree;
 use polis_runtime::supervisor::Tree;
 use polis_runtime::sys::process;
@@ -44,6 +46,8 @@ pub(super) struct Handlers {
     pub(super) services: watch::Receiver<Tree>,
     pub(super) end: watch::Sender<Option<Reason>>,
     pub(super) reset: watch::Sender<Option<Instant>>,
+    pub(super) update: Door,
+    pub(super) lines: Lines,
 }
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -192,6 +196,19 @@ impl NodeManagement for Handlers {
         warn!(%actor, seconds, force, "a drain of this node was requested");
         let held = self.inputs.drains.begin(asked.timeout, asked.force);
         Ok(Response::new(Box::pin(drain::progress(held))))
+    }
+
+    type UpdateStream = Answers<v1::UpdateProgress>;
+
+    async fn update(
+        &self,
+        request: Request<Streaming<v1::UpdateRequest>>,
+    ) -> Result<Response<Self::UpdateStream>, Status> {
+        let actor = Peer::of(&request);
+        let entered = self.update.enter(self.lines.clone());
+        let turn = entered.map_err(|error| update::refused(&error))?;
+        warn!(%actor, "an update of this node was requested");
+        Ok(Response::new(Box::pin(update::install(turn, request.into_inner()))))
     }
 
     async fn reboot(

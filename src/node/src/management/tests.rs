@@ -30,6 +30,19 @@ struct Running {
     owned: Owned,
 }
 
+/// A machine of an image without keys.
+fn unsigned() -> crate::update::Config {
+    crate::update::Config {
+        disk: "/dev/vda".into(),
+        slot: "A".to_owned(),
+        version: "0.1.0".to_owned(),
+        variant: "base".to_owned(),
+        release_key: None,
+        kernels: "/esp/EFI/Linux".into(),
+        efivars: "/sys/firmware/efi/efivars".into(),
+    }
+}
+
 /// Event values whose owners would be other services.
 struct Owned {
     _cluster: watch::Sender<cluster::Status>,
@@ -105,6 +118,7 @@ impl Running {
             servers: Vec::new(),
             end,
             reset,
+            update: Door::new(unsigned(), watch::Sender::default()),
             listening,
         };
         let (ctx, handles) = Context::for_test();

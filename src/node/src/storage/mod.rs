@@ -14,6 +14,7 @@
 //! service  when                                      event values
 //! maintenance, health  what is done and noticed while it is mounted
 //! key, luks  what opens an encrypted partition, and how
+//! slot   where another system goes
 //! wipe   blocks of an authenticated device are written before they are used
 //! ```
 //!
@@ -35,6 +36,7 @@ pub mod patience;
 pub mod plan;
 pub mod probe;
 pub mod service;
+pub mod slot;
 pub mod table;
 pub mod wipe;
 

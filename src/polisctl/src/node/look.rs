@@ -56,6 +56,12 @@ struct Status {
     uptime_seconds: f64,
     address: String,
     version: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    slot: String,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    trial: bool,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    other_system: String,
     image: String,
     boot_id: String,
     storage: String,
@@ -97,6 +103,9 @@ impl Status {
             curator_port: (status.curator_port != 0).then_some(status.curator_port),
             address: status.external_address,
             version: status.version,
+            slot: status.slot,
+            trial: status.trial,
+            other_system: status.other_system,
             image: status.image,
             boot_id: status.boot_id,
         }
@@ -111,7 +120,7 @@ impl Status {
             ("ready", if self.ready { "yes" } else { "no" }.to_owned()),
             ("up for", units::span(up)),
             ("address", or_dash(&self.address)),
-            ("version", or_dash(&self.version)),
+            ("version", super::view::version(&self.version, &self.slot, self.trial)),
             ("image", or_dash(&self.image)),
             ("boot", or_dash(&self.boot_id)),
             ("storage", self.storage.clone()),
@@ -122,6 +131,7 @@ impl Status {
             lines.insert(3, ("waits", self.waits_for.clone()));
         }
         lines.extend(self.kubernetes.clone().map(|state| ("Kubernetes", state)));
+        lines.extend(super::view::other(&self.other_system));
         Document::new(self, fields(&lines))
     }
 }
@@ -218,6 +228,17 @@ mod tests {
         disk key in  none
         curator      on port 7835
         ");
+        let updated = v1::NodeStatus {
+            version: "0.2.0".to_owned(),
+            slot: "B".to_owned(),
+            trial: true,
+            other_system: "0.1.0 in slot A, good".to_owned(),
+            ..Default::default()
+        };
+        let answer = v1::GetStatusResponse { status: Some(updated), ..Default::default() };
+        let text = Status::of(answer).document().unwrap().render(Format::Table).unwrap();
+        assert!(text.contains("version       0.2.0 in slot B, on trial\n"), "{text}");
+        assert!(text.ends_with("other system  0.1.0 in slot A, good\n"), "{text}");
         let drained = v1::NodeStatus {
             workload: "ready".to_owned(),
             drain: "draining".to_owned(),

@@ -11,6 +11,7 @@ mod reset;
 #[cfg(test)]
 #[path = "tests.rs"]
 mod stories;
+mod update;
 mod view;
 
 use std::path::PathBuf;
@@ -111,6 +112,9 @@ pub(super) enum Command {
     Reboot(End),
     /// Stop the services of a machine and power it off.
     Poweroff(End),
+    /// Put the system of an update bundle on a machine and reboot it into that system; it goes
+    /// back by itself if it does not get ready.
+    Update(update::Arguments),
     /// Remove a node's roles and membership for good.
     Decommission {
         /// The node.
@@ -275,6 +279,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         }
         Command::Reboot(end) => ends(&end, false, global).await,
         Command::Poweroff(end) => ends(&end, true, global).await,
+        Command::Update(arguments) => update::run(arguments, global).await,
         Command::Decommission { node, drain, sure } => {
             decommission(&node, drain, sure, global).await
         }

@@ -28,6 +28,15 @@ pub(crate) struct View {
     roles: Vec<&'static str>,
     address: String,
     version: String,
+    /// The system partition that it runs from.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    slot: String,
+    /// Whether its system was not ready yet since the update.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    trial: bool,
+    /// The system in the other partition, and its standing.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    other_system: String,
     image: String,
     boot_id: String,
     labels: BTreeMap<String, String>,
@@ -74,6 +83,9 @@ impl View {
             key_keeper: word(status.key_keeper().as_str_name(), "KEY_KEEPER_"),
             address: status.external_address,
             version: status.version,
+            slot: status.slot,
+            trial: status.trial,
+            other_system: status.other_system,
             image: status.image,
             workload_fault: status.workload_fault,
             workload: status.workload,
@@ -225,7 +237,10 @@ impl View {
         lines.extend(self.kubernetes().map(|state| ("Kubernetes", state)));
         lines.extend([
             ("address", or_dash(&self.address)),
-            ("version", or_dash(&self.version)),
+            ("version", version(&self.version, &self.slot, self.trial)),
+        ]);
+        lines.extend(other(&self.other_system));
+        lines.extend([
             ("image", or_dash(&self.image)),
             ("boot", or_dash(&self.boot_id)),
             ("storage", self.storage.clone()),
@@ -238,6 +253,18 @@ impl View {
         ]);
         fields(&lines)
     }
+}
+
+/// The system that runs: its version, where it is, and whether it is on trial.
+pub(super) fn version(version: &str, slot: &str, trial: bool) -> String {
+    let place = if slot.is_empty() { String::new() } else { format!(" in slot {slot}") };
+    let trial = if trial { ", on trial" } else { "" };
+    format!("{}{place}{trial}", or_dash(version))
+}
+
+/// The line of the system in the other slot; `None` without one.
+pub(super) fn other(system: &str) -> Option<(&'static str, String)> {
+    (!system.is_empty()).then(|| ("other system", system.to_owned()))
 }
 
 /// The state of the parts of Kubernetes on a node, and that of its drain; `None` without

@@ -68,6 +68,24 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
             "a removed node cannot return; with parameters by `polisctl parameters register \
              --wipes` its machine wipes the disk, and registers again"
         }
+        ("update-refused", _) => {
+            "`polisctl update inspect FILE` prints what the bundle is for and who signed it, and \
+             `polisctl node status NODE` what runs"
+        }
+        ("update-no-key", _) => {
+            "build the image with `cargo xtask image --keys DIR` and write it to the disk, once: a \
+             node takes the bundles that the keys of its image signed"
+        }
+        ("update-no-loader", _) => {
+            "start the machine from its own disk by UEFI: only the loader there starts another \
+             system"
+        }
+        ("update-busy", _) => "wait for the other command, and repeat this one",
+        ("update-trial", _) => "wait until the node is ready, which keeps its system",
+        ("update-failed", _) => {
+            "the system that runs was not touched: repeat the command; if it fails again, check \
+             the disk"
+        }
         (_, Code::Unauthenticated) => {
             "get a certificate: owners by `polisctl cluster take-ownership`, others from the owner \
              by `polisctl user create`"

@@ -35,6 +35,8 @@ pub struct Rule {
     pub access: Access,
     /// Whether it may stream without end.
     pub streams: bool,
+    /// Whether the request is a stream, too: each message of it is bounded, not their sum.
+    pub uploads: bool,
 }
 
 /// The rule of each RPC, by its path.
@@ -61,7 +63,7 @@ impl Table {
         let readers =
             Access { node: true, user: Permission::ReadCluster.into(), ..Access::default() };
         for (path, streams) in STANDARD.into_iter().chain([(METRICS, false)]) {
-            table.rules.insert(path.to_owned(), Rule { access: readers, streams });
+            table.rules.insert(path.to_owned(), Rule { access: readers, streams, uploads: false });
         }
         Ok(table)
     }
@@ -71,7 +73,10 @@ impl Table {
     #[must_use]
     pub fn users() -> Self {
         let access = Access { user: Permission::ReadCluster.into(), ..Access::default() };
-        Self { rules: BTreeMap::new(), others: Some(Rule { access, streams: true }) }
+        Self {
+            rules: BTreeMap::new(),
+            others: Some(Rule { access, streams: true, uploads: false }),
+        }
     }
 
     /// Reads the options out of an encoded `FileDescriptorSet`.
@@ -85,7 +90,8 @@ impl Table {
                     };
                     let path = format!("/{}.{}/{}", file.package, service.name, method.name);
                     let streams = method.client_streams || method.server_streams;
-                    rules.insert(path, Rule { access, streams });
+                    let uploads = method.client_streams;
+                    rules.insert(path, Rule { access, streams, uploads });
                 }
             }
         }
@@ -306,11 +312,11 @@ mod tests {
         ];
         for (i, access) in rules.into_iter().enumerate() {
             for (j, peer) in peers.iter().enumerate() {
-                let served = Rule { access, streams: false }.check(peer).is_ok();
+                let served = Rule { access, streams: false, uploads: false }.check(peer).is_ok();
                 assert_eq!(served, i == j || i == 0, "{access:?} {peer}");
             }
         }
-        let nobody = Rule { access: Access::default(), streams: false };
+        let nobody = Rule { access: Access::default(), streams: false, uploads: false };
         assert!(peers.iter().all(|peer| nobody.check(peer).is_err()));
     }
 }

@@ -57,6 +57,7 @@ const SERVED: &[(&str, &str)] = &[
     ("/polis.v1.NodeManagement/Reset", ".....o"),
     ("/polis.v1.NodeManagement/Services", "...vpo"),
     ("/polis.v1.NodeManagement/Unlock", ".....o"),
+    ("/polis.v1.NodeManagement/Update", ".....o"),
 ];
 
 #[test]

@@ -167,11 +167,11 @@ impl Line {
         let limits = &self.shared.limits;
         let asked = asked_deadline(request.headers()).filter(|_| !rule.streams);
         let deadline = asked.map_or(limits.deadline, |asked| asked.min(limits.deadline));
-        let max = match self.caller.peer.is_known() {
-            true => limits.message,
-            false => limits.untrusted_message,
-        };
-        let mut request = request.map(|body| Body::new(Bounded::new(body, max + FRAME_HEAD)));
+        let known = self.caller.peer.is_known();
+        let max = if known { limits.message } else { limits.untrusted_message } + FRAME_HEAD;
+        // tonic bounds each message of a stream, and reads one when the handler asks for it.
+        let max = if known && rule.uploads { usize::MAX } else { max };
+        let mut request = request.map(|body| Body::new(Bounded::new(body, max)));
         request.extensions_mut().insert(self.caller.peer.clone());
         request.extensions_mut().insert(self.caller.clone());
         request.extensions_mut().insert(self.shared.stopping.clone());

@@ -16,7 +16,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::service::Routes;
-use tonic::{Code, Request, Response, Status};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::client::Channel;
 use super::testing::{Authority, Running, SOON, self_signed};
@@ -32,6 +32,7 @@ impl NodeManagement for Busy {
     type LogsStream = Answers<v1::LogsResponse>;
     type ConsoleStream = Answers<v1::ConsoleFrame>;
     type DrainStream = Answers<v1::DrainProgress>;
+    type UpdateStream = Answers<v1::UpdateProgress>;
 
     async fn get_status(
         &self,
@@ -59,6 +60,20 @@ impl NodeManagement for Busy {
         _request: Request<v1::DrainRequest>,
     ) -> Result<Response<Self::DrainStream>, Status> {
         Err(Status::unimplemented("not here"))
+    }
+
+    /// Counts the bytes of all pieces.
+    async fn update(
+        &self,
+        request: Request<Streaming<v1::UpdateRequest>>,
+    ) -> Result<Response<Self::UpdateStream>, Status> {
+        let mut incoming = request.into_inner();
+        let mut bytes = 0;
+        while let Some(piece) = incoming.message().await? {
+            bytes += piece.data.len() as u64;
+        }
+        let told = v1::UpdateProgress { bytes, ..Default::default() };
+        Ok(Response::new(Box::pin(futures::stream::iter([Ok(told)]))))
     }
 
     async fn reboot(
@@ -240,6 +255,26 @@ async fn ten_thousand_connections_leave_room_for_the_owner() {
     let bound = u64::try_from(Limits::default().handshakes_per_address).unwrap() + 20;
     assert!(most <= bound, "{most} connections were held at once");
     assert!(siege.running.metrics.accepted.get() > 1000);
+    siege.serves().await;
+    siege.running.stop().await;
+}
+
+#[tokio::test]
+async fn an_upload_is_as_long_as_it_is_and_each_piece_of_it_is_bounded() {
+    let limits = Limits { message: 64 << 10, ..Limits::default() };
+    let siege = Siege::begin(limits).await;
+    let upload = async |size: usize, count: usize| {
+        let piece = v1::UpdateRequest { data: vec![7; size] };
+        let pieces = futures::stream::iter(std::iter::repeat_n(piece, count));
+        let answer = siege.client().await.update(pieces).await?;
+        let mut told = answer.into_inner();
+        Ok::<_, Status>(told.message().await?.unwrap().bytes)
+    };
+    // In all, many times the longest message.
+    assert_eq!(upload(32 << 10, 64).await.unwrap(), 2 << 20);
+    // tonic's own bound of a message.
+    let status = upload(5 << 20, 1).await.unwrap_err();
+    assert_eq!(status.code(), Code::OutOfRange, "{status}");
     siege.serves().await;
     siege.running.stop().await;
 }

@@ -84,6 +84,9 @@ failures! {
     NODE_HUNG = System 9:
         "Check the disk, which may not answer any more, then reboot. If the failure returns, report \
          it with the file from polis/guru/ of the EFI system partition.";
+    /// A system on trial did not get ready in time.
+    TRIAL_NOT_READY = System 10:
+        "Wait: the machine starts the system that it had before the update by itself.";
     /// A service of `node` died more often than it may, up to the root of the tree.
     SERVICE_GAVE_UP = System 31: "read the last log lines and reboot; report this if it recurs";
     /// The main task of `node` panicked.

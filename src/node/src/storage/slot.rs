@@ -1,0 +1,147 @@
+//! The system partition that the machine does not run from: the place for another system.
+//!
+//! ```text
+//! | ESP | POLIS-SYSTEM-A | POLIS-SYSTEM-B | data |
+//!          runs             other
+//! ```
+//!
+//! Invariants:
+//! - The partition that the machine runs from is never opened for writing: the other one is
+//!   chosen by name, and the kernel, in which dm-verity holds the running one, refuses to
+//!   open that one exclusively.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use super::table;
+use polis_base::sys::block;
+
+/// The names of both in the partition table, and what each is called.
+const SLOTS: [(&str, &str); 2] = [("A", "POLIS-SYSTEM-A"), ("B", "POLIS-SYSTEM-B")];
+
+/// Why there is no place.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// `init` named neither.
+    #[error("the machine runs from slot {0:?}, and there are A and B")]
+    Unknown(String),
+    /// The disk has only one.
+    #[error("the disk has no partition {0}")]
+    Absent(&'static str),
+    /// The table cannot be read.
+    #[error(transparent)]
+    Table(#[from] table::Error),
+    /// The disk cannot be opened.
+    #[error("cannot open {path}")]
+    Disk {
+        /// The disk.
+        path: PathBuf,
+        /// The error of the kernel.
+        source: io::Error,
+    },
+}
+
+/// A system partition that is not in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// `A` or `B`.
+    pub name: &'static str,
+    /// Its device.
+    pub device: PathBuf,
+    /// Its size in bytes.
+    pub size: u64,
+}
+
+impl Slot {
+    /// The one beside the `running` one on the disk.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub fn beside(running: &str, disk: &Path) -> Result<Self, Error> {
+        let name = other(running).ok_or_else(|| Error::Unknown(running.to_owned()))?;
+        let (_, partition) = SLOTS[usize::from(name == SLOTS[1].0)];
+        let failed = |source| Error::Disk { path: disk.to_owned(), source };
+        let table = table::read(&File::open(disk).map_err(failed)?)?;
+        let mut found = table.partitions.iter().filter(|entry| entry.name == partition);
+        let entry = found.next().filter(|_one| found.next().is_none());
+        let entry = entry.ok_or(Error::Absent(partition))?;
+        let device = block::partition_path(disk, entry.number);
+        Ok(Self { name, device, size: entry.blocks() * table.block_size })
+    }
+
+    /// Opens it for reading and writing, for this process alone.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's error: EBUSY while something uses it.
+    pub fn open(&self) -> io::Result<File> {
+        OpenOptions::new().read(true).write(true).custom_flags(libc::O_EXCL).open(&self.device)
+    }
+}
+
+/// What the other one is called.
+#[must_use]
+pub fn other(running: &str) -> Option<&'static str> {
+    let known = SLOTS.iter().any(|(name, _)| *name == running);
+    SLOTS.iter().map(|(name, _)| *name).find(|name| known && *name != running)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use polis_image::layout;
+    use uuid::Uuid;
+
+    use super::*;
+
+    /// Makes a disk as the builder of images lays it out, in a plain file.
+    pub(crate) fn disk(path: &Path) {
+        let layout = layout::plan("seed", 1 << 20, 4 << 30).unwrap();
+        let file = File::options().create(true).truncate(true).read(true).write(true).open(path);
+        let file = file.unwrap();
+        file.set_len(layout.size).unwrap();
+        let mut gpt = gpt::GptConfig::new()
+            .writable(true)
+            .logical_block_size(gpt::disk::LogicalBlockSize::Lb512)
+            .create_from_device(file, Some(Uuid::from_u128(1)))
+            .unwrap();
+        let entries = (1..).zip(&layout.partitions).map(|(number, partition)| {
+            let entry = gpt::partition::Partition {
+                part_type_guid: partition.kind.type_guid.into(),
+                part_guid: partition.guid,
+                first_lba: partition.start / 512,
+                last_lba: (partition.start + partition.length) / 512 - 1,
+                flags: 0,
+                name: partition.kind.name.to_owned(),
+            };
+            (number, entry)
+        });
+        gpt.update_partitions(entries.collect()).unwrap();
+        gpt.write().unwrap();
+    }
+
+    #[test]
+    fn the_other_slot_is_the_one_that_does_not_run() {
+        assert_eq!(
+            (other("A"), other("B"), other("C"), other("")),
+            (Some("B"), Some("A"), None, None)
+        );
+    }
+
+    #[test]
+    fn it_is_found_by_its_name_on_a_disk_as_the_builder_lays_it_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        disk(&path);
+        let device = |number| block::partition_path(&path, number);
+        let b = Slot::beside("A", &path).unwrap();
+        assert_eq!(b, Slot { name: "B", device: device(3), size: layout::SYSTEM_SIZE });
+        let a = Slot::beside("B", &path).unwrap();
+        assert_eq!((a.name, a.device), ("A", device(2)));
+        assert!(matches!(Slot::beside("C", &path), Err(Error::Unknown(_))));
+        let blank = tempfile::NamedTempFile::new().unwrap();
+        assert!(matches!(Slot::beside("A", blank.path()), Err(Error::Table(_))));
+    }
+}

@@ -1,0 +1,190 @@
+//! The kernel images that the loader may start, by their names on the ESP.
+//!
+//! | name | standing |
+//! |---|---|
+//! | `polis-1.2.0.efi` | good |
+//! | `polis-1.2.0+1.efi` | untried: the loader has one try |
+//! | `polis-1.2.0+0-1.efi` | tried: it runs, or it did not get ready |
+//!
+//! The loader itself counts: it renames a file with a try before it starts it. The
+//! specification is systemd's Automatic Boot Assessment.
+//!
+//! Invariants:
+//! - Which kernel image runs is taken from the boot stub inside of it (`StubImageIdentifier`).
+//!   The loader's own variable still names one that the firmware refused before.
+
+use std::cmp::Reverse;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use semver::Version;
+
+use super::Error;
+use polis_base::sys::efivar;
+
+/// The folder of the loader, as firmware writes it.
+const FOLDER: &str = r"\EFI\Linux\";
+/// What the boot stub says of the file that it is in.
+const IDENTIFIER: &str = "StubImageIdentifier";
+/// The name of a kernel image that is being written: the loader lists `*.efi`.
+pub(super) const UNFINISHED: &str = "polis.new";
+
+const START: &str = "polis-";
+const END: &str = ".efi";
+
+/// What became of a system, by the name of its kernel image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It was ready once, or came with the image.
+    Good,
+    /// The loader has a try for it.
+    Untried,
+    /// Its try was taken. It is not started again while there is another.
+    Tried,
+}
+
+impl fmt::Display for Standing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Good => "good",
+            Self::Untried => "untried",
+            Self::Tried => "failed",
+        })
+    }
+}
+
+/// A kernel image of ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its file.
+    pub file: String,
+    /// The version of its system.
+    pub version: Version,
+    /// What became of it.
+    pub standing: Standing,
+}
+
+impl Entry {
+    /// Reads a name; `None` for what is not ours.
+    pub(super) fn parse(file: &str) -> Option<Self> {
+        let name = file.strip_prefix(START)?.strip_suffix(END)?;
+        let (version, standing) = match name.rsplit_once('+') {
+            None => (name, Standing::Good),
+            Some((version, tries)) => {
+                let (left, done) = tries.split_once('-').unwrap_or((tries, "0"));
+                let (left, _done): (u32, u32) = (left.parse().ok()?, done.parse().ok()?);
+                (version, if left == 0 { Standing::Tried } else { Standing::Untried })
+            }
+        };
+        Some(Self { file: file.to_owned(), version: Version::parse(version).ok()?, standing })
+    }
+
+    /// The name without a counter.
+    pub(super) fn good(version: &Version) -> String {
+        format!("{START}{version}{END}")
+    }
+
+    /// The name with one try. A loader that the firmware refuses to start the file for does
+    /// not go on to the next, so a second try would end the machine.
+    pub(super) fn untried(version: &Version) -> String {
+        format!("{START}{version}+1{END}")
+    }
+}
+
+/// The kernel images in a folder, the newest first.
+pub(super) fn list(folder: &Path) -> Result<Vec<Entry>, Error> {
+    let failed = || Error::io(format!("list {}", folder.display()));
+    let mut entries = Vec::new();
+    for entry in fs::read_dir(folder).map_err(failed())? {
+        let name = entry.map_err(failed())?.file_name();
+        entries.extend(name.to_str().and_then(Entry::parse));
+    }
+    entries.sort_by(|one, other| one.file.cmp(&other.file));
+    entries.sort_by_key(|entry| Reverse(entry.version.clone()));
+    Ok(entries)
+}
+
+/// The kernel image that runs.
+pub(super) fn running(efivars: &Path) -> Result<Entry, Error> {
+    let text = match efivar::of_loader(efivars, IDENTIFIER) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(Error::io("read what the loader has started")(error)),
+    };
+    let Some(text) = text else { return Err(Error::NoLoader("no firmware".to_owned())) };
+    let folder = text.get(..FOLDER.len()).filter(|start| start.eq_ignore_ascii_case(FOLDER));
+    let entry = folder.and_then(|folder| Entry::parse(&text[folder.len()..]));
+    entry.ok_or(Error::NoLoader(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_name_says_what_became_of_a_system() {
+        let standing = |file: &str| Entry::parse(file).map(|entry| entry.standing);
+        assert_eq!(standing("polis-1.2.0.efi"), Some(Standing::Good));
+        assert_eq!(standing("polis-1.2.0-rc.1.efi"), Some(Standing::Good));
+        assert_eq!(standing("polis-1.2.0+1.efi"), Some(Standing::Untried));
+        assert_eq!(standing("polis-1.2.0+2-1.efi"), Some(Standing::Untried));
+        assert_eq!(standing("polis-1.2.0+0-1.efi"), Some(Standing::Tried));
+        assert_eq!(standing("polis-1.2.0-rc.1+0-3.efi"), Some(Standing::Tried));
+        for other in ["polis.new", "polis-1.efi", "polis-1.2.0+.efi", "polis-1.2.0+x.efi", "x.efi"]
+        {
+            assert_eq!(standing(other), None, "{other}");
+        }
+        let version = Version::new(1, 2, 0);
+        let untried = Entry::parse(&Entry::untried(&version)).unwrap();
+        assert_eq!((untried.version, untried.standing), (version.clone(), Standing::Untried));
+        assert_eq!(standing(&Entry::good(&version)), Some(Standing::Good));
+    }
+
+    #[test]
+    fn kernel_images_are_listed_newest_first_and_others_are_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["polis-1.9.0.efi", "polis-1.10.0+0-1.efi", "windows.efi", UNFINISHED] {
+            fs::write(folder.path().join(name), "").unwrap();
+        }
+        let listed = list(folder.path()).unwrap();
+        let files: Vec<&str> = listed.iter().map(|entry| entry.file.as_str()).collect();
+        assert_eq!(files, ["polis-1.10.0+0-1.efi", "polis-1.9.0.efi"]);
+        assert!(list(&folder.path().join("absent")).is_err());
+    }
+
+    #[test]
+    fn the_stub_says_which_one_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let says = |text: &str| {
+            let content: Vec<u8> = [6, 0, 0, 0]
+                .into_iter()
+                .chain(text.encode_utf16().flat_map(u16::to_le_bytes))
+                .collect();
+            let name = format!("{IDENTIFIER}-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f");
+            fs::write(folder.path().join(name), content).unwrap();
+            running(folder.path())
+        };
+        let refused = |outcome: Result<Entry, Error>| outcome.unwrap_err().to_string();
+        assert!(refused(running(folder.path())).contains("started by no firmware"));
+        let found = says(r"\EFI\LINUX\polis-1.0.0+0-1.efi").unwrap();
+        assert_eq!((found.version, found.standing), (Version::new(1, 0, 0), Standing::Tried));
+        let other = refused(says(r"\EFI\BOOT\BOOTX64.EFI"));
+        assert!(
+            other.contains(r"started by \EFI\BOOT\BOOTX64.EFI, and not by the loader"),
+            "{other}"
+        );
+        assert!(says(r"\EFI\Linux\..\polis-1.0.0.efi").is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_name_is_read_or_not(name in "\\PC{0,40}") {
+            let _entry = Entry::parse(&name);
+            let _entry = Entry::parse(&format!("polis-1.0.0+{name}.efi"));
+        }
+    }
+}

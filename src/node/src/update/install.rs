@@ -1,0 +1,497 @@
+//! Writing another system to the disk, while this one runs.
+//!
+//! ```text
+//! manifest checked --> other kernel images removed --> kernel: polis.new, system: the other slot
+//!   --> flushed --> read back from the disk --> polis-V+1.efi --> flushed
+//! ```
+//!
+//! Invariants:
+//! - The manifest is checked, signature and all, before anything is changed.
+//! - A run that ends anywhere leaves the running system as the only one that the loader
+//!   lists, or both whole. The next run begins anew.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::Path;
+
+use polis_bundle::{Bundle, Manifest, Part, SECURITY_LEVEL, Target};
+use semver::Version;
+use sha2::{Digest as _, Sha256};
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use super::entry::{self, Entry, Standing, UNFINISHED};
+use super::{Config, Error, Other, Status, Step, Turn};
+use crate::storage::slot::Slot;
+use polis_base::hex;
+use polis_base::sys::files::forget;
+
+/// How much is read back at a time.
+const CHUNK: usize = 1 << 20;
+
+/// What is being done with the bytes of a bundle.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Phase {
+    /// They are received, and written.
+    #[default]
+    Write,
+    /// They are read back.
+    Verify,
+}
+
+/// How far an update is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// What is being done.
+    pub phase: Phase,
+    /// Bytes that this was done with.
+    pub bytes: u64,
+    /// Bytes in all; zero until the manifest has come.
+    pub total: u64,
+}
+
+/// A system that is on the disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Installed {
+    /// Its version.
+    pub version: Version,
+    /// Its slot.
+    pub slot: &'static str,
+}
+
+impl Turn {
+    /// Reads a bundle and puts its system on the disk; the next start of the machine tries it.
+    /// Blocks for as long as the disk and the sender take.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`]: the running system is as it was.
+    pub fn install(
+        self,
+        bundle: impl Read,
+        progress: &watch::Sender<Progress>,
+    ) -> Result<Installed, Error> {
+        let config = &*self.door.config;
+        let running = entry::running(&config.efivars)?;
+        if running.standing == Standing::Tried {
+            return Err(Error::OnTrial);
+        }
+        let place = Place {
+            slot: Slot::beside(&config.slot, &config.disk)?,
+            kernels: &config.kernels,
+            running: &running.file,
+        };
+        let bundle = Bundle::open(bundle, Some(&self.key)).map_err(unread)?;
+        let manifest = bundle.manifest().clone();
+        manifest.suits(&place.target(config)?)?;
+        self.changed(None);
+        let version = &manifest.version;
+        let told = |step: Step, result: &str| step.line(version, place.slot.name, result);
+        info!(%version, image = manifest.image, slot = place.slot.name, "an update is written");
+        self.lines.event(told(Step::Write, "started"));
+        let failed = |step, error: &Error| {
+            let cause = polis_base::cause::line(error);
+            warn!(%version, cause, "the update was not installed");
+            self.lines.event(told(step, "failed").field("cause", cause));
+            place.clear_unfinished();
+        };
+        place.write(bundle, progress).inspect_err(|error| failed(Step::Write, error))?;
+        self.lines.event(told(Step::Write, "done"));
+        self.lines.event(told(Step::Verify, "started"));
+        let verified = place.verify(&manifest, progress).and_then(|()| place.name(version));
+        verified.inspect_err(|error| failed(Step::Verify, error))?;
+        self.lines.event(told(Step::Verify, "done"));
+        info!(%version, "the update is on the disk; the next start tries it");
+        self.changed(Some(Other {
+            version: version.clone(),
+            slot: place.slot.name,
+            standing: Standing::Untried,
+            cause: None,
+        }));
+        Ok(Installed { version: manifest.version, slot: place.slot.name })
+    }
+
+    fn changed(&self, other: Option<Other>) {
+        self.door.status.send_modify(|Status { other: known, .. }| *known = other);
+    }
+}
+
+/// Why a bundle could not be read.
+fn unread(error: polis_bundle::Error) -> Error {
+    match error {
+        polis_bundle::Error::Refused(refusal) => refusal.into(),
+        polis_bundle::Error::Read(source) => Error::io("receive the bundle")(source),
+        polis_bundle::Error::Write { part, source } => {
+            Error::io(format!("write its {part}"))(source)
+        }
+    }
+}
+
+/// Where another system goes.
+struct Place<'a> {
+    slot: Slot,
+    /// The folder of the kernel images.
+    kernels: &'a Path,
+    /// The one that runs.
+    running: &'a str,
+}
+
+impl Place<'_> {
+    /// What a bundle has to suit.
+    fn target(&self, config: &Config) -> Result<Target, Error> {
+        let version = Version::parse(&config.version)
+            .map_err(|_not_a_version| Error::Version(config.version.clone()))?;
+        Ok(Target {
+            version,
+            security_level: SECURITY_LEVEL,
+            architecture: std::env::consts::ARCH.to_owned(),
+            variant: config.variant.clone(),
+            slot: self.slot.size,
+            esp: self.room()?,
+        })
+    }
+
+    /// Bytes that are free for a kernel image, once the others are gone.
+    fn room(&self) -> Result<u64, Error> {
+        let failed = || Error::io(format!("look at {}", self.kernels.display()));
+        let space = rustix::fs::statvfs(self.kernels).map_err(io::Error::from).map_err(failed())?;
+        let others = self.others()?.into_iter();
+        let sizes = others.map(|file| Ok(fs::metadata(self.kernels.join(file))?.len()));
+        let sizes: u64 = sizes.sum::<io::Result<u64>>().map_err(failed())?;
+        Ok(space.f_bavail * space.f_frsize + sizes)
+    }
+
+    /// The kernel images that do not run, and what an earlier run has left.
+    fn others(&self) -> Result<Vec<String>, Error> {
+        let entries = entry::list(self.kernels)?.into_iter().map(|entry| entry.file);
+        // FAT does not tell letters of another case apart.
+        let mut files: Vec<String> =
+            entries.filter(|file| !file.eq_ignore_ascii_case(self.running)).collect();
+        files.extend(self.kernels.join(UNFINISHED).exists().then(|| UNFINISHED.to_owned()));
+        Ok(files)
+    }
+
+    /// Removes the other kernel images, and writes both parts.
+    fn write<R: Read>(
+        &self,
+        bundle: Bundle<R>,
+        progress: &watch::Sender<Progress>,
+    ) -> Result<(), Error> {
+        for file in self.others()? {
+            let path = self.kernels.join(file);
+            fs::remove_file(&path).map_err(Error::io(format!("remove {}", path.display())))?;
+        }
+        // Before the first byte of another system.
+        self.flush()?;
+        let path = self.kernels.join(UNFINISHED);
+        let creating = || Error::io(format!("create {}", path.display()));
+        let mut kernel = File::create(&path).map_err(creating())?;
+        let device = || self.slot.device.display();
+        let opened = self.slot.open();
+        let mut system = opened.map_err(Error::io(format!("open {}", device())))?;
+        let total = total(bundle.manifest());
+        let mut bytes = 0;
+        let mut more = |count| {
+            bytes += count;
+            progress.send_replace(Progress { phase: Phase::Write, bytes, total });
+        };
+        bundle.parts([&mut kernel, &mut system], &mut more).map_err(unread)?;
+        kernel.sync_all().map_err(Error::io(format!("flush {}", path.display())))?;
+        system.sync_all().map_err(Error::io(format!("flush {}", device())))
+    }
+
+    /// Reads both parts back from the disk.
+    fn verify(&self, manifest: &Manifest, progress: &watch::Sender<Progress>) -> Result<(), Error> {
+        let total = total(manifest);
+        let mut bytes = 0;
+        let mut more = |count| {
+            bytes += count;
+            progress.send_replace(Progress { phase: Phase::Verify, bytes, total });
+        };
+        let kernel = File::open(self.kernels.join(UNFINISHED));
+        let system = self.slot.open();
+        for ((name, part), file) in manifest.parts().into_iter().zip([kernel, system]) {
+            let read = file.and_then(|file| {
+                forget(&file)?;
+                holds(file, part, &mut more)
+            });
+            if !read.map_err(Error::io(format!("read the {name} back")))? {
+                return Err(Error::Differs(name));
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the kernel image the name by which the loader tries it.
+    fn name(&self, version: &Version) -> Result<(), Error> {
+        let to = self.kernels.join(Entry::untried(version));
+        let failed = || Error::io(format!("make {}", to.display()));
+        fs::rename(self.kernels.join(UNFINISHED), &to).map_err(failed())?;
+        self.flush()
+    }
+
+    fn flush(&self) -> Result<(), Error> {
+        flush(self.kernels).map_err(Error::io(format!("flush {}", self.kernels.display())))
+    }
+
+    /// An unfinished file is useless, and the next run removes it, too.
+    fn clear_unfinished(&self) {
+        fs::remove_file(self.kernels.join(UNFINISHED)).unwrap_or_default();
+    }
+}
+
+fn total(manifest: &Manifest) -> u64 {
+    manifest.kernel.size + manifest.system.size
+}
+
+/// Whether a file begins with a part.
+fn holds(mut file: File, part: &Part, progress: &mut dyn FnMut(u64)) -> io::Result<bool> {
+    let mut hash = Sha256::new();
+    let mut chunk = vec![0; CHUNK];
+    let mut left = part.size;
+    while left > 0 {
+        let piece = usize::try_from(left).unwrap_or(CHUNK).min(CHUNK);
+        let piece = &mut chunk[..piece];
+        file.read_exact(piece)?;
+        hash.update(&*piece);
+        left -= piece.len() as u64;
+        progress(piece.len() as u64);
+    }
+    Ok(hex::encode(&hash.finalize()) == part.sha256)
+}
+
+/// Has the disk keep a folder of the ESP, and all else of that file system.
+pub(super) fn flush(folder: &Path) -> io::Result<()> {
+    let folder = File::open(folder)?;
+    folder.sync_all()?;
+    Ok(rustix::fs::syncfs(&folder)?)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::path::PathBuf;
+
+    use ed25519_dalek::SigningKey;
+    use polis_bundle::{PartName, Refusal};
+    use polis_runtime::lines::Lines;
+    use tempfile::TempDir;
+    use tokio::sync::mpsc::Receiver;
+
+    use super::*;
+    use crate::storage::slot::tests::disk;
+    use crate::update::Door;
+
+    const KERNEL: &[u8] = &[7; 30_000];
+    const SYSTEM: &[u8] = &[9; 3 << 20];
+
+    fn key() -> SigningKey {
+        SigningKey::from_bytes(&[1; 32])
+    }
+
+    /// A bundle of version `version`.
+    pub(crate) fn bundle(version: &str, key: &SigningKey) -> Vec<u8> {
+        let manifest = Manifest {
+            version: version.parse().unwrap(),
+            security_level: SECURITY_LEVEL,
+            architecture: std::env::consts::ARCH.to_owned(),
+            variant: "base".to_owned(),
+            image: "0123456789abcdef".to_owned(),
+            from: Version::new(0, 1, 0),
+            kernel: Part::of(KERNEL).unwrap(),
+            system: Part::of(SYSTEM).unwrap(),
+        };
+        let mut bundle = Vec::new();
+        polis_bundle::write(&mut bundle, &manifest, key, [&mut &*KERNEL, &mut &*SYSTEM]).unwrap();
+        bundle
+    }
+
+    /// A machine in a folder, which runs `running` from slot A.
+    pub(crate) struct Machine {
+        folder: TempDir,
+        pub(crate) config: Config,
+        pub(crate) status: watch::Sender<Status>,
+        door: Door,
+        lines: Lines,
+        said: Receiver<String>,
+    }
+
+    impl Machine {
+        pub(crate) fn new(running: &str) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let path = |name: &str| folder.path().join(name);
+            let (kernels, efivars) = (path("kernels"), path("efivars"));
+            for folder in [&kernels, &efivars] {
+                fs::create_dir(folder).unwrap();
+            }
+            for name in [running, "polis-0.9.0.efi", "other.efi", UNFINISHED] {
+                fs::write(kernels.join(name), name).unwrap();
+            }
+            let text = format!(r"\EFI\Linux\{running}");
+            let text = text.encode_utf16().flat_map(u16::to_le_bytes);
+            let variable = "StubImageIdentifier-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
+            let content: Vec<u8> = [6, 0, 0, 0].into_iter().chain(text).collect();
+            fs::write(efivars.join(variable), content).unwrap();
+            disk(&path("disk"));
+            // The kernel's devices of its partitions.
+            fs::write(path("disk2"), "running").unwrap();
+            fs::write(path("disk3"), "other").unwrap();
+            let config = Config {
+                disk: path("disk"),
+                slot: "A".to_owned(),
+                version: "1.0.0".to_owned(),
+                variant: "base".to_owned(),
+                release_key: Some(key().verifying_key()),
+                kernels,
+                efivars,
+            };
+            let status = watch::Sender::default();
+            let door = Door::new(config.clone(), status.clone());
+            let (lines, said) = Lines::channel();
+            Self { folder, config, status, door, lines, said }
+        }
+
+        fn take(&self, bundle: &[u8]) -> Result<Installed, Error> {
+            let progress = watch::Sender::default();
+            let installed = self.door.enter(self.lines.clone())?.install(bundle, &progress)?;
+            let total = (KERNEL.len() + SYSTEM.len()) as u64;
+            let end = Progress { phase: Phase::Verify, bytes: total, total };
+            assert_eq!(*progress.borrow(), end);
+            Ok(installed)
+        }
+
+        /// What is in the folder of kernel images.
+        pub(crate) fn kernels(&self) -> Vec<String> {
+            let names = fs::read_dir(&self.config.kernels).unwrap();
+            let mut names: Vec<String> =
+                names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+            names.sort();
+            names
+        }
+
+        fn device(&self, name: &str) -> PathBuf {
+            self.folder.path().join(name)
+        }
+
+        /// The events, without their times.
+        fn said(&mut self) -> Vec<String> {
+            let mut said = Vec::new();
+            while let Ok(line) = self.said.try_recv() {
+                said.push(line.split(" t=").next().unwrap().to_owned());
+            }
+            said
+        }
+
+        fn is_as_it_was(&self) -> bool {
+            fs::read(self.device("disk2")).unwrap() == b"running"
+                && fs::read(self.config.kernels.join("polis-1.0.0.efi")).unwrap()
+                    == b"polis-1.0.0.efi"
+        }
+    }
+
+    #[test]
+    fn a_system_is_written_beside_the_one_that_runs_and_gets_one_try() {
+        let mut machine = Machine::new("polis-1.0.0.efi");
+        let installed = machine.take(&bundle("1.1.0", &key())).unwrap();
+        assert_eq!(installed, Installed { version: Version::new(1, 1, 0), slot: "B" });
+        assert!(fs::read(machine.device("disk3")).unwrap() == SYSTEM);
+        assert!(fs::read(machine.config.kernels.join("polis-1.1.0+1.efi")).unwrap() == KERNEL);
+        // What the slot had before is no longer offered; what is not ours stays.
+        assert_eq!(machine.kernels(), ["other.efi", "polis-1.0.0.efi", "polis-1.1.0+1.efi"]);
+        assert!(machine.is_as_it_was());
+        let other = machine.status.borrow().other.clone().unwrap();
+        assert_eq!(other.to_string(), "1.1.0 in slot B, untried");
+        let event = |phase: &str, result: &str| {
+            format!("POLIS update phase={phase} version=1.1.0 slot=B result={result}")
+        };
+        let expected = ["started", "done"].map(|result| event("write", result));
+        let expected = [expected, ["started", "done"].map(|result| event("verify", result))];
+        assert_eq!(machine.said(), expected.concat());
+        // And again, with another one: the last counts.
+        machine.take(&bundle("1.2.0", &key())).unwrap();
+        assert_eq!(machine.kernels(), ["other.efi", "polis-1.0.0.efi", "polis-1.2.0+1.efi"]);
+    }
+
+    #[test]
+    fn a_bundle_that_is_refused_by_its_manifest_changes_nothing() {
+        let mut machine = Machine::new("polis-1.0.0.efi");
+        let before = machine.kernels();
+        let foreign = bundle("1.1.0", &SigningKey::from_bytes(&[2; 32]));
+        let mut forged = bundle("1.1.0", &key());
+        forged[150] ^= 1;
+        let same = bundle("1.0.0", &key());
+        let refused = |bundle: &[u8]| match machine.take(bundle) {
+            Err(Error::Refused(refusal)) => refusal,
+            other => panic!("{other:?}"),
+        };
+        assert!(matches!(refused(&foreign), Refusal::Signer { .. }));
+        assert_eq!(refused(&forged), Refusal::Signature);
+        assert!(matches!(refused(&same), Refusal::Older { .. }));
+        assert!(matches!(refused(&forged[..100]), Refusal::Short { .. }));
+        assert_eq!(machine.kernels(), before);
+        assert_eq!(fs::read(machine.device("disk3")).unwrap(), b"other");
+        assert!(machine.is_as_it_was() && machine.said().is_empty());
+    }
+
+    #[test]
+    fn a_system_that_did_not_come_whole_is_not_offered_to_the_loader() {
+        let mut machine = Machine::new("polis-1.0.0.efi");
+        let whole = bundle("1.1.0", &key());
+        let mut flipped = whole.clone();
+        *flipped.last_mut().unwrap() ^= 1;
+        for bundle in [&flipped[..], &whole[..whole.len() - 1], &[&whole[..], &[0]].concat()] {
+            let error = machine.take(bundle).unwrap_err();
+            assert!(matches!(error, Error::Refused(_)), "{error:?}");
+            assert_eq!(machine.kernels(), ["other.efi", "polis-1.0.0.efi"]);
+            assert!(machine.is_as_it_was());
+            assert_eq!(machine.status.borrow().other, None);
+            let said = machine.said();
+            let [_, failed] = &said[..] else { panic!("{said:?}") };
+            assert!(failed.contains("phase=write") && failed.contains("result=failed cause="));
+        }
+        machine.take(&whole).unwrap();
+    }
+
+    #[test]
+    fn what_reads_back_otherwise_is_not_offered_either() {
+        let machine = Machine::new("polis-1.0.0.efi");
+        let place = Place {
+            slot: Slot::beside("A", &machine.config.disk).unwrap(),
+            kernels: &machine.config.kernels,
+            running: "polis-1.0.0.efi",
+        };
+        let progress = watch::Sender::default();
+        let bundle = bundle("1.1.0", &key());
+        let bundle = Bundle::open(&*bundle, None).unwrap();
+        let manifest = bundle.manifest().clone();
+        place.write(bundle, &progress).unwrap();
+        place.verify(&manifest, &progress).unwrap();
+        let unfinished = machine.config.kernels.join(UNFINISHED);
+        for (part, path) in
+            [(PartName::System, machine.device("disk3")), (PartName::Kernel, unfinished)]
+        {
+            let mut bytes = fs::read(&path).unwrap();
+            bytes[1000] ^= 1;
+            fs::write(&path, bytes).unwrap();
+            let error = place.verify(&manifest, &progress).unwrap_err();
+            assert!(matches!(&error, Error::Differs(found) if *found == part), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn one_update_at_a_time_and_none_for_an_image_without_keys_or_on_trial() {
+        let machine = Machine::new("polis-1.0.0.efi");
+        let turn = machine.door.enter(machine.lines.clone()).unwrap();
+        let busy = machine.door.clone().enter(machine.lines.clone()).unwrap_err();
+        assert!(matches!(busy, Error::Busy));
+        drop(turn);
+        assert!(machine.door.enter(machine.lines.clone()).is_ok());
+        let unsigned = Config { release_key: None, ..machine.config.clone() };
+        let unsigned = Door::new(unsigned, machine.status.clone());
+        assert!(matches!(unsigned.enter(machine.lines.clone()), Err(Error::NoKey)));
+        let trial = Machine::new("polis-1.0.0+0-1.efi");
+        let before = trial.kernels();
+        let outcome = trial.take(&bundle("1.1.0", &key()));
+        assert!(matches!(outcome, Err(Error::OnTrial)), "{outcome:?}");
+        assert_eq!(trial.kernels(), before);
+    }
+}

@@ -1,0 +1,287 @@
+//! The update of this node: takes another system, tries it, and keeps it or goes back.
+//!
+//! ```text
+//! bundle --> [install] --> the other slot, read back --> polis-V+1.efi --> reboot
+//!                                                             |
+//!   the loader takes the try: polis-V+0-1.efi <---------------+
+//!         |                        |
+//!         | ready: polis-V.efi     | never ready, a guru, a panic: reset, and the loader
+//!         v                        v starts the system before, which says so
+//!       [kept]                  [gone back]
+//! ```
+//!
+//! Everything that is known of a system beside the running one is the name of its kernel
+//! image on the ESP ([`entry`]), so there is no record that could contradict it.
+//!
+//! Invariants:
+//! - Nothing of the running system is written to: neither its partition nor its kernel image.
+//! - A kernel image gets a name that the loader lists only when it and its system were read
+//!   back from the disk; while a slot is written, no kernel image names its system.
+//! - The try is taken by the loader, before the system runs.
+//!
+//! What this module does not do: receive a bundle or reboot (`management`), and choose the
+//! slot at a start (`init` finds the system by its root hash).
+
+mod entry;
+mod install;
+mod service;
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ed25519_dalek::VerifyingKey;
+use polis_bundle::Refusal;
+use semver::Version;
+use tokio::sync::{OwnedMutexGuard, watch};
+
+pub use self::entry::{Entry, Standing};
+pub use self::install::{Installed, Phase, Progress};
+pub use self::service::{Service, TRIAL};
+use crate::storage::slot;
+use polis_base::environment::Environment;
+use polis_base::serial::EventLine;
+use polis_base::sys::{command_line, efivar};
+use polis_base::{files, hex};
+use polis_runtime::lines::Lines;
+
+/// The word of the command line with the release key; zeros where the image has none.
+const RELEASE_KEY: &str = "polis.release-key";
+/// The line of `os-release` with the variant; a base image has none.
+const VARIANT: &str = "POLIS_VARIANT=";
+const BASE: &str = "base";
+
+/// The machine, as far as an update concerns it. Fixed for the life of the process.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The disk that the machine was booted from.
+    pub disk: PathBuf,
+    /// The slot that it runs from: `A` or `B`.
+    pub slot: String,
+    /// The version that runs.
+    pub version: String,
+    /// Which programs its image has.
+    pub variant: String,
+    /// Whose bundles it takes; an image without keys takes none.
+    pub release_key: Option<VerifyingKey>,
+    /// The kernel images on the ESP.
+    pub kernels: PathBuf,
+    /// The variables of the firmware.
+    pub efivars: PathBuf,
+}
+
+impl Config {
+    /// The machine that this process runs on. Reads two small files of the kernel and the
+    /// system.
+    #[must_use]
+    pub fn live(environment: &Environment, tree: &files::Root) -> Self {
+        let line = command_line::read().unwrap_or_default();
+        let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
+        Self {
+            disk: environment.disk.clone(),
+            slot: environment.slot.clone(),
+            version: environment.version.clone(),
+            variant: variant(&release).to_owned(),
+            release_key: release_key(&line),
+            kernels: tree.esp.kernels.path().to_owned(),
+            efivars: efivar::DIRECTORY.into(),
+        }
+    }
+
+    /// What the other slot is called.
+    #[must_use]
+    pub fn other_slot(&self) -> &'static str {
+        slot::other(&self.slot).unwrap_or("-")
+    }
+}
+
+/// The variant that the text of an `os-release` names.
+fn variant(os_release: &str) -> &str {
+    os_release.lines().find_map(|line| line.strip_prefix(VARIANT)).unwrap_or(BASE)
+}
+
+/// The release key on a command line.
+fn release_key(line: &str) -> Option<VerifyingKey> {
+    let bytes: [u8; 32] = hex::decode(command_line::value(line, RELEASE_KEY)?)?.try_into().ok()?;
+    // Zeros are a point of the curve, and nobody's key.
+    VerifyingKey::from_bytes(&bytes).ok().filter(|_key| bytes != [0; 32])
+}
+
+/// Why an update was not installed. Nothing that runs was changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The image knows no signer.
+    #[error("the image of this node was built without keys, so it takes no update")]
+    NoKey,
+    /// The kernel image was not chosen by the loader: it could not choose another.
+    #[error("this machine was started by {0}, and not by the loader on its disk")]
+    NoLoader(String),
+    /// One at a time.
+    #[error("another update of this node is going on")]
+    Busy,
+    /// The system that runs is new itself.
+    #[error("the system of this node is on trial, and the one before it is the way back")]
+    OnTrial,
+    /// The version that runs is not one.
+    #[error("this node runs version {0:?}, which is none that can be compared")]
+    Version(String),
+    /// The bundle breaks a rule.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// There is no place for another system.
+    #[error("there is no place for another system")]
+    Slot(#[from] slot::Error),
+    /// It could not be received, written, or read back.
+    #[error("cannot {operation}")]
+    Io {
+        /// The operation and its object.
+        operation: String,
+        /// The error of the kernel.
+        source: std::io::Error,
+    },
+    /// The disk does not keep what was written.
+    #[error("the {0} reads back from the disk other than it was written")]
+    Differs(polis_bundle::PartName),
+    /// The thread that did the work ended with a panic.
+    #[error("the thread of the update was lost")]
+    Lost,
+}
+
+impl Error {
+    /// The word for the cause, for programs.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::NoKey => "update-no-key",
+            Self::NoLoader(_) => "update-no-loader",
+            Self::Busy => "update-busy",
+            Self::OnTrial => "update-trial",
+            Self::Refused(_) => "update-refused",
+            Self::Version(_) | Self::Slot(_) => "update-no-place",
+            Self::Io { .. } | Self::Differs(_) | Self::Lost => "update-failed",
+        }
+    }
+
+    fn io(operation: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let operation = operation.into();
+        move |source| Self::Io { operation, source }
+    }
+}
+
+/// The systems of this machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Whether the one that runs is on trial.
+    pub trial: bool,
+    /// The one in the other slot, if it can be started.
+    pub other: Option<Other>,
+}
+
+/// A system that can be started and does not run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Other {
+    /// Its version.
+    pub version: Version,
+    /// Its slot.
+    pub slot: &'static str,
+    /// What became of it.
+    pub standing: Standing,
+    /// Why it was left, where that is known.
+    pub cause: Option<String>,
+}
+
+impl std::fmt::Display for Other {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { version, slot, standing, cause } = self;
+        write!(f, "{version} in slot {slot}, {standing}")?;
+        cause.iter().try_for_each(|cause| write!(f, ": {cause}"))
+    }
+}
+
+/// Lets one update at a time in. Cheap to clone; all clones are of one door.
+#[derive(Clone, Debug)]
+pub struct Door {
+    config: Arc<Config>,
+    status: watch::Sender<Status>,
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Door {
+    /// The door of this machine.
+    #[must_use]
+    pub fn new(config: Config, status: watch::Sender<Status>) -> Self {
+        Self { config: Arc::new(config), status, turn: Arc::default() }
+    }
+
+    /// Begins an update, unless one goes on or the image takes none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoKey`], [`Error::Busy`].
+    pub fn enter(&self, lines: Lines) -> Result<Turn, Error> {
+        let key = self.config.release_key.ok_or(Error::NoKey)?;
+        let turn = Arc::clone(&self.turn).try_lock_owned().map_err(|_taken| Error::Busy)?;
+        Ok(Turn { door: self.clone(), key, lines, _turn: turn })
+    }
+}
+
+/// An update that has begun.
+#[derive(Debug)]
+pub struct Turn {
+    door: Door,
+    key: VerifyingKey,
+    lines: Lines,
+    _turn: OwnedMutexGuard<()>,
+}
+
+/// The steps of an update, as the serial line has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Write,
+    Verify,
+    Boot,
+    Commit,
+    Rollback,
+}
+
+impl Step {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Write => "write",
+            Self::Verify => "verify",
+            Self::Boot => "boot",
+            Self::Commit => "commit",
+            Self::Rollback => "rollback",
+        }
+    }
+
+    /// The line that says how the step goes: `started`, `done`, or `failed` by a cause.
+    fn line(self, version: &Version, slot: &str, result: &str) -> EventLine {
+        EventLine::new("update")
+            .field("phase", self.name())
+            .field("version", version)
+            .field("slot", slot)
+            .field("result", result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_says_whose_bundles_it_takes() {
+        let key = ed25519_dalek::SigningKey::from_bytes(&[1; 32]).verifying_key();
+        let line = |digits: &str| format!("quiet {RELEASE_KEY}={digits} {RELEASE_KEY}=other");
+        let digits = hex::encode(key.as_bytes());
+        assert_eq!(release_key(&line(&digits)), Some(key));
+        assert_eq!(release_key(&line(&"0".repeat(64))), None);
+        for wrong in ["", "00", &digits[1..], "quiet"] {
+            assert_eq!(release_key(&line(wrong)), None, "{wrong}");
+        }
+        assert_eq!(release_key("quiet"), None);
+        assert_eq!(variant("ID=polis\nPOLIS_VARIANT=full\n"), "full");
+        assert_eq!(variant("ID=polis\n"), "base");
+    }
+}

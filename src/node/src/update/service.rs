@@ -1,0 +1,249 @@
+//! The trial of a new system: marks it good, or gives it up; and says what became of one that
+//! was left.
+//!
+//! ```text
+//! the running kernel image has a counter --> [trial] --ready--> the name without counter
+//!                                               \--ten minutes--> guru 0310 --> the loader
+//!                                                                 starts the one before
+//! ```
+//!
+//! Invariants:
+//! - A system is marked good only when this node is ready and home.
+
+use std::fs;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tracing::{debug, info, warn};
+
+use super::entry::{self, Entry, Standing};
+use super::install::flush;
+use super::{Config, Error, Other, Status, Step};
+use polis_base::stage;
+use polis_base::sys::clock;
+use polis_base::trapdoor::{Report, code};
+use polis_runtime::event::{Closed, until};
+use polis_runtime::supervisor::{Context, blocking};
+
+/// How long after the kernel's start a system on trial has to be ready: several times what
+/// the slowest start takes that waits for others.
+pub const TRIAL: Duration = Duration::from_secs(600);
+
+/// Configuration, inputs and outputs. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// The machine.
+    pub config: Config,
+    /// Why the boot before this one failed, if it did.
+    pub previous: Option<String>,
+    /// How long after the kernel's start a system on trial has to be ready.
+    pub trial: Duration,
+    /// Whether the node is ready.
+    pub ready: watch::Receiver<bool>,
+    /// The systems of this machine.
+    pub status: watch::Sender<Status>,
+}
+
+/// Why a run ends.
+#[derive(Debug, thiserror::Error)]
+pub enum Ended {
+    /// The owner of an input ended.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+    /// The system that is on trial cannot be marked good.
+    #[error("cannot keep the new system")]
+    Keep(#[source] Error),
+}
+
+impl Service {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Ended`].
+    pub async fn run(mut self, ctx: Context) -> Result<(), Ended> {
+        let config = self.config.clone();
+        match blocking(move || look(&config)).await {
+            Ok((running, other)) => {
+                let other = other.map(|entry| self.other(entry));
+                let trial = running.standing == Standing::Tried;
+                if let Some(other) = other.as_ref().filter(|_good| !trial) {
+                    left(other, &ctx);
+                }
+                self.status.send_replace(Status { trial, other });
+                if trial && self.trial(running, &ctx).await?.is_none() {
+                    return Ok(());
+                }
+            }
+            // A direct start, or an image without a loader.
+            Err(Error::NoLoader(by)) => debug!(by, "this machine has one system"),
+            Err(error) => {
+                let cause = polis_base::cause::line(&error);
+                warn!(cause, "cannot tell which systems this machine has");
+            }
+        }
+        ctx.healthy();
+        ctx.cancelled().await;
+        Ok(())
+    }
+
+    /// Waits until the new system has shown that it works. `None` once this run must end.
+    async fn trial(&mut self, running: Entry, ctx: &Context) -> Result<Option<()>, Ended> {
+        let Entry { file, version, .. } = running;
+        let told = |step: Step, result: &str| {
+            ctx.lines().event(step.line(&version, &self.config.slot, result));
+        };
+        info!(%version, "this system is on trial");
+        told(Step::Boot, "started");
+        ctx.healthy();
+        let ready = until(&mut self.ready, "ready", |ready| ready.then_some(()));
+        let in_time = timeout(self.trial.saturating_sub(clock::uptime()), ready);
+        match ctx.until_cancelled(in_time).await {
+            None => return Ok(None),
+            Some(Ok(ready)) => ready?,
+            Some(Err(_elapsed)) => {
+                told(Step::Boot, "failed");
+                ctx.until_cancelled(ctx.trapdoor(late(self.trial, ctx))).await;
+                return Ok(None);
+            }
+        }
+        let kernels = self.config.kernels.clone();
+        let good = Entry::good(&version);
+        let keep = move || {
+            let to = kernels.join(&good);
+            let failed = || Error::io(format!("make {}", to.display()));
+            fs::rename(kernels.join(file), &to).map_err(failed())?;
+            flush(&kernels).map_err(failed())
+        };
+        blocking(keep).await.map_err(Ended::Keep)?;
+        info!(%version, "the new system is kept");
+        told(Step::Commit, "done");
+        self.status.send_modify(|status| status.trial = false);
+        Ok(Some(()))
+    }
+
+    fn other(&self, entry: Entry) -> Other {
+        let Entry { version, standing, .. } = entry;
+        // The ledger of failures is empty after a good boot: what it has is of the trial.
+        let cause = self.previous.clone().filter(|_text| standing == Standing::Tried);
+        Other { version, slot: self.config.other_slot(), standing, cause }
+    }
+}
+
+/// The kernel image that runs, and the newest beside it.
+fn look(config: &Config) -> Result<(Entry, Option<Entry>), Error> {
+    let running = entry::running(&config.efivars)?;
+    let mut others = entry::list(&config.kernels)?;
+    others.retain(|entry| !entry.file.eq_ignore_ascii_case(&running.file));
+    Ok((running, others.into_iter().next()))
+}
+
+/// Says that a system was tried and did not stay.
+fn left(other: &Other, ctx: &Context) {
+    if other.standing != Standing::Tried {
+        return;
+    }
+    let Other { version, slot, cause, .. } = other;
+    let unknown = "it ended without a report";
+    let cause = cause.as_deref().unwrap_or(unknown);
+    warn!(%version, slot, cause, "the new system did not get ready; this is the one before it");
+    ctx.lines().event(Step::Rollback.line(version, slot, "done").field("cause", cause));
+}
+
+/// The report of a trial that has taken too long.
+fn late(trial: Duration, ctx: &Context) -> Report {
+    let seconds = trial.as_secs();
+    let stages = ctx.stages().borrow().clone();
+    let open = stages.iter().filter(|(_, entry)| entry.state != stage::State::Done);
+    let open = open.map(|(stage, entry)| format!("the stage {stage} is {}", entry.state.name()));
+    let first = format!("the new system was not ready {seconds} s after its start");
+    Report::new(code::TRIAL_NOT_READY, std::iter::once(first).chain(open).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use semver::Version;
+
+    use super::*;
+    use crate::update::install::tests::Machine;
+
+    fn service(machine: &Machine, ready: bool, previous: Option<&str>) -> Service {
+        Service {
+            config: machine.config.clone(),
+            previous: previous.map(str::to_owned),
+            trial: Duration::ZERO,
+            ready: watch::Sender::new(ready).subscribe(),
+            status: machine.status.clone(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_system_on_trial_is_kept_once_it_is_ready() {
+        let machine = Machine::new("polis-1.1.0+0-1.efi");
+        let (ctx, mut handles) = Context::for_test();
+        let mut status = machine.status.subscribe();
+        let owner = watch::Sender::new(false);
+        let trial = Duration::MAX;
+        let service = Service { trial, ready: owner.subscribe(), ..service(&machine, false, None) };
+        owner.send_replace(true);
+        let end = async {
+            status.wait_for(|status| status.other.is_some() && !status.trial).await.unwrap();
+            handles.cancel().await;
+        };
+        let (ended, ()) = tokio::join!(service.run(ctx), end);
+        ended.unwrap();
+        assert!(machine.kernels().contains(&"polis-1.1.0.efi".to_owned()));
+        assert!(!machine.kernels().contains(&"polis-1.1.0+0-1.efi".to_owned()));
+        let lines = handles.take_lines();
+        assert!(
+            lines[0].starts_with("POLIS update phase=boot version=1.1.0 slot=A result=started")
+        );
+        assert!(lines[1].starts_with("POLIS update phase=commit version=1.1.0 slot=A result=done"));
+        let other = machine.status.borrow().other.clone().unwrap();
+        assert_eq!(other.to_string(), "0.9.0 in slot B, good");
+    }
+
+    #[tokio::test]
+    async fn a_system_on_trial_that_is_not_ready_in_time_gives_up() {
+        let machine = Machine::new("polis-1.1.0+0-1.efi");
+        let (ctx, mut handles) = Context::for_test();
+        let (owner, ready) = watch::channel(false);
+        let service = Service { ready, ..service(&machine, false, None) };
+        ctx.stage(stage::Stage::Storage, stage::State::Done);
+        ctx.stage(stage::Stage::Cluster, stage::State::Started);
+        let run = service.run(ctx.clone());
+        let report = tokio::select! {
+            ended = run => panic!("{ended:?}"),
+            report = until(&mut handles.trapdoor, "trapdoor", Clone::clone) => report.unwrap(),
+        };
+        drop(owner);
+        assert_eq!(report.code, code::TRIAL_NOT_READY);
+        let expected =
+            ["the new system was not ready 0 s after its start", "the stage cluster is started"];
+        assert_eq!(report.causes, expected);
+        assert!(machine.kernels().contains(&"polis-1.1.0+0-1.efi".to_owned()), "it is not kept");
+    }
+
+    #[tokio::test]
+    async fn the_system_before_says_what_became_of_the_new_one() {
+        let machine = Machine::new("polis-1.0.0.efi");
+        fs::write(machine.config.kernels.join("polis-1.1.0+0-1.efi"), "").unwrap();
+        let (ctx, mut handles) = Context::for_test();
+        let mut status = machine.status.subscribe();
+        let service = service(&machine, true, Some("guru #0310.0000: late"));
+        let end = async {
+            status.wait_for(|status| status.other.is_some()).await.unwrap();
+            handles.cancel().await;
+        };
+        let (ended, ()) = tokio::join!(service.run(ctx), end);
+        ended.unwrap();
+        let other = machine.status.borrow().other.clone().unwrap();
+        assert_eq!((other.version.clone(), other.slot), (Version::new(1, 1, 0), "B"));
+        assert_eq!(other.to_string(), "1.1.0 in slot B, failed: guru #0310.0000: late");
+        let lines = handles.take_lines();
+        assert!(lines[0].starts_with(
+            "POLIS update phase=rollback version=1.1.0 slot=B result=done cause=\"guru #0310.0000: late\""
+        ), "{lines:?}");
+    }
+}

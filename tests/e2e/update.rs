@@ -1,0 +1,168 @@
+//! Updates: a machine takes another system over the network, tries it, and keeps it or goes
+//! back.
+//!
+//! The new system is the image of the next version; the one that fails has a kernel that
+//! finds no `init`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use ed25519_dalek::SigningKey;
+use memchr::memmem;
+use polis_image::Manifest;
+use polis_image::signing::Keys;
+use polis_qemu::image::Flash;
+use polis_qemu::{Config, Event, Machine};
+use polis_tests::{Story, story};
+use prost::Message as _;
+use serde_json::Value;
+
+use crate::owner::Owner;
+use crate::world::{BOOT, NEXT, World, bootstrap, home};
+
+/// How long `polisctl node update` may take: it waits for two starts of a machine.
+const UPDATE: &str = "8m";
+/// Words of the kernel's command line, and what makes the same kernel panic at once: it
+/// finds no `init`, and starts the machine again after a second.
+const WORDS: &[u8] = b"quiet loglevel=4 panic=30";
+const PANICS: &[u8] = b"rdinit=/absent panic=1   ";
+
+/// The stories of this file.
+pub(crate) const STORIES: &[Story] =
+    &[story!(a_node_takes_another_system_and_goes_back_from_one_that_panics).takes(150)];
+
+fn a_node_takes_another_system_and_goes_back_from_one_that_panics() -> Result<()> {
+    let world = World::new("update")?;
+    let next = std::env::var_os(NEXT)
+        .with_context(|| format!("{NEXT} names no image; use `cargo xtask test e2e`"))?;
+    let next = Manifest::load(Path::new(&next))?;
+    let keys = Keys::generate()?;
+    let owner = Owner::new(&world.path("owner"))?;
+    let config = Config {
+        firmware: world.image.uefi(Flash::Plain, &world.path("flash"), "")?,
+        disk: Some(world.signed_disk("disk-signed.img", &keys)?),
+        fw_cfg: world.fw_cfg(&bootstrap().encode_to_vec())?,
+        forwards: owner.forwards.clone(),
+        ..world.bare("")
+    };
+    let mut machine = world.boot(&config)?;
+    runs(&mut machine, "A", &world.manifest.version)?;
+    let founded = home(&mut machine)?;
+    owner.take(&founded.ca)?;
+    let node = founded.node.as_str();
+    let update = |bundle: &Path| {
+        let bundle = bundle.display().to_string();
+        owner.run_within(UPDATE, &["node", "update", node, &bundle, "--yes"])
+    };
+
+    // Refused by the machine, and it runs on.
+    let same = bundle(&world, "same.update", &world.manifest, &keys)?;
+    refused(update(&same), "which is not newer than")?;
+    refused(update(&foreign(&world, &same)?), "it was signed by")?;
+    ensure!(machine.seen(|event| event.word == "update").is_empty(), "an update began");
+
+    // A kernel that panics before `init`: the one before comes back, and says so.
+    let broken = bundle(&world, "broken.update", &panicking(&world, &next)?, &keys)?;
+    let inspected = owner.run(&["update", "inspect", &broken.display().to_string()])?;
+    ensure!(inspected.contains(&next.version), "{inspected}");
+    refused(update(&broken), "the new system did not stay")?;
+    let written = machine.wait_for("update", BOOT, |event| event.is("phase", "verify"))?;
+    ensure!(written.is("slot", "B") && written.is("version", &next.version), "{written}");
+    machine.wait_for("off", BOOT, |off| off.is("reason", "reboot"))?;
+    machine.wait_for_text("Kernel panic", BOOT)?;
+    runs(&mut machine, "A", &world.manifest.version)?;
+    let left = machine.wait_for("update", BOOT, |event| event.is("phase", "rollback"))?;
+    ensure!(left.is("slot", "B") && left.is("version", &next.version), "{left}");
+    let back = home(&mut machine)?;
+    ensure!(back == founded, "after going back: {back:?}, before: {founded:?}");
+    let status = told(&owner, &["node", "status", node])?;
+    let other = format!("{} in slot B, failed", next.version);
+    ensure!(status["other_system"] == *other && status["slot"] == "A", "{status}");
+
+    // The same version, whole.
+    let good = bundle(&world, "good.update", &next, &keys)?;
+    let said = update(&good)?;
+    ensure!(said.contains(&format!("runs version {} in slot B", next.version)), "{said}");
+    machine.wait_for("off", BOOT, |off| off.is("reason", "reboot"))?;
+    runs(&mut machine, "B", &next.version)?;
+    let after = home(&mut machine)?;
+    ensure!(after == founded, "after the update: {after:?}, before: {founded:?}");
+    machine.wait_for("update", BOOT, |event| {
+        event.is("phase", "commit") && event.is("result", "done") && event.is("slot", "B")
+    })?;
+    let other = format!("{} in slot A, good", world.manifest.version);
+    let status = told(&owner, &["node", "status", node])?;
+    ensure!(status["other_system"] == *other && status["trial"] != true, "{status}");
+
+    // It stays: the next start is no trial.
+    owner.run(&["node", "reboot", node, "--yes"])?;
+    machine.wait_for("off", BOOT, |off| off.is("reason", "reboot"))?;
+    runs(&mut machine, "B", &next.version)?;
+    ensure!(home(&mut machine)? == founded, "after a reboot");
+    owner.run(&["cluster", "wait"])?;
+    let record = told(&owner, &["node", "describe", node])?;
+    ensure!(record["other_system"] == *other && record["slot"] == "B", "{record}");
+    Ok(())
+}
+
+/// Waits until a system is started, and compares which.
+fn runs(machine: &mut Machine, slot: &str, version: &str) -> Result<Event> {
+    let boot = machine.wait_for("boot", BOOT, |_| true)?;
+    ensure!(
+        boot.is("slot", slot) && boot.is("version", version),
+        "{boot}, not {version} in {slot}"
+    );
+    Ok(boot)
+}
+
+/// Checks why an update was refused.
+fn refused(outcome: Result<String>, why: &str) -> Result<()> {
+    let error = format!("{:#}", outcome.err().context("it was taken")?);
+    ensure!(error.contains(why), "not {why:?}: {error}");
+    Ok(())
+}
+
+/// What `node status` or `node describe` prints.
+fn told(owner: &Owner, command: &[&str]) -> Result<Value> {
+    let output = owner.run(&[command, &["--output", "json"]].concat())?;
+    serde_json::from_str(&output).with_context(|| output)
+}
+
+/// The bundle of an image, signed by its owner.
+fn bundle(world: &World, name: &str, image: &Manifest, keys: &Keys) -> Result<PathBuf> {
+    let file = world.path(name);
+    polis_image::bundle(image, &keys.image_signer()?, &keys.release_key()?, &file)?;
+    Ok(file)
+}
+
+/// The bundle that another key has signed: the signature is made anew, and nothing else.
+fn foreign(world: &World, bundle: &Path) -> Result<PathBuf> {
+    use ed25519_dalek::Signer as _;
+    let mut bytes = fs::read(bundle)?;
+    let key = SigningKey::from_bytes(&[5; 32]);
+    // Magic, key, signature, length of the manifest, manifest: `docs/updates.md`.
+    let length: [u8; 4] = bytes[112..116].try_into()?;
+    let end = 116 + usize::try_from(u32::from_le_bytes(length))?;
+    let signed = [&bytes[..16], &bytes[112..end]].concat();
+    bytes[16..48].copy_from_slice(key.verifying_key().as_bytes());
+    bytes[48..112].copy_from_slice(&key.sign(&signed).to_bytes());
+    let file = world.path("foreign.update");
+    fs::write(&file, bytes)?;
+    Ok(file)
+}
+
+/// The image with a kernel that panics before `init`, so it gets no system worth sending.
+fn panicking(world: &World, image: &Manifest) -> Result<Manifest> {
+    let mut kernel = fs::read(image.path(&image.uki))?;
+    let place = memmem::find(&kernel, WORDS).context("the command line has other words")?;
+    ensure!(WORDS.len() == PANICS.len(), "the words have another length");
+    kernel[place..place + WORDS.len()].copy_from_slice(PANICS);
+    let uki = world.path("panicking.efi");
+    fs::write(&uki, kernel)?;
+    let system = world.path("none.img");
+    fs::write(&system, [0; 4096])?;
+    // Absolute paths count as they are.
+    let [uki, system] = [uki, system].map(std::path::absolute);
+    Ok(Manifest { uki: uki?, system: system?, ..image.clone() })
+}
