@@ -117,9 +117,9 @@ impl<C: Consensus> Service<C> {
         self.status.happened(Event::Approved, ctx.lines(), |_trusted| {});
         ctx.stage(Stage::Cluster, stage::State::Started);
 
-        let entered = self
-            .prepare_disk(unlocker.clone(), &registering, secrets.clone(), &configuration)
-            .await?;
+        let prepared =
+            self.prepare_disk(unlocker.clone(), &registering, secrets.clone(), &configuration);
+        let entered = Box::pin(prepared).await?;
         self.keep_key(&key).await?;
         let committed = self.commit(ctx, &asking, &entered).await?;
         if committed.ca_certificate != register.ca_certificate {

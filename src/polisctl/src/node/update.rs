@@ -194,12 +194,12 @@ async fn back(
             let mut client = NodeManagementClient::new(session.node(target).await?);
             status(&mut client).await.map_err(|status| refused("ask the node", &status))
         };
-        match timeout(ATTEMPT, Box::pin(asked)).await {
-            Ok(Ok(said)) => match came_back(&said, before, manifest)? {
+        // One that cannot be reached reboots.
+        if let Ok(Ok(said)) = timeout(ATTEMPT, Box::pin(asked)).await {
+            match came_back(&said, before, manifest)? {
                 None => return Ok(said.status),
                 Some(what) => missing = what.to_owned(),
-            },
-            Ok(Err(_)) | Err(_) => {}
+            }
         }
         if Instant::now() + RETRY >= end {
             drop(progress);
