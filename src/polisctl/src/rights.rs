@@ -10,7 +10,7 @@ use polis_wire::rpc::{Role, Table};
 
 /// The commands that need more than the role viewer, each with the RPC that needs the most. A
 /// command below one of them needs the same, unless it has its own entry.
-const CALLS: [(&str, &str); 20] = [
+const CALLS: [(&str, &str); 21] = [
     ("cluster configure", "/polis.v1.Management/ConfigureCluster"),
     ("cluster registry delete", "/polis.v1.Management/DeleteRegistry"),
     ("cluster registry set", "/polis.v1.Management/SetRegistry"),
@@ -28,6 +28,7 @@ const CALLS: [(&str, &str); 20] = [
     ("node reset", "/polis.v1.NodeManagement/Reset"),
     ("node roles", "/polis.v1.Management/UpdateNodeRoles"),
     ("node unlock", "/polis.v1.NodeManagement/Unlock"),
+    ("node update", "/polis.v1.NodeManagement/Update"),
     ("parameters register", "/polis.v1.Management/GetRegisterTicket"),
     ("user create", "/polis.v1.Aaa/CreateUser"),
     ("user revoke", "/polis.v1.Aaa/RevokeUser"),

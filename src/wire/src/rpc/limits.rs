@@ -323,9 +323,8 @@ mod tests {
     fn callers_of_one_ipv6_network_are_one_caller() {
         let limits = Limits { untrusted_rate: (1, 2), ..Limits::default() };
         let mut untrusted = Rates::untrusted(&limits);
-        let mut take = |address: &str| {
-            untrusted.take(address.parse::<IpAddr>().unwrap().into(), seconds(0))
-        };
+        let mut take =
+            |address: &str| untrusted.take(address.parse::<IpAddr>().unwrap().into(), seconds(0));
         assert!(take("2001:db8::1") && take("2001:db8::2"));
         assert!(!take("2001:db8::3"));
         assert!(take("2001:db8:0:1::3"));
