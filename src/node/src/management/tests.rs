@@ -343,3 +343,18 @@ async fn only_an_owner_resets_a_node_and_only_by_its_own_full_id() {
     assert!(running.reset.borrow().is_some_and(|until| until > tokio::time::Instant::now()));
     running.stop().await;
 }
+
+#[tokio::test]
+async fn only_an_owner_updates_a_node_and_an_image_without_keys_takes_nothing() {
+    let running = Running::start().await;
+    let piece = || futures::stream::iter([v1::UpdateRequest { data: vec![1; 100] }]);
+    for role in [Role::Viewer, Role::Operator] {
+        let refused = running.client(role).await.update(piece()).await.unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied, "{role:?}");
+    }
+    let refused = running.client(Role::Owner).await.update(piece()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert_eq!(refused.metadata().get(polis_wire::rpc::REASON).unwrap(), "update-no-key");
+    assert!(refused.message().contains("was built without keys"), "{refused}");
+    running.stop().await;
+}
