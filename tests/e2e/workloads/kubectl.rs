@@ -3,7 +3,7 @@
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -113,13 +113,14 @@ impl Running {
         Ok(())
     }
 
-    /// Whether it has ended. Its lines so far are lost.
-    pub(super) fn is_over(&self) -> bool {
+    /// Whether it ends within this time. Its lines so far are lost.
+    pub(super) fn is_over(&self, within: Duration) -> bool {
+        let end = Instant::now() + within;
         loop {
-            match self.lines.try_recv() {
+            match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
                 Ok(_line) => {}
-                Err(TryRecvError::Empty) => return false,
-                Err(TryRecvError::Disconnected) => return true,
+                Err(RecvTimeoutError::Timeout) => return false,
+                Err(RecvTimeoutError::Disconnected) => return true,
             }
         }
     }

@@ -14,6 +14,9 @@ use crate::owner::Owner;
 
 /// Longest that the console may take for two pages while pods do their worst.
 const PAGES: Duration = Duration::from_secs(30);
+/// Between two such requests: a console that draws without a pause takes the processor from the
+/// API server, which the pods wait for.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// Processes that a pod may have (`docs/worker.md`).
 const PROCESSES_MAX: u64 = 4096;
@@ -189,7 +192,7 @@ fn waits(kubectl: &Kubectl, console: &mut Terminal, so: &str, pod: &str) -> Resu
     let mut longest = Duration::ZERO;
     loop {
         longest = longest.max(console.answers()?);
-        if waiting.is_over() {
+        if waiting.is_over(LOOK) {
             break;
         }
     }

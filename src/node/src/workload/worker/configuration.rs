@@ -62,8 +62,7 @@ fn disk(value: &str) -> Value {
 }
 
 /// Memory in MiB that is reserved for the programs of a worker, and for those of a controller:
-/// what `kube` and its caches use under load. With less, pods that take all memory evict the
-/// pages of the programs' own code, and the API server does not answer for minutes.
+/// the API server, the controller manager and the scheduler have 540 MiB at rest.
 const RESERVED_WORKER: u32 = 400;
 const RESERVED_CONTROLLER: u32 = 700;
 
