@@ -71,8 +71,8 @@ pub fn firmware() -> Mount {
 }
 
 /// The ESP. A file system with errors turns read-only, so that a damaged one is
-/// not damaged further; no power cut damages it, since Polis writes in place only
-/// (`files::in_place`). The code page is the one that kernels load by themselves;
+/// not damaged further. Polis writes its records in place (`files::in_place`), which no power
+/// cut damages; an update creates and renames kernel images there (`node`, `update`). The code page is the one that kernels load by themselves;
 /// with the same for long names, one module serves both. All our names are ASCII.
 #[must_use]
 pub fn esp(device: &Path) -> Mount {

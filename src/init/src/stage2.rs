@@ -429,6 +429,8 @@ impl Main<'_> {
                 }
             }
             "ready" => {
+                // From now on a failure counts as that of any other system.
+                self.machine.trial = false;
                 if let Some(coldplug) = &self.coldplug {
                     coldplug.boot_is_over();
                 }

@@ -106,8 +106,27 @@ pub(super) fn list(folder: &Path) -> Result<Vec<Entry>, Error> {
     Ok(entries)
 }
 
-/// The kernel image that runs.
-pub(super) fn running(efivars: &Path) -> Result<Entry, Error> {
+/// The kernel image that runs, by its present name: the stub's variable keeps the name with
+/// which it was started, and a system that was kept has another one since.
+///
+/// # Errors
+///
+/// [`Error::NoLoader`] also where the folder has no such kernel image: the machine was started
+/// from another disk.
+pub(super) fn running(efivars: &Path, kernels: &Path) -> Result<Entry, Error> {
+    let started = started(efivars)?;
+    let kept = Entry {
+        file: Entry::good(&started.version),
+        version: started.version.clone(),
+        standing: Standing::Good,
+    };
+    let is_there = |entry: &Entry| kernels.join(&entry.file).exists();
+    let found = [started.clone(), kept].into_iter().find(is_there);
+    found.ok_or(Error::NoLoader(started.file))
+}
+
+/// The kernel image that the loader started, by its name at that time.
+fn started(efivars: &Path) -> Result<Entry, Error> {
     let text = match efivar::of_loader(efivars, IDENTIFIER) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -166,10 +185,10 @@ mod tests {
                 .collect();
             let name = format!("{IDENTIFIER}-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f");
             fs::write(folder.path().join(name), content).unwrap();
-            running(folder.path())
+            started(folder.path())
         };
         let refused = |outcome: Result<Entry, Error>| outcome.unwrap_err().to_string();
-        assert!(refused(running(folder.path())).contains("started by no firmware"));
+        assert!(refused(started(folder.path())).contains("started by no firmware"));
         let found = says(r"\EFI\LINUX\polis-1.0.0+0-1.efi").unwrap();
         assert_eq!((found.version, found.standing), (Version::new(1, 0, 0), Standing::Tried));
         let other = refused(says(r"\EFI\BOOT\BOOTX64.EFI"));
@@ -178,6 +197,17 @@ mod tests {
             "{other}"
         );
         assert!(says(r"\EFI\Linux\..\polis-1.0.0.efi").is_err());
+
+        // By the name that the file has now.
+        let kernels = tempfile::tempdir().unwrap();
+        says(r"\EFI\Linux\polis-1.0.0+0-1.efi").unwrap();
+        let now = || running(folder.path(), kernels.path());
+        assert!(matches!(now(), Err(Error::NoLoader(_))), "another disk");
+        fs::write(kernels.path().join("polis-1.0.0.efi"), "").unwrap();
+        let kept = now().unwrap();
+        assert_eq!((kept.file.as_str(), kept.standing), ("polis-1.0.0.efi", Standing::Good));
+        fs::write(kernels.path().join("polis-1.0.0+0-1.efi"), "").unwrap();
+        assert_eq!(now().unwrap().standing, Standing::Tried);
     }
 
     proptest! {

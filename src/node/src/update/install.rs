@@ -72,8 +72,8 @@ impl Turn {
         progress: &watch::Sender<Progress>,
     ) -> Result<Installed, Error> {
         let config = &*self.door.config;
-        let running = entry::running(&config.efivars)?;
-        if running.standing == Standing::Tried {
+        let running = entry::running(&config.efivars, &config.kernels)?;
+        if running.standing != Standing::Good {
             return Err(Error::OnTrial);
         }
         let place = Place {
@@ -185,17 +185,21 @@ impl Place<'_> {
         self.flush()?;
         let path = self.kernels.join(UNFINISHED);
         let creating = || Error::io(format!("create {}", path.display()));
-        let mut kernel = File::create(&path).map_err(creating())?;
+        let kernel = File::create(&path).map_err(creating())?;
         let device = || self.slot.device.display();
         let opened = self.slot.open();
-        let mut system = opened.map_err(Error::io(format!("open {}", device())))?;
-        let total = total(bundle.manifest());
+        let system = opened.map_err(Error::io(format!("open {}", device())))?;
+        let manifest = bundle.manifest();
+        let total = total(manifest);
+        let [mut kernel_part, mut system_part] =
+            [(&kernel, manifest.kernel.size), (&system, manifest.system.size)]
+                .map(|(file, size)| Steady { file, left: size, unflushed: 0 });
         let mut bytes = 0;
         let mut more = |count| {
             bytes += count;
             progress.send_replace(Progress { phase: Phase::Write, bytes, total });
         };
-        bundle.parts([&mut kernel, &mut system], &mut more).map_err(unread)?;
+        bundle.parts([&mut kernel_part, &mut system_part], &mut more).map_err(unread)?;
         kernel.sync_all().map_err(Error::io(format!("flush {}", path.display())))?;
         system.sync_all().map_err(Error::io(format!("flush {}", device())))
     }
@@ -224,10 +228,8 @@ impl Place<'_> {
 
     /// Gives the kernel image the name by which the loader tries it.
     fn name(&self, version: &Version) -> Result<(), Error> {
-        let to = self.kernels.join(Entry::untried(version));
-        let failed = || Error::io(format!("make {}", to.display()));
-        fs::rename(self.kernels.join(UNFINISHED), &to).map_err(failed())?;
-        self.flush()
+        let to = Entry::untried(version);
+        rename(self.kernels, UNFINISHED, &to).map_err(Error::io(format!("make {to}")))
     }
 
     fn flush(&self) -> Result<(), Error> {
@@ -237,6 +239,36 @@ impl Place<'_> {
     /// An unfinished file is useless, and the next run removes it, too.
     fn clear_unfinished(&self) {
         fs::remove_file(self.kernels.join(UNFINISHED)).unwrap_or_default();
+    }
+}
+
+/// A file that the disk gets in steps. One flush of a whole system would keep the disk from
+/// etcd for as long as it takes, and a file on the ESP is at risk until it is flushed.
+struct Steady<'a> {
+    file: &'a File,
+    /// Bytes until the end.
+    left: u64,
+    unflushed: u64,
+}
+
+/// Bytes between two flushes.
+const STEP: u64 = 32 << 20;
+
+impl io::Write for Steady<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut file = self.file;
+        let written = file.write(bytes)?;
+        self.left = self.left.saturating_sub(written as u64);
+        self.unflushed += written as u64;
+        if self.left == 0 || self.unflushed >= STEP {
+            file.sync_all()?;
+            self.unflushed = 0;
+        }
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -260,8 +292,20 @@ fn holds(mut file: File, part: &Part, progress: &mut dyn FnMut(u64)) -> io::Resu
     Ok(hex::encode(&hash.finalize()) == part.sha256)
 }
 
+/// Renames a flushed file in a folder of the ESP, for good.
+///
+/// The kernel writes a new name at first without its clusters, and the old one away with it:
+/// to flush the folder first would put that on the disk. To flush the file writes its whole
+/// entry, and the old name is in the same sector, since the folder has few files.
+pub(super) fn rename(folder: &Path, from: &str, to: &str) -> io::Result<()> {
+    let to = folder.join(to);
+    fs::rename(folder.join(from), &to)?;
+    File::open(&to)?.sync_all()?;
+    flush(folder)
+}
+
 /// Has the disk keep a folder of the ESP, and all else of that file system.
-pub(super) fn flush(folder: &Path) -> io::Result<()> {
+fn flush(folder: &Path) -> io::Result<()> {
     let folder = File::open(folder)?;
     folder.sync_all()?;
     Ok(rustix::fs::syncfs(&folder)?)
@@ -409,6 +453,28 @@ pub(super) mod tests {
         // And again, with another one: the last counts.
         machine.take(&bundle("1.2.0", &key())).unwrap();
         assert_eq!(machine.kernels(), ["other.efi", "polis-1.0.0.efi", "polis-1.2.0+1.efi"]);
+    }
+
+    /// The stub's variable has the name with which the system was started until the next boot.
+    #[test]
+    fn a_system_that_was_kept_takes_the_next_update_in_the_same_boot() {
+        let machine = Machine::new("polis-1.1.0+0-1.efi");
+        let next = bundle("1.2.0", &key());
+        assert!(matches!(machine.take(&next), Err(Error::OnTrial)));
+        rename(&machine.config.kernels, "polis-1.1.0+0-1.efi", "polis-1.1.0.efi").unwrap();
+        machine.take(&next).unwrap();
+        assert_eq!(machine.kernels(), ["other.efi", "polis-1.1.0.efi", "polis-1.2.0+1.efi"]);
+    }
+
+    #[test]
+    fn a_machine_that_runs_from_another_disk_removes_no_kernel_image() {
+        let machine = Machine::new("polis-1.0.0.efi");
+        let kernels = &machine.config.kernels;
+        fs::rename(kernels.join("polis-1.0.0.efi"), kernels.join("polis-0.8.0.efi")).unwrap();
+        let before = machine.kernels();
+        let refused = machine.take(&bundle("1.1.0", &key()));
+        assert!(matches!(refused, Err(Error::NoLoader(_))), "{refused:?}");
+        assert_eq!(machine.kernels(), before);
     }
 
     #[test]

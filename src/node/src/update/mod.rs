@@ -124,7 +124,7 @@ pub enum Error {
     #[error("the system of this node is on trial, and the one before it is the way back")]
     OnTrial,
     /// The version that runs is not one.
-    #[error("this node runs version {0:?}, which is none that can be compared")]
+    #[error("the version of this node, {0:?}, is not a valid version number")]
     Version(String),
     /// The bundle breaks a rule.
     #[error(transparent)]

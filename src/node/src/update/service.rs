@@ -10,7 +10,6 @@
 //! Invariants:
 //! - A system is marked good only when this node is ready and home.
 
-use std::fs;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -18,7 +17,7 @@ use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
 use super::entry::{self, Entry, Standing};
-use super::install::flush;
+use super::install::rename;
 use super::{Config, Error, Other, Status, Step};
 use polis_base::stage;
 use polis_base::sys::clock;
@@ -51,6 +50,9 @@ pub enum Ended {
     /// The owner of an input ended.
     #[error(transparent)]
     Closed(#[from] Closed),
+    /// The systems of this machine cannot be listed.
+    #[error("cannot list the systems of this machine")]
+    Look(#[source] Error),
     /// The system that is on trial cannot be marked good.
     #[error("cannot keep the new system")]
     Keep(#[source] Error),
@@ -67,7 +69,8 @@ impl Service {
         match blocking(move || look(&config)).await {
             Ok((running, other)) => {
                 let other = other.map(|entry| self.other(entry));
-                let trial = running.standing == Standing::Tried;
+                // A loader that could not count the try leaves `+1`.
+                let trial = running.standing != Standing::Good;
                 if let Some(other) = other.as_ref().filter(|_good| !trial) {
                     left(other, &ctx);
                 }
@@ -78,10 +81,8 @@ impl Service {
             }
             // A direct start, or an image without a loader.
             Err(Error::NoLoader(by)) => debug!(by, "this machine has one system"),
-            Err(error) => {
-                let cause = polis_base::cause::line(&error);
-                warn!(cause, "cannot tell which systems this machine has");
-            }
+            // Another run may do better, and a trial must not be forgotten.
+            Err(error) => return Err(Ended::Look(error)),
         }
         ctx.healthy();
         ctx.cancelled().await;
@@ -110,12 +111,8 @@ impl Service {
         }
         let kernels = self.config.kernels.clone();
         let good = Entry::good(&version);
-        let keep = move || {
-            let to = kernels.join(&good);
-            let failed = || Error::io(format!("make {}", to.display()));
-            fs::rename(kernels.join(file), &to).map_err(failed())?;
-            flush(&kernels).map_err(failed())
-        };
+        let keep =
+            move || rename(&kernels, &file, &good).map_err(Error::io(format!("make {good}")));
         blocking(keep).await.map_err(Ended::Keep)?;
         info!(%version, "the new system is kept");
         told(Step::Commit, "done");
@@ -125,7 +122,7 @@ impl Service {
 
     fn other(&self, entry: Entry) -> Other {
         let Entry { version, standing, .. } = entry;
-        // The ledger of failures is empty after a good boot: what it has is of the trial.
+        // The ledger of failures is empty after a good boot, so this is most likely the trial's.
         let cause = self.previous.clone().filter(|_text| standing == Standing::Tried);
         Other { version, slot: self.config.other_slot(), standing, cause }
     }
@@ -133,7 +130,7 @@ impl Service {
 
 /// The kernel image that runs, and the newest beside it.
 fn look(config: &Config) -> Result<(Entry, Option<Entry>), Error> {
-    let running = entry::running(&config.efivars)?;
+    let running = entry::running(&config.efivars, &config.kernels)?;
     let mut others = entry::list(&config.kernels)?;
     others.retain(|entry| !entry.file.eq_ignore_ascii_case(&running.file));
     Ok((running, others.into_iter().next()))
@@ -163,6 +160,8 @@ fn late(trial: Duration, ctx: &Context) -> Report {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use semver::Version;
 
     use super::*;

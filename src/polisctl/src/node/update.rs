@@ -94,8 +94,17 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
         let text = format!("{name} has version {version} in slot {slot}; its next reboot tries it");
         return global.out.print(&Document::new(&value, text)?);
     }
-    let held = drain.hold(reached.channel, &name, global).await?;
-    session.within("reboot the machine", client.reboot(v1::RebootRequest::default())).await?;
+    let armed = || {
+        format!(
+            "version {version} is in slot {slot} of {name}, and its next reboot tries it, whenever \
+             that is"
+        )
+    };
+    let held = drain.hold(reached.channel, &name, global).await;
+    let held = held.map_err(|error| error.context(armed()))?;
+    let reboot = client.reboot(v1::RebootRequest::default());
+    let rebooting = session.within("reboot the machine", reboot).await;
+    rebooting.map_err(|error| error.context(armed()))?;
     drop(held);
     let after = back(&session, &target, &before, &manifest, global).await?;
     let text = format!(
