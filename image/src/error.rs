@@ -200,7 +200,27 @@ pub enum Error {
     NotReproducible(String),
 }
 
+/// What `go` prints when it cannot reach the module proxy.
+const UNREACHABLE: [&str; 6] = [
+    "dial tcp",
+    "no such host",
+    "i/o timeout",
+    "connection refused",
+    "network is unreachable",
+    "TLS handshake timeout",
+];
+
 impl Error {
+    /// Whether modules are missing because the host has no way to the proxy, and not because
+    /// one of them differs from `go.sum`.
+    #[must_use]
+    pub fn no_way_to_modules(&self) -> bool {
+        let Self::Modules { output, .. } = self else { return false };
+        UNREACHABLE.iter().any(|words| output.contains(words))
+            && !output.contains("SECURITY ERROR")
+            && !output.contains("checksum mismatch")
+    }
+
     /// The next step for the operator.
     #[must_use]
     pub fn help(&self) -> Option<String> {
@@ -261,5 +281,28 @@ pub(crate) trait At<T> {
 impl<T> At<T> for io::Result<T> {
     fn at(self, what: &'static str, path: impl Into<PathBuf>) -> Result<T> {
         self.map_err(|source| Error::File { what, path: path.into(), source })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_module_that_differs_is_no_missing_way_to_the_proxy() {
+        let unreachable = |output: &str| {
+            let (program, output) = ("kube".to_owned(), output.to_owned());
+            Error::Modules { program, output }.no_way_to_modules()
+        };
+        assert!(unreachable("Get \"https://proxy\": dial tcp 192.0.2.1:443: i/o timeout"));
+        assert!(unreachable("dial tcp: lookup proxy on 192.0.2.53:53: no such host"));
+        for broken in [
+            "verifying k8s.io/api@v0.37.2: checksum mismatch",
+            "missing go.sum entry for module providing package k8s.io/api",
+            "verifying module: SECURITY ERROR; then dial tcp: i/o timeout",
+        ] {
+            assert!(!unreachable(broken), "{broken}");
+        }
+        assert!(!Error::NoTerms { module: "dial tcp".to_owned() }.no_way_to_modules());
     }
 }

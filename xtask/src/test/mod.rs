@@ -18,8 +18,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use polis_image::{Kind, Variant};
 use polis_tests::{ALL, SEED};
 
@@ -175,7 +176,15 @@ impl Behind {
         }))
     }
 
+    /// Longest that a build may go on once nothing runs beside it.
+    const PATIENCE: Duration = Duration::from_secs(45 * 60);
+
     fn wait(self) -> Result<()> {
+        let begun = Instant::now();
+        while !self.0.is_finished() {
+            ensure!(begun.elapsed() < Self::PATIENCE, "it did not end in {:?}", Self::PATIENCE);
+            thread::sleep(Duration::from_millis(200));
+        }
         self.0.join().unwrap_or_else(|_panic| bail!("the thread that built it panicked"))
     }
 }
@@ -193,8 +202,8 @@ fn kube(report: &mut Report, stories: &Stories<'_>, begun: Option<Behind>) -> Re
     let mut no_way = None;
     let built = report.call("kubernetes", || {
         let built = begun.map_or_else(image::suite, Behind::wait);
-        built.or_else(|error| match error.downcast_ref() {
-            Some(polis_image::Error::Modules { .. }) => {
+        built.or_else(|error| match error.downcast_ref::<polis_image::Error>() {
+            Some(cause) if cause.no_way_to_modules() => {
                 no_way = Some(format!("kube: {error:#}"));
                 Ok(())
             }
