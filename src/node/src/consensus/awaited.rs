@@ -59,10 +59,9 @@ pub(super) fn slow(since: Duration) -> String {
 /// a member votes only after its vote is on the disk.
 pub(super) fn slow_disk(what: &str, took: Duration) -> String {
     format!(
-        "a disk that is fast enough for etcd: a write of this node took {} s, and no leader is \
-         elected while that takes longer than an election, 1 s; check the disk, or move it from \
-         a host that is busy; and for {what}",
-        took.as_secs()
+        "its disk: a write of etcd took {:.1} s, longer than the election timeout, 1 s; check the \
+         disk, or the load of its host; and for {what}",
+        took.as_secs_f64()
     )
 }
 
@@ -176,8 +175,8 @@ mod tests {
         }
         assert_eq!(slow_write(&line("another message", "3s")), None);
         let text = slow_disk("a quorum of etcd", Duration::from_millis(3200));
-        assert!(text.starts_with("a disk that is fast enough for etcd: a write"), "{text}");
-        assert!(text.contains("took 3 s") && text.ends_with("for a quorum of etcd"), "{text}");
+        assert!(text.starts_with("its disk: a write of etcd took"), "{text}");
+        assert!(text.contains("took 3.2 s") && text.ends_with("for a quorum of etcd"), "{text}");
     }
 
     fn directory(nodes: &[(&str, &[&str])]) -> v1::ClusterDirectory {

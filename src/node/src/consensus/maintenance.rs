@@ -23,8 +23,8 @@ use polis_runtime::supervisor::Context;
 /// The delay before another attempt: rewriting a database of gigabytes takes a while.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// Between the turns of two members.
-const TURN: Duration = Duration::from_secs(30);
+/// Between the turns of two members: longer than a database of the quota's size is rewritten.
+const TURN: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug)]
 pub(super) struct Maintenance {
@@ -36,10 +36,11 @@ impl Maintenance {
         ctx.healthy();
         loop {
             let found = until(&mut self.status, "the etcd member", |status| {
-                full(status).map(|(clients, member)| (clients, member, turn(status)))
+                let members = u32::try_from(status.members.len()).unwrap_or_default();
+                full(status).map(|(clients, member)| (clients, member, turn(status), members))
             });
             let Some(found) = ctx.until_cancelled(found).await else { return Ok(()) };
-            let (clients, member, turn) = found?;
+            let (clients, member, turn, members) = found?;
             warn!(in_s = turn.as_secs(), "the database of etcd is full: freeing space");
             if ctx.until_cancelled(tokio::time::sleep(turn)).await.is_none() {
                 return Ok(());
@@ -50,8 +51,13 @@ impl Maintenance {
             let Some(made) = ctx.until_cancelled(make_room(&clients, member)).await else {
                 return Ok(());
             };
+            let mut pause = RETRY;
             match made {
-                Ok(bytes) => info!(bytes, "the database of etcd has free space again"),
+                Ok(bytes) => {
+                    info!(bytes, "the database of etcd has free space again");
+                    // The alarms of the others stay until their turns are over.
+                    pause = TURN * members;
+                }
                 Err(error) => {
                     warn!(
                         error = &error as &dyn std::error::Error,
@@ -59,7 +65,7 @@ impl Maintenance {
                     );
                 }
             }
-            if ctx.until_cancelled(tokio::time::sleep(RETRY)).await.is_none() {
+            if ctx.until_cancelled(tokio::time::sleep(pause)).await.is_none() {
                 return Ok(());
             }
         }
