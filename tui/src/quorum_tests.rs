@@ -215,7 +215,8 @@ fn a_voter_of_the_cluster_before_a_snapshot_is_shown_with_both_ways_on() {
     let text = flat(&screen(&snapshot, &view(Page::Cluster, 120, 40), 120, 40));
     for wanted in [
         "former",
-        "voted in the cluster of before the snapshot, and does not come back by itself",
+        "was a voter before the cluster was restored from a snapshot, and does not rejoin",
+        "polisctl parameters register",
         &format!("polisctl node delete {id} --force"),
         &format!("polisctl node roles {id} --remove consensus-member"),
     ] {

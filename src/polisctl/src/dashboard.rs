@@ -192,7 +192,9 @@ impl Card {
         };
         if let Some(advice) = View::of(node).return_of_former_voter() {
             mark = Mark::Bad;
-            notes.push(format!("it voted in the cluster of before the snapshot; {advice}"));
+            notes.push(format!(
+                "it was a voter before the cluster was restored from a snapshot; {advice}"
+            ));
         } else if node.state() == v1::NodeState::Up && node.health() == v1::NodeHealth::Late {
             mark = Mark::Bad;
             notes.push(format!(
@@ -237,7 +239,12 @@ fn needs(snapshot: &Snapshot) -> Vec<String> {
         StageState::Failed => Some(format!("{} failed", stage.name)),
         StageState::Pending | StageState::Started | StageState::Done => None,
     });
-    waits.chain(snapshot.warnings.iter().map(|warning| warning.text.clone())).collect()
+    let warns = snapshot.warnings.iter().map(|warning| match &warning.help {
+        // The text leads to it.
+        Some(help) if warning.text.ends_with(':') => format!("{} `{help}`", warning.text),
+        _ => warning.text.clone(),
+    });
+    waits.chain(warns).collect()
 }
 
 /// Processor, memory and data partition.

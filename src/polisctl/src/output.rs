@@ -72,8 +72,10 @@ impl Text {
         let part = |part: &Part| match (part, columns) {
             (Part::Plain(text), Some(columns)) => fit(&rights::told(text, reader), columns),
             (Part::Plain(text), None) => rights::told(text, reader),
-            (Part::Table(table), Some(columns)) => table.fit(columns),
-            (Part::Table(table), None) => table.to_string(),
+            (Part::Table(table), columns) => {
+                let table = table.with_cells(|cell| rights::told(cell, reader));
+                columns.map_or_else(|| table.to_string(), |columns| table.fit(columns))
+            }
         };
         self.0.iter().map(part).collect()
     }

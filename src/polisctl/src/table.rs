@@ -54,6 +54,12 @@ impl Table {
         Self { spare: Some(heading), ..self }
     }
 
+    /// The table with each cell as `change` makes it.
+    pub(super) fn with_cells(&self, change: impl Fn(&str) -> String) -> Self {
+        let row = |row: &Vec<String>| row.iter().map(|cell| change(cell)).collect();
+        Self { rows: self.rows.iter().map(row).collect(), spare: self.spare }
+    }
+
     /// The table in so many columns of a terminal.
     pub(super) fn fit(&self, columns: usize) -> String {
         if total(&self.widths()) <= columns {

@@ -351,14 +351,22 @@ fn rows(
         }
     }
     if node.former_voter {
-        let text = "voted in the cluster of before the snapshot, and does not come back by itself; \
-                    if its disk is lost, an operator deletes the node:";
+        let text = "was a voter before the cluster was restored from a snapshot, and does not \
+                    rejoin by itself; if its disk is lost, an operator deletes the node:";
         lines.extend(hanging(INDENT, "", ATTENTION, text, width));
         lines.extend(command(&format!("polisctl node delete {} --force", node.id), width));
-        let text = "if its disk is whole, an operator takes the role away, and the node joins:";
+        let text = "if its disk is whole, an operator makes parameters, with which it boots:";
+        lines.extend(hanging(INDENT, "", ATTENTION, text, width));
+        lines.extend(command("polisctl parameters register", width));
+        let text = "then an operator takes its role, which gives up its etcd data; these may be \
+                    newer than the snapshot:";
         lines.extend(hanging(INDENT, "", ATTENTION, text, width));
         let text = format!("polisctl node roles {} --remove consensus-member", node.id);
         lines.extend(command(&text, width));
+        if node.roles.iter().any(|role| role == super::workloads::CONTROLLER.0) {
+            let text = "with `--remove kubernetes-controller`, since it controls Kubernetes";
+            lines.extend(hanging(INDENT, "", ATTENTION, text, width));
+        }
     } else if mark == Mark::Bad && !seen.stale {
         // A node that is cut off itself cannot say that another is dead.
         let text = "switch it on, or check its network; if its machine is lost, an operator \

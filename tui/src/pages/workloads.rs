@@ -46,7 +46,7 @@ const UNKNOWN: &str = "The roles of this node are not known yet. See the Boot pa
 const NO_ROLE: &str = "This node has no Kubernetes role and runs no workloads.";
 
 /// The roles in the words of a node's record, and the words of a command for them.
-const CONTROLLER: (&str, &str) = ("Kubernetes controller", "kubernetes-controller");
+pub(super) const CONTROLLER: (&str, &str) = ("Kubernetes controller", "kubernetes-controller");
 const WORKER: (&str, &str) = ("Kubernetes worker", "kubernetes-worker");
 
 pub(crate) fn content(snapshot: &Snapshot, width: usize, height: usize) -> Content {

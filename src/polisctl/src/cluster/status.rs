@@ -233,7 +233,8 @@ fn problems(
     for node in nodes.iter().filter(enters) {
         if node.former_voter {
             problems.push(format!(
-                "{} voted in the cluster of before the snapshot, and does not come back by itself",
+                "{} was a voter before the cluster was restored from a snapshot, and does not rejoin \
+                 by itself",
                 called(node)
             ));
             continue;

@@ -286,7 +286,7 @@ fn a_voter_of_the_cluster_before_a_snapshot_is_not_said_to_continue_by_itself() 
     assert!(!text.contains("continues") && !text.contains("switch it on"), "{text}");
     let id = id(2);
     for wanted in [
-        &format!("{id} voted in the cluster of before the snapshot"),
+        &format!("{id} was a voter before the cluster was restored"),
         "former voter",
         &format!("`polisctl node delete {id} --force`"),
         &format!("`polisctl node roles {} --remove consensus-member`", &id[..14]),

@@ -134,11 +134,15 @@ impl View {
         let Self { id, .. } = self;
         // With all of the ID, the command would be wider than a terminal.
         let short: String = id.chars().take(SHORT).collect();
+        // A controller needs the role of a member.
+        let controls = self.roles.contains(&Role::KubernetesController.slug());
+        let more = if controls { " (with `--remove kubernetes-controller`)" } else { "" };
         self.former_voter.then(|| {
             format!(
                 "disk lost: `polisctl node delete {id} --force`; disk whole: boot it with parameters \
                  of `polisctl parameters register`, then `polisctl node roles {short} --remove \
-                 consensus-member` discards its older data and lets it in"
+                 consensus-member`{more} gives up its etcd data, which may be newer than the \
+                 snapshot, and lets it in"
             )
         })
     }
