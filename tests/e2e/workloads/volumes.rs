@@ -10,6 +10,7 @@ use polis_tests::{cuts, seed, share};
 use super::kubectl::Kubectl;
 use super::trial::{Calm, Trial, demo, demo_again};
 use super::{KUBECTL, PART};
+use crate::fleet::ask_until;
 use crate::owner::Owner;
 
 const MIB: u64 = 1 << 20;
@@ -138,9 +139,11 @@ pub(super) fn leave_nothing(kubectl: &Kubectl, machine: &mut Machine) -> Result<
         kubectl.run(&[&["delete", kind][..], &all[..]].concat(), "")?;
     }
     machine.wait_for_text(SWEPT, PART).context("directories of volumes stay")?;
-    let left = kubectl.run(&["get", "pv", "--output=name"], "")?;
-    ensure!(left.trim().is_empty(), "volumes without a claim: {left}");
-    Ok(())
+    // The object of the last one goes at the same time.
+    ask_until("the end of every volume", || {
+        let left = kubectl.run(&["get", "pv", "--output=name"], "")?;
+        Ok(left.trim().is_empty().then_some(()))
+    })
 }
 
 /// Fails unless what was written first is there.
