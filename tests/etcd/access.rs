@@ -24,7 +24,7 @@ use crate::harness::Machine;
 const CALLERS: [&str; 6] = ["nobody", "key", "node", "viewer", "operator", "owner"];
 
 /// Each RPC, and a mark for each of [`CALLERS`].
-const ROWS: [(&str, &str); 45] = [
+const ROWS: [(&str, &str); 46] = [
     ("polis.v1.Aaa/Escrow", ".x...."),
     ("polis.v1.Aaa/Renew", "...xxx"),
     ("polis.v1.Aaa/CreateUser", ".....x"),
@@ -68,6 +68,7 @@ const ROWS: [(&str, &str); 45] = [
     ("polis.v1.NodeManagement/Reset", ".....x"),
     ("polis.v1.NodeManagement/Console", "...xxx"),
     ("polis.v1.NodeManagement/Unlock", ".....x"),
+    ("polis.v1.NodeManagement/Update", ".....x"),
     ("grpc.health.v1.Health/Check", "..xxxx"),
     ("grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "..xxxx"),
 ];
