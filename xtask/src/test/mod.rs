@@ -113,8 +113,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
             }
             Part::E2e => {
                 if report.image() {
-                    kubernetes = wanted(Part::Kube).then(|| Behind::begin(image::suite));
-                    machines(&mut report, &stories, product.take())?;
+                    // Last, since the stories wait for every other build.
+                    let behind =
+                        || kubernetes = wanted(Part::Kube).then(|| Behind::begin(image::suite));
+                    machines(&mut report, &stories, product.take(), behind)?;
                 }
             }
             Part::Kube => {
@@ -228,8 +230,13 @@ fn kube(report: &mut Report, stories: &Stories<'_>, begun: Option<Behind>) -> Re
     Ok(())
 }
 
-/// The stories of whole machines.
-fn machines(report: &mut Report, stories: &Stories<'_>, product: Option<Behind>) -> Result<()> {
+/// The stories of whole machines; `behind` begins what is built beside them.
+fn machines(
+    report: &mut Report,
+    stories: &Stories<'_>,
+    product: Option<Behind>,
+    behind: impl FnOnce(),
+) -> Result<()> {
     let folder = image::workspace().join(STORIES);
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {STORIES}"))?;
@@ -272,6 +279,7 @@ fn machines(report: &mut Report, stories: &Stories<'_>, product: Option<Behind>)
     // A story fails with a sentence and the guest's last lines; a backtrace of the harness
     // would hide them.
     command.env("RUST_LIB_BACKTRACE", "0");
+    behind();
     report.stories("e2e", &mut command);
     Ok(())
 }
