@@ -557,7 +557,7 @@ pub(crate) mod tests {
         assert!(refused().help().unwrap().starts_with("chmod 600 "));
         fs::remove_file(&key).unwrap();
         assert!(refused().help().unwrap().contains("keys show"));
-        // A command whose help is the command itself helps nobody.
+        // The help must not name the command that has just failed.
         fs::remove_file(folder.join("platform.crt")).unwrap();
         assert!(show(&folder).unwrap_err().help().unwrap().contains("backup"));
         let help = show(parent.path()).unwrap_err().help().unwrap();

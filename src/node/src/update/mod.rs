@@ -62,7 +62,7 @@ pub struct Config {
     pub version: String,
     /// Which programs its image has.
     pub variant: String,
-    /// Whose bundles it takes; an image without keys takes none.
+    /// The key whose bundles it takes; `None` in an image without keys, which takes no bundle.
     pub release_key: Option<VerifyingKey>,
     /// The kernel images on the ESP.
     pub kernels: PathBuf,
@@ -103,7 +103,7 @@ fn variant(os_release: &str) -> &str {
 /// The release key on a command line.
 fn release_key(line: &str) -> Option<VerifyingKey> {
     let bytes: [u8; 32] = hex::decode(command_line::value(line, RELEASE_KEY)?)?.try_into().ok()?;
-    // Zeros are a point of the curve, and nobody's key.
+    // Zeros are a valid point of the curve, and stand for an image without keys.
     VerifyingKey::from_bytes(&bytes).ok().filter(|_key| bytes != [0; 32])
 }
 

@@ -316,7 +316,7 @@ mod tests {
                 assert_eq!(served, i == j || i == 0, "{access:?} {peer}");
             }
         }
-        let nobody = Rule { access: Access::default(), streams: false, uploads: false };
-        assert!(peers.iter().all(|peer| nobody.check(peer).is_err()));
+        let closed = Rule { access: Access::default(), streams: false, uploads: false };
+        assert!(peers.iter().all(|peer| closed.check(peer).is_err()));
     }
 }
