@@ -72,8 +72,9 @@ pub fn firmware() -> Mount {
 
 /// The ESP. A file system with errors turns read-only, so that a damaged one is
 /// not damaged further. Polis writes its records in place (`files::in_place`), which no power
-/// cut damages; an update creates and renames kernel images there (`node`, `update`). The code page is the one that kernels load by themselves;
-/// with the same for long names, one module serves both. All our names are ASCII.
+/// cut damages; an update creates and renames kernel images there (`node`, `update`). The code
+/// page is the one that kernels load by themselves; with the same for long names, one module
+/// serves both. All our names are ASCII.
 #[must_use]
 pub fn esp(device: &Path) -> Mount {
     let quiet = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::NOATIME;

@@ -298,7 +298,7 @@ fn firmware(machine: &mut Machine, drivers: &mut Drivers) -> Firmware {
         }
         _ => None,
     };
-    let image = efivar::of_loader(Path::new(VARIABLES), "StubImageIdentifier");
+    let image = efivar::of_loader(Path::new(VARIABLES), efivar::IMAGE);
     // A loader that could not count the try starts the same system again.
     let trial = image.ok().flatten().is_some_and(|image| image.contains("+0-"));
     Firmware { esp, path, trial }

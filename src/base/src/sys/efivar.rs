@@ -120,8 +120,11 @@ impl Variable {
     }
 }
 
+/// The text of the boot stub with the path of the kernel image that runs.
+pub const IMAGE: &str = "StubImageIdentifier";
+
 /// A text that the loader or the boot stub has set in `directory` for this boot, as
-/// `StubImageIdentifier`: UTF-16, perhaps closed by a NUL. `None` if it has not, or where the
+/// [`IMAGE`]: UTF-16, perhaps closed by a NUL. `None` if it has not, or where the
 /// content is no text.
 ///
 /// # Errors
@@ -148,12 +151,12 @@ mod tests {
     #[test]
     fn the_loader_says_what_it_started() {
         let directory = tempfile::tempdir().unwrap();
-        let read = || of_loader(directory.path(), "StubImageIdentifier").unwrap();
+        let read = || of_loader(directory.path(), IMAGE).unwrap();
         assert_eq!(read(), None);
         let text = r"\EFI\Linux\polis-1.efi";
         let units = text.encode_utf16().chain([0]).flat_map(u16::to_le_bytes);
         let content: Vec<u8> = [6, 0, 0, 0].into_iter().chain(units).collect();
-        let path = directory.path().join(format!("StubImageIdentifier-{LOADER}"));
+        let path = directory.path().join(format!("{IMAGE}-{LOADER}"));
         fs::write(&path, &content).unwrap();
         assert_eq!(read().as_deref(), Some(text));
         // An odd byte, half a surrogate, nothing.

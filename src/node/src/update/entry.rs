@@ -26,8 +26,6 @@ use polis_base::sys::efivar;
 
 /// The folder of the loader, as firmware writes it.
 const FOLDER: &str = r"\EFI\Linux\";
-/// What the boot stub says of the file that it is in.
-const IDENTIFIER: &str = "StubImageIdentifier";
 /// The name of a kernel image that is being written: the loader lists `*.efi`.
 pub(super) const UNFINISHED: &str = "polis.new";
 
@@ -127,7 +125,7 @@ pub(super) fn running(efivars: &Path, kernels: &Path) -> Result<Entry, Error> {
 
 /// The kernel image that the loader started, by its name at that time.
 fn started(efivars: &Path) -> Result<Entry, Error> {
-    let text = match efivar::of_loader(efivars, IDENTIFIER) {
+    let text = match efivar::of_loader(efivars, efivar::IMAGE) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(Error::io("read what the loader has started")(error)),
@@ -183,7 +181,7 @@ mod tests {
                 .into_iter()
                 .chain(text.encode_utf16().flat_map(u16::to_le_bytes))
                 .collect();
-            let name = format!("{IDENTIFIER}-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f");
+            let name = format!("{}-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f", efivar::IMAGE);
             fs::write(folder.path().join(name), content).unwrap();
             started(folder.path())
         };
