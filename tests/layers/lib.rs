@@ -1,4 +1,5 @@
-//! The check of the layers: which file names items of which, in every crate.
+//! What the compiler does not check: which file names items of which, in every crate, and
+//! how event values are borrowed.
 //!
 //! [`sources`] reads the modules of a crate with `syn`, [`references`] finds the file
 //! that defines each item that another file names, through re-exports, and three tests
@@ -9,8 +10,12 @@
 //! - `node`: the table of the modules of `src/node`.
 //! - `crates`: the arrows of the picture of the crates in `docs/architecture.md`.
 //!
+//! `borrows` reads the statements: none borrows an event value twice.
+//!
 //! Tests may name any file: what is compiled for tests only is left out.
 
+#[cfg(test)]
+mod borrows;
 #[cfg(test)]
 mod circles;
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The calls of `NodeManagement`: answers them.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::Stream;
@@ -112,14 +113,18 @@ impl NodeManagement for Handlers {
         _request: Request<v1::GetStatusRequest>,
     ) -> Result<Response<v1::GetStatusResponse>, Status> {
         let cluster = self.inputs.cluster.borrow().clone();
+        let report = self.inputs.report.borrow().clone();
+        // Borrowed once: between two, the console may begin to wait for the first to end.
+        let snapshot = Arc::clone(&self.inputs.snapshot.borrow());
+        let etcd = member(&self.inputs.consensus.borrow(), &snapshot);
         Ok(Response::new(v1::GetStatusResponse {
             node_id: cluster.node.map(|id| id.to_string()).unwrap_or_default(),
-            status: Some(self.inputs.report.borrow().clone()),
+            status: Some(report),
             cluster_state: cluster.state.to_string(),
             ready: *self.inputs.ready.borrow(),
             uptime_seconds: clock::uptime().as_secs_f64(),
-            etcd: member(&self.inputs.consensus.borrow(), &self.inputs.snapshot.borrow()),
-            waits_for: waits_for(&self.inputs.snapshot.borrow()),
+            etcd,
+            waits_for: waits_for(&snapshot),
         }))
     }
 

@@ -1,6 +1,7 @@
 //! The management of a node, over real connections.
 
 use std::net::TcpListener;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use polis_proto::v1;
@@ -50,7 +51,7 @@ struct Owned {
     _ready: watch::Sender<bool>,
     _credentials: watch::Sender<Option<Credentials>>,
     _access_list: watch::Sender<Arc<AccessList>>,
-    _snapshot: watch::Sender<Arc<Snapshot>>,
+    snapshot: watch::Sender<Arc<Snapshot>>,
     _unlock_requests: watch::Sender<Open>,
 }
 
@@ -135,7 +136,7 @@ impl Running {
             _ready: ready,
             _credentials: credentials,
             _access_list: access_list,
-            _snapshot: snapshot,
+            snapshot,
             _unlock_requests: unlock_requests,
         };
         Self { addresses, end: ends, reset: resets, authority, handles, ctx, task, owned }
@@ -235,6 +236,27 @@ async fn only_who_operates_drains_a_node_and_a_node_without_pods_says_so() {
     assert_eq!(first.message().await.unwrap_err().code(), Code::Aborted);
     let silent = tokio::time::timeout(Duration::from_millis(200), second.message()).await;
     assert!(silent.is_err(), "{silent:?}");
+    running.stop().await;
+}
+
+/// A handler that borrowed the picture of the console twice, with a new picture in between,
+/// stopped both for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_status_is_told_while_the_picture_of_the_console_changes() {
+    let running = Running::start().await;
+    let mut client = running.client(Role::Viewer).await;
+    let (pictures, end) = (running.owned.snapshot.clone(), Arc::new(AtomicBool::new(false)));
+    let ended = Arc::clone(&end);
+    let drawing = std::thread::spawn(move || {
+        while !ended.load(Ordering::Relaxed) {
+            pictures.send_replace(Arc::default());
+        }
+    });
+    for _ in 0..1000 {
+        client.get_status(v1::GetStatusRequest {}).await.unwrap();
+    }
+    end.store(true, Ordering::Relaxed);
+    drawing.join().unwrap();
     running.stop().await;
 }
 
