@@ -490,7 +490,11 @@ impl Main<'_> {
             Outcome::Hung(silent) => {
                 self.machine.investigate();
                 // Before acting on them.
-                let threads = threads::of(Path::new("/proc"), self.node.process());
+                let (proc, process) = (Path::new("/proc"), self.node.process());
+                let threads = threads::of(proc, process);
+                for stack in threads::stacks(proc, process) {
+                    self.machine.port.log(Severity::Error, &stack);
+                }
                 let damage = self.machine.damage_report();
                 End::Guru(damage.unwrap_or_else(|| self.node.hung(silent, threads)))
             }
