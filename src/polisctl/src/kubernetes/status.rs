@@ -25,11 +25,14 @@ use crate::watch::Watch;
 const PAGE: usize = 250;
 const PAGES_MAX: usize = 40;
 
-/// Longest that a node may take without a leader: all are asked at once.
+/// Longest that a node may take to name its parts, regardless of `--timeout`.
 const ANSWER: Duration = Duration::from_secs(4);
 
 /// The same for an API server, which itself waits ten seconds for its etcd.
 const READINESS: Duration = Duration::from_secs(15);
+
+/// Why a controller whose API server is silent is not ready.
+const SILENT: &str = "its API server does not answer in time";
 
 /// The state of Kubernetes, as programs read it.
 #[derive(Debug, serde::Serialize)]
@@ -96,6 +99,12 @@ pub(super) async fn run(watch: Watch, global: &Global) -> Result<(), Error> {
     watch.run(global, ask).await
 }
 
+/// The parts of a role; none of a node that does not answer.
+async fn parts_of(session: &Session, node: &Member, branch: &Branch) -> Vec<Part> {
+    let parts = timeout(ANSWER, Box::pin(parts(session, node, branch))).await;
+    parts.ok().and_then(Result::ok).unwrap_or_default()
+}
+
 fn items(list: &Value) -> impl Iterator<Item = &Value> {
     list["items"].as_array().into_iter().flatten()
 }
@@ -138,7 +147,8 @@ impl Status {
         let nodes = controllers(session).await?;
         let (mut controllers, mut serves) = (Vec::new(), None);
         for node in &nodes {
-            let cause = unready(session, node).await?;
+            let cause = timeout(READINESS, unready(session, node)).await;
+            let cause = cause.unwrap_or_else(|_elapsed| Ok(Some(SILENT.to_owned())))?;
             if cause.is_none() && serves.is_none() {
                 serves = Some(node);
             }
@@ -146,12 +156,12 @@ impl Status {
                 node: node.id.clone(),
                 ready: cause.is_none(),
                 cause: cause.unwrap_or_default(),
-                parts: parts(session, node, &CONTROLLER).await.unwrap_or_default(),
+                parts: parts_of(session, node, &CONTROLLER).await,
             });
         }
         let mut running = Vec::new();
         for node in workers(session).await? {
-            let parts = parts(session, &node, &WORKER).await.unwrap_or_default();
+            let parts = parts_of(session, &node, &WORKER).await;
             running.push(Runs { node: node.id, cause: node.fault, parts });
         }
         let workers = running;
@@ -200,7 +210,9 @@ impl Status {
                 let cause = match serves {
                     Ok(Ok(cause)) => cause,
                     Ok(Err(error)) => Some(error.summary()),
-                    Err(_elapsed) => Some("its API server does not answer in time".to_owned()),
+                    Err(_elapsed) => {
+                        Some(format!("{SILENT}: without a quorum, etcd does not either"))
+                    }
                 };
                 controllers.push(Served {
                     node: member.id.clone(),

@@ -185,12 +185,14 @@ impl Session {
         self.within(what, Box::pin(made)).await
     }
 
-    /// The client for the next call, with the time that is left.
+    /// The client for the next call: with the time that is left, and no more than a call may
+    /// take.
     pub(super) fn client(&self) -> Client {
         match self.limit {
             None => self.client.clone(),
             Some(limit) => {
-                let total = limit.end.saturating_duration_since(Instant::now());
+                let left = limit.end.saturating_duration_since(Instant::now());
+                let total = left.min(self.client.patience().total);
                 self.client.clone().patient(Patience { attempt: ATTEMPT.min(total), total })
             }
         }

@@ -238,6 +238,12 @@ impl Client {
         Self { patience, ..self }
     }
 
+    /// Its time limits.
+    #[must_use]
+    pub fn patience(&self) -> Patience {
+        self.patience
+    }
+
     /// The leader, as far as this client knows.
     #[must_use]
     pub fn leader_id(&self) -> watch::Receiver<Option<NodeId>> {
