@@ -19,6 +19,7 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use polis_qemu::args::Devices;
 use polis_qemu::capture::Captured;
 use polis_qemu::fleet::Part;
 use polis_qemu::host::free_port;
@@ -129,7 +130,10 @@ impl Mesh {
         let first = Config { disk, memory: MEMORY[0], cpus: 2, ..small };
         let mut cluster = joined_by(world, first, 1 + WORKERS.len(), "")?;
         for number in WORKERS {
-            cluster.nodes[number].config.memory = MEMORY[1];
+            let config = &mut cluster.nodes[number].config;
+            // The memory of a saved machine is fixed.
+            config.devices = Devices::FromStart;
+            config.memory = MEMORY[1];
         }
         cluster.found()?;
         cluster.admit(&WORKERS.map(|number| (number, Part::Worker)))?;
