@@ -16,7 +16,7 @@ mod steps;
 use std::env;
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -81,7 +81,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
         needs.push(host::TPM);
     }
     host::require(&needs)?;
-    let stories = Stories { filter, all: args.all, seed: seed()? };
+    let names = match filter {
+        Some(filter) if wanted(Part::E2e) => Some(names(filter)?),
+        _ => None,
+    };
+    let stories = Stories { filter, names, all: args.all, seed: seed()? };
     println!("test: {SEED}={} draws what this run shows of each sample", stories.seed);
     let mut report = Report::default();
     let (mut product, mut kubernetes) = (None, None);
@@ -247,7 +251,7 @@ fn machines(
     }
     let mut command = stories.binary("e2e")?;
     command.env("POLIS_IMAGE_DIR", images("POLIS_IMAGE_DIR", Kind::Development, Variant::Base)?);
-    if selects(stories.filter, PRODUCT) {
+    if stories.select(PRODUCT) {
         if stories.boot_product() {
             report.call("product", || match product {
                 Some(begun) => begun.wait(),
@@ -257,7 +261,7 @@ fn machines(
         let product = images("POLIS_PRODUCT_IMAGE_DIR", Kind::Product, Variant::Base)?;
         command.env("POLIS_PRODUCT_IMAGE_DIR", product);
     }
-    if selects(stories.filter, UPDATE) {
+    if stories.select(UPDATE) {
         if env::var_os(NEXT_IMAGE).is_none() {
             report.call("next", || image::built_next().map(drop));
         }
@@ -265,7 +269,7 @@ fn machines(
         command.env(NEXT_IMAGE, std::path::absolute(next).context("no current folder")?);
     }
     // A cold build of Kubernetes takes half an hour, so no test begins one.
-    if selects(stories.filter, WORKLOADS)
+    if stories.select(WORKLOADS)
         && WORKLOAD_PROGRAMS.iter().all(|name| image::go_program(name).is_file())
     {
         if env::var_os("POLIS_FULL_IMAGE_DIR").is_none() {
@@ -284,9 +288,13 @@ fn machines(
     Ok(())
 }
 
-/// Whether the filter selects stories of this file.
-fn selects(filter: Option<&str>, file: &str) -> bool {
-    filter.is_none_or(|filter| file.contains(filter) || filter.contains(file))
+/// The stories of machines that the filter selects.
+fn names(filter: &str) -> Result<Vec<String>> {
+    let mut list = cargo();
+    list.args(["test", "--quiet", "--workspace", "--test", "e2e", "--", "--list", "--all", filter]);
+    let output = list.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
+    ensure!(output.status.success(), "cannot list the stories");
+    Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
 }
 
 /// The folder of an image: the one that `variable` names, or the one of these sources.
@@ -300,14 +308,21 @@ fn images(variable: &str, kind: Kind, variant: Variant) -> Result<PathBuf> {
 /// The arguments of every binary with stories.
 struct Stories<'a> {
     filter: Option<&'a str>,
+    /// The stories of machines that it selects.
+    names: Option<Vec<String>>,
     all: bool,
     seed: u64,
 }
 
 impl Stories<'_> {
+    /// Whether stories of this file are selected.
+    fn select(&self, file: &str) -> bool {
+        self.names.as_ref().is_none_or(|names| names.iter().any(|name| name.starts_with(file)))
+    }
+
     /// Whether stories of the product image are selected, and its folder is not given.
     fn boot_product(&self) -> bool {
-        selects(self.filter, PRODUCT) && env::var_os("POLIS_PRODUCT_IMAGE_DIR").is_none()
+        self.select(PRODUCT) && env::var_os("POLIS_PRODUCT_IMAGE_DIR").is_none()
     }
 
     /// The command that runs one of the binaries in `tests/`. It leaves its report at
