@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use polis_node::consensus::Start;
-use polis_node::consensus::client::User;
-use polis_node::curator::Store;
+use polis_control::consensus::Start;
+use polis_control::consensus::client::User;
+use polis_control::curator::Store;
 use polis_proto::v1::UserRole;
 use polis_tests::{Story, story};
 use polis_wire::identity::{Identity, NodeKey};

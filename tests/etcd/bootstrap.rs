@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::Mutex;
 
 use polis_base::trapdoor::code;
-use polis_node::consensus::{Error, MemberStatus, Probe, Service, Start, Step};
+use polis_control::consensus::{Error, MemberStatus, Probe, Service, Start, Step};
 use polis_runtime::supervisor::Context;
 use polis_tests::{Story, story};
 use tokio::sync::watch;
@@ -76,7 +76,7 @@ async fn a_killed_etcd_is_started_again_and_nothing_is_lost() {
     let machine = Machine::new();
     let mut node = machine.start(Start::Bootstrap);
     let before = node.voter().await;
-    let client = before.voter().unwrap().user(polis_node::consensus::client::User::Curator);
+    let client = before.voter().unwrap().user(polis_control::consensus::client::User::Curator);
     client.put("kept", "yes", None).await.unwrap();
     let started = std::time::Instant::now();
     node.kill();

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use polis_node::consensus::Start;
-use polis_node::consensus::client::{Client, User};
+use polis_control::consensus::Start;
+use polis_control::consensus::client::{Client, User};
 use polis_runtime::event::until;
 use polis_tests::{Story, story};
 use polis_wire::identity::NodeKey;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use polis_node::consensus::Start;
-use polis_node::consensus::client::{Change, Client, Kv, Txn, User};
+use polis_control::consensus::Start;
+use polis_control::consensus::client::{Change, Client, Kv, Txn, User};
 use polis_runtime::event::until;
 use polis_tests::{Story, story};
 use polis_wire::pki::{Guard, Write};
@@ -207,7 +207,7 @@ async fn only_the_leader_writes() {
     assert_eq!(client.leader("leader").await.unwrap(), None);
     let first = client.campaign("leader", "one", &one).await.unwrap();
     assert_eq!(client.leader("leader").await.unwrap().as_deref(), Some(&b"one"[..]));
-    let write = |leader: &polis_node::consensus::client::Leadership| Txn {
+    let write = |leader: &polis_control::consensus::client::Leadership| Txn {
         term: Some(leader.clone()),
         writes: vec![Write::Put("state".to_owned(), b"x".to_vec())],
         ..Txn::default()

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use futures::{StreamExt as _, TryStreamExt as _};
-use polis_node::consensus::client::User;
-use polis_node::consensus::{MemberStatus, MembersError, Refusal, Start, holds_entries};
+use polis_control::consensus::client::User;
+use polis_control::consensus::{MemberStatus, MembersError, Refusal, Start, holds_entries};
 use polis_proto::v1;
 use polis_tests::{Story, story};
 use polis_wire::pki::{Crl, Overview};

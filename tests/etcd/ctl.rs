@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use polis_node::consensus::Start;
+use polis_control::consensus::Start;
 use polis_proto::v1;
 use polis_proto::v1::management_client::ManagementClient;
 use polis_tests::{Story, story};

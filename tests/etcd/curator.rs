@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use polis_node::consensus::Start;
-use polis_node::consensus::client::User;
-use polis_node::curator::leader::LEASE;
-use polis_node::curator::state::Request;
+use polis_control::consensus::Start;
+use polis_control::consensus::client::User;
+use polis_control::curator::leader::LEASE;
+use polis_control::curator::state::Request;
 use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
 use polis_proto::v1::management_client::ManagementClient;

@@ -5,10 +5,10 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use polis_node::consensus::client::{Client, User};
-use polis_node::consensus::{Invitation, Member, MemberId, PEER_PORT, Peer, Start};
-use polis_node::curator::{self, Founding, Store};
-use polis_node::network;
+use polis_control::consensus::client::{Client, User};
+use polis_control::consensus::{Invitation, Member, MemberId, PEER_PORT, Peer, Start};
+use polis_control::curator::{self, Founding, Store};
+use polis_machine::network;
 use polis_proto::v1;
 use polis_runtime::supervisor::Supervisor;
 use polis_wire::identity::{NodeId, NodeKey};

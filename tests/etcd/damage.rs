@@ -5,8 +5,8 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use polis_base::trapdoor::code;
-use polis_node::consensus::Start;
-use polis_node::consensus::client::User;
+use polis_control::consensus::Start;
+use polis_control::consensus::client::User;
 use polis_tests::{Story, story};
 
 use crate::harness::Machine;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use polis_node::cluster::{self, State};
-use polis_node::consensus::{Start, Status};
-use polis_node::network;
+use polis_control::cluster::{self, State};
+use polis_control::consensus::{Start, Status};
+use polis_machine::network;
 use polis_node::roles::enlist;
 use polis_proto::v1;
 use polis_tests::{Story, story};

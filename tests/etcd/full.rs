@@ -1,7 +1,7 @@
 //! A database that reaches its quota.
 
-use polis_node::consensus::client::{Error, User};
-use polis_node::consensus::{Alarm, Start};
+use polis_control::consensus::client::{Error, User};
+use polis_control::consensus::{Alarm, Start};
 use polis_tests::{Story, story};
 
 use crate::harness::Machine;

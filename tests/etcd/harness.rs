@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use polis_base::files::Root;
-use polis_node::consensus::{
+use polis_control::consensus::{
     Config, MemberStatus, Members, Orders, PEER_PORT, Peer, Probe, QUOTA, Service, Start, Status,
 };
 use polis_qemu::patience::Deadline;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use polis_node::consensus::MemberStatus;
-use polis_node::curator::state::Request as Change;
+use polis_control::consensus::MemberStatus;
+use polis_control::curator::state::Request as Change;
 use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
 use polis_proto::v1::management_client::ManagementClient;
@@ -220,7 +220,7 @@ async fn a_departure_that_started_is_finished_by_any_leader() {
         BootstrapNode::start(one).await;
     // A member that an earlier leader added, for a node without the role.
     first.members.add(&three.key.identity(), &three.peer).await.unwrap();
-    let alone = |status: &polis_node::consensus::Status| status.members.len() == 1;
+    let alone = |status: &polis_control::consensus::Status| status.members.len() == 1;
     first.waits("to have no unrequested learner", alone).await;
 
     let (second, second_curator) = join(&cluster, &[&curator], &owner, two).await;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Method;
-use polis_node::workload::Api;
 use polis_tests::{Story, patiently, story};
 use polis_wire::pki;
 use polis_wire::rpc::{Credentials, Role, provider};
+use polis_workload::Api;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use serde_json::{Value, json};

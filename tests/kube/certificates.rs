@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use polis_node::workload::Part;
 use polis_tests::{Story, patiently, story};
 use polis_wire::pki::{Facts, certificate_der};
 use polis_wire::rpc::provider;
+use polis_workload::Part;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::net::TcpStream;

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use http::Method;
-use polis_node::workload::Answer;
 use polis_tests::{Story, skip, story};
+use polis_workload::Answer;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;

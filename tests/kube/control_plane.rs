@@ -1,7 +1,7 @@
 //! The control plane comes up, keeps Secrets, survives the death of its parts, and goes.
 
-use polis_node::workload::{Part, PartState};
 use polis_tests::{Story, story};
+use polis_workload::{Part, PartState};
 use serde_json::{Value, json};
 
 use crate::harness::eventually;

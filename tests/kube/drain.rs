@@ -6,12 +6,12 @@
 use std::time::Duration;
 
 use http::Method;
-use polis_node::workload::drain::{Drains, Held, Progress, Service, State};
-use polis_node::workload::{Api, Part, PartState, Status};
 use polis_tests::{Story, patiently, story};
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::Role;
 use polis_wire::pki::WorkerPurpose;
+use polis_workload::drain::{Drains, Held, Progress, Service, State};
+use polis_workload::{Api, Part, PartState, Status};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};

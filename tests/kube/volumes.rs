@@ -11,14 +11,14 @@ use std::time::Duration;
 use http::Method;
 use polis_base::files::Dir;
 use polis_base::sys::quota::{Limits, Project, Usage};
-use polis_node::workload::Api;
-use polis_node::workload::csi::{DRIVER, Disk, Provisioner, Status, Store};
-use polis_node::workload::ground::quota::Projects;
 use polis_runtime::event::until;
 use polis_tests::{Story, patiently, story};
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::Role;
 use polis_wire::pki::WorkerPurpose;
+use polis_workload::Api;
+use polis_workload::csi::{DRIVER, Disk, Provisioner, Status, Store};
+use polis_workload::ground::quota::Projects;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 

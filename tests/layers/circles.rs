@@ -14,17 +14,20 @@ use crate::references::{References, references};
 use crate::sources::{Names, Sources};
 
 /// The root of every crate that people wrote: `proto` is generated.
-const ROOTS: [&str; 17] = [
+const ROOTS: [&str; 20] = [
     "benches/curator/main.rs",
     "image/src/lib.rs",
     "qemu/src/lib.rs",
     "src/base/src/lib.rs",
+    "src/control/src/lib.rs",
     "src/demo/src/lib.rs",
     "src/init/src/lib.rs",
+    "src/machine/src/lib.rs",
     "src/node/src/lib.rs",
     "src/polisctl/src/lib.rs",
     "src/runtime/src/lib.rs",
     "src/wire/src/lib.rs",
+    "src/workload/src/lib.rs",
     "tests/e2e/main.rs",
     "tests/etcd/main.rs",
     "tests/harness/lib.rs",

@@ -9,20 +9,23 @@ use crate::sources::workspace;
 type Arrows = BTreeMap<String, BTreeSet<String>>;
 
 /// The folders of the crates, and the names that the picture gives them.
-const CRATES: [(&str, &str); 16] = [
+const CRATES: [(&str, &str); 19] = [
     ("benches", "benches"),
     ("image", "image"),
     ("proto", "proto"),
     ("qemu", "qemu"),
     ("src/base", "base"),
     ("src/bundle", "bundle"),
+    ("src/control", "control"),
     ("src/demo", "demo"),
     ("src/init", "init"),
+    ("src/machine", "machine"),
     ("src/node", "node"),
     ("src/pause", "pause"),
     ("src/polisctl", "polisctl"),
     ("src/runtime", "runtime"),
     ("src/wire", "wire"),
+    ("src/workload", "workload"),
     ("tests", "tests"),
     ("tui", "tui"),
     ("xtask", "xtask"),

@@ -7,7 +7,7 @@
 //!
 //! - `circles`: no circle of files that name each other, except between a module and the
 //!   modules inside it, which are one concept.
-//! - `node`: the table of the modules of `src/node`.
+//! - `modules`: the tables of the modules of `src/machine`, `src/control` and `src/node`.
 //! - `crates`: the arrows of the picture of the crates in `docs/architecture.md`.
 //!
 //! `borrows` reads the statements: none borrows an event value twice.
@@ -21,7 +21,7 @@ mod circles;
 #[cfg(test)]
 mod crates;
 #[cfg(test)]
-mod node;
+mod modules;
 #[cfg(test)]
 mod references;
 #[cfg(test)]

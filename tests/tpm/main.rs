@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use polis_node::tpm::{Error, Transport, seal, unseal};
+use polis_machine::tpm::{Error, Transport, seal, unseal};
 use polis_qemu::tpm::Tpm;
 use polis_tests::{Story, Suite, story};
 
@@ -117,7 +117,7 @@ fn who_listens_to_the_bus_learns_neither_the_key_nor_the_secret() {
     // The key in the TPM opens the ciphertext: no 32 bytes of the bus are it.
     let keys = bus.seen.windows(32).map(|key| <[u8; 32]>::try_from(key).unwrap());
     for key in keys {
-        assert!(polis_node::tpm::decrypt(&key, &blob.nonce, b"test", &blob.ciphertext).is_err());
+        assert!(polis_machine::tpm::decrypt(&key, &blob.nonce, b"test", &blob.ciphertext).is_err());
     }
 }
 
@@ -141,7 +141,8 @@ fn a_changed_register_differs_from_a_cleared_tpm() {
     assert!(matches!(refused, Error::Cleared), "{refused:?}");
     // Also where somebody wrote this TPM's name into the blob.
     let root = seal(&mut bus, &[7, 12], b"test", SECRET).unwrap().root;
-    let refused = unseal(&mut bus, b"test", &polis_node::tpm::Blob { root, ..blob }).unwrap_err();
+    let refused =
+        unseal(&mut bus, b"test", &polis_machine::tpm::Blob { root, ..blob }).unwrap_err();
     assert!(matches!(refused, Error::Cleared), "{refused:?}");
 }
 

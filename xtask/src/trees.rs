@@ -8,12 +8,12 @@ use anyhow::{Context as _, Result, ensure};
 const RULES: [(&str, &[&str], &str); 2] = [
     (
         "polis-init",
-        &["tokio", "async-std", "smol", "mio", "polis-runtime", "polis-wire", "polis-node"],
+        &["tokio", "async-std", "smol", "mio", "polis-runtime", "polis-wire", "polis-machine"],
         "nothing that can break a runtime may break PID 1",
     ),
     (
         "polisctl",
-        &["polis-node", "polis-init", "etcd-client", "rtnetlink", "mozim"],
+        &["polis-machine", "polis-init", "etcd-client", "rtnetlink", "mozim"],
         "the operator's program knows the node by its API only",
     ),
 ];

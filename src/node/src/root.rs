@@ -26,16 +26,15 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::daemon::{heartbeat, logs, memory};
-use crate::network::{self, names};
 use crate::roles;
-use crate::workload::runtime;
-use crate::{
-    agent, cluster, consensus, console, curator, management, parameters, storage, update, workload,
-};
+use crate::{agent, console, management};
 use polis_base::environment::Environment;
 use polis_base::sys::efivar;
 use polis_base::sys::reboot::Reason;
 use polis_base::{files, recovery};
+use polis_control::{cluster, consensus, curator};
+use polis_machine::network::{self, names};
+use polis_machine::{parameters, storage, update};
 use polis_runtime::logtree::{kernel, ring};
 use polis_runtime::supervisor::{Context, Policy};
 use polis_wire::endpoint::MANAGEMENT_PORT;
@@ -43,6 +42,8 @@ use polis_wire::identity::Identity;
 use polis_wire::node_roles::Nodes;
 use polis_wire::rpc;
 use polis_wire::rpc::client::{Candidate, Client, Patience};
+use polis_workload as workload;
+use polis_workload::runtime;
 
 /// The needs of the root service.
 #[derive(Clone, Debug)]

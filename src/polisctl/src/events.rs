@@ -225,7 +225,9 @@ mod tests {
         }
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let mut found = std::collections::BTreeSet::new();
-        events(&root.join("src/node/src"), &mut found);
+        for service in ["machine", "control", "workload", "node"] {
+            events(&root.join("src").join(service).join("src"), &mut found);
+        }
         // What changed about a node is an event, as are its ways in and out.
         for event in ["joined", "left", "roles", "labels", "named", "votes", "voted"] {
             assert!(found.contains(event), "no line is the event {event}: {found:?}");

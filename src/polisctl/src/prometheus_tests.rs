@@ -86,9 +86,9 @@ fn every_metric_and_label_of_the_rules_and_the_dashboard_is_on_the_page_of_a_nod
 #[test]
 fn the_values_of_states_in_the_rules_exist() {
     let states = file("src/runtime/src/supervisor/tree.rs");
-    let cluster = file("src/node/src/cluster/state.rs");
-    let etcd = file("src/node/src/consensus/status.rs");
-    let drain = file("src/node/src/workload/drain/state.rs");
+    let cluster = file("src/control/src/cluster/state.rs");
+    let etcd = file("src/control/src/consensus/status.rs");
+    let drain = file("src/workload/src/drain/state.rs");
     let uses = code();
     let mut checked = 0;
     for expression in expressions() {

@@ -20,7 +20,7 @@ use tracing::warn;
 
 use super::Service;
 use super::node_watch::keep;
-use crate::network::names::Peers;
+use polis_machine::network::names::Peers;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::NodeId;

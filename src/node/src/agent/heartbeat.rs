@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
 use super::{Service, split};
-use crate::cluster::state::Event;
+use polis_control::cluster::state::Event;
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::Context;
 use polis_wire::rpc;

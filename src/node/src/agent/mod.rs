@@ -38,16 +38,18 @@ use polis_proto::v1;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::network::names::Peers;
-use crate::{cluster, consensus, network, parameters, storage, update, workload};
 use polis_base::environment::Environment;
 use polis_base::files::{self, File};
+use polis_control::{cluster, consensus};
+use polis_machine::network::names::Peers;
+use polis_machine::{network, parameters, storage, update};
 use polis_runtime::supervisor::{Context, Policy};
 use polis_wire::endpoint::CURATOR_PORT;
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::{HEARTBEAT, Nodes};
 use polis_wire::rpc::client::{Candidate, Client};
 use polis_wire::rpc::{AccessList, Credentials};
+use polis_workload as workload;
 
 pub use self::report::Subject;
 

@@ -11,18 +11,20 @@ use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use super::Service;
-use crate::cluster::{Keeper, KeyStatus};
-use crate::workload::drain;
-use crate::workload::mesh::PublicKey;
-use crate::{cluster, consensus, network, storage, update, workload};
 use polis_base::cause;
 use polis_base::sys::clock;
+use polis_control::cluster::{Keeper, KeyStatus};
+use polis_control::{cluster, consensus};
+use polis_machine::{network, storage, update};
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::Context;
 use polis_wire::endpoint::CURATOR_PORT;
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::Nodes;
 use polis_wire::rpc::client::Repeat;
+use polis_workload as workload;
+use polis_workload::drain;
+use polis_workload::mesh::PublicKey;
 
 /// Between two attempts, once the client has lost its patience.
 const RETRY: Duration = Duration::from_secs(5);
@@ -278,7 +280,7 @@ mod tests {
 
     #[test]
     fn the_parts_of_kubernetes_are_reported_together() {
-        use crate::workload::{Part, PartState};
+        use polis_workload::{Part, PartState};
         let with = |parts: &[(Part, PartState)]| {
             let parts = parts.iter().cloned().collect();
             super::workload(&workload::Status { parts, ..workload::Status::default() })

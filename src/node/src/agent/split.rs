@@ -18,8 +18,8 @@ use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use super::Service;
-use crate::cluster::state::{Event, State};
-use crate::consensus;
+use polis_control::cluster::state::{Event, State};
+use polis_control::consensus;
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::Context;
 

@@ -18,8 +18,8 @@ fn values() -> Values {
 
 #[test]
 fn a_cluster_survives_the_loss_of_those_that_answer_and_are_not_needed() {
-    use crate::consensus::{Member, MemberId};
     use crate::console::members::{Probed, Reported};
+    use polis_control::consensus::{Member, MemberId};
     let mut values = values();
     let member = |number: u64| Member {
         id: MemberId(number),
@@ -105,7 +105,7 @@ fn only_what_a_server_gave_has_a_lease_and_it_ends() {
 
 #[test]
 fn the_source_of_an_address_is_the_parameters_a_router_or_unknown() {
-    use crate::parameters::{self, Bootstrap, Loaded, Match, Parameters, Source};
+    use polis_machine::parameters::{self, Bootstrap, Loaded, Match, Parameters, Source};
     let [reported, advertised, other] =
         ["192.168.40.7/22", "fd00::1/64", "192.168.40.8/22"].map(|it| it.parse::<Cidr>().unwrap());
     let mut values = values();

@@ -22,10 +22,10 @@ use tokio::time::{Instant, sleep_until};
 
 use super::attention::Attention;
 use super::counters::{Counters, Space, space};
-use crate::workload::ground;
 use polis_base::files;
 use polis_base::sys::quota::Usage;
 use polis_runtime::supervisor::Context;
+use polis_workload::ground;
 
 /// Between two samples: what a column of a chart stands for.
 const PACE: Duration = Duration::from_secs(2);

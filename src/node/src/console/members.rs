@@ -30,7 +30,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::debug;
 
-use crate::consensus::{Member, MemberId, Members, Status};
+use polis_control::consensus::{Member, MemberId, Members, Status};
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
@@ -289,8 +289,10 @@ mod tests {
     async fn what_was_learned_goes_with_the_member_that_learned_it() {
         let (_orders, ordered) = watch::channel(None);
         let root = polis_base::files::Root::live();
-        let consensus =
-            crate::consensus::Service::new(crate::consensus::Config::live(&root), ordered);
+        let consensus = polis_control::consensus::Service::new(
+            polis_control::consensus::Config::live(&root),
+            ordered,
+        );
         let ((_nodes, nodes), (_own, credentials)) = (watch::channel(None), watch::channel(None));
         let service = Service {
             consensus: consensus.status(),

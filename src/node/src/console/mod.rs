@@ -45,17 +45,19 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use self::attention::Attention;
 use self::logs::Window;
 use self::watched::{Values, Watched};
-use crate::parameters::Known;
-use crate::workload::runtime;
-use crate::{cluster, consensus, network, storage, workload};
 use polis_base::environment::Environment;
 use polis_base::sys::command_line;
 use polis_base::sys::reboot::Reason;
 use polis_base::{files, sys};
+use polis_control::{cluster, consensus};
+use polis_machine::parameters::Known;
+use polis_machine::{network, storage};
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::{Context, Policy};
 use polis_wire::identity::{Fingerprint, Identity};
 use polis_wire::pki::Overview;
+use polis_workload as workload;
+use polis_workload::runtime;
 
 /// The machine's own screen.
 const SCREEN: &str = "tty1";

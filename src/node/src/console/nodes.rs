@@ -14,9 +14,9 @@ use polis_tui::snapshot::{Health, MemberStatus, Node, NodeState, Nodes};
 use tokio::sync::watch;
 
 use super::ClusterNodes;
-use crate::cluster::State;
-use crate::consensus;
 use polis_base::sys::clock;
+use polis_control::cluster::State;
+use polis_control::consensus;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::{Fingerprint, NodeId};
@@ -35,7 +35,7 @@ pub struct Service {
     /// The members of etcd.
     pub consensus: watch::Receiver<consensus::Status>,
     /// This node.
-    pub own: watch::Receiver<crate::cluster::Status>,
+    pub own: watch::Receiver<polis_control::cluster::Status>,
     /// The displayed state.
     pub shown: watch::Sender<ClusterNodes>,
 }
@@ -74,7 +74,7 @@ impl Service {
             let changed = async {
                 let Self { nodes, leader, own: standing, consensus, .. } = &mut self;
                 let differs = |status: &consensus::Status| status.members != members;
-                let moved = |status: &crate::cluster::Status| *status != own;
+                let moved = |status: &polis_control::cluster::Status| *status != own;
                 tokio::select! {
                     // Cancel-safe, all of them: they wait for event values.
                     changed = nodes.changed() => {

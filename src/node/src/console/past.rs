@@ -19,7 +19,7 @@ use polis_tui::snapshot::Past;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::consensus::{Members, Status, Work};
+use polis_control::consensus::{Members, Status, Work};
 use polis_runtime::supervisor::Context;
 
 /// What a column of a chart stands for. The metrics of etcd have some hundred kilobytes.

@@ -34,7 +34,7 @@ fn start() -> World {
     let (received, cluster_nodes) = watch::channel(ClusterNodes::default());
     let (key, identity) = watch::channel(None);
     let (given, roles) = watch::channel(None);
-    let (parts, workload) = watch::channel(crate::workload::Status::default());
+    let (parts, workload) = watch::channel(polis_workload::Status::default());
     let (runs, containerd) = watch::channel(runtime::Status::default());
     let (listed, pods) = watch::channel(None);
     let (table, nodes) = watch::channel(None);

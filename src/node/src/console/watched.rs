@@ -14,15 +14,17 @@ use super::fingerprint_words::FingerprintWords;
 use super::load::Load;
 use super::members::Learned;
 use super::{ClusterNodes, Inputs};
-use crate::parameters::Known;
-use crate::workload::runtime;
-use crate::{cluster, consensus, network, storage, workload};
 use polis_base::environment::Environment;
 use polis_base::stage::Stages;
+use polis_control::{cluster, consensus};
+use polis_machine::parameters::Known;
+use polis_machine::{network, storage};
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Tree;
 use polis_wire::identity::{Fingerprint, Identity};
 use polis_wire::pki::Overview;
+use polis_workload as workload;
+use polis_workload::runtime;
 
 /// The newest of everything at one moment.
 #[derive(Clone, Debug)]

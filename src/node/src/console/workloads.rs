@@ -10,11 +10,12 @@ use std::time::{Duration, SystemTime};
 use polis_tui::snapshot::{Part, PartState, Pod, PodState, Pods, Quota, Workloads};
 
 use super::watched::Values;
-use crate::workload::runtime::{self, Condition, pods};
-use crate::{consensus, workload};
 use polis_base::sys::quota::Usage;
+use polis_control::consensus;
 use polis_runtime::supervisor;
 use polis_wire::node_roles::Role;
+use polis_workload as workload;
+use polis_workload::runtime::{self, Condition, pods};
 
 /// Where the services of the parts are in the tree.
 const PARENTS: [&str; 2] = ["root.workload.", "root.runtime."];

@@ -4,10 +4,10 @@ use polis_runtime::supervisor::{Entry, Tree};
 
 use super::*;
 use crate::console::load::Load;
-use crate::workload::{Part as Of, PartState as Has};
-use crate::{cluster, consensus};
 use polis_base::environment::Environment;
 use polis_base::sys::quota::Limits;
+use polis_control::{cluster, consensus};
+use polis_workload::{Part as Of, PartState as Has};
 
 const UPTIME: Duration = Duration::from_secs(900);
 

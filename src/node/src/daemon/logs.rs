@@ -11,8 +11,8 @@ use std::time::UNIX_EPOCH;
 
 use tokio::sync::watch;
 
-use crate::storage;
 use polis_base::sys::clock;
+use polis_machine::storage;
 use polis_runtime::event::{self, Closed};
 use polis_runtime::logtree::ring;
 use polis_runtime::supervisor::Context;

@@ -31,15 +31,15 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::error;
 
-use crate::consensus;
-use crate::workload::runtime::{self, pods};
 use polis_base::files;
 use polis_base::recovery;
 use polis_base::sys::command_line;
 use polis_base::trapdoor::{Report, code};
+use polis_control::consensus;
 use polis_runtime::event::{self, Closed};
 use polis_runtime::supervisor::{Context, Policy};
 use polis_runtime::sys::{process, readiness};
+use polis_workload::runtime::{self, pods};
 
 /// The faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,8 +19,8 @@ use tokio::sync::watch;
 
 use self::fault::Fault;
 use self::generator::Generator;
-use crate::consensus;
-use crate::workload::runtime;
+use polis_control::consensus;
+use polis_workload::runtime;
 
 /// Starts the services that this boot's command line asks for; usually no line.
 pub(crate) fn start(

@@ -9,7 +9,7 @@
 
 use tokio::sync::watch;
 
-use crate::cluster::unlock::request::Open;
+use polis_control::cluster::unlock::request::Open;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
 use polis_wire::rpc::Credentials;

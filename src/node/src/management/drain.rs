@@ -8,8 +8,8 @@ use polis_proto::v1;
 use polis_proto::v1::drain_progress::State as Told;
 use tonic::{Code, Status};
 
-use crate::workload::drain::{Failure, Held, Progress, State, TIMEOUT_MAX};
 use polis_wire::rpc::REASON;
+use polis_workload::drain::{Failure, Held, Progress, State, TIMEOUT_MAX};
 
 /// What a caller asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,16 +8,17 @@ use std::time::SystemTime;
 
 use super::Inputs;
 use super::text::{Kind, Page};
-use crate::consensus::MemberStatus;
-use crate::workload::drain;
-use crate::{cluster, consensus, workload};
 use polis_base::stage::{self, Stages};
 use polis_base::sys::clock;
+use polis_control::consensus::MemberStatus;
+use polis_control::{cluster, consensus};
 use polis_runtime::logtree;
 use polis_runtime::supervisor::{State, Tree};
 use polis_runtime::sys::process;
 use polis_wire::pki::{Facts, Overview};
 use polis_wire::rpc::metrics::{BUCKETS, Metrics};
+use polis_workload as workload;
+use polis_workload::drain;
 
 /// The states of a service.
 const STATES: [State; 6] =

@@ -36,17 +36,18 @@ use polis_tui::Snapshot;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::cluster::unlock::Requests;
-use crate::update::Door;
-use crate::workload::drain::Drains;
-use crate::{cluster, consensus, workload};
 use polis_base::environment::Environment;
 use polis_base::sys::reboot::Reason;
+use polis_control::cluster::unlock::Requests;
+use polis_control::{cluster, consensus};
+use polis_machine::update::Door;
 use polis_runtime::logtree::ring;
 use polis_runtime::supervisor::{Context, Policy};
 use polis_wire::endpoint::{MANAGEMENT_PORT, METRICS_PORT};
 use polis_wire::pki::Overview;
 use polis_wire::rpc::{self, AccessList, App, Credentials, Limits, Listen, Metrics, Table};
+use polis_workload as workload;
+use polis_workload::drain::Drains;
 
 /// Fixed for the life of the process.
 #[derive(Clone, Debug)]

@@ -17,17 +17,17 @@ use tracing::warn;
 use zeroize::Zeroizing;
 
 use super::{Inputs, console, drain, logs, update};
-use crate::cluster::unlock::request::Refused;
-use crate::consensus;
-use crate::update::Door;
-use crate::workload::Part;
 use polis_base::sys::clock;
 use polis_base::sys::reboot::Reason;
+use polis_control::cluster::unlock::request::Refused;
+use polis_control::consensus;
+use polis_machine::update::Door;
 use polis_runtime::lines::Lines;
 use polis_runtime::logtree;
 use polis_runtime::supervisor::Tree;
 use polis_runtime::sys::process;
 use polis_wire::rpc::Peer;
+use polis_workload::Part;
 
 /// How long a request to wipe waits for the removal from the cluster: a later one, for another
 /// reason, wipes no disk.

@@ -11,9 +11,9 @@ use tokio::task::JoinHandle;
 use tonic::Code;
 
 use super::*;
-use crate::cluster::unlock::request::{Open, Requests, Waiting};
 use polis_base::recovery::form;
 use polis_base::stage::Stages;
+use polis_control::cluster::unlock::request::{Open, Requests, Waiting};
 use polis_runtime::supervisor::Handles;
 use polis_wire::identity::NodeId;
 use polis_wire::rpc::Role;
@@ -32,8 +32,8 @@ struct Running {
 }
 
 /// A machine of an image without keys.
-fn unsigned() -> crate::update::Config {
-    crate::update::Config {
+fn unsigned() -> polis_machine::update::Config {
+    polis_machine::update::Config {
         disk: "/dev/vda".into(),
         slot: "A".to_owned(),
         version: "0.1.0".to_owned(),

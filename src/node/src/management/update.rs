@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tonic::{Code, Status, Streaming};
 
-use crate::update::{Error, Installed, Phase, Progress, Turn};
+use polis_machine::update::{Error, Installed, Phase, Progress, Turn};
 use polis_wire::rpc::REASON;
 
 /// Pieces on the way to the thread: enough that neither side waits for the other's next step.

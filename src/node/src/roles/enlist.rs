@@ -28,10 +28,12 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
-use crate::cluster::{self, Membership, RETRY, TRUST};
-use crate::consensus::{self, Invitation, Member, MemberId, MemberStatus, Orders, Peer, Start};
-use crate::network;
 use polis_base::files::{self, File};
+use polis_control::cluster::{self, Membership, RETRY, TRUST};
+use polis_control::consensus::{
+    self, Invitation, Member, MemberId, MemberStatus, Orders, Peer, Start,
+};
+use polis_machine::network;
 use polis_runtime::event::{Closed, until};
 use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::{Context, blocking};

@@ -22,10 +22,11 @@ use std::net::IpAddr;
 use tokio::sync::watch;
 use tracing::info;
 
-use crate::{cluster, consensus, curator, network};
 use polis_base::hex;
 use polis_base::serial::EventLine;
 use polis_base::stage::{Stage, State};
+use polis_control::{cluster, consensus, curator};
+use polis_machine::network;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;

@@ -21,8 +21,8 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use super::{RETRY, Service};
-use crate::consensus::client::{Client, Kv, Txn};
 use polis_base::serial::EventLine;
+use polis_control::consensus::client::{Client, Kv, Txn};
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
 use polis_wire::pki::{Guard, Write};
@@ -91,7 +91,7 @@ pub(super) async fn run(mut service: Service, ctx: &Context, pace: Duration) -> 
 
 /// Creates a key, unless an earlier attempt has; returns the revision at which it was
 /// created.
-async fn create(etcd: &Client, key: &str) -> Result<i64, crate::consensus::client::Error> {
+async fn create(etcd: &Client, key: &str) -> Result<i64, polis_control::consensus::client::Error> {
     let txn = Txn {
         guards: vec![Guard::Absent(key.to_owned())],
         writes: vec![Write::Put(key.to_owned(), super::PLAINTEXT.into())],

@@ -27,10 +27,10 @@ use tokio::time::{Instant, sleep};
 use tracing::{error, warn};
 
 use super::flood;
-use crate::consensus::{self, client};
 use polis_base::files;
 use polis_base::serial::EventLine;
 use polis_base::sys::command_line;
+use polis_control::consensus::{self, client};
 use polis_runtime::event::{self, Closed};
 use polis_runtime::supervisor::Context;
 

@@ -1,0 +1,436 @@
+//! Discovery: finds the other nodes after all addresses changed while all machines were off.
+//!
+//! A node knows the others by the addresses of the last boot. If a DHCP server has
+//! forgotten its leases meanwhile, no node has the address that the others know, and no
+//! leader can publish the new ones. So a node that is cut off asks on its own segment:
+//!
+//! ```text
+//! cut off for a while: broadcast "I am N, at A: which nodes are here?" --> every node that knows N
+//!        found <-- accepted only while this node is cut off <-- "I am M, at B", to A alone
+//! ```
+//!
+//! A message carries the public key of its sender, from which the name of the node follows,
+//! and is signed with it; the address in it must equal the source address of the packet. A
+//! replayed message points a node to an address that another node had before; the machine
+//! at that address must still show the certificate of the node. Every node has a
+//! certificate, so the place where discovery found a node does not say which node leads.
+//!
+//! Invariants:
+//! - A node that is in contact with a leader ignores discovery messages, and forgets the
+//!   addresses that it found before: in the next outage, any address may have changed
+//!   again.
+//! - A node accepts messages only from nodes that it knew before, and answers only those.
+//! - Untrusted senders make this node verify a bounded number of signatures a second.
+//!
+//! What this module does not do: find nodes beyond the own segment, or by IPv6; or help a
+//! node whose disk waits for a key, since its own key is on that disk.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use ed25519_dalek::{Signature, VerifyingKey};
+use tokio::net::UdpSocket;
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tracing::{debug, info, warn};
+
+use crate::consensus;
+use polis_base::files::{self, File};
+use polis_machine::network;
+use polis_machine::network::names::Peers;
+use polis_runtime::event::{Closed, until};
+use polis_runtime::supervisor::{Context, blocking};
+use polis_wire::identity::{self, Identity, NodeId, NodeKey};
+
+/// The UDP port on which nodes listen for discovery messages.
+pub const PORT: u16 = 7836;
+
+/// The time between two checks of whether this node is cut off, and between two questions.
+/// A node counts as cut off after two checks: a quick start finds its leader before.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
+
+/// The first bytes of a message.
+const MAGIC: &[u8; 18] = b"polis discovery 1\0";
+
+/// Magic, kind, public key, address; then the signature of all that.
+const SIGNED: usize = MAGIC.len() + 1 + 32 + 4;
+const LENGTH: usize = SIGNED + 64;
+
+/// Signatures that a node verifies a second: each node asks once in two.
+const VERIFIED_MAX: u32 = 50;
+
+/// Inputs and outputs. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// The key of this node.
+    pub key: File,
+    /// The identity of this node; its key is on its disk then, or soon after.
+    pub identity: watch::Receiver<Option<Identity>>,
+    /// Its member of etcd, if it has one.
+    pub consensus: watch::Receiver<consensus::Status>,
+    /// The leader, as far as this node knows.
+    pub leader: watch::Receiver<Option<NodeId>>,
+    /// The address.
+    pub network: watch::Receiver<network::Status>,
+    /// The known nodes and their addresses.
+    pub peers: watch::Receiver<Peers>,
+    /// The nodes that were found since this node is cut off, and their addresses.
+    pub found: watch::Sender<Peers>,
+}
+
+/// Why a run ends.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An input ended.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+    /// The disk.
+    #[error("cannot read the key of this node")]
+    File(#[from] files::Error),
+    /// The file does not hold a valid key.
+    #[error("the key of this node cannot be used")]
+    Key(#[source] identity::Error),
+    /// The node cannot receive messages.
+    #[error("cannot listen on UDP port {PORT}")]
+    Socket(#[source] std::io::Error),
+}
+
+/// The kind of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Asks = 1,
+    Answers = 2,
+}
+
+/// A message with the signature of its sender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Discovery {
+    kind: Kind,
+    key: [u8; 32],
+    address: Ipv4Addr,
+}
+
+impl Discovery {
+    fn signed(&self, key: &NodeKey) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.push(self.kind as u8);
+        bytes.extend(self.key);
+        bytes.extend(self.address.octets());
+        let signature = key.sign(&bytes);
+        bytes.extend(signature);
+        bytes
+    }
+
+    fn node(&self) -> NodeId {
+        NodeId::from_public_key(&self.key)
+    }
+
+    /// Parses a message; does not verify its signature.
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let (kind, rest) = bytes.strip_prefix(MAGIC)?.split_first()?;
+        let kind = match kind {
+            1 => Kind::Asks,
+            2 => Kind::Answers,
+            _ => return None,
+        };
+        let (key, rest) = rest.split_first_chunk::<32>()?;
+        let (address, signature) = rest.split_first_chunk::<4>()?;
+        (signature.len() == 64).then_some(Self { kind, key: *key, address: (*address).into() })
+    }
+
+    /// Whether the holder of the key in the message signed it.
+    fn is_genuine(&self, bytes: &[u8]) -> bool {
+        let Some((signed, signature)) = bytes.split_at_checked(SIGNED) else { return false };
+        let key = VerifyingKey::from_bytes(&self.key);
+        let verified =
+            key.and_then(|key| key.verify_strict(signed, &Signature::from_slice(signature)?));
+        verified.is_ok()
+    }
+}
+
+/// The number of signatures that may still be verified this second.
+#[derive(Debug)]
+struct Budget {
+    since: Instant,
+    left: u32,
+}
+
+impl Budget {
+    fn take(&mut self, now: Instant) -> bool {
+        if now.duration_since(self.since) >= Duration::from_secs(1) {
+            *self = Self { since: now, left: VERIFIED_MAX };
+        }
+        let taken = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        taken
+    }
+}
+
+impl Service {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub async fn run(mut self, ctx: Context) -> Result<(), Error> {
+        ctx.healthy();
+        let named = until(&mut self.identity, "the identity", Option::clone);
+        let Some(named) = ctx.until_cancelled(named).await else { return Ok(()) };
+        named?;
+        // A node that was just approved has its name before its disk.
+        let key = loop {
+            let file = self.key.clone();
+            if let Some(der) = blocking(move || file.read()).await? {
+                break NodeKey::from_pkcs8_der(&zeroize::Zeroizing::new(der))
+                    .map_err(Error::Key)?;
+            }
+            if ctx.until_cancelled(sleep(POLL_INTERVAL)).await.is_none() {
+                return Ok(());
+            }
+        };
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT)).await;
+        let socket = socket.map_err(Error::Socket)?;
+        socket.set_broadcast(true).map_err(Error::Socket)?;
+
+        let mut looks = interval(POLL_INTERVAL);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut budget = Budget { since: Instant::now(), left: VERIFIED_MAX };
+        let mut before = false;
+        // One byte more than a message: a packet that fills the buffer is too long.
+        let mut buffer = [0; LENGTH + 1];
+        loop {
+            tokio::select! {
+                // Cancel-safe: only waits.
+                () = ctx.cancelled() => return Ok(()),
+                // Cancel-safe per its documentation.
+                _tick = looks.tick() => {
+                    let cut_off = self.is_cut_off();
+                    if cut_off && before {
+                        self.ask(&socket, &key).await;
+                    }
+                    before = cut_off;
+                    self.forget();
+                }
+                // Cancel-safe per its documentation.
+                received = socket.recv_from(&mut buffer) => match received {
+                    Ok((length, from)) => {
+                        let budget = &mut || budget.take(Instant::now());
+                        self.hear(&socket, &key, &buffer[..length], from, budget).await;
+                    }
+                    // An earlier answer of this node was not delivered.
+                    Err(error) => debug!(%error, "no announcement was received"),
+                },
+            }
+        }
+    }
+
+    /// Whether no leader publishes where the other nodes are.
+    fn is_cut_off(&self) -> bool {
+        let consensus = self.consensus.borrow();
+        match consensus.is_absent() {
+            true => self.leader.borrow().is_none(),
+            false => consensus.leader.is_none(),
+        }
+    }
+
+    /// Forgets the found nodes once a leader publishes where every node is.
+    fn forget(&self) {
+        if !self.is_cut_off() {
+            self.found.send_if_modified(|found| !std::mem::take(found).is_empty());
+        }
+    }
+
+    async fn ask(&self, socket: &UdpSocket, key: &NodeKey) {
+        let Some((address, everyone)) = place(&self.network.borrow()) else { return };
+        let discovery = Discovery { kind: Kind::Asks, key: key.public_key(), address };
+        match socket.send_to(&discovery.signed(key), (everyone, PORT)).await {
+            Ok(_sent) => debug!(%everyone, "asked for the addresses of the other nodes"),
+            Err(error) => debug!(%error, %everyone, "cannot ask for the addresses of the other \
+                                                     nodes"),
+        }
+    }
+
+    async fn hear(
+        &self,
+        socket: &UdpSocket,
+        key: &NodeKey,
+        bytes: &[u8],
+        from: SocketAddr,
+        may_verify: &mut impl FnMut() -> bool,
+    ) {
+        let received = classify(bytes, from.ip(), &self.peers.borrow(), key.id(), may_verify);
+        let Some(discovery) = received else { return };
+        let (node, at) = (discovery.node(), IpAddr::V4(discovery.address));
+        let own = place(&self.network.borrow());
+        if let (Kind::Asks, Some((address, _))) = (discovery.kind, own) {
+            let answer = Discovery { kind: Kind::Answers, key: key.public_key(), address };
+            if let Err(error) = socket.send_to(&answer.signed(key), from).await {
+                warn!(%error, %node, "cannot answer a node that searches for its cluster");
+            }
+        }
+        self.find(node, at);
+    }
+
+    /// Accepts the address of a node if no leader publishes another.
+    fn find(&self, node: NodeId, at: IpAddr) {
+        if !self.is_cut_off() {
+            return;
+        }
+        let new = self.found.send_if_modified(|found| found.insert(node, at) != Some(at));
+        if new && self.peers.borrow().get(&node) != Some(&at) {
+            info!(%node, %at, "found a node at another address");
+        }
+    }
+}
+
+/// The content of a received message, if a known node sent it.
+fn classify(
+    bytes: &[u8],
+    from: IpAddr,
+    peers: &Peers,
+    own: NodeId,
+    may_verify: &mut impl FnMut() -> bool,
+) -> Option<Discovery> {
+    let discovery = Discovery::read(bytes)?;
+    let node = discovery.node();
+    let known = node != own && peers.contains_key(&node) && from == discovery.address;
+    (known && may_verify() && discovery.is_genuine(bytes)).then_some(discovery)
+}
+
+/// The address of this node, and the broadcast address of its segment.
+fn place(network: &network::Status) -> Option<(Ipv4Addr, Ipv4Addr)> {
+    let Some(IpAddr::V4(primary)) = network.primary else { return None };
+    let mut all = network.interfaces.iter().flat_map(|interface| &interface.addresses);
+    let own = all.find(|cidr| cidr.address() == primary)?;
+    let hosts = u32::MAX.checked_shr(own.prefix().into()).unwrap_or(0);
+    Some((primary, Ipv4Addr::from_bits(primary.to_bits() | hosts)))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use polis_machine::parameters::Cidr;
+
+    const HERE: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 17);
+
+    fn key(seed: u8) -> NodeKey {
+        NodeKey::from_seed(&[seed; 32])
+    }
+
+    fn asks(key: &NodeKey) -> Vec<u8> {
+        Discovery { kind: Kind::Asks, key: key.public_key(), address: HERE }.signed(key)
+    }
+
+    /// The result of the message at a node with the key 9, which knows the node of key 1.
+    fn received(bytes: &[u8], from: Ipv4Addr) -> Option<Discovery> {
+        let peers = [1, 9].map(|seed| (key(seed).id(), IpAddr::from([10, 0, 2, 99])));
+        classify(bytes, from.into(), &peers.into(), key(9).id(), &mut || true)
+    }
+
+    #[test]
+    fn an_announcement_counts_from_the_announced_address() {
+        let discovery = received(&asks(&key(1)), HERE).unwrap();
+        assert_eq!(
+            (discovery.kind, discovery.node(), discovery.address),
+            (Kind::Asks, key(1).id(), HERE)
+        );
+        assert_eq!(received(&asks(&key(1)), Ipv4Addr::new(10, 0, 2, 18)), None, "sent on");
+        assert_eq!(received(&asks(&key(2)), HERE), None, "a stranger");
+        assert_eq!(received(&asks(&key(9)), HERE), None, "itself");
+    }
+
+    #[test]
+    fn an_announcement_for_another_node_is_refused() {
+        let forged = Discovery { kind: Kind::Asks, key: key(1).public_key(), address: HERE };
+        assert_eq!(received(&forged.signed(&key(2)), HERE), None);
+        let genuine = asks(&key(1));
+        for at in 0..genuine.len() {
+            let mut changed = genuine.clone();
+            changed[at] ^= 1;
+            let claimed = Discovery::read(&changed).map_or(HERE, |discovery| discovery.address);
+            assert_eq!(received(&changed, claimed), None, "byte {at}");
+        }
+        assert_eq!(received(&genuine[..LENGTH - 1], HERE), None);
+        assert_eq!(received(&[&genuine[..], &[0]].concat(), HERE), None);
+    }
+
+    #[test]
+    fn a_node_that_is_back_where_it_was_in_an_earlier_outage_is_found_again() {
+        let disk = tempfile::tempdir().unwrap();
+        let root = polis_base::files::Root::at(disk.path());
+        let node = key(1).id();
+        let [before, after] = [5, 6].map(|last| IpAddr::from([10, 0, 2, last]));
+        let leader = watch::Sender::new(None);
+        let peers = watch::Sender::new(Peers::from([(node, after)]));
+        let service = Service {
+            key: root.data.node.credentials.key,
+            identity: watch::Sender::new(None).subscribe(),
+            consensus: watch::Sender::new(consensus::Status::default()).subscribe(),
+            leader: leader.subscribe(),
+            network: watch::Sender::new(network::Status::default()).subscribe(),
+            peers: peers.subscribe(),
+            found: watch::Sender::default(),
+        };
+        let mut found = service.found.subscribe();
+        service.find(node, before);
+        assert_eq!(*found.borrow_and_update(), Peers::from([(node, before)]));
+        // Meanwhile the leader publishes another address.
+        leader.send_replace(Some(node));
+        service.forget();
+        assert_eq!(*found.borrow_and_update(), Peers::new());
+        service.find(node, before);
+        assert_eq!(*found.borrow(), Peers::new(), "a leader is received");
+        leader.send_replace(None);
+        service.forget();
+        service.find(node, before);
+        assert!(found.has_changed().unwrap());
+        assert_eq!(*found.borrow_and_update(), Peers::from([(node, before)]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_costs_a_bounded_number_of_signatures() {
+        let mut budget = Budget { since: Instant::now(), left: VERIFIED_MAX };
+        let mut taken = |tries: u32| (0..tries).filter(|_| budget.take(Instant::now())).count();
+        assert_eq!(taken(10 * VERIFIED_MAX), 50);
+        assert_eq!(taken(1), 0);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(taken(10 * VERIFIED_MAX), 50);
+    }
+
+    #[test]
+    fn everyone_is_the_last_address_of_the_segment() {
+        let on = |text: &str| {
+            let (address, prefix) = text.split_once('/').unwrap();
+            let cidr = Cidr::new(address.parse().unwrap(), prefix.parse().unwrap()).unwrap();
+            let interface = network::Interface {
+                name: "e".to_owned(),
+                mac: polis_machine::parameters::Mac([2, 0, 0, 0, 0, 1]),
+                carrier: true,
+                driver: None,
+                addresses: vec![cidr],
+                asking: false,
+                leased: None,
+            };
+            let primary = Some(cidr.address());
+            place(&network::Status { primary, interfaces: vec![interface], ..Default::default() })
+        };
+        let everyone = |text| on(text).map(|(_, everyone)| everyone.to_string());
+        assert_eq!(everyone("10.0.2.17/24").as_deref(), Some("10.0.2.255"));
+        assert_eq!(everyone("172.16.9.9/12").as_deref(), Some("172.31.255.255"));
+        assert_eq!(everyone("10.0.0.1/32").as_deref(), Some("10.0.0.1"));
+        assert_eq!(everyone("fd00::1/64"), None);
+        assert_eq!(place(&network::Status::default()), None);
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_are_ignored(input in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _beacon = Discovery::read(&input);
+            let framed = [&MAGIC[..], &input].concat();
+            let from = Discovery::read(&framed).map_or(HERE, |discovery| discovery.address);
+            prop_assert_eq!(received(&framed, from), None);
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! The steps that make a node a member for good: in the cluster's store and on its own disk.
+//!
+//! ```text
+//! store: founding records -> CA -> node certificate
+//!     disk: credentials -> sealed configuration -> share forgotten, if attended
+//!         -> journal removed
+//! ```
+//!
+//! Invariants:
+//! - Every step may be repeated, and finds the result of an earlier attempt.
+//! - The sealed configuration is written last of all that a member needs, so a boot that
+//!   finds it finds the rest.
+//!
+//! What this module does not do: wait for anything (`service`).
+
+use std::time::SystemTime;
+
+use polis_proto::v1;
+use tracing::{info, warn};
+
+use super::Error;
+use super::journal::Journal;
+use super::probe::{Probe, Step};
+use super::record::{self, Record};
+use super::sealed::{Keeping, Sealed, cold_start_value, tpm_value};
+use super::unlock::Keys;
+use super::unlock::keeper::{Keeper, Shares, Slot};
+use crate::curator::{DiskKeys, Founding, Store};
+use polis_base::files::Root;
+use polis_base::sys::clock;
+use polis_machine::parameters::ColdStart;
+use polis_machine::storage::Kind;
+use polis_runtime::save::Save as _;
+use polis_runtime::supervisor::blocking;
+use polis_wire::identity::Identity;
+use polis_wire::pki;
+
+/// The local inputs of the first node of a cluster.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Own<'a> {
+    pub(super) root: &'a Root,
+    pub(super) shares: &'a Shares,
+    pub(super) kind: Kind,
+    pub(super) keys: Option<&'a Keys>,
+    pub(super) keeping: Keeping,
+}
+
+/// Takes every remaining step.
+pub(super) async fn ensure<S: pki::Store + Clone>(
+    store: &Store<S>,
+    founding: &Founding,
+    own: Own<'_>,
+    probe: &Probe,
+) -> Result<Sealed, Error> {
+    let Own { root, shares, kind, keys, keeping } = own;
+    store.found(founding).await?;
+    probe.passed(Step::Founded)?;
+
+    let authority = store.ensure_authority(clock::now()).await?;
+    probe.passed(Step::Authority)?;
+
+    let issued = store.ensure_node_certificate(founding.node, clock::now()).await?;
+    probe.passed(Step::Certificate)?;
+
+    let credentials = &root.data.node.credentials;
+    let pem = |der: &[u8]| pki::certificate_pem(der).into_bytes();
+    credentials.certificate.save(pem(&issued.der)).await?;
+    credentials.ca.save(pem(&authority.der)).await?;
+    probe.passed(Step::Credentials)?;
+
+    let sealed = Sealed {
+        node_public_key: founding.node.public_key,
+        cluster_ca: authority.der,
+        storage: kind,
+        secrets: keys.map(|keys| keys.secrets.clone()),
+        keeping,
+        disowned: false,
+        wiped: false,
+    };
+    root.esp.sealed_configuration.save(sealed.to_record()).await?;
+    probe.passed(Step::Sealed)?;
+
+    if keeping.cold_start == ColdStart::Attended && keys.is_some() {
+        let shares = shares.clone();
+        blocking(move || shares.forget(Slot::Current)).await?;
+    }
+
+    conclude(root).await?;
+    probe.passed(Step::Finished)?;
+    Ok(sealed)
+}
+
+/// Checks that the store is the one of the cluster in `sealed`; returns the node's record.
+pub(super) async fn check<S: pki::Store + Clone>(
+    store: &Store<S>,
+    sealed: &Sealed,
+    node: Identity,
+) -> Result<v1::Node, Error> {
+    let record = store.complete(node).await?;
+    if store.authority(clock::now()).await? != sealed.cluster_ca {
+        return Err(Error::OtherCluster);
+    }
+    Ok(record)
+}
+
+/// Renews the certificate of this node if it has expired: the machine was off for so long,
+/// and perhaps the whole cluster with it, so that no leader could be asked. A voter renews
+/// without a leader.
+pub(super) async fn renew_ended<S: pki::Store + Clone>(
+    store: &Store<S>,
+    record: &v1::Node,
+    node: Identity,
+    root: &Root,
+    now: SystemTime,
+) -> Result<(), Error> {
+    let file = root.data.node.credentials.certificate.clone();
+    let read = file.clone();
+    let old = blocking(move || read.read()).await?.unwrap_or_default();
+    let facts = pki::certificate_der(&old).and_then(|der| pki::Facts::read(&der));
+    let ended = facts.is_some_and(|facts| facts.not_after <= now);
+    if !ended || record.state() != v1::NodeState::Up {
+        return Ok(());
+    }
+    match store.renew_node_certificate(node, now).await? {
+        Some(issued) => {
+            file.save(pki::certificate_pem(&issued.der).into_bytes()).await?;
+            info!("the certificate of this node had ended and is renewed");
+        }
+        None => warn!("the certificate of this node is revoked and not renewed"),
+    }
+    Ok(())
+}
+
+/// Reconciles the cluster's records of this node's disk, the cluster's policy for it, and
+/// the files on the ESP; returns the keeper of the share.
+pub(super) async fn converge<S: pki::Store + Clone>(
+    store: &Store<S>,
+    node: Identity,
+    keys: &Keys,
+    own: &Sealed,
+    root: &Root,
+    shares: &Shares,
+) -> Result<Option<Keeper>, Error> {
+    // The cluster first: a share is removed only once the half is safe there.
+    store.keep_disk_keys(node, &record(keys)).await?;
+    let configuration = store.configuration().await?;
+    let keeping = Keeping {
+        tpm: tpm_value(configuration.tpm_mode()),
+        cold_start: cold_start_value(configuration.cold_start()),
+    };
+    if keeping != own.keeping {
+        let sealed = Sealed { keeping, secrets: Some(keys.secrets.clone()), ..own.clone() };
+        root.esp.sealed_configuration.save(sealed.to_record()).await?;
+    }
+    let (shares, keys) = (shares.clone(), keys.clone());
+    blocking(move || match (keeping.cold_start, keys.keeper) {
+        (ColdStart::Attended, None) => Ok(None),
+        (ColdStart::Attended, Some(_)) => shares.forget(Slot::Current).map(|()| None),
+        (ColdStart::Automatic, Some(keeper)) => Ok(Some(keeper)),
+        (ColdStart::Automatic, None) => {
+            shares.keep(Slot::Current, &keys.secrets, &keys.cluster).map(Some)
+        }
+    })
+    .await
+}
+
+/// The part of `keys` that the cluster keeps.
+pub(super) fn record(keys: &Keys) -> DiskKeys {
+    DiskKeys {
+        cluster_unlock_key: *keys.cluster.bytes(),
+        join_key: keys.join_key,
+        tpm: keys.secrets.is_sealed(),
+    }
+}
+
+/// Removes the journal. For a bootstrap, the snapshot that the cluster may have begun with
+/// is removed first: it holds every secret of the cluster. Otherwise a snapshot belongs to
+/// an operator, who may have put it into the wrong machine.
+pub(super) async fn conclude(root: &Root) -> Result<(), Error> {
+    let (journal, snapshot) = (root.esp.cluster_journal.clone(), root.esp.etcd_snapshot.clone());
+    let journal_record = record::read_from(&journal, Journal::from_record).await?;
+    let founded = matches!(journal_record, Record::Whole(Journal::Bootstrap(_)));
+    blocking(move || {
+        match (snapshot.is_filled()?, founded) {
+            (true, true) => {
+                warn!("the snapshot of etcd on the ESP is overwritten with zeros");
+                snapshot.erase()?;
+            }
+            (true, false) => warn!(
+                "the snapshot of etcd on the ESP is not used: this machine is already a member; \
+                 to found a cluster from it here, delete the data partition and \
+                 polis/sealed_configuration.pb, else remove the snapshot: it contains every \
+                 secret"
+            ),
+            (false, _) => {}
+        }
+        Ok(journal.erase()?)
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::tests::begun;
+
+    #[tokio::test]
+    async fn only_the_end_of_a_bootstrap_removes_a_snapshot() {
+        let disk = tempfile::tempdir().unwrap();
+        let root = Root::at(disk.path());
+        root.create().unwrap();
+        let snapshot = root.esp.etcd_snapshot.clone();
+        std::fs::write(snapshot.path(), b"a person's").unwrap();
+        conclude(&root).await.unwrap();
+        root.esp.cluster_journal.write(b"damaged").unwrap();
+        conclude(&root).await.unwrap();
+        assert_eq!(snapshot.read().unwrap().unwrap(), b"a person's");
+        assert_eq!(root.esp.cluster_journal.read().unwrap(), None);
+        root.esp.cluster_journal.write(&begun().to_record()).unwrap();
+        conclude(&root).await.unwrap();
+        assert!(!snapshot.is_filled().unwrap());
+        assert_eq!(root.esp.cluster_journal.read().unwrap(), None);
+    }
+}

@@ -1,0 +1,261 @@
+//! The sealer: protects the secrets of this machine with its TPM if the policy wants that
+//! and the machine has one, and leaves them plain otherwise.
+//!
+//! ```text
+//! tpm_mode     TPM there           no TPM
+//! -----------------------------------------
+//! REQUIRED     sealed              refused
+//! BEST_EFFORT  sealed, else plain  plain
+//! DISABLED     plain               plain
+//! ```
+//!
+//! The policy covers two registers. 7 is the state of Secure Boot and the keys that it
+//! accepts; 12 is what was added to the command line of the kernel from outside. Both are
+//! the same for the next version of the system; those that measure the system itself (4, 9,
+//! 11) are not, and an update would lock its own disk.
+//!
+//! What this module does not do: choose where the result is stored (`sealed`, `keeper`).
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use polis_proto::v1;
+use prost::Message as _;
+use tracing::warn;
+use zeroize::Zeroizing;
+
+use super::keys::{Half, Secrets};
+use crate::cluster::Error;
+use crate::cluster::record::Damage;
+use polis_machine::parameters::TpmMode;
+use polis_machine::tpm::{self, Blob, Device};
+
+/// The registers of the policy; see above.
+const PCRS: [u32; 2] = [7, 12];
+
+/// The purpose that the secrets of a node are sealed for.
+const SECRETS: &[u8] = b"polis node secrets";
+/// The purpose that a share of the cluster's half is sealed for.
+const SHARE: &[u8] = b"polis cold start share";
+
+/// A driver that is a module comes with the rest of the hardware.
+const DEVICE_WAIT: Duration = Duration::from_secs(5);
+/// The number of attempts at a TPM that does not answer.
+const ATTEMPTS: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// A secret in its stored form.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Guarded<T> {
+    /// Plain.
+    Plain(T),
+    /// Sealed by the TPM.
+    Tpm(Blob),
+}
+
+impl<T> Guarded<T> {
+    /// Whether a TPM is needed to open it.
+    #[must_use]
+    pub fn is_sealed(&self) -> bool {
+        matches!(self, Self::Tpm(_))
+    }
+}
+
+impl<T> fmt::Debug for Guarded<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_sealed() { "Tpm(…)" } else { "Plain(…)" })
+    }
+}
+
+/// The interface of a TPM.
+pub trait Tpm: fmt::Debug + Send + Sync {
+    /// Whether the machine has one.
+    fn is_there(&self) -> bool;
+
+    /// Seals `secret` for `purpose`. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`tpm::Error`].
+    fn seal(&self, purpose: &[u8], secret: &[u8]) -> Result<Blob, tpm::Error>;
+
+    /// Opens a secret that it sealed for `purpose`. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`tpm::Error`].
+    fn unseal(&self, purpose: &[u8], blob: &Blob) -> Result<Zeroizing<Vec<u8>>, tpm::Error>;
+}
+
+/// The machine's own TPM.
+#[derive(Debug)]
+pub struct Machine {
+    /// The directory of devices.
+    pub dev: PathBuf,
+}
+
+impl Tpm for Machine {
+    fn is_there(&self) -> bool {
+        Device::open(&self.dev).is_ok()
+    }
+
+    fn seal(&self, purpose: &[u8], secret: &[u8]) -> Result<Blob, tpm::Error> {
+        patiently(|| tpm::seal(&mut Device::open(&self.dev)?, &PCRS, purpose, secret))
+    }
+
+    fn unseal(&self, purpose: &[u8], blob: &Blob) -> Result<Zeroizing<Vec<u8>>, tpm::Error> {
+        patiently(|| tpm::unseal(&mut Device::open(&self.dev)?, purpose, blob))
+    }
+}
+
+/// Gives the driver time to come, and the TPM time to answer.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "on a thread that may block; a new device is not announced"
+)]
+fn patiently<T>(call: impl Fn() -> Result<T, tpm::Error>) -> Result<T, tpm::Error> {
+    let (mut absent, mut failed) = (Duration::ZERO, 0);
+    loop {
+        match call() {
+            Err(tpm::Error::Absent) if absent < DEVICE_WAIT => absent += PAUSE,
+            Err(error) if error.retriable() && failed < ATTEMPTS => failed += 1,
+            result => return result,
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Seals and opens the two kinds of secrets. Its calls block.
+#[derive(Clone, Debug)]
+pub(in crate::cluster) struct Sealer {
+    tpm: std::sync::Arc<dyn Tpm>,
+}
+
+impl Sealer {
+    pub(in crate::cluster) fn new(tpm: std::sync::Arc<dyn Tpm>) -> Self {
+        Self { tpm }
+    }
+
+    /// Seals the secrets of this node as `mode` demands.
+    pub(in crate::cluster) fn hide(
+        &self,
+        mode: TpmMode,
+        secrets: &Secrets,
+    ) -> Result<Guarded<Secrets>, Error> {
+        let message = Zeroizing::new(secrets_message(secrets).encode_to_vec());
+        match self.seal(mode, SECRETS, &message)? {
+            Some(blob) => Ok(Guarded::Tpm(blob)),
+            None => Ok(Guarded::Plain(secrets.clone())),
+        }
+    }
+
+    /// Seals a share like the secrets in `like`.
+    pub(in crate::cluster) fn hide_share(
+        &self,
+        like: &Guarded<Secrets>,
+        share: &Half,
+    ) -> Result<Guarded<Half>, Error> {
+        let mode = if like.is_sealed() { TpmMode::Required } else { TpmMode::Disabled };
+        match self.seal(mode, SHARE, share.bytes())? {
+            Some(blob) => Ok(Guarded::Tpm(blob)),
+            None => Ok(Guarded::Plain(share.clone())),
+        }
+    }
+
+    pub(in crate::cluster) fn open(&self, secrets: &Guarded<Secrets>) -> Result<Secrets, Error> {
+        match secrets {
+            Guarded::Plain(secrets) => Ok(secrets.clone()),
+            Guarded::Tpm(blob) => {
+                let bytes = self.unseal(SECRETS, blob)?;
+                let message = v1::SealedSecrets::decode(bytes.as_slice());
+                let secrets = message.ok().and_then(|message| secrets_value(&message).ok());
+                secrets.ok_or(Error::Tpm(tpm::Error::Mismatch))
+            }
+        }
+    }
+
+    pub(in crate::cluster) fn open_share(&self, share: &Guarded<Half>) -> Result<Half, Error> {
+        match share {
+            Guarded::Plain(share) => Ok(share.clone()),
+            Guarded::Tpm(blob) => {
+                Half::new(&self.unseal(SHARE, blob)?).ok_or(Error::Tpm(tpm::Error::Mismatch))
+            }
+        }
+    }
+
+    fn seal(&self, mode: TpmMode, purpose: &[u8], secret: &[u8]) -> Result<Option<Blob>, Error> {
+        if mode == TpmMode::Disabled || (mode == TpmMode::BestEffort && !self.tpm.is_there()) {
+            return Ok(None);
+        }
+        match self.tpm.seal(purpose, secret) {
+            Ok(blob) => Ok(Some(blob)),
+            Err(error) if mode == TpmMode::BestEffort => {
+                let error = &error as &dyn std::error::Error;
+                warn!(error, "continuing without the TPM, which does not seal");
+                Ok(None)
+            }
+            Err(error) => Err(Error::Tpm(error)),
+        }
+    }
+
+    fn unseal(&self, purpose: &[u8], blob: &Blob) -> Result<Zeroizing<Vec<u8>>, Error> {
+        self.tpm.unseal(purpose, blob).map_err(Error::Tpm)
+    }
+}
+
+pub(in crate::cluster) fn secrets_message(secrets: &Secrets) -> v1::SealedSecrets {
+    v1::SealedSecrets {
+        node_unlock_key: secrets.node.bytes().to_vec(),
+        join_private_key: secrets.join.bytes().to_vec(),
+        node_private_key: secrets.key.iter().flat_map(|key| *key.bytes()).collect(),
+    }
+}
+
+fn secrets_value(message: &v1::SealedSecrets) -> Result<Secrets, Damage> {
+    let half = |bytes: &[u8], what| {
+        Half::new(bytes).ok_or_else(|| Damage::Content(format!("the {what} is not 32 bytes long")))
+    };
+    Ok(Secrets {
+        node: half(&message.node_unlock_key, "node unlock key")?,
+        join: half(&message.join_private_key, "join key")?,
+        key: match message.node_private_key.is_empty() {
+            true => None,
+            false => Some(half(&message.node_private_key, "key of the node")?),
+        },
+    })
+}
+
+/// The two fields that guarded secrets take in a message.
+pub(in crate::cluster) fn to_fields(
+    guarded: Option<&Guarded<Secrets>>,
+) -> (Option<v1::SealedSecrets>, Option<v1::TpmSealed>) {
+    match guarded {
+        None => (None, None),
+        Some(Guarded::Plain(secrets)) => (Some(secrets_message(secrets)), None),
+        Some(Guarded::Tpm(blob)) => (None, Some(blob_message(blob))),
+    }
+}
+
+/// Reads the two fields that [`to_fields`] made.
+pub(in crate::cluster) fn from_fields(
+    plain: Option<&v1::SealedSecrets>,
+    sealed: Option<v1::TpmSealed>,
+) -> Result<Option<Guarded<Secrets>>, Damage> {
+    match (plain, sealed) {
+        (None, None) => Ok(None),
+        (Some(plain), None) => Ok(Some(Guarded::Plain(secrets_value(plain)?))),
+        (None, Some(sealed)) => Ok(Some(Guarded::Tpm(blob_value(sealed)))),
+        (Some(_), Some(_)) => Err(Damage::Content("secrets both plain and sealed".to_owned())),
+    }
+}
+
+pub(in crate::cluster) fn blob_message(blob: &Blob) -> v1::TpmSealed {
+    let Blob { public, private, root, pcrs, nonce, ciphertext } = blob.clone();
+    v1::TpmSealed { public, private, pcrs, nonce, ciphertext, root }
+}
+
+pub(in crate::cluster) fn blob_value(message: v1::TpmSealed) -> Blob {
+    let v1::TpmSealed { public, private, pcrs, nonce, ciphertext, root } = message;
+    Blob { public, private, root, pcrs, nonce, ciphertext }
+}

@@ -1,0 +1,280 @@
+//! Conversions: records into the types that callers receive, and the messages of callers
+//! into checked values.
+//!
+//! Invariants:
+//! - No key and no ticket is in a [`v1::NodeInfo`].
+//! - Every field that a caller sends has a bound, and an error names the field.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use polis_proto::v1;
+use tokio::time::Instant;
+
+use super::directory::Known;
+use super::error::Error;
+use super::health::Heartbeats;
+use crate::consensus::{self, MemberId};
+use polis_machine::parameters;
+use polis_wire::identity::{InvalidNodeName, NodeId, NodeName};
+
+/// The longest version, image or boot ID.
+const WORD_MAX: usize = 64;
+/// Bytes of the longest text about workloads.
+const TEXT_MAX: usize = 1024;
+
+/// The public view of a node.
+pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::NodeInfo {
+    let v1::Node {
+        public_key,
+        state,
+        roles,
+        labels,
+        status,
+        tpm,
+        recovery_key,
+        registered_at,
+        leaving,
+        cluster_network,
+        cluster_unlock_key: _,
+        join_key: _,
+        joined: _,
+        former_voter,
+        name,
+    } = v1::Node::clone(&known.node);
+    let age = heartbeats.last(id).map(|last| Instant::now().saturating_duration_since(last));
+    v1::NodeInfo {
+        id: id.to_string(),
+        public_key,
+        state,
+        roles,
+        labels,
+        status,
+        health: known.health.into(),
+        heartbeat_age_ms: age.map_or(-1, |age| i64::try_from(age.as_millis()).unwrap_or(i64::MAX)),
+        tpm,
+        recovery_key_unsaved: !recovery_key.is_empty(),
+        registered_at,
+        leaving: leaving.is_some(),
+        cluster_network,
+        former_voter,
+        name,
+    }
+}
+
+/// The public view of etcd. `answering` are the members that this one reaches; the state of
+/// the others comes from their heartbeats.
+pub(super) fn consensus_status(
+    status: &consensus::Status,
+    answering: &std::collections::BTreeSet<MemberId>,
+    heartbeats: &Heartbeats,
+) -> v1::ConsensusStatus {
+    let member = |member: &consensus::Member| {
+        let reported = match status.member == Some(member.id) {
+            true => status.figures().map(|figures| (figures, Duration::ZERO)),
+            false => member.node().and_then(|node| heartbeats.consensus(node)),
+        };
+        let (figures, age) = reported.unzip();
+        let age = age.map_or(-1, |age| i64::try_from(age.as_millis()).unwrap_or(i64::MAX));
+        let figures = figures.unwrap_or_default();
+        v1::ConsensusMember {
+            id: member.id.0,
+            node_id: member.node().map_or_else(|| member.name.clone(), |node| node.to_string()),
+            peer_urls: vec![member.peer_url.clone()],
+            learner: member.learner,
+            answers: answering.contains(&member.id),
+            applied_index: figures.applied_index,
+            db_bytes: figures.db_bytes,
+            db_used_bytes: figures.db_used_bytes,
+            index: figures.index,
+            leader: figures.leader,
+            told_age_ms: age,
+            reach: None,
+        }
+    };
+    v1::ConsensusStatus {
+        cluster_id: status.cluster.unwrap_or_default(),
+        leader: status.leader.map_or(0, |leader| leader.0),
+        term: status.term,
+        revision: status.revision,
+        quota_bytes: status.db_quota,
+        alarms: status.alarms.iter().map(ToString::to_string).collect(),
+        members: status.members.iter().map(member).collect(),
+        tolerates: u32::try_from(status.spare(answering)).unwrap_or(u32::MAX),
+    }
+}
+
+/// A node's ID.
+pub(super) fn node_id(text: &str, field: &str) -> Result<NodeId, Error> {
+    text.parse().map_err(|invalid| Error::Field(format!("{field} is {text:?}; {invalid}")))
+}
+
+/// A raw Ed25519 public key.
+pub(super) fn key(bytes: &[u8], field: &str, number: u16) -> Result<[u8; 32], Error> {
+    parameters::key(bytes, field, number).map_err(|error| Error::Field(error.to_string()))
+}
+
+/// Labels of a node.
+pub(super) fn labels(
+    labels: BTreeMap<String, String>,
+    field: &str,
+    number: u16,
+) -> Result<BTreeMap<String, String>, Error> {
+    let checked = parameters::labels(labels, field, number);
+    checked.map_err(|error| Error::Field(error.to_string()))
+}
+
+/// The name of a node, or nothing if the field is empty.
+pub(super) fn name(text: &str, field: &str) -> Result<Option<NodeName>, Error> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let name = text.parse().map(Some);
+    name.map_err(|why: InvalidNodeName| Error::Field(format!("{field} is {text:?}: {why}")))
+}
+
+/// Names of labels to remove, while these are `set` at the same time.
+pub(super) fn gone(
+    names: Vec<String>,
+    set: &BTreeMap<String, String>,
+) -> Result<Vec<String>, Error> {
+    if let Some(both) = names.iter().find(|name| set.contains_key(*name)) {
+        let both = format!("remove names {both:?}, which is set as well; allowed is one of both");
+        return Err(Error::Field(both));
+    }
+    let valueless = names.iter().map(|name| (name.clone(), String::new())).collect();
+    labels(valueless, "remove", 3)?;
+    Ok(names)
+}
+
+/// An address, or nothing if the field is empty.
+pub(super) fn address(text: &str, field: &str) -> Result<Option<IpAddr>, Error> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let address = text.parse();
+    address
+        .map(Some)
+        .map_err(|_parse| Error::Field(format!("{field} is {text:?}; allowed is an IP address")))
+}
+
+/// The report of a node about itself.
+pub(super) fn status(status: Option<v1::NodeStatus>) -> Result<v1::NodeStatus, Error> {
+    let status = status.ok_or_else(|| Error::Field("status is missing".to_owned()))?;
+    address(&status.external_address, "status.external_address")?;
+    let words = [
+        ("status.version", &status.version),
+        ("status.image", &status.image),
+        ("status.boot_id", &status.boot_id),
+        ("status.slot", &status.slot),
+    ];
+    for (field, word) in words {
+        if word.len() > WORD_MAX || !word.chars().all(|c| c.is_ascii_graphic()) {
+            return Err(Error::Field(format!(
+                "{field}: allowed are at most {WORD_MAX} printed characters without spaces"
+            )));
+        }
+    }
+    let texts = [
+        ("status.workload_fault", &status.workload_fault),
+        ("status.workload_crash_loop", &status.workload_crash_loop),
+        ("status.other_system", &status.other_system),
+    ];
+    for (field, text) in texts {
+        if text.len() > TEXT_MAX {
+            return Err(Error::Field(format!("{field}: allowed are at most {TEXT_MAX} bytes")));
+        }
+    }
+    if status.curator_port > u32::from(u16::MAX) {
+        return Err(Error::Field("status.curator_port: allowed are 0 to 65535".to_owned()));
+    }
+    Ok(status)
+}
+
+/// The key of a node in the mesh; `None` if the node reports none.
+pub(super) fn mesh_key(bytes: &[u8], field: &str) -> Result<Option<[u8; 32]>, Error> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    // Zeros are not a valid key: every exchange with them fails.
+    let key = <[u8; 32]>::try_from(bytes).ok().filter(|key| *key != [0; 32]);
+    key.map(Some).ok_or_else(|| {
+        Error::Field(format!("{field} has {} bytes; allowed is an X25519 key of 32", bytes.len()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::consensus::{Member, MemberStatus};
+
+    #[test]
+    fn every_member_is_shown_as_it_reported_itself() {
+        let ids: Vec<NodeId> = (1..=3).map(|key| NodeId::from_public_key(&[key; 32])).collect();
+        let member = |at: usize| Member {
+            id: MemberId(at as u64 + 1),
+            name: ids[at].to_string(),
+            peer_url: String::new(),
+            learner: false,
+        };
+        let status = consensus::Status {
+            standing: MemberStatus::Voter,
+            member: Some(MemberId(1)),
+            leader: Some(MemberId(2)),
+            index: 10,
+            applied: 9,
+            members: (0..3).map(member).collect(),
+            ..Default::default()
+        };
+        let heartbeats = Heartbeats::default();
+        // The status of the member that was asked is newer than the one in its node's heartbeat.
+        let reported =
+            |index| Some(v1::ConsensusFigures { index, leader: 2, ..Default::default() });
+        heartbeats.record(ids[0], reported(5));
+        heartbeats.record(ids[1], reported(8));
+        heartbeats.record(ids[2], None);
+        let shown = consensus_status(&status, &BTreeSet::new(), &heartbeats).members;
+        let of = |at: usize| (shown[at].index, shown[at].leader, shown[at].told_age_ms >= 0);
+        assert_eq!([of(0), of(1), of(2)], [(10, 2, true), (8, 2, true), (0, 0, false)]);
+        assert_eq!(shown[0].applied_index, 9);
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_values_are_refused_by_field_or_within_bounds(
+            text in ".{0,100}", bytes in prop::collection::vec(any::<u8>(), 0..64), port: u32,
+            labels in prop::collection::btree_map(".{0,80}", ".{0,80}", 0..80),
+        ) {
+            let named = |error: &Error| error.to_string().contains("field_x");
+            prop_assert!(node_id(&text, "field_x").as_ref().map_or_else(named, |_id| true));
+            prop_assert!(address(&text, "field_x").as_ref().map_or_else(named, |_address| true));
+            prop_assert!(super::name(&text, "field_x").as_ref().map_or_else(named, |_name| true));
+            prop_assert!(key(&bytes, "field_x", 1).as_ref().map_or_else(named, |_key| true));
+            let mesh = mesh_key(&bytes, "field_x");
+            let same = |key: Option<[u8; 32]>| key.map_or(bytes.is_empty(), |key| key[..] == bytes);
+            prop_assert!(mesh.map_or_else(|error| named(&error), same));
+            let count = labels.len();
+            match super::labels(labels, "field_x", 1) {
+                Ok(labels) => prop_assert_eq!(labels.len(), count),
+                Err(error) => prop_assert!(named(&error), "{}", error),
+            }
+            let reported = v1::NodeStatus {
+                version: text.clone(),
+                boot_id: text,
+                curator_port: port,
+                workload_crash_loop: "x".repeat(port as usize % (2 * TEXT_MAX)),
+                ..Default::default()
+            };
+            if let Ok(status) = status(Some(reported)) {
+                prop_assert!(status.workload_crash_loop.len() <= TEXT_MAX);
+                prop_assert!(status.version.len() <= WORD_MAX && status.curator_port <= 65535);
+                prop_assert!(status.version.chars().all(|c| c.is_ascii_graphic()));
+            }
+        }
+    }
+}

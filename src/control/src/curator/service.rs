@@ -1,0 +1,328 @@
+//! The service of the curator: runs it beside this node's etcd member.
+//!
+//! ```text
+//! this node has a name, its member votes
+//!      |
+//!      +--> directory   the copy of the records
+//!      +--> health      the heartbeats
+//!      +--> access      the access list, for every server of this node
+//!      +--> status      the status for the node and `grpc.health`
+//!      +--> departures  nodes that are taken out
+//!      +--> pruning     the list of issued certificates
+//!      +--> server      port 7835, once there is a certificate
+//!      +--> leader      started last, so that it is stopped first: a leader
+//!                       hands over before the port closes
+//! ```
+//!
+//! The member may stop and come back; every part here waits for it and goes on.
+//!
+//! Invariants:
+//! - The port serves only with the certificate of a member of the cluster.
+//! - `Done` is reported when the port serves and this curator knows the leader.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::sync::{Mutex, watch};
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+
+use super::access_list;
+use super::directory::{self, Directory};
+use super::health::{self, Heartbeats};
+use super::leader::{self, Leadership};
+use super::refused::Refusals;
+use super::serve::{Departures, DeparturesService, Handlers, Naming, Parts, Pruning};
+use crate::consensus::client::{Clients, User};
+use crate::consensus::{self, Members};
+use polis_base::stage::{Stage, State};
+use polis_machine::network;
+use polis_runtime::event::{Closed, until};
+use polis_runtime::supervisor::{Context, Policy};
+use polis_wire::endpoint::CURATOR_PORT;
+use polis_wire::identity::Identity;
+use polis_wire::rpc::{self, AccessList, App, Credentials, Limits, Listen, Metrics, Table};
+
+/// The services that only the leader answers.
+const OF_THE_LEADER: [&str; 3] = ["polis.v1.Aaa", "polis.v1.Curator", "polis.v1.Management"];
+
+/// The service that every curator answers.
+const OF_ALL: &str = "polis.v1.CuratorLocal";
+
+/// The configuration, fixed for the life of the process.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The address on which it listens.
+    pub listen: Listen,
+    /// The port that other nodes receive.
+    pub port: u16,
+    /// The limits on callers.
+    pub limits: Limits,
+    /// The addresses of the members of etcd.
+    pub naming: Naming,
+}
+
+impl Config {
+    /// The curator of a running node.
+    #[must_use]
+    pub fn live() -> Self {
+        Self {
+            listen: Listen::Everywhere(CURATOR_PORT),
+            port: CURATOR_PORT,
+            limits: Limits::default(),
+            naming: |id, _address| consensus::Peer::of(id),
+        }
+    }
+}
+
+/// The published status of this node's curator.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Status {
+    /// The address at which it serves, if it does.
+    pub serving: Option<SocketAddr>,
+    /// The leader.
+    pub leadership: Leadership,
+}
+
+impl Status {
+    /// Whether calls are answered, here or by a leader that is known here.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        let Leadership { leader, term } = &self.leadership;
+        self.serving.is_some() && (leader.is_some() || term.is_some())
+    }
+}
+
+/// Configuration, inputs and outputs. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// The configuration.
+    pub config: Config,
+    /// The identity of this node.
+    pub identity: watch::Receiver<Option<Identity>>,
+    /// The member beside it.
+    pub consensus: watch::Receiver<consensus::Status>,
+    /// The way to change the members.
+    pub members: Members,
+    /// The address that other nodes receive.
+    pub network: watch::Receiver<network::Status>,
+    /// The credentials that it serves with.
+    pub credentials: watch::Receiver<Option<Credentials>>,
+    /// The access table of calls.
+    pub table: Arc<Table>,
+    /// The metrics.
+    pub metrics: Arc<Metrics>,
+    /// The access list.
+    pub access_list: watch::Sender<Arc<AccessList>>,
+    /// The copy of the records.
+    pub directory: watch::Sender<Directory>,
+    /// The published status.
+    pub status: watch::Sender<Status>,
+}
+
+/// The reason why a run ends.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An input ended.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+    /// The etcd member beside which a curator could run has ended.
+    #[error("the member of etcd beside this curator has left")]
+    Left,
+    /// The descriptors of the API cannot be read: the build is broken.
+    #[error("cannot describe the API")]
+    Reflection(#[from] tonic_reflection::server::Error),
+}
+
+impl Service {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub async fn run(mut self, ctx: Context) -> Result<(), Error> {
+        let ready = async {
+            let identity = until(&mut self.identity, "the node's identity", Clone::clone).await?;
+            let clients =
+                until(&mut self.consensus, "the etcd member", |status| status.voter().cloned());
+            Ok::<_, Closed>((identity, clients.await?))
+        };
+        let Some(ready) = ctx.until_cancelled(ready).await else { return Ok(()) };
+        let (identity, clients) = ready?;
+        ctx.stage(Stage::Curator, State::Started);
+        self.services(&identity, &clients)?.start(&ctx);
+        let left = until(&mut self.consensus, "the etcd member", |status| {
+            status.is_absent().then_some(())
+        });
+        let left = ctx.until_cancelled(left).await;
+        self.status.send_replace(Status::default());
+        match left {
+            // The supervisor ends every child here, and starts it again: the new run waits
+            // until a member exists once more.
+            Some(Ok(())) => Err(Error::Left),
+            Some(Err(closed)) => Err(closed.into()),
+            None => Ok(()),
+        }
+    }
+
+    /// The parts beside the member, and the channels between them.
+    fn services(&self, identity: &Identity, clients: &Clients) -> Result<Services, Error> {
+        let client = clients.user(User::Curator);
+        let leadership = watch::Sender::<Leadership>::default();
+        let heartbeats = Heartbeats::default();
+        let (reporter, health) = tonic_health::server::health_reporter();
+        let (departures, queue) = Departures::channel();
+        let handlers = Handlers::new(Parts {
+            node: identity.id,
+            credentials: self.credentials.clone(),
+            leadership: leadership.subscribe(),
+            directory: self.directory.clone(),
+            heartbeats: heartbeats.clone(),
+            refusals: Refusals::default(),
+            consensus: self.consensus.clone(),
+            members: self.members.clone(),
+            naming: self.config.naming,
+            changing: Mutex::default(),
+            departures,
+        });
+        let listening = watch::Sender::new(None);
+        let server = rpc::Server {
+            config: rpc::Config {
+                name: "the curator",
+                listen: self.config.listen.clone(),
+                limits: self.config.limits.clone(),
+            },
+            credentials: self.credentials.clone(),
+            access_list: self.access_list.subscribe(),
+            table: Arc::clone(&self.table),
+            metrics: Arc::clone(&self.metrics),
+            app: App::Grpc(handlers.routes(health)?),
+            listening: listening.clone(),
+        };
+        Ok(Services {
+            directory: directory::Service {
+                client: client.clone(),
+                directory: self.directory.clone(),
+            },
+            health: health::Service {
+                leadership: leadership.subscribe(),
+                heartbeats,
+                members: self.members.clone(),
+                directory: self.directory.clone(),
+            },
+            access_list: access_list::Service {
+                directory: self.directory.subscribe(),
+                access_list: self.access_list.clone(),
+            },
+            status_reporter: Reporter {
+                listening: listening.subscribe(),
+                leadership: leadership.subscribe(),
+                status: self.status.clone(),
+                reporter,
+            },
+            pruning: Pruning { handlers: handlers.clone() },
+            departures: DeparturesService {
+                handlers,
+                queue,
+                leadership: leadership.subscribe(),
+                directory: self.directory.subscribe(),
+                consensus: self.consensus.clone(),
+            },
+            server,
+            leader: leader::Service {
+                node: identity.id,
+                port: self.config.port,
+                client,
+                network: self.network.clone(),
+                consensus: self.consensus.clone(),
+                directory: self.directory.subscribe(),
+                leadership,
+            },
+        })
+    }
+}
+
+/// The children of one run.
+struct Services {
+    directory: directory::Service,
+    health: health::Service,
+    access_list: access_list::Service,
+    status_reporter: Reporter,
+    departures: DeparturesService,
+    pruning: Pruning,
+    server: rpc::Server,
+    leader: leader::Service,
+}
+
+impl Services {
+    /// Starts them; the leader last, so that it is stopped first.
+    fn start(self, ctx: &Context) {
+        let Self {
+            directory,
+            health,
+            access_list,
+            status_reporter,
+            departures,
+            pruning,
+            server,
+            leader,
+        } = self;
+        let forever = Policy::forever();
+        ctx.spawn("directory", forever, move |ctx| directory.clone().run(ctx));
+        ctx.spawn("health", forever, move |ctx| health.clone().run(ctx));
+        ctx.spawn("access", forever, move |ctx| access_list.clone().run(ctx));
+        let parent = ctx.clone();
+        ctx.spawn("status", forever, move |ctx| status_reporter.clone().run(ctx, parent.clone()));
+        ctx.spawn("departures", forever, move |ctx| departures.clone().run(ctx));
+        ctx.spawn("pruning", forever, move |ctx| pruning.clone().run(ctx));
+        ctx.spawn("server", forever, move |ctx| server.clone().run(ctx));
+        ctx.spawn("leader", forever, move |ctx| leader.clone().run(ctx));
+    }
+}
+
+/// Publishes the status of this curator, to the node and to callers of `grpc.health`.
+#[derive(Clone)]
+struct Reporter {
+    listening: watch::Receiver<Option<SocketAddr>>,
+    leadership: watch::Receiver<Leadership>,
+    status: watch::Sender<Status>,
+    reporter: HealthReporter,
+}
+
+impl Reporter {
+    async fn run(mut self, ctx: Context, parent: Context) -> Result<(), Closed> {
+        self.reporter.set_service_status(OF_ALL, ServingStatus::Serving).await;
+        let mut done = false;
+        loop {
+            let serving = *self.listening.borrow_and_update();
+            let leadership = self.leadership.borrow_and_update().clone();
+            let leads = leadership.term.is_some();
+            let status = Status { serving, leadership };
+            let ready = status.is_ready();
+            self.status.send_replace(status);
+            let state = if leads { ServingStatus::Serving } else { ServingStatus::NotServing };
+            for service in OF_THE_LEADER {
+                self.reporter.set_service_status(service, state).await;
+            }
+            ctx.healthy();
+            if ready && !done {
+                done = true;
+                parent.stage(Stage::Curator, State::Done);
+                parent.healthy();
+            }
+            let changed = async {
+                tokio::select! {
+                    // Cancel-safe, both: they wait for event values.
+                    changed = self.listening.changed() => changed.map_err(|_closed| "the server"),
+                    changed = self.leadership.changed() => {
+                        changed.map_err(|_closed| "the election")
+                    }
+                }
+            };
+            match ctx.until_cancelled(changed).await {
+                Some(changed) => changed.map_err(Closed)?,
+                None => return Ok(()),
+            }
+        }
+    }
+}

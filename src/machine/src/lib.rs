@@ -1,0 +1,15 @@
+//! What a node knows of the machine that it runs on, and what it does to it.
+//!
+//! Nothing here knows a cluster. Each module is one service, or one device:
+//!
+//! - `tpm` seals to the machine's TPM;
+//! - `storage` finds, opens and prepares the encrypted data partition;
+//! - `parameters` reads what the machine was told at its first boot;
+//! - `network` gives the machine its addresses, by its parameters or by DHCP;
+//! - `update` writes another system beside the one that runs.
+
+pub mod network;
+pub mod parameters;
+pub mod storage;
+pub mod tpm;
+pub mod update;

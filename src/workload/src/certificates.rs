@@ -1,0 +1,303 @@
+//! The certificates, keys and configuration files of this controller: made if they are
+//! missing, written, and renewed.
+//!
+//! A controller is a voter of etcd, so it reads and writes etcd directly.
+//!
+//! ```text
+//! etcd: authorities, service-account key, encryption key --> /ephemeral/kubernetes
+//! own keys on /data/kubernetes/pki -- signed in etcd ------> beside them
+//!      ^                                                          |
+//!      +------- every hour: renewed after two thirds -------------+
+//! ```
+//!
+//! Every program reads its files again when they change, so a renewal restarts nothing.
+//!
+//! Invariants:
+//! - Of several controllers at once, one makes a shared key, and the others read it.
+//! - A file is replaced whole, and only by other content.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use base64ct::{Base64, Encoding as _};
+use ed25519_dalek::SigningKey;
+use ed25519_dalek::pkcs8::DecodePrivateKey as _;
+use rand::TryRng as _;
+use rand::rngs::SysRng;
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tracing::{info, warn};
+use zeroize::Zeroizing;
+
+use super::configuration;
+use super::credentials::{Purpose, authority, front_proxy_authority};
+use super::parts::{Part, PartState, Parts};
+use super::site::Site;
+use polis_base::cause;
+use polis_base::files::{self, File, Pair};
+use polis_base::sys::clock;
+use polis_control::consensus;
+use polis_control::consensus::client::{Client, User};
+use polis_runtime::event::{Closed, until};
+use polis_runtime::supervisor::{Context, blocking};
+use polis_wire::identity::NodeId;
+use polis_wire::pki::{
+    self, Certificate, Guard, Issued, Namespace, Reason, ServiceAccounts, Store, Write,
+};
+
+/// The delay after an attempt that failed: another controller may have been faster.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// Where the key lies that encrypts Secrets.
+const ENCRYPTION_KEY: &str = "encryption/secrets";
+const ENCRYPTION_KEY_LENGTH: usize = 32;
+
+/// Why the files of this node could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// etcd failed, or a value in it is damaged.
+    #[error("cannot make the certificates of Kubernetes")]
+    Pki(#[from] pki::Error),
+    /// The key that encrypts Secrets.
+    #[error("cannot read or make the key that encrypts Secrets")]
+    Encryption(#[source] anyhow::Error),
+    /// The key that encrypts Secrets has another length.
+    #[error("the stored key that encrypts Secrets is damaged")]
+    EncryptionDamaged,
+    /// The kernel gave no random bytes.
+    #[error("cannot make a key: no random bytes")]
+    Random(#[source] rand::rngs::SysError),
+    /// The disk.
+    #[error("cannot keep the certificates of Kubernetes")]
+    Files(#[from] files::Error),
+}
+
+/// Runs until cancelled.
+#[derive(Clone, Debug)]
+pub(super) struct Service {
+    pub(super) site: Site,
+    pub(super) node: NodeId,
+    pub(super) consensus: watch::Receiver<consensus::Status>,
+    /// Between two looks at the age of the certificates.
+    pub(super) look: Duration,
+    pub(super) parts: Parts,
+}
+
+impl Service {
+    pub(super) async fn run(mut self, ctx: Context) -> Result<(), Closed> {
+        let voter = until(&mut self.consensus, "the etcd member", |status| {
+            status.voter().map(|clients| clients.user(User::KubernetesPki))
+        });
+        let Some(client) = ctx.until_cancelled(voter).await.transpose()? else { return Ok(()) };
+        loop {
+            // Boxed: a certificate in the making is large, and made once an hour at most.
+            let Some(done) = ctx.until_cancelled(Box::pin(self.pass(&client))).await else {
+                return Ok(());
+            };
+            let wait = match done {
+                Ok(()) => {
+                    ctx.healthy();
+                    self.parts.set(Part::Certificates, PartState::Ready);
+                    self.look
+                }
+                Err(Error::Pki(pki::Error::Lost { .. })) => RETRY,
+                Err(error) => {
+                    warn!(error = &error as &dyn std::error::Error, "trying again");
+                    self.parts.fail(Part::Certificates, cause::line(&error));
+                    RETRY
+                }
+            };
+            if ctx.until_cancelled(sleep(wait)).await.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Makes and writes every key, certificate and file.
+    async fn pass(&self, client: &Client) -> Result<(), Error> {
+        let namespace = Namespace::new(client.clone(), "");
+        let now = clock::now();
+        let ca = namespace.ensure(&authority(), now).await?;
+        let front_proxy_ca = namespace.ensure(&front_proxy_authority(), now).await?;
+        let accounts = ServiceAccounts::new(client.clone(), "").ensure().await?;
+        let encryption = encryption_key(client).await?;
+
+        let (data, run) = (self.site.data.clone(), self.site.run.clone());
+        let (api, site) = (self.site.api(), self.site.clone());
+        blocking(move || {
+            data.create()?;
+            run.dir.create()?;
+            replace(&run.ca, pki::certificate_pem(&ca.der).as_bytes())?;
+            replace(&run.front_proxy_ca, pki::certificate_pem(&front_proxy_ca.der).as_bytes())?;
+            replace(&run.service_account_key, accounts.signing.as_bytes())?;
+            replace(&run.service_account_public, accounts.verifying.as_bytes())?;
+            let key = Zeroizing::new(Base64::encode_string(&encryption));
+            replace(&run.encryption, &configuration::encryption(&key))?;
+            write_configuration(&site, api)
+        })
+        .await?;
+
+        for purpose in Purpose::ALL {
+            self.certificate(&namespace, purpose).await?;
+        }
+        let pruned = namespace.prune(&authority(), now).await?
+            + namespace.prune(&front_proxy_authority(), now).await?;
+        if pruned > 0 {
+            info!(pruned, "removed ended certificates from the list");
+        }
+        Ok(())
+    }
+
+    /// Makes or renews one certificate, and writes it.
+    async fn certificate(
+        &self,
+        namespace: &Namespace<Client>,
+        purpose: Purpose,
+    ) -> Result<(), Error> {
+        let pair = self.site.data.pair(purpose.name());
+        let key = blocking({
+            let pair = pair.clone();
+            move || own_key(&pair)
+        })
+        .await?;
+        let wish = purpose.wish(&self.site, self.node, key.verifying_key().to_bytes());
+        let issued = issued(namespace, &wish, purpose).await?;
+        let certificate = pki::certificate_pem(&issued.der);
+        let new = blocking(move || replace(&pair.certificate, certificate.as_bytes())).await?;
+        if new {
+            info!(purpose = purpose.name(), "a new certificate");
+        }
+        Ok(())
+    }
+}
+
+/// The certificate in etcd, renewed if that is due; made if there is none for this key.
+async fn issued(
+    namespace: &Namespace<Client>,
+    wish: &Certificate,
+    purpose: Purpose,
+) -> Result<Issued, Error> {
+    let now = clock::now();
+    let found = match namespace.renew(wish, now).await {
+        Ok(Some(renewed)) => return Ok(renewed),
+        Ok(None) => namespace.ensure(wish, now).await,
+        Err(error) => Err(error),
+    };
+    if !matches!(found, Err(pki::Error::OtherKey { .. })) {
+        return Ok(found?);
+    }
+    warn!(purpose = purpose.name(), "the key of this node was lost, and is replaced");
+    namespace.revoke_surely(&purpose.authority(), &wish.name, Reason::Unspecified, now).await?;
+    Ok(namespace.ensure(wish, now).await?)
+}
+
+/// The files that follow from the site alone. Blocks.
+fn write_configuration(site: &Site, api: SocketAddr) -> Result<(), Error> {
+    let run = &site.run;
+    replace(&run.authentication, &configuration::authentication())?;
+    replace(&run.admission, &configuration::admission())?;
+    replace(&run.audit_policy, &configuration::audit_policy())?;
+    let ways = [
+        (&run.controller_manager, Purpose::ControllerManager),
+        (&run.scheduler, Purpose::Scheduler),
+    ];
+    for (file, purpose) in ways {
+        let client = site.data.pair(purpose.name());
+        replace(file, &configuration::kubeconfig(api, &run.ca, &client))?;
+    }
+    Ok(())
+}
+
+/// The key of a pair, made if it is missing or damaged: another certificate replaces the one
+/// of a lost key. Blocks.
+pub(super) fn own_key(pair: &Pair) -> Result<SigningKey, Error> {
+    let stored = pair.key.read()?.map(Zeroizing::new);
+    let text = stored.as_ref().and_then(|bytes| std::str::from_utf8(bytes).ok());
+    if let Some(key) = text.and_then(|text| SigningKey::from_pkcs8_pem(text).ok()) {
+        return Ok(key);
+    }
+    let mut seed = Zeroizing::new([0; 32]);
+    SysRng.try_fill_bytes(seed.as_mut()).map_err(Error::Random)?;
+    let key = SigningKey::from_bytes(&seed);
+    pair.key.write(pki::key_pem(&key).as_bytes())?;
+    Ok(key)
+}
+
+/// The key that encrypts Secrets in etcd, the same for all controllers.
+async fn encryption_key(store: &impl Store) -> Result<Zeroizing<Vec<u8>>, Error> {
+    if let Some(found) = store.get(ENCRYPTION_KEY).await.map_err(Error::Encryption)? {
+        let key = Zeroizing::new(found.value);
+        return if key.len() == ENCRYPTION_KEY_LENGTH {
+            Ok(key)
+        } else {
+            Err(Error::EncryptionDamaged)
+        };
+    }
+    let mut key = Zeroizing::new(vec![0; ENCRYPTION_KEY_LENGTH]);
+    SysRng.try_fill_bytes(&mut key).map_err(Error::Random)?;
+    let guards = vec![Guard::Absent(ENCRYPTION_KEY.to_owned())];
+    let writes = vec![Write::Put(ENCRYPTION_KEY.to_owned(), key.to_vec())];
+    match store.commit(guards, writes).await.map_err(Error::Encryption)? {
+        true => Ok(key),
+        false => Err(pki::Error::Lost { name: ENCRYPTION_KEY.to_owned() }.into()),
+    }
+}
+
+/// Writes a file unless it has that content already; returns whether it did. Blocks.
+pub(super) fn replace(file: &File, content: &[u8]) -> Result<bool, files::Error> {
+    let old = file.read()?.map(Zeroizing::new);
+    let same = old.is_some_and(|old| old.as_slice() == content);
+    if !same {
+        file.write(content)?;
+    }
+    Ok(!same)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polis_wire::pki::memory::Memory;
+
+    #[tokio::test]
+    async fn the_key_of_secrets_is_made_once() {
+        let memory = Memory::default();
+        let key = encryption_key(&memory).await.unwrap();
+        assert_eq!(key.len(), ENCRYPTION_KEY_LENGTH);
+        assert_eq!(encryption_key(&memory).await.unwrap(), key);
+        let short = vec![Write::Put(ENCRYPTION_KEY.to_owned(), vec![1])];
+        assert!(memory.commit(Vec::new(), short).await.unwrap());
+        assert!(matches!(encryption_key(&memory).await, Err(Error::EncryptionDamaged)));
+    }
+
+    #[test]
+    fn a_key_is_made_once_and_a_damaged_one_is_replaced() {
+        let base = tempfile::tempdir().unwrap();
+        let kubernetes = files::Root::at(base.path()).data.kubernetes;
+        kubernetes.create().unwrap();
+        let pair = kubernetes.pair("test");
+        let made = own_key(&pair).unwrap();
+        assert_eq!(own_key(&pair).unwrap(), made);
+        pair.key.write(b"noise").unwrap();
+        let other = own_key(&pair).unwrap();
+        assert_ne!(other, made);
+        assert_eq!(own_key(&pair).unwrap(), other);
+    }
+
+    #[test]
+    fn a_file_is_written_for_other_content_only() {
+        let base = tempfile::tempdir().unwrap();
+        let kubernetes = files::Root::at(base.path()).data.kubernetes;
+        kubernetes.create().unwrap();
+        let file = kubernetes.pair("test").certificate;
+        let writes = ["one", "one", "two"].map(|text| replace(&file, text.as_bytes()).unwrap());
+        assert_eq!(writes, [true, false, true]);
+    }
+
+    #[test]
+    fn an_error_is_one_line_with_its_causes() {
+        let error = Error::Encryption(anyhow::anyhow!("no leader").context("the store is closed"));
+        let text = cause::line(&error);
+        assert!(text.ends_with("encrypts Secrets: the store is closed: no leader"), "{text}");
+    }
+}

@@ -1,0 +1,189 @@
+//! The role Kubernetes controller on this node: starts its parts, in the order in which they
+//! wait for each other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::api::Api;
+use super::component::{Check, Component, Error, Process};
+use super::credentials::Purpose;
+use super::parts::{Part, Parts};
+use super::site::Site;
+use super::{access, args, certificates, ground, reconciler};
+use polis_base::cause;
+use polis_control::consensus;
+use polis_machine::network;
+use polis_runtime::event::until;
+use polis_runtime::supervisor::{Context, Policy, blocking};
+use polis_wire::identity::NodeId;
+use polis_wire::node_roles::{Nodes, Role};
+
+/// The liveness checks of the API server, without that of etcd: a restart of the API server
+/// brings no quorum back.
+const API_LIVE: &str = "/livez?exclude=etcd";
+const API_READY: &str = "/readyz";
+
+/// The checks of the controller manager and the scheduler.
+const MANAGER_HEALTH: &str = "/healthz";
+const SCHEDULER_READY: &str = "/readyz";
+const SCHEDULER_LIVE: &str = "/livez";
+
+/// The service account of pods that name none. A new cluster has it seconds after the
+/// controller manager is healthy, and refuses every pod until then.
+const FIRST_ACCOUNT: &str = "/api/v1/namespaces/default/serviceaccounts/default";
+
+/// Configuration and inputs of the parts. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub(super) struct Controller {
+    pub(super) site: Site,
+    /// The machine to prepare first; `None` where the parts are guests of another host.
+    pub(super) ground: Option<ground::Config>,
+    pub(super) node: NodeId,
+    pub(super) look: Duration,
+    pub(super) consensus: watch::Receiver<consensus::Status>,
+    pub(super) network: watch::Receiver<network::Status>,
+    pub(super) nodes: watch::Receiver<Option<Arc<Nodes>>>,
+    pub(super) identity: access::Identity,
+    pub(super) parts: Parts,
+}
+
+impl Controller {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`ground::Error`] when the machine cannot be prepared.
+    pub(super) async fn run(self, ctx: Context) -> Result<(), ground::Error> {
+        if let Some(ground) = self.ground.clone() {
+            // First of all, so that an API server that starts takes no processor time from
+            // etcd and this process.
+            let prepared =
+                blocking(move || ground::prepare(&ground, &[Role::KubernetesController]));
+            if let Err(error) = prepared.await {
+                self.parts.fail(Part::ApiServer, cause::line(&error));
+                return Err(error);
+            }
+        }
+        let forever = Policy::forever();
+        let certificates = certificates::Service {
+            site: self.site.clone(),
+            node: self.node,
+            consensus: self.consensus.clone(),
+            look: self.look,
+            parts: self.parts.clone(),
+        };
+        ctx.spawn(Part::Certificates.name(), forever, move |ctx| certificates.clone().run(ctx));
+        let api_server = self.clone();
+        ctx.spawn(Part::ApiServer.name(), forever, move |ctx| {
+            let controller = api_server.clone();
+            async move { controller.api_server(&ctx).await }
+        });
+        let reconciler = reconciler::Service {
+            api: self.master(),
+            node: self.node,
+            nodes: self.nodes.clone(),
+            parts: self.parts.clone(),
+        };
+        ctx.spawn(Part::Reconciler.name(), forever, move |ctx| reconciler.clone().run(ctx));
+        for component in [self.controller_manager(), self.scheduler()] {
+            ctx.spawn(component.part.name(), forever, move |ctx| {
+                let component = component.clone();
+                async move { after_objects(component, &ctx).await }
+            });
+        }
+        let access = access::Service {
+            site: self.site.clone(),
+            node: self.node,
+            identity: self.identity.clone(),
+            parts: self.parts.clone(),
+        };
+        // Last, so that callers are sent away before the API server ends.
+        ctx.spawn(Part::Access.name(), forever, move |ctx| access.clone().run(ctx));
+        ctx.healthy();
+        ctx.cancelled().await;
+        Ok(())
+    }
+
+    /// The client for health checks of the API server.
+    fn api(&self) -> Api {
+        Api { address: self.site.api(), ca: self.site.run.ca.clone(), client: None }
+    }
+
+    /// The client of this node, which may do everything.
+    fn master(&self) -> Api {
+        Api { client: Some(self.site.data.pair(Purpose::Reconciler.name())), ..self.api() }
+    }
+
+    async fn api_server(mut self, ctx: &Context) -> Result<(), Error> {
+        let parts = self.parts.clone();
+        let Some(ready) = ctx.until_cancelled(parts.ready(Part::Certificates)).await else {
+            return Ok(());
+        };
+        ready?;
+        let address = until(&mut self.network, "the network", |status| status.primary);
+        let Some(address) = ctx.until_cancelled(address).await.transpose()? else {
+            return Ok(());
+        };
+        let component = Component {
+            part: Part::ApiServer,
+            program: self.site.programs.join("kube-apiserver"),
+            args: args::api_server(&self.site, address),
+            process: Process::KUBE,
+            ready: Check::tls(&self.api(), API_READY),
+            first: None,
+            live: Check::tls(&self.api(), API_LIVE),
+            parts: self.parts.clone(),
+        };
+        let part = Part::ApiServer;
+        let moved = async {
+            // While the node has no address, the old one stays.
+            let moved = until(&mut self.network, "the network", |status| {
+                status.primary.filter(|primary| *primary != address)
+            });
+            match moved.await {
+                Ok(_new) => Error::Outdated { part, what: "the address of the node has changed" },
+                Err(closed) => closed.into(),
+            }
+        };
+        component.run(ctx, moved).await
+    }
+
+    fn controller_manager(&self) -> Component {
+        let api = Api { address: self.site.controller_manager(), ..self.api() };
+        Component {
+            part: Part::ControllerManager,
+            program: self.site.programs.join("kube-controller-manager"),
+            args: args::controller_manager(&self.site),
+            process: Process::KUBE,
+            ready: Check::tls(&api, MANAGER_HEALTH),
+            first: Some(Check::tls(&self.master(), FIRST_ACCOUNT)),
+            live: Check::tls(&api, MANAGER_HEALTH),
+            parts: self.parts.clone(),
+        }
+    }
+
+    fn scheduler(&self) -> Component {
+        let api = Api { address: self.site.scheduler(), ..self.api() };
+        Component {
+            part: Part::Scheduler,
+            program: self.site.programs.join("kube-scheduler"),
+            args: args::scheduler(&self.site),
+            process: Process::KUBE,
+            ready: Check::tls(&api, SCHEDULER_READY),
+            first: None,
+            live: Check::tls(&api, SCHEDULER_LIVE),
+            parts: self.parts.clone(),
+        }
+    }
+}
+
+/// Runs a part that needs the cluster's own objects.
+async fn after_objects(component: Component, ctx: &Context) -> Result<(), Error> {
+    let Some(ready) = ctx.until_cancelled(component.parts.ready(Part::Reconciler)).await else {
+        return Ok(());
+    };
+    ready?;
+    component.run(ctx, std::future::pending()).await
+}

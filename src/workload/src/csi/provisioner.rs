@@ -1,0 +1,546 @@
+//! The provisioner of this node: makes volumes for claims, enlarges them, and removes them.
+//!
+//! ```text
+//! claim, this node selected  --> directory, project, size --> object --bound by Kubernetes-->
+//! claim asks for more        --> size --> object --> status of the claim
+//! object released, Delete    --> directory renamed --> object deleted --> content removed
+//! ```
+//!
+//! Each worker watches all claims and volumes and acts on its own, so no node has to tell
+//! another one anything. An event is the whole state of one object: what fails is kept and
+//! tried again, until a newer state takes its place. A watch begins anew every five minutes
+//! with every object that exists, so nothing is missed for longer.
+//!
+//! Invariants:
+//! - A volume has its size and its limits before its object exists; its object is gone only
+//!   after its directory has lost its name.
+//! - Each pass over an object may be cut off after any step and be repeated.
+//! - A volume whose object exists is removed only when that says so. A volume without an
+//!   object and without a claim is removed only while it is empty.
+//!
+//! What this module does not do: mount (`node`).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
+use tracing::{debug, info, warn};
+
+use super::claims::{self, Claim, End, Refusal, Volume, Wish};
+use super::cluster::{Cluster, Server};
+use super::store::{self, Store};
+use super::trash::Swept;
+use super::volume_id::VolumeId;
+use crate::api::{self, Api};
+use crate::parts::API_STARTS;
+use crate::watch::{Event, Watch};
+use polis_base::cause;
+use polis_base::sys::clock;
+use polis_runtime::supervisor::{Context, blocking};
+use polis_wire::identity::NodeId;
+
+const CLAIMS: &str = "/api/v1/persistentvolumeclaims";
+const VOLUMES: &str = "/api/v1/persistentvolumes";
+
+/// Between two attempts at what has failed or does not fit.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Between two looks for something to remove.
+const SWEEP: Duration = Duration::from_secs(5);
+
+/// After a sweep that failed: the disk, or what stands on it, has to change first.
+const SWEEP_FAILED: Duration = Duration::from_secs(60);
+
+/// The same words are reported again after this: events end after an hour.
+const TELL_AGAIN: Duration = Duration::from_secs(50 * 60);
+
+/// Objects that wait for another attempt. More of them wait for the next watch.
+const WAITING_MAX: usize = 1000;
+
+/// Why an attempt has failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    /// The API server refuses, or does not answer.
+    #[error(transparent)]
+    Api(#[from] api::Error),
+    /// The disk is not as it should be.
+    #[error(transparent)]
+    Store(#[from] store::Error),
+}
+
+impl Error {
+    /// Whether it stays until somebody changes something: the owner of a claim waits for that.
+    /// A server that does not answer, is busy, or has a newer state is only tried again.
+    fn stays(&self) -> bool {
+        match self {
+            Self::Store(_) => true,
+            Self::Api(api::Error::Refused { status, .. }) => {
+                (400..500).contains(status) && ![408, 409, 429].contains(status)
+            }
+            Self::Api(
+                api::Error::Credentials { .. }
+                | api::Error::Connect { .. }
+                | api::Error::Http { .. }
+                | api::Error::Silent { .. },
+            ) => false,
+        }
+    }
+}
+
+/// Whether the provisioner sees claims and volumes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Status {
+    /// It has not asked yet.
+    #[default]
+    Starting,
+    /// It sees them.
+    Watching,
+    /// It does not.
+    Failed {
+        /// The last error.
+        cause: String,
+    },
+}
+
+/// The provisioner of one node. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub struct Provisioner {
+    /// The API server, asked as this driver on this node.
+    pub api: Api,
+    /// This node.
+    pub node: NodeId,
+    /// Its volumes.
+    pub store: Store,
+    /// What everyone else may know.
+    pub status: watch::Sender<Status>,
+}
+
+impl Provisioner {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// None: what fails is tried again.
+    pub async fn run(self, ctx: Context) -> Result<(), std::convert::Infallible> {
+        self.status.send_replace(Status::Starting);
+        let mut pass = Pass::new(Cluster(self.api.clone()), self.node, self.store.clone());
+        let mut lost = cause::Last::default();
+        let begun = Instant::now();
+        ctx.healthy();
+        loop {
+            let round = Box::pin(self.round(&mut pass, &mut lost));
+            let Some(ended) = ctx.until_cancelled(round).await else { return Ok(()) };
+            if let Err(error) = ended {
+                self.failed(&error, begun, &mut lost);
+                if ctx.until_cancelled(sleep(RETRY)).await.is_none() {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Shows why it does not see them, unless the first API server may still be starting.
+    fn failed(&self, error: &Error, begun: Instant, lost: &mut cause::Last) {
+        let cause = cause::line(error);
+        let error = error as &dyn std::error::Error;
+        let starting = *self.status.borrow() == Status::Starting;
+        if starting && begun.elapsed() < API_STARTS {
+            debug!(error, "the API server does not show the volumes yet");
+            return;
+        }
+        if lost.is_new(&cause) {
+            warn!(error, "lost sight of the volumes");
+        }
+        self.status.send_replace(Status::Failed { cause });
+    }
+
+    /// One pair of watches, from their start to the end of one.
+    async fn round(&self, pass: &mut Pass<Api>, lost: &mut cause::Last) -> Result<(), Error> {
+        // What is left over from before keeps no volume waiting.
+        match pass.tidy().await {
+            Ok(()) => pass.untidy.clear(),
+            Err(error) => {
+                if pass.untidy.is_new(&cause::line(&error)) {
+                    warn!(error = &error as &dyn std::error::Error, "cannot tidy up every volume");
+                }
+            }
+        }
+        let mut claims = Watch::open(&self.api, CLAIMS).await?;
+        let mut volumes = Watch::open(&self.api, VOLUMES).await?;
+        lost.clear();
+        self.status.send_replace(Status::Watching);
+        // Every object comes again.
+        pass.waiting.clear();
+        let mut again = Instant::now() + RETRY;
+        loop {
+            let (event, kind) = tokio::select! {
+                // Cancel-safe, all of them.
+                event = claims.next() => (event?, Kind::Claim),
+                event = volumes.next() => (event?, Kind::Volume),
+                () = sleep_until(again) => {
+                    pass.again().await;
+                    again = Instant::now() + RETRY;
+                    continue;
+                }
+            };
+            match event {
+                None => return Ok(()),
+                Some(Event::Is(object)) => {
+                    if let Some(item) = pass.read(kind, &object) {
+                        pass.item(item).await;
+                    }
+                }
+                Some(Event::Gone(object)) => {
+                    if let Some(item) = pass.read(kind, &object) {
+                        pass.forget(&item);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Removes what is left of volumes, until cancelled.
+///
+/// # Errors
+///
+/// None: what fails is tried again.
+pub(super) async fn sweeper(store: Store, ctx: Context) -> Result<(), std::convert::Infallible> {
+    ctx.healthy();
+    let mut refused = cause::Last::default();
+    loop {
+        let next = store.clone();
+        let wait = match blocking(move || next.sweep()).await {
+            Ok(Swept::Part) => Duration::ZERO,
+            Ok(Swept::All) => {
+                refused.clear();
+                SWEEP
+            }
+            Ok(Swept::Nothing) => SWEEP,
+            Err(error) => {
+                if refused.is_new(&cause::line(&error)) {
+                    warn!(error = &error as &dyn std::error::Error, "cannot remove volumes");
+                }
+                SWEEP_FAILED
+            }
+        };
+        if ctx.until_cancelled(sleep(wait)).await.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+/// The kinds of objects that are watched.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Claim,
+    Volume,
+}
+
+/// An object that concerns this node.
+#[derive(Clone, Debug)]
+pub(super) enum Item {
+    Claim(Claim),
+    Volume(Volume),
+}
+
+impl Item {
+    /// Objects of both kinds have the name of their volume.
+    fn key(&self) -> (bool, VolumeId) {
+        match self {
+            Self::Claim(claim) => (true, claim.id.clone()),
+            Self::Volume(volume) => (false, volume.id.clone()),
+        }
+    }
+}
+
+/// The work on objects, and what waits for another attempt.
+#[derive(Debug)]
+pub(super) struct Pass<S> {
+    cluster: Cluster<S>,
+    node: NodeId,
+    store: Store,
+    waiting: BTreeMap<(bool, VolumeId), Waiting>,
+    /// Why the last look at empty volumes failed.
+    untidy: cause::Last,
+    /// What the owner of a claim was told, and when.
+    told: BTreeMap<VolumeId, (Refusal, Instant)>,
+}
+
+/// An object in its newest state, and why it waits.
+#[derive(Debug)]
+struct Waiting {
+    item: Item,
+    cause: cause::Last,
+}
+
+impl<S: Server> Pass<S> {
+    pub(super) fn new(cluster: Cluster<S>, node: NodeId, store: Store) -> Self {
+        let (waiting, told) = (BTreeMap::new(), BTreeMap::new());
+        Self { cluster, node, store, waiting, untidy: cause::Last::default(), told }
+    }
+
+    /// Reads an object that concerns this node.
+    fn read(&self, kind: Kind, object: &serde_json::Value) -> Option<Item> {
+        match kind {
+            Kind::Claim => self.claim(object),
+            Kind::Volume => self.volume(object),
+        }
+    }
+
+    /// Reads a claim that concerns this node.
+    pub(super) fn claim(&self, object: &serde_json::Value) -> Option<Item> {
+        let claim = Claim::read(object)?;
+        // One that waits and is not of this node any more is forgotten.
+        let waits = self.waiting.contains_key(&(true, claim.id.clone()));
+        (waits || claim.wish(self.node) != Wish::Nothing).then_some(Item::Claim(claim))
+    }
+
+    /// Reads a volume of this node.
+    pub(super) fn volume(&self, object: &serde_json::Value) -> Option<Item> {
+        Volume::read(object, self.node).map(Item::Volume)
+    }
+
+    /// An object is gone.
+    fn forget(&mut self, item: &Item) {
+        let key = item.key();
+        self.waiting.remove(&key);
+        self.told.remove(&key.1);
+    }
+
+    /// Tries again what waits.
+    async fn again(&mut self) {
+        let keys: Vec<_> = self.waiting.keys().cloned().collect();
+        for key in keys {
+            let item = self.waiting.get(&key).map(|waiting| waiting.item.clone());
+            if let Some(item) = item {
+                self.item(item).await;
+            }
+        }
+    }
+
+    /// Does what an object asks for. What fails waits for another attempt.
+    async fn item(&mut self, item: Item) {
+        let key = item.key();
+        let mut cause = self.waiting.remove(&key).map(|before| before.cause).unwrap_or_default();
+        let done = match &item {
+            Item::Claim(claim) => self.serve(claim).await,
+            Item::Volume(volume) => self.keep(volume).await,
+        };
+        match done {
+            Ok(Served::Done) => return,
+            Ok(Served::Later) => cause.clear(),
+            Err(error) => {
+                if cause.is_new(&cause::line(&error)) {
+                    warn!(
+                        error = &error as &dyn std::error::Error,
+                        volume = %key.1,
+                        "cannot do what an object asks for, and tries again"
+                    );
+                }
+                if let Item::Claim(claim) = &item
+                    && error.stays()
+                {
+                    self.confess(claim, &error).await;
+                }
+            }
+        }
+        if self.waiting.len() < WAITING_MAX {
+            self.waiting.insert(key, Waiting { item, cause });
+        }
+    }
+
+    /// Tells the owner of a claim that this node, or the API server, keeps it waiting.
+    async fn confess(&mut self, claim: &Claim, error: &Error) {
+        let message = format!(
+            "node {} cannot do this now, and tries again every {} s: {}; the log of the node has \
+             more (`polisctl node logs`)",
+            self.node,
+            RETRY.as_secs(),
+            cause::line(error),
+        );
+        let told = self.tell(claim, Refusal { reason: "ProvisioningFailed", message }).await;
+        if let Err(error) = told {
+            // The reason is in the log already.
+            debug!(error = &error as &dyn std::error::Error, "cannot tell the owner of a claim");
+        }
+    }
+
+    /// Serves a claim.
+    pub(super) async fn serve(&mut self, claim: &Claim) -> Result<Served, Error> {
+        match claim.wish(self.node) {
+            Wish::Nothing => Ok(Served::Done),
+            Wish::Make => self.make(claim).await,
+            Wish::Enlarge => self.enlarge(claim).await,
+        }
+    }
+
+    async fn make(&mut self, claim: &Claim) -> Result<Served, Error> {
+        let Some(class) = self.cluster.class(claim).await? else { return Ok(Served::Done) };
+        let wanted = match claim.wanted(&class) {
+            Ok(wanted) => wanted,
+            Err(refusal) => {
+                // The claim or the class has to change; a change of the claim is an event,
+                // and the next watch looks at the class.
+                self.tell(claim, refusal).await?;
+                return Ok(Served::Done);
+            }
+        };
+        let (store, id, label) = (self.store.clone(), claim.id.clone(), claim.label());
+        let made = blocking(move || store.make(&id, &label, wanted.bytes)).await;
+        let bytes = match made {
+            Ok(bytes) => bytes,
+            Err(error) => return self.failed(claim, error, wanted.bytes).await,
+        };
+        self.cluster.create(&claims::volume(claim, &class, self.node, bytes)).await?;
+        self.told.remove(&claim.id);
+        Ok(Served::Done)
+    }
+
+    async fn enlarge(&mut self, claim: &Claim) -> Result<Served, Error> {
+        let wanted = match claim.size() {
+            Ok(bytes) => bytes,
+            Err(refusal) => {
+                self.tell(claim, refusal).await?;
+                return Ok(Served::Done);
+            }
+        };
+        if !claim.shows_less_than(wanted) {
+            return Ok(Served::Done);
+        }
+        let object = self.cluster.volume(&claim.id).await?;
+        let volume = object.as_ref().and_then(|object| Volume::read(object, self.node));
+        // Kubernetes has not bound it yet, or it is not a volume of this node.
+        let Some(volume) = volume.filter(|volume| volume.claim.as_ref() == Some(&claim.id)) else {
+            return Ok(Served::Done);
+        };
+        let (store, id) = (self.store.clone(), claim.id.clone());
+        let bytes = match blocking(move || store.enlarge(&id, wanted)).await {
+            Ok(bytes) => bytes,
+            Err(error) => return self.failed(claim, error, wanted).await,
+        };
+        if volume.bytes() < bytes {
+            self.cluster.resize(&volume, bytes).await?;
+        }
+        self.cluster.show_size(claim, bytes).await?;
+        self.told.remove(&claim.id);
+        Ok(Served::Done)
+    }
+
+    /// Tells the owner of a claim why the disk has no room; other errors are the node's.
+    async fn failed(
+        &mut self,
+        claim: &Claim,
+        error: store::Error,
+        wanted: u64,
+    ) -> Result<Served, Error> {
+        if !error.is_full() {
+            return Err(error.into());
+        }
+        let message = format!(
+            "{} does not fit on node {}: {}; it is made as soon as there is room: remove volumes \
+             or images from that node, or ask for less; for another node, delete the pod and the \
+             claim and make both again",
+            claims::size(wanted),
+            self.node,
+            cause::line(&error),
+        );
+        self.tell(claim, Refusal { reason: "NoRoom", message }).await?;
+        Ok(Served::Later)
+    }
+
+    /// Tells it once, and again when the event has ended.
+    async fn tell(&mut self, claim: &Claim, refusal: Refusal) -> Result<(), Error> {
+        let now = Instant::now();
+        let known = self
+            .told
+            .get(&claim.id)
+            .is_some_and(|(told, at)| *told == refusal && now.duration_since(*at) < TELL_AGAIN);
+        if known {
+            return Ok(());
+        }
+        let at = OffsetDateTime::from(clock::now()).replace_nanosecond(0);
+        let at = at.ok().and_then(|at| at.format(&Rfc3339).ok()).unwrap_or_default();
+        let event = claims::event(claim, &refusal, self.node, &at);
+        self.cluster.tell(claim, &refusal, event).await?;
+        if self.told.len() < WAITING_MAX {
+            self.told.insert(claim.id.clone(), (refusal, now));
+        }
+        Ok(())
+    }
+
+    /// Keeps a volume as its object says.
+    pub(super) async fn keep(&mut self, volume: &Volume) -> Result<Served, Error> {
+        let (store, id) = (self.store.clone(), volume.id.clone());
+        match volume.end() {
+            Some(End::Remove) => {
+                // It is for good: what an event said may have changed since.
+                let now = self.cluster.volume(&id).await?;
+                let now = now.as_ref().and_then(|object| Volume::read(object, self.node));
+                let Some(volume) = now.filter(|now| now.uid == volume.uid) else {
+                    return Ok(Served::Done);
+                };
+                if volume.end() != Some(End::Remove) {
+                    return Ok(Served::Done);
+                }
+                blocking(move || store.trash(&id)).await?;
+                self.cluster.delete(&volume).await?;
+            }
+            Some(End::Forget) => {
+                info!(volume = %id, "keeps the content of a volume without an object");
+                self.cluster.forget(volume).await?;
+            }
+            None => {
+                let bytes = volume.bytes();
+                let kept = blocking(move || match store.usage(&id)? {
+                    Some(usage) if usage.limits.bytes >= bytes => Ok(()),
+                    // A power cut has taken the new size back.
+                    Some(_) => store.enlarge(&id, bytes).map(drop),
+                    None => Err(store::Error::Missing { id }),
+                })
+                .await;
+                match kept {
+                    Err(error @ store::Error::Missing { .. }) => {
+                        warn!(error = &error as &dyn std::error::Error, "its object remains");
+                    }
+                    kept => kept?,
+                }
+            }
+        }
+        Ok(Served::Done)
+    }
+
+    /// Removes the empty volumes whose object was never made and whose claim is gone.
+    pub(super) async fn tidy(&mut self) -> Result<(), Error> {
+        let store = self.store.clone();
+        for (id, claim) in blocking(move || store.empty()).await? {
+            if self.cluster.volume(&id).await?.is_some() {
+                continue;
+            }
+            if self.cluster.claim_uid(&claim).await?.as_deref() == Some(id.claim()) {
+                continue;
+            }
+            let store = self.store.clone();
+            if blocking(move || store.abandon(&id)).await? {
+                info!(claim, "removed an empty volume that nothing asks for any more");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What has become of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Served {
+    /// Nothing is left to do until it changes.
+    Done,
+    /// It is tried again.
+    Later,
+}
+
+#[cfg(test)]
+#[path = "provisioner_tests.rs"]
+mod tests;

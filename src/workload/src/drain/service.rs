@@ -1,0 +1,336 @@
+//! Carries orders out: cordons this node, evicts its pods, looks again, and uncordons it.
+//!
+//! Every pass reads what is there and does what is missing, so a pass that was cut off, a
+//! restart of `node`, or a loss of power only means that the next one begins anew.
+
+use std::time::Duration;
+
+use http::Method;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout_at};
+use tracing::{debug, info, warn};
+
+use super::pods::{self, Evicted, Pod};
+use super::{Drains, Failure, Order, Progress, State};
+use crate::api::{Api, Error, JSON};
+use crate::parts::{Part, Parts, Status};
+use polis_base::cause;
+use polis_runtime::event::Closed;
+use polis_runtime::lines::Lines;
+use polis_runtime::supervisor::Context;
+use polis_wire::identity::NodeId;
+
+/// The mark of a Node that Polis has cordoned: no other is uncordoned.
+const CORDONED: &str = "polis.internal/cordoned";
+
+/// The type of a change of some fields.
+const MERGE: &str = "application/merge-patch+json";
+
+/// Between two looks. A budget that forbids an eviction changes when a pod has become ready
+/// elsewhere, which takes seconds.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// How long a drain waits for an API server. A machine can be rebooted without Kubernetes.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// How long a drained node waits for its caller's next step before it takes pods again: a
+/// role that was taken away is known here in less.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// After a failed attempt to uncordon.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Pods in one answer, each of which may be tens of kilobytes.
+const PAGE: usize = 50;
+
+/// Carries the orders of [`Drains`] out. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// The API server, asked as the kubelet of this node.
+    pub(crate) api: Api,
+    pub(crate) node: NodeId,
+    pub(crate) drains: Drains,
+    pub(crate) parts: Parts,
+}
+
+/// What a pass has found.
+#[derive(Debug)]
+enum Look {
+    /// No pod has to go any more.
+    Clear,
+    /// Nothing would replace these pods.
+    Unmanaged(String),
+    /// So many pods have to go, and why the first of them has not.
+    Waits { pods: usize, cause: String },
+}
+
+impl Service {
+    /// The drain of `node`, whose kubelet calls the API server as `api` says. It uncordons
+    /// the node once `status` has the part [`Part::Node`] as ready.
+    #[must_use]
+    pub fn new(
+        api: Api,
+        node: NodeId,
+        drains: Drains,
+        status: watch::Sender<Status>,
+        lines: Lines,
+    ) -> Self {
+        Self { api, node, drains, parts: Parts::new(status, lines) }
+    }
+
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Closed`] when the owner of an input ended.
+    pub async fn run(self, ctx: Context) -> Result<(), Closed> {
+        let mut orders = self.drains.order.subscribe();
+        ctx.healthy();
+        loop {
+            let order = orders.borrow_and_update().clone();
+            let work = async {
+                match &order {
+                    Some(order) => self.drain(order).await,
+                    None => self.restore().await,
+                }
+                // The result holds until the next order.
+                std::future::pending::<()>().await;
+            };
+            tokio::select! {
+                () = ctx.cancelled() => return Ok(()),
+                // Cancel-safe: it waits for an event value.
+                changed = orders.changed() => changed.map_err(|_closed| Closed("the drains"))?,
+                // Cancel-safe: every step may be repeated.
+                () = Box::pin(work) => {}
+            }
+        }
+    }
+
+    async fn drain(&self, order: &Order) {
+        info!(timeout = order.timeout.as_secs(), force = order.force, "this node is drained");
+        let deadline = order.since + order.timeout;
+        let mut silent: Option<Instant> = None;
+        let (mut left, mut waits) = (0, "the list of its pods".to_owned());
+        loop {
+            self.publish(order, State::Draining, left, &waits);
+            match timeout_at(deadline, self.pass(order.force)).await {
+                Ok(Ok(Look::Clear)) => return self.publish(order, State::Drained, 0, ""),
+                Ok(Ok(Look::Unmanaged(names))) => {
+                    let cause = format!("no controller would replace {names}");
+                    let state = State::Failed(Failure::Unmanaged);
+                    return self.publish(order, state, left, &cause);
+                }
+                Ok(Ok(Look::Waits { pods, cause })) => {
+                    silent = None;
+                    (left, waits) = (pods, cause);
+                }
+                // A refusal is an answer: the deadline ends it, not the silence.
+                Ok(Err(error @ Error::Refused { .. })) => {
+                    silent = None;
+                    waits = format!("an API server: {}", cause::line(&error));
+                }
+                Ok(Err(error)) => {
+                    silent.get_or_insert_with(Instant::now);
+                    waits = format!("an API server: {}", cause::line(&error));
+                }
+                // The last cause still holds.
+                Err(_elapsed) => {}
+            }
+            let late = Instant::now() >= deadline;
+            if let Some(since) = silent
+                && (late || since.elapsed() >= SILENCE_MAX)
+            {
+                let seconds = since.elapsed().as_secs();
+                let cause = format!("no answer for {seconds} s from {waits}");
+                warn!(cause, "this node is not drained");
+                return self.publish(order, State::GivenUp, left, &cause);
+            }
+            if late {
+                let state = if order.force { State::GivenUp } else { State::Failed(Failure::Late) };
+                warn!(pods = left, cause = waits, "this node is not drained in time");
+                return self.publish(order, state, left, &waits);
+            }
+            self.publish(order, State::Draining, left, &waits);
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Looks at the pods once, and evicts those that have to go.
+    async fn pass(&self, force: bool) -> Result<Look, Error> {
+        let mut leaving = self.leaving().await?;
+        if let Some(names) = unmanaged(&leaving, force) {
+            return Ok(Look::Unmanaged(names));
+        }
+        if self.cordon().await? {
+            // A pod may have been bound between the list and the cordon.
+            leaving = self.leaving().await?;
+            if let Some(names) = unmanaged(&leaving, force) {
+                return Ok(Look::Unmanaged(names));
+            }
+        }
+        let mut held = None;
+        for pod in leaving.iter().filter(|pod| !pod.ends) {
+            match self.evict(pod).await? {
+                Evicted::Yes => {}
+                Evicted::NotYet(why) => {
+                    held.get_or_insert_with(|| format!("{pod}: {why}"));
+                }
+            }
+        }
+        Ok(match leaving.is_empty() {
+            true => Look::Clear,
+            false => {
+                let ends = || format!("the end of {}", pods::names(&leaving));
+                Look::Waits { pods: leaving.len(), cause: held.unwrap_or_else(ends) }
+            }
+        })
+    }
+
+    /// The pods of this node that have to go.
+    async fn leaving(&self) -> Result<Vec<Pod>, Error> {
+        let path = format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{}", self.node);
+        Ok(pods::leaving(&self.api.list(&path, PAGE).await?))
+    }
+
+    /// Evicts a pod, which its disruption budget may forbid.
+    async fn evict(&self, pod: &Pod) -> Result<Evicted, Error> {
+        let Pod { namespace, name, uid, .. } = pod;
+        let eviction = json!({
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"namespace": namespace, "name": name},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        });
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/eviction");
+        let answer = self.api.send(Method::POST, &path, JSON, &eviction).await?;
+        Ok(pods::evicted(answer.status, &answer.body))
+    }
+
+    /// Cordons the node, unless somebody has. Returns whether it has become so now.
+    async fn cordon(&self) -> Result<bool, Error> {
+        let Some(object) = self.object().await? else { return Ok(false) };
+        if object["spec"]["unschedulable"] == true {
+            return Ok(false);
+        }
+        self.change(&json!({
+            "metadata": {"annotations": {CORDONED: "true"}},
+            "spec": {"unschedulable": true},
+        }))
+        .await?;
+        info!("this node is cordoned");
+        Ok(true)
+    }
+
+    /// Undoes the cordon of an earlier drain, of this boot or of one before.
+    async fn restore(&self) {
+        if matches!(self.drains.state(), State::Drained | State::GivenUp) {
+            sleep(GRACE).await;
+        }
+        while self.parts.ready(Part::Node).await.is_ok() {
+            match self.uncordon().await {
+                Ok(()) => break,
+                Err(error) => {
+                    debug!(error = &error as &dyn std::error::Error, "cannot uncordon this node");
+                }
+            }
+            sleep(RETRY).await;
+        }
+        self.drains.progress.send_replace(Progress::default());
+        self.parts.drain(State::None, "");
+    }
+
+    async fn uncordon(&self) -> Result<(), Error> {
+        let Some(object) = self.object().await? else { return Ok(()) };
+        if !object["metadata"]["annotations"][CORDONED].is_string() {
+            return Ok(());
+        }
+        self.change(&json!({
+            "metadata": {"annotations": {CORDONED: null}},
+            "spec": {"unschedulable": null},
+        }))
+        .await?;
+        info!("this node is uncordoned");
+        Ok(())
+    }
+
+    /// The Node of this node; `None` while there is none.
+    async fn object(&self) -> Result<Option<Value>, Error> {
+        let answer = self.api.get(&self.path()).await?;
+        if answer.status == 404 {
+            return Ok(None);
+        }
+        self.api.succeeded(&answer)?;
+        let object = serde_json::from_slice(&answer.body);
+        let unread = |error: serde_json::Error| Error::Http {
+            address: self.api.address,
+            source: error.into(),
+        };
+        object.map(Some).map_err(unread)
+    }
+
+    async fn change(&self, change: &Value) -> Result<(), Error> {
+        let answer = self.api.send(Method::PATCH, &self.path(), MERGE, change).await?;
+        self.api.succeeded(&answer)
+    }
+
+    fn path(&self) -> String {
+        format!("/api/v1/nodes/{}", self.node)
+    }
+
+    fn publish(&self, order: &Order, state: State, pods: usize, cause: &str) {
+        let progress = Progress { number: order.number, state, pods, cause: cause.to_owned() };
+        self.drains.progress.send_if_modified(|known| {
+            let changed = *known != progress;
+            known.clone_from(&progress);
+            changed
+        });
+        self.parts.drain(state, cause);
+    }
+}
+
+/// The pods that nothing would replace, unless they may be evicted all the same.
+fn unmanaged(leaving: &[Pod], force: bool) -> Option<String> {
+    let names = pods::names(leaving.iter().filter(|pod| pod.unmanaged));
+    (!force && !names.is_empty()).then_some(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use polis_base::files;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_drain_without_an_api_server_is_given_up_and_says_so() {
+        let base = tempfile::tempdir().unwrap();
+        let root = files::Root::at(base.path());
+        let api = Api {
+            address: ([127, 0, 0, 1], 1).into(),
+            ca: root.ephemeral.kubernetes.ca,
+            client: None,
+        };
+        let (lines, _written) = Lines::channel();
+        let drains = Drains::default();
+        let node = NodeId::from_public_key(&[7; 32]);
+        let service = Service::new(api, node, drains.clone(), watch::Sender::default(), lines);
+        let (ctx, handles) = Context::for_test();
+        let held = drains.begin(Duration::from_secs(1), false);
+        let caller = async {
+            let mut seen = None;
+            let last = loop {
+                let next = held.next(seen.as_ref()).await.unwrap();
+                if next.state != State::Draining {
+                    break next;
+                }
+                seen = Some(next);
+            };
+            handles.cancel().await;
+            last
+        };
+        let (ended, last) = tokio::join!(service.run(ctx), caller);
+        ended.unwrap();
+        assert_eq!(last.state, State::GivenUp);
+        assert!(last.cause.contains("from an API server: cannot use"), "{}", last.cause);
+    }
+}

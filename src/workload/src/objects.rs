@@ -1,0 +1,541 @@
+//! The Kubernetes objects that Polis applies in every cluster. Pure.
+//!
+//! | object | what it is for |
+//! |---|---|
+//! | binding `polis:apiserver-kubelet-client` | API servers may use kubelets |
+//! | binding `polis:owners` | owners of the cluster may do everything |
+//! | binding `polis:operators` | operators may do everything in namespaces, except for quotas and the namespaces themselves |
+//! | binding `polis:viewers` | viewers may read everything in namespaces, except for Secrets |
+//! | role `polis:cluster-viewer` and its binding | operators and viewers may read what belongs to no namespace |
+//! | role `polis:dns` | the name servers of workers may watch Services and pods |
+//! | role `polis:policy` | the programs that enforce NetworkPolicies may watch these, namespaces and pods |
+//! | role `polis:worker` | marks the kubelets of workers for the policy below |
+//! | policy `polis-workers` and its binding | a kubelet of a node without the role Kubernetes worker writes nothing |
+//! | policy `polis-system-namespace` and its binding | operators may change nothing in `kube-system`, whose service accounts and pods could change everything |
+//! | role `polis:csi` | the storage drivers of workers may keep volumes |
+//! | policies `polis-csi-volumes`, `polis-csi-claims` and their bindings | a storage driver makes and removes volumes of its own node and driver only, gives them no other claim, and changes the status of claims of its node |
+//! | driver `local.csi.polis.internal`, storage class `local` | volumes on the node of their pod; a claim without a class gets this one |
+//! | runtime class `runc` | pods may name the runtime that they get anyway |
+//! | runtime class `gvisor` | pods may ask for a kernel of their own, on nodes that have it |
+//!
+//! The objects of the workers follow the records of the nodes, and name each worker:
+//!
+//! | object | what it is for |
+//! |---|---|
+//! | binding `polis:workers` | the kubelets with the role `polis:worker` |
+//! | binding `polis:kube-proxies` | the kube-proxies of the workers |
+//! | binding `polis:dns` | the name servers of the workers |
+//! | binding `polis:csi` | the storage drivers of the workers |
+//! | binding `polis:policy` | the programs of the workers that enforce NetworkPolicies |
+//! | labels of a Node | the roles of the node, and its name |
+//!
+//! The roles `admin`, `view` and `system:node-proxier` are the API server's own; see
+//! `docs/workloads.md`.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::credentials::KUBELET_CLIENT;
+use super::csi::names::{CLASS, DRIVER, FINALIZER, NODE_LABEL, SELECTED_NODE};
+use super::runtime::gvisor;
+use polis_wire::identity::NodeId;
+use polis_wire::pki::{CSI_GROUP, CSI_USER, WorkerPurpose};
+
+/// The field manager of these objects.
+pub(super) const FIELD_MANAGER: &str = "polis";
+
+/// The label of an object of Polis.
+const LABEL: &str = "polis.internal/builtin";
+
+const GROUP: &str = "rbac.authorization.k8s.io";
+
+/// What marks the class of claims that name none.
+const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
+
+/// The groups of users, by their role in the cluster.
+pub(super) const OWNERS: &str = "polis:owners";
+pub(super) const OPERATORS: &str = "polis:operators";
+pub(super) const VIEWERS: &str = "polis:viewers";
+
+/// The role for what belongs to no namespace.
+const CLUSTER_VIEWER: &str = "polis:cluster-viewer";
+
+/// The namespace of the system, and the policy that guards it.
+const SYSTEM: &str = "kube-system";
+const GUARD: &str = "polis-system-namespace";
+
+/// The role of the name servers of workers, and its binding.
+const DNS: &str = "polis:dns";
+
+/// The role of the programs that enforce NetworkPolicies, and its binding.
+const POLICY: &str = "polis:policy";
+
+/// The role that a kubelet needs to write, its binding, and the policy that demands it. What
+/// it permits exists for that policy alone.
+const WORKER: &str = "polis:worker";
+const WORKERS: &str = "polis:workers";
+const WORKERS_GUARD: &str = "polis-workers";
+const WORKER_API: &str = "polis.internal";
+const WORKER_RESOURCE: &str = "workers";
+const WORKER_VERB: &str = "act";
+
+/// The group of kubelets.
+const KUBELETS: &str = "system:nodes";
+
+/// The binding of the kube-proxies, and the API server's own role for it.
+const PROXIES: &str = "polis:kube-proxies";
+const PROXIER: &str = "system:node-proxier";
+
+/// The role of the storage drivers of workers, and the policies that hold each to its node.
+const CSI: &str = "polis:csi";
+const CSI_VOLUMES: &str = "polis-csi-volumes";
+const CSI_CLAIMS: &str = "polis-csi-claims";
+
+/// What the processes of gVisor take in a pod with one idle container, rounded up
+/// (`docs/worker.md` has the measurement).
+const SENTRY_MEMORY: &str = "64Mi";
+
+/// An object, and where the API server keeps it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Object {
+    /// The path of the object.
+    pub(super) path: String,
+    /// The fields that Polis sets.
+    pub(super) content: Value,
+}
+
+/// Every object.
+pub(super) fn all() -> Vec<Object> {
+    vec![
+        cluster_viewer(),
+        binding(
+            KUBELET_CLIENT,
+            "system:kubelet-api-admin",
+            &[json!({"kind": "User", "apiGroup": GROUP, "name": KUBELET_CLIENT})],
+        ),
+        binding(OWNERS, "cluster-admin", &[group(OWNERS)]),
+        binding(OPERATORS, "admin", &[group(OPERATORS)]),
+        binding(VIEWERS, "view", &[group(VIEWERS)]),
+        binding(CLUSTER_VIEWER, CLUSTER_VIEWER, &[group(OPERATORS), group(VIEWERS)]),
+        dns(),
+        policy(),
+        csi_role(),
+        csi_volumes(),
+        policy_binding(CSI_VOLUMES),
+        csi_claims(),
+        policy_binding(CSI_CLAIMS),
+        storage("CSIDriver", "csidrivers", DRIVER, csi_driver()),
+        storage("StorageClass", "storageclasses", CLASS, storage_class()),
+        runtime_class("runc", "runc"),
+        gvisor(),
+        guard(),
+        policy_binding(GUARD),
+        worker(),
+        workers_guard(),
+        policy_binding(WORKERS_GUARD),
+    ]
+}
+
+/// The rights of these workers, and of no other node.
+pub(super) fn workers(nodes: &[NodeId]) -> Vec<Object> {
+    let users = |purpose: WorkerPurpose| {
+        let user =
+            |node: &NodeId| json!({"kind": "User", "apiGroup": GROUP, "name": purpose.user(*node)});
+        nodes.iter().map(user).collect::<Vec<_>>()
+    };
+    vec![
+        binding(WORKERS, WORKER, &users(WorkerPurpose::Kubelet)),
+        binding(PROXIES, PROXIER, &users(WorkerPurpose::KubeProxy)),
+        binding(DNS, DNS, &users(WorkerPurpose::Dns)),
+        binding(CSI, CSI, &users(WorkerPurpose::Csi)),
+        binding(POLICY, POLICY, &users(WorkerPurpose::Policy)),
+    ]
+}
+
+/// These labels of a Node that exists: without this `uid`, the API server refuses them, and
+/// does not make a Node that no kubelet has registered.
+pub(super) fn node_labels(node: NodeId, uid: &str, labels: &BTreeMap<String, String>) -> Object {
+    let content = json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": node.to_string(), "uid": uid, "labels": labels},
+    });
+    Object { path: format!("/api/v1/nodes/{node}"), content }
+}
+
+fn worker() -> Object {
+    let rules = json!([{
+        "apiGroups": [WORKER_API], "resources": [WORKER_RESOURCE], "verbs": [WORKER_VERB],
+    }]);
+    object("ClusterRole", "clusterroles", WORKER, &[("rules", rules)])
+}
+
+/// The policy that ends the rights of a worker with its role. No API server reads a list of
+/// revoked certificates, and the Node authorizer lets every kubelet register its Node again.
+fn workers_guard() -> Object {
+    let may = format!(
+        "authorizer.group('{WORKER_API}').resource('{WORKER_RESOURCE}').check('{WORKER_VERB}')\
+         .allowed()"
+    );
+    let spec = json!({
+        "failurePolicy": "Fail",
+        "matchConstraints": {"resourceRules": [everything()]},
+        "matchConditions": [{
+            "name": "kubelets",
+            "expression": format!("'{KUBELETS}' in request.userInfo.groups"),
+        }],
+        "validations": [{
+            "expression": may,
+            "reason": "Forbidden",
+            "message": "this node has no role Kubernetes worker in its cluster",
+        }],
+    });
+    admission("ValidatingAdmissionPolicy", "validatingadmissionpolicies", WORKERS_GUARD, &spec)
+}
+
+/// Every change of every object.
+fn everything() -> Value {
+    json!({
+        "apiGroups": ["*"],
+        "apiVersions": ["*"],
+        "resources": ["*/*"],
+        "operations": ["CREATE", "UPDATE", "DELETE", "CONNECT"],
+    })
+}
+
+/// What the storage driver of a worker does: no more, and of whole kinds, since a role knows
+/// no nodes; see the policies.
+fn csi_role() -> Object {
+    let rule = |group: &str, resource: &str, verbs: &[&str]| json!({"apiGroups": [group], "resources": [resource], "verbs": verbs});
+    let volumes = ["get", "list", "watch", "create", "patch", "delete"];
+    let rules = json!([
+        rule("", "persistentvolumes", &volumes),
+        rule("", "persistentvolumeclaims", &["get", "list", "watch"]),
+        rule("", "persistentvolumeclaims/status", &["patch"]),
+        rule("", "events", &["create"]),
+        rule("storage.k8s.io", "storageclasses", &["get"]),
+    ]);
+    object("ClusterRole", "clusterroles", CSI, &[("rules", rules)])
+}
+
+/// The policy that holds a storage driver to volumes of its driver and its node: a node that
+/// an intruder has taken neither removes volumes of others, nor makes one of a path of a host.
+///
+/// A volume is for the claim in its name, from first to last. Of a volume that exists, the
+/// driver changes the size and its own finalizer: neither claim, nor policy, nor the finalizer
+/// that protects a bound volume.
+fn csi_volumes() -> Object {
+    let own = |volume: &str| {
+        format!(
+            "has({volume}.spec.csi) && {volume}.spec.csi.driver == '{DRIVER}' \
+             && {volume}.spec.csi.volumeHandle == {volume}.metadata.name \
+             && has({volume}.spec.nodeAffinity) && has({volume}.spec.nodeAffinity.required) \
+             && {volume}.spec.nodeAffinity.required.nodeSelectorTerms.size() == 1 \
+             && {volume}.spec.nodeAffinity.required.nodeSelectorTerms.all(term, \
+             has(term.matchExpressions) && term.matchExpressions.size() == 1 \
+             && term.matchExpressions.all(one, one.key == '{NODE_LABEL}' && one.operator == 'In' \
+             && one.values.size() == 1 && '{CSI_USER}' + one.values[0] == \
+             request.userInfo.username))",
+        )
+    };
+    let claimed = "has(object.spec.claimRef) && has(object.spec.claimRef.uid) \
+                   && object.metadata.name == 'pvc-' + object.spec.claimRef.uid";
+    let same = "object.spec.all(field, field == 'capacity' \
+                || (field in oldObject.spec && object.spec[field] == oldObject.spec[field])) \
+                && oldObject.spec.all(field, field in object.spec)";
+    let kept = format!(
+        "!has(oldObject.metadata.finalizers) || oldObject.metadata.finalizers.all(one, \
+         one == '{FINALIZER}' \
+         || (has(object.metadata.finalizers) && one in object.metadata.finalizers))"
+    );
+    let expressions = [
+        format!("request.operation == 'DELETE' || ({})", own("object")),
+        format!("request.operation == 'CREATE' || ({})", own("oldObject")),
+        format!("request.operation != 'CREATE' || ({claimed})"),
+        format!("request.operation != 'UPDATE' || ({same})"),
+        format!("request.operation != 'UPDATE' || {kept}"),
+    ];
+    csi_policy(CSI_VOLUMES, &["CREATE", "UPDATE", "DELETE"], "persistentvolumes", &expressions)
+}
+
+/// The policy that holds a storage driver to claims of its node.
+fn csi_claims() -> Object {
+    let selected = format!(
+        "has(oldObject.metadata.annotations) \
+         && '{SELECTED_NODE}' in oldObject.metadata.annotations \
+         && '{CSI_USER}' + oldObject.metadata.annotations['{SELECTED_NODE}'] == request.userInfo.username",
+    );
+    csi_policy(CSI_CLAIMS, &["UPDATE"], "persistentvolumeclaims/status", &[selected])
+}
+
+fn csi_policy(name: &str, operations: &[&str], resource: &str, expressions: &[String]) -> Object {
+    let validations: Vec<_> = expressions
+        .iter()
+        .map(|expression| {
+            json!({
+                "expression": expression,
+                "reason": "Forbidden",
+                "message": "a storage driver changes only what belongs to its own node",
+            })
+        })
+        .collect();
+    let spec = json!({
+        "failurePolicy": "Fail",
+        "matchConstraints": {"resourceRules": [{
+            "apiGroups": [""],
+            "apiVersions": ["v1"],
+            "resources": [resource],
+            "operations": operations,
+        }]},
+        "matchConditions": [{
+            "name": "storage-drivers",
+            "expression": format!("'{CSI_GROUP}' in request.userInfo.groups"),
+        }],
+        "validations": validations,
+    });
+    admission("ValidatingAdmissionPolicy", "validatingadmissionpolicies", name, &spec)
+}
+
+fn csi_driver() -> Value {
+    json!({"spec": {
+        // Volumes are where their pods are: nothing has to be attached.
+        "attachRequired": false,
+        "podInfoOnMount": false,
+        "volumeLifecycleModes": ["Persistent"],
+        // kubelet gives the files to the group that a pod asks for.
+        "fsGroupPolicy": "File",
+    }})
+}
+
+fn storage_class() -> Value {
+    json!({
+        "provisioner": DRIVER,
+        "reclaimPolicy": "Delete",
+        // The scheduler chooses the node for the pod, and so for its volumes.
+        "volumeBindingMode": "WaitForFirstConsumer",
+        "allowVolumeExpansion": true,
+    })
+}
+
+/// An object of storage with these fields.
+fn storage(kind: &str, resource: &str, name: &str, mut content: Value) -> Object {
+    const API: &str = "storage.k8s.io/v1";
+    content["apiVersion"] = json!(API);
+    content["kind"] = json!(kind);
+    content["metadata"] = json!({"name": name, "labels": {LABEL: "true"}});
+    if kind == "StorageClass" {
+        content["metadata"]["annotations"] = json!({DEFAULT_CLASS: "true"});
+    }
+    Object { path: format!("/apis/{API}/{resource}/{name}"), content }
+}
+
+/// The policy that keeps operators out of the system's namespace. `admin` would let them make
+/// privileged pods there, and tokens of the service accounts of controllers.
+fn guard() -> Object {
+    let spec = json!({
+        "failurePolicy": "Fail",
+        "matchConstraints": {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": SYSTEM}},
+            "resourceRules": [everything()],
+        },
+        "matchConditions": [{
+            "name": "operators",
+            "expression": format!("'{OPERATORS}' in request.userInfo.groups"),
+        }],
+        "validations": [{
+            "expression": "false",
+            "reason": "Forbidden",
+            "message": format!("only owners may change objects in {SYSTEM}"),
+        }],
+    });
+    admission("ValidatingAdmissionPolicy", "validatingadmissionpolicies", GUARD, &spec)
+}
+
+fn policy_binding(policy: &str) -> Object {
+    const RESOURCE: &str = "validatingadmissionpolicybindings";
+    let spec = json!({"policyName": policy, "validationActions": ["Deny"]});
+    admission("ValidatingAdmissionPolicyBinding", RESOURCE, policy, &spec)
+}
+
+fn admission(kind: &str, resource: &str, name: &str, spec: &Value) -> Object {
+    const API: &str = "admissionregistration.k8s.io/v1";
+    let content = json!({
+        "apiVersion": API,
+        "kind": kind,
+        "metadata": {"name": name, "labels": {LABEL: "true"}},
+        "spec": spec,
+    });
+    Object { path: format!("/apis/{API}/{resource}/{name}"), content }
+}
+
+fn cluster_viewer() -> Object {
+    let rule = |group: &str, resources: &[&str]| json!({"apiGroups": [group], "resources": resources, "verbs": ["get", "list", "watch"]});
+    let rules = json!([
+        rule("", &["nodes", "persistentvolumes", "namespaces"]),
+        rule("storage.k8s.io", &["storageclasses", "csidrivers", "csinodes", "volumeattachments"]),
+        rule("node.k8s.io", &["runtimeclasses"]),
+        rule("scheduling.k8s.io", &["priorityclasses"]),
+        rule("apiextensions.k8s.io", &["customresourcedefinitions"]),
+    ]);
+    object("ClusterRole", "clusterroles", CLUSTER_VIEWER, &[("rules", rules)])
+}
+
+/// What a name server answers from.
+fn dns() -> Object {
+    let rules = [
+        watched("", &["services", "namespaces", "pods"]),
+        watched("discovery.k8s.io", &["endpointslices"]),
+    ];
+    object("ClusterRole", "clusterroles", DNS, &[("rules", json!(rules))])
+}
+
+/// The input of a decision about a connection.
+fn policy() -> Object {
+    let rules =
+        [watched("", &["namespaces", "pods"]), watched("networking.k8s.io", &["networkpolicies"])];
+    object("ClusterRole", "clusterroles", POLICY, &[("rules", json!(rules))])
+}
+
+/// The rule for resources that a program lists once and then watches.
+fn watched(group: &str, resources: &[&str]) -> Value {
+    json!({"apiGroups": [group], "resources": resources, "verbs": ["list", "watch"]})
+}
+
+/// A handler of containerd, under the name that pods use.
+fn runtime_class(name: &str, handler: &str) -> Object {
+    let content = json!({
+        "apiVersion": "node.k8s.io/v1",
+        "kind": "RuntimeClass",
+        "metadata": {"name": name, "labels": {LABEL: "true"}},
+        "handler": handler,
+    });
+    Object { path: format!("/apis/node.k8s.io/v1/runtimeclasses/{name}"), content }
+}
+
+/// gVisor. Its kernel is a process in the pod's control group, so the pod gets memory for it
+/// on top of that of its containers. A node whose machine lacks something for it gets no such
+/// pod (`worker::node_object` has the label).
+fn gvisor() -> Object {
+    let mut class = runtime_class("gvisor", gvisor::HANDLER);
+    class.content["overhead"] = json!({"podFixed": {"memory": SENTRY_MEMORY}});
+    class.content["scheduling"] = json!({"nodeSelector": {gvisor::LABEL: gvisor::HERE}});
+    class
+}
+
+fn group(name: &str) -> Value {
+    json!({"kind": "Group", "apiGroup": GROUP, "name": name})
+}
+
+fn binding(name: &str, role: &str, subjects: &[Value]) -> Object {
+    let role = json!({"apiGroup": GROUP, "kind": "ClusterRole", "name": role});
+    let fields = [("roleRef", role), ("subjects", json!(subjects))];
+    object("ClusterRoleBinding", "clusterrolebindings", name, &fields)
+}
+
+fn object(kind: &str, resource: &str, name: &str, fields: &[(&str, Value)]) -> Object {
+    let mut content = json!({
+        "apiVersion": format!("{GROUP}/v1"),
+        "kind": kind,
+        "metadata": {"name": name, "labels": {LABEL: "true"}},
+    });
+    for (field, value) in fields {
+        content[*field] = value.clone();
+    }
+    Object { path: format!("/apis/{GROUP}/v1/{resource}/{name}"), content }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::config;
+
+    #[test]
+    fn each_role_of_the_cluster_has_its_binding() {
+        let lines: Vec<_> = all()
+            .into_iter()
+            .filter(|object| object.content["kind"] == "ClusterRoleBinding")
+            .map(|object| {
+                let role = object.content["roleRef"]["name"].as_str().unwrap().to_owned();
+                let subjects = object.content["subjects"].as_array().unwrap().clone();
+                let names: Vec<_> =
+                    subjects.iter().map(|one| one["name"].as_str().unwrap()).collect();
+                format!("{role}: {}", names.join(" "))
+            })
+            .collect();
+        insta::assert_snapshot!(lines.join("\n"), @r"
+        system:kubelet-api-admin: polis:apiserver-kubelet-client
+        cluster-admin: polis:owners
+        admin: polis:operators
+        view: polis:viewers
+        polis:cluster-viewer: polis:operators polis:viewers
+        ");
+    }
+
+    #[test]
+    fn the_rights_of_a_worker_name_its_node() {
+        let id = |key: u8| NodeId::from_public_key(&[key; 32]);
+        let named = |nodes: &[NodeId]| {
+            let objects = workers(nodes).into_iter();
+            let users = objects.map(|object| {
+                let subjects = object.content["subjects"].as_array().unwrap().clone();
+                let kinds = subjects.iter().all(|one| one["kind"] == "User");
+                assert!(kinds, "{object:?}");
+                let names = subjects.iter().map(|one| one["name"].as_str().unwrap().to_owned());
+                (object.content["roleRef"]["name"].clone(), names.collect::<Vec<_>>())
+            });
+            users.collect::<Vec<_>>()
+        };
+        let one = id(1);
+        assert_eq!(
+            named(&[one]),
+            [
+                (json!("polis:worker"), vec![format!("system:node:{one}")]),
+                (json!("system:node-proxier"), vec![format!("polis:kube-proxy:{one}")]),
+                (json!("polis:dns"), vec![format!("polis:dns:{one}")]),
+                (json!("polis:csi"), vec![format!("polis:csi:{one}")]),
+                (json!("polis:policy"), vec![format!("polis:policy:{one}")]),
+            ]
+        );
+        // Without a worker, the list is empty and not absent: it replaces the former one.
+        assert!(named(&[]).iter().all(|(_, users)| users.is_empty()));
+    }
+
+    #[test]
+    fn every_object_has_the_label_and_its_own_path() {
+        let objects = || all().into_iter().chain(workers(&[]));
+        let mut paths: Vec<_> = objects().map(|object| object.path).collect();
+        let count = paths.len();
+        paths.sort();
+        paths.dedup();
+        assert_eq!(paths.len(), count);
+        for object in objects() {
+            assert_eq!(object.content["metadata"]["labels"][LABEL], "true", "{object:?}");
+        }
+    }
+
+    #[test]
+    fn the_runtime_classes_are_handlers_of_containerd() {
+        let classes = all().into_iter().filter(|object| object.content["kind"] == "RuntimeClass");
+        let named: Vec<_> = classes
+            .map(|object| {
+                let name = object.content["metadata"]["name"].as_str().unwrap().to_owned();
+                (name, object.content["handler"].as_str().unwrap().to_owned())
+            })
+            .collect();
+        let shim = std::path::Path::new(gvisor::CONFIGURATION);
+        let root = polis_base::files::Root::live();
+        let text = config::containerd(&root, shim, config::Gvisor::Here);
+        assert_eq!(named.len(), 2);
+        for (name, handler) in named {
+            assert!(text.contains(&format!(".runtimes.{handler}]")), "{name}: {handler}");
+        }
+    }
+
+    #[test]
+    fn the_role_for_the_whole_cluster_reads_no_secrets_and_writes_nothing() {
+        let viewer = cluster_viewer().content.to_string();
+        assert!(!viewer.contains("secrets") && !viewer.contains('*'), "{viewer}");
+        assert!(!viewer.contains("create") && !viewer.contains("delete"), "{viewer}");
+    }
+}

@@ -1,0 +1,212 @@
+//! The configuration of containerd, as text. Pure: derived from the tree of the node.
+//!
+//! What this module does not do: touch files or processes (`service`); configure gVisor
+//! itself (`gvisor`).
+
+use std::fmt;
+use std::path::Path;
+
+use super::gvisor;
+use polis_base::files::Root;
+use polis_runtime::sys::cgroup::Group;
+
+/// The image of the pause container of every pod.
+pub const PAUSE: &str = "polis.internal/pause:1";
+
+/// Where containerd keeps images, and what it knows of running containers.
+const ROOT: &str = "/var/lib/containerd";
+const STATE: &str = crate::ground::mounts::CONTAINERS;
+
+/// Plugins without a use here: other snapshotters want devices or kernels of their own,
+/// traces go nowhere, and `opt` wants to write to the system.
+const DISABLED: [&str; 11] = [
+    "io.containerd.differ.v1.erofs",
+    "io.containerd.image-verifier.v1.bindir",
+    "io.containerd.internal.v1.opt",
+    "io.containerd.internal.v1.tracing",
+    "io.containerd.mount-handler.v1.erofs",
+    "io.containerd.snapshotter.v1.blockfile",
+    "io.containerd.snapshotter.v1.devmapper",
+    "io.containerd.snapshotter.v1.erofs",
+    "io.containerd.snapshotter.v1.zfs",
+    "io.containerd.tracing.processor.v1.otlp",
+    "io.containerd.ttrpc.v1.otelttrpc",
+];
+
+/// A text as a string of TOML.
+struct Quoted<T>(T);
+
+impl<T: fmt::Display> fmt::Display for Quoted<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = self.0.to_string().replace('\\', r"\\").replace('"', "\\\"");
+        write!(f, "\"{text}\"")
+    }
+}
+
+fn path(path: &Path) -> Quoted<std::path::Display<'_>> {
+    Quoted(path.display())
+}
+
+/// Whether this machine runs containers of gVisor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gvisor {
+    /// containerd has the handler.
+    Here,
+    /// The machine lacks something for it.
+    Lacking,
+}
+
+/// `config.toml` of containerd, for a node with this tree, and with this configuration of
+/// gVisor's shim.
+#[must_use]
+pub fn containerd(tree: &Root, shim: &Path, gvisor: Gvisor) -> String {
+    let mut parts = vec![main_part(tree), images(tree), runtime(tree)];
+    if gvisor == Gvisor::Here {
+        parts.push(handler(shim));
+    }
+    parts.join("\n")
+}
+
+/// Everything but the container runtime interface.
+fn main_part(tree: &Root) -> String {
+    let disabled: Vec<_> = DISABLED.iter().map(|name| format!("  {},\n", Quoted(name))).collect();
+    let socket = tree.ephemeral.containerd.client();
+    // A shim under load answers late, and is not dead: the defaults of 2 to 5 seconds lose
+    // pods on a busy machine.
+    format!(
+        r#"version = 4
+root = {root}
+state = {state}
+oom_score = -999
+required_plugins = ["io.containerd.grpc.v1.cri"]
+disabled_plugins = [
+{disabled}]
+
+[timeouts]
+"io.containerd.timeout.shim.load" = "60s"
+"io.containerd.timeout.shim.cleanup" = "60s"
+"io.containerd.timeout.shim.shutdown" = "20s"
+"io.containerd.timeout.task.state" = "20s"
+
+[plugins."io.containerd.server.v1.grpc"]
+address = {socket}
+
+[plugins."io.containerd.server.v1.ttrpc"]
+address = {shims}
+
+[plugins."io.containerd.nri.v1.nri"]
+disable = true
+"#,
+        root = Quoted(ROOT),
+        state = Quoted(STATE),
+        disabled = disabled.concat(),
+        socket = path(socket),
+        shims = Quoted(format!("{}.ttrpc", socket.display())),
+    )
+}
+
+/// Images, and where they come from.
+fn images(tree: &Root) -> String {
+    format!(
+        r#"[plugins."io.containerd.cri.v1.images"]
+snapshotter = "overlayfs"
+
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = {pause}
+
+[plugins."io.containerd.cri.v1.images".registry]
+config_path = {registries}
+"#,
+        pause = Quoted(PAUSE),
+        registries = path(tree.ephemeral.registries.path()),
+    )
+}
+
+/// Containers, and their network.
+fn runtime(tree: &Root) -> String {
+    // The kernel has AppArmor, and the image has no program that loads profiles of it.
+    format!(
+        r#"[plugins."io.containerd.cri.v1.runtime"]
+disable_apparmor = true
+enable_unprivileged_ports = true
+enable_unprivileged_icmp = true
+ignore_image_defined_volumes = true
+netns_mounts_under_state_dir = true
+device_ownership_from_security_context = true
+enable_criu = false
+
+[plugins."io.containerd.cri.v1.runtime".containerd]
+default_runtime_name = "runc"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+BinaryName = "/usr/bin/runc"
+SystemdCgroup = false
+ShimCgroup = {shim}
+
+[plugins."io.containerd.cri.v1.runtime".cni]
+bin_dirs = ["/usr/lib/cni"]
+conf_dir = {network}
+use_internal_loopback = true
+
+[plugins."io.containerd.grpc.v1.cri"]
+stream_server_address = "127.0.0.1"
+"#,
+        shim = Quoted(format!("/{}", Group::Shim.name())),
+        network = path(tree.ephemeral.pod_network.path()),
+    )
+}
+
+/// The handler of gVisor.
+fn handler(shim: &Path) -> String {
+    format!(
+        r#"[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{handler}]
+runtime_type = "io.containerd.runsc.v1"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{handler}.options]
+TypeUrl = "io.containerd.runsc.v1.options"
+ConfigPath = {config}
+"#,
+        handler = gvisor::HANDLER,
+        config = path(shim),
+    )
+}
+
+/// The only variables in containerd's environment. Its children find `runc`, the shims and
+/// `nft` by the first.
+#[must_use]
+pub fn environment(tree: &Root) -> [(&'static str, String); 2] {
+    let scratch = tree.ephemeral.containerd_scratch.path().display().to_string();
+    [("PATH", "/usr/bin:/usr/sbin".to_owned()), ("TMPDIR", scratch)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_configuration_of_a_node() {
+        let shim = Path::new(gvisor::CONFIGURATION);
+        insta::assert_snapshot!(containerd(&Root::live(), shim, Gvisor::Here));
+    }
+
+    #[test]
+    fn a_machine_without_gvisor_has_no_handler_of_it() {
+        let text = containerd(&Root::live(), Path::new("/shim"), Gvisor::Lacking);
+        assert!(text.contains("runtimes.runc]") && !text.contains(gvisor::HANDLER), "{text}");
+    }
+
+    #[test]
+    fn a_text_cannot_leave_its_quotes() {
+        assert_eq!(Quoted(r#"a"b\c"#).to_string(), r#""a\"b\\c""#);
+    }
+
+    #[test]
+    fn programs_are_found_by_their_path_only() {
+        let variables = environment(&Root::live());
+        assert_eq!(variables[0], ("PATH", "/usr/bin:/usr/sbin".to_owned()));
+        assert_eq!(variables[1], ("TMPDIR", "/ephemeral/containerd/tmp".to_owned()));
+    }
+}

@@ -1,0 +1,240 @@
+//! One process of containerd: prepared, started, asked for its health, and ended.
+//!
+//! The run ends with the process, and the supervisor starts another one; pods go on meanwhile.
+//! A run that is cancelled ends the pods first: their shims clean up while containerd is there.
+//!
+//! What this module does not do: decide whether the node runs pods, or end the pods of a
+//! containerd that is down (`service`).
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tonic::transport::{Channel, Endpoint};
+use tracing::{info, warn};
+
+use super::health::{self, Health};
+use super::places::Config;
+use super::{Status, config, gvisor, import, layout};
+use crate::ground;
+use polis_base::cause;
+use polis_base::files;
+use polis_base::serial::EventLine;
+use polis_runtime::logtree::Parser;
+use polis_runtime::supervisor::{Context, blocking};
+use polis_runtime::sys::cgroup::Group;
+use polis_runtime::sys::process::{self, Child, Command};
+use polis_wire::node_roles::Role;
+
+/// Between two looks at a containerd that does not answer yet.
+const LOOK_SOON: Duration = Duration::from_millis(250);
+/// Between two questions about its health.
+const ASK: Duration = Duration::from_secs(10);
+/// Silent answers in a row after which it counts as hung.
+const SILENCE_MAX: u32 = 6;
+/// It ends its own requests within this; pods go on without it.
+const GRACE: Duration = Duration::from_secs(5);
+/// The kernel kills pods, kubelet's other children and the API server before it.
+const OOM_SCORE: i16 = -999;
+/// The kernel's own bound (`fs.nr_open`): a descriptor for each log and pipe of each
+/// container.
+const OPEN_FILES: u64 = 1 << 20;
+
+/// How long pods have to end when the machine does: with [`GRACE`], within the time that the
+/// supervisor gives a service to stop.
+pub(super) const PODS_AT_END: Duration = Duration::from_secs(3);
+
+/// Why a run ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The machine cannot carry workloads.
+    #[error(transparent)]
+    Ground(#[from] ground::Error),
+    /// A file of its configuration cannot be written.
+    #[error(transparent)]
+    Files(#[from] files::Error),
+    /// containerd does not run.
+    #[error(transparent)]
+    Process(#[from] process::Error),
+    /// The images of the system cannot be read.
+    #[error(transparent)]
+    Layout(#[from] layout::Error),
+    /// The images of the system are not imported.
+    #[error(transparent)]
+    Import(#[from] import::Error),
+    /// The path of its socket cannot be part of an address.
+    #[error("cannot address the socket of containerd")]
+    Socket(#[source] tonic::transport::Error),
+    /// It runs and does not answer.
+    #[error("containerd has not answered {SILENCE_MAX} times in a row")]
+    Silent(#[source] Box<tonic::Status>),
+}
+
+/// What a run needs. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub(super) struct Daemon {
+    pub(super) config: Config,
+    pub(super) status: watch::Sender<Status>,
+}
+
+impl Daemon {
+    /// Runs containerd until it ends, or until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`]; the supervisor starts a fresh run.
+    pub(super) async fn run(self, ctx: Context) -> Result<(), Error> {
+        let ended = Box::pin(self.once(&ctx)).await;
+        if let Err(error) = &ended {
+            self.status.send_replace(Status::Failed(cause::line(error)));
+        }
+        ended
+    }
+
+    async fn once(&self, ctx: &Context) -> Result<(), Error> {
+        self.status.send_replace(Status::Starting);
+        // Not cut off by a cancellation: a mount of it must not come after the last unmount.
+        Box::pin(self.prepare(ctx)).await?;
+        let mut child = self.command(ctx).spawn().await?;
+        let ended = tokio::select! {
+            // Cancel-safe, all of them: the child is ended below, and the rest waits or asks.
+            served = self.serve(ctx) => served,
+            exit = child.wait() => Err(child.failed(exit?).into()),
+            () = ctx.cancelled() => {
+                self.status.send_replace(Status::Ending);
+                ground::pods::end(&self.config.ground.cgroup, PODS_AT_END).await;
+                Ok(())
+            }
+        };
+        if ended.is_err() {
+            self.status.send_replace(Status::Starting);
+        }
+        end(&mut child).await?;
+        ended
+    }
+
+    /// Prepares the machine. The files are first: they tell [`Config::has_run`] that there may
+    /// be something to end.
+    async fn prepare(&self, ctx: &Context) -> Result<(), Error> {
+        let config = self.config.clone();
+        let lacking =
+            blocking(move || gvisor::lacking(&config.ground.proc, &config.programs)).await;
+        let handler = report(ctx, &lacking);
+        let config = self.config.clone();
+        blocking(move || write_files(&config, handler)).await?;
+        let ground = self.config.ground.clone();
+        Ok(blocking(move || ground::prepare(&ground, &[Role::KubernetesWorker])).await?)
+    }
+
+    fn command(&self, ctx: &Context) -> Command {
+        let ephemeral = &self.config.tree.ephemeral;
+        let mut command = Command::new(&self.config.binary)
+            .arg("--config")
+            .arg(ephemeral.containerd_config.path())
+            .directory(ephemeral.containerd.dir.path())
+            .oom_score_adj(OOM_SCORE)
+            .open_files(OPEN_FILES)
+            .log(ctx.sink("containerd", Parser::Raw));
+        for (name, value) in config::environment(&self.config.tree) {
+            command = command.env(name, value);
+        }
+        match Group::Containerd.existing() {
+            Some(group) => command.cgroup(group),
+            None => command,
+        }
+    }
+
+    /// Imports the images, then asks for its health again and again. Ends with an error
+    /// only.
+    async fn serve(&self, ctx: &Context) -> Result<(), Error> {
+        let folder = self.config.images.clone();
+        let images = blocking(move || layout::read(&folder)).await?;
+        let (channel, first) = self.connected().await?;
+        import::import(&channel, &images).await?;
+        ctx.healthy();
+        self.status.send_replace(Status::Serving(first));
+        let mut silent = 0;
+        loop {
+            tokio::time::sleep(ASK).await;
+            match health::ask(&channel).await {
+                Ok(health) => {
+                    silent = 0;
+                    self.publish(health);
+                }
+                Err(status) => {
+                    silent += 1;
+                    warn!(error = &status as &dyn std::error::Error, silent, "no answer");
+                    if silent >= SILENCE_MAX {
+                        return Err(Error::Silent(Box::new(status)));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits until it answers.
+    async fn connected(&self) -> Result<(Channel, Health), Error> {
+        let socket = self.config.tree.ephemeral.containerd.client();
+        let address = format!("unix://{}", socket.display());
+        let channel = Endpoint::from_shared(address).map_err(Error::Socket)?.connect_lazy();
+        loop {
+            // To look up a file name is cheaper than a refused connection.
+            if socket.exists()
+                && let Ok(health) = health::ask(&channel).await
+            {
+                return Ok((channel, health));
+            }
+            tokio::time::sleep(LOOK_SOON).await;
+        }
+    }
+
+    fn publish(&self, health: Health) {
+        let serving = Status::Serving(health);
+        self.status.send_if_modified(|status| {
+            let changed = *status != serving;
+            *status = serving;
+            changed
+        });
+    }
+}
+
+/// Ends a process that has not ended by itself.
+async fn end(child: &mut Child) -> Result<(), process::Error> {
+    if child.id().is_some() {
+        let exit = child.terminate(GRACE).await?;
+        info!(%exit, "containerd");
+    }
+    Ok(())
+}
+
+/// Whether containerd gets the handler of gVisor. A machine that lacks something for it says
+/// so: its other pods run.
+pub(super) fn report(ctx: &Context, lacking: &[String]) -> config::Gvisor {
+    if lacking.is_empty() {
+        return config::Gvisor::Here;
+    }
+    let cause = lacking.join("; ");
+    warn!(%cause, "this machine runs no pods of the runtime class gvisor");
+    let line = EventLine::new("workload").field("part", "gvisor").field("state", "absent");
+    ctx.lines().event(line.field("cause", cause));
+    config::Gvisor::Lacking
+}
+
+/// Writes the configuration, and removes the socket of an earlier run, which would look like
+/// one that serves.
+pub(super) fn write_files(config: &Config, handler: config::Gvisor) -> Result<(), files::Error> {
+    let ephemeral = &config.tree.ephemeral;
+    let gvisor = config.gvisor.path().parent().map(|path| files::Dir::private(path.into()));
+    let directories = [
+        &ephemeral.containerd.dir,
+        &ephemeral.registries,
+        &ephemeral.containerd_scratch,
+        &ephemeral.pod_network,
+    ];
+    for directory in directories.into_iter().chain(&gvisor) {
+        directory.create()?;
+    }
+    let _absent = std::fs::remove_file(ephemeral.containerd.client());
+    config.gvisor.write(gvisor::configuration().as_bytes())?;
+    let text = config::containerd(&config.tree, config.gvisor.path(), handler);
+    ephemeral.containerd_config.write(text.as_bytes())
+}

@@ -1,0 +1,208 @@
+//! Whether this node runs pods: starts containerd with the role of a worker, and ends the
+//! pods when the role or the machine ends, whether containerd runs or not.
+//!
+//! ```text
+//! [unknown] --no role, and nothing has run since the boot--> [stopped]
+//!     |                                                       ^  |
+//!     |  role, data partition                                 |  |
+//!     +------------------> containerd (`daemon`) <---------------+
+//!     |                          | role taken away            |
+//!     |                          v                            |
+//!     +--no role------------> [ending] pods, containerd, shims, mounts
+//! ```
+//!
+//! Invariants:
+//! - The status is [`Status::Stopped`] only when no pod of this boot is left: the mesh waits for
+//!   it, so the last packet of a pod is still encrypted.
+//! - To end the pods needs no containerd: their control groups are enough.
+
+use std::time::Duration;
+
+use polis_proto::v1;
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use super::daemon::{Daemon, PODS_AT_END};
+use super::places::Config;
+use super::{Pods, Status, pods};
+use crate::{Part, ground};
+use polis_base::serial::EventLine;
+use polis_control::cluster;
+use polis_machine::{network, storage};
+use polis_runtime::event::Closed;
+use polis_runtime::supervisor::{Child, Context, Policy, blocking};
+use polis_wire::node_roles::Role;
+
+/// How long pods have to end when the role is taken away: Kubernetes' own default.
+const PODS_WITHOUT_ROLE: Duration = Duration::from_secs(30);
+
+/// What this node needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    /// The node does not know its roles yet, or has no data partition: what runs goes on.
+    Unknown,
+    /// No pods.
+    Nothing,
+    /// A container runtime.
+    Pods,
+}
+
+/// Configuration, inputs and outputs. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// Where everything is.
+    pub config: Config,
+    /// Whether this node is a member.
+    pub cluster: watch::Receiver<cluster::Status>,
+    /// The roles that the cluster gives to it; `None` before it knows them.
+    pub roles: watch::Receiver<Option<v1::NodeRoles>>,
+    /// The data partition.
+    pub storage: watch::Receiver<storage::Status>,
+    /// The parts of Kubernetes: kubelet ends before containerd does.
+    pub workload: watch::Receiver<crate::Status>,
+    /// The Ethernet interfaces, of which one may be plugged in at any time.
+    pub network: watch::Receiver<network::Status>,
+    /// What everyone else may know.
+    pub status: watch::Sender<Status>,
+    /// The pods; `None` while containerd does not answer.
+    pub pods: watch::Sender<Option<Pods>>,
+}
+
+impl Service {
+    /// Runs until cancelled; then the pods end.
+    ///
+    /// # Errors
+    ///
+    /// [`Closed`] when the owner of an input ended.
+    pub async fn run(mut self, ctx: Context) -> Result<(), Closed> {
+        let pods = pods::Service {
+            socket: self.config.tree.ephemeral.containerd.client().to_owned(),
+            runtime: self.status.subscribe(),
+            pods: self.pods.clone(),
+        };
+        ctx.spawn("pods", Policy::forever(), move |ctx| pods.clone().run(ctx));
+        ctx.healthy();
+        let mut said = None;
+        let mut daemon = None;
+        let mut uplinks = Vec::new();
+        loop {
+            // Read before the work, so that a change during it leads to another pass.
+            let names = self.uplinks();
+            let wanted = self.wanted();
+            if said != Some(wanted) {
+                match wanted {
+                    Wanted::Unknown => {}
+                    Wanted::Nothing => self.leave(daemon.take(), &ctx).await,
+                    Wanted::Pods if !self.config.binary.exists() => self.report_absent(&ctx),
+                    Wanted::Pods if daemon.is_none() => daemon = Some(self.start(&ctx)),
+                    Wanted::Pods => {}
+                }
+                said = Some(wanted);
+            }
+            if daemon.is_some() && uplinks != names {
+                let ground = self.config.ground.clone();
+                blocking(move || ground::prepare_uplinks(&ground)).await;
+                uplinks = names;
+            }
+            match ctx.until_cancelled(self.changed()).await {
+                Some(changed) => changed?,
+                None => break,
+            }
+        }
+        // A containerd that ran has ended its pods; one that was down has not.
+        if self.config.has_run() {
+            self.status.send_replace(Status::Ending);
+            ground::pods::end(&self.config.ground.cgroup, PODS_AT_END).await;
+            self.release().await;
+        }
+        Ok(())
+    }
+
+    fn start(&self, ctx: &Context) -> Child {
+        self.status.send_replace(Status::Starting);
+        let Self { config, status, .. } = self.clone();
+        let daemon = Daemon { config, status };
+        ctx.spawn("containerd", Policy::forever(), move |ctx| daemon.clone().run(ctx))
+    }
+
+    fn report_absent(&self, ctx: &Context) {
+        warn!("the image of this machine is of the base variant: it runs no pods");
+        let line = EventLine::new("workload").field("part", "containerd");
+        ctx.lines().event(line.field("state", "absent"));
+        self.status.send_replace(Status::Absent);
+    }
+
+    /// Ends the pods before containerd, which cleans up behind them, then everything else of
+    /// them. When the machine ends meanwhile, they have less time.
+    async fn leave(&self, daemon: Option<Child>, ctx: &Context) {
+        if daemon.is_some() || self.config.has_run() {
+            self.status.send_replace(Status::Ending);
+            let group = &self.config.ground.cgroup;
+            let ended = ctx.until_cancelled(ground::pods::end(group, PODS_WITHOUT_ROLE)).await;
+            if ended.is_none() {
+                ground::pods::end(group, PODS_AT_END).await;
+            }
+            if let Some(daemon) = daemon {
+                daemon.stop().await;
+            }
+            self.release().await;
+        }
+        self.status.send_replace(Status::Stopped);
+    }
+
+    /// Ends the shims and unmounts, after the pods and containerd have ended.
+    async fn release(&self) {
+        ground::pods::end_shims(&self.config.ground.cgroup).await;
+        let Config { ground, tree, .. } = self.config.clone();
+        let released = move || {
+            ground::release(&ground);
+            tree.ephemeral.containerd_config.remove()
+        };
+        if let Err(error) = blocking(released).await {
+            // The next end does the same again, with nothing to do.
+            info!(error = &error as &dyn std::error::Error, "a file of containerd stays");
+        }
+    }
+
+    /// What this node is to run, or still does: kubelet ends first.
+    fn wanted(&mut self) -> Wanted {
+        let kubelet = self.workload.borrow_and_update().parts.contains_key(&Part::Kubelet);
+        let is_worker =
+            |roles: &v1::NodeRoles| Role::given(roles).any(|role| role == Role::KubernetesWorker);
+        let worker = self.roles.borrow_and_update().as_ref().map(is_worker);
+        let mounted = self.storage.borrow_and_update().ready().is_some();
+        let worker = match self.cluster.borrow_and_update().state {
+            cluster::State::Home | cluster::State::Split => worker,
+            cluster::State::Disowning => Some(false),
+            cluster::State::Unknown | cluster::State::Foreign | cluster::State::Trusted => None,
+        };
+        match worker {
+            Some(true) if mounted => Wanted::Pods,
+            Some(false) if !kubelet => Wanted::Nothing,
+            Some(_) | None => Wanted::Unknown,
+        }
+    }
+
+    fn uplinks(&mut self) -> Vec<String> {
+        let network = self.network.borrow_and_update();
+        network.interfaces.iter().map(|interface| interface.name.clone()).collect()
+    }
+
+    /// Waits for a change of an input. Cancel-safe.
+    async fn changed(&mut self) -> Result<(), Closed> {
+        tokio::select! {
+            // Cancel-safe, all of them: they wait for event values.
+            changed = self.cluster.changed() => changed.map_err(|_closed| Closed("the cluster")),
+            changed = self.roles.changed() => changed.map_err(|_closed| Closed("the roles")),
+            changed = self.storage.changed() => changed.map_err(|_closed| Closed("storage")),
+            changed = self.network.changed() => changed.map_err(|_closed| Closed("the network")),
+            changed = self.workload.changed() => {
+                changed.map_err(|_closed| Closed("the parts of Kubernetes"))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "service_tests.rs"]
+mod tests;

@@ -1,0 +1,237 @@
+//! The service without a containerd: what it does before there is one, and after one has died.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::super::config;
+use super::super::daemon::{report, write_files};
+use super::super::gvisor;
+use super::*;
+use polis_base::files;
+use polis_runtime::supervisor;
+use polis_runtime::sys::cgroup::Group;
+
+/// Everything below `base`.
+fn config(base: &Path) -> Config {
+    let tree = files::Root::at(base);
+    Config {
+        binary: base.join("containerd"),
+        gvisor: files::File::public(base.join("runsc/config.toml")),
+        ground: ground::Config {
+            cgroup: base.join("cgroup"),
+            proc: base.join("proc"),
+            interfaces: base.join("net"),
+            root: base.join("root"),
+            tree: tree.clone(),
+        },
+        ..Config::live(&tree)
+    }
+}
+
+/// The service of a node with these roles below `base`, and what keeps its inputs open.
+struct Bench {
+    service: Service,
+    _cluster: watch::Sender<cluster::Status>,
+    given: watch::Sender<Option<v1::NodeRoles>>,
+    storage: watch::Sender<storage::Status>,
+    workload: watch::Sender<crate::Status>,
+    _network: watch::Sender<network::Status>,
+}
+
+impl Bench {
+    fn new(base: &std::path::Path) -> Self {
+        let member = cluster::Status { state: cluster::State::Home, ..cluster::Status::default() };
+        let (_cluster, cluster) = watch::channel(member);
+        let (given, roles) = watch::channel(None);
+        let (storage, mounted) = watch::channel(storage::Status::Starting);
+        let config = config(base);
+        let status = watch::Sender::default();
+        let pods = watch::Sender::default();
+        let (workload, parts) = watch::channel(crate::Status::default());
+        let (_network, network) = watch::channel(network::Status::default());
+        let service = Service {
+            config,
+            cluster,
+            roles,
+            storage: mounted,
+            workload: parts,
+            network,
+            status,
+            pods,
+        };
+        Self { service, _cluster, given, storage, workload, _network }
+    }
+
+    /// As an earlier containerd has left the machine: it was prepared, and a pod and its shim
+    /// run. The groups stay populated, as those of processes that ignore SIGTERM.
+    fn leave_pods(&self) {
+        write_files(&self.service.config, config::Gvisor::Here).unwrap();
+        for group in ["kubepods", Group::Shim.name()] {
+            let group = self.service.config.ground.cgroup.join(group);
+            fs::create_dir_all(&group).unwrap();
+            fs::write(group.join("cgroup.events"), "populated 1\n").unwrap();
+        }
+    }
+
+    /// Whether the kernel was asked to kill what [`Self::leave_pods`] has left.
+    fn have_ended(&self) -> bool {
+        ["kubepods", Group::Shim.name()].into_iter().all(|group| {
+            let file = self.service.config.ground.cgroup.join(group).join("cgroup.kill");
+            fs::read_to_string(file).is_ok_and(|text| text == "1")
+        })
+    }
+
+    fn give(&self, roles: &[Role]) {
+        self.given.send_replace(Some(Role::record(roles)));
+    }
+
+    fn make_worker(&self) {
+        self.give(&[Role::KubernetesWorker]);
+        let ready = storage::Ready {
+            root: self.service.config.tree.clone(),
+            kind: storage::Kind::Insecure,
+            partition: uuid::Uuid::nil(),
+            device: "/dev/vda3".into(),
+            size: 8 << 30,
+        };
+        self.storage.send_replace(storage::Status::Ready(Arc::new(ready)));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_no_worker_starts_nothing() {
+    let base = tempfile::tempdir().unwrap();
+    let bench = Bench::new(base.path());
+    let (ctx, handles) = Context::for_test();
+    bench.give(&[Role::ConsensusMember]);
+    let status = bench.service.status.subscribe();
+    let end = async {
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(handles.is_healthy());
+        handles.cancel().await;
+    };
+    let (ended, ()) = tokio::join!(bench.service.clone().run(ctx), end);
+    ended.unwrap();
+    assert_eq!(*status.borrow(), Status::Stopped);
+    assert!(!base.path().join("ephemeral").exists());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_of_the_base_variant_says_what_it_lacks() {
+    let base = tempfile::tempdir().unwrap();
+    let bench = Bench::new(base.path());
+    let (ctx, mut handles) = Context::for_test();
+    let mut status = bench.service.status.subscribe();
+    bench.make_worker();
+    let end = async {
+        status.wait_for(|status| *status == Status::Absent).await.unwrap();
+        bench.give(&[]);
+        status.wait_for(|status| *status == Status::Stopped).await.unwrap();
+        handles.cancel().await;
+    };
+    let (ended, ()) = tokio::join!(bench.service.clone().run(ctx), end);
+    ended.unwrap();
+    let lines = handles.take_lines();
+    assert!(
+        lines.iter().any(|line| line.contains("workload part=containerd state=absent")),
+        "{lines:?}"
+    );
+}
+
+#[tokio::test]
+async fn containerd_stays_until_kubelet_has_ended() {
+    let base = tempfile::tempdir().unwrap();
+    let bench = Bench::new(base.path());
+    let mut service = bench.service.clone();
+    assert_eq!(service.wanted(), Wanted::Unknown);
+    bench.make_worker();
+    assert_eq!(service.wanted(), Wanted::Pods);
+    let running = crate::Status {
+        parts: [(Part::Kubelet, crate::PartState::Ready)].into(),
+        ..crate::Status::default()
+    };
+    bench.workload.send_replace(running);
+    bench.give(&[]);
+    assert_eq!(service.wanted(), Wanted::Unknown);
+    bench.workload.send_replace(crate::Status::default());
+    assert_eq!(service.wanted(), Wanted::Nothing);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_end_with_the_role_without_containerd() {
+    let base = tempfile::tempdir().unwrap();
+    let bench = Bench::new(base.path());
+    bench.leave_pods();
+    let (ctx, handles) = Context::for_test();
+    let mut status = bench.service.status.subscribe();
+    let story = async {
+        // While the roles are unknown, the pods of an earlier process stay.
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(*status.borrow_and_update(), Status::Unknown);
+        assert!(!bench.have_ended());
+        bench.give(&[]);
+        status.wait_for(|status| *status == Status::Ending).await.unwrap();
+        status.wait_for(|status| *status == Status::Stopped).await.unwrap();
+        assert!(bench.have_ended());
+        assert!(!bench.service.config.has_run());
+        handles.cancel().await;
+    };
+    let (ended, ()) = tokio::join!(bench.service.clone().run(ctx), story);
+    ended.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_end_with_the_machine_while_containerd_is_down() {
+    let base = tempfile::tempdir().unwrap();
+    let bench = Bench::new(base.path());
+    bench.leave_pods();
+    // No program: each run dies, and most of the time the supervisor waits to start another.
+    fs::write(&bench.service.config.binary, "").unwrap();
+    bench.make_worker();
+    let (ctx, handles) = Context::for_test();
+    let mut tree = handles.tree.clone();
+    let story = async {
+        let is_dead = |tree: &supervisor::Tree| {
+            tree.get("test.containerd").is_some_and(|entry| entry.state == supervisor::State::Dead)
+        };
+        drop(tree.wait_for(is_dead).await.unwrap());
+        assert!(!bench.have_ended());
+        handles.cancel().await;
+    };
+    let (ended, ()) = tokio::join!(bench.service.clone().run(ctx), story);
+    ended.unwrap();
+    assert!(bench.have_ended());
+    assert_ne!(*bench.service.status.borrow(), Status::Stopped);
+}
+
+#[test]
+fn the_files_of_containerd_are_written_and_an_old_socket_is_gone() {
+    let base = tempfile::tempdir().unwrap();
+    let config = config(base.path());
+    let ephemeral = &config.tree.ephemeral;
+    ephemeral.containerd.dir.create().unwrap();
+    std::fs::write(ephemeral.containerd.client(), "").unwrap();
+    for _twice in 0..2 {
+        write_files(&config, config::Gvisor::Here).unwrap();
+    }
+    assert!(!ephemeral.containerd.client().exists());
+    assert!(ephemeral.registries.path().is_dir());
+    let written = ephemeral.containerd_config.read().unwrap().unwrap();
+    let expected = config::containerd(&config.tree, config.gvisor.path(), config::Gvisor::Here);
+    assert_eq!(written, expected.into_bytes());
+    let gvisor = config.gvisor.read().unwrap().unwrap();
+    assert_eq!(gvisor, gvisor::configuration().as_bytes());
+}
+
+#[test]
+fn a_machine_without_gvisor_says_so_once_and_what_it_lacks() {
+    let (ctx, mut handles) = Context::for_test();
+    assert_eq!(report(&ctx, &[]), config::Gvisor::Here);
+    let lacking = ["no filters", "no namespaces"].map(str::to_owned);
+    assert_eq!(report(&ctx, &lacking), config::Gvisor::Lacking);
+    let lines = handles.take_lines();
+    let [line] = lines.as_slice() else { panic!("{lines:?}") };
+    let said = "workload part=gvisor state=absent cause=\"no filters; no namespaces\"";
+    assert!(line.contains(said), "{line}");
+}

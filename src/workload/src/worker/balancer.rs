@@ -1,0 +1,229 @@
+//! The way of this node's clients to the API servers: a TCP balancer on loopback.
+//!
+//! kubelet, kube-proxy and the name server know one address. Each connection goes to the
+//! first controller that accepts it: to the one on this node if there is one, else in turn.
+//! TLS is between the client and the API server; the balancer carries bytes.
+//!
+//! ```text
+//! nodes of the cluster --> targets
+//! connection --> first target that accepts within CONNECT_MAX --> bytes both ways
+//! ```
+//!
+//! Invariants:
+//! - At most [`CONNECTIONS_MAX`] connections are carried; further ones wait in the kernel.
+//! - A connection without a target is closed: the client waits and tries again, as it does
+//!   for an API server that starts.
+//!
+//! What this module does not do: check whether an API server works. A client that finds one
+//! hanging drops its connection, and comes back to the next one.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tracing::debug;
+
+use crate::parts::{Part, PartState, Parts};
+use polis_base::cause;
+use polis_proto::v1;
+use polis_runtime::supervisor::Context;
+use polis_wire::identity::NodeId;
+use polis_wire::node_roles::Nodes;
+
+/// Each client of the node has a few.
+const CONNECTIONS_MAX: usize = 256;
+
+/// How long a controller may take to accept. Another one is asked then.
+const CONNECT_MAX: Duration = Duration::from_secs(3);
+
+/// After an error of `accept`: no descriptor is free, for example.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Why the balancer ended.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    /// Another program has the port.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Runs until cancelled.
+#[derive(Clone, Debug)]
+pub(super) struct Service {
+    /// Where clients connect.
+    pub(super) listen: SocketAddr,
+    pub(super) node: NodeId,
+    /// The API server on this node, if it is a controller.
+    pub(super) local: SocketAddr,
+    pub(super) nodes: watch::Receiver<Option<Arc<Nodes>>>,
+    pub(super) parts: Parts,
+}
+
+impl Service {
+    pub(super) async fn run(self, ctx: Context) -> Result<(), Error> {
+        let address = self.listen;
+        let listen = |source| Error::Listen { address, source };
+        let listener = match TcpListener::bind(address).await.map_err(listen) {
+            Ok(listener) => listener,
+            Err(error) => {
+                let cause = cause::line(&error);
+                self.parts.fail(Part::ApiBalancer, cause);
+                return Err(error);
+            }
+        };
+        ctx.healthy();
+        self.parts.set(Part::ApiBalancer, PartState::Ready);
+        // Its end ends every connection.
+        let mut connections = JoinSet::new();
+        let mut turn = 0;
+        loop {
+            let room = connections.len() < CONNECTIONS_MAX;
+            let accepted = tokio::select! {
+                // Cancel-safe, all of them: they wait for a connection, or for an end.
+                () = ctx.cancelled() => return Ok(()),
+                Some(_ended) = connections.join_next() => continue,
+                accepted = listener.accept(), if room => accepted,
+            };
+            match accepted {
+                Ok((client, _from)) => {
+                    turn += 1;
+                    let targets = self.targets(turn);
+                    connections.spawn(carry(client, targets));
+                }
+                Err(error) => {
+                    debug!(error = &error as &dyn std::error::Error, "cannot accept");
+                    sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    fn targets(&self, turn: usize) -> Vec<SocketAddr> {
+        let nodes = self.nodes.borrow().clone();
+        nodes.map(|nodes| targets(&nodes, self.node, self.local, turn)).unwrap_or_default()
+    }
+}
+
+/// The API servers in the order in which this connection tries them.
+fn targets(nodes: &Nodes, own: NodeId, local: SocketAddr, turn: usize) -> Vec<SocketAddr> {
+    let controls = |info: &v1::NodeInfo| {
+        info.state() == v1::NodeState::Up
+            && info.roles.as_ref().is_some_and(|roles| roles.kubernetes_controller.is_some())
+    };
+    let mut others: Vec<_> = nodes
+        .iter()
+        .filter(|(id, info)| **id != own && controls(info))
+        .filter_map(|(_, info)| info.status.as_ref()?.external_address.parse().ok())
+        .map(|address| SocketAddr::new(address, local.port()))
+        .collect();
+    if !others.is_empty() {
+        let first = turn % others.len();
+        others.rotate_left(first);
+    }
+    let here = nodes.get(&own).is_some_and(controls).then_some(local);
+    here.into_iter().chain(others).collect()
+}
+
+/// Carries one connection to its end.
+async fn carry(mut client: TcpStream, targets: Vec<SocketAddr>) {
+    for target in targets {
+        let Ok(Ok(mut server)) = timeout(CONNECT_MAX, TcpStream::connect(target)).await else {
+            debug!(%target, "an API server does not accept");
+            continue;
+        };
+        // A reset by either side is the end of a connection like any other.
+        let _carried = copy_bidirectional(&mut client, &mut server).await;
+        return;
+    }
+    debug!("no API server accepts");
+}
+
+#[cfg(test)]
+mod tests {
+    use polis_wire::node_roles::Role;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    const LOCAL: &str = "127.0.0.1:6443";
+
+    fn id(key: u8) -> NodeId {
+        NodeId::from_public_key(&[key; 32])
+    }
+
+    fn node(address: &str, roles: &[Role]) -> v1::NodeInfo {
+        v1::NodeInfo {
+            state: v1::NodeState::Up.into(),
+            roles: Some(Role::record(roles)),
+            status: Some(v1::NodeStatus {
+                external_address: address.to_owned(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn a_controller_asks_itself_first_and_others_take_turns() {
+        let controller = [Role::KubernetesController];
+        let worker = [Role::KubernetesWorker];
+        let mut leaving = node("192.0.2.9", &controller);
+        leaving.set_state(v1::NodeState::Standby);
+        let nodes = Nodes::from([
+            (id(1), node("192.0.2.1", &controller)),
+            (id(2), node("192.0.2.2", &controller)),
+            (id(3), node("192.0.2.3", &worker)),
+            (id(4), node("noise", &controller)),
+            (id(5), leaving),
+        ]);
+        let local = LOCAL.parse().unwrap();
+        let said = |own, turn| {
+            let targets = targets(&nodes, id(own), local, turn);
+            targets.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let mut firsts = vec![said(3, 0)[0].clone(), said(3, 1)[0].clone()];
+        firsts.sort();
+        assert_eq!(firsts, ["192.0.2.1:6443", "192.0.2.2:6443"]);
+        assert_eq!(said(3, 2), said(3, 0));
+        assert_eq!(said(1, 7), [LOCAL, "192.0.2.2:6443"]);
+        assert!(targets(&Nodes::new(), id(1), local, 0).is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_connection_goes_to_the_first_target_that_accepts() {
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let targets = vec![closed.local_addr().unwrap(), server.local_addr().unwrap()];
+        drop(closed);
+        let front = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(front.local_addr().unwrap()).await.unwrap();
+        let (accepted, _from) = front.accept().await.unwrap();
+        let serve = async {
+            let (mut stream, _from) = server.accept().await.unwrap();
+            let mut word = [0; 4];
+            stream.read_exact(&mut word).await.unwrap();
+            stream.write_all(b"pong").await.unwrap();
+            word
+        };
+        // The connection ends with both of its ends.
+        let ask = async move {
+            client.write_all(b"ping").await.unwrap();
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).await.unwrap();
+            answer
+        };
+        let ((), word, answer) = tokio::join!(carry(accepted, targets), serve, ask);
+        assert_eq!((&word, answer.as_str()), (b"ping", "pong"));
+    }
+}

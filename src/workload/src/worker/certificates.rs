@@ -1,0 +1,240 @@
+//! The certificates and files of a worker: keys made on this node, certificates from the
+//! leader.
+//!
+//! A worker need not be a member of etcd, and one that is asks the leader too, so there is
+//! one way.
+//!
+//! ```text
+//! key on the node --public half--> leader: role? --signed--> beside the key
+//!        ^                                                       |
+//!        +------------------ every hour, and kept if still good --+
+//! ```
+//!
+//! A certificate of a worker lives for three days, and the leader renews it after two thirds.
+//! Without a leader the parts go on with what is on the disk.
+//!
+//! Invariants:
+//! - A certificate is written only if it belongs to the key beside it and the authority has
+//!   signed it.
+//! - A file is replaced whole, and only by other content.
+
+use std::time::Duration;
+
+use polis_proto::v1;
+use polis_proto::v1::curator_client::CuratorClient;
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+use super::configuration;
+use crate::certificates::{Error as FilesError, own_key, replace};
+use crate::configuration::kubeconfig;
+use crate::parts::{Part, PartState, Parts};
+use crate::site::Site;
+use polis_base::cause;
+use polis_base::files;
+use polis_base::sys::clock;
+use polis_runtime::supervisor::{Context, blocking};
+use polis_wire::identity::NodeId;
+use polis_wire::pki::{self, Facts, WorkerPurpose};
+use polis_wire::rpc::client::{Client, Repeat};
+
+/// After a failed attempt: a leader may just be elected.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Why a worker has no certificates.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("the leader issued no certificate for {purpose}")]
+    Refused { purpose: &'static str, source: Box<tonic::Status> },
+    #[error("the leader issued an unusable certificate for {purpose}: {why}")]
+    Unfit { purpose: &'static str, why: &'static str },
+    #[error(transparent)]
+    Files(#[from] FilesError),
+}
+
+impl From<files::Error> for Error {
+    fn from(error: files::Error) -> Self {
+        Self::Files(error.into())
+    }
+}
+
+/// Runs until cancelled.
+#[derive(Clone, Debug)]
+pub(super) struct Service {
+    pub(super) site: Site,
+    pub(super) node: NodeId,
+    pub(super) client: Client,
+    pub(super) look: Duration,
+    pub(super) parts: Parts,
+}
+
+impl Service {
+    pub(super) async fn run(self, ctx: Context) -> Result<(), std::convert::Infallible> {
+        let part = Part::WorkerCertificates;
+        let mut failed = cause::Last::default();
+        loop {
+            // Boxed: a call to the leader is large, and rare.
+            let Some(done) = ctx.until_cancelled(Box::pin(self.pass())).await else {
+                return Ok(());
+            };
+            let wait = match done {
+                Ok(()) => {
+                    ctx.healthy();
+                    failed.clear();
+                    self.parts.set(part, PartState::Ready);
+                    self.look
+                }
+                Err(error) => {
+                    if failed.is_new(&cause::line(&error)) {
+                        let error = &error as &dyn std::error::Error;
+                        warn!(error, every = ?RETRY, "trying again until it succeeds");
+                    }
+                    let service = self.clone();
+                    if blocking(move || service.usable()).await {
+                        self.parts.set(part, PartState::Ready);
+                    } else {
+                        self.parts.fail(part, cause::line(&error));
+                    }
+                    RETRY
+                }
+            };
+            if ctx.until_cancelled(sleep(wait)).await.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn pass(&self) -> Result<(), Error> {
+        let service = self.clone();
+        blocking(move || service.write_configuration()).await?;
+        // One that the leader refuses, as a leader of an earlier version may, keeps no other
+        // part from its own.
+        let mut first = Ok(());
+        for purpose in WorkerPurpose::ALL {
+            let done = self.certificate(purpose).await;
+            first = first.and(done);
+        }
+        first
+    }
+
+    /// Asks for one certificate, and writes it.
+    async fn certificate(&self, purpose: WorkerPurpose) -> Result<(), Error> {
+        let pair = self.site.data.pair(purpose.name());
+        let key = blocking({
+            let pair = pair.clone();
+            move || own_key(&pair)
+        })
+        .await?;
+        let public = key.verifying_key().to_bytes();
+        let call = |channel| async move {
+            let request = v1::IssueWorkerCertificateRequest {
+                purpose: asked(purpose).into(),
+                public_key: public.to_vec(),
+            };
+            CuratorClient::new(channel).issue_worker_certificate(request).await
+        };
+        let issued = self.client.call(Repeat::Allowed, call).await.map_err(|source| {
+            Error::Refused { purpose: purpose.name(), source: Box::new(source) }
+        })?;
+        let issued = issued.into_inner();
+        check(&issued.certificate, &issued.ca_certificate, public)
+            .map_err(|why| Error::Unfit { purpose: purpose.name(), why })?;
+        let run = self.site.run.clone();
+        let new = blocking(move || {
+            replace(&run.ca, pki::certificate_pem(&issued.ca_certificate).as_bytes())?;
+            let pem = pki::certificate_pem(&issued.certificate);
+            replace(&pair.certificate, pem.as_bytes())
+        })
+        .await?;
+        if new {
+            info!(purpose = purpose.name(), "a new certificate");
+        }
+        Ok(())
+    }
+
+    /// Whether the certificates on the disk still work. Those of the storage driver and of the
+    /// enforcement of policies may be missing: a leader of an earlier version does not give
+    /// them, and these parts say themselves what they wait for. Blocks.
+    fn usable(&self) -> bool {
+        let now = clock::now();
+        let read = |file: &files::File| pki::certificate_der(&file.read().ok()??);
+        let Some(ca) = read(&self.site.run.ca) else { return false };
+        let needed = |purpose: &WorkerPurpose| {
+            !matches!(purpose, WorkerPurpose::Csi | WorkerPurpose::Policy)
+        };
+        WorkerPurpose::ALL.into_iter().filter(needed).all(|purpose| {
+            let pair = self.site.data.pair(purpose.name());
+            let Some(der) = read(&pair.certificate) else { return false };
+            let Some(facts) = Facts::read(&der) else { return false };
+            let Ok(key) = own_key(&pair) else { return false };
+            let ours = check(&der, &ca, key.verifying_key().to_bytes()).is_ok();
+            ours && facts.not_after > now
+        })
+    }
+
+    /// The files that follow from the site and the node alone. Blocks.
+    fn write_configuration(&self) -> Result<(), Error> {
+        let (site, run) = (&self.site, &self.site.run);
+        site.data.create()?;
+        run.dir.create()?;
+        replace(&run.kube_proxy_config, &configuration::kube_proxy(site, self.node))?;
+        let ways = [
+            (&run.kubelet, WorkerPurpose::Kubelet),
+            (&run.kube_proxy, WorkerPurpose::KubeProxy),
+            (&run.dns, WorkerPurpose::Dns),
+            (&run.policy, WorkerPurpose::Policy),
+        ];
+        for (file, purpose) in ways {
+            let client = site.data.pair(purpose.name());
+            replace(file, &kubeconfig(site.api_balancer(), &run.ca, &client))?;
+        }
+        Ok(())
+    }
+}
+
+/// The purpose on the wire.
+fn asked(purpose: WorkerPurpose) -> v1::WorkerCertificate {
+    match purpose {
+        WorkerPurpose::Kubelet => v1::WorkerCertificate::Kubelet,
+        WorkerPurpose::KubeletServer => v1::WorkerCertificate::KubeletServer,
+        WorkerPurpose::KubeProxy => v1::WorkerCertificate::KubeProxy,
+        WorkerPurpose::Dns => v1::WorkerCertificate::Dns,
+        WorkerPurpose::Csi => v1::WorkerCertificate::Csi,
+        WorkerPurpose::Policy => v1::WorkerCertificate::Policy,
+    }
+}
+
+/// Whether a certificate belongs to this key, and to the authority beside it.
+fn check(certificate: &[u8], authority: &[u8], key: [u8; 32]) -> Result<(), &'static str> {
+    let facts = Facts::read(certificate).ok_or("it cannot be read")?;
+    if facts.public_key != key {
+        return Err("it belongs to another key");
+    }
+    match pki::signed_by(certificate, authority) {
+        true => Ok(()),
+        false => Err("the authority has not signed it"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use polis_wire::pki::Namespace;
+    use polis_wire::pki::memory::Memory;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn only_a_certificate_of_the_authority_for_the_own_key_is_written() {
+        let node = NodeId::from_public_key(&[7; 32]);
+        let now = clock::now();
+        let wish = WorkerPurpose::Kubelet.certificate(node, [1; 32]);
+        let issued = Namespace::new(Memory::default(), "").ensure(&wish, now).await.unwrap();
+        let foreign = Namespace::new(Memory::default(), "").ensure(&wish, now).await.unwrap();
+        assert_eq!(check(&issued.der, &issued.issuer_der, [1; 32]), Ok(()));
+        let other = check(&issued.der, &issued.issuer_der, [2; 32]);
+        assert_eq!(other, Err("it belongs to another key"));
+        let unsigned = check(&issued.der, &foreign.issuer_der, [1; 32]);
+        assert_eq!(unsigned, Err("the authority has not signed it"));
+        assert_eq!(check(b"noise", &issued.issuer_der, [1; 32]), Err("it cannot be read"));
+    }
+}

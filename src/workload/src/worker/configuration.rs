@@ -1,0 +1,252 @@
+//! The configuration files of a worker's programs. Pure.
+
+use std::fmt::Write as _;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::mesh::{self, Prefix};
+use crate::site::Site;
+use polis_base::files;
+use polis_runtime::sys::cgroup::Group;
+use polis_wire::identity::NodeId;
+use polis_wire::pki::WorkerPurpose;
+use polis_wire::pod_network::PODS;
+
+/// Where kubelet answers for its health, on loopback.
+pub(super) const KUBELET_HEALTH: u16 = 10248;
+/// Where kube-proxy answers for its health and its metrics, on loopback.
+pub(super) const PROXY_HEALTH: u16 = 10256;
+const PROXY_METRICS: u16 = 10249;
+/// Where CoreDNS answers for its health and its readiness, on loopback.
+pub(super) const DNS_HEALTH: u16 = 7841;
+pub(super) const DNS_READY: u16 = 7842;
+/// Where the program that enforces NetworkPolicies answers for its health, on loopback.
+pub(super) const POLICY_HEALTH: u16 = 7843;
+
+/// The address of the name server in every pod: link-local, so that it is the same on every
+/// node and never leaves one.
+pub(super) const DNS_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 77, 53);
+
+/// Pods on one node: a prefix has 253 addresses for them.
+const PODS_MAX: u32 = 250;
+
+/// Processes of one pod: a bomb in it leaves the node's own numbers alone.
+const PROCESSES_MAX: u32 = 4096;
+
+/// Numbers of processes that pods together never get: the kernel's own threads, and those of
+/// the node, etcd, containerd and Kubernetes.
+const PROCESSES_RESERVED: &str = "2048";
+/// Less than this is left: pods are evicted, before the last number of theirs is taken. On a
+/// machine of 1 GiB, which has some 8,000 numbers, the two meet.
+const PROCESSES_FREE: &str = "20%";
+
+/// Less than this of the quota of workloads is left for so long: pods are evicted.
+const DISK_FREE: &str = "5%";
+const DISK_GRACE: &str = "30s";
+/// Between two looks at the volume of a pod; kubelet takes up to twice as long.
+const VOLUMES_LOOK: &str = "10s";
+/// Seconds that an evicted pod has to end, if it asks for more.
+const EVICTED_GRACE_S: u32 = 10;
+
+/// The signals of a full disk, each with this value. Images and the volumes of pods are on
+/// one file system.
+fn disk(value: &str) -> Value {
+    json!({
+        "nodefs.available": value,
+        "nodefs.inodesFree": value,
+        "imagefs.available": value,
+        "imagefs.inodesFree": value,
+    })
+}
+
+/// Memory in MiB that is reserved for the programs of a worker, and for those of a controller:
+/// the API server, the controller manager and the scheduler have 540 MiB at rest.
+const RESERVED_WORKER: u32 = 400;
+const RESERVED_CONTROLLER: u32 = 700;
+
+/// kubelet's own file, on a node that is a controller, too, or not.
+pub(super) fn kubelet(site: &Site, tree: &files::Root, controller: bool) -> Vec<u8> {
+    let reserved = RESERVED_WORKER + if controller { RESERVED_CONTROLLER } else { 0 };
+    let pair = site.data.pair(WorkerPurpose::KubeletServer.name());
+    let socket = tree.ephemeral.containerd.client();
+    bytes(&json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": {
+            "anonymous": {"enabled": false},
+            "webhook": {"enabled": true},
+            "x509": {"clientCAFile": site.run.ca.path()},
+        },
+        "authorization": {"mode": "Webhook"},
+        "readOnlyPort": 0,
+        "healthzBindAddress": site.loopback,
+        "healthzPort": KUBELET_HEALTH,
+        "tlsCertFile": pair.certificate.path(),
+        "tlsPrivateKeyFile": pair.key.path(),
+        "tlsMinVersion": "VersionTLS13",
+        // The node renews them.
+        "rotateCertificates": false,
+        "containerRuntimeEndpoint": format!("unix://{}", socket.display()),
+        "cgroupRoot": "/",
+        "kubeletCgroups": format!("/{}", Group::Kubelet.name()),
+        "clusterDNS": [DNS_ADDRESS],
+        "clusterDomain": site.domain(),
+        "resolvConf": "/etc/resolv.conf",
+        "podLogsDir": "/var/log/pods",
+        "volumePluginDir": "/var/lib/kubelet/flexvolume",
+        // kube-proxy has its own tables, and a bridge does not exist.
+        "makeIPTablesUtilChains": false,
+        "hairpinMode": "none",
+        "failSwapOn": false,
+        "enableControllerAttachDetach": true,
+        "serializeImagePulls": false,
+        "maxPods": PODS_MAX,
+        "podPidsLimit": PROCESSES_MAX,
+        // Containers that ask for no profile get the runtime's own.
+        "seccompDefault": true,
+        "oomScoreAdj": -999,
+        "kubeReserved": {"cpu": "200m", "memory": format!("{reserved}Mi")},
+        "systemReserved": {"memory": "200Mi", "pid": PROCESSES_RESERVED},
+        "enforceNodeAllocatable": ["pods"],
+        // To set one of these drops all defaults.
+        "evictionHard": {
+            "memory.available": "100Mi",
+            "pid.available": PROCESSES_FREE,
+        },
+        // Not at once: kubelet evicts the pod that it knows to have the most, so it has to
+        // look at their volumes first. The quota holds meanwhile.
+        "evictionSoft": disk(DISK_FREE),
+        "evictionSoftGracePeriod": disk(DISK_GRACE),
+        "evictionMaxPodGracePeriod": EVICTED_GRACE_S,
+        "volumeStatsAggPeriod": VOLUMES_LOOK,
+        "imageGCHighThresholdPercent": 90,
+        "imageGCLowThresholdPercent": 80,
+        // It would need a service that the system does not have; the node ends pods itself.
+        "shutdownGracePeriod": "0s",
+    }))
+}
+
+/// kube-proxy's own file.
+pub(super) fn kube_proxy(site: &Site, node: NodeId) -> Vec<u8> {
+    bytes(&json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": "nftables",
+        "clientConnection": {"kubeconfig": site.run.kube_proxy.path()},
+        "hostnameOverride": node.to_string(),
+        "clusterCIDR": PODS.to_string(),
+        "detectLocalMode": "ClusterCIDR",
+        "healthzBindAddress": site.loopback_port(PROXY_HEALTH).to_string(),
+        "metricsBindAddress": site.loopback_port(PROXY_METRICS).to_string(),
+        "nodePortAddresses": ["primary"],
+        // The kernel's own limits, which depend on its memory.
+        "conntrack": {"maxPerCore": 0, "min": 0},
+        "nftables": {"minSyncPeriod": "1s", "syncPeriod": "30s"},
+    }))
+}
+
+/// The file of the name server; `servers` answer what is not of the cluster.
+pub(super) fn corefile(site: &Site, servers: &[IpAddr]) -> String {
+    let mut text = format!(
+        ".:53 {{\n    \
+         bind {DNS_ADDRESS}\n    \
+         errors\n    \
+         health {health}\n    \
+         ready {ready}\n    \
+         kubernetes {domain} in-addr.arpa ip6.arpa {{\n        \
+         kubeconfig {kubeconfig}\n        \
+         pods verified\n        \
+         ttl 5\n        \
+         startup_timeout 120s\n        \
+         fallthrough in-addr.arpa ip6.arpa\n    \
+         }}\n",
+        health = site.loopback_port(DNS_HEALTH),
+        ready = site.loopback_port(DNS_READY),
+        domain = site.domain(),
+        kubeconfig = site.run.dns.path().display(),
+    );
+    // Without a server to ask, `forward` is an error, and `loop` has nothing to look for.
+    if !servers.is_empty() {
+        let servers: Vec<_> = servers.iter().map(ToString::to_string).collect();
+        let _infallible = writeln!(text, "    forward . {}\n    loop", servers.join(" "));
+    }
+    text.push_str("    cache 30\n    reload 5s\n}\n");
+    text
+}
+
+/// The network of this node's pods, for containerd; `state` is where addresses are booked.
+pub(super) fn pod_network(prefix: Prefix, state: &Path) -> Vec<u8> {
+    let first = Ipv4Addr::from_bits(prefix.gateway().to_bits().saturating_add(1));
+    let range = json!({"subnet": prefix.to_string(), "rangeStart": first});
+    bytes(&json!({
+        "cniVersion": "1.0.0",
+        "name": "polis",
+        "plugins": [
+            {
+                "type": "ptp",
+                "mtu": mesh::MTU,
+                // The table of the mesh does that, for packets that leave the cluster.
+                "ipMasq": false,
+                "ipam": {
+                    "type": "host-local",
+                    "dataDir": state,
+                    "ranges": [[range]],
+                    "routes": [{"dst": "0.0.0.0/0"}],
+                },
+            },
+            {
+                "type": "portmap",
+                "backend": "nftables",
+                "capabilities": {"portMappings": true},
+                "snat": true,
+            },
+        ],
+    }))
+}
+
+/// JSON, indented.
+fn bytes(value: &Value) -> Vec<u8> {
+    format!("{value:#}\n").into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::site::live;
+
+    fn text(bytes: &[u8]) -> String {
+        String::from_utf8(bytes.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn kubelet_serves_only_callers_that_the_api_server_permits() {
+        let file = |controller| text(&kubelet(&live(), &files::Root::live(), controller));
+        let worker = file(false);
+        assert!(!worker.contains("failCgroupV1"), "{worker}");
+        assert_eq!(file(true), worker.replace("400Mi", "1100Mi"));
+        insta::assert_snapshot!(worker);
+    }
+
+    #[test]
+    fn kube_proxy_uses_nftables() {
+        let node = NodeId::from_public_key(&[7; 32]);
+        let text = text(&kube_proxy(&live(), node)).replace(&node.to_string(), "NODE");
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn a_name_server_forwards_where_there_is_a_server() {
+        let servers = ["192.0.2.53".parse().unwrap(), "2001:db8::53".parse().unwrap()];
+        insta::assert_snapshot!(corefile(&live(), &servers));
+        let alone = corefile(&live(), &[]);
+        assert!(!alone.contains("forward .") && !alone.contains("loop"), "{alone}");
+    }
+
+    #[test]
+    fn pods_have_the_addresses_after_that_of_their_node() {
+        let prefix = "10.192.3.0/24".parse().unwrap();
+        insta::assert_snapshot!(text(&pod_network(prefix, Path::new("/ephemeral/cni/ipam"))));
+    }
+}

@@ -1,0 +1,412 @@
+//! The role Kubernetes worker on this node: starts what runs pods, in the order in which
+//! the parts wait for each other.
+//!
+//! ```text
+//! leader --RPC--> worker-certificates --+--> policy --+
+//! nodes -----> api-balancer             |      ^      |
+//! containerd (`runtime`) ---------------+------|------+--> kubelet --> node, once it is Ready
+//! prefix ----> pod-network --> containerd      |                |
+//!     +----------------------------------------+                +--> kube-proxy
+//!                        worker-certificates ----> dns
+//!                        worker-certificates ----> csi (`csi`)
+//!
+//! registries     leader --RPC--> the files that containerd reads at a pull   a service
+//! certificates   keys of this node, and certificates from the leader    a service
+//! balancer       127.0.0.1 -> the API servers of all controllers         a service
+//! pod_network    the CNI file, from the prefix of the node's pods        a service
+//! node_object    what the API server says of this node, and its label    a service
+//! dns            the address on `lo`, the Corefile, CoreDNS              a service
+//! configuration  the files                                               pure
+//! args           the command lines                                       pure
+//! ```
+//!
+//! The clients on a worker know one address of the API, that of the balancer: no file
+//! changes with the set of controllers, or with the roles of this node.
+//!
+//! Invariants:
+//! - kubelet starts after containerd has the images of the system, and with certificates
+//!   only.
+//! - kubelet starts after the kernel enforces NetworkPolicies: no pod of this boot has ever run
+//!   without.
+//! - Pods outlive every part here, and `node` itself; containerd's service ends them with the
+//!   role, and with the machine.
+//!
+//! What this module does not do: run containerd (`runtime`), route between nodes (`mesh`),
+//! or allocate the prefix (`curator`).
+
+mod args;
+mod balancer;
+mod certificates;
+mod configuration;
+mod dns;
+mod node_object;
+mod pod_network;
+mod registries;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::api::{self, Api};
+use super::certificates::replace;
+use super::component::{Check, Component, Error, Process};
+use super::drain::{self, Drains};
+use super::parts::{API_STARTS, Part, PartState, Parts};
+use super::site::Site;
+use super::{csi, mesh, runtime};
+use polis_base::cause;
+use polis_base::files;
+use polis_machine::network;
+use polis_runtime::event::{Closed, until};
+use polis_runtime::logtree::Parser;
+use polis_runtime::supervisor::{Context, Policy, blocking};
+use polis_runtime::sys::cgroup::Group;
+use polis_wire::identity::NodeId;
+use polis_wire::node_roles::Nodes;
+use polis_wire::pki::WorkerPurpose;
+use polis_wire::rpc::client::Client;
+
+/// The checks of kubelet and kube-proxy.
+const KUBELET_HEALTH: &str = "/healthz";
+const PROXY_HEALTH: &str = "/healthz";
+/// kube-proxy that cannot reach an API server still forwards by what it knows.
+const PROXY_LIVE: &str = "/livez";
+
+/// The checks of the program that enforces NetworkPolicies: ready while the kernel has its table
+/// and its queue, and alive unless it has lost one of them.
+const POLICY_READY: &str = "/readyz";
+const POLICY_LIVE: &str = "/livez";
+
+/// One of the resources that it reads; its rights to all of them come together.
+const POLICIES: &str = "/apis/networking.k8s.io/v1/networkpolicies?limit=1";
+
+/// The kernel kills pods before kubelet.
+const OOM_SCORE: i16 = -999;
+
+/// Configuration and inputs of the parts. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub(super) struct Worker {
+    pub(super) site: Site,
+    pub(super) tree: files::Root,
+    pub(super) node: NodeId,
+    /// Between two looks at the age of certificates.
+    pub(super) look: Duration,
+    /// The way to the leader, which signs.
+    pub(super) client: Client,
+    pub(super) nodes: watch::Receiver<Option<Arc<Nodes>>>,
+    pub(super) network: watch::Receiver<network::Status>,
+    /// The addresses of this node's pods.
+    pub(super) prefix: watch::Receiver<Option<mesh::Prefix>>,
+    pub(super) containerd: watch::Receiver<runtime::Status>,
+    pub(super) drains: Drains,
+    pub(super) parts: Parts,
+}
+
+impl Worker {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// It returns no error; the death of a child ends the run.
+    pub(super) async fn run(self, ctx: Context) -> Result<(), std::convert::Infallible> {
+        let forever = Policy::forever();
+        let certificates = certificates::Service {
+            site: self.site.clone(),
+            node: self.node,
+            client: self.client.clone(),
+            look: self.look,
+            parts: self.parts.clone(),
+        };
+        let part = Part::WorkerCertificates.name();
+        ctx.spawn(part, forever, move |ctx| certificates.clone().run(ctx));
+        let balancer = balancer::Service {
+            listen: self.site.api_balancer(),
+            node: self.node,
+            local: self.site.api(),
+            nodes: self.nodes.clone(),
+            parts: self.parts.clone(),
+        };
+        ctx.spawn(Part::ApiBalancer.name(), forever, move |ctx| balancer.clone().run(ctx));
+        let pod_network = pod_network::Service {
+            tree: self.tree.clone(),
+            prefix: self.prefix.clone(),
+            parts: self.parts.clone(),
+        };
+        ctx.spawn(Part::PodNetwork.name(), forever, move |ctx| pod_network.clone().run(ctx));
+        let policy = self.clone();
+        ctx.spawn(Part::Policy.name(), forever, move |ctx| {
+            let worker = policy.clone();
+            async move { worker.policy(&ctx).await }
+        });
+        let follower = self.clone();
+        ctx.spawn(Part::Containerd.name(), forever, move |ctx| follower.clone().follow(ctx));
+        let kubelet = self.clone();
+        ctx.spawn(Part::Kubelet.name(), forever, move |ctx| {
+            let worker = kubelet.clone();
+            async move { Box::pin(worker.kubelet(&ctx)).await }
+        });
+        let object = node_object::Service {
+            api: self.own(),
+            node: self.node,
+            programs: self.site.programs.clone(),
+            parts: self.parts.clone(),
+        };
+        ctx.spawn(Part::Node.name(), forever, move |ctx| object.clone().run(ctx));
+        let drain = drain::Service {
+            api: self.own(),
+            node: self.node,
+            drains: self.drains.clone(),
+            parts: self.parts.clone(),
+        };
+        ctx.spawn("drain", forever, move |ctx| drain.clone().run(ctx));
+        let proxy = self.clone();
+        ctx.spawn(Part::KubeProxy.name(), forever, move |ctx| {
+            let worker = proxy.clone();
+            async move { worker.kube_proxy(&ctx).await }
+        });
+        let dns = dns::Service {
+            site: self.site.clone(),
+            network: self.network.clone(),
+            parts: self.parts.clone(),
+        };
+        ctx.spawn(Part::Dns.name(), forever, move |ctx| dns.clone().run(ctx));
+        let registries = registries::Service {
+            directory: self.tree.ephemeral.registries.clone(),
+            client: self.client.clone(),
+            over: Arc::default(),
+        };
+        ctx.spawn("registries", forever, move |ctx| registries.clone().run(ctx));
+        let csi = csi::Service {
+            api: self.asked_as(WorkerPurpose::Csi),
+            node: self.node,
+            store: csi::Store::live(&self.tree.data),
+            plugins: self.tree.data.kubelet_plugins.clone(),
+            parts: self.parts.clone(),
+        };
+        ctx.spawn(Part::Csi.name(), forever, move |ctx| csi.clone().run(ctx));
+        ctx.healthy();
+        ctx.cancelled().await;
+        Ok(())
+    }
+
+    /// The API server, asked as this node.
+    fn own(&self) -> Api {
+        self.asked_as(WorkerPurpose::Kubelet)
+    }
+
+    /// The API server, asked with the certificate for `purpose`.
+    fn asked_as(&self, purpose: WorkerPurpose) -> Api {
+        Api {
+            address: self.site.api_balancer(),
+            ca: self.site.run.ca.clone(),
+            client: Some(self.site.data.pair(purpose.name())),
+        }
+    }
+
+    /// Shows the state of containerd, which runs at the root, as that of a part.
+    async fn follow(mut self, ctx: Context) -> Result<(), Closed> {
+        ctx.healthy();
+        loop {
+            let status = self.containerd.borrow_and_update().clone();
+            match &status {
+                runtime::Status::Failed(cause) => self.parts.died(Part::Containerd, cause),
+                status => self.parts.set(Part::Containerd, state(status)),
+            }
+            match ctx.until_cancelled(self.containerd.changed()).await {
+                Some(changed) => changed.map_err(|_closed| Closed("containerd"))?,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Enforces NetworkPolicies. The program leaves its table behind, so that a connection of a
+    /// pod is never made because the program is down; the table goes with the mesh.
+    async fn policy(mut self, ctx: &Context) -> Result<(), Error> {
+        let (part, parts) = (Part::Policy, self.parts.clone());
+        let begun = Instant::now();
+        let report = |error: &api::Error| {
+            // A starting API server is not a failure.
+            if begun.elapsed() >= API_STARTS {
+                let error = cause::line(error);
+                let cause = format!("pods wait until it can read the cluster's policies: {error}");
+                parts.fail(part, cause);
+            }
+        };
+        let inputs = async {
+            self.parts.ready(Part::WorkerCertificates).await?;
+            // An image without containerd has no program for policies either, and no pods.
+            until(&mut self.containerd, "containerd", |status| {
+                (!matches!(status, runtime::Status::Unknown | runtime::Status::Absent))
+                    .then_some(())
+            })
+            .await?;
+            let prefix = until(&mut self.prefix, "the prefix of pods", |prefix| *prefix).await?;
+            // The program's own tries are up to half a minute apart once some have failed, and
+            // kubelet waits for it.
+            let api = self.asked_as(WorkerPurpose::Policy);
+            node_object::readable(&api, POLICIES, report).await;
+            Ok::<_, Closed>(prefix)
+        };
+        let Some(prefix) = ctx.until_cancelled(inputs).await.transpose()? else { return Ok(()) };
+        let health = self.site.loopback_port(configuration::POLICY_HEALTH);
+        let component = Component {
+            part,
+            program: self.site.programs.join("policy"),
+            args: args::policy(&self.site, self.node, prefix),
+            process: Process::KUBE,
+            ready: Check::plain(health, POLICY_READY),
+            live: Check::plain(health, POLICY_LIVE),
+            first: None,
+            parts: self.parts.clone(),
+        };
+        let renumbered = async {
+            let other = until(&mut self.prefix, "the prefix of pods", |new| {
+                new.filter(|new| *new != prefix)
+            });
+            match other.await {
+                Ok(_new) => Error::Outdated { part, what: "the prefix of its pods has changed" },
+                Err(closed) => closed.into(),
+            }
+        };
+        component.run(ctx, renumbered).await
+    }
+
+    async fn kubelet(mut self, ctx: &Context) -> Result<(), Error> {
+        let parts = self.parts.clone();
+        let inputs = async {
+            parts.ready(Part::WorkerCertificates).await?;
+            parts.ready(Part::Containerd).await?;
+            parts.ready(Part::Policy).await?;
+            until(&mut self.network, "the network", |status| status.primary).await
+        };
+        let Some(address) = ctx.until_cancelled(inputs).await.transpose()? else { return Ok(()) };
+        let part = Part::Kubelet;
+        let controller = self.parts.state(Part::ApiServer).is_some();
+        let (site, tree) = (self.site.clone(), self.tree.clone());
+        let write = move || {
+            let file = configuration::kubelet(&site, &tree, controller);
+            replace(&site.run.kubelet_config, &file)
+        };
+        blocking(write).await.map_err(|source| Error::Files { part, source })?;
+        let component = Component {
+            part,
+            program: self.site.programs.join("kubelet"),
+            args: args::kubelet(&self.site, self.node, address),
+            process: Process { group: Group::Kubelet, oom_score: Some(OOM_SCORE), ..Process::KUBE },
+            ready: Check::plain(
+                self.site.loopback_port(configuration::KUBELET_HEALTH),
+                KUBELET_HEALTH,
+            ),
+            first: None,
+            live: Check::plain(
+                self.site.loopback_port(configuration::KUBELET_HEALTH),
+                KUBELET_HEALTH,
+            ),
+            parts: self.parts.clone(),
+        };
+        // kubelet registers its Node once in its life.
+        let lost = node_object::lost(self.own(), self.node);
+        let outdated = async {
+            tokio::select! {
+                // Cancel-safe, all: they wait, and read.
+                moved = moved(self.network, address, part) => moved,
+                () = lost => Error::Outdated { part, what: "its Node object was deleted" },
+                changed = parts.asked_for(Part::ApiServer, !controller) => match changed {
+                    Ok(()) => Error::Outdated { part, what: "the roles of the node have changed" },
+                    Err(closed) => closed.into(),
+                },
+            }
+        };
+        component.run(ctx, outdated).await
+    }
+
+    async fn kube_proxy(self, ctx: &Context) -> Result<(), Error> {
+        // It reads the addresses of node ports from the Node object at its start, and after
+        // half a minute goes on without them.
+        let registered = node_object::registered(self.own(), self.node);
+        let ready = async {
+            self.parts.ready(Part::WorkerCertificates).await?;
+            registered.await;
+            Ok::<_, Closed>(())
+        };
+        let Some(ready) = ctx.until_cancelled(ready).await else { return Ok(()) };
+        ready?;
+        let health = self.site.loopback_port(configuration::PROXY_HEALTH);
+        let component = Component {
+            part: Part::KubeProxy,
+            program: self.site.programs.join("kube-proxy"),
+            args: args::kube_proxy(&self.site),
+            process: Process::KUBE,
+            ready: Check::plain(health, PROXY_HEALTH),
+            first: None,
+            live: Check::plain(health, PROXY_LIVE),
+            parts: self.parts.clone(),
+        };
+        component.run(ctx, std::future::pending()).await
+    }
+}
+
+/// Returns when the node has another address than the one that a part was started with.
+async fn moved(
+    mut network: watch::Receiver<network::Status>,
+    address: IpAddr,
+    part: Part,
+) -> Error {
+    // While the node has no address, the old one stays.
+    let moved = until(&mut network, "the network", |status| {
+        status.primary.filter(|primary| *primary != address)
+    });
+    match moved.await {
+        Ok(_new) => Error::Outdated { part, what: "the address of the node has changed" },
+        Err(closed) => closed.into(),
+    }
+}
+
+/// The state of containerd as a part.
+fn state(status: &runtime::Status) -> PartState {
+    match status {
+        runtime::Status::Unknown
+        | runtime::Status::Stopped
+        | runtime::Status::Starting
+        | runtime::Status::Ending => PartState::Starting,
+        runtime::Status::Absent => {
+            PartState::Failed { cause: "the image of this node has no containerd".to_owned() }
+        }
+        runtime::Status::Failed(cause) => PartState::Failed { cause: cause.clone() },
+        runtime::Status::Serving(health) if health.runtime.holds => PartState::Ready,
+        runtime::Status::Serving(health) => {
+            PartState::Failed { cause: health.runtime.reason.clone() }
+        }
+    }
+}
+
+impl Process {
+    /// A program that writes plain lines, in the group of the control plane.
+    const PLAIN: Self = Self { parser: Parser::Raw, ..Self::KUBE };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::{Condition, Health};
+
+    #[test]
+    fn containerd_is_ready_while_it_can_run_containers() {
+        let serving = |holds, reason: &str| {
+            let runtime = Condition { holds, reason: reason.to_owned() };
+            // Without a prefix, pods have no network: that is `pod-network`'s to tell.
+            runtime::Status::Serving(Health { runtime, network: Condition::default() })
+        };
+        assert_eq!(state(&serving(true, "")), PartState::Ready);
+        let cause = "no snapshotter".to_owned();
+        assert_eq!(state(&serving(false, "no snapshotter")), PartState::Failed { cause });
+        assert_eq!(state(&runtime::Status::Starting), PartState::Starting);
+        assert!(matches!(state(&runtime::Status::Absent), PartState::Failed { .. }));
+        let cause = "exited with status 1: no root".to_owned();
+        let died = state(&runtime::Status::Failed(cause.clone()));
+        assert_eq!(died, PartState::Failed { cause });
+    }
+}

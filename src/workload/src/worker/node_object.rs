@@ -1,0 +1,210 @@
+//! The Node object of this node: whether it exists and is Ready, and the label that says
+//! whether the machine runs pods of the runtime class `gvisor`.
+//!
+//! kubelet makes the object and reports to it. The node reads it with kubelet's certificate,
+//! which may read no other, and sets the label with it: kubelet itself sets labels once in
+//! the life of the object, and another image may have another answer.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http::Method;
+use serde_json::{Value, json};
+use tokio::time::sleep;
+use tracing::{debug, warn};
+
+use crate::api::{Api, Error};
+use crate::parts::{Part, PartState, Parts};
+use crate::runtime::gvisor;
+use polis_base::cause;
+use polis_runtime::event::Closed;
+use polis_runtime::supervisor::{Context, blocking};
+use polis_wire::identity::NodeId;
+
+/// Between two looks, until the node is ready and then.
+const LOOK_STARTING: Duration = Duration::from_secs(1);
+const LOOK_READY: Duration = Duration::from_secs(10);
+
+/// Runs until cancelled.
+#[derive(Clone, Debug)]
+pub(super) struct Service {
+    /// The API server, asked as this node.
+    pub(super) api: Api,
+    pub(super) node: NodeId,
+    /// Where the programs of the image are.
+    pub(super) programs: PathBuf,
+    pub(super) parts: Parts,
+}
+
+/// The kernel's own account of itself.
+const PROC: &str = "/proc";
+
+const MERGE_PATCH: &str = "application/merge-patch+json";
+
+impl Service {
+    pub(super) async fn run(self, ctx: Context) -> Result<(), Closed> {
+        let kubelet = self.parts.ready(Part::Kubelet);
+        let Some(kubelet) = ctx.until_cancelled(kubelet).await else { return Ok(()) };
+        kubelet?;
+        ctx.healthy();
+        let programs = self.programs.clone();
+        let lacking = blocking(move || gvisor::lacking(Path::new(PROC), &programs)).await;
+        let mut look = Look { gvisor: lacking.is_empty(), refused: cause::Last::default() };
+        let mut been = false;
+        loop {
+            let looked = ctx.until_cancelled(self.look(&mut look)).await;
+            let Some(state) = looked else { return Ok(()) };
+            let wait = match state {
+                PartState::Ready => {
+                    been = true;
+                    LOOK_READY
+                }
+                PartState::Starting | PartState::Failed { .. } | PartState::Stopped => {
+                    LOOK_STARTING
+                }
+            };
+            // A node that joins is not ready for a while, which is not a failure yet.
+            let state = if been || state == PartState::Ready { state } else { PartState::Starting };
+            self.parts.set(Part::Node, state);
+            if ctx.until_cancelled(sleep(wait)).await.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn look(&self, look: &mut Look) -> PartState {
+        let answer = match self.api.get(&path(self.node)).await {
+            Ok(answer) => answer,
+            Err(error) => return PartState::Failed { cause: cause::line(&error) },
+        };
+        let object = serde_json::from_slice(&answer.body).unwrap_or_default();
+        if answer.status == 200
+            && let Some(patch) = label(&object, look.gvisor)
+        {
+            match self.patch(&patch).await {
+                Ok(()) => look.refused.clear(),
+                Err(error) => {
+                    if look.refused.is_new(&cause::line(&error)) {
+                        warn!(error = &error as &dyn std::error::Error, "cannot label the Node");
+                    }
+                }
+            }
+        }
+        state(answer.status, &object)
+    }
+
+    async fn patch(&self, patch: &Value) -> Result<(), Error> {
+        let sent = self.api.send(Method::PATCH, &path(self.node), MERGE_PATCH, patch).await?;
+        self.api.succeeded(&sent)
+    }
+}
+
+/// What a run knows of the machine, and has said.
+struct Look {
+    /// Whether the machine lacks nothing for gVisor.
+    gvisor: bool,
+    /// Why the label was refused.
+    refused: cause::Last,
+}
+
+/// The change that gives the Node its label, or takes it; `None` where it is right.
+fn label(object: &Value, gvisor: bool) -> Option<Value> {
+    let has = object["metadata"]["labels"][gvisor::LABEL].as_str();
+    let wanted = gvisor.then_some(gvisor::HERE);
+    // The UID: another object of this name is another registration.
+    let uid = &object["metadata"]["uid"];
+    (has != wanted).then(|| json!({"metadata": {"uid": uid, "labels": {gvisor::LABEL: wanted}}}))
+}
+
+/// Waits until kubelet has registered the node. Cancel-safe.
+pub(super) async fn registered(api: Api, node: NodeId) {
+    readable(&api, &path(node), |_why| ()).await;
+}
+
+/// Waits until the API server lets its caller read what is at `path`, and reports why it does
+/// not yet. Cancel-safe.
+pub(super) async fn readable(api: &Api, path: &str, report: impl Fn(&Error)) {
+    loop {
+        match api.check(path).await {
+            Ok(()) => return,
+            Err(error) => {
+                debug!(error = &error as &dyn std::error::Error, "{path} is not readable");
+                report(&error);
+            }
+        }
+        sleep(LOOK_STARTING).await;
+    }
+}
+
+/// Waits until the Node was registered and has been deleted. Cancel-safe.
+pub(super) async fn lost(api: Api, node: NodeId) {
+    registered(api.clone(), node).await;
+    loop {
+        sleep(LOOK_READY).await;
+        if api.get(&path(node)).await.is_ok_and(|answer| answer.status == 404) {
+            return;
+        }
+    }
+}
+
+fn path(node: NodeId) -> String {
+    format!("/api/v1/nodes/{node}")
+}
+
+/// What an answer to a request for the Node object says.
+fn state(status: u16, object: &Value) -> PartState {
+    let failed = |cause: &str| PartState::Failed { cause: cause.to_owned() };
+    if status != 200 {
+        return failed(&format!("the API server answers {status} for this node"));
+    }
+    let conditions = object["status"]["conditions"].as_array();
+    let ready = conditions.into_iter().flatten().find(|one| one["type"] == "Ready");
+    match ready {
+        Some(ready) if ready["status"] == "True" => PartState::Ready,
+        Some(ready) => failed(ready["message"].as_str().unwrap_or("the node is not ready")),
+        None => failed("kubelet has not reported yet"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(status: u16, body: &str) -> PartState {
+        state(status, &serde_json::from_str(body).unwrap_or_default())
+    }
+
+    #[test]
+    fn the_label_says_whether_the_machine_runs_pods_of_gvisor() {
+        let node = |labels: Value| json!({"metadata": {"uid": "u", "labels": labels}});
+        let patch = |value: Value| {
+            let labels = json!({"polis.internal/gvisor": value});
+            Some(json!({"metadata": {"uid": "u", "labels": labels}}))
+        };
+        let here = json!({"polis.internal/gvisor": "true", "mine": "x"});
+        assert_eq!(label(&node(json!({"mine": "x"})), true), patch(json!("true")));
+        assert_eq!(label(&node(here.clone()), true), None);
+        // Another image: what the former one could is taken back.
+        assert_eq!(label(&node(here), false), patch(Value::Null));
+        assert_eq!(label(&node(Value::Null), false), None);
+        let other = json!({"polis.internal/gvisor": "perhaps"});
+        assert_eq!(label(&node(other), true), patch(json!("true")));
+    }
+
+    #[test]
+    fn a_node_is_ready_when_its_condition_says_so() {
+        let object = |status: &str| {
+            format!(
+                r#"{{"status":{{"conditions":[{{"type":"DiskPressure","status":"False"}},
+                   {{"type":"Ready","status":"{status}","message":"no network"}}]}}}}"#
+            )
+        };
+        let failed = |cause: &str| PartState::Failed { cause: cause.to_owned() };
+        assert_eq!(said(200, &object("True")), PartState::Ready);
+        assert_eq!(said(200, &object("False")), failed("no network"));
+        assert_eq!(said(200, &object("Unknown")), failed("no network"));
+        assert_eq!(said(200, "{}"), failed("kubelet has not reported yet"));
+        assert_eq!(said(200, "noise"), failed("kubelet has not reported yet"));
+        assert_eq!(said(404, ""), failed("the API server answers 404 for this node"));
+    }
+}
