@@ -77,6 +77,8 @@ pub(super) async fn run(folder: &Path, etcd: &Path, nodes: usize) -> Result<()> 
         consensus: member.status(),
         members: member.members(),
         network: network.subscribe(),
+        // Nobody measures the clock of this node.
+        ahead: watch::Sender::default().subscribe(),
         credentials: credentials.subscribe(),
         metrics: Arc::new(Metrics::new(&table)),
         table,

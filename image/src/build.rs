@@ -17,6 +17,7 @@
 
 use std::{
     fs::{self, File},
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     thread,
@@ -168,7 +169,8 @@ impl Builder<'_> {
         self.unpack(&sources)?;
         let plan = self.plan(&sources)?;
         let image_version = self.image_version(&plan)?;
-        let os_release = os_release(self.config, &image_version);
+        let date = build_date(self.payload, &self.release)?;
+        let os_release = os_release(self.config, &image_version, date);
         let (initramfs, system, kernel) = thread::scope(|scope| {
             let initramfs = scope.spawn(|| self.initramfs(&plan));
             let kernel = scope.spawn(|| self.kernel());
@@ -260,8 +262,7 @@ impl Builder<'_> {
         let unpacked = self.out("unpacked");
         let mut root = sources.root(init, node, &unpacked, self.go)?;
         if self.config.source.variant == Variant::Full {
-            let authorities = workload::authorities(self.payload)?;
-            workload::add(&mut root, oci::layout(&oci::IMAGES, system_images)?, authorities);
+            workload::add(&mut root, oci::layout(&oci::IMAGES, system_images)?);
         }
         let initramfs = sources.initramfs(init, &unpacked)?;
         // The file's identity, not its place on this host: the lock and the hashes of
@@ -441,7 +442,16 @@ fn join<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-fn os_release(config: &Config, image_version: &str) -> String {
+/// The date of the image, in seconds since 1970: when Debian built its kernel, which is its
+/// package that changes most often. The image is younger than that, whoever builds it and
+/// when, so the date says nothing of the build host and costs no reproducibility.
+fn build_date(payload: &Path, release: &str) -> Result<u64> {
+    let kernel = payload.join(format!("boot/vmlinuz-{release}"));
+    let metadata = fs::metadata(&kernel).at("read", &kernel)?;
+    Ok(u64::try_from(metadata.mtime()).unwrap_or_default())
+}
+
+fn os_release(config: &Config, image_version: &str, date: u64) -> String {
     let Config { version, kind, source, .. } = config;
     let variant = match source.variant {
         Variant::Base => String::new(),
@@ -449,7 +459,8 @@ fn os_release(config: &Config, image_version: &str) -> String {
     };
     format!(
         "ID=polis\nNAME=\"Polis\"\nPRETTY_NAME=\"Polis {version}\"\nVERSION_ID={version}\n\
-         VARIANT_ID={kind}\n{variant}IMAGE_ID=polis\nIMAGE_VERSION={image_version}\n"
+         VARIANT_ID={kind}\n{variant}IMAGE_ID=polis\nIMAGE_VERSION={image_version}\n\
+         BUILD_DATE={date}\n"
     )
 }
 

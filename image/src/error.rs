@@ -64,7 +64,7 @@ pub enum Error {
         /// The packages on one side only.
         difference: String,
     },
-    /// The payload has no authorities of public registries.
+    /// The payload has no public authorities.
     #[error("{folder} has no certificates", folder = folder.display())]
     NoAuthorities {
         /// Where they are expected.

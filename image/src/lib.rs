@@ -12,6 +12,7 @@
 mod apt;
 #[cfg(test)]
 mod archive_tests;
+mod authorities;
 mod build;
 mod bundle;
 mod command_line;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    elf,
+    authorities, elf,
     error::{At as _, Result},
     golang::Built,
     manifest::Variant,
@@ -89,6 +89,7 @@ impl<'a> Sources<'a> {
         self.add_programs(&mut tree, go)?;
         self.add_modules(&mut tree, unpacked)?;
         self.add_settings(&mut tree);
+        tree.text(authorities::BUNDLE, authorities::bundle(self.payload)?);
         self.add_copyrights(&mut tree)?;
         Ok(tree)
     }
@@ -144,9 +145,10 @@ impl<'a> Sources<'a> {
         tree.link("usr/lib/os-release", "/etc/os-release");
         tree.text(
             "etc/passwd",
-            "root:x:0:0:root:/:/bin/false\nnobody:x:65534:65534:nobody:/:/bin/false\n",
+            "root:x:0:0:root:/:/bin/false\n_chrony:x:123:123:chronyd:/:/bin/false\n\
+             nobody:x:65534:65534:nobody:/:/bin/false\n",
         );
-        tree.text("etc/group", "root:x:0:\nnogroup:x:65534:\n");
+        tree.text("etc/group", "root:x:0:\n_chrony:x:123:\nnogroup:x:65534:\n");
         tree.text("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n");
         tree.link("etc/mtab", "/proc/self/mounts");
         tree.link("var/run", "/run");

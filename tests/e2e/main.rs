@@ -11,6 +11,7 @@
 #![expect(clippy::print_stderr, reason = "the same")]
 
 mod attended;
+mod clock;
 mod console;
 mod deaths;
 mod disaster;
@@ -56,6 +57,7 @@ const SUITE: Suite =
 
 const FILES: &[&[Story]] = &[
     attended::STORIES,
+    clock::STORIES,
     console::STORIES,
     deaths::STORIES,
     disaster::STORIES,

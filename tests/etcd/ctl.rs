@@ -213,6 +213,12 @@ async fn an_owner_operates_the_cluster_and_lets_others_do_so() {
     let configured = person.json(&["cluster", "configure", "--cold-start", "attended"]).await;
     assert_eq!(configured["cold_start"], "attended");
     assert_eq!(configured["storage_security_policy"], info["storage_security_policy"]);
+    let servers = ["cluster", "configure", "--time-server", "192.0.2.9,nts"];
+    let configured = person.json(&servers).await;
+    assert_eq!(configured["time_servers"][0], "192.0.2.9,nts");
+    assert_eq!(configured["cold_start"], "attended");
+    let none = person.json(&["cluster", "configure", "--no-time-servers"]).await;
+    assert_eq!(none["time_servers"], Value::Array(Vec::new()));
     let nothing = person.run(&["cluster", "configure"]).await;
     assert_eq!(nothing.status, 2, "{}", nothing.stderr);
     let labelled = person.json(&["node", "label", &id[6..12], "rack=7", "absent-"]).await;

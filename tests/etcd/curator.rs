@@ -1,12 +1,14 @@
 //! Three curators with their members: nodes enter, leaders change, and writes go on
 //! meanwhile.
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use polis_control::consensus::Start;
 use polis_control::consensus::client::User;
 use polis_control::curator::leader::LEASE;
 use polis_control::curator::state::Request;
+use polis_machine::time::Ahead;
 use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
 use polis_proto::v1::management_client::ManagementClient;
@@ -266,8 +268,23 @@ async fn a_leader_that_is_cut_off_is_followed_by_another_and_nothing_is_lost_or_
     assert_eq!(seen, (0..=number).collect::<Vec<_>>());
     drop((watch, client));
 
+    // The clock of the leader is 90 days ahead of those of both others.
+    let skewed = others[next];
+    let mut apart = Ahead::new();
+    for (host, machine) in (1..).zip(&machines) {
+        let address = IpAddr::from([192, 0, 2, host]);
+        let external_address = address.to_string();
+        let status = v1::NodeStatus { external_address, ..v1::NodeStatus::default() };
+        cluster.store.change(machine.key.id(), Request::Status(status)).await.unwrap();
+        apart.insert(address, 90 * 86_400 * 1_000_000);
+    }
+    skewed.ahead.send_replace(apart);
+    let near: Vec<_> = curators.iter().filter(|curator| curator.id != skewed.id).collect();
+    let leading = near[leader(&near, 2 * LEASE).await].id;
+    assert!(skewed.term().is_none(), "its clock is wrong");
+    skewed.ahead.send_replace(Ahead::new());
+
     // In order: the next one leads before anyone has missed it.
-    let leading = others[next].id;
     let at = curators.iter().position(|curator| curator.id == leading).unwrap();
     let stopping = curators.remove(at);
     let rest: Vec<_> = curators.iter().collect();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use polis_control::consensus::client::{Client, User};
 use polis_control::consensus::{Invitation, Member, MemberId, PEER_PORT, Peer, Start};
 use polis_control::curator::{self, Founding, Store};
-use polis_machine::network;
+use polis_machine::{network, time};
 use polis_proto::v1;
 use polis_runtime::supervisor::Supervisor;
 use polis_wire::identity::{NodeId, NodeKey};
@@ -44,6 +44,8 @@ pub(crate) struct Curator {
     pub(crate) address: SocketAddr,
     pub(crate) supervisor: Supervisor,
     pub(crate) status: watch::Receiver<curator::Status>,
+    /// What its clock is ahead of the others.
+    pub(crate) ahead: watch::Sender<time::Ahead>,
     _network: watch::Sender<network::Status>,
     _identity: watch::Sender<Option<polis_wire::identity::Identity>>,
     _credentials: watch::Sender<Option<Credentials>>,
@@ -59,6 +61,7 @@ impl Curator {
         let network =
             watch::Sender::new(network::Status { primary: Some(ip), ..network::Status::default() });
         let credentials = watch::Sender::new(Some(credentials));
+        let ahead = watch::Sender::<time::Ahead>::default();
         let table = Arc::new(Table::polis().unwrap());
         let service = curator::Service {
             config: curator::Config {
@@ -76,6 +79,7 @@ impl Curator {
             consensus: node.status.clone(),
             members: node.members.clone(),
             network: network.subscribe(),
+            ahead: ahead.subscribe(),
             credentials: credentials.subscribe(),
             metrics: Arc::new(Metrics::new(&table)),
             table,
@@ -90,6 +94,7 @@ impl Curator {
             address,
             supervisor: running.supervisor,
             status,
+            ahead,
             _network: network,
             _identity: identity,
             _credentials: credentials,

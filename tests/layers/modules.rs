@@ -27,6 +27,7 @@ const TABLES: [Table; 3] = [
             ("update", "storage"),
             ("parameters", ""),
             ("network", "parameters"),
+            ("time", "network parameters"),
         ],
     },
     Table {

@@ -6,10 +6,12 @@
 //! - `storage` finds, opens and prepares the encrypted data partition;
 //! - `parameters` reads what the machine was told at its first boot;
 //! - `network` gives the machine its addresses, by its parameters or by DHCP;
+//! - `time` keeps its clock, by chronyd;
 //! - `update` writes another system beside the one that runs.
 
 pub mod network;
 pub mod parameters;
 pub mod storage;
+pub mod time;
 pub mod tpm;
 pub mod update;

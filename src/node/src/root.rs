@@ -17,7 +17,7 @@
 //!                   +--> roles <-+ ----> ready            console watches all
 //! ```
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use polis_proto::v1;
@@ -34,7 +34,7 @@ use polis_base::sys::reboot::Reason;
 use polis_base::{files, recovery};
 use polis_control::{cluster, consensus, curator};
 use polis_machine::network::{self, names};
-use polis_machine::{parameters, storage, update};
+use polis_machine::{parameters, storage, time, update};
 use polis_runtime::logtree::{kernel, ring};
 use polis_runtime::supervisor::{Context, Policy};
 use polis_wire::endpoint::MANAGEMENT_PORT;
@@ -92,6 +92,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     ctx.spawn("update", forever, move |ctx| base.update.clone().run(ctx));
     ctx.spawn("network", forever, move |ctx| base.network.clone().run(ctx));
     ctx.spawn("names", forever, move |ctx| base.names.clone().run(ctx));
+    ctx.spawn("time", forever, move |ctx| base.time.clone().run(ctx));
     ctx.spawn("parameters", forever, move |ctx| base.parameters.clone().run(ctx));
     ctx.spawn("consensus", forever, move |ctx| membership.consensus.clone().run(ctx));
     ctx.spawn("cluster", forever, move |ctx| membership.cluster.clone().run(ctx));
@@ -149,6 +150,10 @@ struct Values {
     pods: watch::Sender<Option<runtime::Pods>>,
     /// The roles that the cluster gives to this node.
     given: watch::Sender<Option<v1::NodeRoles>>,
+    /// The time servers of the cluster.
+    time_servers: watch::Sender<Vec<parameters::NtpServer>>,
+    time: watch::Sender<time::Status>,
+    ahead: watch::Sender<time::Ahead>,
     workload: watch::Sender<workload::Status>,
     drains: workload::drain::Drains,
     mesh: workload::mesh::Outputs,
@@ -197,6 +202,10 @@ impl Values {
             containerd: watch::Sender::default(),
             pods: watch::Sender::default(),
             given: watch::Sender::default(),
+            time_servers: watch::Sender::default(),
+            // Before any service could see a date from before the image.
+            time: watch::Sender::new(time::raise(Path::new("/etc/os-release"))),
+            ahead: watch::Sender::default(),
             workload: watch::Sender::default(),
             drains: workload::drain::Drains::default(),
             mesh: workload::mesh::Outputs::default(),
@@ -231,6 +240,7 @@ struct Base {
     parameters: parameters::Service,
     network: network::Service,
     names: names::Service,
+    time: time::Service,
 }
 
 impl Base {
@@ -271,7 +281,6 @@ impl Base {
                 config: network::Config {
                     interfaces: network::Interfaces::Hardware,
                     sys: PathBuf::from("/sys"),
-                    os_release: PathBuf::from("/etc/os-release"),
                     resolv_conf: tree.ephemeral.resolv_conf.clone(),
                 },
                 known: values.known.subscribe(),
@@ -287,6 +296,19 @@ impl Base {
                 identity: values.identity.subscribe(),
                 network: values.network.subscribe(),
                 peers: values.peers.subscribe(),
+            },
+            time: time::Service {
+                config: time::Config::live(tree),
+                inputs: time::Inputs {
+                    identity: values.identity.subscribe(),
+                    network: values.network.subscribe(),
+                    roles: values.given.subscribe(),
+                    nodes: values.nodes.subscribe(),
+                    peers: values.peers.subscribe(),
+                    servers: values.time_servers.subscribe(),
+                },
+                status: values.time.clone(),
+                ahead: values.ahead.clone(),
             },
         }
     }
@@ -381,6 +403,7 @@ impl Control {
                 consensus: member.status(),
                 members: member.members(),
                 network: values.network.subscribe(),
+                ahead: values.ahead.subscribe(),
                 credentials: values.credentials.subscribe(),
                 metrics: Arc::clone(&values.metrics),
                 table: Arc::clone(&values.table),
@@ -399,6 +422,7 @@ impl Control {
                     parameters: values.known.subscribe(),
                     found: values.found.subscribe(),
                     workload: values.workload.subscribe(),
+                    time: values.time.subscribe(),
                     update: values.update.subscribe(),
                     mesh_key: values.mesh.key.subscribe(),
                 },
@@ -406,6 +430,7 @@ impl Control {
                     report: values.report.clone(),
                     candidates: values.candidates.clone(),
                     nodes: values.nodes.clone(),
+                    time_servers: values.time_servers.clone(),
                     roles: values.given.clone(),
                     access_list: values.access_list.clone(),
                     credentials: values.credentials.clone(),
@@ -517,6 +542,7 @@ impl Faces {
                     access_list: values.access_list.subscribe(),
                     workload: values.workload.subscribe(),
                     drains: values.drains.clone(),
+                    time: values.time.subscribe(),
                 },
                 table: Arc::clone(&values.table),
                 servers: vec![("curator", Arc::clone(&values.metrics))],
@@ -534,7 +560,7 @@ impl Faces {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use super::*;
 
     /// The names of the services, in the order in which they are started.
     fn started() -> Vec<&'static str> {

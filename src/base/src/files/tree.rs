@@ -384,6 +384,10 @@ pub struct Ephemeral {
     pub pod_addresses: Dir,
     /// Kubernetes' files of this boot.
     pub kubernetes: KubernetesRun,
+    /// The configuration of chronyd.
+    pub chrony: File,
+    /// The directory of its socket. chronyd makes it, since it must be its own.
+    pub time: PathBuf,
     /// `/etc/hosts`.
     pub hosts: File,
     /// `/etc/hostname`.
@@ -408,6 +412,8 @@ impl Ephemeral {
             pod_network_file: file("cni/net.d/10-polis.conflist"),
             pod_addresses: Dir::private(base.join("cni/ipam")),
             kubernetes: KubernetesRun::at(base.join("kubernetes")),
+            chrony: file("chrony.conf"),
+            time: base.join("time"),
             hosts: file("hosts"),
             hostname: file("hostname"),
             machine_id: file("machine-id"),

@@ -22,7 +22,9 @@ use zeroize::Zeroizing;
 use super::record::{self, Damage, Magic, Protection};
 use super::unlock::keys::Secrets;
 use super::unlock::sealer::{Guarded, from_fields, to_fields};
-use polis_machine::parameters::{self, Bootstrap, Cluster, ColdStart, StoragePolicy, TpmMode};
+use polis_machine::parameters::{
+    self, Bootstrap, Cluster, ColdStart, NtpServer, StoragePolicy, TpmMode,
+};
 use polis_machine::storage::Kind;
 
 const SEALED: Magic = Magic(*b"polis sc");
@@ -294,7 +296,13 @@ pub fn configuration_message(
         tpm_mode: tpm_message(configuration.tpm).into(),
         storage_security_policy: storage.into(),
         cold_start: cold_start_message(configuration.cold_start).into(),
+        time: Some(time_message(&configuration.time_servers)),
     }
+}
+
+fn time_message(servers: &[NtpServer]) -> v1::TimeConfiguration {
+    let server = |server: &NtpServer| v1::NtpServer { host: server.host.clone(), nts: server.nts };
+    v1::TimeConfiguration { servers: servers.iter().map(server).collect() }
 }
 
 pub(super) fn tpm_message(mode: TpmMode) -> v1::cluster_configuration::TpmMode {

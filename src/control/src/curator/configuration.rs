@@ -42,6 +42,7 @@ impl<S: pki::Store + Clone> Store<S> {
                     old.storage_security_policy,
                 ),
                 cold_start: either(desired.cold_start, old.cold_start),
+                time: desired.time.clone().or_else(|| old.time.clone()),
             };
             if new == old {
                 return Ok(Outcome::Keep(old));

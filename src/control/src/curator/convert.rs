@@ -60,6 +60,7 @@ pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::No
         cluster_network,
         former_voter,
         name,
+        clock: heartbeats.clock(id),
     }
 }
 
@@ -235,9 +236,10 @@ mod tests {
         // The status of the member that was asked is newer than the one in its node's heartbeat.
         let reported =
             |index| Some(v1::ConsensusFigures { index, leader: 2, ..Default::default() });
+        let reported = |index| v1::HeartbeatRequest { consensus: reported(index), clock: None };
         heartbeats.record(ids[0], reported(5));
         heartbeats.record(ids[1], reported(8));
-        heartbeats.record(ids[2], None);
+        heartbeats.record(ids[2], v1::HeartbeatRequest::default());
         let shown = consensus_status(&status, &BTreeSet::new(), &heartbeats).members;
         let of = |at: usize| (shown[at].index, shown[at].leader, shown[at].told_age_ms >= 0);
         assert_eq!([of(0), of(1), of(2)], [(10, 2, true), (8, 2, true), (0, 0, false)]);

@@ -44,6 +44,8 @@ struct Beat {
     at: Instant,
     /// The status of the node's member of etcd, if it has one.
     consensus: Option<v1::ConsensusFigures>,
+    /// The node's clock.
+    clock: Option<v1::ClockFigures>,
 }
 
 /// The time of each node's last heartbeat. Cheap to clone.
@@ -52,8 +54,9 @@ pub struct Heartbeats(Arc<Mutex<BTreeMap<NodeId, Beat>>>);
 
 impl Heartbeats {
     /// Records a heartbeat of a node.
-    pub fn record(&self, id: NodeId, consensus: Option<v1::ConsensusFigures>) {
-        let beat = Beat { at: Instant::now(), consensus };
+    pub fn record(&self, id: NodeId, request: v1::HeartbeatRequest) {
+        let v1::HeartbeatRequest { consensus, clock } = request;
+        let beat = Beat { at: Instant::now(), consensus, clock };
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(id, beat);
     }
 
@@ -68,6 +71,12 @@ impl Heartbeats {
     pub fn consensus(&self, id: NodeId) -> Option<(v1::ConsensusFigures, Duration)> {
         let beat = self.beat(id)?;
         Some((beat.consensus?, Instant::now().saturating_duration_since(beat.at)))
+    }
+
+    /// The clock of a node in its last heartbeat.
+    #[must_use]
+    pub fn clock(&self, id: NodeId) -> Option<v1::ClockFigures> {
+        self.beat(id)?.clock
     }
 
     fn beat(&self, id: NodeId) -> Option<Beat> {

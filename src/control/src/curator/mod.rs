@@ -12,6 +12,7 @@
 //! nodes, tickets, users, configuration, registries, pod_network   changes of records
 //! health     the heartbeats                                  a service
 //! leader     the election                                    a service
+//! skew       ends the term of a leader with a wrong clock    a service
 //! directory  a copy of all records, for any number of readers  a service
 //! access_list  the current access list, for the servers of this node  a service
 //! serve      the services of the API
@@ -42,6 +43,7 @@ pub mod refused;
 mod registries;
 pub mod serve;
 mod service;
+mod skew;
 pub mod state;
 pub mod store;
 #[cfg(test)]

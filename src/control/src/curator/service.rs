@@ -33,10 +33,11 @@ use super::health::{self, Heartbeats};
 use super::leader::{self, Leadership};
 use super::refused::Refusals;
 use super::serve::{Departures, DeparturesService, Handlers, Naming, Parts, Pruning};
+use super::skew;
 use crate::consensus::client::{Clients, User};
 use crate::consensus::{self, Members};
 use polis_base::stage::{Stage, State};
-use polis_machine::network;
+use polis_machine::{network, time};
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::{Context, Policy};
 use polis_wire::endpoint::CURATOR_PORT;
@@ -106,6 +107,8 @@ pub struct Service {
     pub members: Members,
     /// The address that other nodes receive.
     pub network: watch::Receiver<network::Status>,
+    /// What the clock of this node is ahead of those of the others.
+    pub ahead: watch::Receiver<time::Ahead>,
     /// The credentials that it serves with.
     pub credentials: watch::Receiver<Option<Credentials>>,
     /// The access table of calls.
@@ -229,6 +232,12 @@ impl Service {
                 consensus: self.consensus.clone(),
             },
             server,
+            skew: skew::Service {
+                node: identity.id,
+                ahead: self.ahead.clone(),
+                directory: self.directory.subscribe(),
+                leadership: leadership.subscribe(),
+            },
             leader: leader::Service {
                 node: identity.id,
                 port: self.config.port,
@@ -251,6 +260,7 @@ struct Services {
     departures: DeparturesService,
     pruning: Pruning,
     server: rpc::Server,
+    skew: skew::Service,
     leader: leader::Service,
 }
 
@@ -265,6 +275,7 @@ impl Services {
             departures,
             pruning,
             server,
+            skew,
             leader,
         } = self;
         let forever = Policy::forever();
@@ -276,6 +287,7 @@ impl Services {
         ctx.spawn("departures", forever, move |ctx| departures.clone().run(ctx));
         ctx.spawn("pruning", forever, move |ctx| pruning.clone().run(ctx));
         ctx.spawn("server", forever, move |ctx| server.clone().run(ctx));
+        ctx.spawn("skew", forever, move |ctx| skew.clone().run(ctx));
         ctx.spawn("leader", forever, move |ctx| leader.clone().run(ctx));
     }
 }

@@ -377,6 +377,19 @@ async fn two_who_configure_different_things_do_not_undo_each_other() {
     assert_eq!(written.tpm_mode(), TpmMode::Required);
     assert_eq!(written.cold_start(), ColdStart::Attended);
     assert_eq!(written.storage_security_policy, before.storage_security_policy);
+    // Time servers stay until others, or none, are named.
+    let servers = vec![v1::NtpServer { host: "192.0.2.1".to_owned(), nts: true }];
+    let time = |servers: &[v1::NtpServer]| v1::ClusterConfiguration {
+        time: Some(v1::TimeConfiguration { servers: servers.to_vec() }),
+        ..Default::default()
+    };
+    store.configure(time(&servers)).await.unwrap();
+    let written = store.configure(v1::ClusterConfiguration::default()).await.unwrap();
+    assert_eq!(written.time.unwrap().servers, servers);
+    let written = store.configure(time(&[])).await.unwrap();
+    assert_eq!(written.time.unwrap().servers, []);
+    let bad = [v1::NtpServer { host: "a\nallow".to_owned(), nts: false }];
+    assert!(matches!(store.configure(time(&bad)).await, Err(Error::Field(_))));
 }
 
 fn name(text: &str) -> Option<polis_wire::identity::NodeName> {

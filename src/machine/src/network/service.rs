@@ -41,7 +41,7 @@ use super::{Interface, Status, apply, dhcp, observe};
 use crate::parameters::{self, Known};
 use polis_base::files::File;
 use polis_base::stage::{Stage, State};
-use polis_base::sys::{arp, clock};
+use polis_base::sys::arp;
 use polis_runtime::event;
 use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::Context;
@@ -67,8 +67,6 @@ pub struct Config {
     pub interfaces: Interfaces,
     /// Where sysfs is mounted.
     pub sys: PathBuf,
-    /// The file with the build time of the image.
-    pub os_release: PathBuf,
     /// The file that the resolver reads.
     pub resolv_conf: File,
 }
@@ -109,7 +107,6 @@ impl Service {
     /// [`Error`]; a restart finds what this run left and goes on from there.
     pub async fn run(self, ctx: Context) -> Result<(), Error> {
         ctx.stage(Stage::Network, State::Started);
-        self.raise_clock();
         let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
         let (connection, handle, changes) =
             rtnetlink::new_multicast_connection(&groups).map_err(Error::Connect)?;
@@ -133,17 +130,6 @@ impl Service {
             // Ends with the run: the next run reads again what this cuts off.
             () = connection => Err(Error::Closed),
             ended = Box::pin(run.drive(changes)) => ended.map(|never| match never {}),
-        }
-    }
-
-    fn raise_clock(&self) {
-        let os_release = std::fs::read_to_string(&self.config.os_release).unwrap_or_default();
-        let floor = clock::floor(&os_release);
-        if let Some(time) = clock::correction(clock::now(), floor) {
-            match clock::set(time) {
-                Ok(()) => warn!("the clock was older than this image and is set to its date"),
-                Err(error) => warn!("the clock is older than this image: {error}"),
-            }
         }
     }
 }

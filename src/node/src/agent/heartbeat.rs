@@ -33,9 +33,9 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
         let patience = Patience { attempt: interval, total: interval };
         let client = service.client.clone().patient(patience);
         let consensus = service.inputs.consensus.borrow().figures();
-        let call = |channel| async move {
-            CuratorClient::new(channel).heartbeat(v1::HeartbeatRequest { consensus }).await
-        };
+        let clock = Some(service.inputs.time.borrow().figures());
+        let request = v1::HeartbeatRequest { consensus, clock };
+        let call = |channel| async move { CuratorClient::new(channel).heartbeat(request).await };
         match ctx.until_cancelled(client.call(Repeat::Allowed, call)).await {
             Some(Ok(response)) => {
                 service.outputs.contact.send_replace(Some(Instant::now()));

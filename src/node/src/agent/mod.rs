@@ -42,7 +42,7 @@ use polis_base::environment::Environment;
 use polis_base::files::{self, File};
 use polis_control::{cluster, consensus};
 use polis_machine::network::names::Peers;
-use polis_machine::{network, parameters, storage, update};
+use polis_machine::{network, parameters, storage, time, update};
 use polis_runtime::supervisor::{Context, Policy};
 use polis_wire::endpoint::CURATOR_PORT;
 use polis_wire::identity::NodeId;
@@ -105,6 +105,8 @@ pub struct Inputs {
     pub found: watch::Receiver<Peers>,
     /// The parts of Kubernetes.
     pub workload: watch::Receiver<workload::Status>,
+    /// The clock.
+    pub time: watch::Receiver<time::Status>,
     /// The systems of this machine.
     pub update: watch::Receiver<update::Status>,
     /// The key of this node in the mesh, while it has a role of Kubernetes.
@@ -120,6 +122,8 @@ pub struct Outputs {
     pub candidates: watch::Sender<Vec<Candidate>>,
     /// Every node; `None` until the first message.
     pub nodes: watch::Sender<Option<Arc<Nodes>>>,
+    /// The time servers of the cluster.
+    pub time_servers: watch::Sender<Vec<parameters::NtpServer>>,
     /// The roles that the cluster gives to this node; `None` before the first message.
     pub roles: watch::Sender<Option<v1::NodeRoles>>,
     /// The access list; written where no curator runs.

@@ -25,6 +25,7 @@ use tracing::{debug, error, info, warn};
 
 use super::Service;
 use polis_base::files::File;
+use polis_machine::parameters::{self, NtpServer};
 use polis_runtime::event::{Closed, until};
 use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::{Context, blocking};
@@ -128,6 +129,7 @@ fn unknown_health(nodes: &watch::Sender<Option<Arc<Nodes>>>) {
 pub(super) struct Received {
     nodes: Nodes,
     revoked: Option<BTreeSet<Vec<u8>>>,
+    time_servers: Vec<NtpServer>,
     current: bool,
 }
 
@@ -153,6 +155,12 @@ impl Received {
                 }
                 // A node that the last message named stays out.
                 None => error!("the CRL of the cluster cannot be read and is not used"),
+            }
+        }
+        if let Some(time) = event.time {
+            match parameters::time_servers(time, "time") {
+                Ok(servers) => self.time_servers = servers,
+                Err(error) => error!(%error, "the time servers of the cluster are not used"),
             }
         }
         self.current |= event.current;
@@ -193,6 +201,11 @@ async fn publish(service: &Service, own: NodeId, received: &Received) {
         outputs.cluster.recovery_key_unsaved(node.recovery_key_unsaved);
     }
     outputs.nodes.send_replace(Some(Arc::new(received.nodes.clone())));
+    outputs.time_servers.send_if_modified(|known| {
+        let changed = *known != received.time_servers;
+        known.clone_from(&received.time_servers);
+        changed
+    });
     // Beside a curator, access is decided by the records themselves.
     if service.inputs.consensus.borrow().voter().is_none() {
         outputs.access_list.send_if_modified(|known| {
@@ -261,12 +274,16 @@ mod tests {
         #[test]
         fn arbitrary_events_do_no_harm(
             ids in prop::collection::vec(".{0,50}", 0..20), gone in prop::collection::vec(".{0,50}", 0..20),
-            crl in prop::collection::vec(any::<u8>(), 0..200), current: bool,
+            crl in prop::collection::vec(any::<u8>(), 0..200), current: bool, host in ".{0,50}",
         ) {
             let nodes = ids.into_iter().map(|id| v1::NodeInfo { id, ..Default::default() });
             let mut received = Received::default();
-            received.apply(v1::WatchEvent { nodes: nodes.collect(), gone, current, crl });
+            let server = v1::NtpServer { host: host.clone(), nts: false };
+            let time = Some(v1::TimeConfiguration { servers: vec![server] });
+            received.apply(v1::WatchEvent { nodes: nodes.collect(), gone, current, crl, time });
             prop_assert!(received.revoked.is_none());
+            // A host is part of a line of chronyd's configuration.
+            prop_assert!(received.time_servers.iter().all(|server| !server.host.contains(char::is_whitespace)));
         }
     }
 }

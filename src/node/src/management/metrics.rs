@@ -12,6 +12,7 @@ use polis_base::stage::{self, Stages};
 use polis_base::sys::clock;
 use polis_control::consensus::MemberStatus;
 use polis_control::{cluster, consensus};
+use polis_machine::time;
 use polis_runtime::logtree;
 use polis_runtime::supervisor::{State, Tree};
 use polis_runtime::sys::process;
@@ -79,6 +80,7 @@ impl Sources {
         stages(&mut page, &self.stages.borrow());
         etcd(&mut page, &consensus.borrow());
         workload(&mut page, &self.inputs.workload.borrow());
+        timekeeping(&mut page, &self.inputs.time.borrow());
         let own = credentials.borrow().as_ref().and_then(|own| Facts::read(&own.certificate));
         certificates(&mut page, &pki.borrow(), own.as_ref(), clock::now());
         calls(&mut page, &self.servers);
@@ -163,6 +165,24 @@ fn workload(page: &mut Page, status: &workload::Status) {
     let mut family = page.family("polis_workload_drain", Kind::Gauge, help);
     for state in [drain::State::None].into_iter().chain(drain::State::ALL) {
         family.sample(&[("state", state.name())], u8::from(state.name() == status.drain.name()));
+    }
+}
+
+fn timekeeping(page: &mut Page, status: &time::Status) {
+    let mut family =
+        page.family("polis_clock_state", Kind::Gauge, "1 for the standing of the clock.");
+    for state in time::State::ALL {
+        family.sample(&[("state", state.name())], u8::from(state == status.state));
+    }
+    let help = "Seconds that the clock is ahead of its source; left out without one.";
+    let mut family = page.family("polis_clock_offset_seconds", Kind::Gauge, help);
+    if let Some(offset) = status.offset {
+        family.sample(&[], time::seconds(offset));
+    }
+    let help = "Bound of the difference between the clock and the first server of its chain.";
+    let mut family = page.family("polis_clock_error_seconds", Kind::Gauge, help);
+    if let Some(error) = status.error.and_then(|error| i64::try_from(error).ok()) {
+        family.sample(&[], time::seconds(error));
     }
 }
 

@@ -40,6 +40,7 @@ use polis_base::environment::Environment;
 use polis_base::sys::reboot::Reason;
 use polis_control::cluster::unlock::Requests;
 use polis_control::{cluster, consensus};
+use polis_machine::time;
 use polis_machine::update::Door;
 use polis_runtime::logtree::ring;
 use polis_runtime::supervisor::{Context, Policy};
@@ -103,6 +104,8 @@ pub struct Inputs {
     pub workload: watch::Receiver<workload::Status>,
     /// Where this node can be drained.
     pub drains: Drains,
+    /// The clock.
+    pub time: watch::Receiver<time::Status>,
 }
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.

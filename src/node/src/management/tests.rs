@@ -105,6 +105,7 @@ impl Running {
             access_list: access_lists,
             workload: workloads,
             drains: Drains::default(),
+            time: watch::Sender::default().subscribe(),
         };
         let bound = || Listen::Bound(Arc::new(TcpListener::bind("127.0.0.1:0").unwrap()));
         let limits = Limits::default();

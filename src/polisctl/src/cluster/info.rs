@@ -28,6 +28,7 @@ pub(super) struct Info {
     tpm_mode: String,
     storage_security_policy: String,
     cold_start: String,
+    time_servers: Vec<String>,
     directory: Vec<Entry>,
 }
 
@@ -62,6 +63,7 @@ impl Info {
             ("storage", parameters::show::storage(&view.storage_security_policy)),
             ("TPM", parameters::show::or_default(&view.tpm_mode, "best-effort")),
             ("cold start", parameters::show::or_default(&view.cold_start, "automatic")),
+            ("time", parameters::show::time_servers(&view.time_servers)),
             ("directory", or_dash(&directory.collect::<Vec<_>>().join("\n"))),
         ];
         Document::new(&view, fields(&lines))
@@ -69,6 +71,9 @@ impl Info {
 
     pub(super) fn of(info: &v1::GetClusterInfoResponse) -> Self {
         let configuration = info.configuration.clone().unwrap_or_default();
+        let servers = configuration.time.iter().flat_map(|time| &time.servers);
+        let time_servers =
+            servers.map(|server| parameters::show::time_server(&server.host, server.nts)).collect();
         let ca = Fingerprint::of_certificate(&info.ca_certificate);
         let directory = info.cluster_directory.clone().unwrap_or_default().nodes.into_iter();
         Self {
@@ -87,6 +92,7 @@ impl Info {
             )
             .to_owned(),
             cold_start: word(configuration.cold_start().as_str_name(), "COLD_START_"),
+            time_servers,
             cluster_domain: domain(info),
             directory: directory
                 .map(|node| Entry { id: node.id, addresses: node.addresses })

@@ -49,10 +49,10 @@ pub(super) enum Command {
     },
     /// Change the configuration of all nodes of the cluster.
     ///
-    /// Fields without an option keep their value. A member of etcd applies the change when
-    /// it joins next: a share of its disk's key that must no longer be stored opens the
-    /// disk for one more boot. Other nodes and every data partition keep the configuration
-    /// that they committed with.
+    /// Fields without an option keep their value. Every node asks new time servers at once. A
+    /// member of etcd applies the other changes when it joins next: a share of its disk's key
+    /// that must no longer be stored opens the disk for one more boot. Other nodes and every
+    /// data partition keep the configuration that they committed with.
     Configure {
         #[command(flatten)]
         rules: parameters::Rules,
@@ -131,7 +131,9 @@ async fn configure(
     global: &Global,
 ) -> Result<(), Error> {
     if rules.is_empty() {
-        return Err(Error::usage("name what to change: --tpm, --storage, --cold-start"));
+        return Err(Error::usage(
+            "name what to change: --tpm, --storage, --cold-start, --time-server, --no-time-servers",
+        ));
     }
     let effect = format!("The settings of all nodes change: {}.", rules.options());
     if dry_run.of(global, &effect)? == Go::NoFurther {

@@ -96,6 +96,7 @@ fn info_says_how_to_find_and_to_trust_the_cluster() {
     storage     authenticated, by default
     TPM         best-effort
     cold start  automatic, by default
+    time        none: the voters agree on a time of their own
     directory   polis-01 at 192.0.2.1
     ");
     insta::assert_snapshot!(document.render(Format::Json).unwrap(), @r#"
@@ -120,6 +121,7 @@ fn info_says_how_to_find_and_to_trust_the_cluster() {
         "up": 2
       },
       "storage_security_policy": "unspecified",
+      "time_servers": [],
       "tpm_mode": "best-effort"
     }
     "#);

@@ -42,6 +42,12 @@ pub(crate) struct View {
     labels: BTreeMap<String, String>,
     /// `null`: no heartbeat yet.
     heartbeat_age_ms: Option<u64>,
+    /// How its clock stands.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    clock: String,
+    /// Microseconds that it is ahead of its source.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    clock_offset_us: Option<i64>,
     storage: String,
     key_keeper: String,
     tpm: bool,
@@ -94,6 +100,8 @@ impl View {
             boot_id: status.boot_id,
             labels: node.labels.clone(),
             heartbeat_age_ms: u64::try_from(node.heartbeat_age_ms).ok(),
+            clock: node.clock.map(clock).unwrap_or_default(),
+            clock_offset_us: node.clock.and_then(|clock| clock.offset_us),
             tpm: node.tpm,
             recovery_key_unsaved: node.recovery_key_unsaved,
             former_voter: node.former_voter,
@@ -208,6 +216,16 @@ impl View {
         kubernetes(&self.workload, &self.drain)
     }
 
+    /// How its clock stands, with its offset; `None` where it has not reported it.
+    fn clock_text(&self) -> Option<String> {
+        let state = Some(self.clock.as_str()).filter(|state| !state.is_empty())?;
+        let Some(offset) = self.clock_offset_us else { return Some(state.to_owned()) };
+        let side = if offset < 0 { "behind" } else { "ahead" };
+        let (seconds, micros) =
+            (offset.unsigned_abs() / 1_000_000, offset.unsigned_abs() % 1_000_000);
+        Some(format!("{state}, {seconds}.{micros:06} s {side}"))
+    }
+
     /// Its ID.
     pub(crate) fn id(&self) -> &str {
         &self.id
@@ -244,6 +262,7 @@ impl View {
             ("version", version(&self.version, &self.slot, self.trial)),
         ]);
         lines.extend(other(&self.other_system));
+        lines.extend(self.clock_text().map(|text| ("clock", text)));
         lines.extend([
             ("image", or_dash(&self.image)),
             ("boot", or_dash(&self.boot_id)),
@@ -256,6 +275,14 @@ impl View {
             ("fingerprint", format!("{words}\n{}", self.fingerprint).trim().to_owned()),
         ]);
         fields(&lines)
+    }
+}
+
+/// The word for how a clock stands; empty where that is unspecified.
+fn clock(figures: v1::ClockFigures) -> String {
+    match figures.state() {
+        v1::ClockState::Unspecified => String::new(),
+        state => word(state.as_str_name(), "CLOCK_STATE_"),
     }
 }
 

@@ -71,12 +71,23 @@ pub(super) struct Rules {
     /// How a node joins that cannot reach the cluster; automatic in a new cluster.
     #[arg(long, value_enum)]
     cold_start: Option<ColdStart>,
+    /// A time server of all nodes; `,nts` behind it asks for Network Time Security. Repeatable:
+    /// the servers replace those that there were; none in a new cluster.
+    #[arg(long = "time-server", value_name = "HOST[,nts]")]
+    time_servers: Vec<String>,
+    /// Take the cluster's time servers away.
+    #[arg(long, conflicts_with = "time_servers")]
+    no_time_servers: bool,
 }
 
 impl Rules {
     /// Whether no field is set.
     pub(super) fn is_empty(&self) -> bool {
-        self.tpm.is_none() && self.storage.is_none() && self.cold_start.is_none()
+        self.tpm.is_none()
+            && self.storage.is_none()
+            && self.cold_start.is_none()
+            && self.time_servers.is_empty()
+            && !self.no_time_servers
     }
 
     /// What is said, as options.
@@ -90,7 +101,9 @@ impl Rules {
             word("storage", self.storage.and_then(|storage| storage.to_possible_value())),
             word("cold-start", self.cold_start.and_then(|start| start.to_possible_value())),
         ];
-        options.into_iter().flatten().collect::<Vec<_>>().join(" ")
+        let servers = self.time_servers.iter().map(|server| format!("--time-server {server}"));
+        let none = self.no_time_servers.then(|| "--no-time-servers".to_owned());
+        options.into_iter().flatten().chain(servers).chain(none).collect::<Vec<_>>().join(" ")
     }
 
     /// Only the fields that are set.
@@ -124,7 +137,17 @@ impl Rules {
                 ColdStart::Attended => Start::Attended,
             });
         }
+        if self.no_time_servers || !self.time_servers.is_empty() {
+            let servers = self.time_servers.iter().map(|text| time_server(text)).collect();
+            configuration.time = Some(v1::TimeConfiguration { servers });
+        }
     }
+}
+
+/// A server of `--time-server`; the node's own check of the host follows.
+fn time_server(text: &str) -> v1::NtpServer {
+    let (host, nts) = text.strip_suffix(",nts").map_or((text, false), |host| (host, true));
+    v1::NtpServer { host: host.to_owned(), nts }
 }
 
 /// The parameters of a registration.
@@ -162,7 +185,7 @@ struct Machine {
     /// A DNS server; repeatable.
     #[arg(long = "nameserver", value_name = "ADDRESS")]
     nameservers: Vec<String>,
-    /// A time server; repeatable. Stored and shown; this version does not use it.
+    /// A time server of this machine; repeatable.
     #[arg(long = "ntp", value_name = "SERVER")]
     ntp_servers: Vec<String>,
     /// A terminal that carries the console besides tty1, such as hvc0; repeatable.

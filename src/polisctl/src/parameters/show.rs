@@ -43,6 +43,7 @@ pub(crate) struct Configuration {
     tpm_mode: &'static str,
     storage_security_policy: &'static str,
     cold_start: &'static str,
+    time_servers: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -147,7 +148,25 @@ pub(crate) fn configuration(configuration: &ClusterConfiguration) -> Configurati
             ColdStart::Automatic => "automatic",
             ColdStart::Attended => "attended",
         },
+        time_servers: configuration
+            .time_servers
+            .iter()
+            .map(|server| time_server(&server.host, server.nts))
+            .collect(),
     }
+}
+
+/// A time server, in the words of `--time-server`.
+pub(crate) fn time_server(host: &str, nts: bool) -> String {
+    format!("{host}{}", if nts { ",nts" } else { "" })
+}
+
+/// Time servers, for people.
+pub(crate) fn time_servers(servers: &[String]) -> String {
+    if servers.is_empty() {
+        return "none: the voters agree on a time of their own".to_owned();
+    }
+    servers.join("\n")
 }
 
 /// A storage policy, in the word of `--storage`.
@@ -177,12 +196,13 @@ pub(crate) fn storage(policy: &str) -> String {
 
 impl Configuration {
     /// Its lines in a list of fields.
-    pub(crate) fn fields(&self) -> [(&'static str, String); 4] {
+    pub(crate) fn fields(&self) -> [(&'static str, String); 5] {
         [
             ("domain", self.cluster_domain.clone()),
             ("TPM", self.tpm_mode.to_owned()),
             ("storage", storage(self.storage_security_policy)),
             ("cold start", self.cold_start.to_owned()),
+            ("time", time_servers(&self.time_servers)),
         ]
     }
 }

@@ -29,6 +29,10 @@ fn what_bootstrap_writes_is_what_show_prints() {
         "authenticated",
         "--cold-start",
         "attended",
+        "--time-server",
+        "192.0.2.123",
+        "--time-server",
+        "ntp.example.com,nts",
         "--label",
         "rack=7",
         "--label",
@@ -44,7 +48,7 @@ fn what_bootstrap_writes_is_what_show_prints() {
         "--console",
         "hvc0",
     ];
-    insta::assert_snapshot!(world.runs(&with(&BOOTSTRAP, &everything)), @r"219 bytes in @p.pb");
+    insta::assert_snapshot!(world.runs(&with(&BOOTSTRAP, &everything)), @r"257 bytes in @p.pb");
     insta::assert_snapshot!(world.runs(&["parameters", "show", "@p.pb"]), @r"
     does          found a new cluster
     owner key     d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a
@@ -52,6 +56,8 @@ fn what_bootstrap_writes_is_what_show_prints() {
     TPM           required
     storage       authenticated
     cold start    attended
+    time          192.0.2.123
+                  ntp.example.com,nts
     labels        example.com/role=, rack=7
     interfaces    eth0, DHCP
                   52:54:00:12:34:56, 192.0.2.7/24, 2001:db8::7/64, 0.0.0.0/0 by 192.0.2.1 at metric 100, MTU 9000
@@ -66,6 +72,10 @@ fn what_bootstrap_writes_is_what_show_prints() {
           "cluster_domain": "home.example",
           "cold_start": "attended",
           "storage_security_policy": "authenticated",
+          "time_servers": [
+            "192.0.2.123",
+            "ntp.example.com,nts"
+          ],
           "tpm_mode": "required"
         },
         "labels": {
@@ -128,6 +138,7 @@ fn what_is_not_said_is_left_to_the_node() {
         cluster_domain: cluster.internal
         cold_start: automatic
         storage_security_policy: unspecified
+        time_servers: []
         tpm_mode: best-effort
       labels: {}
       owner_public_key: d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a

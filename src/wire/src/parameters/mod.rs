@@ -32,7 +32,7 @@ use crate::identity::{NodeId, NodeName};
 pub use self::cidr::{Cidr, Mac};
 pub use self::error::{Error, FieldError, absent};
 pub use self::source::{BYTES_MAX, FW_CFG_ITEM, Source};
-pub use self::validate::{configuration, key, labels, parse};
+pub use self::validate::{configuration, key, labels, parse, time_servers};
 
 /// The value that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -155,6 +155,8 @@ pub struct ClusterConfiguration {
     pub storage: StoragePolicy,
     /// How a node unlocks its disk when it cannot reach the cluster.
     pub cold_start: ColdStart,
+    /// The time servers of every node; none: the voters agree on a time of their own.
+    pub time_servers: Vec<NtpServer>,
 }
 
 impl Default for ClusterConfiguration {
@@ -164,8 +166,18 @@ impl Default for ClusterConfiguration {
             tpm: TpmMode::BestEffort,
             storage: StoragePolicy::Unspecified,
             cold_start: ColdStart::Automatic,
+            time_servers: Vec::new(),
         }
     }
+}
+
+/// A time server of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NtpServer {
+    /// An IP address or a DNS name.
+    pub host: String,
+    /// Whether only answers count that Network Time Security (RFC 8915) authenticates.
+    pub nts: bool,
 }
 
 /// Whether nodes use their TPM.

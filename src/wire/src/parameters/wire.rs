@@ -33,11 +33,16 @@ const fn message(number: u32, name: &'static str, fields: &'static [Field]) -> F
 /// A map entry, as the wire has it.
 const ENTRY: &[Field] = &[plain(1, "key"), plain(2, "value")];
 
+const NTP_SERVER: &[Field] = &[plain(1, "host"), plain(2, "nts")];
+
+const TIME_CONFIGURATION: &[Field] = &[message(1, "servers", NTP_SERVER)];
+
 const CLUSTER_CONFIGURATION: &[Field] = &[
     plain(1, "cluster_domain"),
     plain(2, "tpm_mode"),
     plain(3, "storage_security_policy"),
     plain(4, "cold_start"),
+    message(5, "time", TIME_CONFIGURATION),
 ];
 
 const CLUSTER_BOOTSTRAP: &[Field] = &[

@@ -101,7 +101,7 @@ impl Curator for Handlers {
     ) -> Result<Response<v1::HeartbeatResponse>, Status> {
         let id = node(&request)?;
         let _lead = self.lead()?;
-        self.0.heartbeats.record(id, request.into_inner().consensus);
+        self.0.heartbeats.record(id, request.into_inner());
         // The next check would publish it too, half a second later.
         let back = {
             let directory = self.0.directory.borrow();

@@ -26,6 +26,8 @@ struct Watcher {
     current: bool,
     /// The CRL that was sent last.
     crl: Arc<Vec<u8>>,
+    /// The time servers that were sent last; `None` before the first event.
+    time: Option<v1::TimeConfiguration>,
 }
 
 /// The stream of one watcher, of `only` one node or of all.
@@ -44,6 +46,7 @@ pub(super) async fn watch(
         seen: Seen::default(),
         current: false,
         crl: Arc::default(),
+        time: None,
     };
     let stream = futures::stream::unfold(Some(watcher), |watcher| async move {
         let mut watcher = watcher?;
@@ -62,18 +65,21 @@ impl Watcher {
             if self.leadership.borrow_and_update().term.as_ref() != Some(&self.term) {
                 return Err(self.handlers.not_leader());
             }
-            let (delta, all, crl) = {
+            let (delta, all, crl, time) = {
                 let directory = self.directory.borrow_and_update();
                 let (delta, all) = self.seen.delta(&directory, self.only, NODES_MAX);
-                (delta, all, directory.crl())
+                let time = directory.configuration().time.clone().unwrap_or_default();
+                (delta, all, directory.crl(), time)
             };
             let caught_up = all && !self.current;
             let revoked = crl != self.crl;
-            if caught_up || revoked || delta != Delta::default() {
+            let new_time = (self.time.as_ref() != Some(&time)).then_some(time);
+            if caught_up || revoked || new_time.is_some() || delta != Delta::default() {
                 self.current |= all;
                 let sent_crl = if revoked { crl.to_vec() } else { Vec::new() };
                 self.crl = crl;
-                return Ok(self.event(&delta, sent_crl));
+                self.time = new_time.clone().or_else(|| self.time.take());
+                return Ok(self.event(&delta, sent_crl, new_time));
             }
             tokio::select! {
                 // Cancel-safe, both: they wait for event values.
@@ -87,7 +93,12 @@ impl Watcher {
         }
     }
 
-    fn event(&self, delta: &Delta, crl: Vec<u8>) -> v1::WatchEvent {
+    fn event(
+        &self,
+        delta: &Delta,
+        crl: Vec<u8>,
+        time: Option<v1::TimeConfiguration>,
+    ) -> v1::WatchEvent {
         let heartbeats = &self.handlers.0.heartbeats;
         let info = |(id, known): &(NodeId, _)| convert::info(*id, known, heartbeats);
         v1::WatchEvent {
@@ -95,6 +106,7 @@ impl Watcher {
             gone: delta.gone.iter().map(ToString::to_string).collect(),
             current: self.current,
             crl,
+            time,
         }
     }
 }

@@ -15,7 +15,7 @@ use super::error::{Error, FieldError};
 use super::text::{self, Refusal};
 use super::{
     Bootstrap, Cidr, Cluster, ClusterConfiguration, ColdStart, DirectoryNode, Interface, Match,
-    Network, Parameters, Register, Route, StoragePolicy, Ticket, TpmMode, wire,
+    Network, NtpServer, Parameters, Register, Route, StoragePolicy, Ticket, TpmMode, wire,
 };
 use crate::identity::{NodeId, NodeName};
 
@@ -166,7 +166,30 @@ pub fn configuration(
             }
         };
     }
+    if let Some(message) = message.time {
+        configuration.time_servers = time_servers(message, &format!("{path}.time"))?;
+    }
     Ok(configuration)
+}
+
+/// Reads the time servers of a cluster; `path` is their position as errors report it.
+///
+/// # Errors
+///
+/// [`Error::Field`].
+pub fn time_servers(message: v1::TimeConfiguration, path: &str) -> Result<Vec<NtpServer>, Error> {
+    text::at_most(message.servers.len(), SERVERS_MAX, "servers")
+        .at(format!("{path}.servers"), 1)?;
+    let mut servers = Vec::<NtpServer>::new();
+    for (i, v1::NtpServer { host, nts }) in message.servers.into_iter().enumerate() {
+        let path = format!("{path}.servers[{i}].host");
+        text::host(&host).at(&*path, 1)?;
+        if servers.iter().any(|server| server.host == host) {
+            return Err(Refusal::of(&host, "each host once")).at(path, 1);
+        }
+        servers.push(NtpServer { host, nts });
+    }
+    Ok(servers)
 }
 
 /// Reads the labels of a node; `path` is their position as errors report it.

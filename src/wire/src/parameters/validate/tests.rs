@@ -175,6 +175,38 @@ fn enums_out_of_range_are_refused() {
     }
 }
 
+fn time<'a>(servers: impl IntoIterator<Item = (&'a str, bool)>) -> v1::TimeConfiguration {
+    let server = |(host, nts): (&str, bool)| v1::NtpServer { host: host.to_owned(), nts };
+    v1::TimeConfiguration { servers: servers.into_iter().map(server).collect() }
+}
+
+#[test]
+fn the_time_servers_of_a_cluster_are_hosts_each_named_once() {
+    let read = |servers: &[(&str, bool)]| {
+        let configuration = v1::ClusterConfiguration {
+            time: Some(time(servers.iter().copied())),
+            ..Default::default()
+        };
+        let message =
+            ClusterBootstrap { cluster_configuration: Some(configuration), ..bootstrapping() };
+        with(WireCluster::ClusterBootstrap(message))
+    };
+    assert!(
+        parse(&read(&[("ntp.example.org", true), ("192.0.2.1", false)]).encode_to_vec()).is_ok()
+    );
+    const PATH: &str = "cluster_bootstrap.cluster_configuration.time.servers";
+    // What would become a second directive of chronyd, or an option of the first.
+    for host in ["a b", "a\nallow all", "a#", "1.2.3", "", "-x"] {
+        let error = refused(&read(&[("good", false), (host, false)]));
+        assert_eq!((error.path, error.number), (format!("{PATH}[1].host"), 1), "{host:?}");
+    }
+    let twice = refused(&read(&[("a", false), ("a", true)]));
+    assert_eq!(twice.path, format!("{PATH}[1].host"));
+    let names: Vec<_> = (0..9).map(|i| format!("n{i}")).collect();
+    let many: Vec<_> = names.iter().map(|name| (name.as_str(), false)).collect();
+    assert_eq!(refused(&read(&many)).path, PATH);
+}
+
 #[test]
 fn a_bad_label_is_named() {
     let labels = BTreeMap::from([("zone".to_owned(), "a b".to_owned())]);
@@ -304,7 +336,7 @@ prop_compose! {
         labels in any_labels(),
         interface in any_interface(),
         servers in prop::collection::vec(any::<[u8; 4]>(), 0..4),
-        names in prop::collection::vec("[a-z]{1,8}(\\.[a-z]{1,8}){0,3}", 0..4),
+        names in prop::collection::btree_set("[a-z]{1,8}(\\.[a-z]{1,8}){0,3}", 0..4),
         tui in prop::collection::vec("[a-zA-Z0-9]{1,16}", 0..4),
     ) -> NodeParameters {
         let configuration = v1::ClusterConfiguration {
@@ -312,6 +344,7 @@ prop_compose! {
             tpm_mode: WireTpmMode::try_from(tpm).unwrap().into(),
             storage_security_policy: StorageSecurityPolicy::try_from(storage).unwrap().into(),
             cold_start: WireColdStart::try_from(cold_start).unwrap().into(),
+            time: Some(time(names.iter().map(|name| (name.as_str(), false)))),
         };
         let bootstrap = ClusterBootstrap {
             cluster_configuration: Some(configuration),
@@ -323,7 +356,7 @@ prop_compose! {
             network: Some(NetworkConfiguration {
                 interfaces: vec![interface],
                 nameservers: servers.into_iter().map(|s| std::net::Ipv4Addr::from(s).to_string()).collect(),
-                ntp_servers: names,
+                ntp_servers: names.into_iter().collect(),
             }),
             console: Some(ConsoleConfiguration { tui }),
             wipes: String::new(),
