@@ -6,7 +6,7 @@ use std::{env, fs};
 use prost::Message;
 
 /// Every file of the API; each imports nothing outside this folder.
-const FILES: [&str; 10] = [
+const FILES: [&str; 11] = [
     "polis/v1/aaa.proto",
     "polis/v1/access.proto",
     "polis/v1/consensus.proto",
@@ -17,6 +17,7 @@ const FILES: [&str; 10] = [
     "polis/v1/parameters.proto",
     "polis/v1/registry.proto",
     "polis/v1/sealed.proto",
+    "polis/v1/update.proto",
 ];
 
 /// The parts of the APIs of other programs that a node calls, or serves to them: fewer

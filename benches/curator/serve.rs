@@ -15,7 +15,7 @@ use polis_control::consensus::{self, Orders, Peer, Probe, QUOTA, Start};
 use polis_control::curator::state::{Commitment, Registration};
 use polis_control::curator::tickets::TicketRequest;
 use polis_control::curator::{self, Founding, Store};
-use polis_machine::network;
+use polis_machine::{network, time};
 use polis_proto::v1;
 use polis_runtime::board::Board;
 use polis_runtime::event::until;
@@ -64,6 +64,8 @@ pub(super) async fn run(folder: &Path, etcd: &Path, nodes: usize) -> Result<()> 
     let network = watch::Sender::new(network::Status { primary, ..Default::default() });
     let identity = watch::Sender::new(Some(key.identity()));
     let credentials = watch::Sender::new(None);
+    // Nobody measures the clock of this node.
+    let ahead = watch::Sender::<time::Ahead>::default();
     let table = Arc::new(Table::polis()?);
     let curator = curator::Service {
         config: curator::Config {
@@ -77,8 +79,7 @@ pub(super) async fn run(folder: &Path, etcd: &Path, nodes: usize) -> Result<()> 
         consensus: member.status(),
         members: member.members(),
         network: network.subscribe(),
-        // Nobody measures the clock of this node.
-        ahead: watch::Sender::default().subscribe(),
+        ahead: ahead.subscribe(),
         credentials: credentials.subscribe(),
         metrics: Arc::new(Metrics::new(&table)),
         table,

@@ -47,6 +47,11 @@ pub(crate) fn joined_by(
         let config = Config { disk: Some(disk), ..world.bare(append) };
         configs.push(world.past_stage_1(config)?);
     }
+    of(world, configs)
+}
+
+/// The machines of these configurations, all off. The first has parameters that found a cluster.
+pub(crate) fn of(world: &World, configs: Vec<Config>) -> Result<Fleet> {
     let key = world.path("owner.key");
     std::fs::write(&key, pki::key_pem(&SigningKey::from_bytes(&SECRET)).as_bytes())?;
     std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600))?;

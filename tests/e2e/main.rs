@@ -12,6 +12,7 @@
 
 mod attended;
 mod clock;
+mod cluster_update;
 mod console;
 mod deaths;
 mod disaster;
@@ -58,6 +59,7 @@ const SUITE: Suite =
 const FILES: &[&[Story]] = &[
     attended::STORIES,
     clock::STORIES,
+    cluster_update::STORIES,
     console::STORIES,
     deaths::STORIES,
     disaster::STORIES,

@@ -34,9 +34,7 @@ pub(crate) const STORIES: &[Story] =
 
 fn a_node_takes_another_system_and_goes_back_from_one_that_panics() -> Result<()> {
     let world = World::new("update")?;
-    let next = std::env::var_os(NEXT)
-        .with_context(|| format!("{NEXT} names no image; use `cargo xtask test e2e`"))?;
-    let next = Manifest::load(Path::new(&next))?;
+    let next = next()?;
     let keys = Keys::generate()?;
     let owner = Owner::new(&world.path("owner"))?;
     let config = Config {
@@ -106,6 +104,13 @@ fn a_node_takes_another_system_and_goes_back_from_one_that_panics() -> Result<()
     Ok(())
 }
 
+/// The image of the next version.
+pub(crate) fn next() -> Result<Manifest> {
+    let next = std::env::var_os(NEXT)
+        .with_context(|| format!("{NEXT} names no image; use `cargo xtask test e2e`"))?;
+    Ok(Manifest::load(Path::new(&next))?)
+}
+
 /// Waits until a system is started, and compares which.
 fn runs(machine: &mut Machine, slot: &str, version: &str) -> Result<Event> {
     let boot = machine.wait_for("boot", BOOT, |_| true)?;
@@ -130,7 +135,7 @@ fn told(owner: &Owner, command: &[&str]) -> Result<Value> {
 }
 
 /// The bundle of an image, signed by its owner.
-fn bundle(world: &World, name: &str, image: &Manifest, keys: &Keys) -> Result<PathBuf> {
+pub(crate) fn bundle(world: &World, name: &str, image: &Manifest, keys: &Keys) -> Result<PathBuf> {
     let file = world.path(name);
     polis_image::bundle(image, &keys.image_signer()?, &keys.release_key()?, &file)?;
     Ok(file)

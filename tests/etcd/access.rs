@@ -24,7 +24,7 @@ use crate::harness::Machine;
 const CALLERS: [&str; 6] = ["nobody", "key", "node", "viewer", "operator", "owner"];
 
 /// Each RPC, and a mark for each of [`CALLERS`].
-const ROWS: [(&str, &str); 46] = [
+const ROWS: [(&str, &str); 51] = [
     ("polis.v1.Aaa/Escrow", ".x...."),
     ("polis.v1.Aaa/Renew", "...xxx"),
     ("polis.v1.Aaa/CreateUser", ".....x"),
@@ -60,6 +60,9 @@ const ROWS: [(&str, &str); 46] = [
     ("polis.v1.Management/ConfirmRecoveryKey", ".....x"),
     ("polis.v1.Management/GetEtcdStatus", "...xxx"),
     ("polis.v1.Management/SnapshotEtcd", ".....x"),
+    ("polis.v1.Management/BeginUpdate", ".....x"),
+    ("polis.v1.Management/GetUpdate", "...xxx"),
+    ("polis.v1.Management/ControlUpdate", ".....x"),
     ("polis.v1.NodeManagement/GetStatus", "..xxxx"),
     ("polis.v1.NodeManagement/Logs", "...xxx"),
     ("polis.v1.NodeManagement/Services", "...xxx"),
@@ -69,6 +72,8 @@ const ROWS: [(&str, &str); 46] = [
     ("polis.v1.NodeManagement/Console", "...xxx"),
     ("polis.v1.NodeManagement/Unlock", ".....x"),
     ("polis.v1.NodeManagement/Update", ".....x"),
+    ("polis.v1.NodeManagement/StoreBundle", ".....x"),
+    ("polis.v1.NodeManagement/FetchBundle", "..x..."),
     ("grpc.health.v1.Health/Check", "..xxxx"),
     ("grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "..xxxx"),
 ];

@@ -23,6 +23,7 @@ mod independent;
 mod operating;
 mod registering;
 mod tls;
+mod updating;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -47,6 +48,7 @@ const FILES: &[&[Story]] = &[
     independent::STORIES,
     operating::STORIES,
     registering::STORIES,
+    updating::STORIES,
 ];
 
 fn main() -> ExitCode {

@@ -69,7 +69,7 @@ pub struct Root {
 ///
 /// None: only a child's death can end it.
 pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallible> {
-    let values = Values::new();
+    let values = Values::new(&root);
     let base = Base::new(&values, &root, &ctx);
     let membership = Membership::new(&values, &root);
     let control = Control::new(&values, &root);
@@ -143,6 +143,9 @@ struct Values {
     /// Until when the removal of this node is to wipe its disk, too.
     reset: watch::Sender<Option<Instant>>,
     update: watch::Sender<update::Status>,
+    /// Where another system is taken: by an operator, or in an update of the cluster.
+    door: update::Door,
+    bundles: update::Store,
     credentials: watch::Sender<Option<rpc::Credentials>>,
     access_list: watch::Sender<Arc<rpc::AccessList>>,
     curator: watch::Sender<curator::Status>,
@@ -173,13 +176,15 @@ struct Values {
 }
 
 impl Values {
-    fn new() -> Self {
+    fn new(root: &Root) -> Self {
         let tree = files::Root::live();
         // With an unreadable table, every caller is rejected.
         let table = Arc::new(rpc::Table::polis().unwrap_or_else(|unreadable| {
             tracing::error!(error = &unreadable as &dyn std::error::Error, "nothing is served");
             rpc::Table::default()
         }));
+        let update = watch::Sender::default();
+        let machine = update::Config::live(&root.environment, &tree);
         let orders = watch::Sender::new(None);
         let candidates = watch::Sender::default();
         let credentials = watch::Sender::new(None);
@@ -197,7 +202,9 @@ impl Values {
             cluster: cluster::Writer::default(),
             unlock_requests: watch::Sender::default(),
             reset: watch::Sender::default(),
-            update: watch::Sender::default(),
+            door: update::Door::new(machine, update.clone()),
+            bundles: update::Store::new(tree.data.update.clone()),
+            update,
             curator: watch::Sender::default(),
             containerd: watch::Sender::default(),
             pods: watch::Sender::default(),
@@ -264,7 +271,7 @@ impl Base {
                 status: values.ring.clone(),
             },
             update: update::Service {
-                config: update::Config::live(&root.environment, tree),
+                config: values.door.config().clone(),
                 previous: root.environment.previous_guru.clone(),
                 trial: update::TRIAL,
                 ready: root.ready.subscribe(),
@@ -425,6 +432,7 @@ impl Control {
                     time: values.time.subscribe(),
                     update: values.update.subscribe(),
                     mesh_key: values.mesh.key.subscribe(),
+                    ready: root.ready.subscribe(),
                 },
                 outputs: agent::Outputs {
                     report: values.report.clone(),
@@ -436,6 +444,15 @@ impl Control {
                     credentials: values.credentials.clone(),
                     cluster: values.cluster.clone(),
                     contact: watch::Sender::default(),
+                    turn: watch::Sender::default(),
+                    leave: watch::Sender::default(),
+                    taking: watch::Sender::default(),
+                    end: root.end.clone(),
+                },
+                tools: agent::Tools {
+                    door: values.door.clone(),
+                    bundles: values.bundles.clone(),
+                    drains: values.drains.clone(),
                 },
             },
             containerd: runtime::Service {
@@ -548,10 +565,8 @@ impl Faces {
                 servers: vec![("curator", Arc::clone(&values.metrics))],
                 end: root.end.clone(),
                 reset: values.reset.clone(),
-                update: update::Door::new(
-                    update::Config::live(&root.environment, &values.tree),
-                    values.update.clone(),
-                ),
+                update: values.door.clone(),
+                bundles: values.bundles.clone(),
                 listening: Default::default(),
             },
         }

@@ -58,6 +58,7 @@ mod top;
 mod unfinished;
 mod units;
 mod update;
+mod upload;
 mod user;
 mod watch;
 
@@ -313,7 +314,9 @@ mod tests {
     /// Commands that are part of the contract.
     const PROMISED: &str = "parameters bootstrap, parameters register, parameters show, \
         parameters check, owner create, cluster take-ownership, cluster info, cluster status, \
-        cluster ticket, cluster ticket rotate, cluster wait, node list, node describe, \
+        cluster ticket, cluster ticket rotate, cluster update, cluster update status, \
+        cluster update pause, cluster update resume, cluster update abort, cluster wait, node list, \
+        node describe, node update, update inspect, \
         node approve, node roles, node label, node reboot, node poweroff, node decommission, \
         node delete, node logs, etcd members, etcd status, etcd snapshot, console";
 

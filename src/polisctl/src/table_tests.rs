@@ -94,6 +94,16 @@ const CASES: &[Case] = &[
         &[(&[], 2, "name"), (&["--tpm", "perhaps"], 2, "possible values")],
     ),
     (
+        "cluster update",
+        &["@update", "--yes"],
+        Kind::Remote,
+        &[(&[], 2, "FILE"), (&["@wrong", "--yes"], 1, "not an update bundle")],
+    ),
+    ("cluster update status", &[], Kind::Remote, &[]),
+    ("cluster update pause", &[], Kind::Remote, &[]),
+    ("cluster update resume", &[], Kind::Remote, &[]),
+    ("cluster update abort", &["--yes"], Kind::Remote, &[]),
+    (
         "node list",
         &[],
         Kind::Remote,
@@ -333,8 +343,15 @@ impl Faults {
 }
 
 /// Calls that change nothing.
-const READS: [&str; 6] =
-    ["GetStatus", "Services", "Logs", "Console", "GetRecoveryKey", "GetRegisterTicket"];
+const READS: [&str; 7] = [
+    "GetStatus",
+    "Services",
+    "Logs",
+    "Console",
+    "GetRecoveryKey",
+    "GetRegisterTicket",
+    "PlanUpdate",
+];
 
 /// The calls since the last query that change something.
 fn changes(cluster: &Cluster) -> Vec<String> {

@@ -62,6 +62,7 @@ const ATTENDED: &str =
     "an_attended_machine_waits_after_a_reboot_until_its_owner_opens_it_from_afar";
 const OPERATED: &str = "an_owner_sees_the_cluster_its_logs_and_its_screen_and_reboots_the_machine";
 const UPDATED: &str = "a_node_takes_another_system_and_goes_back_from_one_that_panics";
+const CARRIED: &str = "an_update_of_the_cluster_tells_how_it_goes_on";
 const KUBECTL: &str = "a_context_names_the_cluster_and_the_way_to_a_credential";
 const PARTS: &str = "an_api_server_that_starts_says_what_it_waits_for";
 const WRITTEN: &str = "what_bootstrap_writes_is_what_show_prints";
@@ -87,6 +88,10 @@ const TOLD: &[Told] = &[
     ("cluster take-ownership", "a call without a certificate", USERS, &[BAD_CONTEXT, OWNS]),
     ("cluster ticket", "parameters without a ticket", LOCAL, &[OPERATES]),
     ("cluster ticket rotate", "a machine was deleted before it committed", OPERATORS, &[OPERATES]),
+    ("cluster update FILE", "an update that waits for its bundle", USERS, &[CARRIED]),
+    ("cluster update abort", "the same; a node that did not take it", USERS, &[CARRIED]),
+    ("cluster update resume", "a paused update; a node that did not take it", USERS, &[CARRIED]),
+    ("cluster update status", "an update that goes on", USERS, &[CARRIED]),
     ("cluster wait", "no leader", USERS, &[OPERATES]),
     ("context import _ --key FILE", "a new user", OWNERS, &[INVITED]),
     ("context import ann.json --key ann.key", "the help of user create", LOCAL, &[INVITED]),
@@ -151,6 +156,7 @@ const TOLD: &[Told] = &[
     ),
     ("node status NODE --at HOST", "no leader", USERS, &[AT]),
     ("node unlock NODE --at ADDRESS_", "a machine that waits for its key", LOCAL, &[ATTENDED]),
+    ("node update NODE FILE", "something stands against the plan of an update", OWNERS, &[UPDATED]),
     ("owner create", "no key of an owner", LOCAL, &[NO_KEY]),
     ("owner create -o FILE", "the key of another user", OWNERS, &[OPERATES]),
     ("parameters bootstrap", "guru 0601, 0606", LOCAL, &[WRITTEN]),
@@ -411,6 +417,43 @@ fn each_command_of_the_state_of_a_cluster_works_while_it_is_shown() {
     for call in ["DeleteNode", "ApproveNode", "GetRecoveryKey"] {
         assert!(asked.iter().any(|asked| asked == call), "{call}: {asked:?}");
     }
+}
+
+#[test]
+fn an_update_of_the_cluster_tells_how_it_goes_on() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let release = ed25519_dalek::SigningKey::from_bytes(&[3; 32]);
+    super::contexts::write(&world.path("update"), &super::update::tests::bundle(&release)).unwrap();
+    let fill = |command: &str| Some(command.replace("FILE", "@update"));
+    let last = world.runs(&["cluster", "update", "status"]);
+    assert!(last.contains("0.9.0") && last.contains("done"), "{last}");
+    let shown = world.runs(&["cluster", "update", "@update", "--dry-run"]);
+    assert!(shown.contains("One node gets version 1.0.0") && shown.contains("web-1"), "{shown}");
+    assert_eq!(cluster.asked(), ["PlanUpdate 1.0.0"]);
+    world.runs(&["cluster", "update", "@update", "--yes"]);
+    let asked = ["PlanUpdate 1.0.0", "BeginUpdate 1.0.0", "StoreBundle 1.0.0"];
+    assert_eq!(cluster.asked(), asked);
+    let status = world.runs(&["cluster", "status"]);
+    assert!(status.contains("loading to version 1.0.0, 0 of 1 nodes done"), "{status}");
+    assert!(follow(&world, &status, fill).contains(&"cluster update status".to_owned()));
+    // By its name, and since when.
+    let shown = world.runs(&["cluster", "update", "status"]);
+    assert!(shown.contains("web-1 (polis-") && shown.contains("yet for "), "{shown}");
+    let told = follow(&world, &shown, |command| {
+        (!command.ends_with("abort")).then(|| command.replace("FILE", "@update"))
+    });
+    assert_eq!(told, ["cluster update FILE", "cluster update abort"]);
+    let paused = world.runs(&["cluster", "update", "pause"]);
+    assert!(paused.contains("paused, 0 of 1 nodes done"), "{paused}");
+    assert_eq!(follow(&world, &paused, fill), ["cluster update resume"]);
+    let failed = world.runs(&["cluster", "update", "status"]);
+    let told = follow(&world, &failed, fill);
+    assert_eq!(told, ["cluster update resume", "cluster update abort"]);
+    let ended = world.runs(&["cluster", "update", "status", "--output", "json"]);
+    let ended: serde_json::Value = serde_json::from_str(&ended).unwrap();
+    assert_eq!(ended["state"], "aborted", "{ended}");
+    assert!(!world.runs(&["cluster", "status"]).contains("cluster update"));
 }
 
 #[test]

@@ -62,10 +62,9 @@ fn trusted(file: &Path, global: &Global) -> Result<VerifyingKey, Error> {
     VerifyingKey::from_bytes(&bytes).doing(|| format!("{} is not a key", file.display()))
 }
 
-/// Reads a whole bundle, without a check of the signer.
-pub(super) fn checked(file: &Path) -> Result<Manifest, Error> {
-    let (_signer, manifest) = check(file, None).map_err(|fault| explained(file, fault))?;
-    Ok(manifest)
+/// Reads a whole bundle, without a check of the signer; returns who it is.
+pub(super) fn checked(file: &Path) -> Result<(VerifyingKey, Manifest), Error> {
+    check(file, None).map_err(|fault| explained(file, fault))
 }
 
 /// Reads a whole bundle.

@@ -42,8 +42,8 @@ const ETCD: &str = "target/payload/root/usr/bin/etcd";
 const PRODUCT: &str = "product::";
 /// Names the folder of that newer image.
 const NEXT_IMAGE: &str = "POLIS_NEXT_IMAGE_DIR";
-/// The file of the stories that update a machine to a newer image.
-const UPDATE: &str = "update::";
+/// The files of the stories that update machines to a newer image.
+const UPDATES: [&str; 2] = ["update::", "cluster_update::"];
 
 /// The stories of the image with Kubernetes, where its programs were built before.
 const WORKLOADS: &str = "workloads::";
@@ -261,7 +261,7 @@ fn machines(
         let product = images("POLIS_PRODUCT_IMAGE_DIR", Kind::Product, Variant::Base)?;
         command.env("POLIS_PRODUCT_IMAGE_DIR", product);
     }
-    if stories.select(UPDATE) {
+    if UPDATES.iter().any(|file| stories.select(file)) {
         if env::var_os(NEXT_IMAGE).is_none() {
             report.call("next", || image::built_next().map(drop));
         }

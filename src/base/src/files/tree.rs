@@ -201,6 +201,8 @@ pub struct Data {
     pub volumes: Dir,
     /// Logs of this and former boots.
     pub logs: Dir,
+    /// The update bundle that the node keeps for the others; see `update::store`.
+    pub update: Dir,
     /// The parts of an authenticated device that were never written: see
     /// `storage::wipe`.
     pub unwritten: File,
@@ -220,6 +222,7 @@ impl Data {
             mesh_key: File::private(base.join("kubernetes/network/key")),
             volumes: Dir::private(base.join("volumes")),
             logs: Dir::private(base.join("logs")),
+            update: Dir::private(base.join("update")),
             unwritten: File::private(base.join(".unwritten")),
             mount: Dir::public(base),
         }
@@ -239,6 +242,7 @@ impl Data {
             &self.etcd.peer_pki.dir,
             &self.etcd.snapshots,
             &self.logs,
+            &self.update,
         ] {
             directory.create()?;
         }

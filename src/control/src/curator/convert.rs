@@ -106,6 +106,21 @@ pub(super) fn consensus_status(
     }
 }
 
+/// What a node says of its systems, within bounds; a longer text is cut off.
+pub(super) fn update_report(mut report: v1::UpdateReport) -> v1::UpdateReport {
+    let v1::UpdateReport { boot_id, version, variant, release_key, keeps, cause, .. } = &mut report;
+    for (text, max) in [boot_id, version, variant, release_key, keeps]
+        .into_iter()
+        .map(|word| (word, WORD_MAX))
+        .chain([(cause, TEXT_MAX)])
+    {
+        let end = (0..=text.len().min(max)).rev().find(|end| text.is_char_boundary(*end));
+        text.truncate(end.unwrap_or_default());
+        text.shrink_to_fit();
+    }
+    report
+}
+
 /// A node's ID.
 pub(super) fn node_id(text: &str, field: &str) -> Result<NodeId, Error> {
     text.parse().map_err(|invalid| Error::Field(format!("{field} is {text:?}; {invalid}")))
@@ -236,7 +251,10 @@ mod tests {
         // The status of the member that was asked is newer than the one in its node's heartbeat.
         let reported =
             |index| Some(v1::ConsensusFigures { index, leader: 2, ..Default::default() });
-        let reported = |index| v1::HeartbeatRequest { consensus: reported(index), clock: None };
+        let reported = |index| v1::HeartbeatRequest {
+            consensus: reported(index),
+            ..v1::HeartbeatRequest::default()
+        };
         heartbeats.record(ids[0], reported(5));
         heartbeats.record(ids[1], reported(8));
         heartbeats.record(ids[2], v1::HeartbeatRequest::default());
@@ -278,5 +296,19 @@ mod tests {
                 prop_assert!(status.version.chars().all(|c| c.is_ascii_graphic()));
             }
         }
+    }
+
+    #[test]
+    fn what_a_node_says_of_its_systems_is_bounded() {
+        let said = v1::UpdateReport {
+            version: "é".repeat(99),
+            cause: "x".repeat(TEXT_MAX + 1),
+            variant: "base".to_owned(),
+            turn: 7,
+            ..Default::default()
+        };
+        let kept = update_report(said);
+        assert_eq!((kept.version.len(), kept.cause.len()), (WORD_MAX, TEXT_MAX));
+        assert_eq!((kept.variant.as_str(), kept.turn), ("base", 7));
     }
 }

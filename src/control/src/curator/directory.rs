@@ -35,7 +35,7 @@ use prost::Message;
 use tokio::sync::watch;
 use tracing::warn;
 
-use super::store::{self, CONFIGURATION, LEADERS, NODES, REGISTRIES, USERS};
+use super::store::{self, CONFIGURATION, LEADERS, NODES, REGISTRIES, UPDATE, USERS};
 use crate::consensus::client::{Change, Client, Kv, Mirror};
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
@@ -114,6 +114,7 @@ pub struct Directory {
     users: BTreeMap<String, v1::User>,
     configuration: v1::ClusterConfiguration,
     registries: Arc<v1::Registries>,
+    update: Option<Arc<v1::ClusterUpdate>>,
     leaders: BTreeMap<String, (i64, Leader)>,
     crl: Arc<Vec<u8>>,
     sequence: u64,
@@ -165,6 +166,12 @@ impl Directory {
         Arc::clone(&self.registries)
     }
 
+    /// The update of the cluster that goes on, or the last one.
+    #[must_use]
+    pub fn update(&self) -> Option<Arc<v1::ClusterUpdate>> {
+        self.update.clone()
+    }
+
     /// The leader: the node that took the lock first.
     #[must_use]
     pub fn leader(&self) -> Option<&Leader> {
@@ -214,7 +221,7 @@ impl Directory {
         let nodes = self.nodes.keys().map(|id| store::node_key(*id));
         let users = self.users.keys().map(|name| format!("{USERS}{name}"));
         let known = nodes.chain(users).chain(self.leaders.keys().cloned());
-        let known = known.chain([REGISTRIES.to_owned()]);
+        let known = known.chain([REGISTRIES, UPDATE].map(str::to_owned));
         let gone: Vec<_> = known.filter(|key| !mirror.entries.contains_key(key)).collect();
         for key in gone {
             self.remove_record(&key);
@@ -242,6 +249,9 @@ impl Directory {
         } else if kv.key == REGISTRIES {
             let Ok(read) = v1::Registries::decode(kv.value.as_slice()) else { return damaged() };
             self.registries = Arc::new(read);
+        } else if kv.key == UPDATE {
+            let Ok(read) = v1::ClusterUpdate::decode(kv.value.as_slice()) else { return damaged() };
+            self.update = Some(Arc::new(read));
         } else if kv.key == store::crl_key() {
             self.crl = Arc::new(kv.value.clone());
         }
@@ -262,6 +272,8 @@ impl Directory {
             self.users.remove(name);
         } else if key == REGISTRIES {
             self.registries = Arc::default();
+        } else if key == UPDATE {
+            self.update = None;
         } else {
             self.leaders.remove(key);
         }

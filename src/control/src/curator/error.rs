@@ -9,6 +9,7 @@ use tonic::{Code, Status};
 use super::fenced::Deposed;
 use super::state::Refusal;
 use super::store;
+use super::update::Refusal as Against;
 use crate::consensus::{MembersError, Refusal as Quorum, client};
 use polis_wire::pki;
 use polis_wire::rpc::REASON;
@@ -134,6 +135,20 @@ pub enum Error {
         /// The value that it keeps.
         value: String,
     },
+    /// Something stands against the plan of an update.
+    #[error(transparent)]
+    Plan(#[from] Against),
+    /// One update at a time.
+    #[error("an update to version {version} goes on: it is {state}")]
+    UpdateGoesOn {
+        /// Its version.
+        version: String,
+        /// Its state.
+        state: &'static str,
+    },
+    /// There is none to show, or none that goes on.
+    #[error("no update of the cluster {0}")]
+    NoUpdate(&'static str),
     /// The recovery key was saved, or never existed.
     #[error(
         "the cluster has no recovery key of this node: it was confirmed as saved, or the disk is \
@@ -203,6 +218,9 @@ impl Error {
             Self::LastOwner { .. } => (FailedPrecondition, "last-owner"),
             Self::NameTaken { .. } => (FailedPrecondition, "name-taken"),
             Self::Fixed { .. } => (FailedPrecondition, "fixed"),
+            Self::Plan(_) => (FailedPrecondition, "update-plan"),
+            Self::UpdateGoesOn { .. } => (FailedPrecondition, "update-going-on"),
+            Self::NoUpdate(_) => (NotFound, "no-update"),
             Self::NoRecoveryKey => (NotFound, "no-recovery-key"),
             Self::NoRole => (FailedPrecondition, "no-role"),
             Self::NoWorker => (FailedPrecondition, "no-worker"),

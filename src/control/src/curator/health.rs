@@ -39,13 +39,15 @@ use polis_wire::node_roles::LATE;
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A heartbeat.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Beat {
     at: Instant,
     /// The status of the node's member of etcd, if it has one.
     consensus: Option<v1::ConsensusFigures>,
     /// The node's clock.
     clock: Option<v1::ClockFigures>,
+    /// What the node says of its systems.
+    update: Option<Arc<v1::UpdateReport>>,
 }
 
 /// The time of each node's last heartbeat. Cheap to clone.
@@ -55,8 +57,8 @@ pub struct Heartbeats(Arc<Mutex<BTreeMap<NodeId, Beat>>>);
 impl Heartbeats {
     /// Records a heartbeat of a node.
     pub fn record(&self, id: NodeId, request: v1::HeartbeatRequest) {
-        let v1::HeartbeatRequest { consensus, clock } = request;
-        let beat = Beat { at: Instant::now(), consensus, clock };
+        let v1::HeartbeatRequest { consensus, clock, update } = request;
+        let beat = Beat { at: Instant::now(), consensus, clock, update: update.map(Arc::new) };
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(id, beat);
     }
 
@@ -79,8 +81,14 @@ impl Heartbeats {
         self.beat(id)?.clock
     }
 
+    /// What a node said of its systems in its last heartbeat.
+    #[must_use]
+    pub fn update(&self, id: NodeId) -> Option<Arc<v1::UpdateReport>> {
+        self.beat(id)?.update
+    }
+
     fn beat(&self, id: NodeId) -> Option<Beat> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&id).copied()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
     }
 
     /// Forgets every heartbeat.

@@ -10,6 +10,7 @@
 //! founding   the first records of a cluster, all at once
 //! state      what may become of a node's record              pure
 //! nodes, tickets, users, configuration, registries, pod_network   changes of records
+//! update     the update of all nodes: plan and journal          pure
 //! health     the heartbeats                                  a service
 //! leader     the election                                    a service
 //! skew       ends the term of a leader with a wrong clock    a service
@@ -49,6 +50,7 @@ pub mod store;
 #[cfg(test)]
 mod tests;
 pub mod tickets;
+pub mod update;
 pub mod users;
 
 pub use self::directory::Directory;

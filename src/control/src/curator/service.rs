@@ -9,6 +9,7 @@
 //!      +--> status      the status for the node and `grpc.health`
 //!      +--> departures  nodes that are taken out
 //!      +--> pruning     the list of issued certificates
+//!      +--> updating    the journal of an update of the cluster
 //!      +--> server      port 7835, once there is a certificate
 //!      +--> leader      started last, so that it is stopped first: a leader
 //!                       hands over before the port closes
@@ -32,7 +33,7 @@ use super::directory::{self, Directory};
 use super::health::{self, Heartbeats};
 use super::leader::{self, Leadership};
 use super::refused::Refusals;
-use super::serve::{Departures, DeparturesService, Handlers, Naming, Parts, Pruning};
+use super::serve::{Departures, DeparturesService, Handlers, Naming, Parts, Pruning, Updating};
 use super::skew;
 use crate::consensus::client::{Clients, User};
 use crate::consensus::{self, Members};
@@ -185,6 +186,8 @@ impl Service {
             consensus: self.consensus.clone(),
             members: self.members.clone(),
             naming: self.config.naming,
+            waiting: watch::Sender::default(),
+            leave: watch::Sender::default(),
             changing: Mutex::default(),
             departures,
         });
@@ -224,6 +227,7 @@ impl Service {
                 reporter,
             },
             pruning: Pruning { handlers: handlers.clone() },
+            updating: Updating { handlers: handlers.clone() },
             departures: DeparturesService {
                 handlers,
                 queue,
@@ -237,6 +241,7 @@ impl Service {
                 ahead: self.ahead.clone(),
                 directory: self.directory.subscribe(),
                 leadership: leadership.subscribe(),
+                stepped_down: None,
             },
             leader: leader::Service {
                 node: identity.id,
@@ -259,6 +264,7 @@ struct Services {
     status_reporter: Reporter,
     departures: DeparturesService,
     pruning: Pruning,
+    updating: Updating,
     server: rpc::Server,
     skew: skew::Service,
     leader: leader::Service,
@@ -274,6 +280,7 @@ impl Services {
             status_reporter,
             departures,
             pruning,
+            updating,
             server,
             skew,
             leader,
@@ -286,6 +293,7 @@ impl Services {
         ctx.spawn("status", forever, move |ctx| status_reporter.clone().run(ctx, parent.clone()));
         ctx.spawn("departures", forever, move |ctx| departures.clone().run(ctx));
         ctx.spawn("pruning", forever, move |ctx| pruning.clone().run(ctx));
+        ctx.spawn("updating", forever, move |ctx| updating.clone().run(ctx));
         ctx.spawn("server", forever, move |ctx| server.clone().run(ctx));
         ctx.spawn("skew", forever, move |ctx| skew.clone().run(ctx));
         ctx.spawn("leader", forever, move |ctx| leader.clone().run(ctx));

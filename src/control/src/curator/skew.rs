@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use polis_proto::v1;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tracing::warn;
 
 use super::directory::Directory;
@@ -38,6 +39,9 @@ use polis_wire::node_roles;
 /// far below what harms certificates, which begin a day before they are made.
 const APART_MAX: Duration = Duration::from_secs(10);
 
+/// Pause between two times that a curator steps down: long enough for another to lead.
+const PAUSE: Duration = Duration::from_secs(60);
+
 /// Steps down where it must, while this curator leads. A service of every curator.
 #[derive(Clone, Debug)]
 pub(super) struct Service {
@@ -49,6 +53,8 @@ pub(super) struct Service {
     pub(super) directory: watch::Receiver<Directory>,
     /// Whether this curator leads.
     pub(super) leadership: watch::Receiver<Leadership>,
+    /// When this curator stepped down last.
+    pub(super) stepped_down: Option<Instant>,
 }
 
 impl Service {
@@ -87,7 +93,9 @@ impl Service {
         let others = others(&self.directory.borrow_and_update(), self.node);
         let measured: Vec<i64> =
             others.iter().filter_map(|address| ahead.get(address).copied()).collect();
-        if let Some(apart) = disagrees(others.len() + 1, &measured) {
+        // One that no other curator follows leads again at once, and is left to lead.
+        let lately = self.stepped_down.is_some_and(|at| at.elapsed() < PAUSE);
+        if let Some(apart) = disagrees(others.len() + 1, &measured).filter(|_apart| !lately) {
             let seconds = time::seconds(apart);
             warn!(
                 seconds,
@@ -96,6 +104,7 @@ impl Service {
                  another curator leads"
             );
             term.step_down();
+            self.stepped_down = Some(Instant::now());
         }
     }
 }

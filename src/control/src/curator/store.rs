@@ -9,6 +9,7 @@
 //! global/register_ticket  v1.RegisterTicket
 //! cluster/configuration   v1.ClusterConfiguration
 //! cluster/registries      v1.Registries
+//! cluster/update          v1.ClusterUpdate
 //! pod_prefixes/<prefix>   v1.ClusterNetworkOwner: the node whose pods have these addresses
 //! mesh_keys/<hex>         v1.ClusterNetworkOwner: the node that has this key of the mesh
 //! leader/<lease>          v1.Leader, see `leader`
@@ -49,6 +50,7 @@ pub(super) const OWNER: &str = "global/initial_owner";
 pub(super) const TICKET: &str = "global/register_ticket";
 pub(super) const CONFIGURATION: &str = "cluster/configuration";
 pub(super) const REGISTRIES: &str = "cluster/registries";
+pub(super) const UPDATE: &str = "cluster/update";
 pub(super) const POD_PREFIXES: &str = "pod_prefixes/";
 pub(super) const MESH_KEYS: &str = "mesh_keys/";
 

@@ -150,10 +150,13 @@ impl Plan {
             // A clock that is far off cannot judge the dates of certificates before its first
             // measurement.
             line(format_args!("nocerttimecheck 1"));
+            // A server with a certificate counts more while it answers; without it, the voters
+            // are followed.
+            line(format_args!("authselectmode ignore"));
         }
         for (host, nts) in &self.servers {
             // `STALE` in `tracking` follows from the longest interval, 2^9 s.
-            let nts = if *nts { " nts" } else { "" };
+            let nts = if *nts { " nts trust" } else { "" };
             line(format_args!("server {host} iburst maxpoll 9{nts}"));
         }
         for voter in &self.voters {

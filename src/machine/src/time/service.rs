@@ -223,7 +223,7 @@ impl Service {
     /// Asks chronyd again and again. Ends with an error, or once the other voters have been
     /// asked.
     async fn watch(&self, ctx: &Context, plan: &Plan) -> Result<Next, Error> {
-        let began = Instant::now();
+        let mut began = Instant::now();
         let (mut asker, mut silent) = (None, 0);
         loop {
             sleep(ASK).await;
@@ -231,7 +231,11 @@ impl Service {
                 Ok(state) => {
                     silent = 0;
                     let follows = matches!(state.state, State::Cluster | State::Synced);
-                    // Until its first measurements, a fresh chronyd follows nothing.
+                    // Until its first measurements, a fresh chronyd follows nothing; and it has
+                    // none without an address.
+                    if self.inputs.network.borrow().primary.is_none() {
+                        began = Instant::now();
+                    }
                     if follows || began.elapsed() >= FIRST {
                         self.publish(ctx, |_before| state);
                         if plan.is_asking() {

@@ -117,7 +117,7 @@ impl Turn {
 }
 
 /// Why a bundle could not be read.
-fn unread(error: polis_bundle::Error) -> Error {
+pub(super) fn unread(error: polis_bundle::Error) -> Error {
     match error {
         polis_bundle::Error::Refused(refusal) => refusal.into(),
         polis_bundle::Error::Read(source) => Error::io("receive the bundle")(source),
@@ -272,7 +272,7 @@ impl io::Write for Steady<'_> {
     }
 }
 
-fn total(manifest: &Manifest) -> u64 {
+pub(super) fn total(manifest: &Manifest) -> u64 {
     manifest.kernel.size + manifest.system.size
 }
 
@@ -328,7 +328,7 @@ pub(super) mod tests {
     const KERNEL: &[u8] = &[7; 30_000];
     const SYSTEM: &[u8] = &[9; 3 << 20];
 
-    fn key() -> SigningKey {
+    pub(crate) fn key() -> SigningKey {
         SigningKey::from_bytes(&[1; 32])
     }
 
@@ -392,6 +392,10 @@ pub(super) mod tests {
             let door = Door::new(config.clone(), status.clone());
             let (lines, said) = Lines::channel();
             Self { folder, config, status, door, lines, said }
+        }
+
+        pub(crate) fn enter(&self) -> Turn {
+            self.door.enter(self.lines.clone()).unwrap()
         }
 
         fn take(&self, bundle: &[u8]) -> Result<Installed, Error> {

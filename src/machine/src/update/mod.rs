@@ -19,12 +19,17 @@
 //!   back from the disk; while a slot is written, no kernel image names its system.
 //! - The try is taken by the loader, before the system runs.
 //!
-//! What this module does not do: receive a bundle or reboot (`management`), and choose the
+//! In an update of the whole cluster, one node keeps the bundle for the others ([`Store`]).
+//!
+//! What this module does not do: receive a bundle (`management`, and `agent` in an update of the
+//! cluster), reboot (the same), and choose the
 //! slot at a start (`init` finds the system by its root hash).
 
 mod entry;
 mod install;
+mod pieces;
 mod service;
+mod store;
 
 use std::fs;
 use std::path::PathBuf;
@@ -37,7 +42,9 @@ use tokio::sync::{OwnedMutexGuard, watch};
 
 pub use self::entry::{Entry, Standing};
 pub use self::install::{Installed, Phase, Progress};
+pub use self::pieces::{PIECES, Pieces};
 pub use self::service::{Service, TRIAL};
+pub use self::store::{Kept, Store};
 use crate::storage::slot;
 use polis_base::environment::Environment;
 use polis_base::serial::EventLine;
@@ -132,6 +139,14 @@ pub enum Error {
     /// There is no place for another system.
     #[error("there is no place for another system")]
     Slot(#[from] slot::Error),
+    /// The data partition has no room for a bundle.
+    #[error("the bundle has {needs} bytes, and the data partition of this node has {has} to spare")]
+    Space {
+        /// Bytes of the bundle.
+        needs: u64,
+        /// Bytes that are free, without those that are kept for the cluster.
+        has: u64,
+    },
     /// It could not be received, written, or read back.
     #[error("cannot {operation}")]
     Io {
@@ -159,6 +174,7 @@ impl Error {
             Self::OnTrial => "update-trial",
             Self::Refused(_) => "update-refused",
             Self::Version(_) | Self::Slot(_) => "update-no-place",
+            Self::Space { .. } => "update-no-space",
             Self::Io { .. } | Self::Differs(_) | Self::Lost => "update-failed",
         }
     }
@@ -172,6 +188,8 @@ impl Error {
 /// The systems of this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
+    /// Whether this node has looked at its systems: until then, the rest is not known.
+    pub known: bool,
     /// Whether the one that runs is on trial.
     pub trial: bool,
     /// The one in the other slot, if it can be started.
@@ -212,6 +230,12 @@ impl Door {
     #[must_use]
     pub fn new(config: Config, status: watch::Sender<Status>) -> Self {
         Self { config: Arc::new(config), status, turn: Arc::default() }
+    }
+
+    /// The machine.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
     }
 
     /// Begins an update, unless one goes on or the image takes none.

@@ -74,13 +74,16 @@ impl Service {
                 if let Some(other) = other.as_ref().filter(|_good| !trial) {
                     left(other, &ctx);
                 }
-                self.status.send_replace(Status { trial, other });
+                self.status.send_replace(Status { known: true, trial, other });
                 if trial && self.trial(running, &ctx).await?.is_none() {
                     return Ok(());
                 }
             }
             // A direct start, or an image without a loader.
-            Err(Error::NoLoader(by)) => debug!(by, "this machine has one system"),
+            Err(Error::NoLoader(by)) => {
+                debug!(by, "this machine has one system");
+                self.status.send_modify(|status| status.known = true);
+            }
             // Another run may do better, and a trial must not be forgotten.
             Err(error) => return Err(Ended::Look(error)),
         }

@@ -8,7 +8,7 @@ use polis_proto::v1::curator_client::CuratorClient;
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
-use super::{Service, split};
+use super::{Service, split, turn};
 use polis_control::cluster::state::Event;
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::Context;
@@ -29,17 +29,24 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
     let mut interval = service.config.heartbeat;
     loop {
         let began = Instant::now();
-        // A beat waits for less than two intervals.
-        let patience = Patience { attempt: interval, total: interval };
+        // Beats that are asked for more often have as much time as the others.
+        let longest = interval.max(service.config.heartbeat);
+        let patience = Patience { attempt: longest, total: longest };
         let client = service.client.clone().patient(patience);
         let consensus = service.inputs.consensus.borrow().figures();
         let clock = Some(service.inputs.time.borrow().figures());
-        let request = v1::HeartbeatRequest { consensus, clock };
-        let call = |channel| async move { CuratorClient::new(channel).heartbeat(request).await };
+        let update = Some(turn::report(&service).await);
+        let request = v1::HeartbeatRequest { consensus, clock, update };
+        let call = |channel| {
+            let request = request.clone();
+            async move { CuratorClient::new(channel).heartbeat(request).await }
+        };
         match ctx.until_cancelled(client.call(Repeat::Allowed, call)).await {
             Some(Ok(response)) => {
                 service.outputs.contact.send_replace(Some(Instant::now()));
-                interval = asked(response.into_inner(), service.config.heartbeat);
+                let response = response.into_inner();
+                interval = asked(&response, service.config.heartbeat);
+                turn::ordered(&service, response.update).await;
             }
             Some(Err(status)) if rpc::is_removal(&status) => {
                 split::change(&service, &ctx, (Event::Removed, status.message()));
@@ -56,7 +63,7 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
 }
 
 /// When the next one is due.
-fn asked(response: v1::HeartbeatResponse, usual: Duration) -> Duration {
+fn asked(response: &v1::HeartbeatResponse, usual: Duration) -> Duration {
     match response.interval_ms {
         0 => usual,
         millis => {
@@ -73,7 +80,8 @@ mod tests {
     #[test]
     fn a_leader_sets_the_pace_within_reason() {
         let asked = |interval_ms| {
-            super::asked(v1::HeartbeatResponse { interval_ms }, Duration::from_secs(5)).as_secs()
+            let response = v1::HeartbeatResponse { interval_ms, ..Default::default() };
+            super::asked(&response, Duration::from_secs(5)).as_secs()
         };
         assert_eq!([0, 1, 7000, u32::MAX].map(asked), [5, 1, 7, 60]);
     }

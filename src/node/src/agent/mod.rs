@@ -9,6 +9,7 @@
 //!                                                         ^
 //! report     what this node says about itself, on change --+
 //! heartbeat  every five seconds ---------------------------+--> contact --+
+//! turn       its part of an update of the cluster, from heartbeat to heartbeat
 //! renewal    the certificate, after two thirds ------------+              v
 //! node_watch    every node, newest value first ---------------+         split: cut off?
 //!              |--> nodes  --> candidates, directory file
@@ -30,6 +31,7 @@ mod node_watch;
 mod renewal;
 mod report;
 mod split;
+mod turn;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,11 +42,12 @@ use tokio::time::Instant;
 
 use polis_base::environment::Environment;
 use polis_base::files::{self, File};
+use polis_base::sys::reboot::Reason;
 use polis_control::{cluster, consensus};
 use polis_machine::network::names::Peers;
 use polis_machine::{network, parameters, storage, time, update};
 use polis_runtime::supervisor::{Context, Policy};
-use polis_wire::endpoint::CURATOR_PORT;
+use polis_wire::endpoint::{CURATOR_PORT, MANAGEMENT_PORT};
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::{HEARTBEAT, Nodes};
 use polis_wire::rpc::client::{Candidate, Client};
@@ -52,6 +55,7 @@ use polis_wire::rpc::{AccessList, Credentials};
 use polis_workload as workload;
 
 pub use self::report::Subject;
+pub use self::turn::{Taking, Tools};
 
 /// A node without contact for this long is cut off: three heartbeats, and an election.
 pub const CUT_OFF_AFTER: Duration = Duration::from_secs(20);
@@ -71,6 +75,8 @@ pub struct Config {
     pub heartbeat: Duration,
     /// How long this node may be without contact.
     pub cut_off_after: Duration,
+    /// Where nodes serve their management.
+    pub management_port: u16,
 }
 
 impl Config {
@@ -84,6 +90,7 @@ impl Config {
             port: CURATOR_PORT,
             heartbeat: HEARTBEAT,
             cut_off_after: CUT_OFF_AFTER,
+            management_port: MANAGEMENT_PORT,
         }
     }
 }
@@ -111,6 +118,8 @@ pub struct Inputs {
     pub update: watch::Receiver<update::Status>,
     /// The key of this node in the mesh, while it has a role of Kubernetes.
     pub mesh_key: watch::Receiver<Option<workload::mesh::PublicKey>>,
+    /// Whether this node is ready.
+    pub ready: watch::Receiver<bool>,
 }
 
 /// The values that the agent publishes to the rest of the node.
@@ -134,6 +143,14 @@ pub struct Outputs {
     pub cluster: cluster::Writer,
     /// When the leader answered last.
     pub contact: watch::Sender<Option<Instant>>,
+    /// The turn that the leader gives this node in an update of the cluster.
+    pub turn: watch::Sender<Option<v1::UpdateTurn>>,
+    /// The number of the turn in which this node may restart now.
+    pub leave: watch::Sender<Option<i64>>,
+    /// How that turn goes.
+    pub taking: watch::Sender<Taking>,
+    /// The requests to end the machine.
+    pub end: watch::Sender<Option<Reason>>,
 }
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
@@ -147,6 +164,8 @@ pub struct Service {
     pub inputs: Inputs,
     /// The values that the agent publishes.
     pub outputs: Outputs,
+    /// What an update of the cluster needs of this node.
+    pub tools: Tools,
 }
 
 impl Service {
@@ -172,6 +191,7 @@ impl Service {
             "heartbeat" heartbeat
             "renewal" renewal
             "split" split
+            "turn" turn
         }
         let client = self.client.clone();
         ctx.spawn("leader", forever, move |ctx| {

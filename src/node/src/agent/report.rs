@@ -309,7 +309,7 @@ mod tests {
             standing: update::Standing::Tried,
             cause: Some("guru 0310".to_owned()),
         };
-        let update = update::Status { trial: true, other: Some(other) };
+        let update = update::Status { known: true, trial: true, other: Some(other) };
         let subject = |network: &network::Status| {
             Subject {
                 version: "0.1.0",

@@ -41,7 +41,7 @@ use polis_base::sys::reboot::Reason;
 use polis_control::cluster::unlock::Requests;
 use polis_control::{cluster, consensus};
 use polis_machine::time;
-use polis_machine::update::Door;
+use polis_machine::update::{Door, Store};
 use polis_runtime::logtree::ring;
 use polis_runtime::supervisor::{Context, Policy};
 use polis_wire::endpoint::{MANAGEMENT_PORT, METRICS_PORT};
@@ -125,6 +125,8 @@ pub struct Service {
     pub reset: watch::Sender<Option<Instant>>,
     /// Where another system is taken.
     pub update: Door,
+    /// Where a bundle is kept for other nodes.
+    pub bundles: Store,
     /// Where management and metrics listen, while they do.
     pub listening: [watch::Sender<Option<SocketAddr>>; 2],
 }
@@ -144,7 +146,8 @@ impl Service {
     ///
     /// [`Error`].
     pub async fn run(self, ctx: Context) -> Result<(), Error> {
-        let Self { config, inputs, table, mut servers, end, reset, update, listening } = self;
+        let Self { config, inputs, table, mut servers, end, reset, update, bundles, listening } =
+            self;
         let [grpc_listens, page_listens] = listening;
         let management = Arc::new(Metrics::new(&table));
         let pages = Arc::new(Metrics::new(&table));
@@ -157,6 +160,7 @@ impl Service {
             end,
             reset,
             update,
+            bundles,
             lines: ctx.lines().clone(),
         };
         let sources = metrics::Sources {

@@ -21,7 +21,7 @@ use polis_base::sys::clock;
 use polis_base::sys::reboot::Reason;
 use polis_control::cluster::unlock::request::Refused;
 use polis_control::consensus;
-use polis_machine::update::Door;
+use polis_machine::update::{Door, Store};
 use polis_runtime::lines::Lines;
 use polis_runtime::logtree;
 use polis_runtime::supervisor::Tree;
@@ -48,6 +48,7 @@ pub(super) struct Handlers {
     pub(super) end: watch::Sender<Option<Reason>>,
     pub(super) reset: watch::Sender<Option<Instant>>,
     pub(super) update: Door,
+    pub(super) bundles: Store,
     pub(super) lines: Lines,
 }
 
@@ -214,6 +215,30 @@ impl NodeManagement for Handlers {
         let turn = entered.map_err(|error| update::refused(&error))?;
         warn!(%actor, "an update of this node was requested");
         Ok(Response::new(Box::pin(update::install(turn, request.into_inner()))))
+    }
+
+    type StoreBundleStream = Answers<v1::UpdateProgress>;
+
+    async fn store_bundle(
+        &self,
+        request: Request<Streaming<v1::UpdateRequest>>,
+    ) -> Result<Response<Self::StoreBundleStream>, Status> {
+        let actor = Peer::of(&request);
+        let entered = self.update.enter(self.lines.clone());
+        let turn = entered.map_err(|error| update::refused(&error))?;
+        warn!(%actor, "this node is to keep a bundle for an update of the cluster");
+        let bundles = self.bundles.clone();
+        Ok(Response::new(Box::pin(update::keep(turn, bundles, request.into_inner()))))
+    }
+
+    type FetchBundleStream = Answers<v1::UpdateRequest>;
+
+    async fn fetch_bundle(
+        &self,
+        request: Request<v1::FetchBundleRequest>,
+    ) -> Result<Response<Self::FetchBundleStream>, Status> {
+        let pieces = update::fetch(&self.bundles, &request.into_inner().image).await?;
+        Ok(Response::new(Box::pin(pieces)))
     }
 
     async fn reboot(

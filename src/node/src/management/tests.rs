@@ -121,6 +121,7 @@ impl Running {
             end,
             reset,
             update: Door::new(unsigned(), watch::Sender::default()),
+            bundles: Store::new(polis_base::files::Root::at("/nonexistent".as_ref()).data.update),
             listening,
         };
         let (ctx, handles) = Context::for_test();

@@ -1,9 +1,11 @@
-//! The call `Update`: passes the pieces of a bundle on to the thread that writes them, and
-//! tells how far it is.
+//! The calls `Update`, `StoreBundle` and `FetchBundle`: passes the pieces of a bundle on to the
+//! thread that writes them and tells how far it is, and passes on those of one that is kept.
 //!
 //! ```text
-//! caller --pieces--> [4 pieces] --> the thread of the update
+//! caller --pieces--> [4 pieces] --> the thread that installs or keeps the bundle
 //!        <-progress----------------/
+//!
+//! the bundle that is kept --pieces--> a node whose turn it is
 //! ```
 //!
 //! Invariants:
@@ -11,22 +13,23 @@
 //! - The thread asks for the pieces: a slow disk slows the caller down, and no more than the
 //!   queue is in memory.
 
-use std::io::{self, Read};
 use std::time::Duration;
 
 use futures::Stream;
 use polis_proto::v1;
 use polis_proto::v1::update_progress::Phase as Told;
+use tokio::io::AsyncReadExt as _;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
+use tonic::metadata::MetadataValue;
 use tonic::{Code, Status, Streaming};
 
-use polis_machine::update::{Error, Installed, Phase, Progress, Turn};
+use polis_machine::update::{Error, Installed, PIECES, Phase, Pieces, Progress, Store, Turn};
 use polis_wire::rpc::REASON;
 
-/// Pieces on the way to the thread: enough that neither side waits for the other's next step.
-const PIECES: usize = 4;
+/// How much of a bundle is sent at once; a caller takes at most sixteen times that.
+const PIECE: usize = 256 << 10;
 /// Longest that a caller may send nothing.
 const STALL: Duration = Duration::from_secs(60);
 /// How much further an update is when it tells so.
@@ -39,7 +42,7 @@ struct Upload {
     pieces: Option<mpsc::Sender<Vec<u8>>>,
     progress: watch::Receiver<Progress>,
     told: Progress,
-    work: JoinHandle<Result<Installed, Error>>,
+    work: JoinHandle<Result<v1::UpdateProgress, Error>>,
 }
 
 /// Installs the bundle that comes in; every change of the progress, then the outcome.
@@ -47,19 +50,76 @@ pub(super) fn install(
     turn: Turn,
     incoming: Streaming<v1::UpdateRequest>,
 ) -> impl Stream<Item = Result<v1::UpdateProgress, Status>> + Send {
+    received(incoming, move |pieces, told| {
+        let Installed { version, slot } = turn.install(pieces, told)?;
+        let phase = Told::Installed.into();
+        let (version, slot) = (version.to_string(), slot.to_owned());
+        Ok(v1::UpdateProgress { phase, version, slot, ..Default::default() })
+    })
+}
+
+/// Keeps the bundle that comes in for other nodes; every change of the progress, then the
+/// outcome.
+pub(super) fn keep(
+    turn: Turn,
+    store: Store,
+    incoming: Streaming<v1::UpdateRequest>,
+) -> impl Stream<Item = Result<v1::UpdateProgress, Status>> + Send {
+    received(incoming, move |pieces, told| {
+        let version = turn.keep(pieces, &store, told)?.version.to_string();
+        Ok(v1::UpdateProgress { phase: Told::Stored.into(), version, ..Default::default() })
+    })
+}
+
+/// The pieces of the bundle that this node keeps.
+///
+/// # Errors
+///
+/// NOT_FOUND where it is another one, or none.
+pub(super) async fn fetch(
+    store: &Store,
+    image: &str,
+) -> Result<impl Stream<Item = Result<v1::UpdateRequest, Status>> + Send + use<>, Status> {
+    let file = store.open(image).map_err(|error| refused(&error))?.ok_or_else(|| {
+        let mut status = Status::not_found("this node does not keep that bundle");
+        status.metadata_mut().insert(REASON, MetadataValue::from_static("no-bundle"));
+        status
+    })?;
+    Ok(futures::stream::unfold(Some(tokio::fs::File::from_std(file)), |file| async move {
+        let mut file = file?;
+        let mut data = vec![0; PIECE];
+        match file.read(&mut data).await {
+            Ok(0) => None,
+            Ok(count) => {
+                data.truncate(count);
+                Some((Ok(v1::UpdateRequest { data }), Some(file)))
+            }
+            Err(error) => {
+                Some((Err(Status::internal(format!("cannot read the bundle: {error}"))), None))
+            }
+        }
+    }))
+}
+
+/// Passes the pieces that come in to a thread that does `work` with them.
+fn received(
+    incoming: Streaming<v1::UpdateRequest>,
+    work: impl FnOnce(Pieces, &watch::Sender<Progress>) -> Result<v1::UpdateProgress, Error>
+    + Send
+    + 'static,
+) -> impl Stream<Item = Result<v1::UpdateProgress, Status>> + Send {
     let (pieces, received) = mpsc::channel(PIECES);
     let (told, progress) = watch::channel(Progress::default());
     let span = tracing::Span::current();
-    let work = tokio::task::spawn_blocking(move || {
-        span.in_scope(|| turn.install(Pieces { received, piece: Vec::new(), at: 0 }, &told))
-    });
+    let work =
+        tokio::task::spawn_blocking(move || span.in_scope(|| work(Pieces::new(received), &told)));
     let told = Progress::default();
     let upload = Upload { incoming, pieces: Some(pieces), progress, told, work };
     futures::stream::unfold(Some(upload), |upload| async move {
         let mut upload = upload?;
         match upload.next().await {
             Ok(Next::Progress(told)) => Some((Ok(told), Some(upload))),
-            Ok(Next::Installed(told)) => Some((Ok(told), None)),
+            Ok(Next::Done(told)) => Some((Ok(told), None)),
             Err(status) => Some((Err(status), None)),
         }
     })
@@ -68,7 +128,7 @@ pub(super) fn install(
 /// What an upload tells next.
 enum Next {
     Progress(v1::UpdateProgress),
-    Installed(v1::UpdateProgress),
+    Done(v1::UpdateProgress),
 }
 
 impl Upload {
@@ -76,7 +136,10 @@ impl Upload {
         loop {
             tokio::select! {
                 // Cancel-safe, all of them: a piece is taken only once there is room for it.
-                done = &mut self.work => return finished(done.unwrap_or(Err(Error::Lost))),
+                done = &mut self.work => {
+                    let done = done.unwrap_or(Err(Error::Lost));
+                    return done.map(Next::Done).map_err(|error| refused(&error));
+                }
                 Ok(()) = self.progress.changed() => {
                     let now = *self.progress.borrow_and_update();
                     if now.phase != self.told.phase || now.bytes >= self.told.bytes + STEP {
@@ -123,64 +186,43 @@ fn progress(Progress { phase, bytes, total }: Progress) -> v1::UpdateProgress {
     v1::UpdateProgress { phase: phase.into(), bytes, total, ..Default::default() }
 }
 
-fn finished(outcome: Result<Installed, Error>) -> Result<Next, Status> {
-    let Installed { version, slot } = outcome.map_err(|error| refused(&error))?;
-    let phase = Told::Installed.into();
-    let (version, slot) = (version.to_string(), slot.to_owned());
-    Ok(Next::Installed(v1::UpdateProgress { phase, version, slot, ..Default::default() }))
-}
-
 /// The answer for an update that is not installed.
 pub(super) fn refused(error: &Error) -> Status {
     let code = match error {
         Error::Busy => Code::Aborted,
+        Error::Space { .. } => Code::ResourceExhausted,
         Error::Io { .. } | Error::Differs(_) | Error::Lost => Code::Internal,
         _ => Code::FailedPrecondition,
     };
     let mut status = Status::new(code, polis_base::cause::line(error));
-    let word = tonic::metadata::MetadataValue::from_static(error.word());
+    let word = MetadataValue::from_static(error.word());
     status.metadata_mut().insert(REASON, word);
     status
 }
 
-/// The pieces as the thread reads them.
-struct Pieces {
-    received: mpsc::Receiver<Vec<u8>>,
-    piece: Vec<u8>,
-    at: usize,
-}
-
-impl Read for Pieces {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        while self.at == self.piece.len() {
-            // A sender that is gone ends the bundle; one that is cut short is refused.
-            let Some(piece) = self.received.blocking_recv() else { return Ok(0) };
-            (self.piece, self.at) = (piece, 0);
-        }
-        let count = buffer.len().min(self.piece.len() - self.at);
-        buffer[..count].copy_from_slice(&self.piece[self.at..self.at + count]);
-        self.at += count;
-        Ok(count)
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use futures::StreamExt as _;
+
     use super::*;
 
-    #[test]
-    fn pieces_of_any_size_are_one_text() {
-        let (sender, received) = mpsc::channel(PIECES);
-        for piece in [&b"ab"[..], b"", b"cdefg", b"h"] {
-            sender.blocking_send(piece.to_vec()).unwrap();
+    #[tokio::test]
+    async fn a_bundle_that_is_kept_is_handed_on_whole_and_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = polis_base::files::Root::at(folder.path()).data.update;
+        let whole: Vec<u8> = (0..PIECE * 2 + 7).map(|at| at.to_le_bytes()[0]).collect();
+        std::fs::create_dir_all(dir.path()).unwrap();
+        std::fs::write(dir.path().join("00ff.bundle"), &whole).unwrap();
+        std::fs::write(dir.path().join("unfinished"), "").unwrap();
+        let store = Store::new(dir);
+        let pieces: Vec<_> = fetch(&store, "00ff").await.unwrap().collect().await;
+        let pieces = pieces.into_iter().map(|piece| piece.unwrap().data);
+        assert!(pieces.collect::<Vec<_>>().concat() == whole);
+        for other in ["", "00fe", "unfinished", "../update/00ff"] {
+            let refused = fetch(&store, other).await.err().unwrap();
+            let word = refused.metadata().get(REASON).unwrap();
+            assert!(refused.code() == Code::NotFound && word == "no-bundle", "{other}");
         }
-        drop(sender);
-        let mut pieces = Pieces { received, piece: Vec::new(), at: 0 };
-        let mut three = [0; 3];
-        assert_eq!((pieces.read(&mut three).unwrap(), &three[..2]), (2, &b"ab"[..]));
-        let mut rest = Vec::new();
-        pieces.read_to_end(&mut rest).unwrap();
-        assert_eq!(rest, b"cdefgh");
     }
 
     #[test]

@@ -4,6 +4,7 @@ pub(super) mod info;
 mod registry;
 mod status;
 pub(super) mod ticket;
+mod update;
 mod wait;
 
 #[cfg(test)]
@@ -59,6 +60,12 @@ pub(super) enum Command {
         #[command(flatten)]
         dry_run: DryRun,
     },
+    /// Give every node another system from an update bundle, one after the other.
+    ///
+    /// Nodes that are no voters come first, then the voters, the leader of the cluster last.
+    /// The leader goes on by itself, also after a change of leaders or a loss of power, and
+    /// stops at the first node that does not take the new version.
+    Update(update::Arguments),
     /// Wait until the cluster is healthy.
     ///
     /// A cluster is healthy when a curator leads, every node in state up is healthy, no part
@@ -93,6 +100,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         Command::Ticket { command } => ticket::run(command, global).await,
         Command::Registry { command } => registry::run(command, global).await,
         Command::Configure { rules, dry_run } => configure(&rules, dry_run, global).await,
+        Command::Update(arguments) => Box::pin(update::run(arguments, global)).await,
         Command::Wait { nodes } => wait::run(global, nodes).await,
     }
 }

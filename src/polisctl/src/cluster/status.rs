@@ -5,6 +5,7 @@ use polis_proto::v1;
 use serde::Serialize;
 
 use super::info::domain;
+use super::update;
 use crate::error::Error;
 use crate::node::{View, called, faults, nodes_table};
 use crate::output::{Document, Text, fields, or_dash};
@@ -25,6 +26,9 @@ pub(super) struct Status {
     leader: String,
     pub(super) nodes: Vec<View>,
     etcd: etcd::Status,
+    /// The update of the cluster that goes on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    update: Option<update::View>,
     /// Registrations that the leader refused, the newest first.
     refused: Vec<Refused>,
 }
@@ -100,6 +104,7 @@ impl Status {
             leader: info.leader.clone(),
             nodes: nodes.iter().map(View::of).collect(),
             etcd: etcd::Status::of(consensus).with_names(nodes),
+            update: info.update.as_ref().map(|read| update::View::of(read, nodes)),
             refused: info.refused_registrations.iter().map(Refused::of).collect(),
         }
     }
@@ -177,6 +182,8 @@ impl Status {
             ("leader", or_dash(&self.called(&self.leader))),
             ("etcd", self.etcd.summary()),
         ];
+        let update = self.update.as_ref().and_then(update::View::line);
+        lines.extend(update.map(|line| ("update", line)));
         lines.extend(self.kubernetes().map(|state| ("Kubernetes", state)));
         lines.extend(self.overdue().map(|advice| ("overdue", advice)));
         lines.extend(self.former().map(|advice| ("former voter", advice)));

@@ -77,6 +77,8 @@ struct Served {
     etcd_read: Arc<tokio::sync::Notify>,
     says: Arc<Mutex<String>>,
     crowd: Arc<AtomicBool>,
+    /// The update of the cluster.
+    update: Arc<Mutex<Option<v1::ClusterUpdate>>>,
 }
 
 impl Cluster {
@@ -106,6 +108,7 @@ impl Cluster {
                 etcd_read: Arc::clone(&etcd_read),
                 says: Arc::clone(&says),
                 crowd: Arc::clone(&crowd),
+                update: Arc::default(),
             };
             let mut routes = RoutesBuilder::default();
             routes
@@ -515,6 +518,35 @@ impl NodeManagement for Served {
         Ok(Response::new(stream::iter([Ok(told)]).boxed()))
     }
 
+    type StoreBundleStream = Answers<v1::UpdateProgress>;
+
+    /// Takes any bundle to its end.
+    async fn store_bundle(
+        &self,
+        request: Request<Streaming<v1::UpdateRequest>>,
+    ) -> Result<Response<Self::StoreBundleStream>, Status> {
+        let mut incoming = request.into_inner();
+        let mut bundle = Vec::new();
+        while let Some(piece) = incoming.message().await? {
+            bundle.extend(piece.data);
+        }
+        let bundle = polis_bundle::Bundle::open(&*bundle, None).unwrap();
+        let version = bundle.manifest().version.to_string();
+        self.note(&format!("StoreBundle {version}"));
+        let phase = v1::update_progress::Phase::Stored.into();
+        let told = v1::UpdateProgress { phase, version, ..Default::default() };
+        Ok(Response::new(stream::iter([Ok(told)]).boxed()))
+    }
+
+    type FetchBundleStream = Answers<v1::UpdateRequest>;
+
+    async fn fetch_bundle(
+        &self,
+        _request: Request<v1::FetchBundleRequest>,
+    ) -> Result<Response<Self::FetchBundleStream>, Status> {
+        not_served()
+    }
+
     async fn reboot(
         &self,
         request: Request<v1::RebootRequest>,
@@ -590,6 +622,12 @@ impl Management for Served {
             ca_certificate: self.ca.clone(),
             leader: node_id(NODE).to_string(),
             refused_registrations: self.crowd(crowd::refused),
+            update: self
+                .update
+                .lock()
+                .unwrap()
+                .clone()
+                .map(|update| v1::GetUpdateResponse { update: Some(update), ..Default::default() }),
             ..Default::default()
         }))
     }
@@ -742,6 +780,80 @@ impl Management for Served {
         let data = b"records".to_vec();
         let digest = Sha256::digest(&data).to_vec();
         Ok(answers([data, digest].map(|data| v1::SnapshotChunk { data }).to_vec()))
+    }
+
+    async fn begin_update(
+        &self,
+        request: Request<v1::BeginUpdateRequest>,
+    ) -> Result<Response<v1::ClusterUpdate>, Status> {
+        let v1::BeginUpdateRequest { bundle, dry_run } = request.into_inner();
+        let bundle = bundle.unwrap();
+        let call = if dry_run { "PlanUpdate" } else { "BeginUpdate" };
+        self.note(&format!("{call} {}", bundle.version));
+        let update = update_of(bundle, v1::cluster_update::State::Loading);
+        if !dry_run {
+            *self.update.lock().unwrap() = Some(update.clone());
+        }
+        Ok(Response::new(update))
+    }
+
+    async fn get_update(
+        &self,
+        _request: Request<v1::GetUpdateRequest>,
+    ) -> Result<Response<v1::GetUpdateResponse>, Status> {
+        let update = self.update.lock().unwrap().clone();
+        // An earlier one, which is over.
+        let update = update.unwrap_or_else(|| {
+            let bundle = v1::UpdateBundle { version: "0.9.0".to_owned(), ..Default::default() };
+            update_of(bundle, v1::cluster_update::State::Done)
+        });
+        let update = Some(update);
+        let waits_for = format!("{} does not have the bundle yet", node_id(NODE));
+        let waits_since = 1_700_000_000;
+        Ok(Response::new(v1::GetUpdateResponse { update, waits_for, waits_since }))
+    }
+
+    async fn control_update(
+        &self,
+        request: Request<v1::ControlUpdateRequest>,
+    ) -> Result<Response<v1::ClusterUpdate>, Status> {
+        use v1::control_update_request::Control;
+        let control = request.into_inner().control();
+        self.note(&format!("ControlUpdate {}", control.as_str_name()));
+        let mut update = self.update.lock().unwrap();
+        let update = update.as_mut().unwrap();
+        match control {
+            Control::Pause => {
+                update.paused = true;
+                update.set_state(v1::cluster_update::State::Running);
+            }
+            Control::Resume => {
+                update.paused = false;
+                update.set_state(v1::cluster_update::State::Failed);
+            }
+            Control::Abort => update.set_state(v1::cluster_update::State::Aborted),
+            Control::Unspecified => panic!("no control"),
+        }
+        Ok(Response::new(update.clone()))
+    }
+}
+
+/// An update of the one node.
+fn update_of(bundle: v1::UpdateBundle, state: v1::cluster_update::State) -> v1::ClusterUpdate {
+    let step = v1::cluster_update::Step {
+        node_id: node_id(NODE).to_string(),
+        state: v1::cluster_update::step::State::Waiting.into(),
+        voter: true,
+        since: 1_700_000_000,
+        ..Default::default()
+    };
+    v1::ClusterUpdate {
+        bundle: Some(bundle),
+        holder: node_id(NODE).to_string(),
+        state: state.into(),
+        steps: vec![step],
+        began_at: 1_700_000_000,
+        ..Default::default()
     }
 }
 

@@ -8,33 +8,24 @@
 //! The node is not touched before the whole file was checked here: a copy that is damaged
 //! costs no slot.
 
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use futures::{SinkExt as _, StreamExt as _};
 use polis_bundle::Manifest;
 use polis_proto::v1;
 use polis_proto::v1::node_management_client::NodeManagementClient;
-use polis_proto::v1::update_progress::Phase;
-use polis_tui::bytes;
-use tokio::io::AsyncReadExt as _;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Status;
 
 use super::{At, Drain, Go, Sure, view};
-use crate::error::{Error, Explain as _};
+use crate::error::Error;
 use crate::output::Document;
 use crate::session::{PATIENCE, Session, Target, refused};
-use crate::{Global, units, update};
+use crate::{Global, units, update, upload};
 use polis_wire::rpc::client::Channel;
 
 const WHAT: &str = "update the node";
 
-/// How much is sent at once; a node takes at most four times that.
-const PIECE: usize = 256 << 10;
-/// Pieces that wait to be sent.
-const PIECES: usize = 4;
 /// How long the node may take to be back, without `--timeout`: a system on trial has ten
 /// minutes, and then the one before starts.
 const BACK: Duration = Duration::from_secs(20 * 60);
@@ -65,7 +56,7 @@ pub(crate) struct Arguments {
 pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Error> {
     let Arguments { node, file, no_reboot, at, drain, sure } = arguments;
     sure.can_be(global)?;
-    let manifest = update::checked(&file)?;
+    let (_signer, manifest) = update::checked(&file)?;
     let mut session = Session::prepare(global, PATIENCE)?;
     let target = session.target(Some(&node), at.at.as_ref()).await?;
     let reached = session.connect(&target).await?;
@@ -85,7 +76,7 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
     }
     // It goes on as long as bytes do, and the node ends one that stalls.
     session.go_on();
-    let installed = send(&mut client, &file, global).await?;
+    let installed = upload::send(WHAT, &file, global, |pieces| client.update(pieces)).await?;
     let v1::UpdateProgress { version, slot, .. } = installed;
     if no_reboot {
         let value = serde_json::json!({
@@ -129,60 +120,6 @@ struct Said {
 async fn status(client: &mut NodeManagementClient<Channel>) -> Result<Said, Status> {
     let answer = client.get_status(v1::GetStatusRequest {}).await?.into_inner();
     Ok(Said { ready: answer.ready, status: answer.status.unwrap_or_default() })
-}
-
-/// Sends the bundle; returns what the node says once its system is on the disk.
-async fn send(
-    client: &mut NodeManagementClient<Channel>,
-    file: &Path,
-    global: &Global,
-) -> Result<v1::UpdateProgress, Error> {
-    let reading = || format!("cannot read {}", file.display());
-    let mut bundle = tokio::fs::File::open(file).await.doing(reading)?;
-    let total = bundle.metadata().await.doing(reading)?.len();
-    let (mut pieces, sent) = futures::channel::mpsc::channel(PIECES);
-    let sending = async move {
-        loop {
-            let mut data = vec![0; PIECE];
-            let count = bundle.read(&mut data).await?;
-            data.truncate(count);
-            // A node that has an answer takes no more.
-            if count == 0 || pieces.send(v1::UpdateRequest { data }).await.is_err() {
-                return io::Result::Ok(());
-            }
-        }
-    };
-    let progress = global.out.progress();
-    progress.says(&format!("sending {}", bytes(total)));
-    let receiving = async {
-        let answers = client.update(sent).await.map_err(|status| refused(WHAT, &status))?;
-        let mut answers = answers.into_inner();
-        while let Some(told) = answers.next().await {
-            let told = told.map_err(|status| refused(WHAT, &status))?;
-            match told.phase() {
-                Phase::Installed => return Ok(told),
-                Phase::Verify => progress.says(&line("reading back", &told)),
-                Phase::Write | Phase::Unspecified => progress.says(&line("writing", &told)),
-            }
-        }
-        Err(Error::new("the node has ended the update without a word"))
-    };
-    let sending = async { sending.await.doing(reading) };
-    tokio::pin!(sending, receiving);
-    tokio::select! {
-        // Cancel-safe: both are polled on below.
-        sent = &mut sending => sent?,
-        told = &mut receiving => return told,
-    }
-    receiving.await
-}
-
-/// How far an update is.
-fn line(what: &str, told: &v1::UpdateProgress) -> String {
-    let percent = told.bytes.saturating_mul(100).checked_div(told.total).unwrap_or_default();
-    let filled = usize::try_from(percent / 5).unwrap_or_default().min(20);
-    let bar = format!("{}{}", "#".repeat(filled), "-".repeat(20 - filled));
-    format!("{what} [{bar}] {percent} % of {}", bytes(told.total))
 }
 
 /// Waits until the node is back.
@@ -290,13 +227,5 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("1.0.0 in slot B, failed: a guru"), "{text}");
-    }
-
-    #[test]
-    fn a_line_says_how_far_an_update_is() {
-        let told = v1::UpdateProgress { bytes: 25 << 20, total: 100 << 20, ..Default::default() };
-        assert_eq!(line("writing", &told), "writing [#####---------------] 25 % of 100.0 MiB");
-        let none = line("writing", &v1::UpdateProgress::default());
-        assert_eq!(none, "writing [--------------------] 0 % of 0 B");
     }
 }

@@ -82,6 +82,15 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
         }
         ("update-busy", _) => "wait for the other command, and repeat this one",
         ("update-trial", _) => "wait until the node is ready, which keeps its system",
+        ("update-no-space", _) => {
+            "make room on the data partition of that node, or give it a larger disk"
+        }
+        ("update-plan", _) => {
+            "mend it and repeat the command: `polisctl cluster status` shows every node; one node \
+             alone takes the bundle by `polisctl node update NODE FILE`"
+        }
+        ("update-going-on", _) => "`polisctl cluster update status` shows it",
+        ("no-update", _) => "`polisctl cluster update FILE` begins one",
         ("update-failed", _) => {
             "the system that runs was not touched: repeat the command; if it fails again, check \
              the disk"

@@ -33,6 +33,8 @@ impl NodeManagement for Busy {
     type ConsoleStream = Answers<v1::ConsoleFrame>;
     type DrainStream = Answers<v1::DrainProgress>;
     type UpdateStream = Answers<v1::UpdateProgress>;
+    type StoreBundleStream = Answers<v1::UpdateProgress>;
+    type FetchBundleStream = Answers<v1::UpdateRequest>;
 
     async fn get_status(
         &self,
@@ -74,6 +76,20 @@ impl NodeManagement for Busy {
         }
         let told = v1::UpdateProgress { bytes, ..Default::default() };
         Ok(Response::new(Box::pin(futures::stream::iter([Ok(told)]))))
+    }
+
+    async fn store_bundle(
+        &self,
+        request: Request<Streaming<v1::UpdateRequest>>,
+    ) -> Result<Response<Self::StoreBundleStream>, Status> {
+        self.update(request).await
+    }
+
+    async fn fetch_bundle(
+        &self,
+        _request: Request<v1::FetchBundleRequest>,
+    ) -> Result<Response<Self::FetchBundleStream>, Status> {
+        Err(Status::not_found("no bundle is kept here"))
     }
 
     async fn reboot(

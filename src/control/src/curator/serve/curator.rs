@@ -14,7 +14,6 @@ use crate::curator::nodes;
 use crate::curator::state::{Commitment, Refusal, Registration, Request as Change};
 use polis_base::sys::clock;
 use polis_wire::identity::{Identity, NodeId};
-use polis_wire::node_roles::HEARTBEAT;
 use polis_wire::rpc::{Caller, Peer};
 
 /// The number of machines that may wait for approval: more than an operator reads through,
@@ -100,8 +99,10 @@ impl Curator for Handlers {
         request: Request<v1::HeartbeatRequest>,
     ) -> Result<Response<v1::HeartbeatResponse>, Status> {
         let id = node(&request)?;
-        let _lead = self.lead()?;
-        self.0.heartbeats.record(id, request.into_inner());
+        let lead = self.lead()?;
+        let mut request = request.into_inner();
+        request.update = request.update.map(convert::update_report);
+        self.0.heartbeats.record(id, request);
         // The next check would publish it too, half a second later.
         let back = {
             let directory = self.0.directory.borrow();
@@ -112,8 +113,8 @@ impl Curator for Handlers {
                 .directory
                 .send_if_modified(|directory| directory.set_health(id, v1::NodeHealth::Healthy));
         }
-        let interval_ms = u32::try_from(HEARTBEAT.as_millis()).unwrap_or(u32::MAX);
-        Ok(Response::new(v1::HeartbeatResponse { interval_ms }))
+        let interval_ms = u32::try_from(lead.pace().as_millis()).unwrap_or(u32::MAX);
+        Ok(Response::new(v1::HeartbeatResponse { interval_ms, update: lead.orders(id) }))
     }
 
     async fn register_node(

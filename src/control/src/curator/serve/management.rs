@@ -56,7 +56,8 @@ impl Management for Handlers {
         &self,
         _request: Request<v1::GetClusterInfoRequest>,
     ) -> Result<Response<v1::GetClusterInfoResponse>, Status> {
-        let directory = self.lead()?.current().await?;
+        let lead = self.lead()?;
+        let directory = lead.current().await?;
         let directory = directory.borrow();
         let leader = directory.leader();
         let mut nodes = Vec::new();
@@ -78,6 +79,7 @@ impl Management for Handlers {
             nodes_up,
             nodes_decommissioned,
             refused_registrations: self.0.refusals.list(),
+            update: lead.update_that_goes_on(&directory),
         }))
     }
 
@@ -297,6 +299,31 @@ impl Management for Handlers {
             }
         });
         Ok(Response::new(Box::pin(stream)))
+    }
+
+    async fn begin_update(
+        &self,
+        request: Request<v1::BeginUpdateRequest>,
+    ) -> Result<Response<v1::ClusterUpdate>, Status> {
+        let lead = self.lead()?;
+        let begun = lead.begin_update(request.into_inner()).await;
+        begun.map(Response::new).map_err(|error| lead.refuse(error))
+    }
+
+    async fn get_update(
+        &self,
+        _request: Request<v1::GetUpdateRequest>,
+    ) -> Result<Response<v1::GetUpdateResponse>, Status> {
+        Ok(Response::new(self.lead()?.read_update().await?))
+    }
+
+    async fn control_update(
+        &self,
+        request: Request<v1::ControlUpdateRequest>,
+    ) -> Result<Response<v1::ClusterUpdate>, Status> {
+        let lead = self.lead()?;
+        let controlled = lead.control_update(request.into_inner()).await;
+        controlled.map(Response::new).map_err(|error| lead.refuse(error))
     }
 }
 

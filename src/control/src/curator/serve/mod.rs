@@ -23,6 +23,7 @@ mod management;
 mod members;
 mod pruning;
 mod registries;
+mod updating;
 mod watching;
 mod workers;
 
@@ -36,11 +37,14 @@ use polis_proto::v1::curator_local_server::CuratorLocalServer;
 use polis_proto::v1::curator_server::CuratorServer;
 use polis_proto::v1::management_server::ManagementServer;
 use tokio::sync::{Mutex, watch};
+use tokio::time::Instant;
 use tonic::Status;
 use tonic::service::Routes;
 
 pub use self::departures::{Departures, Service as DeparturesService};
 pub(super) use self::pruning::Pruning;
+pub(super) use self::updating::Updating;
+pub use self::updating::Waiting;
 use super::directory::Directory;
 use super::error::Error;
 use super::fenced::Fenced;
@@ -88,6 +92,10 @@ pub struct Parts {
     pub members: Members,
     /// The address of new members.
     pub naming: Naming,
+    /// What the update of the cluster waits for.
+    pub waiting: watch::Sender<Option<Waiting>>,
+    /// The node that may restart in its turn, and when that was found.
+    pub leave: watch::Sender<Option<(NodeId, Instant)>>,
     /// Held while the members of etcd change.
     pub changing: Mutex<()>,
     /// The lock of the members of etcd: held while they change.

@@ -1,0 +1,283 @@
+//! The update of the cluster: begins it, tells each node its turn, and goes on with the journal
+//! while this curator leads.
+//!
+//! ```text
+//! BeginUpdate --plan--> cluster/update --> directory --> answers to heartbeats
+//!                             ^                |
+//!                             \--- step -------+--- heartbeats        every second
+//! ```
+//!
+//! Invariants:
+//! - Every change of the journal is a fenced write over the record that it was made of, so two
+//!   leaders never both give a turn.
+//! - A leader whose copy of the records may be behind tells a node nothing.
+//! - The leave to restart rests on facts of the last seconds, and ends with the term.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use polis_proto::v1;
+use polis_proto::v1::cluster_update::State;
+use polis_proto::v1::cluster_update::step::State as Progress;
+use tokio::time::{Instant, sleep};
+use tracing::{debug, info, warn};
+
+use super::{Handlers, Lead, seconds};
+use crate::curator::directory::Directory;
+use crate::curator::error::Error;
+use crate::curator::store::{Outcome, UPDATE};
+use crate::curator::update::plan::plan;
+use crate::curator::update::{Bundle, Control, Fact, Facts, Next, journal};
+use polis_runtime::supervisor::Context;
+use polis_wire::identity::NodeId;
+use polis_wire::node_roles::HEARTBEAT;
+
+/// Between two looks at the journal, and between two heartbeats of a node while an update goes
+/// on.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// How long the leave to restart counts: what it rests on may have changed since.
+const LEAVE: Duration = Duration::from_secs(3);
+
+/// What an update waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    what: String,
+    /// Seconds since 1970.
+    since: i64,
+}
+
+/// Goes on with the journal. A service of every curator.
+#[derive(Clone)]
+pub(in crate::curator) struct Updating {
+    pub(in crate::curator) handlers: Handlers,
+}
+
+impl Updating {
+    pub(in crate::curator) async fn run(self, ctx: Context) -> Result<(), Infallible> {
+        ctx.healthy();
+        loop {
+            let pass = async {
+                if let Err(error) = self.pass().await {
+                    // The next pass sees what was written.
+                    debug!(
+                        error = &error as &dyn std::error::Error,
+                        "cannot go on with the update"
+                    );
+                }
+                sleep(EVERY).await;
+            };
+            if ctx.until_cancelled(Box::pin(pass)).await.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn pass(&self) -> Result<(), Error> {
+        let Ok(lead) = self.handlers.lead() else {
+            self.rest();
+            return Ok(());
+        };
+        let known = self.handlers.0.directory.borrow().update();
+        let Some(known) = known.filter(|known| journal::is_open(known)) else {
+            self.rest();
+            return Ok(());
+        };
+        let spare = lead.consensus_status(None).await.tolerates;
+        let (facts, now) = (Facts { nodes: lead.facts(), spare }, seconds());
+        let leave = journal::leave(&known, &facts).map(|node| (node, Instant::now()));
+        self.handlers.0.leave.send_replace(leave);
+        match journal::step(&known, &facts, now) {
+            Next::Rest => self.rest(),
+            Next::Wait(what) => self.wait(Some(what)),
+            Next::Write(_) => {
+                // Over the record itself, which the copy may be behind.
+                let stepped = |old: Option<v1::ClusterUpdate>| {
+                    let old = old.unwrap_or_default();
+                    Ok::<_, Error>(match journal::step(&old, &facts, now) {
+                        Next::Write(new) => Outcome::Put(*new, Vec::new(), Vec::new()),
+                        Next::Wait(_) | Next::Rest => Outcome::Keep(old),
+                    })
+                };
+                let new = lead.store().update(UPDATE, stepped).await?;
+                said(&known, &new);
+            }
+        }
+        Ok(())
+    }
+
+    fn rest(&self) {
+        self.wait(None);
+        self.handlers.0.leave.send_replace(None);
+    }
+
+    fn wait(&self, what: Option<String>) {
+        self.handlers.0.waiting.send_if_modified(|waiting| {
+            if waiting.as_ref().map(|waiting| &waiting.what) == what.as_ref() {
+                return false;
+            }
+            *waiting = what.map(|what| Waiting { what, since: seconds() });
+            true
+        });
+    }
+}
+
+/// Logs what has changed.
+fn said(before: &v1::ClusterUpdate, after: &v1::ClusterUpdate) {
+    let version = after.bundle.as_ref().map_or("", |bundle| &bundle.version);
+    for (old, new) in before.steps.iter().zip(&after.steps) {
+        if old.state == new.state {
+            continue;
+        }
+        let node = &new.node_id;
+        match new.state() {
+            Progress::Turn => info!(%node, version, "it is this node's turn to update"),
+            Progress::Done => info!(%node, version, "the node runs the new version"),
+            Progress::Gone => info!(%node, version, "the node left before its update"),
+            Progress::Failed => {
+                let cause = &new.cause;
+                warn!(%node, version, cause, "the node did not take the new version");
+            }
+            Progress::Waiting | Progress::Unspecified => {}
+        }
+    }
+    if before.state != after.state {
+        info!(version, state = state(after.state()), "the update of the cluster");
+    }
+}
+
+/// The word for a state.
+fn state(state: State) -> &'static str {
+    match state {
+        State::Loading => "waiting for its bundle",
+        State::Running => "running",
+        State::Failed => "stopped by a node that did not take it",
+        State::Done => "done",
+        State::Aborted => "aborted",
+        State::Unspecified => "unknown",
+    }
+}
+
+impl Lead {
+    fn facts(&self) -> Vec<Fact> {
+        let parts = &self.handlers.0;
+        Fact::all(&parts.directory.borrow(), &parts.heartbeats, parts.node)
+    }
+
+    /// What a node does for an update; `None` while the copy may be behind.
+    pub(super) fn orders(&self, node: NodeId) -> Option<v1::UpdateOrders> {
+        let directory = self.handlers.0.directory.borrow();
+        let needed = self.term.revision().max(self.term.store.kv.written());
+        if directory.revision() < needed {
+            return None;
+        }
+        let Some(known) = directory.update() else { return Some(v1::UpdateOrders::default()) };
+        let address = |holder| {
+            let status = directory.node(holder)?.node.status.as_ref()?;
+            Some(status.external_address.clone())
+        };
+        let turn = journal::turn(&known, node, address);
+        let leave = *self.handlers.0.leave.borrow();
+        let fresh = leave.filter(|(of, found)| *of == node && found.elapsed() < LEAVE);
+        let restart = turn.is_some() && fresh.is_some();
+        Some(v1::UpdateOrders { turn, keep: journal::keeps(&known, node), restart })
+    }
+
+    /// Between two heartbeats: shorter while an update waits for them.
+    pub(super) fn pace(&self) -> Duration {
+        let update = self.handlers.0.directory.borrow().update();
+        if update.is_some_and(|update| journal::is_open(&update)) { EVERY } else { HEARTBEAT }
+    }
+
+    /// Plans an update, and begins it unless it is a trial run.
+    pub(super) async fn begin_update(
+        &self,
+        request: v1::BeginUpdateRequest,
+    ) -> Result<v1::ClusterUpdate, Error> {
+        let v1::BeginUpdateRequest { bundle, dry_run } = request;
+        let message = bundle.ok_or_else(|| Error::Field("bundle is missing".to_owned()))?;
+        let bundle = Bundle::read(&message).map_err(|invalid| Error::Field(invalid.to_string()))?;
+        let (facts, now) = (self.facts(), seconds());
+        let begin = |old: Option<&v1::ClusterUpdate>| {
+            if let Some(old) = old.filter(|old| journal::is_open(old)) {
+                let same = old.bundle.as_ref() == Some(&message);
+                if same && old.state() == State::Loading {
+                    return Ok(None);
+                }
+                let version = old.bundle.clone().unwrap_or_default().version;
+                return Err(Error::UpdateGoesOn { version, state: state(old.state()) });
+            }
+            let turns = plan(&facts, &bundle)?;
+            Ok(Some(journal::begun(message.clone(), self.handlers.0.node, &turns, &facts, now)))
+        };
+        if dry_run {
+            let known = self.handlers.0.directory.borrow().update();
+            let planned = begin(known.as_deref())?;
+            return Ok(planned.or_else(|| known.as_deref().cloned()).unwrap_or_default());
+        }
+        self.store()
+            .update(UPDATE, |old: Option<v1::ClusterUpdate>| {
+                Ok::<_, Error>(match begin(old.as_ref())? {
+                    Some(new) => {
+                        info!(version = message.version, "an update of the cluster begins");
+                        Outcome::Put(new, Vec::new(), Vec::new())
+                    }
+                    None => Outcome::Keep(old.unwrap_or_default()),
+                })
+            })
+            .await
+    }
+
+    /// Holds, continues or ends the update that goes on.
+    pub(super) async fn control_update(
+        &self,
+        request: v1::ControlUpdateRequest,
+    ) -> Result<v1::ClusterUpdate, Error> {
+        use v1::control_update_request::Control as Asked;
+        let control = match request.control() {
+            Asked::Pause => Control::Pause,
+            Asked::Resume => Control::Resume,
+            Asked::Abort => Control::Abort,
+            Asked::Unspecified => {
+                let text = "control is missing; allowed are PAUSE, RESUME, ABORT";
+                return Err(Error::Field(text.to_owned()));
+            }
+        };
+        let written = self.store().update(UPDATE, |old: Option<v1::ClusterUpdate>| {
+            let old = old.filter(journal::is_open).ok_or(Error::NoUpdate("goes on"))?;
+            let new = journal::controlled(&old, control, seconds());
+            if new == old {
+                return Ok(Outcome::Keep(old));
+            }
+            info!(?control, "an owner controls the update of the cluster");
+            Ok(Outcome::Put(new, Vec::new(), Vec::new()))
+        });
+        written.await
+    }
+
+    /// The update that goes on, or the last one.
+    pub(super) async fn read_update(&self) -> Result<v1::GetUpdateResponse, tonic::Status> {
+        let directory = self.current().await?;
+        let update = directory.borrow().update();
+        let update = update.ok_or_else(|| self.refuse(Error::NoUpdate("was ever begun")))?;
+        Ok(self.update_with_wait(&update))
+    }
+
+    /// The update that goes on.
+    pub(super) fn update_that_goes_on(
+        &self,
+        directory: &Directory,
+    ) -> Option<v1::GetUpdateResponse> {
+        let update = directory.update().filter(|update| journal::is_open(update))?;
+        Some(self.update_with_wait(&update))
+    }
+
+    fn update_with_wait(&self, update: &v1::ClusterUpdate) -> v1::GetUpdateResponse {
+        let waiting = self.handlers.0.waiting.borrow().clone();
+        let waiting = waiting.filter(|_| journal::is_open(update));
+        let (waits_for, waits_since) =
+            waiting.map(|waiting| (waiting.what, waiting.since)).unwrap_or_default();
+        let update = Some(update.clone());
+        v1::GetUpdateResponse { update, waits_for, waits_since }
+    }
+}

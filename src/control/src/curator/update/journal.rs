@@ -1,0 +1,685 @@
+//! The journal of an update: what the leader does next, by the record in etcd and by what it
+//! knows of the nodes.
+//!
+//! ```text
+//! [loading] --holder has the bundle--> [running] --every step done or gone--> [done]
+//!     |                                 |     ^
+//!     |            a node did not take it     | resume: that node waits for another turn
+//!     |                                 v     |
+//!     +----------- abort ------------> [failed]
+//!                                       |
+//!                          [aborted] <--+ abort
+//!
+//! step:  waiting --every node healthy, etcd spares it--> turn --runs it, ready--> done
+//!           \--the node is no longer up--> gone           \--says that it gave up--> failed
+//!
+//! turn:  fetched, installed, drained --every other node healthy, etcd spares it--> restarts
+//! ```
+//!
+//! `paused` holds the edge from *waiting* to *turn*, and nothing else.
+//!
+//! Invariants:
+//! - At most one step has its turn.
+//! - A step gets its turn, and its node the leave to restart, only while every node that is up is
+//!   healthy and ready, and a voter only while etcd keeps its quorum without it.
+//! - Which step is next depends on who leads now, not on who led when the plan was made.
+//! - A turn that failed and a turn that is repeated have different numbers.
+
+use polis_proto::v1;
+use polis_proto::v1::cluster_update::step::State as Progress;
+use polis_proto::v1::cluster_update::{State, Step};
+use polis_proto::v1::update_report::Phase;
+use semver::Version;
+
+use super::facts::{Fact, Facts};
+use super::plan::{place, spares_one, voters};
+use polis_wire::identity::NodeId;
+
+/// Bytes of the longest cause that is kept.
+const CAUSE_MAX: usize = 512;
+
+/// What the leader does next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Next {
+    /// The journal becomes this.
+    Write(Box<v1::ClusterUpdate>),
+    /// Nothing, until this has happened.
+    Wait(String),
+    /// Nothing goes on.
+    Rest,
+}
+
+/// What an owner wants of an update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Control {
+    /// No further node gets a turn.
+    Pause,
+    /// The turns go on.
+    Resume,
+    /// It ends.
+    Abort,
+}
+
+/// Whether an update goes on.
+#[must_use]
+pub fn is_open(journal: &v1::ClusterUpdate) -> bool {
+    match journal.state() {
+        State::Loading | State::Running | State::Failed => true,
+        State::Done | State::Aborted | State::Unspecified => false,
+    }
+}
+
+/// The journal of an update that begins.
+#[must_use]
+pub fn begun(
+    bundle: v1::UpdateBundle,
+    holder: NodeId,
+    turns: &[NodeId],
+    facts: &[Fact],
+    now: i64,
+) -> v1::ClusterUpdate {
+    let is_voter = |id: &NodeId| facts.iter().any(|fact| fact.id == *id && fact.voter);
+    let steps = turns.iter().map(|id| Step {
+        node_id: id.to_string(),
+        state: Progress::Waiting.into(),
+        voter: is_voter(id),
+        since: now,
+        ..Step::default()
+    });
+    v1::ClusterUpdate {
+        bundle: Some(bundle),
+        holder: holder.to_string(),
+        // Without a node to update, there is nothing to wait for.
+        state: if turns.is_empty() { State::Done } else { State::Loading }.into(),
+        paused: false,
+        steps: steps.collect(),
+        began_at: now,
+        changed_at: now,
+    }
+}
+
+/// The journal after an owner's request; the same one where it is so already.
+#[must_use]
+pub fn controlled(journal: &v1::ClusterUpdate, control: Control, now: i64) -> v1::ClusterUpdate {
+    let mut journal = journal.clone();
+    let before = journal.clone();
+    match control {
+        Control::Pause => journal.paused = true,
+        Control::Resume => {
+            journal.paused = false;
+            if journal.state() == State::Failed {
+                journal.set_state(State::Running);
+            }
+            let failed = |step: &&mut Step| step.state() == Progress::Failed;
+            for step in journal.steps.iter_mut().filter(failed) {
+                change(step, Progress::Waiting, "", now);
+            }
+        }
+        Control::Abort => journal.set_state(State::Aborted),
+    }
+    if journal != before {
+        journal.changed_at = now;
+    }
+    journal
+}
+
+/// The next change, or what it waits for.
+#[must_use]
+pub fn step(journal: &v1::ClusterUpdate, facts: &Facts, now: i64) -> Next {
+    match journal.state() {
+        State::Loading => loading(journal, &facts.nodes, now),
+        State::Running => running(journal, facts, now),
+        State::Failed => Next::Wait("an owner: resume or abort it".to_owned()),
+        State::Done | State::Aborted | State::Unspecified => Next::Rest,
+    }
+}
+
+/// The turn of a node, if it is its turn. `address` finds the holder.
+#[must_use]
+pub fn turn(
+    journal: &v1::ClusterUpdate,
+    node: NodeId,
+    address: impl FnOnce(NodeId) -> Option<String>,
+) -> Option<v1::UpdateTurn> {
+    let open = journal.state() == State::Running;
+    let step = journal.steps.iter().find(|step| step.state() == Progress::Turn);
+    let step = step.filter(|step| open && step.node_id == node.to_string())?;
+    let holder_address = journal.holder.parse().ok().and_then(address).unwrap_or_default();
+    Some(v1::UpdateTurn {
+        began: step.since,
+        bundle: journal.bundle.clone(),
+        holder: journal.holder.clone(),
+        holder_address,
+        boot_id: step.boot_id.clone(),
+    })
+}
+
+/// The node that may restart now, if one is to.
+#[must_use]
+pub fn leave(journal: &v1::ClusterUpdate, facts: &Facts) -> Option<NodeId> {
+    let step = journal.steps.iter().find(|step| step.state() == Progress::Turn);
+    let step = step.filter(|_| journal.state() == State::Running)?;
+    let fact = facts.nodes.iter().find(|fact| fact.id.to_string() == step.node_id)?;
+    let ready = matches!(taking(journal, step, fact), Taking::Ready);
+    (ready && obstacle(fact, facts).is_none()).then_some(fact.id)
+}
+
+/// The image of the bundle that a node keeps for the others; empty: none.
+#[must_use]
+pub fn keeps(journal: &v1::ClusterUpdate, node: NodeId) -> String {
+    let holds = is_open(journal) && journal.holder == node.to_string();
+    let image = journal.bundle.as_ref().map(|bundle| bundle.image.clone());
+    image.filter(|_| holds).unwrap_or_default()
+}
+
+fn loading(journal: &v1::ClusterUpdate, facts: &[Fact], now: i64) -> Next {
+    let bundle = journal.bundle.clone().unwrap_or_default();
+    let holder = facts.iter().find(|fact| fact.id.to_string() == journal.holder);
+    let has = holder.and_then(|fact| fact.report.as_ref()).map(|report| report.keeps.as_str());
+    if has == Some(bundle.image.as_str()) {
+        let mut journal = journal.clone();
+        journal.set_state(State::Running);
+        journal.changed_at = now;
+        return Next::Write(Box::new(journal));
+    }
+    Next::Wait(format!("{} does not have the bundle yet", journal.holder))
+}
+
+fn running(journal: &v1::ClusterUpdate, facts: &Facts, now: i64) -> Next {
+    let Facts { nodes, .. } = facts;
+    let written = |at: usize, state: Progress, cause: &str| {
+        let mut journal = journal.clone();
+        change(&mut journal.steps[at], state, cause, now);
+        journal.changed_at = now;
+        journal
+    };
+    let fact_of = |step: &Step| nodes.iter().find(|fact| fact.id.to_string() == step.node_id);
+    let at = |state: Progress| journal.steps.iter().position(|step| step.state() == state);
+    if let Some(at) = at(Progress::Turn) {
+        let step = &journal.steps[at];
+        let Some(fact) = fact_of(step) else {
+            return Next::Write(Box::new(written(at, Progress::Gone, "it left the cluster")));
+        };
+        return match taking(journal, step, fact) {
+            Taking::Done => Next::Write(Box::new(written(at, Progress::Done, ""))),
+            Taking::Failed(cause) => {
+                let mut journal = written(at, Progress::Failed, &cause);
+                journal.set_state(State::Failed);
+                Next::Write(Box::new(journal))
+            }
+            Taking::Ready => Next::Wait(match obstacle(fact, facts) {
+                None => format!("{}: it is to restart", fact.id),
+                Some(what) => format!("{what}, before {} may restart", fact.id),
+            }),
+            Taking::On(what) => Next::Wait(format!("{}: {what}", fact.id)),
+        };
+    }
+    // Removed by an operator meanwhile, or updated by itself.
+    for (at, step) in
+        (0..).zip(&journal.steps).filter(|(_, step)| step.state() == Progress::Waiting)
+    {
+        match fact_of(step) {
+            None => {
+                return Next::Write(Box::new(written(at, Progress::Gone, "it left the cluster")));
+            }
+            Some(fact) if fact.fault().is_none() && runs(journal, fact) => {
+                return Next::Write(Box::new(written(at, Progress::Done, "")));
+            }
+            Some(_) => {}
+        }
+    }
+    let waiting = (0..).zip(&journal.steps).filter(|(_, step)| step.state() == Progress::Waiting);
+    let waiting = waiting.filter_map(|(at, step)| Some((at, fact_of(step)?)));
+    let next = waiting.min_by_key(|(_, fact)| place(fact));
+    let Some((at, fact)) = next else {
+        // The last one may have gone; the others are to be well after it, too.
+        if let Some((node, fault)) = nodes.iter().find_map(|fact| Some((fact.id, fact.fault()?))) {
+            return Next::Wait(format!("{node}: {fault}"));
+        }
+        let mut journal = journal.clone();
+        journal.set_state(State::Done);
+        journal.changed_at = now;
+        return Next::Write(Box::new(journal));
+    };
+    if let Some(what) = fact.fault().map(|fault| format!("{}: {fault}", fact.id)) {
+        return Next::Wait(what);
+    }
+    if let Some(what) = obstacle(fact, facts) {
+        return Next::Wait(what);
+    }
+    if journal.paused {
+        return Next::Wait("an owner has paused it: resume or abort it".to_owned());
+    }
+    // Two turns within a second would have the same number.
+    let last = journal.steps.iter().map(|step| step.since).max().unwrap_or_default();
+    let mut journal = written(at, Progress::Turn, "");
+    journal.steps[at].since = now.max(last.saturating_add(1));
+    journal.steps[at].boot_id =
+        fact.report.as_ref().map(|report| report.boot_id.clone()).unwrap_or_default();
+    Next::Write(Box::new(journal))
+}
+
+/// What stands against the restart of a node: another one is not as it should be, or etcd would
+/// stop.
+fn obstacle(fact: &Fact, facts: &Facts) -> Option<String> {
+    let mut others = facts.nodes.iter().filter(|other| other.id != fact.id);
+    if let Some((node, fault)) = others.find_map(|other| Some((other.id, other.fault()?))) {
+        return Some(format!("{node}: {fault}"));
+    }
+    let spared = spares_one(voters(&facts.nodes)) && facts.spare > 0;
+    (fact.voter && !spared).then(|| format!("{} is a voter, and etcd cannot spare one", fact.id))
+}
+
+/// How a turn goes.
+enum Taking {
+    Done,
+    Failed(String),
+    Ready,
+    On(String),
+}
+
+fn taking(journal: &v1::ClusterUpdate, step: &Step, fact: &Fact) -> Taking {
+    // A report from before the turn says nothing of it, and a node that restarts sends none.
+    let Some(report) = &fact.report else { return Taking::On("it sends no heartbeats".to_owned()) };
+    if runs(journal, fact) {
+        return match fact.fault() {
+            None => Taking::Done,
+            Some(fault) => Taking::On(format!("it runs the new version; {fault}")),
+        };
+    }
+    let own = report.turn == step.since;
+    let because = match report.cause.as_str() {
+        "" => String::new(),
+        cause => format!(": {cause}"),
+    };
+    let phase = if own { report.phase() } else { Phase::Unspecified };
+    if phase == Phase::Failed {
+        return Taking::Failed(bounded(report.cause.clone()));
+    }
+    if fact.health != v1::NodeHealth::Healthy {
+        return Taking::On(match phase {
+            Phase::Restart => "it restarts".to_owned(),
+            _ => "it sends no heartbeats".to_owned(),
+        });
+    }
+    Taking::On(match phase {
+        Phase::Ready => return Taking::Ready,
+        Phase::Unspecified | Phase::Failed => "it is to begin".to_owned(),
+        Phase::Fetch => format!("it waits for the node that has the bundle{because}"),
+        Phase::Install => "it writes the new system to its disk".to_owned(),
+        Phase::Drain => format!("it moves its pods away{because}"),
+        Phase::Restart => "it restarts".to_owned(),
+    })
+}
+
+/// Whether a node runs the version of the bundle.
+fn runs(journal: &v1::ClusterUpdate, fact: &Fact) -> bool {
+    let version = journal.bundle.as_ref().and_then(|bundle| Version::parse(&bundle.version).ok());
+    version.is_some() && fact.version() == version
+}
+
+fn change(step: &mut Step, state: Progress, cause: &str, now: i64) {
+    step.set_state(state);
+    step.since = now;
+    step.cause = cause.to_owned();
+}
+
+fn bounded(mut cause: String) -> String {
+    let end = (0..=cause.len().min(CAUSE_MAX)).rev().find(|end| cause.is_char_boundary(*end));
+    cause.truncate(end.unwrap_or_default());
+    cause
+}
+
+#[cfg(test)]
+mod tests {
+    use polis_proto::v1::NodeHealth;
+    use proptest::prelude::*;
+
+    use super::super::plan::plan;
+    use super::super::plan::tests::{bundle, fact, five, id, report};
+    use super::*;
+
+    fn message() -> v1::UpdateBundle {
+        v1::UpdateBundle {
+            version: "1.1.0".to_owned(),
+            from: "1.0.0".to_owned(),
+            image: "00ff".to_owned(),
+            variant: "base".to_owned(),
+            signer: "aa11".to_owned(),
+        }
+    }
+
+    /// A cluster under an update, and the clock.
+    struct World {
+        facts: Vec<Fact>,
+        spare: u32,
+        journal: v1::ClusterUpdate,
+        now: i64,
+    }
+
+    impl World {
+        fn new(facts: Vec<Fact>) -> Self {
+            let turns = plan(&facts, &bundle()).unwrap();
+            let journal = begun(message(), id(1), &turns, &facts, 100);
+            Self { facts, spare: 1, journal, now: 100 }
+        }
+
+        /// One that has the bundle.
+        fn loaded(facts: Vec<Fact>) -> Self {
+            let mut world = Self::new(facts);
+            world.report(id(1), |report| report.keeps = "00ff".to_owned());
+            assert_eq!(world.pass(), None);
+            assert_eq!(world.journal.state(), State::Running);
+            world
+        }
+
+        fn fact(&mut self, node: NodeId) -> &mut Fact {
+            self.facts.iter_mut().find(|fact| fact.id == node).unwrap()
+        }
+
+        fn report(&mut self, node: NodeId, change: impl FnOnce(&mut v1::UpdateReport)) {
+            change(self.fact(node).report.as_mut().unwrap());
+        }
+
+        fn seen(&self) -> Facts {
+            Facts { nodes: self.facts.clone(), spare: self.spare }
+        }
+
+        /// One step of the leader; what it waits for, if it writes nothing.
+        fn pass(&mut self) -> Option<String> {
+            self.now += 1;
+            match step(&self.journal, &self.seen(), self.now) {
+                Next::Write(journal) => {
+                    assert_ne!(*journal, self.journal, "a write that changes nothing");
+                    self.journal = *journal;
+                    None
+                }
+                Next::Wait(what) => Some(what),
+                Next::Rest => Some(String::new()),
+            }
+        }
+
+        /// Steps until the leader waits.
+        fn settle(&mut self) -> String {
+            (0..20).find_map(|_| self.pass()).expect("it waits at some time")
+        }
+
+        /// The node whose turn it is.
+        fn turn(&self) -> Option<(NodeId, v1::UpdateTurn)> {
+            let of = |fact: &Fact| Some((fact.id, turn(&self.journal, fact.id, |_| None)?));
+            let turns: Vec<_> = self.facts.iter().filter_map(of).collect();
+            assert!(turns.len() <= 1, "{turns:?}");
+            turns.into_iter().next()
+        }
+
+        fn takes(&mut self, node: NodeId) {
+            let voter = self.fact(node).voter;
+            let leads = self.fact(node).leads;
+            let keeps = self.fact(node).report.clone().unwrap_or_default().keeps;
+            let seed = (1..=9).find(|seed| id(*seed) == node).unwrap();
+            *self.fact(node) = Fact { leads, ..fact(seed, voter, "1.1.0") };
+            self.report(node, |report| report.keeps = keeps);
+        }
+    }
+
+    #[test]
+    fn nodes_take_turns_until_all_are_done() {
+        let mut world = World::new(five(2));
+        assert!(world.settle().ends_with("does not have the bundle yet"));
+        assert_eq!(world.turn(), None);
+        assert_eq!(keeps(&world.journal, id(1)), "00ff");
+        world.report(id(1), |report| report.keeps = "00ff".to_owned());
+        let mut order = Vec::new();
+        while world.journal.state() != State::Done {
+            let waits = world.settle();
+            let Some((node, turn)) = world.turn() else { break };
+            assert!(waits.ends_with("it is to begin"), "{waits}");
+            assert_eq!(turn.boot_id, "boot of 1.0.0");
+            assert_eq!(keeps(&world.journal, id(1)), "00ff");
+            // It is away, and the others have no turn.
+            world.fact(node).health = NodeHealth::Late;
+            assert!(world.settle().ends_with("it sends no heartbeats"));
+            world.takes(node);
+            world.report(node, |report| report.trial = true);
+            assert!(world.settle().ends_with("it runs the new version; its system is on trial"));
+            world.takes(node);
+            order.push(node);
+        }
+        assert_eq!(world.journal.state(), State::Done);
+        assert_eq!(order.len(), 5);
+        assert_eq!(order[4], id(2), "the leader is the last");
+        assert!(world.facts.iter().all(|fact| keeps(&world.journal, fact.id).is_empty()));
+        assert_eq!(world.settle(), "");
+    }
+
+    #[test]
+    fn the_leader_of_the_moment_is_the_last_also_after_a_change() {
+        let mut world = World::loaded(five(1)[..3].to_vec());
+        world.settle();
+        let (first, _) = world.turn().unwrap();
+        world.takes(first);
+        // The node that was to be last no longer leads.
+        let heir = [id(2), id(3)].into_iter().find(|node| *node != first).unwrap();
+        world.fact(id(1)).leads = false;
+        world.fact(heir).leads = true;
+        world.settle();
+        assert_eq!(world.turn().unwrap().0, id(1));
+    }
+
+    #[test]
+    fn a_node_that_gives_up_stops_the_update_until_an_owner_resumes_it() {
+        let mut world = World::loaded(five(1));
+        world.settle();
+        let (node, turn) = world.turn().unwrap();
+        world.report(node, |report| {
+            (report.turn, report.cause) = (turn.began, "guru 0310".to_owned());
+            report.set_phase(Phase::Failed);
+        });
+        assert!(world.settle().starts_with("an owner"));
+        assert_eq!(world.journal.state(), State::Failed);
+        assert_eq!(world.turn(), None);
+        let failed = world.journal.steps.iter().find(|step| step.state() == Progress::Failed);
+        assert_eq!(failed.map(|step| &*step.cause), Some("guru 0310"));
+        assert_eq!(keeps(&world.journal, id(1)), "00ff", "the bundle is needed again");
+        // The report of the first turn says nothing of the second one, however soon it comes.
+        world.journal = controlled(&world.journal, Control::Resume, turn.began);
+        assert!(world.settle().ends_with("it is to begin"));
+        let (again, next) = world.turn().unwrap();
+        assert_eq!(again, node);
+        assert_ne!(next.began, turn.began);
+    }
+
+    #[test]
+    fn a_paused_update_lets_the_node_finish_and_gives_no_other_turn() {
+        let mut world = World::loaded(five(1));
+        world.settle();
+        let (node, _) = world.turn().unwrap();
+        world.journal = controlled(&world.journal, Control::Pause, world.now);
+        assert_eq!(world.turn().unwrap().0, node);
+        world.takes(node);
+        assert!(world.settle().starts_with("an owner has paused it"));
+        assert_eq!(world.turn(), None);
+        let same = controlled(&world.journal, Control::Pause, world.now + 9);
+        assert_eq!(same, world.journal);
+        world.journal = controlled(&world.journal, Control::Resume, world.now);
+        world.settle();
+        assert_ne!(world.turn().unwrap().0, node);
+    }
+
+    #[test]
+    fn an_update_that_was_ended_gives_no_turn_and_keeps_no_bundle() {
+        let mut world = World::loaded(five(1));
+        world.settle();
+        world.journal = controlled(&world.journal, Control::Abort, world.now);
+        assert!(!is_open(&world.journal));
+        assert_eq!((world.turn(), world.settle()), (None, String::new()));
+        assert_eq!(keeps(&world.journal, id(1)), "");
+    }
+
+    #[test]
+    fn no_turn_begins_while_a_node_is_not_as_it_should_be() {
+        let mut world = World::loaded(five(1));
+        world.fact(id(3)).quorum = false;
+        assert!(world.settle().ends_with("its member of etcd knows no leader"));
+        assert_eq!(world.turn(), None);
+        world.fact(id(3)).quorum = true;
+        world.settle();
+        assert!(world.turn().is_some());
+    }
+
+    #[test]
+    fn a_node_restarts_only_while_the_others_are_as_they_should_be() {
+        let mut world = World::loaded(five(1)[..3].to_vec());
+        world.settle();
+        let (node, turn) = world.turn().unwrap();
+        assert_eq!(leave(&world.journal, &world.seen()), None, "it has nothing to start yet");
+        world.report(node, |report| {
+            report.turn = turn.began;
+            report.set_phase(Phase::Ready);
+        });
+        assert_eq!(leave(&world.journal, &world.seen()), Some(node));
+        let other = world.facts.iter().map(|fact| fact.id).find(|other| *other != node).unwrap();
+        world.fact(other).health = NodeHealth::Late;
+        assert_eq!(leave(&world.journal, &world.seen()), None);
+        assert!(world.settle().ends_with(&format!("before {node} may restart")));
+        world.fact(other).health = NodeHealth::Healthy;
+        // etcd misses a member before its heartbeats do.
+        world.spare = 0;
+        assert_eq!(leave(&world.journal, &world.seen()), None);
+        assert!(world.settle().contains("etcd cannot spare one"));
+        world.spare = 1;
+        // A report about another turn is no question.
+        world.report(node, |report| report.turn += 1);
+        assert_eq!(leave(&world.journal, &world.seen()), None);
+        world.journal = controlled(&world.journal, Control::Abort, world.now);
+        world.report(node, |report| report.turn -= 1);
+        assert_eq!(leave(&world.journal, &world.seen()), None);
+    }
+
+    #[test]
+    fn a_voter_gets_no_turn_where_voters_have_left_meanwhile() {
+        let mut world = World::loaded(five(1)[..3].to_vec());
+        world.facts.retain(|fact| fact.id != id(2));
+        assert!(world.settle().ends_with("etcd cannot spare one"));
+        assert_eq!(world.turn(), None);
+        assert!(world.journal.steps.iter().any(|step| step.state() == Progress::Gone));
+    }
+
+    #[test]
+    fn a_node_that_is_deleted_in_its_turn_does_not_hold_the_others() {
+        let mut world = World::loaded(five(1));
+        world.settle();
+        let (node, _) = world.turn().unwrap();
+        world.facts.retain(|fact| fact.id != node);
+        world.settle();
+        assert_ne!(world.turn().unwrap().0, node);
+    }
+
+    #[test]
+    fn a_cluster_that_needs_nothing_is_done_at_once() {
+        let facts = vec![fact(1, true, "1.1.0")];
+        let journal = begun(message(), id(1), &[], &facts, 7);
+        assert_eq!((journal.state(), is_open(&journal)), (State::Done, false));
+    }
+
+    /// What may happen to a node while an update goes on.
+    #[derive(Clone, Debug)]
+    enum Happens {
+        Late(usize),
+        Back(usize),
+        Trial(usize),
+        Takes(usize),
+        GivesUp(usize),
+        Leads(usize),
+        Control(Control),
+    }
+
+    fn happens() -> impl Strategy<Value = Happens> {
+        let control = prop_oneof![Just(Control::Pause), Just(Control::Resume)];
+        prop_oneof![
+            (0_usize..5).prop_map(Happens::Late),
+            (0_usize..5).prop_map(Happens::Back),
+            (0_usize..5).prop_map(Happens::Trial),
+            (0_usize..5).prop_map(Happens::Takes),
+            (0_usize..5).prop_map(Happens::GivesUp),
+            (0_usize..3).prop_map(Happens::Leads),
+            control.prop_map(Happens::Control),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_happens_one_healthy_node_at_a_time_gets_its_turn_and_the_update_ends(
+            events in prop::collection::vec(happens(), 0..60),
+        ) {
+            let mut world = World::loaded(five(1));
+            for event in events {
+                let before = world.turn().map(|(node, turn)| (node, turn.began));
+                match event {
+                    Happens::Late(at) => world.facts[at].health = NodeHealth::Late,
+                    Happens::Back(at) => world.facts[at].health = NodeHealth::Healthy,
+                    Happens::Trial(at) => world.facts[at].report.as_mut().unwrap().trial ^= true,
+                    // Only a node whose turn it is changes its version.
+                    Happens::Takes(at) => if before.is_some_and(|(node, _)| node == world.facts[at].id) {
+                        world.takes(world.facts[at].id);
+                    },
+                    Happens::GivesUp(at) => if let Some((node, began)) = before.filter(|(node, _)| *node == world.facts[at].id) {
+                        world.report(node, |report| {
+                            report.turn = began;
+                            report.set_phase(Phase::Failed);
+                        });
+                    },
+                    Happens::Leads(at) => for (other, fact) in world.facts.iter_mut().enumerate() {
+                        fact.leads = other == at;
+                    },
+                    Happens::Control(control) => world.journal = controlled(&world.journal, control, world.now),
+                }
+                for _ in 0..3 {
+                    let before = world.turn().map(|(node, turn)| (node, turn.began));
+                    world.pass();
+                    let after = world.turn().map(|(node, turn)| (node, turn.began));
+                    if let Some((node, _)) = after.filter(|_| after != before) {
+                        prop_assert!(world.facts.iter().all(|fact| fact.fault().is_none()));
+                        prop_assert!(!world.journal.paused);
+                        let fact = world.facts.iter().find(|fact| fact.id == node).unwrap();
+                        let others = world.journal.steps.iter().any(|step| {
+                            step.state() == Progress::Waiting && step.node_id != node.to_string()
+                        });
+                        prop_assert!(!(fact.leads && others), "the leader is the last");
+                        let workers = world.journal.steps.iter().any(|step| {
+                            step.state() == Progress::Waiting && !step.voter
+                        });
+                        prop_assert!(!(fact.voter && workers), "a voter after the others");
+                    }
+                }
+            }
+            // All is well from here on.
+            for _ in 0..60 {
+                world.journal = controlled(&world.journal, Control::Resume, world.now);
+                for fact in &mut world.facts {
+                    (fact.health, fact.quorum) = (NodeHealth::Healthy, fact.voter);
+                    fact.report.as_mut().unwrap().trial = false;
+                }
+                if let Some((node, _)) = world.turn() {
+                    world.takes(node);
+                }
+                world.pass();
+            }
+            prop_assert_eq!(world.journal.state(), State::Done);
+            prop_assert!(world.facts.iter().all(|fact| runs(&world.journal, fact)));
+        }
+
+        #[test]
+        fn arbitrary_reports_do_no_harm(
+            version in ".{0,40}", phase in any::<i32>(), turn in any::<i64>(), cause in ".{0,900}",
+        ) {
+            let mut world = World::loaded(five(1));
+            world.settle();
+            let (node, _) = world.turn().unwrap();
+            world.fact(node).report =
+                Some(v1::UpdateReport { version, phase, turn, cause, ..report("1.0.0") });
+            world.settle();
+            prop_assert!(world.journal.steps.iter().all(|step| step.cause.len() <= CAUSE_MAX));
+        }
+    }
+}

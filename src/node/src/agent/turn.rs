@@ -1,0 +1,404 @@
+//! This node's part of an update of the cluster: when the leader gives it its turn, it fetches
+//! the bundle, installs it, moves its pods away and restarts.
+//!
+//! ```text
+//! answer to a heartbeat --turn--> what is on the disk?
+//!    the new version runs --------> nothing: its reports say so
+//!    it was tried in this turn ---> [failed]
+//!    it waits for its try --------> [drain] -> [ready]
+//!    anything else ---------------> [fetch] -> [install] -> [drain] -> [ready]
+//!                                      answer to a heartbeat --leave--> [restart]
+//! ```
+//!
+//! Nothing of a turn is written down here: after a restart the turn comes again, and the disk
+//! says what was done. The number of the boot in which the turn began tells a try of this turn
+//! from one before it.
+//!
+//! Invariants:
+//! - A node restarts for an update only in its turn, once the new system was read back, and with
+//!   the leave of the leader, which sees whether the others can do without it.
+//! - A turn that the leader takes back ends what is being done, but for a system that is on the
+//!   disk already.
+//! - Whatever the holder sends is checked as if an owner had sent it.
+//!
+//! What this module does not do: decide whose turn it is, or what a failure means for the others
+//! (`curator::update`).
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use polis_proto::v1;
+use polis_proto::v1::node_management_client::NodeManagementClient;
+use polis_proto::v1::update_report::Phase;
+use semver::Version;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{sleep, timeout};
+use tracing::{debug, info, warn};
+
+use super::Service;
+use polis_base::cause;
+use polis_base::hex;
+use polis_base::sys::reboot::Reason;
+use polis_machine::update::{self, Door, Error, Installed, Other, PIECES, Pieces, Standing, Store};
+use polis_runtime::event::Closed;
+use polis_runtime::supervisor::{Context, blocking};
+use polis_wire::identity::NodeId;
+use polis_wire::rpc::client::{Expect, Trust, dial};
+use polis_workload::Part;
+use polis_workload::drain::{Drains, State};
+
+/// Between two attempts at the node that has the bundle.
+const RETRY: Duration = Duration::from_secs(5);
+/// Longest that it may send nothing.
+const STALL: Duration = Duration::from_secs(60);
+/// Longest that pods may take to go.
+const DRAIN: Duration = Duration::from_secs(15 * 60);
+
+/// How a turn goes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Taking {
+    /// The number of the turn; zero: none.
+    turn: i64,
+    phase: Phase,
+    cause: String,
+}
+
+/// What an update needs of the machine.
+#[derive(Clone, Debug)]
+pub struct Tools {
+    /// Where another system is taken.
+    pub door: Door,
+    /// Where a bundle is kept for others.
+    pub bundles: Store,
+    /// Where this node is drained.
+    pub drains: Drains,
+}
+
+/// What this node says of its systems in a heartbeat.
+pub(super) async fn report(service: &Service) -> v1::UpdateReport {
+    let bundles = service.tools.bundles.clone();
+    let keeps = blocking(move || bundles.kept()).await.unwrap_or_default();
+    let config = service.tools.door.config();
+    let Taking { turn, phase, cause } = service.outputs.taking.borrow().clone();
+    v1::UpdateReport {
+        boot_id: service.outputs.report.borrow().boot_id.clone(),
+        version: config.version.clone(),
+        trial: on_trial(&service.inputs.update.borrow()),
+        ready: *service.inputs.ready.borrow(),
+        variant: config.variant.clone(),
+        release_key: config.release_key.map(|key| hex::encode(key.as_bytes())).unwrap_or_default(),
+        keeps,
+        turn,
+        phase: phase.into(),
+        cause,
+    }
+}
+
+/// Whether the next start may begin another system than this one: so it is until the names on
+/// the ESP were read.
+fn on_trial(status: &update::Status) -> bool {
+    !status.known || status.trial
+}
+
+/// Takes what the leader has this node do; nothing changes where it did not say.
+pub(super) async fn ordered(service: &Service, orders: Option<v1::UpdateOrders>) {
+    let Some(v1::UpdateOrders { turn, keep, restart }) = orders else { return };
+    service
+        .outputs
+        .leave
+        .send_replace(restart.then_some(turn.as_ref()).flatten().map(|turn| turn.began));
+    service.outputs.turn.send_if_modified(|known| {
+        let changed = *known != turn;
+        *known = turn;
+        changed
+    });
+    let bundles = service.tools.bundles.clone();
+    blocking(move || bundles.keep_only(&keep)).await;
+}
+
+/// Carries out turns until cancelled.
+pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
+    let mut turns = service.outputs.turn.subscribe();
+    ctx.healthy();
+    loop {
+        let turn = turns.borrow_and_update().clone();
+        let work = async {
+            let Some(turn) = turn else {
+                service.outputs.taking.send_replace(Taking::default());
+                return std::future::pending::<Infallible>().await;
+            };
+            let tell = |phase, cause: String| {
+                let taking = Taking { turn: turn.began, phase, cause };
+                service.outputs.taking.send_if_modified(|known| {
+                    let changed = *known != taking;
+                    known.clone_from(&taking);
+                    changed
+                });
+            };
+            if let Err(cause) = take(&service, &ctx, &turn, &tell).await {
+                warn!(cause, "this node does not take the new version");
+                tell(Phase::Failed, cause);
+            }
+            std::future::pending::<Infallible>().await
+        };
+        let next = async {
+            tokio::select! {
+                // Cancel-safe: a turn that is taken back ends here, and the disk says how far it
+                // came.
+                never = Box::pin(work) => match never {},
+                // Cancel-safe: waits for an event value.
+                changed = turns.changed() => changed.map_err(|_closed| Closed("the turn")),
+            }
+        };
+        match ctx.until_cancelled(next).await {
+            Some(changed) => changed?,
+            None => return Ok(()),
+        }
+    }
+}
+
+/// What there is to do in a turn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Do {
+    /// The new version runs.
+    Nothing,
+    /// The system has to come to the disk.
+    Install,
+    /// It is there.
+    Restart,
+    /// It was tried in this turn, and did not stay.
+    Failed(String),
+}
+
+/// Reads the disk: `version` runs in the boot `boot_id`, beside the system `other`.
+fn decide(turn: &v1::UpdateTurn, version: &str, boot_id: &str, other: Option<&Other>) -> Do {
+    let wanted = turn.bundle.as_ref().and_then(|bundle| Version::parse(&bundle.version).ok());
+    if wanted.is_some() && Version::parse(version).ok() == wanted {
+        return Do::Nothing;
+    }
+    match other.filter(|other| Some(&other.version) == wanted.as_ref()) {
+        Some(Other { standing: Standing::Untried, .. }) => Do::Restart,
+        Some(other @ Other { standing: Standing::Tried, .. }) if boot_id != turn.boot_id => {
+            let cause = other.cause.as_deref().unwrap_or("it ended without a report");
+            Do::Failed(format!("the new system did not stay: {cause}"))
+        }
+        Some(_) | None => Do::Install,
+    }
+}
+
+/// Carries out a turn; an error is why the node gives up. Never ends once the machine does.
+async fn take(
+    service: &Service,
+    ctx: &Context,
+    turn: &v1::UpdateTurn,
+    tell: &impl Fn(Phase, String),
+) -> Result<(), String> {
+    let mut systems = service.inputs.update.clone();
+    let known = systems.wait_for(|status: &update::Status| status.known).await;
+    let known = known.map_err(|_closed| "the systems of this machine are not known")?.clone();
+    let mut reports = service.outputs.report.subscribe();
+    let report = reports.wait_for(|report| !report.boot_id.is_empty()).await;
+    let boot_id = report.map_err(|_closed| "the number of this boot is not known")?.boot_id.clone();
+    let version = &service.tools.door.config().version;
+    match decide(turn, version, &boot_id, known.other.as_ref()) {
+        Do::Nothing => return Ok(()),
+        Do::Failed(cause) => return Err(cause),
+        Do::Restart => {}
+        Do::Install => {
+            info!("it is this node's turn in an update of the cluster");
+            fetched(service, ctx, turn, tell).await?;
+        }
+    }
+    let held = drained(service, tell).await?;
+    tell(Phase::Ready, String::new());
+    let mut leaves = service.outputs.leave.subscribe();
+    // Others may have failed while this node wrote to its disk.
+    let leave = leaves.wait_for(|leave| *leave == Some(turn.began)).await;
+    leave.map_err(|_closed| "the leader can give no leave to restart")?;
+    tell(Phase::Restart, String::new());
+    warn!("this node restarts for an update of the cluster");
+    service.outputs.end.send_replace(Some(Reason::Reboot));
+    ctx.cancelled().await;
+    drop(held);
+    Ok(())
+}
+
+/// Brings the new system to the disk. Repeats what the way there can break, and nothing else.
+async fn fetched(
+    service: &Service,
+    ctx: &Context,
+    turn: &v1::UpdateTurn,
+    tell: &impl Fn(Phase, String),
+) -> Result<(), String> {
+    loop {
+        match fetch(service, ctx, turn, tell).await {
+            Ok(installed) => {
+                let wanted = turn.bundle.as_ref().map(|bundle| bundle.version.as_str());
+                if wanted == Some(installed.version.to_string().as_str()) {
+                    return Ok(());
+                }
+                return Err(format!("the bundle has version {}", installed.version));
+            }
+            Err(Trouble::Way(cause)) => {
+                debug!(cause, "cannot fetch the bundle");
+                tell(Phase::Fetch, cause);
+                sleep(RETRY).await;
+            }
+            Err(Trouble::Bundle(cause)) => return Err(cause),
+        }
+    }
+}
+
+/// Why a bundle was not installed.
+enum Trouble {
+    /// It did not come whole; another attempt may do better.
+    Way(String),
+    /// It breaks a rule, or this machine cannot take it.
+    Bundle(String),
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        let text = cause::line(&error);
+        match error {
+            Error::Busy | Error::OnTrial => Self::Way(text),
+            _ => Self::Bundle(text),
+        }
+    }
+}
+
+async fn fetch(
+    service: &Service,
+    ctx: &Context,
+    turn: &v1::UpdateTurn,
+    tell: &impl Fn(Phase, String),
+) -> Result<Installed, Trouble> {
+    let entered = service.tools.door.enter(ctx.lines().clone())?;
+    let way = |text: String| Trouble::Way(text);
+    let image = turn.bundle.clone().unwrap_or_default().image;
+    let holder: NodeId = turn.holder.parse().map_err(|_id| way("no node has the bundle".into()))?;
+    tell(Phase::Fetch, String::new());
+    let progress = watch::Sender::default();
+    if service.own() == Some(holder) {
+        let bundles = service.tools.bundles.clone();
+        let own = image.clone();
+        let file = blocking(move || bundles.open(&own)).await?;
+        let file = file.ok_or_else(|| way("this node no longer has the bundle".to_owned()))?;
+        tell(Phase::Install, String::new());
+        let read = move || entered.install(std::io::BufReader::new(file), &progress);
+        return Ok(blocking(read).await?);
+    }
+    let credentials = service.outputs.credentials.borrow().clone();
+    let authority = credentials.as_ref().and_then(|credentials| credentials.authority.clone());
+    let authority = authority.ok_or_else(|| way("this node has no certificate".to_owned()))?;
+    let (expect, trust) = (Expect::Node(holder), Trust::Authority(authority));
+    let port = service.config.management_port;
+    let connection =
+        Box::pin(dial(&turn.holder_address, port, expect, &trust, credentials.as_ref())).await;
+    let connection = connection.map_err(|error| way(cause::line(&error)))?;
+    let asked = NodeManagementClient::new(connection.channel)
+        .fetch_bundle(v1::FetchBundleRequest { image })
+        .await;
+    let refused = |status: tonic::Status| way(format!("{holder}: {}", status.message()));
+    let mut stream = asked.map_err(refused)?.into_inner();
+    tell(Phase::Install, String::new());
+    let (pieces, received) = mpsc::channel(PIECES);
+    let receiving = async move {
+        loop {
+            let silent =
+                |_elapsed| way(format!("{holder} has sent nothing for {} s", STALL.as_secs()));
+            let Some(piece) =
+                timeout(STALL, stream.message()).await.map_err(silent)?.map_err(refused)?
+            else {
+                return Ok(());
+            };
+            // The thread wants no more: it has an outcome.
+            if pieces.send(piece.data).await.is_err() {
+                return Ok(());
+            }
+        }
+    };
+    let installing = blocking(move || entered.install(Pieces::new(received), &progress));
+    let (received, installed): (Result<(), Trouble>, _) = tokio::join!(receiving, installing);
+    // A stream that broke off is why the bundle is too short.
+    received?;
+    Ok(installed?)
+}
+
+/// Moves the pods away, where there are any. The node takes pods again once the returned value
+/// is dropped.
+async fn drained(
+    service: &Service,
+    tell: &impl Fn(Phase, String),
+) -> Result<Option<polis_workload::drain::Held>, String> {
+    let worker = service.workload_parts().contains(&Part::Kubelet);
+    if !worker {
+        return Ok(None);
+    }
+    let held = service.tools.drains.begin(DRAIN, false);
+    let mut seen = None;
+    loop {
+        let progress = held.next(seen.as_ref()).await.map_err(|taken| taken.to_string())?;
+        match progress.state {
+            State::Drained | State::GivenUp => return Ok(Some(held)),
+            State::Failed(_) => return Err(format!("its pods stay: {}", progress.cause)),
+            State::None | State::Draining => tell(Phase::Drain, progress.cause.clone()),
+        }
+        seen = Some(progress);
+    }
+}
+
+impl Service {
+    /// The parts of Kubernetes that this node runs.
+    fn workload_parts(&self) -> Vec<Part> {
+        self.inputs.workload.borrow().parts.keys().copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn turn() -> v1::UpdateTurn {
+        let bundle = v1::UpdateBundle { version: "1.1.0".to_owned(), ..Default::default() };
+        v1::UpdateTurn { bundle: Some(bundle), boot_id: "first".to_owned(), ..Default::default() }
+    }
+
+    fn other(version: &str, standing: Standing) -> Other {
+        Other { version: version.parse().unwrap(), slot: "B", standing, cause: None }
+    }
+
+    #[test]
+    fn the_disk_says_what_there_is_to_do_in_a_turn() {
+        let at =
+            |version, boot, other: Option<Other>| decide(&turn(), version, boot, other.as_ref());
+        assert_eq!(at("1.1.0", "second", Some(other("1.0.0", Standing::Good))), Do::Nothing);
+        assert_eq!(at("1.0.0", "first", None), Do::Install);
+        assert_eq!(at("1.0.0", "first", Some(other("0.9.0", Standing::Good))), Do::Install);
+        // Power was lost before the restart.
+        let untried = other("1.1.0", Standing::Untried);
+        assert_eq!(at("1.0.0", "second", Some(untried)), Do::Restart);
+        // It was left before this turn: this is another attempt.
+        let tried = other("1.1.0", Standing::Tried);
+        assert_eq!(at("1.0.0", "first", Some(tried.clone())), Do::Install);
+        let failed =
+            at("1.0.0", "second", Some(Other { cause: Some("guru 0310".into()), ..tried }));
+        let text = "the new system did not stay: guru 0310".to_owned();
+        assert_eq!(failed, Do::Failed(text));
+        // Another bundle that was tried says nothing of this one.
+        assert_eq!(at("1.0.0", "second", Some(other("1.2.0", Standing::Tried))), Do::Install);
+    }
+
+    #[test]
+    fn only_what_the_way_can_break_is_tried_again() {
+        for (error, again) in [
+            (Error::Busy, true),
+            (Error::OnTrial, true),
+            (Error::NoKey, false),
+            (polis_bundle::Refusal::Foreign.into(), false),
+            (Error::Lost, false),
+        ] {
+            assert_eq!(matches!(Trouble::from(error), Trouble::Way(_)), again);
+        }
+    }
+}
