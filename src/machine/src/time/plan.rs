@@ -259,8 +259,9 @@ mod tests {
         allow 2001:db8::3
         local stratum 10 orphan
         nocerttimecheck 1
+        authselectmode ignore
         server 192.0.2.1 iburst maxpoll 9
-        server ntp.example.org iburst maxpoll 9 nts
+        server ntp.example.org iburst maxpoll 9 nts trust
         server 10.0.2.2 iburst minpoll 4 maxpoll 6
         server 2001:db8::3 iburst minpoll 4 maxpoll 6
         ");
@@ -276,8 +277,9 @@ mod tests {
         rtcsync
         port 0
         nocerttimecheck 1
+        authselectmode ignore
         server 192.0.2.1 iburst maxpoll 9
-        server ntp.example.org iburst maxpoll 9 nts
+        server ntp.example.org iburst maxpoll 9 nts trust
         server 10.0.2.1 iburst minpoll 4 maxpoll 6
         server 10.0.2.2 iburst minpoll 4 maxpoll 6
         server 2001:db8::3 iburst minpoll 4 maxpoll 6

@@ -53,6 +53,8 @@ const RETRY: Duration = Duration::from_secs(5);
 const STALL: Duration = Duration::from_secs(60);
 /// Longest that pods may take to go.
 const DRAIN: Duration = Duration::from_secs(15 * 60);
+/// Longest that a heartbeat waits for the disk with the bundles.
+const LOOK_MAX: Duration = Duration::from_secs(1);
 
 /// How a turn goes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -77,7 +79,8 @@ pub struct Tools {
 /// What this node says of its systems in a heartbeat.
 pub(super) async fn report(service: &Service) -> v1::UpdateReport {
     let bundles = service.tools.bundles.clone();
-    let keeps = blocking(move || bundles.kept()).await.unwrap_or_default();
+    let kept = timeout(LOOK_MAX, blocking(move || bundles.kept())).await;
+    let keeps = kept.ok().flatten().unwrap_or_default();
     let config = service.tools.door.config();
     let Taking { turn, phase, cause } = service.outputs.taking.borrow().clone();
     v1::UpdateReport {
@@ -113,7 +116,8 @@ pub(super) async fn ordered(service: &Service, orders: Option<v1::UpdateOrders>)
         changed
     });
     let bundles = service.tools.bundles.clone();
-    blocking(move || bundles.keep_only(&keep)).await;
+    // It goes on behind the next heartbeat, which a slow disk must not delay.
+    let _removed = timeout(LOOK_MAX, blocking(move || bundles.keep_only(&keep))).await;
 }
 
 /// Carries out turns until cancelled.
