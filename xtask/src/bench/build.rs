@@ -53,7 +53,7 @@ const PLACES: [Place; 4] = [
     Place {
         name: "a service of the node",
         file: "src/machine/src/network/service.rs",
-        package: "polis-node",
+        package: "polis-machine",
         program: "node",
         goal: 144.0,
     },
