@@ -81,6 +81,8 @@ fn a_node_whose_main_panics_opens_the_trapdoor() -> Result<()> {
 
 fn a_node_that_hangs_opens_the_trapdoor() -> Result<()> {
     let (_world, mut machine, _) = faulty("node-hangs polis.node-deadline=15")?;
+    // Where in the program they are, before they end.
+    machine.wait_until_text("stack of thread node: 0x", SOON)?;
     let guru = machine.wait_for("guru", SOON, |_| true)?;
     ensure!(guru.text("code").starts_with("#0309."), "not the code of a hung node: {guru}");
     // It prints the state of its threads, and the guru meditation has ended all of
