@@ -64,7 +64,7 @@ pub(super) async fn run(folder: &Path, etcd: &Path, nodes: usize) -> Result<()> 
     let network = watch::Sender::new(network::Status { primary, ..Default::default() });
     let identity = watch::Sender::new(Some(key.identity()));
     let credentials = watch::Sender::new(None);
-    // Nobody measures the clock of this node.
+    // The clock of this node is not measured.
     let ahead = watch::Sender::<time::Ahead>::default();
     let table = Arc::new(Table::polis()?);
     let curator = curator::Service {

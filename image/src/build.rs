@@ -443,8 +443,8 @@ fn join<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
 }
 
 /// The date of the image, in seconds since 1970: when Debian built its kernel, which is its
-/// package that changes most often. The image is younger than that, whoever builds it and
-/// when, so the date says nothing of the build host and costs no reproducibility.
+/// package that changes most often. The image is younger than that on every build host, so
+/// the date says nothing of the host and costs no reproducibility.
 fn build_date(payload: &Path, release: &str) -> Result<u64> {
     let kernel = payload.join(format!("boot/vmlinuz-{release}"));
     let metadata = fs::metadata(&kernel).at("read", &kernel)?;

@@ -30,7 +30,7 @@ fn a_machine_whose_clock_stands_in_1970_boots_at_the_date_of_its_image() -> Resu
     let (_identity, events) = home_with(&mut machine, this_boot)?;
     let time = events.iter().find(|event| event.word == "time").context("no `POLIS time`")?;
     ensure!(time.is("state", "floor") && time.is("source", "image"), "not the floor: {time}");
-    // The only voter follows nobody, and lends the others what it has.
+    // The only voter follows no source, and lends the others what it has.
     stands(&mut machine, |time| time.is("state", "cluster") && time.is("source", "own"))?;
     Ok(())
 }

@@ -4,7 +4,7 @@
 //!
 //! - `tpm` seals to the machine's TPM;
 //! - `storage` finds, opens and prepares the encrypted data partition;
-//! - `parameters` reads what the machine was told at its first boot;
+//! - `parameters` reads the configuration that the machine got at its first boot;
 //! - `network` gives the machine its addresses, by its parameters or by DHCP;
 //! - `time` keeps its clock, by chronyd;
 //! - `update` writes another system beside the one that runs.

@@ -1,4 +1,4 @@
-//! Sending an update bundle to a node, with the progress that the node tells.
+//! Sending an update bundle to a node, with the progress that the node reports.
 
 use std::io;
 use std::path::Path;

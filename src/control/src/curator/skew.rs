@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(disagrees(3, &[DAYS_90]), None);
         assert_eq!(disagrees(5, &[DAYS_90, DAYS_90]), None);
         assert_eq!(disagrees(3, &[]), None);
-        // Of two voters nobody knows which one is right.
+        // Of two voters, either one may be wrong.
         assert_eq!(disagrees(2, &[DAYS_90]), None);
         assert_eq!(disagrees(1, &[]), None);
     }

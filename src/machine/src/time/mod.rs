@@ -55,7 +55,7 @@ pub enum State {
     Cluster,
     /// It follows a server outside of the cluster, by way of a voter or not.
     Synced,
-    /// It followed one of both, and has heard of neither for too long.
+    /// It followed one of both, and neither has answered for too long.
     Lost,
 }
 

@@ -3,9 +3,9 @@
 //!
 //! | node | asks | serves |
 //! |---|---|---|
-//! | voter | the servers that are named, the other voters | the members, and once it has asked the other voters its own clock, too |
-//! | other member | the servers that are named, the voters | nobody |
-//! | not a member yet | the servers that are named | nobody |
+//! | voter | the configured servers, the other voters | the members, and once it has asked the other voters its own clock, too |
+//! | other member | the configured servers, the voters | - |
+//! | not a member yet | the configured servers | - |
 //!
 //! Before the leader has named members and voters, the nodes of the last boot stand for both.
 //!
@@ -71,7 +71,7 @@ pub(super) struct Plan {
 /// Whom a node serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 enum Serving {
-    /// Nobody.
+    /// It serves no node.
     #[default]
     None,
     /// These members, with the time of its sources.
@@ -291,7 +291,7 @@ mod tests {
         let before = plan(1, Some(&four()), Asked::Not);
         assert!(before.is_asking());
         assert!(!text(&before).contains("local"), "{}", text(&before));
-        // The only one has nobody to ask.
+        // The only one has no other to ask.
         let alone = nodes(&[(1, VOTER, "10.0.2.1"), (4, &[], "10.0.2.4")]);
         let alone = plan(1, Some(&alone), Asked::Not);
         assert!(!alone.is_asking());
@@ -323,7 +323,7 @@ mod tests {
         // However far the clocks of all voters are apart, they come together.
         let lending = early(Some(&voter), &peers, Asked::Yes);
         assert!(lending.lends() && text(&lending).contains("allow 10.0.2.2\n"));
-        // A worker asks, too, and a voter that knows nobody lends nothing.
+        // A worker asks, too, and a voter that knows no other node lends nothing.
         let worker = early(None, &peers, Asked::Yes);
         assert!(text(&worker).contains("server 10.0.2.2 ") && text(&worker).contains("port 0"));
         assert!(early(Some(&voter), &[], Asked::Yes).is_empty());

@@ -215,7 +215,7 @@ impl Service {
             other = another(&mut inputs, plan, asked) => Ok(other.map(|()| Next::Plan)?),
         };
         end(&mut child).await?;
-        // Nobody measures any more.
+        // The measurements end with chronyd.
         self.ahead.send_replace(Ahead::default());
         next
     }

@@ -10,7 +10,7 @@
 //! Invariants:
 //! - Every change of the journal is a fenced write over the record that it was made of, so two
 //!   leaders never both give a turn.
-//! - A leader whose copy of the records may be behind tells a node nothing.
+//! - A leader whose copy of the records may be behind gives no turn.
 //! - The leave to restart rests on facts of the last seconds, and ends with the term.
 
 use std::convert::Infallible;

@@ -116,7 +116,7 @@ pub enum Refusal {
         /// That of the bundle.
         bundle: String,
     },
-    /// It runs a version that is newer, or that is none.
+    /// It runs a newer version, or its version cannot be parsed.
     #[error("{node} runs {has}, and the bundle has {bundle}, which is not newer")]
     NotNewer {
         /// The node.
