@@ -221,6 +221,7 @@ const ROOT: &[&str] = &[
     "dm_crypt",
     "dm_integrity",
     "e1000e",
+    "efi_pstore",
     "i6300esb",
     "igb",
     "nf_conntrack_netlink",

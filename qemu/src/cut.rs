@@ -51,7 +51,7 @@ impl Random {
     }
 
     /// A number below `end`, or 0 if that is 0.
-    fn below(&mut self, end: usize) -> usize {
+    pub fn below(&mut self, end: usize) -> usize {
         // The remainder favours small numbers by less than one in 2^40 here.
         let end = end.max(1) as u64;
         usize::try_from(self.next() % end).unwrap_or_default()

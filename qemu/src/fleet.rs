@@ -114,13 +114,13 @@ fn by_fw_cfg(config: &mut Config, file: &Path) -> std::io::Result<()> {
 struct Diary {
     began: Instant,
     milestones: Mutex<Vec<Milestone>>,
-    tell: fn(&Milestone),
+    report: fn(&Milestone),
 }
 
 impl Diary {
     fn reached(&self, node: usize, what: &'static str) {
         let milestone = Milestone { node, what, at: self.began.elapsed() };
-        (self.tell)(&milestone);
+        (self.report)(&milestone);
         if let Ok(mut all) = self.milestones.lock() {
             all.push(milestone);
         }
@@ -176,7 +176,7 @@ impl Fleet {
             diary: Diary {
                 began: Instant::now(),
                 milestones: Mutex::default(),
-                tell: |_milestone| (),
+                report: |_milestone| (),
             },
             hand: by_fw_cfg,
         })
@@ -192,8 +192,8 @@ impl Fleet {
 
     /// Reports each milestone when it is reached.
     #[must_use]
-    pub fn telling(mut self, tell: fn(&Milestone)) -> Self {
-        self.diary.tell = tell;
+    pub fn reporting(mut self, report: fn(&Milestone)) -> Self {
+        self.diary.report = report;
         self
     }
 

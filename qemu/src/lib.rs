@@ -41,7 +41,7 @@ pub mod serial;
 pub mod template;
 pub mod tpm;
 
-pub use args::{Accelerator, Bus, Config, Disk, Firmware, Network, Reset, Screen};
+pub use args::{Accelerator, Bus, Config, Disk, Firmware, Network, Reset, Screen, Serial};
 pub use fleet::Fleet;
 pub use image::Image;
 pub use line::Event;

@@ -181,6 +181,10 @@ pub fn fatal(text: &str) -> Option<&'static str> {
         ("Kernel panic", "the guest's kernel panicked"),
         ("Oops: int3", RACE),
     ];
+    // What `init` reports about the boot before.
+    if text.contains("init: last words: ") {
+        return None;
+    }
     FATAL.into_iter().find(|(mark, _)| text.contains(mark)).map(|(_, why)| why)
 }
 

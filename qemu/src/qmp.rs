@@ -122,6 +122,23 @@ impl Client {
         self.execute("set_link", json!({ "name": "net", "up": plugged })).map(drop)
     }
 
+    /// Has the first disk hold the next flush of its cache, and with it all that follow; or
+    /// releases them. Its machine has [`DiskFault::Flush`](crate::args::DiskFault::Flush).
+    ///
+    /// # Errors
+    /// When the machine has no such disk, or QEMU is gone.
+    pub fn hold_flushes(&mut self, hold: bool) -> Result<(), Error> {
+        let what = if hold { "break flush_to_os held" } else { "resume held" };
+        let line = format!("qemu-io disk \"{what}\"");
+        let said = self.execute("human-monitor-command", json!({ "command-line": line }))?;
+        // It says nothing unless something is wrong.
+        match said.as_str().map(str::trim) {
+            None | Some("") => Ok(()),
+            Some(reason) if !hold && reason.starts_with("Resuming") => Ok(()),
+            Some(reason) => Err(Error::Refused { command: line, reason: reason.to_owned() }),
+        }
+    }
+
     /// Ends QEMU in order.
     ///
     /// # Errors

@@ -58,7 +58,7 @@ pub(crate) fn of(world: &World, configs: Vec<Config>) -> Result<Fleet> {
     let operator = Operator::new(&polisctl()?, &world.path("operator"), "story");
     let fleet = Fleet::new(&world.path(""), configs, operator, &key)?;
     let fleet = fleet.handing(hand);
-    Ok(fleet.telling(|milestone| {
+    Ok(fleet.reporting(|milestone| {
         let seconds = milestone.at.as_secs_f64();
         eprintln!("{seconds:6.1} s  node {} {}", milestone.node + 1, milestone.what);
     }))

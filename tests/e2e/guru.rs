@@ -8,6 +8,7 @@ use polis_proto::v1::{
 };
 use polis_qemu::host::{Preference, accelerator};
 use polis_qemu::image::Flash;
+use polis_qemu::line::{Line, fatal};
 use polis_qemu::patience::Deadline;
 use polis_qemu::screen::{is_black, is_red};
 use polis_qemu::{Config, Machine};
@@ -29,6 +30,7 @@ pub(crate) const STORIES: &[Story] = &[
     story!(an_empty_ticket_is_refused_before_anything_else_of_a_registration),
     story!(a_hundred_kilobytes_of_random_bytes_are_refused_unread),
     story!(a_machine_reboots_three_times_after_a_guru_meditation_and_then_holds).takes(60),
+    story!(a_kernel_that_panics_in_every_boot_is_counted_and_holds_the_fourth_time).takes(90),
 ];
 
 fn a_machine_without_parameters_says_where_it_looked() -> Result<()> {
@@ -94,7 +96,7 @@ fn an_empty_ticket_is_refused_before_anything_else_of_a_registration() -> Result
 fn a_hundred_kilobytes_of_random_bytes_are_refused_unread() -> Result<()> {
     let input: Vec<u8> = (0..100_000).map(|_| rand::random()).collect();
     let world = World::new("guru-noise")?;
-    // By fw_cfg, which tells the length before the content; the others read the ESP.
+    // By fw_cfg, which has the length before the content; the others read the ESP.
     let config = with(&world, &input)?;
     refused(&world, &config, "0603", &["65536"])
 }
@@ -141,6 +143,35 @@ fn a_machine_reboots_three_times_after_a_guru_meditation_and_then_holds() -> Res
     machine.wait_for_text("; holding;", SOON)?;
     let boots = machine.seen(|event| event.word == "boot").len();
     ensure!(boots == REBOOTS + 1, "{boots} boots");
+    Ok(())
+}
+
+fn a_kernel_that_panics_in_every_boot_is_counted_and_holds_the_fourth_time() -> Result<()> {
+    let world = World::new("guru-kernel")?;
+    let config = Config {
+        last_words: Some(world.path("erst")),
+        ..world.bootstrap_config("polis.fault=kernel-panic panic=1 polis.guru-countdown=1")?
+    };
+    let mut machine = world.boot(&config)?;
+    for attempt in 1..=REBOOTS {
+        panics(&mut machine).with_context(|| format!("attempt {attempt}"))?;
+        machine.wait_for("boot", BOOT, |_| true).with_context(|| format!("reboot {attempt}"))?;
+        machine.wait_for_text("the kernel panicked: sysrq triggered crash", SOON)?;
+        machine.wait_for_text("last words: ", SOON)?;
+    }
+    panics(&mut machine).context("the last attempt")?;
+    let guru = guru(&mut machine, "0101")?;
+    ensure!(guru.text("cause").contains("sysrq triggered crash"), "{guru}");
+    machine.wait_for_text("; holding;", SOON)?;
+    let boots = machine.seen(|event| event.word == "boot").len();
+    ensure!(boots == REBOOTS + 2, "{boots} boots");
+    Ok(())
+}
+
+/// Waits for a panic of the kernel, not for the report of the one before.
+fn panics(machine: &mut Machine) -> Result<()> {
+    let panic = |line: &Line| line.text.contains("Kernel panic") && fatal(&line.text).is_some();
+    machine.wait("a panic of the kernel", BOOT, |line| panic(line).then_some(()))?;
     Ok(())
 }
 

@@ -42,6 +42,7 @@ mod storage_faults;
 mod storage_kinds;
 mod three;
 mod update;
+mod update_cut;
 mod watched;
 mod workloads;
 mod world;

@@ -201,7 +201,7 @@ fn is_acknowledged(event: &Event) -> bool {
     event.get("acknowledged").is_some()
 }
 
-fn length(file: &Path) -> Result<u64> {
+pub(crate) fn length(file: &Path) -> Result<u64> {
     Ok(fs::metadata(file)?.len())
 }
 

@@ -12,7 +12,7 @@ use polis_proto::v1;
 use polis_proto::v1::curator_local_client::CuratorLocalClient;
 use polis_proto::v1::node_management_client::NodeManagementClient;
 use polis_wire::identity::{NodeId, NodeKey};
-use polis_wire::pki::ETCD_PEER_NAME;
+use polis_wire::pki::{CURATOR_NAME, ETCD_PEER_NAME};
 use polis_wire::rpc::Credentials;
 use polis_wire::rpc::client::{Expect, Trust, dial};
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, pem::PemObject as _};
@@ -75,11 +75,18 @@ impl Stolen {
         };
         let named =
             |found: &X509Certificate<'_>| found.subject().to_string().contains(&node.to_string());
+        // etcd keeps that of a curator, which is under the same key.
+        let to_clients = |found: &X509Certificate<'_>| {
+            let names = found.subject_alternative_name().ok().flatten();
+            names.is_some_and(|names| format!("{:?}", names.value).contains(CURATOR_NAME))
+        };
         let to_peers = |found: &X509Certificate<'_>| {
             let names = found.subject_alternative_name().ok().flatten();
             names.is_some_and(|names| format!("{:?}", names.value).contains(ETCD_PEER_NAME))
         };
-        let signed = last("node certificate", &|found| named(found) && !to_peers(found))?;
+        let signed = last("node certificate", &|found| {
+            named(found) && !to_peers(found) && !to_clients(found)
+        })?;
         let peer = last("peer certificate", &|found| named(found) && to_peers(found))?;
         let issuer = |of: &[u8]| -> Result<String> {
             Ok(X509Certificate::from_der(of)?.1.issuer().to_string())

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use polis_qemu::args::WriteError;
+use polis_qemu::args::DiskFault;
 use polis_qemu::{Config, disk};
 use polis_tests::{Story, skip, story};
 use sha2::{Digest as _, Sha256};
@@ -29,6 +29,7 @@ pub(crate) const STORIES: &[Story] = &[
         .takes(90),
     story!(a_full_disk_is_reported_and_no_acknowledged_write_is_lost).takes(80),
     story!(a_failed_write_is_reported_and_the_next_boot_has_acknowledged_writes).takes(70),
+    story!(a_disk_that_stops_answering_is_named_and_prevents_no_reboot).takes(250),
     story!(an_ext4_in_the_free_space_and_in_the_data_partition_is_left_alone),
     story!(a_foreign_luks_header_is_left_alone),
 ];
@@ -110,7 +111,7 @@ fn a_failed_write_is_reported_and_the_next_boot_has_acknowledged_writes() -> Res
     let [first, second] = pages[..] else { bail!("etcd's database begins at {pages:?}") };
     ensure!(second - first == 4096, "the pages are not neighbours: {first} and {second}");
     let sector = first / 512;
-    let broken = Config { write_error: Some(WriteError { sector }), ..config };
+    let broken = Config { disk_fault: Some(DiskFault::Write { sector }), ..config };
     let mut machine = world.boot(&broken)?;
     let guru = guru(&mut machine, "0419")?;
     for word in ["fails writes", "vda", "sector"] {
@@ -193,6 +194,42 @@ fn refused(world: &World, bytes: &[u8], name: &str) -> Result<()> {
 
 fn put(image: &Path, start: u64, bytes: &[u8]) -> Result<()> {
     Ok(File::options().write(true).open(image)?.write_all_at(bytes, start)?)
+}
+
+/// The flush of a hung disk stops everything that must be durable, and shows in no count of the
+/// kernel's. The ESP is on the same disk, so `init` cannot write there, either.
+fn a_disk_that_stops_answering_is_named_and_prevents_no_reboot() -> Result<()> {
+    let world = World::new("storage-hangs")?;
+    let words = format!("{COUNT} polis.disk-deadline=60 polis.guru-countdown=1");
+    let config = bootstrap_config(&world, Kind::Insecure, &words)?;
+    let config = Config { disk_fault: Some(DiskFault::Flush), ..config };
+    let mut machine = world.boot(&config)?;
+    let found = home_and_counting(&mut machine, Kind::Insecure)?;
+
+    machine.qmp.hold_flushes(true)?;
+    let stalled = machine.wait_for("storage", SOON, |event| event.is("state", "stalled"))?;
+    ensure!(stalled.text("seconds") == "15", "{stalled}");
+    machine.qmp.hold_flushes(false)?;
+    machine.wait_for("storage", SOON, |event| event.is("state", "answers"))?;
+    // It was slow, and nothing else: the node goes on.
+    acknowledged(&mut machine, found + 5)?;
+    ensure!(machine.seen(|event| event.word == "guru").is_empty(), "a guru meditation");
+
+    machine.qmp.hold_flushes(true)?;
+    let counted = machine.seen(|event| event.get("acknowledged").is_some());
+    let last = counted.last().map_or(Ok(0), |event| number(event, "acknowledged"))?;
+    let guru = guru(&mut machine, "0419")?;
+    ensure!(guru.text("cause").contains("does not answer"), "{guru}");
+    // No operator acts: the machine shows the failure, and reboots ten times as late as usual.
+    machine.wait_until_text("the disk does not answer: rebooting in 10 s", BOOT)?;
+    machine.wait_for("off", BOOT, |off| off.is("reason", "reboot"))?;
+    machine.kill();
+
+    let config = Config { disk_fault: None, ..config };
+    let mut machine = world.boot(&config)?;
+    let found = home_and_counting(&mut machine, Kind::Insecure)?;
+    ensure!(found >= last, "{last} was acknowledged, and {found} is there");
+    Ok(())
 }
 
 /// The content of the 64 MiB from `start` on.

@@ -1,5 +1,5 @@
 //! Updates: a machine takes another system over the network, tries it, and keeps it or goes
-//! back.
+//! back. All that its disk gets is recorded, and the power goes in the middle of it.
 //!
 //! The new system is the image of the next version; the one that fails has a kernel that
 //! finds no `init`.
@@ -19,6 +19,7 @@ use prost::Message as _;
 use serde_json::Value;
 
 use crate::owner::Owner;
+use crate::update_cut::{Record, Versions};
 use crate::world::{BOOT, NEXT, World, bootstrap, home};
 
 /// How long `polisctl node update` may take: it waits for two starts of a machine.
@@ -37,13 +38,14 @@ fn a_node_takes_another_system_and_goes_back_from_one_that_panics() -> Result<()
     let next = next()?;
     let keys = Keys::generate()?;
     let owner = Owner::new(&world.path("owner"))?;
-    let config = Config {
+    let mut config = Config {
         firmware: world.image.uefi(Flash::Plain, &world.path("flash"), "")?,
         disk: Some(world.signed_disk("disk-signed.img", &keys)?),
         fw_cfg: world.fw_cfg(&bootstrap().encode_to_vec())?,
         forwards: owner.forwards.clone(),
         ..world.bare("")
     };
+    let record = Record::begin(&world, &mut config)?;
     let mut machine = world.boot(&config)?;
     runs(&mut machine, "A", &world.manifest.version)?;
     let founded = home(&mut machine)?;
@@ -80,6 +82,7 @@ fn a_node_takes_another_system_and_goes_back_from_one_that_panics() -> Result<()
 
     // The same version, whole.
     let good = bundle(&world, "good.update", &next, &keys)?;
+    let began = record.length()?;
     let said = update(&good)?;
     ensure!(said.contains(&format!("runs version {} in slot B", next.version)), "{said}");
     machine.wait_for("off", BOOT, |off| off.is("reason", "reboot"))?;
@@ -89,6 +92,7 @@ fn a_node_takes_another_system_and_goes_back_from_one_that_panics() -> Result<()
     machine.wait_for("update", BOOT, |event| {
         event.is("phase", "commit") && event.is("result", "done") && event.is("slot", "B")
     })?;
+    let kept = record.length()?;
     let other = format!("{} in slot A, good", world.manifest.version);
     let status = told(&owner, &["node", "status", node])?;
     ensure!(status["other_system"] == *other && status["trial"] != true, "{status}");
@@ -99,9 +103,12 @@ fn a_node_takes_another_system_and_goes_back_from_one_that_panics() -> Result<()
     runs(&mut machine, "B", &next.version)?;
     ensure!(home(&mut machine)? == founded, "after a reboot");
     owner.run(&["cluster", "wait"])?;
-    let record = told(&owner, &["node", "describe", node])?;
-    ensure!(record["other_system"] == *other && record["slot"] == "B", "{record}");
-    Ok(())
+    let described = told(&owner, &["node", "describe", node])?;
+    ensure!(described["other_system"] == *other && described["slot"] == "B", "{described}");
+
+    // Wherever the power goes meanwhile, one of the two is home.
+    let versions = Versions { old: &world.manifest.version, new: &next.version };
+    record.end(machine, founded, [began, kept])?.survives(&world, &config, &versions)
 }
 
 /// The image of the next version.

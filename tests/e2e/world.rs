@@ -209,7 +209,7 @@ impl World {
         let as_saved = Config {
             disk: config.disk.clone(),
             recording: config.recording.clone(),
-            write_error: config.write_error,
+            disk_fault: config.disk_fault,
             link: config.link.clone(),
             forwards: config.forwards.clone(),
             fw_cfg: config.fw_cfg.clone(),

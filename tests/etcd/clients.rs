@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use polis_control::consensus::Start;
 use polis_control::consensus::client::{Change, Client, Kv, Txn, User};
+use polis_control::curator::{self, Fenced};
 use polis_runtime::event::until;
 use polis_tests::{Story, story};
 use polis_wire::pki::{Guard, Write};
@@ -33,6 +34,7 @@ pub(crate) const STORIES: &[Story] = &[
     story!(async a_key_is_unknown_then_absent_then_there_then_gone),
     story!(async what_is_written_under_a_lease_ends_with_it),
     story!(async only_the_leader_writes),
+    story!(async a_deposed_leader_neither_makes_nor_revokes_a_certificate_of_a_peer).takes(5),
 ];
 
 async fn a_namespace_sees_its_own_keys_only() {
@@ -197,6 +199,31 @@ async fn what_is_written_under_a_lease_ends_with_it() {
     assert_eq!(client.get("alive").await.unwrap(), None);
     // And keeping a lease that is gone returns an error.
     client.keep(&lease).await;
+    node.stop().await;
+}
+
+async fn a_deposed_leader_neither_makes_nor_revokes_a_certificate_of_a_peer() {
+    let (_machine, node, client) = cluster_of_one().await;
+    // Longer than etcd needs to make room for a second member.
+    let ttl = Duration::from_secs(60);
+    let (one, two) = (client.lease(ttl).await.unwrap(), client.lease(ttl).await.unwrap());
+    let first = client.campaign("leader", "one", &one).await.unwrap();
+    let old = Fenced::new(node.peers_pki().await, first.clone());
+    let (second, resigned) =
+        tokio::join!(client.campaign("leader", "two", &two), client.resign(first));
+    resigned.unwrap();
+    let new = Fenced::new(node.peers_pki().await, second.unwrap());
+
+    let peer = Machine::new();
+    let (identity, members) = (peer.key.identity(), &node.members);
+    let late = members.add(&identity, &peer.peer, old.clone()).await.unwrap_err();
+    assert!(curator::Error::from(late).deposed());
+    assert_eq!(members.list().await.unwrap().len(), 1, "no learner without a certificate");
+    let invitation = members.add(&identity, &peer.peer, new.clone()).await.unwrap();
+    let late = members.revoke(identity.id, old).await.unwrap_err();
+    assert!(curator::Error::from(late).deposed());
+    let again = members.add(&identity, &peer.peer, new).await.unwrap();
+    assert_eq!(invitation, again, "nothing was revoked");
     node.stop().await;
 }
 

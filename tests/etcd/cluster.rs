@@ -18,16 +18,24 @@ use crate::harness::{Machine, Node, eventually};
 async fn evict(through: &Node, machine: &Machine) -> Result<(), MembersError> {
     let id = machine.key.id();
     let leaving = through.members.may_leave(id, &machine.peer).await?;
-    through.members.evict(id, leaving.as_ref()).await
+    through.members.evict(id, leaving.as_ref(), through.peers_pki().await).await
 }
 
 /// Adds a machine to the cluster of `through`, and waits until it votes.
 async fn add(through: &Node, machine: &Machine, voters: usize) -> Node {
     let started = Instant::now();
-    let invitation = through.members.add(&machine.key.identity(), &machine.peer).await.unwrap();
+    let invitation = through
+        .members
+        .add(&machine.key.identity(), &machine.peer, through.peers_pki().await)
+        .await
+        .unwrap();
     let added = Instant::now();
     // Asked again, the answer is the same: a node may have lost the first one.
-    let again = through.members.add(&machine.key.identity(), &machine.peer).await.unwrap();
+    let again = through
+        .members
+        .add(&machine.key.identity(), &machine.peer, through.peers_pki().await)
+        .await
+        .unwrap();
     assert_eq!(invitation, again);
     let node = machine.start(Start::Join(Box::new(invitation)));
     through.voter_of(voters).await;
@@ -102,12 +110,13 @@ async fn a_newcomer_that_waits_for_another_one_leaves_the_log_alone() {
     let [one, two, three] = [Machine::new(), Machine::new(), Machine::new()];
     let first = one.start(Start::Bootstrap);
     first.voter().await;
-    let invitation = first.members.add(&two.key.identity(), &two.peer).await.unwrap();
+    let invitation =
+        first.members.add(&two.key.identity(), &two.peer, first.peers_pki().await).await.unwrap();
 
     let identity = three.key.identity();
     let enters = async {
         loop {
-            match first.members.add(&identity, &three.peer).await {
+            match first.members.add(&identity, &three.peer, first.peers_pki().await).await {
                 Ok(invitation) => break invitation,
                 Err(error) => println!("not yet: {error}"),
             }
@@ -261,7 +270,7 @@ async fn three_members_grow_restart_and_shrink() {
     assert_eq!(*missing, [three.name()]);
     let members = first.voter().await.members;
     let own = members.iter().find(|member| member.is_of(one.key.id(), &one.peer));
-    let itself = first.members.evict(one.key.id(), own).await;
+    let itself = first.members.evict(one.key.id(), own, first.peers_pki().await).await;
     assert!(matches!(itself, Err(MembersError::Itself)), "{itself:?}");
 
     // The third itself may go. Its removal is cut off before its certificate is

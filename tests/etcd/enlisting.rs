@@ -67,7 +67,7 @@ async fn a_member_that_was_taken_out_beside_its_role_enters_again_as_another() {
 
     let leaving = first.members.may_leave(id, &two.peer).await.unwrap();
     let before = leaving.as_ref().unwrap().id;
-    first.members.evict(id, leaving.as_ref()).await.unwrap();
+    first.members.evict(id, leaving.as_ref(), first.peers_pki().await).await.unwrap();
     // It may have left before the eviction is at its end, and even vote again.
     let another = |status: &Status| {
         status.members.len() == 2 && status.members.iter().all(|member| member.id != before)

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use polis_base::files::Root;
+use polis_control::consensus::client::{Client, User};
 use polis_control::consensus::{
     Config, MemberStatus, Members, Orders, PEER_PORT, Peer, Probe, QUOTA, Service, Start, Status,
 };
@@ -185,6 +186,11 @@ impl Node {
 
     pub(crate) async fn voter(&self) -> Status {
         self.waits("to be a voter", |status| status.standing == MemberStatus::Voter).await
+    }
+
+    /// Writes the certificates of the peers without a term: there is no leader.
+    pub(crate) async fn peers_pki(&self) -> Client {
+        self.voter().await.voter().unwrap().user(User::EtcdPki)
     }
 
     pub(crate) async fn voter_of(&self, members: usize) -> Status {

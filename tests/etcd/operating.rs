@@ -9,14 +9,15 @@ use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
 use polis_proto::v1::management_client::ManagementClient;
 use polis_tests::{Story, story};
+use polis_wire::identity::NodeKey;
 use polis_wire::node_roles::Role;
 use polis_wire::pki::{Crl, Facts};
 use polis_wire::rpc::client::{Channel, Client, Expect, Repeat, Trust, dial};
 use sha2::{Digest as _, Sha256};
 use tonic::{Code, Status};
 
-use crate::curator::{admit, invite, reason, write};
-use crate::curators::{BootstrapNode, Cluster, Curator, address, credentials};
+use crate::curator::{admit, invite, invite_with, reason, write};
+use crate::curators::{BootstrapNode, Cluster, Curator, address, credentials, self_signed};
 use crate::harness::{Machine, Node};
 
 /// The connection to the present leader.
@@ -48,6 +49,18 @@ async fn delete(client: &Client, node_id: &str, force: bool) -> Result<(), Statu
         .await
 }
 
+/// The CRL of the cluster, by a stream of its own.
+async fn revoked(client: &Client) -> Crl {
+    let mut curator = CuratorClient::new(channel(client).await);
+    let mut events = curator.watch(v1::WatchRequest::default()).await.unwrap().into_inner();
+    loop {
+        let event = events.message().await.unwrap().unwrap();
+        if let Some(crl) = Crl::read(&event.crl) {
+            return crl;
+        }
+    }
+}
+
 async fn nodes(client: &Client) -> Vec<v1::NodeInfo> {
     let mut management = ManagementClient::new(channel(client).await);
     let found = management.get_nodes(v1::GetNodesRequest::default()).await.unwrap().into_inner();
@@ -73,10 +86,12 @@ async fn join(
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(threads members_leave_one_by_one_and_never_one_too_many).takes(30),
+    story!(threads an_operator_with_a_machine_of_its_own_reads_no_secret),
     story!(threads a_learner_that_never_started_is_taken_out_and_the_next_one_enters).takes(15),
     story!(threads a_departure_that_started_is_finished_by_any_leader).takes(15),
     story!(threads a_change_of_roles_that_a_record_refuses_is_not_begun_and_never_for_ever)
         .takes(10),
+    story!(threads a_copied_disk_gets_no_key_while_its_node_runs).takes(15),
     story!(threads a_lone_curator_tells_all_there_is_to_know),
 ];
 
@@ -129,6 +144,14 @@ async fn members_leave_one_by_one_and_never_one_too_many() {
         }
     }
 
+    let trust = Trust::Authority(cluster.authority.clone());
+    let proof = async |at: &Curator| {
+        let (host, expect) = (at.address.ip().to_string(), Expect::Curator(Some(at.id)));
+        let shown = dial(&host, at.address.port(), expect, &trust, None).await.unwrap();
+        Facts::read(&shown.certificate).unwrap().serial
+    };
+    let proofs = [proof(&curator_one).await, proof(&curator_two).await];
+
     // The leader is to go itself: another one leads, and does it.
     let begun = std::time::Instant::now();
     let info = take_consensus(&owner, &one.name()).await.unwrap();
@@ -146,8 +169,11 @@ async fn members_leave_one_by_one_and_never_one_too_many() {
     second.voter_of(1).await;
     first.waits("to be out", |status| status.standing != MemberStatus::Voter).await;
 
-    // It is a node as before; once it is decommissioned, all of it is void.
-    let trust = Trust::Authority(cluster.authority.clone());
+    // It is a node as before, without the proof of a curator.
+    let (serial, crl) = (Facts::read(&own.certificate).unwrap().serial, revoked(&owner).await);
+    let are = [&proofs[0], &proofs[1], &serial].map(|serial| crl.revokes(serial));
+    assert_eq!(are, [true, false, false]);
+    // Once it is decommissioned, all of it is void.
     let [host, port] =
         [curator_two.address.ip().to_string(), curator_two.address.port().to_string()];
     let beat = async || {
@@ -166,7 +192,6 @@ async fn members_leave_one_by_one_and_never_one_too_many() {
     }
     let mut watcher = CuratorClient::new(channel(&owner).await);
     let mut record = watcher.watch(v1::WatchRequest::default()).await.unwrap().into_inner();
-    let serial = Facts::read(&own.certificate).unwrap().serial;
     let mut crl = Vec::new();
     // Its certificate is on the list.
     while !Crl::read(&crl).is_some_and(|crl| crl.revokes(&serial)) {
@@ -181,6 +206,62 @@ async fn members_leave_one_by_one_and_never_one_too_many() {
     for node in [first, second] {
         node.stop().await;
     }
+}
+
+async fn an_operator_with_a_machine_of_its_own_reads_no_secret() {
+    let (machine, taken) = (Machine::new(), Machine::new());
+    let BootstrapNode { node, cluster, curator, owner, .. } = BootstrapNode::start(&machine).await;
+    let of = [&curator];
+    let key = NodeKey::generate().unwrap();
+    let now = polis_base::sys::clock::now();
+    let (role, public) = (v1::UserRole::Operator, key.public_key());
+    let made = cluster.store.create_user("otto", role, &public, now).await.unwrap().der;
+    let operator = cluster.client(&of, credentials(&key, made, cluster.authority.clone()));
+    let mut operates = ManagementClient::new(channel(&operator).await);
+    let denied = |status: Status| assert_eq!(status.code(), Code::PermissionDenied, "{status}");
+
+    let read = v1::GetRegisterTicketRequest::default();
+    denied(operates.get_register_ticket(read).await.unwrap_err());
+    let rotate = v1::GetRegisterTicketRequest { rotate: true, ..Default::default() };
+    denied(operates.get_register_ticket(rotate).await.unwrap_err());
+    // The owner hands out parameters, with the ticket, for new machines.
+    let mut owns = ManagementClient::new(channel(&owner).await);
+    let ticket = owns.get_register_ticket(read).await.unwrap().into_inner().ticket;
+    let own = cluster.client(&of, self_signed(&taken.key));
+    let mut registers = CuratorClient::new(channel(&own).await);
+    let join_key = NodeKey::generate().unwrap().public_key().to_vec();
+    let registration =
+        v1::RegisterNodeRequest { register_ticket: ticket, join_key, ..Default::default() };
+    registers.register_node(registration).await.unwrap();
+    let (node_id, fingerprint) = (taken.name(), String::new());
+    let approval = v1::ApproveNodeRequest { node_id: node_id.clone(), fingerprint };
+    operates.approve_node(approval).await.unwrap();
+    let storage_kind = v1::StorageKind::Insecure.into();
+    let commitment = v1::CommitNodeRequest { storage_kind, ..Default::default() };
+    let entered = registers.commit_node(commitment).await.unwrap().into_inner();
+
+    // The machine is a node, and stays one without a role.
+    for role in [Role::ConsensusMember, Role::KubernetesWorker] {
+        let (node_id, add) = (node_id.clone(), Some(Role::record(&[role])));
+        let request = v1::UpdateNodeRolesRequest { node_id, add, remove: None };
+        denied(operates.update_node_roles(request).await.unwrap_err());
+    }
+    let own = credentials(&taken.key, entered.certificate, cluster.authority.clone());
+    let own = cluster.client(&of, own);
+    let mut reads = CuratorClient::new(channel(&own).await);
+    let enter = v1::JoinConsensusRequest { address: address(&taken).to_string() };
+    assert_eq!(reason(&reads.join_consensus(enter).await.unwrap_err()), "no-role");
+    let registries = reads.watch_registries(v1::WatchRegistriesRequest {}).await;
+    let refused = registries.unwrap().into_inner().message().await.unwrap_err();
+    assert_eq!(reason(&refused), "no-worker");
+    for status in [
+        operates.snapshot_etcd(v1::SnapshotEtcdRequest {}).await.map(drop),
+        operates.get_recovery_key(v1::GetRecoveryKeyRequest { node_id }).await.map(drop),
+    ] {
+        denied(status.unwrap_err());
+    }
+    curator.supervisor.stop().await;
+    node.stop().await;
 }
 
 async fn a_learner_that_never_started_is_taken_out_and_the_next_one_enters() {
@@ -219,7 +300,7 @@ async fn a_departure_that_started_is_finished_by_any_leader() {
     let BootstrapNode { node: first, cluster, curator, owner, .. } =
         BootstrapNode::start(one).await;
     // A member that an earlier leader added, for a node without the role.
-    first.members.add(&three.key.identity(), &three.peer).await.unwrap();
+    first.members.add(&three.key.identity(), &three.peer, first.peers_pki().await).await.unwrap();
     let alone = |status: &polis_control::consensus::Status| status.members.len() == 1;
     first.waits("to have no unrequested learner", alone).await;
 
@@ -305,6 +386,43 @@ async fn a_change_of_roles_that_a_record_refuses_is_not_begun_and_never_for_ever
         polis_tests::patiently(Duration::from_secs(45), ends).await.unwrap();
         assert_eq!(cluster.store.node(id).await.unwrap(), before);
     }
+    curator.supervisor.stop().await;
+    first.stop().await;
+}
+
+/// A copy of the ESP has the key with which its node asks for the other half of the disk's key.
+async fn a_copied_disk_gets_no_key_while_its_node_runs() {
+    let machines = [Machine::new(), Machine::new()];
+    let [one, two] = &machines;
+    let BootstrapNode { node: first, cluster, curator, owner, .. } =
+        BootstrapNode::start(one).await;
+    let join_key = NodeKey::generate().unwrap();
+    invite_with(&cluster, &[&curator], &owner, two, &join_key).await;
+    let copy = cluster.client(&[&curator], self_signed(&join_key));
+    let mut copy = CuratorClient::new(channel(&copy).await);
+    let ask = v1::JoinNodeRequest::default();
+    let young = copy.join_node(ask).await.unwrap_err();
+    assert_eq!(reason(&young), "running", "the leader cannot know yet");
+
+    let now = polis_base::sys::clock::now();
+    let issued = cluster.store.ensure_node_certificate(two.key.identity(), now).await.unwrap();
+    let own = credentials(&two.key, issued.der, cluster.authority.clone());
+    let node = cluster.client(&[&curator], own);
+    let mut node = CuratorClient::new(channel(&node).await);
+    node.heartbeat(v1::HeartbeatRequest::default()).await.unwrap();
+    let shown = async |health| {
+        while !nodes(&owner).await.iter().any(|n| n.id == two.name() && n.health() == health) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let healthy = shown(v1::NodeHealth::Healthy);
+    polis_tests::patiently(Duration::from_secs(10), healthy).await.unwrap();
+    let refused = copy.join_node(ask).await.unwrap_err();
+    assert_eq!((refused.code(), reason(&refused)), (Code::Unavailable, "running"));
+    assert!(refused.message().contains("its disk was copied"), "{refused}");
+    // The node was switched off.
+    polis_tests::patiently(Duration::from_secs(40), shown(v1::NodeHealth::Late)).await.unwrap();
+    copy.join_node(ask).await.unwrap();
     curator.supervisor.stop().await;
     first.stop().await;
 }

@@ -18,4 +18,6 @@ mod suite;
 pub use report::{Outcome, Report, StoryResult};
 pub use seed::{ALL, SEED, cuts, draws_all, pick, seed, share};
 #[cfg(feature = "stories")]
-pub use suite::{Skip, Story, Suite, Tell, block_on, main, patiently, polisctl, skip, workspace};
+pub use suite::{
+    IntoResult, Skip, Story, Suite, block_on, main, patiently, polisctl, skip, workspace,
+};

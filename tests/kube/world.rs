@@ -34,7 +34,7 @@ use crate::harness::{Machine, Node, Running, supervise};
 /// An API server starts in five seconds on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// The address that the API server tells others: the first one of a network that no
+/// The address that the API server announces: the first one of a network that no
 /// machine has. A loopback address would be refused.
 const ADVERTISED: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
@@ -113,6 +113,7 @@ impl Controller {
         let (shown, credentials) = watch::channel(Some(authority.node(FACE).await));
         let known = AccessList { nodes: Some(BTreeSet::new()), ..AccessList::default() };
         let access_list = watch::Sender::new(Arc::new(known));
+        authority.admits(&access_list);
         let (member, cluster) = watch::channel(cluster::Status {
             state: cluster::State::Home,
             node: Some(machine.key.id()),

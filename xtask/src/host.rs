@@ -110,6 +110,22 @@ fn fits(meminfo: &str, machines: &[u32]) -> Result<()> {
     .context(Help("reduce --memory, stop other programs, or run fewer nodes".to_owned()))
 }
 
+/// A warning where the file system of `folder` has less free space than `wanted` bytes, which
+/// `what` may take.
+pub(crate) fn short_of_space(folder: &Path, wanted: u64, what: &str) -> Option<String> {
+    let stat = rustix::fs::statvfs(folder).ok()?;
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    (free < wanted).then(|| {
+        format!(
+            "{what} takes up to {} GiB, and {} has {} GiB left: make room, or it may end with \
+             \"No space left on device\"",
+            wanted >> 30,
+            folder.display(),
+            free >> 30
+        )
+    })
+}
+
 /// Folders of programs that are not on every user's `PATH`.
 const ADMIN_PATHS: [&str; 2] = ["/usr/sbin", "/sbin"];
 
@@ -186,6 +202,15 @@ fn apt(arguments: &[impl AsRef<OsStr>]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_warning_names_a_disk_that_is_short_of_space() {
+        let folder = std::env::temp_dir();
+        assert_eq!(short_of_space(&folder, 0, "nothing"), None);
+        let warning = short_of_space(&folder, u64::MAX, "everything").unwrap();
+        assert!(warning.starts_with("everything takes up to 17179869183 GiB, and /"), "{warning}");
+        assert_eq!(short_of_space(Path::new("/no/such/folder"), 1, "it"), None);
+    }
 
     #[test]
     fn machines_that_do_not_fit_into_the_host_are_refused_with_the_sums() {

@@ -452,7 +452,7 @@ pub fn show(folder: &Path) -> Result<Vec<Shown>, Error> {
             let signer = Signer::parse(&der).map_err(|error| malformed(error.to_string()))?;
             (signer.subject(), signer.fingerprint())
         } else if purpose == Purpose::Release {
-            // The last 32 bytes are the key itself, which nodes are told.
+            // The last 32 bytes are the key itself, which nodes receive.
             let raw = der.len().checked_sub(32).map_or(&[][..], |from| &der[from..]);
             (format!("Ed25519 {}", hex::encode(raw)), hash(&der))
         } else {

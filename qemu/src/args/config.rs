@@ -118,6 +118,15 @@ pub enum Network {
     None,
 }
 
+/// A card beside the usual one, with a network and a DHCP server of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Card {
+    /// `virtio-net`, before the usual one on the bus; the server names no gateway.
+    NoWayOut,
+    /// On USB, as a management controller's; the server names a gateway.
+    Usb,
+}
+
 /// The network that the card is plugged into.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Link {
@@ -125,6 +134,18 @@ pub enum Link {
     Nat,
     /// A segment with other machines.
     Segment(Plug),
+}
+
+/// The serial port of the guest that is read here, and that the waits of a story look at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Serial {
+    /// `ttyS0`.
+    First,
+    /// `ttyS1`, of a machine that has no `ttyS0`.
+    Only,
+    /// `ttyS1`, beside a `ttyS0` that leads nowhere: the firmware names it in this file, an ACPI
+    /// table with its header.
+    Named(PathBuf),
 }
 
 /// The screen.
@@ -165,11 +186,17 @@ pub struct FwCfg {
     pub file: PathBuf,
 }
 
-/// One write to the disk that fails: the first to this place; later writes succeed.
+/// How a disk fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WriteError {
-    /// In units of 512 bytes.
-    pub sector: u64,
+pub enum DiskFault {
+    /// The first write to this place fails; later writes succeed.
+    Write {
+        /// In units of 512 bytes.
+        sector: u64,
+    },
+    /// It holds a flush of its cache, and all that follow, for as long as the story wants
+    /// (`qmp::Client::hold_flushes`).
+    Flush,
 }
 
 /// The file behind the guest's memory.
@@ -204,7 +231,7 @@ pub struct Config {
     /// A second disk, which firmware turns to after the first.
     pub second_disk: Option<Disk>,
     /// How the disk fails, if it does; it must be a raw one, and not recorded.
-    pub write_error: Option<WriteError>,
+    pub disk_fault: Option<DiskFault>,
     /// An empty file for a recording of everything that is written to the disk, which
     /// must be a raw one.
     pub recording: Option<PathBuf>,
@@ -220,6 +247,8 @@ pub struct Config {
     pub cpus: u32,
     /// The network card.
     pub network: Network,
+    /// More cards.
+    pub cards: Vec<Card>,
     /// The network of the card.
     pub link: Link,
     /// Ports that the host can reach, behind [`Link::Nat`].
@@ -230,8 +259,13 @@ pub struct Config {
     pub fw_cfg: Vec<FwCfg>,
     /// Whether the machine has a watchdog, which resets it.
     pub watchdog: bool,
+    /// The file of 64 KiB in which the firmware keeps the last words of a kernel (ACPI ERST), if
+    /// it can; it may be empty.
+    pub last_words: Option<PathBuf>,
     /// Whether the machine has a console beside the screen, the guest's `hvc0`.
     pub console: bool,
+    /// The serial port that is read.
+    pub serial: Serial,
     /// Whether the machine has a second serial port, the guest's `ttyS1`, whose other
     /// end is not read.
     pub unread_port: bool,
@@ -251,7 +285,7 @@ impl Config {
             firmware,
             disk: None,
             second_disk: None,
-            write_error: None,
+            disk_fault: None,
             recording: None,
             accelerator,
             memory: 512,
@@ -259,12 +293,15 @@ impl Config {
             devices: Devices::FromStart,
             cpus: 1,
             network: Network::Virtio,
+            cards: Vec::new(),
             link: Link::Nat,
             forwards: Vec::new(),
             screen: Screen::Std,
             fw_cfg: Vec::new(),
             watchdog: false,
+            last_words: None,
             console: false,
+            serial: Serial::First,
             unread_port: false,
             reset: Reset::Restart,
             tpm: None,

@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 
 pub use self::config::{
-    Accelerator, Bus, Cache, Config, Devices, Disk, Firmware, Forward, FwCfg, Link, Memory,
-    Network, Reset, Screen, WriteError,
+    Accelerator, Bus, Cache, Card, Config, Devices, Disk, DiskFault, Firmware, Forward, FwCfg,
+    Link, Memory, Network, Reset, Screen, Serial,
 };
 
 /// The sockets on which the launcher listens and to which QEMU connects. That way round
@@ -63,6 +63,7 @@ pub fn argv(config: &Config, sockets: &Sockets) -> Vec<OsString> {
         args.flag("-drive", drive("second", disk, &format!("file={}", path(&disk.file))));
         attach(&mut args, disk.bus, "second", boot_index(config, 1));
     }
+    cards(&mut args, config);
     network(&mut args, config);
     // Behind `-nodefaults`, so that the machine has exactly the configured card.
     args.flag(
@@ -87,6 +88,14 @@ pub fn argv(config: &Config, sockets: &Sockets) -> Vec<OsString> {
     if config.watchdog {
         args.flag("-device", "i6300esb");
         args.flag("-action", "watchdog=reset");
+    }
+    if let Some(file) = &config.last_words {
+        let file = path(file);
+        args.flag(
+            "-object",
+            format!("memory-backend-file,id=erst,mem-path={file},size=64K,share=on"),
+        );
+        args.flag("-device", "acpi-erst,memdev=erst");
     }
     if config.reset == Reset::Exit {
         args.word("-no-reboot");
@@ -223,7 +232,7 @@ fn disk(args: &mut Args, config: &Config, disk: &Disk) {
     let file = path(&disk.file);
     args.flag(
         "-drive",
-        match (&config.recording, config.write_error) {
+        match (&config.recording, config.disk_fault) {
             (None, None) => drive(DISK, disk, &format!("file={file}")),
             (Some(log), _) => {
                 let disk = Disk { cache: Cache::Writeback, ..disk.clone() };
@@ -231,16 +240,17 @@ fn disk(args: &mut Args, config: &Config, disk: &Disk) {
             }
             // The layer between the format and the file fails what the rule matches;
             // `report` on the drive passes the error to the guest, as a broken disk would.
-            (None, Some(WriteError { sector })) => drive(
+            (None, Some(DiskFault::Write { sector })) => drive(
                 DISK,
                 disk,
                 &format!(
-                    "werror=report,file.driver=blkdebug,file.image.driver=file,\
-                     file.image.filename={file},file.inject-error.0.event=write_aio,\
+                    "werror=report,{},file.inject-error.0.event=write_aio,\
                      file.inject-error.0.iotype=write,file.inject-error.0.errno=5,\
-                     file.inject-error.0.sector={sector},file.inject-error.0.once=on"
+                     file.inject-error.0.sector={sector},file.inject-error.0.once=on",
+                    debugged(&file)
                 ),
             ),
+            (None, Some(DiskFault::Flush)) => drive(DISK, disk, &debugged(&file)),
         },
     );
     if config.devices != Devices::FromStart {
@@ -249,6 +259,11 @@ fn disk(args: &mut Args, config: &Config, disk: &Disk) {
     let merging =
         if merges(config) || disk.bus != Bus::Virtio { "" } else { ",request-merging=off" };
     attach(args, disk.bus, DISK, format!("{merging}{}", boot_index(config, 0)));
+}
+
+/// The file with a layer above it that can fail or hold requests.
+fn debugged(file: &str) -> String {
+    format!("file.driver=blkdebug,file.image.driver=file,file.image.filename={file}")
 }
 
 /// The name of the first disk.
@@ -370,10 +385,41 @@ fn mac(config: &Config) -> String {
     }
 }
 
+/// Each has the network 10.0.10.0/24 or one behind it.
+fn cards(args: &mut Args, config: &Config) {
+    for (number, card) in config.cards.iter().enumerate() {
+        let (id, net) = (format!("card{number}"), 10 + number);
+        let restrict = match card {
+            // A server that keeps its network apart names no gateway.
+            Card::NoWayOut => ",restrict=on",
+            Card::Usb => "",
+        };
+        args.flag("-netdev", format!("user,id={id},net=10.0.{net}.0/24{restrict}"));
+        let mac = format!("mac=52:54:00:70:6f:{net:02x}");
+        match card {
+            Card::NoWayOut => {
+                args.flag("-device", format!("virtio-net-pci,netdev={id},{mac},romfile="));
+            }
+            Card::Usb => {
+                args.flag("-device", format!("qemu-xhci,id=usb-{id}"));
+                args.flag("-device", format!("usb-net,netdev={id},bus=usb-{id}.0,{mac}"));
+            }
+        }
+    }
+}
+
 fn channels(args: &mut Args, config: &Config, sockets: &Sockets) {
     // The serial port is QEMU's standard output: its end is the machine's end.
     // Without `signal=off` QEMU would take the terminal's Ctrl-C for itself.
     args.flag("-chardev", "stdio,id=serial,signal=off");
+    match &config.serial {
+        Serial::First => {}
+        Serial::Only => args.flag("-serial", "none"),
+        Serial::Named(table) => {
+            args.flag("-serial", "null");
+            args.flag("-acpitable", format!("file={}", path(table)));
+        }
+    }
     args.flag("-serial", "chardev:serial");
     args.flag("-chardev", format!("socket,id=qmp,server=off,path={}", path(&sockets.qmp)));
     args.flag("-mon", "chardev=qmp,mode=control");

@@ -145,6 +145,31 @@ fn a_secure_boot_machine_has_guarded_flash_and_smm() {
 }
 
 #[test]
+fn the_second_serial_port_is_read_where_there_is_no_first_or_the_firmware_names_it() {
+    let show = |serial| show(&Config { serial, ..Config::new(direct(), Accelerator::Tcg) });
+    let first = "-chardev stdio,id=serial,signal=off\n-serial chardev:serial\n";
+    assert!(show(Serial::First).contains(first));
+    let only = "signal=off\n-serial none\n-serial chardev:serial\n";
+    assert!(show(Serial::Only).contains(only));
+    let named = "signal=off\n-serial null\n-acpitable file=s,,1.aml\n-serial chardev:serial\n";
+    assert!(show(Serial::Named("s,1.aml".into())).contains(named));
+}
+
+#[test]
+fn more_cards_have_networks_of_their_own() {
+    let cards = vec![Card::NoWayOut, Card::Usb];
+    let shown = show(&Config { cards, ..Config::new(direct(), Accelerator::Tcg) });
+    assert!(shown.contains(
+        "-netdev user,id=card0,net=10.0.10.0/24,restrict=on\n\
+         -device virtio-net-pci,netdev=card0,mac=52:54:00:70:6f:0a,romfile=\n\
+         -netdev user,id=card1,net=10.0.11.0/24\n\
+         -device qemu-xhci,id=usb-card1\n\
+         -device usb-net,netdev=card1,bus=usb-card1.0,mac=52:54:00:70:6f:0b\n\
+         -netdev user,id=net\n"
+    ));
+}
+
+#[test]
 fn a_saved_machine_has_its_memory_in_a_file_and_a_restored_one_a_copy_of_it() {
     let show =
         |memory_file| show(&Config { memory_file, ..Config::new(direct(), Accelerator::Tcg) });

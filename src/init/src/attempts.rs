@@ -13,7 +13,8 @@
 //! Invariants:
 //! - The machine reboots by itself only after the count of it is on the disk: a
 //!   count that can't be read or written holds the machine, so that no fault of
-//!   the ESP makes an endless loop.
+//!   the ESP makes an endless loop. A disk that does not answer at all is the exception
+//!   (`guru`).
 //! - The number of failures never goes back, even when the ledger is torn: each report
 //!   contains its own number, so the ring never overwrites a newer report as if it were
 //!   an older one.

@@ -13,7 +13,7 @@
 //! Invariants:
 //! - The bytes of a variable may be anybody's: every length in them is checked.
 //!
-//! What this module does not do: tell apart two disks of one controller.
+//! What this module does not do: distinguish two disks of one controller.
 
 use std::path::Path;
 

@@ -9,20 +9,24 @@
 //! /sys/bus/*/devices/*/modalias --+     [what the boot needs] ------> kernel
 //!                                 +-->            | ready, or PATIENCE
 //! announcements (main loop) ------+     [the rest, as it appears] --> kernel
+//!                                              | nothing new for SETTLED, no watchdog
+//!                                          [softdog] --------------> kernel
 //! ```
 //!
 //! What this module does not do: wait for a device. Its users wait.
 
 use std::collections::BTreeSet;
+use std::ffi::CStr;
 use std::fs;
 use std::io::{self, PipeWriter, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::last_words::EFI_MODULE;
 use super::modules::Modules;
 use polis_base::sys;
 
@@ -33,9 +37,22 @@ const QUEUE_MAX: usize = 256;
 /// and the input of the power button.
 const BY_NAME: &[&str] = &["xfs", "evdev"];
 
+/// Only a machine with UEFI has variables that keep the last words of its kernel.
+const UEFI: &str = "/sys/firmware/efi";
+
 /// How long the rest waits for the boot: a machine whose only way to the network
 /// is behind a bus of the rest must not wait long for it.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A device that a driver has found announces itself at once, and its own driver is loaded
+/// then: when nothing has come for so long, what is missing is not there.
+const SETTLED: Duration = Duration::from_secs(5);
+
+/// The first watchdog that the kernel knows.
+const WATCHDOG: &str = "/dev/watchdog";
+/// The kernel's own timer, for a machine without a watchdog. It panics where it would just
+/// reset, so that the kernel says what it ran, and keeps that where it can.
+const SOFTWARE_WATCHDOG: (&str, &CStr) = ("softdog", c"soft_panic=1");
 
 /// The priority of a thread whose work yields to all other work.
 const LATER: i32 = 10;
@@ -135,7 +152,8 @@ impl Worker {
             Err(error) => self.say(&format!("the system has no modules for this kernel: {error}")),
         }
         // The tables of the first pass are half a megabyte, and rarely needed again.
-        while let Ok(alias) = self.received.recv() {
+        let mut settled = false;
+        while let Some(alias) = self.next(&mut settled) {
             let mut aliases = BTreeSet::from([alias]);
             while let Ok(alias) = self.received.try_recv() {
                 aliases.insert(alias);
@@ -146,6 +164,33 @@ impl Worker {
             if let Ok(mut modules) = Modules::of_running_kernel() {
                 self.load(&mut modules, &aliases);
             }
+        }
+    }
+
+    /// The next modalias; `None` when the machine ends. Once none comes for [`SETTLED`], the
+    /// machine gets a watchdog.
+    fn next(&mut self, settled: &mut bool) -> Option<String> {
+        if !*settled {
+            match self.received.recv_timeout(SETTLED) {
+                Ok(alias) => return Some(alias),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            *settled = true;
+            self.watch();
+        }
+        self.received.recv().ok()
+    }
+
+    /// Loads the kernel's own watchdog where no driver has found one. The main loop opens it.
+    fn watch(&mut self) {
+        if Path::new(WATCHDOG).exists() {
+            return;
+        }
+        let (name, parameters) = SOFTWARE_WATCHDOG;
+        match Modules::of_running_kernel() {
+            Ok(mut modules) => self.one(&mut modules, name, parameters),
+            Err(error) => self.say(&format!("no watchdog, and no module {name}: {error}")),
         }
     }
 
@@ -161,9 +206,13 @@ impl Worker {
         };
         self.load(modules, &take(Urgency::Boot));
         for name in BY_NAME {
-            self.one(modules, name);
+            self.one(modules, name, c"");
         }
         self.load_undelayed(modules, &take(Urgency::Person));
+        // A panic is on record only from here on; nothing of it is read now.
+        if Path::new(UEFI).exists() {
+            self.one(modules, EFI_MODULE, c"");
+        }
         let (screen, mut later) = (take(Urgency::Screen), take(Urgency::Later));
         later.extend(self.until_the_boot_is_over(modules));
         self.load(modules, &screen);
@@ -206,13 +255,13 @@ impl Worker {
         let mut seen = BTreeSet::new();
         for name in found.into_values().flatten() {
             if seen.insert(name.clone()) {
-                self.one(modules, &name);
+                self.one(modules, &name, c"");
             }
         }
     }
 
-    fn one(&mut self, modules: &mut Modules, name: &str) {
-        match modules.load(name) {
+    fn one(&mut self, modules: &mut Modules, name: &str, parameters: &CStr) {
+        match modules.load_with(name, parameters) {
             Ok(()) => {}
             Err(error) if error.is_absence() => {}
             Err(error) => {

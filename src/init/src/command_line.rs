@@ -11,7 +11,7 @@ use std::time::Duration;
 use sha2::{Digest as _, Sha256};
 
 use polis_base::hex;
-use polis_base::sys::command_line::value;
+use polis_base::sys::command_line::{seconds, value};
 
 /// How long a guru meditation waits before it reboots, by default.
 pub const COUNTDOWN: Duration = Duration::from_secs(60);
@@ -26,6 +26,12 @@ const BLOCKS_MAX: u64 = 1 << 34;
 pub const NODE_DEADLINE: Duration = Duration::from_secs(60);
 /// Bounds of `polis.node-deadline`, in seconds: `node` gives one every five.
 const NODE_DEADLINE_SECONDS: std::ops::RangeInclusive<u64> = 10..=3600;
+/// How long `init` may be silent where only the kernel's own timer watches it, by default. The
+/// timer counts on in a virtual machine that its host has paused, and runs out before `init` can
+/// say that it is alive.
+pub const INIT_DEADLINE: Duration = Duration::from_secs(900);
+/// Bounds of `polis.init-deadline`, in seconds.
+const INIT_DEADLINE_SECONDS: std::ops::RangeInclusive<u64> = 30..=3600;
 /// Bounds of `polis.guru-countdown`, in seconds.
 const COUNTDOWN_SECONDS: std::ops::RangeInclusive<u64> = 1..=3600;
 
@@ -116,10 +122,10 @@ pub fn countdown(line: &str) -> Duration {
     seconds(line, "polis.guru-countdown", COUNTDOWN_SECONDS).unwrap_or(COUNTDOWN)
 }
 
-/// A number of seconds; a number out of bounds is ignored.
-fn seconds(line: &str, word: &str, allowed: std::ops::RangeInclusive<u64>) -> Option<Duration> {
-    let seconds = value(line, word)?.parse().ok()?;
-    allowed.contains(&seconds).then(|| Duration::from_secs(seconds))
+/// How long `init` may be silent where only the kernel's own timer watches it.
+#[must_use]
+pub fn init_deadline(line: &str) -> Duration {
+    seconds(line, "polis.init-deadline", INIT_DEADLINE_SECONDS).unwrap_or(INIT_DEADLINE)
 }
 
 fn optional<T>(
@@ -173,6 +179,8 @@ mod tests {
         assert_eq!((read.countdown, read.node_deadline), (COUNTDOWN, NODE_DEADLINE));
         let read = CommandLine::parse(&format!("{} polis.node-deadline=15", line())).unwrap();
         assert_eq!(read.node_deadline, Duration::from_secs(15));
+        assert_eq!(init_deadline("polis.init-deadline=60"), Duration::from_secs(60));
+        assert_eq!(init_deadline("polis.init-deadline=1"), INIT_DEADLINE);
     }
 
     #[test]

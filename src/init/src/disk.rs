@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Invariants:
-//! - Two disks that look alike are never told apart by their order: the way that firmware
+//! - Two disks that look alike are never distinguished by their order: the way that firmware
 //!   took decides, or nothing does.
 //! - A disk that has two ways to it is one disk.
 //!
@@ -143,7 +143,7 @@ pub enum Choice {
     Several(Vec<Found>),
 }
 
-/// Chooses by the way that firmware took, where that is known; `way` tells that of a disk.
+/// Chooses by the way that firmware took, where that is known; `way` returns that of a disk.
 #[must_use]
 pub fn choose(
     candidates: Vec<Found>,
@@ -170,7 +170,7 @@ pub fn choose(
 }
 
 /// The candidates without those that are another way to a disk before them; `identifier`
-/// tells the one that a disk has from its maker.
+/// distinguishes the one that a disk has from its maker.
 #[must_use]
 pub fn distinct(candidates: Vec<Found>, identifier: impl Fn(&str) -> Option<String>) -> Vec<Found> {
     let mut seen = BTreeSet::new();

@@ -5,7 +5,8 @@
 //!                                                                 |
 //!  [counting down] --H--> [held]            R, P, button ---------+--> end
 //!        |                                                        |
-//!        +--- the time is up, and the count of it is on the ESP --+
+//!        +--- the time is up, and the count of it is on the ESP,
+//!             or the disk does not answer ------------------------+
 //! ```
 //!
 //! Where the recovery key of the disk would help, `U` asks for it, on the terminal
@@ -19,13 +20,14 @@
 //!   shows a star for each character, because its output is recorded.
 //! - Without a counter on the ESP the machine holds, unless its system is on trial: then the
 //!   loader has counted, and the next start is that of the system before.
+//! - Where the disk does not answer, the machine counts down ten times as long, asks it once more,
+//!   and reboots uncounted: only a reset helps such a disk, and the time keeps it from a loop.
 //! - The watchdog is petted: a holding machine is not reset.
 //!
-//! What this module does not do: limit the reboots (`attempts`) or draw
-//! (`polis_tui::guru`).
+//! What this module does not do: limit the reboots (`attempts`), write to the ESP (`record`) or
+//! draw (`polis_tui::guru`).
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -35,7 +37,6 @@ use polis_tui::keys::{Key, Parser};
 use rustix::process::Signal;
 use zeroize::Zeroizing;
 
-use polis_base::files;
 use polis_base::recovery;
 use polis_base::serial::{EventLine, Severity};
 use polis_base::stage::Stage;
@@ -44,10 +45,16 @@ use polis_base::sys::reboot::Reason;
 use polis_base::sys::{clock, vt};
 use polis_base::trapdoor::{Report, UNLOCK};
 
-use super::attempts::{Ledger, REBOOTS_MAX, number_line};
-use super::machine::{Identity, Machine, reap};
-use super::port;
+use super::attempts::REBOOTS_MAX;
+use super::machine::{Machine, reap};
+use super::record::{self, Kept, Uncounted, count, remember};
 use super::screen::{POLL_INTERVAL, SILENCE, Screen};
+
+/// How much longer than usual the machine counts down when its disk does not answer.
+const UNANSWERED: u32 = 10;
+
+/// The keys while it counts down.
+const KEYS: &str = "H holds, R reboots, P powers off, L shows the log";
 
 /// The border blinks twice a second.
 const PHASE: Duration = Duration::from_millis(500);
@@ -128,18 +135,27 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Action {
     // The log up to the failure, without the lines about the failure itself.
     let log: Vec<String> = machine.port.kept().map(str::to_owned).collect();
     // In case a screen is drawn there, the line starts on a line of its own.
-    machine.port.mute(false);
+    machine.port.come_back();
     machine.port.line("");
     announce(machine, &report);
-    let ledger = remember(machine, &report, &log);
-    let attempt = ledger.as_ref().map_or(1, |ledger| ledger.reboots.saturating_add(1));
-    let mut countdown = match ledger.as_ref().map(Ledger::rebooting) {
-        _ if machine.trial => Countdown::Until(clock::uptime() + machine.countdown),
-        Some(Some(_counted)) => Countdown::Until(clock::uptime() + machine.countdown),
-        Some(None) => Countdown::Exhausted,
-        None => Countdown::Uncounted,
+    let mut kept = remember(machine, &report, &log);
+    let attempt = match &kept {
+        Kept::Counted(ledger) => ledger.reboots.saturating_add(1),
+        Kept::Nowhere | Kept::Unanswered => 1,
     };
-    say_what_comes(machine, countdown, attempt);
+    let until = |time| Countdown::Until(clock::uptime() + time);
+    let unanswered = machine.countdown * UNANSWERED;
+    let mut countdown = match &kept {
+        _ if machine.trial => until(machine.countdown),
+        Kept::Counted(ledger) if ledger.rebooting().is_some() => until(machine.countdown),
+        Kept::Counted(_) => Countdown::Exhausted,
+        Kept::Nowhere => Countdown::Uncounted,
+        Kept::Unanswered => until(unanswered),
+    };
+    match &kept {
+        Kept::Unanswered if !machine.trial => say_unanswered(machine, unanswered),
+        _ => say_what_comes(machine, countdown, attempt),
+    }
     if machine.trial {
         let text = "this system is on trial: the machine goes back to the one before";
         machine.port.log(Severity::Info, text);
@@ -153,14 +169,23 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Action {
     vt::activate(1).ok();
     let mut screens = Screens::default();
     let mut shown = shown(machine, &report, attempt, log);
-    let mut line = Line::new(machine);
+    let mut line = Line::new();
     loop {
         let now = clock::uptime();
         if countdown.is_over(now) {
-            match count(machine, ledger.as_ref()) {
+            match count(machine, &kept) {
                 Ok(()) => return Action::End(Reason::Reboot),
                 Err(_uncounted) if machine.trial => return Action::End(Reason::Reboot),
-                Err(error) => {
+                Err(Uncounted::Overdue) if matches!(kept, Kept::Unanswered) => {
+                    return Action::End(Reason::Reboot);
+                }
+                Err(Uncounted::Overdue) => {
+                    kept = Kept::Unanswered;
+                    let time = machine.countdown * UNANSWERED;
+                    countdown = Countdown::Until(clock::uptime() + time);
+                    say_unanswered(machine, time);
+                }
+                Err(Uncounted::Failed(error)) => {
                     let text = format!("holding, since the reboot can't be counted: {error}");
                     machine.port.log(Severity::Error, &text);
                     countdown = Countdown::Uncounted;
@@ -172,7 +197,7 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Action {
         screens.draw(machine, &shown, phase, now);
         wait(machine, &screens.open, until_next(now));
         machine.pet();
-        machine.hear();
+        machine.receive();
         machine.port.flush();
         reap();
         if let Some(reason) = wished(machine) {
@@ -207,54 +232,22 @@ fn announce(machine: &mut Machine, report: &Report) {
         .field("next", &report.next);
     let line = if report.unlock { line.field(UNLOCK, "yes") } else { line };
     machine.port.force(line);
-    for line in body(report).lines() {
+    for line in record::body(report).lines() {
         machine.port.log(Severity::Fatal, line);
     }
 }
 
-/// Stores the report on the ESP. Returns the ledger if that is stored, too.
-fn remember(machine: &mut Machine, report: &Report, log: &[String]) -> Option<Ledger> {
-    let Some(store) = machine.attempts.clone() else {
-        let text = "the ESP is not mounted: this failure is not saved, and attempts are not \
-                    counted";
-        machine.port.log(Severity::Warning, text);
-        return None;
-    };
-    let uptime = clock::uptime();
-    let summary = format!("{} {}", report.code, report.cause());
-    let kept = store.load().and_then(|ledger| {
-        let text = text(report, &machine.identity, ledger.sequence, uptime, log);
-        store.remember(&ledger, &summary, &text)
-    });
-    let mut complain = |error: files::Error| {
-        let text = format!("cannot save this failure on the ESP: {}", error.into_io());
-        machine.port.log(Severity::Error, &text);
-    };
-    match kept {
-        Ok((ledger, report)) => {
-            report.err().map(complain);
-            Some(ledger)
-        }
-        Err(error) => {
-            complain(error);
-            None
-        }
-    }
-}
-
-/// Counts the reboot that comes now.
-fn count(machine: &Machine, ledger: Option<&Ledger>) -> std::io::Result<()> {
-    let lost = || std::io::Error::other("the count is missing");
-    let ledger = ledger.and_then(Ledger::rebooting).ok_or_else(lost)?;
-    machine.attempts.as_ref().ok_or_else(lost)?.save(&ledger).map_err(files::Error::into_io)
+fn say_unanswered(machine: &mut Machine, time: Duration) {
+    let seconds = time.as_secs();
+    let text = format!("the disk does not answer: rebooting in {seconds} s; {KEYS}");
+    machine.port.log(Severity::Info, &text);
 }
 
 fn say_what_comes(machine: &mut Machine, countdown: Countdown, attempt: u32) {
     let boots = REBOOTS_MAX + 1;
     let text = match countdown {
         Countdown::Until(_) => format!(
-            "failed boot {attempt} of {boots} in a row; rebooting in {} s; H holds, R reboots, P \
-             powers off, L shows the log",
+            "failed boot {attempt} of {boots} in a row; rebooting in {} s; {KEYS}",
             machine.countdown.as_secs()
         ),
         Countdown::Held | Countdown::Exhausted => format!(
@@ -266,40 +259,6 @@ fn say_what_comes(machine: &mut Machine, countdown: Countdown, attempt: u32) {
             .to_owned(),
     };
     machine.port.log(Severity::Info, &text);
-}
-
-/// The report as lines for people.
-fn body(report: &Report) -> String {
-    let mut text = String::new();
-    let list = [("cause", &report.causes), ("tried", &report.tried)];
-    writeln!(text, "GURU MEDITATION {} in stage {}", report.code, report.stage).ok();
-    for (name, lines) in list {
-        for line in lines {
-            writeln!(text, "{name}: {line}").ok();
-        }
-    }
-    writeln!(text, "next: {}", report.next).ok();
-    text
-}
-
-/// The file on the ESP.
-fn text(
-    report: &Report,
-    identity: &Identity,
-    sequence: u64,
-    uptime: Duration,
-    log: &[String],
-) -> String {
-    let Identity { version, image, slot } = identity;
-    let seconds = uptime.as_secs_f64();
-    let mut text = body(report);
-    writeln!(text, "{}", number_line(sequence)).ok();
-    writeln!(text, "version: {version}\nimage: {image}\nslot: {slot}").ok();
-    writeln!(text, "uptime: {seconds:.3}\n\nlog:").ok();
-    for line in log {
-        writeln!(text, "{line}").ok();
-    }
-    text
 }
 
 fn shown(machine: &Machine, report: &Report, attempt: u32, log: Vec<String>) -> Guru {
@@ -368,7 +327,8 @@ fn wait(machine: &Machine, screens: &[Screen], time: Duration) {
 }
 
 /// The request of the button, Ctrl-Alt-Del or a signal.
-fn wished(machine: &mut Machine) -> Option<Reason> {
+#[must_use]
+pub fn wished(machine: &mut Machine) -> Option<Reason> {
     if machine.buttons.pressed() {
         return Some(Reason::PowerOff);
     }
@@ -422,25 +382,14 @@ struct Line {
     view: View,
     parser: Parser,
     received: Duration,
-    /// If a screen is drawn on the port, its keys belong to the screen.
-    listens: bool,
 }
 
 impl Line {
-    fn new(machine: &Machine) -> Self {
-        let drawn_on = machine.terminals.iter().any(|name| port::PATH.ends_with(name));
-        Self {
-            view: View::default(),
-            parser: Parser::default(),
-            received: Duration::ZERO,
-            listens: !drawn_on,
-        }
+    fn new() -> Self {
+        Self { view: View::default(), parser: Parser::default(), received: Duration::ZERO }
     }
 
     fn commands(&mut self, machine: &mut Machine, shown: &Guru) -> Vec<Command> {
-        if !self.listens {
-            return Vec::new();
-        }
         let typed = Zeroizing::new(machine.port.typed());
         let now = clock::uptime();
         let mut keys = self.parser.feed(&typed);
@@ -481,7 +430,6 @@ impl Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use polis_base::trapdoor::code;
 
     #[test]
     fn the_countdown_ends_at_its_time_and_shows_one_before() {
@@ -514,37 +462,6 @@ mod tests {
         assert_eq!(Countdown::Uncounted.countdown(now), guru::Countdown::Uncounted);
         assert_eq!(Countdown::Held.countdown(now), guru::Countdown::Held);
         assert_eq!(Countdown::Exhausted.countdown(now), guru::Countdown::Exhausted);
-    }
-
-    #[test]
-    fn the_file_says_what_happened_and_to_what() {
-        let report = Report {
-            code: code::NODE_KILLED.with_detail(9),
-            stage: Stage::System,
-            causes: vec!["node was killed".to_owned(), "by signal 9".to_owned()],
-            tried: vec!["storage".to_owned()],
-            next: "Reboot.".to_owned(),
-            unlock: false,
-        };
-        let identity =
-            Identity { version: "0.1.0".to_owned(), image: "abc".to_owned(), slot: "A".to_owned() };
-        let log = ["last line".to_owned()];
-        let text = text(&report, &identity, 12, Duration::from_millis(9412), &log);
-        insta::assert_snapshot!(text, @r"
-        GURU MEDITATION #0302.0009 in stage system
-        cause: node was killed
-        cause: by signal 9
-        tried: storage
-        next: Reboot.
-        number: 12
-        version: 0.1.0
-        image: abc
-        slot: A
-        uptime: 9.412
-
-        log:
-        last line
-        ");
     }
 
     #[test]

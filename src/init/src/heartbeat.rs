@@ -7,7 +7,7 @@
 //! ```text
 //! [unheard] --first beat--> [beating] --deadline without a beat--> hangs
 //!                              ^  |
-//!                              +--+ beat, or a time in which nobody could beat
+//!                              +--+ beat, or a time without a chance to beat
 //! ```
 //!
 //! Invariants:

@@ -7,7 +7,8 @@
 //!   +----------+---- report --------+--> guru --> off
 //! ```
 //!
-//! `init` is synchronous and single-threaded except for the loading of modules. It is
+//! `init` is synchronous and single-threaded except for the loading of modules and for work with
+//! a disk, which may never end. It is
 //! one process from the initramfs on: its program stays in memory, so it keeps running
 //! when the disk fails.
 //!
@@ -30,19 +31,24 @@ pub mod gpt;
 pub mod guru;
 pub mod heartbeat;
 pub mod kernel_log;
+pub mod last_words;
 pub mod life;
+pub mod loader;
 pub mod machine;
 pub mod modprobe;
 pub mod modules;
 pub mod mounts;
 pub mod node;
 pub mod off;
+pub mod patience;
 pub mod port;
+pub mod record;
 pub mod relay;
 pub mod screen;
 pub mod stage1;
 pub mod stage2;
 pub mod threads;
+pub mod uart;
 
 use std::io::Write as _;
 use std::panic::{self, AssertUnwindSafe};
@@ -134,7 +140,9 @@ fn guarded<T>(machine: &mut Machine, work: impl FnOnce(&mut Machine) -> T) -> Re
 /// Writes a panic's message at once, to every output that works.
 fn note_panic(text: &str) {
     let line = log_line(clock::uptime(), Severity::Fatal, "init", text);
-    for path in [port::PATH, "/dev/kmsg"] {
+    let ports = uart::ports(Path::new("/sys")).into_iter().map(|port| port.name);
+    for name in ports.chain(["kmsg".to_owned()]) {
+        let path = Path::new("/dev").join(name);
         if let Ok(mut file) = std::fs::File::options().write(true).open(path) {
             file.write_all(format!("{line}\n").as_bytes()).ok();
         }

@@ -22,7 +22,7 @@ use polis_base::trapdoor::{Report, code};
 
 use super::attempts::Store;
 use super::buttons::Buttons;
-use super::command_line::{COUNTDOWN, CommandLine};
+use super::command_line::{COUNTDOWN, CommandLine, INIT_DEADLINE};
 use super::kernel_log::KernelEvent;
 use super::port::Port;
 
@@ -70,6 +70,19 @@ pub struct Start {
     pub command_line: CommandLine,
 }
 
+/// What the kernel has announced.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Announced {
+    /// The modaliases of new devices.
+    pub aliases: Vec<String>,
+    /// Whether there was any announcement, also of a device without a modalias.
+    pub any: bool,
+    /// Whether one was of a disk or a partition.
+    pub disks: bool,
+    /// Whether announcements were lost: all devices have to be looked at.
+    pub lost: bool,
+}
+
 /// When each of `init`'s stages started and ended.
 pub type Times = BTreeMap<Stage, (Duration, Option<Duration>)>;
 
@@ -94,6 +107,8 @@ pub struct Machine {
     pub tried: Vec<String>,
     /// How long a guru meditation waits before it reboots.
     pub countdown: Duration,
+    /// How long `init` may be silent where only the kernel watches it.
+    pub init_deadline: Duration,
     /// Whether the loader tries this system: the next start is that of the one before.
     pub trial: bool,
     /// The times of the stages.
@@ -128,6 +143,7 @@ impl Default for Machine {
             terminals: vec!["tty1".to_owned()],
             tried: Vec::new(),
             countdown: COUNTDOWN,
+            init_deadline: INIT_DEADLINE,
             trial: false,
             times: Times::new(),
             uevents: None,
@@ -243,28 +259,53 @@ impl Machine {
     }
 
     fn find_watchdog(&mut self) {
-        if self.watchdog.is_some() {
-            return;
+        if self.watchdog.is_none()
+            && let Ok(watchdog) = Watchdog::open(Path::new("/dev/watchdog"), self.init_deadline)
+        {
+            self.feed(watchdog);
         }
-        let Ok(watchdog) = Watchdog::open(Path::new("/dev/watchdog")) else { return };
-        self.watchdog = Some(watchdog);
-        self.petted = clock::uptime();
-        self.port.log(Severity::Info, "the watchdog is running");
     }
 
-    /// Reads the kernel's announcements. Returns the modaliases of new devices, and
-    /// whether announcements were lost.
-    pub fn hear(&mut self) -> (Vec<String>, bool) {
-        let (mut aliases, mut lost) = (Vec::new(), false);
+    /// A watchdog was announced. One of the machine takes the place of the kernel's own timer,
+    /// which ends with the kernel.
+    fn meet_watchdog(&mut self, name: &str) {
+        match &self.watchdog {
+            None => self.find_watchdog(),
+            Some(watchdog) if watchdog.is_software() => {
+                // The one that is open is busy.
+                let path = Path::new("/dev").join(name);
+                let Ok(other) = Watchdog::open(&path, self.init_deadline) else { return };
+                if let Some(software) = self.watchdog.take() {
+                    software.disarm();
+                }
+                self.feed(other);
+            }
+            Some(_) => {}
+        }
+    }
+
+    fn feed(&mut self, watchdog: Watchdog) {
+        let what = if watchdog.is_software() { ", the kernel's own timer" } else { "" };
+        let text = format!("the watchdog is running: {}{what}", watchdog.name());
+        self.port.log(Severity::Info, &text);
+        self.watchdog = Some(watchdog);
+        self.petted = clock::uptime();
+    }
+
+    /// Reads the kernel's announcements.
+    pub fn receive(&mut self) -> Announced {
+        let mut announced = Announced::default();
         while let Some(uevents) = &self.uevents {
             match uevents.next_event() {
                 Ok(Received::Event(event)) => {
                     self.notice(&event);
+                    announced.any = true;
+                    announced.disks |= event.get("SUBSYSTEM") == Some("block");
                     if event.action == "add" {
-                        aliases.extend(event.get("MODALIAS").map(str::to_owned));
+                        announced.aliases.extend(event.get("MODALIAS").map(str::to_owned));
                     }
                 }
-                Ok(Received::Lost) => lost = true,
+                Ok(Received::Lost) => announced.lost = true,
                 Ok(Received::Nothing) => break,
                 Err(error) => {
                     let text = format!("device announcements stopped: {error}");
@@ -273,10 +314,10 @@ impl Machine {
                 }
             }
         }
-        if lost {
+        if announced.lost {
             self.find_devices();
         }
-        (aliases, lost)
+        announced
     }
 
     fn notice(&mut self, event: &uevent::Event) {
@@ -284,9 +325,14 @@ impl Machine {
         self.log_buttons(&received);
         let Some(name) = event.get("DEVNAME") else { return };
         let subsystem = event.get("SUBSYSTEM").unwrap_or_default();
-        let is_watchdog = matches!(subsystem, "misc" | "watchdog") && name.starts_with("watchdog");
+        let is_watchdog = match (subsystem, name.strip_prefix("watchdog")) {
+            ("watchdog", Some(number)) => number.parse::<u8>().is_ok(),
+            // A driver of before the kernel's core for them has only this name.
+            ("misc", Some(rest)) => rest.is_empty(),
+            _ => false,
+        };
         if event.action == "add" && is_watchdog {
-            self.find_watchdog();
+            self.meet_watchdog(name);
         }
     }
 

@@ -9,6 +9,7 @@
 //! - A module that the kernel has already is not read again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::CStr;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -195,10 +196,19 @@ impl Modules {
     ///
     /// The first module of the chain that can't be loaded.
     pub fn load(&mut self, name: &str) -> Result<(), Error> {
-        self.load_within(name, DEPTH_MAX)
+        self.load_with(name, c"")
     }
 
-    fn load_within(&mut self, wanted: &str, depth: usize) -> Result<(), Error> {
+    /// The same, with parameters for the module itself; one that is loaded already keeps its own.
+    ///
+    /// # Errors
+    ///
+    /// The first module of the chain that can't be loaded.
+    pub fn load_with(&mut self, name: &str, parameters: &CStr) -> Result<(), Error> {
+        self.load_within(name, parameters, DEPTH_MAX)
+    }
+
+    fn load_within(&mut self, wanted: &str, parameters: &CStr, depth: usize) -> Result<(), Error> {
         let own: String = wanted.chars().map(|c| if c == '-' { '_' } else { c }).collect();
         if self.loaded.contains(&own) || is_live(&own) {
             return Ok(());
@@ -218,9 +228,10 @@ impl Modules {
             self.load_softly(&soft, depth);
         }
         for needed in needed.iter().rev() {
-            self.load_within(needed, depth)?;
+            self.load_within(needed, c"", depth)?;
         }
-        module::load(&path).map_err(|source| Error::Refused { name: own.clone(), source })?;
+        module::load(&path, parameters)
+            .map_err(|source| Error::Refused { name: own.clone(), source })?;
         self.loaded.insert(own);
         for soft in after {
             self.load_softly(&soft, depth);
@@ -232,11 +243,12 @@ impl Modules {
     /// alias. `depmod` lists the ones made for a processor first, and those refuse
     /// to run on another. It may work without: that is what makes the dependency soft.
     fn load_softly(&mut self, wanted: &str, depth: usize) {
-        if !matches!(self.load_within(wanted, depth), Err(Error::Absent { .. })) {
+        if !matches!(self.load_within(wanted, c"", depth), Err(Error::Absent { .. })) {
             return;
         }
         let found = self.find(&BTreeSet::from([wanted])).unwrap_or_default();
-        let _one = found.into_values().flatten().any(|name| self.load_within(&name, depth).is_ok());
+        let load = |name: String| self.load_within(&name, c"", depth).is_ok();
+        let _one = found.into_values().flatten().any(load);
     }
 }
 

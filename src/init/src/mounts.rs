@@ -57,17 +57,26 @@ pub fn rest() -> Vec<(Mount, Need)> {
                 .options("nsdelegate,memory_recursiveprot"),
             Need::Must,
         ),
-        kernel("/sys/fs/pstore", "pstore"),
         kernel("/sys/fs/bpf", "bpf"),
         kernel("/sys/kernel/security", "securityfs"),
     ]
 }
 
+/// The records that the kernel has of its panics.
+#[must_use]
+pub fn pstore() -> Mount {
+    let quiet = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    Mount::new("pstore", "/sys/fs/pstore", "pstore").flags(quiet)
+}
+
+/// Where the variables of the firmware are.
+pub const VARIABLES: &str = "/sys/firmware/efi/efivars";
+
 /// The variables of the firmware.
 #[must_use]
 pub fn firmware() -> Mount {
     let quiet = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    Mount::new("efivarfs", "/sys/firmware/efi/efivars", "efivarfs").flags(quiet)
+    Mount::new("efivarfs", VARIABLES, "efivarfs").flags(quiet)
 }
 
 /// The ESP. A file system with errors turns read-only, so that a damaged one is
@@ -196,7 +205,7 @@ mod tests {
     #[test]
     fn no_file_system_lets_a_file_become_root() {
         let all = first().into_iter().chain(rest().into_iter().map(|(mount, _)| mount));
-        for mount in all.chain([firmware(), esp(Path::new("/dev/vda1"))]) {
+        for mount in all.chain([pstore(), firmware(), esp(Path::new("/dev/vda1"))]) {
             assert!(mount.flags.contains(MountFlags::NOSUID), "{mount:?}");
         }
     }

@@ -8,20 +8,29 @@ use polis_base::sys::reboot::{self, Reason};
 
 use super::machine::Machine;
 use super::mounts;
+use super::patience;
 
 /// Ends the machine. Returns only if the kernel refuses even that.
 pub fn end(machine: &mut Machine, reason: Reason) -> ! {
     machine.end_processes();
-    for (target, error) in mounts::settle() {
-        let text = format!("cannot unmount {}: {error}", target.display());
-        machine.port.log(Severity::Warning, &text);
+    match patience::while_disks_work(machine, patience::SETTLE, mounts::settle) {
+        Ok(failed) => {
+            for (target, error) in failed {
+                let text = format!("cannot unmount {}: {error}", target.display());
+                machine.port.log(Severity::Warning, &text);
+            }
+        }
+        Err(error) => {
+            let text = format!("the file systems stay mounted: {error}");
+            machine.port.log(Severity::Error, &text);
+        }
     }
     machine.leave_watchdog(reason);
     machine.off(reason);
     let error = reboot::end(reason);
     machine.port.log(Severity::Fatal, &format!("the kernel does not stop the machine: {error}"));
     machine.port.drain();
-    // All data is on the disks; a person may pull the plug.
+    // All data is on the disks that answer; a person may pull the plug.
     loop {
         poll::sleep(Duration::MAX);
     }

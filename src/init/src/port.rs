@@ -1,7 +1,8 @@
-//! The serial port, written without ever waiting for it.
+//! The serial ports, written without ever waiting for one.
 //!
 //! `init` is the only writer: `node` hands its lines to `init`, and the kernel is
-//! silenced except for a panic.
+//! silenced except for a panic. Every port gets every line, at its own pace; which ports these
+//! are, [`uart`](super::uart) says.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,15 +11,18 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use zeroize::Zeroize as _;
+
 use polis_base::serial::{EventLine, Severity, log_line};
 use polis_base::sys::clock;
 use polis_base::sys::poll::{self, Interest};
 use polis_base::sys::terminal::{Mode, Terminal};
 
 use super::relay::Relay;
+use super::uart::{self, Uart};
 
-/// The port that the contract names.
-pub const PATH: &str = "/dev/ttyS0";
+/// Where the kernel shows its devices.
+const SYS: &str = "/sys";
 
 /// The longest time for the driver to send a full buffer: 4 KiB at 115,200 baud. A port
 /// that sends nothing for so long is considered dead.
@@ -26,28 +30,56 @@ const DRAIN_MAX: Duration = Duration::from_secs(1);
 /// How long all pending output may take: a full buffer needs six seconds.
 const DRAIN_ALL_MAX: Duration = Duration::from_secs(10);
 
-/// The serial port; without one, its lines are only remembered.
+/// The serial ports; without one, the lines are only remembered.
 #[derive(Debug, Default)]
 pub struct Port {
+    /// That of [`uart::FIRST`], which also remembers the lines.
+    first: Outlet,
+    others: Vec<Outlet>,
+}
+
+/// One port, or the place of one.
+#[derive(Debug, Default)]
+struct Outlet {
+    name: String,
     terminal: Option<Terminal>,
     relay: Relay,
+    /// A screen is drawn there, which has the keys, too.
+    drawn: bool,
 }
 
 impl Port {
-    /// Opens the port. A machine without one works as well.
+    /// Opens the ports. A machine without one works as well.
     pub fn open(&mut self) {
-        self.terminal = Terminal::open(Path::new(PATH)).ok();
-        if let Some(terminal) = &self.terminal {
-            // Keys come one by one: someone may answer the guru from here.
-            terminal.set_mode(Mode::Keys).ok();
+        let ports = uart::ports(Path::new(SYS));
+        let mut outlets = ports.iter().map(Outlet::open);
+        if let Some(first) = outlets.next() {
+            // What was said before it was open.
+            let relay = std::mem::take(&mut self.first.relay);
+            self.first = Outlet { relay, ..first };
         }
+        self.others = outlets.filter(|outlet| outlet.terminal.is_some()).collect();
         self.flush();
+        for Uart { name, why, .. } in ports.iter().skip(1) {
+            self.log(Severity::Info, &format!("the serial port {name} has these lines: {why}"));
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Outlet> {
+        std::iter::once(&self.first).chain(&self.others)
+    }
+
+    fn each(&mut self, mut act: impl FnMut(&mut Outlet)) {
+        std::iter::once(&mut self.first).chain(&mut self.others).for_each(|outlet| {
+            act(outlet);
+            outlet.flush();
+        });
     }
 
     /// Writes one line, as it is.
     pub fn line(&mut self, line: &str) {
-        self.relay.put(clock::uptime(), line);
-        self.flush();
+        let now = clock::uptime();
+        self.each(|outlet| outlet.relay.put(now, line));
     }
 
     /// Writes an event line that happened now.
@@ -59,8 +91,8 @@ impl Port {
     /// reason why the machine stops.
     pub fn force(&mut self, line: EventLine) {
         let now = clock::uptime();
-        self.relay.force(now, &line.at(now).to_string());
-        self.flush();
+        let line = line.at(now).to_string();
+        self.each(|outlet| outlet.relay.force(now, &line));
     }
 
     /// Writes a log line of `init`'s own.
@@ -76,22 +108,115 @@ impl Port {
     /// Writes text that is not a whole line yet: the echo of typed keys. It is not
     /// remembered.
     pub fn echo(&mut self, text: &str) {
-        self.relay.echo(text);
-        self.flush();
+        self.each(|outlet| outlet.relay.echo(text));
     }
 
     /// The lines that were written last, the oldest first.
     pub fn kept(&self) -> impl DoubleEndedIterator<Item = &str> {
-        self.relay.kept()
+        self.first.relay.kept()
     }
 
-    /// Stops writing lines while a screen is drawn on this port, or starts again.
-    pub fn mute(&mut self, muted: bool) {
-        self.relay.mute(muted);
+    /// Stops writing lines to the ports among these terminals: a screen is drawn there.
+    pub fn leave(&mut self, terminals: &[String]) {
+        self.each(|outlet| {
+            outlet.drawn = terminals.contains(&outlet.name);
+            outlet.relay.mute(outlet.drawn);
+        });
     }
 
-    /// Gives the port as many bytes as it accepts at once.
+    /// Writes lines to every port again, also to those with a screen.
+    pub fn come_back(&mut self) {
+        self.each(|outlet| outlet.relay.mute(false));
+    }
+
+    /// Gives the ports as many bytes as they accept at once.
     pub fn flush(&mut self) {
+        self.each(|_outlet| {});
+    }
+
+    /// The descriptors to wait for, of the ports that lines wait for.
+    pub fn waiting(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.all().filter_map(Outlet::waiting)
+    }
+
+    /// The descriptors on which keys arrive.
+    pub fn keys(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.all().filter(|outlet| !outlet.drawn).filter_map(Outlet::fd)
+    }
+
+    /// The bytes typed at the other ends, but for those of a screen. Never blocks.
+    pub fn typed(&mut self) -> Vec<u8> {
+        let mut typed = Vec::new();
+        self.each(|outlet| {
+            if !outlet.drawn {
+                outlet.read(&mut typed);
+            }
+        });
+        typed
+    }
+
+    /// Waits until every line is sent, for a bounded time. The machine ends after it.
+    pub fn drain(&mut self) {
+        let until = clock::uptime() + DRAIN_ALL_MAX;
+        loop {
+            self.flush();
+            let Some(left) = until.checked_sub(clock::uptime()) else { return };
+            let waited: Vec<_> = self.waiting().map(|port| (port, Interest::Write)).collect();
+            if waited.is_empty() {
+                break;
+            }
+            match poll::wait(&waited, Some(left.min(DRAIN_MAX))) {
+                Ok(ready) if ready.contains(&true) => {}
+                Ok(_) | Err(_) => break,
+            }
+        }
+        // The drivers still have some of it, and their own wait has no deadline.
+        let (done, drained) = mpsc::channel();
+        let sent = self.all().filter(|outlet| outlet.waiting().is_none());
+        for file in sent.filter_map(|outlet| outlet.terminal.as_ref()?.try_clone_file().ok()) {
+            let done = done.clone();
+            let drain = move || {
+                rustix::termios::tcdrain(&file).ok();
+                done.send(()).ok();
+            };
+            thread::Builder::new().name("drain".to_owned()).spawn(drain).ok();
+        }
+        drop(done);
+        let until = clock::uptime() + DRAIN_MAX;
+        // Ends when the last one has sent everything, and at the latest at that time.
+        while let Some(left) = until.checked_sub(clock::uptime()) {
+            if drained.recv_timeout(left).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+impl Outlet {
+    fn open(uart: &Uart) -> Self {
+        let path = Path::new("/dev").join(&uart.name);
+        let terminal = Terminal::open(&path).ok();
+        if let Some(terminal) = &terminal {
+            // Keys come one by one: someone may answer the guru from here.
+            terminal.set_mode(Mode::Keys).ok();
+            // The kernel has set up those that are its consoles.
+            if uart.name != uart::FIRST && uart.why != uart::Why::Kernel {
+                terminal.set_up_if_serial(&path).ok();
+                uart.baud.map(|baud| terminal.set_speed(baud).ok());
+            }
+        }
+        Self { name: uart.name.clone(), terminal, ..Self::default() }
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.terminal.as_ref().map(AsFd::as_fd)
+    }
+
+    fn waiting(&self) -> Option<BorrowedFd<'_>> {
+        self.fd().filter(|_fd| !self.relay.pending().is_empty())
+    }
+
+    fn flush(&mut self) {
         while !self.relay.pending().is_empty() {
             let Some(terminal) = &mut self.terminal else {
                 let length = self.relay.pending().len();
@@ -108,55 +233,79 @@ impl Port {
         }
     }
 
-    /// The descriptor to wait for, when lines wait for the port.
-    #[must_use]
-    pub fn waiting(&self) -> Option<BorrowedFd<'_>> {
-        let terminal = self.terminal.as_ref()?;
-        (!self.relay.pending().is_empty()).then(|| terminal.as_fd())
-    }
-
-    /// The descriptor on which keys arrive.
-    #[must_use]
-    pub fn keys(&self) -> Option<BorrowedFd<'_>> {
-        self.terminal.as_ref().map(AsFd::as_fd)
-    }
-
-    /// The bytes typed at the other end. Never blocks.
-    pub fn typed(&mut self) -> Vec<u8> {
+    fn read(&mut self, typed: &mut Vec<u8>) {
         let mut buffer = [0; 64];
         match self.terminal.as_mut().map(|terminal| terminal.read(&mut buffer)) {
-            Some(Ok(length)) if length > 0 => buffer[..length].to_vec(),
+            Some(Ok(length)) if length > 0 => typed.extend_from_slice(&buffer[..length]),
             // The end of the input is a port that has hung up.
-            Some(Ok(_)) => {
-                self.terminal = None;
-                Vec::new()
-            }
-            Some(Err(_)) | None => Vec::new(),
+            Some(Ok(_)) => self.terminal = None,
+            Some(Err(_)) | None => {}
         }
+        // It may be a recovery key.
+        buffer.zeroize();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+
+    use super::*;
+
+    /// A port with its far end.
+    fn outlet(name: &str) -> (OwnedFd, Outlet) {
+        let far = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        rustix::io::ioctl_fionbio(&far, true).unwrap();
+        grantpt(&far).unwrap();
+        unlockpt(&far).unwrap();
+        let path = ptsname(&far, Vec::new()).unwrap().into_string().unwrap();
+        let terminal = Terminal::open(Path::new(&path)).unwrap();
+        terminal.set_mode(Mode::Keys).unwrap();
+        (far, Outlet { name: name.to_owned(), terminal: Some(terminal), ..Outlet::default() })
     }
 
-    /// Waits until every line is sent, for a bounded time. The machine ends after it.
-    pub fn drain(&mut self) {
-        let until = clock::uptime() + DRAIN_ALL_MAX;
-        loop {
-            self.flush();
-            let Some(left) = until.checked_sub(clock::uptime()) else { return };
-            let Some(waiting) = self.waiting() else { break };
-            match poll::wait(&[(waiting, Interest::Write)], Some(left.min(DRAIN_MAX))) {
-                Ok(ready) if ready.contains(&true) => {}
-                Ok(_) | Err(_) => return,
-            }
+    fn received(far: &OwnedFd) -> String {
+        let (mut buffer, mut text) = ([0; 256], String::new());
+        while let Ok(length) = rustix::io::read(far, &mut buffer) {
+            text.push_str(&String::from_utf8_lossy(&buffer[..length]));
         }
-        // The driver still has some of it, and its own wait has no deadline.
-        if let Some(Ok(file)) = self.terminal.as_ref().map(Terminal::try_clone_file) {
-            let (done, drained) = mpsc::channel();
-            let drain = move || {
-                rustix::termios::tcdrain(&file).ok();
-                done.send(()).ok();
-            };
-            if thread::Builder::new().name("drain".to_owned()).spawn(drain).is_ok() {
-                drained.recv_timeout(DRAIN_MAX).ok();
-            }
-        }
+        text
+    }
+
+    #[test]
+    fn every_port_has_every_line_but_one_with_a_screen() {
+        let ((far_first, first), (far_other, other)) = (outlet("ttyS0"), outlet("ttyS1"));
+        let mut port = Port { first, others: vec![other] };
+        port.line("one");
+        assert_eq!((received(&far_first), received(&far_other)), both("one\r\n"));
+        port.leave(&["tty1".to_owned(), "ttyS1".to_owned()]);
+        port.line("two");
+        assert_eq!(received(&far_first), "two\r\n");
+        assert_eq!(received(&far_other), "");
+        // The keys of a screen are its own.
+        rustix::io::write(&far_first, b"a").unwrap();
+        rustix::io::write(&far_other, b"b").unwrap();
+        assert_eq!(port.typed(), b"a");
+        assert_eq!(port.keys().count(), 1);
+        port.come_back();
+        port.line("three");
+        assert_eq!((received(&far_first), received(&far_other)), both("three\r\n"));
+        assert_eq!(port.kept().collect::<Vec<_>>(), ["one", "two", "three"]);
+    }
+
+    fn both(text: &str) -> (String, String) {
+        (text.to_owned(), text.to_owned())
+    }
+
+    #[test]
+    fn without_a_port_lines_are_remembered_and_nothing_waits() {
+        let mut port = Port::default();
+        port.line("one");
+        assert_eq!(port.kept().collect::<Vec<_>>(), ["one"]);
+        assert_eq!(port.waiting().count(), 0);
+        assert!(port.typed().is_empty());
+        port.drain();
     }
 }

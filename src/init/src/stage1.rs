@@ -11,14 +11,16 @@
 //! Invariants:
 //! - The system partition is mounted only through dm-verity.
 //! - It waits for announcements of the kernel, not for time to pass, and every
-//!   wait has a deadline with a name.
+//!   wait has a deadline with a name, but that for a driver that the kernel has not returned
+//!   from: a disk is missing only when nothing looks for it any more.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write as _};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::mount::MountFlags;
@@ -30,6 +32,7 @@ use polis_base::sys::dm::{DeviceMapper, Table};
 use polis_base::sys::mount::{self, Mount};
 use polis_base::sys::poll::{self, Interest};
 use polis_base::sys::signal::Signals;
+use polis_base::sys::terminal::Terminal;
 use polis_base::sys::uevent::Listener;
 use polis_base::sys::{self, clock, efivar, reboot, vt};
 
@@ -41,9 +44,12 @@ use super::disk::{self, Choice, Device, Disk, Found, Slot};
 use super::early::Early;
 use super::error::Error;
 use super::gpt::Guid;
+use super::guru;
+use super::loader::Loader;
 use super::machine::{Machine, Start, System};
-use super::modules::Modules;
+use super::modules::{self, Modules};
 use super::mounts;
+use super::off;
 
 /// By this file `init` knows that it runs in the initramfs.
 pub const MARK: &str = "/stage1";
@@ -55,18 +61,21 @@ const SYSTEM: &str = "/system";
 /// The name of the verified device.
 const VERIFIED: &str = "polis-system";
 
-/// How long the disk may take: a USB disk behind hubs takes ten seconds, a
-/// large storage controller twenty.
+/// How long the disk may take once no driver looks for devices any more, and none has been
+/// announced: a USB disk behind hubs takes ten seconds.
 const DISK_DEADLINE: Duration = Duration::from_secs(30);
+/// How long announcements put that off: a plug with a loose contact announces without end.
+const ANNOUNCED_MAX: Duration = Duration::from_secs(300);
 /// When the log first reports what the machine waits for.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long only the partition that the firmware names will do, and behind the controller
-/// that it started from: a copy of the ESP may have been started from elsewhere.
+/// How often it does so again.
+const REMIND: Duration = Duration::from_secs(30);
+/// How long, in the same quiet, only the partition that the firmware names will do, and behind
+/// the controller that it started from: a copy of the ESP may have been started from elsewhere.
 const FIRMWARE_FIRST: Duration = Duration::from_secs(10);
 
-/// Where the firmware's variables are, and the vendors of those that are read: the boot stub,
-/// which stores the partition it was started from, and UEFI.
-const VARIABLES: &str = "/sys/firmware/efi/efivars";
+/// The vendors of the firmware's variables that are read: the boot stub, which stores the
+/// partition it was started from, and UEFI.
 const LOADER: &str = "4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
 const UEFI: &str = "8be4df61-93ca-11d2-aa0d-00e098032b8c";
 
@@ -101,6 +110,7 @@ pub fn run(machine: &mut Machine) -> Result<Start, Error> {
     machine.started(Stage::Initramfs);
     let line = sys::command_line::read().map_err(Error::ReadCommandLine)?;
     machine.countdown = command_line::countdown(&line);
+    machine.init_deadline = command_line::init_deadline(&line);
     let mut drivers = Drivers::open(machine);
     // First of all, so that every failure of a system on trial is one of a trial.
     let firmware = firmware(machine, &mut drivers);
@@ -185,6 +195,8 @@ fn way(alias: &str) -> Way {
 /// The modules of the initramfs, and which of their devices were served.
 struct Drivers {
     modules: Option<Modules>,
+    /// Loads those of devices; without one, stage 1 waits for each.
+    loader: Option<Loader>,
     loaded: BTreeSet<String>,
     served: BTreeSet<String>,
     waiting: BTreeSet<String>,
@@ -200,7 +212,11 @@ impl Drivers {
         }
         let waiting = coldplug::present();
         let (loaded, served) = (BTreeSet::new(), BTreeSet::new());
-        Self { modules: modules.ok(), loaded, served, waiting }
+        let loader = Loader::new(Arc::new(|name| {
+            let modules = Modules::open(Path::new(MODULES));
+            modules.map_err(|_error| modules::Error::Absent { name: name.to_owned() })?.load(name)
+        }));
+        Self { modules: modules.ok(), loader: loader.ok(), loaded, served, waiting }
     }
 
     /// New devices were announced.
@@ -211,12 +227,30 @@ impl Drivers {
 
     /// Whether every device that was announced is served.
     fn done(&self) -> bool {
-        self.waiting.is_empty()
+        self.waiting.is_empty() && self.loader.as_ref().is_none_or(Loader::is_idle)
     }
 
-    /// Serves the devices of the most likely remaining class. `false` when all are
-    /// served.
+    /// The drivers that look for their devices, and since when.
+    fn busy(&self) -> Vec<(String, Duration)> {
+        let busy = self.loader.iter().flat_map(Loader::busy);
+        busy.map(|(name, since)| (name.to_owned(), since)).collect()
+    }
+
+    /// Notes which drivers have ended their search; returns whether one has.
+    fn take(&mut self, machine: &mut Machine) -> bool {
+        let Some(loader) = &mut self.loader else { return false };
+        let done = loader.take(clock::uptime());
+        let some = !done.is_empty();
+        done.into_iter().for_each(|done| self.note(machine, &done.name, done.result));
+        some
+    }
+
+    /// Hands the drivers of the most likely remaining class to the kernel, unless it is busy
+    /// with others. `false` when it is, or when all are served.
     fn serve_some(&mut self, machine: &mut Machine) -> bool {
+        if self.loader.as_ref().is_some_and(|loader| !loader.has_room(clock::uptime())) {
+            return false;
+        }
         let Some(best) = self.waiting.iter().map(|alias| way(alias)).min() else { return false };
         let (now, later): (BTreeSet<_>, BTreeSet<_>) =
             std::mem::take(&mut self.waiting).into_iter().partition(|alias| way(alias) == best);
@@ -226,7 +260,7 @@ impl Drivers {
         match found {
             Some(Ok(found)) => {
                 let names: BTreeSet<String> = found.into_values().flatten().collect();
-                names.iter().for_each(|name| self.load(machine, name));
+                names.iter().for_each(|name| self.order(machine, name));
             }
             Some(Err(error)) => {
                 let text = format!("cannot read which modules there are: {error}");
@@ -246,13 +280,28 @@ impl Drivers {
         self.loaded.iter().map(String::as_str).collect::<Vec<_>>().join(" ")
     }
 
+    /// Has the loader load a driver.
+    fn order(&mut self, machine: &mut Machine, name: &str) {
+        let has = self.modules.as_ref().is_some_and(|modules| modules.has(name));
+        match &mut self.loader {
+            Some(loader) if has => loader.load(name, clock::uptime()),
+            Some(_) => {}
+            None => self.load(machine, name),
+        }
+    }
+
     /// Loads a module if the initramfs has it: otherwise it is part of the kernel, or
     /// the step that needs it reports the error.
     fn load(&mut self, machine: &mut Machine, name: &str) {
         let Some(modules) = self.modules.as_mut().filter(|modules| modules.has(name)) else {
             return;
         };
-        match modules.load(name) {
+        let loaded = modules.load(name);
+        self.note(machine, name, loaded);
+    }
+
+    fn note(&mut self, machine: &mut Machine, name: &str, loaded: Result<(), modules::Error>) {
+        match loaded {
             Ok(()) => drop(self.loaded.insert(name.to_owned())),
             Err(error) if error.is_absence() => {}
             Err(error) => {
@@ -264,7 +313,7 @@ impl Drivers {
     }
 }
 
-/// What the firmware tells of where it started the machine from.
+/// What the firmware reports about the place that it started the machine from.
 #[derive(Debug, Default)]
 struct Firmware {
     /// The partition.
@@ -287,7 +336,7 @@ fn firmware(machine: &mut Machine, drivers: &mut Drivers) -> Firmware {
         machine.port.log(Severity::Warning, &text);
     }
     let variable = |name: &str, vendor| {
-        fs::read(Path::new(VARIABLES).join(format!("{name}-{vendor}"))).unwrap_or_default()
+        fs::read(Path::new(mounts::VARIABLES).join(format!("{name}-{vendor}"))).unwrap_or_default()
     };
     let esp = disk::guid_of_variable(&variable("LoaderDevicePartUUID", LOADER));
     // Four bytes of attributes, then the number of the entry.
@@ -298,7 +347,7 @@ fn firmware(machine: &mut Machine, drivers: &mut Drivers) -> Firmware {
         }
         _ => None,
     };
-    let image = efivar::of_loader(Path::new(VARIABLES), efivar::IMAGE);
+    let image = efivar::of_loader(Path::new(mounts::VARIABLES), efivar::IMAGE);
     // A loader that could not count the try starts the same system again.
     let trial = image.ok().flatten().is_some_and(|image| image.contains("+0-"));
     Firmware { esp, path, trial }
@@ -311,12 +360,26 @@ fn find(
     firmware: &Firmware,
     verity: &Verity,
 ) -> Result<(Found, Device), Error> {
-    let start = clock::uptime();
-    let mut logged = false;
+    let mut search = Search::new(clock::uptime());
+    let mut disks = disk::scan();
     loop {
-        let waited = clock::uptime().saturating_sub(start);
-        let disks = disk::scan();
-        let when = When { drivers_done: drivers.done(), late: waited >= FIRMWARE_FIRST };
+        let ended = drivers.take(machine);
+        let announced = machine.receive();
+        // A table that could not be read may be readable by now.
+        let unread = disks.iter().any(|disk| disk.table.is_err());
+        if announced.disks || announced.lost || ended || unread || machine.uevents.is_none() {
+            disks = disk::scan();
+        }
+        drivers.add(announced.aliases);
+        if announced.lost {
+            drivers.add(coldplug::present());
+        }
+        let busy = drivers.busy();
+        let now = clock::uptime();
+        search.look(now, ended || !busy.is_empty(), announced.any || announced.lost);
+
+        let late = search.quiet(now) >= FIRMWARE_FIRST;
+        let when = When { drivers_done: drivers.done(), late };
         if let Some(found) = choose(&disks, firmware, verity, when)? {
             // The kernel announces partitions after the disk.
             if let Some(device) = devices(&found) {
@@ -324,34 +387,121 @@ fn find(
             }
         }
         if drivers.serve_some(machine) {
-            let (aliases, lost) = machine.hear();
-            drivers.add(aliases);
-            if lost {
-                drivers.add(coldplug::present());
-            }
             continue;
         }
-        if waited >= DISK_DEADLINE {
+        // A driver may never end, and a person needs no deadline.
+        if let Some(reason) = guru::wished(machine) {
+            off::end(machine, reason);
+        }
+        let now = clock::uptime();
+        if search.is_over(now) {
             machine.tried.push(format!("waited for {}", firmware.wanted()));
             machine.tried.push(format!("drivers that were loaded: {}", drivers.list()));
             machine.tried.push(format!("block devices: {}", block_devices()));
-            return Err(absent(firmware.wanted(), &disks, waited));
+            return Err(absent(firmware.wanted(), &disks, search.waited(now)));
         }
-        if waited >= PATIENCE && !logged {
-            logged = true;
-            let text = format!("{}; there are: {}", firmware.wanted(), list(&disks));
+        if search.should_report(now, &busy) {
+            let text = awaited(&firmware.wanted(), &list(&disks), &busy, now);
+            show(&text);
             machine.waiting(Stage::Initramfs, text);
         }
-        // The earliest of: a device, or the next deadline.
-        let next = [PATIENCE, FIRMWARE_FIRST, DISK_DEADLINE].into_iter().find(|at| *at > waited);
-        let time = next.map_or(Duration::ZERO, |at| at.saturating_sub(waited));
-        let uevents = machine.uevents.iter().map(|uevents| (uevents.as_fd(), Interest::Read));
-        poll::wait(&uevents.collect::<Vec<_>>(), Some(time)).ok();
-        let (aliases, lost) = machine.hear();
-        drivers.add(aliases);
-        if lost {
-            drivers.add(coldplug::present());
+        let stuck = drivers.loader.as_ref().and_then(|loader| loader.deadline(now));
+        let next = search.next(now).into_iter().chain(stuck).min();
+        wait(machine, drivers, next.map_or(REMIND, |at| at.saturating_sub(now)));
+    }
+}
+
+/// Waits for a device, for a driver, for a person, or for so long.
+fn wait(machine: &Machine, drivers: &Drivers, time: Duration) {
+    let mut waited = Vec::new();
+    waited.extend(machine.uevents.iter().map(|uevents| (uevents.as_fd(), Interest::Read)));
+    waited.extend(drivers.loader.iter().map(|loader| (loader.as_fd(), Interest::Read)));
+    waited.extend(machine.signals.iter().map(|signals| (signals.as_fd(), Interest::Read)));
+    poll::wait(&waited, Some(time)).ok();
+}
+
+/// How long the search for the disk has taken, and how long nothing has happened in it.
+#[derive(Clone, Debug)]
+struct Search {
+    start: Duration,
+    quiet_since: Duration,
+    /// When it last reported what the machine waits for, and the drivers that were named.
+    reported: Option<(Duration, Vec<String>)>,
+}
+
+impl Search {
+    fn new(start: Duration) -> Self {
+        Self { start, quiet_since: start, reported: None }
+    }
+
+    /// Notes what happens now: whether drivers look for devices, or have ended that, and whether
+    /// the kernel has announced devices.
+    fn look(&mut self, now: Duration, drivers: bool, announced: bool) {
+        if drivers || (announced && self.waited(now) < ANNOUNCED_MAX) {
+            self.quiet_since = now;
         }
+    }
+
+    fn waited(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.start)
+    }
+
+    fn quiet(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.quiet_since)
+    }
+
+    /// Whether no disk will come any more.
+    fn is_over(&self, now: Duration) -> bool {
+        self.quiet(now) >= DISK_DEADLINE
+    }
+
+    /// Whether it is time to report what the machine waits for: after [`PATIENCE`], every
+    /// [`REMIND`], and when other drivers are the reason.
+    fn should_report(&mut self, now: Duration, busy: &[(String, Duration)]) -> bool {
+        let slow: Vec<String> = slow(busy, now).map(|(name, _seconds)| name.to_owned()).collect();
+        let due = match &self.reported {
+            None => self.waited(now) >= PATIENCE,
+            Some((at, named)) => now >= *at + REMIND || *named != slow,
+        };
+        if due {
+            self.reported = Some((now, slow));
+        }
+        due
+    }
+
+    /// The next moment at which one of these answers changes.
+    fn next(&self, now: Duration) -> Option<Duration> {
+        let quiet = [FIRMWARE_FIRST, DISK_DEADLINE].map(|after| self.quiet_since + after);
+        let reported = self.reported.as_ref().map_or(self.start + PATIENCE, |(at, _)| *at + REMIND);
+        quiet.into_iter().chain([reported]).filter(|at| *at > now).min()
+    }
+}
+
+/// The drivers that have looked for their devices for longer than most do, with the seconds.
+fn slow(busy: &[(String, Duration)], now: Duration) -> impl Iterator<Item = (&str, u64)> {
+    let times = busy.iter().map(move |(name, since)| (&**name, now.saturating_sub(*since)));
+    times.filter(|(_, time)| *time >= PATIENCE).map(|(name, time)| (name, time.as_secs()))
+}
+
+/// What the machine waits for, and what would help.
+fn awaited(wanted: &str, disks: &str, busy: &[(String, Duration)], now: Duration) -> String {
+    let slow: Vec<String> =
+        slow(busy, now).map(|(name, seconds)| format!("{name} ({seconds} s)")).collect();
+    if slow.is_empty() {
+        return format!("{wanted}; there are: {disks}");
+    }
+    format!(
+        "{wanted}; still looking for devices: driver {}; an adapter with many disks takes minutes, \
+         and one that never ends is broken or badly cabled; there are: {disks}",
+        slow.join(", driver ")
+    )
+}
+
+/// Shows a line on the screen, which is `init`'s until `node` draws.
+fn show(text: &str) {
+    // Without a screen this fails, which is harmless.
+    if let Ok(mut screen) = Terminal::open(Path::new("/dev/tty1")) {
+        screen.write_all(format!("\n  Polis waits for {text}\n").as_bytes()).ok();
     }
 }
 
@@ -561,6 +711,56 @@ mod tests {
         let hash = "ab".repeat(32);
         let expected = format!("1 /dev/vda2 /dev/vda2 4096 4096 512 512 sha256 {hash} 706f");
         assert_eq!(table.parameters, expected);
+    }
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_driver_that_takes_minutes_ends_no_search_and_leaves_the_disk_its_time() {
+        let mut search = Search::new(at(1));
+        for second in 2..100 {
+            search.look(at(second), true, false);
+            assert!(!search.is_over(at(second)), "after {second} s");
+        }
+        // It has ended: its disks have as long as those of a quick one.
+        search.look(at(120), true, false);
+        assert!(!search.is_over(at(149)));
+        assert_eq!(search.next(at(140)), Some(at(150)));
+        assert!(search.is_over(at(150)));
+        assert_eq!(search.waited(at(150)), at(149));
+    }
+
+    #[test]
+    fn a_plug_that_announces_without_end_does_not_put_the_end_off_for_ever() {
+        let mut search = Search::new(at(0));
+        for second in 0..330 {
+            search.look(at(second), false, true);
+            assert_eq!(search.is_over(at(second)), second >= 329, "after {second} s");
+        }
+    }
+
+    #[test]
+    fn the_machine_tells_what_it_waits_for_again_and_when_it_changes() {
+        let mut search = Search::new(at(0));
+        let driver = |name: &str, since| [(name.to_owned(), at(since))];
+        assert!(!search.should_report(at(1), &[]));
+        assert!(search.should_report(at(2), &[]));
+        assert!(!search.should_report(at(3), &driver("mpt3sas", 2)), "it may be quick");
+        assert!(search.should_report(at(4), &driver("mpt3sas", 2)));
+        assert!(!search.should_report(at(33), &driver("mpt3sas", 2)));
+        assert!(search.should_report(at(34), &driver("mpt3sas", 2)));
+        assert!(search.should_report(at(35), &driver("hpsa", 30)));
+    }
+
+    #[test]
+    fn a_slow_driver_is_named_with_its_time_and_what_would_help() {
+        let busy = [("ahci".to_owned(), at(40)), ("mpt3sas".to_owned(), at(3))];
+        let text = awaited("a disk with POLIS-ESP and a system", "none", &busy, at(41));
+        insta::assert_snapshot!(text, @"a disk with POLIS-ESP and a system; still looking for devices: driver mpt3sas (38 s); an adapter with many disks takes minutes, and one that never ends is broken or badly cabled; there are: none");
+        let text = awaited("a disk", "sda (no partition table)", &[], at(41));
+        assert_eq!(text, "a disk; there are: sda (no partition table)");
     }
 
     #[test]

@@ -13,7 +13,8 @@
 //! own (`coldplug`).
 //!
 //! Invariants:
-//! - The loop blocks only in its one wait.
+//! - The loop blocks only in its one wait, and for [`patience::ESP`] at most when it resets the
+//!   count of failed boots.
 //! - The last messages of `node` are read before its death is classified.
 
 use std::fs;
@@ -23,14 +24,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use polis_base::cause;
+use polis_base::files;
 use polis_base::recovery;
 use polis_base::serial::{EventLine, Severity};
 use polis_base::stage::Stage;
 use polis_base::sys::poll::{self, Interest};
 use polis_base::sys::reboot::Reason;
 use polis_base::sys::spawn::{self, Ended};
-use polis_base::sys::{clock, files, mount, vt};
-use polis_base::trapdoor::Report;
+use polis_base::sys::{clock, files as sys_files, mount, vt};
+use polis_base::trapdoor::{Report, code};
 
 use super::attempts::Store;
 use super::coldplug::Coldplug;
@@ -38,10 +40,13 @@ use super::command_line::NODE_DEADLINE;
 use super::error::Error;
 use super::guru::reason_of;
 use super::heartbeat::Heartbeat;
+use super::last_words;
 use super::life::{Effect, Event, Outcome, State};
-use super::machine::{Machine, Start, Times, reap};
+use super::machine::{Identity, Machine, Start, Times, reap};
 use super::mounts::{self, Need};
 use super::node::{Message, Node};
+use super::patience;
+use super::record;
 use super::relay::Partial;
 use super::threads;
 
@@ -82,14 +87,17 @@ pub fn run(machine: &mut Machine, start: Start) -> Result<End, Error> {
     machine.port.event(line);
     machine.started(Stage::System);
     // Only a hint: a fault of the file is reported when it is started.
-    files::readahead(Path::new(NODE)).ok();
+    sys_files::readahead(Path::new(NODE)).ok();
     mount_tree(machine)?;
     // A placeholder until the machine has a name.
     rustix::system::sethostname(b"polis").ok();
     greet();
     machine.previous = mount_esp(machine, &start.esp);
-    machine.done(Stage::System);
     machine.start = Some(start);
+    if let Some(report) = count_panics(machine) {
+        return Ok(End::Guru(report));
+    }
+    machine.done(Stage::System);
     machine.find_devices();
     node(machine, None)
 }
@@ -190,15 +198,77 @@ fn mount_esp(machine: &mut Machine, device: &Path) -> Option<String> {
             }
         }
     }
-    match machine.attempts.as_ref()?.load() {
+    let store = machine.attempts.clone()?;
+    match on_esp(machine, move || store.load()) {
         Ok(ledger) => ledger.last,
         Err(error) => {
-            let error = error.into_io();
             let text = format!("cannot read how many boots have failed: {error}");
             machine.port.log(Severity::Warning, &text);
             None
         }
     }
+}
+
+/// Does work with the files on the ESP.
+fn on_esp<T: Send + 'static>(
+    machine: &mut Machine,
+    work: impl FnOnce() -> Result<T, files::Error> + Send + 'static,
+) -> Result<T, io::Error> {
+    match patience::within(machine, patience::ESP, work) {
+        Ok(result) => result.map_err(files::Error::into_io),
+        Err(error) => Err(io::Error::other(error)),
+    }
+}
+
+/// Counts a panic of the kernel since the last boot, if firmware has a record of one. Returns a
+/// report where the machine must not go on by itself: it has been started again as often as it
+/// may, or the panic cannot be counted.
+fn count_panics(machine: &mut Machine) -> Option<Report> {
+    let words = last_words::take(Path::new(mounts::VARIABLES));
+    for fault in &words.faults {
+        machine.port.log(Severity::Warning, &format!("of the kernel's last words, {fault}"));
+    }
+    if !words.panicked {
+        return None;
+    }
+    let causes = vec!["the kernel panicked".to_owned(), words.cause];
+    let report = Report::new(code::KERNEL_PANICKED, causes);
+    machine.port.log(Severity::Error, &report.cause());
+    for line in &words.lines {
+        machine.port.log(Severity::Info, &format!("last words: {line}"));
+    }
+    // The guru meditation says why it cannot.
+    let Some(store) = machine.attempts.clone() else { return Some(report) };
+    let (identity, counted) = (machine.identity.clone(), report.clone());
+    let lines = words.lines;
+    let panic = move || count_panic(&identity, &store, &counted, &lines);
+    match on_esp(machine, panic) {
+        Ok(Some(last)) => machine.previous = Some(last),
+        Ok(None) => return Some(report),
+        Err(error) => {
+            let text = format!("cannot count a panic of the kernel: {error}");
+            machine.port.log(Severity::Error, &text);
+            return Some(report);
+        }
+    }
+    None
+}
+
+/// Counts one panic, and keeps its report; returns its summary. `None`: the machine has been
+/// started again as often as it may.
+fn count_panic(
+    identity: &Identity,
+    store: &Store,
+    report: &Report,
+    words: &[String],
+) -> Result<Option<String>, files::Error> {
+    let ledger = store.load()?;
+    let Some(counted) = ledger.rebooting() else { return Ok(None) };
+    let summary = format!("{} {}", report.code, report.cause());
+    let text = record::text(report, identity, ledger.sequence, clock::uptime(), words);
+    // A report that cannot be written does not stop the count.
+    let (ledger, _written) = store.remember(&counted, &summary, &text)?;
+    Ok(Some(ledger.last.unwrap_or(summary)))
 }
 
 /// The environment of `node`.
@@ -304,15 +374,17 @@ impl Main<'_> {
 
     /// Records that this boot is good.
     fn reset_attempts(&mut self) {
-        let Some(store) = &self.machine.attempts else { return };
-        let forgiven = store.load().and_then(|ledger| {
-            let ready = ledger.ready();
-            // The ESP is written only when there is a count to reset.
-            if ready == ledger { Ok(()) } else { store.save(&ready) }
+        let Some(store) = self.machine.attempts.clone() else { return };
+        let reset = on_esp(self.machine, move || {
+            let reset = store.load().and_then(|ledger| {
+                let ready = ledger.ready();
+                // The ESP is written only when there is a count to reset.
+                if ready == ledger { Ok(()) } else { store.save(&ready) }
+            });
+            // An unreadable ledger is replaced: this boot shows that the machine is well.
+            reset.or_else(|_error| store.save(&store.rebuilt().ready()))
         });
-        // An unreadable ledger is replaced: this boot shows that the machine is well.
-        if let Err(error) = forgiven.or_else(|_error| store.save(&store.rebuilt().ready())) {
-            let error = error.into_io();
+        if let Err(error) = reset {
             let text = format!("cannot reset the count of failed boots: {error}");
             self.machine.port.log(Severity::Warning, &text);
         }
@@ -348,10 +420,10 @@ impl Main<'_> {
 
     /// Handles all events except those of `node`.
     fn listen(&mut self) {
-        let (aliases, lost) = self.machine.hear();
+        let announced = self.machine.receive();
         if let Some(coldplug) = &self.coldplug {
-            aliases.into_iter().for_each(|alias| coldplug.put(alias));
-            if lost {
+            announced.aliases.into_iter().for_each(|alias| coldplug.put(alias));
+            if announced.lost {
                 coldplug.look_again();
             }
         }
@@ -461,7 +533,7 @@ impl Main<'_> {
                 terminals.push(name.to_owned());
             }
         }
-        self.machine.port.mute(terminals.iter().any(|name| name == "ttyS0"));
+        self.machine.port.leave(&terminals);
         self.machine.terminals = terminals;
     }
 

@@ -107,7 +107,8 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     ctx.spawn("workload", forever, move |ctx| control.workload.clone().run(ctx));
     ctx.spawn("nodes", forever, move |ctx| faces.nodes.clone().run(ctx));
     ctx.spawn("management", forever, move |ctx| faces.management.clone().run(ctx));
-    let memory = memory::Service { ready: ready.subscribe() };
+    let workload = values.workload.subscribe();
+    let memory = memory::Service { ready: ready.subscribe(), workload };
     ctx.spawn("memory", forever, move |ctx| memory.clone().run(ctx));
     // Last, so that it stops first.
     #[cfg(feature = "fault-injection")]

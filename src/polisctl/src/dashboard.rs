@@ -168,7 +168,7 @@ async fn card(session: &Session, node: &v1::NodeInfo) -> Card {
         (_, _) => None,
     };
     let card = Card::of(node, target, answer);
-    let notes = card.notes.iter().map(|note| session.told(note)).collect();
+    let notes = card.notes.iter().map(|note| session.for_reader(note)).collect();
     Card { notes, ..card }
 }
 
@@ -593,7 +593,7 @@ mod tests {
         assert_eq!(mark, Mark::Bad);
         assert!(text.contains("2026-01-02 03:04:05 UTC: no leader was found"), "{text}");
         assert_eq!(Board::default().headline().0, Mark::Bad, "nothing is known");
-        // It answers, and the leader has not heard from it.
+        // It answers, and the leader has no heartbeat of it.
         let new = node("web-1", v1::NodeState::Up, v1::NodeHealth::Unknown);
         let cards = vec![Card::of(&new, None, Some(Ok(healthy())))];
         let board = Board { cards, ..Board::default() };
@@ -646,11 +646,14 @@ mod tests {
                 look(&session, &Board::default()).await.unwrap()
             });
             let notes: Vec<_> = looked.cards.iter().flat_map(|card| card.notes.clone()).collect();
-            let told: Vec<_> =
+            let suggested: Vec<_> =
                 notes.iter().filter(|note| note.contains("`polisctl node")).collect();
-            assert!(told.len() > 2, "{notes:?}");
+            assert!(suggested.len() > 2, "{notes:?}");
             let mark = " (only an operator or an owner may)";
-            assert!(told.iter().all(|note| note.contains(mark) == is_marked), "{role}: {told:?}");
+            assert!(
+                suggested.iter().all(|note| note.contains(mark) == is_marked),
+                "{role}: {suggested:?}"
+            );
         }
     }
 

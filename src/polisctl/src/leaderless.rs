@@ -3,7 +3,7 @@
 //! The context knows where the nodes were when a leader last reported it. Each of them
 //! reports its own state without a leader, and its member of etcd with it.
 //!
-//! What this module does not do: tell what only a leader knows, such as roles, labels
+//! What this module does not do: report what only a leader knows, such as roles, labels
 //! and the nodes that wait for approval.
 
 use std::time::Duration;
@@ -79,22 +79,22 @@ async fn ask(session: &Session, target: &Target) -> Node {
 impl Node {
     fn of(target: &Target, answer: Option<v1::GetStatusResponse>) -> Self {
         let answers = answer.is_some();
-        let told = answer.unwrap_or_default();
-        let etcd = match &told.etcd {
+        let status = answer.unwrap_or_default();
+        let etcd = match &status.etcd {
             None => "",
             Some(member) if member.learner => "learner",
             Some(_) => "voter",
         };
-        let leader = told.etcd.as_ref().map_or(0, |member| member.leader);
+        let leader = status.etcd.as_ref().map_or(0, |member| member.leader);
         Self {
-            id: if answers { told.node_id } else { target.meant.to_string() },
+            id: if answers { status.node_id } else { target.meant.to_string() },
             address: target.address.host.clone(),
             answers,
-            cluster_state: told.cluster_state,
-            ready: told.ready,
-            uptime_seconds: answers.then_some(told.uptime_seconds),
+            cluster_state: status.cluster_state,
+            ready: status.ready,
+            uptime_seconds: answers.then_some(status.uptime_seconds),
             etcd,
-            waits_for: told.waits_for,
+            waits_for: status.waits_for,
             follows: if leader == 0 { String::new() } else { format!("{leader:x}") },
         }
     }

@@ -45,6 +45,8 @@ mod parameters;
 mod prometheus_tests;
 mod rights;
 mod session;
+#[cfg(test)]
+mod suggestions_tests;
 mod support;
 mod table;
 #[cfg(test)]
@@ -52,8 +54,6 @@ mod table_tests;
 #[cfg(test)]
 mod testing;
 mod text;
-#[cfg(test)]
-mod told_tests;
 mod top;
 mod unfinished;
 mod units;

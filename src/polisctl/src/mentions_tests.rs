@@ -23,7 +23,7 @@ fn texts() -> Vec<(PathBuf, String)> {
         }
     }
     // These contain wrong commands, or parts of some, on purpose.
-    files.retain(|path| !path.ends_with(file!()) && !path.ends_with("told_tests.rs"));
+    files.retain(|path| !path.ends_with(file!()) && !path.ends_with("suggestions_tests.rs"));
     let read = |path: PathBuf| (path.clone(), std::fs::read_to_string(path).unwrap());
     files.into_iter().map(read).collect()
 }

@@ -7,7 +7,7 @@
 //! - With `--output json` or `yaml`, standard output has one document and
 //!   nothing else, so that a program can read it to its end.
 //! - Names and texts from other machines cannot control the terminal.
-//! - A command that a text tells, and that the role of its reader does not permit, names
+//! - A command that a text names, and that the role of its reader does not permit, names
 //!   the role that does.
 //! - Progress is written to standard error, and only if that is a terminal.
 
@@ -70,10 +70,10 @@ impl Text {
     /// As it is written for a reader, in a terminal with so many columns or anywhere else.
     fn lines(&self, columns: Option<usize>, reader: Option<Role>) -> String {
         let part = |part: &Part| match (part, columns) {
-            (Part::Plain(text), Some(columns)) => fit(&rights::told(text, reader), columns),
-            (Part::Plain(text), None) => rights::told(text, reader),
+            (Part::Plain(text), Some(columns)) => fit(&rights::for_reader(text, reader), columns),
+            (Part::Plain(text), None) => rights::for_reader(text, reader),
             (Part::Table(table), columns) => {
-                let table = table.with_cells(|cell| rights::told(cell, reader));
+                let table = table.with_cells(|cell| rights::for_reader(cell, reader));
                 columns.map_or_else(|| table.to_string(), |columns| table.fit(columns))
             }
         };
@@ -269,7 +269,7 @@ impl Streams {
     /// Writes to standard error; lines fit into its terminal. An error of that write is
     /// ignored.
     pub(super) fn stderr(&self, text: &str) {
-        let text = rights::told(text, self.reader());
+        let text = rights::for_reader(text, self.reader());
         let text = match self.stderr_columns {
             Some(columns) => fit(&text, columns),
             None => text,
@@ -279,11 +279,11 @@ impl Streams {
     }
 }
 
-/// The width of a stream that is a terminal, and tells its size.
+/// The width of a stream that is a terminal and reports its size.
 fn columns(stream: impl IsTerminal + rustix::fd::AsFd) -> Option<usize> {
     let size = stream.is_terminal().then(|| rustix::termios::tcgetwinsize(&stream));
     let columns = usize::from(size.and_then(Result::ok)?.ws_col);
-    // A terminal that does not tell its size says zero.
+    // A terminal of unknown size reports zero.
     (columns > 0).then_some(columns)
 }
 
@@ -321,8 +321,8 @@ impl Out {
     }
 
     /// A text with the role for each command that its reader may not type.
-    pub(super) fn told(&self, text: &str) -> String {
-        rights::told(text, self.streams.reader())
+    pub(super) fn for_reader(&self, text: &str) -> String {
+        rights::for_reader(text, self.streams.reader())
     }
 
     /// Whether a document is drawn for a person on a terminal.

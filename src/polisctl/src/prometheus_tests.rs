@@ -1,5 +1,5 @@
 //! Checks that the alert rules and the dashboard for Prometheus name metrics that a node
-//! has. They tell a person which command to run, so they are checked beside the other
+//! has. They name the command to run, so they are checked beside the other
 //! texts for operators (`mentions_tests`).
 
 use std::collections::BTreeSet;

@@ -1,6 +1,6 @@
 //! The role that a command needs, by the access table that the nodes enforce.
 //!
-//! A text that tells a command is written once for all readers. Where it is printed, [`told`]
+//! A text that names a command is written once for all readers. Where it is printed, [`for_reader`]
 //! adds the role to each command that the reader's own role does not permit, so that an
 //! operator learns who can do it instead of trying it.
 //!
@@ -72,7 +72,7 @@ pub(super) fn mark(least: Role) -> &'static str {
 
 /// A text with the role behind each command, `polisctl …` in back quotes, that the reader may
 /// not type. The text of an unknown reader stays as it is.
-pub(super) fn told(text: &str, reader: Option<Role>) -> String {
+pub(super) fn for_reader(text: &str, reader: Option<Role>) -> String {
     let Some(reader) = reader else { return text.to_owned() };
     let (mut marked, mut rest) = (String::with_capacity(text.len()), text);
     while let Some((before, after)) = rest.split_once(BEGIN) {
@@ -117,7 +117,8 @@ mod tests {
             ("node recovery-key", Some(Role::Owner)),
             ("node recovery-key show polis-1", Some(Role::Owner)),
             ("--context home node delete NODE --force", Some(Role::Operator)),
-            ("cluster ticket rotate", Some(Role::Operator)),
+            ("cluster ticket rotate", Some(Role::Owner)),
+            ("node roles NODE --add consensus-member", Some(Role::Owner)),
             ("cluster registry list", None),
             ("--endpoint HOST cluster take-ownership", None),
             ("node list", None),
@@ -134,11 +135,11 @@ mod tests {
                          owner may); `polisctl user create` (only an owner may). `";
         let as_operator = "a `polisctl node list`, `polisctl node delete x`; `polisctl user \
                            create` (only an owner may). `";
-        assert_eq!(told(text, Some(Role::Viewer)), as_viewer);
-        assert_eq!(told(text, Some(Role::Operator)), as_operator);
-        assert_eq!(told(text, Some(Role::Owner)), text);
-        assert_eq!(told(text, None), text);
+        assert_eq!(for_reader(text, Some(Role::Viewer)), as_viewer);
+        assert_eq!(for_reader(text, Some(Role::Operator)), as_operator);
+        assert_eq!(for_reader(text, Some(Role::Owner)), text);
+        assert_eq!(for_reader(text, None), text);
         let open = format!("{BEGIN}node delete");
-        assert_eq!(told(&open, Some(Role::Viewer)), open);
+        assert_eq!(for_reader(&open, Some(Role::Viewer)), open);
     }
 }

@@ -3,7 +3,7 @@
 //! Without a terminal a table is as wide as its cells. In one, it is the first of these that
 //! fits:
 //!
-//! 1. with IDs of nodes cut to what tells them apart, which every command accepts;
+//! 1. with IDs of nodes cut to what distinguishes them, which every command accepts;
 //! 2. with cells of several lines, broken between words;
 //! 3. without the column that a command can spare;
 //! 4. each row as a block of lines, a name and a value each.
@@ -119,7 +119,7 @@ impl Table {
         (0..self.widths().len()).map(|at| least(at).unwrap_or_default()).collect()
     }
 
-    /// The same with the beginnings of node IDs that tell them apart.
+    /// The same with the shortest unambiguous beginnings of node IDs.
     fn with_short_ids(&self) -> Self {
         let cells = || self.rows.iter().flatten();
         let ids: std::collections::BTreeSet<&str> =

@@ -31,9 +31,18 @@ const ALERTS: [(&str, &str); 7] = [
 /// The words before the name of an alert.
 const ALERT: &str = "received fatal alert: ";
 
+/// How rustls prints that a node which was asked for the leader shows the certificate of any
+/// node: before its ID, and behind it.
+const NO_CURATOR: (&str, &str) =
+    ("invalid peer certificate: Other(OtherError(NoCurator { found: \"", "\" }))");
+
 /// A text with the meaning of an alert of TLS in place of its name.
 pub(super) fn spelled(text: &str) -> String {
     let mut spelled = text.to_owned();
+    while let Some((before, rest)) = spelled.split_once(NO_CURATOR.0) {
+        let Some((node, after)) = rest.split_once(NO_CURATOR.1) else { break };
+        spelled = format!("{before}{node} is not a curator: it has no certificate of one{after}");
+    }
     for (name, meaning) in ALERTS {
         spelled = spelled.replace(&format!("{ALERT}{name}"), meaning);
     }
@@ -166,6 +175,17 @@ mod tests {
             spelled("received fatal alert: DecodeError"),
             "received fatal alert: DecodeError"
         );
+    }
+
+    #[test]
+    fn a_node_that_is_no_curator_is_named_in_words() {
+        let raw = "127.0.0.1:7835: no secure connection to 127.0.0.1:7835: invalid peer \
+                   certificate: Other(OtherError(NoCurator { found: \"polis-1\" })); more";
+        let text = "127.0.0.1:7835: no secure connection to 127.0.0.1:7835: polis-1 is not a \
+                    curator: it has no certificate of one; more";
+        assert_eq!(spelled(raw), text);
+        let cut = &raw[..raw.len() - 10];
+        assert_eq!(spelled(cut), cut);
     }
 
     proptest! {

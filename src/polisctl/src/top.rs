@@ -4,7 +4,7 @@
 //! A node reports the processor time of each process since it started, so two questions with a
 //! pause between them say what each uses now.
 //!
-//! What this module does not do: tell apart the services that run in the node's own process.
+//! What this module does not do: distinguish the services that run in the node's own process.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -52,12 +52,12 @@ where
     let receiving = async {
         let answers = call(sent).await.map_err(|status| refused(what, &status))?;
         let mut answers = answers.into_inner();
-        while let Some(told) = answers.next().await {
-            let told = told.map_err(|status| refused(what, &status))?;
-            match told.phase() {
-                Phase::Installed | Phase::Stored => return Ok(told),
-                Phase::Verify => progress.says(&line("reading back", &told)),
-                Phase::Write | Phase::Unspecified => progress.says(&line("writing", &told)),
+        while let Some(report) = answers.next().await {
+            let report = report.map_err(|status| refused(what, &status))?;
+            match report.phase() {
+                Phase::Installed | Phase::Stored => return Ok(report),
+                Phase::Verify => progress.says(&line("reading back", &report)),
+                Phase::Write | Phase::Unspecified => progress.says(&line("writing", &report)),
             }
         }
         Err(Error::new("the node has ended the update without a word"))
@@ -67,17 +67,17 @@ where
     tokio::select! {
         // Cancel-safe: both are polled on below.
         sent = &mut sending => sent?,
-        told = &mut receiving => return told,
+        report = &mut receiving => return report,
     }
     receiving.await
 }
 
 /// How far an update is.
-fn line(what: &str, told: &v1::UpdateProgress) -> String {
-    let percent = told.bytes.saturating_mul(100).checked_div(told.total).unwrap_or_default();
+fn line(what: &str, report: &v1::UpdateProgress) -> String {
+    let percent = report.bytes.saturating_mul(100).checked_div(report.total).unwrap_or_default();
     let filled = usize::try_from(percent / 5).unwrap_or_default().min(20);
     let bar = format!("{}{}", "#".repeat(filled), "-".repeat(20 - filled));
-    format!("{what} [{bar}] {percent} % of {}", bytes(told.total))
+    format!("{what} [{bar}] {percent} % of {}", bytes(report.total))
 }
 
 #[cfg(test)]
@@ -86,8 +86,8 @@ mod tests {
 
     #[test]
     fn a_line_says_how_far_an_update_is() {
-        let told = v1::UpdateProgress { bytes: 25 << 20, total: 100 << 20, ..Default::default() };
-        assert_eq!(line("writing", &told), "writing [#####---------------] 25 % of 100.0 MiB");
+        let report = v1::UpdateProgress { bytes: 25 << 20, total: 100 << 20, ..Default::default() };
+        assert_eq!(line("writing", &report), "writing [#####---------------] 25 % of 100.0 MiB");
         let none = line("writing", &v1::UpdateProgress::default());
         assert_eq!(none, "writing [--------------------] 0 % of 0 B");
     }

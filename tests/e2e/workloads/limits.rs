@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use polis_qemu::Machine;
+use polis_tests::{draws_all, pick, seed};
 
 use super::KUBECTL;
 use super::kubectl::Kubectl;
@@ -147,7 +148,8 @@ pub(super) fn memory_and_processes(
 }
 
 /// The disk, last: kubelet lets no pod on a node whose disk was full for five minutes.
-/// `beside` is a pod with a volume of its own, which has room for 1 MiB.
+/// `beside` is a pod with a volume of its own, which has room for 1 MiB. Of the two ways to fill
+/// what pods may have, the seed draws one.
 pub(super) fn the_disk(
     kubectl: &Kubectl,
     owner: &Owner,
@@ -164,16 +166,11 @@ pub(super) fn the_disk(
     Trial::run(kubectl, "bounded", &["write", "/scratch/file", "32Mi"])?.is_whole()?;
     is_evicted(kubectl, owner, console, "bounded", "exceeds the limit")?;
 
-    Trial::run(kubectl, "greedy", &["allocate", "/scratch/file", "1024Gi"])?.is_full()?;
-    // The volumes of others, and etcd, have room of their own.
-    Trial::run(kubectl, beside, &["write", "/box/while-full", "1Mi"])?.is_whole()?;
-    kubectl.run(&["create", "configmap", "full", "--from-literal=disk=full"], "")?;
-    is_evicted(kubectl, owner, console, "greedy", "low on resource: ephemeral-storage")?;
-
-    // It ends before its last file, or with an error: kubelet ends the pod.
-    let files = ["exec", "swarming", "--", "/demo", "files", "/scratch/many", "1000000000"];
-    let _files = kubectl.start(&files)?;
-    is_evicted(kubectl, owner, console, "swarming", "low on resource: inodes")?;
+    let ways = [full_of_bytes, full_of_files];
+    let drawn = if draws_all() { vec![0, 1] } else { pick(seed()?, "full", ways.len(), 1) };
+    for way in drawn {
+        ways[way](kubectl, owner, console, beside)?;
+    }
     let phase = "jsonpath={.status.phase}";
     let phase = kubectl.run(&["get", "pod", beside, "--output", phase], "")?;
     ensure!(phase == "Running", "{beside} is {phase}, and had nothing to do with it");
@@ -182,6 +179,33 @@ pub(super) fn the_disk(
         kubectl.run(&["delete", kind, "--selector=limits=ours", KUBECTL], "")?;
     }
     Ok(())
+}
+
+/// A pod takes all bytes that pods may have.
+fn full_of_bytes(
+    kubectl: &Kubectl,
+    owner: &Owner,
+    console: &mut Terminal,
+    beside: &str,
+) -> Result<()> {
+    Trial::run(kubectl, "greedy", &["allocate", "/scratch/file", "1024Gi"])?.is_full()?;
+    // The volumes of others, and etcd, have room of their own.
+    Trial::run(kubectl, beside, &["write", "/box/while-full", "1Mi"])?.is_whole()?;
+    kubectl.run(&["create", "configmap", "full", "--from-literal=disk=full"], "")?;
+    is_evicted(kubectl, owner, console, "greedy", "low on resource: ephemeral-storage")
+}
+
+/// A pod takes all files that pods may have.
+fn full_of_files(
+    kubectl: &Kubectl,
+    owner: &Owner,
+    console: &mut Terminal,
+    _beside: &str,
+) -> Result<()> {
+    // It ends before its last file, or with an error: kubelet ends the pod.
+    let files = ["exec", "swarming", "--", "/demo", "files", "/scratch/many", "1000000000"];
+    let _files = kubectl.start(&files)?;
+    is_evicted(kubectl, owner, console, "swarming", "low on resource: inodes")
 }
 
 /// Waits until a pod is so, and asks the console for its pages meanwhile.

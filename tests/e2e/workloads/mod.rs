@@ -1,6 +1,6 @@
 //! A machine with the roles of Kubernetes: a demo answers, policies hold, volumes hold their
-//! size and survive power cuts, pods that take all they can get hurt nothing, the role goes, and
-//! what remains is a snapshot, in which the demo lives on.
+//! size and survive power cuts, pods that take all they can get hurt nothing, and the machine ends
+//! in order. What remains is a snapshot, in which the demo lives on until the role goes.
 
 pub(crate) mod killed;
 mod kubectl;
@@ -92,7 +92,6 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     let mut machine = world.boot(&config)?;
     let founded = home(&mut machine)?;
     owner.take(&founded.ca)?;
-    let mut console = Terminal::new(&mut machine, [30, 100])?;
     let calm = Calm::begins(&owner, &machine)?;
     let begun = Instant::now();
     while let Some(left) = REST.checked_sub(begun.elapsed()) {
@@ -124,8 +123,23 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     println!("the gVisor pod was deleted in {:.1} s", begun.elapsed().as_secs_f64());
 
     volumes::hold_their_size(&kubectl, &owner, &machine)?;
+    // The pods are there again without a person.
+    let mut machine = volumes::survive_power_cuts(&kubectl, machine, || {
+        let mut machine = world.boot(&config)?;
+        let back = home(&mut machine)?;
+        ensure!(back == founded, "after a power cut: {back:?}, before: {founded:?}");
+        serves(&mut machine)?;
+        Ok(machine)
+    })?;
+    kubectl.run(&["wait", "--for=condition=Available", "deployment/demo", KUBECTL], "")?;
+
+    let mut console = Terminal::new(&mut machine, [30, 100])?;
     limits::memory_and_processes(&kubectl, &owner, &machine, &mut console)?;
     limits::the_disk(&kubectl, &owner, &machine, &mut console, "keeper")?;
+    kubectl.delete(&["pod/keeper"], GONE)?;
+    kubectl.delete(&["pvc/box"], GONE)?;
+    volumes::leave_nothing(&kubectl, &mut machine)?;
+    let snapshot = restored::saved(&world, &owner)?;
 
     machine.wait_until_text(POWER_BUTTON, SOON)?;
     machine.qmp.power_button()?;
@@ -136,31 +150,15 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     ensure!(open.is_empty(), "the data partition was still in use at the end: {open:?}");
     machine.wait_end(SOON)?;
 
-    // The pods are there again without a person.
-    let mut machine = world.boot(&config)?;
-    let back = home(&mut machine)?;
-    ensure!(back == founded, "after a power-off: {back:?}, before: {founded:?}");
-    serves(&mut machine)?;
-    kubectl.run(&["wait", "--for=condition=Available", "deployment/demo", KUBECTL], "")?;
-    let mut machine = volumes::survive_power_cuts(&kubectl, machine, || {
-        let mut machine = world.boot(&config)?;
-        home(&mut machine)?;
-        serves(&mut machine)?;
-        Ok(machine)
-    })?;
-    kubectl.delete(&["pod/keeper"], GONE)?;
-    kubectl.delete(&["pvc/box"], GONE)?;
-    volumes::leave_nothing(&kubectl, &mut machine)?;
-    let snapshot = restored::saved(&world, &owner)?;
-    owner.run(&["node", "roles", &founded.node, "--remove", "kubernetes-worker", "--yes"])?;
+    let (mut machine, node) = restored::lives_on(&world, &owner, &snapshot, &founded.node)?;
+    owner.run(&["node", "roles", &node, "--remove", "kubernetes-worker", "--yes"])?;
     let stopped = |part: &'static str, state: &'static str| {
         move |event: &polis_qemu::Event| event.is("part", part) && event.is("state", state)
     };
     machine.wait_for("workload", PART, stopped("drain", "drained"))?;
     machine.wait_for("workload", PART, stopped("containerd", "stopped"))?;
     machine.wait_for("workload", PART, stopped("drain", "none"))?;
-    machine.kill();
-    restored::lives_on(&world, &owner, &kubectl, &snapshot, &founded.node)
+    Ok(())
 }
 
 /// `small` with room for workloads, and with the owner's ways to it.

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
+use polis_qemu::{Event, Machine};
 
 use super::kubectl::Kubectl;
 use super::{GONE, KUBECTL, large, takes_both_roles, visited};
@@ -19,28 +20,34 @@ pub(super) fn saved(world: &World, owner: &Owner) -> Result<PathBuf> {
 }
 
 /// Founds the cluster again from the snapshot on a machine with a disk of its own. `lost` is
-/// the node that the snapshot knows, and that had both roles.
+/// the node that the snapshot knows, and that had both roles. Returns the machine and its node.
 pub(super) fn lives_on(
     world: &World,
     owner: &Owner,
-    kubectl: &Kubectl,
     snapshot: &Path,
     lost: &str,
-) -> Result<()> {
+) -> Result<(Machine, String)> {
     let config = large(world, owner, world.bootstrap_config("")?)?;
     let disk = config.disk.as_ref().context("no disk")?;
     esp::write(&disk.file, SNAPSHOT, &std::fs::read(snapshot)?)?;
     let mut machine = world.boot(&config)?;
     let node = machine.wait_for("ready", BOOT, |_| true)?.text("node").to_owned();
     ensure!(node != lost, "a new machine is {lost}");
-    machine.wait_for("etcd", SOON, |etcd| etcd.is("state", "voter"))?;
+    // Its line may have come before that of the node.
+    let votes = |event: &Event| event.word == "etcd" && event.is("state", "voter");
+    if machine.seen(votes).is_empty() {
+        machine.wait_for("etcd", SOON, votes)?;
+    }
 
     owner.run(&["node", "delete", lost, "--force", "--yes"])?;
     takes_both_roles(owner, &mut machine, &node)?;
+    // The way to the API leads to the new node.
+    let kubectl = &Kubectl::of(world, owner)?;
     // The API server has the demo from the snapshot, with a pod on a node that is no more.
     let gone = ["wait", "--for=delete", &format!("node/{lost}"), KUBECTL];
     kubectl.run(&gone, "")?;
     kubectl.run(&["wait", "--for=condition=Available", "deployment/demo", KUBECTL], "")?;
     kubectl.delete(&["job/visitor", "--ignore-not-found"], GONE)?;
-    visited(kubectl, &node)
+    visited(kubectl, &node)?;
+    Ok((machine, node))
 }

@@ -50,7 +50,7 @@ struct Args {
 pub(crate) fn run(suite: Suite, stories: &[Story]) -> Result<ExitCode> {
     let args = Args::parse();
     if let Some(name) = &args.story {
-        return tell(&named(stories, name)?, args.beside);
+        return run_one(&named(stories, name)?, args.beside);
     }
     let wanted = Wanted { filters: args.filters, all: args.all || draws_all(), seed: seed()? };
     let (selected, not_drawn) = select(stories, &wanted);
@@ -94,11 +94,11 @@ pub(crate) fn run(suite: Suite, stories: &[Story]) -> Result<ExitCode> {
 }
 
 /// Runs a story in this process.
-fn tell(story: &Story, beside: bool) -> Result<ExitCode> {
+fn run_one(story: &Story, beside: bool) -> Result<ExitCode> {
     if beside {
         rustix::process::nice(BESIDE).context("cannot be nice")?;
     }
-    let Err(error) = (story.tell)() else { return Ok(ExitCode::SUCCESS) };
+    let Err(error) = (story.run)() else { return Ok(ExitCode::SUCCESS) };
     if let Some(skip) = error.downcast_ref::<Skip>() {
         println!("{skip}");
         return Ok(ExitCode::from(SKIPPED));

@@ -214,7 +214,7 @@ impl Running {
         Ok(Some(Ended { end: End::Late, processors }))
     }
 
-    /// The processor time so far. Zero on a kernel that does not tell.
+    /// The processor time so far. Zero on a kernel that does not report it.
     fn processors(&self) -> Duration {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
         let ticks = clock_ticks_per_second();

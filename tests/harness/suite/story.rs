@@ -29,7 +29,7 @@ pub struct Suite {
 pub struct Story {
     module: &'static str,
     function: &'static str,
-    pub(crate) tell: fn() -> Result<()>,
+    pub(crate) run: fn() -> Result<()>,
     /// Seconds that it usually takes. Decides the order, and nothing else.
     pub(crate) cost: u32,
     pub(crate) places: u32,
@@ -51,9 +51,9 @@ impl Story {
     pub const fn new(
         module: &'static str,
         function: &'static str,
-        tell: fn() -> Result<()>,
+        run: fn() -> Result<()>,
     ) -> Self {
-        Self { module, function, tell, cost: 1, places: 1, sample: None, deadline: None }
+        Self { module, function, run, cost: 1, places: 1, sample: None, deadline: None }
     }
 
     /// The same with a deadline of its own: a story that shows much with one machine.
@@ -102,30 +102,30 @@ macro_rules! story {
         $crate::story!(@ $function, $crate::block_on(true, $function()))
     };
     ($function:ident) => {
-        $crate::story!(@ $function, $crate::Tell::tell($function()))
+        $crate::story!(@ $function, $crate::IntoResult::into_result($function()))
     };
-    (@ $function:ident, $tell:expr) => {
-        $crate::Story::new(module_path!(), stringify!($function), || $tell)
+    (@ $function:ident, $run:expr) => {
+        $crate::Story::new(module_path!(), stringify!($function), || $run)
     };
 }
 
 /// The return types of the function of a story.
-pub trait Tell {
+pub trait IntoResult {
     /// How it ended.
     ///
     /// # Errors
     /// When the story failed.
-    fn tell(self) -> Result<()>;
+    fn into_result(self) -> Result<()>;
 }
 
-impl Tell for () {
-    fn tell(self) -> Result<()> {
+impl IntoResult for () {
+    fn into_result(self) -> Result<()> {
         Ok(())
     }
 }
 
-impl Tell for Result<()> {
-    fn tell(self) -> Result<()> {
+impl IntoResult for Result<()> {
+    fn into_result(self) -> Result<()> {
         self
     }
 }
@@ -134,14 +134,14 @@ impl Tell for Result<()> {
 ///
 /// # Errors
 /// When the runtime cannot start, or the story failed.
-pub fn block_on<F: Future<Output: Tell>>(threads: bool, story: F) -> Result<()> {
+pub fn block_on<F: Future<Output: IntoResult>>(threads: bool, story: F) -> Result<()> {
     let mut runtime = match threads {
         true => tokio::runtime::Builder::new_multi_thread(),
         false => tokio::runtime::Builder::new_current_thread(),
     };
     // As many as a node has at the least.
     let runtime = runtime.worker_threads(2).enable_all().build()?;
-    runtime.block_on(story).tell()
+    runtime.block_on(story).into_result()
 }
 
 /// The reason why a story cannot run on this host.
@@ -194,9 +194,9 @@ mod tests {
 
     #[test]
     fn every_kind_of_function_runs() {
-        assert!((crate::story!(plain).tell)().is_ok());
-        assert!((crate::story!(async silent).tell)().is_ok());
-        let error = (crate::story!(threads waits).tell)().unwrap_err();
+        assert!((crate::story!(plain).run)().is_ok());
+        assert!((crate::story!(async silent).run)().is_ok());
+        let error = (crate::story!(threads waits).run)().unwrap_err();
         assert_eq!(error.to_string(), "the end");
     }
 

@@ -355,10 +355,10 @@ fn rows(
                     rejoin by itself; if its disk is lost, an operator deletes the node:";
         lines.extend(hanging(INDENT, "", ATTENTION, text, width));
         lines.extend(command(&format!("polisctl node delete {} --force", node.id), width));
-        let text = "if its disk is whole, an operator makes parameters, with which it boots:";
+        let text = "if its disk is whole, an owner makes parameters, with which it boots:";
         lines.extend(hanging(INDENT, "", ATTENTION, text, width));
         lines.extend(command("polisctl parameters register", width));
-        let text = "then an operator takes its role, which gives up its etcd data; these may be \
+        let text = "then an owner takes its role, which gives up its etcd data; these may be \
                     newer than the snapshot:";
         lines.extend(hanging(INDENT, "", ATTENTION, text, width));
         let text = format!("polisctl node roles {} --remove consensus-member", node.id);

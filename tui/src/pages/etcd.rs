@@ -66,7 +66,7 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
             // The beginning of it is enough, and with it the command has one line.
             let node = snapshot.header.node.as_deref().map_or("NODE".to_owned(), short);
             head.push(blank());
-            head.extend(note(Mark::Idle, "To add one, an operator runs:", width));
+            head.extend(note(Mark::Idle, "To add one, an owner runs:", width));
             head.extend(command(
                 &format!("polisctl node roles {node} --add consensus-member"),
                 width,

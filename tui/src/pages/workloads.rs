@@ -119,9 +119,9 @@ fn without_role(snapshot: &Snapshot, width: usize) -> Content {
             lines.extend(command(&format!("polisctl node roles {node} --add {slug}"), width));
             lines
         };
-        let first = ("To run the controllers of Kubernetes here, an operator runs:", CONTROLLER);
+        let first = ("To run the controllers of Kubernetes here, an owner runs:", CONTROLLER);
         let roles = (!has(CONTROLLER.0)).then_some(first);
-        let roles = roles.into_iter().chain([("To run pods here, an operator runs:", WORKER)]);
+        let roles = roles.into_iter().chain([("To run pods here, an owner runs:", WORKER)]);
         body.extend(roles.flat_map(give));
     }
     Content { body, ..Content::default() }
@@ -139,7 +139,7 @@ fn unfit(known: &Workloads, snapshot: &Snapshot, width: usize) -> Vec<Line<'stat
     let given = |(role, _): &(&str, &str)| known.roles.iter().any(|given| given == role);
     for (at, (_, slug)) in [CONTROLLER, WORKER].into_iter().filter(given).enumerate() {
         if at == 0 {
-            let text = "To take the role away, an operator runs:";
+            let text = "To take the role away, an owner runs:";
             lines.extend(hanging(INDENT, "", ATTENTION, text, width));
         }
         let text = format!("polisctl node roles {} --remove {slug}", own(snapshot));

@@ -152,7 +152,7 @@ fn fleet(image: &Image, folder: &Path) -> Result<Fleet> {
     let operator = Operator::new(&program, &config, "bench");
     let mut fleet = Fleet::new(folder, configs, operator, &folder.join("owner.key"))?;
     fleet.patience = LONG;
-    Ok(fleet.telling(|milestone| println!("cluster: {}", several::describe(milestone))))
+    Ok(fleet.reporting(|milestone| println!("cluster: {}", several::describe(milestone))))
 }
 
 /// How long a node was a learner: from the curator's log line to the node's event as a

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use polis_image::Kind;
+use polis_image::{Kind, Manifest, Variant};
 
 use super::build::Changed;
 use super::{Row, Table};
@@ -20,52 +20,98 @@ const CHANGED: &str = "src/node/src/main.rs";
 
 /// Bytes that a node needs without Kubernetes.
 const SIZE_GOAL: f64 = 200e6;
+/// Bytes that a node needs with it.
+const FULL_SIZE_GOAL: f64 = 300e6;
+
+/// The programs from Go modules in the full image.
+const IN_FULL: [&str; 10] = [
+    "containerd",
+    "containerd-shim-runc-v2",
+    "containerd-shim-runsc-v1",
+    "coredns",
+    "host-local",
+    "kube",
+    "portmap",
+    "ptp",
+    "runc",
+    "runsc",
+];
 
 /// This program, even if cargo has replaced its file since the start.
 const ITSELF: &str = "/proc/self/exe";
 
 pub(super) fn measure(runs: u32) -> Result<Table> {
     let mut table = Table::new("image", runs)?;
-    build(None)?;
+    build(Variant::Base, None)?;
     let mut same = Row::new("nothing changed, after cargo", "s").goal(1.0);
     let mut changed = Row::new("one line changed, after cargo", "s").goal(5.0);
     let mut cold = Row::new("cold with the payload downloaded, after cargo", "s");
     for run in 0..runs {
-        same.values.push(build(None)?);
+        same.values.push(build(Variant::Base, None)?);
         changed.values.push(with_changed_line(run)?);
-        build(None)?;
+        build(Variant::Base, None)?;
         cold.values.push(cold_build()?);
     }
     // Restores the usual folders, which the cold builds replaced.
-    build(None)?;
+    build(Variant::Base, None)?;
     table.rows.extend([same, changed, cold]);
 
-    let manifest = crate::image::built(Kind::Product)?;
+    table.rows.extend(sizes("base", &crate::image::built(Kind::Product)?, SIZE_GOAL));
+    full(&mut table, runs)?;
+    Ok(table)
+}
+
+/// The rows of the image with Kubernetes, where its programs were built before: a cold build
+/// of them takes half an hour.
+fn full(table: &mut Table, runs: u32) -> Result<()> {
+    if !crate::image::go_program("kube").is_file() {
+        println!("image: no rows of the full image: target/go/bin/kube is not there");
+        return Ok(());
+    }
+    build(Variant::Full, None)?;
+    let mut same = Row::new("full, nothing changed, after cargo", "s").goal(1.0);
+    for _run in 0..runs {
+        same.values.push(build(Variant::Full, None)?);
+    }
+    table.rows.push(same);
+    let packages = crate::image::Packages::default();
+    let manifest = crate::image::built_from(Kind::Product, Variant::Full, &packages)?;
+    table.rows.extend(sizes("full", &manifest, FULL_SIZE_GOAL));
+    for name in IN_FULL {
+        let file = crate::image::go_program(name);
+        let metadata = fs::metadata(&file);
+        let bytes = metadata.with_context(|| format!("cannot look at {}", file.display()))?.len();
+        let name = format!("full, program {name} before compression");
+        table.rows.push(bytes_row(name, bytes, None));
+    }
+    Ok(())
+}
+
+/// The bytes of an image by part.
+fn sizes(variant: &str, manifest: &Manifest, goal: f64) -> [Row; 6] {
     let sizes = manifest.sizes;
-    let parts = [
+    let all = sizes.uki + sizes.erofs + sizes.verity;
+    [
         ("kernel", sizes.kernel, None),
         ("initramfs", sizes.initramfs, None),
         ("unified kernel image, on the ESP", sizes.uki, None),
         ("system, file system", sizes.erofs, None),
         ("system, hash tree", sizes.verity, None),
-        (
-            "ESP and system, what a node needs",
-            sizes.uki + sizes.erofs + sizes.verity,
-            Some(SIZE_GOAL),
-        ),
-    ];
-    for (name, bytes, goal) in parts {
-        #[expect(clippy::cast_precision_loss, reason = "an image has far less than 2^52 bytes")]
-        let values = vec![bytes as f64];
-        table.rows.push(Row { values, goal, ..Row::new(name, "bytes") });
-    }
-    Ok(table)
+        ("ESP and system, what a node needs", all, Some(goal)),
+    ]
+    .map(|(name, bytes, goal)| bytes_row(format!("{variant}, {name}"), bytes, goal))
+}
+
+fn bytes_row(name: String, bytes: u64, goal: Option<f64>) -> Row {
+    #[expect(clippy::cast_precision_loss, reason = "an image has far less than 2^52 bytes")]
+    let values = vec![bytes as f64];
+    Row { values, goal, ..Row::new(name, "bytes") }
 }
 
 /// Builds with one more line in one source file, which is restored afterwards.
 fn with_changed_line(run: u32) -> Result<f64> {
     let _changed = Changed::new(CHANGED, run)?;
-    build(None)
+    build(Variant::Base, None)
 }
 
 /// Builds without earlier outputs and without the unpacked payload, from the downloaded
@@ -87,18 +133,22 @@ fn cold_build() -> Result<f64> {
     for downloaded in ["apt", "debs"] {
         symlink(usual.join(downloaded), cache.join(downloaded)).context("cannot make a cache")?;
     }
-    build(Some(&cache))
+    build(Variant::Base, Some(&cache))
 }
 
-/// Runs `cargo xtask image --variant base`; returns the seconds after
+/// Runs `cargo xtask image` for a variant; returns the seconds after
 /// cargo's part.
-fn build(cache: Option<&Path>) -> Result<f64> {
+fn build(variant: Variant, cache: Option<&Path>) -> Result<f64> {
+    let variant = match variant {
+        Variant::Base => "base",
+        Variant::Full => "full",
+    };
     let mut command = Command::new(ITSELF);
     if let Some(cache) = cache {
         command.env("POLIS_CACHE", cache);
     }
     let output = command
-        .args(["image", "--variant", "base"])
+        .args(["image", "--variant", variant])
         .output()
         .context("cannot start the image builder")?;
     let text = String::from_utf8_lossy(&output.stdout);

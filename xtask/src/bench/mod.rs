@@ -11,6 +11,7 @@ mod console;
 mod curator;
 mod floor;
 mod image;
+mod kubernetes;
 mod storage;
 
 use std::fs;
@@ -55,6 +56,9 @@ enum Name {
     Curator,
     /// Three nodes from nothing, by part; all from cold; the death of a leader.
     Cluster,
+    /// One machine with both roles of Kubernetes: from the roles to each part and to a pod
+    /// that answers; memory of each part at rest. Under emulation ten minutes a run.
+    Kubernetes,
 }
 
 /// Runs the command.
@@ -70,6 +74,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             Name::Image => image::measure(args.runs)?,
             Name::Curator => curator::measure(args.runs)?,
             Name::Cluster => cluster::measure(args.runs)?,
+            Name::Kubernetes => kubernetes::measure(&args)?,
         };
         table.publish()?;
     }

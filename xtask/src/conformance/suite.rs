@@ -219,7 +219,7 @@ fn specs(text: &[u8]) -> Result<Vec<Spec>> {
     Ok(reports.into_iter().flat_map(|report| report.spec_reports).collect())
 }
 
-/// The result of one test; `absent` tells what happened if the report has none.
+/// The result of one test; `absent` says what happened if the report has none.
 fn result(test: &str, specs: &[Spec], absent: &str) -> StoryResult {
     let spec = specs.iter().find(|spec| spec.leaf_node_type == "It" && spec.name() == test);
     let outcome = match spec {

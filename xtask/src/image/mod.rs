@@ -323,7 +323,7 @@ pub(crate) fn folder(kind: Kind, variant: Variant) -> PathBuf {
 }
 
 /// Makes sure that the host has what a build needs. Downloads come before cargo: a host
-/// without a way to them is told so at once.
+/// without a way to them fails at once.
 fn prepare(config: &Config) -> Result<()> {
     host::require(&[host::PAYLOAD, host::BUILD])?;
     if config.source.variant == Variant::Full {

@@ -51,12 +51,12 @@ pub(crate) struct Deployment {
     /// The controller first.
     pub(crate) nodes: Vec<Node>,
     /// Calls this with each step that was done.
-    pub(crate) tell: fn(&str),
+    pub(crate) report: fn(&str),
 }
 
 /// The steps that were done, each with the time since the deployment began.
 #[derive(Debug, Default)]
-struct Steps(Vec<(String, Duration)>);
+pub(crate) struct Steps(pub(crate) Vec<(String, Duration)>);
 
 impl Deployment {
     /// Gives the roles, waits, deploys. Returns the answer of the demo, and a table of the
@@ -66,10 +66,25 @@ impl Deployment {
     ///
     /// The first step that failed, with the last words of what it waited for.
     pub(crate) fn run(&self) -> Result<String> {
+        let (steps, answer) = self.steps()?;
+        Ok(format!(
+            "run: the demo answers at http://demo.default.svc.cluster.local:\n\n{}\n{steps}\n\
+             run: in another terminal: {} get pods --all-namespaces\n",
+            answer.trim_end(),
+            operator::shortest(&script(&self.dir))
+        ))
+    }
+
+    /// The same; returns the steps and the answer of the demo.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::run`].
+    pub(crate) fn steps(&self) -> Result<(Steps, String)> {
         let began = Instant::now();
         let mut steps = Steps::default();
         let mut done = |what: &str| {
-            (self.tell)(&format!("{:6.1} s  {what}", began.elapsed().as_secs_f64()));
+            (self.report)(&format!("{:6.1} s  {what}", began.elapsed().as_secs_f64()));
             steps.0.push((what.to_owned(), began.elapsed()));
         };
         // The nodes of a kept run have their roles already, and may serve by now.
@@ -109,12 +124,7 @@ impl Deployment {
         done("a pod has asked it by its name");
         let answer = self.kubectl(&["logs", "job/visitor"], None)?;
         ensure!(answer.contains("kernel"), "the demo answered {answer:?}");
-        Ok(format!(
-            "run: the demo answers at http://demo.default.svc.cluster.local:\n\n{}\n{steps}\n\
-             run: in another terminal: {} get pods --all-namespaces\n",
-            answer.trim_end(),
-            operator::shortest(&script(&self.dir))
-        ))
+        Ok((steps, answer))
     }
 
     /// Writes the kubeconfig of the owner, and the script that uses it.

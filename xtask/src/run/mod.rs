@@ -204,8 +204,8 @@ fn boot(args: Args) -> Result<()> {
             operator.follow(&log, move |taken| match taken {
                 Ok(node) if kubernetes => {
                     let nodes = vec![kubernetes::Node { id: node, log: log_of_node }];
-                    let tell = if shown { terminal::title } else { said };
-                    let deployment = Deployment { dir: folder, operator: polisctl, nodes, tell };
+                    let report = if shown { terminal::title } else { said };
+                    let deployment = Deployment { dir: folder, operator: polisctl, nodes, report };
                     // The receiver ends with the console.
                     drop(finish.send(deployment.run()));
                 }
@@ -236,13 +236,18 @@ pub(crate) fn said(step: &str) {
     eprintln!("run: {step}");
 }
 
-/// The image of these sources, built where it is not yet; `POLIS_IMAGE_DIR`
-/// names a folder with one that is to be used as it is.
+/// The base image of these sources, see [`image_from`].
 pub(crate) fn built_image(kind: Kind) -> Result<Image> {
     image_from(kind, Variant::Base, &image::Packages::default())
 }
 
-fn image_from(kind: Kind, variant: Variant, packages: &image::Packages) -> Result<Image> {
+/// An image of these sources, built where it is not yet; `POLIS_IMAGE_DIR` names a folder
+/// with one that is to be used as it is.
+pub(crate) fn image_from(
+    kind: Kind,
+    variant: Variant,
+    packages: &image::Packages,
+) -> Result<Image> {
     let folder = match env::var_os("POLIS_IMAGE_DIR") {
         Some(folder) => PathBuf::from(folder),
         None => image::built_from(kind, variant, packages)?.folder,

@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args, image: &Image) -> Result<()> {
     for number in 1..=usize::from(args.nodes) {
         stream(number, &plan.folder(number).join("serial.log"));
     }
-    let mut fleet = plan.fleet()?.telling(|milestone| eprintln!("run: {}", describe(milestone)));
+    let mut fleet = plan.fleet()?.reporting(|milestone| eprintln!("run: {}", describe(milestone)));
     let _links = plan.links(&fleet)?;
     plan.raise(&mut fleet, |_console| ())?;
     eprintln!("run: the cluster is healthy\n{}", table(&fleet.milestones()));
@@ -165,13 +165,13 @@ impl Plan {
     }
 
     /// What `--kubernetes` does with a cluster that is up.
-    fn deployment(&self, fleet: &Fleet, tell: fn(&str)) -> Deployment {
+    fn deployment(&self, fleet: &Fleet, report: fn(&str)) -> Deployment {
         let nodes = fleet.nodes.iter().enumerate().map(|(number, node)| kubernetes::Node {
             id: node.id.clone(),
             log: self.folder(number + 1).join("serial.log"),
         });
         let (dir, operator) = (self.dir.clone(), fleet.operator.clone());
-        Deployment { dir, operator, nodes: nodes.collect(), tell }
+        Deployment { dir, operator, nodes: nodes.collect(), report }
     }
 
     /// Lets `cargo xtask link` cut, delay and repair the links of `fleet`.
@@ -342,7 +342,7 @@ fn show(plan: Plan, args: &Args) -> Result<()> {
     let (counted, noted) = (Arc::clone(&others), ended.clone());
     // The machines belong to this thread.
     let raising = thread::spawn(move || -> Result<String> {
-        let mut fleet = plan.fleet()?.telling(|milestone| terminal::title(&describe(milestone)));
+        let mut fleet = plan.fleet()?.reporting(|milestone| terminal::title(&describe(milestone)));
         let _links = plan.links(&fleet)?;
         // If node 1 did not start, there is no console and its sender is dropped.
         let raised = plan.raise(&mut fleet, move |console| drop(lend.send(console)));

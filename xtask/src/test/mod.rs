@@ -32,6 +32,10 @@ use crate::{conformance, gallery, host, image, run, trees};
 /// The logs of stories, a folder each.
 const STORIES: &str = "target/e2e";
 
+/// What a run of all parts leaves in an empty `target/`, programs of Kubernetes included, and the
+/// disks of the stories that run at one time.
+const SPACE: u64 = 20 << 30;
+
 /// The output of each story, and the results of all.
 const RESULTS: &str = "target/test";
 
@@ -87,6 +91,12 @@ pub(crate) fn run(args: Args) -> Result<()> {
     };
     let stories = Stories { filter, names, all: args.all, seed: seed()? };
     println!("test: {SEED}={} draws what this run shows of each sample", stories.seed);
+    let root = image::workspace();
+    let first = wanted(Part::E2e) && filter.is_none() && !root.join(STORIES).exists();
+    let what = "a first run of everything";
+    if first && let Some(warning) = host::short_of_space(&root, SPACE, what) {
+        println!("test: {warning}");
+    }
     let mut report = Report::default();
     let (mut product, mut kubernetes) = (None, None);
     let ahead = wanted(Part::E2e) && stories.boot_product();

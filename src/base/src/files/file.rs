@@ -32,7 +32,7 @@ use super::{atomic, in_place};
 /// any key, certificate or record, far below what would hurt memory.
 pub(crate) const SIZE_MAX: u64 = 1 << 20;
 
-/// What is overwritten last, and tells whether a file has content: the first page of a
+/// What is overwritten last, and shows whether a file has content: the first page of a
 /// snapshot of etcd is never zero.
 const HEAD: usize = 4096;
 

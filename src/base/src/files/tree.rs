@@ -259,6 +259,8 @@ pub struct Node {
     pub credentials: Credentials,
     /// The last roles of the node that it knew.
     pub roles: File,
+    /// The users that had access when the node last received them.
+    pub users: File,
     /// Present from the first vote of this node's member of etcd until it leaves: a
     /// member that loses its vote's data must not enter again as the same member.
     pub voter: File,
@@ -271,6 +273,7 @@ impl Node {
         Self {
             credentials: Credentials::at(base.join("credentials")),
             roles: File::private(base.join("roles.pb")),
+            users: File::private(base.join("users.pb")),
             voter: File::private(base.join("voter")),
             leaving: File::private(base.join("leaving")),
             dir: Dir::private(base),

@@ -5,7 +5,7 @@
 //! or a command line:
 //!
 //! ```text
-//! guru meditation --typed--> init --pipe--> [Given::typed] --+--> whoever opens the disk
+//! guru meditation --typed--> init --pipe--> [Given::typed] --+--> the opener of the disk
 //! hypervisor --fw_cfg item opt/polis/recovery_key -----------+
 //! ```
 //!

@@ -163,7 +163,11 @@ impl Terminal {
     }
 
     /// Sets the speed of a serial port, in baud. Takes effect at once.
-    fn set_speed(&self, baud: u32) -> io::Result<()> {
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn set_speed(&self, baud: u32) -> io::Result<()> {
         let mut modes = termios::tcgetattr(&self.file)?;
         modes.set_speed(baud)?;
         Ok(termios::tcsetattr(&self.file, OptionalActions::Now, &modes)?)

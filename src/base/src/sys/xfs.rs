@@ -1,4 +1,4 @@
-//! The free space of an XFS file system, and freezing of the file system.
+//! The size and the free space of an XFS file system, and freezing of the file system.
 
 use std::fs::File;
 use std::io;
@@ -6,6 +6,8 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 
 /// `FS_IOC_GETFSMAP`: `_IOWR('X', 59, struct fsmap_head)`.
 const GETFSMAP: libc::Ioctl = 0xc0c0_583b;
+/// `XFS_IOC_FSGEOMETRY_V1`: `_IOR('X', 100, struct xfs_fsop_geom_v1)`.
+const GEOMETRY: libc::Ioctl = 0x8070_5864;
 /// `FIFREEZE` and `FITHAW`: `_IOWR('X', 119, int)` and 120.
 const FREEZE: libc::Ioctl = 0xc004_5877;
 const THAW: libc::Ioctl = 0xc004_5878;
@@ -45,6 +47,34 @@ struct Request {
     reserved: [u64; 6],
     keys: [Record; 2],
     records: [Record; COUNT],
+}
+
+/// `struct xfs_fsop_geom_v1`, from `xfs/xfs_fs.h`, as far as it is read.
+#[repr(C)]
+#[derive(Default)]
+struct Geometry {
+    block_bytes: u32,
+    others: [u32; 7],
+    data_blocks: u64,
+    rest: [u64; 9],
+}
+
+/// The bytes of its device that a mounted file system uses. Its superblock may say less for some
+/// time after it has grown.
+///
+/// # Errors
+///
+/// The kernel's error, such as that of another file system.
+#[expect(unsafe_code, reason = "no safe wrapper of XFS_IOC_FSGEOMETRY_V1 exists")]
+pub fn size(root: &File) -> io::Result<u64> {
+    let mut geometry = Geometry::default();
+    // SAFETY: the descriptor is open, and the request writes one `struct xfs_fsop_geom_v1`, whose
+    // size `Geometry` has and which outlives the call.
+    let result = unsafe { libc::ioctl(root.as_raw_fd(), GEOMETRY, &raw mut geometry) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(u64::from(geometry.block_bytes).saturating_mul(geometry.data_blocks))
 }
 
 /// The use of a stretch of the device.
@@ -169,6 +199,8 @@ mod tests {
     fn the_layout_is_the_kernel_s() {
         assert_eq!(size_of::<Record>(), 64);
         assert_eq!(std::mem::offset_of!(Request, records), 0xc0);
+        assert_eq!(size_of::<Geometry>(), 0x70);
+        assert_eq!(std::mem::offset_of!(Geometry, data_blocks), 0x20);
         assert_eq!(usize::try_from(COUNT_ASKED).unwrap(), COUNT);
     }
 

@@ -65,7 +65,7 @@ pub enum Wipe {
     Forget,
 }
 
-/// Decides. `told` holds the parameters, if the machine has any.
+/// Decides. `configured` is the cluster of the parameters, if the machine has any.
 ///
 /// # Errors
 ///
@@ -122,7 +122,7 @@ fn fresh(journal: &Record<Journal>, configured: Option<&Cluster>) -> Result<Deci
 }
 
 /// Decides whether what a node left on this machine is to be wiped before anything else:
-/// because the parameters name it (`told`), or because a wipe has begun. A machine without a
+/// because the parameters name it (`named`), or because a wipe has begun. A machine without a
 /// whole sealed configuration does not know whose data it has, and wipes nothing.
 ///
 /// # Errors
@@ -133,14 +133,14 @@ fn fresh(journal: &Record<Journal>, configured: Option<&Cluster>) -> Result<Deci
 pub fn wipe(
     sealed: &Record<Sealed>,
     data: Data,
-    told: Option<NodeId>,
+    named: Option<NodeId>,
 ) -> Result<Option<Wipe>, Refusal> {
     let Record::Whole(sealed) = sealed else { return Ok(None) };
     let found = Identity::new(sealed.node_public_key).id;
-    match told {
+    match named {
         _ if sealed.wiped => {}
-        Some(told) if sealed.disowned && told == found => {}
-        Some(told) if sealed.disowned => return Err(Refusal::WipesOther { told, found }),
+        Some(named) if sealed.disowned && named == found => {}
+        Some(named) if sealed.disowned => return Err(Refusal::WipesOther { named, found }),
         Some(_) | None => return Ok(None),
     }
     Ok(Some(match data {
@@ -270,12 +270,12 @@ mod tests {
                 assert_eq!(wipe(sealed, data, None), Ok(None));
             }
             // A registration in progress continues, even if the parameters have changed.
-            for told in [None, Some(own), Some(other)] {
-                assert_eq!(wipe(&begun, data, told), Ok(Some(end)), "{told:?}");
+            for named in [None, Some(own), Some(other)] {
+                assert_eq!(wipe(&begun, data, named), Ok(Some(end)), "{named:?}");
             }
             // The node that registered after the wipe still has these parameters.
             assert_eq!(wipe(&member, data, Some(other)), Ok(None));
-            let refusal = Refusal::WipesOther { told: other, found: own };
+            let refusal = Refusal::WipesOther { named: other, found: own };
             assert_eq!(wipe(&removed, data, Some(other)), Err(refusal));
             for unknown in [Record::Absent, Record::Damaged(Damage::Checksum)] {
                 assert_eq!(wipe(&unknown, data, Some(own)), Ok(None), "whose data is it?");

@@ -5,17 +5,21 @@
 //! leader can publish the new ones. So a node that is cut off asks on its own segment:
 //!
 //! ```text
-//! cut off for a while: broadcast "I am N, at A: which nodes are here?" --> every node that knows N
-//!        found <-- accepted only while this node is cut off <-- "I am M, at B", to A alone
+//! cut off for a while: broadcast "I am N, at A: which nodes are here? X" --> every node that knows N
+//!        found <-- accepted only while this node is cut off <-- "I am M, at B. X", to A alone
 //! ```
 //!
 //! A message carries the public key of its sender, from which the name of the node follows,
-//! and is signed with it; the address in it must equal the source address of the packet. A
-//! replayed message points a node to an address that another node had before; the machine
-//! at that address must still show the certificate of the node. Every node has a
-//! certificate, so the place where discovery found a node does not say which node leads.
+//! and is signed with it; the address in it must equal the source address of the packet. X is
+//! random, and new in each question: an answer to another question says nothing, so one that
+//! was recorded cannot point a node to an address that another node had before, from whatever
+//! address it is sent. A question says nothing of an address that its receiver believes, since
+//! anybody may send it again; a node that is cut off asks itself. The machine at a found
+//! address must still show the certificate of the node. Every node has a certificate, so the
+//! place where discovery found a node does not say which node leads.
 //!
 //! Invariants:
+//! - A node believes an address only from the answer to one of its last two questions.
 //! - A node that is in contact with a leader ignores discovery messages, and forgets the
 //!   addresses that it found before: in the next outage, any address may have changed
 //!   again.
@@ -50,10 +54,10 @@ pub const PORT: u16 = 7836;
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The first bytes of a message.
-const MAGIC: &[u8; 18] = b"polis discovery 1\0";
+const MAGIC: &[u8; 18] = b"polis discovery 2\0";
 
-/// Magic, kind, public key, address; then the signature of all that.
-const SIGNED: usize = MAGIC.len() + 1 + 32 + 4;
+/// Magic, kind, public key, address, the random number; then the signature of all that.
+const SIGNED: usize = MAGIC.len() + 1 + 32 + 4 + size_of::<Nonce>();
 const LENGTH: usize = SIGNED + 64;
 
 /// Signatures that a node verifies a second: each node asks once in two.
@@ -95,6 +99,9 @@ pub enum Error {
     Socket(#[source] std::io::Error),
 }
 
+/// The random number of a question, and of each answer to it.
+type Nonce = [u8; 16];
+
 /// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -108,6 +115,7 @@ struct Discovery {
     kind: Kind,
     key: [u8; 32],
     address: Ipv4Addr,
+    nonce: Nonce,
 }
 
 impl Discovery {
@@ -116,6 +124,7 @@ impl Discovery {
         bytes.push(self.kind as u8);
         bytes.extend(self.key);
         bytes.extend(self.address.octets());
+        bytes.extend(self.nonce);
         let signature = key.sign(&bytes);
         bytes.extend(signature);
         bytes
@@ -134,8 +143,10 @@ impl Discovery {
             _ => return None,
         };
         let (key, rest) = rest.split_first_chunk::<32>()?;
-        let (address, signature) = rest.split_first_chunk::<4>()?;
-        (signature.len() == 64).then_some(Self { kind, key: *key, address: (*address).into() })
+        let (address, rest) = rest.split_first_chunk::<4>()?;
+        let (nonce, signature) = rest.split_first_chunk()?;
+        let (key, address, nonce) = (*key, (*address).into(), *nonce);
+        (signature.len() == 64).then_some(Self { kind, key, address, nonce })
     }
 
     /// Whether the holder of the key in the message signed it.
@@ -196,6 +207,8 @@ impl Service {
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut budget = Budget { since: Instant::now(), left: VERIFIED_MAX };
         let mut before = false;
+        // The last two: an answer may come after the next question.
+        let mut asked = [None; 2];
         // One byte more than a message: a packet that fills the buffer is too long.
         let mut buffer = [0; LENGTH + 1];
         loop {
@@ -206,7 +219,9 @@ impl Service {
                 _tick = looks.tick() => {
                     let cut_off = self.is_cut_off();
                     if cut_off && before {
-                        self.ask(&socket, &key).await;
+                        let nonce = rand::random();
+                        asked = [Some(nonce), asked[0]];
+                        self.ask(&socket, &key, nonce).await;
                     }
                     before = cut_off;
                     self.forget();
@@ -215,7 +230,8 @@ impl Service {
                 received = socket.recv_from(&mut buffer) => match received {
                     Ok((length, from)) => {
                         let budget = &mut || budget.take(Instant::now());
-                        self.hear(&socket, &key, &buffer[..length], from, budget).await;
+                        let message = (&buffer[..length], from);
+                        self.hear(&socket, &key, message, &asked, budget).await;
                     }
                     // An earlier answer of this node was not delivered.
                     Err(error) => debug!(%error, "no announcement was received"),
@@ -240,9 +256,9 @@ impl Service {
         }
     }
 
-    async fn ask(&self, socket: &UdpSocket, key: &NodeKey) {
+    async fn ask(&self, socket: &UdpSocket, key: &NodeKey, nonce: Nonce) {
         let Some((address, everyone)) = place(&self.network.borrow()) else { return };
-        let discovery = Discovery { kind: Kind::Asks, key: key.public_key(), address };
+        let discovery = Discovery { kind: Kind::Asks, key: key.public_key(), address, nonce };
         match socket.send_to(&discovery.signed(key), (everyone, PORT)).await {
             Ok(_sent) => debug!(%everyone, "asked for the addresses of the other nodes"),
             Err(error) => debug!(%error, %everyone, "cannot ask for the addresses of the other \
@@ -254,21 +270,25 @@ impl Service {
         &self,
         socket: &UdpSocket,
         key: &NodeKey,
-        bytes: &[u8],
-        from: SocketAddr,
+        (bytes, from): (&[u8], SocketAddr),
+        asked: &[Option<Nonce>],
         may_verify: &mut impl FnMut() -> bool,
     ) {
-        let received = classify(bytes, from.ip(), &self.peers.borrow(), key.id(), may_verify);
+        let own = key.id();
+        let received = classify(bytes, from.ip(), &self.peers.borrow(), own, asked, may_verify);
         let Some(discovery) = received else { return };
-        let (node, at) = (discovery.node(), IpAddr::V4(discovery.address));
-        let own = place(&self.network.borrow());
-        if let (Kind::Asks, Some((address, _))) = (discovery.kind, own) {
-            let answer = Discovery { kind: Kind::Answers, key: key.public_key(), address };
-            if let Err(error) = socket.send_to(&answer.signed(key), from).await {
-                warn!(%error, %node, "cannot answer a node that searches for its cluster");
+        let node = discovery.node();
+        match discovery.kind {
+            Kind::Answers => self.find(node, IpAddr::V4(discovery.address)),
+            Kind::Asks => {
+                let Some((address, _)) = place(&self.network.borrow()) else { return };
+                let (key_shown, nonce) = (key.public_key(), discovery.nonce);
+                let answer = Discovery { kind: Kind::Answers, key: key_shown, address, nonce };
+                if let Err(error) = socket.send_to(&answer.signed(key), from).await {
+                    warn!(%error, %node, "cannot answer a node that searches for its cluster");
+                }
             }
         }
-        self.find(node, at);
     }
 
     /// Accepts the address of a node if no leader publishes another.
@@ -283,18 +303,24 @@ impl Service {
     }
 }
 
-/// The content of a received message, if a known node sent it.
+/// The content of a received message, if a known node sent it, and an answer only to one of the
+/// questions with the numbers `asked`.
 fn classify(
     bytes: &[u8],
     from: IpAddr,
     peers: &Peers,
     own: NodeId,
+    asked: &[Option<Nonce>],
     may_verify: &mut impl FnMut() -> bool,
 ) -> Option<Discovery> {
     let discovery = Discovery::read(bytes)?;
     let node = discovery.node();
     let known = node != own && peers.contains_key(&node) && from == discovery.address;
-    (known && may_verify() && discovery.is_genuine(bytes)).then_some(discovery)
+    let meant = match discovery.kind {
+        Kind::Asks => true,
+        Kind::Answers => asked.contains(&Some(discovery.nonce)),
+    };
+    (known && meant && may_verify() && discovery.is_genuine(bytes)).then_some(discovery)
 }
 
 /// The address of this node, and the broadcast address of its segment.
@@ -319,14 +345,21 @@ mod tests {
         NodeKey::from_seed(&[seed; 32])
     }
 
+    /// The question that the receiver asked last.
+    const NONCE: Nonce = [5; 16];
+
+    fn message(kind: Kind, key: &NodeKey, nonce: Nonce) -> Vec<u8> {
+        Discovery { kind, key: key.public_key(), address: HERE, nonce }.signed(key)
+    }
+
     fn asks(key: &NodeKey) -> Vec<u8> {
-        Discovery { kind: Kind::Asks, key: key.public_key(), address: HERE }.signed(key)
+        message(Kind::Asks, key, [6; 16])
     }
 
     /// The result of the message at a node with the key 9, which knows the node of key 1.
     fn received(bytes: &[u8], from: Ipv4Addr) -> Option<Discovery> {
         let peers = [1, 9].map(|seed| (key(seed).id(), IpAddr::from([10, 0, 2, 99])));
-        classify(bytes, from.into(), &peers.into(), key(9).id(), &mut || true)
+        classify(bytes, from.into(), &peers.into(), key(9).id(), &[Some(NONCE), None], &mut || true)
     }
 
     #[test]
@@ -342,8 +375,57 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_that_was_recorded_before_the_question_is_refused() {
+        let answer = message(Kind::Answers, &key(1), NONCE);
+        assert_eq!(received(&answer, HERE).unwrap().kind, Kind::Answers);
+        // Recorded in an earlier outage, and sent from the address of then.
+        assert_eq!(received(&message(Kind::Answers, &key(1), [4; 16]), HERE), None);
+        // The random number of another's question, in an answer that was not signed for it.
+        let recorded = message(Kind::Answers, &key(1), [4; 16]);
+        let mut changed = recorded.clone();
+        let at = SIGNED - NONCE.len();
+        changed[at..SIGNED].copy_from_slice(&NONCE);
+        assert_eq!(received(&changed, HERE), None);
+    }
+
+    #[tokio::test]
+    async fn a_question_moves_no_node() {
+        let (service, _values) = cut_off();
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let from = SocketAddr::from((HERE, PORT));
+        let own = key(9);
+        let question = asks(&key(1));
+        let answer = message(Kind::Answers, &key(1), NONCE);
+        let (asked, found) = ([Some(NONCE), None], service.found.subscribe());
+        service.hear(&socket, &own, (&question, from), &asked, &mut || true).await;
+        assert_eq!(*found.borrow(), Peers::new(), "sent again by anybody");
+        service.hear(&socket, &own, (&answer, from), &asked, &mut || true).await;
+        assert_eq!(*found.borrow(), Peers::from([(key(1).id(), IpAddr::V4(HERE))]));
+    }
+
+    /// A service of the node with the key 9, which knows the node of key 1 and no leader, and
+    /// the owners of its values.
+    fn cut_off() -> (Service, (watch::Sender<Option<NodeId>>, watch::Sender<Peers>)) {
+        let disk = tempfile::tempdir().unwrap();
+        let root = polis_base::files::Root::at(disk.path());
+        let leader = watch::Sender::new(None);
+        let peers = watch::Sender::new(Peers::from([(key(1).id(), [10, 0, 2, 6].into())]));
+        let service = Service {
+            key: root.data.node.credentials.key,
+            identity: watch::Sender::new(None).subscribe(),
+            consensus: watch::Sender::new(consensus::Status::default()).subscribe(),
+            leader: leader.subscribe(),
+            network: watch::Sender::new(network::Status::default()).subscribe(),
+            peers: peers.subscribe(),
+            found: watch::Sender::default(),
+        };
+        (service, (leader, peers))
+    }
+
+    #[test]
     fn an_announcement_for_another_node_is_refused() {
-        let forged = Discovery { kind: Kind::Asks, key: key(1).public_key(), address: HERE };
+        let (public, nonce) = (key(1).public_key(), NONCE);
+        let forged = Discovery { kind: Kind::Asks, key: public, address: HERE, nonce };
         assert_eq!(received(&forged.signed(&key(2)), HERE), None);
         let genuine = asks(&key(1));
         for at in 0..genuine.len() {
@@ -358,21 +440,8 @@ mod tests {
 
     #[test]
     fn a_node_that_is_back_where_it_was_in_an_earlier_outage_is_found_again() {
-        let disk = tempfile::tempdir().unwrap();
-        let root = polis_base::files::Root::at(disk.path());
-        let node = key(1).id();
-        let [before, after] = [5, 6].map(|last| IpAddr::from([10, 0, 2, last]));
-        let leader = watch::Sender::new(None);
-        let peers = watch::Sender::new(Peers::from([(node, after)]));
-        let service = Service {
-            key: root.data.node.credentials.key,
-            identity: watch::Sender::new(None).subscribe(),
-            consensus: watch::Sender::new(consensus::Status::default()).subscribe(),
-            leader: leader.subscribe(),
-            network: watch::Sender::new(network::Status::default()).subscribe(),
-            peers: peers.subscribe(),
-            found: watch::Sender::default(),
-        };
+        let (service, (leader, _peers)) = cut_off();
+        let (node, before) = (key(1).id(), IpAddr::from([10, 0, 2, 5]));
         let mut found = service.found.subscribe();
         service.find(node, before);
         assert_eq!(*found.borrow_and_update(), Peers::from([(node, before)]));

@@ -168,11 +168,12 @@ impl<C: Consensus> Service<C> {
 }
 
 fn wipe(root: &Root) -> Result<(), files::Error> {
-    let files::Node { credentials, roles, voter, leaving, .. } = &root.data.node;
+    let files::Node { credentials, roles, users, voter, leaving, .. } = &root.data.node;
     for file in [&credentials.key, &credentials.certificate, &credentials.ca] {
         file.erase()?;
     }
     roles.remove()?;
+    users.remove()?;
     consensus::forget(&root.data.etcd)?;
     voter.remove()?;
     leaving.remove()
@@ -224,7 +225,7 @@ impl Doubt<'_> {
 /// The text of the wait of an etcd member that was removed.
 fn founded_again(own: NodeId) -> String {
     format!(
-        "an operator: the cluster was founded again from a snapshot, and this node's etcd member \
+        "an owner: the cluster was founded again from a snapshot, and this node's etcd member \
          is older, so data newer than the snapshot may exist only on this disk; `polisctl node \
          roles {own} --remove consensus-member` discards it and lets the node join, and --add \
          makes it a voter again"

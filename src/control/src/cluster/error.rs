@@ -132,12 +132,12 @@ pub enum Refusal {
     JournalDamaged(Damage),
     /// The parameters say to wipe a node that this machine was not.
     #[error(
-        "the node parameters say to wipe {told}, but the data partition of this machine belongs to \
+        "the node parameters say to wipe {named}, but the data partition of this machine belongs to \
          {found}"
     )]
     WipesOther {
         /// The node in the parameters.
-        told: identity::NodeId,
+        named: identity::NodeId,
         /// The node of this machine.
         found: identity::NodeId,
     },

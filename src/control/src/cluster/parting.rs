@@ -15,7 +15,7 @@
 //! - A member that has voted is out only if the cluster that it voted in answers that it no
 //!   longer has its number: numbers never come again, names and places do. A cluster that
 //!   was restored from a snapshot is another one, and may lack data that is on this disk:
-//!   only an operator gives that data up, by taking the role away there.
+//!   only an owner gives that data up, by taking the role away there.
 
 use std::time::Duration;
 

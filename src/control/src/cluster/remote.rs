@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! key, CA, directory --> one call --> answer
-//!                                |--> refused:  a curator decided; a retry does not help
-//!                                |--> stranger: the answering machine is of another cluster:
-//!                                |              a newcomer has a wrong address, a member waits
-//!                                +--> outage:   no decision; retried without a limit
+//!                                |--> refused:   a curator decided; a retry does not help
+//!                                |--> untrusted: the answering machine is of another cluster:
+//!                                |               a newcomer has a wrong address, a member waits
+//!                                +--> outage:    no decision; retried without a limit
 //! ```
 //!
 //! Invariants:

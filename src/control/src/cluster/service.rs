@@ -265,8 +265,8 @@ impl<C: Consensus> Service<C> {
         if needs_parameters(&sealed, data) {
             known = Some(until(&mut self.parameters, "the parameters", Clone::clone).await?);
         }
-        let told = known.as_ref().and_then(|known| known.parameters()?.wipes);
-        match wipe(&sealed, data, told)? {
+        let named = known.as_ref().and_then(|known| known.parameters()?.wipes);
+        match wipe(&sealed, data, named)? {
             None => {}
             Some(Wipe::GiveUp) => return Err(self.wipe_disk().await),
             Some(Wipe::Forget) => {

@@ -11,6 +11,9 @@
 //!   peer that the others dial.
 //! - A voter is removed only if the members that answer without it are a majority.
 //! - A learner that never started is a member like any other: it can be removed.
+//! - The certificates of the peers are written by the store that the caller hands over: that
+//!   of a leader writes only while it leads (`curator::Fenced`), which etcd cannot ask of a
+//!   change of its members.
 //!
 //! What this module does not do: decide who may be a member (`curator`).
 
@@ -22,7 +25,7 @@ use etcd_client::{MemberAddOptions, MemberListResponse};
 use tokio::sync::{Notify, watch};
 use tracing::{info, warn};
 
-use super::client::{self, Clients, User, call};
+use super::client::{self, Clients, call};
 use super::credentials::{authority, peer_certificate};
 use super::status::members_of;
 use super::{Invitation, Member, MemberId, Peer, Refusal, Status, Work, peers, quorum};
@@ -113,12 +116,17 @@ impl Members {
 
     /// Makes `identity` a member, as a learner at first, unless it is one already; returns
     /// what it needs to start. The first time, this member's etcd starts again to make
-    /// room.
+    /// room. `pki` is the way to write in the namespace [`User::EtcdPki`](client::User).
     ///
     /// # Errors
     ///
     /// [`Error`]; the call may be repeated.
-    pub async fn add(&self, identity: &Identity, peer: &Peer) -> Result<Invitation, Error> {
+    pub async fn add<S: pki::Store>(
+        &self,
+        identity: &Identity,
+        peer: &Peer,
+        pki: S,
+    ) -> Result<Invitation, Error> {
         let mut status = self.status.clone();
         self.growth.send_if_modified(|wanted| !std::mem::replace(wanted, true));
         let room = until(&mut status, "the etcd member", |status| {
@@ -127,7 +135,7 @@ impl Members {
         let clients = tokio::time::timeout(ROOM_MAX, room).await;
         let clients = clients.map_err(|_elapsed| Error::NoVoter)??;
 
-        let namespace = Namespace::new(clients.user(User::EtcdPki), "");
+        let namespace = Namespace::new(pki, "");
         let desired = peer_certificate(identity, peer);
         let issued = namespace.ensure(&desired, clock::now()).await?;
         let crl = namespace
@@ -229,17 +237,22 @@ impl Members {
     }
 
     /// Removes the member of `id` for good, which [`Self::may_leave`] found, and
-    /// revokes its certificates.
+    /// revokes its certificates. `pki` as in [`Self::add`].
     ///
     /// # Errors
     ///
     /// [`Error`]; the call may be repeated.
-    pub async fn evict(&self, id: NodeId, member: Option<&Member>) -> Result<(), Error> {
+    pub async fn evict<S: pki::Store>(
+        &self,
+        id: NodeId,
+        member: Option<&Member>,
+        pki: S,
+    ) -> Result<(), Error> {
         if let Some(member) = member {
             self.remove(member).await?;
             tokio::time::sleep(FAREWELL).await;
         }
-        self.revoke(id).await
+        self.revoke(id, pki).await
     }
 
     /// Removes a member: one that [`Self::may_leave`] found, or a learner.
@@ -267,15 +280,13 @@ impl Members {
         Ok(())
     }
 
-    /// Revokes the certificates of a node's member.
+    /// Revokes the certificates of a node's member. `pki` as in [`Self::add`].
     ///
     /// # Errors
     ///
     /// [`Error`]; the call may be repeated.
-    pub async fn revoke(&self, id: NodeId) -> Result<(), Error> {
-        let status = self.status.borrow().clone();
-        let clients = status.voter().ok_or(Error::NoVoter)?;
-        let namespace = Namespace::new(clients.user(User::EtcdPki), "");
+    pub async fn revoke<S: pki::Store>(&self, id: NodeId, pki: S) -> Result<(), Error> {
+        let namespace = Namespace::new(pki, "");
         namespace.revoke_surely(&authority(), &id.to_string(), Reason::Left, clock::now()).await?;
         Ok(())
     }

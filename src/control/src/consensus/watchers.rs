@@ -150,10 +150,14 @@ impl Watchers {
             let mut overview = Overview::default();
             // Each member renews its own certificate, see `certificate`.
             overview.add(one.namespace(), &folders[0], |_| Renewal::ByUser);
-            // Nodes renew their own; for other certificates a person sees to the renewal.
-            overview.add(two.namespace(), &folders[1], |name| match name.parse::<NodeId>() {
-                Ok(_node) => Renewal::ByUser,
-                Err(_person) => Renewal::WhenUsed,
+            // Nodes and their curators renew their own; for other certificates a person sees to
+            // the renewal.
+            overview.add(two.namespace(), &folders[1], |name| {
+                let node = name.split_once('.').map_or(name, |(node, _curator)| node);
+                match node.parse::<NodeId>() {
+                    Ok(_node) => Renewal::ByUser,
+                    Err(_person) => Renewal::WhenUsed,
+                }
             });
             self.overview
                 .send_if_modified(|shown| std::mem::replace(shown, overview.clone()) != overview);

@@ -15,7 +15,7 @@ use super::directory::Directory;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
 use polis_wire::pki::Crl;
-use polis_wire::rpc::AccessList;
+use polis_wire::rpc::{self, AccessList};
 
 /// Publishes the access list. A service of every curator.
 #[derive(Clone, Debug)]
@@ -82,11 +82,10 @@ fn of(directory: &Directory, read: &mut Revoked) -> AccessList {
         let nodes = directory.nodes().filter(move |(_, known)| known.node.state() == state);
         nodes.map(|(id, _)| id).collect()
     };
-    let revoked = directory.users().filter(|user| user.revoked);
     AccessList {
         nodes: Some(in_state(NodeState::Up)),
         removed: in_state(NodeState::Decommissioned),
         serials: read.serials.clone(),
-        users: revoked.map(|user| user.name.clone()).collect(),
+        users: Some(rpc::users(directory.users())),
     }
 }

@@ -112,6 +112,8 @@ pub struct Directory {
     revision: i64,
     nodes: BTreeMap<NodeId, Known>,
     users: BTreeMap<String, v1::User>,
+    /// Those of them that have access, as nodes receive them.
+    admitted: Arc<v1::Users>,
     configuration: v1::ClusterConfiguration,
     registries: Arc<v1::Registries>,
     update: Option<Arc<v1::ClusterUpdate>>,
@@ -152,6 +154,12 @@ impl Directory {
     /// Every user, in order.
     pub fn users(&self) -> impl Iterator<Item = &v1::User> {
         self.users.values()
+    }
+
+    /// Every user that has access, in order.
+    #[must_use]
+    pub fn admitted(&self) -> Arc<v1::Users> {
+        Arc::clone(&self.admitted)
     }
 
     /// The configuration of the whole cluster.
@@ -197,11 +205,23 @@ impl Directory {
 
     /// Applies the changes that a watch received.
     pub fn apply(&mut self, mirror: &Mirror, changes: &[Change]) {
+        let mut of_users = false;
         for change in changes {
-            match change {
-                Change::Put(kv) => self.put_record(kv),
-                Change::Gone(key) => self.remove_record(key),
-            }
+            let key = match change {
+                Change::Put(kv) => {
+                    self.put_record(kv);
+                    &kv.key
+                }
+                Change::Gone(key) => {
+                    self.remove_record(key);
+                    key
+                }
+            };
+            of_users |= key.starts_with(USERS);
+        }
+        // Once for all of them: a listing has thousands.
+        if of_users {
+            self.admit();
         }
         self.revision = self.revision.max(mirror.revision);
     }
@@ -227,6 +247,7 @@ impl Directory {
             self.remove_record(&key);
         }
         self.apply(mirror, changes);
+        self.admit();
     }
 
     fn put_record(&mut self, kv: &Kv) {
@@ -277,6 +298,12 @@ impl Directory {
         } else {
             self.leaders.remove(key);
         }
+    }
+
+    /// Lists the users that have access anew.
+    fn admit(&mut self) {
+        let users = self.users.values().filter(|user| !user.revoked).cloned().collect();
+        self.admitted = Arc::new(v1::Users { users });
     }
 
     fn put(&mut self, id: NodeId, known: Known) {

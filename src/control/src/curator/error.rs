@@ -25,13 +25,13 @@ pub enum Error {
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// The ticket is not the one of this cluster.
-    #[error("the register ticket belongs to another cluster; ask an operator for this cluster's")]
+    #[error("the register ticket belongs to another cluster; ask an owner for this cluster's")]
     TicketWrong,
     /// The ticket was valid before.
-    #[error("the register ticket was replaced by a newer one; ask an operator for it")]
+    #[error("the register ticket was replaced by a newer one; ask an owner for it")]
     TicketRotated,
     /// The ticket has expired.
-    #[error("the register ticket has ended; ask an operator for a new one")]
+    #[error("the register ticket has ended; ask an owner for a new one")]
     TicketEnded,
     /// A leaked ticket must not fill etcd.
     #[error(
@@ -193,6 +193,7 @@ impl Error {
                 Refusal::Joined => (FailedPrecondition, "joined"),
                 Refusal::Known => (FailedPrecondition, "known"),
                 Refusal::StillUp => (FailedPrecondition, "still-up"),
+                Refusal::Running => (Unavailable, "running"),
                 Refusal::Leaving => (FailedPrecondition, "leaving"),
                 Refusal::NoMember => (FailedPrecondition, "no-member"),
                 Refusal::Controls => (FailedPrecondition, "controller"),
@@ -243,9 +244,10 @@ impl Error {
     /// Whether the error means that another curator leads.
     #[must_use]
     pub fn deposed(&self) -> bool {
-        let Self::Store(error) = self else { return false };
-        let (store::Error::Store(source) | store::Error::Pki(pki::Error::Store { source, .. })) =
-            error
+        let (Self::Store(
+            store::Error::Store(source) | store::Error::Pki(pki::Error::Store { source, .. }),
+        )
+        | Self::Members(MembersError::Pki(pki::Error::Store { source, .. }))) = self
         else {
             return false;
         };

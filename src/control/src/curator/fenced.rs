@@ -1,8 +1,8 @@
 //! The fence: lets the leader of one term write, and rejects the writes of earlier leaders.
 //!
-//! [`Fenced`] is the curator's part of etcd for the length of one term. It is a
-//! [`pki::Store`], so records and certificates are written in the same way, and there is no
-//! other way.
+//! [`Fenced`] is a namespace of etcd for the length of one term: the curator's own, that of the
+//! etcd peers' certificates, or that of Kubernetes' certificates. It is a [`pki::Store`], so
+//! records and certificates are written in the same way, and there is no other way.
 //!
 //! ```text
 //! commit:  if  the lock still has the create revision of this term, and guards
@@ -26,7 +26,7 @@ use polis_wire::pki;
 #[error("this curator no longer leads")]
 pub struct Deposed;
 
-/// The curator's part of etcd, as the leader of one term writes it.
+/// A namespace of etcd, the curator's own or another, as the leader of one term writes it.
 #[derive(Clone, Debug)]
 pub struct Fenced {
     client: Client,

@@ -16,6 +16,9 @@
 //! election, so the leader asks its own member once: a dead machine is late at once, and
 //! not only after the time that heartbeats need.
 //!
+//! Beside a heartbeat the leader notes when a machine asked for the key of the node's disk: a
+//! heartbeat after that comes from another machine.
+//!
 //! What this module does not do: act on a late node.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,6 +41,10 @@ use polis_wire::node_roles::LATE;
 /// The time between two checks for late nodes; small beside [`LATE`].
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
+/// How long the first question of a machine without an open disk counts; it asks again within
+/// seconds.
+const ASKED: Duration = Duration::from_secs(60);
+
 /// A heartbeat.
 #[derive(Clone, Debug)]
 struct Beat {
@@ -48,6 +55,8 @@ struct Beat {
     clock: Option<v1::ClockFigures>,
     /// What the node says of its systems.
     update: Option<Arc<v1::UpdateReport>>,
+    /// When a machine without an open disk first asked as this node, while the node was healthy.
+    asked: Option<Instant>,
 }
 
 /// The time of each node's last heartbeat. Cheap to clone.
@@ -58,8 +67,26 @@ impl Heartbeats {
     /// Records a heartbeat of a node.
     pub fn record(&self, id: NodeId, request: v1::HeartbeatRequest) {
         let v1::HeartbeatRequest { consensus, clock, update } = request;
-        let beat = Beat { at: Instant::now(), consensus, clock, update: update.map(Arc::new) };
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(id, beat);
+        let (at, update) = (Instant::now(), update.map(Arc::new));
+        let mut record = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let asked = record.get(&id).and_then(|beat| beat.asked);
+        record.insert(id, Beat { at, consensus, clock, update, asked });
+    }
+
+    /// Records that a machine without an open disk asks as this node; returns whether the node has
+    /// sent a heartbeat since the first time, so that there are two machines.
+    pub fn ask(&self, id: NodeId) -> bool {
+        let mut record = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(beat) = record.get_mut(&id) else { return false };
+        let asked = beat.asked.filter(|asked| asked.elapsed() < ASKED).unwrap_or_else(Instant::now);
+        beat.asked = Some(asked);
+        beat.at > asked
+    }
+
+    /// The machine that asks is the node's.
+    pub fn given(&self, id: NodeId) {
+        let mut record = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        record.get_mut(&id).into_iter().for_each(|beat| beat.asked = None);
     }
 
     /// The time of a node's last heartbeat in this term.
@@ -233,6 +260,8 @@ impl Service {
 
 #[cfg(test)]
 mod tests {
+    use polis_wire::identity::NodeKey;
+
     use super::*;
 
     fn node(state: NodeState, joined: bool) -> v1::Node {
@@ -248,6 +277,34 @@ mod tests {
         assert_eq!(health(&up, Some(LATE), LATE, assumed), NodeHealth::Late);
         assert_eq!(health(&up, None, LATE - second, assumed), NodeHealth::Unknown);
         assert_eq!(health(&up, None, LATE, assumed), NodeHealth::Late);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_question_is_of_a_second_machine_once_the_node_sends_another_heartbeat() {
+        let (heartbeats, id) = (Heartbeats::default(), NodeKey::generate().unwrap().id());
+        let beat = || heartbeats.record(id, v1::HeartbeatRequest::default());
+        assert!(!heartbeats.ask(id), "a node without a heartbeat in this term");
+        let pass = async |seconds| tokio::time::advance(Duration::from_secs(seconds)).await;
+        // It was restarted right after a heartbeat, and waits until it is late.
+        beat();
+        for _ in 0..5 {
+            pass(2).await;
+            assert!(!heartbeats.ask(id));
+        }
+        heartbeats.given(id);
+        for _ in 0..3 {
+            pass(5).await;
+            beat();
+        }
+        // Now a copy of its disk asks.
+        pass(1).await;
+        assert!(!heartbeats.ask(id));
+        pass(4).await;
+        beat();
+        assert!(heartbeats.ask(id));
+        // A question that was never followed by another is forgotten.
+        pass(61).await;
+        assert!(!heartbeats.ask(id));
     }
 
     #[test]

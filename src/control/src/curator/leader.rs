@@ -85,6 +85,11 @@ impl Term {
         self.lock.revision()
     }
 
+    /// The write access of this term to another namespace.
+    pub(super) fn fenced(&self, client: client::Client) -> Fenced {
+        Fenced::new(client, self.lock.clone())
+    }
+
     /// Ends the term in favour of the next candidate.
     pub fn step_down(&self) {
         self.down.notify_one();

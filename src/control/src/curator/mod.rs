@@ -13,6 +13,7 @@
 //! update     the update of all nodes: plan and journal          pure
 //! health     the heartbeats                                  a service
 //! leader     the election                                    a service
+//! proof      the certificate of this node as a curator      a service
 //! skew       ends the term of a leader with a wrong clock    a service
 //! directory  a copy of all records, for any number of readers  a service
 //! access_list  the current access list, for the servers of this node  a service
@@ -40,6 +41,7 @@ pub mod leader;
 mod names;
 pub mod nodes;
 mod pod_network;
+mod proof;
 pub mod refused;
 mod registries;
 pub mod serve;

@@ -10,7 +10,8 @@
 //!      +--> departures  nodes that are taken out
 //!      +--> pruning     the list of issued certificates
 //!      +--> updating    the journal of an update of the cluster
-//!      +--> server      port 7835, once there is a certificate
+//!      +--> proof       the certificate of this node as a curator
+//!      +--> server      port 7835, once there is that certificate
 //!      +--> leader      started last, so that it is stopped first: a leader
 //!                       hands over before the port closes
 //! ```
@@ -18,7 +19,7 @@
 //! The member may stop and come back; every part here waits for it and goes on.
 //!
 //! Invariants:
-//! - The port serves only with the certificate of a member of the cluster.
+//! - The port serves only with a certificate that proves that this node is a curator.
 //! - `Done` is reported when the port serves and this curator knows the leader.
 
 use std::net::SocketAddr;
@@ -32,9 +33,11 @@ use super::access_list;
 use super::directory::{self, Directory};
 use super::health::{self, Heartbeats};
 use super::leader::{self, Leadership};
+use super::proof;
 use super::refused::Refusals;
 use super::serve::{Departures, DeparturesService, Handlers, Naming, Parts, Pruning, Updating};
 use super::skew;
+use super::store::Store;
 use crate::consensus::client::{Clients, User};
 use crate::consensus::{self, Members};
 use polis_base::stage::{Stage, State};
@@ -110,7 +113,7 @@ pub struct Service {
     pub network: watch::Receiver<network::Status>,
     /// What the clock of this node is ahead of those of the others.
     pub ahead: watch::Receiver<time::Ahead>,
-    /// The credentials that it serves with.
+    /// The credentials of this node.
     pub credentials: watch::Receiver<Option<Credentials>>,
     /// The access table of calls.
     pub table: Arc<Table>,
@@ -192,13 +195,14 @@ impl Service {
             departures,
         });
         let listening = watch::Sender::new(None);
+        let own = watch::Sender::new(None);
         let server = rpc::Server {
             config: rpc::Config {
                 name: "the curator",
                 listen: self.config.listen.clone(),
                 limits: self.config.limits.clone(),
             },
-            credentials: self.credentials.clone(),
+            credentials: own.subscribe(),
             access_list: self.access_list.subscribe(),
             table: Arc::clone(&self.table),
             metrics: Arc::clone(&self.metrics),
@@ -235,6 +239,13 @@ impl Service {
                 directory: self.directory.subscribe(),
                 consensus: self.consensus.clone(),
             },
+            proof: proof::Service {
+                identity: *identity,
+                store: Store::new(client.clone()),
+                node: self.credentials.clone(),
+                own,
+                reported: false,
+            },
             server,
             skew: skew::Service {
                 node: identity.id,
@@ -265,6 +276,7 @@ struct Services {
     departures: DeparturesService,
     pruning: Pruning,
     updating: Updating,
+    proof: proof::Service,
     server: rpc::Server,
     skew: skew::Service,
     leader: leader::Service,
@@ -281,6 +293,7 @@ impl Services {
             departures,
             pruning,
             updating,
+            proof,
             server,
             skew,
             leader,
@@ -294,6 +307,7 @@ impl Services {
         ctx.spawn("departures", forever, move |ctx| departures.clone().run(ctx));
         ctx.spawn("pruning", forever, move |ctx| pruning.clone().run(ctx));
         ctx.spawn("updating", forever, move |ctx| updating.clone().run(ctx));
+        ctx.spawn("proof", forever, move |ctx| proof.clone().run(ctx));
         ctx.spawn("server", forever, move |ctx| server.clone().run(ctx));
         ctx.spawn("skew", forever, move |ctx| skew.clone().run(ctx));
         ctx.spawn("leader", forever, move |ctx| leader.clone().run(ctx));

@@ -3,7 +3,7 @@
 //!
 //! A leader whose clock is days ahead takes every certificate for ended: it refuses all nodes
 //! and users, and holds its lease. The differences are those that chronyd measures against the
-//! other voters, by NTP: heartbeats could not tell, since they come through the very
+//! other voters, by NTP: heartbeats could not show it, since they come through the very
 //! connections that such a leader refuses.
 //!
 //! ```text

@@ -165,6 +165,12 @@ pub enum Refusal {
     /// The node is a member.
     #[error("the node is a member: decommission it first, or use force if the machine is lost")]
     StillUp,
+    /// The node sends heartbeats, or this leader cannot know yet.
+    #[error(
+        "the node runs, or ran until some seconds ago; only one machine gets its half of the key. \
+         If this lasts, its disk was copied: switch one of the two off"
+    )]
+    Running,
     /// The node is leaving etcd.
     #[error("the node is leaving etcd; retry once it has left")]
     Leaving,

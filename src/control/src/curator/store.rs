@@ -214,6 +214,33 @@ impl<S: pki::Store + Clone> Store<S> {
         Ok(self.certificates().current(&desired_node(node), now).await?)
     }
 
+    /// The certificate of `node` as a curator: the existing one, a new one if that is due for
+    /// renewal, or the first one. Made by the voter itself, as long as etcd takes its writes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Pki`].
+    pub async fn curator_certificate(
+        &self,
+        node: Identity,
+        now: SystemTime,
+    ) -> Result<Issued, Error> {
+        let (certificates, desired) = (self.certificates(), desired_curator(node));
+        match certificates.renew(&desired, now).await? {
+            Some(renewed) => Ok(renewed),
+            None => Ok(certificates.ensure(&desired, now).await?),
+        }
+    }
+
+    /// Revokes every certificate that `node` had as a curator.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Pki`].
+    pub async fn revoke_curator(&self, node: NodeId, now: SystemTime) -> Result<(), Error> {
+        self.revoke(&curator_name(node), Reason::Left, now).await
+    }
+
     /// Revokes every certificate that the cluster issued to `name`.
     ///
     /// # Errors
@@ -332,6 +359,21 @@ fn desired_node(node: Identity) -> Certificate {
     }
 }
 
+fn desired_curator(node: Identity) -> Certificate {
+    Certificate {
+        issuer: Issuer::Authority(Arc::new(authority())),
+        name: curator_name(node.id),
+        template: Template::Curator { node: node.id.to_string() },
+        mode: Mode::External(node.public_key),
+    }
+}
+
+/// The name of the certificate of a curator. No user can have it, since the names of users do
+/// not begin like those of nodes, and no node, since it is longer than an ID.
+fn curator_name(node: NodeId) -> String {
+    format!("{node}.curator")
+}
+
 pub(super) fn authority() -> Certificate {
     Certificate {
         issuer: Issuer::Itself,
@@ -343,6 +385,8 @@ pub(super) fn authority() -> Certificate {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use polis_base::sys::clock;
     use polis_wire::pki::memory::Memory;
@@ -374,5 +418,26 @@ mod tests {
         assert_eq!(first.der, same.der);
         store.revoke(&node.id.to_string(), Reason::Left, now).await.unwrap();
         assert!(store.renew_node_certificate(node, now).await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn the_proof_of_a_curator_is_revoked_without_the_certificate_of_its_node() {
+        let store = Store::new(Memory::default());
+        let node = Identity::new([7; 32]);
+        let now = clock::now();
+        let own = store.ensure_node_certificate(node, now).await.unwrap();
+        let first = store.curator_certificate(node, now).await.unwrap();
+        let same = store.curator_certificate(node, now).await.unwrap();
+        assert_eq!(first.der, same.der);
+        let later = now + Duration::from_secs(7 * 24 * 60 * 60);
+        let renewed = store.curator_certificate(node, later).await.unwrap();
+        assert_ne!(first.der, renewed.der);
+        store.revoke_curator(node.id, later).await.unwrap();
+        let crl = store.certificates().crl(&authority()).await.unwrap().unwrap();
+        let revokes = |der: &[u8]| crl.revokes(&pki::Facts::read(der).unwrap().serial);
+        assert!(revokes(&first.der) && revokes(&renewed.der) && !revokes(&own.der));
+        // The node has the role again.
+        let anew = store.curator_certificate(node, later).await.unwrap();
+        assert!(!revokes(&anew.der));
     }
 }

@@ -24,6 +24,10 @@ use polis_wire::pki::{self, Certificate, Guard, Issued, Issuer, Mode, Reason, Te
 /// The user whom the owner's key speaks for.
 pub const OWNER_NAME: &str = "owner";
 
+/// Users that are not revoked, at most: every node receives and keeps all of them, in one
+/// message of some 450 KiB then.
+const USERS_MAX: usize = 4096;
+
 /// The longest name.
 const NAME_MAX: usize = 64;
 
@@ -65,7 +69,7 @@ impl<S: pki::Store + Clone> Store<S> {
         if role == UserRole::Unspecified {
             return Err(Error::Field("role is missing".to_owned()));
         }
-        self.refuse_shared_key(name, key).await?;
+        self.refuse(name, key).await?;
         // An interrupted revocation has left only the mark, which the new record removes.
         if self.user(name).await?.is_some_and(|user| user.revoked) {
             self.revoke(name, Reason::Left, now).await?;
@@ -155,16 +159,27 @@ impl<S: pki::Store + Clone> Store<S> {
         .await
     }
 
-    /// Rejects a key that another user has: a log could not tell the two apart, and to
+    /// Rejects a user beyond the limit, and a key that another user has: a log could not
+    /// distinguish the two, and to
     /// revoke one would leave the key its access. Two calls at the same moment may pass
     /// both, which a person would have to try.
-    async fn refuse_shared_key(&self, name: &str, key: &[u8; 32]) -> Result<(), Error> {
+    async fn refuse(&self, name: &str, key: &[u8; 32]) -> Result<(), Error> {
         let listed = self.kv.list(USERS).await.map_err(super::store::Error::Store)?;
+        let mut others = 0;
         for (path, entry) in listed {
             let user = decode::<v1::User>(&path, &entry.value)?;
-            if user.name != name && !user.revoked && user.public_key == key {
+            if user.name == name || user.revoked {
+                continue;
+            }
+            if user.public_key == key {
                 return Err(Error::KeyTaken { name: name.to_owned(), by: user.name });
             }
+            others += 1;
+        }
+        if others >= USERS_MAX {
+            return Err(Error::Field(format!(
+                "name is {name:?}, and there are {USERS_MAX} users already; revoke one first"
+            )));
         }
         Ok(())
     }

@@ -29,6 +29,15 @@ const CARRIER_GRACE: Duration = Duration::from_secs(10);
 /// The value of DHCP for a lease without end.
 const INFINITE: Duration = Duration::from_secs(u32::MAX as u64);
 
+/// Which link takes the place of one without a cable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spare {
+    /// Any other, also one with a lease: the node chooses one of them.
+    Any,
+    /// One without a lease: each has an address of its own.
+    Free,
+}
+
 /// Every lease that is held, by the index of its link.
 #[derive(Debug, Default)]
 pub(super) struct Holding {
@@ -72,16 +81,27 @@ impl Holding {
         self.held.remove(&link).map(|held| held.lease)
     }
 
+    /// Drops the leases of all links but this one: they are spares.
+    pub(super) fn keep_only(&mut self, link: u32) {
+        self.held.retain(|index, _held| *index == link);
+    }
+
     /// Gives up what cannot be held any longer; returns it with the reason.
     /// `candidates` are the links that may ask for a lease.
     pub(super) fn review(
         &mut self,
         observed: &Observed,
         candidates: &[u32],
+        spare: Spare,
         now: Instant,
     ) -> Vec<(u32, &'static str)> {
         let carrier = |link: u32| observed.links.get(&link).is_some_and(|link| link.carrier);
-        let spare = candidates.iter().any(|link| !self.held.contains_key(link) && carrier(*link));
+        let mut spares = candidates.to_vec();
+        spares.retain(|link| carrier(*link));
+        if spare == Spare::Free {
+            spares.retain(|link| !self.held.contains_key(link));
+        }
+        let has_spare = |of: u32| spares.iter().any(|link| *link != of);
         let mut given_up = Vec::new();
         self.held.retain(|index, held| {
             if carrier(*index) {
@@ -94,7 +114,7 @@ impl Holding {
                 "the interface is gone"
             } else if held.ends.is_some_and(|ends| now >= ends) {
                 "the lease ended"
-            } else if dark && spare {
+            } else if dark && has_spare(*index) {
                 "its cable is unplugged, and another interface has one"
             } else {
                 return true;
@@ -139,9 +159,9 @@ mod tests {
         holding.answered(2, lease(60), now);
         assert_eq!(holding.deadline(now), Some(now + Duration::from_secs(60)));
         let almost = now + Duration::from_secs(59);
-        assert!(holding.review(&observed(), &[2, 3], almost).is_empty());
+        assert!(holding.review(&observed(), &[2, 3], Spare::Any, almost).is_empty());
         let end = now + Duration::from_secs(60);
-        assert_eq!(holding.review(&observed(), &[2, 3], end), [(2, "the lease ended")]);
+        assert_eq!(holding.review(&observed(), &[2, 3], Spare::Any, end), [(2, "the lease ended")]);
         assert_eq!(holding.deadline(end), None);
     }
 
@@ -151,7 +171,9 @@ mod tests {
         let mut holding = Holding::default();
         holding.answered(2, lease(60), now);
         holding.answered(2, lease(60), now + Duration::from_secs(30));
-        assert!(holding.review(&observed(), &[2], now + Duration::from_secs(60)).is_empty());
+        assert!(
+            holding.review(&observed(), &[2], Spare::Any, now + Duration::from_secs(60)).is_empty()
+        );
     }
 
     #[test]
@@ -168,10 +190,25 @@ mod tests {
         let mut holding = Holding::default();
         holding.answered(2, lease(3600), now);
         let pulled = unplug(observed(), 2);
-        assert!(holding.review(&pulled, &[2, 3], now).is_empty());
+        assert!(holding.review(&pulled, &[2, 3], Spare::Any, now).is_empty());
         assert_eq!(holding.deadline(now), Some(now + CARRIER_GRACE));
         let later = now + CARRIER_GRACE;
-        assert_eq!(holding.review(&pulled, &[2, 3], later).len(), 1);
+        assert_eq!(holding.review(&pulled, &[2, 3], Spare::Any, later).len(), 1);
+    }
+
+    #[test]
+    fn a_pulled_cable_gives_way_to_a_link_with_a_lease_only_where_the_node_chooses() {
+        for (spare, given_up) in [(Spare::Any, 1), (Spare::Free, 0)] {
+            let now = Instant::now();
+            let mut holding = Holding::default();
+            holding.answered(2, lease(3600), now);
+            holding.answered(3, lease(3600), now);
+            let pulled = unplug(observed(), 2);
+            assert!(holding.review(&pulled, &[2, 3], spare, now).is_empty());
+            let gone = holding.review(&pulled, &[2, 3], spare, now + CARRIER_GRACE);
+            assert_eq!(gone.len(), given_up, "{spare:?}");
+            assert!(gone.iter().all(|(link, _)| *link == 2), "{gone:?}");
+        }
     }
 
     #[test]
@@ -180,8 +217,8 @@ mod tests {
         let mut holding = Holding::default();
         holding.answered(2, lease(3600), now);
         let pulled = unplug(unplug(observed(), 2), 3);
-        assert!(holding.review(&pulled, &[2, 3], now).is_empty());
-        assert!(holding.review(&pulled, &[2, 3], now + CARRIER_GRACE).is_empty());
+        assert!(holding.review(&pulled, &[2, 3], Spare::Any, now).is_empty());
+        assert!(holding.review(&pulled, &[2, 3], Spare::Any, now + CARRIER_GRACE).is_empty());
     }
 
     #[test]
@@ -189,6 +226,9 @@ mod tests {
         let now = Instant::now();
         let mut holding = Holding::default();
         holding.answered(9, lease(3600), now);
-        assert_eq!(holding.review(&observed(), &[2, 3], now), [(9, "the interface is gone")]);
+        assert_eq!(
+            holding.review(&observed(), &[2, 3], Spare::Any, now),
+            [(9, "the interface is gone")]
+        );
     }
 }

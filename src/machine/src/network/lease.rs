@@ -120,7 +120,8 @@ fn cidr(address: Ipv4Addr, mask: Ipv4Addr) -> Result<Cidr, Refused> {
 /// Whether one machine elsewhere, or this one, can have the address.
 fn is_host(address: Ipv4Addr) -> bool {
     // 0.x.x.x is "this network"; from 224.0.0.0 on are multicast, reserved and broadcast.
-    !address.is_loopback() && (1..224).contains(&address.octets()[0])
+    // Link-local ones are the business of the two ends: a management controller hands them out.
+    !address.is_loopback() && !address.is_link_local() && (1..224).contains(&address.octets()[0])
 }
 
 fn hosts(addresses: Option<&[Ipv4Addr]>) -> impl Iterator<Item = Ipv4Addr> {
@@ -168,6 +169,7 @@ mod tests {
         for (address, mask) in [
             ("0.0.0.0", "255.255.255.0"),
             ("127.0.0.2", "255.0.0.0"),
+            ("169.254.3.1", "255.255.0.0"),
             ("224.0.0.1", "255.255.255.0"),
             ("255.255.255.255", "255.255.255.255"),
             ("10.0.2.0", "255.255.255.0"),

@@ -26,6 +26,7 @@ mod lease;
 pub mod names;
 mod observe;
 mod plan;
+mod primary;
 mod service;
 #[cfg(test)]
 mod service_tests;

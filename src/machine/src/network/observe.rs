@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
 
 use futures::TryStreamExt as _;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage, AddressScope};
@@ -59,6 +60,22 @@ pub(super) async fn observe(
     Ok(observed)
 }
 
+/// Notes where the hardware of each Ethernet link is. `sys` is where sysfs is mounted.
+pub(super) fn place(observed: &mut Observed, sys: &Path) {
+    for link in observed.links.values_mut().filter(|link| link.kind == Kind::Ethernet) {
+        let device = sys.join("class/net").join(&link.name).join("device");
+        // A link without hardware has its number for a place.
+        let Ok(device) = device.canonicalize() else { continue };
+        let parts = device.components().map(|part| part.as_os_str().to_string_lossy());
+        let parts: Vec<_> = parts.skip_while(|part| part != "devices").skip(1).collect();
+        link.usb = parts.iter().any(|part| {
+            // A host's bus: `usb1`.
+            part.strip_prefix("usb").is_some_and(|number| number.parse::<u16>().is_ok())
+        });
+        link.place = parts.join("/");
+    }
+}
+
 fn link(message: &LinkMessage, interfaces: Interfaces) -> Option<Link> {
     let flags = message.header.flags;
     let kind = match message.header.link_layer_type {
@@ -73,12 +90,20 @@ fn link(message: &LinkMessage, interfaces: Interfaces) -> Option<Link> {
         up: flags.contains(LinkFlags::Up),
         carrier: flags.contains(LinkFlags::LowerUp),
         mtu: 0,
+        place: String::new(),
+        usb: false,
     };
     for attribute in &message.attributes {
         match attribute {
             LinkAttribute::IfName(name) => link.name.clone_from(name),
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
             LinkAttribute::Address(mac) => link.mac = Mac(mac.as_slice().try_into().ok()?),
+            // The half of a pair, which has the same MAC: the other half is configured.
+            LinkAttribute::Controller(master)
+                if interfaces == Interfaces::Hardware && *master != 0 =>
+            {
+                return None;
+            }
             // Bridges, tunnels and the like name their kind; hardware does not.
             LinkAttribute::LinkInfo(info)
                 if interfaces == Interfaces::Hardware

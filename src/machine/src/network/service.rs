@@ -34,9 +34,10 @@ use tokio::time::Instant;
 use tokio_stream::StreamMap;
 use tracing::{info, warn};
 
-use super::holding::Holding;
+use super::holding::{Holding, Spare};
 use super::observe::Interfaces;
 use super::plan::{self, Action, Former, Kind, Observed, Wanted};
+use super::primary::Primary;
 use super::{Interface, Status, apply, dhcp, observe};
 use crate::parameters::{self, Known};
 use polis_base::files::File;
@@ -117,6 +118,7 @@ impl Service {
             handle,
             network,
             holding: Holding::default(),
+            primary: Primary::default(),
             clients: StreamMap::new(),
             former: Former::Keep,
             renewed: None,
@@ -144,6 +146,7 @@ struct Run {
     /// `None` until the parameters are known.
     network: Option<parameters::Network>,
     holding: Holding,
+    primary: Primary,
     clients: StreamMap<u32, Client>,
     former: Former,
     renewed: Option<u32>,
@@ -185,8 +188,20 @@ impl Run {
             Some(network) => plan::candidates(&observed, network),
             None => Vec::new(),
         };
-        for (link, reason) in self.holding.review(&observed, &candidates, Instant::now()) {
+        let spare = if self.chooses() { Spare::Any } else { Spare::Free };
+        let given_up = self.holding.review(&observed, &candidates, spare, Instant::now());
+        for (link, reason) in given_up {
             warn!("gives up the address of {}: {reason}", name(&observed, link));
+        }
+        if self.chooses() {
+            let leases = self.holding.leases();
+            let chosen = self.primary.review(&observed, &candidates, &leases, Instant::now());
+            if let Some(link) = chosen.filter(|_link| candidates.len() > 1) {
+                info!("the address of {} is the node's", name(&observed, link));
+            }
+            if let Some(link) = self.primary.link().filter(|_link| self.primary.is_final()) {
+                self.holding.keep_only(link);
+            }
         }
         let wanted = self.wanted(&observed);
         let actions = plan::actions(&observed, &wanted, self.former, self.renewed.take());
@@ -215,12 +230,29 @@ impl Run {
     }
 
     async fn observe(&mut self) -> Result<Observed, Error> {
-        let interfaces = self.service.config.interfaces;
-        observe::observe(&self.handle, interfaces).await.map_err(Error::Observe)
+        let Config { interfaces, sys, .. } = &self.service.config;
+        let observed = observe::observe(&self.handle, *interfaces).await;
+        let mut observed = observed.map_err(Error::Observe)?;
+        observe::place(&mut observed, sys);
+        Ok(observed)
+    }
+
+    /// Whether one of several links gives the node its address: the parameters do not say which.
+    fn chooses(&self) -> bool {
+        self.network.as_ref().is_some_and(|network| network.interfaces.is_empty())
     }
 
     fn wanted(&self, observed: &Observed) -> Wanted {
-        plan::wanted(observed, self.network.as_ref(), &self.holding.leases())
+        let mut leases = self.holding.leases();
+        let Some(network) = self.network.as_ref().filter(|_network| self.chooses()) else {
+            return plan::wanted(observed, self.network.as_ref(), &leases);
+        };
+        leases.retain(|link, _lease| self.primary.link() == Some(*link));
+        let mut wanted = plan::wanted(observed, Some(network), &leases);
+        if !self.primary.is_final() {
+            wanted.dhcp = plan::all_ask(observed, network);
+        }
+        wanted
     }
 
     fn applied(&self, observed: &Observed, action: &Action) {
@@ -286,7 +318,10 @@ impl Run {
     /// Publishes the status; returns whether it still waits for an address.
     async fn publish(&mut self, observed: &Observed) -> bool {
         let wanted = self.wanted(observed);
-        let waiting = plan::waiting(observed, self.network.as_ref(), &wanted);
+        let waiting = match self.primary.deadline() {
+            Some(settled) => Some(self.settling(observed, settled)),
+            None => plan::waiting(observed, self.network.as_ref(), &wanted),
+        };
         let is_waiting = waiting.is_some();
         let text = resolv_conf(&wanted.nameservers);
         if self.resolv_conf.as_ref() != Some(&text) {
@@ -322,6 +357,18 @@ impl Run {
             changed
         });
         is_waiting
+    }
+
+    /// What the node waits for although it has a lease.
+    fn settling(&self, observed: &Observed, settled: Instant) -> String {
+        let leases = self.holding.leases();
+        let have: Vec<_> = leases.keys().map(|link| name(observed, *link)).collect();
+        let seconds = settled.saturating_duration_since(Instant::now()).as_secs() + 1;
+        format!(
+            "an answer from a DHCP server on a card that comes before {}, which has one; for \
+             {seconds} s at most: configure the interface in the node parameters to wait for none",
+            have.join(", ")
+        )
     }
 
     fn interfaces(&self, observed: &Observed, wanted: &Wanted) -> Vec<Interface> {
@@ -360,6 +407,7 @@ impl Run {
         let deadlines = [
             Some(now + if self.failed.is_empty() { REVIEW } else { RETRY }),
             self.holding.deadline(now),
+            self.primary.deadline(),
             Some(patience).filter(|at| waiting && *at > now),
         ];
         let deadline = deadlines.into_iter().flatten().min().unwrap_or(now + REVIEW);

@@ -3,12 +3,13 @@
 //!
 //! They need root, and print that instead of failing without it.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::TryStreamExt as _;
 use rtnetlink::{Handle, LinkUnspec, LinkVeth};
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::thread::UnshareFlags;
 use tokio::net::UdpSocket;
 use tokio::sync::watch;
@@ -115,11 +116,26 @@ async fn until(status: &mut watch::Receiver<Status>, found: impl Fn(&Status) -> 
     event::until(status, "network", |s| found(s).then(|| s.clone())).await.unwrap()
 }
 
-/// The least that a DHCP server can be: one address for everyone.
+/// A socket of a server on this wire; several share the port.
+fn server(wire: &str) -> UdpSocket {
+    let (family, flags) = (AddressFamily::INET, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC);
+    let socket = net::socket_with(family, SocketType::DGRAM, flags, None).unwrap();
+    sockopt::set_socket_reuseaddr(&socket, true).unwrap();
+    sockopt::set_socket_broadcast(&socket, true).unwrap();
+    net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 67)).unwrap();
+    let socket = UdpSocket::from_std(socket.into()).unwrap();
+    socket.bind_device(Some(wire.as_bytes())).unwrap();
+    socket
+}
+
+/// The server of most tests, on `wire`.
 async fn serve(lifetime: u32) {
-    let socket = UdpSocket::bind("0.0.0.0:67").await.unwrap();
-    socket.bind_device(Some(b"wire")).unwrap();
-    socket.set_broadcast(true).unwrap();
+    serve_on("wire", LEASED, Some(SERVER), lifetime).await;
+}
+
+/// The least that a DHCP server can be: one address for everyone, with a way out or without.
+async fn serve_on(wire: &str, leased: Ipv4Addr, way_out: Option<Ipv4Addr>, lifetime: u32) {
+    let socket = server(wire);
     let mut asked = [0; 1500];
     loop {
         let length = socket.recv(&mut asked).await.unwrap();
@@ -130,14 +146,18 @@ async fn serve(lifetime: u32) {
         let mut reply = [0; 240];
         reply[..4].copy_from_slice(&[2, 1, 6, 0]);
         reply[4..8].copy_from_slice(&asked[4..8]);
-        reply[16..20].copy_from_slice(&LEASED.octets());
+        reply[16..20].copy_from_slice(&leased.octets());
         reply[28..44].copy_from_slice(&asked[28..44]);
         reply[236..].copy_from_slice(&asked[236..240]);
         let mut reply = reply.to_vec();
         reply.extend([53, 1, answer, 1, 4, 255, 255, 255, 0]);
-        for option in [54, 3, 6] {
+        for option in [54, 6] {
             reply.extend([option, 4]);
             reply.extend(SERVER.octets());
+        }
+        if let Some(way_out) = way_out {
+            reply.extend([3, 4]);
+            reply.extend(way_out.octets());
         }
         reply.extend([51, 4]);
         reply.extend(lifetime.to_be_bytes());

@@ -7,7 +7,7 @@
 //! Create: table (marked) -> kernel -> protect -> format -> mount -> settle -> table (unmarked)
 //! Finish:                   kernel -> protect -> format -> mount -> settle -> table (unmarked)
 //! Mount:                    kernel -----------> mount -> [table (unmarked)] -> [grow]
-//! Unlock: [table] ->        kernel -> (open, by whoever has the key) -> mount
+//! Unlock: [table] ->        kernel -> (open, by the holder of the key) -> mount
 //! Clear:                    kernel -> overwrite -> table (new identity, marked): plan again
 //! ```
 //!

@@ -4,11 +4,14 @@
 //! log and the serial line report each change of it.
 //!
 //! ```text
-//! kernel's messages --> ours? --does not read--------> failing (told, and forgotten
+//! kernel's messages --> ours? --does not read--------> failing (reported, forgotten
 //!                         |                            when nothing follows)
 //!                         +--does not write, or the
 //!                            file system shut down---> end: only a mount mends that
 //! free space --------------------< 32 MiB-----------> full, until there is more
+//! requests or a flush without
+//!                  an answer-----15 s---------------> stalled, until it answers
+//!                                600 s--------------> end: nothing is written any more
 //! ```
 //!
 //! A failed write ends it, although programs get an error for it, too: once the kernel has
@@ -28,8 +31,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{error, info, warn};
 
+use super::stall;
 use polis_base::serial::EventLine;
-use polis_base::sys::kmsg::{From, Reader};
+use polis_base::sys::clock;
+use polis_base::sys::kmsg::{From, Reader, Record};
 use polis_runtime::supervisor::Context;
 use polis_runtime::sys::readiness;
 
@@ -39,8 +44,11 @@ const FULL: u64 = 32 << 20;
 /// it to and fro.
 const ROOM: u64 = 48 << 20;
 
-/// How often the free space is looked at.
+/// How often the free space and the requests are looked at.
 const PACE: Duration = Duration::from_secs(1);
+
+/// Where the kernel counts the requests of each disk.
+const BLOCK: &str = "/sys/block";
 
 /// An error of the disk is dropped when no other follows for so long.
 const MEMORY: Duration = Duration::from_secs(60);
@@ -52,6 +60,17 @@ pub struct Health {
     pub full: Option<u64>,
     /// The newest error of the disk, when there was one lately.
     pub fault: Option<Fault>,
+    /// When the disk has not answered for too long.
+    pub stalled: Option<Stalled>,
+}
+
+/// A disk that does not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stalled {
+    /// Since when, by the uptime.
+    pub since: Duration,
+    /// After how long the node stops.
+    pub deadline: Duration,
 }
 
 impl Health {
@@ -61,7 +80,16 @@ impl Health {
         let full = self.full.map(|free| {
             format!("the data partition is full: {} MiB are left; delete something", free >> 20)
         });
-        full.into_iter().chain(self.fault.as_ref().map(ToString::to_string)).collect()
+        let stalled = self.stalled.map(|Stalled { deadline, .. }| {
+            format!(
+                "the disk does not answer: check it and its cable; the node stops after {} s",
+                deadline.as_secs()
+            )
+        });
+        full.into_iter()
+            .chain(self.fault.as_ref().map(ToString::to_string))
+            .chain(stalled)
+            .collect()
     }
 }
 
@@ -89,6 +117,8 @@ pub enum What {
     Corrupt,
     /// XFS has given up.
     ShutDown,
+    /// The disk has requests, and ends none.
+    Hung,
 }
 
 impl fmt::Display for Fault {
@@ -99,6 +129,7 @@ impl fmt::Display for Fault {
             What::Write => "the disk fails writes",
             What::Corrupt => "the file system is damaged",
             What::ShutDown => "the file system was shut down",
+            What::Hung => "the disk does not answer",
         };
         write!(f, "{what}: device {}", self.device)?;
         match self.sector {
@@ -139,11 +170,43 @@ pub fn read(message: &str, devices: &Devices) -> Option<Fault> {
         let corrupt = message.contains("orruption") || message.contains("Metadata CRC error");
         return corrupt.then(|| fault(What::Corrupt, &devices.partition));
     }
-    let name = message.split_once(" error, dev ").map(|(_, rest)| rest)?;
-    let name = name.split([',', ' ']).next()?;
-    // `op 0x1:(WRITE)`, `(FLUSH)`, `(WRITE_ZEROES)`: all but the reads change something.
-    let what = if message.contains(":(READ)") { What::Read } else { What::Write };
-    name.starts_with(&devices.disk).then(|| fault(what, name))
+    let (status, rest) = message.split_once(" error, dev ")?;
+    let name = rest.split([',', ' ']).next()?;
+    if !is_of(name, &devices.disk) {
+        return None;
+    }
+    failed(status, rest).map(|what| fault(what, name))
+}
+
+/// What the failure of a request means. The kernel (`blk_print_req_error`) writes its status
+/// before the device, and the operation behind it: `op 0x1:(WRITE)`.
+fn failed(status: &str, rest: &str) -> Option<What> {
+    let operation = rest.split_once(":(").and_then(|(_, rest)| rest.split(')').next());
+    // A disk that lacks the command: the kernel writes zeros in its place.
+    let lacks = ["critical target", "operation not supported"].contains(&status);
+    match operation {
+        Some("READ") => Some(What::Read),
+        // Nothing was to be kept there.
+        Some("DISCARD" | "SECURE_ERASE") => None,
+        Some("WRITE_ZEROES") if lacks => None,
+        // Every other operation changes something, one that is not known possibly.
+        Some(_) | None => Some(What::Write),
+    }
+}
+
+/// Whether `name` is `disk` or a partition of it, as the kernel calls them: `sda4` is of `sda`,
+/// `nvme0n1p4` of `nvme0n1`, and neither `sdaa` nor `nvme0n10` is.
+fn is_of(name: &str, disk: &str) -> bool {
+    let Some(rest) = name.strip_prefix(disk) else { return false };
+    // The number follows a `p` where the name of the disk ends with a digit itself.
+    let ends_with_digit = disk.ends_with(|last: char| last.is_ascii_digit());
+    let number = if ends_with_digit { rest.strip_prefix('p') } else { Some(rest) };
+    rest.is_empty() || number.is_some_and(|number| number.parse::<u32>().is_ok())
+}
+
+/// Reads one record of the kernel's log; those that processes wrote do not count.
+fn of(record: &Record, devices: &Devices) -> Option<Fault> {
+    (record.facility == 0).then(|| read(&record.text, devices)).flatten()
 }
 
 /// The newest fault that the kernel has logged since it started, for the cause of a failure.
@@ -153,12 +216,13 @@ pub fn newest(devices: &Devices) -> Option<Fault> {
     let mut log = Reader::open(From::Start).ok()?;
     let mut newest = None;
     while let Ok(Some(record)) = log.next_record() {
-        newest = read(&record.text, devices).or(newest);
+        newest = of(&record, devices).or(newest);
     }
     newest
 }
 
-/// Watches until the partition cannot be trusted with another write, and returns the reason.
+/// Watches until the partition cannot be trusted with another write, and returns the reason. A
+/// disk that answers nothing for `hung` cannot.
 /// Cancel-safe.
 ///
 /// # Errors
@@ -169,11 +233,16 @@ pub async fn watch(
     health: &watch::Sender<Health>,
     devices: &Devices,
     mount: &Path,
+    hung: Duration,
 ) -> std::io::Result<Fault> {
     let mut log = Reader::open(From::Now)?;
     let watched = readiness::watch(&log, Interest::READABLE)?;
     let mut tick = tokio::time::interval(PACE);
     let mut last: Option<(Instant, Fault)> = None;
+    let counters = Path::new(BLOCK).join(&devices.disk).join("stat");
+    let mut requests_watch = stall::Watch::default();
+    let mut flushes = stall::Flushes::of(&Path::new("/dev").join(&devices.disk));
+    let mut free = None;
     loop {
         tokio::select! {
             // Cancel-safe: only waits.
@@ -182,12 +251,12 @@ pub async fn watch(
             ready = watched.readable() => {
                 let mut ready = ready?;
                 while let Some(record) = log.next_record()? {
-                    let Some(fault) = read(&record.text, devices) else { continue };
+                    let Some(fault) = of(&record, devices) else { continue };
                     match fault.what {
                         What::Write => return Ok(fault),
                         // The earlier fault says more than this end.
                         What::ShutDown => return Ok(last.map_or(fault, |(_, cause)| cause)),
-                        What::Changed | What::Read | What::Corrupt => {
+                        What::Changed | What::Read | What::Corrupt | What::Hung => {
                             last = Some((Instant::now(), fault));
                         }
                     }
@@ -196,15 +265,31 @@ pub async fn watch(
             }
         }
         last = last.filter(|(at, _)| at.elapsed() < MEMORY);
-        let mount = mount.to_owned();
-        let free = tokio::task::spawn_blocking(move || {
-            rustix::fs::statvfs(&mount).map(|stat| stat.f_bavail * stat.f_frsize)
-        });
-        let free = free.await.ok().and_then(Result::ok);
+        let requests = std::fs::read_to_string(&counters).ok();
+        let requests = requests.and_then(|text| stall::Requests::parse(&text));
+        let now = clock::uptime();
+        let waits = requests_watch.look(requests, now).into_iter().chain(flushes.look(now)).min();
+        let waits = waits.map(|since| (since, now.saturating_sub(since)));
+        if waits.is_some_and(|(_, time)| time >= hung) {
+            return Ok(Fault { what: What::Hung, device: devices.disk.clone(), sector: None });
+        }
+        let stalled = waits.filter(|(_, time)| *time >= stall::SLOW);
+        let stalled = stalled.map(|(since, _)| Stalled { since, deadline: hung });
+        // The file system may wait for the disk to answer this.
+        if waits.is_none_or(|(_, time)| time < PACE) {
+            let mount = mount.to_owned();
+            let looked = tokio::task::spawn_blocking(move || {
+                rustix::fs::statvfs(&mount).map(|stat| stat.f_bavail * stat.f_frsize)
+            });
+            if let Ok(looked) = tokio::time::timeout(PACE, looked).await {
+                free = looked.ok().and_then(Result::ok);
+            }
+        }
         let was = health.borrow().clone();
         let limit = if was.full.is_some() { ROOM } else { FULL };
         let full = free.filter(|free| *free < limit);
-        let now = Health { full, fault: last.as_ref().map(|(_, fault)| fault.clone()) };
+        let fault = last.as_ref().map(|(_, fault)| fault.clone());
+        let now = Health { full, fault, stalled };
         tell(ctx, &was, &now);
         health.send_if_modified(|health| {
             let new = *health != now;
@@ -225,6 +310,19 @@ fn tell(ctx: &Context, was: &Health, now: &Health) {
         (Some(_), None) => {
             info!("the data partition has free space again");
             ctx.lines().event(line("room"));
+        }
+        (None, None) | (Some(_), Some(_)) => {}
+    }
+    match (was.stalled, now.stalled) {
+        (None, Some(_)) => {
+            let seconds = stall::SLOW.as_secs();
+            error!(seconds, "the disk does not answer: no request and no flush of it has ended");
+            ctx.lines().event(line("stalled").field("seconds", seconds));
+        }
+        (Some(Stalled { since, .. }), None) => {
+            let seconds = clock::uptime().saturating_sub(since).as_secs();
+            warn!(seconds, "the disk answers again");
+            ctx.lines().event(line("answers").field("seconds", seconds));
         }
         (None, None) | (Some(_), Some(_)) => {}
     }
@@ -289,6 +387,60 @@ mod tests {
     }
 
     #[test]
+    fn a_disk_whose_name_begins_like_ours_is_another() {
+        let of = |disk: &str, name| {
+            let devices = Devices { disk: disk.to_owned(), ..devices() };
+            let message = format!("I/O error, dev {name}, sector 8 op 0x1:(WRITE) flags 0x800");
+            read(&message, &devices).map(|fault| fault.device)
+        };
+        for (disk, name) in [("sda", "sdaa"), ("sda", "sdb"), ("nvme0n1", "nvme0n10")] {
+            assert_eq!(of(disk, name), None, "{name} is not {disk}");
+        }
+        let ours = [("sda", "sda"), ("sda", "sda4"), ("nvme0n1", "nvme0n1"), ("vda", "vda12")];
+        for (disk, name) in ours.into_iter().chain([("nvme0n1", "nvme0n1p4")]) {
+            assert_eq!(of(disk, name).as_deref(), Some(name), "{name} is of {disk}");
+        }
+    }
+
+    #[test]
+    fn only_an_operation_that_loses_data_is_a_lost_write() {
+        let what = |status, operation| {
+            let message =
+                format!("{status} error, dev vda, sector 8 op {operation} flags 0x800 phys_seg 1");
+            read(&message, &devices()).map(|fault| fault.what)
+        };
+        for (status, operation) in [
+            ("I/O", "0x3:(DISCARD)"),
+            ("critical target", "0x3:(DISCARD)"),
+            ("I/O", "0x5:(SECURE_ERASE)"),
+            ("critical target", "0x9:(WRITE_ZEROES)"),
+            ("operation not supported", "0x9:(WRITE_ZEROES)"),
+        ] {
+            assert_eq!(what(status, operation), None, "{status} {operation}");
+        }
+        for (status, operation) in [
+            ("I/O", "0x1:(WRITE)"),
+            ("critical target", "0x1:(WRITE)"),
+            ("I/O", "0x2:(FLUSH)"),
+            ("I/O", "0x9:(WRITE_ZEROES)"),
+            ("timeout", "0x7:(ZONE_APPEND)"),
+            ("I/O", "0x63:(UNKNOWN)"),
+        ] {
+            assert_eq!(what(status, operation), Some(What::Write), "{status} {operation}");
+        }
+        assert_eq!(what("critical medium", "0x0:(READ)"), Some(What::Read));
+    }
+
+    #[test]
+    fn a_line_that_a_process_wrote_to_the_kernel_s_log_does_not_count() {
+        let text = "I/O error, dev vda, sector 8 op 0x1:(WRITE) flags 0x800".to_owned();
+        let kernel =
+            Record { level: 3, facility: 0, sequence: 1, time: Duration::from_secs(1), text };
+        assert_eq!(of(&kernel, &devices()).unwrap().what, What::Write);
+        assert_eq!(of(&Record { facility: 1, ..kernel }, &devices()), None);
+    }
+
+    #[test]
     fn a_shutdown_of_our_file_system_counts_and_of_another_does_not() {
         let message = |device| format!("XFS ({device}): Filesystem has been shut down due to log");
         assert_eq!(read(&message("dm-2"), &devices()).unwrap().what, What::ShutDown);
@@ -300,14 +452,17 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_and_a_fault_are_two_warnings() {
+    fn a_full_disk_a_fault_and_a_stall_are_three_warnings() {
         let fault = Fault { what: What::Read, device: "vda".to_owned(), sector: None };
-        let health = Health { full: Some(5 << 20), fault: Some(fault) };
+        let [since, deadline] = [100, 600].map(Duration::from_secs);
+        let stalled = Some(Stalled { since, deadline });
+        let health = Health { full: Some(5 << 20), fault: Some(fault), stalled };
         assert_eq!(
             health.warnings(),
             [
                 "the data partition is full: 5 MiB are left; delete something",
                 "the disk fails reads: device vda",
+                "the disk does not answer: check it and its cable; the node stops after 600 s",
             ]
         );
     }

@@ -20,6 +20,7 @@ use super::wipe::{self, Groups};
 use polis_base::files::Root;
 use polis_base::sys::block;
 use polis_base::sys::mount::Mount;
+use polis_base::sys::xfs;
 use polis_runtime::logtree::Sink;
 use polis_runtime::supervisor::blocking;
 use polis_runtime::sys::process::Command;
@@ -27,6 +28,9 @@ use polis_runtime::sys::process::Command;
 /// Where the image keeps the programs of XFS.
 const MKFS: &str = "/usr/sbin/mkfs.xfs";
 const GROWFS: &str = "/usr/sbin/xfs_growfs";
+
+/// The block of a file system: the one that `mkfs.xfs` takes by itself.
+const XFS_BLOCK: u64 = 4096;
 
 /// Project quotas bound the space of a volume.
 pub const MOUNT_OPTIONS: &str = "prjquota";
@@ -53,6 +57,15 @@ pub struct Live {
     pub keys: Option<Keys>,
     /// Where the programs write.
     pub log: Sink,
+}
+
+/// A file system that is smaller than its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// The end of the file system, in bytes.
+    pub end: u64,
+    /// The size of the device, in bytes.
+    pub size: u64,
 }
 
 impl Live {
@@ -134,23 +147,20 @@ impl Live {
         tokio::task::spawn_blocking(read).await.ok().flatten()
     }
 
-    /// Where the file system ends on its device, if there is room behind it that is
-    /// worth it.
+    /// Where the mounted file system and its device end, if there is room between that is worth
+    /// it. The file system says so itself: its superblock on the disk, and what the kernel keeps
+    /// of that, may be from before it has grown.
     ///
     /// # Errors
     ///
     /// An error of the kernel.
-    pub async fn room(&self, partition: &Partition) -> io::Result<Option<u64>> {
+    pub async fn room(&self, partition: &Partition) -> io::Result<Option<Room>> {
         let device = self.device(partition);
+        let mount = self.mount_point().to_owned();
         let look = move || {
-            let device = File::open(device)?;
-            let size = block::size(&device)?;
-            let mut head = vec![0; 4096];
-            device.read_exact_at(&mut head, 0)?;
-            Ok(match probe::recognise(&head, &[]) {
-                Content::Xfs(xfs) if size >= xfs.size.saturating_add(GROWTH_MIN) => Some(xfs.size),
-                _ => None,
-            })
+            let size = block::size(&File::open(device)?)?;
+            let end = xfs::size(&File::open(mount)?)?;
+            Ok((size >= end.saturating_add(GROWTH_MIN)).then_some(Room { end, size }))
         };
         tokio::task::spawn_blocking(look).await.unwrap_or(Ok(None))
     }
@@ -161,20 +171,48 @@ impl Live {
     ///
     /// The output of `xfs_growfs`.
     pub async fn fill(&self, partition: &Partition) -> Result<(), Error> {
-        let grown =
-            Command::new(GROWFS).arg("-d").arg(self.mount_point()).log(self.log.clone()).run();
-        let device = self.device(partition);
-        grown.await.map_err(|source| Error::Grow { device, source })?;
+        self.growfs(partition, &["-d".to_owned()]).await?;
         let stat = rustix::fs::statvfs(self.mount_point());
         let mib = stat.map(|stat| (stat.f_blocks * stat.f_frsize) >> 20).unwrap_or_default();
         info!(mib, "the file system has grown");
         Ok(())
     }
 
-    /// The preparation that authentication needs before there is a file system.
-    async fn prepare(&self, partition: &Partition) -> Result<(), Error> {
+    /// Lets the mounted file system end at byte `end` of its device.
+    ///
+    /// # Errors
+    ///
+    /// The output of `xfs_growfs`.
+    pub async fn grow_to(&self, partition: &Partition, end: u64) -> Result<(), Error> {
+        // In blocks, as `mkfs.xfs` makes them by default.
+        self.growfs(partition, &["-D".to_owned(), (end / XFS_BLOCK).to_string()]).await
+    }
+
+    async fn growfs(&self, partition: &Partition, args: &[String]) -> Result<(), Error> {
+        let command = Command::new(GROWFS).args(args).arg(self.mount_point());
         let device = self.device(partition);
-        let output = self.mkfs(partition).arg("-N").arg(&device).run().await;
+        let grown = command.log(self.log.clone()).run().await;
+        grown.map(drop).map_err(|source| Error::Grow { device, source })
+    }
+
+    /// The size that the new file system begins with, where that is not its device's.
+    async fn first_size(&self, partition: &Partition) -> Result<Option<u64>, Error> {
+        if self.kind != Kind::Authenticated {
+            return Ok(None);
+        }
+        let device = self.device(partition);
+        blocking(move || {
+            let size = File::open(&device).and_then(|device| block::size(&device));
+            let failed = |source| Error::Wipe { device: device.clone(), source };
+            size.map(wipe::first_size).map_err(failed)
+        })
+        .await
+    }
+
+    /// The preparation that authentication needs before there is a file system.
+    async fn prepare(&self, partition: &Partition, size: Option<u64>) -> Result<(), Error> {
+        let device = self.device(partition);
+        let output = self.mkfs(partition, size).arg("-N").arg(&device).run().await;
         let output = output.map_err(|source| Error::Format { device: device.clone(), source })?;
         let groups = Groups::parse(&String::from_utf8_lossy(&output));
         let strange = || io::Error::other("mkfs.xfs does not report its groups");
@@ -188,9 +226,10 @@ impl Live {
         .await
     }
 
-    /// Everything but the device.
-    fn mkfs(&self, partition: &Partition) -> Command {
+    /// Everything but the device; `size` in bytes, where it is not the device's.
+    fn mkfs(&self, partition: &Partition, size: Option<u64>) -> Command {
         Command::new(MKFS)
+            .args(size.into_iter().flat_map(|size| ["-d".to_owned(), format!("size={size}")]))
             // Discarding the whole device first would take longer than all the rest,
             // and would undo what integrity needs.
             .args(["-K", "-f", "-L", LABEL, "-m"])
@@ -310,11 +349,12 @@ impl Machine for Live {
     }
 
     async fn format(&self, partition: &Partition) -> Result<(), Error> {
+        let size = self.first_size(partition).await?;
         if self.kind == Kind::Authenticated {
-            self.prepare(partition).await?;
+            self.prepare(partition, size).await?;
         }
         let device = self.device(partition);
-        let made = self.mkfs(partition).arg("-q").arg(&device).run().await;
+        let made = self.mkfs(partition, size).arg("-q").arg(&device).run().await;
         made.map(drop).map_err(|source| Error::Format { device, source })
     }
 

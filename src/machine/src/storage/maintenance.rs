@@ -8,13 +8,14 @@
 //! Invariants:
 //! - This work only gains room: a failure is logged, and the next boot tries again.
 
+use std::path::Path;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use super::apply::Error;
-use super::machine::Live;
+use super::machine::{Live, Room};
 use super::table::Partition;
 use super::{Kind, wipe};
 use polis_runtime::supervisor::attempt;
@@ -23,6 +24,9 @@ use polis_runtime::supervisor::attempt;
 const START: Duration = Duration::from_secs(20);
 /// How often the service checks whether somebody needs the room before that.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// After how many bytes the log says how far a growing file system is.
+const REPORT_EVERY: u64 = 64 << 30;
 
 /// Works until there is nothing left. A step that has begun goes on when this is dropped.
 pub async fn maintain(live: &Live, partition: &Partition) {
@@ -71,27 +75,48 @@ async fn release(live: &Live) -> Result<(), Error> {
     }
 }
 
-/// Fills a device that has become larger.
+/// Fills a device that is larger than its file system: one that has grown, or that began with a
+/// part of it.
 async fn grow(live: &Live, partition: &Partition) -> Result<(), Error> {
     let looked = live.room(partition).await;
     let device = live.device(partition);
     let failed = |source| Error::Wipe { device: device.clone(), source };
-    let Some(mut end) = looked.map_err(failed)? else { return Ok(()) };
-    info!("the file system grows");
+    let Some(Room { mut end, size }) = looked.map_err(failed)? else { return Ok(()) };
+    info!(from_mib = end >> 20, to_mib = size >> 20, "the file system grows");
     if live.kind == Kind::Authenticated {
+        let mut reported = end;
         loop {
-            let begun = Instant::now();
-            let target = device.clone();
-            let step = attempt(move || {
-                let failed = |source| Error::Wipe { device: target.clone(), source };
-                wipe::extend(&target, end).map_err(failed)
-            });
-            let Some(next) = step.await?? else { break };
+            let next = wipe::next_end(end, size);
+            write(live, &device, end, next).await?;
             end = next;
-            rest(live, begun.elapsed()).await;
+            // The last step is reported by what follows.
+            if end >= wipe::next_end(end, size) {
+                break;
+            }
+            live.grow_to(partition, end).await?;
+            if end - reported >= REPORT_EVERY {
+                reported = end;
+                let (done_mib, of_mib) = (end >> 20, size >> 20);
+                info!(done_mib, of_mib, "the file system is growing");
+            }
         }
     }
     live.fill(partition).await
+}
+
+/// Writes the device from one place to another.
+async fn write(live: &Live, device: &Path, mut from: u64, until: u64) -> Result<(), Error> {
+    loop {
+        let begun = Instant::now();
+        let target = device.to_owned();
+        let step = attempt(move || {
+            let failed = |source| Error::Wipe { device: target.clone(), source };
+            wipe::extend(&target, from, until).map_err(failed)
+        });
+        let Some(next) = step.await?? else { return Ok(()) };
+        from = next;
+        rest(live, begun.elapsed()).await;
+    }
 }
 
 /// Leaves the disk to others for as long as this work used it, unless they wait for it to

@@ -37,6 +37,7 @@ pub mod plan;
 pub mod probe;
 pub mod service;
 pub mod slot;
+pub mod stall;
 pub mod table;
 pub mod wipe;
 

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A step also waits while the kernel has no random numbers for its keys, which is not the
-//! disk's fault: [`Cause`] tells the two apart.
+//! disk's fault: [`Cause`] distinguishes the two.
 //!
 //! What this module does not do: end a system call that hangs. Its thread stays,
 //! and the machine reboots from the guru meditation.

@@ -90,7 +90,7 @@ impl Place {
 /// The action, in the order of the variants' names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// Write `table`, tell the kernel, format, mount, take off the mark.
+    /// Write `table`, inform the kernel, format, mount, take off the mark.
     Create {
         /// The table with the marked partition and with identities of its own.
         table: Table,

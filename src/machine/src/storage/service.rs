@@ -49,12 +49,13 @@ use super::machine::{self, Live};
 use super::maintenance::maintain;
 use super::patience::{Patient, within};
 use super::plan::{self, Place, Plan};
+use super::stall;
 use super::table::Partition;
 use super::table::Table;
 use super::{Error, Kind, Ready, Status, Wanted};
 use polis_base::files::Root;
 use polis_base::stage::{Stage, State};
-use polis_base::sys::mount;
+use polis_base::sys::{command_line, mount};
 use polis_runtime::event::{self, Closed};
 use polis_runtime::logtree::Parser;
 use polis_runtime::supervisor::{Context, blocking};
@@ -185,7 +186,8 @@ impl Service {
     async fn keep(&self, ctx: &Context, live: &Live, partition: &Partition) -> Error {
         let devices = devices(live, partition);
         let mount = self.config.root.data.mount.path();
-        let watched = health::watch(ctx, &self.health, &devices, mount);
+        let hung = stall::deadline(&command_line::read().unwrap_or_default());
+        let watched = health::watch(ctx, &self.health, &devices, mount, hung);
         let tended = async {
             maintain(live, partition).await;
             std::future::pending::<()>().await;

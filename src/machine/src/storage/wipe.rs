@@ -11,9 +11,13 @@
 //! first boot  [reserve]  a hidden file takes all free space but a little;
 //!                        the little is written, while the file system stands still
 //! afterwards  [release]  the end of the file is written, then cut off, bit by bit
-//! disk grown  [extend]   what is behind the end of the file system is written,
-//!                        then the file system grows
+//! afterwards  [extend]   what is behind the end of the file system is written, step by step,
+//!                        and the file system grows after each
 //! ```
+//!
+//! What XFS keeps for its trees can't be in a file, and is up to a fiftieth of a file system: a
+//! large device begins with a file system of [`FIRST_MAX`], so that the time before the first
+//! use does not grow with the disk.
 //!
 //! `storage::machine` reserves before the partition loses its mark; the service
 //! releases and extends once others have what they need.
@@ -38,6 +42,14 @@ const KEPT: u64 = 192 << 20;
 
 /// The bytes written before others get their turn.
 pub const STEP: u64 = 16 << 20;
+
+/// A file system begins with no more than this: its trees keep 10 GiB of it at most, minutes
+/// on a slow disk. Most disks are smaller.
+pub const FIRST_MAX: u64 = 512 << 30;
+
+/// What a file system grows by at once: some seconds' writing, which a power cut loses, or a
+/// full file system waits for.
+const GROWTH_STEP: u64 = 1 << 30;
 
 /// With less free space than this, the wipe does not yield to other work.
 const URGENT: u64 = 48 << 20;
@@ -253,16 +265,31 @@ pub fn is_urgent(mount: &Path) -> bool {
     File::open(mount).and_then(|root| free(&root)).is_ok_and(|free| free < URGENT)
 }
 
-/// Writes a part of the space behind the end of the file system; `from` is where the
-/// last call ended. Returns where this one ended: `None` at the end. Blocks.
+/// The size that a file system on a device of so many bytes begins with; `None` for all of it.
+#[must_use]
+pub fn first_size(device: u64) -> Option<u64> {
+    (device >= FIRST_MAX.saturating_add(GROWTH_STEP)).then_some(FIRST_MAX)
+}
+
+/// Where a file system that ends at `from` ends after its next growth, on a device of `size`
+/// bytes.
+#[must_use]
+pub fn next_end(from: u64, size: u64) -> u64 {
+    let size = size / BLOCK as u64 * BLOCK as u64;
+    let end = from.saturating_add(GROWTH_STEP);
+    // XFS takes no group of a few blocks: the rest goes with the last step.
+    if size.saturating_sub(end) < GROWTH_STEP { size } else { end }
+}
+
+/// Writes a part of the space behind the end of the file system, up to `until`; `from` is where
+/// the last call ended. Returns where this one ended: `None` at the end. Blocks.
 ///
 /// # Errors
 ///
 /// An error of the kernel.
-pub fn extend(device: &Path, from: u64) -> io::Result<Option<u64>> {
+pub fn extend(device: &Path, from: u64, until: u64) -> io::Result<Option<u64>> {
     let device = open(device)?;
-    let size = polis_base::sys::block::size(&device)? / BLOCK as u64 * BLOCK as u64;
-    let end = from.saturating_add(STEP).min(size);
+    let end = from.saturating_add(STEP).min(until);
     if from >= end {
         device.sync_data()?;
         return Ok(None);
@@ -313,11 +340,38 @@ mod tests {
         let device = directory.path().join("device");
         let size = 2 * STEP + CHUNK as u64;
         std::fs::write(&device, vec![7; usize::try_from(size).unwrap()]).unwrap();
-        assert_eq!(extend(&device, STEP).unwrap(), Some(2 * STEP));
-        assert_eq!(extend(&device, 2 * STEP).unwrap(), Some(size));
-        assert_eq!(extend(&device, size).unwrap(), None);
+        let until = size - BLOCK as u64;
+        assert_eq!(extend(&device, STEP, until).unwrap(), Some(2 * STEP));
+        assert_eq!(extend(&device, 2 * STEP, until).unwrap(), Some(until));
+        assert_eq!(extend(&device, until, until).unwrap(), None);
         let bytes = std::fs::read(&device).unwrap();
         let (before, behind) = bytes.split_at(usize::try_from(STEP).unwrap());
-        assert!(before.iter().all(|byte| *byte == 7) && behind.iter().all(|byte| *byte == 0));
+        let (written, rest) = behind.split_at(usize::try_from(until - STEP).unwrap());
+        assert!(before.iter().chain(rest).all(|byte| *byte == 7));
+        assert!(written.iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn what_is_written_before_the_first_use_does_not_grow_with_the_disk() {
+        let gib = |count: u64| count << 30;
+        assert_eq!(first_size(gib(500)), None);
+        assert_eq!(first_size(gib(512)), None);
+        for disk in [gib(513), gib(8 << 10), u64::MAX] {
+            assert_eq!(first_size(disk), Some(gib(512)), "{disk}");
+        }
+    }
+
+    #[test]
+    fn a_file_system_reaches_the_end_of_its_device_in_steps_that_xfs_takes() {
+        let size = first_size(u64::MAX).unwrap() + (100 << 30) + 5000;
+        let (mut end, mut steps) = (FIRST_MAX, 0);
+        while end < size / 4096 * 4096 {
+            let next = next_end(end, size);
+            assert!((GROWTH_STEP..2 * GROWTH_STEP).contains(&(next - end)), "from {end} to {next}");
+            (end, steps) = (next, steps + 1);
+        }
+        assert_eq!((end, steps), (size / 4096 * 4096, 100));
+        // A disk that has grown by little is filled at once.
+        assert_eq!(next_end(4096, 8192), 8192);
     }
 }

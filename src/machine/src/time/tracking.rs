@@ -16,7 +16,7 @@
 //! ```
 //!
 //! chronyd has dropped its rights and speaks with servers of others, so its answers are read
-//! like those of a stranger.
+//! like those of an untrusted machine.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};

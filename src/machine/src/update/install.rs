@@ -86,21 +86,21 @@ impl Turn {
         manifest.suits(&place.target(config)?)?;
         self.changed(None);
         let version = &manifest.version;
-        let told = |step: Step, result: &str| step.line(version, place.slot.name, result);
+        let event = |step: Step, result: &str| step.line(version, place.slot.name, result);
         info!(%version, image = manifest.image, slot = place.slot.name, "an update is written");
-        self.lines.event(told(Step::Write, "started"));
+        self.lines.event(event(Step::Write, "started"));
         let failed = |step, error: &Error| {
             let cause = polis_base::cause::line(error);
             warn!(%version, cause, "the update was not installed");
-            self.lines.event(told(step, "failed").field("cause", cause));
+            self.lines.event(event(step, "failed").field("cause", cause));
             place.clear_unfinished();
         };
         place.write(bundle, progress).inspect_err(|error| failed(Step::Write, error))?;
-        self.lines.event(told(Step::Write, "done"));
-        self.lines.event(told(Step::Verify, "started"));
+        self.lines.event(event(Step::Write, "done"));
+        self.lines.event(event(Step::Verify, "started"));
         let verified = place.verify(&manifest, progress).and_then(|()| place.name(version));
         verified.inspect_err(|error| failed(Step::Verify, error))?;
-        self.lines.event(told(Step::Verify, "done"));
+        self.lines.event(event(Step::Verify, "done"));
         info!(%version, "the update is on the disk; the next start tries it");
         self.changed(Some(Other {
             version: version.clone(),
@@ -164,7 +164,7 @@ impl Place<'_> {
     /// The kernel images that do not run, and what an earlier run has left.
     fn others(&self) -> Result<Vec<String>, Error> {
         let entries = entry::list(self.kernels)?.into_iter().map(|entry| entry.file);
-        // FAT does not tell letters of another case apart.
+        // FAT does not distinguish upper and lower case.
         let mut files: Vec<String> =
             entries.filter(|file| !file.eq_ignore_ascii_case(self.running)).collect();
         files.extend(self.kernels.join(UNFINISHED).exists().then(|| UNFINISHED.to_owned()));

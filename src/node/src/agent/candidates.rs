@@ -119,7 +119,7 @@ fn directory(nodes: &Nodes) -> v1::ClusterDirectory {
 /// The nodes to ask: first the curator of this machine, which may not run, then every
 /// node in the directory, at its discovered address first. A discovered node that is
 /// not in the directory is left out. Last come the nodes that the parameters of this
-/// machine name (`told`).
+/// machine name (`configured`).
 fn ask(
     own: Option<NodeId>,
     port: u16,

@@ -15,6 +15,7 @@
 //!              |--> nodes  --> candidates, directory file
 //!              |--> roles  --> disk, `roles`
 //!              +--> standing, where no curator runs
+//! users      the list of users --> disk, and back at the next start
 //! ```
 //!
 //! Invariants:
@@ -32,6 +33,7 @@ mod renewal;
 mod report;
 mod split;
 mod turn;
+mod users;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,6 +69,8 @@ pub struct Config {
     pub directory: File,
     /// The roles of this node in the last message from the cluster.
     pub roles: File,
+    /// The users in the last message from the cluster.
+    pub users: File,
     /// The node's own certificate.
     pub certificate: File,
     /// Where curators listen.
@@ -86,6 +90,7 @@ impl Config {
         Self {
             directory: root.esp.cluster_directory.clone(),
             roles: root.data.node.roles.clone(),
+            users: root.data.node.users.clone(),
             certificate: root.data.node.credentials.certificate.clone(),
             port: CURATOR_PORT,
             heartbeat: HEARTBEAT,
@@ -192,6 +197,7 @@ impl Service {
             "renewal" renewal
             "split" split
             "turn" turn
+            "users" users
         }
         let client = self.client.clone();
         ctx.spawn("leader", forever, move |ctx| {

@@ -32,8 +32,8 @@ use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::{Nodes, Role};
 use polis_wire::pki::Crl;
-use polis_wire::rpc::AccessList;
 use polis_wire::rpc::client::Repeat;
+use polis_wire::rpc::{self, AccessList, Users};
 
 /// Between two attempts at a stream.
 const RETRY: Duration = Duration::from_secs(1);
@@ -130,6 +130,7 @@ pub(super) struct Received {
     nodes: Nodes,
     revoked: Option<BTreeSet<Vec<u8>>>,
     time_servers: Vec<NtpServer>,
+    users: Option<Users>,
     current: bool,
 }
 
@@ -163,6 +164,9 @@ impl Received {
                 Err(error) => error!(%error, "the time servers of the cluster are not used"),
             }
         }
+        if let Some(users) = event.users {
+            self.users = Some(rpc::users(&users.users));
+        }
         self.current |= event.current;
     }
 
@@ -176,13 +180,14 @@ impl Received {
             nodes: Some(in_state(v1::NodeState::Up)),
             removed: in_state(v1::NodeState::Decommissioned),
             serials: self.revoked.clone().unwrap_or_else(|| before.serials.clone()),
-            users: before.users.clone(),
+            users: self.users.clone().or_else(|| before.users.clone()),
         }
     }
 }
 
 async fn publish(service: &Service, own: NodeId, received: &Received) {
     let outputs = &service.outputs;
+    let mut new_roles = None;
     if let Some(node) = received.nodes.get(&own) {
         let roles = node.roles.unwrap_or_default();
         let is_new = outputs.roles.send_if_modified(|known| {
@@ -193,7 +198,7 @@ async fn publish(service: &Service, own: NodeId, received: &Received) {
         if is_new {
             let names: Vec<_> = Role::given(&roles).map(Role::name).collect();
             info!(roles = names.join(", "), "this node's roles");
-            keep(&service.config.roles, roles.encode_to_vec(), "the roles").await;
+            new_roles = Some(roles);
         }
     }
     if let Some(node) = received.nodes.get(&own) {
@@ -217,13 +222,20 @@ async fn publish(service: &Service, own: NodeId, received: &Received) {
             changed
         });
     }
+    // Last: the disk may be slow, and callers wait for the list of users.
+    if let Some(roles) = new_roles {
+        keep(&service.config.roles, roles.encode_to_vec(), "the roles").await;
+    }
 }
 
-/// Writes a file whose loss only costs a delay.
-pub(super) async fn keep(file: &File, content: Vec<u8>, what: &str) {
-    if let Err(error) = file.save(content).await {
-        warn!(error = &error as &dyn std::error::Error, "cannot store {what} for the next boot");
+/// Writes a file whose loss only costs a delay; returns whether the disk has it.
+pub(super) async fn keep(file: &File, content: Vec<u8>, what: &str) -> bool {
+    let saved = file.save(content).await;
+    if let Err(error) = &saved {
+        let error = error as &dyn std::error::Error;
+        warn!(error, "cannot store {what} for the next boot");
     }
+    saved.is_ok()
 }
 
 #[cfg(test)]
@@ -275,12 +287,16 @@ mod tests {
         fn arbitrary_events_do_no_harm(
             ids in prop::collection::vec(".{0,50}", 0..20), gone in prop::collection::vec(".{0,50}", 0..20),
             crl in prop::collection::vec(any::<u8>(), 0..200), current: bool, host in ".{0,50}",
+            name in ".{0,50}", public_key in prop::collection::vec(any::<u8>(), 0..40), role: i32,
         ) {
             let nodes = ids.into_iter().map(|id| v1::NodeInfo { id, ..Default::default() });
             let mut received = Received::default();
             let server = v1::NtpServer { host: host.clone(), nts: false };
             let time = Some(v1::TimeConfiguration { servers: vec![server] });
-            received.apply(v1::WatchEvent { nodes: nodes.collect(), gone, current, crl, time });
+            let user = v1::User { name, role, public_key, revoked: false };
+            let users = Some(v1::Users { users: vec![user] });
+            let nodes = nodes.collect();
+            received.apply(v1::WatchEvent { nodes, gone, current, crl, time, users });
             prop_assert!(received.revoked.is_none());
             // A host is part of a line of chronyd's configuration.
             prop_assert!(received.time_servers.iter().all(|server| !server.host.contains(char::is_whitespace)));

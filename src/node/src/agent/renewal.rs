@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! [valid] --two thirds--> ask the leader --checked, written--> [valid]
-//!                           ^      | refused, or nobody leads
+//!                           ^      | refused, or no leader
 //!                           +------+ RETRY
 //! ```
 //!

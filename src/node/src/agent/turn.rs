@@ -4,15 +4,16 @@
 //! ```text
 //! answer to a heartbeat --turn--> what is on the disk?
 //!    the new version runs --------> nothing: its reports say so
-//!    it was tried in this turn ---> [failed]
+//!    it was tried in this turn, or the loader left it aside ---> [failed]
 //!    it waits for its try --------> [drain] -> [ready]
 //!    anything else ---------------> [fetch] -> [install] -> [drain] -> [ready]
 //!                                      answer to a heartbeat --leave--> [restart]
 //! ```
 //!
 //! Nothing of a turn is written down here: after a restart the turn comes again, and the disk
-//! says what was done. The number of the boot in which the turn began tells a try of this turn
-//! from one before it.
+//! says what was done. The number of the boot in which the turn began distinguishes a try of
+//! this turn from one before it, and that of the boot in which the node had its leave shows a
+//! loader that does not start the new system: the node would restart for ever.
 //!
 //! Invariants:
 //! - A node restarts for an update only in its turn, once the new system was read back, and with
@@ -32,14 +33,16 @@ use polis_proto::v1::node_management_client::NodeManagementClient;
 use polis_proto::v1::update_report::Phase;
 use semver::Version;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::Service;
 use polis_base::cause;
 use polis_base::hex;
 use polis_base::sys::reboot::Reason;
-use polis_machine::update::{self, Door, Error, Installed, Other, PIECES, Pieces, Standing, Store};
+use polis_machine::update::{
+    self, Door, Error, Installed, Other, PIECES, Pieces, Progress, Standing, Store,
+};
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::NodeId;
@@ -49,6 +52,8 @@ use polis_workload::drain::{Drains, State};
 
 /// Between two attempts at the node that has the bundle.
 const RETRY: Duration = Duration::from_secs(5);
+/// Longest that attempts at it may go on: the owner is to see that it is away for good.
+const ATTEMPTS: Duration = Duration::from_secs(30 * 60);
 /// Longest that it may send nothing.
 const STALL: Duration = Duration::from_secs(60);
 /// Longest that pods may take to go.
@@ -110,8 +115,12 @@ pub(super) async fn ordered(service: &Service, orders: Option<v1::UpdateOrders>)
         .outputs
         .leave
         .send_replace(restart.then_some(turn.as_ref()).flatten().map(|turn| turn.began));
+    // A leave changes nothing of what is being done.
+    let work = |turn: &Option<v1::UpdateTurn>| {
+        turn.clone().map(|turn| v1::UpdateTurn { left: String::new(), ..turn })
+    };
     service.outputs.turn.send_if_modified(|known| {
-        let changed = *known != turn;
+        let changed = work(known) != work(&turn);
         *known = turn;
         changed
     });
@@ -131,7 +140,7 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
                 service.outputs.taking.send_replace(Taking::default());
                 return std::future::pending::<Infallible>().await;
             };
-            let tell = |phase, cause: String| {
+            let note = |phase, cause: String| {
                 let taking = Taking { turn: turn.began, phase, cause };
                 service.outputs.taking.send_if_modified(|known| {
                     let changed = *known != taking;
@@ -139,9 +148,9 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
                     changed
                 });
             };
-            if let Err(cause) = take(&service, &ctx, &turn, &tell).await {
+            if let Err(cause) = take(&service, &ctx, &turn, &note).await {
                 warn!(cause, "this node does not take the new version");
-                tell(Phase::Failed, cause);
+                note(Phase::Failed, cause);
             }
             std::future::pending::<Infallible>().await
         };
@@ -181,6 +190,13 @@ fn decide(turn: &v1::UpdateTurn, version: &str, boot_id: &str, other: Option<&Ot
         return Do::Nothing;
     }
     match other.filter(|other| Some(&other.version) == wanted.as_ref()) {
+        Some(Other { standing: Standing::Untried, .. })
+            if !turn.left.is_empty() && boot_id != turn.left =>
+        {
+            let cause = "the machine restarted, and its loader started the former system; the \
+                         new one is on the disk and untried";
+            Do::Failed(cause.to_owned())
+        }
         Some(Other { standing: Standing::Untried, .. }) => Do::Restart,
         Some(other @ Other { standing: Standing::Tried, .. }) if boot_id != turn.boot_id => {
             let cause = other.cause.as_deref().unwrap_or("it ended without a report");
@@ -195,7 +211,7 @@ async fn take(
     service: &Service,
     ctx: &Context,
     turn: &v1::UpdateTurn,
-    tell: &impl Fn(Phase, String),
+    note: &impl Fn(Phase, String),
 ) -> Result<(), String> {
     let mut systems = service.inputs.update.clone();
     let known = systems.wait_for(|status: &update::Status| status.known).await;
@@ -210,16 +226,16 @@ async fn take(
         Do::Restart => {}
         Do::Install => {
             info!("it is this node's turn in an update of the cluster");
-            fetched(service, ctx, turn, tell).await?;
+            fetched(service, ctx, turn, note).await?;
         }
     }
-    let held = drained(service, tell).await?;
-    tell(Phase::Ready, String::new());
+    let held = drained(service, note).await?;
+    note(Phase::Ready, String::new());
     let mut leaves = service.outputs.leave.subscribe();
     // Others may have failed while this node wrote to its disk.
     let leave = leaves.wait_for(|leave| *leave == Some(turn.began)).await;
     leave.map_err(|_closed| "the leader can give no leave to restart")?;
-    tell(Phase::Restart, String::new());
+    note(Phase::Restart, String::new());
     warn!("this node restarts for an update of the cluster");
     service.outputs.end.send_replace(Some(Reason::Reboot));
     ctx.cancelled().await;
@@ -227,15 +243,24 @@ async fn take(
     Ok(())
 }
 
-/// Brings the new system to the disk. Repeats what the way there can break, and nothing else.
+/// Brings the new system to the disk. Repeats what the way there can break, and nothing else,
+/// for as long as attempts come further than those before.
 async fn fetched(
     service: &Service,
     ctx: &Context,
     turn: &v1::UpdateTurn,
-    tell: &impl Fn(Phase, String),
+    note: &impl Fn(Phase, String),
 ) -> Result<(), String> {
+    let (mut begun, mut furthest) = (Instant::now(), 0);
     loop {
-        match fetch(service, ctx, turn, tell).await {
+        let progress = watch::Sender::new(Progress::default());
+        let fetched = fetch(service, ctx, turn, note, progress.clone()).await;
+        let came = progress.borrow().bytes;
+        if came > furthest {
+            // The holder sends, and more than before: what broke is the way.
+            (begun, furthest) = (Instant::now(), came);
+        }
+        match fetched {
             Ok(installed) => {
                 let wanted = turn.bundle.as_ref().map(|bundle| bundle.version.as_str());
                 if wanted == Some(installed.version.to_string().as_str()) {
@@ -243,9 +268,12 @@ async fn fetched(
                 }
                 return Err(format!("the bundle has version {}", installed.version));
             }
+            Err(Trouble::Way(cause)) if begun.elapsed() >= ATTEMPTS => {
+                return Err(format!("for {} minutes: {cause}", ATTEMPTS.as_secs() / 60));
+            }
             Err(Trouble::Way(cause)) => {
                 debug!(cause, "cannot fetch the bundle");
-                tell(Phase::Fetch, cause);
+                note(Phase::Fetch, cause);
                 sleep(RETRY).await;
             }
             Err(Trouble::Bundle(cause)) => return Err(cause),
@@ -275,20 +303,20 @@ async fn fetch(
     service: &Service,
     ctx: &Context,
     turn: &v1::UpdateTurn,
-    tell: &impl Fn(Phase, String),
+    note: &impl Fn(Phase, String),
+    progress: watch::Sender<Progress>,
 ) -> Result<Installed, Trouble> {
     let entered = service.tools.door.enter(ctx.lines().clone())?;
     let way = |text: String| Trouble::Way(text);
     let image = turn.bundle.clone().unwrap_or_default().image;
     let holder: NodeId = turn.holder.parse().map_err(|_id| way("no node has the bundle".into()))?;
-    tell(Phase::Fetch, String::new());
-    let progress = watch::Sender::default();
+    note(Phase::Fetch, String::new());
     if service.own() == Some(holder) {
         let bundles = service.tools.bundles.clone();
         let own = image.clone();
         let file = blocking(move || bundles.open(&own)).await?;
         let file = file.ok_or_else(|| way("this node no longer has the bundle".to_owned()))?;
-        tell(Phase::Install, String::new());
+        note(Phase::Install, String::new());
         let read = move || entered.install(std::io::BufReader::new(file), &progress);
         return Ok(blocking(read).await?);
     }
@@ -305,7 +333,7 @@ async fn fetch(
         .await;
     let refused = |status: tonic::Status| way(format!("{holder}: {}", status.message()));
     let mut stream = asked.map_err(refused)?.into_inner();
-    tell(Phase::Install, String::new());
+    note(Phase::Install, String::new());
     let (pieces, received) = mpsc::channel(PIECES);
     let receiving = async move {
         loop {
@@ -333,7 +361,7 @@ async fn fetch(
 /// is dropped.
 async fn drained(
     service: &Service,
-    tell: &impl Fn(Phase, String),
+    note: &impl Fn(Phase, String),
 ) -> Result<Option<polis_workload::drain::Held>, String> {
     let worker = service.workload_parts().contains(&Part::Kubelet);
     if !worker {
@@ -346,7 +374,7 @@ async fn drained(
         match progress.state {
             State::Drained | State::GivenUp => return Ok(Some(held)),
             State::Failed(_) => return Err(format!("its pods stay: {}", progress.cause)),
-            State::None | State::Draining => tell(Phase::Drain, progress.cause.clone()),
+            State::None | State::Draining => note(Phase::Drain, progress.cause.clone()),
         }
         seen = Some(progress);
     }
@@ -381,7 +409,11 @@ mod tests {
         assert_eq!(at("1.0.0", "first", Some(other("0.9.0", Standing::Good))), Do::Install);
         // Power was lost before the restart.
         let untried = other("1.1.0", Standing::Untried);
-        assert_eq!(at("1.0.0", "second", Some(untried)), Do::Restart);
+        assert_eq!(at("1.0.0", "second", Some(untried.clone())), Do::Restart);
+        // It had its leave: in the same boot it restarts, in another one the loader did not try.
+        let left = v1::UpdateTurn { left: "first".to_owned(), ..turn() };
+        assert_eq!(decide(&left, "1.0.0", "first", Some(&untried)), Do::Restart);
+        assert!(matches!(decide(&left, "1.0.0", "second", Some(&untried)), Do::Failed(_)));
         // It was left before this turn: this is another attempt.
         let tried = other("1.1.0", Standing::Tried);
         assert_eq!(at("1.0.0", "first", Some(tried.clone())), Do::Install);

@@ -191,13 +191,13 @@ async fn run(
                 let names = drawn_on.borrow_and_update().clone();
                 let line = EventLine::new("terminals");
                 let line = names.iter().fold(line, |line, name| line.field("tty", name));
-                tell(control, &line).await;
+                send(control, &line).await;
             }
             // Cancel-safe: waits for an event value.
-            Ok(()) = beaten.changed() => tell(control, &EventLine::new("beat")).await,
+            Ok(()) = beaten.changed() => send(control, &EventLine::new("beat")).await,
             // Cancel-safe: waits for an event value.
             Ok(()) = is_ready.changed() => {
-                tell(control, &EventLine::new("ready")).await;
+                send(control, &EventLine::new("ready")).await;
                 #[cfg(feature = "fault-injection")]
                 crate::injection::main_task_is_ready();
             }
@@ -206,7 +206,7 @@ async fn run(
     let status = match end {
         End::Trapdoor(report) => {
             flush(&lines).await;
-            tell(control, &fit(report).to_line()).await;
+            send(control, &fit(report).to_line()).await;
             STATUS_TRAPDOOR
         }
         End::Stop(reason) => {
@@ -214,7 +214,7 @@ async fn run(
             supervisor.stop().await;
             info!("every service has stopped");
             flush(&lines).await;
-            tell(control, &EventLine::new("off").field("reason", reason)).await;
+            send(control, &EventLine::new("off").field("reason", reason)).await;
             0
         }
         End::Orphaned => STATUS_BROKEN,
@@ -223,7 +223,7 @@ async fn run(
     status
 }
 
-async fn tell(control: &Channel, line: &EventLine) {
+async fn send(control: &Channel, line: &EventLine) {
     if let Err(error) = control.send(&line.to_string()).await {
         complain(&format!("cannot send `{}` to init: {error}", line.word()));
     }

@@ -4,7 +4,8 @@
 //! as an error. The command line selects the whole system, so the word gives its author no
 //! new right.
 //!
-//! It strikes once the node is ready; `kill-by-pods` strikes whenever it is told to.
+//! It strikes once the node is ready; `kernel-panic` strikes at once, and `kill-by-pods` whenever
+//! it is told to.
 //!
 //! | name | what happens |
 //! |---|---|
@@ -17,6 +18,7 @@
 //! | `kill-node` | the node gets SIGKILL |
 //! | `kill-by-pods` | once a pod with the name `kill-PROGRAM` runs here, that program gets SIGKILL |
 //! | `node-hangs` | every worker of the runtime is blocked forever |
+//! | `kernel-panic` | the kernel panics |
 //! | `locked` | the trapdoor opens as for a locked disk, unless a recovery key was given |
 
 use std::collections::BTreeSet;
@@ -62,12 +64,14 @@ pub enum Fault {
     KillByPods,
     /// Every worker of the runtime is blocked.
     NodeHangs,
+    /// The kernel panics, as early as it can be told to.
+    KernelPanic,
     /// The trapdoor opens as for a locked disk, unless a recovery key was given.
     Locked,
 }
 
 impl Fault {
-    const ALL: [(&'static str, Self); 10] = [
+    const ALL: [(&'static str, Self); 11] = [
         ("service-panic", Self::ServicePanic),
         ("service-flaps", Self::ServiceFlaps),
         ("main-panic", Self::MainPanic),
@@ -77,6 +81,7 @@ impl Fault {
         ("kill-node", Self::KillNode),
         ("kill-by-pods", Self::KillByPods),
         ("node-hangs", Self::NodeHangs),
+        ("kernel-panic", Self::KernelPanic),
         ("locked", Self::Locked),
     ];
 
@@ -127,9 +132,11 @@ impl Service {
     /// [`Closed`] when the owner of the value is gone.
     #[expect(clippy::panic, reason = "that is what it is for")]
     pub async fn run(mut self, ctx: Context) -> Result<(), Closed> {
-        let ready = event::until(&mut self.ready, "ready", |ready| ready.then_some(()));
-        let Some(ready) = ctx.until_cancelled(ready).await else { return Ok(()) };
-        ready?;
+        if self.fault != Fault::KernelPanic {
+            let ready = event::until(&mut self.ready, "ready", |ready| ready.then_some(()));
+            let Some(ready) = ctx.until_cancelled(ready).await else { return Ok(()) };
+            ready?;
+        }
         // Earlier events are logged first: an observer from outside could not make sense of
         // the rest.
         while !ctx.lines().is_drained() {
@@ -160,6 +167,11 @@ impl Service {
                 return Err(ended);
             }
             Fault::NodeHangs => hang(&ctx),
+            Fault::KernelPanic => {
+                if let Err(error) = std::fs::write("/proc/sysrq-trigger", "c") {
+                    error!(error = &error as &dyn std::error::Error, "the kernel goes on");
+                }
+            }
             Fault::Locked => match self.recovery.text() {
                 Ok(None) => match ctx.trapdoor(locked()).await {},
                 Ok(Some((text, source))) => {

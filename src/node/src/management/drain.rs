@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::Stream;
 use polis_proto::v1;
-use polis_proto::v1::drain_progress::State as Told;
+use polis_proto::v1::drain_progress::State as Reported;
 use tonic::{Code, Status};
 
 use polis_wire::rpc::REASON;
@@ -38,9 +38,9 @@ pub(super) fn asked(request: v1::DrainRequest) -> Result<Asked, Status> {
 
 /// The answer of a node that has no pods.
 pub(super) fn no_worker() -> impl Stream<Item = Result<v1::DrainProgress, Status>> + Send {
-    let told = v1::DrainProgress { state: Told::NoWorker.into(), ..Default::default() };
+    let reported = v1::DrainProgress { state: Reported::NoWorker.into(), ..Default::default() };
     // The caller ends the stream, as that of a worker.
-    futures::StreamExt::chain(futures::stream::iter([Ok(told)]), futures::stream::pending())
+    futures::StreamExt::chain(futures::stream::iter([Ok(reported)]), futures::stream::pending())
 }
 
 /// Every change of the progress. The end of the stream ends the drain.
@@ -53,19 +53,19 @@ pub(super) fn progress(held: Held) -> impl Stream<Item = Result<v1::DrainProgres
                 return Some((Err(failed(Code::Aborted, &taken.to_string(), "drain-taken")), None));
             }
         };
-        match told(&next, held.elapsed()) {
-            Ok(told) => Some((Ok(told), Some((held, Some(next))))),
+        match reported(&next, held.elapsed()) {
+            Ok(reported) => Some((Ok(reported), Some((held, Some(next))))),
             Err(status) => Some((Err(status), None)),
         }
     })
 }
 
-fn told(progress: &Progress, elapsed: Duration) -> Result<v1::DrainProgress, Status> {
+fn reported(progress: &Progress, elapsed: Duration) -> Result<v1::DrainProgress, Status> {
     let Progress { state, pods, cause, .. } = progress;
     let state = match state {
-        State::None | State::Draining => Told::Draining,
-        State::Drained => Told::Drained,
-        State::GivenUp => Told::GivenUp,
+        State::None | State::Draining => Reported::Draining,
+        State::Drained => Reported::Drained,
+        State::GivenUp => Reported::GivenUp,
         State::Failed(Failure::Unmanaged) => {
             return Err(failed(Code::FailedPrecondition, cause, "unmanaged-pods"));
         }
@@ -114,7 +114,7 @@ mod tests {
             progress.state = State::Failed(failure);
             progress.pods = 2;
             progress.cause = "shop/web: the budget web".to_owned();
-            let status = told(&progress, Duration::from_secs(9)).unwrap_err();
+            let status = reported(&progress, Duration::from_secs(9)).unwrap_err();
             let word = status.metadata().get(REASON).unwrap().to_str().unwrap().to_owned();
             (status.code(), word, status.message().to_owned())
         };

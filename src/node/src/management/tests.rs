@@ -77,9 +77,13 @@ impl Running {
         let (snapshot, snapshots) = watch::channel(Arc::default());
         let (ready, readies) = watch::channel(true);
         let (workload, workloads) = watch::channel(workload::Status::default());
-        let (credentials, own) = watch::channel(credentials);
         let up = AccessList { nodes: Some([node].into()), ..AccessList::default() };
         let (access_list, access_lists) = watch::channel(Arc::new(up));
+        // A node whose disk is locked does not know its users.
+        if credentials.is_some() {
+            authority.admits(&access_list);
+        }
+        let (credentials, own) = watch::channel(credentials);
         let environment = Environment {
             control: 3,
             recovery: None,
@@ -342,6 +346,14 @@ async fn a_node_that_waits_for_its_key_takes_it_only_from_an_owner() {
         NodeManagementClient::new(connection.channel).unlock(request).await
     };
     assert_eq!(unlock(Role::Operator).await.unwrap_err().code(), Code::PermissionDenied);
+    // No other call is served by a certificate alone.
+    let owner = running.authority.user("owner", Role::Owner, 5).await;
+    let (host, port) = (running.addresses[0].ip().to_string(), running.addresses[0].port());
+    let dialled = dial(&host, port, Expect::AnyNode, &Trust::Unchecked, Some(&owner)).await;
+    let mut others = NodeManagementClient::new(dialled.unwrap().channel);
+    let refused = others.get_status(v1::GetStatusRequest {}).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable, "{refused}");
+    assert!(refused.message().contains("which users there are"), "{refused}");
     let (unlocked, ()) = tokio::join!(unlock(Role::Owner), async {
         let request = waiting.next().await;
         assert_eq!(*request.key.bytes(), [7; form::SIZE]);

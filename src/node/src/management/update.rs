@@ -1,5 +1,5 @@
 //! The calls `Update`, `StoreBundle` and `FetchBundle`: passes the pieces of a bundle on to the
-//! thread that writes them and tells how far it is, and passes on those of one that is kept.
+//! thread that writes them and reports its progress, and passes on those of one that is kept.
 //!
 //! ```text
 //! caller --pieces--> [4 pieces] --> the thread that installs or keeps the bundle
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use futures::Stream;
 use polis_proto::v1;
-use polis_proto::v1::update_progress::Phase as Told;
+use polis_proto::v1::update_progress::Phase as Reported;
 use tokio::io::AsyncReadExt as _;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -32,7 +32,7 @@ use polis_wire::rpc::REASON;
 const PIECE: usize = 256 << 10;
 /// Longest that a caller may send nothing.
 const STALL: Duration = Duration::from_secs(60);
-/// How much further an update is when it tells so.
+/// The progress between two reports of an update.
 const STEP: u64 = 1 << 20;
 
 /// A bundle on its way.
@@ -41,7 +41,7 @@ struct Upload {
     /// `None` once everything was received.
     pieces: Option<mpsc::Sender<Vec<u8>>>,
     progress: watch::Receiver<Progress>,
-    told: Progress,
+    reported: Progress,
     work: JoinHandle<Result<v1::UpdateProgress, Error>>,
 }
 
@@ -50,9 +50,9 @@ pub(super) fn install(
     turn: Turn,
     incoming: Streaming<v1::UpdateRequest>,
 ) -> impl Stream<Item = Result<v1::UpdateProgress, Status>> + Send {
-    received(incoming, move |pieces, told| {
-        let Installed { version, slot } = turn.install(pieces, told)?;
-        let phase = Told::Installed.into();
+    received(incoming, move |pieces, reported| {
+        let Installed { version, slot } = turn.install(pieces, reported)?;
+        let phase = Reported::Installed.into();
         let (version, slot) = (version.to_string(), slot.to_owned());
         Ok(v1::UpdateProgress { phase, version, slot, ..Default::default() })
     })
@@ -65,9 +65,9 @@ pub(super) fn keep(
     store: Store,
     incoming: Streaming<v1::UpdateRequest>,
 ) -> impl Stream<Item = Result<v1::UpdateProgress, Status>> + Send {
-    received(incoming, move |pieces, told| {
-        let version = turn.keep(pieces, &store, told)?.version.to_string();
-        Ok(v1::UpdateProgress { phase: Told::Stored.into(), version, ..Default::default() })
+    received(incoming, move |pieces, reported| {
+        let version = turn.keep(pieces, &store, reported)?.version.to_string();
+        Ok(v1::UpdateProgress { phase: Reported::Stored.into(), version, ..Default::default() })
     })
 }
 
@@ -109,23 +109,24 @@ fn received(
     + 'static,
 ) -> impl Stream<Item = Result<v1::UpdateProgress, Status>> + Send {
     let (pieces, received) = mpsc::channel(PIECES);
-    let (told, progress) = watch::channel(Progress::default());
+    let (reported, progress) = watch::channel(Progress::default());
     let span = tracing::Span::current();
-    let work =
-        tokio::task::spawn_blocking(move || span.in_scope(|| work(Pieces::new(received), &told)));
-    let told = Progress::default();
-    let upload = Upload { incoming, pieces: Some(pieces), progress, told, work };
+    let work = tokio::task::spawn_blocking(move || {
+        span.in_scope(|| work(Pieces::new(received), &reported))
+    });
+    let reported = Progress::default();
+    let upload = Upload { incoming, pieces: Some(pieces), progress, reported, work };
     futures::stream::unfold(Some(upload), |upload| async move {
         let mut upload = upload?;
         match upload.next().await {
-            Ok(Next::Progress(told)) => Some((Ok(told), Some(upload))),
-            Ok(Next::Done(told)) => Some((Ok(told), None)),
+            Ok(Next::Progress(reported)) => Some((Ok(reported), Some(upload))),
+            Ok(Next::Done(reported)) => Some((Ok(reported), None)),
             Err(status) => Some((Err(status), None)),
         }
     })
 }
 
-/// What an upload tells next.
+/// What an upload reports next.
 enum Next {
     Progress(v1::UpdateProgress),
     Done(v1::UpdateProgress),
@@ -142,8 +143,8 @@ impl Upload {
                 }
                 Ok(()) = self.progress.changed() => {
                     let now = *self.progress.borrow_and_update();
-                    if now.phase != self.told.phase || now.bytes >= self.told.bytes + STEP {
-                        self.told = now;
+                    if now.phase != self.reported.phase || now.bytes >= self.reported.bytes + STEP {
+                        self.reported = now;
                         return Ok(Next::Progress(progress(now)));
                     }
                 }
@@ -180,8 +181,8 @@ async fn feed(
 
 fn progress(Progress { phase, bytes, total }: Progress) -> v1::UpdateProgress {
     let phase = match phase {
-        Phase::Write => Told::Write,
-        Phase::Verify => Told::Verify,
+        Phase::Write => Reported::Write,
+        Phase::Verify => Reported::Verify,
     };
     v1::UpdateProgress { phase: phase.into(), bytes, total, ..Default::default() }
 }

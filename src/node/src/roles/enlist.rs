@@ -3,7 +3,7 @@
 //! ```text
 //! [no member] --role, JoinConsensus--> [orders: join] --learner, voter--> [serves the role]
 //!      ^                                                                       |
-//!      +------ etcd ended, its data removed <------- the leader tells that ----+
+//!      +------ etcd ended, its data removed <------ the leader reports it -----+
 //!                                                    the role is gone, or the member
 //! ```
 //!

@@ -32,9 +32,10 @@ use polis_wire::rpc::client::Repeat;
 
 const STORE: &str = "store the bundle";
 
-/// How often the leader is asked whether it knows of a bundle that was sent, and the pause.
+/// How often the leader is asked whether it knows of a bundle that was sent, and the pause. In
+/// tests it never learns of one.
 const LOOKS: u32 = 20;
-const LOOK: Duration = Duration::from_millis(500);
+const LOOK: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 500 });
 
 /// Arguments of `cluster update`.
 #[derive(Debug, clap::Args)]

@@ -142,7 +142,7 @@ struct Member {
     fault: String,
 }
 
-/// The nodes with the role of a controller, those that the leader hears from first.
+/// The nodes with the role of a controller, those with heartbeats first.
 async fn controllers(session: &Session) -> Result<Vec<Member>, Error> {
     let nodes = members(session, |roles| roles.kubernetes_controller.is_some()).await?;
     if nodes.is_empty() {
@@ -153,7 +153,7 @@ async fn controllers(session: &Session) -> Result<Vec<Member>, Error> {
     Ok(nodes)
 }
 
-/// The nodes with the role of a worker, those that the leader hears from first.
+/// The nodes with the role of a worker, those with heartbeats first.
 async fn workers(session: &Session) -> Result<Vec<Member>, Error> {
     members(session, |roles| roles.kubernetes_worker.is_some()).await
 }

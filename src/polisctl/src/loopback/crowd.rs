@@ -12,8 +12,10 @@ fn name(seed: u8) -> String {
     format!("{}-{seed}", "database-of-the-warehouse".repeat(3)).chars().skip(14).collect()
 }
 
+/// An address of a group: a connection to it fails at once, where one to a node that is not
+/// there may take seconds.
 fn address(seed: u8) -> String {
-    format!("2001:db8:ffff:ffff:ffff:ffff:ffff:fff{seed}")
+    format!("ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff{seed}")
 }
 
 /// Where their management ports are, as a context names them.

@@ -117,7 +117,8 @@ impl Cluster {
                 .add_service(AaaServer::new(served.clone()))
                 .add_service(CuratorLocalServer::new(served));
             let app = App::Grpc(routes.routes().prepare());
-            let running = Running::start(authority.node(NODE).await, app, Limits::default()).await;
+            let own = authority.curator(NODE).await;
+            let running = Running::start(&authority, own, app, Limits::default()).await;
             (authority, running)
         });
         let gateway = None;
@@ -194,9 +195,9 @@ impl Cluster {
     pub(super) fn has_controller(&mut self, world: &World) {
         let app = App::Gateway(Arc::new(self.kubernetes.clone()));
         let node = self.authority.node(NODE);
-        let running = self
-            .runtime
-            .block_on(async { Running::start(node.await, app, Limits::default()).await });
+        let running = self.runtime.block_on(async {
+            Running::start(&self.authority, node.await, app, Limits::default()).await
+        });
         let contexts = Contexts::find(Some(world.path("polis")), |_name| None).unwrap();
         let mut context = contexts.load("home").unwrap();
         let via = ("192.0.2.1:6444".to_owned(), running.address.to_string());
@@ -231,7 +232,7 @@ impl Cluster {
         self.kubernetes.starts.store(true, Ordering::Relaxed);
     }
 
-    /// From now on the node reports that nobody leads.
+    /// From now on the node reports that there is no leader.
     pub(super) fn lose_the_leader(&self) {
         self.leads.store(false, Ordering::Relaxed);
     }
@@ -514,8 +515,8 @@ impl NodeManagement for Served {
         self.note(&format!("Update {version}"));
         let phase = v1::update_progress::Phase::Installed.into();
         let slot = "B".to_owned();
-        let told = v1::UpdateProgress { phase, version, slot, ..Default::default() };
-        Ok(Response::new(stream::iter([Ok(told)]).boxed()))
+        let report = v1::UpdateProgress { phase, version, slot, ..Default::default() };
+        Ok(Response::new(stream::iter([Ok(report)]).boxed()))
     }
 
     type StoreBundleStream = Answers<v1::UpdateProgress>;
@@ -534,8 +535,8 @@ impl NodeManagement for Served {
         let version = bundle.manifest().version.to_string();
         self.note(&format!("StoreBundle {version}"));
         let phase = v1::update_progress::Phase::Stored.into();
-        let told = v1::UpdateProgress { phase, version, ..Default::default() };
-        Ok(Response::new(stream::iter([Ok(told)]).boxed()))
+        let report = v1::UpdateProgress { phase, version, ..Default::default() };
+        Ok(Response::new(stream::iter([Ok(report)]).boxed()))
     }
 
     type FetchBundleStream = Answers<v1::UpdateRequest>;

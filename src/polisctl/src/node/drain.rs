@@ -128,17 +128,17 @@ impl Drain {
             Err(status) => return Err(refused(WHAT, &status)),
         };
         loop {
-            let told = stream.message().await.map_err(|status| refused(WHAT, &status))?;
-            let told = told.ok_or_else(|| Error::new("the node has ended the drain"))?;
-            match told.state() {
+            let report = stream.message().await.map_err(|status| refused(WHAT, &status))?;
+            let report = report.ok_or_else(|| Error::new("the node has ended the drain"))?;
+            match report.state() {
                 State::NoWorker | State::Drained => break,
                 State::GivenUp => {
-                    let left = left(told.pods);
+                    let left = left(report.pods);
                     drop(progress);
-                    global.out.remark(&format!("{name} is not drained: {}{left}", told.cause));
+                    global.out.remark(&format!("{name} is not drained: {}{left}", report.cause));
                     break;
                 }
-                State::Draining | State::Unspecified => progress.says(&line(name, self, &told)),
+                State::Draining | State::Unspecified => progress.says(&line(name, self, &report)),
             }
         }
         Ok(Held { _stream: Some(stream) })
@@ -146,14 +146,14 @@ impl Drain {
 }
 
 /// What a drain waits for, and since when.
-fn line(name: &str, drain: Drain, told: &v1::DrainProgress) -> String {
-    let elapsed = Duration::try_from_secs_f64(told.elapsed_seconds).unwrap_or_default();
+fn line(name: &str, drain: Drain, report: &v1::DrainProgress) -> String {
+    let elapsed = Duration::try_from_secs_f64(report.elapsed_seconds).unwrap_or_default();
     format!(
         "draining {name}, {} of {}: waits for {}{}",
         units::span(elapsed),
         units::span(drain.drain_timeout),
-        told.cause,
-        left(told.pods)
+        report.cause,
+        left(report.pods)
     )
 }
 
@@ -172,7 +172,7 @@ mod tests {
     use crate::testing::World;
     use polis_wire::rpc::testing::node_id;
 
-    fn told(state: State, pods: u32, cause: &str) -> v1::DrainProgress {
+    fn report(state: State, pods: u32, cause: &str) -> v1::DrainProgress {
         let cause = cause.to_owned();
         v1::DrainProgress { state: state.into(), pods, cause, elapsed_seconds: 65.0 }
     }
@@ -184,8 +184,8 @@ mod tests {
         cluster.has_worker();
         let id = node_id(NODE).to_string();
         cluster.drains(vec![
-            Ok(told(State::Draining, 2, "the end of shop/web")),
-            Ok(told(State::Drained, 0, "")),
+            Ok(report(State::Draining, 2, "the end of shop/web")),
+            Ok(report(State::Drained, 0, "")),
         ]);
         let commands: [(&[&str], &str); 4] = [
             (&["node", "reboot", &id], "Reboot"),
@@ -238,7 +238,11 @@ mod tests {
         let cluster = Cluster::new(&world);
         cluster.has_worker();
         let id = node_id(NODE).to_string();
-        cluster.drains(vec![Ok(told(State::GivenUp, 3, "no answer for 30 s from an API server"))]);
+        cluster.drains(vec![Ok(report(
+            State::GivenUp,
+            3,
+            "no answer for 30 s from an API server",
+        ))]);
         let ended = world.run(&["node", "reboot", &id, "--yes"]);
         assert_eq!((ended.status, &*ended.stdout), (0, &*format!("{id} reboots\n")));
         let said = format!(
@@ -251,7 +255,7 @@ mod tests {
     #[test]
     fn a_wait_names_its_cause_and_its_time() {
         let drain = Drain { drain_timeout: Duration::from_secs(300), force: false };
-        let two = told(State::Draining, 2, "shop/web: the budget web");
+        let two = report(State::Draining, 2, "shop/web: the budget web");
         assert_eq!(
             line("web-1", drain, &two),
             "draining web-1, 1 min 5 s of 5 min 0 s: waits for shop/web: the budget web; 2 pods \

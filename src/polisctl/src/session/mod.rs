@@ -217,8 +217,8 @@ impl Session {
     }
 
     /// A text with the role for each command that this user may not type.
-    pub(super) fn told(&self, text: &str) -> String {
-        self.out.told(text)
+    pub(super) fn for_reader(&self, text: &str) -> String {
+        self.out.for_reader(text)
     }
 
     /// Restarts the deadline: the time that a person takes to answer a question does not

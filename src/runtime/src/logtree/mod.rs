@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! tracing --layer--+                       +--> names: 8,192 entries each
-//! child ----sink---+--> Tree::append ------+--> readers: bounded, lossy, told so
+//! child ----sink---+--> Tree::append ------+--> readers: bounded, lossy, informed
 //! /dev/kmsg -------+                       +--> serial::Lines, if it matters enough
 //! ```
 //!

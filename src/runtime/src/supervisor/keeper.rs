@@ -6,7 +6,7 @@
 //! [running] --------------> [ending] ------------> [waiting] ----------> [running]
 //!     |                         |                      |
 //!     |                         +-- bound exceeded --> pass it on, end
-//!     +---------- told to stop: end the members, youngest first ---> end
+//!     +---------- asked to stop: end the members, youngest first ---> end
 //! ```
 //!
 //! A keeper is a task of its own, and the only place that starts tasks.

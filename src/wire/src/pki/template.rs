@@ -23,6 +23,10 @@ use super::Error;
 /// reject peers without it, so no other certificate of the cluster speaks raft.
 pub const ETCD_PEER_NAME: &str = "etcd-peer.polis.internal";
 
+/// The DNS name that only certificates of curators carry. A client that looks for the leader
+/// rejects every other node.
+pub const CURATOR_NAME: &str = "curator.polis.internal";
+
 /// How far the clocks of two machines may differ before a fresh certificate is
 /// rejected as not valid yet.
 pub(super) const CLOCK_TOLERANCE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -37,6 +41,10 @@ const PEER_LIFETIME: Duration = AUTHORITY_LIFETIME;
 /// Long enough for a worker that was off over a season, short enough that a
 /// forgotten one drops out. A voter renews its own where it has ended.
 const NODE_LIFETIME: Duration = Duration::from_secs(90 * 24 * 60 * 60);
+
+/// Short, because `polisctl` reads no CRL: it takes a node for a curator for this long at most
+/// after that node lost the role. Long enough for a voter whose clock is some days off.
+const CURATOR_LIFETIME: Duration = Duration::from_secs(10 * 24 * 60 * 60);
 
 /// People come back more often than machines.
 const USER_LIFETIME: Duration = Duration::from_secs(30 * 24 * 60 * 60);
@@ -102,6 +110,12 @@ pub enum Template {
     /// A node: a server to everyone and a client of other nodes. Its DNS name is
     /// its ID, and no user's certificate serves or has a DNS name.
     Node,
+    /// A node as a curator: server authentication only, under the ID of the node and
+    /// [`CURATOR_NAME`].
+    Curator {
+        /// The ID of the node.
+        node: String,
+    },
     /// A user: client authentication only.
     User {
         /// The role of the user, stored as the organizational unit.
@@ -149,6 +163,7 @@ impl Template {
             | Self::FrontProxyAuthority => AUTHORITY_LIFETIME,
             Self::EtcdPeer { .. } => PEER_LIFETIME,
             Self::Node => NODE_LIFETIME,
+            Self::Curator { .. } => CURATOR_LIFETIME,
             Self::User { .. } => USER_LIFETIME,
             Self::KubernetesServer { subject, .. } | Self::KubernetesClient { subject } => {
                 match subject.holder {
@@ -173,6 +188,7 @@ impl Template {
                 vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment]
             }
             Self::Node
+            | Self::Curator { .. }
             | Self::User { .. }
             | Self::KubernetesServer { .. }
             | Self::KubernetesClient { .. } => vec![KeyUsagePurpose::DigitalSignature],
@@ -191,7 +207,7 @@ impl Template {
             }
             Self::EtcdPeer { .. } | Self::Node => vec![ClientAuth, ServerAuth],
             Self::User { .. } | Self::KubernetesClient { .. } => vec![ClientAuth],
-            Self::KubernetesServer { .. } => vec![ServerAuth],
+            Self::Curator { .. } | Self::KubernetesServer { .. } => vec![ServerAuth],
         }
     }
 
@@ -213,6 +229,9 @@ impl Template {
                 hosts
             }
             Self::Node => vec![named],
+            Self::Curator { node } => {
+                vec![Host::Name(node.clone()), Host::Name(CURATOR_NAME.to_owned())]
+            }
         }
     }
 
@@ -221,7 +240,11 @@ impl Template {
     fn subject(&self, name: &str) -> DistinguishedName {
         let mut shown = DistinguishedName::new();
         match self {
-            Self::EtcdAuthority | Self::EtcdPeer { .. } | Self::ClusterAuthority | Self::Node => {
+            Self::EtcdAuthority
+            | Self::EtcdPeer { .. }
+            | Self::ClusterAuthority
+            | Self::Node
+            | Self::Curator { .. } => {
                 shown.push(DnType::CommonName, name);
             }
             Self::User { role } => {

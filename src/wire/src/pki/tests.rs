@@ -75,9 +75,11 @@ async fn a_peer_carries_its_name_and_the_name_that_only_peers_have() {
 #[tokio::test]
 async fn a_node_is_a_server_and_a_client_and_a_user_only_a_client() {
     let pki = Namespace::new(Memory::default(), "pki/");
-    for (template, server, client, days) in
-        [(Template::Node, true, true, 90), (Template::User { role: "viewer" }, false, true, 30)]
-    {
+    for (template, server, client, days) in [
+        (Template::Node, true, true, 90),
+        (Template::Curator { node: "x".to_owned() }, true, false, 10),
+        (Template::User { role: "viewer" }, false, true, 30),
+    ] {
         let made = pki.ensure(&desired("x", template, Mode::Ephemeral), noon()).await.unwrap();
         let (_, certificate) = X509Certificate::from_der(&made.der).unwrap();
         let usage = certificate.extended_key_usage().unwrap().unwrap().value;

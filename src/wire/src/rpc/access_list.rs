@@ -1,19 +1,24 @@
 //! The access list: the callers that still have access, checked again at each call.
 //!
 //! An event value, filled from the records of the curator: by the curator itself on a
-//! machine that runs one, on all other nodes by a watch on a curator.
+//! machine that runs one, on all other nodes by a watch on a curator, and until then, for
+//! users, with what the node kept on its disk.
 //!
 //! Invariants:
-//! - A caller whose certificate is on the CRL or has expired, a revoked user, and a
-//!   node that is not UP are rejected, however long their connection has been open.
+//! - A user is served only while its record is in the list, with its key and its role: the
+//!   signature of the cluster's CA alone admits no caller. While the list is unknown, the
+//!   only call of a user is the one that needs none (`polis.v1.Access.unlisted`).
+//! - A caller whose certificate is on the CRL or has expired, and a node that is not UP are
+//!   rejected, however long their connection has been open.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
 
+use polis_proto::v1;
 use tonic::Status;
 use tonic::metadata::MetadataValue;
 
-use super::peer::{Caller, Peer};
+use super::peer::{Caller, Peer, Role};
 use crate::identity::NodeId;
 use crate::pki::Facts;
 
@@ -41,8 +46,31 @@ pub struct AccessList {
     pub removed: BTreeSet<NodeId>,
     /// The serial numbers on the CRL of the cluster's CA, big-endian.
     pub serials: BTreeSet<Vec<u8>>,
-    /// The users whose access was revoked.
-    pub users: BTreeSet<String>,
+    /// The users, by name; `None` where they are not known yet.
+    pub users: Option<Users>,
+}
+
+/// Every user that has access, by name.
+pub type Users = BTreeMap<String, Listed>;
+
+/// The part of a user's record that its certificate has to match.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Raw Ed25519 public key.
+    pub key: [u8; 32],
+    /// The role.
+    pub role: Role,
+}
+
+/// Reads the records of users. Revoked users are left out, and so is a record that no
+/// certificate could match.
+#[must_use]
+pub fn users<'a>(records: impl IntoIterator<Item = &'a v1::User>) -> Users {
+    let admitted = records.into_iter().filter(|user| !user.revoked).filter_map(|user| {
+        let key = user.public_key.as_slice().try_into().ok()?;
+        Some((user.name.clone(), Listed { key, role: Role::try_from(user.role()).ok()? }))
+    });
+    admitted.collect()
 }
 
 /// Why a peer has no access.
@@ -60,9 +88,18 @@ pub enum Fallen {
     /// The node is not in state UP.
     #[error("node {0} is not in state UP")]
     NotUp(NodeId),
+    /// The user is not in the list, or with another key or role.
+    #[error(
+        "the certificate of {0} is not that of a user in the list of this node: an owner \
+         revoked it, or made the user while this node was cut off"
+    )]
+    NotListed(String),
     /// This server has not received the list of members yet.
     #[error("this server does not know yet which nodes are members; try again")]
     Unknown,
+    /// This server has not received the list of users yet, and has kept none.
+    #[error("this node does not know yet which users there are; try again once it is home")]
+    UsersUnknown,
 }
 
 impl From<Fallen> for Status {
@@ -73,7 +110,8 @@ impl From<Fallen> for Status {
             Fallen::Ended(_) => (Self::unauthenticated(text), "ended"),
             Fallen::Removed(_) => (Self::permission_denied(text), DECOMMISSIONED),
             Fallen::NotUp(_) => (Self::permission_denied(text), "not-up"),
-            Fallen::Unknown => (Self::unavailable(text), "access_list"),
+            Fallen::NotListed(_) => (Self::unauthenticated(text), "not-listed"),
+            Fallen::Unknown | Fallen::UsersUnknown => (Self::unavailable(text), "access_list"),
         };
         status.metadata_mut().insert(STANDING, MetadataValue::from_static(word));
         status
@@ -103,8 +141,15 @@ impl AccessList {
         }
         match &caller.peer {
             Peer::None | Peer::Key(_) => Ok(()),
-            Peer::User { name, .. } if self.users.contains(name) => Err(Fallen::Revoked(whose())),
-            Peer::User { .. } => Ok(()),
+            Peer::User { name, role } => {
+                let users = self.users.as_ref().ok_or(Fallen::UsersUnknown)?;
+                match users.get(name) {
+                    Some(listed) if *listed == (Listed { key: certificate.key, role: *role }) => {
+                        Ok(())
+                    }
+                    Some(_) | None => Err(Fallen::NotListed(whose())),
+                }
+            }
             Peer::Node(id) => match &self.nodes {
                 None => Err(Fallen::Unknown),
                 Some(nodes) if nodes.contains(id) => Ok(()),
@@ -122,9 +167,12 @@ mod tests {
     use super::*;
     use crate::rpc::peer::{Certified, Role};
 
+    const KEY: [u8; 32] = [3; 32];
+
     fn caller(peer: Peer) -> Caller {
         let certificate = peer.is_known().then(|| Certified {
             serial: vec![7],
+            key: KEY,
             not_after: SystemTime::UNIX_EPOCH + Duration::from_secs(100),
         });
         Caller { peer, address: ([127, 0, 0, 1], 1).into(), certificate }
@@ -135,15 +183,45 @@ mod tests {
     }
 
     #[test]
-    fn a_user_has_access_until_it_is_revoked_or_its_certificate_ends() {
+    fn a_user_has_access_while_its_record_is_listed_and_its_certificate_has_not_ended() {
         let user = caller(Peer::User { name: "ann".to_owned(), role: Role::Owner });
-        let mut access_list = AccessList::default();
+        let listed = |name: &str, key, role| {
+            let users = Users::from([(name.to_owned(), Listed { key, role })]);
+            AccessList { users: Some(users), ..AccessList::default() }
+        };
+        assert_eq!(AccessList::default().check(&user, at(1)), Err(Fallen::UsersUnknown));
+        // A certificate that was made with a stolen key of the CA has no record.
+        for other in [
+            listed("bob", KEY, Role::Owner),
+            listed("ann", [4; 32], Role::Owner),
+            listed("ann", KEY, Role::Viewer),
+        ] {
+            let refused = Err(Fallen::NotListed("owner ann".to_owned()));
+            assert_eq!(other.check(&user, at(1)), refused);
+        }
+        let access_list = listed("ann", KEY, Role::Owner);
         assert_eq!(access_list.check(&user, at(100)), Ok(()));
         assert_eq!(access_list.check(&user, at(101)), Err(Fallen::Ended("owner ann".to_owned())));
-        access_list.users.insert("ann".to_owned());
+        let access_list = AccessList { serials: [vec![7]].into(), ..access_list };
         assert_eq!(access_list.check(&user, at(1)), Err(Fallen::Revoked("owner ann".to_owned())));
-        let access_list = AccessList { serials: [vec![7]].into(), ..AccessList::default() };
-        assert_eq!(access_list.check(&user, at(1)), Err(Fallen::Revoked("owner ann".to_owned())));
+    }
+
+    #[test]
+    fn only_whole_records_that_are_not_revoked_are_listed() {
+        let record = |name: &str, key: &[u8], role: v1::UserRole, revoked| v1::User {
+            name: name.to_owned(),
+            role: role.into(),
+            public_key: key.to_vec(),
+            revoked,
+        };
+        let records = [
+            record("ann", &KEY, v1::UserRole::Operator, false),
+            record("eve", &KEY, v1::UserRole::Owner, true),
+            record("short", &[1; 31], v1::UserRole::Owner, false),
+            record("none", &KEY, v1::UserRole::Unspecified, false),
+        ];
+        let listed = Listed { key: KEY, role: Role::Operator };
+        assert_eq!(users(&records), Users::from([("ann".to_owned(), listed)]));
     }
 
     #[test]
@@ -169,6 +247,7 @@ mod tests {
         assert!(!removal(Fallen::NotUp(id)));
         assert!(!removal(Fallen::Ended("node".to_owned())));
         assert!(!removal(Fallen::Unknown));
+        assert!(!removal(Fallen::NotListed("owner ann".to_owned())));
         assert!(!is_removal(&Status::permission_denied("revoked")));
     }
 

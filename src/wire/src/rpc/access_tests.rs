@@ -44,14 +44,14 @@ const SERVED: &[(&str, &str)] = &[
     ("/polis.v1.Management/GetEtcdStatus", "...vpo"),
     ("/polis.v1.Management/GetNodes", "..nvpo"),
     ("/polis.v1.Management/GetRecoveryKey", ".....o"),
-    ("/polis.v1.Management/GetRegisterTicket", "....po"),
+    ("/polis.v1.Management/GetRegisterTicket", ".....o"),
     ("/polis.v1.Management/GetUpdate", "...vpo"),
     ("/polis.v1.Management/ListRegistries", "...vpo"),
     ("/polis.v1.Management/NameNode", "....po"),
     ("/polis.v1.Management/SetRegistry", ".....o"),
     ("/polis.v1.Management/SnapshotEtcd", ".....o"),
     ("/polis.v1.Management/UpdateNodeLabels", "....po"),
-    ("/polis.v1.Management/UpdateNodeRoles", "....po"),
+    ("/polis.v1.Management/UpdateNodeRoles", ".....o"),
     ("/polis.v1.NodeManagement/Console", "...vpo"),
     ("/polis.v1.NodeManagement/Drain", "....po"),
     ("/polis.v1.NodeManagement/FetchBundle", "..n..."),
@@ -79,7 +79,7 @@ async fn every_rpc_serves_only_its_callers() {
     // The server has no services: an accepted call finds nothing to serve it.
     let limits = Limits { untrusted_rate: (1000, 1000), ..Limits::default() };
     let node = authority.node(1).await;
-    let running = Running::start(node, App::Grpc(Routes::default()), limits).await;
+    let running = Running::start(&authority, node, App::Grpc(Routes::default()), limits).await;
     running.up(&[1, 2]);
     let users = [Role::Viewer, Role::Operator, Role::Owner];
     let mut callers = vec![None, Some(self_signed(9, None)), Some(authority.node(2).await)];

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! path in the table? --> access_list? --> rule? --> untrusted: a token? --> service, until its deadline
+//!                          | a user that is not listed yet: waits [`LISTED_MAX`] at most
 //! ```
 //!
 //! Invariants:
@@ -11,9 +12,10 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use http::{HeaderMap, Request, Response, StatusCode};
+use http::header::CONNECTION;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use hyper::body::Incoming;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tonic::body::Body;
 use tonic::service::Routes;
 use tonic::{Code, Status};
@@ -21,6 +23,7 @@ use tower::Service as _;
 use tracing::info;
 
 use super::access::Rule;
+use super::access_list::{AccessList, Fallen};
 use super::app::App;
 use super::body::{Activity, Bounded, End, Ending, Open, Outgoing, status_code};
 use super::gateway::{Exchange, Gateway, Tunnel, Upgraded};
@@ -30,6 +33,13 @@ use polis_base::sys::clock;
 
 /// Bytes of a gRPC frame before its message.
 const FRAME_HEAD: usize = 5;
+
+/// How long a call of a user waits for a list: a node receives it soon after it has opened its
+/// port.
+const LIST_MAX: Duration = Duration::from_secs(10);
+/// How long it waits for the list to name it: every node receives the record of a new user
+/// milliseconds after the leader has written it.
+const LISTED_MAX: Duration = Duration::from_secs(1);
 
 /// One connection, as its calls see it.
 #[derive(Debug)]
@@ -67,12 +77,18 @@ impl Line {
     ) -> Result<Response<Body>, Infallible> {
         let Shared { metrics, app, .. } = &*self.shared;
         let mut open = Open::new(metrics, request.uri().path(), &self.activity);
+        self.listed(request.uri().path()).await;
         let rule = match self.admit(request.uri().path()) {
             Ok(rule) => rule,
             Err(status) => {
                 metrics.refused.up();
                 open.answered(Some(status.code()));
-                return Ok(refusal(app, status));
+                let mut response = refusal(app, status);
+                if !matches!(app, App::Grpc(_)) && self.is_barred() {
+                    // No request of this connection will be served.
+                    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                }
+                return Ok(response);
             }
         };
         self.record(request.uri().path(), rule);
@@ -100,15 +116,46 @@ impl Line {
         Ok(response.map(|body| Body::new(Outgoing::new(body, open, end))))
     }
 
+    /// Waits where the caller is a user that is not in the list: the list may be late.
+    async fn listed(&self, path: &str) {
+        let Shared { table, access_list, .. } = &*self.shared;
+        let unlisted = table.rule(path).is_ok_and(|rule| rule.access.unlisted);
+        let mut lists = access_list.clone();
+        let check = |list: &AccessList| list.check(&self.caller, clock::now());
+        let named = async {
+            let listed = |list: &Arc<AccessList>| {
+                unlisted || !matches!(check(list), Err(Fallen::UsersUnknown))
+            };
+            let _there = timeout(LIST_MAX, lists.wait_for(listed)).await.is_ok();
+            let named = |list: &Arc<AccessList>| !matches!(check(list), Err(Fallen::NotListed(_)));
+            let _there = timeout(LISTED_MAX, lists.wait_for(named)).await.is_ok();
+        };
+        tokio::select! {
+            // Cancel-safe, both: they wait for values. Without the user by then, the call is
+            // rejected with the reason.
+            () = named => {}
+            () = self.end.cancelled() => {}
+        }
+    }
+
     /// Whether the call may be made.
     fn admit(&self, path: &str) -> Result<&Rule, Status> {
         let Shared { table, access_list, .. } = &*self.shared;
         let rule = table.rule(path);
         self.take_turn()?;
-        access_list.borrow().check(&self.caller, clock::now())?;
+        let standing = access_list.borrow().check(&self.caller, clock::now());
+        match (standing, &rule) {
+            (Err(Fallen::UsersUnknown), Ok(rule)) if rule.access.unlisted => {}
+            (standing, _) => standing?,
+        }
         let rule = rule?;
         rule.check(&self.caller.peer)?;
         Ok(rule)
+    }
+
+    /// Whether the caller has no access at all.
+    fn is_barred(&self) -> bool {
+        self.shared.access_list.borrow().check(&self.caller, clock::now()).is_err()
     }
 
     /// Whether the caller has not called too often.
@@ -244,7 +291,6 @@ fn asked_deadline(headers: &HeaderMap) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
     use proptest::prelude::*;
 
     use super::*;

@@ -133,7 +133,7 @@ impl Siege {
     async fn begin(limits: Limits) -> Self {
         let authority = Authority::new().await;
         let app = App::Grpc(Routes::new(NodeManagementServer::new(Busy)));
-        let running = Running::start(authority.node(1).await, app, limits).await;
+        let running = Running::start(&authority, authority.node(1).await, app, limits).await;
         let owner = authority.user("ann", Role::Owner, 3).await;
         Self { running, authority, owner }
     }

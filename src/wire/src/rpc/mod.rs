@@ -45,6 +45,8 @@ mod tls;
 mod access_tests;
 #[cfg(test)]
 mod hostile_tests;
+#[cfg(test)]
+mod secrets_tests;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 #[cfg(test)]
@@ -57,7 +59,7 @@ use tonic::metadata::MetadataValue;
 use crate::identity::NodeId;
 
 pub use self::access::Table;
-pub use self::access_list::{AccessList, is_removal};
+pub use self::access_list::{AccessList, Listed, Users, is_removal, users};
 pub use self::app::{App, Page};
 pub use self::gateway::{Exchange, Gateway, Tunnel};
 pub use self::limits::Limits;

@@ -174,6 +174,8 @@ impl Caller {
 pub struct Certified {
     /// The serial number, big-endian.
     pub serial: Vec<u8>,
+    /// The raw Ed25519 public key.
+    pub key: [u8; 32],
     /// The certificate is invalid after that.
     pub not_after: SystemTime,
 }
@@ -237,7 +239,8 @@ pub(super) fn certified(der: &[u8]) -> Result<(Peer, Certified), Unfit> {
             Err(InvalidRole) => return Err(Unfit::NoRole { name }),
         }
     };
-    Ok((peer, Certified { serial: facts.serial, not_after: facts.not_after }))
+    let Facts { serial, public_key: key, not_after, .. } = facts;
+    Ok((peer, Certified { serial, key, not_after }))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a helper of tests panics as a test does")]
 
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use ed25519_dalek::SigningKey;
@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use zeroize::Zeroizing;
 
+use super::access_list::{Listed, Users};
 use super::client::{Connection, DialError, Expect, Trust, dial};
 use super::server::BACKLOG;
 use super::{
@@ -25,11 +26,16 @@ use polis_runtime::supervisor::{Context, Handles};
 /// Longest wait for anything on loopback.
 pub const SOON: Duration = Duration::from_secs(20);
 
+/// Where a server gets its users from.
+type List = watch::Sender<Arc<AccessList>>;
+
 /// The CA of a cluster that consists only of certificates.
 #[derive(Clone, Debug)]
 pub struct Authority {
     namespace: Namespace<Memory>,
     certificate: Arc<Certificate>,
+    /// The users that it has signed for, and the servers that receive them.
+    admitted: Arc<Mutex<(Users, Vec<List>)>>,
     /// The certificate of the CA.
     pub der: Vec<u8>,
 }
@@ -61,7 +67,7 @@ impl Authority {
             mode: Mode::Managed,
         });
         let der = namespace.ensure(&certificate, clock::now()).await.unwrap().der;
-        Self { namespace, certificate, der }
+        Self { namespace, certificate, admitted: Arc::default(), der }
     }
 
     /// Signs any template.
@@ -89,8 +95,38 @@ impl Authority {
         self.sign(&node_id(seed).to_string(), Template::Node, seed, clock::now()).await
     }
 
-    /// Credentials of a user.
+    /// Credentials of a node as a curator.
+    pub async fn curator(&self, seed: u8) -> Credentials {
+        let node = node_id(seed).to_string();
+        let name = format!("{node}.curator");
+        self.sign(&name, Template::Curator { node }, seed, clock::now()).await
+    }
+
+    /// Lists every user of this CA at a server, those of later, too.
+    pub fn admits(&self, access_list: &watch::Sender<Arc<AccessList>>) {
+        let (users, lists) = &mut *self.admitted.lock().unwrap();
+        access_list.send_modify(|list| Arc::make_mut(list).users = Some(users.clone()));
+        lists.push(access_list.clone());
+    }
+
+    /// Credentials of a user, who has a record from now on.
     pub async fn user(&self, name: &str, role: Role, seed: u8) -> Credentials {
+        let listed = Listed { key: key(seed).verifying_key().to_bytes(), role };
+        {
+            let (users, lists) = &mut *self.admitted.lock().unwrap();
+            users.insert(name.to_owned(), listed);
+            for list in lists {
+                list.send_modify(|list| {
+                    let users = &mut Arc::make_mut(list).users;
+                    users.get_or_insert_default().insert(name.to_owned(), listed);
+                });
+            }
+        }
+        self.forged(name, role, seed).await
+    }
+
+    /// Credentials of a user without a record.
+    pub async fn forged(&self, name: &str, role: Role, seed: u8) -> Credentials {
         self.sign(name, Template::User { role: role.as_str() }, seed, clock::now()).await
     }
 }
@@ -125,13 +161,20 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts one on a free port.
-    pub async fn start(credentials: Credentials, app: App, limits: Limits) -> Self {
+    /// Starts one on a free port, for the users of this CA.
+    pub async fn start(
+        authority: &Authority,
+        credentials: Credentials,
+        app: App,
+        limits: Limits,
+    ) -> Self {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
         // As many as the real one: a story may overflow less.
         let bound = Arc::new(socket.listen(BACKLOG).unwrap().into_std().unwrap());
-        Self::start_at(bound, credentials, app, limits).await
+        let running = Self::start_at(bound, credentials, app, limits).await;
+        authority.admits(&running.access_list);
+        running
     }
 
     /// Starts one on a socket that is bound.

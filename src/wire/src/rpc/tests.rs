@@ -86,7 +86,7 @@ fn app(local: &Local) -> App {
 }
 
 async fn server(authority: &Authority) -> Running {
-    Running::start(authority.node(1).await, app(&local(1)), Limits::default()).await
+    Running::start(authority, authority.curator(1).await, app(&local(1)), Limits::default()).await
 }
 
 /// The caller as the server identifies it.
@@ -207,14 +207,49 @@ async fn only_a_revoked_caller_loses_its_open_streams_at_once() {
     let (ann, bob) = (ann.await, bob.await);
     let (mut anns, mut bobs) = (open(&ann).await, open(&bob).await);
     running.access_list.send_modify(|access_list| {
-        Arc::make_mut(access_list).users.insert("ann".to_owned());
+        Arc::make_mut(access_list).users.as_mut().unwrap().remove("ann");
     });
     let cut = timeout(SOON, anns.message()).await.unwrap().unwrap_err();
     assert_eq!(cut.code(), Code::Unauthenticated);
-    assert_eq!(cut.message(), "the certificate of viewer ann was revoked");
+    assert!(cut.message().starts_with("the certificate of viewer ann is not "), "{cut}");
     assert_eq!(running.metrics.cut.get(), 1);
     assert!(timeout(Duration::from_millis(200), bobs.message()).await.is_err());
     assert!(who(&running, &authority, Some(&ann)).await.is_err());
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_certificate_without_a_record_admits_no_user() {
+    let authority = Authority::new().await;
+    let running = server(&authority).await;
+    let ann = authority.user("ann", Role::Viewer, 3).await;
+    // As the holder of a stolen key of the CA makes it.
+    let forged = authority.forged("eve", Role::Owner, 4).await;
+    let refused = who(&running, &authority, Some(&forged)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unauthenticated, "{refused}");
+    assert!(!is_removal(&refused));
+    who(&running, &authority, Some(&ann)).await.unwrap();
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn no_user_is_served_while_the_users_are_unknown() {
+    let authority = Authority::new().await;
+    let running = server(&authority).await;
+    let ann = authority.user("ann", Role::Owner, 3).await;
+    let known = running.access_list.borrow().users.clone();
+    running.access_list.send_modify(|list| Arc::make_mut(list).users = None);
+    let refused = who(&running, &authority, Some(&ann)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable);
+    assert!(refused.message().contains("which users there are"), "{refused}");
+    // The list is late by less than the call waits.
+    running.access_list.send_modify(|list| Arc::make_mut(list).users = Some(Default::default()));
+    let listed = async {
+        sleep(Duration::from_millis(100)).await;
+        running.access_list.send_modify(|list| Arc::make_mut(list).users = known);
+    };
+    let (served, ()) = tokio::join!(who(&running, &authority, Some(&ann)), listed);
+    served.unwrap();
     running.stop().await;
 }
 
@@ -299,7 +334,7 @@ async fn a_call_ends_at_its_deadline_and_is_counted() {
     let mut local = local(1);
     local.slow = Duration::from_secs(600);
     let limits = Limits { deadline: Duration::from_millis(50), ..Limits::default() };
-    let running = Running::start(authority.node(1).await, app(&local), limits).await;
+    let running = Running::start(&authority, authority.curator(1).await, app(&local), limits).await;
     let late = who(&running, &authority, None).await.unwrap_err();
     assert_eq!(late.code(), Code::DeadlineExceeded);
     let (path, calls) = running.metrics.calls().next().unwrap();
@@ -344,8 +379,8 @@ impl Pair {
         let (one, two) = (local(1), local(2));
         let limits = Limits::default;
         let running = [
-            Running::start(authority.node(1).await, app(&one), limits()).await,
-            Running::start(authority.node(2).await, app(&two), limits()).await,
+            Running::start(authority, authority.curator(1).await, app(&one), limits()).await,
+            Running::start(authority, authority.curator(2).await, app(&two), limits()).await,
         ];
         let user = authority.user("ann", Role::Viewer, 3).await;
         let client = client(&running, user);
@@ -377,11 +412,11 @@ impl Pair {
     }
 }
 
-fn client(servers: &[Running], credentials: Credentials) -> Client {
-    let candidate = |running: &Running| Candidate {
+fn client<R: std::borrow::Borrow<Running>>(servers: &[R], credentials: Credentials) -> Client {
+    let candidate = |running: &R| Candidate {
         node: None,
-        host: running.address.ip().to_string(),
-        port: running.address.port(),
+        host: running.borrow().address.ip().to_string(),
+        port: running.borrow().address.port(),
     };
     let patience = Patience { attempt: Duration::from_secs(2), total: SOON };
     Client::fixed(servers.iter().map(candidate).collect(), credentials, patience)
@@ -431,7 +466,9 @@ async fn a_call_that_may_not_be_repeated_is_waited_for_as_long_as_there_is_time(
     let authority = Authority::new().await;
     let attempt = Duration::from_millis(200);
     let local = Local { slow: 3 * attempt, ..local(1) };
-    let running = Running::start(authority.node(1).await, app(&local), Limits::default()).await;
+    let running =
+        Running::start(&authority, authority.curator(1).await, app(&local), Limits::default())
+            .await;
     running.up(&[1, 5]);
     local.leader.send_replace(Some((1, running.address)));
     let (host, port) = (running.address.ip().to_string(), running.address.port());
@@ -533,7 +570,8 @@ async fn a_refusal_counts_without_a_leader() {
     }
     let removed = AccessList { removed: [node_id(5)].into(), ..AccessList::default() };
     pair.running[1].access_list.send_modify(|access_list| {
-        *access_list = Arc::new(AccessList { nodes: access_list.nodes.clone(), ..removed });
+        let (nodes, users) = (access_list.nodes.clone(), access_list.users.clone());
+        *access_list = Arc::new(AccessList { nodes, users, ..removed });
     });
     let client = pair.of(authority.node(5).await);
     let refusal = client.leader().await.unwrap_err();
@@ -545,7 +583,7 @@ async fn a_removed_node_leads_no_client() {
     let authority = Authority::new().await;
     let pair = Pair::start(&authority).await;
     pair.leads(1);
-    let shown = authority.node(2).await.certificate;
+    let shown = authority.curator(2).await.certificate;
     let serial = Facts::read(&shown).unwrap().serial;
     let fallen = [
         AccessList { serials: [serial].into(), ..AccessList::default() },
@@ -560,6 +598,38 @@ async fn a_removed_node_leads_no_client() {
         access_list.send_replace(Arc::default());
         client.leader().await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn a_node_without_the_certificate_of_a_curator_leads_no_client() {
+    let authority = Authority::new().await;
+    let pair = Pair::start(&authority).await;
+    // A worker at an address of a curator, and one that a curator names.
+    let worker = local(4);
+    let taken =
+        Running::start(&authority, authority.node(4).await, app(&worker), Limits::default()).await;
+    let user = || authority.user("ann", Role::Viewer, 3);
+    for (at, says) in [(&taken, (4, taken.address)), (&pair.running[0], (4, taken.address))] {
+        worker.leader.send_replace(Some(says));
+        pair.locals[0].leader.send_replace(Some(says));
+        let client = client(&[at], user().await);
+        let error = client.leader().await.unwrap_err().to_string();
+        let named = error.contains(&node_id(4).to_string());
+        assert!(error.contains("NoCurator") && named, "{error}");
+    }
+    assert_eq!(worker.asked.load(Ordering::Relaxed), 0);
+    // As a node it is what it says.
+    taken.dial(&authority, None).await.unwrap();
+    taken.stop().await;
+}
+
+#[tokio::test]
+async fn the_certificate_of_a_curator_makes_no_caller() {
+    let authority = Authority::new().await;
+    let running = server(&authority).await;
+    let refused = who(&running, &authority, Some(&authority.curator(2).await)).await;
+    assert!(refused.is_err(), "{refused:?}");
+    running.stop().await;
 }
 
 #[tokio::test]

@@ -89,7 +89,7 @@ impl World {
         let upstream =
             Api { address: site.api(), ca: site.run.ca.clone(), client: Some(pair.clone()) };
         let app = App::Gateway(Arc::new(Proxy { node, upstream, parts }));
-        let proxy = Running::start(cluster.node(NODE).await, app, limits).await;
+        let proxy = Running::start(&cluster, cluster.node(NODE).await, app, limits).await;
         let (loses, lost) = mpsc::channel(64);
         let authority = cluster;
         let mut world =
@@ -150,9 +150,8 @@ impl World {
     }
 
     fn revoke(&self, name: &str) {
-        let revoked = name.to_owned();
         self.proxy.access_list.send_modify(|list| {
-            Arc::make_mut(list).users.insert(revoked);
+            Arc::make_mut(list).users.as_mut().unwrap().remove(name);
         });
     }
 }

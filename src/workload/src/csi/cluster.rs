@@ -132,7 +132,7 @@ impl<S: Server> Cluster<S> {
     }
 
     /// Tells the owner of a claim why it has no volume.
-    pub(super) async fn tell(
+    pub(super) async fn report(
         &self,
         claim: &Claim,
         refusal: &Refusal,

@@ -1,4 +1,4 @@
-//! The driver as kubelet calls it: mounts volumes into pods and unmounts them, and tells how
+//! The driver as kubelet calls it: mounts volumes into pods and unmounts them, and reports how
 //! full they are.
 //!
 //! ```text

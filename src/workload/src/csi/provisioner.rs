@@ -6,7 +6,7 @@
 //! object released, Delete    --> directory renamed --> object deleted --> content removed
 //! ```
 //!
-//! Each worker watches all claims and volumes and acts on its own, so no node has to tell
+//! Each worker watches all claims and volumes and acts on its own, so no node has to ask
 //! another one anything. An event is the whole state of one object: what fails is kept and
 //! tried again, until a newer state takes its place. A watch begins anew every five minutes
 //! with every object that exists, so nothing is missed for longer.
@@ -55,7 +55,7 @@ const SWEEP: Duration = Duration::from_secs(5);
 const SWEEP_FAILED: Duration = Duration::from_secs(60);
 
 /// The same words are reported again after this: events end after an hour.
-const TELL_AGAIN: Duration = Duration::from_secs(50 * 60);
+const REPORT_AGAIN: Duration = Duration::from_secs(50 * 60);
 
 /// Objects that wait for another attempt. More of them wait for the next watch.
 const WAITING_MAX: usize = 1000;
@@ -266,8 +266,8 @@ pub(super) struct Pass<S> {
     waiting: BTreeMap<(bool, VolumeId), Waiting>,
     /// Why the last look at empty volumes failed.
     untidy: cause::Last,
-    /// What the owner of a claim was told, and when.
-    told: BTreeMap<VolumeId, (Refusal, Instant)>,
+    /// The last event for the owner of a claim, and its time.
+    reported: BTreeMap<VolumeId, (Refusal, Instant)>,
 }
 
 /// An object in its newest state, and why it waits.
@@ -279,8 +279,8 @@ struct Waiting {
 
 impl<S: Server> Pass<S> {
     pub(super) fn new(cluster: Cluster<S>, node: NodeId, store: Store) -> Self {
-        let (waiting, told) = (BTreeMap::new(), BTreeMap::new());
-        Self { cluster, node, store, waiting, untidy: cause::Last::default(), told }
+        let (waiting, reported) = (BTreeMap::new(), BTreeMap::new());
+        Self { cluster, node, store, waiting, untidy: cause::Last::default(), reported }
     }
 
     /// Reads an object that concerns this node.
@@ -308,7 +308,7 @@ impl<S: Server> Pass<S> {
     fn forget(&mut self, item: &Item) {
         let key = item.key();
         self.waiting.remove(&key);
-        self.told.remove(&key.1);
+        self.reported.remove(&key.1);
     }
 
     /// Tries again what waits.
@@ -362,10 +362,10 @@ impl<S: Server> Pass<S> {
             RETRY.as_secs(),
             cause::line(error),
         );
-        let told = self.tell(claim, Refusal { reason: "ProvisioningFailed", message }).await;
-        if let Err(error) = told {
+        let reported = self.report(claim, Refusal { reason: "ProvisioningFailed", message }).await;
+        if let Err(error) = reported {
             // The reason is in the log already.
-            debug!(error = &error as &dyn std::error::Error, "cannot tell the owner of a claim");
+            debug!(error = &error as &dyn std::error::Error, "cannot inform the owner of a claim");
         }
     }
 
@@ -385,7 +385,7 @@ impl<S: Server> Pass<S> {
             Err(refusal) => {
                 // The claim or the class has to change; a change of the claim is an event,
                 // and the next watch looks at the class.
-                self.tell(claim, refusal).await?;
+                self.report(claim, refusal).await?;
                 return Ok(Served::Done);
             }
         };
@@ -396,7 +396,7 @@ impl<S: Server> Pass<S> {
             Err(error) => return self.failed(claim, error, wanted.bytes).await,
         };
         self.cluster.create(&claims::volume(claim, &class, self.node, bytes)).await?;
-        self.told.remove(&claim.id);
+        self.reported.remove(&claim.id);
         Ok(Served::Done)
     }
 
@@ -404,7 +404,7 @@ impl<S: Server> Pass<S> {
         let wanted = match claim.size() {
             Ok(bytes) => bytes,
             Err(refusal) => {
-                self.tell(claim, refusal).await?;
+                self.report(claim, refusal).await?;
                 return Ok(Served::Done);
             }
         };
@@ -426,7 +426,7 @@ impl<S: Server> Pass<S> {
             self.cluster.resize(&volume, bytes).await?;
         }
         self.cluster.show_size(claim, bytes).await?;
-        self.told.remove(&claim.id);
+        self.reported.remove(&claim.id);
         Ok(Served::Done)
     }
 
@@ -448,26 +448,25 @@ impl<S: Server> Pass<S> {
             self.node,
             cause::line(&error),
         );
-        self.tell(claim, Refusal { reason: "NoRoom", message }).await?;
+        self.report(claim, Refusal { reason: "NoRoom", message }).await?;
         Ok(Served::Later)
     }
 
     /// Tells it once, and again when the event has ended.
-    async fn tell(&mut self, claim: &Claim, refusal: Refusal) -> Result<(), Error> {
+    async fn report(&mut self, claim: &Claim, refusal: Refusal) -> Result<(), Error> {
         let now = Instant::now();
-        let known = self
-            .told
-            .get(&claim.id)
-            .is_some_and(|(told, at)| *told == refusal && now.duration_since(*at) < TELL_AGAIN);
+        let known = self.reported.get(&claim.id).is_some_and(|(reported, at)| {
+            *reported == refusal && now.duration_since(*at) < REPORT_AGAIN
+        });
         if known {
             return Ok(());
         }
         let at = OffsetDateTime::from(clock::now()).replace_nanosecond(0);
         let at = at.ok().and_then(|at| at.format(&Rfc3339).ok()).unwrap_or_default();
         let event = claims::event(claim, &refusal, self.node, &at);
-        self.cluster.tell(claim, &refusal, event).await?;
-        if self.told.len() < WAITING_MAX {
-            self.told.insert(claim.id.clone(), (refusal, now));
+        self.cluster.report(claim, &refusal, event).await?;
+        if self.reported.len() < WAITING_MAX {
+            self.reported.insert(claim.id.clone(), (refusal, now));
         }
         Ok(())
     }

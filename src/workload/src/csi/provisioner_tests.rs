@@ -244,7 +244,7 @@ impl World {
         change(self.server.all().get_mut(path).unwrap());
     }
 
-    fn told(&self) -> Vec<String> {
+    fn reported(&self) -> Vec<String> {
         let events = self.server.events.lock().unwrap();
         events.iter().map(|one| one["message"].as_str().unwrap().to_owned()).collect()
     }
@@ -260,7 +260,7 @@ async fn a_claim_gets_one_volume_whatever_step_the_power_fails_after() {
             assert_eq!(object["spec"]["capacity"]["storage"], "1024Mi");
             assert_eq!(object["spec"]["claimRef"]["uid"], UID);
             assert_eq!(world.store.ids().unwrap().len(), 1);
-            assert_eq!(world.told(), [""; 0]);
+            assert_eq!(world.reported(), [""; 0]);
         },
     );
     assert_eq!(steps.await, 13);
@@ -379,17 +379,17 @@ async fn the_owner_of_a_claim_reads_why_it_waits_and_what_would_help() {
     world.server.put(CLAIM, claim_object("100Gi"));
     assert_eq!(world.claim().await.unwrap(), Served::Later);
     assert_eq!(world.claim().await.unwrap(), Served::Later);
-    let told = world.told();
-    assert_eq!(told.len(), 1, "it is reported once");
-    assert!(told[0].contains("102400Mi does not fit on node polis-"), "{told:?}");
-    assert!(told[0].contains("the data partition has 0 MiB left"), "{told:?}");
-    assert!(told[0].contains("remove volumes or images from that node"), "{told:?}");
-    tokio::time::advance(TELL_AGAIN).await;
+    let reported = world.reported();
+    assert_eq!(reported.len(), 1, "it is reported once");
+    assert!(reported[0].contains("102400Mi does not fit on node polis-"), "{reported:?}");
+    assert!(reported[0].contains("the data partition has 0 MiB left"), "{reported:?}");
+    assert!(reported[0].contains("remove volumes or images from that node"), "{reported:?}");
+    tokio::time::advance(REPORT_AGAIN).await;
     world.claim().await.unwrap();
-    assert_eq!(world.told().len(), 2, "events end");
+    assert_eq!(world.reported().len(), 2, "events end");
     world.server.put(CLAIM, claim_object("1Zi"));
     assert_eq!(world.claim().await.unwrap(), Served::Done);
-    assert!(world.told()[2].contains("\"1Zi\" cannot be used"), "{:?}", world.told());
+    assert!(world.reported()[2].contains("\"1Zi\" cannot be used"), "{:?}", world.reported());
     assert_eq!(world.store.ids().unwrap(), []);
     let event = world.server.events.lock().unwrap()[0].clone();
     assert_eq!(event["involvedObject"]["uid"], UID);
@@ -408,7 +408,7 @@ async fn a_claim_of_another_class_is_left_to_its_driver() {
     world.server.all().remove(CLASS);
     assert_eq!(world.claim().await.unwrap(), Served::Done);
     assert_eq!(world.store.ids().unwrap(), []);
-    assert_eq!(world.told(), [""; 0]);
+    assert_eq!(world.reported(), [""; 0]);
 }
 
 #[tokio::test]
@@ -491,9 +491,12 @@ async fn the_owner_of_a_claim_reads_once_that_the_server_refuses_its_volume() {
         let waiting = world.pass.waiting.values_mut().next().unwrap();
         assert!(!waiting.cause.is_new("127.0.0.1:1 answers 422: no"), "{waiting:?}");
     }
-    let told = world.told();
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert!(told[0].contains("answers 422: no") && told[0].contains("tries again"), "{told:?}");
+    let reported = world.reported();
+    assert_eq!(reported.len(), 1, "{reported:?}");
+    assert!(
+        reported[0].contains("answers 422: no") && reported[0].contains("tries again"),
+        "{reported:?}"
+    );
     // It serves again.
     *world.server.refusal.lock().unwrap() = None;
     world.pass.again().await;
@@ -504,7 +507,7 @@ async fn the_owner_of_a_claim_reads_once_that_the_server_refuses_its_volume() {
     *world.server.refusal.lock().unwrap() = Some(503);
     let item = world.pass.claim(&object).unwrap();
     world.pass.item(item).await;
-    assert_eq!(world.told(), [""; 0]);
+    assert_eq!(world.reported(), [""; 0]);
     assert_eq!(world.pass.waiting.len(), 1);
 }
 

@@ -122,7 +122,7 @@ pub fn apply(root: &Path, groups: &[Wanted]) -> Result<Vec<&'static str>, Error>
 }
 
 /// Moves every process that is still in the root of the hierarchy into its group, with all
-/// its threads, and tells the OOM killer to take it last; returns the number of processes
+/// its threads, and asks the OOM killer to take it last; returns the number of processes
 /// that it moved. The kernel leaves the memory of a process with the group in which it was
 /// taken, so the protection covers what the process takes from now on. Blocks.
 ///
@@ -157,7 +157,7 @@ fn group_of(proc: &Path, process: &str) -> Option<Group> {
     Some(if name.trim_end() == "etcd" { Group::Etcd } else { Group::Polis })
 }
 
-/// The machine's memory in bytes; 0 where the kernel does not tell it.
+/// The machine's memory in bytes; 0 where the kernel does not report it.
 #[must_use]
 pub fn memory(proc: &Path) -> u64 {
     let text = fs::read_to_string(proc.join("meminfo")).unwrap_or_default();

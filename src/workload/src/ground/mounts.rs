@@ -41,7 +41,7 @@ pub struct Wanted {
 /// Why a path is not what Kubernetes needs.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The kernel does not tell what is mounted.
+    /// The kernel does not list the mounts.
     #[error("cannot read the table of mounts")]
     Table {
         /// What it said.

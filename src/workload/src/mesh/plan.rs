@@ -78,18 +78,19 @@ impl Mesh {
     /// the kernel answers to where the last authentic packet came from.
     ///
     /// An endpoint of the records counts for a peer that never called, when it is another one
-    /// than `told`, the one that was set last, and once the session with the peer is over.
+    /// than the one in `last_set`, and once the session with the peer is over.
     #[must_use]
     pub fn without_roamed(
         &self,
         present: &BTreeMap<PublicKey, Present>,
-        told: &BTreeMap<PublicKey, SocketAddr>,
+        last_set: &BTreeMap<PublicKey, SocketAddr>,
         now: SystemTime,
     ) -> Self {
         let mut mesh = self.clone();
         for peer in mesh.peers.values_mut() {
             let Some(present) = present.get(&peer.key) else { continue };
-            let has_moved = told.get(&peer.key).is_some_and(|told| Some(*told) != peer.endpoint);
+            let has_moved =
+                last_set.get(&peer.key).is_some_and(|last_set| Some(*last_set) != peer.endpoint);
             if present.endpoint.is_some() && present.is_in_session(now) && !has_moved {
                 peer.endpoint = None;
             }

@@ -110,25 +110,25 @@ fn a_peer_that_roams_is_left_alone_while_its_session_holds() {
     let roamed = present.get_mut(&second).unwrap();
     roamed.endpoint = Some("192.0.2.7:40000".parse().unwrap());
     roamed.handshake = Some(now - SESSION / 2);
-    let told = mesh.endpoints();
-    let after = |present: &BTreeMap<_, _>, told: &BTreeMap<_, _>, now| {
-        changes(present, &mesh.without_roamed(present, told, now).peers)
+    let last_set = mesh.endpoints();
+    let after = |present: &BTreeMap<_, _>, last_set: &BTreeMap<_, _>, now| {
+        changes(present, &mesh.without_roamed(present, last_set, now).peers)
     };
-    assert_eq!(after(&present, &told, now), []);
+    assert_eq!(after(&present, &last_set, now), []);
     // A process that has just started does not know what the one before it has set.
     assert_eq!(after(&present, &BTreeMap::new(), now), []);
     // Something else changes: the endpoint stays.
     let mut narrower = present.clone();
     narrower.get_mut(&second).unwrap().allowed = None;
     let kept = Change::Set(Peer { endpoint: None, ..mesh.peers[&second].clone() });
-    assert_eq!(after(&narrower, &told, now), [kept]);
+    assert_eq!(after(&narrower, &last_set, now), [kept]);
     // The record has another address now, or the session is over.
     let set = [Change::Set(mesh.peers[&second].clone())];
     let elsewhere = [(second, "10.0.9.9:7838".parse().unwrap())].into();
     assert_eq!(after(&present, &elsewhere, now), set);
-    assert_eq!(after(&present, &told, now + SESSION), set);
+    assert_eq!(after(&present, &last_set, now + SESSION), set);
     present.get_mut(&second).unwrap().handshake = None;
-    assert_eq!(after(&present, &told, now), set);
+    assert_eq!(after(&present, &last_set, now), set);
 }
 
 /// The peers as the kernel has them.

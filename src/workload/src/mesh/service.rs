@@ -180,7 +180,7 @@ struct Run {
     /// the mesh does.
     settled: Option<(Mesh, Instant)>,
     /// The endpoints that were set last.
-    told: BTreeMap<PublicKey, SocketAddr>,
+    last_set: BTreeMap<PublicKey, SocketAddr>,
     /// The last failure, which is logged once.
     failed: cause::Last,
     /// Nodes that are left out, of which each is logged once.
@@ -334,10 +334,10 @@ impl Service {
             let former = self.outputs.status.borrow().clone();
             return Ok(Status { rejected, ..former });
         }
-        let (wanted, told) = (&mesh, &run.told);
-        let settle = async |kernel: &Kernel| settle(kernel, wanted, told, &key).await;
+        let (wanted, last_set) = (&mesh, &run.last_set);
+        let settle = async |kernel: &Kernel| settle(kernel, wanted, last_set, &key).await;
         let (device, changed) = kernel::connected(settle).await?;
-        run.told = mesh.endpoints();
+        run.last_set = mesh.endpoints();
         if changed > 0 {
             info!(changed, peers = mesh.peers.len(), %prefix, "the mesh is in place");
         }
@@ -413,14 +413,14 @@ impl Service {
 async fn settle(
     kernel: &Kernel,
     mesh: &Mesh,
-    told: &BTreeMap<PublicKey, SocketAddr>,
+    last_set: &BTreeMap<PublicKey, SocketAddr>,
     key: &PrivateKey,
 ) -> Result<(Device, usize), Error> {
     let mut changed = 0;
     for _pass in 0..PASSES_MAX {
         let observed = kernel.observe().await?;
         let mesh = match &observed {
-            Observed::Device(device) => mesh.without_roamed(&device.peers, told, clock::now()),
+            Observed::Device(device) => mesh.without_roamed(&device.peers, last_set, clock::now()),
             Observed::Absent | Observed::Foreign(_) => mesh.clone(),
         };
         let actions = actions(&observed, Some((&mesh, key.public())));

@@ -112,7 +112,7 @@ impl Daemon {
         ended
     }
 
-    /// Prepares the machine. The files are first: they tell [`Config::has_run`] that there may
+    /// Prepares the machine. The files are first: they show [`Config::has_run`] that there may
     /// be something to end.
     async fn prepare(&self, ctx: &Context) -> Result<(), Error> {
         let config = self.config.clone();

@@ -397,7 +397,7 @@ mod tests {
     fn containerd_is_ready_while_it_can_run_containers() {
         let serving = |holds, reason: &str| {
             let runtime = Condition { holds, reason: reason.to_owned() };
-            // Without a prefix, pods have no network: that is `pod-network`'s to tell.
+            // Without a prefix, pods have no network: `pod-network` reports that.
             runtime::Status::Serving(Health { runtime, network: Condition::default() })
         };
         assert_eq!(state(&serving(true, "")), PartState::Ready);

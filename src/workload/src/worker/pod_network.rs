@@ -1,4 +1,4 @@
-//! The CNI file: tells containerd the network of this node's pods, once the node has a
+//! The CNI file: gives containerd the network of this node's pods, once the node has a
 //! prefix.
 //!
 //! containerd watches the directory. Without the file it reports no network, kubelet the

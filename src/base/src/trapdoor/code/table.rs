@@ -34,6 +34,10 @@ macro_rules! failures {
 }
 
 failures! {
+    /// The kernel panicked, in every boot that the machine may try by itself.
+    KERNEL_PANICKED = Kernel 1:
+        "Read the kernel's last words, in the log and in polis/guru/ of the EFI system partition: \
+         they name the driver or the hardware that failed. Then reboot.";
     /// The kernel's own file systems cannot be mounted in the initramfs.
     INITRAMFS_PREPARATION = Initramfs 1: REWRITE;
     /// The kernel command line lacks a word that Polis needs.

@@ -79,7 +79,7 @@ impl Mirror {
 
 impl Client {
     /// Follows every key that starts with `prefix`, for as long as it is polled: calls
-    /// `told` with the known values and the new ones, first after the first listing.
+    /// `observer` with the known values and the new ones, first after the first listing.
     /// Dropping it ends the watch.
     pub async fn follow(
         &self,

@@ -6,6 +6,7 @@ use polis_proto::v1;
 use polis_proto::v1::curator_server::Curator;
 use prost::Message as _;
 use tonic::{Request, Response, Status};
+use tracing::{info, warn};
 
 use super::{Handlers, Lead, Stream, registries, seconds, untrusted, watching};
 use crate::curator::convert;
@@ -179,9 +180,24 @@ impl Curator for Handlers {
         request: Request<v1::JoinNodeRequest>,
     ) -> Result<Response<v1::JoinNodeResponse>, Status> {
         let join_key = key(&request)?;
+        let from = address(&request).map_or_else(String::new, |from| from.to_string());
         let lead = self.lead()?;
         let joined = lead.store().join(&join_key).await;
-        let (_, node) = joined.map_err(|error| lead.refuse(error))?;
+        let (id, node) = joined.map_err(|error| lead.refuse(error))?;
+        // A machine that asks has no open disk, so its node sends no heartbeat.
+        let health = lead.current().await?.borrow().node(id).map(|known| known.health);
+        if matches!(health, Some(v1::NodeHealth::Healthy | v1::NodeHealth::Unknown)) {
+            // The first question may follow the last heartbeat before a quick restart.
+            if self.0.heartbeats.ask(id) {
+                warn!(
+                    event = "copied", node = %id, address = from,
+                    "a machine asks for the key of a node's disk while the node runs"
+                );
+            }
+            return Err(lead.refuse(Refusal::Running));
+        }
+        self.0.heartbeats.given(id);
+        info!(event = "unlocked", node = %id, address = from, "gave a node the key of its disk");
         let cluster_unlock_key = node.cluster_unlock_key;
         Ok(Response::new(v1::JoinNodeResponse { cluster_unlock_key }))
     }

@@ -32,6 +32,7 @@ use tonic::Status;
 use tracing::{info, warn};
 
 use super::{Handlers, Lead};
+use crate::consensus::client::User;
 use crate::consensus::{self, Member};
 use crate::curator::directory::{Directory, Known};
 use crate::curator::error::Error;
@@ -216,7 +217,8 @@ impl Service {
             let removed = parts.members.remove(&learner).await;
             removed.map_err(|error| lead.refuse(error))?;
             if let Some(node) = learner.node() {
-                let revoked = parts.members.revoke(node).await;
+                let pki = lead.fenced(User::EtcdPki).map_err(|error| lead.refuse(error))?;
+                let revoked = parts.members.revoke(node, pki).await;
                 revoked.map_err(|error| lead.refuse(error))?;
             }
         }
@@ -266,7 +268,8 @@ impl Lead {
             self.term.step_down();
             return Err(self.handlers.not_leader());
         }
-        let evicted = parts.members.evict(id, leaving.as_ref()).await;
+        let pki = self.fenced(User::EtcdPki).map_err(refuse)?;
+        let evicted = parts.members.evict(id, leaving.as_ref(), pki).await;
         evicted.map_err(|error| self.refuse(error))?;
         self.strike(id, departure).await.map_err(refuse)
     }
@@ -274,6 +277,8 @@ impl Lead {
     /// Takes what `departure` names out of the record of a node.
     async fn strike(&self, id: NodeId, departure: v1::Departure) -> Result<(), Error> {
         let (store, name) = (self.store(), id.to_string());
+        // The node has left etcd, and can make no other.
+        store.revoke_curator(id, clock::now()).await?;
         let revoke = || store.revoke(&name, Reason::Left, clock::now());
         match departure.then() {
             Then::Roles | Then::Unspecified => {

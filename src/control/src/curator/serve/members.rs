@@ -16,6 +16,7 @@ use polis_proto::v1;
 
 use super::Lead;
 use crate::consensus::Member;
+use crate::consensus::client::User;
 use crate::curator::convert;
 use crate::curator::error::Error;
 use crate::curator::nodes;
@@ -41,7 +42,8 @@ impl Lead {
             self.store().change(id, Request::Status(status)).await?;
         }
         let peer = (parts.naming)(id, address);
-        let invitation = parts.members.add(&identity, &peer).await?;
+        let pki = self.fenced(User::EtcdPki)?;
+        let invitation = parts.members.add(&identity, &peer, pki).await?;
         // That may have taken long, and etcd does not ask which curator leads: a member that
         // was added for a deposed leader gets no further than this, and the next leader finds
         // it.

@@ -52,6 +52,7 @@ use super::health::Heartbeats;
 use super::leader::{Leadership, Term};
 use super::refused::Refusals;
 use super::store::Store;
+use crate::consensus::client::User;
 use crate::consensus::{self, Members, Peer};
 use polis_base::sys::clock;
 use polis_runtime::event::until;
@@ -181,6 +182,13 @@ impl Lead {
     /// The write access to records.
     fn store(&self) -> &Store<Fenced> {
         &self.term.store
+    }
+
+    /// The write access to the namespace of another user of etcd.
+    fn fenced(&self, user: User) -> Result<Fenced, Error> {
+        let consensus = self.handlers.0.consensus.borrow();
+        let clients = consensus.voter().ok_or(consensus::MembersError::NoVoter)?;
+        Ok(self.term.fenced(clients.user(user)))
     }
 
     /// The answer to a call that failed.

@@ -1,4 +1,4 @@
-//! The update of the cluster: begins it, tells each node its turn, and goes on with the journal
+//! The update of the cluster: begins it, gives each node its turn, and continues with the journal
 //! while this curator leads.
 //!
 //! ```text

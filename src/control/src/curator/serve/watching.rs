@@ -28,6 +28,8 @@ struct Watcher {
     crl: Arc<Vec<u8>>,
     /// The time servers that were sent last; `None` before the first event.
     time: Option<v1::TimeConfiguration>,
+    /// The users that were sent last; `None` before the first event.
+    users: Option<Arc<v1::Users>>,
 }
 
 /// The stream of one watcher, of `only` one node or of all.
@@ -47,6 +49,7 @@ pub(super) async fn watch(
         current: false,
         crl: Arc::default(),
         time: None,
+        users: None,
     };
     let stream = futures::stream::unfold(Some(watcher), |watcher| async move {
         let mut watcher = watcher?;
@@ -65,21 +68,30 @@ impl Watcher {
             if self.leadership.borrow_and_update().term.as_ref() != Some(&self.term) {
                 return Err(self.handlers.not_leader());
             }
-            let (delta, all, crl, time) = {
+            let (delta, all, crl, time, users) = {
                 let directory = self.directory.borrow_and_update();
                 let (delta, all) = self.seen.delta(&directory, self.only, NODES_MAX);
                 let time = directory.configuration().time.clone().unwrap_or_default();
-                (delta, all, directory.crl(), time)
+                (delta, all, directory.crl(), time, directory.admitted())
             };
             let caught_up = all && !self.current;
             let revoked = crl != self.crl;
             let new_time = (self.time.as_ref() != Some(&time)).then_some(time);
-            if caught_up || revoked || new_time.is_some() || delta != Delta::default() {
+            let new_users = (self.users.as_ref() != Some(&users)).then_some(users);
+            let news = revoked || new_time.is_some() || new_users.is_some();
+            if caught_up || news || delta != Delta::default() {
                 self.current |= all;
                 let sent_crl = if revoked { crl.to_vec() } else { Vec::new() };
                 self.crl = crl;
                 self.time = new_time.clone().or_else(|| self.time.take());
-                return Ok(self.event(&delta, sent_crl, new_time));
+                let sent_users = new_users.as_deref().cloned();
+                self.users = new_users.or_else(|| self.users.take());
+                return Ok(v1::WatchEvent {
+                    crl: sent_crl,
+                    time: new_time,
+                    users: sent_users,
+                    ..self.event(&delta)
+                });
             }
             tokio::select! {
                 // Cancel-safe, both: they wait for event values.
@@ -93,20 +105,15 @@ impl Watcher {
         }
     }
 
-    fn event(
-        &self,
-        delta: &Delta,
-        crl: Vec<u8>,
-        time: Option<v1::TimeConfiguration>,
-    ) -> v1::WatchEvent {
+    /// The event of a change of nodes.
+    fn event(&self, delta: &Delta) -> v1::WatchEvent {
         let heartbeats = &self.handlers.0.heartbeats;
         let info = |(id, known): &(NodeId, _)| convert::info(*id, known, heartbeats);
         v1::WatchEvent {
             nodes: delta.nodes.iter().map(info).collect(),
             gone: delta.gone.iter().map(ToString::to_string).collect(),
             current: self.current,
-            crl,
-            time,
+            ..v1::WatchEvent::default()
         }
     }
 }

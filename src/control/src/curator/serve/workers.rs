@@ -2,13 +2,13 @@
 //! the leader signs for it.
 //!
 //! The authority of Kubernetes lies beside the curator's records, in the namespace that the
-//! controllers use too, outside the lock of the term. Two leaders at once would make one
-//! certificate: each write requires the state that it has read.
+//! controllers use too. The leader writes there under the lock of its term, and each write
+//! requires the state that it has read.
 
 use polis_proto::v1;
 
 use super::Lead;
-use crate::consensus::client::{Client, User};
+use crate::consensus::client::User;
 use crate::curator::convert;
 use crate::curator::error::Error;
 use crate::curator::state::Refusal;
@@ -38,7 +38,7 @@ impl Lead {
         if node.roles.as_ref().is_none_or(|roles| roles.kubernetes_worker.is_none()) {
             return Err(Error::NoWorker);
         }
-        let namespace = Namespace::new(self.kubernetes()?, "");
+        let namespace = Namespace::new(self.fenced(User::KubernetesPki)?, "");
         let issued = issue(&namespace, purpose, id, key).await?;
         // The role may have been taken away meanwhile: the certificate is then withheld.
         let after = self.store().node(id).await?;
@@ -51,17 +51,6 @@ impl Lead {
             certificate: issued.der,
             ca_certificate: issued.issuer_der,
         })
-    }
-
-    /// The namespace of the authorities of Kubernetes.
-    fn kubernetes(&self) -> Result<Client, Error> {
-        let consensus = self.handlers.0.consensus.borrow();
-        let clients = consensus.voter().ok_or_else(|| {
-            Error::Store(crate::curator::store::Error::Store(anyhow::anyhow!(
-                "the member of etcd on this node does not vote"
-            )))
-        })?;
-        Ok(clients.user(User::KubernetesPki))
     }
 }
 

@@ -151,6 +151,7 @@ pub fn turn(
         holder: journal.holder.clone(),
         holder_address,
         boot_id: step.boot_id.clone(),
+        left: step.left.clone(),
     })
 }
 
@@ -161,7 +162,8 @@ pub fn leave(journal: &v1::ClusterUpdate, facts: &Facts) -> Option<NodeId> {
     let step = step.filter(|_| journal.state() == State::Running)?;
     let fact = facts.nodes.iter().find(|fact| fact.id.to_string() == step.node_id)?;
     let ready = matches!(taking(journal, step, fact), Taking::Ready);
-    (ready && obstacle(fact, facts).is_none()).then_some(fact.id)
+    let noted = !step.left.is_empty() && step.left == boot_id(fact);
+    (ready && noted && obstacle(fact, facts).is_none()).then_some(fact.id)
 }
 
 /// The image of the bundle that a node keeps for the others; empty: none.
@@ -207,10 +209,19 @@ fn running(journal: &v1::ClusterUpdate, facts: &Facts, now: i64) -> Next {
                 journal.set_state(State::Failed);
                 Next::Write(Box::new(journal))
             }
-            Taking::Ready => Next::Wait(match obstacle(fact, facts) {
-                None => format!("{}: it is to restart", fact.id),
-                Some(what) => format!("{what}, before {} may restart", fact.id),
-            }),
+            Taking::Ready => match obstacle(fact, facts) {
+                Some(what) => Next::Wait(format!("{what}, before {} may restart", fact.id)),
+                None if step.left == boot_id(fact) => {
+                    Next::Wait(format!("{}: it is to restart", fact.id))
+                }
+                // By this the node knows a restart that did not start the new system.
+                None => {
+                    let mut journal = journal.clone();
+                    journal.steps[at].left = boot_id(fact);
+                    journal.changed_at = now;
+                    Next::Write(Box::new(journal))
+                }
+            },
             Taking::On(what) => Next::Wait(format!("{}: {what}", fact.id)),
         };
     }
@@ -254,9 +265,14 @@ fn running(journal: &v1::ClusterUpdate, facts: &Facts, now: i64) -> Next {
     let last = journal.steps.iter().map(|step| step.since).max().unwrap_or_default();
     let mut journal = written(at, Progress::Turn, "");
     journal.steps[at].since = now.max(last.saturating_add(1));
-    journal.steps[at].boot_id =
-        fact.report.as_ref().map(|report| report.boot_id.clone()).unwrap_or_default();
+    journal.steps[at].boot_id = boot_id(fact);
+    journal.steps[at].left.clear();
     Next::Write(Box::new(journal))
+}
+
+/// The boot of a node, as it says; empty before it has.
+fn boot_id(fact: &Fact) -> String {
+    fact.report.as_ref().map(|report| report.boot_id.clone()).unwrap_or_default()
 }
 
 /// What stands against the restart of a node: another one is not as it should be, or etcd would
@@ -537,6 +553,15 @@ mod tests {
             report.turn = turn.began;
             report.set_phase(Phase::Ready);
         });
+        assert_eq!(leave(&world.journal, &world.seen()), None, "the leave is noted first");
+        assert!(world.settle().ends_with("it is to restart"));
+        assert_eq!(world.turn().unwrap().1.left, turn.boot_id);
+        assert_eq!(leave(&world.journal, &world.seen()), Some(node));
+        // One of another boot needs another leave.
+        world.report(node, |report| report.boot_id = "second".to_owned());
+        assert_eq!(leave(&world.journal, &world.seen()), None);
+        assert!(world.settle().ends_with("it is to restart"));
+        assert_eq!(world.turn().unwrap().1.left, "second");
         assert_eq!(leave(&world.journal, &world.seen()), Some(node));
         let other = world.facts.iter().map(|fact| fact.id).find(|other| *other != node).unwrap();
         world.fact(other).health = NodeHealth::Late;

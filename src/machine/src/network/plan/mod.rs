@@ -4,8 +4,8 @@
 //! DHCP go in; the wanted state comes out, and then the difference.
 //!
 //! ```text
-//! no interface configured:  every link up; all with carrier ask DHCP; the first lease
-//!                           is the node's, its link alone goes on asking
+//! no interface configured:  every link up; all with carrier ask DHCP; one lease is the
+//!                           node's (`primary`), its link alone goes on asking
 //! interfaces configured:    every link up; each does what its configuration says,
 //!                           the others nothing
 //! ```
@@ -42,6 +42,10 @@ pub(super) struct Link {
     pub(super) up: bool,
     pub(super) carrier: bool,
     pub(super) mtu: u32,
+    /// Where its hardware is, below `/sys/devices`; the same at each boot. Empty without.
+    pub(super) place: String,
+    /// Whether that is behind USB.
+    pub(super) usb: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,6 +127,12 @@ fn configured<'a>(
     })
 }
 
+/// The links that ask DHCP now, when all that may do so.
+pub(super) fn all_ask(observed: &Observed, config: &parameters::Network) -> BTreeSet<u32> {
+    let carrier = |index: &u32| observed.links.get(index).is_some_and(|link| link.carrier);
+    candidates(observed, config).into_iter().filter(carrier).collect()
+}
+
 /// Plans. `config` is `None` until the parameters are known: then links come up,
 /// and nothing else.
 pub(super) fn wanted(
@@ -153,13 +163,10 @@ pub(super) fn wanted(
         }
     }
 
-    let carrier = |index: &u32| observed.links.get(index).is_some_and(|link| link.carrier);
-    let asks = candidates(observed, config).into_iter().filter(carrier);
-    wanted.dhcp = if config.interfaces.is_empty() && !leases.is_empty() {
-        asks.filter(|index| leases.contains_key(index)).collect()
-    } else {
-        asks.collect()
-    };
+    wanted.dhcp = all_ask(observed, config);
+    if config.interfaces.is_empty() && !leases.is_empty() {
+        wanted.dhcp.retain(|index| leases.contains_key(index));
+    }
     wanted
 }
 

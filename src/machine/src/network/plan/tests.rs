@@ -13,6 +13,8 @@ pub(in super::super) fn observed() -> Observed {
         up: true,
         carrier: true,
         mtu: 1500,
+        place: String::new(),
+        usb: false,
     };
     let links = BTreeMap::from([
         (1, link(Kind::Loopback, "lo", 0)),
@@ -102,7 +104,7 @@ fn without_a_configuration_every_interface_with_carrier_asks() {
 }
 
 #[test]
-fn the_first_lease_wins_and_the_others_stay_spares() {
+fn the_lease_of_one_link_is_the_node_s_and_the_others_stay_spares() {
     let lease = lease("10.0.2.15/24", [10, 0, 2, 2]);
     let wanted = wanted(&observed(), Some(&network(vec![])), &BTreeMap::from([(3, &lease)]));
     assert_eq!(wanted.dhcp, BTreeSet::from([3]));

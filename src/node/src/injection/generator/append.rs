@@ -2,8 +2,8 @@
 //! for each number.
 //!
 //! ```text
-//! list all writers' keys --> tell --> n = own last + 1
-//!      --> create key n --acknowledged--> tell n and its revision --> n + 1
+//! list all writers' keys --> print --> n = own last + 1
+//!      --> create key n --acknowledged--> print n, its revision --> n + 1
 //!             |   ^
 //!             +---+ no answer: it may have happened, so the same n again
 //! ```

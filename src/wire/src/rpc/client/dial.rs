@@ -3,7 +3,7 @@
 //! ```text
 //! TCP --> TLS 1.3, own certificate if there is one --> HTTP/2 --> Connection
 //!              the other's certificate: of the cluster's CA, under the name of its own key,
-//!              and of the node that was meant; or taken as it is, and told
+//!              and of the node that was meant, or of a curator; or taken as it is, returned
 //! ```
 //!
 //! Invariants:
@@ -17,9 +17,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{WebPkiServerVerifier, verify_server_name};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
 };
@@ -32,7 +33,7 @@ use tonic::transport::Endpoint;
 
 use super::channel::{self, Channel};
 use crate::identity::NodeId;
-use crate::pki::Facts;
+use crate::pki::{CURATOR_NAME, Facts};
 use crate::rpc::tls::{Credentials, SCHEMES, provider, refuse_tls12, verify_tls13};
 
 /// Longest that one address may take to answer.
@@ -58,6 +59,18 @@ pub enum Expect {
     Node(NodeId),
     /// Any of the cluster.
     AnyNode,
+    /// A curator: the one of this node, or any. Other nodes have the CA's signature, too.
+    Curator(Option<NodeId>),
+}
+
+impl Expect {
+    /// Whether `node` is meant.
+    fn means(self, node: NodeId) -> bool {
+        match self {
+            Self::Node(expected) | Self::Curator(Some(expected)) => expected == node,
+            Self::AnyNode | Self::Curator(None) => true,
+        }
+    }
 }
 
 /// A node, and the way to it.
@@ -180,6 +193,10 @@ fn handshake_help(source: &io::Error) -> &'static str {
             | CertificateError::NotValidYet
             | CertificateError::NotValidYetContext { .. } => {
                 "compare the clock of this machine with that of the node"
+            }
+            CertificateError::Other(other) if other.0.is::<NoCurator>() => {
+                "name the address of a node with the role consensus-member; a voter that has just \
+                 started is a curator once its etcd has a quorum"
             }
             CertificateError::Other(_) => "this address leads to another node: check it",
             _ => "the machine at this address has no certificate of a node: check the port",
@@ -342,6 +359,13 @@ struct OtherNode {
     found: String,
 }
 
+/// The node proves that it is in the cluster, and not that it is a curator.
+#[derive(Debug, thiserror::Error)]
+#[error("{found} is not a curator: its certificate is that of any node")]
+struct NoCurator {
+    found: String,
+}
+
 impl Verifier {
     fn new(trust: &Trust, expect: Expect) -> Result<Self, rustls::Error> {
         let cluster = match trust {
@@ -371,11 +395,7 @@ impl ServerCertVerifier for Verifier {
     ) -> Result<ServerCertVerified, rustls::Error> {
         let facts = Facts::read(end_entity).ok_or(CertificateError::BadEncoding)?;
         let node = NodeId::from_public_key(&facts.public_key);
-        let expected = match self.expect {
-            Expect::Node(expected) => expected == node,
-            Expect::AnyNode => true,
-        };
-        if !expected {
+        if !self.expect.means(node) {
             let found = OtherNode { found: node.to_string() };
             return Err(CertificateError::Other(rustls::OtherError(Arc::new(found))).into());
         }
@@ -383,7 +403,17 @@ impl ServerCertVerifier for Verifier {
         // Under the name derived from its key: a node has no other name.
         let name = ServerName::try_from(node.to_string())
             .map_err(|_invalid| CertificateError::BadEncoding)?;
-        cluster.verify_server_cert(end_entity, &[], &name, &[], now)
+        let verified = cluster.verify_server_cert(end_entity, &[], &name, &[], now)?;
+        if let Expect::Curator(_) = self.expect {
+            let name = ServerName::try_from(CURATOR_NAME)
+                .map_err(|_invalid| CertificateError::BadEncoding)?;
+            let shown = ParsedCertificate::try_from(end_entity)?;
+            verify_server_name(&shown, &name).map_err(|_other| {
+                let found = NoCurator { found: node.to_string() };
+                CertificateError::Other(rustls::OtherError(Arc::new(found)))
+            })?;
+        }
+        Ok(verified)
     }
 
     fn verify_tls12_signature(

@@ -6,9 +6,9 @@
 //!
 //! ```text
 //!             ask candidates, each a little later than the one before
-//! [nobody] ---------------------------------------------------------> [leader]
+//! [none] -----------------------------------------------------------> [leader]
 //!    ^                                                                   |
-//!    +-- its stream tells of another, a call finds it gone, or it says   |
+//!    +-- its stream names another, a call finds it gone, or it says      |
 //!        that it does not lead <-----------------------------------------+
 //! ```
 //!
@@ -19,7 +19,9 @@
 //!   refuses and does not lead may use an old copy of the records: the other candidates
 //!   are asked first.
 //! - The leader is a node that the candidates name, or that one of these points to; any
-//!   node of the cluster, only for a candidate without a node ID.
+//!   curator of the cluster, only for a candidate without a node ID.
+//! - Each of them proves by its certificate that it is a curator: every node has the CA's
+//!   signature, and one that was stolen could pretend to lead.
 
 mod channel;
 mod dial;
@@ -456,7 +458,7 @@ async fn ask(candidate: &Candidate, credentials: &Credentials, access_list: &Acc
         return Answer::Nothing("the cluster's CA is not known".to_owned());
     };
     let trust = Trust::Authority(authority.clone());
-    let expect = candidate.node.map_or(Expect::AnyNode, Expect::Node);
+    let expect = Expect::Curator(candidate.node);
     let dialled = dial(&candidate.host, candidate.port, expect, &trust, Some(credentials));
     let connection = match dialled.await {
         Ok(connection) => connection,

@@ -173,7 +173,7 @@ async fn cable(kernel: &Kernel, name: &str, machine: u8) {
 
 /// Whether this kernel has WireGuard.
 fn has_wireguard() -> bool {
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         if !entered() {
             return;
@@ -184,11 +184,11 @@ fn has_wireguard() -> bool {
                 assert!(matches!(error, Error::Unsupported(_)), "{error:?}");
                 eprintln!("skipped: {error}");
             }
-            tell.send(made.is_ok()).unwrap();
+            sender.send(made.is_ok()).unwrap();
             Ok(())
         });
     });
-    told.recv().unwrap_or(false)
+    receiver.recv().unwrap_or(false)
 }
 
 /// The second machine: echoes what arrives at its address in the mesh.

@@ -1,8 +1,8 @@
-//! Every command that a message, a screen or an error tells a person to type: in which
-//! situation and to whom it is told, and which test types it there.
+//! Every command that a message, a screen or an error suggests: in which situation and to which
+//! readers, and which test types it there.
 //!
 //! The commands are found in the sources, so one that is added without a situation fails.
-//! Those that `polisctl` tells by itself are read from its output here, and typed.
+//! Those that `polisctl` itself suggests are read from its output here, and typed.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,9 +16,9 @@ use polis_tui::{Page, Snapshot, View, samples};
 use polis_wire::rpc::Role;
 use polis_wire::rpc::testing::node_id;
 
-/// A command as it is told, with `_` for what a person or the program fills in; when it is
-/// told, and to which readers; the tests that type it then.
-type Told = (&'static str, &'static str, &'static [Reader], &'static [&'static str]);
+/// A suggested command, with `_` for what a person or the program fills in; when it is
+/// suggested, and to which readers; the tests that type it then.
+type Suggestion = (&'static str, &'static str, &'static [Reader], &'static [&'static str]);
 
 /// Who reads a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ const WRITTEN: &str = "what_bootstrap_writes_is_what_show_prints";
 const REGISTRY: &str = "a_registry_is_set_listed_and_deleted";
 const WORKLOADS: &str = "a_demo_answers_by_its_name_and_its_pods_end_with_the_machine";
 
-const TOLD: &[Told] = &[
+const TOLD: &[Suggestion] = &[
     (
         "--context _ cluster take-ownership",
         "a context without a certificate",
@@ -182,7 +182,7 @@ const TOLD: &[Told] = &[
     ("user list", "a role that may not", USERS, &[OPERATES]),
 ];
 
-/// Sources that tell commands to programs, or show them as samples.
+/// Sources that give commands to programs, or show them as samples.
 const OTHERS: [&str; 4] = ["completion.rs", "testing.rs", "loopback", "samples"];
 
 fn root() -> PathBuf {
@@ -206,8 +206,8 @@ fn sources(folders: &[&str]) -> Vec<(PathBuf, String)> {
     found
 }
 
-/// The commands that the texts of a source tell, without comments and tests.
-fn told_in(source: &str) -> BTreeSet<String> {
+/// The commands that the texts of a source suggest, without comments and tests.
+fn suggested_in(source: &str) -> BTreeSet<String> {
     let code = source.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
     let is_code = |line: &&str| !line.trim_start().starts_with("//");
     let code: String = code.lines().filter(is_code).map(|line| format!("{line}\n")).collect();
@@ -249,18 +249,18 @@ fn filled(command: &str) -> String {
 
 #[test]
 fn every_told_command_has_a_situation_and_a_test_that_types_it_there() {
-    let mut told = BTreeSet::new();
+    let mut suggested = BTreeSet::new();
     for (path, text) in sources(&["src", "tui/src"]) {
         let shown = path.display().to_string();
         if !shown.ends_with("tests.rs") && !OTHERS.iter().any(|other| shown.contains(other)) {
-            told.extend(told_in(&text));
+            suggested.extend(suggested_in(&text));
         }
     }
     let known: BTreeSet<String> = TOLD.iter().map(|(command, ..)| (*command).to_owned()).collect();
-    let new: Vec<_> = told.difference(&known).collect();
-    assert!(new.is_empty(), "told without a situation: {new:#?}");
-    let gone: Vec<_> = known.difference(&told).collect();
-    assert!(gone.is_empty(), "not told any more: {gone:#?}");
+    let new: Vec<_> = suggested.difference(&known).collect();
+    assert!(new.is_empty(), "suggested without a situation: {new:#?}");
+    let gone: Vec<_> = known.difference(&suggested).collect();
+    assert!(gone.is_empty(), "not suggested any more: {gone:#?}");
 
     let tests = sources(&["src", "tests", "qemu/src"]);
     let words = |command: &str| -> Vec<String> {
@@ -275,7 +275,7 @@ fn every_told_command_has_a_situation_and_a_test_that_types_it_there() {
             let Some((_, text)) = tests.iter().find(at) else {
                 panic!("`{command}`: there is no test {test}");
             };
-            // A test that follows what is told finds the command in the output.
+            // A test that follows what is suggested finds the command in the output.
             let follows = text.contains("fn follow(");
             let words = words(command);
             let spelled = [words.join(" "), words.join("\", \"")];
@@ -287,22 +287,22 @@ fn every_told_command_has_a_situation_and_a_test_that_types_it_there() {
 }
 
 /// Types each command in back quotes of an output, after `fill` has put in what a person
-/// would, and returns what was told.
+/// would, and returns what was suggested.
 #[track_caller]
 fn follow(world: &World, output: &str, fill: impl Fn(&str) -> Option<String>) -> Vec<String> {
-    let mut told = Vec::new();
+    let mut suggested = Vec::new();
     for (at, name) in output.match_indices("`polisctl ") {
         let rest = &output[at + name.len()..];
         let command = rest.split('`').next().unwrap_or_default().replace('\n', " ");
-        told.push(command.split_whitespace().collect::<Vec<_>>().join(" "));
+        suggested.push(command.split_whitespace().collect::<Vec<_>>().join(" "));
     }
-    for command in &told {
+    for command in &suggested {
         let Some(typed) = fill(command) else { continue };
         let words: Vec<&str> = typed.split_whitespace().collect();
         let ended = world.asks(&words, "yes\n");
-        assert_eq!(ended.status, 0, "told: {command}\ntyped: {typed}\n{}", ended.stderr);
+        assert_eq!(ended.status, 0, "suggested: {command}\ntyped: {typed}\n{}", ended.stderr);
     }
-    told
+    suggested
 }
 
 #[test]
@@ -312,12 +312,12 @@ fn without_a_context_the_told_commands_lead_to_one() {
     let at = cluster.address();
     world.runs(&["context", "remove", "home", "--yes"]);
     let refused = world.refuses(&["node", "list"]);
-    let told = follow(&world, &refused, |command| {
+    let suggested = follow(&world, &refused, |command| {
         let typed = command.replace("HOST", &at);
         // The other way out is for who has a context.
         (!command.contains("context use")).then(|| format!("{typed} --owner-key @owner.key"))
     });
-    assert_eq!(told, ["--endpoint HOST cluster take-ownership", "context use NAME"]);
+    assert_eq!(suggested, ["--endpoint HOST cluster take-ownership", "context use NAME"]);
     world.runs(&["node", "list"]);
 
     let named = world.run(&["node", "list", "--context", "work"]);
@@ -340,23 +340,23 @@ fn a_context_that_cannot_be_used_tells_what_mends_it() {
     let cluster = Cluster::new(&world);
     world.runs(&["context", "set", "new", "--endpoint", &cluster.address(), "--key", "@owner.key"]);
     let refused = world.refuses(&["node", "list", "--context", "new"]);
-    let told =
+    let suggested =
         follow(&world, &refused, |command| Some(format!("{command} --owner-key @owner.key")));
-    assert_eq!(told, ["--context new cluster take-ownership"]);
+    assert_eq!(suggested, ["--context new cluster take-ownership"]);
     world.runs(&["node", "list", "--context", "new"]);
 
     world.runs(&["owner", "create", "-o", "@other.key"]);
     world.runs(&["context", "set", "home", "--key", "@other.key"]);
     let refused = world.refuses(&["node", "list", "--context", "home"]);
-    let told = follow(&world, &refused, |command| Some(command.replace("FILE", "@owner.key")));
-    assert_eq!(told, ["context set home --key FILE"]);
+    let suggested = follow(&world, &refused, |command| Some(command.replace("FILE", "@owner.key")));
+    assert_eq!(suggested, ["context set home --key FILE"]);
     world.runs(&["node", "list", "--context", "home"]);
 
     let file = world.path("polis/contexts/home/context.json");
     super::contexts::write(&file, b"{ nonsense").unwrap();
     let refused = world.refuses(&["node", "list", "--context", "home"]);
-    let told = follow(&world, &refused, |command| Some(command.to_owned()));
-    assert_eq!(told, ["context remove home"]);
+    let suggested = follow(&world, &refused, |command| Some(command.to_owned()));
+    assert_eq!(suggested, ["context remove home"]);
     assert!(!file.exists());
 }
 
@@ -367,14 +367,14 @@ fn a_recovery_key_tells_the_command_for_the_next_step() {
     let id = node_id(NODE).to_string();
     let refused = world.asks(&["node", "recovery-key", "forget", &id], "ZZZZ\n");
     assert_eq!(refused.status, 1, "{}", refused.stderr);
-    let told = follow(&world, &refused.stderr, |command| Some(command.to_owned()));
-    assert_eq!(told, [format!("node recovery-key show {id}")]);
+    let suggested = follow(&world, &refused.stderr, |command| Some(command.to_owned()));
+    assert_eq!(suggested, [format!("node recovery-key show {id}")]);
     let shown = world.run(&["node", "recovery-key", &id]);
     super::contexts::write(&world.path("saved"), shown.stdout.as_bytes()).unwrap();
-    let told = follow(&world, &shown.stderr, |command| {
+    let suggested = follow(&world, &shown.stderr, |command| {
         Some(format!("{command} --recovery-key-file @saved"))
     });
-    assert_eq!(told, [format!("node recovery-key forget {id}")]);
+    assert_eq!(suggested, [format!("node recovery-key forget {id}")]);
     assert!(cluster.asked().contains(&"ConfirmRecoveryKey".to_owned()));
 }
 
@@ -384,11 +384,11 @@ fn what_is_not_there_is_found_by_the_told_command() {
     let cluster = Cluster::new(&world);
     let id = node_id(NODE).to_string();
     let refused = world.refuses(&["node", "describe", "ffff"]);
-    let told = follow(&world, &refused, |command| Some(command.to_owned()));
-    assert_eq!(told, ["node list"]);
+    let suggested = follow(&world, &refused, |command| Some(command.to_owned()));
+    assert_eq!(suggested, ["node list"]);
     let refused = world.refuses(&["node", "logs", &id, "--name", "cruator"]);
-    let told = follow(&world, &refused, |command| Some(command.to_owned()));
-    assert_eq!(told, [format!("node services {id}")]);
+    let suggested = follow(&world, &refused, |command| Some(command.to_owned()));
+    assert_eq!(suggested, [format!("node services {id}")]);
     drop(cluster);
 }
 
@@ -401,7 +401,7 @@ fn each_command_of_the_state_of_a_cluster_works_while_it_is_shown() {
     for columns in [80, 120] {
         let shown = world.run_in(columns, &["cluster", "status"]);
         assert_eq!(shown.status, 0, "{}", shown.stderr);
-        let told = follow(&world, &shown.stdout, |command| Some(completed(command)));
+        let suggested = follow(&world, &shown.stdout, |command| Some(completed(command)));
         let wanted = [
             "node delete polis-",
             "node approve polis-",
@@ -410,7 +410,10 @@ fn each_command_of_the_state_of_a_cluster_works_while_it_is_shown() {
             "parameters register",
         ];
         for wanted in wanted {
-            assert!(told.iter().any(|told| told.starts_with(wanted)), "{wanted}: {told:?}");
+            assert!(
+                suggested.iter().any(|suggested| suggested.starts_with(wanted)),
+                "{wanted}: {suggested:?}"
+            );
         }
     }
     let asked = cluster.asked();
@@ -440,16 +443,16 @@ fn an_update_of_the_cluster_tells_how_it_goes_on() {
     // By its name, and since when.
     let shown = world.runs(&["cluster", "update", "status"]);
     assert!(shown.contains("web-1 (polis-") && shown.contains("yet for "), "{shown}");
-    let told = follow(&world, &shown, |command| {
+    let suggested = follow(&world, &shown, |command| {
         (!command.ends_with("abort")).then(|| command.replace("FILE", "@update"))
     });
-    assert_eq!(told, ["cluster update FILE", "cluster update abort"]);
+    assert_eq!(suggested, ["cluster update FILE", "cluster update abort"]);
     let paused = world.runs(&["cluster", "update", "pause"]);
     assert!(paused.contains("paused, 0 of 1 nodes done"), "{paused}");
     assert_eq!(follow(&world, &paused, fill), ["cluster update resume"]);
     let failed = world.runs(&["cluster", "update", "status"]);
-    let told = follow(&world, &failed, fill);
-    assert_eq!(told, ["cluster update resume", "cluster update abort"]);
+    let suggested = follow(&world, &failed, fill);
+    assert_eq!(suggested, ["cluster update resume", "cluster update abort"]);
     let ended = world.runs(&["cluster", "update", "status", "--output", "json"]);
     let ended: serde_json::Value = serde_json::from_str(&ended).unwrap();
     assert_eq!(ended["state"], "aborted", "{ended}");
@@ -462,8 +465,8 @@ fn a_new_user_comes_in_by_the_told_command() {
     let cluster = Cluster::new(&world);
     let without = ["user", "create", "ann", "--role", "viewer", "--key", "@ann.pub"];
     let refused = world.refuses(&[&without[..], &["-o", "@ann.json"]].concat());
-    let told = follow(&world, &refused, |command| Some(command.replace("FILE", "@ann.key")));
-    assert_eq!(told, ["key create -o FILE"]);
+    let suggested = follow(&world, &refused, |command| Some(command.replace("FILE", "@ann.key")));
+    assert_eq!(suggested, ["key create -o FILE"]);
     assert!(world.path("ann.pub").exists(), "the half that the owner gets");
     let help = world.runs(&["user", "create", "--help"]);
     for step in ["key create -o ann.key", "user create ann", "context import ann.json"] {
@@ -471,8 +474,8 @@ fn a_new_user_comes_in_by_the_told_command() {
     }
     let create = ["user", "create", "ann", "--role", "viewer", "--key", "@owner.key"];
     let created = world.runs(&[&create[..], &["-o", "@ann.json"]].concat());
-    let told = follow(&world, &created, |command| Some(command.replace("FILE", "@owner.key")));
-    assert_eq!(told, ["context import @ann.json --key FILE"]);
+    let suggested = follow(&world, &created, |command| Some(command.replace("FILE", "@owner.key")));
+    assert_eq!(suggested, ["context import @ann.json --key FILE"]);
     world.runs(&["node", "list", "--context", "cluster.internal"]);
     drop(cluster);
 }
@@ -481,8 +484,8 @@ fn a_new_user_comes_in_by_the_told_command() {
 fn without_an_owner_key_the_told_command_makes_one() {
     let world = World::new();
     let write = ["parameters", "bootstrap", "-o", "@node.pb"];
-    let told = follow(&world, &world.refuses(&write), |command| Some(command.to_owned()));
-    assert_eq!(told, ["owner create"]);
+    let suggested = follow(&world, &world.refuses(&write), |command| Some(command.to_owned()));
+    assert_eq!(suggested, ["owner create"]);
     world.runs(&write);
 }
 
@@ -492,8 +495,8 @@ fn without_a_controller_the_told_command_gives_a_node_the_role() {
     let cluster = Cluster::new(&world);
     let id = node_id(NODE).to_string();
     let refused = world.refuses(&["kubernetes", "kubeconfig", "-o", "@kubeconfig"]);
-    let told = follow(&world, &refused, |command| Some(command.replace("NODE", &id)));
-    assert_eq!(told, ["node roles NODE --add kubernetes-controller"]);
+    let suggested = follow(&world, &refused, |command| Some(command.replace("NODE", &id)));
+    assert_eq!(suggested, ["node roles NODE --add kubernetes-controller"]);
     assert_eq!(cluster.asked(), ["UpdateNodeRoles"]);
 }
 
@@ -534,10 +537,10 @@ fn each_reader_of_a_told_command_may_type_it_or_reads_who_may() {
             };
             for role in ROLES.into_iter().filter(|role| *role >= least) {
                 situations += 1;
-                let shown = rights::told(&format!("see `polisctl {command}`"), Some(role));
-                let told = marked(&shown);
+                let shown = rights::for_reader(&format!("see `polisctl {command}`"), Some(role));
+                let suggested = marked(&shown);
                 let is_other = !rights::permits(role, command);
-                assert_eq!(told, [((*command).to_owned(), is_other)], "{situation}, {role}");
+                assert_eq!(suggested, [((*command).to_owned(), is_other)], "{situation}, {role}");
                 others += usize::from(is_other);
             }
         }
@@ -545,7 +548,7 @@ fn each_reader_of_a_told_command_may_type_it_or_reads_who_may() {
     assert!(situations > TOLD.len() && others > 5, "{situations} situations, {others} marked");
 }
 
-/// Outputs that tell commands, with a node that is late, one that waits, unsaved recovery keys
+/// Outputs that suggest commands, with a node that is late, one that waits, unsaved recovery keys
 /// and no controller of Kubernetes. `LATE` is the first, `NEW` the second; `HERE` is well.
 const TELLING: [&[&str]; 8] = [
     &["cluster", "status"],
@@ -569,7 +572,7 @@ fn what_each_role_is_told_works_for_it_or_names_the_role_for_which_it_works() {
     let (mut own, mut of_others) = (BTreeSet::new(), BTreeSet::new());
     for role in ROLES {
         cluster.lets_in_as(&world, role);
-        let mut told = BTreeSet::new();
+        let mut suggested = BTreeSet::new();
         for line in TELLING {
             let filled: Vec<&str> = line
                 .iter()
@@ -582,13 +585,13 @@ fn what_each_role_is_told_works_for_it_or_names_the_role_for_which_it_works() {
                 .collect();
             for columns in [80, 120] {
                 let shown = world.run_in(columns, &filled);
-                told.extend(marked(&format!("{} {}", shown.stdout, shown.stderr)));
+                suggested.extend(marked(&format!("{} {}", shown.stdout, shown.stderr)));
             }
             // What a user may not do has the same mark in the output without a terminal.
             let shown = world.run(&filled);
-            told.extend(marked(&format!("{} {}", shown.stdout, shown.stderr)));
+            suggested.extend(marked(&format!("{} {}", shown.stdout, shown.stderr)));
         }
-        for (command, is_marked) in told {
+        for (command, is_marked) in suggested {
             // A person names the node, and has saved the key that is to be forgotten.
             let typed = completed(&command.replace("NODE", &here));
             let key = polis_base::recovery::form::write(&super::loopback::RECOVERY_KEY);

@@ -1,0 +1,179 @@
+//! `cargo xtask bench kubernetes`: one machine with both roles of Kubernetes, from the roles
+//! to a pod that answers, and the memory of each part at rest.
+//!
+//! ```text
+//! boot --> `memory` without roles --> roles --> each part ready --> demo, its answer
+//!                                                    \--> `memory` with roles
+//! ```
+//!
+//! The steps are those of `cargo xtask run --kubernetes`; they count from the request for
+//! the roles, by the host's clock. Memory is that of the node's own event line, ten seconds
+//! after everything that its roles ask for was ready: the demo starts beside it.
+//!
+//! What this module does not do: compare. No other system that starts the same programs is
+//! measured beside it.
+
+use std::fs;
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use polis_image::{Kind, Variant};
+use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
+use polis_qemu::args::{Cache, Disk, FwCfg};
+use polis_qemu::fleet::PARAMETERS;
+use polis_qemu::host::{Preference, accelerator};
+use polis_qemu::{Bus, Config, Event, Image, Machine};
+
+use super::{Args, Row, Table};
+use crate::kubernetes::{self, Deployment, MEMORY_FIRST};
+use crate::operator::Operator;
+use crate::{host, image, parameters, run};
+
+/// A plain disk: `bench storage` measures encryption.
+const POLICY: StorageSecurityPolicy = StorageSecurityPolicy::NeedsInsecure;
+
+/// What `node` itself may take more with the roles than without, in KiB.
+const NODE_GOAL: f64 = 8192.0;
+
+/// Upper bound of a wait; an API server that is translated needs minutes.
+const LONG: Duration = Duration::from_secs(1800);
+
+/// The processes of the event line, as far as a node has them.
+const PROCESSES: [&str; 10] = [
+    "init",
+    "node",
+    "etcd",
+    "apiserver",
+    "controller-manager",
+    "scheduler",
+    "containerd",
+    "kubelet",
+    "kube-proxy",
+    "dns",
+];
+
+pub(super) fn measure(args: &Args) -> Result<Table> {
+    host::require(&[run::QEMU])?;
+    host::require_memory(&[MEMORY_FIRST])?;
+    let packages = image::Packages::default();
+    let image = run::image_from(Kind::Product, Variant::Full, &packages)?;
+    image::kubectl(&packages)?;
+    let folder = image::workspace().join("target/bench/kubernetes");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).context("cannot empty target/bench/kubernetes")?;
+    }
+    let mut table = Table::new("kubernetes", args.runs)?;
+    for round in 1..=args.runs {
+        let values = once(&image, &folder.join(round.to_string()), args.cpus)
+            .with_context(|| format!("round {round}"))?;
+        gather(&mut table.rows, values);
+    }
+    Ok(table)
+}
+
+/// A row without values yet, and its value in one round.
+type Value = (Row, f64);
+
+/// Adds the values of one round to the rows of the same names.
+fn gather(rows: &mut Vec<Row>, values: Vec<Value>) {
+    for (row, value) in values {
+        match rows.iter_mut().find(|known| known.name == row.name) {
+            Some(known) => known.values.push(value),
+            None => rows.push(Row { values: vec![value], ..row }),
+        }
+    }
+}
+
+/// One round, from a blank disk.
+fn once(image: &Image, folder: &Path, cpus: u32) -> Result<Vec<Value>> {
+    run::make_folder(folder)?;
+    let operator = Operator::prepare(folder, "bench", false)?;
+    let config = Config { forwards: operator.forwards.clone(), ..config(image, folder, cpus)? };
+    let log = folder.join("serial.log");
+    let (taken, owner) = mpsc::channel();
+    operator.follow(&log, move |node| drop(taken.send(node)));
+    let mut machine = Machine::start(&config, folder)?;
+    let ready = machine.wait_for("ready", LONG, |_| true)?;
+    let node = owner.recv_timeout(LONG).context("no owner")??;
+    // Before the roles: the line comes ten seconds after the node was ready.
+    let before = machine.wait_for("memory", LONG, |_| true)?;
+    let report = |step: &str| println!("kubernetes: {step}");
+    let nodes = vec![kubernetes::Node { id: node, log }];
+    let polisctl = operator.polisctl.clone();
+    let deployment = Deployment { dir: folder.to_owned(), operator: polisctl, nodes, report };
+    let (steps, _answer) = deployment.steps()?;
+    let after = match machine.seen(|event| event.word == "memory" && has_roles(event)).pop() {
+        Some(event) => event,
+        None => machine.wait_for("memory", LONG, has_roles)?,
+    };
+    let mut values = vec![(Row::new("first boot, ready", "s"), ready.at.as_secs_f64())];
+    values.extend(
+        steps
+            .0
+            .into_iter()
+            .map(|(what, at)| (Row::new(format!("from the roles: {what}"), "s"), at.as_secs_f64())),
+    );
+    values.extend(memory(&before, &after)?);
+    drop(machine);
+    let disk = folder.join("disk.img");
+    fs::remove_file(&disk).with_context(|| format!("cannot remove {}", disk.display()))?;
+    Ok(values)
+}
+
+/// Whether a line of memory has the parts of Kubernetes.
+fn has_roles(event: &Event) -> bool {
+    event.get("kubelet").is_some()
+}
+
+fn config(image: &Image, folder: &Path, cpus: u32) -> Result<Config> {
+    let disk = folder.join("disk.img");
+    polis_qemu::disk::copy(&image.disk, &disk).context("cannot copy the image")?;
+    let owner = parameters::owner_key(folder)?;
+    let file = folder.join("parameters.pb");
+    fs::write(&file, parameters::with_policy(&owner, None, POLICY))
+        .with_context(|| format!("cannot write {}", file.display()))?;
+    Ok(Config {
+        disk: Some(Disk { file: disk, bus: Bus::Virtio, cache: Cache::Unsafe }),
+        memory: MEMORY_FIRST,
+        cpus,
+        fw_cfg: vec![FwCfg { name: PARAMETERS.to_owned(), file }],
+        ..Config::new(image.direct(""), accelerator(Preference::Auto, cpus))
+    })
+}
+
+/// The memory of each process with the roles, and what `node` takes more than without.
+fn memory(before: &Event, after: &Event) -> Result<Vec<Value>> {
+    let kibibytes = |event: &Event, name: &str| -> Result<f64> {
+        event.text(name).parse().with_context(|| format!("bad {event}"))
+    };
+    let row = |name: &str| Row::new(format!("resident memory of {name}"), "KiB");
+    let mut values = vec![(row("node, without roles"), kibibytes(before, "node")?)];
+    for name in PROCESSES.into_iter().filter(|name| after.get(name).is_some()) {
+        values.push((row(name), kibibytes(after, name)?));
+    }
+    let more = kibibytes(after, "node")? - kibibytes(before, "node")?;
+    values.push((row("node, more with the roles").goal(NODE_GOAL), more));
+    Ok(values)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_read_with_and_without_the_roles() {
+        let event = |text| Event::parse(text, Duration::ZERO).unwrap();
+        let before = event("POLIS memory init=2140 node=15000 etcd=61000 t=31.002");
+        let after = event("POLIS memory init=2140 node=18000 etcd=71000 kubelet=99000 t=131.002");
+        assert!(!has_roles(&before) && has_roles(&after));
+        let values = memory(&before, &after).unwrap();
+        let names: Vec<_> =
+            values.iter().map(|(row, value)| format!("{} {value}", row.name)).collect();
+        let of = "resident memory of ";
+        assert_eq!(names[0], format!("{of}node, without roles 15000"));
+        assert!(names.contains(&format!("{of}kubelet 99000")), "{names:?}");
+        assert_eq!(names.last().unwrap(), &format!("{of}node, more with the roles 3000"));
+    }
+}
