@@ -97,7 +97,7 @@ fn a_node_takes_another_system_and_goes_back_from_one_that_panics() -> Result<()
     let status = told(&owner, &["node", "status", node])?;
     ensure!(status["other_system"] == *other && status["trial"] != true, "{status}");
 
-    // It stays: the next start is no trial.
+    // It stays: the next start is not a trial.
     owner.run(&["node", "reboot", node, "--yes"])?;
     machine.wait_for("off", BOOT, |off| off.is("reason", "reboot"))?;
     runs(&mut machine, "B", &next.version)?;

@@ -1,4 +1,4 @@
-"""Asks a curator what it serves, and what the cluster is, with nobody's code but other people's.
+"""Asks a curator what it serves, and what the cluster is, with none of this project's code.
 
 Everything about the messages is learnt by reflection: no file of Polis is read.
 Prints one JSON document.

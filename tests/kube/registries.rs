@@ -108,7 +108,7 @@ struct Containerd {
 }
 
 impl Containerd {
-    #[expect(clippy::disallowed_methods, reason = "a story is no service of a node")]
+    #[expect(clippy::disallowed_methods, reason = "a story is not a service of a node")]
     async fn start(program: &Path, tree: &Root, base: &Path) -> Result<Self> {
         let ephemeral = &tree.ephemeral;
         for directory in [&ephemeral.containerd.dir, &ephemeral.containerd_scratch] {
@@ -238,7 +238,7 @@ struct Server {
 }
 
 impl Server {
-    #[expect(clippy::disallowed_methods, reason = "a story is no service of a node")]
+    #[expect(clippy::disallowed_methods, reason = "a story is not a service of a node")]
     async fn start() -> Result<Self> {
         let (authority, issuer) = authority();
         let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256)?;

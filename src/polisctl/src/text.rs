@@ -91,7 +91,7 @@ fn fit_line(line: &str, columns: usize) -> String {
     text
 }
 
-/// Widest name of a value: what stands further right is no value but a part of a sentence.
+/// Widest name of a value: text further to the right belongs to a sentence.
 const NAME_MAX: usize = 24;
 
 /// Where the value of a line begins: behind a name and two spaces, or behind the indentation.

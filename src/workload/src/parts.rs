@@ -30,7 +30,7 @@ pub(super) const API_STARTS: Duration = Duration::from_secs(5 * 60);
 /// The name of all parts together on the serial line.
 const ALL: &str = "all";
 
-/// The name of the drain of the node there. It is no part: nothing waits for it.
+/// The name of the drain of the node there. It is not a part: nothing waits for it.
 const DRAIN: &str = "drain";
 
 /// A part of the workload stack.
@@ -551,7 +551,7 @@ mod tests {
         assert_eq!(status.borrow().crash_loop(), said("no swap"));
         parts.died(Part::Kubelet, "no cgroup");
         assert_eq!(status.borrow().crash_loop(), said("no cgroup"));
-        // A failed check is no death.
+        // A failed check is not a death.
         for _again in 0..3 {
             parts.fail(Part::Dns, "no answer");
             parts.set(Part::Dns, PartState::Starting);

@@ -43,7 +43,7 @@ pub(super) fn lives_on(
     takes_both_roles(owner, &mut machine, &node)?;
     // The way to the API leads to the new node.
     let kubectl = &Kubectl::of(world, owner)?;
-    // The API server has the demo from the snapshot, with a pod on a node that is no more.
+    // The API server has the demo from the snapshot, with a pod on a node that no longer exists.
     let gone = ["wait", "--for=delete", &format!("node/{lost}"), KUBECTL];
     kubectl.run(&gone, "")?;
     kubectl.run(&["wait", "--for=condition=Available", "deployment/demo", KUBECTL], "")?;

@@ -125,7 +125,7 @@ pub const IMAGE: &str = "StubImageIdentifier";
 
 /// A text that the loader or the boot stub has set in `directory` for this boot, as
 /// [`IMAGE`]: UTF-16, perhaps closed by a NUL. `None` if it has not, or where the
-/// content is no text.
+/// content is not text.
 ///
 /// # Errors
 ///

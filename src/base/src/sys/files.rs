@@ -49,7 +49,7 @@ pub fn readahead(path: &Path) -> io::Result<()> {
 }
 
 /// Has the kernel forget what it keeps of a file or a device in memory, so that the next read
-/// comes from the disk. What is not on the disk yet stays: flush it before.
+/// comes from the disk. Pages not yet on the disk stay: flush them before.
 ///
 /// # Errors
 ///

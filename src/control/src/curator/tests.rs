@@ -328,7 +328,7 @@ async fn a_registry_is_set_changed_and_deleted() {
     };
     let pair = |host: &str, name: &str| (host.to_owned(), name.to_owned());
     assert_eq!(hosts().await, [pair("a.example", "ann"), pair("b.example", "ann")]);
-    // What is absent is none.
+    // An absent one reads as none.
     store.set_registry(&registry("b.example", ""), noon()).await.unwrap();
     assert_eq!(hosts().await, [pair("a.example", "ann"), pair("b.example", "")]);
     let before = memory.get(super::store::REGISTRIES).await.unwrap().unwrap().revision;

@@ -122,7 +122,7 @@ impl Aligned {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    // Past the page cache, which is not to be filled with zeros.
+    // Past the page cache, so that it does not fill with zeros.
     File::options().read(true).write(true).custom_flags(libc::O_DIRECT).open(path)
 }
 

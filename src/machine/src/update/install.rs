@@ -443,7 +443,7 @@ pub(super) mod tests {
         assert_eq!(installed, Installed { version: Version::new(1, 1, 0), slot: "B" });
         assert!(fs::read(machine.device("disk3")).unwrap() == SYSTEM);
         assert!(fs::read(machine.config.kernels.join("polis-1.1.0+1.efi")).unwrap() == KERNEL);
-        // What the slot had before is no longer offered; what is not ours stays.
+        // Earlier entries of the slot are no longer offered; foreign entries stay.
         assert_eq!(machine.kernels(), ["other.efi", "polis-1.0.0.efi", "polis-1.1.0+1.efi"]);
         assert!(machine.is_as_it_was());
         let other = machine.status.borrow().other.clone().unwrap();

@@ -69,7 +69,7 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
 
 fn read(file: &File) -> Option<Users> {
     let warned = |error: &(dyn std::error::Error + 'static)| {
-        warn!(error, "cannot read the users of this node; it serves none until it hears of them");
+        warn!(error, "cannot read the users of this node; it serves none until it receives them");
     };
     let bytes = file.read().inspect_err(|error: &files::Error| warned(error)).ok()??;
     let users = v1::Users::decode(bytes.as_slice()).inspect_err(|error| warned(error)).ok()?;

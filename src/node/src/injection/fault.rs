@@ -4,8 +4,8 @@
 //! as an error. The command line selects the whole system, so the word gives its author no
 //! new right.
 //!
-//! It strikes once the node is ready; `kernel-panic` strikes at once, and `kill-by-pods` whenever
-//! it is told to.
+//! It strikes once the node is ready; `kernel-panic` strikes at once, and `kill-by-pods` at
+//! each order of the story.
 //!
 //! | name | what happens |
 //! |---|---|

@@ -62,7 +62,7 @@ pub(super) enum Command {
     },
     /// Give every node another system from an update bundle, one after the other.
     ///
-    /// Nodes that are no voters come first, then the voters, the leader of the cluster last.
+    /// Nodes that do not vote come first, then the voters, the leader of the cluster last.
     /// The leader goes on by itself, also after a change of leaders or a loss of power, and
     /// stops at the first node that does not take the new version.
     Update(update::Arguments),

@@ -165,7 +165,7 @@ async fn list(watch: Watch, global: &Global) -> Result<(), Error> {
 }
 
 async fn set(registry: v1::Registry, dry_run: DryRun, global: &Global) -> Result<(), Error> {
-    // What the leader would refuse is refused here, too: before the password goes anywhere.
+    // The same check as the leader's, made before the password goes anywhere.
     let checked = Checked::read_at(&registry, clock::now());
     checked.doing(|| format!("the registry {:?} cannot be set", registry.host))?;
     let effect = format!("Workers reach {} as given here, and no longer as before.", registry.host);

@@ -44,8 +44,8 @@ pub enum InvalidNodeName {
     Form,
     /// Commands would read it as a node ID.
     #[error(
-        "it could be read as a node ID: allowed is no name that begins with {PREFIX:?} or has \
-         only hexadecimal digits"
+        "it could be read as a node ID: a name must not begin with {PREFIX:?} or have only \
+         hexadecimal digits"
     )]
     LikeAnId,
 }

@@ -90,7 +90,7 @@ const STEPS: &[Step] = &[
     ("Management/UpdateNodeRoles", &[Node], &[Voter, Worker]),
     ("NodeManagement/Console", &[], &[]),
     ("NodeManagement/Drain", &[], &[]),
-    // The system of an update is no secret.
+    // The system of an update is not secret.
     ("NodeManagement/FetchBundle", &[], &[]),
     ("NodeManagement/GetStatus", &[], &[]),
     ("NodeManagement/Logs", &[], &[]),

@@ -66,7 +66,7 @@ failures! {
     SWITCH_FAILED = Initramfs 9: REWRITE;
     /// Several disks may be the one that the machine was started from.
     DISKS_ALIKE = Initramfs 10:
-        "Disconnect or erase the disks that this machine is not to run from, then reboot.";
+        "Disconnect or erase the disks that this machine must not run from, then reboot.";
 
     /// `node` returned without a request to stop.
     NODE_EXITED = System 1: REPORT;

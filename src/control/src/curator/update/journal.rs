@@ -573,7 +573,7 @@ mod tests {
         assert_eq!(leave(&world.journal, &world.seen()), None);
         assert!(world.settle().contains("etcd cannot spare one"));
         world.spare = 1;
-        // A report about another turn is no question.
+        // A report about another turn does not ask for one.
         world.report(node, |report| report.turn += 1);
         assert_eq!(leave(&world.journal, &world.seen()), None);
         world.journal = controlled(&world.journal, Control::Abort, world.now);
