@@ -59,7 +59,7 @@ pub mod state;
 pub mod unlock;
 mod writer;
 
-use polis_wire::identity::NodeId;
+use polis_wire::identity::{Fingerprint, NodeId};
 use polis_wire::node_roles::Role;
 
 pub use self::error::Error;
@@ -77,6 +77,8 @@ pub struct Status {
     pub state: State,
     /// Its name, once it has its key.
     pub node: Option<NodeId>,
+    /// The fingerprint of its registration, in the boot in which it registered.
+    pub fingerprint: Option<Fingerprint>,
     /// SHA-256 of the certificate of the cluster's CA, once it is home.
     pub ca: Option<[u8; 32]>,
     /// The roles that it has in the cluster.

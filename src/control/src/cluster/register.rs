@@ -255,10 +255,10 @@ impl<C: Consensus> Service<C> {
         asking: &Asking<'_>,
     ) -> Result<ClusterConfiguration, Error> {
         let Asking { curators, registering, secrets, key } = *asking;
-        let words = fingerprint(key).await?;
+        let mut shown: Option<(Fingerprint, String)> = None;
         let id = key.id();
         let named = &registering.register.name;
-        info!(node = %id, fingerprint = words, "registering with the cluster");
+        info!(node = %id, "registering with the cluster");
         let request = v1::RegisterNodeRequest {
             register_ticket: registering.register.ticket.0.to_vec(),
             join_key: remote::join_key(secrets).public_key().to_vec(),
@@ -283,6 +283,13 @@ impl<C: Consensus> Service<C> {
                 v1::NodeState::Unspecified | v1::NodeState::New | v1::NodeState::Decommissioned => {
                 }
             }
+            let fingerprint = fingerprint(key, &answer)?;
+            let words = match shown {
+                Some((of, words)) if of == fingerprint => words,
+                _ => blocking(move || fingerprint.words()).await,
+            };
+            shown = Some((fingerprint, words.clone()));
+            self.status.shows(fingerprint);
             if self.status.happened(Event::Contacted, ctx.lines(), |_foreign| {}) {
                 info!(node = %id, fingerprint = words, "waiting for an operator's approval");
             }
@@ -386,10 +393,11 @@ fn no_key() -> Error {
     Error::Refused(Refusal::JournalDamaged(Damage::Content(what)))
 }
 
-/// The fingerprint that an operator compares. Slow on purpose.
-async fn fingerprint(key: &NodeKey) -> Result<String, Error> {
-    let public = key.public_key();
-    Ok(blocking(move || Fingerprint::of_key(&public).words()).await)
+/// The fingerprint that an operator compares: the leader chose a part of it.
+fn fingerprint(key: &NodeKey, answer: &v1::RegisterNodeResponse) -> Result<Fingerprint, Error> {
+    let why = || "the nonce of the registration has not 16 bytes".to_owned();
+    Fingerprint::of_registration(&key.public_key(), &answer.nonce)
+        .ok_or_else(|| Error::Configuration(why()))
 }
 
 /// The text of the wait for approval. Tools take the words from between `fingerprint is `

@@ -241,6 +241,7 @@ impl<C: Consensus> Service<C> {
         let status = Status {
             state: State::Home,
             node: Some(home.node.id),
+            fingerprint: self.status.borrow().fingerprint,
             ca: Some(Sha256::digest(&home.ca).into()),
             roles: home.store.iter().map(|_store| Role::ConsensusMember).collect(),
             keys: home.keys.clone(),

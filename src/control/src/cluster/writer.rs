@@ -17,7 +17,7 @@ use super::state::Event;
 use super::{State, Status};
 use polis_base::serial::EventLine;
 use polis_runtime::lines::Lines;
-use polis_wire::identity::NodeId;
+use polis_wire::identity::{Fingerprint, NodeId};
 use polis_wire::node_roles::Role;
 
 /// Writes [`Status`]. Cheap to clone: all clones write the same one.
@@ -41,6 +41,14 @@ impl Writer {
     #[must_use]
     pub fn borrow(&self) -> watch::Ref<'_, Status> {
         self.0.borrow()
+    }
+
+    /// Names the fingerprint that an operator compares before approving this node.
+    pub(super) fn shows(&self, fingerprint: Fingerprint) {
+        self.0.send_if_modified(|status| {
+            let before = status.fingerprint.replace(fingerprint);
+            before != status.fingerprint
+        });
     }
 
     /// Changes the state, if `event` leads to another; `say` logs it before any reader can

@@ -42,6 +42,7 @@ pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::No
         joined: _,
         former_voter,
         name,
+        nonce,
     } = v1::Node::clone(&known.node);
     let age = heartbeats.last(id).map(|last| Instant::now().saturating_duration_since(last));
     v1::NodeInfo {
@@ -61,6 +62,7 @@ pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::No
         former_voter,
         name,
         clock: heartbeats.clock(id),
+        nonce,
     }
 }
 

@@ -6,6 +6,8 @@
 use std::collections::BTreeSet;
 
 use polis_proto::v1::{self, cluster_configuration::TpmMode};
+use rand::TryRng as _;
+use rand::rngs::SysRng;
 use subtle::ConstantTimeEq as _;
 use tracing::{info, warn};
 
@@ -15,7 +17,7 @@ use super::pod_network;
 use super::state::{self, Commitment, Refusal, Registration, Request, Step};
 use super::store::{self, CONFLICTS_MAX, Outcome, Store, TICKET, join_key_at, node_key};
 use super::tickets;
-use polis_wire::identity::{Fingerprint, Identity, NodeId, NodeName, Spoken};
+use polis_wire::identity::{Fingerprint, Identity, NodeId, NodeName, Nonce, Spoken};
 use polis_wire::node_roles::{Role, is_consensus_member};
 use polis_wire::pki::{self, Guard, Write};
 use polis_wire::pod_network::Prefix;
@@ -130,7 +132,9 @@ impl<S: pki::Store + Clone> Store<S> {
     pub async fn approve(&self, id: NodeId, spoken: Option<&Spoken>) -> Result<v1::Node, Error> {
         if let Some(spoken) = spoken {
             let node = self.read::<v1::Node>(&node_key(id)).await?.ok_or(Refusal::Unknown)?;
-            let fingerprint = Fingerprint::of_key(&identity(id, &node)?.public_key);
+            let key = identity(id, &node)?.public_key;
+            let fingerprint = Fingerprint::of_registration(&key, &node.nonce)
+                .ok_or_else(|| store::Error::Damaged { key: node_key(id) })?;
             let spoken = spoken.clone();
             // Fingerprint words cost some tens of milliseconds of a processor.
             let compared = tokio::task::spawn_blocking(move || fingerprint.is(&spoken)).await;
@@ -317,6 +321,15 @@ pub(super) fn identity(id: NodeId, node: &v1::Node) -> Result<Identity, Error> {
     let key = <[u8; 32]>::try_from(node.public_key.as_slice()).ok().map(Identity::new);
     let identity = key.filter(|identity| identity.id == id);
     Ok(identity.ok_or_else(|| store::Error::Damaged { key: node_key(id) })?)
+}
+
+/// A nonce for a registration.
+pub(super) fn nonce() -> Result<Nonce, Error> {
+    let mut nonce = Nonce::default();
+    SysRng.try_fill_bytes(&mut nonce).map_err(|source| {
+        store::Error::Pki(pki::Error::Random { name: "a nonce".to_owned(), source })
+    })?;
+    Ok(nonce)
 }
 
 /// Compares in a time that does not depend on where the two differ.

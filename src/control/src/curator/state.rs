@@ -39,7 +39,7 @@ use std::net::Ipv4Addr;
 
 use polis_proto::v1::{self, NodeState};
 
-use polis_wire::identity::{Identity, NodeName};
+use polis_wire::identity::{Identity, NodeName, Nonce};
 use polis_wire::pod_network::Prefix;
 
 /// Labels of one node; as many as the parameters may give.
@@ -107,6 +107,8 @@ pub struct Registration {
     pub name: Option<NodeName>,
     /// Seconds since 1970.
     pub now: i64,
+    /// Chosen after the key was received; the first registration of a node keeps it.
+    pub nonce: Nonce,
 }
 
 /// The fields of a commit, which the cluster keeps.
@@ -313,7 +315,8 @@ fn with_state(node: v1::Node, state: NodeState) -> v1::Node {
 
 fn register(registration: Registration) -> v1::Node {
     // The name is taken beside the record: `nodes`.
-    let Registration { identity, join_key, tpm, labels, address, now, name: _ } = registration;
+    let Registration { identity, join_key, tpm, labels, address, now, nonce, name: _ } =
+        registration;
     v1::Node {
         public_key: identity.public_key.to_vec(),
         state: NodeState::New.into(),
@@ -322,6 +325,7 @@ fn register(registration: Registration) -> v1::Node {
         status: Some(v1::NodeStatus { external_address: address, ..Default::default() }),
         tpm,
         registered_at: now,
+        nonce: nonce.to_vec(),
         ..Default::default()
     }
 }

@@ -13,6 +13,7 @@ fn registration(join_key: u8) -> Registration {
         address: "192.0.2.1".to_owned(),
         name: None,
         now: 5,
+        nonce: [9; 16],
     }
 }
 
@@ -141,7 +142,7 @@ fn a_voter_of_a_former_cluster_is_one_until_it_loses_the_role() {
 fn what_an_operator_gives_a_node_that_waits_is_there_when_it_asks_again() {
     let labels = |key: &str| BTreeMap::from([(key.to_owned(), "b".to_owned())]);
     let asks = Registration { labels: labels("own"), ..registration(1) };
-    let again = Registration { address: "192.0.2.2".to_owned(), ..asks.clone() };
+    let again = Registration { nonce: [8; 16], address: "192.0.2.2".to_owned(), ..asks.clone() };
     let label = Request::Labels { set: labels("given"), remove: vec!["own".to_owned()] };
     let requests = [
         Request::Register(asks),

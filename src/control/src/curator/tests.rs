@@ -56,6 +56,7 @@ fn registration(key: u8, join_key: u8) -> Registration {
         address: "192.0.2.7".to_owned(),
         name: None,
         now: 100,
+        nonce: [4; 16],
     }
 }
 
@@ -110,7 +111,12 @@ async fn a_node_lives_from_its_registration_to_its_deletion() {
     let other = Fingerprint::of_key(&[8; 32]).to_string().parse().unwrap();
     let refused = store.approve(identity.id, Some(&other)).await;
     assert!(matches!(refused, Err(Error::Fingerprint { .. })));
-    let own = Fingerprint::of_key(&[2; 32]).words().parse().unwrap();
+    // The key alone could have been prepared: its words do not count.
+    let prepared = Fingerprint::of_key(&[2; 32]).words().parse().unwrap();
+    let refused = store.approve(identity.id, Some(&prepared)).await;
+    assert!(matches!(refused, Err(Error::Fingerprint { .. })));
+    let own = Fingerprint::of_registration(&[2; 32], &[4; 16]).unwrap();
+    let own = own.words().parse().unwrap();
     let approved = store.approve(identity.id, Some(&own)).await.unwrap();
     assert_eq!(approved.state(), NodeState::Standby);
 

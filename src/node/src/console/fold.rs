@@ -93,7 +93,7 @@ pub(super) fn ready(values: &Values) -> Option<Duration> {
 fn header(values: &Values, uptime: Duration, now: SystemTime) -> Header {
     Header {
         node: values.cluster.node.map(|id| id.to_string()),
-        words: values.own.and_then(|own| values.words.get(&own).cloned()),
+        words: values.cluster.fingerprint.and_then(|own| values.words.get(&own).cloned()),
         version: values.environment.version.clone(),
         slot: values.environment.slot.clone(),
         cluster: match values.cluster.state {

@@ -278,7 +278,7 @@ pub fn is_off() -> bool {
 /// Asks for the words of the fingerprints on the screen. A boot has better to do,
 /// unless somebody waits for the words.
 fn ask(asked: &watch::Sender<BTreeSet<Fingerprint>>, values: &Values) {
-    let own = values.own.into_iter();
+    let own = values.cluster.fingerprint.into_iter();
     let authorities = values.pki.authorities.iter().map(fold::fingerprint);
     let wanted: BTreeSet<_> = match values.cluster.state {
         cluster::State::Foreign | cluster::State::Trusted => own.collect(),

@@ -109,25 +109,29 @@ fn aged(mut nodes: Nodes, age: Duration, cut_off: Option<Duration>) -> Nodes {
     nodes
 }
 
+/// The words of the nodes that wait for approval, and of which fingerprint they are.
+type Words = BTreeMap<NodeId, (Fingerprint, String)>;
+
 /// Makes the words that are missing, and drops those that are no longer needed.
-async fn spell(received: &node_roles::Nodes, words: &mut BTreeMap<NodeId, String>) {
+async fn spell(received: &node_roles::Nodes, words: &mut Words) {
     let asks = |node: &v1::NodeInfo| node.state() == v1::NodeState::New;
     words.retain(|id, _| received.get(id).is_some_and(asks));
     for (id, node) in received.iter().filter(|(_, node)| asks(node)).take(WORDS_MAX) {
-        let Ok(key) = <[u8; 32]>::try_from(node.public_key.as_slice()) else { continue };
-        if words.contains_key(id) {
+        let fingerprint = Fingerprint::of_registration(&node.public_key, &node.nonce);
+        let Some(fingerprint) = fingerprint else { continue };
+        if words.get(id).is_some_and(|(of, _words)| *of == fingerprint) {
             continue;
         }
-        let spelt = tokio::task::spawn_blocking(move || Fingerprint::of_key(&key).words()).await;
+        let spelt = tokio::task::spawn_blocking(move || fingerprint.words()).await;
         if let Ok(spelt) = spelt {
-            words.insert(*id, spelt);
+            words.insert(*id, (fingerprint, spelt));
         }
     }
 }
 
 fn fold(
     received: &node_roles::Nodes,
-    words: &BTreeMap<NodeId, String>,
+    words: &Words,
     leader: Option<NodeId>,
     own: Option<NodeId>,
     members: &[consensus::Member],
@@ -165,7 +169,7 @@ fn fold(
                 false => MemberStatus::Voter,
             }),
             labels: node.labels.iter().map(|(key, value)| format!("{key}={value}")).collect(),
-            words: words.get(id).cloned(),
+            words: words.get(id).map(|(_of, words)| words.clone()),
             version: some(status.version),
             former_voter: node.former_voter,
             leader: leader == Some(*id),
@@ -196,6 +200,7 @@ mod tests {
         let mut info = v1::NodeInfo {
             id: id.to_string(),
             public_key: key.to_vec(),
+            nonce: vec![2; 16],
             state: v1::NodeState::New.into(),
             ..Default::default()
         };
@@ -203,7 +208,8 @@ mod tests {
         let received = node_roles::Nodes::from([(id, info.clone())]);
         spell(&received, &mut words).await;
         let shown = fold(&received, &words, None, None, &[]);
-        assert_eq!(shown.nodes[0].words, Some(Fingerprint::of_key(&key).words()));
+        let of = Fingerprint::of_registration(&key, &[2; 16]).unwrap();
+        assert_eq!(shown.nodes[0].words, Some(of.words()));
         info.state = v1::NodeState::Up.into();
         info.roles = Some(v1::NodeRoles {
             consensus_member: Some(v1::node_roles::ConsensusMember {}),

@@ -21,7 +21,7 @@ use polis_machine::parameters::Known;
 use polis_machine::{network, storage};
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Tree;
-use polis_wire::identity::{Fingerprint, Identity};
+use polis_wire::identity::Identity;
 use polis_wire::pki::Overview;
 use polis_workload as workload;
 use polis_workload::runtime;
@@ -41,8 +41,6 @@ pub(super) struct Values {
     pub(super) pki: Overview,
     pub(super) cluster_nodes: ClusterNodes,
     pub(super) identity: Option<Identity>,
-    /// The fingerprint of its key.
-    pub(super) own: Option<Fingerprint>,
     pub(super) roles: Option<v1::NodeRoles>,
     pub(super) workload: workload::Status,
     pub(super) containerd: runtime::Status,
@@ -69,7 +67,6 @@ impl Values {
             pki: Overview::default(),
             cluster_nodes: ClusterNodes::default(),
             identity: None,
-            own: None,
             roles: None,
             workload: workload::Status::default(),
             containerd: runtime::Status::default(),
@@ -119,12 +116,8 @@ impl Watched {
             pods,
         } = &mut self.inputs;
         let values = &mut self.values;
-        let is_another_key = renew(identity, all, &mut values.identity);
-        if is_another_key {
-            values.own = values.identity.map(|it| Fingerprint::of_key(&it.public_key));
-        }
         let renewed = [
-            is_another_key,
+            renew(identity, all, &mut values.identity),
             renew(&mut self.stages, all, &mut values.stages),
             renew(&mut self.services, all, &mut values.services),
             renew(known, all, &mut values.known),

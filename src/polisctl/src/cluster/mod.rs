@@ -88,7 +88,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         Command::Status(watch) => {
             let session = Session::brief(global).await?;
             let read = async || match Box::pin(Status::read(&session)).await {
-                Ok(status) => status.with_words().document(),
+                Ok(status) => status.document(),
                 Err(error) if error.exit() == Exit::TimedOut => {
                     Box::pin(leaderless::view(&session, error)).await?.document()
                 }

@@ -12,7 +12,7 @@ use crate::output::{Document, Text, fields, or_dash};
 use crate::session::Session;
 use crate::table::table;
 use crate::{etcd, units};
-use polis_wire::identity::{Fingerprint, NodeId};
+use polis_wire::identity::NodeId;
 use polis_wire::node_roles::is_consensus_member;
 
 #[derive(Debug, Serialize)]
@@ -36,13 +36,8 @@ pub(super) struct Status {
 /// A refused registration.
 #[derive(Clone, Debug, Serialize)]
 struct Refused {
-    /// The node ID of its key.
+    /// The node ID of its key, as on its screen.
     id: String,
-    /// The words of its fingerprint, as on its screen.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    words: Option<String>,
-    #[serde(skip)]
-    key: Option<[u8; 32]>,
     address: String,
     reason: String,
     count: u64,
@@ -54,8 +49,6 @@ impl Refused {
         let key = <[u8; 32]>::try_from(refused.public_key.as_slice()).ok();
         Self {
             id: key.map(|key| NodeId::from_public_key(&key).to_string()).unwrap_or_default(),
-            words: None,
-            key,
             address: refused.address.clone(),
             reason: refused.reason.clone(),
             count: refused.count,
@@ -63,16 +56,9 @@ impl Refused {
         }
     }
 
-    /// The same with the words of its key, which take a moment to compute.
-    fn with_words(&self) -> Self {
-        let words = self.key.map(|key| Fingerprint::of_key(&key).words());
-        Self { words, ..self.clone() }
-    }
-
     fn row(&self) -> Vec<String> {
         let cells = [
             &self.id,
-            self.words.as_deref().unwrap_or_default(),
             &self.address,
             &self.reason,
             &self.count.to_string(),
@@ -107,11 +93,6 @@ impl Status {
             update: info.update.as_ref().map(|read| update::View::of(read, nodes)),
             refused: info.refused_registrations.iter().map(Refused::of).collect(),
         }
-    }
-
-    pub(super) fn with_words(self) -> Self {
-        let refused = self.refused.iter().map(Refused::with_words).collect();
-        Self { refused, ..self }
     }
 
     /// What to do about nodes whose heartbeat is overdue.
@@ -195,7 +176,7 @@ impl Status {
             .and(faults(&self.nodes));
         if !self.refused.is_empty() {
             let rows: Vec<_> = self.refused.iter().map(Refused::row).collect();
-            let heads = ["REFUSED", "WORDS", "ADDRESS", "REASON", "TIMES", "LAST"];
+            let heads = ["REFUSED", "ADDRESS", "REASON", "TIMES", "LAST"];
             text = text.and("\n").then(table(&heads, &rows));
         }
         Document::new(self, text)

@@ -538,7 +538,7 @@ async fn approve(
             let shown = view::fingerprint(&node)
                 .ok_or_else(|| Error::new(format!("{} has no key", node.id)))?;
             let question = format!(
-                "{} waits for approval. The fingerprint of its key is\n\n    {}\n    \
+                "{} waits for approval. Its fingerprint is\n\n    {}\n    \
                  {shown}\n\nDoes the machine's screen show the same?",
                 called(&node),
                 shown.words()

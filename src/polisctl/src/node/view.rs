@@ -111,7 +111,7 @@ impl View {
         }
     }
 
-    /// The same with the words of its key.
+    /// The same with the words of its fingerprint.
     pub(super) fn with_words(node: &v1::NodeInfo) -> Self {
         Self { words: fingerprint(node).map(|f| f.words()), ..Self::of(node) }
     }
@@ -310,7 +310,7 @@ pub(super) fn kubernetes(workload: &str, drain: &str) -> Option<String> {
 
 /// The fingerprint of a node's key.
 pub(super) fn fingerprint(node: &v1::NodeInfo) -> Option<Fingerprint> {
-    Some(Fingerprint::of_key(node.public_key.as_slice().try_into().ok()?))
+    Fingerprint::of_registration(&node.public_key, &node.nonce)
 }
 
 /// How a sentence calls a node: by its name, where it has one, and its ID.

@@ -2,11 +2,11 @@
 //! a screen, can compare.
 //!
 //! The console shows a [`Fingerprint`] of the cluster's CA and of the node's
-//! key; `polisctl` asks for it before it trusts, and the curator compares it
+//! registration; `polisctl` asks for it before it trusts, and the curator compares it
 //! where an operator approves a node.
 //!
 //! ```text
-//! DER or raw key --SHA-256--> 32 bytes --+--> 64 hexadecimal digits
+//! DER, or nonce and raw key --SHA-256--> 32 bytes --+--> 64 hexadecimal digits
 //!                                        +--PBKDF2--> 44 bits --> four words
 //! ```
 //!
@@ -16,8 +16,14 @@
 //! between the moment when a cluster is founded and the moment when its owner
 //! looks at it. A user who wants all 256 bits compares the digits.
 //!
+//! A node's key could be searched for in advance: the attacker registers a key whose words
+//! are those of a machine that an operator expects. So the leader chooses a [`Nonce`] after it
+//! has received the key, and the fingerprint of a registration has both. A key that was
+//! prepared has other words in each registration, and each further attempt is a registration
+//! that the operator sees.
+//!
 //! Invariants:
-//! - The same certificate or key has the same words in every version: the list,
+//! - The same certificate, or key and nonce, has the same words in every version: the list,
 //!   the salt and the rounds never change.
 //! - Fingerprints are compared whole: a prefix of digits or three words do not match.
 //!
@@ -44,7 +50,13 @@ const WORD_BITS: u32 = 11;
 /// Longest text that is looked at: far more than 64 digits with colons between.
 const TEXT_MAX: usize = 256;
 
-/// SHA-256 of a certificate's DER, or of a raw public key.
+/// Keeps the digest of a registration apart from that of a bare key.
+const REGISTRATION: &[u8] = b"polis registration 1";
+
+/// What the leader adds to the key of a node that registers: random, chosen after the key.
+pub type Nonce = [u8; 16];
+
+/// SHA-256 of a certificate's DER, of a raw public key, or of a registration.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Fingerprint([u8; 32]);
 
@@ -55,11 +67,24 @@ impl Fingerprint {
         Self(Sha256::digest(der).into())
     }
 
-    /// The fingerprint of a raw Ed25519 public key: the operator compares it before
-    /// approving a node.
+    /// The fingerprint of a raw Ed25519 public key.
     #[must_use]
     pub fn of_key(public_key: &[u8; 32]) -> Self {
         Self(Sha256::digest(public_key).into())
+    }
+
+    /// The fingerprint of a registration: the operator compares it before approving a node.
+    /// An empty nonce, as in the records of earlier versions, gives that of the key. `None` for
+    /// a key or a nonce of another length.
+    #[must_use]
+    pub fn of_registration(public_key: &[u8], nonce: &[u8]) -> Option<Self> {
+        let key = public_key.try_into().ok()?;
+        if nonce.is_empty() {
+            return Some(Self::of_key(key));
+        }
+        let nonce = Nonce::try_from(nonce).ok()?;
+        let digest = Sha256::new().chain_update(REGISTRATION).chain_update(nonce);
+        Some(Self(digest.chain_update(key).finalize().into()))
     }
 
     /// A fingerprint that was computed elsewhere.
@@ -164,6 +189,16 @@ mod tests {
     use super::*;
 
     const ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+
+    #[test]
+    fn a_key_has_another_fingerprint_in_each_registration() {
+        let of = |nonce: &[u8]| Fingerprint::of_registration(&[1; 32], nonce);
+        assert_eq!(of(&[]), Some(Fingerprint::of_key(&[1; 32])));
+        assert!(of(&[1; 16]).is_some());
+        assert_ne!(of(&[1; 16]), of(&[2; 16]));
+        assert_ne!(of(&[1; 16]), Fingerprint::of_registration(&[2; 32], &[1; 16]));
+        assert_eq!((of(&[1; 15]), Fingerprint::of_registration(&[1; 31], &[])), (None, None));
+    }
 
     #[test]
     fn a_fingerprint_is_sha_256_in_digits() {

@@ -26,7 +26,7 @@ use std::str::FromStr;
 
 use sha2::{Digest as _, Sha256};
 
-pub use self::fingerprint::{Fingerprint, InvalidFingerprint, Spoken};
+pub use self::fingerprint::{Fingerprint, InvalidFingerprint, Nonce, Spoken};
 pub use self::key::{Error, NodeKey, Store, ensure};
 pub use self::name::{InvalidNodeName, NodeName};
 use polis_base::hex;

@@ -138,6 +138,7 @@ impl Curator for Handlers {
             address: address.map(|address| address.to_string()).unwrap_or_default(),
             name,
             now: seconds(),
+            nonce: nodes::nonce().map_err(|error| lead.refuse(error))?,
         };
         let registered = async {
             self.check_room(identity.id)?;
@@ -149,6 +150,7 @@ impl Curator for Handlers {
         Ok(Response::new(v1::RegisterNodeResponse {
             state: node.state,
             configuration: Some(configuration),
+            nonce: node.nonce,
         }))
     }
 
