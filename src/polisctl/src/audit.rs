@@ -106,14 +106,14 @@ async fn verify(session: &Session, noted: Option<Mark>, global: &Global) -> Resu
         0 | 1 => "all of them are here".to_owned(),
         first => format!("those before {first} are gone by their age"),
     };
-    let next = mark.map_or_else(
-        || "there is no entry yet".to_owned(),
-        |mark| format!("note this, and later run `polisctl audit verify --from {mark}`"),
-    );
+    let next = match mark {
+        None => "there is no entry yet",
+        Some(_) => "keep it outside the cluster: --from compares with it later",
+    };
     let lines = [
         ("entries", format!("{}, whole; {gone}", entries.len())),
         ("newest", mark.map_or_else(|| "-".to_owned(), |mark| mark.to_string())),
-        ("next", next),
+        ("next", next.to_owned()),
     ];
     global.out.print(&Document::new(&value, fields(&lines))?)
 }

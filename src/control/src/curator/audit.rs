@@ -151,7 +151,7 @@ impl<S: pki::Store + Clone> Store<S> {
         }
         error!(
             number = read.number,
-            "the head of the audit log was changed by another writer; see `polisctl audit verify`"
+            "the head of the audit log was changed by another writer; its chain needs a check"
         );
         // The log goes on behind everything that was ever in it: a gap stays visible.
         let head = self.rebuilt(read, known).await?;

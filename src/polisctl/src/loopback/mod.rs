@@ -799,7 +799,6 @@ impl Management for Served {
         &self,
         _request: Request<v1::GetAuditRequest>,
     ) -> Result<Response<Self::GetAuditStream>, Status> {
-        self.note("GetAudit");
         let (head, entries) = self.audit.lock().unwrap().clone();
         Ok(answers(vec![v1::GetAuditResponse { head: Some(head), entries }]))
     }
