@@ -6,9 +6,10 @@ use std::{env, fs};
 use prost::Message;
 
 /// Every file of the API; each imports nothing outside this folder.
-const FILES: [&str; 11] = [
+const FILES: [&str; 12] = [
     "polis/v1/aaa.proto",
     "polis/v1/access.proto",
+    "polis/v1/audit.proto",
     "polis/v1/consensus.proto",
     "polis/v1/curator.proto",
     "polis/v1/management.proto",

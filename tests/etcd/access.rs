@@ -24,7 +24,7 @@ use crate::harness::Machine;
 const CALLERS: [&str; 6] = ["nobody", "key", "node", "viewer", "operator", "owner"];
 
 /// Each RPC, and a mark for each of [`CALLERS`].
-const ROWS: [(&str, &str); 51] = [
+const ROWS: [(&str, &str); 52] = [
     ("polis.v1.Aaa/Escrow", ".x...."),
     ("polis.v1.Aaa/Renew", "...xxx"),
     ("polis.v1.Aaa/CreateUser", ".....x"),
@@ -63,6 +63,7 @@ const ROWS: [(&str, &str); 51] = [
     ("polis.v1.Management/BeginUpdate", ".....x"),
     ("polis.v1.Management/GetUpdate", "...xxx"),
     ("polis.v1.Management/ControlUpdate", ".....x"),
+    ("polis.v1.Management/GetAudit", "....xx"),
     ("polis.v1.NodeManagement/GetStatus", "..xxxx"),
     ("polis.v1.NodeManagement/Logs", "...xxx"),
     ("polis.v1.NodeManagement/Services", "...xxx"),

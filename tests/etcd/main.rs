@@ -8,6 +8,7 @@
 #![expect(clippy::print_stdout, reason = "the runner keeps what a story says")]
 
 mod access;
+mod auditing;
 mod bootstrap;
 mod certificates;
 mod clients;
@@ -36,6 +37,7 @@ const SUITE: Suite =
 
 const FILES: &[&[Story]] = &[
     access::STORIES,
+    auditing::STORIES,
     bootstrap::STORIES,
     certificates::STORIES,
     clients::STORIES,

@@ -20,6 +20,7 @@
 //! keep anything but contexts.
 
 mod ask;
+mod audit;
 mod cluster;
 mod completion;
 mod console;
@@ -144,6 +145,8 @@ enum Command {
     Update(update::Command),
     /// List what has happened: who joined, left, led, failed, with times.
     Events(events::Arguments),
+    /// List who did what to what, and check that this log is whole.
+    Audit(audit::Arguments),
     /// Print the load of the nodes: processor, memory, disk, network.
     Top(top::Arguments),
     /// Show the whole cluster in this terminal; Enter opens a node's screen, q leaves.
@@ -293,6 +296,7 @@ async fn perform(command: Command, global: &Global) -> Result<(), Error> {
         Command::Etcd(command) => etcd::run(command, global).await,
         Command::Kubernetes(command) => kubernetes::run(command, global).await,
         Command::Events(arguments) => Box::pin(events::run(&arguments, global)).await,
+        Command::Audit(arguments) => Box::pin(audit::run(arguments, global)).await,
         Command::Top(arguments) => Box::pin(top::run(&arguments, global)).await,
         Command::Dashboard => Box::pin(dashboard::run(global)).await,
         Command::Console(arguments) => Box::pin(console::run(arguments, global)).await,
@@ -318,7 +322,8 @@ mod tests {
         cluster update pause, cluster update resume, cluster update abort, cluster wait, node list, \
         node describe, node update, update inspect, \
         node approve, node roles, node label, node reboot, node poweroff, node decommission, \
-        node delete, node logs, etcd members, etcd status, etcd snapshot, console";
+        node delete, node logs, etcd members, etcd status, etcd snapshot, console, \
+        audit, audit verify";
 
     fn paths(command: &clap::Command, path: &str) -> Vec<String> {
         let below = command.get_subcommands().flat_map(|sub| {

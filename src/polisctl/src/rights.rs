@@ -11,7 +11,8 @@ use polis_wire::rpc::{Role, Table};
 /// The commands that need more than the role viewer, each with the RPC that needs the most. A
 /// command below one of them needs the same, unless it has its own entry, which may be of a
 /// viewer.
-const CALLS: [(&str, &str); 26] = [
+const CALLS: [(&str, &str); 27] = [
+    ("audit", "/polis.v1.Management/GetAudit"),
     ("cluster configure", "/polis.v1.Management/ConfigureCluster"),
     ("cluster registry delete", "/polis.v1.Management/DeleteRegistry"),
     ("cluster registry set", "/polis.v1.Management/SetRegistry"),

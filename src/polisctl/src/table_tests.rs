@@ -222,6 +222,8 @@ const CASES: &[Case] = &[
     ("user list", &[], Kind::Remote, &[]),
     ("user revoke", &["ann", "--yes"], Kind::Remote, &[(&[], 2, "NAME")]),
     ("etcd members", &[], Kind::Remote, &[]),
+    ("audit", &[], Kind::Remote, &[]),
+    ("audit verify", &[], Kind::Remote, &[(&["--from", "7"], 2, "NUMBER:HASH")]),
     ("etcd status", &[], Kind::Remote, &[]),
     ("etcd snapshot", &["-o", "@etcd.db"], Kind::Remote, &[(&["-o", "@recovery"], 1, "exists")]),
     (

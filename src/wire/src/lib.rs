@@ -3,6 +3,7 @@
 //!
 //! This crate does not depend on etcd, disks or processes.
 
+pub mod audit;
 pub mod endpoint;
 pub mod identity;
 pub mod node_roles;

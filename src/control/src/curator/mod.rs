@@ -17,6 +17,7 @@
 //! skew       ends the term of a leader with a wrong clock    a service
 //! directory  a copy of all records, for any number of readers  a service
 //! access_list  the current access list, for the servers of this node  a service
+//! audit      the chain of the audit log, in etcd
 //! serve      the services of the API
 //! service    all of it, beside a member of etcd
 //! ```
@@ -29,6 +30,7 @@
 //! (`consensus`), or decide what this machine is to be (`cluster`).
 
 pub mod access_list;
+pub mod audit;
 pub mod configuration;
 mod convert;
 pub mod directory;

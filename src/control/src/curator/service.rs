@@ -30,12 +30,16 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use super::access_list;
+use super::audit::Audit;
 use super::directory::{self, Directory};
 use super::health::{self, Heartbeats};
 use super::leader::{self, Leadership};
 use super::proof;
 use super::refused::Refusals;
-use super::serve::{Departures, DeparturesService, Handlers, Naming, Parts, Pruning, Updating};
+use super::serve::{
+    Attempts, AuditService, Departures, DeparturesService, Handlers, Naming, Parts, Pruning,
+    Updating,
+};
 use super::skew;
 use super::store::Store;
 use crate::consensus::client::{Clients, User};
@@ -179,6 +183,7 @@ impl Service {
         let heartbeats = Heartbeats::default();
         let (reporter, health) = tonic_health::server::health_reporter();
         let (departures, queue) = Departures::channel();
+        let (attempts, attempted, refused) = Attempts::channel();
         let handlers = Handlers::new(Parts {
             node: identity.id,
             credentials: self.credentials.clone(),
@@ -193,6 +198,8 @@ impl Service {
             leave: watch::Sender::default(),
             changing: Mutex::default(),
             departures,
+            audit: Audit::default(),
+            attempts,
         });
         let listening = watch::Sender::new(None);
         let own = watch::Sender::new(None);
@@ -207,6 +214,7 @@ impl Service {
             table: Arc::clone(&self.table),
             metrics: Arc::clone(&self.metrics),
             app: App::Grpc(handlers.routes(health)?),
+            refused: Some(refused),
             listening: listening.clone(),
         };
         Ok(Services {
@@ -232,6 +240,7 @@ impl Service {
             },
             pruning: Pruning { handlers: handlers.clone() },
             updating: Updating { handlers: handlers.clone() },
+            audit: AuditService { handlers: handlers.clone(), queue: attempted },
             departures: DeparturesService {
                 handlers,
                 queue,
@@ -276,6 +285,7 @@ struct Services {
     departures: DeparturesService,
     pruning: Pruning,
     updating: Updating,
+    audit: AuditService,
     proof: proof::Service,
     server: rpc::Server,
     skew: skew::Service,
@@ -293,6 +303,7 @@ impl Services {
             departures,
             pruning,
             updating,
+            audit,
             proof,
             server,
             skew,
@@ -307,6 +318,7 @@ impl Services {
         ctx.spawn("departures", forever, move |ctx| departures.clone().run(ctx));
         ctx.spawn("pruning", forever, move |ctx| pruning.clone().run(ctx));
         ctx.spawn("updating", forever, move |ctx| updating.clone().run(ctx));
+        ctx.spawn("audit", forever, move |ctx| audit.clone().run(ctx));
         ctx.spawn("proof", forever, move |ctx| proof.clone().run(ctx));
         ctx.spawn("server", forever, move |ctx| server.clone().run(ctx));
         ctx.spawn("skew", forever, move |ctx| skew.clone().run(ctx));

@@ -12,6 +12,7 @@
 //! cluster/update          v1.ClusterUpdate
 //! pod_prefixes/<prefix>   v1.ClusterNetworkOwner: the node whose pods have these addresses
 //! mesh_keys/<hex>         v1.ClusterNetworkOwner: the node that has this key of the mesh
+//! audit/...               see `audit`: the audit log
 //! leader/<lease>          v1.Leader, see `leader`
 //! pki/...                 see `pki`: the cluster's CA and what it issued
 //! ```

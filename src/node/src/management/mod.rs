@@ -183,6 +183,7 @@ impl Service {
             table: Arc::clone(&table),
             metrics,
             app,
+            refused: None,
             listening,
         };
         let grpc = App::Grpc(handlers.routes()?);

@@ -62,6 +62,7 @@ pub(super) struct Cluster {
     says: Arc<Mutex<String>>,
     /// Whether there are other nodes and users.
     crowd: Arc<AtomicBool>,
+    audit: Arc<Mutex<(v1::AuditHead, Vec<v1::AuditEntry>)>>,
 }
 
 /// Answers every call of a node.
@@ -77,6 +78,8 @@ struct Served {
     etcd_read: Arc<tokio::sync::Notify>,
     says: Arc<Mutex<String>>,
     crowd: Arc<AtomicBool>,
+    /// The audit log.
+    audit: Arc<Mutex<(v1::AuditHead, Vec<v1::AuditEntry>)>>,
     /// The update of the cluster.
     update: Arc<Mutex<Option<v1::ClusterUpdate>>>,
 }
@@ -96,6 +99,7 @@ impl Cluster {
         let etcd_read: Arc<tokio::sync::Notify> = Arc::default();
         let says = Arc::new(Mutex::new("hello".to_owned()));
         let crowd: Arc<AtomicBool> = Arc::default();
+        let audit = Arc::new(Mutex::new(super::audit::tests::log()));
         let (authority, running) = runtime.block_on(async {
             let authority = Authority::new().await;
             let served = Served {
@@ -108,6 +112,7 @@ impl Cluster {
                 etcd_read: Arc::clone(&etcd_read),
                 says: Arc::clone(&says),
                 crowd: Arc::clone(&crowd),
+                audit: Arc::clone(&audit),
                 update: Arc::default(),
             };
             let mut routes = RoutesBuilder::default();
@@ -134,6 +139,7 @@ impl Cluster {
             etcd_read,
             says,
             crowd,
+            audit,
         };
         cluster.equip(world);
         cluster
@@ -245,6 +251,11 @@ impl Cluster {
     /// From now on this is the one line of its log.
     pub(super) fn logs(&self, line: &str) {
         line.clone_into(&mut self.says.lock().unwrap());
+    }
+
+    /// From now on this is its audit log.
+    pub(super) fn has_audit(&self, head: v1::AuditHead, entries: Vec<v1::AuditEntry>) {
+        *self.audit.lock().unwrap() = (head, entries);
     }
 
     /// Blocks until somebody has read the state of etcd.
@@ -602,6 +613,7 @@ impl CuratorLocal for Served {
 
 #[tonic::async_trait]
 impl Management for Served {
+    type GetAuditStream = Answers<v1::GetAuditResponse>;
     type GetNodesStream = Answers<v1::NodeInfo>;
     type SnapshotEtcdStream = Answers<v1::SnapshotChunk>;
 
@@ -781,6 +793,14 @@ impl Management for Served {
         let data = b"records".to_vec();
         let digest = Sha256::digest(&data).to_vec();
         Ok(answers([data, digest].map(|data| v1::SnapshotChunk { data }).to_vec()))
+    }
+
+    async fn get_audit(
+        &self,
+        _request: Request<v1::GetAuditRequest>,
+    ) -> Result<Response<Self::GetAuditStream>, Status> {
+        let (head, entries) = self.audit.lock().unwrap().clone();
+        Ok(answers(vec![v1::GetAuditResponse { head: Some(head), entries }]))
     }
 
     async fn begin_update(

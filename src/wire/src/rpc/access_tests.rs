@@ -40,6 +40,7 @@ const SERVED: &[(&str, &str)] = &[
     ("/polis.v1.Management/DecommissionNode", "....po"),
     ("/polis.v1.Management/DeleteNode", "....po"),
     ("/polis.v1.Management/DeleteRegistry", ".....o"),
+    ("/polis.v1.Management/GetAudit", "....po"),
     ("/polis.v1.Management/GetClusterInfo", "..nvpo"),
     ("/polis.v1.Management/GetEtcdStatus", "...vpo"),
     ("/polis.v1.Management/GetNodes", "..nvpo"),

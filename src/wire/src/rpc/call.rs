@@ -41,6 +41,17 @@ const LIST_MAX: Duration = Duration::from_secs(10);
 /// milliseconds after the leader has written it.
 const LISTED_MAX: Duration = Duration::from_secs(1);
 
+/// A call of a known caller that lacks the permission for it.
+#[derive(Clone, Debug)]
+pub struct Refused {
+    /// The caller.
+    pub caller: Caller,
+    /// The RPC.
+    pub path: String,
+    /// The permission that is missing.
+    pub reason: String,
+}
+
 /// One connection, as its calls see it.
 #[derive(Debug)]
 pub(super) struct Line {
@@ -82,6 +93,7 @@ impl Line {
             Ok(rule) => rule,
             Err(status) => {
                 metrics.refused.up();
+                self.report(request.uri().path(), &status);
                 open.answered(Some(status.code()));
                 let mut response = refusal(app, status);
                 if !matches!(app, App::Grpc(_)) && self.is_barred() {
@@ -186,6 +198,18 @@ impl Line {
             let call = path.rsplit('/').next().unwrap_or(path);
             info!(by = %peer, from = %address.ip(), "a user calls {call}");
         }
+    }
+
+    /// Hands on that a known caller lacks a permission.
+    fn report(&self, path: &str, status: &Status) {
+        let Some(refused) = &self.shared.refused else { return };
+        if status.code() != Code::PermissionDenied || !self.caller.peer.is_known() {
+            return;
+        }
+        let (caller, path) = (self.caller.clone(), path.to_owned());
+        let reason = status.message().to_owned();
+        // A full queue means more such calls than its reader can write down.
+        let _full = refused.try_send(Refused { caller, path, reason });
     }
 
     /// Answers by the server behind a gateway.

@@ -61,6 +61,7 @@ use crate::identity::NodeId;
 pub use self::access::Table;
 pub use self::access_list::{AccessList, Listed, Users, is_removal, users};
 pub use self::app::{App, Page};
+pub use self::call::Refused;
 pub use self::gateway::{Exchange, Gateway, Tunnel};
 pub use self::limits::Limits;
 pub use self::metrics::Metrics;

@@ -95,7 +95,9 @@ impl Role {
         match permission {
             Permission::Unspecified => false,
             Permission::ReadCluster | Permission::ReadNodes => self >= Self::Viewer,
-            Permission::OperateNodes | Permission::ManageMembership => self >= Self::Operator,
+            Permission::OperateNodes | Permission::ManageMembership | Permission::ReadAudit => {
+                self >= Self::Operator
+            }
             Permission::ManageCluster | Permission::ReadSecrets => self >= Self::Owner,
         }
     }
@@ -256,6 +258,7 @@ mod tests {
             (Permission::ReadNodes, Role::Viewer),
             (Permission::OperateNodes, Role::Operator),
             (Permission::ManageMembership, Role::Operator),
+            (Permission::ReadAudit, Role::Operator),
             (Permission::ManageCluster, Role::Owner),
             (Permission::ReadSecrets, Role::Owner),
         ];

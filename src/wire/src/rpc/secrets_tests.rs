@@ -75,6 +75,7 @@ const STEPS: &[Step] = &[
     ("Management/DecommissionNode", &[], &[]),
     ("Management/DeleteNode", &[], &[]),
     ("Management/DeleteRegistry", &[], &[]),
+    ("Management/GetAudit", &[], &[]),
     ("Management/GetClusterInfo", &[], &[]),
     ("Management/GetEtcdStatus", &[], &[]),
     ("Management/GetNodes", &[], &[]),

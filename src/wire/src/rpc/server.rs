@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -26,6 +26,7 @@ use tracing::{Instrument as _, debug, error, info, warn};
 use super::access::Table;
 use super::access_list::AccessList;
 use super::app::App;
+use super::call::Refused;
 use super::limits::{Bucket, Full, Limits, Origin, Rates, Room};
 use super::metrics::Metrics;
 use super::shared::Shared;
@@ -76,6 +77,9 @@ pub struct Server {
     pub metrics: Arc<Metrics>,
     /// The services.
     pub app: App,
+    /// Receives the calls of known callers that lack a permission; `None`: they are counted
+    /// only. What does not fit into it is dropped.
+    pub refused: Option<mpsc::Sender<Refused>>,
     /// Where it listens, while it does.
     pub listening: watch::Sender<Option<SocketAddr>>,
 }
@@ -119,6 +123,7 @@ impl Server {
             table: Arc::clone(&self.table),
             metrics: Arc::clone(&self.metrics),
             app: self.app.clone(),
+            refused: self.refused.clone(),
             untrusted: Mutex::new(Rates::untrusted(&limits)),
             known: Mutex::new(Rates::known(&limits)),
             untrusted_room: Room::new(

@@ -5,13 +5,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use rustls::ServerConfig;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::access::Table;
 use super::access_list::AccessList;
 use super::app::App;
+use super::call::Refused;
 use super::limits::{Bucket, Limits, Origin, Rates, Room};
 use super::metrics::Metrics;
 use polis_base::sys::clock;
@@ -25,6 +26,7 @@ pub(super) struct Shared {
     pub(super) table: Arc<Table>,
     pub(super) metrics: Arc<Metrics>,
     pub(super) app: App,
+    pub(super) refused: Option<mpsc::Sender<Refused>>,
     pub(super) untrusted: Mutex<Rates<Origin>>,
     pub(super) known: Mutex<Rates<String>>,
     pub(super) untrusted_room: Room<Origin>,

@@ -199,6 +199,7 @@ impl Running {
             table,
             metrics: Arc::clone(&metrics),
             app,
+            refused: None,
             listening,
         };
         let (ctx, handles) = Context::for_test();

@@ -112,6 +112,7 @@ impl Service {
             metrics: Arc::new(Metrics::new(&table)),
             table,
             app: App::Gateway(Arc::new(proxy)),
+            refused: None,
             listening,
         };
         let parts = self.parts;

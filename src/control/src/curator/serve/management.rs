@@ -26,6 +26,7 @@ const IDS_MAX: usize = 1024;
 
 #[tonic::async_trait]
 impl Management for Handlers {
+    type GetAuditStream = Stream<v1::GetAuditResponse>;
     type GetNodesStream = Stream<v1::NodeInfo>;
     type SnapshotEtcdStream = Stream<v1::SnapshotChunk>;
 
@@ -299,6 +300,13 @@ impl Management for Handlers {
             }
         });
         Ok(Response::new(Box::pin(stream)))
+    }
+
+    async fn get_audit(
+        &self,
+        request: Request<v1::GetAuditRequest>,
+    ) -> Result<Response<Self::GetAuditStream>, Status> {
+        Ok(Response::new(self.lead()?.audit(request.into_inner())))
     }
 
     async fn begin_update(

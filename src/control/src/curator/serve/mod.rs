@@ -16,6 +16,7 @@
 //! - Changes of the members of etcd happen one at a time.
 
 mod aaa;
+mod audit;
 mod curator;
 mod departures;
 mod local;
@@ -41,10 +42,13 @@ use tokio::time::Instant;
 use tonic::Status;
 use tonic::service::Routes;
 
+pub use self::audit::Attempts;
+pub(super) use self::audit::Service as AuditService;
 pub use self::departures::{Departures, Service as DeparturesService};
 pub(super) use self::pruning::Pruning;
 pub(super) use self::updating::Updating;
 pub use self::updating::Waiting;
+use super::audit::Audit;
 use super::directory::Directory;
 use super::error::Error;
 use super::fenced::Fenced;
@@ -101,6 +105,10 @@ pub struct Parts {
     pub changing: Mutex<()>,
     /// The lock of the members of etcd: held while they change.
     pub departures: Departures,
+    /// The audit log.
+    pub audit: Audit,
+    /// Receives the calls that were not done, for the audit log.
+    pub attempts: Attempts,
 }
 
 impl Parts {
@@ -137,8 +145,9 @@ impl Handlers {
                 .register_encoded_file_descriptor_set(polis_proto::DESCRIPTORS)
                 .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         };
-        Ok(Routes::new(AaaServer::new(self.clone()))
-            .add_service(ManagementServer::new(self.clone()))
+        let (aaa, management) = (AaaServer::new(self.clone()), ManagementServer::new(self.clone()));
+        Ok(Routes::new(audit::Audited { inner: aaa, handlers: self.clone() })
+            .add_service(audit::Audited { inner: management, handlers: self.clone() })
             .add_service(CuratorServer::new(self.clone()))
             .add_service(CuratorLocalServer::new(self.clone()))
             .add_service(health)

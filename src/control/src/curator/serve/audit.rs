@@ -1,0 +1,564 @@
+//! The audit of the calls of operators: one entry for each call that changes something, reads
+//! a secret, or was refused.
+//!
+//! [`Audited`] is around the services `Aaa` and `Management`, so no handler can forget its
+//! entry; [`CALLS`] says of every call whether it has one.
+//!
+//! ```text
+//! call --> handler --done----> entry in etcd --> answer
+//!             |                      \-- cannot be written: UNAVAILABLE, and no answer
+//!             +-----refused--> answer; [Service] writes one entry a minute for each kind
+//!             +-----cut off--> [Service]
+//! rpc lacks a permission ----> [Service]
+//! ```
+//!
+//! Invariants:
+//! - The answer of an audited call leaves after its entry is in etcd.
+//! - A kind of refusal (caller, call, code) makes two entries a minute at most.
+//!
+//! What this module does not do: record what a leader refuses because it does not lead (the
+//! call is made again at the leader), or calls to nodes, which only their logs have.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as Task, Poll};
+use std::time::{Duration, UNIX_EPOCH};
+
+use http::{Request, Response};
+use http_body_util::{BodyExt as _, Full};
+use polis_proto::v1::{self, AuditEntry};
+use prost::Message;
+use tokio::sync::{Mutex, mpsc};
+use tokio::time::{MissedTickBehavior, interval};
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tonic::{Code, Status};
+use tracing::{info, warn};
+
+use super::{Handlers, Lead, Stream};
+use crate::curator::audit::page_after;
+use polis_base::sys::clock;
+use polis_runtime::event::Closed;
+use polis_runtime::supervisor::Context;
+use polis_wire::identity::Fingerprint;
+use polis_wire::node_roles::Role;
+use polis_wire::rpc::{self, Caller, Peer};
+
+/// Whether a call has an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Changes,
+    ReadsSecret,
+    No,
+}
+
+use Kind::{Changes, No, ReadsSecret};
+
+/// Every call of the audited services.
+const CALLS: &[(&str, Kind)] = &[
+    ("/polis.v1.Aaa/CreateUser", Changes),
+    ("/polis.v1.Aaa/Escrow", Changes),
+    ("/polis.v1.Aaa/ListUsers", No),
+    ("/polis.v1.Aaa/Renew", Changes),
+    ("/polis.v1.Aaa/RevokeUser", Changes),
+    ("/polis.v1.Management/ApproveNode", Changes),
+    ("/polis.v1.Management/BeginUpdate", Changes),
+    ("/polis.v1.Management/ConfigureCluster", Changes),
+    ("/polis.v1.Management/ConfirmRecoveryKey", Changes),
+    ("/polis.v1.Management/ControlUpdate", Changes),
+    ("/polis.v1.Management/DecommissionNode", Changes),
+    ("/polis.v1.Management/DeleteNode", Changes),
+    ("/polis.v1.Management/DeleteRegistry", Changes),
+    ("/polis.v1.Management/GetAudit", No),
+    ("/polis.v1.Management/GetClusterInfo", No),
+    ("/polis.v1.Management/GetEtcdStatus", No),
+    ("/polis.v1.Management/GetNodes", No),
+    ("/polis.v1.Management/GetRecoveryKey", ReadsSecret),
+    ("/polis.v1.Management/GetRegisterTicket", ReadsSecret),
+    ("/polis.v1.Management/GetUpdate", No),
+    ("/polis.v1.Management/ListRegistries", No),
+    ("/polis.v1.Management/NameNode", Changes),
+    ("/polis.v1.Management/SetRegistry", Changes),
+    ("/polis.v1.Management/SnapshotEtcd", ReadsSecret),
+    ("/polis.v1.Management/UpdateNodeLabels", Changes),
+    ("/polis.v1.Management/UpdateNodeRoles", Changes),
+];
+
+/// Whether a call has an entry; one that is missing from the table has.
+fn kind(path: &str) -> Kind {
+    let found = CALLS.iter().find(|(known, _)| *known == path);
+    found.map_or(Changes, |(_, kind)| *kind)
+}
+
+/// Refusals that wait for the service: more than one reader writes down in a second.
+const QUEUE: usize = 64;
+
+/// Kinds of refusals of one minute that get entries of their own.
+const KINDS_MAX: usize = 64;
+
+/// The time in which refusals of one kind are counted.
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// Bytes of a gRPC frame before its message: whether it is compressed, and its length.
+const FRAME_HEAD: usize = 5;
+
+/// A service, each of whose calls passes the audit log.
+#[derive(Clone, Debug)]
+pub(super) struct Audited<S> {
+    pub(super) inner: S,
+    pub(super) handlers: Handlers,
+}
+
+impl<S: NamedService> NamedService for Audited<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+impl<S> tower::Service<Request<Body>> for Audited<S>
+where
+    S: tower::Service<Request<Body>, Response = Response<Body>, Error = Infallible>
+        + Clone
+        + Send
+        + 'static,
+    S::Future: Send,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, task: &mut Task<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(task)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        // The clone that was made ready serves this call.
+        let waiting = self.inner.clone();
+        let inner = std::mem::replace(&mut self.inner, waiting);
+        match kind(request.uri().path()) {
+            No => {
+                let mut inner = inner;
+                Box::pin(inner.call(request))
+            }
+            kind @ (Changes | ReadsSecret) => {
+                Box::pin(audited(inner, self.handlers.clone(), kind, request))
+            }
+        }
+    }
+}
+
+async fn audited<S>(
+    mut inner: S,
+    handlers: Handlers,
+    kind: Kind,
+    request: Request<Body>,
+) -> Result<Response<Body>, Infallible>
+where
+    S: tower::Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+{
+    let (parts, body) = request.into_parts();
+    // One message, which the server layer bounds.
+    let bytes = match body.collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(status) => return Ok(status.into_http()),
+    };
+    let caller = parts.extensions.get::<Caller>().cloned();
+    let entry = AuditEntry {
+        what: bytes
+            .get(FRAME_HEAD..)
+            .map(|message| what(parts.uri.path(), message))
+            .unwrap_or_default(),
+        ..begun(caller.as_ref(), parts.uri.path())
+    };
+    // A caller that hangs up drops this future: the change may have happened.
+    let mut cut_off = CutOff { handlers: &handlers, entry: Some(entry) };
+    let response = inner.call(Request::from_parts(parts, Body::new(Full::new(bytes)))).await?;
+    let status = Status::from_header_map(response.headers());
+    if let Some(status) = status.filter(|status| status.code() != Code::Ok) {
+        if let Some(entry) = cut_off.entry.take()
+            && !rpc::is_not_leader(&status)
+        {
+            let reason = reason(&status);
+            handlers.0.attempts.tell(AuditEntry { code: status.code().into(), reason, ..entry });
+        }
+        return Ok(response);
+    }
+    let Some(entry) = cut_off.entry.clone() else { return Ok(response) };
+    let written = handlers.audit(entry).await;
+    let _done = cut_off.entry.take();
+    Ok(match written {
+        Ok(()) => response,
+        Err(status) => {
+            warn!("the answer of a call is held back: {status}");
+            unwritten(kind).into_http()
+        }
+    })
+}
+
+/// The answer of a call whose entry cannot be written.
+fn unwritten(kind: Kind) -> Status {
+    Status::unavailable(match kind {
+        ReadsSecret => "the audit log cannot be written, so this is not shown; try again",
+        Changes | No => "the change was made, and the audit log cannot be written; try again",
+    })
+}
+
+/// Reports a call that ends without an answer.
+struct CutOff<'a> {
+    handlers: &'a Handlers,
+    entry: Option<AuditEntry>,
+}
+
+impl Drop for CutOff<'_> {
+    fn drop(&mut self) {
+        if let Some(entry) = self.entry.take() {
+            let reason =
+                "the caller left before the answer; the call may have been done".to_owned();
+            let code = Code::Cancelled.into();
+            self.handlers.0.attempts.tell(AuditEntry { code, reason, ..entry });
+        }
+    }
+}
+
+/// The keyword of a refusal, and its text.
+fn reason(status: &Status) -> String {
+    let word = status.metadata().get(rpc::REASON).and_then(|word| word.to_str().ok());
+    word.map_or_else(|| status.message().to_owned(), |word| format!("{word}: {}", status.message()))
+}
+
+/// An entry about a call of now.
+fn begun(caller: Option<&Caller>, path: &str) -> AuditEntry {
+    let key = caller.and_then(|caller| match (&caller.certificate, &caller.peer) {
+        (Some(certificate), _) => Some(certificate.key),
+        (None, Peer::Key(key)) => Some(*key),
+        (None, _) => None,
+    });
+    let now = clock::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    AuditEntry {
+        time_unix_ms: i64::try_from(now.as_millis()).unwrap_or(i64::MAX),
+        who: caller.map_or_else(|| Peer::None.to_string(), |caller| caller.peer.to_string()),
+        key: key.map(|key| Fingerprint::of_key(&key).to_string()).unwrap_or_default(),
+        from: caller.map(|caller| caller.address.ip().to_string()).unwrap_or_default(),
+        call: path.rsplit('/').next().unwrap_or(path).to_owned(),
+        ..AuditEntry::default()
+    }
+}
+
+/// What a call names: never a secret of its request.
+fn what(path: &str, message: &[u8]) -> String {
+    fn read<M: Message + Default>(message: &[u8], text: impl Fn(M) -> String) -> String {
+        M::decode(message).map(text).unwrap_or_default()
+    }
+    match path.rsplit('/').next().unwrap_or(path) {
+        "ApproveNode" => read(message, |call: v1::ApproveNodeRequest| call.node_id),
+        "ConfirmRecoveryKey" => read(message, |call: v1::ConfirmRecoveryKeyRequest| call.node_id),
+        "ControlUpdate" => read(message, |call: v1::ControlUpdateRequest| {
+            call.control().as_str_name().trim_start_matches("CONTROL_").to_ascii_lowercase()
+        }),
+        "BeginUpdate" => read(message, |call: v1::BeginUpdateRequest| {
+            let version = call.bundle.unwrap_or_default().version;
+            if call.dry_run { format!("{version}, only planned") } else { version }
+        }),
+        "CreateUser" => read(message, |call: v1::CreateUserRequest| {
+            let role = rpc::Role::try_from(call.role()).map(|role| format!("{role} "));
+            format!("{}{}", role.unwrap_or_default(), call.name)
+        }),
+        "DecommissionNode" => read(message, |call: v1::DecommissionNodeRequest| call.node_id),
+        "DeleteNode" => read(message, |call: v1::DeleteNodeRequest| call.node_id),
+        "DeleteRegistry" => read(message, |call: v1::DeleteRegistryRequest| call.host),
+        "GetRecoveryKey" => read(message, |call: v1::GetRecoveryKeyRequest| call.node_id),
+        "GetRegisterTicket" => read(message, |call: v1::GetRegisterTicketRequest| {
+            if call.rotate { "a new ticket" } else { "the ticket" }.to_owned()
+        }),
+        "NameNode" => read(message, |call: v1::NameNodeRequest| {
+            format!("{} {}", call.node_id, call.name).trim_end().to_owned()
+        }),
+        "RevokeUser" => read(message, |call: v1::RevokeUserRequest| call.name),
+        "SetRegistry" => read(message, |call: v1::SetRegistryRequest| {
+            call.registry.map(|registry| registry.host).unwrap_or_default()
+        }),
+        "UpdateNodeLabels" => read(message, |call: v1::UpdateNodeLabelsRequest| call.node_id),
+        "UpdateNodeRoles" => read(message, |call: v1::UpdateNodeRolesRequest| {
+            let mut text = call.node_id;
+            for (sign, roles) in [('+', call.add), ('-', call.remove)] {
+                for role in Role::given(&roles.unwrap_or_default()) {
+                    text.push(' ');
+                    text.push(sign);
+                    text.push_str(role.slug());
+                }
+            }
+            text
+        }),
+        _ => String::new(),
+    }
+}
+
+impl Handlers {
+    /// Appends an entry to the log, as the leader.
+    async fn audit(&self, entry: AuditEntry) -> Result<(), Status> {
+        let lead = self.lead()?;
+        let entry = AuditEntry { node: self.0.node.to_string(), ..entry };
+        let written = Box::pin(lead.store().audit(&self.0.audit, entry)).await;
+        written.map(drop).map_err(|error| lead.refuse(error))
+    }
+}
+
+impl Lead {
+    /// The pages of the log.
+    pub(super) fn audit(self, request: v1::GetAuditRequest) -> Stream<v1::GetAuditResponse> {
+        let v1::GetAuditRequest { from, follow } = request;
+        let newest = self.handlers.0.audit.follow();
+        let leadership = self.handlers.0.leadership.clone();
+        let reader = Reader { lead: self, newest, leadership, from, follow, waits: false };
+        Box::pin(futures::stream::unfold(Some(reader), |reader| async move {
+            let mut reader = reader?;
+            match Box::pin(reader.next()).await {
+                Ok(page) => page.map(|page| (Ok(page), Some(reader))),
+                // The last message.
+                Err(status) => Some((Err(status), None)),
+            }
+        }))
+    }
+}
+
+/// The stream of one reader of the log.
+struct Reader {
+    lead: Lead,
+    newest: tokio::sync::watch::Receiver<u64>,
+    leadership: tokio::sync::watch::Receiver<crate::curator::leader::Leadership>,
+    /// The first entry that was not sent yet.
+    from: u64,
+    follow: bool,
+    /// Whether all entries that there were are sent.
+    waits: bool,
+}
+
+impl Reader {
+    async fn next(&mut self) -> Result<Option<v1::GetAuditResponse>, Status> {
+        loop {
+            if self.waits && !self.follow {
+                return Ok(None);
+            }
+            if self.waits {
+                tokio::select! {
+                    // Cancel-safe, both: they wait for event values.
+                    changed = self.newest.changed() => {
+                        changed.map_err(|_closed| self.lead.handlers.not_leader())?;
+                    }
+                    changed = self.leadership.changed() => {
+                        changed.map_err(|_closed| self.lead.handlers.not_leader())?;
+                    }
+                }
+            }
+            if self.leadership.borrow_and_update().term.as_ref() != Some(&self.lead.term) {
+                return Err(self.lead.handlers.not_leader());
+            }
+            let _seen = *self.newest.borrow_and_update();
+            let audit = &self.lead.handlers.0.audit;
+            let page = self.lead.store().audit_page(audit, self.from).await;
+            let (head, entries) = page.map_err(|error| self.lead.refuse(error))?;
+            let waited = std::mem::replace(&mut self.waits, false);
+            let after = page_after(self.from);
+            if after > head.number {
+                self.waits = true;
+                self.from = self.from.max(head.number + 1);
+            } else {
+                // Of what was pruned there is nothing to read.
+                self.from = after.max(head.first);
+            }
+            // A first answer has the ends of the chain also where there is no entry.
+            if !entries.is_empty() || (self.waits && !waited) {
+                return Ok(Some(v1::GetAuditResponse { head: Some(head), entries }));
+            }
+        }
+    }
+}
+
+/// The handle to report what was not done. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Attempts(mpsc::Sender<AuditEntry>);
+
+/// The other end of [`Attempts`], and what the server layer refused.
+#[derive(Clone, Debug)]
+pub(in crate::curator) struct Queue(Arc<Mutex<Ends>>);
+
+#[derive(Debug)]
+struct Ends {
+    attempts: mpsc::Receiver<AuditEntry>,
+    refused: mpsc::Receiver<rpc::Refused>,
+}
+
+impl Attempts {
+    /// Both ends, and the one for the server layer.
+    #[must_use]
+    pub(in crate::curator) fn channel() -> (Self, Queue, mpsc::Sender<rpc::Refused>) {
+        let (tell, attempts) = mpsc::channel(QUEUE);
+        let (refuse, refused) = mpsc::channel(QUEUE);
+        (Self(tell), Queue(Arc::new(Mutex::new(Ends { attempts, refused }))), refuse)
+    }
+
+    /// Hands on an entry, unless more of them wait than can be written down.
+    fn tell(&self, entry: AuditEntry) {
+        if let Err(full) = self.0.try_send(entry) {
+            let entry = full.into_inner();
+            warn!(by = entry.who, call = entry.call, "too many refusals for the audit log");
+        }
+    }
+}
+
+/// Writes entries about calls that were not done. Cloned into every run.
+#[derive(Clone, Debug)]
+pub(in crate::curator) struct Service {
+    pub(in crate::curator) handlers: Handlers,
+    pub(in crate::curator) queue: Queue,
+}
+
+impl Service {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Closed`] when the other ends are gone.
+    pub(in crate::curator) async fn run(self, ctx: Context) -> Result<(), Closed> {
+        ctx.healthy();
+        ctx.until_cancelled(Box::pin(self.work())).await.unwrap_or(Ok(()))
+    }
+
+    async fn work(&self) -> Result<(), Closed> {
+        let mut ends = self.queue.0.lock().await;
+        let Ends { attempts, refused } = &mut *ends;
+        let mut kinds = Kinds::default();
+        let mut windows = interval(WINDOW);
+        windows.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                // Cancel-safe, all of them: they wait for values or for the time.
+                entry = attempts.recv() => {
+                    let entry = entry.ok_or(Closed("the curator"))?;
+                    self.write_all(kinds.seen(entry)).await;
+                }
+                refused = refused.recv() => {
+                    let refused = refused.ok_or(Closed("the server"))?;
+                    if kind(&refused.path) != No && is_audited(&refused.path) {
+                        self.write_all(kinds.seen(denied(refused))).await;
+                    }
+                }
+                _tick = windows.tick() => self.write_all(kinds.ended()).await,
+            }
+        }
+    }
+
+    async fn write_all(&self, entries: impl IntoIterator<Item = AuditEntry>) {
+        for entry in entries {
+            let (who, call) = (entry.who.clone(), entry.call.clone());
+            if let Err(status) = self.handlers.audit(entry).await {
+                // A curator that does not lead refuses by the same table, and cannot write.
+                info!(by = who, call, "a refusal is only in this log: {}", status.message());
+            }
+        }
+    }
+}
+
+/// Whether a call is one of the audited services.
+fn is_audited(path: &str) -> bool {
+    CALLS.iter().any(|(known, _)| *known == path)
+}
+
+fn denied(refused: rpc::Refused) -> AuditEntry {
+    let rpc::Refused { caller, path, reason } = refused;
+    AuditEntry { code: Code::PermissionDenied.into(), reason, ..begun(Some(&caller), &path) }
+}
+
+/// The refusals of a minute: one entry for the first of a kind, and one for the others.
+#[derive(Debug, Default)]
+struct Kinds(BTreeMap<(String, String, i32), AuditEntry>);
+
+impl Kinds {
+    /// Returns the entry to write now, if it is the first of its kind.
+    fn seen(&mut self, entry: AuditEntry) -> Option<AuditEntry> {
+        let kind = (entry.who.clone(), entry.call.clone(), entry.code);
+        if let Some(first) = self.0.get_mut(&kind) {
+            first.repeats += 1;
+            return None;
+        }
+        if self.0.len() < KINDS_MAX {
+            self.0.insert(kind, entry.clone());
+            return Some(entry);
+        }
+        let others = || AuditEntry { who: "other callers".to_owned(), ..entry.clone() };
+        let rest = self.0.entry((String::new(), String::new(), 0)).or_insert_with(others);
+        rest.repeats += 1;
+        None
+    }
+
+    /// The entries to write at the end of the minute.
+    fn ended(&mut self) -> Vec<AuditEntry> {
+        let ended = std::mem::take(&mut self.0);
+        ended.into_values().filter(|entry| entry.repeats > 0).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_call_of_an_operator_is_in_the_table_in_its_order() {
+        let table = rpc::Table::polis().unwrap();
+        let audited = ["/polis.v1.Aaa/", "/polis.v1.Management/"];
+        let served = table.rules().map(|(path, _)| path);
+        let served: Vec<_> =
+            served.filter(|path| audited.iter().any(|begin| path.starts_with(begin))).collect();
+        let rows: Vec<_> = CALLS.iter().map(|(path, _)| *path).collect();
+        assert_eq!(rows, served);
+        for (path, rule) in table.rules().filter(|(path, _)| served.contains(path)) {
+            // A call that needs more than a viewer changes something or reads a secret.
+            let more = rule.least_role() > Some(rpc::Role::Viewer);
+            let audited = kind(path) != No || path.ends_with("/GetAudit");
+            assert!(audited || !more, "{path}");
+        }
+        assert_eq!(kind("/polis.v1.Management/NoSuch"), Changes);
+    }
+
+    #[test]
+    fn an_entry_names_what_the_call_is_about_and_no_secret() {
+        let registry = v1::Registry {
+            host: "a.example".to_owned(),
+            password: "hunter2".to_owned(),
+            ..Default::default()
+        };
+        let set = v1::SetRegistryRequest { registry: Some(registry) }.encode_to_vec();
+        assert_eq!(what("/polis.v1.Management/SetRegistry", &set), "a.example");
+        let roles = v1::UpdateNodeRolesRequest {
+            node_id: "polis-1".to_owned(),
+            add: Some(Role::record(&[Role::KubernetesWorker])),
+            remove: None,
+        };
+        let text = what("/polis.v1.Management/UpdateNodeRoles", &roles.encode_to_vec());
+        assert_eq!(text, "polis-1 +kubernetes-worker");
+        let user = v1::CreateUserRequest {
+            name: "ann".to_owned(),
+            role: v1::UserRole::Operator.into(),
+            public_key: vec![1; 32],
+        };
+        assert_eq!(what("/polis.v1.Aaa/CreateUser", &user.encode_to_vec()), "operator ann");
+        assert_eq!(what("/polis.v1.Aaa/CreateUser", &[0xff]), "", "damaged");
+    }
+
+    #[test]
+    fn a_flood_of_refusals_makes_few_entries() {
+        let by = |who: usize| AuditEntry { who: who.to_string(), code: 7, ..Default::default() };
+        let mut kinds = Kinds::default();
+        assert_eq!(kinds.seen(by(0)), Some(by(0)));
+        for _ in 0..1000 {
+            assert_eq!(kinds.seen(by(0)), None);
+        }
+        let others = (1..1000).filter(|who| kinds.seen(by(*who)).is_some()).count();
+        assert_eq!(others, KINDS_MAX - 1);
+        let ended = kinds.ended();
+        assert_eq!(ended.len(), 2);
+        assert_eq!(ended.iter().map(|entry| entry.repeats).sum::<u64>(), 1000 + 1000 - 64);
+        assert_eq!(kinds.ended(), []);
+        assert_eq!(kinds.seen(by(0)), Some(by(0)), "the next minute");
+    }
+}

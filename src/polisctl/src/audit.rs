@@ -1,0 +1,303 @@
+//! `polisctl audit`: who did what to what, and whether that log is whole.
+//!
+//! The leader hands out the entries; this program checks their chain itself, so a leader
+//! cannot say that it is whole.
+
+use std::time::Duration;
+
+use polis_base::hex;
+use polis_proto::v1::management_client::ManagementClient;
+use polis_proto::v1::{AuditEntry, AuditHead, GetAuditRequest};
+use serde::Serialize;
+use tokio::time::sleep;
+use tonic::{Code, Response};
+
+use super::error::Error;
+use super::output::{Document, Text, fields, or_dash};
+use super::session::{Session, refused};
+use super::table::table;
+use super::{Global, units};
+use polis_wire::audit::{Mark, check};
+use polis_wire::rpc::client::Repeat;
+
+/// Arguments of `audit`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    /// Go on with new entries, until Ctrl-C.
+    #[arg(short, long)]
+    follow: bool,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Clone, Copy, Debug, clap::Subcommand)]
+enum Command {
+    /// Check that no entry was removed or changed; print the newest as NUMBER:HASH.
+    Verify {
+        /// Also check that this entry, noted from an earlier `verify`, is still there.
+        #[arg(long, value_name = "NUMBER:HASH")]
+        from: Option<Mark>,
+    },
+}
+
+/// Between two attempts to reach a leader that is followed.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// An entry, as programs read it.
+#[derive(Debug, Serialize)]
+struct View {
+    number: u64,
+    /// RFC 3339, by the clock of the leader.
+    time: Option<units::Time>,
+    who: String,
+    key: String,
+    from: String,
+    call: String,
+    what: String,
+    /// `OK`, or the code of gRPC.
+    result: String,
+    reason: String,
+    repeats: u64,
+    node: String,
+    hash: String,
+}
+
+/// Runs the command.
+pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Error> {
+    if arguments.follow && arguments.command.is_some() {
+        return Err(Error::usage("--follow is for the list of entries, not for `verify`"));
+    }
+    let mut session = Session::open(global).await?;
+    match arguments.command {
+        Some(Command::Verify { from }) => verify(&session, from, global).await,
+        None if arguments.follow => {
+            // A person ends it.
+            session.go_on();
+            follow(&session, global).await
+        }
+        None => {
+            let (_, entries) = read(&session).await?;
+            let views: Vec<_> = entries.iter().map(view).collect();
+            let rows: Vec<_> = views.iter().map(row).collect();
+            let head = ["NUMBER", "TIME", "WHO", "FROM", "CALL", "WHAT", "RESULT"];
+            global.out.print(&Document::new(&views, table(&head, &rows))?)
+        }
+    }
+}
+
+async fn verify(session: &Session, noted: Option<Mark>, global: &Global) -> Result<(), Error> {
+    let (head, entries) = read(session).await?;
+    check(&head, &entries, noted).map_err(|broken| {
+        Error::from(broken).context("the audit log of the cluster is not whole").or_help(
+            "each entry is also a line that begins with `audit:` in the log of the node that led; \
+             compare them, and find out who can write etcd",
+        )
+    })?;
+    let mark = entries.last().and_then(|entry| {
+        Some(Mark { number: entry.number, hash: entry.hash.as_slice().try_into().ok()? })
+    });
+    let value = serde_json::json!({
+        "entries": entries.len(),
+        "first": entries.first().map(|entry| entry.number),
+        "newest": mark.map(|mark| mark.number),
+        "hash": mark.map(|mark| hex::encode(&mark.hash)),
+    });
+    let gone = match head.first {
+        0 | 1 => "all of them are here".to_owned(),
+        first => format!("those before {first} are gone by their age"),
+    };
+    let next = match mark {
+        None => "there is no entry yet",
+        Some(_) => "keep it outside the cluster: --from compares with it later",
+    };
+    let lines = [
+        ("entries", format!("{}, whole; {gone}", entries.len())),
+        ("newest", mark.map_or_else(|| "-".to_owned(), |mark| mark.to_string())),
+        ("next", next.to_owned()),
+    ];
+    global.out.print(&Document::new(&value, fields(&lines))?)
+}
+
+/// All entries, and the ends of their chain.
+async fn read(session: &Session) -> Result<(AuditHead, Vec<AuditEntry>), Error> {
+    let (head, mut entries) = session
+        .call("read the audit log", Repeat::Allowed, |channel| async move {
+            let request = GetAuditRequest { from: 0, follow: false };
+            let mut pages = ManagementClient::new(channel).get_audit(request).await?.into_inner();
+            let (mut head, mut entries) = (AuditHead::default(), Vec::new());
+            while let Some(page) = pages.message().await? {
+                head = page.head.unwrap_or_default();
+                entries.extend(page.entries);
+            }
+            Ok(Response::new((head, entries)))
+        })
+        .await?;
+    // Removed for their age while the pages were read.
+    entries.retain(|entry| head.number == 0 || entry.number >= head.first);
+    Ok((head, entries))
+}
+
+/// Prints entries without end; goes on at the next leader.
+async fn follow(session: &Session, global: &Global) -> Result<(), Error> {
+    let mut from = 0;
+    loop {
+        let begun = session.call("read the audit log", Repeat::Allowed, |channel| async move {
+            let request = GetAuditRequest { from, follow: true };
+            ManagementClient::new(channel).get_audit(request).await
+        });
+        let mut pages = begun.await?;
+        let ended = loop {
+            match pages.message().await {
+                Ok(Some(page)) => {
+                    for entry in &page.entries {
+                        from = entry.number.saturating_add(1);
+                        global.out.stream(&line(entry)?)?;
+                    }
+                }
+                Ok(None) => break None,
+                Err(status) => break Some(status),
+            }
+        };
+        if let Some(status) = ended {
+            if matches!(status.code(), Code::PermissionDenied | Code::Unauthenticated) {
+                return Err(refused("read the audit log", &status));
+            }
+            global.out.remark(&format!("the leader ended the stream: {}", status.message()));
+        }
+        sleep(RETRY).await;
+    }
+}
+
+fn line(entry: &AuditEntry) -> Result<Document, Error> {
+    let view = view(entry);
+    let text = row(&view).join("  ");
+    Document::new(&view, Text::from(text))
+}
+
+fn view(entry: &AuditEntry) -> View {
+    let time = entry.time_unix_ms.saturating_mul(1_000_000);
+    View {
+        number: entry.number,
+        time: units::nanos_since_1970(time).map(units::Time),
+        who: entry.who.clone(),
+        key: entry.key.clone(),
+        from: entry.from.clone(),
+        call: entry.call.clone(),
+        what: entry.what.clone(),
+        result: code(Code::from_i32(entry.code)),
+        reason: entry.reason.clone(),
+        repeats: entry.repeats,
+        node: entry.node.clone(),
+        hash: hex::encode(&entry.hash),
+    }
+}
+
+fn row(view: &View) -> Vec<String> {
+    let mut result = view.result.clone();
+    if !view.reason.is_empty() {
+        result = format!("{result}: {}", view.reason);
+    }
+    if view.repeats > 0 {
+        result = format!("{result} ({} more within a minute)", view.repeats);
+    }
+    vec![
+        view.number.to_string(),
+        units::text(view.time),
+        or_dash(&view.who),
+        or_dash(&view.from),
+        view.call.clone(),
+        or_dash(&view.what),
+        result,
+    ]
+}
+
+/// A code of gRPC as its documentation writes it.
+fn code(code: Code) -> String {
+    if code == Code::Ok {
+        return "OK".to_owned();
+    }
+    let mut text = String::new();
+    for letter in format!("{code:?}").chars() {
+        if letter.is_ascii_uppercase() && !text.is_empty() {
+            text.push('_');
+        }
+        text.push(letter.to_ascii_uppercase());
+    }
+    text
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::loopback::Cluster;
+    use crate::testing::World;
+    use polis_wire::audit::{BEGINNING, hash};
+
+    /// A log of two entries: one that was done and one that was refused.
+    pub(crate) fn log() -> (AuditHead, Vec<AuditEntry>) {
+        let mut done = AuditEntry {
+            number: 1,
+            time_unix_ms: 1_700_000_000_000,
+            who: "owner ann".to_owned(),
+            from: "192.0.2.7".to_owned(),
+            call: "GetRecoveryKey".to_owned(),
+            what: "polis-1".to_owned(),
+            previous: BEGINNING.to_vec(),
+            ..AuditEntry::default()
+        };
+        done.hash = hash(&done).to_vec();
+        let mut denied = AuditEntry {
+            number: 2,
+            who: "viewer bob".to_owned(),
+            call: "DeleteNode".to_owned(),
+            what: String::new(),
+            code: Code::PermissionDenied.into(),
+            reason: "this call needs more".to_owned(),
+            repeats: 3,
+            previous: done.hash.clone(),
+            ..done.clone()
+        };
+        denied.hash = hash(&denied).to_vec();
+        let hash = denied.hash.clone();
+        (AuditHead { number: 2, hash, first: 1, before: BEGINNING.to_vec() }, vec![done, denied])
+    }
+
+    #[test]
+    fn a_log_is_listed_with_who_did_what_to_what_from_where() {
+        let world = World::new();
+        let _cluster = Cluster::new(&world);
+        insta::assert_snapshot!(world.runs(&["audit"]));
+        let json = world.runs(&["audit", "--output", "json"]);
+        let entries: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(entries[0]["result"], "OK");
+        assert_eq!(entries[1]["result"], "PERMISSION_DENIED");
+        assert_eq!(entries[1]["repeats"], 3);
+    }
+
+    #[test]
+    fn verify_prints_the_newest_entry_and_finds_one_that_was_changed() {
+        let world = World::new();
+        let cluster = Cluster::new(&world);
+        insta::assert_snapshot!(world.runs(&["audit", "verify"]));
+        let (head, entries) = log();
+        let mark = Mark { number: 1, hash: hash(&entries[0]) }.to_string();
+        world.runs(&["audit", "verify", "--from", &mark]);
+        let other = Mark { number: 1, hash: [1; 32] }.to_string();
+        insta::assert_snapshot!(world.refuses(&["audit", "verify", "--from", &other]));
+        let mut changed = entries.clone();
+        changed[0].who = "owner bob".to_owned();
+        cluster.has_audit(head.clone(), changed);
+        insta::assert_snapshot!(world.refuses(&["audit", "verify"]));
+        cluster.has_audit(head, entries[1..].to_vec());
+        let text = world.refuses(&["audit", "verify"]);
+        assert!(text.contains("entry 1 of the audit log is missing"), "{text}");
+        cluster.has_audit(AuditHead::default(), vec![]);
+        assert!(world.runs(&["audit", "verify"]).contains("there is no entry yet"));
+    }
+
+    #[test]
+    fn a_code_is_written_as_everywhere() {
+        assert_eq!(code(Code::Ok), "OK");
+        assert_eq!(code(Code::FailedPrecondition), "FAILED_PRECONDITION");
+    }
+}

@@ -1,0 +1,164 @@
+//! The audit log: every call of a user who changes something is in it, and a change of the
+//! log itself in etcd is found.
+
+use std::time::Duration;
+
+use polis_proto::v1::aaa_client::AaaClient;
+use polis_proto::v1::management_client::ManagementClient;
+use polis_proto::v1::{self, AuditEntry, AuditHead};
+use polis_tests::{Story, story};
+use polis_wire::audit::{Broken, Mark, check};
+use polis_wire::identity::NodeKey;
+use polis_wire::rpc::client::{Client, Repeat};
+use prost::Message as _;
+use tonic::{Code, Response, Status};
+
+use crate::curator::write;
+use crate::curators::{BootstrapNode, Cluster, Curator, credentials};
+use crate::harness::Machine;
+
+/// The stories of this file.
+pub(crate) const STORIES: &[Story] =
+    &[story!(threads every_change_is_in_the_audit_log_and_a_change_of_the_log_is_found).takes(10)];
+
+const ENTRIES: &str = "polis:curator/audit/entries/";
+
+/// The log as an operator reads it.
+async fn log(client: &Client) -> Result<(AuditHead, Vec<AuditEntry>), Status> {
+    client
+        .call(Repeat::Allowed, |channel| async move {
+            let request = v1::GetAuditRequest { from: 0, follow: false };
+            let mut pages = ManagementClient::new(channel).get_audit(request).await?.into_inner();
+            let (mut head, mut entries) = (AuditHead::default(), Vec::new());
+            while let Some(page) = pages.message().await? {
+                head = page.head.unwrap_or_default();
+                entries.extend(page.entries);
+            }
+            Ok((head, entries))
+        })
+        .await
+}
+
+/// A new user, and its client.
+async fn user(
+    cluster: &Cluster,
+    curator: &Curator,
+    owner: &Client,
+    name: &str,
+    role: v1::UserRole,
+) -> Client {
+    let key = NodeKey::generate().unwrap();
+    let public_key = key.identity().public_key.to_vec();
+    let request = v1::CreateUserRequest { name: name.to_owned(), role: role.into(), public_key };
+    let issued =
+        owner
+            .call(Repeat::Allowed, |channel| {
+                let request = request.clone();
+                async move {
+                    AaaClient::new(channel).create_user(request).await.map(Response::into_inner)
+                }
+            })
+            .await
+            .unwrap();
+    cluster.client(&[curator], credentials(&key, issued.certificate, issued.ca_certificate))
+}
+
+async fn delete(client: &Client, node: &str) -> Result<(), Status> {
+    client
+        .call(Repeat::Allowed, |channel| {
+            let request = v1::DeleteNodeRequest { node_id: node.to_owned(), force: false };
+            async move { ManagementClient::new(channel).delete_node(request).await.map(drop) }
+        })
+        .await
+}
+
+async fn every_change_is_in_the_audit_log_and_a_change_of_the_log_is_found() {
+    let machine = Machine::new();
+    let BootstrapNode { node, cluster, curator, own: _own, owner } =
+        BootstrapNode::start(&machine).await;
+    let viewer = user(&cluster, &curator, &owner, "vera", v1::UserRole::Viewer).await;
+    let operator = user(&cluster, &curator, &owner, "otto", v1::UserRole::Operator).await;
+    write(&operator, &machine.name(), 7).await.unwrap();
+    let ticket = owner
+        .call(Repeat::Allowed, |channel| async move {
+            let request = v1::GetRegisterTicketRequest::default();
+            ManagementClient::new(channel).get_register_ticket(request).await
+        })
+        .await
+        .unwrap();
+    let ticket = ticket.into_inner().ticket;
+    // Refused by the record, and by the role, again and again.
+    let refused = delete(&operator, &machine.name()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    for _ in 0..20 {
+        let refused = delete(&viewer, &machine.name()).await.unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied);
+    }
+    assert_eq!(log(&viewer).await.unwrap_err().code(), Code::PermissionDenied);
+
+    // What was refused is written by a service, a moment later.
+    let (head, entries) = loop {
+        let (head, entries) = log(&operator).await.unwrap();
+        if entries.iter().filter(|entry| entry.code != 0).count() == 2 {
+            break (head, entries);
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    assert_eq!(check(&head, &entries, None), Ok(()));
+    let has = |who: &str, call: &str, what: &str, code: Code| {
+        let found = entries.iter().find(|entry| {
+            (&*entry.who, &*entry.call, &*entry.what, entry.code) == (who, call, what, code.into())
+        });
+        let found = found.unwrap_or_else(|| panic!("no {who} {call} {what}: {entries:?}"));
+        assert!(!found.from.is_empty() && found.key.len() == 64, "{found:?}");
+        assert_eq!((found.node.as_str(), found.time_unix_ms > 0), (&*machine.name(), true));
+    };
+    has("owner owner", "CreateUser", "viewer vera", Code::Ok);
+    has("owner owner", "CreateUser", "operator otto", Code::Ok);
+    has("operator otto", "UpdateNodeLabels", &machine.name(), Code::Ok);
+    has("owner owner", "GetRegisterTicket", "the ticket", Code::Ok);
+    has("operator otto", "DeleteNode", &machine.name(), Code::FailedPrecondition);
+    // Rejected before a byte of it was read.
+    has("viewer vera", "DeleteNode", "", Code::PermissionDenied);
+    assert!(entries.iter().any(|entry| entry.call == "Escrow"), "how the owner came in");
+    // The ticket itself is in none of them.
+    for entry in &entries {
+        let bytes = entry.encode_to_vec();
+        assert!(!bytes.windows(ticket.len()).any(|window| window == ticket), "{entry:?}");
+    }
+
+    // A writer of etcd changes an entry, and then removes it.
+    let etcd = node.etcd().await;
+    let mut kv = etcd.kv_client();
+    let key = format!("{ENTRIES}{:020}", 2);
+    let changed = AuditEntry { who: "owner nobody".to_owned(), ..entries[1].clone() };
+    kv.put(key.as_str(), changed.encode_to_vec(), None).await.unwrap();
+    let (head, now) = log(&owner).await.unwrap();
+    assert_eq!(check(&head, &now, None), Err(Broken::Changed { number: 2 }));
+    kv.delete(key.as_str(), None).await.unwrap();
+    let (head, now) = log(&owner).await.unwrap();
+    assert_eq!(check(&head, &now, None), Err(Broken::Missing { number: 2 }));
+    // The log goes on, and the gap stays.
+    write(&operator, &machine.name(), 8).await.unwrap();
+    let (head, now) = log(&owner).await.unwrap();
+    assert!(head.number > u64::try_from(entries.len()).unwrap());
+    assert_eq!(check(&head, &now, None), Err(Broken::Missing { number: 2 }));
+    kv.put(key.as_str(), entries[1].encode_to_vec(), None).await.unwrap();
+    let (head, now) = log(&owner).await.unwrap();
+    let newest = now.last().unwrap();
+    let mark = Mark { number: newest.number, hash: newest.hash.clone().try_into().unwrap() };
+    assert_eq!(check(&head, &now, Some(mark)), Ok(()));
+
+    // A reader that follows receives the next entry at once.
+    let mut management = ManagementClient::new(owner.leader().await.unwrap().connection.channel);
+    let request = v1::GetAuditRequest { from: mark.number + 1, follow: true };
+    let mut pages = management.get_audit(request).await.unwrap().into_inner();
+    let first = pages.message().await.unwrap().unwrap();
+    assert!(first.entries.iter().all(|entry| entry.number > mark.number));
+    write(&operator, &machine.name(), 9).await.unwrap();
+    let page = pages.message().await.unwrap().unwrap();
+    assert_eq!(page.entries[0].call, "UpdateNodeLabels");
+
+    curator.supervisor.stop().await;
+    node.stop().await;
+}
