@@ -10,7 +10,7 @@ use polis_qemu::{Config, Machine};
 use polis_tests::{Story, story};
 use prost::Message as _;
 
-use crate::world::{World, bootstrap, home_with, this_boot};
+use crate::world::{World, bootstrap, home_with, text, this_boot};
 
 /// The stages that a boot goes through one after the other.
 const IN_ORDER: [&str; 3] = ["kernel", "initramfs", "system"];
@@ -22,6 +22,7 @@ const SERVICES: [&str; 6] = ["storage", "network", "parameters", "cluster", "con
 pub(crate) const STORIES: &[Story] = &[
     story!(a_machine_with_firmware_and_parameters_on_its_esp_founds_a_cluster).takes(35),
     story!(a_machine_with_parameters_in_fw_cfg_founds_a_cluster),
+    story!(a_machine_with_parameters_in_an_oem_string_of_smbios_founds_a_cluster),
     story!(where_both_sources_differ_fw_cfg_wins_and_a_warning_names_both),
 ];
 
@@ -39,6 +40,20 @@ fn a_machine_with_firmware_and_parameters_on_its_esp_founds_a_cluster() -> Resul
 fn a_machine_with_parameters_in_fw_cfg_founds_a_cluster() -> Result<()> {
     let world = World::new("first-boot-direct")?;
     let mut machine = world.boot(&world.bootstrap_config("")?)?;
+    founds_a_cluster(&mut machine, &world.image.version)
+}
+
+fn a_machine_with_parameters_in_an_oem_string_of_smbios_founds_a_cluster() -> Result<()> {
+    let world = World::new("first-boot-smbios")?;
+    let config = Config {
+        disk: Some(world.disk(None)?),
+        oem_strings: vec![
+            "another:string,with=more".to_owned(),
+            text(&bootstrap().encode_to_vec()),
+        ],
+        ..world.bare("")
+    };
+    let mut machine = world.boot(&config)?;
     founds_a_cluster(&mut machine, &world.image.version)
 }
 
