@@ -22,8 +22,8 @@ const REBOOTS: usize = 3;
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
-    story!(a_machine_without_parameters_says_where_it_looked).takes(15),
-    story!(a_guru_meditation_fills_the_screen_of_a_machine_with_firmware).takes(25),
+    story!(a_machine_without_parameters_says_where_it_looked).takes(25),
+    story!(a_guru_meditation_fills_the_screen_of_a_machine_with_firmware).takes(35),
     story!(truncated_parameters_are_called_malformed),
     story!(noise_in_an_oem_string_of_smbios_is_called_malformed_there),
     story!(an_unknown_field_is_named),
@@ -41,7 +41,7 @@ fn a_machine_without_parameters_says_where_it_looked() -> Result<()> {
     let guru = guru(&mut machine, "0601")?;
     ensure!(guru.is("stage", "parameters"), "{guru}");
     let text = format!("{} {}", guru.text("cause"), guru.text("next"));
-    for place in ["fw_cfg", "SMBIOS", "ESP"] {
+    for place in ["fw_cfg", "SMBIOS", "ESP", "cidata", "config-2"] {
         ensure!(text.contains(place), "{place} is not named: {guru}");
     }
     shows_red(&mut machine)

@@ -5,9 +5,10 @@
 //! value.
 //!
 //! ```text
-//! fw_cfg --+
-//! SMBIOS --+--> bytes --> polis_wire::parameters --> Loaded (event value)
-//! ESP -----+                                     +-> trapdoor, a code for each cause
+//! fw_cfg ------+
+//! SMBIOS ------+
+//! ESP ---------+--> bytes --> polis_wire::parameters --> Loaded (event value)
+//! config disk -+                                     +-> trapdoor, a code for each cause
 //! ```
 //!
 //! Invariants:
@@ -18,6 +19,7 @@
 //! What this module does not do: decide what the machine does with them (`cluster`),
 //! even when they are missing: a node with a cluster does not need them.
 
+mod config_disk;
 mod places;
 mod service;
 mod smbios;

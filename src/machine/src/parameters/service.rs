@@ -3,7 +3,10 @@
 //! ```text
 //! [Looking] --fw_cfg's driver is not done--> [Waiting] --done, or FW_CFG_WAIT over--+
 //!     |                                                                             v
-//!     +------------------------------------------------------------------------> read all
+//!     +------------------------------------------------------> read fw_cfg, SMBIOS, ESP
+//!                                                                                   |
+//!     +--nothing there, disk without a home, within DISK_WAIT--+                    v
+//!     +------------------------------------------------------->+------> look at config disks
 //!                                                             understood, or none | | not usable
 //!                                                                     [Published]<+ +> trapdoor
 //! ```
@@ -20,8 +23,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+use super::config_disk::{Disks, Found};
 use super::places::{FwCfg, Places};
 use super::{BYTES_MAX, Error, Known, Loaded, Source, message, parse};
+use crate::storage;
 use polis_base::files::File;
 use polis_base::stage::{Stage, State};
 use polis_runtime::supervisor::Context;
@@ -37,11 +42,23 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// it takes a tenth of a second on a slow machine.
 const FW_CFG_WAIT: Duration = Duration::from_secs(10);
 
+/// How often disks are looked at. `init` still loads the drivers of some.
+const DISK_POLL: Duration = Duration::from_millis(250);
+
+/// How long a disk with user data may take to appear on a machine that has nothing else: the
+/// driver of a SATA drive loads after five seconds, and then takes some to find it.
+const DISK_WAIT: Duration = Duration::from_secs(10);
+
+/// How long disks may take to be read only to compare them.
+const COMPARE_WAIT: Duration = Duration::from_secs(1);
+
 /// Where to look.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Where sysfs is mounted.
     pub sys: PathBuf,
+    /// Where the devices are.
+    pub dev: PathBuf,
     /// The file on the ESP.
     pub esp: File,
 }
@@ -51,6 +68,8 @@ pub struct Config {
 pub struct Service {
     /// Where to look.
     pub config: Config,
+    /// Whether the disk has a home: a machine that has one waits for no disk with user data.
+    pub storage: watch::Receiver<storage::Status>,
     /// The result.
     pub known: watch::Sender<Known>,
 }
@@ -75,7 +94,13 @@ impl Service {
         let Some(fw_cfg) = ctx.until_cancelled(settle(&places, &ctx)).await else { return Ok(()) };
         let reading = tokio::task::spawn_blocking(move || of_machine(&places, fw_cfg));
         let Some(read) = ctx.until_cancelled(reading).await else { return Ok(()) };
-        match decide(read.map_err(RunError::Thread)?) {
+        let mut looked = read.map_err(RunError::Thread)?;
+        let other = looked.iter().any(|one| !matches!(one.read, Ok(None)));
+        let Some(disks) = ctx.until_cancelled(self.disks(other, &ctx)).await else {
+            return Ok(());
+        };
+        looked.extend(disks?);
+        match decide(looked) {
             Ok(loaded) => {
                 if let Some(warning) = &loaded.warning {
                     warn!("{warning}");
@@ -96,6 +121,48 @@ impl Service {
             }
         }
     }
+}
+
+impl Service {
+    /// Looks at disks with user data, and waits for one where it matters: a machine without a
+    /// home, and without parameters in an `other` place. Cancel-safe.
+    async fn disks(&self, other: bool, ctx: &Context) -> Result<Vec<Looked>, RunError> {
+        let disks = Disks::new(&self.config.sys, &self.config.dev);
+        let start = Instant::now();
+        let end = start + if other { COMPARE_WAIT } else { DISK_WAIT };
+        loop {
+            let look = disks.clone();
+            let look = tokio::task::spawn_blocking(move || look.look());
+            // A disk that does not answer keeps its thread, and no boot.
+            let Ok(found) = tokio::time::timeout_at(end, look).await else {
+                return Ok(vec![no_disk(Some(NO_ANSWER))]);
+            };
+            let found = found.map_err(RunError::Thread)?;
+            if !found.is_empty() {
+                return Ok(found.into_iter().map(Looked::disk).collect());
+            }
+            if other || self.has_home() || Instant::now() >= end {
+                return Ok(vec![no_disk(None)]);
+            }
+            if start.elapsed() >= PATIENCE {
+                let what = "a disk labelled cidata or config-2, since no other place has node \
+                            parameters";
+                ctx.stage(Stage::Parameters, State::Waiting(what.to_owned()));
+            }
+            tokio::time::sleep(DISK_POLL).await;
+        }
+    }
+
+    fn has_home(&self) -> bool {
+        let status = &*self.storage.borrow();
+        !matches!(status, storage::Status::Starting | storage::Status::Absent { .. })
+    }
+}
+
+/// Says that there is no disk with user data, or another thing.
+fn no_disk(note: Option<&'static str>) -> Looked {
+    let place = "disk labelled cidata or config-2".to_owned();
+    Looked { place, note, ..Looked::new(Source::NoCloud, Ok(None)) }
 }
 
 /// Waits until it is known whether fw_cfg has items. Cancel-safe.
@@ -144,6 +211,12 @@ impl Looked {
         Self { source, place: source.place(), read, note: None }
     }
 
+    fn disk(found: Found) -> Self {
+        let looked = Self::new(found.source, found.read);
+        let place = format!("{} ({})", looked.place, found.device);
+        Self { place, note: found.note, ..looked }
+    }
+
     /// The result, in one sentence.
     fn result(&self) -> String {
         let place = &self.place;
@@ -160,6 +233,9 @@ impl Looked {
 
 /// What a driver that did not start means for the operator.
 const NO_DRIVER: &str = "the driver of the device did not start";
+
+/// What disks that hang mean.
+const NO_ANSWER: &str = "a disk of this machine does not answer";
 
 /// Looks at the places that the machine has from its start, the first one first.
 fn of_machine(places: &Places, fw_cfg: FwCfg) -> Vec<Looked> {
@@ -179,7 +255,7 @@ fn decide(looked: Vec<Looked>) -> Result<Loaded, Failed> {
     let tried: Vec<String> = looked.iter().map(Looked::result).collect();
     let mut warnings: Vec<String> = looked
         .iter()
-        .filter(|one| one.note == Some(NO_DRIVER))
+        .filter(|one| one.note.is_some_and(|note| note == NO_DRIVER || note == NO_ANSWER))
         .map(|one| format!("{}; node parameters there are ignored", one.result()))
         .collect();
     let mut looked = looked.into_iter().filter(|one| !matches!(one.read, Ok(None)));
@@ -224,11 +300,13 @@ mod tests {
         if let Some(content) = content {
             root.esp.parameters.write(content).unwrap();
         }
-        let config = Config { sys: base.path().join("sys"), esp: root.esp.parameters };
+        let (sys, dev) = (base.path().join("sys"), base.path().join("dev"));
+        let config = Config { sys, dev, esp: root.esp.parameters };
+        let storage = watch::Sender::new(storage::Status::GivenUp).subscribe();
         let (sender, known) = watch::channel(None);
         let (ctx, handles) = Context::for_test();
         tokio::select! {
-            ended = Service { config, known: sender }.run(ctx) => panic!("{ended:?}"),
+            ended = Service { config, storage, known: sender }.run(ctx) => panic!("{ended:?}"),
             () = story(known, handles) => {}
         }
     }
@@ -254,7 +332,7 @@ mod tests {
                 polis_runtime::event::until(&mut handles.trapdoor, "trapdoor", Clone::clone);
             let report = report.await.unwrap();
             assert_eq!(report.code, code::PARAMETERS_MALFORMED);
-            assert_eq!(report.tried.len(), 3);
+            assert_eq!(report.tried.len(), 4);
             assert_eq!(*known.borrow(), None);
         })
         .await;
@@ -280,6 +358,40 @@ mod tests {
 
     /// An empty `network`, which changes the bytes and nothing else.
     const EXTRA: &[u8] = &[0x1a, 0];
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_machine_without_a_home_and_without_parameters_waits_for_a_disk() {
+        let base = tempfile::tempdir().unwrap();
+        let absent = storage::Status::Absent { partition: uuid::Uuid::nil() };
+        for (status, other, waits) in [
+            (absent.clone(), false, true),
+            (storage::Status::Starting, false, true),
+            (storage::Status::GivenUp, false, false),
+            (absent, true, false),
+        ] {
+            let esp = polis_base::files::Root::at(base.path()).esp.parameters;
+            let config = Config { sys: base.path().join("sys"), dev: base.path().join("dev"), esp };
+            let (_status, storage) = watch::channel(status);
+            let (ctx, _handles) = Context::for_test();
+            let service = Service { config, storage, known: watch::Sender::new(None) };
+            let start = Instant::now();
+            let looked = service.disks(other, &ctx).await.unwrap();
+            assert_eq!(looked[0].result(), "disk labelled cidata or config-2: absent");
+            assert_eq!(start.elapsed() >= DISK_WAIT, waits, "{other}");
+        }
+    }
+
+    #[test]
+    fn two_disks_that_differ_are_both_named() {
+        let disk = |device: &str, content: Vec<u8>| {
+            let (device, read) = (device.to_owned(), Ok(Some(content)));
+            Looked::disk(Found { source: Source::NoCloud, device, read, note: None })
+        };
+        let loaded = decide(vec![disk("sdb", valid(&[])), disk("sdc", valid(EXTRA))]).unwrap();
+        assert_eq!(loaded.found.unwrap().1, Source::NoCloud);
+        let warning = loaded.warning.unwrap();
+        assert!(warning.contains("(sdb)") && warning.contains("(sdc)"), "{warning}");
+    }
 
     fn three(fw_cfg: Read, smbios: Read, esp: Read) -> Vec<Looked> {
         vec![

@@ -132,12 +132,14 @@ pub fn absent(loaded: &Loaded) -> Report {
     Report {
         tried: loaded.tried.clone(),
         next: format!(
-            "Put node parameters at {}, or give them to the virtual machine as {} or {}, then \
-             reboot. `polisctl parameters bootstrap` (a new cluster) and `polisctl parameters \
+            "Put node parameters at {}, or give them to the virtual machine as {}, {}, {} or {}, \
+             then reboot. `polisctl parameters bootstrap` (a new cluster) and `polisctl parameters \
              register` (one that runs) write them.",
             Source::Esp.place(),
             Source::FwCfg.place(),
             Source::Smbios.place(),
+            Source::NoCloud.place(),
+            Source::ConfigDrive.place(),
         ),
         ..Report::new(code::PARAMETERS_ABSENT, vec![cause])
     }

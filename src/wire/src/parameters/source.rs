@@ -18,6 +18,10 @@ pub enum Source {
     Smbios,
     /// The EFI system partition.
     Esp,
+    /// A disk with user data for a machine without a cloud, as cloud-init calls it.
+    NoCloud,
+    /// The disk on which OpenStack gives user data.
+    ConfigDrive,
 }
 
 impl Source {
@@ -28,6 +32,10 @@ impl Source {
             Self::FwCfg => format!("fw_cfg item {FW_CFG_ITEM}"),
             Self::Smbios => "SMBIOS OEM string (type 11)".to_owned(),
             Self::Esp => "polis/parameters.pb on the ESP".to_owned(),
+            Self::NoCloud => "user-data on a disk labelled cidata".to_owned(),
+            Self::ConfigDrive => {
+                "openstack/latest/user_data on a disk labelled config-2".to_owned()
+            }
         }
     }
 }
@@ -38,6 +46,8 @@ impl fmt::Display for Source {
             Self::FwCfg => "fw_cfg",
             Self::Smbios => "an SMBIOS OEM string",
             Self::Esp => "the ESP",
+            Self::NoCloud => "a NoCloud disk",
+            Self::ConfigDrive => "a config drive",
         })
     }
 }
