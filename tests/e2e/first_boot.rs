@@ -1,16 +1,22 @@
 //! First boots: from an empty disk to a cluster of one node.
 
+use std::io::Cursor;
+
 use anyhow::{Context as _, Result, ensure};
+use fatfs::{
+    FileSystem, FormatVolumeOptions, FsOptions, LossyOemCpConverter, NullTimeProvider, StdIoWrapper,
+};
 use polis_proto::v1::ClusterConfiguration;
 use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
 use polis_proto::v1::node_parameters::Cluster;
+use polis_qemu::args::Disk;
 use polis_qemu::host::{Preference, accelerator};
 use polis_qemu::image::Flash;
 use polis_qemu::{Config, Machine};
 use polis_tests::{Story, story};
 use prost::Message as _;
 
-use crate::world::{World, bootstrap, home_with, this_boot};
+use crate::world::{World, bootstrap, home_with, text, this_boot};
 
 /// The stages that a boot goes through one after the other.
 const IN_ORDER: [&str; 3] = ["kernel", "initramfs", "system"];
@@ -22,6 +28,8 @@ const SERVICES: [&str; 6] = ["storage", "network", "parameters", "cluster", "con
 pub(crate) const STORIES: &[Story] = &[
     story!(a_machine_with_firmware_and_parameters_on_its_esp_founds_a_cluster).takes(35),
     story!(a_machine_with_parameters_in_fw_cfg_founds_a_cluster),
+    story!(a_machine_with_parameters_in_an_oem_string_of_smbios_founds_a_cluster),
+    story!(a_nocloud_disk_founds_a_cluster_and_stays_as_it_is),
     story!(where_both_sources_differ_fw_cfg_wins_and_a_warning_names_both),
 ];
 
@@ -40,6 +48,60 @@ fn a_machine_with_parameters_in_fw_cfg_founds_a_cluster() -> Result<()> {
     let world = World::new("first-boot-direct")?;
     let mut machine = world.boot(&world.bootstrap_config("")?)?;
     founds_a_cluster(&mut machine, &world.image.version)
+}
+
+fn a_machine_with_parameters_in_an_oem_string_of_smbios_founds_a_cluster() -> Result<()> {
+    let world = World::new("first-boot-smbios")?;
+    let config = Config {
+        disk: Some(world.disk(None)?),
+        oem_strings: vec![
+            "another:string,with=more".to_owned(),
+            text(&bootstrap().encode_to_vec()),
+        ],
+        ..world.bare("")
+    };
+    let mut machine = world.boot(&config)?;
+    founds_a_cluster(&mut machine, &world.image.version)
+}
+
+fn a_nocloud_disk_founds_a_cluster_and_stays_as_it_is() -> Result<()> {
+    let world = World::new("first-boot-nocloud")?;
+    let file = world.path("cidata.img");
+    let before = nocloud(&text(&bootstrap().encode_to_vec()))?;
+    std::fs::write(&file, &before)?;
+    let disk = world.disk(None)?;
+    let config = Config {
+        second_disk: Some(Disk { file: file.clone(), ..disk.clone() }),
+        disk: Some(disk),
+        ..world.bare("")
+    };
+    let mut machine = world.boot(&config)?;
+    founds_a_cluster(&mut machine, &world.image.version)?;
+    ensure!(std::fs::read(&file)? == before, "the disk with the user data has changed");
+    Ok(())
+}
+
+/// A disk as `mkfs.vfat -n CIDATA` makes it, with this user data.
+fn nocloud(user_data: &str) -> Result<Vec<u8>> {
+    let failed = |error: fatfs::Error<std::io::Error>| anyhow::anyhow!("cidata: {error:?}");
+    let mut image = StdIoWrapper::new(Cursor::new(vec![0; 1 << 20]));
+    let options = FormatVolumeOptions::new().volume_label(*b"CIDATA     ");
+    fatfs::format_volume(&mut image, options).map_err(failed)?;
+    let mut image = image.into_inner();
+    {
+        image.set_position(0);
+        let options = FsOptions::new().time_provider(NullTimeProvider::new());
+        let fat: FileSystem<_, NullTimeProvider, LossyOemCpConverter> =
+            FileSystem::new(StdIoWrapper::new(&mut image), options).map_err(failed)?;
+        let files = [("meta-data", "instance-id: story\n"), ("user-data", user_data)];
+        for (name, content) in files {
+            let mut file = fat.root_dir().create_file(name).map_err(failed)?;
+            fatfs::Write::write_all(&mut file, content.as_bytes()).map_err(failed)?;
+            fatfs::Write::flush(&mut file).map_err(failed)?;
+        }
+        fat.unmount().map_err(failed)?;
+    }
+    Ok(image.into_inner())
 }
 
 /// Every promise about a first boot, in the order in which it is kept.

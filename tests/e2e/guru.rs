@@ -22,9 +22,10 @@ const REBOOTS: usize = 3;
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
-    story!(a_machine_without_parameters_says_where_it_looked).takes(15),
-    story!(a_guru_meditation_fills_the_screen_of_a_machine_with_firmware).takes(25),
+    story!(a_machine_without_parameters_says_where_it_looked).takes(25),
+    story!(a_guru_meditation_fills_the_screen_of_a_machine_with_firmware).takes(35),
     story!(truncated_parameters_are_called_malformed),
+    story!(noise_in_an_oem_string_of_smbios_is_called_malformed_there),
     story!(an_unknown_field_is_named),
     story!(an_owner_key_of_31_bytes_is_called_too_short),
     story!(an_empty_ticket_is_refused_before_anything_else_of_a_registration),
@@ -40,7 +41,7 @@ fn a_machine_without_parameters_says_where_it_looked() -> Result<()> {
     let guru = guru(&mut machine, "0601")?;
     ensure!(guru.is("stage", "parameters"), "{guru}");
     let text = format!("{} {}", guru.text("cause"), guru.text("next"));
-    for place in ["fw_cfg", "ESP"] {
+    for place in ["fw_cfg", "SMBIOS", "ESP", "cidata", "config-2"] {
         ensure!(text.contains(place), "{place} is not named: {guru}");
     }
     shows_red(&mut machine)
@@ -61,6 +62,21 @@ fn a_guru_meditation_fills_the_screen_of_a_machine_with_firmware() -> Result<()>
 fn truncated_parameters_are_called_malformed() -> Result<()> {
     let whole = bootstrap().encode_to_vec();
     refuses("guru-truncated", &whole[..whole.len() / 2], "0604", &[])
+}
+
+fn noise_in_an_oem_string_of_smbios_is_called_malformed_there() -> Result<()> {
+    let world = World::new("guru-smbios")?;
+    // A valid file on the ESP, which the machine must not fall back to.
+    let config = Config {
+        disk: Some(world.disk(Some(&bootstrap().encode_to_vec()))?),
+        oem_strings: vec!["polis-parameters-v1:%noise%".to_owned()],
+        ..world.bare("")
+    };
+    let mut machine = world.boot(&config)?;
+    let guru = guru(&mut machine, "0604")?;
+    ensure!(guru.text("cause").contains("base64"), "the cause does not name base64: {guru}");
+    ensure!(guru.text("next").contains("SMBIOS"), "the next step names another place: {guru}");
+    Ok(())
 }
 
 fn an_unknown_field_is_named() -> Result<()> {

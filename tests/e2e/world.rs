@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use base64ct::{Base64, Encoding as _};
 use polis_image::signing::Keys;
 use polis_image::{Manifest, Options, assemble};
 use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
@@ -20,6 +21,7 @@ use polis_qemu::fleet::PARAMETERS;
 use polis_qemu::host::{Preference, accelerator, version};
 use polis_qemu::{Accelerator, Bus, Config, Event, Firmware, Image, Machine, Reset, template};
 use polis_tests::workspace;
+use polis_wire::parameters::ARMOUR;
 use prost::Message as _;
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, crypto};
 
@@ -297,6 +299,11 @@ pub(crate) fn hello() -> Result<ClientConnection> {
         .with_root_certificates(RootCertStore::empty())
         .with_no_client_auth();
     Ok(ClientConnection::new(Arc::new(config), "node".try_into()?)?)
+}
+
+/// Parameters as text, for places that carry text.
+pub(crate) fn text(parameters: &[u8]) -> String {
+    format!("{ARMOUR}{}", Base64::encode_string(parameters))
 }
 
 /// The machine with its parameters on its ESP, and not in fw_cfg.

@@ -257,6 +257,8 @@ pub struct Config {
     pub screen: Screen,
     /// Files for the firmware configuration device.
     pub fw_cfg: Vec<FwCfg>,
+    /// OEM strings of the SMBIOS table.
+    pub oem_strings: Vec<String>,
     /// Whether the machine has a watchdog, which resets it.
     pub watchdog: bool,
     /// The file of 64 KiB in which the firmware keeps the last words of a kernel (ACPI ERST), if
@@ -298,6 +300,7 @@ impl Config {
             forwards: Vec::new(),
             screen: Screen::Std,
             fw_cfg: Vec::new(),
+            oem_strings: Vec::new(),
             watchdog: false,
             last_words: None,
             console: false,

@@ -79,6 +79,9 @@ pub fn argv(config: &Config, sockets: &Sockets) -> Vec<OsString> {
     for item in &config.fw_cfg {
         args.flag("-fw_cfg", format!("name={},file={}", item.name, path(&item.file)));
     }
+    for text in &config.oem_strings {
+        args.flag("-smbios", format!("type=11,value={}", text.replace(',', ",,")));
+    }
     channels(&mut args, config, sockets);
     if config.tpm.is_some() {
         for (name, value) in crate::tpm::args(&sockets.tpm) {

@@ -281,8 +281,10 @@ impl Base {
             parameters: parameters::Service {
                 config: parameters::Config {
                     sys: PathBuf::from("/sys"),
+                    dev: PathBuf::from("/dev"),
                     esp: tree.esp.parameters.clone(),
                 },
+                storage: values.storage.subscribe(),
                 known: values.known.clone(),
             },
             network: network::Service {

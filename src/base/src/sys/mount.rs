@@ -4,9 +4,13 @@
 
 use std::ffi::CString;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MountPropagationFlags, UnmountFlags,
+    fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen,
+};
 
 /// One file system to mount: what, where, which kind, how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,6 +84,29 @@ impl Mount {
         )
         .map_err(|errno| refused(errno.into()))
     }
+}
+
+/// Mounts the file system on `device` for reading, attached to no directory: only the holder of
+/// the result, its root, sees it. It is unmounted when that and every file opened below it are
+/// closed. Nothing on it is executed, taken for a device, or followed as set-user-ID.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub fn detached(device: &Path, kind: &str, options: &[(&str, &str)]) -> io::Result<OwnedFd> {
+    let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_string(&context, "source", device)?;
+    fsconfig_set_flag(&context, "ro")?;
+    for (key, value) in options {
+        fsconfig_set_string(&context, *key, *value)?;
+    }
+    fsconfig_create(&context)?;
+    let quiet = MountAttrFlags::MOUNT_ATTR_RDONLY
+        | MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NODEV
+        | MountAttrFlags::MOUNT_ATTR_NOEXEC
+        | MountAttrFlags::MOUNT_ATTR_NOATIME;
+    Ok(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, quiet)?)
 }
 
 /// Moves the file system mounted at `from` to `to`.

@@ -1,4 +1,4 @@
-//! The two places that may carry the parameters: fetches their bytes.
+//! The places of the machine itself that may carry the parameters: fetches their bytes.
 //!
 //! fw_cfg is how a hypervisor hands files to its guest. The kernel shows them in
 //! sysfs once a driver is loaded, which `init` does while it goes through the
@@ -18,7 +18,9 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use polis_base::files::{self, File};
-use polis_wire::parameters::{BYTES_MAX, Error, FW_CFG_ITEM, Source};
+use polis_wire::parameters::{ARMOUR, BYTES_MAX, Error, FW_CFG_ITEM, Source};
+
+use super::smbios;
 
 /// Where the kernel shows things; another folder in tests.
 #[derive(Clone, Debug)]
@@ -84,12 +86,38 @@ impl Places {
                 }
                 raw(&item.join("raw")).map(Some)
             }
+            Source::Smbios => self.oem_string(),
+            // Disks are found by their labels: `config_disk`.
+            Source::NoCloud | Source::ConfigDrive => Ok(None),
             Source::Esp => self.esp.read().map_err(|error| match error {
                 files::Error::TooLarge { .. } => Error::TooLarge,
                 other => Error::Unreadable(other.into_io()),
             }),
         }
     }
+
+    /// The OEM string that begins as the text of parameters does. Other strings belong to others.
+    fn oem_string(&self) -> Result<Option<Vec<u8>>, Error> {
+        let table = match start(&self.sys.join("firmware/dmi/tables/DMI"), smbios::TABLE_MAX) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            other => other.map_err(Error::Unreadable)?,
+        };
+        let strings = smbios::oem_strings(&table);
+        let mut ours = strings.iter().filter(|text| text.starts_with(ARMOUR.as_bytes()));
+        let Some(text) = ours.next() else { return Ok(None) };
+        if ours.any(|other| other != text) {
+            let several = format!("several OEM strings begin with `{ARMOUR}`; allowed is one");
+            return Err(Error::Unreadable(io::Error::other(several)));
+        }
+        if text.len() as u64 > BYTES_MAX { Err(Error::TooLarge) } else { Ok(Some(text.to_vec())) }
+    }
+}
+
+/// Reads the start of a file that may be longer.
+fn start(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// Reads an item of any size, even if its stated size was different.
@@ -128,6 +156,7 @@ mod tests {
         let (_root, places) = places(&[("sys/bus/acpi/devices/PNP0501:00/path", b"")]);
         assert_eq!(places.fw_cfg(), FwCfg::Missing);
         assert!(matches!(places.read(Source::FwCfg), Ok(None)));
+        assert!(matches!(places.read(Source::Smbios), Ok(None)));
         assert!(matches!(places.read(Source::Esp), Ok(None)));
     }
 
@@ -170,6 +199,45 @@ mod tests {
             places(&[(SIZE, b"3\n"), (RAW, b"abc"), ("esp/polis/parameters.pb", &vec![7; 65_536])]);
         assert_eq!(places.read(Source::FwCfg).unwrap(), Some(b"abc".to_vec()));
         assert_eq!(places.read(Source::Esp).unwrap(), Some(vec![7; 65_536]));
+    }
+
+    const DMI: &str = "sys/firmware/dmi/tables/DMI";
+
+    /// A table with these OEM strings.
+    fn table(strings: &[&str]) -> Vec<u8> {
+        let mut bytes = vec![11, 5, 0, 0, u8::try_from(strings.len()).unwrap()];
+        for string in strings {
+            bytes.extend([string.as_bytes(), &[0]].concat());
+        }
+        bytes.push(0);
+        bytes
+    }
+
+    #[test]
+    fn the_oem_string_with_our_first_word_counts_and_others_do_not() {
+        let other = "io.systemd.credential:x=y";
+        let (_root, none) = places(&[(DMI, &table(&[other]))]);
+        assert!(matches!(none.read(Source::Smbios), Ok(None)));
+        let ours = "polis-parameters-v1:YWJj";
+        let (_root, places) = self::places(&[(DMI, &table(&[other, ours]))]);
+        assert_eq!(places.read(Source::Smbios).unwrap(), Some(ours.into()));
+    }
+
+    #[test]
+    fn two_different_oem_strings_are_refused() {
+        let (_root, twice) = places(&[(DMI, &table(&["polis-parameters-v1:YWJj"; 2]))]);
+        assert!(matches!(twice.read(Source::Smbios), Ok(Some(_))));
+        let strings = ["polis-parameters-v1:YWJj", "polis-parameters-v1:YWJk"];
+        let (_root, places) = self::places(&[(DMI, &table(&strings))]);
+        let Err(Error::Unreadable(error)) = places.read(Source::Smbios) else { panic!() };
+        assert!(error.to_string().contains("allowed is one"), "{error}");
+    }
+
+    #[test]
+    fn a_large_oem_string_is_refused() {
+        let large = format!("polis-parameters-v1:{}", "A".repeat(65_536));
+        let (_root, places) = places(&[(DMI, &table(&[&large]))]);
+        assert!(matches!(places.read(Source::Smbios), Err(Error::TooLarge)));
     }
 
     #[test]

@@ -3,7 +3,10 @@
 //! ```text
 //! [Looking] --fw_cfg's driver is not done--> [Waiting] --done, or FW_CFG_WAIT over--+
 //!     |                                                                             v
-//!     +------------------------------------------------------------------------> read both
+//!     +------------------------------------------------------> read fw_cfg, SMBIOS, ESP
+//!                                                                                   |
+//!     +--nothing there, disk without a home, within DISK_WAIT--+                    v
+//!     +------------------------------------------------------->+------> look at config disks
 //!                                                             understood, or none | | not usable
 //!                                                                     [Published]<+ +> trapdoor
 //! ```
@@ -20,8 +23,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+use super::config_disk::{Disks, Found};
 use super::places::{FwCfg, Places};
-use super::{BYTES_MAX, Error, Known, Loaded, Parameters, Source, parse};
+use super::{BYTES_MAX, Error, Known, Loaded, Source, message, parse};
+use crate::storage;
 use polis_base::files::File;
 use polis_base::stage::{Stage, State};
 use polis_runtime::supervisor::Context;
@@ -37,11 +42,23 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// it takes a tenth of a second on a slow machine.
 const FW_CFG_WAIT: Duration = Duration::from_secs(10);
 
+/// How often disks are looked at. `init` still loads the drivers of some.
+const DISK_POLL: Duration = Duration::from_millis(250);
+
+/// How long a disk with user data may take to appear on a machine that has nothing else: the
+/// driver of a SATA drive loads after five seconds, and then takes some to find it.
+const DISK_WAIT: Duration = Duration::from_secs(10);
+
+/// How long disks may take to be read only to compare them.
+const COMPARE_WAIT: Duration = Duration::from_secs(1);
+
 /// Where to look.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Where sysfs is mounted.
     pub sys: PathBuf,
+    /// Where the devices are.
+    pub dev: PathBuf,
     /// The file on the ESP.
     pub esp: File,
 }
@@ -51,6 +68,8 @@ pub struct Config {
 pub struct Service {
     /// Where to look.
     pub config: Config,
+    /// Whether the disk has a home: a machine that has one waits for no disk with user data.
+    pub storage: watch::Receiver<storage::Status>,
     /// The result.
     pub known: watch::Sender<Known>,
 }
@@ -73,15 +92,15 @@ impl Service {
         ctx.stage(Stage::Parameters, State::Started);
         let places = Places::new(&self.config.sys, &self.config.esp);
         let Some(fw_cfg) = ctx.until_cancelled(settle(&places, &ctx)).await else { return Ok(()) };
-        let reading = tokio::task::spawn_blocking(move || {
-            let from_fw_cfg = match fw_cfg {
-                FwCfg::Ready => places.read(Source::FwCfg),
-                FwCfg::Missing | FwCfg::Starting => Ok(None),
-            };
-            decide(fw_cfg, from_fw_cfg, places.read(Source::Esp))
-        });
-        let Some(decided) = ctx.until_cancelled(reading).await else { return Ok(()) };
-        match decided.map_err(RunError::Thread)? {
+        let reading = tokio::task::spawn_blocking(move || of_machine(&places, fw_cfg));
+        let Some(read) = ctx.until_cancelled(reading).await else { return Ok(()) };
+        let mut looked = read.map_err(RunError::Thread)?;
+        let other = looked.iter().any(|one| !matches!(one.read, Ok(None)));
+        let Some(disks) = ctx.until_cancelled(self.disks(other, &ctx)).await else {
+            return Ok(());
+        };
+        looked.extend(disks?);
+        match decide(looked) {
             Ok(loaded) => {
                 if let Some(warning) = &loaded.warning {
                     warn!("{warning}");
@@ -104,6 +123,48 @@ impl Service {
     }
 }
 
+impl Service {
+    /// Looks at disks with user data, and waits for one where it matters: a machine without a
+    /// home, and without parameters in an `other` place. Cancel-safe.
+    async fn disks(&self, other: bool, ctx: &Context) -> Result<Vec<Looked>, RunError> {
+        let disks = Disks::new(&self.config.sys, &self.config.dev);
+        let start = Instant::now();
+        let end = start + if other { COMPARE_WAIT } else { DISK_WAIT };
+        loop {
+            let look = disks.clone();
+            let look = tokio::task::spawn_blocking(move || look.look());
+            // A disk that does not answer keeps its thread, and no boot.
+            let Ok(found) = tokio::time::timeout_at(end, look).await else {
+                return Ok(vec![no_disk(Some(NO_ANSWER))]);
+            };
+            let found = found.map_err(RunError::Thread)?;
+            if !found.is_empty() {
+                return Ok(found.into_iter().map(Looked::disk).collect());
+            }
+            if other || self.has_home() || Instant::now() >= end {
+                return Ok(vec![no_disk(None)]);
+            }
+            if start.elapsed() >= PATIENCE {
+                let what = "a disk labelled cidata or config-2, since no other place has node \
+                            parameters";
+                ctx.stage(Stage::Parameters, State::Waiting(what.to_owned()));
+            }
+            tokio::time::sleep(DISK_POLL).await;
+        }
+    }
+
+    fn has_home(&self) -> bool {
+        let status = &*self.storage.borrow();
+        !matches!(status, storage::Status::Starting | storage::Status::Absent { .. })
+    }
+}
+
+/// Says that there is no disk with user data, or another thing.
+fn no_disk(note: Option<&'static str>) -> Looked {
+    let place = "disk labelled cidata or config-2".to_owned();
+    Looked { place, note, ..Looked::new(Source::NoCloud, Ok(None)) }
+}
+
 /// Waits until it is known whether fw_cfg has items. Cancel-safe.
 async fn settle(places: &Places, ctx: &Context) -> FwCfg {
     let start = Instant::now();
@@ -115,7 +176,7 @@ async fn settle(places: &Places, ctx: &Context) -> FwCfg {
         }
         if waited >= PATIENCE {
             let what = "the driver of fw_cfg (module qemu_fw_cfg); without it the boot continues \
-                        with the ESP alone";
+                        with the other places";
             ctx.stage(Stage::Parameters, State::Waiting(what.to_owned()));
         }
         tokio::time::sleep(POLL).await;
@@ -130,57 +191,99 @@ struct Failed {
     tried: Vec<String>,
 }
 
+/// The message in a place, if there is one.
 type Read = Result<Option<Vec<u8>>, Error>;
 
-/// Chooses between the contents of the two places.
-fn decide(fw_cfg: FwCfg, from_fw_cfg: Read, from_esp: Read) -> Result<Loaded, Failed> {
-    let mut warning = None;
-    let first = match (fw_cfg, &from_fw_cfg) {
-        (FwCfg::Missing, _) => "fw_cfg: absent".to_owned(),
-        (FwCfg::Starting, _) => {
-            let text = "fw_cfg: the driver of the device did not start";
-            warning = Some(format!("{text}; node parameters there are ignored"));
-            text.to_owned()
+/// A place that was looked at.
+#[derive(Debug)]
+struct Looked {
+    source: Source,
+    /// Its name for people.
+    place: String,
+    read: Read,
+    /// Something else to say than how many bytes were there.
+    note: Option<&'static str>,
+}
+
+impl Looked {
+    fn new(source: Source, read: Read) -> Self {
+        let read = read.and_then(|bytes| bytes.map(message).transpose());
+        Self { source, place: source.place(), read, note: None }
+    }
+
+    fn disk(found: Found) -> Self {
+        let looked = Self::new(found.source, found.read);
+        let place = format!("{} ({})", looked.place, found.device);
+        Self { place, note: found.note, ..looked }
+    }
+
+    /// The result, in one sentence.
+    fn result(&self) -> String {
+        let place = &self.place;
+        match (self.note, &self.read) {
+            (Some(note), _) => format!("{place}: {note}"),
+            (None, Ok(None)) => format!("{place}: absent"),
+            (None, Ok(Some(bytes))) => format!("{place}: {} bytes", bytes.len()),
+            (None, Err(Error::TooLarge)) => format!("{place}: more than {BYTES_MAX} bytes"),
+            (None, Err(Error::NotBase64)) => format!("{place}: not base64"),
+            (None, Err(_)) => format!("{place}: unreadable"),
         }
-        (FwCfg::Ready, read) => seen(Source::FwCfg, read),
+    }
+}
+
+/// What a driver that did not start means for the operator.
+const NO_DRIVER: &str = "the driver of the device did not start";
+
+/// What disks that hang mean.
+const NO_ANSWER: &str = "a disk of this machine does not answer";
+
+/// Looks at the places that the machine has from its start, the first one first.
+fn of_machine(places: &Places, fw_cfg: FwCfg) -> Vec<Looked> {
+    let from_fw_cfg = match fw_cfg {
+        FwCfg::Ready => Looked::new(Source::FwCfg, places.read(Source::FwCfg)),
+        FwCfg::Missing => Looked::new(Source::FwCfg, Ok(None)),
+        FwCfg::Starting => Looked { note: Some(NO_DRIVER), ..Looked::new(Source::FwCfg, Ok(None)) },
     };
-    let tried = vec![first, seen(Source::Esp, &from_esp)];
-    if let Ok(None) = from_fw_cfg {
-        return match understand(from_esp) {
-            Ok(found) => Ok(Loaded { found: found.map(|p| (p, Source::Esp)), warning, tried }),
-            Err(error) => Err(Failed { error, source: Source::Esp, tried }),
-        };
-    }
-    let (ours, theirs) = (Source::FwCfg.place(), Source::Esp.place());
-    match (&from_fw_cfg, &from_esp) {
-        (Ok(Some(used)), Ok(Some(other))) if used != other => {
-            warning = Some(format!(
-                "{ours} takes precedence over {theirs}, which differs and is ignored"
-            ));
+    let others = [Source::Smbios, Source::Esp];
+    let others = others.map(|source| Looked::new(source, places.read(source)));
+    std::iter::once(from_fw_cfg).chain(others).collect()
+}
+
+/// Takes the first place that has anything, even if that cannot be used, and compares the rest
+/// with it.
+fn decide(looked: Vec<Looked>) -> Result<Loaded, Failed> {
+    let tried: Vec<String> = looked.iter().map(Looked::result).collect();
+    let mut warnings: Vec<String> = looked
+        .iter()
+        .filter(|one| one.note.is_some_and(|note| note == NO_DRIVER || note == NO_ANSWER))
+        .map(|one| format!("{}; node parameters there are ignored", one.result()))
+        .collect();
+    let mut looked = looked.into_iter().filter(|one| !matches!(one.read, Ok(None)));
+    let Some(used) = looked.next() else {
+        return Ok(Loaded { found: None, warning: joined(&warnings), tried });
+    };
+    let (place, source) = (used.place, used.source);
+    for other in looked {
+        match (&used.read, &other.read) {
+            (Ok(used), Ok(other)) if used == other => {}
+            (Ok(_), Err(error)) => warnings
+                .push(format!("{place} is used; {} could not be compared: {error}", other.place)),
+            _ => warnings.push(format!(
+                "{place} takes precedence over {}, which differs and is ignored",
+                other.place
+            )),
         }
-        (_, Err(error)) => {
-            warning = Some(format!("{ours} is used; {theirs} could not be compared: {error}"));
-        }
-        (_, Ok(_)) => {}
     }
-    match understand(from_fw_cfg) {
-        Ok(found) => Ok(Loaded { found: found.map(|p| (p, Source::FwCfg)), warning, tried }),
-        Err(error) => Err(Failed { error, source: Source::FwCfg, tried }),
+    match used.read.and_then(|bytes| parse(&bytes.unwrap_or_default())) {
+        Ok(parameters) => {
+            Ok(Loaded { found: Some((parameters, source)), warning: joined(&warnings), tried })
+        }
+        Err(error) => Err(Failed { error, source, tried }),
     }
 }
 
-fn understand(read: Read) -> Result<Option<Parameters>, Error> {
-    read?.map(|bytes| parse(&bytes)).transpose()
-}
-
-fn seen(source: Source, read: &Read) -> String {
-    let place = source.place();
-    match read {
-        Ok(None) => format!("{place}: absent"),
-        Ok(Some(bytes)) => format!("{place}: {} bytes", bytes.len()),
-        Err(Error::TooLarge) => format!("{place}: more than {BYTES_MAX} bytes"),
-        Err(_) => format!("{place}: unreadable"),
-    }
+fn joined(warnings: &[String]) -> Option<String> {
+    (!warnings.is_empty()).then(|| warnings.join("; "))
 }
 
 #[cfg(test)]
@@ -197,11 +300,13 @@ mod tests {
         if let Some(content) = content {
             root.esp.parameters.write(content).unwrap();
         }
-        let config = Config { sys: base.path().join("sys"), esp: root.esp.parameters };
+        let (sys, dev) = (base.path().join("sys"), base.path().join("dev"));
+        let config = Config { sys, dev, esp: root.esp.parameters };
+        let storage = watch::Sender::new(storage::Status::GivenUp).subscribe();
         let (sender, known) = watch::channel(None);
         let (ctx, handles) = Context::for_test();
         tokio::select! {
-            ended = Service { config, known: sender }.run(ctx) => panic!("{ended:?}"),
+            ended = Service { config, storage, known: sender }.run(ctx) => panic!("{ended:?}"),
             () = story(known, handles) => {}
         }
     }
@@ -227,7 +332,7 @@ mod tests {
                 polis_runtime::event::until(&mut handles.trapdoor, "trapdoor", Clone::clone);
             let report = report.await.unwrap();
             assert_eq!(report.code, code::PARAMETERS_MALFORMED);
-            assert_eq!(report.tried.len(), 2);
+            assert_eq!(report.tried.len(), 4);
             assert_eq!(*known.borrow(), None);
         })
         .await;
@@ -254,47 +359,103 @@ mod tests {
     /// An empty `network`, which changes the bytes and nothing else.
     const EXTRA: &[u8] = &[0x1a, 0];
 
-    #[test]
-    fn fw_cfg_wins_and_a_difference_is_named() {
-        let loaded = decide(FwCfg::Ready, Ok(Some(valid(&[]))), Ok(Some(valid(EXTRA)))).unwrap();
-        assert_eq!(loaded.found.unwrap().1, Source::FwCfg);
-        let warning = loaded.warning.unwrap();
-        assert!(warning.contains("opt/polis/parameters.pb"), "{warning}");
-        assert!(warning.contains("polis/parameters.pb on the ESP"), "{warning}");
+    #[tokio::test(start_paused = true)]
+    async fn only_a_machine_without_a_home_and_without_parameters_waits_for_a_disk() {
+        let base = tempfile::tempdir().unwrap();
+        let absent = storage::Status::Absent { partition: uuid::Uuid::nil() };
+        for (status, other, waits) in [
+            (absent.clone(), false, true),
+            (storage::Status::Starting, false, true),
+            (storage::Status::GivenUp, false, false),
+            (absent, true, false),
+        ] {
+            let esp = polis_base::files::Root::at(base.path()).esp.parameters;
+            let config = Config { sys: base.path().join("sys"), dev: base.path().join("dev"), esp };
+            let (_status, storage) = watch::channel(status);
+            let (ctx, _handles) = Context::for_test();
+            let service = Service { config, storage, known: watch::Sender::new(None) };
+            let start = Instant::now();
+            let looked = service.disks(other, &ctx).await.unwrap();
+            assert_eq!(looked[0].result(), "disk labelled cidata or config-2: absent");
+            assert_eq!(start.elapsed() >= DISK_WAIT, waits, "{other}");
+        }
     }
 
     #[test]
-    fn the_same_content_twice_is_no_warning() {
-        let loaded = decide(FwCfg::Ready, Ok(Some(valid(&[]))), Ok(Some(valid(&[])))).unwrap();
+    fn two_disks_that_differ_are_both_named() {
+        let disk = |device: &str, content: Vec<u8>| {
+            let (device, read) = (device.to_owned(), Ok(Some(content)));
+            Looked::disk(Found { source: Source::NoCloud, device, read, note: None })
+        };
+        let loaded = decide(vec![disk("sdb", valid(&[])), disk("sdc", valid(EXTRA))]).unwrap();
+        assert_eq!(loaded.found.unwrap().1, Source::NoCloud);
+        let warning = loaded.warning.unwrap();
+        assert!(warning.contains("(sdb)") && warning.contains("(sdc)"), "{warning}");
+    }
+
+    fn three(fw_cfg: Read, smbios: Read, esp: Read) -> Vec<Looked> {
+        vec![
+            Looked::new(Source::FwCfg, fw_cfg),
+            Looked::new(Source::Smbios, smbios),
+            Looked::new(Source::Esp, esp),
+        ]
+    }
+
+    #[test]
+    fn the_first_place_wins_and_every_difference_is_named() {
+        let (ours, theirs) = (Ok(Some(valid(&[]))), || Ok(Some(valid(EXTRA))));
+        let loaded = decide(three(ours, theirs(), theirs())).unwrap();
+        assert_eq!(loaded.found.unwrap().1, Source::FwCfg);
+        let warning = loaded.warning.unwrap();
+        for place in ["opt/polis/parameters.pb", "SMBIOS", "polis/parameters.pb on the ESP"] {
+            assert!(warning.contains(place), "{warning}");
+        }
+        let loaded = decide(three(Ok(None), Ok(Some(valid(&[]))), theirs())).unwrap();
+        assert_eq!(loaded.found.unwrap().1, Source::Smbios);
+        assert!(!loaded.warning.unwrap().contains("fw_cfg"));
+    }
+
+    #[test]
+    fn the_same_content_twice_is_no_warning_in_either_form() {
+        // The text of `valid(&[])`.
+        let text = b"polis-parameters-v1:CiIKIFhmZmZmZmZmZmZmZmZmZmZmZmZmZmZmZmZmZmZmZmZm".to_vec();
+        let loaded = decide(three(Ok(Some(valid(&[]))), Ok(Some(text)), Ok(None))).unwrap();
         assert_eq!(loaded.warning, None);
     }
 
     #[test]
-    fn the_esp_is_used_when_fw_cfg_has_no_item() {
-        let loaded = decide(FwCfg::Ready, Ok(None), Ok(Some(valid(&[])))).unwrap();
+    fn the_esp_is_used_when_the_other_places_have_nothing() {
+        let loaded = decide(three(Ok(None), Ok(None), Ok(Some(valid(&[]))))).unwrap();
         assert_eq!(loaded.found.unwrap().1, Source::Esp);
         assert_eq!(loaded.warning, None);
     }
 
     #[test]
-    fn bad_bytes_in_fw_cfg_do_not_fall_back_to_the_esp() {
-        let failed = decide(FwCfg::Ready, Ok(Some(vec![])), Ok(Some(valid(&[])))).unwrap_err();
+    fn bad_bytes_do_not_fall_back_to_a_later_place() {
+        let esp = || Ok(Some(valid(&[])));
+        let failed = decide(three(Ok(Some(vec![])), Ok(None), esp())).unwrap_err();
         assert!(matches!(failed.error, Error::NothingChosen));
         assert_eq!(failed.source, Source::FwCfg);
+        let noise = Ok(Some(b"polis-parameters-v1:%%".to_vec()));
+        let failed = decide(three(Ok(None), noise, esp())).unwrap_err();
+        assert!(matches!(failed.error, Error::NotBase64));
+        let report = failed.error.report(failed.source, failed.tried);
+        assert_eq!(report.code, code::PARAMETERS_MALFORMED);
+        assert!(report.next.contains("SMBIOS"), "{}", report.next);
     }
 
     #[test]
     fn a_bad_file_on_the_esp_is_a_warning_while_fw_cfg_is_used() {
         let esp = Err(Error::TooLarge);
-        let loaded = decide(FwCfg::Ready, Ok(Some(valid(&[]))), esp).unwrap();
+        let loaded = decide(three(Ok(Some(valid(&[]))), Ok(None), esp)).unwrap();
         assert!(loaded.warning.unwrap().contains("65536"));
     }
 
     #[test]
     fn nothing_anywhere_is_not_a_failure_and_says_where_it_looked() {
-        let loaded = decide(FwCfg::Missing, Ok(None), Ok(None)).unwrap();
+        let loaded = decide(three(Ok(None), Ok(None), Ok(None))).unwrap();
         assert_eq!(loaded.found, None);
-        assert_eq!(loaded.tried.len(), 2);
+        assert_eq!(loaded.tried.len(), 3);
         let report = super::super::absent(&loaded);
         assert_eq!(report.code, polis_base::trapdoor::code::PARAMETERS_ABSENT);
         assert_eq!(report.tried, loaded.tried);
@@ -302,7 +463,9 @@ mod tests {
 
     #[test]
     fn a_driver_that_never_starts_is_a_warning() {
-        let loaded = decide(FwCfg::Starting, Ok(None), Ok(Some(valid(&[])))).unwrap();
+        let mut looked = three(Ok(None), Ok(None), Ok(Some(valid(&[]))));
+        looked[0].note = Some(NO_DRIVER);
+        let loaded = decide(looked).unwrap();
         assert!(loaded.warning.unwrap().contains("driver"));
     }
 }

@@ -5,8 +5,9 @@ use std::io;
 
 use polis_base::trapdoor::{Code, Report, code};
 
+use super::Loaded;
+use super::armour::ARMOUR;
 use super::source::{BYTES_MAX, Source};
-use super::{Loaded, source};
 
 /// Why node parameters that are there cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +21,12 @@ pub enum Error {
     /// Not a protocol buffers message, or cut short.
     #[error("the node parameters are damaged or cut short")]
     Malformed(#[source] prost::DecodeError),
+    /// Text whose first word announces parameters, and that does not decode.
+    #[error(
+        "the node parameters are not base64 behind `{ARMOUR}`; allowed is the base64 (RFC 4648, \
+             with padding) of the file that polisctl writes"
+    )]
+    NotBase64,
     /// A message inside ends before it is complete.
     #[error("the node parameters are cut short: field {field} says {missing} bytes, fewer follow")]
     Truncated {
@@ -87,7 +94,9 @@ impl Error {
         match self {
             Self::Unreadable(error) => code::PARAMETERS_UNREADABLE.with_error(error),
             Self::TooLarge => code::PARAMETERS_TOO_LARGE,
-            Self::Malformed(_) | Self::Truncated { .. } => code::PARAMETERS_MALFORMED,
+            Self::Malformed(_) | Self::NotBase64 | Self::Truncated { .. } => {
+                code::PARAMETERS_MALFORMED
+            }
             Self::UnknownField { number, .. } => code::PARAMETERS_UNKNOWN_FIELD
                 .with_detail(u16::try_from(*number).unwrap_or(u16::MAX)),
             Self::NothingChosen => code::PARAMETERS_NOTHING_CHOSEN,
@@ -123,11 +132,14 @@ pub fn absent(loaded: &Loaded) -> Report {
     Report {
         tried: loaded.tried.clone(),
         next: format!(
-            "Put node parameters at {} or give them to QEMU as fw_cfg item {}, then reboot. \
-             `polisctl parameters bootstrap` (a new cluster) and `polisctl parameters register` \
-             (one that runs) write them.",
+            "Put node parameters at {}, or give them to the virtual machine as {}, {}, {} or {}, \
+             then reboot. `polisctl parameters bootstrap` (a new cluster) and `polisctl parameters \
+             register` (one that runs) write them.",
             Source::Esp.place(),
-            source::FW_CFG_ITEM
+            Source::FwCfg.place(),
+            Source::Smbios.place(),
+            Source::NoCloud.place(),
+            Source::ConfigDrive.place(),
         ),
         ..Report::new(code::PARAMETERS_ABSENT, vec![cause])
     }

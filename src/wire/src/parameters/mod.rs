@@ -1,7 +1,7 @@
 //! The node parameters, which configure a machine before its first boot; read strictly.
 //!
 //! ```text
-//! bytes --> wire: known fields only --> validate --> Parameters
+//! bytes or text --> armour --> wire: known fields only --> validate --> Parameters
 //! ```
 //!
 //! Invariants:
@@ -12,6 +12,7 @@
 //! What this module does not do: find the file (`parameters` of the node), or decide
 //! what the machine does with it (`cluster`).
 
+mod armour;
 mod cidr;
 mod error;
 mod source;
@@ -29,6 +30,7 @@ use zeroize::Zeroizing;
 
 use crate::identity::{NodeId, NodeName};
 
+pub use self::armour::{ARMOUR, message};
 pub use self::cidr::{Cidr, Mac};
 pub use self::error::{Error, FieldError, absent};
 pub use self::source::{BYTES_MAX, FW_CFG_ITEM, Source};
@@ -37,7 +39,7 @@ pub use self::validate::{configuration, key, labels, parse, time_servers};
 /// The value that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loaded {
-    /// The parameters, and where they came from; `None` if neither place has any.
+    /// The parameters, and where they came from; `None` if no place has any.
     pub found: Option<(Parameters, Source)>,
     /// Something that an operator should know although the boot goes on.
     pub warning: Option<String>,

@@ -1,8 +1,8 @@
-//! The two places that may carry node parameters, and how many bytes they may have.
+//! The places that may carry node parameters, and how many bytes they may have.
 
 use std::fmt;
 
-/// The most bytes that parameters may have, in either place. The kernel reads
+/// The most bytes that parameters may have, in any place. The kernel reads
 /// fw_cfg through sysfs in quadratic time: 64 KiB take 0.15 s, a megabyte 40 s.
 pub const BYTES_MAX: u64 = 64 << 10;
 
@@ -12,10 +12,16 @@ pub const FW_CFG_ITEM: &str = "opt/polis/parameters.pb";
 /// A place that may carry parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The hypervisor.
+    /// The hypervisor, by fw_cfg.
     FwCfg,
+    /// The hypervisor or the firmware, by an OEM string of the SMBIOS table.
+    Smbios,
     /// The EFI system partition.
     Esp,
+    /// A disk with user data for a machine without a cloud, as cloud-init calls it.
+    NoCloud,
+    /// The disk on which OpenStack gives user data.
+    ConfigDrive,
 }
 
 impl Source {
@@ -24,7 +30,12 @@ impl Source {
     pub fn place(self) -> String {
         match self {
             Self::FwCfg => format!("fw_cfg item {FW_CFG_ITEM}"),
+            Self::Smbios => "SMBIOS OEM string (type 11)".to_owned(),
             Self::Esp => "polis/parameters.pb on the ESP".to_owned(),
+            Self::NoCloud => "user-data on a disk labelled cidata".to_owned(),
+            Self::ConfigDrive => {
+                "openstack/latest/user_data on a disk labelled config-2".to_owned()
+            }
         }
     }
 }
@@ -33,7 +44,10 @@ impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::FwCfg => "fw_cfg",
+            Self::Smbios => "an SMBIOS OEM string",
             Self::Esp => "the ESP",
+            Self::NoCloud => "a NoCloud disk",
+            Self::ConfigDrive => "a config drive",
         })
     }
 }

@@ -169,7 +169,7 @@ failures! {
          virtual machine a processor model that has it, or a virtio-rng device (QEMU: -device \
          virtio-rng-pci)";
 
-    /// Neither fw_cfg nor the ESP carries node parameters.
+    /// No place carries node parameters.
     PARAMETERS_ABSENT = Parameters 1: "put node parameters on the ESP, then reboot";
     /// Node parameters are present and cannot be read.
     PARAMETERS_UNREADABLE = Parameters 2: "Check the medium that carries {place}, then reboot.";

@@ -1,0 +1,336 @@
+//! Disks that a cloud or a hypervisor adds to hand over user data: NoCloud and config drive.
+//!
+//! ```text
+//! block device --superblock--> label cidata, config-2 --mount, read-only--> one file
+//! ```
+//!
+//! A disk is known by the label of its file system, FAT or ISO 9660, as cloud-init knows it.
+//! The kernel reads the file: the drivers are those of every other machine, and FAT is
+//! mounted for the ESP anyhow. The mount is attached to no directory, so no other process
+//! sees it, and it ends when its last file descriptor is closed.
+//!
+//! Invariants:
+//! - Nothing is written to such a disk.
+//! - Only a file inside the file system is read: no link, no device.
+//!
+//! What this module does not do: wait for a disk (`service`).
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use polis_base::sys::mount;
+use polis_wire::parameters::{BYTES_MAX, Error, Source};
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+
+/// Block devices of software, which no hypervisor has added, and floppy drives, which take
+/// seconds to say that they are empty.
+const NOT_DISKS: [&str; 9] = ["dm-", "loop", "ram", "zram", "nbd", "rbd", "drbd", "md", "fd"];
+
+/// A file system that may carry user data, and its options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Fat,
+    Iso9660,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Fat => "vfat",
+            Self::Iso9660 => "iso9660",
+        }
+    }
+
+    /// The same code pages as for the ESP, so that no other module is needed.
+    fn options(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Fat => &[("codepage", "437"), ("iocharset", "cp437")],
+            Self::Iso9660 => &[("iocharset", "utf8")],
+        }
+    }
+}
+
+/// A disk with user data.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) source: Source,
+    /// The kernel's name of the device, for example `sr0`.
+    pub(super) device: String,
+    /// The content of the file, if it is there and may be node parameters.
+    pub(super) read: Result<Option<Vec<u8>>, Error>,
+    /// Why a file that is there is not read as node parameters.
+    pub(super) note: Option<&'static str>,
+}
+
+/// Where the kernel shows disks; other folders in tests.
+#[derive(Clone, Debug)]
+pub(super) struct Disks {
+    pub(super) sys: PathBuf,
+    pub(super) dev: PathBuf,
+    /// Mounts a device for reading; the result is its root.
+    mount: fn(&Path, Kind) -> io::Result<OwnedFd>,
+}
+
+impl Disks {
+    pub(super) fn new(sys: &Path, dev: &Path) -> Self {
+        Self { sys: sys.to_owned(), dev: dev.to_owned(), mount }
+    }
+
+    /// Every disk with user data: NoCloud before config drives, each in the order of names.
+    pub(super) fn look(&self) -> Vec<Found> {
+        let mut found: Vec<Found> =
+            self.names().into_iter().filter_map(|name| self.examine(name)).collect();
+        found.sort_by_key(|one| one.source != Source::NoCloud);
+        found
+    }
+
+    /// The names of disks and partitions.
+    fn names(&self) -> Vec<String> {
+        let Ok(entries) = std::fs::read_dir(self.sys.join("class/block")) else {
+            return Vec::new();
+        };
+        let mut names: Vec<String> = entries
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .filter(|name| !NOT_DISKS.iter().any(|prefix| name.starts_with(prefix)))
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// What `name` carries; `None` for a disk of another kind, and for one that cannot be read:
+    /// an empty drive is one, and a broken disk is the business of its user.
+    fn examine(&self, name: String) -> Option<Found> {
+        let path = self.dev.join(&name);
+        let nonblock = OFlags::NONBLOCK.bits().cast_signed();
+        let device = File::options().read(true).custom_flags(nonblock).open(&path).ok()?;
+        let (source, kind) = recognise(&device)?;
+        drop(device);
+        let mut note = None;
+        let read = self.content(&path, kind, file(source)).map(|content| {
+            note = content.as_deref().and_then(foreign);
+            content.filter(|_| note.is_none())
+        });
+        Some(Found { source, device: name, read, note })
+    }
+
+    fn content(&self, device: &Path, kind: Kind, file: &str) -> Result<Option<Vec<u8>>, Error> {
+        let root = (self.mount)(device, kind).map_err(Error::Unreadable)?;
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let inside = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+        let file = match openat2(&root, file, flags, Mode::empty(), inside) {
+            Err(rustix::io::Errno::NOENT) => return Ok(None),
+            other => File::from(other.map_err(|errno| Error::Unreadable(errno.into()))?),
+        };
+        if !file.metadata().map_err(Error::Unreadable)?.is_file() {
+            return Err(Error::Unreadable(io::Error::other("it is not a file")));
+        }
+        let mut bytes = Vec::new();
+        file.take(BYTES_MAX + 1).read_to_end(&mut bytes).map_err(Error::Unreadable)?;
+        if bytes.len() as u64 > BYTES_MAX { Err(Error::TooLarge) } else { Ok(Some(bytes)) }
+    }
+}
+
+fn mount(device: &Path, kind: Kind) -> io::Result<OwnedFd> {
+    mount::detached(device, kind.name(), kind.options())
+}
+
+/// The file with user data.
+fn file(source: Source) -> &'static str {
+    match source {
+        Source::ConfigDrive => "openstack/latest/user_data",
+        _ => "user-data",
+    }
+}
+
+/// Why these bytes are not node parameters: user data of cloud-init, which some hypervisors add
+/// to every machine. No message begins with these words.
+fn foreign(content: &[u8]) -> Option<&'static str> {
+    let words: [&[u8]; 3] = [b"#", b"Content-Type:", b"MIME-Version:"];
+    if content.is_empty() {
+        Some("empty")
+    } else if words.iter().any(|word| content.starts_with(word)) {
+        Some("for cloud-init, not node parameters")
+    } else {
+        None
+    }
+}
+
+/// The kind of file system on `device`, if its label announces user data.
+fn recognise(device: &File) -> Option<(Source, Kind)> {
+    fat_label(device)
+        .and_then(|label| Some((announced(&label)?, Kind::Fat)))
+        .or_else(|| Some((announced(&iso_label(device)?)?, Kind::Iso9660)))
+}
+
+fn announced(label: &[u8]) -> Option<Source> {
+    let label = label.trim_ascii_end();
+    if label.eq_ignore_ascii_case(b"cidata") {
+        Some(Source::NoCloud)
+    } else if label.eq_ignore_ascii_case(b"config-2") {
+        Some(Source::ConfigDrive)
+    } else {
+        None
+    }
+}
+
+/// The label in the boot sector of a FAT file system.
+fn fat_label(device: &File) -> Option<[u8; 11]> {
+    /// Says that a label follows: four bytes after it.
+    const SIGNATURE: u8 = 0x29;
+    let mut sector = [0; 512];
+    device.read_exact_at(&mut sector, 0).ok()?;
+    if !matches!(sector[0], 0xeb | 0xe9) || sector[510..] != [0x55, 0xaa] {
+        return None;
+    }
+    // The old length of the table is zero where it is FAT32, which has more fields.
+    let at = if sector[22..24] == [0, 0] { 66 } else { 38 };
+    (sector[at] == SIGNATURE).then(|| std::array::from_fn(|i| sector[at + 5 + i]))
+}
+
+/// The label of an ISO 9660 file system.
+fn iso_label(device: &File) -> Option<[u8; 32]> {
+    /// The place of the primary volume descriptor: sector 16 of 2,048 bytes.
+    const PLACE: u64 = 16 * 2048;
+    let mut descriptor = [0; 72];
+    device.read_exact_at(&mut descriptor, PLACE).ok()?;
+    descriptor.starts_with(b"\x01CD001\x01").then(|| std::array::from_fn(|i| descriptor[40 + i]))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// The boot sector of a FAT12 file system, as far as it counts here.
+    fn fat(label: &str) -> Vec<u8> {
+        let mut sector = vec![0; 512];
+        sector[0] = 0xeb;
+        sector[22] = 1;
+        sector[38] = 0x29;
+        sector[43..54].copy_from_slice(format!("{label:11}").as_bytes());
+        sector[510..].copy_from_slice(&[0x55, 0xaa]);
+        sector
+    }
+
+    fn iso(label: &str) -> Vec<u8> {
+        let mut image = vec![0; 40_000];
+        image[32_768..32_775].copy_from_slice(b"\x01CD001\x01");
+        image[32_808..32_840].copy_from_slice(format!("{label:32}").as_bytes());
+        image
+    }
+
+    /// The content of the disk `sdb` is in the folder `sdb.content`.
+    fn folder(device: &Path, _kind: Kind) -> io::Result<OwnedFd> {
+        Ok(File::open(device.with_extension("content"))?.into())
+    }
+
+    /// Disks with their first bytes, and files in them.
+    fn disks(heads: &[(&str, &[u8])], files: &[(&str, &[u8])]) -> (tempfile::TempDir, Disks) {
+        let root = tempfile::tempdir().unwrap();
+        let (sys, dev) = (root.path().join("sys"), root.path().join("dev"));
+        fs::create_dir_all(&dev).unwrap();
+        for (name, head) in heads {
+            fs::create_dir_all(sys.join("class/block").join(name)).unwrap();
+            fs::write(dev.join(name), head).unwrap();
+            fs::create_dir_all(dev.join(name).with_extension("content")).unwrap();
+        }
+        for (path, content) in files {
+            let path = dev.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        }
+        let disks = Disks { mount: folder, ..Disks::new(&sys, &dev) };
+        (root, disks)
+    }
+
+    #[test]
+    fn both_labels_are_known_on_both_file_systems() {
+        for head in [fat("CIDATA"), fat("cidata"), iso("cidata")] {
+            let (_root, disks) = disks(&[("sdb", &head)], &[("sdb.content/user-data", b"abc")]);
+            let found = disks.look().pop().unwrap();
+            assert_eq!(
+                (found.source, found.read.unwrap().unwrap()),
+                (Source::NoCloud, "abc".into())
+            );
+        }
+        for head in [fat("CONFIG-2"), iso("config-2")] {
+            let file = ("sr0.content/openstack/latest/user_data", &b"abc"[..]);
+            let (_root, disks) = disks(&[("sr0", &head)], &[file]);
+            let found = disks.look().pop().unwrap();
+            assert_eq!(
+                (found.source, found.read.unwrap().unwrap()),
+                (Source::ConfigDrive, "abc".into())
+            );
+        }
+    }
+
+    #[test]
+    fn other_disks_are_left_alone() {
+        let head = fat("CIDATA");
+        let mut unsigned = head.clone();
+        unsigned[38] = 0;
+        let heads: [(&str, &[u8]); 7] = [
+            ("sda", &fat("POLIS-ESP")),
+            ("sdb", &iso("debian")),
+            ("sdc", &unsigned),
+            ("sdd", &head[..511]),
+            ("sde", b""),
+            ("dm-0", &head),
+            ("loop1", &head),
+        ];
+        let (_root, disks) = disks(&heads, &[]);
+        assert!(disks.look().is_empty());
+    }
+
+    #[test]
+    fn user_data_for_cloud_init_is_not_ours() {
+        for (content, why) in [(&b"#cloud-config\n"[..], "cloud-init"), (b"", "empty")] {
+            let (_root, disks) =
+                disks(&[("sdb", &fat("CIDATA"))], &[("sdb.content/user-data", content)]);
+            let found = disks.look().pop().unwrap();
+            assert!(matches!(found.read, Ok(None)));
+            assert!(found.note.unwrap().contains(why));
+        }
+    }
+
+    #[test]
+    fn a_disk_without_the_file_has_no_parameters() {
+        let (_root, disks) = disks(&[("sdb", &fat("CIDATA"))], &[]);
+        assert!(matches!(disks.look().pop().unwrap().read, Ok(None)));
+    }
+
+    #[test]
+    fn links_folders_and_large_files_are_refused() {
+        let (root, disks) = disks(&[("sdb", &fat("CIDATA"))], &[]);
+        let file = root.path().join("dev/sdb.content/user-data");
+        std::os::unix::fs::symlink("/etc/passwd", &file).unwrap();
+        assert!(matches!(disks.look().pop().unwrap().read, Err(Error::Unreadable(_))));
+        fs::remove_file(&file).unwrap();
+        fs::create_dir(&file).unwrap();
+        assert!(matches!(disks.look().pop().unwrap().read, Err(Error::Unreadable(_))));
+        fs::remove_dir(&file).unwrap();
+        fs::write(&file, vec![7; 65_537]).unwrap();
+        assert!(matches!(disks.look().pop().unwrap().read, Err(Error::TooLarge)));
+    }
+
+    #[test]
+    fn a_disk_that_does_not_mount_is_unreadable() {
+        let (root, disks) = disks(&[("sdb", &fat("CIDATA"))], &[]);
+        fs::remove_dir(root.path().join("dev/sdb.content")).unwrap();
+        assert!(matches!(disks.look().pop().unwrap().read, Err(Error::Unreadable(_))));
+    }
+
+    #[test]
+    fn nocloud_comes_before_a_config_drive() {
+        let heads: [(&str, &[u8]); 3] =
+            [("sdb", &fat("CONFIG-2")), ("sdc", &fat("CIDATA")), ("sdd", &fat("CIDATA"))];
+        let (_root, disks) = disks(&heads, &[]);
+        let found = disks.look();
+        let names: Vec<_> = found.iter().map(|one| one.device.as_str()).collect();
+        assert_eq!(names, ["sdc", "sdd", "sdb"]);
+    }
+}
