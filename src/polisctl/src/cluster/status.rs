@@ -58,7 +58,7 @@ impl Refused {
 
     fn row(&self) -> Vec<String> {
         let cells = [
-            &self.id,
+            self.id.as_str(),
             &self.address,
             &self.reason,
             &self.count.to_string(),
