@@ -34,8 +34,11 @@ pub(super) fn oem_strings(table: &[u8]) -> Vec<&[u8]> {
     found
 }
 
-/// The first structure of `table`: its type, its strings, and what follows.
-fn structure(table: &[u8]) -> Option<(u8, Vec<&[u8]>, &[u8])> {
+/// The type of a structure, its strings, and what follows it.
+type Structure<'a> = (u8, Vec<&'a [u8]>, &'a [u8]);
+
+/// The first structure of `table`.
+fn structure(table: &[u8]) -> Option<Structure<'_>> {
     let (&[kind, length, _, _], _) = table.split_first_chunk::<4>()?;
     if length < 4 {
         return None;

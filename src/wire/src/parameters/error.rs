@@ -131,15 +131,12 @@ pub fn absent(loaded: &Loaded) -> Report {
     let cause = "this machine has no node parameters".to_owned();
     Report {
         tried: loaded.tried.clone(),
+        // The places come first: the serial line has room for the beginning alone.
         next: format!(
-            "Put node parameters at {}, or give them to the virtual machine as {}, {}, {} or {}, \
-             then reboot. `polisctl parameters bootstrap` (a new cluster) and `polisctl parameters \
-             register` (one that runs) write them.",
+            "Put node parameters at {}, in fw_cfg, in an SMBIOS OEM string, or on a disk labelled \
+             cidata or config-2, then reboot. `polisctl parameters bootstrap` (a new cluster) and \
+             `polisctl parameters register` (one that runs) write them.",
             Source::Esp.place(),
-            Source::FwCfg.place(),
-            Source::Smbios.place(),
-            Source::NoCloud.place(),
-            Source::ConfigDrive.place(),
         ),
         ..Report::new(code::PARAMETERS_ABSENT, vec![cause])
     }
