@@ -129,19 +129,20 @@ impl Service {
     async fn disks(&self, other: bool, ctx: &Context) -> Result<Vec<Looked>, RunError> {
         let disks = Disks::new(&self.config.sys, &self.config.dev);
         let start = Instant::now();
-        let end = start + if other { COMPARE_WAIT } else { DISK_WAIT };
+        let wait = if other { COMPARE_WAIT } else { DISK_WAIT };
         loop {
             let look = disks.clone();
             let look = tokio::task::spawn_blocking(move || look.look());
-            // A disk that does not answer keeps its thread, and no boot.
-            let Ok(found) = tokio::time::timeout_at(end, look).await else {
+            // A disk that does not answer keeps its thread, and no boot. Each look has its own time:
+            // the last one begins when the wait ends.
+            let Ok(found) = tokio::time::timeout(wait, look).await else {
                 return Ok(vec![no_disk(Some(NO_ANSWER))]);
             };
             let found = found.map_err(RunError::Thread)?;
             if !found.is_empty() {
                 return Ok(found.into_iter().map(Looked::disk).collect());
             }
-            if other || self.has_home() || Instant::now() >= end {
+            if other || self.has_home() || start.elapsed() >= wait {
                 return Ok(vec![no_disk(None)]);
             }
             if start.elapsed() >= PATIENCE {
