@@ -25,7 +25,7 @@ const TABLES: [Table; 3] = [
             ("tpm", ""),
             ("storage", ""),
             ("update", "storage"),
-            ("parameters", ""),
+            ("parameters", "storage"),
             ("network", "parameters"),
             ("time", "network parameters"),
         ],

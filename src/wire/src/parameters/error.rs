@@ -6,7 +6,6 @@ use std::io;
 use polis_base::trapdoor::{Code, Report, code};
 
 use super::Loaded;
-use super::armour::ARMOUR;
 use super::source::{BYTES_MAX, Source};
 
 /// Why node parameters that are there cannot be used.
@@ -23,7 +22,7 @@ pub enum Error {
     Malformed(#[source] prost::DecodeError),
     /// Text whose first word announces parameters, and that does not decode.
     #[error(
-        "the node parameters are not base64 behind `{ARMOUR}`; allowed is the base64 (RFC 4648, \
+        "the node parameters are not base64 behind `polis-parameters-v1:`; allowed is the base64 (RFC 4648, \
              with padding) of the file that polisctl writes"
     )]
     NotBase64,

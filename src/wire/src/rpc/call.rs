@@ -28,7 +28,7 @@ use super::app::App;
 use super::body::{Activity, Bounded, End, Ending, Open, Outgoing, status_code};
 use super::gateway::{Exchange, Gateway, Tunnel, Upgraded};
 use super::peer::{Caller, Peer, Role};
-use super::shared::Shared;
+use super::shared::{Refused, Shared};
 use polis_base::sys::clock;
 
 /// Bytes of a gRPC frame before its message.
@@ -40,17 +40,6 @@ const LIST_MAX: Duration = Duration::from_secs(10);
 /// How long it waits for the list to name it: every node receives the record of a new user
 /// milliseconds after the leader has written it.
 const LISTED_MAX: Duration = Duration::from_secs(1);
-
-/// A call of a known caller that lacks the permission for it.
-#[derive(Clone, Debug)]
-pub struct Refused {
-    /// The caller.
-    pub caller: Caller,
-    /// The RPC.
-    pub path: String,
-    /// The permission that is missing.
-    pub reason: String,
-}
 
 /// One connection, as its calls see it.
 #[derive(Debug)]

@@ -61,12 +61,12 @@ use crate::identity::NodeId;
 pub use self::access::Table;
 pub use self::access_list::{AccessList, Listed, Users, is_removal, users};
 pub use self::app::{App, Page};
-pub use self::call::Refused;
 pub use self::gateway::{Exchange, Gateway, Tunnel};
 pub use self::limits::Limits;
 pub use self::metrics::Metrics;
 pub use self::peer::{Caller, Peer, Role};
 pub use self::server::{Config, Error, Listen, Server};
+pub use self::shared::Refused;
 pub use self::tls::{Credentials, provider};
 
 /// Metadata of a rejection: the keyword of its cause.

@@ -12,10 +12,21 @@ use tracing::info;
 use super::access::Table;
 use super::access_list::AccessList;
 use super::app::App;
-use super::call::Refused;
 use super::limits::{Bucket, Limits, Origin, Rates, Room};
 use super::metrics::Metrics;
+use super::peer::Caller;
 use polis_base::sys::clock;
+
+/// A call of a known caller that lacks the permission for it.
+#[derive(Clone, Debug)]
+pub struct Refused {
+    /// The caller.
+    pub caller: Caller,
+    /// The RPC.
+    pub path: String,
+    /// The permission that is missing.
+    pub reason: String,
+}
 
 /// The state that all connections of a run share.
 #[derive(Debug)]
