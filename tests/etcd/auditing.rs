@@ -131,7 +131,7 @@ async fn every_change_is_in_the_audit_log_and_a_change_of_the_log_is_found() {
     let etcd = node.etcd().await;
     let mut kv = etcd.kv_client();
     let key = format!("{ENTRIES}{:020}", 2);
-    let changed = AuditEntry { who: "owner nobody".to_owned(), ..entries[1].clone() };
+    let changed = AuditEntry { who: "owner mallory".to_owned(), ..entries[1].clone() };
     kv.put(key.as_str(), changed.encode_to_vec(), None).await.unwrap();
     let (head, now) = log(&owner).await.unwrap();
     assert_eq!(check(&head, &now, None), Err(Broken::Changed { number: 2 }));

@@ -188,7 +188,7 @@ impl<S: pki::Store + Clone> Store<S> {
             before = BEGINNING.to_vec();
         }
         for _pruned in 0..PRUNED_MAX {
-            if newest - first < kept {
+            if newest.saturating_sub(first) < kept {
                 break;
             }
             let key = entry_key(first);
