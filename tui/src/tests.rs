@@ -229,7 +229,7 @@ fn an_overlong_guru_keeps_what_matters_on_a_small_screen() {
     check_guru("overflowing", &guru, &[]);
     let screen = guru_screen(&guru, &guru::View::new(80, 24), 80, 24);
     for needed in
-        ["#0601.0000", "and reboot.", "writes", "R reboot", "P power off", "Holding after 3"]
+        ["#0601.0000", "reboot. `", "write them", "R reboot", "P power off", "Holding after 3"]
     {
         assert!(screen.contains(needed), "{needed:?} is not on\n{screen}");
     }

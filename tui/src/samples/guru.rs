@@ -8,22 +8,27 @@ pub fn guru() -> Guru {
     Guru {
         code: "#0601.0000".to_owned(),
         stage: "parameters".to_owned(),
-        causes: vec![
-            "this machine has no node parameters".to_owned(),
-            "no node parameters in fw_cfg or on the ESP".to_owned(),
-            "/esp/polis/parameters.pb: No such file or directory (os error 2)".to_owned(),
-        ],
-        tried: vec![
-            "fw_cfg opt/polis/parameters.pb: absent".to_owned(),
-            "ESP polis/parameters.pb: absent".to_owned(),
-        ],
-        next: "Put node parameters on the ESP as polis/parameters.pb, or hand them to QEMU by fw_cfg, and reboot. \"polisctl parameters bootstrap\" writes them.".to_owned(),
+        causes: vec!["this machine has no node parameters".to_owned()],
+        tried: [
+            "fw_cfg item opt/polis/parameters.pb: absent",
+            "SMBIOS OEM string (type 11): absent",
+            "polis/parameters.pb on the ESP: absent",
+            "user-data on a disk labelled cidata: absent",
+            "openstack/latest/user_data on a disk labelled config-2: absent",
+        ]
+        .map(str::to_owned)
+        .into(),
+        next: "Put node parameters at polis/parameters.pb on the ESP, in fw_cfg, in an SMBIOS \
+               OEM string, or on a disk labelled cidata or config-2, then reboot. `polisctl \
+               parameters bootstrap` (a new cluster) and `polisctl parameters register` (one \
+               that runs) write them."
+            .to_owned(),
         log: [
             "[    1.551] I root: Polis 0.1.0, slot A, image 5d41402abc4b2a76",
             "[    2.702] I root.storage: found the ESP on /dev/vda1",
             "[    2.720] I root.parameters: looking in fw_cfg",
             "[    2.731] I root.parameters: looking on the ESP",
-            "[    2.740] F root.parameters: no node parameters in fw_cfg or on the ESP",
+            "[   12.740] F root.parameters: this machine has no node parameters",
         ]
         .map(str::to_owned)
         .into(),
