@@ -59,7 +59,7 @@ const ROWS: [(&str, &str); 52] = [
     ("polis.v1.Management/GetRecoveryKey", ".....x"),
     ("polis.v1.Management/ConfirmRecoveryKey", ".....x"),
     ("polis.v1.Management/GetEtcdStatus", "...xxx"),
-    ("polis.v1.Management/SnapshotEtcd", ".....x"),
+    ("polis.v1.Management/SnapshotEtcd", "....xx"),
     ("polis.v1.Management/BeginUpdate", ".....x"),
     ("polis.v1.Management/GetUpdate", "...xxx"),
     ("polis.v1.Management/ControlUpdate", ".....x"),

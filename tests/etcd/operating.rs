@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use ed25519_dalek::SigningKey;
+use ed25519_dalek::pkcs8::DecodePrivateKey as _;
 use futures::StreamExt as _;
 use polis_control::consensus::MemberStatus;
 use polis_control::curator::state::Request as Change;
@@ -9,16 +11,23 @@ use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
 use polis_proto::v1::management_client::ManagementClient;
 use polis_tests::{Story, story};
+use polis_wire::age;
 use polis_wire::identity::NodeKey;
 use polis_wire::node_roles::Role;
 use polis_wire::pki::{Crl, Facts};
 use polis_wire::rpc::client::{Channel, Client, Expect, Repeat, Trust, dial};
-use sha2::{Digest as _, Sha256};
+use polis_wire::snapshot::Checksum;
 use tonic::{Code, Status};
 
 use crate::curator::{admit, invite, invite_with, reason, write};
 use crate::curators::{BootstrapNode, Cluster, Curator, address, credentials, self_signed};
 use crate::harness::{Machine, Node};
+
+/// What the holder of a key decrypts with.
+fn identity(key: &NodeKey) -> age::Identity {
+    let der = key.to_pkcs8_der().unwrap();
+    age::Identity::of_key(&SigningKey::from_pkcs8_der(&der).unwrap())
+}
 
 /// The connection to the present leader.
 async fn channel(client: &Client) -> Channel {
@@ -254,12 +263,13 @@ async fn an_operator_with_a_machine_of_its_own_reads_no_secret() {
     let registries = reads.watch_registries(v1::WatchRegistriesRequest {}).await;
     let refused = registries.unwrap().into_inner().message().await.unwrap_err();
     assert_eq!(reason(&refused), "no-worker");
-    for status in [
-        operates.snapshot_etcd(v1::SnapshotEtcdRequest {}).await.map(drop),
-        operates.get_recovery_key(v1::GetRecoveryKeyRequest { node_id }).await.map(drop),
-    ] {
-        denied(status.unwrap_err());
-    }
+    let recovery = operates.get_recovery_key(v1::GetRecoveryKeyRequest { node_id }).await;
+    denied(recovery.unwrap_err());
+    // An operator takes a snapshot, and cannot read it.
+    let pieces = operates.snapshot_etcd(v1::SnapshotEtcdRequest {}).await.unwrap().into_inner();
+    let pieces: Vec<_> = pieces.map(|piece| piece.unwrap().data).collect().await;
+    let refused = age::decrypt(&identity(&key), &*pieces.concat(), &mut Vec::new()).unwrap_err();
+    assert!(matches!(refused, age::Error::OtherRecipients { recipients: 1 }), "{refused}");
     curator.supervisor.stop().await;
     node.stop().await;
 }
@@ -491,12 +501,22 @@ async fn a_lone_curator_tells_all_there_is_to_know() {
     assert_eq!((member.leader, member.told_age_ms), (member.id, 0), "{etcd:?}");
     assert_eq!((etcd.leader, member.node_id.as_str()), (member.id, machine.name().as_str()));
 
-    // A snapshot is whole: it ends with the hash of the rest.
+    // A snapshot is whole, and no secret is plain in it: a key of an authority, a ticket.
+    let ticket = v1::GetRegisterTicketRequest { rotate: false, lifetime_seconds: 0 };
+    let ticket = management.get_register_ticket(ticket).await.unwrap().into_inner().ticket;
     let pieces = management.snapshot_etcd(v1::SnapshotEtcdRequest {}).await.unwrap().into_inner();
     let pieces: Vec<_> = pieces.map(|piece| piece.unwrap().data).collect().await;
     let file = pieces.concat();
-    let (database, hash) = file.split_at(file.len() - 32);
-    assert_eq!(Sha256::digest(database).as_slice(), hash);
+    let mut database = Vec::new();
+    let identity = identity(&cluster.owner);
+    age::decrypt(&identity, &*file, &mut database).unwrap();
+    let mut checksum = Checksum::default();
+    checksum.add(&database);
+    assert!(checksum.is_whole());
+    let has = |bytes: &[u8], secret: &[u8]| bytes.windows(secret.len()).any(|part| part == secret);
+    for secret in [&*ticket, b"polis:curator/pki/authorities/cluster/key"] {
+        assert!(has(&database, secret) && !has(&file, secret), "a plain secret in the snapshot");
+    }
 
     let none = v1::GetRecoveryKeyRequest { node_id: machine.name() };
     let none = management.get_recovery_key(none).await.unwrap_err();

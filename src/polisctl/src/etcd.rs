@@ -1,21 +1,24 @@
 //! `polisctl etcd`: the members of etcd, and a snapshot of it as a file.
 
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use polis_proto::v1;
 use polis_proto::v1::management_client::ManagementClient;
 use polis_tui::bytes;
 use serde::Serialize;
-use sha2::{Digest as _, Sha256};
 
-use super::Global;
-use super::error::Error;
+use super::error::{Error, Explain as _};
 use super::output::{Document, Text, fields, or_dash};
 use super::session::{Session, refused};
 use super::table::{Table, table};
 use super::unfinished::Unfinished;
 use super::watch::Watch;
+use super::{Global, key};
+use polis_wire::age::{self, Identity};
 use polis_wire::rpc::client::Repeat;
+use polis_wire::snapshot::Checksum;
 
 /// Commands about etcd.
 #[derive(Debug, clap::Subcommand)]
@@ -24,11 +27,27 @@ pub(super) enum Command {
     Members(Watch),
     /// Print the state of etcd as the leader's member reports it.
     Status(Watch),
-    /// Save a snapshot of etcd in a file, which contains every secret of the cluster.
+    /// Save a snapshot of etcd in a file that only the owners can read.
+    ///
+    /// It is encrypted to the keys of the owners, in the age format.
     Snapshot {
         /// The path of the new file.
         #[arg(short, long, value_name = "FILE")]
         out: PathBuf,
+    },
+    /// Decrypt a snapshot, for the machine that begins the cluster again.
+    ///
+    /// The new file contains every secret of the cluster. Needs no cluster.
+    Decrypt {
+        /// The snapshot.
+        file: PathBuf,
+        /// The path of the new file.
+        #[arg(short, long, value_name = "FILE")]
+        out: PathBuf,
+        /// The key of an owner [default: that of the context, or owner.key in the folder of
+        /// polisctl].
+        #[arg(long, value_name = "FILE")]
+        owner_key: Option<PathBuf>,
     },
 }
 
@@ -67,12 +86,15 @@ struct Member {
 
 /// Runs the command.
 pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> {
-    if let Command::Snapshot { out } = &command
+    if let Command::Snapshot { out } | Command::Decrypt { out, .. } = &command
         && out.symlink_metadata().is_ok()
     {
         return Err(
             Error::new(format!("{} exists already", out.display())).or_help("name another file")
         );
+    }
+    if let Command::Decrypt { file, out, owner_key } = &command {
+        return decrypt(file, out, owner_key.as_deref(), global);
     }
     let mut session = Session::open(global).await?;
     if let Command::Members(watch) | Command::Status(watch) = &command
@@ -96,6 +118,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
             watch.run(global, read).await
         }
         Command::Snapshot { out } => snapshot(&session, &out, global).await,
+        Command::Decrypt { .. } => Ok(()),
     }
 }
 
@@ -246,54 +269,93 @@ async fn snapshot(session: &Session, out: &Path, global: &Global) -> Result<(), 
     });
     let mut stream = session.within("save etcd", asked).await?;
     let progress = global.out.progress();
-    let mut sum = Sum::default();
+    let mut size = 0;
     let received = |status: tonic::Status| refused("save etcd", &status);
+    // The leader checks the snapshot: a stream that ends without an error is whole.
     while let Some(chunk) = stream.message().await.map_err(received)? {
         file.write(&chunk.data)?;
-        sum.add(&chunk.data);
-        progress.says(&format!("{} of etcd", bytes(sum.size)));
+        size += chunk.data.len() as u64;
+        progress.says(&format!("{} of etcd", bytes(size)));
     }
     drop(progress);
-    let size = sum.size;
-    if !sum.whole() {
-        let error = Error::new(format!("only {} arrived", bytes(size)));
-        return Err(error.context("cannot save etcd").or_help("nothing was written; try again"));
-    }
     file.finish()?;
     let value = serde_json::json!({ "file": out, "bytes": size });
-    let text =
-        format!("{} in {}: it holds every secret of the cluster", bytes(size), out.display());
+    let text = format!(
+        "{} in {}: it holds every secret of the cluster, encrypted to its owners",
+        bytes(size),
+        out.display()
+    );
     global.out.print(&Document::new(&value, text)?)
 }
 
-/// Whether a snapshot is complete: etcd appends the SHA-256 of its content. When it is
-/// needed, another one may be impossible to get.
-#[derive(Debug, Default)]
-struct Sum {
-    size: u64,
-    before: Sha256,
-    last: Vec<u8>,
+/// Decrypts a snapshot into a file that a machine can begin with.
+fn decrypt(
+    file: &Path,
+    out: &Path,
+    owner_key: Option<&Path>,
+    global: &Global,
+) -> Result<(), Error> {
+    let key_file = match owner_key {
+        Some(key) => key.to_owned(),
+        None => match global.contexts.context(global.context.as_deref())? {
+            Some(context) => context.settings.key,
+            None => global.contexts.owner_key(),
+        },
+    };
+    let cannot = || format!("cannot decrypt {}", file.display());
+    let encrypted = File::open(file).doing(cannot)?;
+    let key = key::read(&key_file, &global.passphrase)?;
+    let mut plain = Plain { file: Unfinished::begin(out)?, checksum: Checksum::default() };
+    age::decrypt(&Identity::of_key(&key), encrypted, &mut plain).map_err(|error| {
+        let help = match &error {
+            age::Error::Foreign => "`polisctl etcd snapshot` saves an encrypted one",
+            age::Error::OtherRecipients { .. } => {
+                "name the key of a person who was an owner when it was taken: --owner-key FILE"
+            }
+            age::Error::Write(_) => "nothing was written; make room there, or name another file",
+            _ => "nothing was written; copy it again from where it was saved, or take another one",
+        };
+        Error::from(anyhow::Error::new(error)).context(cannot()).or_help(help)
+    })?;
+    let Plain { file: plain, checksum } = plain;
+    if !checksum.is_whole() {
+        let error = Error::new("its content does not end with the checksum of etcd");
+        return Err(error.context(cannot()).or_help("nothing was written; take another snapshot"));
+    }
+    plain.finish()?;
+    let size = checksum.size();
+    let value = serde_json::json!({ "file": out, "bytes": size });
+    let text = format!(
+        "{} in {}: every secret of the cluster can be read in it; delete it after use",
+        bytes(size),
+        out.display()
+    );
+    global.out.print(&Document::new(&value, text)?)
 }
 
-impl Sum {
-    const LENGTH: usize = 32;
+/// A decrypted snapshot on its way into its file.
+struct Plain {
+    file: Unfinished,
+    checksum: Checksum,
+}
 
-    fn add(&mut self, bytes: &[u8]) {
-        self.size += bytes.len() as u64;
-        self.last.extend_from_slice(bytes);
-        let over = self.last.len().saturating_sub(Self::LENGTH);
-        self.before.update(&self.last[..over]);
-        self.last.drain(..over);
+impl io::Write for Plain {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes).map_err(|error| io::Error::other(error.render()))?;
+        self.checksum.add(bytes);
+        Ok(bytes.len())
     }
 
-    fn whole(self) -> bool {
-        self.last == self.before.finalize().as_slice()
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::loopback::{Cluster, SNAPSHOT};
+    use crate::testing::World;
 
     fn summary(answers: &[bool]) -> String {
         let members =
@@ -317,20 +379,26 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_that_was_cut_short_is_not_whole() {
-        let data: Vec<u8> = (0..=255).cycle().take(2000).collect();
-        let whole = [&*data, &Sha256::digest(&data)].concat();
-        let is_whole = |bytes: &[u8], piece: usize| {
-            let mut sum = Sum::default();
-            bytes.chunks(piece).for_each(|piece| sum.add(piece));
-            assert_eq!(sum.size, bytes.len() as u64);
-            sum.whole()
-        };
-        for piece in [1, 31, 32, 33, 512, 4096] {
-            assert!(is_whole(&whole, piece), "in pieces of {piece}");
-            assert!(!is_whole(&whole[..whole.len() - 1], piece));
-            assert!(!is_whole(&data, piece));
-        }
-        assert!(!Sum::default().whole(), "an empty file is not a snapshot");
+    fn a_snapshot_is_read_by_an_owner_and_by_no_other_key() {
+        let world = World::new();
+        let _cluster = Cluster::new(&world);
+        world.runs(&["etcd", "snapshot", "-o", "@etcd.age"]);
+        let saved = std::fs::read(world.path("etcd.age")).unwrap();
+        assert!(!saved.windows(SNAPSHOT.len()).any(|bytes| bytes == SNAPSHOT));
+
+        world.runs(&["owner", "create", "-o", "@other.key"]);
+        let decrypt = ["etcd", "decrypt", "@etcd.age", "-o", "@etcd.db"];
+        let refused = world.refuses(&[&decrypt[..], &["--owner-key", "@other.key"]].concat());
+        assert!(refused.contains("is none of them") && refused.contains("--owner-key FILE"));
+        assert!(!world.path("etcd.db").exists());
+
+        let cut = &saved[..saved.len() - 1];
+        crate::contexts::write(&world.path("cut.age"), cut).unwrap();
+        let refused = world.refuses(&["etcd", "decrypt", "@cut.age", "-o", "@etcd.db"]);
+        assert!(refused.contains("changed or cut off"), "{refused}");
+
+        let said = world.runs(&decrypt);
+        assert!(said.contains("delete it after use"), "{said}");
+        assert!(std::fs::read(world.path("etcd.db")).unwrap().starts_with(SNAPSHOT));
     }
 }

@@ -99,6 +99,7 @@ const TOLD: &[Suggestion] = &[
     ("context set _ --key FILE", "the key of another certificate", USERS, &[BAD_CONTEXT]),
     ("context show _", "a detour that is not there", USERS, &[DETOURS]),
     ("context use NAME", "no context in use", LOCAL, &[NO_CONTEXT]),
+    ("etcd decrypt", "guru 0804: the snapshot on the ESP is encrypted", LOCAL, &[LOST]),
     ("etcd members", "a member that has no quorum", LOCAL, &[OUTAGE, OPERATED]),
     ("etcd snapshot", "guru 0801: most voters lost their data", LOCAL, &[LOST]),
     ("etcd status", "the store is full", USERS, &[WATCHED]),

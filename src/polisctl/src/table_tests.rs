@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use ed25519_dalek::SigningKey;
+use sha2::{Digest as _, Sha256};
 
 use super::loopback::{Cluster, NODE, RECOVERY_KEY};
 use super::rights;
@@ -225,7 +226,18 @@ const CASES: &[Case] = &[
     ("audit", &[], Kind::Remote, &[]),
     ("audit verify", &[], Kind::Remote, &[(&["--from", "7"], 2, "NUMBER:HASH")]),
     ("etcd status", &[], Kind::Remote, &[]),
-    ("etcd snapshot", &["-o", "@etcd.db"], Kind::Remote, &[(&["-o", "@recovery"], 1, "exists")]),
+    ("etcd snapshot", &["-o", "@etcd.age"], Kind::Remote, &[(&["-o", "@recovery"], 1, "exists")]),
+    (
+        "etcd decrypt",
+        &["@snapshot.age", "-o", "@etcd.db"],
+        Kind::Local,
+        &[
+            (&["@none", "-o", "@new"], 1, "none"),
+            (&["@wrong", "-o", "@new"], 1, "age format"),
+            (&["@snapshot.age", "-o", "@recovery"], 1, "exists"),
+            (&["@snapshot.age", "-o", "@new", "--owner-key", "@wrong"], 1, "wrong"),
+        ],
+    ),
     (
         "kubernetes kubeconfig",
         &["-o", "@kubeconfig"],
@@ -368,6 +380,9 @@ fn prepared() -> (World, Cluster) {
     let key = polis_base::recovery::form::write(&RECOVERY_KEY);
     super::contexts::write(&world.path("recovery"), key.as_bytes()).unwrap();
     super::contexts::write(&world.path("wrong"), b"nothing that fits").unwrap();
+    let snapshot = [super::loopback::SNAPSHOT, &Sha256::digest(super::loopback::SNAPSHOT)].concat();
+    super::contexts::write(&world.path("snapshot.age"), &super::loopback::encrypted(&snapshot))
+        .unwrap();
     let release = SigningKey::from_bytes(&[3; 32]);
     let digits = polis_base::hex::encode(release.verifying_key().as_bytes());
     super::contexts::write(&world.path("update"), &bundle(&release)).unwrap();

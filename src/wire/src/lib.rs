@@ -3,6 +3,7 @@
 //!
 //! This crate does not depend on etcd, disks or processes.
 
+pub mod age;
 pub mod audit;
 pub mod endpoint;
 pub mod identity;
@@ -12,3 +13,4 @@ pub mod pki;
 pub mod pod_network;
 pub mod registry;
 pub mod rpc;
+pub mod snapshot;

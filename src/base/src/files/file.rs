@@ -217,12 +217,21 @@ impl File {
     ///
     /// [`Error`] if it cannot be read, or is not a file.
     pub fn is_filled(&self) -> Result<bool, Error> {
-        let Some(file) = open(&self.path)? else { return Ok(false) };
+        Ok(self.head()?.iter().any(|byte| *byte != 0))
+    }
+
+    /// The first bytes of the file, 4 KiB at most; none of a missing file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] if it cannot be read, or is not a file.
+    pub fn head(&self) -> Result<Vec<u8>, Error> {
         let mut head = Vec::with_capacity(HEAD);
+        let Some(file) = open(&self.path)? else { return Ok(head) };
         file.take(HEAD as u64)
             .read_to_end(&mut head)
             .map_err(|e| Error::io("read", &self.path, e))?;
-        Ok(head.iter().any(|byte| *byte != 0))
+        Ok(head)
     }
 
     /// Removes the file, or clears a file of the ESP; a missing file is not an error.

@@ -146,11 +146,15 @@ mod tests {
         }
     }
 
+    /// The owner of that cluster.
+    pub(super) fn owner() -> ed25519_dalek::SigningKey {
+        ed25519_dalek::SigningKey::from_bytes(&[3; 32])
+    }
+
     /// A bootstrap with every field set.
     pub(super) fn bootstrap() -> Bootstrap {
-        let owner = ed25519_dalek::SigningKey::from_bytes(&[3; 32]);
         Bootstrap {
-            owner_public_key: owner.verifying_key().to_bytes(),
+            owner_public_key: owner().verifying_key().to_bytes(),
             configuration: ClusterConfiguration {
                 domain: "test.internal".to_owned(),
                 storage: StoragePolicy::NeedsInsecure,

@@ -139,7 +139,10 @@ impl Machine {
         let contents = self.etcd.contents();
         let (_, node) = contents.iter().find(|(key, _)| key.starts_with("nodes/")).unwrap();
         let node = <polis_proto::v1::Node as prost::Message>::decode(node.as_slice()).unwrap();
-        form::write(&node.recovery_key.try_into().unwrap()).to_string()
+        let mut key = Vec::new();
+        let owner = polis_wire::age::Identity::of_key(&crate::cluster::tests::owner());
+        polis_wire::age::decrypt(&owner, &*node.recovery_key, &mut key).unwrap();
+        form::write(&key.try_into().unwrap()).to_string()
     }
 
     fn cluster_unlock_key(&self) -> Vec<u8> {

@@ -19,6 +19,7 @@ use super::{Config, Error, Orders};
 use polis_runtime::logtree::Parser;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_runtime::sys::process::Command;
+use polis_wire::age;
 
 use super::args;
 
@@ -30,8 +31,13 @@ const REVISIONS: u64 = 1_000_000_000;
 pub(super) async fn restore(config: &Config, ctx: &Context, orders: &Orders) -> Result<(), Error> {
     let snapshot = config.snapshot.path().to_owned();
     let file = config.snapshot.clone();
-    if !blocking(move || file.is_filled()).await? {
+    let head = blocking(move || file.head()).await?;
+    // One that was used is all zeros.
+    if head.iter().all(|byte| *byte == 0) {
         return Ok(());
+    }
+    if age::is_encrypted(&head) {
+        return Err(Error::EncryptedSnapshot);
     }
     let name = orders.key.id().to_string();
     warn!(snapshot = %snapshot.display(), "this cluster starts from a snapshot");

@@ -157,7 +157,8 @@ impl Service {
             error @ (Error::NoMember
             | Error::Damaged { .. }
             | Error::Corrupt { .. }
-            | Error::Snapshot(_)),
+            | Error::Snapshot(_)
+            | Error::EncryptedSnapshot),
         ) = &ended
             && (blamed >= BLAMED_MAX || !matches!(error, Error::Corrupt { .. }))
         {
@@ -308,7 +309,7 @@ pub fn readahead(binary: &Path) {
 /// The report of a member that can never be started again.
 fn hopeless(error: &Error) -> Report {
     let code = match error {
-        Error::Snapshot(_) => code::CONSENSUS_SNAPSHOT,
+        Error::Snapshot(_) | Error::EncryptedSnapshot => code::CONSENSUS_SNAPSHOT,
         Error::NoMember => code::CONSENSUS_MEMBER_ABSENT,
         Error::Corrupt { .. } => code::CONSENSUS_DATABASE_DAMAGED,
         _ => code::CONSENSUS_MEMBER_DAMAGED,

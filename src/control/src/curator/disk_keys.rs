@@ -6,6 +6,7 @@ use polis_proto::v1;
 use prost::Message as _;
 
 use super::store::{Error, Outcome, Store, join_key_at, node_key};
+use polis_wire::age::{self, Recipient};
 use polis_wire::identity::Identity;
 use polis_wire::pki::{self, Write};
 
@@ -61,6 +62,20 @@ impl<S: pki::Store + Clone> Store<S> {
     }
 }
 
+/// The recovery key of a disk as records have it: only the owners can read it.
+///
+/// # Errors
+///
+/// When the kernel gives no random bytes.
+pub(super) fn encrypted(recovery_key: &[u8], owners: &[Recipient]) -> Result<Vec<u8>, Error> {
+    age::encrypt(owners, recovery_key).map_err(|source| {
+        Error::Pki(pki::Error::Random {
+            name: "the encryption of a recovery key".to_owned(),
+            source,
+        })
+    })
+}
+
 /// Makes the node findable by its join key.
 pub(super) fn join_write(join_key: &[u8; 32], node: Identity) -> Write {
     let record = v1::JoinKey { node_id: node.id.to_string() };
@@ -71,12 +86,15 @@ pub(super) fn join_write(join_key: &[u8; 32], node: Identity) -> Write {
 mod tests {
     use std::collections::BTreeMap;
 
+    use ed25519_dalek::SigningKey;
+
     use super::*;
     use crate::curator::Founding;
     use polis_wire::pki::memory::Memory;
 
     #[tokio::test]
     async fn the_record_follows_the_disk_and_the_old_join_key_is_void() {
+        let owner = SigningKey::from_bytes(&[6; 32]);
         let memory = Memory::default();
         let store = Store::new(memory.clone());
         let node = Identity::new([7; 32]);
@@ -85,7 +103,7 @@ mod tests {
             node,
             labels: BTreeMap::new(),
             name: None,
-            owner_public_key: [1; 32],
+            owner_public_key: owner.verifying_key().to_bytes(),
             configuration: v1::ClusterConfiguration::default(),
             disk: Some((first.clone(), vec![9; 32])),
             storage_kind: v1::StorageKind::Authenticated,
@@ -93,7 +111,13 @@ mod tests {
         };
         store.found(&founding).await.unwrap();
         let record = store.complete(node).await.unwrap();
-        assert_eq!((record.cluster_unlock_key, record.recovery_key), (vec![1; 32], vec![9; 32]));
+        assert_eq!(record.cluster_unlock_key, [1; 32]);
+        let saved = record.recovery_key;
+        let mut read = Vec::new();
+        age::decrypt(&age::Identity::of_key(&owner), &*saved, &mut read).unwrap();
+        assert_eq!(read, [9; 32]);
+        let has_key = |value: &[u8]| value.windows(32).any(|bytes| bytes == [9; 32]);
+        assert!(!memory.contents().values().any(|value| has_key(value)), "a plain recovery key");
         let before = memory.contents();
         store.keep_disk_keys(node, &first).await.unwrap();
         assert_eq!(memory.contents(), before, "nothing to change");
@@ -102,7 +126,7 @@ mod tests {
         store.keep_disk_keys(node, &second).await.unwrap();
         let record = store.complete(node).await.unwrap();
         assert_eq!((record.cluster_unlock_key, record.tpm), (vec![3; 32], true));
-        assert_eq!(record.recovery_key, [9; 32], "the recovery key stays");
+        assert_eq!(record.recovery_key, saved, "the recovery key stays");
         let contents = memory.contents();
         let joins: Vec<_> = contents.keys().filter(|key| key.starts_with("join_keys/")).collect();
         assert_eq!(joins, [&join_key_at(&[4; 32])]);

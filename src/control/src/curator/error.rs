@@ -155,6 +155,12 @@ pub enum Error {
          not encrypted"
     )]
     NoRecoveryKey,
+    /// etcd ended a snapshot before its checksum.
+    #[error("etcd sent only {size} bytes of its snapshot; take another one")]
+    CutSnapshot {
+        /// What it sent.
+        size: u64,
+    },
     /// The node is not allowed to become that.
     #[error("the node does not have the role consensus member")]
     NoRole,
@@ -223,6 +229,7 @@ impl Error {
             Self::UpdateGoesOn { .. } => (FailedPrecondition, "update-going-on"),
             Self::NoUpdate(_) => (NotFound, "no-update"),
             Self::NoRecoveryKey => (NotFound, "no-recovery-key"),
+            Self::CutSnapshot { .. } => (Unavailable, "cut-snapshot"),
             Self::NoRole => (FailedPrecondition, "no-role"),
             Self::NoWorker => (FailedPrecondition, "no-worker"),
             Self::Etcd(_) => (Unavailable, "etcd"),

@@ -12,10 +12,11 @@ use std::collections::BTreeMap;
 use polis_proto::v1;
 use prost::Message as _;
 
-use super::disk_keys::{DiskKeys, join_write};
+use super::disk_keys::{DiskKeys, encrypted, join_write};
 use super::names;
 use super::nodes::misfit;
 use super::store::{CONFIGURATION, Error, NODES, OWNER, Store, decode, node_key};
+use super::users;
 use polis_wire::identity::{Identity, NodeName};
 use polis_wire::node_roles::is_consensus_member;
 use polis_wire::pki::{self, Guard, Write};
@@ -33,7 +34,8 @@ pub struct Founding {
     pub owner_public_key: [u8; 32],
     /// The configuration of the whole cluster.
     pub configuration: v1::ClusterConfiguration,
-    /// The keys of its disk, and the key that opens that alone; `None` without encryption.
+    /// The keys of its disk, and the key that opens that alone, which is stored encrypted to the
+    /// owner; `None` without encryption.
     pub disk: Option<(DiskKeys, Vec<u8>)>,
     /// The protection of its disk.
     pub storage_kind: v1::StorageKind,
@@ -55,6 +57,12 @@ impl<S: pki::Store + Clone> Store<S> {
     ///
     /// [`Error::OtherFounder`] if they are there without this node.
     pub async fn found(&self, founding: &Founding) -> Result<(), Error> {
+        let recovery_key = match &founding.disk {
+            Some((_, key)) => {
+                encrypted(key, &[users::recipient(OWNER, &founding.owner_public_key)?])?
+            }
+            None => Vec::new(),
+        };
         let mut node = v1::Node {
             public_key: founding.node.public_key.to_vec(),
             state: v1::NodeState::Up.into(),
@@ -66,9 +74,9 @@ impl<S: pki::Store + Clone> Store<S> {
             name: founding.name.as_ref().map(ToString::to_string).unwrap_or_default(),
             ..Default::default()
         };
-        if let Some((keys, recovery_key)) = &founding.disk {
+        if let Some((keys, _)) = &founding.disk {
             keys.apply(&mut node);
-            node.recovery_key.clone_from(recovery_key);
+            node.recovery_key = recovery_key;
         }
         let owner = v1::InitialOwner { public_key: founding.owner_public_key.to_vec() };
         let node_key = node_key(founding.node.id);
@@ -102,7 +110,10 @@ impl<S: pki::Store + Clone> Store<S> {
         }
         let key = node_key(founding.node.id);
         // The cluster may have given the name to another node before.
-        let node = v1::Node { name: String::new(), ..node.clone() };
+        let mut node = v1::Node { name: String::new(), ..node.clone() };
+        if let Some((_, recovery_key)) = &founding.disk {
+            node.recovery_key = encrypted(recovery_key, &self.owner_recipients().await?)?;
+        }
         let join = founding.disk.iter().map(|(keys, _)| join_write(&keys.join_key, founding.node));
         let writes = [Write::Put(key.clone(), node.encode_to_vec())].into_iter().chain(join);
         let absent = Guard::Absent(key.clone());

@@ -11,6 +11,7 @@ use rand::rngs::SysRng;
 use subtle::ConstantTimeEq as _;
 use tracing::{info, warn};
 
+use super::disk_keys::encrypted;
 use super::error::Error;
 use super::names;
 use super::pod_network;
@@ -166,6 +167,11 @@ impl<S: pki::Store + Clone> Store<S> {
             return Err(Error::StoragePolicy { policy, kind });
         }
         let needs_tpm = configuration.tpm_mode() == TpmMode::Required;
+        let mut commitment = commitment;
+        if !commitment.recovery_key.is_empty() {
+            let owners = self.owner_recipients().await?;
+            commitment.recovery_key = encrypted(&commitment.recovery_key, &owners)?;
+        }
         let key = node_key(id);
         let node = self.update(&key, |old: Option<v1::Node>| {
             if old.as_ref().is_some_and(|old| old.public_key != identity.public_key) {

@@ -20,6 +20,11 @@ fn first_node() -> Identity {
     Identity::new([1; 32])
 }
 
+/// The public key of the owner whom the cluster is founded for.
+fn owner_key() -> [u8; 32] {
+    ed25519_dalek::SigningKey::from_bytes(&[9; 32]).verifying_key().to_bytes()
+}
+
 fn noon() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)
 }
@@ -36,7 +41,7 @@ async fn founded() -> (Store<Memory>, Memory) {
         node: first_node(),
         labels: BTreeMap::new(),
         name: None,
-        owner_public_key: [9; 32],
+        owner_public_key: owner_key(),
         configuration,
         disk: None,
         storage_kind: v1::StorageKind::Insecure,
@@ -201,13 +206,13 @@ async fn changes_at_the_same_moment_happen_one_after_the_other() {
 async fn the_owner_s_key_opens_the_door_and_no_other_does() {
     let (store, _) = founded().await;
     assert!(matches!(store.escrow(&[8; 32], noon()).await, Err(Error::NotOwner)));
-    let first = store.escrow(&[9; 32], noon()).await.unwrap();
-    assert_eq!(first.der, store.escrow(&[9; 32], noon()).await.unwrap().der);
+    let first = store.escrow(&owner_key(), noon()).await.unwrap();
+    assert_eq!(first.der, store.escrow(&owner_key(), noon()).await.unwrap().der);
     let facts = Facts::read(&first.der).unwrap();
     assert_eq!((facts.subject.as_str(), facts.unit.as_deref()), ("owner", Some("owner")));
     // After two thirds of its life.
     let later = noon() + Duration::from_secs(25 * 24 * 60 * 60);
-    let second = store.escrow(&[9; 32], later).await.unwrap();
+    let second = store.escrow(&owner_key(), later).await.unwrap();
     assert_ne!(first.der, second.der);
 }
 
@@ -285,12 +290,12 @@ async fn a_revocation_that_was_cut_off_does_not_bring_the_old_certificate_back()
 #[tokio::test]
 async fn the_last_owner_stays() {
     let (store, _) = founded().await;
-    store.escrow(&[9; 32], noon()).await.unwrap();
+    store.escrow(&owner_key(), noon()).await.unwrap();
     let last = store.revoke_user("owner", noon()).await;
     assert!(matches!(last, Err(Error::LastOwner { .. })));
     store.create_user("ann", UserRole::Owner, &[2; 32], noon()).await.unwrap();
     store.revoke_user("owner", noon()).await.unwrap();
-    assert!(matches!(store.escrow(&[9; 32], noon()).await, Err(Error::UserRevoked { .. })));
+    assert!(matches!(store.escrow(&owner_key(), noon()).await, Err(Error::UserRevoked { .. })));
     assert!(matches!(store.revoke_user("ann", noon()).await, Err(Error::LastOwner { .. })));
     assert!(matches!(store.revoke_user("eve", noon()).await, Err(Error::UserUnknown { .. })));
 }
@@ -481,4 +486,30 @@ async fn a_node_registers_with_the_name_of_its_parameters_unless_another_has_it(
     store.name_node(id, None).await.unwrap();
     assert_eq!(store.register(&ticket, named(2)).await.unwrap().name, "");
     store.name_node(Identity::new([3; 32]).id, name("web-1").as_ref()).await.unwrap();
+}
+
+#[tokio::test]
+async fn secrets_are_encrypted_to_the_owners_of_that_moment() {
+    use ed25519_dalek::SigningKey;
+    use polis_wire::age::Recipient;
+    let (store, _) = founded().await;
+    let key = |seed: u8| SigningKey::from_bytes(&[seed; 32]).verifying_key().to_bytes();
+    let owners = async || store.owner_recipients().await.unwrap();
+    let recipient = |seed: u8| Recipient::of_key(&key(seed)).unwrap();
+    assert_eq!(owners().await, [recipient(9)], "before its owner has taken it");
+    store.escrow(&owner_key(), noon()).await.unwrap();
+    assert_eq!(owners().await, [recipient(9)], "once");
+
+    store.create_user("otto", UserRole::Operator, &key(1), noon()).await.unwrap();
+    store.create_user("zoe", UserRole::Owner, &key(2), noon()).await.unwrap();
+    store.create_user("ann", UserRole::Owner, &key(3), noon()).await.unwrap();
+    assert_eq!(owners().await, [recipient(9), recipient(3), recipient(2)]);
+    store.revoke_user("owner", noon()).await.unwrap();
+    store.revoke_user("zoe", noon()).await.unwrap();
+    assert_eq!(owners().await, [recipient(3)]);
+    for seed in 100..130 {
+        let name = format!("b{seed}");
+        store.create_user(&name, UserRole::Owner, &key(seed), noon()).await.unwrap();
+    }
+    assert_eq!(owners().await.len(), 16);
 }

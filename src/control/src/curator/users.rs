@@ -18,7 +18,8 @@ use polis_proto::v1::{self, UserRole};
 use tracing::info;
 
 use super::error::Error;
-use super::store::{OWNER, Outcome, Store, USERS, authority, decode};
+use super::store::{self, OWNER, Outcome, Store, USERS, authority, decode};
+use polis_wire::age::Recipient;
 use polis_wire::pki::{self, Certificate, Guard, Issued, Issuer, Mode, Reason, Template};
 
 /// The user whom the owner's key speaks for.
@@ -27,6 +28,9 @@ pub const OWNER_NAME: &str = "owner";
 /// Users that are not revoked, at most: every node receives and keeps all of them, in one
 /// message of some 450 KiB then.
 const USERS_MAX: usize = 4096;
+
+/// The owners that secrets are encrypted to, at most: each one adds a hundred bytes to a record.
+const RECIPIENTS_MAX: usize = 16;
 
 /// The longest name.
 const NAME_MAX: usize = 64;
@@ -119,7 +123,7 @@ impl<S: pki::Store + Clone> Store<S> {
 
     /// Guards that hold while the other owners stay unchanged.
     async fn other_owners(&self, name: &str) -> Result<Vec<Guard>, Error> {
-        let listed = self.kv.list(USERS).await.map_err(super::store::Error::Store)?;
+        let listed = self.kv.list(USERS).await.map_err(store::Error::Store)?;
         let mut guards = Vec::new();
         for (key, entry) in listed {
             let user = decode::<v1::User>(&key, &entry.value)?;
@@ -128,6 +132,33 @@ impl<S: pki::Store + Clone> Store<S> {
             }
         }
         Ok(guards)
+    }
+
+    /// Whom the secrets of owners are encrypted to: the key that the cluster was founded with,
+    /// unless the owner of that name was revoked, and the keys of the other owners in the order
+    /// of their names.
+    ///
+    /// # Errors
+    ///
+    /// The error of a store that does not answer; [`store::Error::Damaged`] for a key that is
+    /// none.
+    pub async fn owner_recipients(&self) -> Result<Vec<Recipient>, store::Error> {
+        let (mut keys, mut founder) = (Vec::new(), true);
+        for (path, entry) in self.kv.list(USERS).await.map_err(store::Error::Store)? {
+            let user = decode::<v1::User>(&path, &entry.value)?;
+            if user.name == OWNER_NAME {
+                founder = !user.revoked;
+            } else if user.role() == UserRole::Owner && !user.revoked {
+                keys.push((path, user.public_key));
+            }
+        }
+        if founder {
+            let owner = self.read::<v1::InitialOwner>(OWNER).await?;
+            let missing = || store::Error::Missing { key: OWNER.to_owned() };
+            keys.insert(0, (OWNER.to_owned(), owner.ok_or_else(missing)?.public_key));
+        }
+        keys.truncate(RECIPIENTS_MAX);
+        keys.into_iter().map(|(path, key)| recipient(&path, &key)).collect()
     }
 
     async fn user(&self, name: &str) -> Result<Option<v1::User>, Error> {
@@ -164,7 +195,7 @@ impl<S: pki::Store + Clone> Store<S> {
     /// revoke one would leave the key its access. Two calls at the same moment may pass
     /// both, which a person would have to try.
     async fn refuse(&self, name: &str, key: &[u8; 32]) -> Result<(), Error> {
-        let listed = self.kv.list(USERS).await.map_err(super::store::Error::Store)?;
+        let listed = self.kv.list(USERS).await.map_err(store::Error::Store)?;
         let mut others = 0;
         for (path, entry) in listed {
             let user = decode::<v1::User>(&path, &entry.value)?;
@@ -185,7 +216,7 @@ impl<S: pki::Store + Clone> Store<S> {
     }
 
     async fn user_certificate(&self, user: &v1::User, now: SystemTime) -> Result<Issued, Error> {
-        let damaged = || super::store::Error::Damaged { key: user_key(&user.name) };
+        let damaged = || store::Error::Damaged { key: user_key(&user.name) };
         let key = user.public_key.as_slice().try_into().map_err(|_length| damaged())?;
         let role = role_name(user.role()).ok_or_else(damaged)?;
         let desired = Certificate {
@@ -200,6 +231,12 @@ impl<S: pki::Store + Clone> Store<S> {
             None => Ok(certificates.ensure(&desired, now).await?),
         }
     }
+}
+
+/// The owner with this key, which the record at `path` has.
+pub(super) fn recipient(path: &str, key: &[u8]) -> Result<Recipient, store::Error> {
+    let recipient = <&[u8; 32]>::try_from(key).ok().and_then(Recipient::of_key);
+    recipient.ok_or_else(|| store::Error::Damaged { key: path.to_owned() })
 }
 
 /// The role in the form of certificates; `None` without one.

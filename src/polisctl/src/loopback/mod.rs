@@ -25,6 +25,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::contexts::{self, Context, Contexts, Settings};
 use super::testing::World;
+use polis_wire::age::{self, Recipient};
 use polis_wire::rpc::testing::{Authority, Running, key, node_id};
 use polis_wire::rpc::{App, Caller, Exchange, Gateway, Limits, Role};
 
@@ -36,6 +37,9 @@ pub(super) const NAME: &str = "web-1";
 const PERSON: u8 = 9;
 /// The recovery key of the node's disk.
 pub(super) const RECOVERY_KEY: [u8; 32] = [7; 32];
+
+/// The content of its etcd.
+pub(super) const SNAPSHOT: &[u8] = b"records";
 
 /// How long the node has been up, in seconds. It wrote the one line of its log a minute ago.
 const UPTIME: f64 = 3600.0;
@@ -82,6 +86,12 @@ struct Served {
     audit: Arc<Mutex<(v1::AuditHead, Vec<v1::AuditEntry>)>>,
     /// The update of the cluster.
     update: Arc<Mutex<Option<v1::ClusterUpdate>>>,
+}
+
+/// What only the owner of the cluster can read.
+pub(super) fn encrypted(plain: &[u8]) -> Vec<u8> {
+    let owner = Recipient::of_key(key(PERSON).verifying_key().as_bytes()).unwrap();
+    age::encrypt(&[owner], plain).unwrap()
 }
 
 impl Cluster {
@@ -759,8 +769,8 @@ impl Management for Served {
         _request: Request<v1::GetRecoveryKeyRequest>,
     ) -> Result<Response<v1::GetRecoveryKeyResponse>, Status> {
         self.note("GetRecoveryKey");
-        let recovery_key = polis_base::recovery::form::write(&RECOVERY_KEY).to_string();
-        Ok(Response::new(v1::GetRecoveryKeyResponse { recovery_key }))
+        let encrypted_recovery_key = encrypted(&RECOVERY_KEY);
+        Ok(Response::new(v1::GetRecoveryKeyResponse { encrypted_recovery_key }))
     }
 
     async fn confirm_recovery_key(
@@ -790,9 +800,9 @@ impl Management for Served {
         &self,
         _request: Request<v1::SnapshotEtcdRequest>,
     ) -> Result<Response<Self::SnapshotEtcdStream>, Status> {
-        let data = b"records".to_vec();
-        let digest = Sha256::digest(&data).to_vec();
-        Ok(answers([data, digest].map(|data| v1::SnapshotChunk { data }).to_vec()))
+        let file = encrypted(&[SNAPSHOT, &Sha256::digest(SNAPSHOT)].concat());
+        let chunks = file.chunks(100).map(|data| v1::SnapshotChunk { data: data.to_vec() });
+        Ok(answers(chunks.collect()))
     }
 
     async fn get_audit(

@@ -1,7 +1,8 @@
 //! `polisctl node recovery-key`: the recovery key of a node's disk.
 //!
-//! The cluster keeps a copy until the owner has saved the key, and has no record of whether
-//! it was ever shown. So the command that deletes the copy asks for a proof: the operator
+//! The cluster keeps a copy until an owner has saved the key, encrypted to those who were owners
+//! when the node committed: this program decrypts it. The cluster has no record of whether it was
+//! ever shown. So the command that deletes the copy asks for a proof: the operator
 //! types one group of the key, which is compared with the cluster's copy.
 //!
 //! Invariants:
@@ -21,6 +22,7 @@ use crate::output::Document;
 use crate::session::Session;
 use crate::{Global, ask, key};
 use polis_base::recovery::form;
+use polis_wire::age;
 use polis_wire::rpc::client::Repeat;
 
 /// Arguments of `node recovery-key`.
@@ -79,7 +81,15 @@ async fn read(session: &Session, node_id: &str) -> Result<Zeroizing<String>, Err
         let request = request.clone();
         async move { ManagementClient::new(channel).get_recovery_key(request).await }
     });
-    Ok(Zeroizing::new(answer.await?.recovery_key))
+    let encrypted = answer.await?.encrypted_recovery_key;
+    let mut key = Zeroizing::new(Vec::with_capacity(form::SIZE));
+    let decrypted = age::decrypt(session.identity(), &*encrypted, &mut *key);
+    decrypted.doing(|| format!("cannot read the recovery key of {node_id}")).help(|| {
+        "an owner can read it who was one when the node joined: `polisctl user list`".to_owned()
+    })?;
+    let key = <&[u8; form::SIZE]>::try_from(key.as_slice());
+    let key = key.doing(|| format!("the recovery key of {node_id} is damaged"))?;
+    Ok(form::write(key))
 }
 
 async fn show(node: &str, global: &Global) -> Result<(), Error> {

@@ -42,6 +42,7 @@ use super::error::Error;
 use super::output::Out;
 use super::{Global, key, units};
 use polis_base::sys::clock;
+use polis_wire::age::Identity;
 use polis_wire::pki::Facts;
 use polis_wire::rpc::Credentials;
 use polis_wire::rpc::client::{Channel, Client, Patience, Repeat};
@@ -51,6 +52,8 @@ use polis_wire::rpc::client::{Channel, Client, Patience, Repeat};
 pub(super) struct Session {
     pub(super) context: Context,
     credentials: Credentials,
+    /// Reads what the cluster encrypted to this user.
+    identity: Identity,
     client: Client,
     /// The value of `--timeout`.
     limit: Option<Limit>,
@@ -134,12 +137,13 @@ impl Session {
             .or_help(format!("name the right one: `polisctl context set {name} --key FILE`")));
         }
         let credentials = credentials(&key, certificate, Some(ca));
+        let identity = Identity::of_key(&key);
         let candidates = candidates(global, &context)?;
         let client = Client::fixed(candidates, credentials.clone(), patience(global, wait));
         let contexts = global.contexts.clone();
         let limit = global.timeout.map(Limit::new);
         let out = global.out.clone();
-        Ok(Self { context, credentials, client, limit, contexts, out })
+        Ok(Self { context, credentials, identity, client, limit, contexts, out })
     }
 
     /// Renews the certificate when due.
@@ -163,6 +167,11 @@ impl Session {
             Ok(certificate) => self.credentials.certificate = certificate,
             Err(error) => global.out.remark(error.render().trim_end()),
         }
+    }
+
+    /// The identity of the user, for what the cluster encrypted to it.
+    pub(super) fn identity(&self) -> &Identity {
+        &self.identity
     }
 
     /// Makes a call to the leader.

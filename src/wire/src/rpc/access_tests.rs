@@ -50,7 +50,7 @@ const SERVED: &[(&str, &str)] = &[
     ("/polis.v1.Management/ListRegistries", "...vpo"),
     ("/polis.v1.Management/NameNode", "....po"),
     ("/polis.v1.Management/SetRegistry", ".....o"),
-    ("/polis.v1.Management/SnapshotEtcd", ".....o"),
+    ("/polis.v1.Management/SnapshotEtcd", "....po"),
     ("/polis.v1.Management/UpdateNodeLabels", "....po"),
     ("/polis.v1.Management/UpdateNodeRoles", ".....o"),
     ("/polis.v1.NodeManagement/Console", "...vpo"),

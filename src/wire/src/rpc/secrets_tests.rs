@@ -79,14 +79,16 @@ const STEPS: &[Step] = &[
     ("Management/GetClusterInfo", &[], &[]),
     ("Management/GetEtcdStatus", &[], &[]),
     ("Management/GetNodes", &[], &[]),
-    ("Management/GetRecoveryKey", &[], &[RecoveryKeys]),
+    // The same.
+    ("Management/GetRecoveryKey", &[Owner], &[RecoveryKeys]),
     ("Management/GetRegisterTicket", &[], &[Ticket]),
     ("Management/GetUpdate", &[], &[]),
     // Without passwords.
     ("Management/ListRegistries", &[], &[]),
     ("Management/NameNode", &[], &[]),
     ("Management/SetRegistry", &[], &[]),
-    ("Management/SnapshotEtcd", &[], &[Store, RecoveryKeys, Passwords, Owner]),
+    // Encrypted to the keys of the owners.
+    ("Management/SnapshotEtcd", &[Owner], &[Store, RecoveryKeys, Passwords, Owner]),
     ("Management/UpdateNodeLabels", &[], &[]),
     ("Management/UpdateNodeRoles", &[Node], &[Voter, Worker]),
     ("NodeManagement/Console", &[], &[]),

@@ -208,7 +208,7 @@ failures! {
     CONSENSUS_DATABASE_DAMAGED = Consensus 3: LOST_MEMBER;
     /// A cluster was to be founded from a file that is not a snapshot.
     CONSENSUS_SNAPSHOT = Consensus 4:
-        "replace it by a complete snapshot of `polisctl etcd snapshot`, or remove \
+        "replace it by a complete snapshot, as `polisctl etcd decrypt` writes it, or remove \
          polis/etcd_snapshot.db from the ESP and found an empty cluster";
 
     /// The sealed configuration on the ESP is damaged.

@@ -3,19 +3,19 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use futures::TryStreamExt as _;
 use polis_proto::v1;
 use polis_proto::v1::departure::Then;
 use polis_proto::v1::management_server::Management;
 use tonic::{Request, Response, Status};
 use tracing::info;
 
-use super::{Handlers, Lead, Stream, registries, seconds};
+use super::{Handlers, Lead, Stream, registries, seconds, snapshot};
 use crate::curator::convert;
 use crate::curator::directory::Known;
 use crate::curator::error::Error;
 use crate::curator::state::{Refusal, Request as Change};
 use crate::curator::tickets::TicketRequest;
-use polis_base::recovery::form;
 use polis_base::sys::clock;
 use polis_wire::identity::{InvalidFingerprint, NodeId};
 use polis_wire::node_roles::is_consensus_member;
@@ -257,11 +257,12 @@ impl Management for Handlers {
         let id = convert::node_id(&request.into_inner().node_id, "node_id")?;
         let lead = self.lead()?;
         let node = lead.exists(id).await?;
-        let key = <&[u8; form::SIZE]>::try_from(node.recovery_key.as_slice());
-        let key = key.map_err(|_length| lead.refuse(Error::NoRecoveryKey))?;
-        let recovery_key = form::write(key).to_string();
+        if node.recovery_key.is_empty() {
+            return Err(lead.refuse(Error::NoRecoveryKey));
+        }
         info!(node = %id, "the recovery key of a node was shown");
-        Ok(Response::new(v1::GetRecoveryKeyResponse { recovery_key }))
+        let encrypted_recovery_key = node.recovery_key;
+        Ok(Response::new(v1::GetRecoveryKeyResponse { encrypted_recovery_key }))
     }
 
     async fn confirm_recovery_key(
@@ -289,17 +290,18 @@ impl Management for Handlers {
         let lead = self.lead()?;
         let clients = self.0.consensus.borrow().voter().cloned();
         let clients = clients.ok_or_else(|| Status::unavailable("etcd does not serve here now"))?;
+        let owners = lead.store().owner_recipients().await;
+        let owners = owners.map_err(|error| lead.refuse(error))?;
         let failed = |error: crate::consensus::client::Error| lead.refuse(Error::Etcd(error));
-        let snapshot = clients.snapshot().await.map_err(failed)?;
+        let taken = clients.snapshot().await.map_err(failed)?;
         info!("a snapshot of etcd is taken");
-        let stream = futures::stream::unfold(Some(snapshot), |snapshot| async move {
-            let mut snapshot = snapshot?;
-            match snapshot.next().await {
-                Ok(piece) => piece.map(|data| (Ok(v1::SnapshotChunk { data }), Some(snapshot))),
-                Err(error) => Some((Err(Error::Etcd(error).into()), None)),
-            }
+        let pieces = futures::stream::try_unfold(taken, |mut taken| async move {
+            let piece = taken.next().await.map_err(Error::Etcd)?;
+            Ok::<_, Error>(piece.map(|piece| (piece, taken)))
         });
-        Ok(Response::new(Box::pin(stream)))
+        let encrypted = snapshot::encrypted(pieces, &owners).map_err(|error| lead.refuse(error))?;
+        let chunks = encrypted.map_ok(|data| v1::SnapshotChunk { data }).map_err(Status::from);
+        Ok(Response::new(Box::pin(chunks)))
     }
 
     async fn get_audit(

@@ -24,6 +24,7 @@ mod management;
 mod members;
 mod pruning;
 mod registries;
+mod snapshot;
 mod updating;
 mod watching;
 mod workers;

@@ -1,0 +1,95 @@
+//! The snapshot of etcd on its way to a file: encrypted to the owners, piece by piece.
+//!
+//! Invariants:
+//! - A stream that ends without an error is the whole of a whole snapshot.
+//! - At most some hundred KiB are in memory at once.
+
+use futures::{Stream, StreamExt as _, stream};
+
+use crate::curator::error::Error;
+use crate::curator::store;
+use polis_wire::age::{Encryptor, Recipient};
+use polis_wire::pki;
+use polis_wire::snapshot::Checksum;
+
+/// Encrypts the pieces of a snapshot.
+///
+/// # Errors
+///
+/// When the kernel gives no random bytes. The stream ends with the error of `pieces`, or with
+/// [`Error::CutSnapshot`].
+pub(super) fn encrypted<P>(
+    pieces: P,
+    owners: &[Recipient],
+) -> Result<impl Stream<Item = Result<Vec<u8>, Error>> + Send + use<P>, Error>
+where
+    P: Stream<Item = Result<Vec<u8>, Error>> + Send + 'static,
+{
+    let begun = Encryptor::begin(owners).map_err(|source| {
+        let name = "the encryption of a snapshot".to_owned();
+        Error::Store(store::Error::Pki(pki::Error::Random { name, source }))
+    });
+    let (encryptor, begun) = begun?;
+    let state = Some((pieces.boxed(), encryptor, Checksum::default()));
+    let rest = stream::try_unfold(state, |state| async move {
+        let Some((mut pieces, mut encryptor, mut checksum)) = state else { return Ok(None) };
+        while let Some(piece) = pieces.next().await.transpose()? {
+            checksum.add(&piece);
+            let out = encryptor.push(&piece);
+            if !out.is_empty() {
+                return Ok(Some((out, Some((pieces, encryptor, checksum)))));
+            }
+        }
+        match checksum.is_whole() {
+            true => Ok(Some((encryptor.finish(), None))),
+            false => Err(Error::CutSnapshot { size: checksum.size() }),
+        }
+    });
+    Ok(stream::iter([Ok(begun)]).chain(rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use ed25519_dalek::SigningKey;
+    use futures::TryStreamExt as _;
+    use sha2::{Digest as _, Sha256};
+
+    use super::*;
+    use polis_wire::age::{self, Identity};
+
+    const SECRET: &[u8] = b"the private key of the authority";
+
+    /// What a caller receives for a snapshot that is cut by `less` bytes at its end.
+    async fn received(owner: &SigningKey, less: usize) -> Result<Vec<u8>, Error> {
+        let content = SECRET.repeat(10_000);
+        let mut whole = [&*content, &Sha256::digest(&content)].concat();
+        whole.truncate(whole.len() - less);
+        let pieces: Vec<_> = whole.chunks(32 * 1024).map(|piece| Ok(piece.to_vec())).collect();
+        let owner = Recipient::of_key(owner.verifying_key().as_bytes()).unwrap();
+        let chunks = encrypted(stream::iter(pieces), &[owner])?;
+        Ok(chunks.try_collect::<Vec<_>>().await?.concat())
+    }
+
+    #[tokio::test]
+    async fn a_snapshot_holds_nothing_that_is_plain_and_its_owner_reads_it() {
+        let owner = SigningKey::from_bytes(&[1; 32]);
+        let file = received(&owner, 0).await.unwrap();
+        assert!(!file.windows(8).any(|bytes| bytes == &SECRET[..8]), "a plain secret");
+        let mut plain = Vec::new();
+        age::decrypt(&Identity::of_key(&owner), &*file, &mut plain).unwrap();
+        let mut checksum = Checksum::default();
+        checksum.add(&plain);
+        assert!(checksum.is_whole() && plain.starts_with(SECRET));
+        let operator = Identity::of_key(&SigningKey::from_bytes(&[2; 32]));
+        assert!(age::decrypt(&operator, &*file, &mut Vec::new()).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_snapshot_that_etcd_did_not_send_whole_ends_with_an_error() {
+        let owner = SigningKey::from_bytes(&[1; 32]);
+        for less in [1, 32, 40_000] {
+            let error = received(&owner, less).await.unwrap_err();
+            assert!(matches!(error, Error::CutSnapshot { .. }), "{error}");
+        }
+    }
+}
