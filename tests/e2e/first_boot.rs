@@ -1,22 +1,22 @@
 //! First boots: from an empty disk to a cluster of one node.
 
-use std::io::Cursor;
+use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use fatfs::{
-    FileSystem, FormatVolumeOptions, FsOptions, LossyOemCpConverter, NullTimeProvider, StdIoWrapper,
-};
+use polis_base::hex;
 use polis_proto::v1::ClusterConfiguration;
 use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
 use polis_proto::v1::node_parameters::Cluster;
 use polis_qemu::args::Disk;
 use polis_qemu::host::{Preference, accelerator};
 use polis_qemu::image::Flash;
+use polis_qemu::operator::Operator;
 use polis_qemu::{Config, Machine};
-use polis_tests::{Story, story};
+use polis_tests::{Story, polisctl, story};
 use prost::Message as _;
 
-use crate::world::{World, bootstrap, home_with, text, this_boot};
+use crate::config_drive;
+use crate::world::{OWNER, World, bootstrap, home_with, text, this_boot};
 
 /// The stages that a boot goes through one after the other.
 const IN_ORDER: [&str; 3] = ["kernel", "initramfs", "system"];
@@ -30,6 +30,7 @@ pub(crate) const STORIES: &[Story] = &[
     story!(a_machine_with_parameters_in_fw_cfg_founds_a_cluster),
     story!(a_machine_with_parameters_in_an_oem_string_of_smbios_founds_a_cluster),
     story!(a_nocloud_disk_founds_a_cluster_and_stays_as_it_is),
+    story!(a_config_drive_in_a_cd_rom_drive_founds_a_cluster).takes(30),
     story!(where_both_sources_differ_fw_cfg_wins_and_a_warning_names_both),
 ];
 
@@ -67,8 +68,8 @@ fn a_machine_with_parameters_in_an_oem_string_of_smbios_founds_a_cluster() -> Re
 fn a_nocloud_disk_founds_a_cluster_and_stays_as_it_is() -> Result<()> {
     let world = World::new("first-boot-nocloud")?;
     let file = world.path("cidata.img");
-    let before = nocloud(&text(&bootstrap().encode_to_vec()))?;
-    std::fs::write(&file, &before)?;
+    nocloud(&world, &file)?;
+    let before = std::fs::read(&file)?;
     let disk = world.disk(None)?;
     let config = Config {
         second_disk: Some(Disk { file: file.clone(), ..disk.clone() }),
@@ -81,27 +82,24 @@ fn a_nocloud_disk_founds_a_cluster_and_stays_as_it_is() -> Result<()> {
     Ok(())
 }
 
-/// A disk as `mkfs.vfat -n CIDATA` makes it, with this user data.
-fn nocloud(user_data: &str) -> Result<Vec<u8>> {
-    let failed = |error: fatfs::Error<std::io::Error>| anyhow::anyhow!("cidata: {error:?}");
-    let mut image = StdIoWrapper::new(Cursor::new(vec![0; 1 << 20]));
-    let options = FormatVolumeOptions::new().volume_label(*b"CIDATA     ");
-    fatfs::format_volume(&mut image, options).map_err(failed)?;
-    let mut image = image.into_inner();
-    {
-        image.set_position(0);
-        let options = FsOptions::new().time_provider(NullTimeProvider::new());
-        let fat: FileSystem<_, NullTimeProvider, LossyOemCpConverter> =
-            FileSystem::new(StdIoWrapper::new(&mut image), options).map_err(failed)?;
-        let files = [("meta-data", "instance-id: story\n"), ("user-data", user_data)];
-        for (name, content) in files {
-            let mut file = fat.root_dir().create_file(name).map_err(failed)?;
-            fatfs::Write::write_all(&mut file, content.as_bytes()).map_err(failed)?;
-            fatfs::Write::flush(&mut file).map_err(failed)?;
-        }
-        fat.unmount().map_err(failed)?;
-    }
-    Ok(image.into_inner())
+/// The disk image that `polisctl` writes for a person, with the parameters of [`bootstrap`].
+fn nocloud(world: &World, file: &Path) -> Result<()> {
+    let key = world.path("owner.pub");
+    std::fs::write(&key, hex::encode(&OWNER))?;
+    let (key, file) = (key.display().to_string(), file.display().to_string());
+    let operator = Operator::new(&polisctl()?, &world.path("operator"), "story");
+    let parameters = ["parameters", "bootstrap", "--owner-key", &key, "--storage", "insecure"];
+    operator.run(&[&parameters[..], &["--format", "disk", "-o", &file]].concat())?;
+    Ok(())
+}
+
+fn a_config_drive_in_a_cd_rom_drive_founds_a_cluster() -> Result<()> {
+    let world = World::new("first-boot-config-drive")?;
+    let disc = world.path("config-2.iso");
+    config_drive::write(&disc, text(&bootstrap().encode_to_vec()).as_bytes())?;
+    let config = Config { disk: Some(world.disk(None)?), disc: Some(disc), ..world.bare("") };
+    let mut machine = world.boot(&config)?;
+    founds_a_cluster(&mut machine, &world.image.version)
 }
 
 /// Every promise about a first boot, in the order in which it is kept.

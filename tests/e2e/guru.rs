@@ -11,10 +11,11 @@ use polis_qemu::image::Flash;
 use polis_qemu::line::{Line, fatal};
 use polis_qemu::patience::Deadline;
 use polis_qemu::screen::{is_black, is_red};
-use polis_qemu::{Config, Machine};
+use polis_qemu::{Config, Event, Machine};
 use polis_tests::{Story, story};
 use prost::Message as _;
 
+use crate::config_drive;
 use crate::world::{BOOT, OWNER, SOON, World, bootstrap, guru, with_cluster};
 
 /// Attempts that end by themselves; the one after them holds.
@@ -24,7 +25,7 @@ const REBOOTS: usize = 3;
 pub(crate) const STORIES: &[Story] = &[
     story!(a_machine_without_parameters_says_where_it_looked).takes(25),
     story!(a_guru_meditation_fills_the_screen_of_a_machine_with_firmware).takes(35),
-    story!(truncated_parameters_are_called_malformed),
+    story!(truncated_parameters_on_a_config_drive_are_called_malformed_there).takes(30),
     story!(noise_in_an_oem_string_of_smbios_is_called_malformed_there),
     story!(an_unknown_field_is_named),
     story!(an_owner_key_of_31_bytes_is_called_too_short),
@@ -59,9 +60,15 @@ fn a_guru_meditation_fills_the_screen_of_a_machine_with_firmware() -> Result<()>
     shows_red(&mut machine)
 }
 
-fn truncated_parameters_are_called_malformed() -> Result<()> {
-    let whole = bootstrap().encode_to_vec();
-    refuses("guru-truncated", &whole[..whole.len() / 2], "0604", &[])
+fn truncated_parameters_on_a_config_drive_are_called_malformed_there() -> Result<()> {
+    let world = World::new("guru-truncated")?;
+    let (disc, whole) = (world.path("config-2.iso"), bootstrap().encode_to_vec());
+    config_drive::write(&disc, &whole[..whole.len() / 2])?;
+    let config = Config { disk: Some(world.disk(None)?), disc: Some(disc), ..world.bare("") };
+    let guru = refused(&world, &config, "0604", &["cut short"])?;
+    let next = guru.text("next");
+    ensure!(next.contains("config-2"), "the next step names another place: {guru}");
+    Ok(())
 }
 
 fn noise_in_an_oem_string_of_smbios_is_called_malformed_there() -> Result<()> {
@@ -114,13 +121,13 @@ fn a_hundred_kilobytes_of_random_bytes_are_refused_unread() -> Result<()> {
     let world = World::new("guru-noise")?;
     // By fw_cfg, which has the length before the content; the others read the ESP.
     let config = with(&world, &input)?;
-    refused(&world, &config, "0603", &["65536"])
+    refused(&world, &config, "0603", &["65536"]).map(drop)
 }
 
 fn refuses(story: &str, parameters: &[u8], code: &str, words: &[&str]) -> Result<()> {
     let world = World::new(story)?;
     let config = world.past_stage_1(with(&world, parameters)?)?;
-    refused(&world, &config, code, words)
+    refused(&world, &config, code, words).map(drop)
 }
 
 /// A machine with these parameters.
@@ -132,7 +139,7 @@ fn with(world: &World, parameters: &[u8]) -> Result<Config> {
     })
 }
 
-fn refused(world: &World, config: &Config, code: &str, words: &[&str]) -> Result<()> {
+fn refused(world: &World, config: &Config, code: &str, words: &[&str]) -> Result<Event> {
     let mut machine = world.boot(config)?;
     let guru = guru(&mut machine, code)?;
     for word in words {
@@ -142,7 +149,7 @@ fn refused(world: &World, config: &Config, code: &str, words: &[&str]) -> Result
         machine.seen(|event| event.word == "ready").is_empty(),
         "ready in spite of a guru meditation"
     );
-    Ok(())
+    Ok(guru)
 }
 
 fn a_machine_reboots_three_times_after_a_guru_meditation_and_then_holds() -> Result<()> {

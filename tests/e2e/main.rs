@@ -13,6 +13,7 @@
 mod attended;
 mod clock;
 mod cluster_update;
+mod config_drive;
 mod console;
 mod deaths;
 mod disaster;

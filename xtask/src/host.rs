@@ -80,6 +80,9 @@ pub(crate) const QEMU_IMG: &[Need] = &[Need { what: "qemu-img", package: "qemu-u
 /// Requirements of an emulated TPM.
 pub(crate) const TPM: &[Need] = &[Need { what: polis_qemu::tpm::SWTPM, package: "swtpm" }];
 
+/// Requirements of a config drive, which is an ISO 9660 image.
+pub(crate) const ISO: &[Need] = &[Need { what: "xorriso", package: "xorriso" }];
+
 /// Checks that the memory of the machines, in MiB, fits into this host: otherwise the kernel kills
 /// one of them during its boot without an explanation.
 ///

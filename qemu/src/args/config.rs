@@ -230,6 +230,8 @@ pub struct Config {
     pub disk: Option<Disk>,
     /// A second disk, which firmware turns to after the first.
     pub second_disk: Option<Disk>,
+    /// The disc in the machine's CD-ROM drive, on the chipset's SATA controller, if it has one.
+    pub disc: Option<PathBuf>,
     /// How the disk fails, if it does; it must be a raw one, and not recorded.
     pub disk_fault: Option<DiskFault>,
     /// An empty file for a recording of everything that is written to the disk, which
@@ -287,6 +289,7 @@ impl Config {
             firmware,
             disk: None,
             second_disk: None,
+            disc: None,
             disk_fault: None,
             recording: None,
             accelerator,

@@ -63,6 +63,12 @@ pub fn argv(config: &Config, sockets: &Sockets) -> Vec<OsString> {
         args.flag("-drive", drive("second", disk, &format!("file={}", path(&disk.file))));
         attach(&mut args, disk.bus, "second", boot_index(config, 1));
     }
+    if let Some(file) = &config.disc {
+        let file = path(file);
+        args.flag("-drive", format!("if=none,id=disc,media=cdrom,format=raw,file={file}"));
+        // The last of its six ports: no disk is there.
+        args.flag("-device", "ide-cd,bus=ide.5,drive=disc");
+    }
     cards(&mut args, config);
     network(&mut args, config);
     // Behind `-nodefaults`, so that the machine has exactly the configured card.

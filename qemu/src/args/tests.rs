@@ -219,6 +219,20 @@ fn each_bus_names_its_own_controller() {
 }
 
 #[test]
+fn a_disc_is_in_a_drive_of_the_sata_controller() {
+    let config = Config { disc: Some("a,b.iso".into()), ..with_disk(direct(), Bus::Virtio) };
+    let shown = show(&config);
+    let lines: Vec<_> = shown.lines().filter(|line| line.contains("=disc")).collect();
+    assert_eq!(
+        lines,
+        [
+            "-drive if=none,id=disc,media=cdrom,format=raw,file=a,,b.iso",
+            "-device ide-cd,bus=ide.5,drive=disc",
+        ]
+    );
+}
+
+#[test]
 fn a_machine_of_a_segment_has_a_line_and_an_address_of_its_own() {
     let plug = Plug { socket: "/run/2".into(), machine: 2 };
     let config = Config { link: Link::Segment(plug), ..Config::new(direct(), Accelerator::Tcg) };

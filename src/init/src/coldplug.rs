@@ -2,12 +2,12 @@
 //!
 //! One thread, since drivers are handed to the kernel in an order that matters
 //! to a boot: the network first, what the data partition needs next, the rest
-//! when `node` is ready. A machine with one processor would otherwise share it
+//! when `node` is ready, or waits for a disk with its parameters. A machine with one processor would otherwise share it
 //! between the boot and the probing of ports that nothing is plugged into.
 //!
 //! ```text
 //! /sys/bus/*/devices/*/modalias --+     [what the boot needs] ------> kernel
-//!                                 +-->            | ready, or PATIENCE
+//!                                 +-->            | ready, waits, or PATIENCE
 //! announcements (main loop) ------+     [the rest, as it appears] --> kernel
 //!                                              | nothing new for SETTLED, no watchdog
 //!                                          [softdog] --------------> kernel
@@ -126,10 +126,11 @@ impl Coldplug {
         self.wake();
     }
 
-    /// The boot is over: the remaining drivers may load.
-    pub fn boot_is_over(&self) {
-        self.over.store(true, Ordering::Release);
-        self.wake();
+    /// The remaining drivers may load: the boot is over, or waits for a device of theirs.
+    pub fn load_the_rest(&self) {
+        if !self.over.swap(true, Ordering::AcqRel) {
+            self.wake();
+        }
     }
 
     fn wake(&self) {
@@ -214,13 +215,13 @@ impl Worker {
             self.one(modules, EFI_MODULE, c"");
         }
         let (screen, mut later) = (take(Urgency::Screen), take(Urgency::Later));
-        later.extend(self.until_the_boot_is_over(modules));
+        later.extend(self.until_the_rest_may_load(modules));
         self.load(modules, &screen);
         self.load(modules, &later);
     }
 
     /// Loads urgent drivers as devices appear, and returns the ones that can wait.
-    fn until_the_boot_is_over(&mut self, modules: &mut Modules) -> BTreeSet<String> {
+    fn until_the_rest_may_load(&mut self, modules: &mut Modules) -> BTreeSet<String> {
         let deadline = Instant::now() + PATIENCE;
         let mut later = BTreeSet::new();
         while !self.over.load(Ordering::Acquire) {

@@ -138,6 +138,12 @@ impl Node {
         })
     }
 
+    /// Whether a stage waits for something that it has named.
+    #[must_use]
+    pub fn awaits(&self, stage: Stage) -> bool {
+        self.stages.get(stage.name()).is_some_and(|state| state == "waiting")
+    }
+
     /// The stages that are neither done nor failed.
     fn at_work(&self) -> Vec<&str> {
         let open = ["started", "waiting"];
@@ -230,6 +236,18 @@ mod tests {
         let (control, theirs) = pair(SocketType::SEQPACKET);
         let process = Pid::from_raw(4242).unwrap();
         (Node::new(Started { process, stdout, stderr, control }), [out, err, theirs])
+    }
+
+    #[test]
+    fn node_awaits_something_from_the_line_that_says_so_to_the_next() {
+        let (mut node, [out, _err, _theirs]) = node();
+        for (state, waits) in [("started", false), ("waiting for=disk", true), ("done", false)] {
+            let line = format!("POLIS stage name=parameters state={state} t=1.000\n");
+            rustix::io::write(&out, line.as_bytes()).unwrap();
+            node.lines().unwrap();
+            assert_eq!(node.awaits(Stage::Parameters), waits, "{state}");
+            assert!(!node.awaits(Stage::Network));
+        }
     }
 
     #[test]

@@ -473,7 +473,17 @@ impl Main<'_> {
     fn read_lines(&mut self) -> bool {
         let Some(lines) = self.node.lines() else { return false };
         lines.iter().for_each(|line| self.machine.port.line(line));
+        // A disk with node parameters may be behind a driver of the rest.
+        if self.node.awaits(Stage::Parameters) {
+            self.load_the_rest();
+        }
         true
+    }
+
+    fn load_the_rest(&self) {
+        if let Some(coldplug) = &self.coldplug {
+            coldplug.load_the_rest();
+        }
     }
 
     fn read_errors(&mut self) -> bool {
@@ -503,9 +513,7 @@ impl Main<'_> {
             "ready" => {
                 // From now on a failure counts as that of any other system.
                 self.machine.trial = false;
-                if let Some(coldplug) = &self.coldplug {
-                    coldplug.boot_is_over();
-                }
+                self.load_the_rest();
                 self.step(Event::Ready);
             }
             "off" => match message.get("reason").and_then(Reason::from_name) {

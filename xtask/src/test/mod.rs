@@ -84,6 +84,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
     if wanted(Part::Tpm) || wanted(Part::E2e) {
         needs.push(host::TPM);
     }
+    if wanted(Part::E2e) {
+        needs.push(host::ISO);
+    }
     host::require(&needs)?;
     let names = match filter {
         Some(filter) if wanted(Part::E2e) => Some(names(filter)?),

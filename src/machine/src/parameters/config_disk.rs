@@ -22,36 +22,13 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use polis_base::sys::mount;
+use polis_wire::parameters::disk::{FileSystem, foreign, recognise, user_data};
 use polis_wire::parameters::{BYTES_MAX, Error, Source};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
 /// Block devices of software, which no hypervisor has added, and floppy drives, which take
 /// seconds to say that they are empty.
 const NOT_DISKS: [&str; 9] = ["dm-", "loop", "ram", "zram", "nbd", "rbd", "drbd", "md", "fd"];
-
-/// A file system that may carry user data, and its options.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Fat,
-    Iso9660,
-}
-
-impl Kind {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Fat => "vfat",
-            Self::Iso9660 => "iso9660",
-        }
-    }
-
-    /// The same code pages as for the ESP, so that no other module is needed.
-    fn options(self) -> &'static [(&'static str, &'static str)] {
-        match self {
-            Self::Fat => &[("codepage", "437"), ("iocharset", "cp437")],
-            Self::Iso9660 => &[("iocharset", "utf8")],
-        }
-    }
-}
 
 /// A disk with user data.
 #[derive(Debug)]
@@ -71,7 +48,7 @@ pub(super) struct Disks {
     pub(super) sys: PathBuf,
     pub(super) dev: PathBuf,
     /// Mounts a device for reading; the result is its root.
-    mount: fn(&Path, Kind) -> io::Result<OwnedFd>,
+    mount: fn(&Path, FileSystem) -> io::Result<OwnedFd>,
 }
 
 impl Disks {
@@ -106,17 +83,22 @@ impl Disks {
         let path = self.dev.join(&name);
         let nonblock = OFlags::NONBLOCK.bits().cast_signed();
         let device = File::options().read(true).custom_flags(nonblock).open(&path).ok()?;
-        let (source, kind) = recognise(&device)?;
+        let (source, kind) = recognise(|buffer, at| device.read_exact_at(buffer, at))?;
         drop(device);
         let mut note = None;
-        let read = self.content(&path, kind, file(source)).map(|content| {
+        let read = self.content(&path, kind, user_data(source)).map(|content| {
             note = content.as_deref().and_then(foreign);
             content.filter(|_| note.is_none())
         });
         Some(Found { source, device: name, read, note })
     }
 
-    fn content(&self, device: &Path, kind: Kind, file: &str) -> Result<Option<Vec<u8>>, Error> {
+    fn content(
+        &self,
+        device: &Path,
+        kind: FileSystem,
+        file: &str,
+    ) -> Result<Option<Vec<u8>>, Error> {
         let root = (self.mount)(device, kind).map_err(Error::Unreadable)?;
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let inside = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
@@ -133,70 +115,13 @@ impl Disks {
     }
 }
 
-fn mount(device: &Path, kind: Kind) -> io::Result<OwnedFd> {
-    mount::detached(device, kind.name(), kind.options())
-}
-
-/// The file with user data.
-fn file(source: Source) -> &'static str {
-    match source {
-        Source::ConfigDrive => "openstack/latest/user_data",
-        _ => "user-data",
-    }
-}
-
-/// Why these bytes are not node parameters: user data of cloud-init, which some hypervisors add
-/// to every machine. No message begins with these words.
-fn foreign(content: &[u8]) -> Option<&'static str> {
-    let words: [&[u8]; 3] = [b"#", b"Content-Type:", b"MIME-Version:"];
-    if content.is_empty() {
-        Some("empty")
-    } else if words.iter().any(|word| content.starts_with(word)) {
-        Some("for cloud-init, not node parameters")
-    } else {
-        None
-    }
-}
-
-/// The kind of file system on `device`, if its label announces user data.
-fn recognise(device: &File) -> Option<(Source, Kind)> {
-    fat_label(device)
-        .and_then(|label| Some((announced(&label)?, Kind::Fat)))
-        .or_else(|| Some((announced(&iso_label(device)?)?, Kind::Iso9660)))
-}
-
-fn announced(label: &[u8]) -> Option<Source> {
-    let label = label.trim_ascii_end();
-    if label.eq_ignore_ascii_case(b"cidata") {
-        Some(Source::NoCloud)
-    } else if label.eq_ignore_ascii_case(b"config-2") {
-        Some(Source::ConfigDrive)
-    } else {
-        None
-    }
-}
-
-/// The label in the boot sector of a FAT file system.
-fn fat_label(device: &File) -> Option<[u8; 11]> {
-    /// Says that a label follows: four bytes after it.
-    const SIGNATURE: u8 = 0x29;
-    let mut sector = [0; 512];
-    device.read_exact_at(&mut sector, 0).ok()?;
-    if !matches!(sector[0], 0xeb | 0xe9) || sector[510..] != [0x55, 0xaa] {
-        return None;
-    }
-    // The old length of the table is zero where it is FAT32, which has more fields.
-    let at = if sector[22..24] == [0, 0] { 66 } else { 38 };
-    (sector[at] == SIGNATURE).then(|| std::array::from_fn(|i| sector[at + 5 + i]))
-}
-
-/// The label of an ISO 9660 file system.
-fn iso_label(device: &File) -> Option<[u8; 32]> {
-    /// The place of the primary volume descriptor: sector 16 of 2,048 bytes.
-    const PLACE: u64 = 16 * 2048;
-    let mut descriptor = [0; 72];
-    device.read_exact_at(&mut descriptor, PLACE).ok()?;
-    descriptor.starts_with(b"\x01CD001\x01").then(|| std::array::from_fn(|i| descriptor[40 + i]))
+fn mount(device: &Path, kind: FileSystem) -> io::Result<OwnedFd> {
+    // The same code pages as for the ESP, so that no other module is needed.
+    let (name, options): (_, &[(&str, &str)]) = match kind {
+        FileSystem::Fat => ("vfat", &[("codepage", "437"), ("iocharset", "cp437")]),
+        FileSystem::Iso9660 => ("iso9660", &[("iocharset", "utf8")]),
+    };
+    mount::detached(device, name, options)
 }
 
 #[cfg(test)]
@@ -224,7 +149,7 @@ mod tests {
     }
 
     /// The content of the disk `sdb` is in the folder `sdb.content`.
-    fn folder(device: &Path, _kind: Kind) -> io::Result<OwnedFd> {
+    fn folder(device: &Path, _kind: FileSystem) -> io::Result<OwnedFd> {
         Ok(File::open(device.with_extension("content"))?.into())
     }
 

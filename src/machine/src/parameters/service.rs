@@ -45,8 +45,8 @@ const FW_CFG_WAIT: Duration = Duration::from_secs(10);
 /// How often disks are looked at. `init` still loads the drivers of some.
 const DISK_POLL: Duration = Duration::from_millis(250);
 
-/// How long a disk with user data may take to appear on a machine that has nothing else: the
-/// driver of a SATA drive loads after five seconds, and then takes some to find it.
+/// How long a disk with user data may take to appear on a machine that has nothing else: `init`
+/// loads the driver of a CD-ROM drive once this waits, and that takes some seconds to find it.
 const DISK_WAIT: Duration = Duration::from_secs(10);
 
 /// How long disks may take to be read only to compare them.

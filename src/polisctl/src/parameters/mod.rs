@@ -3,6 +3,8 @@
 //! Parameters are checked before they are written: the message is encoded and then parsed
 //! by the node's parser.
 
+mod format;
+mod image;
 pub(super) mod show;
 
 use std::collections::BTreeMap;
@@ -16,6 +18,7 @@ use polis_proto::v1::network_configuration::{Interface, Route};
 use polis_proto::v1::node_parameters::Cluster;
 use prost::Message as _;
 
+use self::format::{Decoded, Format};
 pub(super) use self::show::labels;
 use super::cluster::ticket::Admission;
 use super::error::{Error, Explain as _};
@@ -32,12 +35,12 @@ pub(super) enum Command {
     Bootstrap(Box<Bootstrap>),
     /// Write parameters that register with a running cluster.
     Register(Box<Register>),
-    /// Print a parameters file.
+    /// Print a parameters file: a message, its text, or a disk image with FAT.
     Show {
         /// The file; `-` is standard input.
         file: PathBuf,
     },
-    /// Check a parameters file as a machine does.
+    /// Check a parameters file as a machine does, in each format.
     Check {
         /// The file; `-` is standard input.
         file: PathBuf,
@@ -194,6 +197,9 @@ struct Machine {
     /// Wipe the data partition first, if it is that of this removed node; the full ID.
     #[arg(long, value_name = "NODE_ID", value_parser = full_id)]
     wipes: Option<NodeId>,
+    /// The format of the file: a machine reads each of them.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
     /// The path of the parameters; `-` is standard output.
     #[arg(short, long, value_name = "FILE")]
     out: PathBuf,
@@ -247,22 +253,31 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
                 None => owner_key(global)?,
             };
             let message = bootstrap(&arguments, &owner)?;
-            written(&message, &arguments.machine.out, global)
+            written(&message, &arguments.machine, global)
         }
         Command::Register(arguments) => {
             let admission = admission(&arguments, global).await?;
             let message = register(&arguments, admission)?;
-            written(&message, &arguments.machine.out, global)
+            written(&message, &arguments.machine, global)
         }
-        Command::Show { file } => global.out.print(&show::document(&load(&file)?)?),
+        Command::Show { file } => {
+            let (decoded, parameters) = load(&file)?;
+            global.out.print(&show::of_file(&parameters, &decoded)?)
+        }
         Command::Check { file } => {
-            let parameters = load(&file)?;
+            let (decoded, parameters) = load(&file)?;
             let kind = match parameters.cluster {
                 parameters::Cluster::Bootstrap(_) => "found a new cluster",
                 parameters::Cluster::Register(_) => "register with a running cluster",
             };
-            let value = serde_json::json!({ "file": file, "valid": true });
-            let text = format!("{}: valid parameters, to {kind}", file.display());
+            let value = serde_json::json!({
+                "file": file, "format": decoded.format, "valid": true
+            });
+            let text = format!(
+                "{}: valid parameters ({}), to {kind}",
+                file.display(),
+                decoded.described()
+            );
             global.out.print(&Document::new(&value, text)?)
         }
     }
@@ -426,20 +441,21 @@ fn interface(text: &str) -> Result<Interface, Error> {
 }
 
 /// Checks a message as a machine does, then writes it.
-fn written(message: &v1::NodeParameters, out: &Path, global: &Global) -> Result<(), Error> {
-    let bytes = message.encode_to_vec();
-    let parameters = checked(&bytes)?;
+fn written(message: &v1::NodeParameters, machine: &Machine, global: &Global) -> Result<(), Error> {
+    let Machine { format, out, .. } = machine;
+    let message = message.encode_to_vec();
+    let parameters = checked(&message)?;
+    let bytes = format.encode(&message)?;
     if out == Path::new("-") {
         return global.out.raw(&bytes);
     }
     // The ticket is a secret: others must not read it.
     contexts::write(out, &bytes)?;
     let description = show::document(&parameters)?;
-    let mut document = serde_json::json!({ "file": out, "bytes": bytes.len() });
+    let mut document = serde_json::json!({ "file": out, "format": format, "bytes": bytes.len() });
     document["parameters"] = description.value().clone();
-    global
-        .out
-        .print(&Document::new(&document, format!("{} bytes in {}", bytes.len(), out.display()))?)
+    let text = format!("{} bytes in {} ({format})", bytes.len(), out.display());
+    global.out.print(&Document::new(&document, text)?)
 }
 
 fn checked(bytes: &[u8]) -> Result<parameters::Parameters, Error> {
@@ -447,19 +463,22 @@ fn checked(bytes: &[u8]) -> Result<parameters::Parameters, Error> {
         .help(|| "docs/parameters.md lists every field and its values".to_owned())
 }
 
-fn load(file: &Path) -> Result<parameters::Parameters, Error> {
-    let mut bytes = Vec::new();
-    let max = parameters::BYTES_MAX + 1;
+/// Reads a file of any format, and checks its parameters as a machine does.
+fn load(file: &Path) -> Result<(Decoded, parameters::Parameters), Error> {
     let read = if file == Path::new("-") {
-        io::stdin().lock().take(max).read_to_end(&mut bytes)
+        format::read(io::stdin().lock())
     } else {
-        File::open(file).and_then(|file| file.take(max).read_to_end(&mut bytes))
+        File::open(file).and_then(format::read)
     };
-    read.doing(|| format!("cannot read {}", file.display()))?;
-    if bytes.len() as u64 > parameters::BYTES_MAX {
-        return Err(parameters::Error::TooLarge.into());
-    }
-    checked(&bytes).doing(|| format!("{}: invalid parameters", file.display()))
+    let bytes = read.doing(|| format!("cannot read {}", file.display()))?;
+    let decoded = format::decode(bytes).and_then(|decoded| {
+        let parameters = match (checked(&decoded.message), decoded.file) {
+            (checked, None) => checked,
+            (checked, Some(file)) => checked.doing(|| format::cannot_use(file)),
+        };
+        Ok((decoded, parameters?))
+    });
+    decoded.doing(|| format!("{}: invalid parameters", file.display()))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use polis_proto::v1;
 use serde::Serialize;
 
+use super::format::{Decoded, Format};
 use crate::error::Error;
 use crate::output::{Document, fields, or_dash};
 use polis_base::hex;
@@ -16,6 +17,9 @@ use polis_wire::parameters::{
 
 #[derive(Debug, Serialize)]
 struct View {
+    /// The format of the file, if the parameters come from one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    format: Option<Format>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cluster_bootstrap: Option<Bootstrap>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -89,7 +93,13 @@ struct RouteView {
 /// All parameters; of the ticket, which is a secret, only its length.
 pub(super) fn document(parameters: &Parameters) -> Result<Document, Error> {
     let view = view(parameters);
-    Document::new(&view, text(&view))
+    Document::new(&view, text(&view, None))
+}
+
+/// The same, and the format of the file that they come from.
+pub(super) fn of_file(parameters: &Parameters, decoded: &Decoded) -> Result<Document, Error> {
+    let view = View { format: Some(decoded.format), ..view(parameters) };
+    Document::new(&view, text(&view, Some(decoded.described())))
 }
 
 fn view(parameters: &Parameters) -> View {
@@ -120,6 +130,7 @@ fn view(parameters: &Parameters) -> View {
         }
     }
     View {
+        format: None,
         cluster_bootstrap,
         cluster_register,
         network: network(&parameters.network),
@@ -230,8 +241,8 @@ fn interface(interface: &Interface) -> InterfaceView {
     }
 }
 
-fn text(view: &View) -> String {
-    let mut lines = Vec::new();
+fn text(view: &View, format: Option<String>) -> String {
+    let mut lines: Vec<_> = format.map(|format| ("format", format)).into_iter().collect();
     if let Some(node) = &view.wipes {
         lines.push(("wipes", format!("the data partition of {node}, before all else")));
     }

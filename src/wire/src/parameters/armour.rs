@@ -28,9 +28,23 @@ pub fn message(bytes: Vec<u8>) -> Result<Vec<u8>, Error> {
         .ok_or(Error::NotBase64)
 }
 
+/// The text of a message, without a line feed.
+#[must_use]
+pub fn text(message: &[u8]) -> String {
+    format!("{ARMOUR}{}", Base64::encode_string(message))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_message_as_text_gives_the_message() {
+        assert_eq!(text(b"abcd"), "polis-parameters-v1:YWJjZA==");
+        for bytes in [&b""[..], b"a", b"\x0a\x22\xff"] {
+            assert_eq!(message(text(bytes).into()).unwrap(), bytes);
+        }
+    }
 
     #[test]
     fn text_gives_its_message_however_its_lines_are_broken() {

@@ -14,6 +14,7 @@
 
 mod armour;
 mod cidr;
+pub mod disk;
 mod error;
 mod source;
 mod text;
@@ -30,7 +31,7 @@ use zeroize::Zeroizing;
 
 use crate::identity::{NodeId, NodeName};
 
-pub use self::armour::{ARMOUR, message};
+pub use self::armour::{ARMOUR, message, text};
 pub use self::cidr::{Cidr, Mac};
 pub use self::error::{Error, FieldError, absent};
 pub use self::source::{BYTES_MAX, FW_CFG_ITEM, Source};
