@@ -327,3 +327,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "logs_fuzz_tests.rs"]
+mod fuzz_tests;

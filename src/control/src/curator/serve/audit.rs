@@ -563,3 +563,7 @@ mod tests {
         assert_eq!(kinds.seen(by(0)), Some(by(0)), "the next minute");
     }
 }
+
+#[cfg(test)]
+#[path = "audit_fuzz_tests.rs"]
+mod fuzz_tests;

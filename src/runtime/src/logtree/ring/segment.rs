@@ -164,3 +164,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "segment_fuzz_tests.rs"]
+mod fuzz_tests;
