@@ -371,3 +371,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "keys_fuzz_tests.rs"]
+mod fuzz_tests;

@@ -225,3 +225,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "serial_fuzz_tests.rs"]
+mod fuzz_tests;

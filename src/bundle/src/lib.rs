@@ -16,6 +16,8 @@
 //!
 //! What this crate does not do: decide whose key is trusted, or write to a disk.
 
+#[cfg(test)]
+mod fuzz_tests;
 mod manifest;
 mod reader;
 mod refusal;

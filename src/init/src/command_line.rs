@@ -225,3 +225,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "command_line_fuzz_tests.rs"]
+mod fuzz_tests;

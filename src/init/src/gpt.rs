@@ -202,14 +202,14 @@ mod tests {
 
     use super::*;
 
-    const SECTOR: u64 = 512;
+    pub(super) const SECTOR: u64 = 512;
 
-    fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
+    pub(super) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
         bytes[at..at + value.len()].copy_from_slice(value);
     }
 
     /// A disk as the `gpt` crate writes it, with one named partition.
-    fn disk() -> (Vec<u8>, String) {
+    pub(super) fn disk() -> (Vec<u8>, String) {
         let size = 1 << 18;
         let mut disk = Cursor::new(vec![0; size]);
         gpt::mbr::ProtectiveMBR::with_lb_size(u32::try_from(size / 512).unwrap() - 1)
@@ -223,7 +223,7 @@ mod tests {
         (table.write().unwrap().into_inner(), guid)
     }
 
-    fn sectors(disk: &[u8]) -> u64 {
+    pub(super) fn sectors(disk: &[u8]) -> u64 {
         disk.len() as u64 / SECTOR
     }
 
@@ -293,3 +293,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "gpt_fuzz_tests.rs"]
+mod fuzz_tests;

@@ -301,3 +301,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "last_words_fuzz_tests.rs"]
+mod fuzz_tests;

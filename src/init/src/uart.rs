@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     /// A table of the firmware that names a port of 16550's kind.
-    fn table(space: u8, address: u64, baud: u8) -> Vec<u8> {
+    pub(super) fn table(space: u8, address: u64, baud: u8) -> Vec<u8> {
         let mut table = vec![0; TABLE_MIN];
         table[..4].copy_from_slice(b"SPCR");
         table[4..8].copy_from_slice(&80_u32.to_le_bytes());
@@ -202,7 +202,7 @@ mod tests {
     }
 
     /// With its checksum.
-    fn sealed(mut table: Vec<u8>) -> Vec<u8> {
+    pub(super) fn sealed(mut table: Vec<u8>) -> Vec<u8> {
         table[9] = 0;
         let sum = table.iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte));
         table[9] = sum.wrapping_neg();
@@ -320,3 +320,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "uart_fuzz_tests.rs"]
+mod fuzz_tests;

@@ -209,7 +209,7 @@ fn holds(head: &AuditHead, entries: &[AuditEntry], noted: Mark) -> Result<(), Br
 mod tests {
     use super::*;
 
-    fn chain(numbers: std::ops::RangeInclusive<u64>) -> (AuditHead, Vec<AuditEntry>) {
+    pub(super) fn chain(numbers: std::ops::RangeInclusive<u64>) -> (AuditHead, Vec<AuditEntry>) {
         let (first, mut entries) = (*numbers.start(), Vec::new());
         let before = if first == 1 { BEGINNING } else { [7; 32] };
         let (mut previous, mut newest) = (before.to_vec(), 0);
@@ -230,7 +230,7 @@ mod tests {
         (head, entries)
     }
 
-    fn mark(entry: &AuditEntry) -> Mark {
+    pub(super) fn mark(entry: &AuditEntry) -> Mark {
         Mark { number: entry.number, hash: hash(entry) }
     }
 
@@ -316,3 +316,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "audit_fuzz_tests.rs"]
+mod fuzz_tests;

@@ -171,3 +171,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "endpoint_fuzz_tests.rs"]
+mod fuzz_tests;

@@ -553,3 +553,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "registry_fuzz_tests.rs"]
+mod fuzz_tests;

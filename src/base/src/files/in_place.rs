@@ -308,3 +308,7 @@ fn decode(copy: &[u8]) -> Option<Option<&[u8]>> {
 #[cfg(test)]
 #[path = "in_place_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "in_place_fuzz_tests.rs"]
+mod fuzz_tests;

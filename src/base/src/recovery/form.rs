@@ -155,3 +155,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "form_fuzz_tests.rs"]
+mod fuzz_tests;

@@ -10,6 +10,8 @@ pub mod command_line;
 pub mod dm;
 pub mod efivar;
 pub mod files;
+#[cfg(test)]
+mod fuzz_tests;
 pub mod inherit;
 pub mod input;
 pub mod kmsg;

@@ -339,16 +339,16 @@ mod tests {
     use super::*;
     use polis_machine::parameters::Cidr;
 
-    const HERE: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 17);
+    pub(super) const HERE: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 17);
 
-    fn key(seed: u8) -> NodeKey {
+    pub(super) fn key(seed: u8) -> NodeKey {
         NodeKey::from_seed(&[seed; 32])
     }
 
     /// The question that the receiver asked last.
-    const NONCE: Nonce = [5; 16];
+    pub(super) const NONCE: Nonce = [5; 16];
 
-    fn message(kind: Kind, key: &NodeKey, nonce: Nonce) -> Vec<u8> {
+    pub(super) fn message(kind: Kind, key: &NodeKey, nonce: Nonce) -> Vec<u8> {
         Discovery { kind, key: key.public_key(), address: HERE, nonce }.signed(key)
     }
 
@@ -357,7 +357,7 @@ mod tests {
     }
 
     /// The result of the message at a node with the key 9, which knows the node of key 1.
-    fn received(bytes: &[u8], from: Ipv4Addr) -> Option<Discovery> {
+    pub(super) fn received(bytes: &[u8], from: Ipv4Addr) -> Option<Discovery> {
         let peers = [1, 9].map(|seed| (key(seed).id(), IpAddr::from([10, 0, 2, 99])));
         classify(bytes, from.into(), &peers.into(), key(9).id(), &[Some(NONCE), None], &mut || true)
     }
@@ -503,3 +503,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "discovery_fuzz_tests.rs"]
+mod fuzz_tests;

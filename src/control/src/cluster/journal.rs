@@ -145,7 +145,7 @@ mod tests {
     use super::*;
     use crate::cluster::tests::{begun, blob, half, register};
 
-    fn registering(secrets: Guarded<Secrets>, kind: Option<Kind>) -> Registering {
+    pub(super) fn registering(secrets: Guarded<Secrets>, kind: Option<Kind>) -> Registering {
         let disk = kind.map(|kind| Planned {
             kind,
             keeping: Keeping::default(),
@@ -177,3 +177,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "journal_fuzz_tests.rs"]
+mod fuzz_tests;

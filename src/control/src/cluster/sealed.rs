@@ -348,11 +348,11 @@ mod tests {
     use super::*;
     use crate::cluster::tests::{blob, bootstrap, half};
 
-    fn plain() -> Guarded<Secrets> {
+    pub(super) fn plain() -> Guarded<Secrets> {
         Guarded::Plain(Secrets { node: half(1), join: half(2), key: None })
     }
 
-    fn sealed(secrets: Option<Guarded<Secrets>>) -> Sealed {
+    pub(super) fn sealed(secrets: Option<Guarded<Secrets>>) -> Sealed {
         Sealed {
             node_public_key: [7; 32],
             cluster_ca: b"certificate".to_vec(),
@@ -364,7 +364,7 @@ mod tests {
         }
     }
 
-    fn begun(secrets: Option<Guarded<Secrets>>) -> Begun {
+    pub(super) fn begun(secrets: Option<Guarded<Secrets>>) -> Begun {
         let kind = if secrets.is_some() { Kind::Encrypted } else { Kind::Insecure };
         let keys = secrets.map(|secrets| BegunKeys {
             secrets,
@@ -439,3 +439,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "sealed_fuzz_tests.rs"]
+mod fuzz_tests;

@@ -261,3 +261,7 @@ mod tests {
         assert_eq!(named_last(&file), whole);
     }
 }
+
+#[cfg(test)]
+#[path = "awaited_fuzz_tests.rs"]
+mod fuzz_tests;

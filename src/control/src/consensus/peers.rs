@@ -170,3 +170,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "peers_fuzz_tests.rs"]
+mod fuzz_tests;

@@ -135,10 +135,10 @@ mod tests {
 
     use super::*;
 
-    const ENTRY: i64 = 2;
+    pub(super) const ENTRY: i64 = 2;
 
     /// In etcd's format: padded to eight bytes.
-    fn frame(kind: i64, data: &[u8]) -> Vec<u8> {
+    pub(super) fn frame(kind: i64, data: &[u8]) -> Vec<u8> {
         let record = Record { kind, data: Some(data.to_vec()) }.encode_to_vec();
         let padding = record.len().next_multiple_of(8) - record.len();
         let mut length = u64::try_from(record.len()).unwrap();
@@ -151,12 +151,12 @@ mod tests {
         frame
     }
 
-    fn snapshot(index: u64) -> Vec<u8> {
+    pub(super) fn snapshot(index: u64) -> Vec<u8> {
         frame(SNAPSHOT, &Snapshot { index }.encode_to_vec())
     }
 
     /// A log as it is made, before any entry is in it.
-    fn new() -> Vec<u8> {
+    pub(super) fn new() -> Vec<u8> {
         [frame(CHECKSUM, b""), frame(METADATA, b"member and cluster"), snapshot(0)].concat()
     }
 
@@ -164,7 +164,7 @@ mod tests {
         is_bare(&[&new()[..], &records.concat(), &[0; 64]].concat())
     }
 
-    fn state(commit: u64) -> Vec<u8> {
+    pub(super) fn state(commit: u64) -> Vec<u8> {
         frame(STATE, &State { commit }.encode_to_vec())
     }
 
@@ -219,3 +219,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "wal_fuzz_tests.rs"]
+mod fuzz_tests;

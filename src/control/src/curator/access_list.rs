@@ -61,12 +61,12 @@ impl Service {
 
 /// The CRL that was read last, and its content.
 #[derive(Default)]
-struct Revoked {
+pub(super) struct Revoked {
     der: Arc<Vec<u8>>,
     serials: BTreeSet<Vec<u8>>,
 }
 
-fn of(directory: &Directory, read: &mut Revoked) -> AccessList {
+pub(super) fn of(directory: &Directory, read: &mut Revoked) -> AccessList {
     let der = directory.crl();
     if read.der != der {
         match Crl::read(&der) {

@@ -241,9 +241,9 @@ fn number_of(key: &str) -> Option<u64> {
     key.strip_prefix(ENTRIES)?.parse().ok()
 }
 
-/// The next page after that of `number`.
+/// The next page after that of `number`, or the largest number behind the last page.
 pub(super) fn page_after(number: u64) -> u64 {
-    (number / PAGE + 1) * PAGE
+    (number / PAGE + 1).saturating_mul(PAGE)
 }
 
 /// A text that fits into an entry.
@@ -383,6 +383,12 @@ mod tests {
         store.audit(&Audit::default(), by("owner ann")).await.unwrap();
         let (head, entries) = all(&store, &audit).await;
         assert_eq!((head.number, check(&head, &entries, None)), (7, Ok(())));
+    }
+
+    #[test]
+    fn the_last_page_is_followed_by_the_largest_number() {
+        assert_eq!([0, 99, 100].map(page_after), [100, 100, 200]);
+        assert_eq!([u64::MAX - 16, u64::MAX].map(page_after), [u64::MAX - 15, u64::MAX]);
     }
 
     #[test]

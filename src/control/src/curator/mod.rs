@@ -38,6 +38,8 @@ pub mod disk_keys;
 pub mod error;
 pub mod fenced;
 mod founding;
+#[cfg(test)]
+mod fuzz_tests;
 pub mod health;
 pub mod leader;
 mod names;

@@ -258,3 +258,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "lease_fuzz_tests.rs"]
+mod fuzz_tests;

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     /// The boot sector of a FAT12 file system, as far as it counts here.
-    fn fat(label: &str) -> Vec<u8> {
+    pub(super) fn fat(label: &str) -> Vec<u8> {
         let mut sector = vec![0; 512];
         sector[0] = 0xeb;
         sector[22] = 1;
@@ -141,7 +141,7 @@ mod tests {
         sector
     }
 
-    fn iso(label: &str) -> Vec<u8> {
+    pub(super) fn iso(label: &str) -> Vec<u8> {
         let mut image = vec![0; 40_000];
         image[32_768..32_775].copy_from_slice(b"\x01CD001\x01");
         image[32_808..32_840].copy_from_slice(format!("{label:32}").as_bytes());
@@ -259,3 +259,7 @@ mod tests {
         assert_eq!(names, ["sdc", "sdd", "sdb"]);
     }
 }
+
+#[cfg(test)]
+#[path = "config_disk_fuzz_tests.rs"]
+mod fuzz_tests;

@@ -79,7 +79,7 @@ mod tests {
         bytes
     }
 
-    fn table() -> Vec<u8> {
+    pub(super) fn table() -> Vec<u8> {
         [
             structure(0, &[7; 20], &["SeaBIOS", "1.16"]),
             structure(OEM_STRINGS, &[2], &["one", "two"]),
@@ -129,3 +129,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "smbios_fuzz_tests.rs"]
+mod fuzz_tests;

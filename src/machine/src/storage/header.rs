@@ -180,7 +180,7 @@ mod tests {
         )
     }
 
-    fn with(json: &str) -> Vec<u8> {
+    pub(super) fn with(json: &str) -> Vec<u8> {
         let mut head = vec![0; 2 * COPY_SIZE];
         for (offset, magic) in COPIES {
             let copy = &mut head[offset..offset + COPY_SIZE];
@@ -199,7 +199,7 @@ mod tests {
     }
 
     /// The first bytes of a partition of this kind.
-    fn header(kind: Kind) -> Vec<u8> {
+    pub(super) fn header(kind: Kind) -> Vec<u8> {
         match kind {
             Kind::Insecure => Vec::new(),
             Kind::Encrypted => with(&json(CIPHER, CIPHER, "")),
@@ -264,3 +264,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "header_fuzz_tests.rs"]
+mod fuzz_tests;

@@ -234,3 +234,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "probe_fuzz_tests.rs"]
+mod fuzz_tests;

@@ -469,3 +469,7 @@ impl Seek for View<'_> {
 #[cfg(test)]
 #[path = "table_tests.rs"]
 pub(super) mod tests;
+
+#[cfg(test)]
+#[path = "table_fuzz_tests.rs"]
+mod fuzz_tests;

@@ -299,7 +299,7 @@ mod tests {
                        000000000000000000000000000000000000\
                        000000000000000000000000000000000000";
 
-    fn own() -> Vec<u8> {
+    pub(super) fn own() -> Vec<u8> {
         hex::decode(OWN).unwrap()
     }
 
@@ -476,3 +476,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "tracking_fuzz_tests.rs"]
+mod fuzz_tests;

@@ -265,4 +265,6 @@ fn cipher(key: &[u8; 32]) -> Result<LessSafeKey, Error> {
 }
 
 #[cfg(test)]
+mod fuzz_tests;
+#[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 /// Answers with these bytes to every command.
-struct Answers(Vec<Vec<u8>>);
+pub(super) struct Answers(pub(super) Vec<Vec<u8>>);
 
 impl Transport for Answers {
     fn transmit(&mut self, _command: &[u8]) -> io::Result<Vec<u8>> {
@@ -19,7 +19,7 @@ fn refusal(rc: u32) -> Vec<u8> {
     [&[0x80, 0x01, 0, 0, 0, 10][..], &rc.to_be_bytes()].concat()
 }
 
-fn blob() -> Blob {
+pub(super) fn blob() -> Blob {
     Blob {
         public: vec![1],
         private: vec![2],

@@ -216,3 +216,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "entry_fuzz_tests.rs"]
+mod fuzz_tests;

@@ -95,8 +95,7 @@ pub(super) fn finished(
 
 /// Entries of an earlier boot, then the end.
 pub(super) fn past(past: Past) -> impl Stream<Item = Result<v1::LogsResponse, Status>> {
-    // By the clock of that time.
-    let started = SystemTime::UNIX_EPOCH + Duration::from_secs(past.started());
+    let started = started_at(past.started());
     stream::unfold(Some(past), move |past| async move {
         let mut past = past?;
         let mut message = Message::new(started);
@@ -109,6 +108,13 @@ pub(super) fn past(past: Past) -> impl Stream<Item = Result<v1::LogsResponse, St
         }
         Some((Ok(message.response), Some(past)))
     })
+}
+
+/// When an earlier boot started, by the clock of that time: seconds since 1970, as the disk
+/// has them. A moment that no clock has counts as 1970.
+fn started_at(seconds: u64) -> SystemTime {
+    let started = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds));
+    started.unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
 /// The reason why an earlier boot cannot be read.
@@ -165,7 +171,7 @@ impl Message {
     fn take(&mut self, item: Item) {
         match item {
             Item::Entry(entry) => self.add(&entry),
-            Item::Lost(count) => self.response.lost += count,
+            Item::Lost(count) => self.response.lost = self.response.lost.saturating_add(count),
         }
     }
 
@@ -177,8 +183,9 @@ impl Message {
 }
 
 fn convert(entry: &Entry, started: SystemTime) -> logs_response::Entry {
-    let since_1970 = (started + entry.at).duration_since(SystemTime::UNIX_EPOCH);
-    let since_1970 = since_1970.unwrap_or(Duration::ZERO);
+    // Saturating: an entry of an earlier boot is as the disk has it.
+    let started = started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let since_1970 = started.saturating_add(entry.at);
     let mut converted = logs_response::Entry {
         name: entry.name.to_string(),
         severity: severity(entry.body.severity()).into(),
@@ -320,3 +327,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "logs_fuzz_tests.rs"]
+mod fuzz_tests;

@@ -364,4 +364,6 @@ impl Name {
 }
 
 #[cfg(test)]
+mod fuzz_tests;
+#[cfg(test)]
 mod tests;

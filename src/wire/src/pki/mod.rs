@@ -25,6 +25,8 @@
 //! or look at the wall clock by itself.
 
 mod crl;
+#[cfg(test)]
+mod fuzz_tests;
 mod namespace;
 mod overview;
 mod parse;

@@ -12,11 +12,11 @@ use super::*;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-fn noon() -> SystemTime {
+pub(super) fn noon() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)
 }
 
-fn authority() -> Arc<Certificate> {
+pub(super) fn authority() -> Arc<Certificate> {
     Arc::new(Certificate {
         issuer: Issuer::Itself,
         name: "etcd-peers".to_owned(),
@@ -30,7 +30,7 @@ fn desired(name: &str, template: Template, mode: Mode) -> Certificate {
     Certificate { issuer, name: name.to_owned(), template, mode }
 }
 
-fn peer(name: &str, mode: Mode) -> Certificate {
+pub(super) fn peer(name: &str, mode: Mode) -> Certificate {
     desired(name, Template::EtcdPeer { host: Host::Name(name.to_owned()) }, mode)
 }
 

@@ -44,6 +44,8 @@ mod tls;
 #[cfg(test)]
 mod access_tests;
 #[cfg(test)]
+mod fuzz_tests;
+#[cfg(test)]
 mod hostile_tests;
 #[cfg(test)]
 mod secrets_tests;

@@ -319,3 +319,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "keeper_fuzz_tests.rs"]
+mod fuzz_tests;

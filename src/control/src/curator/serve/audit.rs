@@ -359,9 +359,10 @@ impl Reader {
             let (head, entries) = page.map_err(|error| self.lead.refuse(error))?;
             let waited = std::mem::replace(&mut self.waits, false);
             let after = page_after(self.from);
-            if after > head.number {
+            // Behind the last page there is none, whatever a damaged head says.
+            if after > head.number || after == u64::MAX {
                 self.waits = true;
-                self.from = self.from.max(head.number + 1);
+                self.from = self.from.max(head.number.saturating_add(1));
             } else {
                 // Of what was pruned there is nothing to read.
                 self.from = after.max(head.first);
@@ -562,3 +563,7 @@ mod tests {
         assert_eq!(kinds.seen(by(0)), Some(by(0)), "the next minute");
     }
 }
+
+#[cfg(test)]
+#[path = "audit_fuzz_tests.rs"]
+mod fuzz_tests;

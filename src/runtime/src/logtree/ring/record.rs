@@ -245,3 +245,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "record_fuzz_tests.rs"]
+mod fuzz_tests;

@@ -29,7 +29,8 @@ impl Id {
         let (boot, number) = name.strip_suffix(".log")?.split_once('-')?;
         let digits = |text: &str| {
             let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-            plain.then(|| text.parse().ok())?
+            // Behind the largest number there is none for the next segment.
+            plain.then(|| text.parse().ok().filter(|number| *number < u64::MAX))?
         };
         let id = Self { boot: digits(boot)?, number: digits(number)? };
         // One name per segment: another spelling would be a second one.
@@ -163,3 +164,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "segment_fuzz_tests.rs"]
+mod fuzz_tests;

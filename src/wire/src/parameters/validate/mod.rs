@@ -384,4 +384,6 @@ fn route(message: &v1::network_configuration::Route, path: &str) -> Result<Route
 }
 
 #[cfg(test)]
+mod fuzz_tests;
+#[cfg(test)]
 mod tests;

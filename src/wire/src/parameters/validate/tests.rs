@@ -26,11 +26,11 @@ fn ca() -> Vec<u8> {
     params.self_signed(&key).unwrap().der().to_vec()
 }
 
-fn bootstrapping() -> ClusterBootstrap {
+pub(super) fn bootstrapping() -> ClusterBootstrap {
     ClusterBootstrap { owner_public_key: owner(), ..Default::default() }
 }
 
-fn registering() -> ClusterRegister {
+pub(super) fn registering() -> ClusterRegister {
     let node = cluster_directory::Node {
         id: format!("polis-{}", "0a".repeat(16)),
         addresses: vec!["10.0.0.1:7835".to_owned()],
@@ -44,7 +44,7 @@ fn registering() -> ClusterRegister {
     }
 }
 
-fn with(cluster: WireCluster) -> NodeParameters {
+pub(super) fn with(cluster: WireCluster) -> NodeParameters {
     NodeParameters { cluster: Some(cluster), ..Default::default() }
 }
 
@@ -59,7 +59,7 @@ fn with_interface(interface: wire_network::Interface) -> NodeParameters {
     with_network(NetworkConfiguration { interfaces: vec![interface], ..Default::default() })
 }
 
-fn eth0() -> wire_network::Interface {
+pub(super) fn eth0() -> wire_network::Interface {
     wire_network::Interface { r#match: "eth0".to_owned(), ..Default::default() }
 }
 

@@ -1,0 +1,67 @@
+//! Fuzz targets of update bundles: as they arrive, and with a manifest that its key signed.
+
+use ed25519_dalek::{Signer as _, SigningKey};
+use polis_fuzz::{Accepted, Target};
+use semver::Version;
+
+use crate::{Bundle, MAGIC, Manifest, Part, signed, write};
+
+const KERNEL: &[u8] = &[7; 300];
+const SYSTEM: &[u8] = &[9; 500];
+/// A buffer of one piece of a part, and room.
+const MEMORY: usize = (1 << 20) + (256 << 10);
+
+fn key() -> SigningKey {
+    SigningKey::from_bytes(&[1; 32])
+}
+
+fn manifest() -> Manifest {
+    Manifest {
+        version: Version::new(1, 2, 0),
+        security_level: 3,
+        architecture: "x86_64".to_owned(),
+        variant: "full".to_owned(),
+        image: "0123456789abcdef".to_owned(),
+        from: "1.0.0-rc.1".parse().unwrap(),
+        kernel: Part::of(KERNEL).unwrap(),
+        system: Part::of(SYSTEM).unwrap(),
+    }
+}
+
+/// Whether a bundle is whole for its own signer.
+fn read(bytes: &[u8]) -> Option<Manifest> {
+    let (mut kernel, mut system) = (Vec::new(), Vec::new());
+    let bundle = Bundle::open(bytes, None).ok()?;
+    let manifest = bundle.parts([&mut kernel, &mut system], &mut |_bytes| ()).ok()?;
+    assert_eq!(
+        [kernel.len() as u64, system.len() as u64],
+        [manifest.kernel.size, manifest.system.size]
+    );
+    Some(manifest)
+}
+
+#[test]
+fn bundles() {
+    let mut bundle = Vec::new();
+    write(&mut bundle, &manifest(), &key(), [&mut &*KERNEL, &mut &*SYSTEM]).unwrap();
+    Target::new("bundle.file").samples([bundle.clone()]).memory(MEMORY).run(|input| {
+        let accepted = read(input).is_some();
+        assert_eq!(accepted, input == bundle, "one file has the signature of this key");
+        accepted.into()
+    });
+}
+
+#[test]
+fn signed_manifests() {
+    let sample = manifest().encode().unwrap();
+    Target::new("bundle.manifest").samples([sample]).memory(MEMORY).run(|input| {
+        let signature = key().sign(&signed(input)).to_bytes();
+        let length = u32::try_from(input.len()).unwrap().to_le_bytes();
+        let public = key().verifying_key().to_bytes();
+        let bytes = [&MAGIC[..], &public, &signature, &length, input, KERNEL, SYSTEM].concat();
+        let Ok(bundle) = Bundle::open(&*bytes, None) else { return Accepted::No };
+        assert_eq!(bundle.manifest().encode().unwrap(), input, "a manifest has one spelling");
+        let _changed = read(&bytes);
+        Accepted::Yes
+    });
+}
