@@ -304,11 +304,14 @@ fn decrypt(
     };
     let cannot = || format!("cannot decrypt {}", file.display());
     let encrypted = File::open(file).doing(cannot)?;
-    let key = key::read(&key_file, &global.passphrase)?;
+    let key = key::read(&key_file, &global.passphrase)
+        .map_err(|error| error.or_help("name the key of an owner: --owner-key FILE"))?;
     let mut plain = Plain { file: Unfinished::begin(out)?, checksum: Checksum::default() };
     age::decrypt(&Identity::of_key(&key), encrypted, &mut plain).map_err(|error| {
         let help = match &error {
-            age::Error::Foreign => "`polisctl etcd snapshot` saves an encrypted one",
+            age::Error::Foreign => {
+                "`polisctl etcd snapshot` saves an encrypted one; a decrypted one is used as it is"
+            }
             age::Error::OtherRecipients { .. } => {
                 "name the key of a person who was an owner when it was taken: --owner-key FILE"
             }
@@ -341,7 +344,7 @@ struct Plain {
 
 impl io::Write for Plain {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.file.write(bytes).map_err(|error| io::Error::other(error.render()))?;
+        self.file.write(bytes).map_err(|error| io::Error::other(error.summary()))?;
         self.checksum.add(bytes);
         Ok(bytes.len())
     }
@@ -389,7 +392,7 @@ mod tests {
         world.runs(&["owner", "create", "-o", "@other.key"]);
         let decrypt = ["etcd", "decrypt", "@etcd.age", "-o", "@etcd.db"];
         let refused = world.refuses(&[&decrypt[..], &["--owner-key", "@other.key"]].concat());
-        assert!(refused.contains("is none of them") && refused.contains("--owner-key FILE"));
+        assert!(refused.contains("is not among those") && refused.contains("--owner-key FILE"));
         assert!(!world.path("etcd.db").exists());
 
         let cut = &saved[..saved.len() - 1];

@@ -130,7 +130,10 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         }
         Command::List(watch) => list(watch, global).await,
         Command::Revoke { name, sure } => {
-            let effect = format!("The user {name} loses all access to the cluster at once.");
+            let effect = format!(
+                "The user {name} loses all access to the cluster at once. Where it is the only \
+                 owner who can read a recovery key, save that key first."
+            );
             if sure.of(global, &effect)? == Go::NoFurther {
                 return Ok(());
             }

@@ -61,7 +61,7 @@ pub enum Error {
         line: usize,
     },
     /// Every recipient is another one.
-    #[error("it is encrypted to {recipients} keys, and this is none of them")]
+    #[error("this key is not among those that it is encrypted to ({recipients})")]
     OtherRecipients {
         /// How many it is encrypted to.
         recipients: usize,
@@ -94,6 +94,9 @@ impl Recipient {
     }
 }
 
+/// A share for which each secret is the same: no honest writer makes one.
+struct SmallOrder;
+
 /// The private half of a [`Recipient`].
 pub struct Identity {
     scalar: Zeroizing<[u8; 32]>,
@@ -109,16 +112,20 @@ impl Identity {
     }
 
     /// The key of the file, if this stanza holds it for this identity.
-    fn unwrap(&self, share: &[u8; 32], body: &[u8]) -> Option<Zeroizing<[u8; FILE_KEY]>> {
+    fn unwrap(
+        &self,
+        share: &[u8; 32],
+        body: &[u8],
+    ) -> Result<Option<Zeroizing<[u8; FILE_KEY]>>, SmallOrder> {
         let share = MontgomeryPoint(*share);
         let secret = Zeroizing::new(share.mul_clamped(*self.scalar).to_bytes());
         if *secret == [0; 32] {
-            return None;
+            return Err(SmallOrder);
         }
         let key = wrapping_key(&secret, &share, &self.recipient);
         let mut body = Zeroizing::new(body.to_vec());
-        let opened = key.open_in_place(counted(0, false), Aad::empty(), &mut body).ok()?;
-        Some(Zeroizing::new(<[u8; FILE_KEY]>::try_from(&*opened).ok()?))
+        let opened = key.open_in_place(counted(0, false), Aad::empty(), &mut body).ok();
+        Ok(opened.and_then(|key| <[u8; FILE_KEY]>::try_from(&*key).ok()).map(Zeroizing::new))
     }
 }
 
@@ -159,7 +166,8 @@ impl Encryptor {
         for (recipient, secret) in recipients.iter().zip(ephemeral) {
             let share = MontgomeryPoint::mul_base_clamped(**secret);
             let shared = Zeroizing::new(recipient.0.mul_clamped(**secret).to_bytes());
-            let mut body = file_key.to_vec();
+            let mut body = Vec::with_capacity(FILE_KEY + TAG);
+            body.extend_from_slice(file_key);
             seal(&wrapping_key(&shared, &share, &recipient.0), counted(0, false), &mut body);
             let share = Base64Unpadded::encode_string(share.as_bytes());
             // 32 bytes are 43 characters: one line.
@@ -172,7 +180,7 @@ impl Encryptor {
         let mut begun = header.into_bytes();
         begun.extend_from_slice(&nonce);
         let key = payload_key(file_key, &nonce);
-        (Self { key, chunk: 0, pending: Zeroizing::new(Vec::new()) }, begun)
+        (Self { key, chunk: 0, pending: Zeroizing::new(Vec::with_capacity(CHUNK + TAG)) }, begun)
     }
 
     /// Takes plaintext, and returns what can be written by now.
@@ -200,7 +208,7 @@ impl Encryptor {
     }
 
     fn seal_pending(&mut self, last: bool, out: &mut Vec<u8>) {
-        let mut chunk = std::mem::take(&mut *self.pending);
+        let mut chunk = std::mem::replace(&mut *self.pending, Vec::with_capacity(CHUNK + TAG));
         seal(&self.key, counted(self.chunk, last), &mut chunk);
         self.chunk += 1;
         out.extend_from_slice(&chunk);
@@ -326,11 +334,12 @@ fn read_header(
     identity: &Identity,
     file: &mut impl BufRead,
 ) -> Result<Zeroizing<[u8; FILE_KEY]>, Error> {
-    if !is_encrypted(file.fill_buf().map_err(Error::Read)?) {
-        return Err(Error::Foreign);
-    }
     let mut lines = Lines { file, header: Vec::new(), line: 0 };
-    lines.next()?;
+    match lines.next() {
+        Ok(line) if line == VERSION => {}
+        Ok(_) | Err(Error::Header { .. }) => return Err(Error::Foreign),
+        Err(error) => return Err(error),
+    }
     let (mut found, mut recipients) = (None, 0);
     let mac = loop {
         let line = lines.next()?;
@@ -339,18 +348,27 @@ fn read_header(
         }
         let stanza = line.strip_prefix("-> ").ok_or_else(|| lines.damaged())?;
         recipients += 1;
-        let Some(share) = stanza.strip_prefix(X25519).and_then(|rest| rest.strip_prefix(' '))
-        else {
-            lines.body()?;
-            continue;
+        let words: Vec<&str> = stanza.split(' ').collect();
+        let is_word = |word: &&str| !word.is_empty() && word.bytes().all(|b| b.is_ascii_graphic());
+        if !words.iter().all(is_word) {
+            return Err(lines.damaged());
+        }
+        let share = match words[..] {
+            [X25519, share] => Base64Unpadded::decode_vec(share).ok(),
+            [X25519, ..] => None,
+            _ => {
+                lines.body()?;
+                continue;
+            }
         };
-        let share = Base64Unpadded::decode_vec(share).ok().and_then(|share| share.try_into().ok());
-        let share: [u8; 32] = share.ok_or_else(|| lines.damaged())?;
+        let share = share.and_then(|share| <[u8; 32]>::try_from(share).ok());
+        let share = share.ok_or_else(|| lines.damaged())?;
         let body = lines.body()?;
         if body.len() != FILE_KEY + TAG {
             return Err(lines.damaged());
         }
-        found = found.or_else(|| identity.unwrap(&share, &body));
+        let unwrapped = identity.unwrap(&share, &body).map_err(|SmallOrder| lines.damaged())?;
+        found = found.or(unwrapped);
     };
     let file_key = found.ok_or(Error::OtherRecipients { recipients })?;
     // The code covers the header up to the dashes of its own line.
@@ -501,6 +519,15 @@ mod tests {
         let header = format!("{VERSION}\nsomething\n");
         let error = opened(1, header.as_bytes()).unwrap_err();
         assert_eq!(error.to_string(), "line 2 of its header is damaged");
+        for stanza in ["-> X25519", "-> X25519 AA AA", "-> X25519  AA", "-> other\u{e9}", "-> "] {
+            let header = format!("{VERSION}\n{stanza}\nAA\n--- AA\n");
+            let error = opened(1, header.as_bytes()).unwrap_err();
+            assert!(matches!(error, Error::Header { line: 2 }), "{stanza:?}: {error}");
+        }
+        // A share of zeros.
+        let zeros = Base64Unpadded::encode_string(&[0; 32]);
+        let header = format!("{VERSION}\n-> X25519 {zeros}\n{zeros}\n--- {zeros}\n");
+        assert!(matches!(opened(1, header.as_bytes()).unwrap_err(), Error::Header { line: 3 }));
         let endless = format!("{VERSION}\n-> other\n{}", "A".repeat(2 * HEADER_MAX));
         assert!(matches!(opened(1, endless.as_bytes()).unwrap_err(), Error::Header { line: 3 }));
         let mut changed = file.clone();

@@ -14,8 +14,10 @@ use crate::world::{BOOT, SNAPSHOT, SOON, World};
 
 /// Saves etcd while the demo runs.
 pub(super) fn saved(world: &World, owner: &Owner) -> Result<PathBuf> {
+    let saved = world.path("etcd.age").display().to_string();
+    owner.run(&["etcd", "snapshot", "--out", &saved])?;
     let file = world.path("etcd.snapshot");
-    owner.run(&["etcd", "snapshot", "--out", &file.display().to_string()])?;
+    owner.run(&["etcd", "decrypt", &saved, "--out", &file.display().to_string()])?;
     Ok(file)
 }
 

@@ -161,6 +161,12 @@ pub enum Error {
         /// What it sent.
         size: u64,
     },
+    /// etcd keeps what it deletes while one is taken.
+    #[error("another snapshot is being taken; one at a time")]
+    SnapshotGoesOn,
+    /// The caller reads too slowly, or etcd does.
+    #[error("the snapshot took longer than half an hour; take one over a faster network")]
+    SlowSnapshot,
     /// The node is not allowed to become that.
     #[error("the node does not have the role consensus member")]
     NoRole,
@@ -230,6 +236,8 @@ impl Error {
             Self::NoUpdate(_) => (NotFound, "no-update"),
             Self::NoRecoveryKey => (NotFound, "no-recovery-key"),
             Self::CutSnapshot { .. } => (Unavailable, "cut-snapshot"),
+            Self::SnapshotGoesOn => (FailedPrecondition, "snapshot-going-on"),
+            Self::SlowSnapshot => (Unavailable, "slow-snapshot"),
             Self::NoRole => (FailedPrecondition, "no-role"),
             Self::NoWorker => (FailedPrecondition, "no-worker"),
             Self::Etcd(_) => (Unavailable, "etcd"),

@@ -25,7 +25,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use tokio::sync::{Mutex, watch};
+use tokio::sync::{Mutex, Semaphore, watch};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
@@ -198,6 +198,7 @@ impl Service {
             leave: watch::Sender::default(),
             changing: Mutex::default(),
             departures,
+            snapshots: Arc::new(Semaphore::new(1)),
             audit: Audit::default(),
             attempts,
         });

@@ -507,9 +507,19 @@ async fn secrets_are_encrypted_to_the_owners_of_that_moment() {
     store.revoke_user("owner", noon()).await.unwrap();
     store.revoke_user("zoe", noon()).await.unwrap();
     assert_eq!(owners().await, [recipient(3)]);
-    for seed in 100..130 {
+    // The name is given again, to another key: the key of the founding stays without access.
+    store.create_user("owner", UserRole::Viewer, &key(5), noon()).await.unwrap();
+    assert_eq!(owners().await, [recipient(3)]);
+    store.revoke_user("owner", noon()).await.unwrap();
+    store.create_user("owner", UserRole::Owner, &key(6), noon()).await.unwrap();
+    assert_eq!(owners().await, [recipient(6), recipient(3)]);
+
+    for seed in 100..114 {
         let name = format!("b{seed}");
         store.create_user(&name, UserRole::Owner, &key(seed), noon()).await.unwrap();
     }
     assert_eq!(owners().await.len(), 16);
+    let refused = store.create_user("more", UserRole::Owner, &key(200), noon()).await;
+    assert!(matches!(refused, Err(Error::Field(_))), "{refused:?}");
+    store.create_user("more", UserRole::Operator, &key(200), noon()).await.unwrap();
 }

@@ -29,8 +29,9 @@ pub const OWNER_NAME: &str = "owner";
 /// message of some 450 KiB then.
 const USERS_MAX: usize = 4096;
 
-/// The owners that secrets are encrypted to, at most: each one adds a hundred bytes to a record.
-const RECIPIENTS_MAX: usize = 16;
+/// Owners that are not revoked, at most: secrets are encrypted to all of them, and each one adds
+/// a hundred bytes to a record.
+const OWNERS_MAX: usize = 16;
 
 /// The longest name.
 const NAME_MAX: usize = 64;
@@ -73,7 +74,7 @@ impl<S: pki::Store + Clone> Store<S> {
         if role == UserRole::Unspecified {
             return Err(Error::Field("role is missing".to_owned()));
         }
-        self.refuse(name, key).await?;
+        self.refuse(name, role, key).await?;
         // An interrupted revocation has left only the mark, which the new record removes.
         if self.user(name).await?.is_some_and(|user| user.revoked) {
             self.revoke(name, Reason::Left, now).await?;
@@ -134,30 +135,33 @@ impl<S: pki::Store + Clone> Store<S> {
         Ok(guards)
     }
 
-    /// Whom the secrets of owners are encrypted to: the key that the cluster was founded with,
-    /// unless the owner of that name was revoked, and the keys of the other owners in the order
-    /// of their names.
+    /// Whom the secrets of owners are encrypted to: the owners in the order of their names, the
+    /// holder of the key that the cluster was founded with before the others. That key counts
+    /// until it has taken ownership; then the record of its user does, as for every user.
     ///
     /// # Errors
     ///
     /// The error of a store that does not answer; [`store::Error::Damaged`] for a key that is
-    /// none.
+    /// none; [`store::Error::Missing`] without an owner.
     pub async fn owner_recipients(&self) -> Result<Vec<Recipient>, store::Error> {
-        let (mut keys, mut founder) = (Vec::new(), true);
+        let (mut keys, mut taken) = (Vec::new(), false);
         for (path, entry) in self.kv.list(USERS).await.map_err(store::Error::Store)? {
             let user = decode::<v1::User>(&path, &entry.value)?;
-            if user.name == OWNER_NAME {
-                founder = !user.revoked;
-            } else if user.role() == UserRole::Owner && !user.revoked {
-                keys.push((path, user.public_key));
+            let first = user.name == OWNER_NAME;
+            taken |= first;
+            if user.role() == UserRole::Owner && !user.revoked {
+                let place = if first { 0 } else { keys.len() };
+                keys.insert(place, (path, user.public_key));
             }
         }
-        if founder {
-            let owner = self.read::<v1::InitialOwner>(OWNER).await?;
-            let missing = || store::Error::Missing { key: OWNER.to_owned() };
-            keys.insert(0, (OWNER.to_owned(), owner.ok_or_else(missing)?.public_key));
+        let missing = || store::Error::Missing { key: OWNER.to_owned() };
+        if !taken {
+            let owner = self.read::<v1::InitialOwner>(OWNER).await?.ok_or_else(missing)?;
+            keys.insert(0, (OWNER.to_owned(), owner.public_key));
         }
-        keys.truncate(RECIPIENTS_MAX);
+        if keys.is_empty() {
+            return Err(missing());
+        }
         keys.into_iter().map(|(path, key)| recipient(&path, &key)).collect()
     }
 
@@ -190,13 +194,13 @@ impl<S: pki::Store + Clone> Store<S> {
         .await
     }
 
-    /// Rejects a user beyond the limit, and a key that another user has: a log could not
+    /// Rejects a user or an owner beyond the limit, and a key that another user has: a log could not
     /// distinguish the two, and to
     /// revoke one would leave the key its access. Two calls at the same moment may pass
     /// both, which a person would have to try.
-    async fn refuse(&self, name: &str, key: &[u8; 32]) -> Result<(), Error> {
+    async fn refuse(&self, name: &str, role: UserRole, key: &[u8; 32]) -> Result<(), Error> {
         let listed = self.kv.list(USERS).await.map_err(store::Error::Store)?;
-        let mut others = 0;
+        let (mut others, mut owners) = (0, 0);
         for (path, entry) in listed {
             let user = decode::<v1::User>(&path, &entry.value)?;
             if user.name == name || user.revoked {
@@ -206,6 +210,12 @@ impl<S: pki::Store + Clone> Store<S> {
                 return Err(Error::KeyTaken { name: name.to_owned(), by: user.name });
             }
             others += 1;
+            owners += usize::from(user.role() == UserRole::Owner);
+        }
+        if role == UserRole::Owner && owners >= OWNERS_MAX {
+            return Err(Error::Field(format!(
+                "role is owner, and there are {OWNERS_MAX} owners already; revoke one first"
+            )));
         }
         if others >= USERS_MAX {
             return Err(Error::Field(format!(

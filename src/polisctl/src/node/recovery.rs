@@ -83,9 +83,19 @@ async fn read(session: &Session, node_id: &str) -> Result<Zeroizing<String>, Err
     });
     let encrypted = answer.await?.encrypted_recovery_key;
     let mut key = Zeroizing::new(Vec::with_capacity(form::SIZE));
-    let decrypted = age::decrypt(session.identity(), &*encrypted, &mut *key);
-    decrypted.doing(|| format!("cannot read the recovery key of {node_id}")).help(|| {
-        "an owner can read it who was one when the node joined: `polisctl user list`".to_owned()
+    age::decrypt(session.identity(), &*encrypted, &mut *key).map_err(|error| {
+        let help = match &error {
+            age::Error::OtherRecipients { .. } => {
+                "an owner can read it who was one when the node joined; if none of them is left, \
+                 decommission the node, and register it again with an empty disk"
+            }
+            _ => {
+                "its record in etcd is damaged: decommission the node, and register it again with \
+                 an empty disk"
+            }
+        };
+        let cannot = format!("cannot read the recovery key of {node_id}");
+        Error::from(anyhow::Error::new(error)).context(cannot).or_help(help)
     })?;
     let key = <&[u8; form::SIZE]>::try_from(key.as_slice());
     let key = key.doing(|| format!("the recovery key of {node_id} is damaged"))?;

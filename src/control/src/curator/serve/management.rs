@@ -1,6 +1,7 @@
 //! The service `polis.v1.Management`: the calls of operators.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::TryStreamExt as _;
@@ -260,7 +261,7 @@ impl Management for Handlers {
         if node.recovery_key.is_empty() {
             return Err(lead.refuse(Error::NoRecoveryKey));
         }
-        info!(node = %id, "the recovery key of a node was shown");
+        info!(node = %id, "the encrypted recovery key of a node was handed out");
         let encrypted_recovery_key = node.recovery_key;
         Ok(Response::new(v1::GetRecoveryKeyResponse { encrypted_recovery_key }))
     }
@@ -290,14 +291,16 @@ impl Management for Handlers {
         let lead = self.lead()?;
         let clients = self.0.consensus.borrow().voter().cloned();
         let clients = clients.ok_or_else(|| Status::unavailable("etcd does not serve here now"))?;
+        let turn = Arc::clone(&self.0.snapshots).try_acquire_owned();
+        let turn = turn.map_err(|_taken| lead.refuse(Error::SnapshotGoesOn))?;
         let owners = lead.store().owner_recipients().await;
         let owners = owners.map_err(|error| lead.refuse(error))?;
         let failed = |error: crate::consensus::client::Error| lead.refuse(Error::Etcd(error));
         let taken = clients.snapshot().await.map_err(failed)?;
         info!("a snapshot of etcd is taken");
-        let pieces = futures::stream::try_unfold(taken, |mut taken| async move {
+        let pieces = futures::stream::try_unfold((taken, turn), |(mut taken, turn)| async move {
             let piece = taken.next().await.map_err(Error::Etcd)?;
-            Ok::<_, Error>(piece.map(|piece| (piece, taken)))
+            Ok::<_, Error>(piece.map(|piece| (piece, (taken, turn))))
         });
         let encrypted = snapshot::encrypted(pieces, &owners).map_err(|error| lead.refuse(error))?;
         let chunks = encrypted.map_ok(|data| v1::SnapshotChunk { data }).map_err(Status::from);

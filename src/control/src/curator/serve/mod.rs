@@ -38,7 +38,7 @@ use polis_proto::v1::aaa_server::AaaServer;
 use polis_proto::v1::curator_local_server::CuratorLocalServer;
 use polis_proto::v1::curator_server::CuratorServer;
 use polis_proto::v1::management_server::ManagementServer;
-use tokio::sync::{Mutex, watch};
+use tokio::sync::{Mutex, Semaphore, watch};
 use tokio::time::Instant;
 use tonic::Status;
 use tonic::service::Routes;
@@ -106,6 +106,8 @@ pub struct Parts {
     pub changing: Mutex<()>,
     /// The lock of the members of etcd: held while they change.
     pub departures: Departures,
+    /// The right to take a snapshot: one at a time.
+    pub snapshots: Arc<Semaphore>,
     /// The audit log.
     pub audit: Audit,
     /// Receives the calls that were not done, for the audit log.

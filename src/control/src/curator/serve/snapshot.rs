@@ -3,8 +3,12 @@
 //! Invariants:
 //! - A stream that ends without an error is the whole of a whole snapshot.
 //! - At most some hundred KiB are in memory at once.
+//! - It ends in time: etcd keeps all that it deletes meanwhile.
+
+use std::time::Duration;
 
 use futures::{Stream, StreamExt as _, stream};
+use tokio::time::{Instant, timeout_at};
 
 use crate::curator::error::Error;
 use crate::curator::store;
@@ -12,12 +16,15 @@ use polis_wire::age::{Encryptor, Recipient};
 use polis_wire::pki;
 use polis_wire::snapshot::Checksum;
 
+/// Enough for the largest database at 5 MB a second.
+const TIME_MAX: Duration = Duration::from_secs(30 * 60);
+
 /// Encrypts the pieces of a snapshot.
 ///
 /// # Errors
 ///
 /// When the kernel gives no random bytes. The stream ends with the error of `pieces`, or with
-/// [`Error::CutSnapshot`].
+/// [`Error::CutSnapshot`] or [`Error::SlowSnapshot`].
 pub(super) fn encrypted<P>(
     pieces: P,
     owners: &[Recipient],
@@ -30,10 +37,12 @@ where
         Error::Store(store::Error::Pki(pki::Error::Random { name, source }))
     });
     let (encryptor, begun) = begun?;
+    let end = Instant::now() + TIME_MAX;
     let state = Some((pieces.boxed(), encryptor, Checksum::default()));
-    let rest = stream::try_unfold(state, |state| async move {
+    let rest = stream::try_unfold(state, move |state| async move {
         let Some((mut pieces, mut encryptor, mut checksum)) = state else { return Ok(None) };
-        while let Some(piece) = pieces.next().await.transpose()? {
+        let slow = |_elapsed| Error::SlowSnapshot;
+        while let Some(piece) = timeout_at(end, pieces.next()).await.map_err(slow)?.transpose()? {
             checksum.add(&piece);
             let out = encryptor.push(&piece);
             if !out.is_empty() {
@@ -82,6 +91,15 @@ mod tests {
         assert!(checksum.is_whole() && plain.starts_with(SECRET));
         let operator = Identity::of_key(&SigningKey::from_bytes(&[2; 32]));
         assert!(age::decrypt(&operator, &*file, &mut Vec::new()).is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_snapshot_that_takes_too_long_ends_with_an_error() {
+        let owner = SigningKey::from_bytes(&[1; 32]);
+        let owner = Recipient::of_key(owner.verifying_key().as_bytes()).unwrap();
+        let chunks = encrypted(stream::pending::<Result<Vec<u8>, Error>>(), &[owner]).unwrap();
+        let error = chunks.try_collect::<Vec<_>>().await.unwrap_err();
+        assert!(matches!(error, Error::SlowSnapshot), "{error}");
     }
 
     #[tokio::test]
