@@ -85,8 +85,8 @@ pub enum Error {
 pub struct Recipient(MontgomeryPoint);
 
 impl Recipient {
-    /// The holder of this Ed25519 key; `None` if it is no point of the curve, or one of small
-    /// order, for which each secret is the same.
+    /// The holder of this Ed25519 key; `None` if it is not a point of the curve, or is
+    /// one of small order, for which each secret is the same.
     #[must_use]
     pub fn of_key(key: &[u8; 32]) -> Option<Self> {
         let key = VerifyingKey::from_bytes(key).ok().filter(|key| !key.is_weak())?;
@@ -250,16 +250,19 @@ pub fn decrypt(identity: &Identity, file: impl Read, mut out: impl Write) -> Res
     let file_key = read_header(identity, &mut file)?;
     let mut nonce = [0; NONCE];
     let mut good = 0;
-    if fill(&mut file, &mut nonce)? < NONCE {
-        return Err(Error::Damaged { good });
-    }
+    file.read_exact(&mut nonce).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => Error::Damaged { good },
+        _ => Error::Read(error),
+    })?;
     let key = payload_key(&file_key, &nonce);
-    let mut chunk = Zeroizing::new(vec![0; CHUNK + TAG]);
+    let mut chunk = Zeroizing::new(Vec::with_capacity(CHUNK + TAG));
     for number in 0.. {
-        let length = fill(&mut file, &mut chunk)?;
+        chunk.clear();
+        let sealed = (&mut file).take((CHUNK + TAG) as u64).read_to_end(&mut chunk);
+        sealed.map_err(Error::Read)?;
         let last = file.fill_buf().map_err(Error::Read)?.is_empty();
         let counted = counted(number, last);
-        let opened = key.open_in_place(counted, Aad::empty(), &mut chunk[..length]);
+        let opened = key.open_in_place(counted, Aad::empty(), &mut chunk);
         let plaintext = opened.map_err(|_mismatch| Error::Damaged { good })?;
         // Only an empty file ends with an empty chunk: there is one way to write each file.
         if plaintext.is_empty() && number > 0 {
@@ -272,20 +275,6 @@ pub fn decrypt(identity: &Identity, file: impl Read, mut out: impl Write) -> Res
         }
     }
     Ok(good)
-}
-
-/// Reads until `buffer` is full or the file ends.
-fn fill(file: &mut impl Read, buffer: &mut [u8]) -> Result<usize, Error> {
-    let mut filled = 0;
-    while filled < buffer.len() {
-        match file.read(&mut buffer[filled..]) {
-            Ok(0) => break,
-            Ok(read) => filled += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(Error::Read(error)),
-        }
-    }
-    Ok(filled)
 }
 
 /// The lines of a header, as they are read.
