@@ -385,20 +385,21 @@ fn config(kind: Kind, variant: Variant, packages: &Packages) -> Config {
     }
 }
 
-/// Links the unpacked payload as `target/payload/root`.
+/// Links the unpacked payload as `target/payload/root`. In one step, since two builds may
+/// end at the same moment.
 fn link(root: &Path) -> Result<PathBuf> {
     let link = workspace().join("target/payload/root");
     if fs::read_link(&link).is_ok_and(|target| target == root) {
         return Ok(link);
     }
-    if link.symlink_metadata().is_ok() {
-        fs::remove_file(&link).with_context(|| format!("cannot remove {}", link.display()))?;
-    }
-    if let Some(folder) = link.parent() {
-        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    }
-    std::os::unix::fs::symlink(root, &link)
-        .with_context(|| format!("cannot make {}", link.display()))?;
+    let cannot = || format!("cannot make {}", link.display());
+    let folder = link.parent().with_context(cannot)?;
+    fs::create_dir_all(folder).with_context(cannot)?;
+    let new = tempfile::Builder::new()
+        .prefix(".root")
+        .make_in(folder, |path| std::os::unix::fs::symlink(root, path))
+        .with_context(cannot)?;
+    new.into_temp_path().persist(&link).with_context(cannot)?;
     Ok(link)
 }
 

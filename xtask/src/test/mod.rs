@@ -1,9 +1,10 @@
 //! `cargo xtask test`: formatting, lints, and every test, the last in QEMU.
 //!
 //! All parts run even after a failure, so that one run lists every failure. The image is
-//! built once, before the first part that needs it. The product image and the programs of
-//! Kubernetes are built behind the stories of `etcd` and `e2e`, which often wait; the stories
-//! of `kube` come last.
+//! built once, before the first part that needs it. The programs of Kubernetes are built
+//! behind all other parts, and the product image behind the tests, both at the lowest
+//! priority: they take what waits, links and single-threaded compilers leave idle. The
+//! stories of `kube` come last.
 //!
 //! Tests that cannot run on this host are listed with the reason: a missing tool, or a
 //! device that QEMU lacks.
@@ -101,14 +102,18 @@ pub(crate) fn run(args: Args) -> Result<()> {
         println!("test: {warning}");
     }
     let mut report = Report::default();
-    let (mut product, mut kubernetes) = (None, None);
+    let mut product = None;
     let ahead = wanted(Part::E2e) && stories.boot_product();
+    // Beside at least one other part, or it would only be slower.
+    let behind = wanted(Part::Kube) && parts.len() > 1;
+    let mut kubernetes = behind.then(|| Behind::begin(image::suite));
     for part in Part::ALL.into_iter().filter(|part| wanted(*part)) {
         match part {
             Part::Lint => lint(&mut report),
             Part::Unit => {
                 if wanted(Part::E2e) {
                     report.step("build", &mut everything());
+                    product = ahead.then(|| Behind::begin(product_image));
                 }
                 report.tests("unit", &mut quick(filter));
             }
@@ -122,7 +127,6 @@ pub(crate) fn run(args: Args) -> Result<()> {
             }
             Part::Etcd => {
                 if report.image() {
-                    product = ahead.then(|| Behind::begin(product_image));
                     let mut command = stories.binary("etcd")?;
                     command.env("POLIS_ETCD", image::workspace().join(ETCD));
                     report.stories("etcd", &mut command);
@@ -130,10 +134,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             }
             Part::E2e => {
                 if report.image() {
-                    // Last, since the stories wait for every other build.
-                    let behind =
-                        || kubernetes = wanted(Part::Kube).then(|| Behind::begin(image::suite));
-                    machines(&mut report, &stories, product.take(), behind)?;
+                    machines(&mut report, &stories, product.take())?;
                 }
             }
             Part::Kube => {
@@ -247,13 +248,9 @@ fn kube(report: &mut Report, stories: &Stories<'_>, begun: Option<Behind>) -> Re
     Ok(())
 }
 
-/// The stories of whole machines; `behind` begins what is built beside them.
-fn machines(
-    report: &mut Report,
-    stories: &Stories<'_>,
-    product: Option<Behind>,
-    behind: impl FnOnce(),
-) -> Result<()> {
+/// The stories of whole machines; `product` is the build of their product image, if it has
+/// begun.
+fn machines(report: &mut Report, stories: &Stories<'_>, product: Option<Behind>) -> Result<()> {
     let folder = image::workspace().join(STORIES);
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {STORIES}"))?;
@@ -296,7 +293,6 @@ fn machines(
     // A story fails with a sentence and the guest's last lines; a backtrace of the harness
     // would hide them.
     command.env("RUST_LIB_BACKTRACE", "0");
-    behind();
     report.stories("e2e", &mut command);
     Ok(())
 }
