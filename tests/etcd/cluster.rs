@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use futures::{StreamExt as _, TryStreamExt as _};
-use polis_control::consensus::client::User;
+use polis_control::consensus::client::{Error, User};
 use polis_control::consensus::{MemberStatus, MembersError, Refusal, Start, holds_entries};
 use polis_proto::v1;
 use polis_tests::{Story, story};
@@ -13,6 +13,10 @@ use polis_wire::pki::{Crl, Overview};
 use prost::Message as _;
 
 use crate::harness::{Machine, Node, eventually};
+
+/// Leaders that may stop until a write was lost with one: a busy host may elect for longer than
+/// a call waits.
+const LEADERS: usize = 3;
 
 /// Takes a machine out of the cluster of `through`.
 async fn evict(through: &Node, machine: &Machine) -> Result<(), MembersError> {
@@ -84,7 +88,55 @@ pub(crate) const STORIES: &[Story] = &[
         .takes(25),
     story!(threads a_member_that_boots_without_a_quorum_names_the_voter_that_it_needs).takes(10),
     story!(threads three_members_grow_restart_and_shrink).takes(30),
+    story!(threads a_write_that_a_leader_took_with_it_ends_once_there_is_another).takes(25),
 ];
+
+async fn a_write_that_a_leader_took_with_it_ends_once_there_is_another() {
+    use rustix::process::{Signal, kill_process};
+
+    let machines = [Machine::new(), Machine::new(), Machine::new()];
+    let first = machines[0].start(Start::Bootstrap);
+    first.voter().await;
+    let second = add(&first, &machines[1], 2).await;
+    let third = add(&first, &machines[2], 3).await;
+    let nodes = [first, second, third];
+    let mut ended = Vec::new();
+    for attempt in 0..LEADERS {
+        for node in &nodes {
+            node.voter_of(3).await;
+        }
+        let id = nodes[0].etcd().await.status().await.unwrap().leader();
+        let leads = |node: &&Node| node.status.borrow().member.is_some_and(|member| member.0 == id);
+        let leader = nodes.iter().find(leads).unwrap();
+        let follower = nodes.iter().find(|node| !leads(node)).unwrap();
+        let client = follower.voter().await.voter().unwrap().user(User::Curator);
+        client.put("before", "there", None).await.unwrap();
+        // It takes what it is sent, and answers nothing.
+        let pid = leader.pid();
+        kill_process(pid, Signal::STOP).unwrap();
+        let started = Instant::now();
+        let written = client.put(&format!("lost/{attempt}"), "perhaps", None).await;
+        println!("{:?} after {:?}", written, started.elapsed());
+        // The next one finds the new leader.
+        let again = polis_tests::patiently(Duration::from_secs(30), async {
+            while client.put("after", "there", None).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        });
+        again.await.unwrap();
+        println!("acknowledged again {:?} after the leader stopped", started.elapsed());
+        kill_process(pid, Signal::CONT).unwrap();
+        ended.push(written);
+        if matches!(ended.last(), Some(Err(Error::LeaderChanged { .. }))) {
+            break;
+        }
+    }
+    let last = ended.last();
+    assert!(matches!(last, Some(Err(Error::LeaderChanged { .. }))), "{ended:?}");
+    for node in nodes {
+        node.stop().await;
+    }
+}
 
 async fn a_member_whose_power_went_before_its_first_entry_begins_anew() {
     let [one, two] = [Machine::new(), Machine::new()];

@@ -19,6 +19,13 @@ pub enum Error {
         /// The call.
         what: &'static str,
     },
+    /// Another leader was elected before the answer came: the write was lost, or it happened
+    /// and the answer was lost.
+    #[error("cannot {what}: the leader of etcd changed before it answered")]
+    LeaderChanged {
+        /// The call.
+        what: &'static str,
+    },
     /// The database has reached its quota; only reads and deletions still work.
     #[error("cannot {what}: the database of etcd is full")]
     Full {
@@ -71,7 +78,10 @@ impl Error {
     #[must_use]
     pub fn retriable(&self) -> bool {
         match self {
-            Self::Unreachable { .. } | Self::Timeout { .. } | Self::Ended { .. } => true,
+            Self::Unreachable { .. }
+            | Self::Timeout { .. }
+            | Self::LeaderChanged { .. }
+            | Self::Ended { .. } => true,
             Self::Full { .. } | Self::Refused { .. } => false,
         }
     }
@@ -88,7 +98,10 @@ impl Error {
             Self::Unreachable { source, .. } | Self::Refused { source, .. } => {
                 matches!(source, etcd_client::Error::GRpcStatus(status) if status.message().contains(text))
             }
-            Self::Timeout { .. } | Self::Full { .. } | Self::Ended { .. } => false,
+            Self::Timeout { .. }
+            | Self::LeaderChanged { .. }
+            | Self::Full { .. }
+            | Self::Ended { .. } => false,
         }
     }
 }

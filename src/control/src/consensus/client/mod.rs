@@ -16,11 +16,14 @@
 //! - Only reads are repeated by themselves. A write that got no answer may have
 //!   happened; its caller decides by a guard, or by making it again if that is
 //!   harmless.
+//! - A write that a leader took with it ends once there is a new leader ([`lost`]), and
+//!   any other call after five seconds without an answer.
 //!
 //! What this module does not do: start etcd, or change its membership.
 
 mod election;
 mod error;
+mod lost;
 mod pipe;
 mod txn;
 
@@ -296,7 +299,8 @@ impl Client {
     ) -> Result<i64, Error> {
         let options = lease.map(|lease| PutOptions::new().with_lease(lease.id()));
         let mut kv = self.etcd.kv_client();
-        let response = call("write a key", kv.put(self.outer(key), value, options)).await?;
+        let response =
+            lost::write(&self.etcd, "write a key", kv.put(self.outer(key), value, options)).await?;
         Ok(response.header().map_or(0, etcd_client::ResponseHeader::revision))
     }
 
@@ -307,7 +311,8 @@ impl Client {
     /// [`Error::retriable`] says whether it makes sense to try again.
     pub async fn delete(&self, key: &str) -> Result<bool, Error> {
         let mut kv = self.etcd.kv_client();
-        let response = call("delete a key", kv.delete(self.outer(key), None)).await?;
+        let response =
+            lost::write(&self.etcd, "delete a key", kv.delete(self.outer(key), None)).await?;
         Ok(response.deleted() > 0)
     }
 
@@ -320,7 +325,8 @@ impl Client {
     pub async fn txn(&self, txn: Txn) -> Result<Outcome, Error> {
         let mut kv = self.etcd.kv_client();
         let term = txn.term.clone();
-        let response = call("make a transaction", kv.txn(txn.into_etcd(self))).await?;
+        let work = kv.txn(txn.into_etcd(self));
+        let response = lost::write(&self.etcd, "make a transaction", work).await?;
         Ok(Outcome::from_etcd(self, term.as_ref(), &response))
     }
 
