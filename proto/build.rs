@@ -47,7 +47,7 @@ const SECRET: [&str; 10] = [
     "polis.v1.UnlockRequest",
 ];
 
-/// Who needs the messages only compiles no gRPC.
+/// A crate that needs the messages only compiles no gRPC.
 const SERVICES: &str = "#[cfg(feature = \"services\")]";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -57,7 +57,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = protox::Compiler::new(["."])?
         .include_imports(true)
         .open_files(FILES)?
-        // Keeps the options that say who may call what: `prost-types` does not know them.
+        // Keeps the options with the callers of each call: `prost-types` does not know them.
         .encode_file_descriptor_set();
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out.join("descriptors.bin"), &descriptors)?;

@@ -4,8 +4,8 @@ use crate::verity::Verity;
 
 /// The command line of every image. Serial last, so that it is `/dev/console`; the
 /// kernel's own tests of its ciphers cost most of a second, and a busy host makes the
-/// check of the timer fail. With `gpt` the kernel reads the backup of a partition table
-/// that a power cut has torn.
+/// check of the timer fail. With `gpt` the kernel reads the backup if a power cut has
+/// torn the partition table.
 pub(crate) const CMDLINE: &str = "console=tty0 console=ttyS0,115200 quiet loglevel=4 panic=30 \
     gpt cryptomgr.notests no_timer_check";
 
@@ -15,7 +15,7 @@ const RELEASE_KEY: &str = "polis.release-key=";
 const NO_KEY: [u8; 64] = [b'0'; 64];
 
 /// The place of the release key on a command line: where its digits begin, and how many
-/// there are. `None` where there is no place, or a key is there already.
+/// there are. `None` without a place, or if a key is there already.
 pub(crate) fn release_key(line: &[u8]) -> Option<std::ops::Range<usize>> {
     let place = [RELEASE_KEY.as_bytes(), &NO_KEY].concat();
     let start = line.windows(place.len()).position(|window| window == place)?;

@@ -45,7 +45,7 @@ pub enum Error {
     #[error("the host's apt is set up with no Debian mirror")]
     NoMirror,
     /// The lock file is missing.
-    #[error("there is no lock file {path}", path = path.display())]
+    #[error("the lock file {path} does not exist", path = path.display())]
     NoLock {
         /// Where it was expected.
         path: PathBuf,
@@ -101,7 +101,7 @@ pub enum Error {
         output: String,
     },
     /// No Go module of the repository has this name.
-    #[error("there is no Go module {name}; there are {known}")]
+    #[error("the repository has no Go module {name}; it has {known}")]
     NoModule {
         /// The name that was asked for.
         name: String,

@@ -42,7 +42,7 @@ pub(crate) type Entry = (String, Vec<u8>);
 type Fat<D> = FileSystem<StdIoWrapper<D>, NullTimeProvider, LossyOemCpConverter>;
 
 /// The bytes of an ESP with these files, and with room for those that the machine writes;
-/// what follows them in the partition is zero.
+/// the rest of the partition is zero.
 pub(crate) fn build(seed: &str, files: &[Entry]) -> Result<Vec<u8>> {
     let failed = |what: &str| {
         let what = what.to_owned();

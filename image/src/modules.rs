@@ -9,7 +9,7 @@
 //! - The dependencies of a kept module are kept, even from a folder left out.
 //! - The index files name kept modules only.
 //!
-//! What this module does not do: read modules. Kmod's `depmod` has done that, and this
+//! What this module does not do: read modules. Kmod's `depmod` did that, and this
 //! module filters its text output.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -176,8 +176,8 @@ const PROGRAMS: &[&str] = &[
 /// The programs of [`Part::tools`] for every image.
 const TOOLS: &[&str] = &["usr/bin/mkfs.erofs", "usr/bin/kmod", "usr/bin/xz"];
 
-/// What a node with workloads needs beside the programs that are built from Go modules
-/// ([`crate::golang`]), and what builds those: the Go toolchain, and for the one
+/// The packages that a node with workloads needs beside the programs of Go modules
+/// ([`crate::golang`]), and those that build these: the Go toolchain, and for the one
 /// program with C code the C library's and seccomp's development files.
 const WORKLOAD_PACKAGES: &[(Category, &str)] = &[
     (Category::Node, "mount"),

@@ -54,7 +54,7 @@ pub trait Observer: Sync {
     fn progress(&self, what: &str, done: u64, total: u64, unit: Unit);
 }
 
-/// What the progress of long work is counted in.
+/// The unit of the progress of long work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Bytes.

@@ -1,5 +1,5 @@
-//! What the full variant of the root has beside its programs: the mount points of the fixed
-//! paths of Kubernetes, and the container images of the system.
+//! The content of the full variant of the root beside its programs: the mount points of the
+//! fixed paths of Kubernetes, and the container images of the system.
 //!
 //! The system is read-only, so a path where a worker mounts something must exist in it.
 //! `docs/worker.md` says what is mounted where.

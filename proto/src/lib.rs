@@ -22,7 +22,7 @@ pub mod v1 {
     }
 }
 
-/// What a node calls of containerd, as `containerd/` has it.
+/// The calls of a node to containerd, as `containerd/` defines them.
 pub mod containerd {
     /// Blobs.
     pub mod types {
@@ -57,12 +57,13 @@ pub mod containerd {
     }
 }
 
-/// What a node calls of the container runtime interface of Kubernetes, as `runtime/` has it.
+/// The calls of a node to the container runtime interface of Kubernetes, as `runtime/` defines
+/// them.
 pub mod cri {
     include!(concat!(env!("OUT_DIR"), "/runtime.v1.rs"));
 }
 
-/// What kubelet calls of a storage driver of its node, as `csi/` has it.
+/// The calls of kubelet to a storage driver of its node, as `csi/` defines them.
 pub mod csi {
     include!(concat!(env!("OUT_DIR"), "/csi.v1.rs"));
 }

@@ -6,8 +6,8 @@
 //! before the first boot, and a cluster that is kept finds its addresses again behind a
 //! new gateway.
 //!
-//! What this module does not do: keep the lease. It asks for an offer, which is enough
-//! for the gateway's table.
+//! What this module does not do: keep the lease. It asks for an offer, which
+//! suffices for the gateway's table.
 
 use std::io;
 use std::net::Ipv4Addr;

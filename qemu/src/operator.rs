@@ -95,14 +95,14 @@ impl Operator {
         command
     }
 
-    /// What comes before the arguments of a command. A timeout among those comes later, and
+    /// The options before the arguments of a command. A timeout among those comes later, and
     /// takes precedence.
     fn options(&self) -> [OsString; 4] {
         let config = self.config.clone().into_os_string();
         ["--config".into(), config, "--context".into(), self.context.clone().into()]
     }
 
-    /// The whole command line, for who starts `polisctl` on a terminal of its own.
+    /// The whole command line, for a caller that starts `polisctl` on a terminal of its own.
     #[must_use]
     pub fn words(&self, args: &[&str]) -> Vec<OsString> {
         let program = std::iter::once(self.program.clone().into_os_string());

@@ -22,8 +22,8 @@
 //!   that starts from it has its own, and is a node of its own. Its parameters are on the
 //!   ESP: its driver of fw_cfg has read the list of items before.
 //!
-//! What this module does not do: decide which machine is worth saving, or keep the
-//! folder (`cache`).
+//! What this module does not do: choose the machines to save, or keep the folder
+//! (`cache`).
 
 use std::fs;
 use std::io;

@@ -174,7 +174,7 @@ fn a_person_at_the_end_of_a_line_sees_every_page_and_ends_the_machine() -> Resul
     let off = machine.wait_for("off", SOON, |_| true)?;
     ensure!(off.is("reason", "reboot"), "another end: {off}");
     let output = machine.lines().into_iter().find(|line| line.text.contains("actor=console"));
-    ensure!(output.is_some(), "the log does not name who rebooted the machine");
+    ensure!(output.is_some(), "the log does not name the user that rebooted the machine");
     Ok(())
 }
 

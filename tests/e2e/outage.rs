@@ -239,7 +239,7 @@ fn restarted_one_by_one(cluster: &mut Fleet, seed: u64) -> Result<()> {
 }
 
 /// The power of all goes at once, and comes back one after the other, the last one first,
-/// while the DHCP server has forgotten who had which address: every node has moved from
+/// while the DHCP server has forgotten the address of each node: every node has moved from
 /// the address that the others knew, and no leader could publish the new ones.
 fn all_die_and_move(cluster: &mut Fleet) -> Result<()> {
     let before: Vec<_> = cluster.nodes.iter().map(|node| node.address).collect();

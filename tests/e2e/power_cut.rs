@@ -82,7 +82,7 @@ fn cut(kind: Kind, number: u32, moments: u32) -> Result<()> {
     let boot = machine.wait_for("boot", BOOT, |_| true)?;
     let moment = boot.at.mul_f64(1.0 + rest(kind) * share);
     let left = moment.saturating_sub(machine.started().elapsed());
-    // Comes to its deadline, as a rule: that is the moment. A boot that is
+    // Comes to its deadline, as a rule, at the moment of the cut. A boot that is
     // quicker than usual is cut at `ready`.
     let early = until_ready(&mut machine, left);
     let last = machine.lines().last().map(ToString::to_string).unwrap_or_default();

@@ -70,7 +70,7 @@ fn boot(world: &World, disk: &Disk) -> Result<Machine> {
     })
 }
 
-/// Waits until the serial line says who refuses, and that no kernel has started.
+/// Waits until the serial line names the refusing program, and says that no kernel started.
 fn refused(world: &World, disk: &Disk, words: &str) -> Result<()> {
     let mut machine = boot(world, disk)?;
     machine.wait_for_text(words, BOOT)?;

@@ -46,7 +46,7 @@ pub(crate) struct Versions<'a> {
     pub(crate) new: &'a str,
 }
 
-/// What the story of an update has recorded.
+/// The records of the story of an update.
 pub(crate) struct Recorded {
     record: Record,
     recording: Recording,

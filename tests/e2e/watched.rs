@@ -125,7 +125,7 @@ impl Cast {
         }
     }
 
-    /// What a screen says: a row is a mark, the node, and facts, and the mark `!` accuses.
+    /// The verdict of a screen: a row is a mark, the node, and facts, and the mark `!` accuses.
     fn screen(&self, text: &str) -> Says {
         let rows: Vec<_> =
             text.lines().filter_map(|line| line.trim_start().split_once(' ')).collect();
@@ -279,7 +279,7 @@ impl Watch {
             watch.page.keyboard.write_all(b"2")?;
             pause();
         }
-        // What was on the screens while they opened is nothing to judge.
+        // The screens are not judged while they open.
         for trail in watch.trails() {
             *locked(trail) = Trail(vec![(None, Says::Well)]);
         }

@@ -177,8 +177,8 @@ impl World {
         Config::new(self.quick.direct(append), accelerator(Preference::Auto, 1))
     }
 
-    /// A machine of [`World::bootstrap_config`] that is home, and who it is: started from one that
-    /// was saved when it was, once for all stories, so it costs a thirtieth of a boot.
+    /// A machine of [`World::bootstrap_config`] that is home, and its identity: started from one
+    /// that was saved when it was, once for all stories, so it costs a thirtieth of a boot.
     /// Its forwards and its reaction to a reset may be its own; every other machine
     /// boots. All that start so are the same node.
     pub(crate) fn at_home(&self, config: &Config) -> Result<(Machine, Identity)> {

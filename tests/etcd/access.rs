@@ -143,11 +143,11 @@ fn every_rpc_of_the_descriptors_has_a_row() {
     for service in pool.services() {
         for method in service.methods() {
             let path = format!("{}/{}", service.full_name(), method.name());
-            assert!(rows.contains_key(path.as_str()), "{path} has no row: who may call it?");
+            assert!(rows.contains_key(path.as_str()), "{path} has no row of permitted callers");
             left.retain(|row| **row != path);
         }
     }
-    assert!(left.is_empty(), "there is no such call: {left:?}");
+    assert!(left.is_empty(), "unknown calls: {left:?}");
 }
 
 async fn each_caller_is_let_in_where_the_table_says_so_and_nowhere_else() {

@@ -96,7 +96,7 @@ async fn every_change_is_in_the_audit_log_and_a_change_of_the_log_is_found() {
     }
     assert_eq!(log(&viewer).await.unwrap_err().code(), Code::PermissionDenied);
 
-    // What was refused is written by a service, a moment later.
+    // A service writes the refusals, a moment later.
     let (head, entries) = loop {
         let (head, entries) = log(&operator).await.unwrap();
         if entries.iter().filter(|entry| entry.code != 0).count() == 2 {

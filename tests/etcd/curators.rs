@@ -44,7 +44,7 @@ pub(crate) struct Curator {
     pub(crate) address: SocketAddr,
     pub(crate) supervisor: Supervisor,
     pub(crate) status: watch::Receiver<curator::Status>,
-    /// What its clock is ahead of the others.
+    /// The time by which its clock is ahead of the others.
     pub(crate) ahead: watch::Sender<time::Ahead>,
     _network: watch::Sender<network::Status>,
     _identity: watch::Sender<Option<polis_wire::identity::Identity>>,

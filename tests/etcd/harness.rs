@@ -188,7 +188,7 @@ impl Node {
         self.waits("to be a voter", |status| status.standing == MemberStatus::Voter).await
     }
 
-    /// Writes the certificates of the peers without a term: there is no leader.
+    /// Writes the certificates of the peers without a term: a leader is missing.
     pub(crate) async fn peers_pki(&self) -> Client {
         self.voter().await.voter().unwrap().user(User::EtcdPki)
     }

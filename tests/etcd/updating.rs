@@ -261,7 +261,7 @@ async fn an_update_of_the_cluster_goes_from_turn_to_turn_also_under_the_next_lea
     assert_eq!((again, &same), (second_at, &given), "another turn under the next leader");
     nodes[second_at].takes("1.1.0");
 
-    // The node that led is no longer the last, unless all others are done.
+    // The node that led is not the last any more, unless all others are done.
     let third_at = loop {
         let (at, next) = turn(&nodes).await;
         if next.began != given.began {

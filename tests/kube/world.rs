@@ -73,7 +73,7 @@ pub(crate) struct Controller {
     pub(crate) status: watch::Receiver<Status>,
     /// The CA of the cluster, for certificates of users.
     pub(crate) authority: Authority,
-    /// Who may call.
+    /// The permitted callers.
     pub(crate) access_list: watch::Sender<Arc<AccessList>>,
     /// Where users are let in.
     pub(crate) access: SocketAddr,

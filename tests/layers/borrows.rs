@@ -90,7 +90,7 @@ impl<'a> Visit<'a> for Statements {
         visit::visit_stmt(self, statement);
     }
 
-    /// What these look at is borrowed until their last arm or branch ends.
+    /// These borrow what they look at until their last arm or branch ends.
     fn visit_expr(&mut self, expr: &'a Expr) {
         let mut held = Borrows { all: Vec::new(), inside: false };
         let mut inside = Borrows { all: Vec::new(), inside: true };

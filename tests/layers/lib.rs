@@ -12,7 +12,7 @@
 //!
 //! `borrows` reads the statements: none borrows an event value twice.
 //!
-//! Tests may name any file: what is compiled for tests only is left out.
+//! Tests may name any file: code that is compiled for tests only is left out.
 
 #[cfg(test)]
 mod borrows;

@@ -104,7 +104,7 @@ fn a_machine_on_its_own_is_not_yellow_for_ever() {
     etcd.survives = Some(0);
     assert!(keys(&snapshot, Page::Boot).contains(" 3 etcd▲"), "two others could vote");
     snapshot.nodes.as_mut().unwrap().nodes.truncate(1);
-    assert!(keys(&snapshot, Page::Boot).contains(" 3 etcd "), "there is no other");
+    assert!(keys(&snapshot, Page::Boot).contains(" 3 etcd "), "the cluster has no other node");
     let etcd = screen(&snapshot, &view(Page::Etcd, 80, 24), 80, 24);
     assert!(etcd.contains("· Losing this node stops the cluster"), "{etcd}");
 }

@@ -388,7 +388,7 @@ fn everything(guru: &Guru, width: usize) -> Vec<Line<'static>> {
 }
 
 /// The first `rows` of a block, with a note about it where that is not all; nothing
-/// where there is no room for more than that note. A block ends with an empty line,
+/// where the room suffices for that note only. A block ends with an empty line,
 /// which may fall off the screen without a note.
 fn shorten(mut lines: Vec<Line<'static>>, rows: usize) -> Vec<Line<'static>> {
     if lines.len() > rows + 1 {

@@ -70,7 +70,7 @@ pub fn render(snapshot: &Snapshot, view: &View, buffer: &mut Buffer) {
 }
 
 /// The row of a terminal of `area` that shows the time of day: the only row that changes while
-/// nothing happens. Empty where there is no room for it.
+/// nothing happens. Empty where the room does not suffice for it.
 #[must_use]
 pub fn clock_of(area: Rect) -> Rect {
     header::place(view::Areas::of(area).header)

@@ -8,7 +8,7 @@ pub enum Page {
     /// Is it up? What is it waiting for?
     #[default]
     Boot,
-    /// Who else is there, and is everyone well?
+    /// Which other nodes are there, and is each one well?
     Cluster,
     /// Would the cluster survive the loss of a member?
     Etcd,

@@ -9,8 +9,8 @@
 //! - A package is installed only when the program that it provides is missing: a host may
 //!   have the program from another suite, which apt would refuse to mix.
 //!
-//! What this module does not do: install Rust, or anything that goes into the
-//! image (`polis_image` unpacks that in a folder of its own).
+//! What this module does not do: install Rust, or anything for the image
+//! (`polis_image` unpacks that in a folder of its own).
 
 use std::{
     env,

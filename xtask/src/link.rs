@@ -101,7 +101,7 @@ impl Order {
     fn carry_out(&self, links: &Links, nodes: u8) -> Result<String> {
         let port = |node: u8| {
             let known = (1..=nodes).contains(&node);
-            ensure!(known, "there is no node {node}; this run has the nodes 1 to {nodes}");
+            ensure!(known, "node {node} does not exist; this run has the nodes 1 to {nodes}");
             Ok(Fleet::port(usize::from(node - 1)))
         };
         Ok(match *self {

@@ -137,7 +137,7 @@ impl Operator {
     }
 }
 
-/// What an operator needs of a node that is ready.
+/// The facts of a ready node that an operator needs.
 #[derive(Debug, PartialEq, Eq)]
 struct Ready {
     /// Its ID.

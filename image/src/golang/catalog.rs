@@ -133,8 +133,8 @@ const POLICY: Module = Module {
     }],
 };
 
-/// The container runtime, and the program that it leaves with each pod. The snapshotters
-/// that are left out need file systems or devices that no node has.
+/// The container runtime, and the program that it leaves with each pod. Left out are the
+/// snapshotters that need file systems or devices that no node has.
 const CONTAINERD: Module = Module {
     name: "containerd",
     origin: "github.com/containerd/containerd/v2",

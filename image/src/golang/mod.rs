@@ -87,7 +87,7 @@ pub fn programs(
 
 /// Fetches the payload and what the modules of an image need, where they are not there.
 /// [`crate::build()`] does that as well; a caller with other work before it learns here
-/// that the host has no way to the module proxy.
+/// of a host without a way to the module proxy.
 ///
 /// # Errors
 ///

@@ -285,8 +285,8 @@ pub(crate) fn verify(file: &[u8], signer: &Signer) -> Result<(), Fault> {
     }
 }
 
-/// The certificate in the signature of a program: who claims to have signed it. [`verify`]
-/// says whether that is so.
+/// The certificate in the signature of a program: the claimed signer. [`verify`] says
+/// whether the claim is true.
 pub(crate) fn claimed(file: &[u8]) -> Result<Signer, Fault> {
     let places = Places::of(file)?;
     if !places.signed {

@@ -314,8 +314,8 @@ pub(super) fn public_file(purpose: Purpose) -> String {
     format!("{purpose}.{}", if purpose.certified() { "crt" } else { "pub" })
 }
 
-/// What signs an image: the signature key, and the files that enrol it. The image is told
-/// whose update bundles it takes.
+/// The signer of an image: the signature key, the files that enrol it, and the release key,
+/// whose update bundles the image takes.
 #[derive(Debug)]
 pub struct ImageSigner {
     identity: Identity,
@@ -410,7 +410,7 @@ impl fmt::Debug for ReleaseKey {
     }
 }
 
-/// What a folder has of one key.
+/// The files of one key in a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
     /// What it is for.

@@ -118,7 +118,7 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// A certificate: who signed.
+/// The certificate of a signer.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Signer {
     certificate: Certificate,

@@ -45,14 +45,14 @@ pub(crate) use self::identity::Signer;
 /// Far above the length of a typed passphrase.
 const PASSPHRASE_MAX: usize = 1024;
 
-/// What a key is for.
+/// The purpose of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Purpose {
-    /// UEFI's PK: who may change the key-exchange keys.
+    /// UEFI's PK: signs changes of the key-exchange keys.
     Platform,
-    /// UEFI's KEK: who may change the lists of signers.
+    /// UEFI's KEK: signs changes of the lists of signers.
     Exchange,
-    /// UEFI's db: whose programs the firmware starts.
+    /// UEFI's db: signs the programs that the firmware starts.
     Signature,
     /// Whose measurements open a disk.
     Policy,
@@ -223,7 +223,7 @@ fn missing(path: &Path) -> String {
     let is_there = |purpose: Purpose| folder.join(folder::public_file(purpose)).exists();
     if !Purpose::ALL.into_iter().any(is_there) {
         return format!(
-            "{} is no folder of keys; `cargo xtask keys create DIR` makes keys in a new folder",
+            "{} is not a folder of keys; `cargo xtask keys create DIR` makes keys in a new folder",
             folder.display()
         );
     }

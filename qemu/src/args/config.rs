@@ -1,5 +1,5 @@
-//! The description of a machine: what it has, what its disk and its card are joined to, and
-//! what happens at a reset.
+//! The description of a machine: its parts, the backends of its disk and its card, and its
+//! behaviour at a reset.
 
 use std::path::PathBuf;
 use std::time::SystemTime;

@@ -80,7 +80,7 @@ pub fn argv(config: &Config, sockets: &Sockets) -> Vec<OsString> {
             Screen::None => "none",
         },
     );
-    // No window: what the card shows is read over QMP.
+    // No window: the picture of the card is read over QMP.
     args.flag("-display", "none");
     for item in &config.fw_cfg {
         args.flag("-fw_cfg", format!("name={},file={}", item.name, path(&item.file)));

@@ -10,7 +10,7 @@
 //!                  +---------------+-----------> [failed]
 //! ```
 //!
-//! What this module does not do: decide what comes next. Services wait for the
+//! What this module does not do: choose the next stage. Services wait for the
 //! event values that they need.
 
 use std::collections::BTreeMap;

@@ -14,7 +14,7 @@
 //! - A file has exactly one reading: no unknown field, no second spelling, nothing behind the
 //!   last part.
 //!
-//! What this crate does not do: decide whose key is trusted, or write to a disk.
+//! What this crate does not do: choose the trusted keys, or write to a disk.
 
 #[cfg(test)]
 mod fuzz_tests;

@@ -44,7 +44,7 @@ pub struct Part {
     pub sha256: String,
 }
 
-/// What a bundle has to suit.
+/// The machine and system that a bundle has to suit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     /// The version that runs.

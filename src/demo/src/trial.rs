@@ -5,7 +5,7 @@
 //! returns one line that says how far it came: a refusal is the answer, not a failure. Nothing
 //! here runs unless the arguments of the container, or a person by `kubectl exec`, ask for it.
 //!
-//! What this module does not do: remove what it has made.
+//! What this module does not do: remove what it made.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};

@@ -3,7 +3,7 @@
 //! The kernel returns from a driver's loading when the driver has looked for its devices. A
 //! storage adapter with full shelves takes minutes for that, and one that is broken never
 //! returns. Stage 1 goes on meanwhile: it knows which driver it waits for, and takes a disk
-//! that another driver has found.
+//! from another driver.
 //!
 //! ```text
 //! stage 1 --names--> [queue] --> [thread] --> kernel
@@ -109,9 +109,9 @@ impl Loader {
         }
     }
 
-    /// What has been loaded since the last call. Starts what comes next.
+    /// The loads that ended since the last call. Starts the next ones.
     pub fn take(&mut self, now: Duration) -> Vec<Done> {
-        // Whatever is in the pipe, the reports are in the channel.
+        // The pipe only wakes; the reports are in the channel.
         while self.woken.read(&mut [0; 64]).is_ok_and(|length| length > 0) {}
         let done: Vec<Done> = self.reported.try_iter().collect();
         for done in &done {

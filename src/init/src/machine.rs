@@ -70,7 +70,7 @@ pub struct Start {
     pub command_line: CommandLine,
 }
 
-/// What the kernel has announced.
+/// The announcements of the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Announced {
     /// The modaliases of new devices.

@@ -24,7 +24,7 @@ pub const SETTLE: Duration = Duration::from_secs(90);
 /// How long the watchdog may go without being looked at.
 const STEP: Duration = Duration::from_secs(1);
 
-/// Why there is no result.
+/// Why the result is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The disk has not answered.
@@ -43,7 +43,7 @@ pub enum Error {
 ///
 /// # Errors
 ///
-/// The time is up; the work may still go on. It panicked, or there is no thread.
+/// The time is up; the work may still go on. It panicked, or got no thread.
 pub fn within<T: Send + 'static>(
     machine: &mut Machine,
     time: Duration,

@@ -25,7 +25,7 @@ use super::uart::{self, Uart};
 const SYS: &str = "/sys";
 
 /// The longest time for the driver to send a full buffer: 4 KiB at 115,200 baud. A port
-/// that sends nothing for so long is considered dead.
+/// is considered dead if it sends nothing for so long.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
 /// How long all pending output may take: a full buffer needs six seconds.
 const DRAIN_ALL_MAX: Duration = Duration::from_secs(10);

@@ -24,7 +24,7 @@ use super::patience;
 pub(super) enum Kept {
     /// The count is on the ESP.
     Counted(Ledger),
-    /// There is no ESP, or it refuses the count.
+    /// The ESP is missing, or refuses the count.
     Nowhere,
     /// Its disk does not answer.
     Unanswered,
@@ -75,7 +75,7 @@ pub(super) fn remember(machine: &mut Machine, report: &Report, log: &[String]) -
 pub(super) enum Uncounted {
     /// The disk does not answer.
     Overdue,
-    /// There is no count, or it is not to grow.
+    /// The count is missing, or is not to grow.
     Failed(std::io::Error),
 }
 

@@ -58,8 +58,8 @@ pub struct Root {
     pub beats: watch::Sender<u64>,
     /// The terminals that carry the console: `init` shows a failure there.
     pub terminals: watch::Sender<Vec<String>>,
-    /// The requests to end the machine, in order. The requester logs the request, and who wanted
-    /// it.
+    /// The requests to end the machine, in order. The requester logs the request and its
+    /// user.
     pub end: watch::Sender<Option<Reason>>,
 }
 

@@ -1,4 +1,4 @@
-//! `polisctl audit`: who did what to what, and whether that log is whole.
+//! `polisctl audit`: lists the entries of the audit log, and checks that the log is whole.
 //!
 //! The leader hands out the entries; this program checks their chain itself, so a leader
 //! cannot say that it is whole.

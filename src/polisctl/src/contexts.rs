@@ -241,7 +241,7 @@ pub(super) fn read_certificate(file: &Path) -> Result<Vec<u8>, Error> {
 
 /// Reads a file that must exist and be small.
 pub(super) fn read_file(file: &Path) -> Result<Vec<u8>, Error> {
-    read(file)?.ok_or_else(|| Error::new(format!("there is no {}", file.display())))
+    read(file)?.ok_or_else(|| Error::new(format!("{} does not exist", file.display())))
 }
 
 /// The DER of the certificate in `file`, which is PEM or DER.
@@ -303,7 +303,7 @@ pub(super) fn write(file: &Path, bytes: &[u8]) -> Result<(), Error> {
     written.doing(|| format!("cannot write {}", file.display()))
 }
 
-/// The help when there is no current context.
+/// The help without a current context.
 pub(super) fn no_context() -> Error {
     Error::new("no context is in use").or_help(
         "take ownership of a cluster: `polisctl --endpoint HOST cluster take-ownership`; or pick \

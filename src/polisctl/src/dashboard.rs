@@ -107,7 +107,7 @@ struct Board {
     cards: Vec<Card>,
     /// When the nodes were listed last, by the operator's clock.
     at: String,
-    /// Why there is no newer list.
+    /// Why a newer list is missing.
     trouble: Option<String>,
 }
 
@@ -173,7 +173,7 @@ async fn card(session: &Session, node: &v1::NodeInfo) -> Card {
 }
 
 impl Card {
-    /// `answer` is missing for a node that is not asked, since it is no member.
+    /// `answer` is missing for a node that is not asked, since it is not a member.
     fn of(
         node: &v1::NodeInfo,
         target: Option<Target>,

@@ -1,6 +1,6 @@
 //! `polisctl events`: what has happened in the cluster, as a list with times.
 //!
-//! An event is a line of a node's log with the field `event`, which names it: who
+//! An event is a line of a node's log with the field `event`, which names it: a node
 //! registered, joined, left, led, failed. The logs are the record: they are on the disk of
 //! each node, by boot, so this needs no store of its own, and no leader.
 //!
@@ -228,7 +228,7 @@ mod tests {
         for service in ["machine", "control", "workload", "node"] {
             events(&root.join("src").join(service).join("src"), &mut found);
         }
-        // What changed about a node is an event, as are its ways in and out.
+        // Changes of a node are events, as are its ways in and out.
         for event in ["joined", "left", "roles", "labels", "named", "votes", "voted"] {
             assert!(found.contains(event), "no line is the event {event}: {found:?}");
         }

@@ -59,7 +59,7 @@ fn every_metric_and_label_of_the_rules_and_the_dashboard_is_on_the_page_of_a_nod
             let parts = ["_bucket", "_sum", "_count"].iter();
             let mut families = parts.filter_map(|part| name.strip_suffix(part));
             let family = families.find(|family| there.contains(family)).unwrap_or(name);
-            assert!(there.contains(family), "there is no metric {name}: {expression}");
+            assert!(there.contains(family), "metric {name} is missing: {expression}");
             used.insert(family);
             let matchers = rest.strip_prefix('{').and_then(|rest| rest.split_once('}'));
             for matcher in matchers.iter().flat_map(|(matchers, _)| matchers.split(',')) {

@@ -2,7 +2,7 @@
 //!
 //! A text that names a command is written once for all readers. Where it is printed, [`for_reader`]
 //! adds the role to each command that the reader's own role does not permit, so that an
-//! operator learns who can do it instead of trying it.
+//! operator learns the role for it instead of trying it.
 //!
 //! What this module does not do: permit or refuse anything. The nodes do.
 

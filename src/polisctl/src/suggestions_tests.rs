@@ -20,7 +20,7 @@ use polis_wire::rpc::testing::node_id;
 /// suggested, and to which readers; the tests that type it then.
 type Suggestion = (&'static str, &'static str, &'static [Reader], &'static [&'static str]);
 
-/// Who reads a text.
+/// The reader of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reader {
     /// A person at a machine, at its log, or without a certificate: their role is not known.
@@ -274,7 +274,7 @@ fn every_told_command_has_a_situation_and_a_test_that_types_it_there() {
         for test in *shown_by {
             let at = |(_, text): &&(PathBuf, String)| text.contains(&format!("fn {test}("));
             let Some((_, text)) = tests.iter().find(at) else {
-                panic!("`{command}`: there is no test {test}");
+                panic!("`{command}`: test {test} is missing");
             };
             // A test that follows what is suggested finds the command in the output.
             let follows = text.contains("fn follow(");
@@ -315,7 +315,7 @@ fn without_a_context_the_told_commands_lead_to_one() {
     let refused = world.refuses(&["node", "list"]);
     let suggested = follow(&world, &refused, |command| {
         let typed = command.replace("HOST", &at);
-        // The other way out is for who has a context.
+        // The other way out is for a user with a context.
         (!command.contains("context use")).then(|| format!("{typed} --owner-key @owner.key"))
     });
     assert_eq!(suggested, ["--endpoint HOST cluster take-ownership", "context use NAME"]);
@@ -588,7 +588,7 @@ fn what_each_role_is_told_works_for_it_or_names_the_role_for_which_it_works() {
                 let shown = world.run_in(columns, &filled);
                 suggested.extend(marked(&format!("{} {}", shown.stdout, shown.stderr)));
             }
-            // What a user may not do has the same mark in the output without a terminal.
+            // A command that a user may not run has the same mark in the output without a terminal.
             let shown = world.run(&filled);
             suggested.extend(marked(&format!("{} {}", shown.stdout, shown.stderr)));
         }
@@ -642,7 +642,7 @@ fn page(page: Page, snapshot: &Snapshot) -> String {
     rows.map(row).collect::<Vec<_>>().join("\n")
 }
 
-/// So many lines above a command may say who types it.
+/// So many lines above a command may name its user.
 const LEAD: usize = 5;
 
 #[test]

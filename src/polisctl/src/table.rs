@@ -169,8 +169,8 @@ fn whole_id(cell: &str) -> Option<&str> {
     (digits.len() == DIGITS && digits.chars().all(hex)).then_some(digits)
 }
 
-/// What a cell is broken into: behind a space or a comma, and behind a dash or a slash inside
-/// of a word. IDs, times and addresses are not broken.
+/// The parts of a cell, which breaks behind a space or a comma, and behind a dash or a slash
+/// inside of a word. IDs, times and addresses are not broken.
 fn words(cell: &str) -> Vec<&str> {
     let is_name = |word: &str| word.chars().all(|c| c.is_ascii_lowercase() || c == '-' || c == ',');
     cell.split_inclusive([' ', ','])

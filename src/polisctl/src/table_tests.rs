@@ -405,7 +405,7 @@ fn every_command_has_a_case_and_what_it_takes_is_tried_with_wrong_input() {
         assert_eq!(takes, !wrong.is_empty(), "`{path}` takes input: {takes}");
     }
     for (path, ..) in CASES {
-        assert!(there.iter().any(|(command, _)| command == path), "there is no `{path}`");
+        assert!(there.iter().any(|(command, _)| command == path), "`{path}` is missing");
     }
 }
 

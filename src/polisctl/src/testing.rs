@@ -35,7 +35,7 @@ pub(super) fn closed_port() -> (OwnedFd, String) {
     (bound, address.to_string())
 }
 
-/// What a command has written to a stream, and when any stream was written first.
+/// The output of a command on a stream, and the time when any stream was written first.
 #[derive(Clone)]
 struct Written(Arc<Mutex<Vec<u8>>>, Begun, Arc<Mutex<Option<Duration>>>);
 
@@ -82,7 +82,7 @@ impl World {
         self.folder.path().join(name)
     }
 
-    /// What a command is given that names no option.
+    /// The global options of a command without any.
     pub(super) fn global(&self) -> super::Global {
         super::Global {
             context: None,

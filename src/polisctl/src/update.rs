@@ -62,7 +62,7 @@ fn trusted(file: &Path, global: &Global) -> Result<VerifyingKey, Error> {
     VerifyingKey::from_bytes(&bytes).doing(|| format!("{} is not a key", file.display()))
 }
 
-/// Reads a whole bundle, without a check of the signer; returns who it is.
+/// Reads a whole bundle, without a check of the signer, and returns the signer.
 pub(super) fn checked(file: &Path) -> Result<(VerifyingKey, Manifest), Error> {
     check(file, None).map_err(|fault| explained(file, fault))
 }

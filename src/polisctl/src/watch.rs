@@ -8,7 +8,7 @@
 //! - An outage does not end a watch once it had an answer: the last answer stays, with the
 //!   reason.
 //!
-//! What this module does not do: handle Ctrl-C. The terminal is in no special mode, so the
+//! What this module does not do: handle Ctrl-C. The terminal keeps its mode, so the
 //! signal may end the program at any moment.
 
 use std::time::Duration;
@@ -98,11 +98,11 @@ async fn follow(
     }
 }
 
-/// What the reader has seen.
+/// The output that the reader has seen.
 #[derive(Debug, Default)]
 struct Shown {
     last: Option<Document>,
-    /// Why there is no newer answer.
+    /// Why a newer answer is missing.
     trouble: Option<String>,
 }
 

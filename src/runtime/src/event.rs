@@ -4,7 +4,7 @@
 //! costs nothing and a late one misses nothing that still matters.
 //!
 //! Write with `send_replace`, `send_modify` or `send_if_modified`: `send` drops
-//! the value when there are no receivers. Read with `borrow_and_update().clone()`, wait
+//! the value if it has no receivers. Read with `borrow_and_update().clone()`, wait
 //! with [`until`].
 
 use tokio::sync::watch;

@@ -12,7 +12,7 @@
 //! The format is that of `age-encryption.org/v1` with recipients of the kind `X25519` (C2SP,
 //! specification `age.md`), so every program for it opens such a file. The crate `age` brings 84
 //! more crates into the node, translations, NIST curves and post-quantum schemes among them;
-//! what is needed here are four primitives that `ring` and `curve25519-dalek` already bring.
+//! this module needs four primitives, which `ring` and `curve25519-dalek` already bring.
 //!
 //! Invariants:
 //! - A file that was cut off, extended or changed anywhere does not decrypt.

@@ -72,7 +72,7 @@ impl FromStr for Mark {
     }
 }
 
-/// What a check found where the log is not whole.
+/// The damage that a check of the log found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
     /// There are entries and no head, or a head whose numbers are impossible.

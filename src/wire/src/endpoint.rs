@@ -14,7 +14,7 @@ use std::str::FromStr;
 
 /// Where curators listen.
 pub const CURATOR_PORT: u16 = 7835;
-/// Where every node listens to those who operate it.
+/// Where every node listens to its operators.
 pub const MANAGEMENT_PORT: u16 = 7839;
 /// Where a Kubernetes controller lets users of Polis in.
 pub const KUBERNETES_PORT: u16 = 6444;

@@ -202,7 +202,7 @@ pub fn check_name(host: &str) -> Result<(), Invalid> {
     if host == EVERY { Ok(()) } else { check_host(host, "host") }
 }
 
-/// Without its password, as everyone may read it who may read the cluster.
+/// Without its password: every reader of the cluster may read it.
 #[must_use]
 pub fn shown(registry: &v1::Registry) -> v1::Registry {
     let v1::Registry { host, mirrors, ca, username, password: _ } = registry.clone();
@@ -308,8 +308,8 @@ fn authorities(text: &str) -> Result<Vec<Authority>, Invalid> {
         })?);
     }
     if found.is_empty() && !text.trim().is_empty() {
-        let why = "there is no certificate in it; give the authority in PEM, which begins with \
-                   -----BEGIN CERTIFICATE-----";
+        let why = "the text has no certificate in it; give the authority in PEM, which begins \
+                   with -----BEGIN CERTIFICATE-----";
         return Err(invalid(field, why));
     }
     // They are stored in this form, which has more line ends than an owner's may have.

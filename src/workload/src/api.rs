@@ -74,7 +74,7 @@ impl std::fmt::Debug for Answer {
     }
 }
 
-/// Why there is no answer, or not the wanted one.
+/// Why the answer is missing, or is not the wanted one.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The own credentials are not there, or unreadable.

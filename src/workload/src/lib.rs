@@ -51,7 +51,7 @@
 //! - A private key that other nodes do not need is made on this node and stays there.
 //! - A part whose etcd has lost its quorum is not restarted for that.
 //!
-//! What this module does not do: run etcd (`consensus`), or decide who has which role
+//! What this module does not do: run etcd (`consensus`), or give roles to nodes
 //! (`curator`).
 
 mod access;

@@ -176,7 +176,7 @@ pub struct Status {
     pub unfit: Option<String>,
     /// Whether this node is drained.
     pub drain: State,
-    /// What a drain waits for, or why it has ended; else empty.
+    /// The reason why a drain waits, or ended; else empty.
     pub drain_cause: String,
 }
 
@@ -525,7 +525,7 @@ mod tests {
         parts.drain(State::Draining, "the end of shop/web");
         parts.drain(State::Draining, "the end of shop/web");
         parts.drain(State::Drained, "");
-        assert_eq!(status.borrow().all(), None, "it is no part");
+        assert_eq!(status.borrow().all(), None, "it is not a part");
         parts.none();
         assert_eq!(
             said(&mut written),

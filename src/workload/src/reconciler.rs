@@ -11,7 +11,7 @@
 //! leader among them. The part about nodes waits while no leader of the cluster reports the
 //! records: the rights and Nodes of the past stay.
 //!
-//! What this module does not do: remove other objects that a former version has applied.
+//! What this module does not do: remove other objects that a former version applied.
 //! There are none yet.
 
 use std::sync::Arc;
@@ -58,7 +58,7 @@ pub(super) struct Service {
     pub(super) parts: Parts,
 }
 
-/// What a run has done, which the next pass need not repeat, or say again.
+/// The work of a run, which the next pass need not repeat, or report again.
 #[derive(Debug, Default)]
 struct Done {
     /// When every object was applied.

@@ -96,7 +96,7 @@ pub struct Service {
     pub mesh: mesh::Outputs,
 }
 
-/// What the node is to run.
+/// The programs that the node is to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     Nothing,
@@ -256,7 +256,7 @@ impl Service {
     }
 }
 
-/// What this node is to run.
+/// The programs that this node is to run.
 fn wanted(cluster: &cluster::Status, roles: &v1::NodeRoles, carries: bool) -> Wanted {
     let has = |role| cluster.is_member() && Role::given(roles).any(|given| given == role);
     let (controller, worker) = (has(Role::KubernetesController), has(Role::KubernetesWorker));

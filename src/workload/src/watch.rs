@@ -27,8 +27,8 @@ use tracing::warn;
 
 use super::api::{Api, Error};
 
-/// How long a watch goes on before it begins anew: what was missed or failed is seen again
-/// then.
+/// How long a watch goes on before it begins anew, and sees again what it missed, or what
+/// failed.
 const LIFE: Duration = Duration::from_secs(300);
 
 /// The server ends a watch itself; later than this it is gone.
@@ -56,7 +56,7 @@ type Pipe = Connection<TokioIo<TlsStream<TcpStream>>, Full<Bytes>>;
 
 /// A watch that goes on.
 pub(super) struct Watch {
-    /// What moves the bytes; `None` once it has ended.
+    /// Moves the bytes; `None` once it has ended.
     pipe: Option<Pin<Box<Pipe>>>,
     body: Incoming,
     lines: Lines,
@@ -109,7 +109,7 @@ impl Watch {
         Err(Error::refused(address, parts.status.as_u16(), &said))
     }
 
-    /// The next event; `None` at the end of the watch. Cancel-safe: what has come stays.
+    /// The next event; `None` at the end of the watch. Cancel-safe: received bytes stay.
     ///
     /// # Errors
     ///

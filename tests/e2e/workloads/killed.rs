@@ -25,7 +25,7 @@ const PROGRAMS: [(&str, Says); 4] = [
     ("etcd", Says::Service("root.consensus")),
 ];
 
-/// Who reports a death on the serial line.
+/// The reporter of a death on the serial line.
 #[derive(Clone, Copy)]
 enum Says {
     Part(&'static str),

@@ -1,6 +1,6 @@
 //! A machine with the roles of Kubernetes: a demo answers, policies hold, volumes hold their
 //! size and survive power cuts, pods that take all they can get hurt nothing, and the machine ends
-//! in order. What remains is a snapshot, in which the demo lives on until the role goes.
+//! in order. A snapshot remains, in which the demo lives on until the role goes.
 
 pub(crate) mod killed;
 mod kubectl;

@@ -1,5 +1,5 @@
-//! A snapshot of a cluster that ran workloads, on another machine: what the API server keeps is
-//! there again, and the pods of the lost machine get places on the new one.
+//! A snapshot of a cluster that ran workloads, on another machine: the objects of the API
+//! server are there again, and the pods of the lost machine get places on the new one.
 
 use std::path::{Path, PathBuf};
 

@@ -23,7 +23,7 @@ const CUTS: (u32, u32) = (1, 10);
 /// on a translated machine.
 const CHANGE: Duration = Duration::from_secs(40);
 
-/// What the driver prints when the last directory is gone.
+/// The line of the driver when the last directory is gone.
 const SWEPT: &str = "removed all that was left of volumes volumes=0 ";
 
 /// A claim of 64 MiB, and a pod that has it.

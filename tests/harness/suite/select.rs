@@ -9,7 +9,7 @@ use crate::seed::pick;
 /// The wishes for a run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wanted {
-    /// A story is wanted if its name contains one of these, or there are no filters.
+    /// A story is wanted if its name contains one of these, or without filters.
     pub(crate) filters: Vec<String>,
     /// No sample is drawn.
     pub(crate) all: bool,

@@ -144,7 +144,7 @@ fn absent(snapshot: &Snapshot) -> String {
 fn classify(pki: &Pki) -> (Mark, String) {
     let ends = ends(pki);
     let Some(first) = ends.first() else {
-        return (Mark::Idle, "There are no certificates yet.".to_owned());
+        return (Mark::Idle, "No certificates yet.".to_owned());
     };
     if first.days_left < 0 {
         let (name, End { ends, days_left, .. }) = (short(first.name), first);

@@ -1,4 +1,4 @@
-//! Who reaches whom: a row for each member of etcd, as its own node reports it.
+//! Which member reaches which: a row for each member of etcd, as its own node reports it.
 //!
 //! A link that fails between two nodes only, or in one direction, is seen here and in no list
 //! of nodes.
@@ -17,7 +17,7 @@ use crate::widgets::headline::INDENT;
 const FROM: usize = 24;
 const TO: usize = 16;
 
-/// The block; nothing where there is no room for it, or no other member.
+/// The block; nothing without room for it, or without another member.
 pub(super) fn block(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
     let etcd = snapshot.etcd.as_ref().filter(|etcd| etcd.takes_part());
     let members = etcd.map(|etcd| &etcd.members[..]).unwrap_or_default();

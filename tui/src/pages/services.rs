@@ -45,7 +45,7 @@ pub(crate) enum Step {
 pub(crate) struct Tree {
     /// The dotted name of the service under the cursor, once there is a cursor.
     pub(crate) at: Option<String>,
-    /// The request for all services: that their children are hidden, or shown.
+    /// The request to hide or to show the children of all services.
     all: Option<bool>,
     /// The same, of single services, by their dotted names.
     asked: BTreeMap<String, bool>,

@@ -150,7 +150,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The process has ended already, or is no longer needed.
+        // The process has ended already, or is not needed any more.
         let _ended = self.child.kill();
         let _status = self.child.wait();
     }

@@ -10,8 +10,8 @@
 //! the roles, by the host's clock. Memory is that of the node's own event line, ten seconds
 //! after everything that its roles ask for was ready: the demo starts beside it.
 //!
-//! What this module does not do: compare. No other system that starts the same programs is
-//! measured beside it.
+//! What this module does not do: compare. It measures no other system that
+//! starts the same programs.
 
 use std::fs;
 use std::path::Path;

@@ -12,7 +12,7 @@
 //! The story calls this command again, with the kubeconfig of its cluster. So the level
 //! `kube` of the tests runs the same.
 //!
-//! What this module does not do: certify. A run is a part of the conformance suite.
+//! What this module does not do: certify. A run covers a part of the conformance suite.
 
 mod suite;
 mod table;

@@ -4,7 +4,7 @@
 //! its tests use, so that the documentation shows the real screens. `--check` compares and
 //! writes nothing; `cargo xtask test` runs it.
 //!
-//! What this module does not do: choose the content, which are the samples of `polis_tui`.
+//! What this module does not do: choose the content: it draws the samples of `polis_tui`.
 
 mod svg;
 

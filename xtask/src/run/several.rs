@@ -344,7 +344,7 @@ fn show(plan: Plan, args: &Args) -> Result<()> {
     let raising = thread::spawn(move || -> Result<String> {
         let mut fleet = plan.fleet()?.reporting(|milestone| terminal::title(&describe(milestone)));
         let _links = plan.links(&fleet)?;
-        // If node 1 did not start, there is no console and its sender is dropped.
+        // If node 1 did not start, the console is missing and its sender is dropped.
         let raised = plan.raise(&mut fleet, move |console| drop(lend.send(console)));
         let deployed = match (with_kubernetes, &raised) {
             (true, Ok(())) => Some(plan.deployment(&fleet, terminal::title).run()),

@@ -114,7 +114,7 @@ fn change(
 ///
 /// # Errors
 ///
-/// What the kernel says, or that sysfs is not readable as it should be.
+/// The kernel's error, or that sysfs is not readable as it should be.
 pub fn known_extent(device: &Path) -> io::Result<Option<(u64, u64)>> {
     let name = device.file_name().unwrap_or_default();
     let directory = Path::new("/sys/class/block").join(name);

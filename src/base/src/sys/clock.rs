@@ -4,7 +4,7 @@
 //! those of all others begin. The time cannot be earlier than the day the image was
 //! built, so that is the floor until the clock is synchronised.
 //!
-//! What this module does not do: decide when the clock is set to the floor, or synchronise
+//! What this module does not do: decide when to set the clock to the floor, or synchronise
 //! it (`time`, in the node).
 
 use std::io;

@@ -78,7 +78,7 @@ impl Reader {
         Ok(Self { file })
     }
 
-    /// The next record, or `None` if there are no more now. Records that the kernel
+    /// The next record, or `None` after the newest one. Records that the kernel
     /// overwrote, and malformed ones, are skipped.
     ///
     /// # Errors

@@ -18,7 +18,7 @@ const INIT_COMPRESSED_FILE: i32 = 4;
 ///
 /// # Errors
 ///
-/// What the kernel says; `ENODEV` often means that the hardware is not there.
+/// The kernel's error; `ENODEV` often means that the hardware is not there.
 pub fn load(path: &Path, parameters: &CStr) -> io::Result<()> {
     let file = File::open(path)?;
     let plain = path.extension().is_some_and(|extension| extension == "ko");

@@ -65,7 +65,7 @@ impl Mount {
     ///
     /// # Errors
     ///
-    /// What the kernel says; `ENODEV` means that the kind's module is not loaded.
+    /// The kernel's error; `ENODEV` means that the kind's module is not loaded.
     pub fn apply(&self) -> Result<(), Error> {
         let refused = |source| Error {
             source_name: self.source.clone(),
@@ -148,7 +148,7 @@ pub fn bind(source: &Path, target: &Path) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// What the kernel says: `EBUSY` where it is to become read-only while a file is open for
+/// The kernel's error: `EBUSY` where it is to become read-only while a file is open for
 /// writing.
 pub fn change_bind(target: &Path, flags: MountFlags) -> io::Result<()> {
     Ok(rustix::mount::mount_remount(target, MountFlags::BIND | flags, c"")?)
@@ -219,7 +219,7 @@ pub fn read_only(target: &Path) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// What the kernel says; the process is then between two roots and must stop.
+/// The kernel's error; the process is then between two roots and must stop.
 pub fn switch_root(root: &Path) -> io::Result<()> {
     rustix::process::chdir(root)?;
     rustix::mount::mount_move(".", "/")?;

@@ -15,7 +15,7 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 const GET_ATTRIBUTES: libc::Ioctl = 0x801c_581f;
 /// `FS_IOC_FSSETXATTR`: `_IOW('X', 32, struct fsxattr)`.
 const SET_ATTRIBUTES: libc::Ioctl = 0x401c_5820;
-/// `FS_XFLAG_PROJINHERIT`: what is made in the directory has its project.
+/// `FS_XFLAG_PROJINHERIT`: new content of the directory has its project.
 const INHERIT: u32 = 0x200;
 
 /// `QCMD(Q_XSETQLIM, PRJQUOTA)` and `QCMD(Q_XGETQUOTA, PRJQUOTA)`.
@@ -91,7 +91,7 @@ pub struct Limits {
     pub inodes: u64,
 }
 
-/// What a project has, and may have.
+/// The usage and the limits of a project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// Bytes of file contents and directories.
@@ -107,7 +107,7 @@ pub struct Usage {
 ///
 /// # Errors
 ///
-/// What the kernel says: `ENOTTY` where the file system has no projects.
+/// The kernel's error: `ENOTTY` where the file system has no projects.
 pub fn project(directory: &File) -> io::Result<Option<Project>> {
     let attributes = attributes(directory)?;
     let passed_on = attributes.flags & INHERIT != 0 || !directory.metadata()?.is_dir();
@@ -118,7 +118,7 @@ pub fn project(directory: &File) -> io::Result<Option<Project>> {
 ///
 /// # Errors
 ///
-/// What the kernel says: `ENOTTY` or `EOPNOTSUPP` where the file system has no projects.
+/// The kernel's error: `ENOTTY` or `EOPNOTSUPP` where the file system has no projects.
 #[expect(unsafe_code, reason = "no safe wrapper of FSSETXATTR exists")]
 pub fn set_project(directory: &File, project: Project) -> io::Result<()> {
     let mut attributes = attributes(directory)?;
@@ -145,7 +145,7 @@ fn attributes(file: &File) -> io::Result<Attributes> {
 ///
 /// # Errors
 ///
-/// What the kernel says: `ENOSYS` or `ESRCH` where it is mounted without `prjquota`.
+/// The kernel's error: `ENOSYS` or `ESRCH` where it is mounted without `prjquota`.
 pub fn set_limits(root: BorrowedFd<'_>, project: Project, limits: Limits) -> io::Result<()> {
     let Limits { bytes, inodes } = limits;
     let mut quota = Quota {
@@ -166,7 +166,7 @@ pub fn set_limits(root: BorrowedFd<'_>, project: Project, limits: Limits) -> io:
 ///
 /// # Errors
 ///
-/// What the kernel says: `ENOENT` for a project without files and limits, `ENOSYS` or
+/// The kernel's error: `ENOENT` for a project without files and limits, `ENOSYS` or
 /// `ESRCH` where the file system is mounted without `prjquota`.
 pub fn usage(root: BorrowedFd<'_>, project: Project) -> io::Result<Usage> {
     let mut quota = Quota::default();

@@ -30,7 +30,7 @@ pub struct Service {
     pub credentials: watch::Sender<Option<rpc::Credentials>>,
 }
 
-/// Why there are no credentials.
+/// Why the credentials are missing.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// An input ended.
@@ -72,9 +72,9 @@ impl Service {
 }
 
 pub(super) fn read(files: &files::Credentials) -> Result<rpc::Credentials, Error> {
-    let key = files.key.read()?.ok_or(Error::Damaged("there is no key"))?;
-    let certificate = pem(&files.certificate, "there is no certificate")?;
-    let authority = pem(&files.ca, "there is no certificate of the cluster's CA")?;
+    let key = files.key.read()?.ok_or(Error::Damaged("the key is missing"))?;
+    let certificate = pem(&files.certificate, "the certificate is missing")?;
+    let authority = pem(&files.ca, "the certificate of the cluster's CA is missing")?;
     if Facts::read(&certificate).is_none() {
         error!("the certificate of this node cannot be read");
         return Err(Error::Damaged("the certificate cannot be read"));
@@ -118,7 +118,7 @@ mod tests {
         let (ctx, handles) = Context::for_test();
         home.send_modify(|status| status.state = State::Home);
         let refused = service.clone().run(ctx.clone()).await;
-        assert!(matches!(refused, Err(Error::Damaged(_))), "there is no CA");
+        assert!(matches!(refused, Err(Error::Damaged(_))), "the CA is missing");
         files.ca.save(text(&issued.issuer_der)).await.unwrap();
         let look = async {
             let found = until(&mut published, "test", Clone::clone).await.unwrap();

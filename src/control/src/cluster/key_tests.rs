@@ -149,7 +149,7 @@ async fn a_cluster_that_demands_a_tpm_gets_one_or_nothing() {
     let machine = Machine::new();
     let report = machine.boot_refused(required.clone()).await;
     assert_eq!(report.code, code::STORAGE_TPM_ABSENT);
-    assert!(!report.unlock, "there is no disk to unlock");
+    assert!(!report.unlock, "no disk to unlock");
     assert!(!machine.has_data());
     assert_eq!(machine.root().esp.cluster_journal.read().unwrap(), None);
 

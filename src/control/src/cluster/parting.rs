@@ -65,7 +65,7 @@ impl Vote {
 pub enum Membership {
     /// The member is in its etcd, or the leader does not know.
     Member,
-    /// The member is no longer in its etcd.
+    /// The member is not in its etcd any more.
     Out,
     /// The leader has another etcd than the one in which the member has voted.
     Elsewhere,
@@ -187,7 +187,7 @@ mod tests {
             assert_eq!(classify(Some(&vote), &reported(8, members)), Membership::Elsewhere);
         }
         let nobody = classify(Some(b""), &reported(7, &[(71, other)]));
-        assert_eq!(nobody, Membership::Member, "it does not know who it was");
+        assert_eq!(nobody, Membership::Member, "its own member is unknown");
         // A member that has never voted is identified by its name.
         assert_eq!(classify(None, &reported(8, &[(71, other)])), Membership::Out);
     }

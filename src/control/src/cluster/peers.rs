@@ -95,7 +95,7 @@ impl Service {
         }
     }
 
-    /// Drops nodes that are no longer members: their names do not resolve, and their
+    /// Drops nodes that are not members any more: their names do not resolve, and their
     /// messages are ignored.
     fn forget(&self, nodes: &Nodes) {
         if nodes.is_empty() {

@@ -1,5 +1,5 @@
-//! The access list: publishes to the servers of this node who has access,
-//! by the records.
+//! The access list: publishes the users and nodes with access, by the records, to the
+//! servers of this node.
 //!
 //! Where a curator runs, access is decided by the content of etcd, milliseconds after it
 //! was written; nodes without one receive it from a curator.

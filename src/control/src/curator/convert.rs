@@ -108,7 +108,7 @@ pub(super) fn consensus_status(
     }
 }
 
-/// What a node says of its systems, within bounds; a longer text is cut off.
+/// The report of a node on its systems, within bounds; a longer text is cut off.
 pub(super) fn update_report(mut report: v1::UpdateReport) -> v1::UpdateReport {
     let v1::UpdateReport { boot_id, version, variant, release_key, keeps, cause, .. } = &mut report;
     for (text, max) in [boot_id, version, variant, release_key, keeps]

@@ -235,8 +235,8 @@ impl Directory {
         known
     }
 
-    /// Applies the first listing of a new watch: records that an earlier watch received and
-    /// that the listing lacks are removed.
+    /// Applies the first listing of a new watch: removes the records of an earlier watch that
+    /// the listing lacks.
     fn begin(&mut self, mirror: &Mirror, changes: &[Change]) {
         let nodes = self.nodes.keys().map(|id| store::node_key(*id));
         let users = self.users.keys().map(|name| format!("{USERS}{name}"));

@@ -86,7 +86,7 @@ pub enum Error {
         name: String,
     },
     /// No entry for the registry.
-    #[error("there is no registry {host:?}")]
+    #[error("registry {host:?} does not exist")]
     RegistryUnknown {
         /// Its host.
         host: String,
@@ -108,7 +108,7 @@ pub enum Error {
         by: String,
     },
     /// The user does not exist.
-    #[error("there is no user {name}")]
+    #[error("user {name} does not exist")]
     UserUnknown {
         /// The user.
         name: String,

@@ -2,7 +2,7 @@
 //!
 //! [`Fenced`] is a namespace of etcd for the length of one term: the curator's own, that of the
 //! etcd peers' certificates, or that of Kubernetes' certificates. It is a [`pki::Store`], so
-//! records and certificates are written in the same way, and there is no other way.
+//! records and certificates are written in the same way, and in no other way.
 //!
 //! ```text
 //! commit:  if  the lock still has the create revision of this term, and guards

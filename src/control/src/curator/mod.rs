@@ -26,7 +26,7 @@
 //! - Every write of a leader is conditional on its lock.
 //! - No secret of a record leaves in an answer that is not about that secret.
 //!
-//! What this module does not do: decide who may call (`rpc`), run etcd
+//! What this module does not do: check permissions of callers (`rpc`), run etcd
 //! (`consensus`), or decide what this machine is to be (`cluster`).
 
 pub mod access_list;

@@ -84,7 +84,7 @@ impl Service {
         }
     }
 
-    /// Logs why there is no certificate; once, where no time helps.
+    /// Logs why the certificate is missing; once, where no time helps.
     fn report(&mut self, error: &store::Error) {
         let lasts = !error.retriable();
         let cause = error as &dyn std::error::Error;
@@ -94,7 +94,7 @@ impl Service {
                 "this curator cannot get its certificate, so port 7835 is closed"
             );
         } else {
-            debug!(error = cause, "there is no certificate of a curator yet");
+            debug!(error = cause, "no certificate of a curator yet");
         }
         self.reported |= lasts;
     }

@@ -115,7 +115,7 @@ pub struct Service {
     pub members: Members,
     /// The address that other nodes receive.
     pub network: watch::Receiver<network::Status>,
-    /// What the clock of this node is ahead of those of the others.
+    /// The time by which the clock of this node is ahead of the others.
     pub ahead: watch::Receiver<time::Ahead>,
     /// The credentials of this node.
     pub credentials: watch::Receiver<Option<Credentials>>,

@@ -49,7 +49,7 @@ pub(super) struct Service {
     pub(super) node: NodeId,
     /// The measurements of this node.
     pub(super) ahead: watch::Receiver<Ahead>,
-    /// Who votes, and where.
+    /// The voters, and their addresses.
     pub(super) directory: watch::Receiver<Directory>,
     /// Whether this curator leads.
     pub(super) leadership: watch::Receiver<Leadership>,
@@ -122,7 +122,7 @@ fn others(directory: &Directory, own: NodeId) -> BTreeSet<IpAddr> {
 }
 
 /// Whether a majority of `voters`, of which this node is one, agree with each other on a time
-/// that is not this node's: then by how much this node is ahead of them, in microseconds.
+/// other than this node's: then by how much this node is ahead of them, in microseconds.
 /// `ahead` are the measurements against the others that answer.
 fn disagrees(voters: usize, ahead: &[i64]) -> Option<i64> {
     let max = i64::try_from(APART_MAX.as_micros()).unwrap_or(i64::MAX);

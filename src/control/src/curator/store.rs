@@ -17,7 +17,7 @@
 //! pki/...                 see `pki`: the cluster's CA and what it issued
 //! ```
 //! The leader writes through `fenced`: it reads a record, makes a new one of it and commits
-//! that if the record is still the one that was read.
+//! the new one if the record has not changed since.
 //!
 //! Invariants:
 //! - Reading never repairs: a record that cannot be decoded is an error.

@@ -10,7 +10,7 @@
 //! Invariants:
 //! - A lease is not held past its end, even if the DHCP client does nothing.
 //!
-//! What this module does not do: look at the clock. The caller says what time it is.
+//! What this module does not do: look at the clock. The caller passes the time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

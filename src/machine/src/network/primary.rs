@@ -139,7 +139,7 @@ impl Primary {
         self.chosen.map(|(link, _class)| link)
     }
 
-    /// Whether no other link needs to ask: there is no better kind of lease.
+    /// Whether no other link needs to ask: the lease is of the best kind.
     pub(super) fn is_final(&self) -> bool {
         self.chosen.is_some_and(|(_link, class)| class == Class { usb: false, no_way_out: false })
     }

@@ -359,7 +359,7 @@ impl Run {
         is_waiting
     }
 
-    /// What the node waits for although it has a lease.
+    /// The awaited event of a node that has a lease already.
     fn settling(&self, observed: &Observed, settled: Instant) -> String {
         let leases = self.holding.leases();
         let have: Vec<_> = leases.keys().map(|link| name(observed, *link)).collect();

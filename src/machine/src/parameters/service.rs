@@ -160,7 +160,7 @@ impl Service {
     }
 }
 
-/// Says that there is no disk with user data, or another thing.
+/// Says that a disk with user data is missing, or another thing.
 fn no_disk(note: Option<&'static str>) -> Looked {
     let place = "disk labelled cidata or config-2".to_owned();
     Looked { place, note, ..Looked::new(Source::NoCloud, Ok(None)) }

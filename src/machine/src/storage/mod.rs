@@ -1,7 +1,7 @@
 //! The storage of the node: a disk, mounted, as a typed tree for everything that the
 //! node keeps.
 //!
-//! `root` starts [`Service`]; everyone who keeps something waits for
+//! `root` starts [`Service`]; each service that keeps something waits for
 //! [`Status::Ready`] and uses the [`Root`](files::Root) in it.
 //!
 //! ```text
@@ -22,7 +22,7 @@
 //! - Recognised content of the disk is never formatted; see `plan`.
 //! - A power cut at any moment of the first boot is followed by a boot that finishes.
 //!
-//! What this module does not do: decide what this machine is to be (`cluster`).
+//! What this module does not do: decide the purpose of this machine (`cluster`).
 
 pub mod apply;
 pub mod error;

@@ -11,7 +11,7 @@
 //! A step also waits while the kernel has no random numbers for its keys, which is not the
 //! disk's fault: [`Cause`] distinguishes the two.
 //!
-//! What this module does not do: end a system call that hangs. Its thread stays,
+//! What this module does not do: end a system call that hangs. Its thread remains,
 //! and the machine reboots from the guru meditation.
 
 use std::time::Duration;

@@ -91,7 +91,7 @@ fn a_first_boot_makes_a_marked_partition_in_all_of_the_free_space() {
     assert_eq!(partition.last, 2047 * 2048 - 1);
     assert_eq!(partition.attributes, BEING_MADE);
     assert_eq!(written.partitions.last(), Some(&partition));
-    // What came with the image stays where it is, and differs from every copy of it.
+    // The partitions of the image keep their places, and differ from every copy of them.
     let ids: Vec<_> = [written.disk, written.partitions[0].id, written.partitions[1].id]
         .map(|id| id.as_u128())
         .into();

@@ -8,7 +8,7 @@
 //! - Any bytes are an answer; nothing here can fail or panic.
 //! - A stretch is only [`Content::Blank`] if every byte looked at is zero.
 //!
-//! What this module does not do: check that a file system is sound. `mkfs.xfs`
+//! What this module does not do: check the soundness of a file system. `mkfs.xfs`
 //! clears its `in progress` mark last, and the kernel checks at the mount.
 
 use uuid::Uuid;

@@ -93,7 +93,7 @@ pub enum RunError {
     Closed(#[from] Closed),
 }
 
-/// The reason why there is no data partition: for people, or for the supervisor.
+/// The reason why the node has no data partition: for people, or for the supervisor.
 enum Stop {
     Trapdoor(Error),
     Closed(Closed),
@@ -347,7 +347,7 @@ impl Service {
         }
     }
 
-    /// Leaves the file system clean, if it is no longer in use, and closes the layers
+    /// Leaves the file system clean, if it is not in use any more, and closes the layers
     /// below it.
     async fn unmount(&self, kind: Kind) {
         let target = self.config.root.data.mount.path().to_owned();

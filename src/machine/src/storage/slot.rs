@@ -21,7 +21,7 @@ use polis_base::sys::block;
 /// The names of both in the partition table, and what each is called.
 const SLOTS: [(&str, &str); 2] = [("A", "POLIS-SYSTEM-A"), ("B", "POLIS-SYSTEM-B")];
 
-/// Why there is no place.
+/// Why another system has no place.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// `init` named neither.
@@ -82,7 +82,7 @@ impl Slot {
     }
 }
 
-/// What the other one is called.
+/// The name of the other one.
 #[must_use]
 pub fn other(running: &str) -> Option<&'static str> {
     let known = SLOTS.iter().any(|(name, _)| *name == running);

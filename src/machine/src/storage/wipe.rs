@@ -15,7 +15,7 @@
 //!                        and the file system grows after each
 //! ```
 //!
-//! What XFS keeps for its trees can't be in a file, and is up to a fiftieth of a file system: a
+//! XFS keeps up to a fiftieth of a file system for its trees, and gives it to no file: a
 //! large device begins with a file system of [`FIRST_MAX`], so that the time before the first
 //! use does not grow with the disk.
 //!

@@ -19,7 +19,7 @@
 //! - The causes of a refusal are distinguished, since each has another next step.
 //! - Nothing is written into the TPM: blobs are kept outside.
 //!
-//! What this module does not do: measure anything, or decide what is sealed.
+//! What this module does not do: measure anything, or choose the secrets to seal.
 
 mod command;
 mod device;
@@ -226,7 +226,7 @@ pub fn encrypt(
     purpose: &[u8],
     secret: &[u8],
 ) -> Result<Vec<u8>, Error> {
-    // Room for the tag: what a growing vector leaves behind is not wiped.
+    // Room for the tag: a vector that grows leaves a copy, which is not wiped.
     let mut sealed = Vec::with_capacity(secret.len() + CHACHA20_POLY1305.tag_len());
     sealed.extend(secret);
     cipher(key)?

@@ -137,7 +137,7 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// What a bundle has to suit.
+    /// The machine and system that a bundle has to suit.
     fn target(&self, config: &Config) -> Result<Target, Error> {
         let version = Version::parse(&config.version)
             .map_err(|_not_a_version| Error::Version(config.version.clone()))?;
@@ -443,7 +443,7 @@ pub(super) mod tests {
         assert_eq!(installed, Installed { version: Version::new(1, 1, 0), slot: "B" });
         assert!(fs::read(machine.device("disk3")).unwrap() == SYSTEM);
         assert!(fs::read(machine.config.kernels.join("polis-1.1.0+1.efi")).unwrap() == KERNEL);
-        // Earlier entries of the slot are no longer offered; foreign entries stay.
+        // Earlier entries of the slot are not offered any more; foreign entries stay.
         assert_eq!(machine.kernels(), ["other.efi", "polis-1.0.0.efi", "polis-1.1.0+1.efi"]);
         assert!(machine.is_as_it_was());
         let other = machine.status.borrow().other.clone().unwrap();

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Everything that is known of a system beside the running one is the name of its kernel
-//! image on the ESP ([`entry`]), so there is no record that could contradict it.
+//! image on the ESP ([`entry`]), so no record can contradict it.
 //!
 //! Invariants:
 //! - Nothing of the running system is written to: neither its partition nor its kernel image.
@@ -95,7 +95,7 @@ impl Config {
         }
     }
 
-    /// What the other slot is called.
+    /// The name of the other slot.
     #[must_use]
     pub fn other_slot(&self) -> &'static str {
         slot::other(&self.slot).unwrap_or("-")
@@ -136,8 +136,8 @@ pub enum Error {
     /// The bundle breaks a rule.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// There is no place for another system.
-    #[error("there is no place for another system")]
+    /// Another system has no place.
+    #[error("no place for another system")]
     Slot(#[from] slot::Error),
     /// The data partition has no room for a bundle.
     #[error("the bundle has {needs} bytes, and the data partition of this node has {has} to spare")]

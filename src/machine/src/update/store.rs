@@ -10,8 +10,9 @@
 //! - A file with the name of a bundle was checked from its first to its last byte.
 //! - The bundle leaves etcd, which is on the same partition, its room.
 //!
-//! What this module does not do: decide who keeps a bundle and until when (`curator`). A file of
-//! this size is written as it arrives, so it does not go through `files::File`.
+//! What this module does not do: choose the holder of a bundle, or how long it keeps it
+//! (`curator`). A file of this size is written as it arrives, so it does not go through
+//! `files::File`.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write as _};
@@ -85,7 +86,7 @@ impl Store {
                 warn!(error, "cannot remove {}", path.display());
                 return;
             }
-            info!(image = other, "the bundle of an update is no longer needed here");
+            info!(image = other, "the bundle of an update is not needed here any more");
         }
     }
 

@@ -20,9 +20,9 @@
 //!   the leave of the leader, which sees whether the others can do without it.
 //! - A turn that the leader takes back ends what is being done, but for a system that is on the
 //!   disk already.
-//! - Whatever the holder sends is checked as if an owner had sent it.
+//! - The content that the holder sends is checked as if an owner had sent it.
 //!
-//! What this module does not do: decide whose turn it is, or what a failure means for the others
+//! What this module does not do: give the turn, or decide what a failure means for the others
 //! (`curator::update`).
 
 use std::convert::Infallible;

@@ -16,8 +16,8 @@
 //! - A node that does not answer delays the others for at most [`ANSWER`].
 //! - A value that was not learned in the last round is not shown.
 //!
-//! What this module does not do: decide anything. Whether a cluster goes on
-//! without a member is for `consensus::Members`.
+//! What this module does not do: decide anything. `consensus::Members` decides
+//! whether a cluster goes on without a member.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -112,7 +112,7 @@ fn aged(mut nodes: Nodes, age: Duration, cut_off: Option<Duration>) -> Nodes {
 /// The words of the nodes that wait for approval, and of which fingerprint they are.
 type Words = BTreeMap<NodeId, (Fingerprint, String)>;
 
-/// Makes the words that are missing, and drops those that are no longer needed.
+/// Makes the words that are missing, and drops those that are not needed any more.
 async fn spell(received: &node_roles::Nodes, words: &mut Words) {
     let asks = |node: &v1::NodeInfo| node.state() == v1::NodeState::New;
     words.retain(|id, _| received.get(id).is_some_and(asks));

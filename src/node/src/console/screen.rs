@@ -11,7 +11,7 @@
 //! A serial line does not report its size, nor that a person plugged in at its other
 //! end. So the screen asks such a terminal now and then where its cursor is after a jump
 //! to the far corner: the answer is the size, and an answer after a long silence means
-//! that somebody new looks and needs the whole picture. A line that is merely slow
+//! a new reader, who needs the whole picture. A line that is merely slow
 //! answers late, and is not such a case.
 //!
 //! A virtual terminal reports its size, and its characters can be read back. A screen's

@@ -25,7 +25,7 @@ const CONTAINERD: &str = "containerd";
 const NO_VOTE: &str = "the etcd member of this node, which does not vote yet";
 const NO_QUORUM: &str = "a majority of the voters of etcd";
 const BASE: &str = "the image of this machine (variant base) has no containerd";
-/// What the runtime class is without one: the default handler of containerd.
+/// The runtime of a pod without a runtime class: the default handler of containerd.
 const DEFAULT_RUNTIME: &str = "runc";
 
 const NOT_MADE: &str = "no container has started: its image is not here yet, or a volume is \

@@ -58,7 +58,7 @@ impl Writer {
         self.pictures.capacity() > 0
     }
 
-    /// Hands over a picture; `false` if there is no room, or the writer is gone.
+    /// Hands over a picture; `false` without room, or if the writer is gone.
     pub(super) fn send(&self, picture: Vec<u8>) -> bool {
         // Before the thread can be through with it.
         self.shared.pending.fetch_add(1, Ordering::AcqRel);

@@ -4,8 +4,8 @@
 //! [waiting for storage] --ready--> [logtree::ring, in `logs` of the data partition]
 //! ```
 //!
-//! Started right after `storage`, so that it is stopped right before it: everything
-//! that the other services log while they stop is on the disk.
+//! Started right after `storage`, so that it is stopped right before it: the disk
+//! gets all lines that the other services log while they stop.
 
 use std::time::UNIX_EPOCH;
 

@@ -23,8 +23,8 @@ use polis_runtime::supervisor::Context;
 use polis_runtime::sys::process;
 use polis_workload as workload;
 
-/// From ready to rest: what a start allocates for good has been allocated, and
-/// what it needed for a while has been freed.
+/// From ready to rest: a start has made its lasting allocations, and has freed the
+/// temporary ones.
 const REST: Duration = Duration::from_secs(10);
 
 /// The processes by their names in the line, and as the kernel names them: it keeps 15

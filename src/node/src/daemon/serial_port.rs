@@ -1,7 +1,7 @@
 //! The lines for the serial port: written to standard output, where `init` reads.
 //!
-//! A thread of its own, so that lines get out even while the runtime is busy, and so
-//! that a slow `init` does not slow the node: the queue before it is bounded.
+//! A thread of its own, so that lines get out even while the runtime is busy, and a
+//! slow `init` does not slow the node: the queue before it is bounded.
 
 use std::io;
 

@@ -158,7 +158,7 @@ impl Upload {
     }
 }
 
-/// Passes one piece on; `false` once there are no more.
+/// Passes one piece on; `false` after the last one.
 async fn feed(
     incoming: &mut Streaming<v1::UpdateRequest>,
     pieces: Option<&mpsc::Sender<Vec<u8>>>,

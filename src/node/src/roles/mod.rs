@@ -1,4 +1,4 @@
-//! The roles of this node: what they need to run, and when the node is ready.
+//! The roles of this node: their needs, and the readiness of the node.
 //!
 //! ```text
 //! readiness   when this node is ready: at home, and what its roles need serves  a service

@@ -13,8 +13,8 @@
 //! - A node that was ready stays ready: the service that a later failure concerns
 //!   reports it.
 //!
-//! What this module does not do: start what a role needs. A consensus member is
-//! served by `consensus` from the moment that it has orders: from the cluster
+//! What this module does not do: start what a role needs. `consensus` serves a
+//! consensus member from the moment that it has orders: from the cluster
 //! manager, or from [`super::enlist`] here.
 
 use std::net::IpAddr;

@@ -95,7 +95,7 @@ impl Status {
         }
     }
 
-    /// What to do about nodes whose heartbeat is overdue.
+    /// The advice for nodes whose heartbeat is overdue.
     fn overdue(&self) -> Option<String> {
         let is_meant = |node: &&View| node.is_late() && node.return_of_former_voter().is_none();
         let late = self.nodes.iter().filter(is_meant);

@@ -361,7 +361,7 @@ fn state(update: &v1::ClusterUpdate) -> &'static str {
     }
 }
 
-/// What a node is called.
+/// The name of a node, or its ID.
 fn name(nodes: &[v1::NodeInfo], id: &str) -> String {
     nodes.iter().find(|node| node.id == id).map_or_else(|| id.to_owned(), called)
 }

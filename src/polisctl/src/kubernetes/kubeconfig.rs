@@ -20,7 +20,7 @@ use polis_wire::pki;
 /// The last words of the command that a context of ours runs.
 const CREDENTIAL: [&str; 2] = ["kubernetes", "credential"];
 
-/// What kubectl prints if the command is not there.
+/// The hint that kubectl prints if the command is missing.
 const HINT: &str = "polisctl prints the credential of a user of Polis. If it was moved, run \
                     `polisctl kubernetes kubeconfig` again.";
 
@@ -110,7 +110,7 @@ fn utf8(path: &Path) -> Result<String, Error> {
     text.ok_or_else(|| Error::new(format!("{} is not valid UTF-8", path.display())))
 }
 
-/// The document in a file; `None` if there is no file, or an empty one.
+/// The document in a file; `None` if the file is missing or empty.
 fn read(file: &Path) -> Result<Option<Value>, Error> {
     if file.symlink_metadata().is_err() {
         return Ok(None);

@@ -37,7 +37,7 @@ const SILENT: &str = "its API server does not answer in time";
 /// The state of Kubernetes, as programs read it.
 #[derive(Debug, serde::Serialize)]
 struct Status {
-    /// Who says so: `leader`, or `nodes` where there is none.
+    /// The source of the status: `leader`, or `nodes` without a leader.
     source: &'static str,
     /// Why no leader could be asked.
     problems: Vec<String>,
@@ -263,7 +263,7 @@ impl Status {
             });
         };
         let text = match nodes.is_empty() {
-            true => text.and("\nThere are no nodes for pods.\n"),
+            true => text.and("\nThe cluster has no nodes for pods.\n"),
             false => {
                 let rows: Vec<_> = nodes.iter().map(Node::row).collect();
                 text.and("\n").then(table(&Node::HEADS, &rows))

@@ -1,5 +1,5 @@
 //! Records of other nodes, members and users with the longest texts that a cluster accepts:
-//! what a screen has the least room for.
+//! they take the most room on a screen.
 
 use polis_proto::v1;
 use polis_wire::rpc::testing::{key, node_id};

@@ -44,7 +44,7 @@ pub(super) const SNAPSHOT: &[u8] = b"records";
 /// How long the node has been up, in seconds. It wrote the one line of its log a minute ago.
 const UPTIME: f64 = 3600.0;
 
-/// What a node waits for whose cluster has no leader.
+/// The wait of a node whose cluster has no leader.
 pub(super) const LEADERLESS: &str = "consensus waits for a disk that is fast enough";
 
 /// A node that leads a cluster, and the calls that it received.
@@ -248,7 +248,7 @@ impl Cluster {
         self.kubernetes.starts.store(true, Ordering::Relaxed);
     }
 
-    /// From now on the node reports that there is no leader.
+    /// From now on the node reports a cluster without a leader.
     pub(super) fn lose_the_leader(&self) {
         self.leads.store(false, Ordering::Relaxed);
     }

@@ -160,7 +160,7 @@ async fn back(
     }
 }
 
-/// What is missing until the node is back with the new system; `None` once it is.
+/// The reason why the node is not back with the new system yet; `None` once it is.
 fn came_back(
     said: &Said,
     before: &Said,

@@ -192,7 +192,7 @@ pub(crate) fn policy(policy: v1::cluster_configuration::StorageSecurityPolicy) -
     }
 }
 
-/// A setting, for people: what is unspecified has this default.
+/// A setting, for people: an unspecified one has this default.
 pub(crate) fn or_default(word: &str, default: &str) -> String {
     match word {
         "unspecified" => format!("{default}, by default"),

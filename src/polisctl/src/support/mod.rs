@@ -167,7 +167,7 @@ async fn overview(session: &Session, missing: &mut Vec<Missing>) -> Result<Overv
     }
 }
 
-/// What one node has answered.
+/// The answer of one node.
 struct Answer {
     /// The name of its folder.
     folder: String,

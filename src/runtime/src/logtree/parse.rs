@@ -38,7 +38,7 @@ impl Parser {
 
 /// How the tools of the disk begin an error, or what they have in it.
 const TOOL_ERRORS: [&str; 6] = ["cannot ", "failed", "error", "unable to", "invalid", "not found"];
-/// The same of what they go on without: that a key opens no slot is an answer.
+/// The same for errors that do not stop them: a key that opens no slot is an answer.
 const TOOL_WARNINGS: [&str; 2] = ["warning", "no key available"];
 
 /// `Cannot wipe header on device /dev/sda2.`

@@ -52,7 +52,7 @@ fn repeated(times: u64) -> (String, String) {
 }
 
 impl Repeats {
-    /// What to write for a line that comes at `now`, oldest first.
+    /// The lines to write for one that comes at `now`, oldest first.
     pub(super) fn filter(&mut self, now: Duration, mut body: Body) -> Vec<Body> {
         let (severity, text) = (body.severity(), body.to_string());
         let is_over = |line: &Line| now.saturating_sub(line.written) >= WINDOW;
@@ -79,7 +79,7 @@ impl Repeats {
         written
     }
 
-    /// What to write when no further line comes.
+    /// The lines to write when no further line comes.
     pub(super) fn rest(&mut self) -> Vec<Body> {
         self.0.drain(..).filter_map(Line::counted).collect()
     }

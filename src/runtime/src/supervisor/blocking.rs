@@ -11,7 +11,7 @@
 //! - For optional work, done for a remote caller or only to free space, [`attempt`]
 //!   turns the panic into a [`Lost`], so that the service stays alive.
 //!
-//! What this module does not do: cancel work that has begun. It runs to its end even if
+//! What this module does not do: cancel work that began. It runs to its end even if
 //! the caller stops waiting.
 
 use std::any::Any;

@@ -21,7 +21,7 @@
 //! - A peer that lost its access is rejected at its next call, and its open streams are
 //!   cut at once.
 //! - A caller without a certificate of the cluster can neither fill the memory nor take
-//!   the connections of those who have one.
+//!   the connections of callers with one.
 //!
 //! What this module does not do: keep the records of members (`curator`), or issue
 //! certificates (`pki`).
@@ -89,7 +89,7 @@ pub const LEADER_ADDRESS: &str = "polis-leader-address";
 pub fn not_leader(leader: Option<(NodeId, Option<SocketAddr>)>) -> tonic::Status {
     let text = match leader {
         Some((id, _)) => format!("this curator does not lead; {id} does"),
-        None => "this curator does not lead, and does not know who does".to_owned(),
+        None => "this curator does not lead, and does not know the leader".to_owned(),
     };
     let mut status = tonic::Status::unavailable(text);
     let metadata = status.metadata_mut();

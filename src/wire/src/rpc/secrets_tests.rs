@@ -39,7 +39,7 @@ use Thing::{
     Approved, Node, Owner, Passwords, RecoveryKeys, Registered, Store, Ticket, Voter, Worker,
 };
 
-/// What only an owner may have. The key of the CA is in etcd, and makes an owner.
+/// Things that only an owner may have. The key of the CA is in etcd, and makes an owner.
 const SECRETS: [Thing; 6] = [Store, RecoveryKeys, Passwords, Owner, Voter, Worker];
 
 /// A call: what it asks for beside the caller that the table names, and what it hands out.
@@ -158,7 +158,7 @@ fn no_call_of_an_operator_leads_to_a_secret_of_an_owner() {
     for role in [Role::Viewer, Role::Operator] {
         let things = reached(role, &[], table());
         assert!(!things.contains(&Ticket) && secrets(&things).is_empty(), "{role}: {things:?}");
-        // Who installs machines has their parameters.
+        // An installer of machines has their parameters.
         let things = reached(role, &[Ticket], table());
         assert_eq!(secrets(&things), [], "{role}: {things:?}");
         assert_eq!(things.contains(&Node), role == Role::Operator, "{role}");

@@ -77,7 +77,7 @@ pub struct Server {
     /// The services.
     pub app: App,
     /// Receives the calls of known callers that lack a permission; `None`: they are counted
-    /// only. What does not fit into it is dropped.
+    /// only. Calls beyond its capacity are dropped.
     pub refused: Option<mpsc::Sender<Refused>>,
     /// Where it listens, while it does.
     pub listening: watch::Sender<Option<SocketAddr>>,

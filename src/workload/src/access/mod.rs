@@ -54,7 +54,7 @@ pub enum Error {
     Closed(#[from] Closed),
 }
 
-/// The identity of this node, and who may call it.
+/// The identity of this node, and its permitted callers.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// The certificate that it serves with; empty before the node is home.

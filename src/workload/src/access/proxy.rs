@@ -72,7 +72,7 @@ struct Upstream {
     _driver: JoinSet<()>,
 }
 
-/// Why there is no answer of the API server.
+/// Why the answer of the API server is missing.
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error(transparent)]

@@ -17,7 +17,7 @@ use polis_wire::identity::NodeId;
 /// The access modes of a volume on one node.
 const ACCESS_MODES: [&str; 2] = ["ReadWriteOnce", "ReadWriteOncePod"];
 
-/// Why there is no volume for a claim.
+/// Why a claim has no volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     /// One word for programs.
@@ -42,7 +42,7 @@ pub(super) struct Claim {
     volume: Option<String>,
     selected_node: Option<String>,
     deleted: bool,
-    /// What it asks for, and has by its status.
+    /// The requested size, and the capacity by its status.
     request: String,
     capacity: Option<String>,
     access_modes: Vec<String>,

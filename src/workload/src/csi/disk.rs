@@ -27,7 +27,7 @@ pub trait Disk: Projects {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }
-        // Whatever the umask is.
+        // Independent of the umask.
         std::fs::set_permissions(directory, Permissions::from_mode(mode))
     }
 

@@ -20,7 +20,7 @@
 //! registration how kubelet finds the driver
 //! ```
 //!
-//! There is no controller of the driver: each worker provisions for itself, once the
+//! The driver has no controller: each worker provisions for itself, once the
 //! scheduler has chosen it for the first pod of a claim.
 //!
 //! Invariants:

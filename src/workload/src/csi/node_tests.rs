@@ -23,7 +23,7 @@ use crate::csi::store::tests::{Fake, store};
 use crate::csi::{SOCKET, serve};
 use polis_base::files::Dir;
 
-/// Mounts that exist in this table only. What is bound at a target is a link in its place,
+/// Mounts that exist in this table only. A bind mount is a link in place of its target,
 /// and so leads to the same directory.
 #[derive(Debug, Default)]
 struct Table(Mutex<BTreeMap<PathBuf, Vec<Flags>>>);

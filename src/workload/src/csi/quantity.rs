@@ -48,7 +48,7 @@ pub(super) fn bytes(text: &str) -> Result<u64, Error> {
     let digits: u128 = digits.parse().map_err(|_long| Error::TooLarge)?;
     let places = u32::try_from(fraction.len()).map_err(|_long| Error::Malformed)?;
     let divisor = 10_u128.checked_pow(places).and_then(|power| power.checked_mul(divisor));
-    // Forty digits behind the point: what they say is less than a byte.
+    // Forty digits behind the point: the last ones count less than a byte.
     let divisor = divisor.ok_or(Error::Malformed)?;
     let product = digits.checked_mul(multiplier).ok_or(Error::TooLarge)?;
     match u64::try_from(product.div_ceil(divisor)) {

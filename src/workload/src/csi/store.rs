@@ -23,9 +23,9 @@
 //! - `content` exists only in a directory with a project that has limits.
 //! - A project belongs to one volume, also while that is being removed.
 //! - A volume is removed by its name only, and never becomes one of another name.
-//! - Whatever the volumes have is taken from workloads first (`ground::quota`).
+//! - The room of the volumes is taken from workloads first (`ground::quota`).
 //!
-//! What this module does not do: decide which volumes there are (`provisioner`).
+//! What this module does not do: decide which volumes exist (`provisioner`).
 
 use std::collections::BTreeSet;
 use std::io;
@@ -66,10 +66,10 @@ const TRASH_MAX: u32 = 16;
 /// Why the disk is not as it should be.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no room.
+    /// The room does not suffice.
     #[error(transparent)]
     Room(#[from] quota::Error),
-    /// There is no such volume.
+    /// The node does not have the volume.
     #[error("the volume {id} is not on this node")]
     Missing {
         /// The volume.
@@ -216,7 +216,7 @@ impl Store {
         Ok(bytes)
     }
 
-    /// What a volume has, and may have; `None` if it is not on this node.
+    /// The usage and the limits of a volume; `None` if it is not on this node.
     ///
     /// # Errors
     ///
@@ -226,7 +226,7 @@ impl Store {
         Ok(found.and_then(|found| found.usage))
     }
 
-    /// Begins to remove a volume with all its content; one that is not there is no error.
+    /// Begins to remove a volume with all its content; a missing one is not an error.
     /// After a return it is never seen again, not even after a power cut.
     ///
     /// # Errors
@@ -246,7 +246,7 @@ impl Store {
                     break;
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => break,
-                // What is being removed under this name is not removed yet.
+                // The name belongs to a volume whose removal goes on.
                 Err(error)
                     if matches!(
                         error.kind(),
@@ -328,7 +328,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// [`Error`]: what stays is tried again by the next call. The room of what is gone is
+    /// [`Error`]: the next call tries the rest again. The room of the removed volumes is
     /// given back all the same.
     pub fn sweep(&self) -> Result<Swept, Error> {
         let swept = self.step("sweep", self.volumes.path(), |path| self.disk.sweep(path));

@@ -45,7 +45,7 @@ struct Change {
 
 #[derive(Debug)]
 enum Before {
-    /// There was no such directory.
+    /// The directory did not exist.
     NoDirectory(PathBuf),
     /// The directory had another name.
     Named { from: PathBuf, to: PathBuf },

@@ -22,7 +22,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, renameat, statat, unlinkat};
 use rustix::io::Errno;
 
-/// What begins the name of what is to be removed.
+/// The beginning of the names of directories to remove.
 pub(super) const PREFIX: &str = ".trash-";
 
 /// Entries that one call removes: it takes some milliseconds.
@@ -52,7 +52,7 @@ pub(super) fn sweep(volumes: &Path) -> io::Result<Swept> {
     };
     let mut sweep = Sweep { root, left: ENTRIES_MAX, moved: true, refused: None };
     let mut begun = false;
-    // What has moved up is removed by the same call, so that it knows when nothing is left.
+    // The same call removes the entries that moved up, so that it knows when nothing is left.
     while std::mem::take(&mut sweep.moved) && sweep.refused.is_none() {
         for entry in Dir::read_from(&sweep.root)? {
             let entry = entry?;

@@ -64,7 +64,7 @@ pub struct Progress {
     pub state: State,
     /// Pods that still have to go.
     pub pods: usize,
-    /// What it waits for, or why it has ended.
+    /// The reason why it waits, or ended.
     pub cause: String,
 }
 

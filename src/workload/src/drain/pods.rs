@@ -62,7 +62,7 @@ fn pod(object: &Value) -> Option<Pod> {
     })
 }
 
-/// What an eviction has come to.
+/// The outcome of an eviction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Evicted {
     /// The pod ends, or is gone.

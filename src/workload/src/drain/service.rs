@@ -54,7 +54,7 @@ pub struct Service {
     pub(crate) parts: Parts,
 }
 
-/// What a pass has found.
+/// The finding of a pass.
 #[derive(Debug)]
 enum Look {
     /// No pod has to go any more.

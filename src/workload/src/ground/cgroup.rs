@@ -1,4 +1,4 @@
-//! The tree of control groups: who gets the processors first, and whose memory stays.
+//! The tree of control groups: which get the processors first, and which keep their memory.
 //!
 //! The kernel divides processors by weight when there are too few. An API server that
 //! starts takes all of them for a minute, and kubelet's pods for as long as they like: in
@@ -13,7 +13,7 @@
 //! costs every page fault of a boot a little, and each of the writes here waits for a grace
 //! period of the kernel.
 //!
-//! What this module does not do: make `kubepods`, which is kubelet's; it has the kernel's
+//! What this module does not do: make `kubepods`. Kubelet makes it with the kernel's
 //! weight, 100.
 
 use std::fs;

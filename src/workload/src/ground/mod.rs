@@ -1,4 +1,4 @@
-//! The ground under workloads: what the kernel has to do for a node with a Kubernetes role.
+//! The ground under workloads: the work of the kernel for a node with a Kubernetes role.
 //!
 //! [`prepare`] makes the control groups, sets kernel parameters, gives the directories of
 //! workloads their project and its limits, and mounts them at the fixed paths of

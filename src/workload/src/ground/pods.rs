@@ -30,7 +30,7 @@ const KILLED: Duration = Duration::from_secs(1);
 pub async fn end(root: &Path, grace: Duration) {
     let group = root.join(PODS);
     if !is_populated(&group).await {
-        debug!("there are no pods to end");
+        debug!("no pods to end");
         return;
     }
     let asked = group.clone();

@@ -60,7 +60,7 @@ const WORKLOADS_MIN: u64 = GIB;
 /// Why workloads have no quota.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// What is left is too little.
+    /// The rest is too small.
     #[error(
         "the data partition has {} MiB left for workloads and volumes, and needs {} MiB",
         left >> 20,
@@ -160,7 +160,7 @@ pub trait Projects: Debug + Send + Sync {
     /// What the kernel says.
     fn set_project(&self, directory: &Path, project: Project) -> io::Result<()>;
 
-    /// What a project has and may have; `None` for one without files and limits.
+    /// The usage and the limits of a project; `None` for one without files and limits.
     ///
     /// # Errors
     ///
@@ -270,7 +270,7 @@ pub fn volumes(projects: &dyn Projects, directory: &Path) -> Result<u64, Error> 
 }
 
 /// Sets the limits of workloads to what the volumes in this directory leave, and `more` bytes
-/// that the caller is about to give to one; returns the limits. Blocks.
+/// for a volume that the caller is about to make or enlarge; returns the limits. Blocks.
 ///
 /// # Errors
 ///

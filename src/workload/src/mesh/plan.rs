@@ -212,7 +212,7 @@ pub enum Change {
     Set(Peer),
 }
 
-/// What has to change, removals first: an address that moves from one peer to another has
+/// The changes to make, removals first: an address that moves from one peer to another has
 /// no peer for a moment, never two.
 #[must_use]
 pub fn changes(

@@ -141,7 +141,7 @@ fn present(peer: &Peer) -> Present {
     Present { endpoint, allowed: Some(allowed), keepalive, handshake: None }
 }
 
-/// What the kernel has after the changes.
+/// The state of the kernel after the changes.
 fn applied(
     mut peers: BTreeMap<PublicKey, Present>,
     changes: Vec<Change>,

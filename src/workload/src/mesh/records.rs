@@ -20,7 +20,7 @@ pub enum Place {
     Unfit(String),
     /// Its mesh, its own prefix, and the nodes that are left out.
     Mesh {
-        /// What the kernel is to have.
+        /// The wanted state of the kernel.
         mesh: Mesh,
         /// The addresses of its pods.
         prefix: Prefix,

@@ -10,7 +10,7 @@
 //!
 //! A worker forwards packets, so a machine beside it could send a packet for a pod, or for a
 //! Service, to the node's hardware address. The rule looks at a packet before any translation:
-//! what a NodePort or a HostPort is to translate is addressed to the node, as are answers to
+//! packets to a NodePort or a HostPort are still addressed to the node, as are answers to
 //! translated connections. Packets of pods come from an interface of a pod or out of the mesh,
 //! which knows the sender of each; a source address of a pod on another interface is forged.
 //!
@@ -27,7 +27,7 @@
 //! kube-proxy and the CNI plugins have tables of their own: no program changes a table of
 //! another.
 //!
-//! What this module does not do: filter what is sent to the node itself.
+//! What this module does not do: filter packets to the node itself.
 
 use std::path::Path;
 

@@ -134,7 +134,7 @@ enum Error {
 /// What this node needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
-    /// The node does not know its roles yet, or its last pods end: what is there stays.
+    /// The node does not know its roles yet, or its last pods end: the present mesh stays.
     Stays,
     /// No mesh.
     Nothing,
@@ -254,7 +254,7 @@ impl Service {
         run: &mut Run,
     ) -> Option<Duration> {
         if wanted == Wanted::Stays {
-            // What it waits for is an input.
+            // An input ends the wait.
             return None;
         }
         let status = done.unwrap_or_else(|error| {
@@ -281,7 +281,7 @@ impl Service {
         run.rejected.retain(|id| status.rejected.contains_key(id));
         let wait = match &status.stage {
             Stage::Absent => None,
-            // What it waits for is an input.
+            // An input ends the wait.
             Stage::Waiting(_) => None,
             Stage::Ready => {
                 let since = run.settled.as_ref().map(|(_, since)| since.elapsed());

@@ -56,7 +56,7 @@ sidecar-usage-policy = "LEGACY_DEPRECATED_SLOW_EMBEDDED_FALLBACK"
 "#
 }
 
-/// What the machine lacks for containers of gVisor, in words; `proc` is `/proc`, and
+/// The parts that the machine lacks for gVisor, in words; `proc` is `/proc`, and
 /// `programs` has those of the image. Blocks.
 #[must_use]
 pub fn lacking(proc: &Path, programs: &Path) -> Vec<String> {

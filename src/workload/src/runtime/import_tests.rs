@@ -22,7 +22,7 @@ use tonic::transport::{Endpoint, Server};
 use super::super::layout;
 use super::*;
 
-/// What the server has.
+/// The state of the server.
 #[derive(Debug, Default)]
 struct State {
     blobs: BTreeMap<String, (Vec<u8>, BTreeMap<String, String>)>,

@@ -164,7 +164,7 @@ impl Service {
         }
     }
 
-    /// What this node is to run, or still does: kubelet ends first.
+    /// The parts that this node is to run, or still runs: kubelet ends first.
     fn wanted(&mut self) -> Wanted {
         let kubelet = self.workload.borrow_and_update().parts.contains_key(&Part::Kubelet);
         let is_worker =

@@ -1,4 +1,4 @@
-//! The service without a containerd: what it does before there is one, and after one has died.
+//! The service without a containerd: before the first one, and after one has died.
 
 use std::fs;
 use std::path::Path;

@@ -99,7 +99,7 @@ impl Service {
     }
 }
 
-/// What a run knows of the machine, and has said.
+/// The knowledge of a run about the machine, and its last report.
 struct Look {
     /// Whether the machine lacks nothing for gVisor.
     gvisor: bool,
@@ -184,7 +184,7 @@ mod tests {
         let here = json!({"polis.internal/gvisor": "true", "mine": "x"});
         assert_eq!(label(&node(json!({"mine": "x"})), true), patch(json!("true")));
         assert_eq!(label(&node(here.clone()), true), None);
-        // Another image: what the former one could is taken back.
+        // Another image: the label of the former one is taken back.
         assert_eq!(label(&node(here), false), patch(Value::Null));
         assert_eq!(label(&node(Value::Null), false), None);
         let other = json!({"polis.internal/gvisor": "perhaps"});

@@ -16,7 +16,7 @@
 //! - A share is read back before anything depends on it.
 //! - A share is never in two keepers: storing it in one removes it from the other.
 //!
-//! What this module does not do: decide whether a share is stored (`service`).
+//! What this module does not do: decide whether to store a share (`service`).
 
 use std::path::Path;
 

@@ -7,7 +7,7 @@
 //!      +---------- answer ----------+
 //! ```
 //!
-//! What this module does not do: decide who may call (`rpc`).
+//! What this module does not do: check the caller's permission (`rpc`).
 
 use std::fmt;
 

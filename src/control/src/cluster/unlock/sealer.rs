@@ -14,7 +14,7 @@
 //! the same for the next version of the system; those that measure the system itself (4, 9,
 //! 11) are not, and an update would lock its own disk.
 //!
-//! What this module does not do: choose where the result is stored (`sealed`, `keeper`).
+//! What this module does not do: choose the place of the result (`sealed`, `keeper`).
 
 use std::fmt;
 use std::path::PathBuf;

@@ -367,7 +367,7 @@ impl Reader {
                 // Of what was pruned there is nothing to read.
                 self.from = after.max(head.first);
             }
-            // A first answer has the ends of the chain also where there is no entry.
+            // A first answer has the ends of the chain also without an entry.
             if !entries.is_empty() || (self.waits && !waited) {
                 return Ok(Some(v1::GetAuditResponse { head: Some(head), entries }));
             }

@@ -68,7 +68,7 @@ mod tests {
 
     const SECRET: &[u8] = b"the private key of the authority";
 
-    /// What a caller receives for a snapshot that is cut by `less` bytes at its end.
+    /// The content that a caller receives of a snapshot cut by `less` bytes at its end.
     async fn received(owner: &SigningKey, less: usize) -> Result<Vec<u8>, Error> {
         let content = SECRET.repeat(10_000);
         let mut whole = [&*content, &Sha256::digest(&content)].concat();

@@ -1,4 +1,4 @@
-//! What the leader knows of a node when it plans an update or goes on with one.
+//! The facts of a node that the leader knows when it plans an update or goes on with one.
 
 use std::fmt;
 

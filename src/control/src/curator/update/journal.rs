@@ -11,7 +11,7 @@
 //!                          [aborted] <--+ abort
 //!
 //! step:  waiting --every node healthy, etcd spares it--> turn --runs it, ready--> done
-//!           \--the node is no longer up--> gone           \--says that it gave up--> failed
+//!           \--the node is down----------> gone           \--says that it gave up--> failed
 //!
 //! turn:  fetched, installed, drained --every other node healthy, etcd spares it--> restarts
 //! ```
@@ -22,7 +22,7 @@
 //! - At most one step has its turn.
 //! - A step gets its turn, and its node the leave to restart, only while every node that is up is
 //!   healthy and ready, and a voter only while etcd keeps its quorum without it.
-//! - Which step is next depends on who leads now, not on who led when the plan was made.
+//! - Which step is next depends on the present leader, not on the leader at the time of the plan.
 //! - A turn that failed and a turn that is repeated have different numbers.
 
 use polis_proto::v1;
@@ -275,7 +275,7 @@ fn boot_id(fact: &Fact) -> String {
     fact.report.as_ref().map(|report| report.boot_id.clone()).unwrap_or_default()
 }
 
-/// What stands against the restart of a node: another one is not as it should be, or etcd would
+/// The obstacle to the restart of a node: another one is not as it should be, or etcd would
 /// stop.
 fn obstacle(fact: &Fact, facts: &Facts) -> Option<String> {
     let mut others = facts.nodes.iter().filter(|other| other.id != fact.id);
@@ -607,7 +607,7 @@ mod tests {
         assert_eq!((journal.state(), is_open(&journal)), (State::Done, false));
     }
 
-    /// What may happen to a node while an update goes on.
+    /// An event at a node while an update goes on.
     #[derive(Clone, Debug)]
     enum Happens {
         Late(usize),

@@ -18,7 +18,7 @@ use polis_wire::identity::NodeId;
 /// Bytes of the longest word about a bundle.
 const WORD_MAX: usize = 64;
 
-/// What a plan has to know of a bundle.
+/// The facts of a bundle that a plan needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bundle {
     /// Its version.
@@ -31,7 +31,7 @@ pub struct Bundle {
     pub signer: String,
 }
 
-/// What a caller says of a bundle is not valid: the field, and what is allowed.
+/// A caller's description of a bundle is not valid: the field, and the allowed values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Invalid(String);

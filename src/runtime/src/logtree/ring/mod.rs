@@ -105,7 +105,7 @@ fn range(kept: usize) -> String {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The boot was dropped, or never existed.
-    #[error("there is no log of boot {asked}: {}", range(*kept))]
+    #[error("boot {asked} has no log: {}", range(*kept))]
     NoSuchBoot {
         /// The requested boot.
         asked: i32,

@@ -7,8 +7,8 @@
 //!    +------------- written, or failed: the batch counts as lost -------------+
 //! ```
 //!
-//! A thread that may block writes a batch, while entries go into the next one; a disk
-//! that hangs fills that one up to [`PENDING_MAX`], and later entries are counted as
+//! A thread that may block writes a batch, while entries go into the next one; while
+//! a disk hangs, that one fills up to [`PENDING_MAX`], and later entries are counted as
 //! lost.
 //!
 //! Invariants:

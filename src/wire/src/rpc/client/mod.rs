@@ -317,8 +317,8 @@ impl Client {
         }
     }
 
-    /// Forgets the leader whenever its own stream announces another, without end, so
-    /// that the next call goes to the right one at once. Cancel-safe.
+    /// Forgets the leader whenever its own stream announces another, without end: the
+    /// next call goes to the right one at once. Cancel-safe.
     pub async fn follow(&self) -> std::convert::Infallible {
         let mut wait = RETRY_MIN;
         loop {
