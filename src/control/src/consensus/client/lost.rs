@@ -54,8 +54,8 @@ pub(super) async fn write<T>(
         biased;
         // Cancel-safe: a call that is dropped is one without an answer.
         answer = &mut work => return answer,
-        // Cancel-safe: only asks and waits.
-        () = changed(etcd) => {}
+        // Cancel-safe: only asks and waits. Boxed, since every caller's future contains it.
+        () = Box::pin(changed(etcd)) => {}
     }
     match timeout(GRACE, work).await {
         Ok(answer) => answer,
