@@ -412,8 +412,8 @@ pub struct Ephemeral {
     pub kubernetes: KubernetesRun,
     /// The configuration of chronyd.
     pub chrony: File,
-    /// The directory of its socket. chronyd makes it, since it must be its own.
-    pub time: PathBuf,
+    /// The directory of its socket, which belongs to the user of chronyd.
+    pub time: Dir,
     /// The directory of the four files that `/etc` links to: a confined program may read these
     /// and no others of this tree.
     pub etc: Dir,
@@ -442,7 +442,7 @@ impl Ephemeral {
             pod_addresses: Dir::private(base.join("cni/ipam")),
             kubernetes: KubernetesRun::at(base.join("kubernetes")),
             chrony: file("chrony.conf"),
-            time: base.join("time"),
+            time: Dir::private(base.join("time")),
             etc: Dir::public(base.join("etc")),
             hosts: file("etc/hosts"),
             hostname: file("etc/hostname"),
