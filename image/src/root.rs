@@ -7,6 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use polis_base::users;
+
 use crate::{
     authorities, elf,
     error::{At as _, Result},
@@ -140,15 +142,11 @@ impl<'a> Sources<'a> {
 
     fn add_settings(&self, tree: &mut Tree) {
         for name in OF_THE_NODE {
-            tree.link(&format!("etc/{name}"), &format!("/ephemeral/{name}"));
+            tree.link(&format!("etc/{name}"), &format!("/ephemeral/etc/{name}"));
         }
         tree.link("usr/lib/os-release", "/etc/os-release");
-        tree.text(
-            "etc/passwd",
-            "root:x:0:0:root:/:/bin/false\n_chrony:x:123:123:chronyd:/:/bin/false\n\
-             nobody:x:65534:65534:nobody:/:/bin/false\n",
-        );
-        tree.text("etc/group", "root:x:0:\n_chrony:x:123:\nnogroup:x:65534:\n");
+        tree.text("etc/passwd", users::passwd());
+        tree.text("etc/group", users::group());
         tree.text("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n");
         tree.link("etc/mtab", "/proc/self/mounts");
         tree.link("var/run", "/run");

@@ -1,5 +1,8 @@
 //! A machine founds a cluster, in spite of every interruption.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::Mutex;
 
@@ -14,6 +17,8 @@ use crate::harness::Machine;
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(async a_machine_founds_a_cluster_and_is_the_same_member_after_a_restart),
+    story!(async etcd_runs_confined_on_a_disk_of_an_earlier_system_too),
+    story!(async a_confined_tool_fills_a_new_cluster_from_a_snapshot),
     story!(async a_bootstrap_that_is_cut_off_after_every_step_ends_like_one_that_is_not),
     story!(async a_killed_etcd_is_started_again_and_nothing_is_lost),
     story!(async a_member_without_a_disk_opens_the_trapdoor),
@@ -41,6 +46,74 @@ async fn a_machine_founds_a_cluster_and_is_the_same_member_after_a_restart() {
         assert_eq!((again.member, again.cluster), (first.member, first.cluster));
         assert_eq!(machine.config.tree.peer_pki.ca.read().unwrap(), ca);
         node.stop().await;
+    }
+}
+
+async fn etcd_runs_confined_on_a_disk_of_an_earlier_system_too() {
+    let machine = Machine::new();
+    let node = machine.start(Start::Bootstrap);
+    let first = node.voter().await;
+    node.stop().await;
+    if rustix::process::geteuid().is_root() {
+        // All of it was root's before etcd had a user.
+        owned_by_root(machine.config.tree.dir.path());
+    }
+    let node = machine.start(Start::Restart);
+    assert_eq!(node.voter().await.member, first.member);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", node.pid())).unwrap();
+    let status = status.replace('\t', " ");
+    let mut expected = vec!["NoNewPrivs: 1", "Seccomp: 2"];
+    if rustix::process::geteuid().is_root() {
+        expected.extend([
+            "Uid: 2379 2379 2379 2379",
+            "Gid: 2379 2379 2379 2379",
+            "CapPrm: 0000000000000000",
+            "CapBnd: 0000000000000000",
+        ]);
+    } else {
+        println!("not tested: its user, which only root can change");
+    }
+    for line in expected {
+        assert!(status.lines().any(|it| it == line), "{line} in\n{status}");
+    }
+    node.stop().await;
+}
+
+async fn a_confined_tool_fills_a_new_cluster_from_a_snapshot() {
+    let lost = Machine::new();
+    let node = lost.start(Start::Bootstrap);
+    let status = node.voter().await;
+    let client = status.voter().unwrap().user(polis_control::consensus::client::User::Curator);
+    client.put("kept", "yes", None).await.unwrap();
+    let mut stream = node.etcd().await.snapshot().await.unwrap();
+    let mut snapshot = Vec::new();
+    while let Some(part) = stream.message().await.unwrap() {
+        snapshot.extend_from_slice(part.blob());
+    }
+    node.stop().await;
+
+    let machine = Machine::new();
+    let place = machine.config.snapshot.path();
+    std::fs::write(place, &snapshot).unwrap();
+    // As on the ESP, which only root reads.
+    std::fs::set_permissions(place, Permissions::from_mode(0o600)).unwrap();
+    let node = machine.start(Start::Bootstrap);
+    let again = node.voter().await;
+    assert_ne!((again.member, again.cluster), (status.member, status.cluster));
+    let client = again.voter().unwrap().user(polis_control::consensus::client::User::Curator);
+    assert_eq!(client.get("kept").await.unwrap().unwrap().value, b"yes");
+    node.stop().await;
+}
+
+fn owned_by_root(place: &Path) {
+    std::os::unix::fs::chown(place, Some(0), Some(0)).unwrap();
+    if place.is_dir() {
+        std::fs::set_permissions(place, Permissions::from_mode(0o700)).unwrap();
+        for entry in std::fs::read_dir(place).unwrap() {
+            owned_by_root(&entry.unwrap().path());
+        }
+    } else {
+        std::fs::set_permissions(place, Permissions::from_mode(0o600)).unwrap();
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::fs::Permissions;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -55,6 +57,8 @@ pub(crate) struct Machine {
 impl Machine {
     pub(crate) fn new() -> Self {
         let disk = tempfile::tempdir().unwrap();
+        // As `/` is: the user of etcd passes through it.
+        std::fs::set_permissions(disk.path(), Permissions::from_mode(0o755)).unwrap();
         let root = Root::at(disk.path());
         root.create().unwrap();
         let address = address();

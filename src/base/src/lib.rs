@@ -5,6 +5,7 @@
 //!
 //! - How a boot is described: `stage`, `serial`, `trapdoor`, `environment`, `cause`.
 //! - The machine: `sys`, `files`, `canvas`, `recovery`.
+//! - The users of the system: `users`.
 //! - How bytes are written: `hex`.
 
 pub mod canvas;
@@ -17,3 +18,4 @@ pub mod serial;
 pub mod stage;
 pub mod sys;
 pub mod trapdoor;
+pub mod users;

@@ -18,12 +18,13 @@
 use std::io::Write as _;
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Gid, Mode, OFlags};
 
 use super::error::Error;
+use super::owner;
 
-/// Makes `content` the whole content of `path`, by way of `temporary`. A new file
-/// has `mode`.
+/// Makes `content` the whole content of `path`, by way of `temporary`. The new file
+/// has `mode`, and belongs to `group` from before it has its name.
 ///
 /// # Errors
 ///
@@ -33,6 +34,7 @@ pub(super) fn replace(
     path: &Path,
     temporary: &Path,
     mode: u32,
+    group: Option<u32>,
     content: &[u8],
 ) -> Result<(), Error> {
     // Remove the rest of an interrupted write. Creating afresh follows no link and
@@ -44,6 +46,12 @@ pub(super) fn replace(
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let file = rustix::fs::open(temporary, flags, Mode::from_raw_mode(mode))
         .map_err(|e| Error::io("create", temporary, e))?;
+    if let Some(group) = group
+        && owner::may_give()
+    {
+        rustix::fs::fchown(&file, None, Some(Gid::from_raw(group)))
+            .map_err(|e| Error::io("set the group of", temporary, e))?;
+    }
     let mut file = std::fs::File::from(file);
     file.write_all(content).map_err(|e| Error::io("write", temporary, e))?;
     file.sync_all().map_err(|e| Error::io("flush", temporary, e))?;

@@ -25,8 +25,10 @@ use std::sync::{Mutex, PoisonError};
 use rustix::fs::{CWD, Mode, OFlags};
 
 use super::error::Error;
+use super::owner::Group;
 use super::regular::open;
-use super::{atomic, in_place};
+use super::{atomic, in_place, owner};
+use crate::users::User;
 
 /// The bound of a file unless its place in the tree sets another: far above
 /// any key, certificate or record, far below what would hurt memory.
@@ -58,6 +60,8 @@ enum Way {
 pub struct File {
     path: PathBuf,
     mode: u32,
+    /// The group that may read it, beside root.
+    group: Group,
     size_max: u64,
     way: Way,
 }
@@ -65,22 +69,33 @@ pub struct File {
 impl File {
     /// A file for the node alone.
     pub fn private(path: PathBuf) -> Self {
-        Self { path, mode: 0o600, size_max: SIZE_MAX, way: Way::Replaced }
+        Self { path, mode: 0o600, group: Group::Root, size_max: SIZE_MAX, way: Way::Replaced }
     }
 
     /// A file that child processes of any user may read.
     pub fn public(path: PathBuf) -> Self {
-        Self { path, mode: 0o644, size_max: SIZE_MAX, way: Way::Replaced }
+        Self { path, mode: 0o644, group: Group::Root, size_max: SIZE_MAX, way: Way::Replaced }
     }
 
     /// A file of the ESP that the node or `init` writes.
     pub(super) fn in_place(path: PathBuf) -> Self {
-        Self { path, mode: 0o600, size_max: in_place::CONTENT_MAX as u64, way: Way::InPlace }
+        Self {
+            path,
+            mode: 0o600,
+            group: Group::Root,
+            size_max: in_place::CONTENT_MAX as u64,
+            way: Way::InPlace,
+        }
     }
 
     /// A file of the ESP that a person puts there.
     pub(super) fn given(path: PathBuf, size_max: u64) -> Self {
-        Self { path, mode: 0o600, size_max, way: Way::Given }
+        Self { path, mode: 0o600, group: Group::Root, size_max, way: Way::Given }
+    }
+
+    /// The same file, which this group may read too.
+    pub(super) fn shared_with(self, group: Group) -> Self {
+        Self { mode: 0o640, group, ..self }
     }
 
     /// The same file with another bound.
@@ -144,6 +159,16 @@ impl File {
         Ok(Some(content))
     }
 
+    /// Gives a file that an earlier system wrote the mode and the group of its place in the
+    /// tree; a missing file is not an error.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] if the kernel refuses.
+    pub fn settle(&self) -> Result<(), Error> {
+        owner::settle(&self.path, self.mode, self.group.number())
+    }
+
     /// Replaces the content, whole and for good. Blocks on the disk: from a
     /// service, call [`File::save`].
     ///
@@ -164,7 +189,13 @@ impl File {
         let mut sibling = std::ffi::OsString::from(".");
         sibling.push(name);
         sibling.push(".new");
-        atomic::replace(&self.path, &directory.join(sibling), self.mode, content)
+        atomic::replace(
+            &self.path,
+            &directory.join(sibling),
+            self.mode,
+            self.group.number(),
+            content,
+        )
     }
 
     /// Removes the file like [`File::remove`], and overwrites its content before: the
@@ -257,23 +288,51 @@ impl File {
 pub struct Dir {
     path: PathBuf,
     mode: u32,
+    /// The group that may pass through it, beside root.
+    group: Group,
 }
 
 impl Dir {
     /// A directory for the node alone.
     pub fn private(path: PathBuf) -> Self {
-        Self { path, mode: 0o700 }
+        Self { path, mode: 0o700, group: Group::Root }
     }
 
     /// A directory that child processes of any user may enter.
     pub fn public(path: PathBuf) -> Self {
-        Self { path, mode: 0o755 }
+        Self { path, mode: 0o755, group: Group::Root }
+    }
+
+    /// The same directory, through which this group may pass to what it may read.
+    pub(super) fn passed_by(self, group: Group) -> Self {
+        Self { mode: 0o710, group, ..self }
     }
 
     /// Where it is, for messages and for the command lines of child processes.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Gives a directory that an earlier system made the mode and the group of its place in
+    /// the tree; a missing directory is not an error.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] if the kernel refuses.
+    pub fn settle(&self) -> Result<(), Error> {
+        owner::settle(&self.path, self.mode, self.group.number())
+    }
+
+    /// Makes `user` the owner of the directory and of everything below it, and follows no
+    /// link. No program of this user may run. Safe to repeat, after an end anywhere; does
+    /// nothing unless this process is root. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] if the kernel refuses.
+    pub fn give(&self, user: User) -> Result<(), Error> {
+        owner::give(&self.path, user)
     }
 
     /// Makes the directory and its parents, if missing.

@@ -7,6 +7,7 @@
 //! tree      which places there are, on the ESP, the data partition and in memory
 //! file      one place: bounded reads, whole writes
 //! atomic    how a write to the data partition is whole or not at all
+//! owner     which files belong to the user of a program, or are read by it
 //! in_place  the same for the ESP, whose file system has no journal; for `init`, too
 //! ```
 //!
@@ -21,6 +22,7 @@ mod error;
 mod file;
 pub mod in_place;
 mod kubernetes;
+mod owner;
 mod regular;
 mod tree;
 

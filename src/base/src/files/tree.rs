@@ -10,7 +10,8 @@
 //!
 //! Invariants:
 //! - No two entries have the same path.
-//! - A file with a secret is mode 0600 in a directory of mode 0700.
+//! - A file with a secret is mode 0600 in a directory of mode 0700. The credentials of etcd
+//!   are 0640 in directories of 0710, with the group of etcd's user.
 //!
 //! What this module does not do: mount. Writing to `data` before storage is
 //! ready fails, since the directories are only made on the mounted partition.
@@ -20,6 +21,8 @@ use std::path::{Path, PathBuf};
 use super::error::Error;
 use super::file::{Dir, File, SIZE_MAX};
 use super::kubernetes::{Kubernetes, KubernetesRun};
+use super::owner::Group;
+use crate::users;
 
 /// More than there is room for on the ESP.
 const SNAPSHOT_SIZE_MAX: u64 = 96 << 20;
@@ -333,12 +336,28 @@ impl Etcd {
             data: Dir::private(base.join("data")),
             log: Dir::private(base.join("data/member/wal")),
             peer_pki: PeerPki::at(base.join("peer_pki")),
-            peer_crl: File::private(base.join("peer.crl")),
+            peer_crl: File::private(base.join("peer.crl")).shared_with(Group::Etcd),
             bootstrapping: File::private(base.join("bootstrapping")),
             alone: File::private(base.join("alone")),
             snapshots: Dir::private(base.join("snapshots")),
-            dir: Dir::private(base),
+            dir: Dir::private(base).passed_by(Group::Etcd),
         }
+    }
+
+    /// Lets the user of etcd own its data and read its credentials: new files belong to
+    /// root, and so does everything that an earlier system left. Call it before each start
+    /// of etcd, and never while one runs. Safe to repeat, after an end anywhere. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// The first part that the kernel refuses.
+    pub fn admit(&self) -> Result<(), Error> {
+        self.dir.settle()?;
+        self.peer_pki.dir.settle()?;
+        for file in [&self.peer_pki.ca, &self.peer_pki.cert, &self.peer_pki.key, &self.peer_crl] {
+            file.settle()?;
+        }
+        self.data.give(users::ETCD)
     }
 }
 
@@ -358,10 +377,10 @@ pub struct PeerPki {
 impl PeerPki {
     fn at(base: PathBuf) -> Self {
         Self {
-            ca: File::private(base.join("ca.pem")),
-            cert: File::private(base.join("cert.pem")),
-            key: File::private(base.join("key.pem")),
-            dir: Dir::private(base),
+            ca: File::private(base.join("ca.pem")).shared_with(Group::Etcd),
+            cert: File::private(base.join("cert.pem")).shared_with(Group::Etcd),
+            key: File::private(base.join("key.pem")).shared_with(Group::Etcd),
+            dir: Dir::private(base).passed_by(Group::Etcd),
         }
     }
 }
@@ -393,8 +412,11 @@ pub struct Ephemeral {
     pub kubernetes: KubernetesRun,
     /// The configuration of chronyd.
     pub chrony: File,
-    /// The directory of its socket. chronyd makes it, since it must be its own.
-    pub time: PathBuf,
+    /// The directory of its socket, which belongs to the user of chronyd.
+    pub time: Dir,
+    /// The directory of the four files that `/etc` links to: a confined program may read these
+    /// and no others of this tree.
+    pub etc: Dir,
     /// `/etc/hosts`.
     pub hosts: File,
     /// `/etc/hostname`.
@@ -420,11 +442,12 @@ impl Ephemeral {
             pod_addresses: Dir::private(base.join("cni/ipam")),
             kubernetes: KubernetesRun::at(base.join("kubernetes")),
             chrony: file("chrony.conf"),
-            time: base.join("time"),
-            hosts: file("hosts"),
-            hostname: file("hostname"),
-            machine_id: file("machine-id"),
-            resolv_conf: file("resolv.conf"),
+            time: Dir::private(base.join("time")),
+            etc: Dir::public(base.join("etc")),
+            hosts: file("etc/hosts"),
+            hostname: file("etc/hostname"),
+            machine_id: file("etc/machine-id"),
+            resolv_conf: file("etc/resolv.conf"),
             mount: Dir::public(base),
         }
     }
@@ -436,6 +459,7 @@ impl Ephemeral {
     /// The first that cannot be made.
     pub fn create(&self) -> Result<(), Error> {
         self.mount.create()?;
+        self.etc.create()?;
         for sockets in [&self.consensus, &self.curator, &self.containerd] {
             sockets.dir.create()?;
         }

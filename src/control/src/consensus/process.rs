@@ -14,9 +14,11 @@ use super::damage::{self, Verdict};
 use super::{Config, Error, Orders};
 use polis_base::serial::Severity;
 use polis_base::sys::clock;
+use polis_base::users;
 use polis_runtime::logtree::{Backlog, Body, Parser, Query};
-use polis_runtime::supervisor::Context;
+use polis_runtime::supervisor::{Context, blocking};
 use polis_runtime::sys::cgroup::Group;
+use polis_runtime::sys::confine::Confinement;
 use polis_runtime::sys::process::{Child, Command, Exit};
 
 /// A member that hands its leadership over takes six seconds at worst; the
@@ -61,7 +63,9 @@ pub(super) async fn spawn(
         pace,
         purpose,
     };
+    admit(config).await?;
     let mut command = Command::new(&config.binary)
+        .confined(confinement(config))
         .args(args::arguments(&call))
         .directory(config.sockets.dir.path())
         .log(ctx.sink(ETCD, Parser::Zap).ruled(chatter::quieten));
@@ -74,6 +78,24 @@ pub(super) async fn spawn(
     }
     let begun = clock::uptime();
     Ok(Started { child: command.spawn().await.map_err(Error::Process)?, begun })
+}
+
+/// Makes its files and the directory of its sockets those of its user. The node is root, and
+/// reads and writes them all the same.
+async fn admit(config: &Config) -> Result<(), Error> {
+    let (tree, sockets) = (config.tree.clone(), config.sockets.dir.clone());
+    Ok(blocking(move || tree.admit().and_then(|()| sockets.give(users::ETCD))).await?)
+}
+
+/// What etcd may do: serve peers and the socket, and use its own files. Its user may enter
+/// neither the rest of the data partition nor the ESP.
+fn confinement(config: &Config) -> Confinement {
+    Confinement::new()
+        .user(users::ETCD)
+        .writes(config.tree.data.path())
+        .writes(config.sockets.dir.path())
+        // Not its credentials one by one: a renewed certificate and a new CRL are other files.
+        .reads(config.tree.dir.path())
 }
 
 /// Waits until the member answers and has a leader.

@@ -18,6 +18,7 @@ use tracing::warn;
 use super::{Config, Error, Orders};
 use polis_runtime::logtree::Parser;
 use polis_runtime::supervisor::{Context, blocking};
+use polis_runtime::sys::confine::Confinement;
 use polis_runtime::sys::process::Command;
 use polis_wire::age;
 
@@ -42,7 +43,11 @@ pub(super) async fn restore(config: &Config, ctx: &Context, orders: &Orders) -> 
     let name = orders.key.id().to_string();
     warn!(snapshot = %snapshot.display(), "this cluster starts from a snapshot");
     let data = config.tree.data.path();
+    // As root, which alone may read the ESP, and without the rights of root beyond that. The
+    // directory is new and so root's; the start of etcd gives it away with all that is in it.
+    let confinement = Confinement::new().reads(&snapshot).writes(data);
     let command = Command::new(&config.restorer)
+        .confined(confinement)
         .args(["snapshot", "restore"])
         .arg(&snapshot)
         .args(["--data-dir".as_ref(), data.as_os_str()])

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! chronyd starts as root, binds its port, and then is the user `_chrony` with the right to set
-//! the clock and no other, behind a filter of system calls.
+//! the clock and no other, behind a filter of system calls of its own. It is confined from its
+//! start on, so as root, too, it has no more rights than that takes, and no other files.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,18 +24,18 @@ use super::tracking::{Asker, Silence};
 use super::{Ahead, State, Status};
 use crate::network::{self, names::Peers};
 use crate::parameters::NtpServer;
-use polis_base::files::{self, File};
+use polis_base::files::{self, Dir, File};
 use polis_base::sys::clock;
+use polis_base::users;
 use polis_runtime::event::Closed;
 use polis_runtime::logtree::Parser;
 use polis_runtime::save::Save as _;
-use polis_runtime::supervisor::Context;
+use polis_runtime::supervisor::{Context, blocking};
+use polis_runtime::sys::confine::{CapabilitySet, Confinement};
 use polis_runtime::sys::process::{self, Child, Command};
 use polis_wire::identity::Identity;
 use polis_wire::node_roles::Nodes;
 
-/// The user in the image's `/etc/passwd`.
-const USER: &str = "_chrony";
 /// The filter of system calls that kills chronyd at the first one that is not in it.
 const FILTER: &str = "1";
 
@@ -57,8 +58,8 @@ pub struct Config {
     pub binary: PathBuf,
     /// Its configuration.
     pub configuration: File,
-    /// The directory of its socket, which it makes.
-    pub sockets: PathBuf,
+    /// The directory of its socket.
+    pub sockets: Dir,
 }
 
 impl Config {
@@ -73,7 +74,7 @@ impl Config {
     }
 
     fn socket(&self) -> PathBuf {
-        self.sockets.join("chronyd.sock")
+        self.sockets.path().join("chronyd.sock")
     }
 }
 
@@ -195,12 +196,26 @@ impl Service {
         }
     }
 
+    /// What chronyd may do: change its user, serve the port of NTP, set the clock.
+    fn confinement(&self) -> Confinement {
+        Confinement::new()
+            .keeps(CapabilitySet::SETUID | CapabilitySet::SETGID)
+            .keeps(CapabilitySet::NET_BIND_SERVICE | CapabilitySet::SYS_TIME)
+            .sets_clock()
+            .reads(self.config.configuration.path())
+            .writes(self.config.sockets.path())
+    }
+
     /// Runs a chronyd for this plan, until another one is needed.
     async fn serve(&mut self, ctx: &Context, plan: &Plan, asked: Asked) -> Result<Next, Error> {
         let text = plan.configuration(&self.config.socket());
         self.config.configuration.save(text.into_bytes()).await?;
+        let sockets = self.config.sockets.clone();
+        // It refuses a directory of another user.
+        blocking(move || sockets.create().and_then(|()| sockets.give(users::CHRONY))).await?;
         let mut child = Command::new(&self.config.binary)
-            .args(["-d", "-F", FILTER, "-u", USER, "-f"])
+            .confined(self.confinement())
+            .args(["-d", "-F", FILTER, "-u", users::CHRONY.name, "-f"])
             .arg(self.config.configuration.path())
             .log(ctx.sink("chronyd", Parser::Raw))
             .spawn()
@@ -258,7 +273,7 @@ impl Service {
         let asker = match asker {
             Some(asker) => asker,
             None => {
-                let own = self.config.sockets.join("node.sock");
+                let own = self.config.sockets.path().join("node.sock");
                 asker.insert(Asker::connect(&self.config.socket(), own)?)
             }
         };

@@ -99,6 +99,12 @@ fn start(environment: Environment) -> anyhow::Result<u8> {
     files::allow(OPEN_FILES).context("cannot raise the limit of open files")?;
     // Before anything else is opened: its number must still be what init left there.
     let recovery = recovery::Given::inherit(environment.recovery, Path::new("/sys"));
+    // `/etc` has links to files in it, which services write from their start on.
+    polis_base::files::Root::live()
+        .ephemeral
+        .etc
+        .create()
+        .context("cannot make the directory behind /etc")?;
     let (lines, queue) = Lines::channel();
     serial_port::start(lines.clone(), queue)
         .context("cannot start the writer of the serial port")?;

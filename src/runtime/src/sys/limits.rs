@@ -1,10 +1,11 @@
 //! What a child receives between fork and exec: its control group, its place in the order of
-//! the OOM killer, and the number of files that it may open.
+//! the OOM killer, the number of files that it may open, and its confinement.
 //!
 //! [`Limits::open`] runs in the node and does everything that allocates or may fail with a
 //! path in its error; [`Opened::apply`] runs in the child and makes system calls only.
 //!
-//! What this module does not do: make control groups (`workload::ground` of the node).
+//! What this module does not do: make control groups (`workload::ground` of the node), or
+//! decide what a confined program may do (`confine`).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,6 +13,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, Rlimit, setrlimit};
+
+use super::confine::{self, Confinement};
 
 /// The file of a control group that moves processes into it.
 const MEMBERS: &str = "cgroup.procs";
@@ -27,26 +30,35 @@ pub(super) struct Limits {
     pub(super) oom_score_adj: Option<i16>,
     /// The bound of open descriptors, soft and hard.
     pub(super) open_files: Option<u64>,
+    /// What it may do at all. On the heap, since futures hold a command.
+    pub(super) confinement: Option<Box<Confinement>>,
 }
 
 /// Why the limits cannot be set.
 #[derive(Debug)]
-pub(super) struct NoGroup {
-    pub(super) cgroup: PathBuf,
-    pub(super) source: io::Error,
+pub(super) enum Refused {
+    /// Its control group does not exist.
+    NoGroup { cgroup: PathBuf, source: io::Error },
+    /// Its confinement cannot be made.
+    Confinement(Box<confine::Error>),
 }
 
 impl Limits {
-    /// Opens what the child needs.
-    pub(super) fn open(self) -> Result<Opened, NoGroup> {
+    /// Opens what the child needs to become `program`.
+    pub(super) fn open(self, program: &Path) -> Result<Opened, Refused> {
         let cgroup = self.cgroup.map(|cgroup| match open_members(&cgroup) {
             Ok(opened) => Ok(opened),
-            Err(source) => Err(NoGroup { cgroup, source }),
+            Err(source) => Err(Refused::NoGroup { cgroup, source }),
         });
         Ok(Opened {
             cgroup: cgroup.transpose()?,
             oom_score_adj: self.oom_score_adj.map(|score| score.to_string().into_bytes()),
             open_files: self.open_files,
+            confinement: self
+                .confinement
+                .map(|confinement| confinement.open(program).map(Box::new))
+                .transpose()
+                .map_err(|error| Refused::Confinement(Box::new(error)))?,
         })
     }
 }
@@ -62,6 +74,7 @@ pub(super) struct Opened {
     cgroup: Option<OwnedFd>,
     oom_score_adj: Option<Vec<u8>>,
     open_files: Option<u64>,
+    confinement: Option<Box<confine::Opened>>,
 }
 
 impl Opened {
@@ -79,6 +92,7 @@ impl Opened {
             let bound = Rlimit { current: Some(count), maximum: Some(count) };
             setrlimit(Resource::Nofile, bound)?;
         }
-        Ok(())
+        // Last: the others need the rights of the node.
+        self.confinement.as_ref().map_or(Ok(()), |confinement| confinement.apply())
     }
 }

@@ -2,6 +2,7 @@
 //! processes, the control channel, and readiness of descriptors.
 
 pub mod cgroup;
+pub mod confine;
 pub mod control;
 mod limits;
 pub mod process;

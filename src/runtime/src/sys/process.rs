@@ -37,7 +37,8 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use zeroize::Zeroizing;
 
-use super::limits::{Limits, NoGroup, Opened};
+use super::confine::{self, Confinement};
+use super::limits::{Limits, Opened, Refused};
 use crate::logtree::{self, Body, Sink};
 
 /// Bytes of one line of output; a longer one is split.
@@ -74,6 +75,14 @@ pub enum Error {
         cgroup: PathBuf,
         /// Why.
         source: io::Error,
+    },
+    /// It cannot be confined.
+    #[error("cannot confine {}", program.display())]
+    Confine {
+        /// Which one.
+        program: PathBuf,
+        /// Why.
+        source: Box<confine::Error>,
     },
     /// It runs, and the kernel does not report how it ended.
     #[error("cannot wait for {}", program.display())]
@@ -261,11 +270,18 @@ impl Command {
         self
     }
 
+    /// What it may do at all; without this, whatever the node may.
+    pub fn confined(mut self, confinement: Confinement) -> Self {
+        self.limits.confinement = Some(Box::new(confinement));
+        self
+    }
+
     /// Starts it.
     ///
     /// # Errors
     ///
-    /// [`Error::Start`], [`Error::Cgroup`] when its control group does not exist, and [`Error::Write`] when it does not take its input.
+    /// [`Error::Start`], [`Error::Cgroup`] when its control group does not exist,
+    /// [`Error::Confine`], and [`Error::Write`] when it does not take its input.
     pub async fn spawn(self) -> Result<Child, Error> {
         let (mut child, stdout) = self.start(Stdout::Logged).await?;
         debug_assert!(stdout.is_none(), "standard output is read by the child's readers");
@@ -303,10 +319,11 @@ impl Command {
         stdout: Stdout,
     ) -> Result<(Child, Option<tokio::process::ChildStdout>), Error> {
         let Self { program, args, env, directory, input, sink, limits } = self;
-        let limits = limits.open().map_err(|NoGroup { cgroup, source }| Error::Cgroup {
-            program: program.clone(),
-            cgroup,
-            source,
+        let limits = limits.open(&program).map_err(|refused| match refused {
+            Refused::NoGroup { cgroup, source } => {
+                Error::Cgroup { program: program.clone(), cgroup, source }
+            }
+            Refused::Confinement(source) => Error::Confine { program: program.clone(), source },
         })?;
         #[expect(clippy::disallowed_methods, reason = "this is the one way to start a child")]
         let mut command = std::process::Command::new(&program);
@@ -585,12 +602,14 @@ async fn spawn_from_lasting_thread(
 fn start(mut command: std::process::Command, limits: Opened) -> io::Result<tokio::process::Child> {
     let parent = getpid();
     let before_exec = move || {
+        limits.apply()?;
+        // After a change of the user, by which the kernel forgets the signal.
         set_parent_process_death_signal(Some(Signal::KILL))?;
         // The parent may have died before the death signal was set.
         if getppid() != Some(parent) {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        limits.apply()
+        Ok(())
     };
     #[expect(unsafe_code, reason = "what runs between fork and exec cannot be set otherwise")]
     // SAFETY: the closure only makes system calls and allocates nothing, so it

@@ -1,0 +1,245 @@
+//! Each layer of the confinement by itself, in a child that tries what a program must not: the
+//! test's own program, started again with the name of an act in its environment.
+//!
+//! Every act is shown to pass the layer when the layer is not there.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+
+use polis_base::users::ETCD;
+use rustix::net::{AddressFamily, SocketType, ipproto};
+
+use super::super::process::Command;
+use super::*;
+
+/// Names the act for the child.
+const ACT: &str = "POLIS_CONFINED_ACT";
+/// The file or directory that the act is about.
+const PLACE: &str = "POLIS_CONFINED_PLACE";
+/// Flags that no kernel knows.
+const WRONG_FLAGS: libc::c_long = 0x7ff0;
+/// Stands before the result in the child's output.
+const DONE: &str = "act:";
+
+/// Not a test: what the children of the tests do.
+#[test]
+fn act_of_a_confined_child() {
+    let Ok(act) = std::env::var(ACT) else { return };
+    let place = std::env::var(PLACE).unwrap_or_default();
+    let ended = match act.as_str() {
+        "mount" => mount(),
+        // Of a process that does not exist: the end of a traced child wakes no pidfd, and the
+        // test would wait for it without end.
+        "ptrace" => call(libc::SYS_ptrace, [libc::c_long::from(libc::PTRACE_DETACH), 0, 0]),
+        // Flags that no kernel knows: it refuses them after it has checked the right.
+        "kexec" => call(libc::SYS_kexec_load, [0, 0, 0]),
+        "unshare" => call(libc::SYS_unshare, [libc::c_long::from(libc::CLONE_NEWUTS), 0, 0]),
+        "module" => call(libc::SYS_delete_module, [0, 0, 0]),
+        "keyring" => call(libc::SYS_keyctl, [0, 0, 0]),
+        "clock" => call(libc::SYS_clock_settime, [-1, 0, 0]),
+        "raw" => socket(AddressFamily::INET, SocketType::RAW),
+        "packet" => socket(AddressFamily::PACKET, SocketType::DGRAM),
+        "stream" => socket(AddressFamily::INET, SocketType::STREAM),
+        "open" => done(fs::read(&place).map(drop)),
+        "write" => done(fs::write(format!("{place}/new"), "new")),
+        unknown => panic!("{unknown}"),
+    };
+    std::io::stdout().write_all(format!("\n{DONE}{ended}\n").as_bytes()).unwrap();
+}
+
+fn done(ended: std::io::Result<()>) -> String {
+    match ended {
+        Ok(()) => "done".to_owned(),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::EPERM) => "EPERM".to_owned(),
+            Some(libc::EACCES) => "EACCES".to_owned(),
+            _ => error.to_string(),
+        },
+    }
+}
+
+fn mount() -> String {
+    let flags = rustix::mount::MountFlags::empty();
+    done(rustix::mount::mount("none", "/no/such/place", "tmpfs", flags, None).map_err(Into::into))
+}
+
+fn socket(family: AddressFamily, kind: SocketType) -> String {
+    let protocol = (kind == SocketType::RAW).then_some(ipproto::ICMP);
+    done(rustix::net::socket(family, kind, protocol).map(drop).map_err(Into::into))
+}
+
+#[expect(unsafe_code, reason = "no crate has these calls, since no program should need them")]
+fn call(number: libc::c_long, arguments: [libc::c_long; 3]) -> String {
+    let [one, two, three] = arguments;
+    // SAFETY: every call here is one that the kernel refuses before it reads memory, or that
+    // takes numbers only; a null pointer is refused with EFAULT.
+    let ended = unsafe { libc::syscall(number, one, two, three, WRONG_FLAGS) };
+    done(if ended == -1 { Err(std::io::Error::last_os_error()) } else { Ok(()) })
+}
+
+/// The layers of a test: root with every capability, and with every file.
+fn unconfined() -> Confinement {
+    Confinement::new().keeps(CapabilitySet::all()).any_files()
+}
+
+/// `None`, and a line, where this process is not root: then the kernel refuses most by itself.
+fn is_root() -> bool {
+    let is_root = geteuid().is_root();
+    if !is_root {
+        println!("not tested: needs root");
+    }
+    is_root
+}
+
+/// What came of an act.
+async fn attempt(act: &str, place: &Path, confinement: Option<Confinement>) -> String {
+    // By this name, a user can run it who may not pass through the directories before it.
+    let mut command = Command::new("/proc/self/exe")
+        .args(["--exact", "sys::confine::tests::act_of_a_confined_child", "--nocapture"])
+        .args(["--test-threads", "1"])
+        .env(ACT, act)
+        .env(PLACE, place);
+    if let Some(confinement) = confinement {
+        command = command.confined(confinement);
+    }
+    let output = String::from_utf8(command.run().await.unwrap()).unwrap();
+    let (_, ended) = output.split_once(DONE).unwrap_or_else(|| panic!("{output}"));
+    ended.lines().next().unwrap().to_owned()
+}
+
+async fn status(confinement: Option<Confinement>) -> String {
+    let mut command = Command::new("/bin/cat").arg("/proc/self/status");
+    if let Some(confinement) = confinement {
+        command = command.confined(confinement);
+    }
+    let output = command.run().await.unwrap();
+    String::from_utf8(output).unwrap().replace('\t', " ")
+}
+
+#[tokio::test]
+async fn the_filter_alone_keeps_root_from_the_kernel_s_interface_to_itself() {
+    if !is_root() {
+        return;
+    }
+    let filtered =
+        ["mount", "ptrace", "kexec", "unshare", "module", "keyring", "clock", "raw", "packet"];
+    for act in filtered {
+        let free = attempt(act, Path::new(""), None).await;
+        if free == "EPERM" {
+            println!("not tested: this host lets nobody do {act}");
+            continue;
+        }
+        let confined = attempt(act, Path::new(""), Some(unconfined())).await;
+        assert_eq!(confined, "EPERM", "{act}, which ends with {free} without the filter");
+    }
+    assert_eq!(attempt("stream", Path::new(""), Some(unconfined())).await, "done");
+    let clock = unconfined().sets_clock();
+    assert_ne!(attempt("clock", Path::new(""), Some(clock)).await, "EPERM");
+}
+
+#[tokio::test]
+async fn without_capabilities_root_gets_no_raw_socket_and_no_other_s_file() {
+    if !is_root() {
+        return;
+    }
+    let base = tempfile::tempdir().unwrap();
+    let file = base.path().join("file");
+    fs::write(&file, "").unwrap();
+    std::os::unix::fs::chown(&file, Some(ETCD.id), Some(ETCD.id)).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+    let bare = || Confinement::new().any_files();
+    assert_eq!(attempt("open", &file, Some(unconfined())).await, "done");
+    assert_eq!(attempt("open", &file, Some(bare())).await, "EACCES");
+    let kept = bare().keeps(CapabilitySet::DAC_OVERRIDE);
+    assert_eq!(attempt("open", &file, Some(kept)).await, "done");
+}
+
+#[tokio::test]
+async fn landlock_alone_keeps_root_from_the_node_s_key() {
+    let base = tempfile::tempdir().unwrap();
+    let root = Root::at(base.path());
+    root.create().unwrap();
+    let key = &root.data.node.credentials.key;
+    key.write(b"key").unwrap();
+    let only = |confinement: Confinement| Some(confinement.keeps(CapabilitySet::all()));
+    if Files::default().open(Path::new("/bin/sh")).unwrap().is_none() {
+        println!("not tested: this kernel has no Landlock");
+        return;
+    }
+    assert_eq!(attempt("open", key.path(), Some(unconfined())).await, "done");
+    assert_eq!(attempt("open", key.path(), only(Confinement::new())).await, "EACCES");
+    let data = root.data.etcd.data.path();
+    let grant = || Confinement::new().writes(data);
+    assert_eq!(attempt("open", key.path(), only(grant())).await, "EACCES");
+    assert_eq!(attempt("write", data, only(grant())).await, "done");
+    assert_eq!(attempt("open", &data.join("new"), only(grant())).await, "done");
+    assert_eq!(attempt("write", data, only(Confinement::new())).await, "EACCES");
+    let reads = Confinement::new().reads(data);
+    assert_eq!(attempt("write", data, only(reads.clone())).await, "EACCES");
+    assert_eq!(attempt("open", &data.join("new"), only(reads)).await, "done");
+}
+
+#[tokio::test]
+async fn a_user_of_its_own_has_no_way_to_the_node_s_key() {
+    if !is_root() {
+        return;
+    }
+    let base = tempfile::tempdir().unwrap();
+    fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let root = Root::at(base.path());
+    root.create().unwrap();
+    let key = &root.data.node.credentials.key;
+    key.write(b"key").unwrap();
+    root.data.etcd.peer_pki.key.write(b"key").unwrap();
+    root.data.etcd.admit().unwrap();
+    let etcd = || Some(Confinement::new().any_files().user(ETCD));
+    assert_eq!(attempt("open", key.path(), etcd()).await, "EACCES");
+    assert_eq!(attempt("open", root.data.etcd.peer_pki.key.path(), etcd()).await, "done");
+    assert_eq!(attempt("write", root.data.etcd.peer_pki.dir.path(), etcd()).await, "EACCES");
+    assert_eq!(attempt("write", root.data.etcd.data.path(), etcd()).await, "done");
+}
+
+#[tokio::test]
+async fn a_confined_child_is_shown_as_such_by_the_kernel() {
+    let seen = status(Some(Confinement::new().user(ETCD))).await;
+    let mut expected = vec!["NoNewPrivs: 1", "Seccomp: 2"];
+    if geteuid().is_root() {
+        expected.extend([
+            "Uid: 2379 2379 2379 2379",
+            "Gid: 2379 2379 2379 2379",
+            "CapInh: 0000000000000000",
+            "CapPrm: 0000000000000000",
+            "CapBnd: 0000000000000000",
+            "CapAmb: 0000000000000000",
+        ]);
+    }
+    for line in expected {
+        assert!(seen.lines().any(|it| it == line), "{line} in\n{seen}");
+    }
+    let free = status(None).await;
+    assert!(free.contains("NoNewPrivs: 0\n") && free.contains("Seccomp: 0\n"), "{free}");
+}
+
+#[tokio::test]
+async fn a_child_of_another_user_still_dies_with_the_node() {
+    let setpriv = Path::new("/usr/bin/setpriv");
+    if !setpriv.exists() {
+        println!("not tested: needs {}", setpriv.display());
+        return;
+    }
+    // The kernel forgets the signal when the user changes.
+    let etcd = Confinement::new().user(ETCD);
+    let output = Command::new(setpriv).arg("--dump").confined(etcd).run().await.unwrap();
+    let output = String::from_utf8(output).unwrap().to_lowercase();
+    let signal = output.lines().find(|line| line.starts_with("parent death signal:"));
+    assert_eq!(signal, Some("parent death signal: kill"), "{output}");
+}
+
+#[test]
+fn the_filters_compile_for_this_machine() {
+    for clock in [Clock::Kept, Clock::Set] {
+        assert!(!denied(clock).unwrap().is_empty());
+    }
+    assert!(!absent().unwrap().is_empty());
+}
