@@ -43,6 +43,7 @@ pub(super) async fn run(folder: &Path, etcd: &Path, nodes: usize) -> Result<()> 
     let listen = SocketAddr::from((PEERS, consensus::PEER_PORT));
     let config = consensus::Config {
         binary: etcd.to_owned(),
+        user: None,
         tree: root.data.etcd,
         sockets: root.ephemeral.consensus,
         listen,

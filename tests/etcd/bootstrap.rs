@@ -50,7 +50,7 @@ async fn a_machine_founds_a_cluster_and_is_the_same_member_after_a_restart() {
 }
 
 async fn etcd_runs_confined_on_a_disk_of_an_earlier_system_too() {
-    let machine = Machine::new();
+    let machine = Machine::new().with_user_of_etcd();
     let node = machine.start(Start::Bootstrap);
     let first = node.voter().await;
     node.stop().await;

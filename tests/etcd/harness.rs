@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use polis_base::files::Root;
+use polis_base::users::ETCD;
 use polis_control::consensus::client::{Client, User};
 use polis_control::consensus::{
     Config, MemberStatus, Members, Orders, PEER_PORT, Peer, Probe, QUOTA, Service, Start, Status,
@@ -64,6 +65,8 @@ impl Machine {
         let address = address();
         let config = Config {
             binary: etcd(),
+            // It could not reach a program below the home of root.
+            user: None,
             tree: root.data.etcd,
             sockets: root.ephemeral.consensus,
             listen: SocketAddr::from((address, PEER_PORT)),
@@ -80,6 +83,16 @@ impl Machine {
 
     pub(crate) fn name(&self) -> String {
         self.key.id().to_string()
+    }
+
+    /// Lets etcd run as the user that a node gives it, from a copy of the program that this
+    /// user reaches.
+    pub(crate) fn with_user_of_etcd(mut self) -> Self {
+        let program = self.disk.path().join("etcd");
+        std::fs::copy(&self.config.binary, &program).unwrap();
+        self.config.binary = program;
+        self.config.user = Some(ETCD);
+        self
     }
 
     /// The content of its disk.

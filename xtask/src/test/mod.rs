@@ -127,6 +127,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
             }
             Part::Etcd => {
                 if report.image() {
+                    // A run without the quick tests begins it here.
+                    product = product.or_else(|| ahead.then(|| Behind::begin(product_image)));
                     let mut command = stories.binary("etcd")?;
                     command.env("POLIS_ETCD", image::workspace().join(ETCD));
                     report.stories("etcd", &mut command);

@@ -55,6 +55,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use polis_base::files::{self, Etcd, Sockets};
+use polis_base::users::{self, User};
 use polis_wire::identity::{NodeId, NodeKey};
 use polis_wire::pki::Host;
 
@@ -87,6 +88,7 @@ impl Config {
     pub fn live(root: &files::Root) -> Self {
         Self {
             binary: PathBuf::from("/usr/bin/etcd"),
+            user: Some(users::ETCD),
             tree: root.data.etcd.clone(),
             sockets: root.ephemeral.consensus.clone(),
             listen: SocketAddr::from((std::net::Ipv4Addr::UNSPECIFIED, PEER_PORT)),
@@ -119,6 +121,9 @@ impl Peer {
 pub struct Config {
     /// The program.
     pub binary: PathBuf,
+    /// The user that it runs as, where the node is root; the node's own without one. The user
+    /// must be able to reach the program and the tree.
+    pub user: Option<User>,
     /// The directory of the member's data.
     pub tree: Etcd,
     /// The directory of its socket.

@@ -14,7 +14,6 @@ use super::damage::{self, Verdict};
 use super::{Config, Error, Orders};
 use polis_base::serial::Severity;
 use polis_base::sys::clock;
-use polis_base::users;
 use polis_runtime::logtree::{Backlog, Body, Parser, Query};
 use polis_runtime::supervisor::{Context, blocking};
 use polis_runtime::sys::cgroup::Group;
@@ -83,19 +82,23 @@ pub(super) async fn spawn(
 /// Makes its files and the directory of its sockets those of its user. The node is root, and
 /// reads and writes them all the same.
 async fn admit(config: &Config) -> Result<(), Error> {
+    let Some(user) = config.user else { return Ok(()) };
     let (tree, sockets) = (config.tree.clone(), config.sockets.dir.clone());
-    Ok(blocking(move || tree.admit().and_then(|()| sockets.give(users::ETCD))).await?)
+    Ok(blocking(move || tree.admit().and_then(|()| sockets.give(user))).await?)
 }
 
 /// What etcd may do: serve peers and the socket, and use its own files. Its user may enter
 /// neither the rest of the data partition nor the ESP.
 fn confinement(config: &Config) -> Confinement {
-    Confinement::new()
-        .user(users::ETCD)
+    let confinement = Confinement::new()
         .writes(config.tree.data.path())
         .writes(config.sockets.dir.path())
         // Not its credentials one by one: a renewed certificate and a new CRL are other files.
-        .reads(config.tree.dir.path())
+        .reads(config.tree.dir.path());
+    match config.user {
+        Some(user) => confinement.user(user),
+        None => confinement,
+    }
 }
 
 /// Waits until the member answers and has a leader.

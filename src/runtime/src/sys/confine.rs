@@ -297,6 +297,9 @@ const NAMESPACES: [i32; 7] = [
 /// errors, and packets reach the network past its rules.
 const FAMILIES: [i32; 4] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
 
+/// The type by which an internet socket becomes one for packets (linux/net.h).
+const SOCK_PACKET: i32 = 10;
+
 /// The bits of a socket's type without its flags.
 const KIND: u64 = 0xf;
 
@@ -318,10 +321,12 @@ fn denied(clock: Clock) -> Result<BpfProgram, Error> {
     let foreign = FAMILIES.iter().map(|family| argument(0, SeccompCmpOp::Ne, bits(*family)));
     let mut sockets = vec![SeccompRule::new(foreign.collect::<Result<_, _>>()?)?];
     for family in [libc::AF_INET, libc::AF_INET6] {
-        sockets.push(SeccompRule::new(vec![
-            argument(0, SeccompCmpOp::Eq, bits(family))?,
-            argument(1, SeccompCmpOp::MaskedEq(KIND), bits(libc::SOCK_RAW))?,
-        ])?);
+        for kind in [libc::SOCK_RAW, SOCK_PACKET] {
+            sockets.push(SeccompRule::new(vec![
+                argument(0, SeccompCmpOp::Eq, bits(family))?,
+                argument(1, SeccompCmpOp::MaskedEq(KIND), bits(kind))?,
+            ])?);
+        }
     }
     rules.insert(libc::SYS_socket, sockets);
     filter(rules, libc::EPERM)
