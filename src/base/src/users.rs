@@ -22,7 +22,7 @@ pub const ETCD: User = User { name: "_etcd", id: 2379 };
 
 const ALL: [User; 2] = [CHRONY, ETCD];
 
-/// The content of `/etc/passwd`. Nobody can log in.
+/// The content of `/etc/passwd`. No user can log in.
 #[must_use]
 pub fn passwd() -> String {
     let system = ALL.map(|User { name, id }| format!("{name}:x:{id}:{id}::/:/bin/false\n"));

@@ -127,7 +127,7 @@ async fn the_filter_alone_keeps_root_from_the_kernel_s_interface_to_itself() {
     for act in filtered {
         let free = attempt(act, Path::new(""), None).await;
         if free == "EPERM" {
-            println!("not tested: this host lets nobody do {act}");
+            println!("not tested: this host refuses {act} to root, too");
             continue;
         }
         let confined = attempt(act, Path::new(""), Some(unconfined())).await;

@@ -6,7 +6,7 @@
 //! ```text
 //! write --no answer for SLOW--> ask for the term, every EVERY
 //!                                  the same: the disks are slow, and the write waits
-//!                                  another, with a leader: --no answer for GRACE--> LeaderChanged
+//!                                  another, or one again: --no answer for GRACE--> LeaderChanged
 //! ```
 //!
 //! Invariants:
