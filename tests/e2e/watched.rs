@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use polis_qemu::patience::Deadline;
 use polis_qemu::{Fleet, Operator};
 use rustix::fs::{Mode, OFlags};
@@ -54,28 +54,42 @@ enum Says {
 
 /// Each change of what a view says, with its time.
 #[derive(Debug, Default)]
-struct Trail(Vec<(Option<Instant>, Says)>);
+struct Trail {
+    said: Vec<(Option<Instant>, Says)>,
+    /// The view that came back to *all is well*, if one did.
+    again: Option<String>,
+}
 
 impl Trail {
-    fn note(&mut self, says: Says) {
-        if self.now() != Some(says) {
-            self.0.push((Some(Instant::now()), says));
+    /// Nothing but *all is well*, which does not count as a change.
+    fn well() -> Self {
+        Self { said: vec![(None, Says::Well)], again: None }
+    }
+
+    /// `text` is what a person reads.
+    fn note(&mut self, says: Says, text: &str) {
+        if self.now() == Some(says) {
+            return;
+        }
+        self.said.push((Some(Instant::now()), says));
+        if self.is_well_again() {
+            self.again.get_or_insert_with(|| text.to_owned());
         }
     }
 
     fn now(&self) -> Option<Says> {
-        self.0.last().map(|(_, says)| *says)
+        self.said.last().map(|(_, says)| *says)
     }
 
     /// When it became right for good; `None` while it is not.
     fn right_since(&self) -> Option<Instant> {
-        let (at, says) = self.0.last()?;
+        let (at, says) = self.said.last()?;
         at.filter(|_| *says == Says::Right)
     }
 
     /// Whether it said that all is well after it had said something else.
     fn is_well_again(&self) -> bool {
-        let mut said = self.0.iter().map(|(_, says)| *says);
+        let mut said = self.said.iter().map(|(_, says)| *says);
         said.any(|says| says != Says::Well) && said.any(|says| says == Says::Well)
     }
 }
@@ -189,7 +203,7 @@ impl Screen {
                 let text = shown.screen().contents();
                 drop(shown);
                 let says = if text.contains(page) { cast.screen(&text) } else { Says::Trouble };
-                locked(&noted).note(says);
+                locked(&noted).note(says, &text);
             }
         });
         Ok(Self { child, keyboard, shown, trail })
@@ -227,8 +241,8 @@ impl Asked {
                     Ok(status) => (cast.status(&status), status["problems"].to_string()),
                     Err(error) => (Says::Trouble, error.to_string()),
                 };
+                locked(&noted).note(says, &text);
                 *locked(&answer) = text;
-                locked(&noted).note(says);
                 pause();
             }
         });
@@ -281,7 +295,7 @@ impl Watch {
         }
         // The screens are not judged while they open.
         for trail in watch.trails() {
-            *locked(trail) = Trail(vec![(None, Says::Well)]);
+            *locked(trail) = Trail::well();
         }
         watch.began = Instant::now();
         Ok(watch)
@@ -322,7 +336,7 @@ impl Watch {
         for (view, trail) in VIEWS.into_iter().zip(self.trails()) {
             let trail = locked(trail);
             let said: Vec<_> = trail
-                .0
+                .said
                 .iter()
                 .map(|(at, says)| {
                     let at = at.map_or(0.0, |at| (at - self.began).as_secs_f64());
@@ -330,7 +344,9 @@ impl Watch {
                 })
                 .collect();
             let said = said.join(", ");
-            ensure!(!trail.is_well_again(), "{what}: {view} was well again: {said}");
+            if let Some(text) = &trail.again {
+                bail!("{what}: {view} was well again: {said}\n{text}");
+            }
             let right = trail.right_since().with_context(|| {
                 format!("{what}: {view} is not right any more: {said}\n{}", self.shown())
             })?;

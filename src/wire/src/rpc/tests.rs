@@ -36,6 +36,8 @@ struct Local {
     /// Seed and address of the leader.
     leader: Arc<watch::Sender<Option<(u8, std::net::SocketAddr)>>>,
     asked: Arc<AtomicUsize>,
+    /// Callers that searched for the leader here.
+    searched: Arc<AtomicUsize>,
     /// Waits so long before it answers.
     slow: Duration,
 }
@@ -50,6 +52,7 @@ impl CuratorLocal for Local {
         &self,
         _request: Request<v1::GetCurrentLeaderRequest>,
     ) -> Result<Response<Told>, Status> {
+        self.searched.fetch_add(1, Ordering::Relaxed);
         let this_id = node_id(self.this).to_string();
         let reported = WatchStream::new(self.leader.subscribe()).map(move |leader| {
             let this_id = this_id.clone();
@@ -78,7 +81,8 @@ impl CuratorLocal for Local {
 }
 
 fn local(this: u8) -> Local {
-    Local { this, leader: Arc::default(), asked: Arc::default(), slow: Duration::ZERO }
+    let (leader, asked, searched) = Default::default();
+    Local { this, leader, asked, searched, slow: Duration::ZERO }
 }
 
 fn app(local: &Local) -> App {
@@ -408,7 +412,11 @@ impl Pair {
     }
 
     fn asked(&self) -> [usize; 2] {
-        [0, 1].map(|which: usize| self.locals[which].asked.load(Ordering::Relaxed))
+        self.locals.each_ref().map(|local| local.asked.load(Ordering::Relaxed))
+    }
+
+    fn searched(&self) -> [usize; 2] {
+        self.locals.each_ref().map(|local| local.searched.load(Ordering::Relaxed))
     }
 }
 
@@ -509,6 +517,38 @@ async fn without_a_leader_the_client_lists_the_queried_candidates() {
     let error = pair.client.leader().await.unwrap_err().to_string();
     assert!(error.contains("it knows no leader"), "{error}");
     assert!(pair.running.iter().all(|one| error.contains(&one.address.to_string())), "{error}");
+}
+
+#[tokio::test]
+async fn an_election_costs_each_curator_one_connection_of_a_caller() {
+    let pair = Pair::start(&Authority::new().await).await;
+    let _no_leader = pair.client.leader().await.unwrap_err();
+    assert_eq!(pair.searched(), [1, 1]);
+    // The next search goes on with both, and one of them announces that it leads.
+    let call = pair.call();
+    let elected = async {
+        sleep(Duration::from_millis(100)).await;
+        pair.leads(1);
+    };
+    let (called, ()) = tokio::join!(call, elected);
+    called.unwrap();
+    assert_eq!((pair.searched(), pair.asked()), ([1, 1], [0, 1]));
+}
+
+#[tokio::test]
+async fn a_curator_that_stops_in_an_election_is_asked_again() {
+    let authority = Authority::new().await;
+    let Pair { running: [first, second], locals, client } = Pair::start(&authority).await;
+    let _no_leader = client.leader().await.unwrap_err();
+    let gone = first.address;
+    first.stop().await;
+    let error = client.leader().await.unwrap_err().to_string();
+    assert!(error.contains(&format!("{gone}: ")), "{error}");
+    assert!(error.contains(&format!("{}: it knows no leader", second.address)), "{error}");
+    locals[1].leader.send_replace(Some((2, second.address)));
+    let found = timeout(SOON, client.leader()).await.unwrap().unwrap();
+    assert_eq!(found.connection.node, node_id(2));
+    second.stop().await;
 }
 
 #[tokio::test]

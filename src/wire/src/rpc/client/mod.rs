@@ -1,8 +1,8 @@
 //! A client of the leading curator; its calls survive a change of leader.
 //!
 //! The node's own services and `polisctl` call curators with it. It holds the addresses
-//! of possible curators ([`Candidate`]s, an event value), asks them which node leads,
-//! and keeps the one connection to the leader until that fails.
+//! of possible curators ([`Candidate`]s, an event value), asks them which node leads
+//! ([`search`]), and keeps the one connection to the leader until that fails.
 //!
 //! ```text
 //!             ask candidates, each a little later than the one before
@@ -15,17 +15,12 @@
 //! Invariants:
 //! - A call that may not be made twice is made again only where the refusal
 //!   proves that it did nothing.
-//! - A refusal is returned to the caller; only an outage is waited out. A curator that
-//!   refuses and does not lead may use an old copy of the records: the other candidates
-//!   are asked first.
-//! - The leader is a node that the candidates name, or that one of these points to; any
-//!   curator of the cluster, only for a candidate without a node ID.
-//! - Each of them proves by its certificate that it is a curator: every node has the CA's
-//!   signature, and one that was stolen could pretend to lead.
+//! - A refusal is returned to the caller; only an outage is waited out.
 
 mod channel;
 mod dial;
 pub mod https;
+mod search;
 
 use std::collections::BTreeSet;
 use std::error::Error as _;
@@ -33,32 +28,22 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt as _;
-use futures::stream::FuturesUnordered;
 use polis_proto::v1;
-use polis_proto::v1::curator_local_client::CuratorLocalClient;
 use tokio::sync::{Mutex, watch};
-use tokio::time::{Instant, sleep, timeout, timeout_at};
-use tonic::{Code, Status, Streaming};
+use tokio::time::{Instant, sleep, timeout_at};
+use tonic::{Code, Status};
 use tracing::{debug, info};
 
 pub use self::channel::Channel;
 pub use self::dial::{Connection, Error as DialError, Expect, Trust, dial};
-use super::access_list::{AccessList, Fallen, is_removal};
+use self::search::{Follower, Search, Updates};
+use super::access_list::AccessList;
 use super::is_not_leader;
 use super::tls::Credentials;
 use crate::endpoint::{CURATOR_PORT, Endpoint};
 use crate::identity::NodeId;
-use polis_base::cause;
 use polis_runtime::event::until;
 
-/// The delay between one candidate and the next: a live one has answered by then.
-const STAGGER: Duration = Duration::from_millis(250);
-/// Longest wait for a curator's first answer.
-const ANSWER: Duration = Duration::from_secs(4);
-/// Longest wait for the other candidates once one has refused and the last of them was
-/// asked: a removed caller should learn of its removal from the remaining curators.
-const OTHERS: Duration = Duration::from_secs(2);
 /// Wait between two searches: an election takes some seconds.
 const RETRY_MIN: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(2);
@@ -168,7 +153,7 @@ pub struct Leader {
     /// The way to it.
     pub connection: Connection,
     /// Announces a change of leader.
-    updates: Arc<Mutex<Streaming<v1::GetCurrentLeaderResponse>>>,
+    updates: Arc<Mutex<Updates>>,
     number: u64,
 }
 
@@ -190,19 +175,9 @@ struct Found {
     leader: Option<Leader>,
     /// Where the last leader was: the next one is often the same.
     last: Option<Candidate>,
+    /// The curators that announce the next leader, while none is known.
+    followers: Vec<Follower>,
     count: u64,
-}
-
-/// The answer of a candidate.
-enum Answer {
-    /// It leads.
-    Leads(Connection, Box<Streaming<v1::GetCurrentLeaderResponse>>),
-    /// Another does.
-    Points(Candidate),
-    /// It cannot help; the reason goes into the list.
-    Nothing(String),
-    /// It rejects this caller.
-    Refused(Box<Status>),
 }
 
 impl Client {
@@ -371,7 +346,8 @@ impl Client {
         let access_list =
             self.access_list.as_ref().map(|access_list| Arc::clone(&access_list.borrow()));
         let access_list = access_list.unwrap_or_default();
-        let (connection, updates) = search(first, asked, &credentials, &access_list).await?;
+        let search = Search { credentials: &credentials, access_list: &access_list, asked };
+        let (connection, updates) = search.run(first, &mut found.followers).await?;
         info!(leader = %connection.node, address = %connection.address, "found the leader");
         found.count += 1;
         found.last = Some(Candidate {
@@ -393,110 +369,6 @@ impl Client {
             found.leader = None;
             self.leader.send_replace(None);
         }
-    }
-}
-
-/// Asks candidates until one leads.
-async fn search(
-    first: Vec<Candidate>,
-    mut asked: BTreeSet<Candidate>,
-    credentials: &Credentials,
-    access_list: &AccessList,
-) -> Result<(Connection, Streaming<v1::GetCurrentLeaderResponse>), Error> {
-    if first.is_empty() {
-        return Err(Error::NoCandidates);
-    }
-    let ask_later = |candidate: Candidate, delay: Duration| async move {
-        sleep(delay).await;
-        let answer = ask(&candidate, credentials, access_list).await;
-        (candidate, answer)
-    };
-    let last = u32::try_from(first.len() - 1).unwrap_or(u32::MAX);
-    let asked_by = Instant::now() + STAGGER * last;
-    let mut asking: FuturesUnordered<_> =
-        (0_u32..).zip(first).map(|(n, who)| ask_later(who, STAGGER * n)).collect();
-    let mut tried = Vec::new();
-    let mut named = None;
-    let mut refusal: Option<(Box<Status>, Instant)> = None;
-    loop {
-        let next = match &refusal {
-            None => asking.next().await,
-            Some((_, end)) => timeout_at(*end, asking.next()).await.unwrap_or(None),
-        };
-        let Some((candidate, answer)) = next else { break };
-        match answer {
-            Answer::Leads(connection, updates) => return Ok((connection, *updates)),
-            Answer::Refused(status) => {
-                // A removal is final; every other refusal may come from an old copy.
-                let heard = refusal.take();
-                let anew = || Instant::now().max(asked_by) + OTHERS;
-                let end = heard.as_ref().map_or_else(anew, |(_, end)| *end);
-                let before = heard.map(|(before, _)| before);
-                let before = before.filter(|before| is_removal(before) || !is_removal(&status));
-                refusal = Some((before.unwrap_or(status), end));
-            }
-            Answer::Points(leader) => {
-                tried.push((candidate, format!("reports {leader} as the leader")));
-                named = Some(leader.clone());
-                if asked.insert(leader.clone()) {
-                    asking.push(ask_later(leader, Duration::ZERO));
-                }
-            }
-            Answer::Nothing(why) => tried.push((candidate, why)),
-        }
-    }
-    match (refusal, named) {
-        (Some((status, _)), _) => Err(Error::Refused(status)),
-        (None, Some(leader)) => Err(Error::LeaderUnreachable { leader, tried }),
-        (None, None) => Err(Error::NoLeader { tried }),
-    }
-}
-
-/// Asks one candidate for the leader.
-async fn ask(candidate: &Candidate, credentials: &Credentials, access_list: &AccessList) -> Answer {
-    let Some(authority) = &credentials.authority else {
-        return Answer::Nothing("the cluster's CA is not known".to_owned());
-    };
-    let trust = Trust::Authority(authority.clone());
-    let expect = Expect::Curator(candidate.node);
-    let dialled = dial(&candidate.host, candidate.port, expect, &trust, Some(credentials));
-    let connection = match dialled.await {
-        Ok(connection) => connection,
-        // Until the handshake is over, the other end is unauthenticated, and may send
-        // anything; the verdict on our own certificate comes after.
-        Err(error @ DialError::Protocol { .. }) if is_revoked(&error) => {
-            return Answer::Refused(Box::new(revoked()));
-        }
-        Err(error) => return Answer::Nothing(cause::line(&error)),
-    };
-    if access_list.is_gone(connection.node, &connection.certificate) {
-        return Answer::Nothing("it was removed from the cluster".to_owned());
-    }
-    let mut local = CuratorLocalClient::new(connection.channel.clone());
-    let first = async {
-        let mut updates =
-            local.get_current_leader(v1::GetCurrentLeaderRequest {}).await?.into_inner();
-        Ok::<_, Status>((updates.message().await?, updates))
-    };
-    let (reply, updates) = match timeout(ANSWER, first).await {
-        Ok(Ok((Some(reply), updates))) => (reply, updates),
-        Ok(Ok((None, _))) => return Answer::Nothing("it ends the stream at once".to_owned()),
-        Ok(Err(status)) if is_refusal(&status) => return Answer::Refused(Box::new(status)),
-        Ok(Err(status)) if is_revoked(&status) => return Answer::Refused(Box::new(revoked())),
-        Ok(Err(status)) => return Answer::Nothing(cause::line(&status)),
-        Err(_elapsed) => return Answer::Nothing("it does not report the leader".to_owned()),
-    };
-    if reply.leader_id == connection.node.to_string() {
-        return Answer::Leads(connection, Box::new(updates));
-    }
-    let port = u16::try_from(reply.leader_port).ok().filter(|port| *port > 0);
-    match reply.leader_id.parse() {
-        Ok(node) if !reply.leader_address.is_empty() => Answer::Points(Candidate {
-            node: Some(node),
-            host: reply.leader_address,
-            port: port.unwrap_or(CURATOR_PORT),
-        }),
-        Ok(_) | Err(_) => Answer::Nothing("it knows no leader".to_owned()),
     }
 }
 
@@ -522,30 +394,6 @@ fn classify(status: &Status, repeat: Repeat) -> Verdict {
 
 fn is_refusal(status: &Status) -> bool {
     matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied)
-}
-
-/// Whether the other end rejects our certificate as revoked, by an alert of TLS.
-/// It counts only after the handshake: see [`ask`].
-fn is_revoked(error: &(dyn std::error::Error + 'static)) -> bool {
-    let alert = rustls::AlertDescription::CertificateRevoked;
-    let alert = rustls::Error::AlertReceived(alert).to_string();
-    // By its text: the library between keeps nothing else of an error of the socket. A
-    // message that the other end sends does not match.
-    let is_alert = |error: &(dyn std::error::Error + 'static)| {
-        error.downcast_ref::<std::io::Error>().is_some_and(|error| error.to_string() == alert)
-    };
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        if is_alert(error) {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
-}
-
-fn revoked() -> Status {
-    Fallen::Revoked("this caller".to_owned()).into()
 }
 
 /// Waits until the leader is another one than at the call, or unknown.
