@@ -10,11 +10,11 @@ use futures::StreamExt as _;
 use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
 use polis_proto::v1::management_client::ManagementClient;
-use polis_wire::rpc::client::{Connection, Expect, Trust, dial};
+use polis_wire::rpc::client::Connection;
 use serde::Serialize;
-use tokio::time::{Instant, interval_at, sleep, sleep_until};
+use tokio::time::{Instant, interval_at, sleep_until};
 
-use super::{Caller, Callers, callers_at};
+use super::{Callers, callers_at};
 
 /// Between two heartbeats of a node, as the curator asks for.
 const HEARTBEAT: Duration = polis_wire::node_roles::HEARTBEAT;
@@ -22,8 +22,8 @@ const HEARTBEAT: Duration = polis_wire::node_roles::HEARTBEAT;
 /// Between two changes that the watchers receive.
 const CHANGE: Duration = Duration::from_millis(200);
 
-/// Until all watchers have received the first heartbeats of all nodes.
-const WARM_UP: Duration = Duration::from_secs(12);
+/// Until all watchers have received all nodes and their first heartbeats.
+const WARM_UP: Duration = Duration::from_secs(20);
 
 /// Handshakes side by side.
 const AT_ONCE: usize = 32;
@@ -65,12 +65,12 @@ pub(super) async fn run(folder: &Path, watchers: usize, span: Duration) -> Resul
     let text = std::fs::read(callers_at(folder)).context("cannot read the callers")?;
     let callers: Callers = serde_json::from_slice(&text).context("cannot read the callers")?;
     let connections = futures::stream::iter(&callers.nodes)
-        .map(|caller| connect(&callers, caller))
+        .map(|caller| callers.connect(caller))
         .buffered(AT_ONCE)
         .collect::<Vec<_>>()
         .await;
     let connections = connections.into_iter().collect::<Result<Vec<_>>>()?;
-    let operator = connect(&callers, &callers.operator).await?;
+    let operator = callers.connect(&callers.operator).await?;
 
     let shared = Shared::default();
     let begin = Instant::now();
@@ -104,23 +104,6 @@ pub(super) async fn run(folder: &Path, watchers: usize, span: Duration) -> Resul
     let seen = shared.seen.lock().unwrap_or_else(PoisonError::into_inner);
     println!("{}", serde_json::to_string(&*seen).context("cannot encode what was seen")?);
     Ok(())
-}
-
-async fn connect(callers: &Callers, caller: &Caller) -> Result<Connection> {
-    let (host, port) = callers.address.rsplit_once(':').context("not an address")?;
-    let trust = Trust::Authority(callers.authority.clone());
-    let credentials = caller.credentials(&callers.authority);
-    let port = port.parse().context("not a port")?;
-    // The server refuses newcomers while it is busy with others.
-    let mut attempts = 0;
-    loop {
-        match dial(host, port, Expect::AnyNode, &trust, Some(&credentials)).await {
-            Ok(connection) => return Ok(connection),
-            Err(error) if attempts == 5 => return Err(error).context("cannot connect"),
-            Err(_) => attempts += 1,
-        }
-        sleep(Duration::from_millis(200)).await;
-    }
 }
 
 async fn beat(connection: &Connection, shared: Shared, first: Instant, measured: Instant) {

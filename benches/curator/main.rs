@@ -4,7 +4,8 @@
 //! are two processes that can be measured apart.
 //!
 //! ```text
-//! curator-load serve FOLDER ETCD NODES          etcd, curator; a line `ready`, then until stdin ends
+//! curator-load serve FOLDER ETCD NODES          etcd, curator; a line `ready MILLISECONDS`, then
+//!                                               until stdin ends
 //! curator-load load FOLDER WATCHERS SECONDS     a line `measuring`, a line of JSON with what was seen
 //! ```
 #![expect(clippy::print_stdout, reason = "it reports to the process that started it")]
@@ -14,10 +15,13 @@ mod serve;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use polis_wire::rpc::Credentials;
+use polis_wire::rpc::client::{Connection, Expect, Trust, dial};
 use serde::{Deserialize, Serialize};
+use tokio::time::sleep;
 use zeroize::Zeroizing;
 
 /// The callers, as one process leaves them for the other.
@@ -48,6 +52,26 @@ impl Caller {
     }
 }
 
+impl Callers {
+    /// A connection of this caller to the curator.
+    async fn connect(&self, caller: &Caller) -> Result<Connection> {
+        let (host, port) = self.address.rsplit_once(':').context("not an address")?;
+        let trust = Trust::Authority(self.authority.clone());
+        let credentials = caller.credentials(&self.authority);
+        let port = port.parse().context("not a port")?;
+        // The server refuses newcomers while it is busy with others.
+        let mut attempts = 0;
+        loop {
+            match dial(host, port, Expect::AnyNode, &trust, Some(&credentials)).await {
+                Ok(connection) => return Ok(connection),
+                Err(error) if attempts == 5 => return Err(error).context("cannot connect"),
+                Err(_) => attempts += 1,
+            }
+            sleep(Duration::from_millis(200)).await;
+        }
+    }
+}
+
 fn callers_at(folder: &Path) -> PathBuf {
     folder.join("callers.json")
 }
@@ -56,7 +80,7 @@ fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = |text: &String| text.parse::<usize>().context("not a number");
     // As many sockets as there are callers.
-    polis_base::sys::files::allow(8 << 10).context("cannot raise the limit of open files")?;
+    polis_base::sys::files::allow(32 << 10).context("cannot raise the limit of open files")?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -69,7 +93,7 @@ fn main() -> Result<()> {
         [mode, folder, watchers, seconds] if mode == "load" => runtime.block_on(load::run(
             Path::new(folder),
             number(watchers)?,
-            std::time::Duration::from_secs(number(seconds)? as u64),
+            Duration::from_secs(number(seconds)? as u64),
         )),
         _ => bail!("usage: curator-load serve FOLDER ETCD NODES | load FOLDER WATCHERS SECONDS"),
     }

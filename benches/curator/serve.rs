@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _};
 use polis_base::files::Root;
 use polis_base::sys::clock;
@@ -17,6 +17,7 @@ use polis_control::curator::tickets::TicketRequest;
 use polis_control::curator::{self, Founding, Store};
 use polis_machine::{network, time};
 use polis_proto::v1;
+use polis_proto::v1::management_client::ManagementClient;
 use polis_runtime::board::Board;
 use polis_runtime::event::until;
 use polis_runtime::lines::Lines;
@@ -26,6 +27,7 @@ use polis_wire::identity::{Identity, NodeKey};
 use polis_wire::pki::Host;
 use polis_wire::rpc::{AccessList, Credentials, Limits, Listen, Metrics, Table};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use zeroize::Zeroizing;
 
 use super::{Caller, Callers, callers_at};
@@ -91,12 +93,15 @@ pub(super) async fn run(folder: &Path, etcd: &Path, nodes: usize) -> Result<()> 
     let (mut status, mut serving) = (member.status(), curator.status.subscribe());
     let (lines, _written) = Lines::channel();
     let board = Board::new(BTreeMap::new(), lines.clone());
+    let (begin, begins) = watch::channel(false);
     let supervisor = Supervisor::start(board, lines, Tree::new(None), move |ctx| {
-        let (member, curator) = (member.clone(), curator.clone());
+        let (member, curator, mut begins) = (member.clone(), curator.clone(), begins.clone());
         async move {
             ctx.healthy();
             let forever = Policy::forever();
             ctx.spawn("consensus", forever, move |ctx| member.clone().run(ctx));
+            // The records are there before the curator is.
+            drop(begins.wait_for(|begin| *begin).await);
             ctx.spawn("curator", forever, move |ctx| curator.clone().run(ctx));
             ctx.cancelled().await;
             Ok::<_, consensus::Error>(())
@@ -109,12 +114,26 @@ pub(super) async fn run(folder: &Path, etcd: &Path, nodes: usize) -> Result<()> 
     let text = serde_json::to_vec(&callers).context("cannot encode the callers")?;
     std::fs::write(callers_at(folder), text).context("cannot write the callers")?;
     credentials.send_replace(Some(own));
+    let began = Instant::now();
+    begin.send_replace(true);
     until(&mut serving, "the curator", |status| status.is_ready().then_some(())).await?;
-    println!("ready");
+    answers(&callers).await?;
+    println!("ready {}", began.elapsed().as_millis());
     // Until the process that started this one closes it.
     let ended = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
     ended.await.context("cannot wait")?.context("cannot read")?;
     supervisor.stop().await;
+    Ok(())
+}
+
+/// Has an operator list all nodes.
+async fn answers(callers: &Callers) -> Result<()> {
+    let connection = callers.connect(&callers.operator).await?;
+    let mut management = ManagementClient::new(connection.channel);
+    let nodes = management.get_nodes(v1::GetNodesRequest::default()).await?.into_inner();
+    let count = nodes.try_fold(0, |count, _node| async move { Ok(count + 1) }).await?;
+    // And the one that serves.
+    ensure!(count == callers.nodes.len() + 1, "{count} nodes are listed");
     Ok(())
 }
 

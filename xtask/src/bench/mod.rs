@@ -38,6 +38,10 @@ pub(crate) struct Args {
     /// Only boot without firmware, in half the time.
     #[arg(long)]
     direct: bool,
+    /// Nodes of the curator that is measured.
+    #[arg(long, default_value_t = 1000, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(200..=10_000))]
+    nodes: u32,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -52,7 +56,7 @@ enum Name {
     Storage,
     /// The cost of the console: memory, processor at rest and under a flood of log lines.
     Console,
-    /// A curator with 1,000 nodes and 100 watchers: delays, processor, memory.
+    /// A curator with many nodes (`--nodes`) and 200 watchers: delays, processor, memory.
     Curator,
     /// Three nodes from nothing, by part; all from cold; the death of a leader.
     Cluster,
@@ -72,7 +76,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             Name::Console => console::measure(&args)?,
             Name::Build => build::measure(args.runs)?,
             Name::Image => image::measure(args.runs)?,
-            Name::Curator => curator::measure(args.runs)?,
+            Name::Curator => curator::measure(args.runs, args.nodes as usize)?,
             Name::Cluster => cluster::measure(args.runs)?,
             Name::Kubernetes => kubernetes::measure(&args)?,
         };

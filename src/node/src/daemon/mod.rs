@@ -53,7 +53,7 @@ const STATUS_BROKEN: u8 = 71;
 const STATUS_USAGE: u8 = 2;
 
 /// Files that may be open: the connections of three servers, with room to spare.
-const OPEN_FILES: u64 = 16 << 10;
+const OPEN_FILES: u64 = 64 << 10;
 /// How long the last lines may take. `init` reads them as fast as they come.
 const FLUSH_DEADLINE: Duration = Duration::from_secs(1);
 /// Threads that run services. They wait more than they work; etcd is the one

@@ -33,7 +33,7 @@ pub struct Limits {
     pub untrusted: usize,
     /// The same, from one address.
     pub untrusted_per_address: usize,
-    /// Connections of nodes and users, in all: a thousand nodes with room to spare.
+    /// Connections of nodes and users, in all: ten thousand nodes with room to spare.
     pub known: usize,
     /// The same, of one node or user.
     pub known_per_name: usize,
@@ -75,7 +75,7 @@ impl Default for Limits {
             handshakes_per_address: 256,
             untrusted: 256,
             untrusted_per_address: 32,
-            known: 4096,
+            known: 12 << 10,
             known_per_name: 32,
             untrusted_streams: 8,
             streams: 100,
