@@ -8,9 +8,9 @@
 //! ```
 //!
 //! A curator that does not lead announces the next leader on the stream of its answer. So it is
-//! kept, for the next search too: while nobody leads, a curator has a connection of each caller,
-//! and not one for each of its searches. A handshake costs more than any other call, and it is in
-//! an election that every node and every operator searches.
+//! kept, for the next search too: while there is no leader, each caller has one connection to a
+//! curator, and not one for each search. A handshake costs more than any other call, and in an
+//! election every node and every operator searches.
 //!
 //! Invariants:
 //! - The leader is a node that the candidates name, or that one of these points to; any
@@ -153,7 +153,7 @@ impl Search<'_> {
                 (follower, said) = announcement(followers) => {
                     let who = follower.candidate.clone();
                     match said {
-                        Some(Ok(reply)) => (who, follower.hears(&reply)),
+                        Some(Ok(reply)) => (who, follower.answer(&reply)),
                         // Its connection has ended; the next search dials it again.
                         Some(Err(status)) => (who, Answer::Nothing(cause::line(&status))),
                         None => (who, Answer::Nothing("it has ended the stream".to_owned())),
@@ -200,7 +200,7 @@ impl Search<'_> {
 
 impl Follower {
     /// The answer that follows from what it said.
-    fn hears(mut self, reply: &v1::GetCurrentLeaderResponse) -> Answer {
+    fn answer(mut self, reply: &v1::GetCurrentLeaderResponse) -> Answer {
         self.names = match says(reply, &self.connection.node.to_string()) {
             Says::Leads => return Answer::Leads(self.connection, Box::new(self.updates)),
             Says::Names(leader) => Some(leader),
@@ -270,7 +270,7 @@ async fn ask(candidate: &Candidate, credentials: &Credentials, access_list: &Acc
         Err(_elapsed) => return Answer::Nothing("it does not report the leader".to_owned()),
     };
     let (candidate, dialled) = (candidate.clone(), Instant::now());
-    Follower { candidate, connection, updates, dialled, names: None }.hears(&reply)
+    Follower { candidate, connection, updates, dialled, names: None }.answer(&reply)
 }
 
 /// What the curator `own` says of the leader.
