@@ -5,8 +5,9 @@
 //! cluster, over a connection that is kept.
 //!
 //! ```text
-//! [waiting: nothing is known] --voter--> ask etcd whom it is connected to, and itself
-//!     ^                                  how it is; every other member's node, all at once
+//! [waiting: nothing is known] --voter--> ask itself how it is, and every other member's node,
+//!     ^                                  all at once; etcd whom it is connected to, unless
+//!     |                                  all answer promptly and it has said so lately
 //!     |                                        |            ^
 //!     +-- no voter any more -- [published] <---+            |
 //!                                  +-- PACE, or other members
@@ -20,6 +21,7 @@
 //! whether a cluster goes on without a member.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,6 +47,11 @@ const PACE: Duration = Duration::from_secs(5);
 const PACE_LEARNING: Duration = Duration::from_secs(2);
 /// An answer that takes longer counts as missing.
 const ANSWER: Duration = Duration::from_secs(2);
+/// While all answer within this time, [`Connections`] of a moment ago count.
+const PROMPT: Duration = Duration::from_millis(500);
+/// How long they count. etcd names its peers on the page of all its metrics only, and to write
+/// that page is a tenth of what a member at rest does if it is asked in every round.
+const CONNECTIONS_MAX: Duration = Duration::from_secs(30);
 /// Members that are asked: a sensible cluster does not have more.
 const MEMBERS_MAX: usize = 16;
 
@@ -75,6 +82,29 @@ pub(super) struct Reported {
     pub(super) reaches: Option<Vec<u64>>,
 }
 
+/// What is kept from one round to the next.
+#[derive(Debug, Default)]
+struct Kept {
+    /// To the node of each member.
+    nodes: BTreeMap<MemberId, Connection>,
+    connections: Option<Connections>,
+}
+
+/// The members that etcd was connected to.
+#[derive(Debug)]
+struct Connections {
+    at: Instant,
+    to: BTreeSet<MemberId>,
+}
+
+impl Connections {
+    /// Whether they still count: each member is among them.
+    fn count(&self, members: &[Member]) -> bool {
+        let all = members.iter().all(|member| self.to.contains(&member.id));
+        all && self.at.elapsed() < CONNECTIONS_MAX
+    }
+}
+
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub struct Service {
@@ -97,7 +127,7 @@ impl Service {
         ctx: Context,
         learned: watch::Sender<Learned>,
     ) -> Result<(), Closed> {
-        let mut connections = BTreeMap::new();
+        let mut kept = Kept::default();
         ctx.healthy();
         loop {
             if self.consensus.borrow().voter().is_none() {
@@ -108,7 +138,7 @@ impl Service {
             });
             let Some(status) = ctx.until_cancelled(voter).await else { return Ok(()) };
             let status = status?;
-            let round = self.round(&status, &mut connections);
+            let round = self.round(&status, &mut kept);
             let Some(new) = ctx.until_cancelled(Box::pin(round)).await else { return Ok(()) };
             publish(&learned, new);
             let outdated = outdated(&mut self.consensus, &status);
@@ -119,26 +149,37 @@ impl Service {
         }
     }
 
-    async fn round(
-        &self,
-        status: &Status,
-        connections: &mut BTreeMap<MemberId, Connection>,
-    ) -> Learned {
-        connections.retain(|id, _| status.members.iter().any(|member| member.id == *id));
+    async fn round(&self, status: &Status, kept: &mut Kept) -> Learned {
+        kept.nodes.retain(|id, _| status.members.iter().any(|member| member.id == *id));
         let credentials = self.credentials.borrow().clone();
         let others = status.members.iter().filter(|member| Some(member.id) != status.member);
         let asked = others.take(MEMBERS_MAX).map(|member| {
-            let connection = connections.remove(&member.id);
+            let connection = kept.nodes.remove(&member.id);
             let credentials = credentials.as_ref();
             async move { (member.id, self.ask(member, credentials, connection).await) }
         });
-        // A single member has no peer, and etcd would log a long message about it.
-        let connected = async {
-            let alone = status.members.len() < 2;
-            let answer = if alone { None } else { Some(self.members.answering().await) };
-            answer.and_then(Result::ok)
+        let mut answers = pin!(join_all(asked));
+        let prompt = timeout(PROMPT, &mut answers).await.ok();
+        let all_answer = prompt.as_ref().is_some_and(|answers: &Vec<(_, Option<_>)>| {
+            answers.iter().all(|(_, answer)| answer.is_some())
+        });
+        let known = kept.connections.take();
+        let known = known.filter(|known| all_answer && known.count(&status.members));
+        let connections = async {
+            match known {
+                Some(known) => Some(known),
+                None => self.connections(status).await,
+            }
         };
-        let (answers, connected, own) = tokio::join!(join_all(asked), connected, ask_own(status));
+        let answers = async {
+            match prompt {
+                Some(prompt) => prompt,
+                None => answers.await,
+            }
+        };
+        let (answers, connections, own) = tokio::join!(answers, connections, ask_own(status));
+        kept.connections = connections;
+        let connected = kept.connections.as_ref().map(|connections| &connections.to);
         let mut learned = Learned::new();
         if let (Some(id), Some(took)) = (status.member, own) {
             let own = v1::ConsensusMember {
@@ -150,12 +191,21 @@ impl Service {
         }
         for (id, answer) in answers {
             let reported = answer.map(|(connection, took, reported)| {
-                connections.insert(id, connection);
+                kept.nodes.insert(id, connection);
                 (took, reported)
             });
-            learned.insert(id, probed(status, id, connected.as_ref(), reported));
+            learned.insert(id, probed(status, id, connected, reported));
         }
         learned
+    }
+
+    /// Asks etcd. A single member has no peer, and etcd would log a long message about it.
+    async fn connections(&self, status: &Status) -> Option<Connections> {
+        if status.members.len() < 2 {
+            return None;
+        }
+        let to = self.members.answering().await.ok()?;
+        Some(Connections { at: Instant::now(), to })
     }
 
     /// Asks the node of `member`; returns the connection for the next time.
@@ -275,6 +325,24 @@ mod tests {
             ahead.reported.map(|reported| (reported.behind, reported.share)),
             Some((0, 100))
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connections_count_for_a_while_and_for_the_members_that_they_name() {
+        let member = |number: u64| Member {
+            id: MemberId(number),
+            name: number.to_string(),
+            peer_url: String::new(),
+            learner: false,
+        };
+        let three: Vec<_> = (1..=3).map(member).collect();
+        let to = (1..=3).map(MemberId).collect();
+        let known = Connections { at: Instant::now(), to };
+        assert!(known.count(&three));
+        let four: Vec<_> = (1..=4).map(member).collect();
+        assert!(!known.count(&four));
+        sleep(CONNECTIONS_MAX).await;
+        assert!(!known.count(&three));
     }
 
     #[test]
