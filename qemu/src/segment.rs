@@ -179,6 +179,12 @@ impl Links {
         lock(&self.state).capture.take().unwrap_or_default().end()
     }
 
+    /// The bytes of all frames that came from `port` and were delivered, since the start.
+    #[must_use]
+    pub fn bytes_from(&self, port: Port) -> u64 {
+        lock(&self.state).delivered.get(&port).copied().unwrap_or_default()
+    }
+
     /// Undoes every cut and every delay.
     pub fn heal(&self) {
         let mut state = lock(&self.state);
@@ -206,6 +212,8 @@ struct State {
     cut: BTreeSet<(Port, Port)>,
     delays: BTreeMap<Port, Duration>,
     capture: Option<Capture>,
+    /// Bytes from each port, a frame once for each port that got it.
+    delivered: BTreeMap<Port, u64>,
 }
 
 impl State {
@@ -237,8 +245,11 @@ impl State {
             Parcel { due: Instant::now() + delay(from) + delay(to), frame: Arc::clone(frame) };
         let Some(line) = self.lines.get(&to) else { return };
         // Full: the frame is lost, as on any switch.
-        let sent = line.try_send(parcel).is_ok();
-        if let Some(capture) = self.capture.as_mut().filter(|_| sent) {
+        if line.try_send(parcel).is_err() {
+            return;
+        }
+        *self.delivered.entry(from).or_default() += u64::try_from(frame.len()).unwrap_or(u64::MAX);
+        if let Some(capture) = &mut self.capture {
             capture.add(from, to, frame);
         }
     }

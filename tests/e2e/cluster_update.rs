@@ -1,25 +1,31 @@
-//! The update of a whole cluster: three voters take the next version one at a time, while every
-//! node writes.
+//! The update of a whole cluster: all nodes take the next version one at a time, while every
+//! voter writes.
+//!
+//! In an ordinary run the cluster has three voters; with `--all` two workers, too, and another
+//! cluster is updated through a system that fails, two dead leaders, and a power cut of all.
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use polis_image::signing::Keys;
 use polis_qemu::fleet::Part;
 use polis_qemu::history::longest_gap;
 use polis_qemu::image::Flash;
 use polis_qemu::patience::Deadline;
-use polis_qemu::{Config, Fleet};
-use polis_tests::{Story, story};
+use polis_qemu::plug::Port;
+use polis_qemu::{Config, Fleet, Machine};
+use polis_tests::{Story, draws_all, story};
 use prost::Message as _;
 use serde_json::Value;
 
 use crate::fleet::{APPEND, acknowledged_at, checked, of, writes_go_on};
 use crate::newcomer::leaders;
-use crate::update::{bundle, next};
-use crate::world::{World, bootstrap};
+use crate::update::{bundle, next, panicking};
+use crate::world::{BOOT, SOON, World, bootstrap};
 
 const VOTERS: [usize; 3] = [0, 1, 2];
+/// Workers in an ordinary run, and with `--all`.
+const WORKERS: [usize; 2] = [0, 2];
 /// How long all turns may take together.
 const TURNS: Duration = Duration::from_secs(20 * 60);
 
@@ -27,64 +33,58 @@ const TURNS: Duration = Duration::from_secs(20 * 60);
 const LOOK: Duration = Duration::from_secs(2);
 
 /// The stories of this file.
-pub(crate) const STORIES: &[Story] =
-    &[story!(three_voters_take_the_next_version_one_at_a_time_while_all_write)
+pub(crate) const STORIES: &[Story] = &[
+    story!(a_cluster_takes_the_next_version_one_node_at_a_time_while_its_voters_write)
         .cluster()
         .at_most(Duration::from_secs(40 * 60))
-        .takes(500)];
+        .takes(500),
+    story!(an_update_outlives_a_failed_turn_dead_leaders_and_a_power_cut_of_all)
+        .cluster()
+        .at_most(Duration::from_secs(40 * 60))
+        .takes(500)
+        .one_of("cluster_update", 0),
+];
 
-fn three_voters_take_the_next_version_one_at_a_time_while_all_write() -> Result<()> {
+fn a_cluster_takes_the_next_version_one_node_at_a_time_while_its_voters_write() -> Result<()> {
     let world = World::new("cluster_update")?;
     let (next, keys) = (next()?, Keys::generate()?);
-    // Cheaper for a translated machine; `update` shows the product's words.
-    let words = format!("{APPEND} mitigations=off highres=off");
-    let mut configs = Vec::new();
-    for number in VOTERS {
-        let flash = world.path(&format!("flash-{number}"));
-        configs.push(Config {
-            firmware: world.image.uefi(Flash::Plain, &flash, &words)?,
-            disk: Some(world.signed_disk(&format!("disk-{number}.img"), &keys)?),
-            ..world.bare("")
-        });
-    }
-    configs[0].fw_cfg = world.fw_cfg(&bootstrap().encode_to_vec())?;
-    let mut cluster = of(&world, configs)?;
-    cluster.found()?;
-    cluster.admit(&[(1, Part::Voter), (2, Part::Voter)])?;
-    cluster.wait_whole(VOTERS.len())?;
-    writes_go_on(&mut cluster, &VOTERS)?;
+    let machines = VOTERS.len() + WORKERS[usize::from(draws_all())];
+    let mut cluster = raised(&world, &keys, machines)?;
     let (_etcd, leader) = leaders(&cluster)?;
 
     // A plan changes nothing.
-    let file = bundle(&world, "next.update", &next, &keys)?.display().to_string();
+    let file = bundle(&world, "next.update", &next, &keys)?;
+    let size = std::fs::metadata(&file)?.len();
+    let file = file.display().to_string();
     let planned = cluster.operator.run(&["cluster", "update", &file, "--dry-run"])?;
-    ensure!(planned.contains(&format!("3 nodes get version {}", next.version)), "{planned}");
-    ensure!(planned.contains("Nothing was changed"), "{planned}");
+    let whole = format!("{machines} nodes get version {}", next.version);
+    ensure!(planned.contains(&whole) && planned.contains("Nothing was changed"), "{planned}");
 
     // Paused in the first turn: that node goes on, and no other begins.
-    let since = Instant::now();
-    cluster.operator.run(&["--timeout", "5m", "cluster", "update", &file, "--yes"])?;
+    let (links, since) = (cluster.segment.links(), Instant::now());
+    let before = links.bytes_from(Port::Gateway);
+    begin(&cluster, &file)?;
     until(&cluster, "a node has its turn", |update| !named(update, "turn").is_empty())?;
     cluster.operator.run(&["--timeout", "2m", "cluster", "update", "pause"])?;
     let paused = until(&cluster, "the paused update waits for its owner", |update| {
         update["waits_for"].as_str().is_some_and(|what| what.contains("paused"))
     })?;
     let first = named(&paused, "done");
-    ensure!(first.len() == 1 && named(&paused, "waiting").len() == 2, "{paused}");
+    ensure!(first.len() == 1 && named(&paused, "waiting").len() == machines - 1, "{paused}");
     ensure!(first[0] != cluster.nodes[leader].id, "the leader was the first: {paused}");
     eprintln!("{:6.1} s  the first node runs the new version", since.elapsed().as_secs_f64());
     writes_go_on(&mut cluster, &VOTERS)?;
 
     cluster.operator.run(&["--timeout", "2m", "cluster", "update", "resume"])?;
-    let done =
-        until(&cluster, "every node runs the new version", |update| update["state"] == "done")?;
+    let done = finished(&mut cluster, machines)?;
     let end = Instant::now();
+    let bundles = share(links.bytes_from(Port::Gateway) - before, size);
     eprintln!("{:6.1} s  {done}", since.elapsed().as_secs_f64());
-    cluster.wait_whole(VOTERS.len())?;
-    writes_go_on(&mut cluster, &VOTERS)?;
+    eprintln!("from the operator came {bundles:.3} of the bundle of {size} bytes");
+    ensure!(bundles <= 1.1, "the bundle left the operator more than once");
 
     let mut times = Vec::new();
-    for number in VOTERS {
+    for number in 0..machines {
         let machine = cluster.machine(number)?;
         let kept = machine.seen(|event| {
             event.word == "update" && event.is("phase", "commit") && event.is("result", "done")
@@ -93,13 +93,169 @@ fn three_voters_take_the_next_version_one_at_a_time_while_all_write() -> Result<
         let boots = machine.seen(|event| event.word == "boot").len();
         ensure!(boots == 2, "node {} was started {boots} times", number + 1);
         times.extend(acknowledged_at(machine));
+        eprintln!("node {} was away for {:.1?}", number + 1, away(machine)?);
     }
     let gap = longest_gap(times, since, end);
     eprintln!("without an acknowledged write for {gap:.1?}");
-    let summary = checked(&world, VOTERS.len())?;
+
+    // Beside it, a reboot without an update.
+    let last = machines - 1;
+    let id = cluster.nodes[last].id.clone();
+    cluster.operator.run(&["--timeout", "2m", "node", "reboot", &id, "--yes"])?;
+    let machine = cluster.machine(last)?;
+    machine.wait_for("off", SOON, |off| off.is("reason", "reboot"))?;
+    machine.wait_for("ready", BOOT, |_| true)?;
+    eprintln!("node {machines} rebooted in {:.1?}", away(machine)?);
+    cluster.wait_whole(machines)?;
+    writes_go_on(&mut cluster, &VOTERS)?;
+
+    let summary = checked(&world, machines)?;
     eprintln!("{summary:?}");
     ensure!(summary.acknowledged.len() == VOTERS.len(), "not all wrote: {summary:?}");
     Ok(())
+}
+
+fn an_update_outlives_a_failed_turn_dead_leaders_and_a_power_cut_of_all() -> Result<()> {
+    let world = World::new("cluster_update_faults")?;
+    let (next, keys) = (next()?, Keys::generate()?);
+    let machines = VOTERS.len();
+    let mut cluster = raised(&world, &keys, machines)?;
+
+    // A system whose kernel panics: its node is back on the one before, and no other begins.
+    let broken = bundle(&world, "broken.update", &panicking(&world, &next)?, &keys)?;
+    begin(&cluster, &broken.display().to_string())?;
+    let stopped = until(&cluster, "the update stops", |update| update["state"] == "failed")?;
+    eprintln!("{stopped}");
+    let tried = of_one(&cluster, &stopped, "failed")?;
+    ensure!(named(&stopped, "waiting").len() == machines - 1, "{stopped}");
+    for number in VOTERS {
+        let machine = cluster.machine(number)?;
+        let boots = machine.seen(|event| event.word == "boot").len();
+        let back = machine.seen(|event| event.is("phase", "rollback")).len();
+        let expected = if number == tried { (2, 1) } else { (1, 0) };
+        ensure!((boots, back) == expected, "node {}: {boots} starts, {back} back", number + 1);
+    }
+    cluster.wait_whole(machines)?;
+    writes_go_on(&mut cluster, &VOTERS)?;
+    cluster.operator.run(&["--timeout", "2m", "cluster", "update", "abort", "--yes"])?;
+
+    // The leader dies while the first node writes the new system, and while the second starts it.
+    let good = bundle(&world, "good.update", &next, &keys)?;
+    begin(&cluster, &good.display().to_string())?;
+    for (turn, moment) in [Moment::Writes, Moment::Restarts].into_iter().enumerate() {
+        let number = turns(&cluster, turn)?;
+        moment.reached(cluster.machine(number)?)?;
+        let (_etcd, leader) = leaders(&cluster)?;
+        ensure!(leader != number, "the leader had its turn before others");
+        eprintln!("node {} leads and dies: {moment:?} of node {}", leader + 1, number + 1);
+        cluster.cut_power(leader);
+        cluster.boot_again(leader)?;
+    }
+
+    // The power of all goes while the last node writes.
+    let number = turns(&cluster, 2)?;
+    Moment::Writes.reached(cluster.machine(number)?)?;
+    VOTERS.into_iter().for_each(|number| cluster.cut_power(number));
+    eprintln!("all are off while node {} writes", number + 1);
+    for number in VOTERS {
+        cluster.boot(number)?;
+    }
+    eprintln!("{}", finished(&mut cluster, machines)?);
+    for number in VOTERS {
+        let id = cluster.nodes[number].id.clone();
+        let described = cluster.operator.document(&["--timeout", "2m", "node", "describe", &id])?;
+        ensure!(described["slot"] == "B" && described["trial"] != true, "{described}");
+    }
+    let summary = checked(&world, machines)?;
+    eprintln!("{summary:?}");
+    ensure!(summary.acknowledged.len() == machines, "not all wrote: {summary:?}");
+    Ok(())
+}
+
+/// A cluster of three voters and the rest workers, whose disks take bundles of these keys.
+fn raised(world: &World, keys: &Keys, machines: usize) -> Result<Fleet> {
+    // Cheaper for a translated machine; `update` shows the product's words.
+    let words = format!("{APPEND} mitigations=off highres=off");
+    let mut configs = Vec::new();
+    for number in 0..machines {
+        let flash = world.path(&format!("flash-{number}"));
+        configs.push(Config {
+            firmware: world.image.uefi(Flash::Plain, &flash, &words)?,
+            disk: Some(world.signed_disk(&format!("disk-{number}.img"), keys)?),
+            ..world.bare("")
+        });
+    }
+    configs[0].fw_cfg = world.fw_cfg(&bootstrap().encode_to_vec())?;
+    let mut cluster = of(world, configs)?;
+    cluster.found()?;
+    let part = |number| if number < VOTERS.len() { Part::Voter } else { Part::Worker };
+    let others: Vec<_> = (1..machines).map(|number| (number, part(number))).collect();
+    cluster.admit(&others)?;
+    cluster.wait_whole(machines)?;
+    writes_go_on(&mut cluster, &VOTERS)?;
+    Ok(cluster)
+}
+
+fn begin(cluster: &Fleet, bundle: &str) -> Result<()> {
+    cluster.operator.run(&["--timeout", "5m", "cluster", "update", bundle, "--yes"])?;
+    Ok(())
+}
+
+/// Waits until the update is done and all is well.
+fn finished(cluster: &mut Fleet, machines: usize) -> Result<Value> {
+    let done =
+        until(cluster, "every node runs the new version", |update| update["state"] == "done")?;
+    cluster.wait_whole(machines)?;
+    writes_go_on(cluster, &VOTERS)?;
+    Ok(done)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "it is printed")]
+fn share(bytes: u64, of: u64) -> f64 {
+    bytes as f64 / of as f64
+}
+
+/// How long a machine was away at its last restart: from its end to ready.
+fn away(machine: &Machine) -> Result<Duration> {
+    let last = |word: &str| machine.seen(|event| event.word == word).last().map(|event| event.at);
+    let (off, ready) = (last("off").context("no end")?, last("ready").context("not ready")?);
+    Ok(ready.saturating_sub(off))
+}
+
+/// A moment of a node's turn.
+#[derive(Clone, Copy, Debug)]
+enum Moment {
+    /// It writes the new system to its disk.
+    Writes,
+    /// It restarts.
+    Restarts,
+}
+
+impl Moment {
+    fn reached(self, machine: &mut Machine) -> Result<()> {
+        match self {
+            Self::Writes => machine.wait_for("update", SOON, |event| {
+                event.is("phase", "write") && event.is("result", "started")
+            })?,
+            Self::Restarts => machine.wait_for("off", SOON, |off| off.is("reason", "reboot"))?,
+        };
+        Ok(())
+    }
+}
+
+/// Waits until `done` nodes run the new version and another has its turn: which.
+fn turns(cluster: &Fleet, done: usize) -> Result<usize> {
+    let update = until(cluster, "the next node has its turn", |update| {
+        named(update, "done").len() == done && named(update, "turn").len() == 1
+    })?;
+    of_one(cluster, &update, "turn")
+}
+
+/// The number of the only node whose step is in this state.
+fn of_one(cluster: &Fleet, update: &Value, state: &str) -> Result<usize> {
+    let [id] = &named(update, state)[..] else { bail!("not one node is {state}: {update}") };
+    let number = cluster.nodes.iter().position(|node| node.id == *id);
+    number.with_context(|| format!("{id} is no node of the story"))
 }
 
 /// The nodes whose step is in this state.

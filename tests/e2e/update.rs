@@ -165,7 +165,7 @@ fn foreign(world: &World, bundle: &Path) -> Result<PathBuf> {
 }
 
 /// The image with a kernel that panics before `init`, so it gets no system worth sending.
-fn panicking(world: &World, image: &Manifest) -> Result<Manifest> {
+pub(crate) fn panicking(world: &World, image: &Manifest) -> Result<Manifest> {
     let mut kernel = fs::read(image.path(&image.uki))?;
     let place = memmem::find(&kernel, WORDS).context("the command line has other words")?;
     ensure!(WORDS.len() == PANICS.len(), "the words have another length");
