@@ -15,7 +15,8 @@
 //!
 //! Invariants:
 //! - A node that does not answer delays the others for at most [`ANSWER`].
-//! - A value that was not learned in the last round is not shown.
+//! - A value that was not learned in the last round is not shown; but for the connections of
+//!   etcd, of which one that ends while both nodes answer shows after [`CONNECTIONS_MAX`].
 //!
 //! What this module does not do: decide anything. `consensus::Members` decides
 //! whether a cluster goes on without a member.
