@@ -18,6 +18,9 @@ use crate::harness::{Machine, Node, eventually};
 /// a call waits.
 const LEADERS: usize = 3;
 
+/// Of a curator that leads.
+const LEASE: Duration = polis_control::curator::leader::LEASE;
+
 /// Takes a machine out of the cluster of `through`.
 async fn evict(through: &Node, machine: &Machine) -> Result<(), MembersError> {
     let id = machine.key.id();
@@ -89,33 +92,69 @@ pub(crate) const STORIES: &[Story] = &[
     story!(threads a_member_that_boots_without_a_quorum_names_the_voter_that_it_needs).takes(10),
     story!(threads three_members_grow_restart_and_shrink).takes(30),
     story!(threads a_write_that_a_leader_took_with_it_ends_once_there_is_another).takes(25),
+    story!(threads a_lease_is_kept_while_the_leader_stops_and_another_follows).takes(40),
 ];
+
+/// Three voters.
+async fn voters(machines: &[Machine; 3]) -> [Node; 3] {
+    let first = machines[0].start(Start::Bootstrap);
+    first.voter().await;
+    let second = add(&first, &machines[1], 2).await;
+    let third = add(&first, &machines[2], 3).await;
+    [first, second, third]
+}
+
+/// The node whose member leads, and one whose member follows.
+async fn led(nodes: &[Node; 3]) -> (&Node, &Node) {
+    for node in nodes {
+        node.voter_of(3).await;
+    }
+    // An election may go on behind the end of the last one.
+    let mut etcd = nodes[0].etcd().await;
+    let id = loop {
+        match etcd.status().await.unwrap().leader() {
+            0 => tokio::time::sleep(Duration::from_millis(50)).await,
+            id => break id,
+        }
+    };
+    let leads = |node: &&Node| node.status.borrow().member.is_some_and(|member| member.0 == id);
+    let leader = nodes.iter().find(leads).unwrap();
+    (leader, nodes.iter().find(|node| !leads(node)).unwrap())
+}
+
+async fn a_lease_is_kept_while_the_leader_stops_and_another_follows() {
+    use rustix::process::{Signal, kill_process};
+
+    let machines = [Machine::new(), Machine::new(), Machine::new()];
+    let nodes = voters(&machines).await;
+    let (leader, follower) = led(&nodes).await;
+    let client = follower.voter().await.voter().unwrap().user(User::Curator);
+    let lease = client.lease(LEASE).await.unwrap();
+    client.put("alive", "1", Some(&lease)).await.unwrap();
+    // It takes what it is sent, and answers nothing.
+    let pid = leader.pid();
+    let stopped = async {
+        tokio::time::sleep(LEASE / 2).await;
+        kill_process(pid, Signal::STOP).unwrap();
+    };
+    let kept = tokio::time::timeout(4 * LEASE, client.keep(&lease));
+    let (kept, ()) = tokio::join!(kept, stopped);
+    assert!(kept.is_err(), "the lease was lost: {kept:?}");
+    assert_eq!(client.get("alive").await.unwrap().unwrap().lease, lease.id());
+    kill_process(pid, Signal::CONT).unwrap();
+    for node in nodes {
+        node.stop().await;
+    }
+}
 
 async fn a_write_that_a_leader_took_with_it_ends_once_there_is_another() {
     use rustix::process::{Signal, kill_process};
 
     let machines = [Machine::new(), Machine::new(), Machine::new()];
-    let first = machines[0].start(Start::Bootstrap);
-    first.voter().await;
-    let second = add(&first, &machines[1], 2).await;
-    let third = add(&first, &machines[2], 3).await;
-    let nodes = [first, second, third];
+    let nodes = voters(&machines).await;
     let mut ended = Vec::new();
     for attempt in 0..LEADERS {
-        for node in &nodes {
-            node.voter_of(3).await;
-        }
-        // An election may go on behind the end of the last one.
-        let mut etcd = nodes[0].etcd().await;
-        let id = loop {
-            match etcd.status().await.unwrap().leader() {
-                0 => tokio::time::sleep(Duration::from_millis(50)).await,
-                id => break id,
-            }
-        };
-        let leads = |node: &&Node| node.status.borrow().member.is_some_and(|member| member.0 == id);
-        let leader = nodes.iter().find(leads).unwrap();
-        let follower = nodes.iter().find(|node| !leads(node)).unwrap();
+        let (leader, follower) = led(&nodes).await;
         let client = follower.voter().await.voter().unwrap().user(User::Curator);
         client.put("before", "there", None).await.unwrap();
         // It takes what it is sent, and answers nothing.

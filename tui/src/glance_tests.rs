@@ -70,6 +70,16 @@ fn what_a_new_leader_does_not_know_yet_is_not_said_to_be_well() {
 }
 
 #[test]
+fn while_etcd_does_not_know_whether_a_voter_answers_nothing_is_said_to_be_well() {
+    let mut snapshot = samples::ordinary();
+    let members = &mut snapshot.etcd.as_mut().unwrap().members;
+    members.iter_mut().find(|member| !member.own).unwrap().answers = None;
+    let (mark, said) = Page::Cluster.answer(&snapshot).unwrap();
+    assert_eq!(mark, crate::theme::Mark::Attention, "{said}");
+    assert_eq!(said, "3 nodes; the connections to the other voters are not known yet.");
+}
+
+#[test]
 fn etcd_s_own_view_of_a_dead_member_counts_at_once() {
     for mut snapshot in [after_a_change_of_leader(), samples::ordinary()] {
         let etcd = snapshot.etcd.as_mut().unwrap();

@@ -119,13 +119,31 @@ fn unreachable(snapshot: &Snapshot) -> BTreeSet<&str> {
     silent.map(|member| member.name.as_str()).collect()
 }
 
+/// Whether this node's own member of etcd does not know yet if another voter answers: it has
+/// just begun to vote, or has lost its leader. The leader of the curators misses no heartbeat
+/// of a dead node that early.
+fn is_asking(snapshot: &Snapshot) -> bool {
+    let members = snapshot.etcd.iter().flat_map(|etcd| &etcd.members);
+    let voters = members.filter(|member| member.standing == MemberStatus::Voter);
+    let (own, others): (Vec<_>, Vec<_>) = voters.partition(|member| member.own);
+    !own.is_empty() && others.iter().any(|member| member.answers.is_none())
+}
+
+/// The headline while it asks.
+fn unsure(known: &Nodes) -> String {
+    let members = known.nodes.iter().filter(|node| node.state == NodeState::Up).count() as u64;
+    format!("{}; the connections to the other voters are not known yet.", plural(members, "node"))
+}
+
 /// Whether a member of etcd reaches other members than before.
 pub(crate) fn reaches_anew(old: &Snapshot, new: &Snapshot) -> bool {
     let members = |snapshot: &'_ Snapshot| {
         let members = snapshot.etcd.iter().flat_map(|etcd| &etcd.members);
         members.map(|member| (member.id, member.reaches.clone())).collect::<Vec<_>>()
     };
-    unreachable(old) != unreachable(new) || members(old) != members(new)
+    unreachable(old) != unreachable(new)
+        || is_asking(old) != is_asking(new)
+        || members(old) != members(new)
 }
 
 /// The state of a node, as the mark, the word and the next step of a person.
@@ -150,7 +168,13 @@ fn standing(node: &Node, unreachable: &BTreeSet<&str>) -> (Mark, &'static str) {
 
 pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     match &snapshot.nodes {
-        Some(known) if !known.nodes.is_empty() => classify(known, &unreachable(snapshot)),
+        Some(known) if !known.nodes.is_empty() => {
+            let (mark, text) = classify(known, &unreachable(snapshot));
+            match mark {
+                Mark::Good if is_asking(snapshot) => (Mark::Attention, unsure(known)),
+                _ => (mark, text),
+            }
+        }
         _ => (Mark::Idle, alone(snapshot).to_owned()),
     }
 }

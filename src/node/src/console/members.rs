@@ -143,9 +143,10 @@ impl Service {
             let Some(new) = ctx.until_cancelled(Box::pin(round)).await else { return Ok(()) };
             publish(&learned, new);
             let outdated = outdated(&mut self.consensus, &status);
-            match ctx.until_cancelled(outdated).await {
-                Some(closed) => closed?,
-                None => return Ok(()),
+            let Some(leader_lost) = ctx.until_cancelled(outdated).await else { return Ok(()) };
+            if leader_lost? {
+                kept.connections = None;
+                forget_connections(&learned);
             }
         }
     }
@@ -258,17 +259,29 @@ fn publish(learned: &watch::Sender<Learned>, new: Learned) {
     });
 }
 
-/// Waits until the result of `asked` is too old to show, or is incomplete.
-async fn outdated(consensus: &mut watch::Receiver<Status>, asked: &Status) -> Result<(), Closed> {
+/// Whom etcd was connected to is not known any more.
+fn forget_connections(learned: &watch::Sender<Learned>) {
+    learned.send_if_modified(|learned| {
+        let known = learned.values_mut().filter_map(|probed| probed.connected.take());
+        known.count() > 0
+    });
+}
+
+/// Waits until the result of `asked` is too old to show, or is incomplete; returns whether
+/// etcd has lost the leader that it had then. A member has died or was cut off, most likely,
+/// and the connections that were known before say nothing of that.
+async fn outdated(consensus: &mut watch::Receiver<Status>, asked: &Status) -> Result<bool, Closed> {
     let learning = asked.members.iter().any(|member| member.learner);
     let pace = if learning { PACE_LEARNING } else { PACE };
-    let other =
-        |status: &Status| (status.standing, &status.members) != (asked.standing, &asked.members);
+    let lost = |status: &Status| asked.leader.is_some() && status.leader != asked.leader;
+    let other = |status: &Status| {
+        (status.standing, &status.members) != (asked.standing, &asked.members) || lost(status)
+    };
     tokio::select! {
-        () = sleep(pace) => Ok(()),
+        () = sleep(pace) => Ok(false),
         // Cancel-safe: waits for an event value.
         other = consensus.wait_for(other) => match other {
-            Ok(_status) => Ok(()),
+            Ok(status) => Ok(lost(&status)),
             Err(_closed) => Err(Closed("the etcd member")),
         },
     }
@@ -400,5 +413,23 @@ mod tests {
         assert_eq!(begun.elapsed(), PACE);
         outdated(&mut consensus, &four).await.unwrap();
         assert_eq!(begun.elapsed(), PACE + PACE_LEARNING);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lost_leader_makes_the_connections_unknown_and_a_new_one_does_not() {
+        let led =
+            |leader: Option<u64>| Status { leader: leader.map(MemberId), ..Status::default() };
+        let status = watch::Sender::new(led(Some(1)));
+        let mut consensus = status.subscribe();
+        status.send_replace(led(None));
+        assert!(outdated(&mut consensus, &led(Some(1))).await.unwrap());
+        status.send_replace(led(Some(2)));
+        assert!(outdated(&mut consensus, &led(Some(1))).await.unwrap());
+        assert!(!outdated(&mut consensus, &led(None)).await.unwrap());
+
+        let connected = Probed { connected: Some(true), reported: None };
+        let learned = watch::Sender::new(Learned::from([(MemberId(1), connected)]));
+        forget_connections(&learned);
+        assert_eq!(learned.borrow()[&MemberId(1)].connected, None);
     }
 }

@@ -72,10 +72,14 @@ impl Client {
     /// Keeps a lease for as long as it is polled; ends when the lease is lost, and at the
     /// latest when it may be lost: a time to live after the last request that was answered.
     /// Until then, it makes a broken connection again.
+    ///
+    /// A member passes such a request on to the leader of etcd, and waits for one that has just
+    /// died for seconds. So a request that is not answered soon is made again, beside the first:
+    /// the lease outlives an election, which renews it, too.
     pub async fn keep(&self, lease: &Lease) -> Error {
         let mut ends = Instant::now() + lease.ttl;
         loop {
-            let error = self.keep_while_connected(lease, &mut ends).await;
+            let Err(error) = self.keep_while_connected(lease, &mut ends).await else { continue };
             if !matches!(error, Error::Unreachable { .. }) || Instant::now() + KEEP_RETRY >= ends {
                 return error;
             }
@@ -83,31 +87,58 @@ impl Client {
         }
     }
 
-    async fn keep_while_connected(&self, lease: &Lease, ends: &mut Instant) -> Error {
+    /// Ends without an error where another connection was answered before this one.
+    async fn keep_while_connected(&self, lease: &Lease, ends: &mut Instant) -> Result<(), Error> {
         let broken = |source| Error::new(KEEP, source);
         let late = |_elapsed| Error::Timeout { what: KEEP };
         let mut leases = self.etcd.lease_client();
-        let begun = tokio::time::timeout_at(*ends, leases.keep_alive(lease.id)).await;
-        let (mut keeper, mut answers) = match begun.map_err(late) {
-            Ok(Ok(streams)) => streams,
-            Ok(Err(source)) => return broken(source),
-            Err(late) => return late,
+        let begun = tokio::select! {
+            // Cancel-safe, all: a renewal may be repeated.
+            begun = tokio::time::timeout_at(*ends, leases.keep_alive(lease.id)) => begun,
+            asked = self.renew_beside(lease) => {
+                *ends = asked + lease.ttl;
+                return Ok(());
+            }
         };
+        let (mut keeper, mut answers) = begun.map_err(late)?.map_err(broken)?;
         loop {
             let asked = Instant::now();
-            let answer = tokio::time::timeout_at(*ends, async {
+            let answered = async {
                 keeper.keep_alive().await?;
                 answers.message().await
-            });
-            match answer.await.map_err(late) {
-                Ok(Ok(Some(answer))) if answer.ttl() > 0 => *ends = asked + lease.ttl,
+            };
+            let answer = tokio::select! {
+                // Cancel-safe, all: a renewal may be repeated.
+                answer = tokio::time::timeout_at(*ends, answered) => answer,
+                asked = self.renew_beside(lease) => {
+                    *ends = asked + lease.ttl;
+                    return Ok(());
+                }
+            };
+            match answer.map_err(late)?.map_err(broken)? {
+                Some(answer) if answer.ttl() > 0 => *ends = asked + lease.ttl,
                 // A time to live of zero: etcd does not know the lease any more.
-                Ok(Ok(_)) => return Error::Ended { what: "the lease" },
-                Ok(Err(source)) => return broken(source),
-                Err(late) => return late,
+                Some(_) | None => return Err(Error::Ended { what: "the lease" }),
             }
             // Three chances before the lease ends.
             tokio::time::sleep(lease.ttl / 3).await;
+        }
+    }
+
+    /// Renews a lease on connections of its own, which each have a sixth of its life, from that
+    /// time on; returns when the one that was answered was asked.
+    async fn renew_beside(&self, lease: &Lease) -> Instant {
+        let chance = lease.ttl / 6;
+        tokio::time::sleep(chance).await;
+        loop {
+            let asked = Instant::now();
+            // The first answer says that the lease lives, or is an error.
+            let mut leases = self.etcd.lease_client();
+            match tokio::time::timeout(chance, leases.keep_alive(lease.id)).await {
+                Ok(Ok(_streams)) => return asked,
+                Ok(Err(_)) => tokio::time::sleep(KEEP_RETRY).await,
+                Err(_elapsed) => {}
+            }
         }
     }
 
