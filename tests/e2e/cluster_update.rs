@@ -64,6 +64,7 @@ fn a_cluster_takes_the_next_version_one_node_at_a_time_while_its_voters_write() 
     let (links, since) = (cluster.segment.links(), Instant::now());
     let before = links.bytes_from(Port::Gateway);
     begin(&cluster, &file)?;
+    let begun = links.bytes_from(Port::Gateway);
     until(&cluster, "a node has its turn", |update| !named(update, "turn").is_empty())?;
     cluster.operator.run(&["--timeout", "2m", "cluster", "update", "pause"])?;
     let paused = until(&cluster, "the paused update waits for its owner", |update| {
@@ -78,10 +79,12 @@ fn a_cluster_takes_the_next_version_one_node_at_a_time_while_its_voters_write() 
     cluster.operator.run(&["--timeout", "2m", "cluster", "update", "resume"])?;
     let done = finished(&mut cluster, machines)?;
     let end = Instant::now();
-    let bundles = share(links.bytes_from(Port::Gateway) - before, size);
+    let (sent, later) = (begun - before, links.bytes_from(Port::Gateway) - begun);
+    let (sent, later) = (share(sent, size), share(later, size));
     eprintln!("{:6.1} s  {done}", since.elapsed().as_secs_f64());
-    eprintln!("from the operator came {bundles:.3} of the bundle of {size} bytes");
-    ensure!(bundles <= 1.1, "the bundle left the operator more than once");
+    eprintln!("of the bundle of {size} bytes {sent:.3} came from the operator, later {later:.3}");
+    // What comes later are the story's own questions, more of them on a slow host.
+    ensure!(sent <= 1.1 && later < 0.5, "the bundle left the operator more than once");
 
     let mut times = Vec::new();
     for number in 0..machines {
