@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use polis_image::signing::Keys;
 use polis_qemu::fleet::Part;
 use polis_qemu::history::longest_gap;
-use polis_qemu::image::Flash;
+use polis_qemu::image::{CHEAP, Flash};
 use polis_qemu::patience::Deadline;
 use polis_qemu::plug::Port;
 use polis_qemu::{Config, Fleet, Machine};
@@ -83,7 +83,7 @@ fn a_cluster_takes_the_next_version_one_node_at_a_time_while_its_voters_write() 
     let (sent, later) = (share(sent, size), share(later, size));
     eprintln!("{:6.1} s  {done}", since.elapsed().as_secs_f64());
     eprintln!("of the bundle of {size} bytes {sent:.3} came from the operator, later {later:.3}");
-    // What comes later are the story's own questions, more of them on a slow host.
+    // The story's own questions follow, more of them on a slow host.
     ensure!(sent <= 1.1 && later < 0.5, "the bundle left the operator more than once");
 
     let mut times = Vec::new();
@@ -178,7 +178,7 @@ fn an_update_outlives_a_failed_turn_dead_leaders_and_a_power_cut_of_all() -> Res
 /// A cluster of three voters and the rest workers, whose disks take bundles of these keys.
 fn raised(world: &World, keys: &Keys, machines: usize) -> Result<Fleet> {
     // Cheaper for a translated machine; `update` shows the product's words.
-    let words = format!("{APPEND} mitigations=off highres=off");
+    let words = format!("{APPEND} {CHEAP}");
     let mut configs = Vec::new();
     for number in 0..machines {
         let flash = world.path(&format!("flash-{number}"));

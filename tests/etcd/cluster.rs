@@ -18,7 +18,7 @@ use crate::harness::{Machine, Node, eventually};
 /// a call waits.
 const LEADERS: usize = 3;
 
-/// Of a curator that leads.
+/// The lease of a leading curator.
 const LEASE: Duration = polis_control::curator::leader::LEASE;
 
 /// Takes a machine out of the cluster of `through`.

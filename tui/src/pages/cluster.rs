@@ -120,8 +120,8 @@ fn unreachable(snapshot: &Snapshot) -> BTreeSet<&str> {
 }
 
 /// Whether this node's own member of etcd does not know yet if another voter answers: it has
-/// just begun to vote, or has lost its leader. The leader of the curators misses no heartbeat
-/// of a dead node that early.
+/// just begun to vote, or has lost its leader. The leading curator notices the missing heartbeats
+/// of a dead node later.
 fn is_asking(snapshot: &Snapshot) -> bool {
     let members = snapshot.etcd.iter().flat_map(|etcd| &etcd.members);
     let voters = members.filter(|member| member.standing == MemberStatus::Voter);

@@ -259,7 +259,7 @@ fn publish(learned: &watch::Sender<Learned>, new: Learned) {
     });
 }
 
-/// Whom etcd was connected to is not known any more.
+/// Makes the connections of etcd unknown.
 fn forget_connections(learned: &watch::Sender<Learned>) {
     learned.send_if_modified(|learned| {
         let known = learned.values_mut().filter_map(|probed| probed.connected.take());
@@ -269,7 +269,7 @@ fn forget_connections(learned: &watch::Sender<Learned>) {
 
 /// Waits until the result of `asked` is too old to show, or is incomplete; returns whether
 /// etcd has lost the leader that it had then. A member has died or was cut off, most likely,
-/// and the connections that were known before say nothing of that.
+/// and the connections from before that do not show it.
 async fn outdated(consensus: &mut watch::Receiver<Status>, asked: &Status) -> Result<bool, Closed> {
     let learning = asked.members.iter().any(|member| member.learner);
     let pace = if learning { PACE_LEARNING } else { PACE };
