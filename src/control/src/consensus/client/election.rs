@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use etcd_client::{LeaderKey, ProclaimOptions, ResignOptions};
 use tokio::time::Instant;
+use tokio::time::error::Elapsed;
 
 use super::{Client, Error, call};
 
@@ -92,14 +93,8 @@ impl Client {
         let broken = |source| Error::new(KEEP, source);
         let late = |_elapsed| Error::Timeout { what: KEEP };
         let mut leases = self.etcd.lease_client();
-        let begun = tokio::select! {
-            // Cancel-safe, all: a renewal may be repeated.
-            begun = tokio::time::timeout_at(*ends, leases.keep_alive(lease.id)) => begun,
-            asked = self.renew_beside(lease) => {
-                *ends = asked + lease.ttl;
-                return Ok(());
-            }
-        };
+        let begun = self.or_beside(lease, ends, leases.keep_alive(lease.id)).await;
+        let Some(begun) = begun else { return Ok(()) };
         let (mut keeper, mut answers) = begun.map_err(late)?.map_err(broken)?;
         loop {
             let asked = Instant::now();
@@ -107,14 +102,7 @@ impl Client {
                 keeper.keep_alive().await?;
                 answers.message().await
             };
-            let answer = tokio::select! {
-                // Cancel-safe, all: a renewal may be repeated.
-                answer = tokio::time::timeout_at(*ends, answered) => answer,
-                asked = self.renew_beside(lease) => {
-                    *ends = asked + lease.ttl;
-                    return Ok(());
-                }
-            };
+            let Some(answer) = self.or_beside(lease, ends, answered).await else { return Ok(()) };
             match answer.map_err(late)?.map_err(broken)? {
                 Some(answer) if answer.ttl() > 0 => *ends = asked + lease.ttl,
                 // A time to live of zero: etcd does not know the lease any more.
@@ -122,6 +110,24 @@ impl Client {
             }
             // Three chances before the lease ends.
             tokio::time::sleep(lease.ttl / 3).await;
+        }
+    }
+
+    /// Waits for `answer` until the lease ends. `None` where another connection was answered
+    /// before: the lease then lives on from that.
+    async fn or_beside<T>(
+        &self,
+        lease: &Lease,
+        ends: &mut Instant,
+        answer: impl Future<Output = T>,
+    ) -> Option<Result<T, Elapsed>> {
+        tokio::select! {
+            // Cancel-safe, both: a renewal may be repeated.
+            answer = tokio::time::timeout_at(*ends, answer) => Some(answer),
+            asked = self.renew_beside(lease) => {
+                *ends = asked + lease.ttl;
+                None
+            }
         }
     }
 
