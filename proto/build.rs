@@ -6,7 +6,7 @@ use std::{env, fs};
 use prost::Message;
 
 /// Every file of the API; each imports nothing outside this folder.
-const FILES: [&str; 12] = [
+const FILES: [&str; 13] = [
     "polis/v1/aaa.proto",
     "polis/v1/access.proto",
     "polis/v1/audit.proto",
@@ -16,6 +16,7 @@ const FILES: [&str; 12] = [
     "polis/v1/node.proto",
     "polis/v1/node_management.proto",
     "polis/v1/parameters.proto",
+    "polis/v1/pki.proto",
     "polis/v1/registry.proto",
     "polis/v1/sealed.proto",
     "polis/v1/update.proto",

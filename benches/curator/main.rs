@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use polis_wire::pki::Authorities;
 use polis_wire::rpc::Credentials;
 use polis_wire::rpc::client::{Connection, Expect, Trust, dial};
 use serde::{Deserialize, Serialize};
@@ -47,7 +48,7 @@ impl Caller {
         Credentials {
             certificate: self.certificate.clone(),
             key: Arc::new(Zeroizing::new(self.key.clone())),
-            authority: Some(authority.to_vec()),
+            authorities: Some(Authorities::sole(authority.to_vec()).into()),
         }
     }
 }
@@ -56,7 +57,7 @@ impl Callers {
     /// A connection of this caller to the curator.
     async fn connect(&self, caller: &Caller) -> Result<Connection> {
         let (host, port) = self.address.rsplit_once(':').context("not an address")?;
-        let trust = Trust::Authority(self.authority.clone());
+        let trust = Trust::in_one(self.authority.clone());
         let credentials = caller.credentials(&self.authority);
         let port = port.parse().context("not a port")?;
         // The server refuses newcomers while it is busy with others.

@@ -1,6 +1,8 @@
 //! The update of a whole cluster: all nodes take the next version one at a time, while every
 //! voter writes.
 //!
+//! At the end the same cluster rotates its authorities (`rotation`).
+//!
 //! In an ordinary run the cluster has three voters; with `--all` two workers, too, and another
 //! cluster is updated through a system that fails, two dead leaders, and a power cut of all.
 
@@ -20,6 +22,7 @@ use serde_json::Value;
 
 use crate::fleet::{APPEND, acknowledged_at, checked, of, writes_go_on};
 use crate::newcomer::leaders;
+use crate::rotation::rotates;
 use crate::update::{bundle, next, panicking};
 use crate::world::{BOOT, SOON, World, bootstrap};
 
@@ -111,6 +114,9 @@ fn a_cluster_takes_the_next_version_one_node_at_a_time_while_its_voters_write() 
     eprintln!("node {machines} rebooted in {:.1?}", away(machine)?);
     cluster.wait_whole(machines)?;
     writes_go_on(&mut cluster, &VOTERS)?;
+
+    let gap = rotates(&mut cluster, &VOTERS)?;
+    eprintln!("in the rotation, without an acknowledged write for {gap:.1?}");
 
     let summary = checked(&world, machines)?;
     eprintln!("{summary:?}");

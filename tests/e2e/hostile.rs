@@ -152,7 +152,8 @@ impl Victim {
     /// A connection on which only the identities of both sides were exchanged.
     async fn tls(&self, port: u16) -> Result<TlsStream<TcpStream>> {
         let mut roots = rustls::RootCertStore::empty();
-        roots.add(self.credentials.authority.clone().context("no CA")?.into())?;
+        let known = self.credentials.authorities.as_ref().context("no CA")?;
+        roots.add(known.signing.clone().into())?;
         let key = PrivateKeyDer::Pkcs8(self.credentials.key.to_vec().into());
         let mut config = rustls::ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])?
@@ -167,7 +168,7 @@ impl Victim {
 
     async fn channel(&self, port: u16) -> Result<Channel> {
         let (host, port) = self.address(port).split_once(':').context("no port")?;
-        let trust = Trust::Authority(self.credentials.authority.clone().context("no CA")?);
+        let trust = Trust::Cluster(self.credentials.authorities.clone().context("no CA")?);
         let own = Some(&self.credentials);
         Ok(dial(host, port.parse()?, Expect::AnyNode, &trust, own).await?.channel)
     }

@@ -35,6 +35,7 @@ mod product;
 mod recorded;
 mod replaced;
 mod restart;
+mod rotation;
 mod secure_boot;
 mod segment;
 mod stolen;
@@ -80,6 +81,7 @@ const FILES: &[&[Story]] = &[
     recorded::STORIES,
     replaced::STORIES,
     restart::STORIES,
+    rotation::STORIES,
     secure_boot::STORIES,
     segment::STORIES,
     storage_faults::STORIES,

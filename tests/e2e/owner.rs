@@ -88,7 +88,7 @@ impl Owner {
         Ok(Credentials {
             certificate: der("certificate.pem")?,
             key: pki::key_der(&SigningKey::from_bytes(&SECRET)).into(),
-            authority: Some(der("ca.pem")?),
+            authorities: Some(pki::Authorities::sole(der("ca.pem")?).into()),
         })
     }
 

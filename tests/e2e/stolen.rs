@@ -12,7 +12,7 @@ use polis_proto::v1;
 use polis_proto::v1::curator_local_client::CuratorLocalClient;
 use polis_proto::v1::node_management_client::NodeManagementClient;
 use polis_wire::identity::{NodeId, NodeKey};
-use polis_wire::pki::{CURATOR_NAME, ETCD_PEER_NAME};
+use polis_wire::pki::{Authorities, CURATOR_NAME, ETCD_PEER_NAME};
 use polis_wire::rpc::Credentials;
 use polis_wire::rpc::client::{Expect, Trust, dial};
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, pem::PemObject as _};
@@ -94,7 +94,11 @@ impl Stolen {
         let (above, above_peer) = (issuer(&signed)?, issuer(&peer)?);
         let authority = last("CA", &|found| found.subject().to_string() == above)?;
         let peers = last("CA of the peers", &|found| found.subject().to_string() == above_peer)?;
-        let node = Credentials { certificate: signed, key, authority: Some(authority) };
+        let node = Credentials {
+            certificate: signed,
+            key,
+            authorities: Some(Authorities::sole(authority).into()),
+        };
         Ok(Self { node, peer, peers })
     }
 
@@ -102,8 +106,7 @@ impl Stolen {
     /// former credentials, at these ports of this host.
     pub(crate) async fn is_taken(&self, ports: [u16; 3], node: &str) -> Result<[bool; 3]> {
         let [curator, management, etcd] = ports;
-        let authority = self.node.authority.clone().context("no CA")?;
-        let trust = Trust::Authority(authority);
+        let trust = Trust::Cluster(self.node.authorities.clone().context("no CA")?);
         let ask = async |port: u16, curator: bool| {
             let dialled = dial("127.0.0.1", port, Expect::AnyNode, &trust, Some(&self.node)).await;
             let channel = match dialled {

@@ -96,7 +96,7 @@ pub(crate) const STORIES: &[Story] = &[
 ];
 
 /// Three voters.
-async fn voters(machines: &[Machine; 3]) -> [Node; 3] {
+pub(crate) async fn voters(machines: &[Machine; 3]) -> [Node; 3] {
     let first = machines[0].start(Start::Bootstrap);
     first.voter().await;
     let second = add(&first, &machines[1], 2).await;
@@ -105,7 +105,7 @@ async fn voters(machines: &[Machine; 3]) -> [Node; 3] {
 }
 
 /// The node whose member leads, and one whose member follows.
-async fn led(nodes: &[Node; 3]) -> (&Node, &Node) {
+pub(crate) async fn led(nodes: &[Node; 3]) -> (&Node, &Node) {
     for node in nodes {
         node.voter_of(3).await;
     }

@@ -168,7 +168,7 @@ async fn ownership_is_taken_only_of_the_cluster_that_was_compared_and_by_its_key
 
     // A call without a certificate is refused, and the message names what it needs.
     let address = curator.address;
-    let trust = Trust::Authority(cluster.authority.clone());
+    let trust = Trust::in_one(cluster.authority.clone());
     let host = address.ip().to_string();
     let connection = dial(&host, address.port(), Expect::AnyNode, &trust, None).await.unwrap();
     let refused = ManagementClient::new(connection.channel)

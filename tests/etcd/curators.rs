@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use polis_control::consensus::client::{Client, User};
-use polis_control::consensus::{Invitation, Member, MemberId, PEER_PORT, Peer, Start};
+use polis_control::consensus::{Invitation, PEER_PORT, Peer, Start};
 use polis_control::curator::{self, Founding, Store};
 use polis_machine::{network, time};
 use polis_proto::v1;
 use polis_runtime::supervisor::Supervisor;
 use polis_wire::identity::{NodeId, NodeKey};
+use polis_wire::pki::Authorities;
 use polis_wire::pki::Host;
 use polis_wire::rpc::client::{Candidate, Patience};
 use polis_wire::rpc::{self, AccessList, Credentials, Limits, Listen, Metrics, Table};
@@ -26,7 +27,7 @@ pub(crate) fn self_signed(key: &NodeKey) -> Credentials {
     let mut params = rcgen::CertificateParams::default();
     params.distinguished_name.push(rcgen::DnType::CommonName, "proof of a key");
     let certificate = params.self_signed(&pair).unwrap().der().to_vec();
-    Credentials { certificate, key: secret(key), authority: None }
+    Credentials { certificate, key: secret(key), authorities: None }
 }
 
 fn secret(key: &NodeKey) -> Arc<zeroize::Zeroizing<Vec<u8>>> {
@@ -35,7 +36,8 @@ fn secret(key: &NodeKey) -> Arc<zeroize::Zeroizing<Vec<u8>>> {
 
 /// The credentials of a caller that the cluster's CA has signed.
 pub(crate) fn credentials(key: &NodeKey, certificate: Vec<u8>, authority: Vec<u8>) -> Credentials {
-    Credentials { certificate, key: secret(key), authority: Some(authority) }
+    let authorities = Some(Authorities::sole(authority).into());
+    Credentials { certificate, key: secret(key), authorities }
 }
 
 /// A curator that runs beside a member.
@@ -168,7 +170,8 @@ impl Cluster {
 
     /// A client of the leader, with these credentials.
     pub(crate) fn client(&self, of: &[&Curator], credentials: Credentials) -> rpc::client::Client {
-        let credentials = Credentials { authority: Some(self.authority.clone()), ..credentials };
+        let authorities = Some(Authorities::sole(self.authority.clone()).into());
+        let credentials = Credentials { authorities, ..credentials };
         let candidates = of.iter().map(|curator| curator.candidate()).collect();
         let patience = Patience { attempt: Duration::from_secs(3), total: Duration::from_secs(60) };
         rpc::client::Client::fixed(candidates, credentials, patience)
@@ -214,23 +217,7 @@ impl BootstrapNode {
 
 /// The answer to `JoinConsensus` as a node takes it.
 pub(crate) fn invitation(answer: v1::JoinConsensusResponse, own: &Machine) -> Start {
-    let member = |peer: &v1::join_consensus_response::Peer| Member {
-        id: MemberId(0),
-        // As etcd reports it: the new one has no name yet.
-        name: match peer.node_id == own.name() {
-            true => String::new(),
-            false => peer.node_id.clone(),
-        },
-        peer_url: peer.peer_url.clone(),
-        learner: false,
-    };
-    let members = answer.members.iter().map(member).collect();
-    Start::Join(Box::new(Invitation {
-        ca: answer.ca_certificate,
-        certificate: answer.peer_certificate,
-        crl: answer.crl,
-        members,
-    }))
+    Start::Join(Box::new(Invitation::read(answer, own.key.id()).unwrap()))
 }
 
 /// The address of a machine.

@@ -13,7 +13,8 @@ use polis_base::files::Root;
 use polis_base::users::ETCD;
 use polis_control::consensus::client::{Client, User};
 use polis_control::consensus::{
-    Config, MemberStatus, Members, Orders, PEER_PORT, Peer, Probe, QUOTA, Service, Start, Status,
+    Config, MemberStatus, Members, Orders, PEER_PORT, Peer, Probe, QUOTA, Restarts, Service, Start,
+    Status,
 };
 use polis_qemu::patience::Deadline;
 use polis_runtime::board::Board;
@@ -109,6 +110,7 @@ impl Machine {
         let (orders_to, orders) = watch::channel(Some(self.orders(start)));
         let service = Service::new(self.config.clone(), orders);
         let (status, overview, members) = (service.status(), service.overview(), service.members());
+        let restarts = service.restarts();
         let Running { supervisor, logs, written, .. } =
             supervise("consensus", move |ctx| service.clone().run(ctx));
         let name = self.name();
@@ -120,6 +122,7 @@ impl Machine {
             status,
             overview,
             members,
+            restarts,
             logs,
             written,
             orders: orders_to,
@@ -169,6 +172,7 @@ pub(crate) struct Node {
     pub(crate) status: watch::Receiver<Status>,
     pub(crate) overview: watch::Receiver<Overview>,
     pub(crate) members: Members,
+    pub(crate) restarts: Restarts,
     socket: PathBuf,
     logs: Tree,
     written: mpsc::Receiver<String>,

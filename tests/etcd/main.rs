@@ -23,6 +23,7 @@ mod harness;
 mod independent;
 mod operating;
 mod registering;
+mod rotation;
 mod tls;
 mod updating;
 
@@ -50,6 +51,7 @@ const FILES: &[&[Story]] = &[
     independent::STORIES,
     operating::STORIES,
     registering::STORIES,
+    rotation::STORIES,
     updating::STORIES,
 ];
 

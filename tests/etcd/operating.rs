@@ -153,7 +153,7 @@ async fn members_leave_one_by_one_and_never_one_too_many() {
         }
     }
 
-    let trust = Trust::Authority(cluster.authority.clone());
+    let trust = Trust::in_one(cluster.authority.clone());
     let proof = async |at: &Curator| {
         let (host, expect) = (at.address.ip().to_string(), Expect::Curator(Some(at.id)));
         let shown = dial(&host, at.address.port(), expect, &trust, None).await.unwrap();

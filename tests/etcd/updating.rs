@@ -64,7 +64,7 @@ impl Pretended {
         let request = v1::HeartbeatRequest {
             consensus: Some(figures),
             update: Some(self.report.clone()),
-            clock: None,
+            ..Default::default()
         };
         let answer = self.client.call(Repeat::Allowed, |channel| {
             let request = request.clone();

@@ -452,6 +452,7 @@ impl Control {
                     taking: watch::Sender::default(),
                     end: root.end.clone(),
                 },
+                restarts: member.restarts(),
                 tools: agent::Tools {
                     door: values.door.clone(),
                     bundles: values.bundles.clone(),

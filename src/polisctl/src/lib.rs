@@ -318,7 +318,7 @@ mod tests {
     /// Commands that are part of the contract.
     const PROMISED: &str = "parameters bootstrap, parameters register, parameters show, \
         parameters check, owner create, cluster take-ownership, cluster info, cluster status, \
-        cluster ticket, cluster ticket rotate, cluster update, cluster update status, \
+        cluster rotate-ca, cluster ticket, cluster ticket rotate, cluster update, cluster update status, \
         cluster update pause, cluster update resume, cluster update abort, cluster wait, node list, \
         node describe, node update, update inspect, \
         node approve, node roles, node label, node reboot, node poweroff, node decommission, \

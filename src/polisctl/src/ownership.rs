@@ -25,7 +25,7 @@ use serde::Serialize;
 use super::contexts::{Context, read_certificate};
 use super::error::{Error, Explain as _};
 use super::output::{Document, fields};
-use super::session::{Limit, PATIENCE, candidates, credentials, patience, refused};
+use super::session::{Limit, PATIENCE, candidates, credentials, patience, refused, successor};
 use super::{Global, ask, key, units};
 use polis_wire::identity::{Fingerprint, Spoken};
 use polis_wire::pki::Facts;
@@ -107,7 +107,7 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
         return Err(another_cluster(&context.name));
     }
     let certified = escrow(global, candidates, &key, &ca).await?;
-    let context = named(global, context, ca, certified, key_file)?;
+    let context = named(global, context, certified, key_file)?;
     saved(global, context)
 }
 
@@ -189,6 +189,8 @@ fn as_on_the_page(fingerprint: &Fingerprint) -> String {
 
 /// The result of the exchange.
 struct Certified {
+    /// DER of the CA that has signed it.
+    ca: Vec<u8>,
     certificate: Vec<u8>,
     directory: Option<v1::ClusterDirectory>,
     domain: String,
@@ -211,11 +213,12 @@ async fn escrow(
     let answer = answer.await.map_err(|status| refused("take ownership", &status))?;
     let public = key.verifying_key().to_bytes();
     let fits = Facts::read(&answer.certificate).is_some_and(|facts| facts.public_key == public);
-    if answer.ca_certificate != ca || !fits {
-        return Err(Error::new("the cluster issued a certificate for another key or CA"));
+    if !fits {
+        return Err(Error::new("the cluster issued a certificate for another key"));
     }
+    let ca = successor(ca, &answer)?;
     // Uses the new certificate, which proves that it works.
-    let owner = credentials(key, answer.certificate.clone(), Some(ca.to_vec()));
+    let owner = credentials(key, answer.certificate.clone(), Some(ca.clone()));
     let client = Client::fixed(candidates, owner, patience);
     let info = client.call(Repeat::Allowed, |channel| async move {
         let request = v1::GetClusterInfoRequest {};
@@ -223,6 +226,7 @@ async fn escrow(
     });
     let info = info.await.map_err(|status| refused("use the new certificate", &status))?;
     Ok(Certified {
+        ca,
         certificate: answer.certificate,
         domain: super::cluster::info::domain(&info),
         directory: info.cluster_directory,
@@ -245,14 +249,13 @@ pub(super) fn self_signed(key: &SigningKey) -> Result<Vec<u8>, Error> {
 fn named(
     global: &Global,
     mut context: Context,
-    ca: Vec<u8>,
     certified: Certified,
     key_file: PathBuf,
 ) -> Result<Context, Error> {
     if global.context.is_none() && context.ca.is_none() {
         // A new name for a cluster without a context.
         let domain = super::contexts::name(&certified.domain).unwrap_or("polis".to_owned());
-        let name = global.contexts.free_name(&domain, &ca)?;
+        let name = global.contexts.free_name(&domain, &certified.ca)?;
         if let Some(other) = global.contexts.find_context(&name)? {
             context.settings.via = other.settings.via;
         }
@@ -270,7 +273,7 @@ fn named(
             directory.nodes.into_iter().map(|node| (node.id, node.addresses)).collect()
         })
         .unwrap_or_default();
-    context.ca = Some(ca);
+    context.ca = Some(certified.ca);
     context.certificate = Some(certified.certificate);
     global.contexts.save(&context)?;
     global.contexts.set_current(&context.name)?;

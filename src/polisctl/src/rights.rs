@@ -11,11 +11,13 @@ use polis_wire::rpc::{Role, Table};
 /// The commands that need more than the role viewer, each with the RPC that needs the most. A
 /// command below one of them needs the same, unless it has its own entry, which may be of a
 /// viewer.
-const CALLS: [(&str, &str); 27] = [
+const CALLS: [(&str, &str); 29] = [
     ("audit", "/polis.v1.Management/GetAudit"),
     ("cluster configure", "/polis.v1.Management/ConfigureCluster"),
     ("cluster registry delete", "/polis.v1.Management/DeleteRegistry"),
     ("cluster registry set", "/polis.v1.Management/SetRegistry"),
+    ("cluster rotate-ca", "/polis.v1.Management/RotateAuthorities"),
+    ("cluster rotate-ca status", "/polis.v1.Management/GetRotation"),
     ("cluster ticket", "/polis.v1.Management/GetRegisterTicket"),
     ("cluster update", "/polis.v1.Management/BeginUpdate"),
     ("cluster update abort", "/polis.v1.Management/ControlUpdate"),

@@ -66,6 +66,7 @@ const CARRIED: &str = "an_update_of_the_cluster_tells_how_it_goes_on";
 const KUBECTL: &str = "a_context_names_the_cluster_and_the_way_to_a_credential";
 const PARTS: &str = "an_api_server_that_starts_says_what_it_waits_for";
 const WRITTEN: &str = "what_bootstrap_writes_is_what_show_prints";
+const ROTATED: &str = "a_rotation_is_begun_after_a_question_and_waited_for_and_the_context_follows";
 const REGISTRY: &str = "a_registry_is_set_listed_and_deleted";
 const WORKLOADS: &str = "a_demo_answers_by_its_name_and_its_pods_end_with_the_machine";
 
@@ -84,6 +85,8 @@ const TOLD: &[Suggestion] = &[
         &[OWNS],
     ),
     ("cluster registry set _", "a pull of an image that failed", USERS, &[REGISTRY]),
+    ("cluster rotate-ca", "the authorities were never rotated", USERS, &[ROTATED]),
+    ("cluster rotate-ca status", "a rotation that goes on without its command", OWNERS, &[ROTATED]),
     ("cluster status", "no terminal; a wait that ended; a departure", USERS, &[OPERATES]),
     ("cluster take-ownership", "a call without a certificate", USERS, &[BAD_CONTEXT, OWNS]),
     ("cluster ticket", "parameters without a ticket", LOCAL, &[OPERATES]),

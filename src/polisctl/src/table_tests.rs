@@ -81,6 +81,8 @@ const CASES: &[Case] = &[
         Kind::Remote,
         &[(&["a.example/x", "--yes"], 1, "a.example/x")],
     ),
+    ("cluster rotate-ca", &["--yes"], Kind::Remote, &[]),
+    ("cluster rotate-ca status", &[], Kind::Remote, &[]),
     ("cluster ticket", &[], Kind::Remote, &[]),
     (
         "cluster ticket rotate",

@@ -293,8 +293,8 @@ pub struct Credentials {
     pub key: File,
     /// The node's certificate, signed by the cluster CA, PEM.
     pub certificate: File,
-    /// The certificate of the cluster CA, PEM.
-    pub ca: File,
+    /// The cluster's CA and those before it: `v1.Authorities`.
+    pub authorities: File,
 }
 
 impl Credentials {
@@ -302,7 +302,7 @@ impl Credentials {
         Self {
             key: File::private(base.join("key.der")),
             certificate: File::private(base.join("cert.pem")),
-            ca: File::private(base.join("ca.pem")),
+            authorities: File::private(base.join("authorities.pb")),
             dir: Dir::private(base),
         }
     }

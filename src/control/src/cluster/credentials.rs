@@ -16,7 +16,7 @@ use super::{State, Status};
 use polis_base::files::{self, File};
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::{Context, blocking};
-use polis_wire::pki::Facts;
+use polis_wire::pki::{Authorities, Facts};
 use polis_wire::rpc;
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
@@ -74,13 +74,15 @@ impl Service {
 pub(super) fn read(files: &files::Credentials) -> Result<rpc::Credentials, Error> {
     let key = files.key.read()?.ok_or(Error::Damaged("the key is missing"))?;
     let certificate = pem(&files.certificate, "the certificate is missing")?;
-    let authority = pem(&files.ca, "the certificate of the cluster's CA is missing")?;
+    let authorities = files.authorities.read()?.ok_or(Error::Damaged("the CA is missing"))?;
+    let authorities = Authorities::from_record(&authorities);
+    let authorities = authorities.ok_or(Error::Damaged("the CA cannot be read"))?;
     if Facts::read(&certificate).is_none() {
         error!("the certificate of this node cannot be read");
         return Err(Error::Damaged("the certificate cannot be read"));
     }
     let key = Zeroizing::new(key).into();
-    Ok(rpc::Credentials { certificate, key, authority: Some(authority) })
+    Ok(rpc::Credentials { certificate, key, authorities: Some(authorities.into()) })
 }
 
 fn pem(file: &File, missing: &'static str) -> Result<Vec<u8>, Error> {
@@ -119,11 +121,12 @@ mod tests {
         home.send_modify(|status| status.state = State::Home);
         let refused = service.clone().run(ctx.clone()).await;
         assert!(matches!(refused, Err(Error::Damaged(_))), "the CA is missing");
-        files.ca.save(text(&issued.issuer_der)).await.unwrap();
+        let known = Authorities::sole(issued.issuer_der.clone());
+        files.authorities.save(known.to_record()).await.unwrap();
         let look = async {
             let found = until(&mut published, "test", Clone::clone).await.unwrap();
             assert_eq!(found.certificate, issued.der);
-            assert_eq!(found.authority, Some(issued.issuer_der));
+            assert_eq!(found.authorities.as_deref(), Some(&known));
             home.send_modify(|status| status.state = State::Disowning);
             until(&mut published, "test", |now| now.is_none().then_some(())).await.unwrap();
             handles.cancel().await;

@@ -177,6 +177,7 @@ mod tests {
         Sealed {
             node_public_key: [7; 32],
             cluster_ca: Vec::new(),
+            rotated_ca: None,
             storage: Kind::Insecure,
             secrets: None,
             keeping: Keeping::default(),

@@ -62,28 +62,37 @@ impl<C: Consensus> Service<C> {
 
         let key = self.own_key(&sealed).await?;
         let node = key.identity();
+        let sealed = membership::keep_rotated(&self.config.root, sealed).await?;
         if !self.was_member_of_etcd().await? {
             info!("this node has no member of etcd");
             return self.without_etcd(node, sealed, keys).await;
         }
-        self.give_orders(key, Start::Restart);
+        self.give_orders(key.clone(), Start::Restart);
         let doubt = Doubt {
             ctx,
             root: self.config.root.clone(),
             hints: Hints { parameters: self.parameters.clone(), ca: sealed.ca() },
             own: node.id,
+            network: self.network.clone(),
         };
-        let store = tokio::select! {
-            // Cancel-safe, both: they wait, and ask.
-            store = self.store() => store?,
-            verdict = doubt.end() => match verdict {
-                Verdict::Removed => return Err(self.disown(ctx).await),
-                Verdict::NoMember => {
-                    self.leave_etcd().await?;
-                    ctx.stage(Stage::Cluster, stage::State::Started);
-                    return self.without_etcd(node, sealed, keys).await;
-                }
-            },
+        let store = loop {
+            tokio::select! {
+                // Cancel-safe, both: they wait, and ask.
+                store = self.store() => break store?,
+                verdict = doubt.end() => match verdict {
+                    Verdict::Removed => return Err(self.disown(ctx).await),
+                    Verdict::NoMember => {
+                        self.leave_etcd().await?;
+                        ctx.stage(Stage::Cluster, stage::State::Started);
+                        return self.without_etcd(node, sealed, keys).await;
+                    }
+                    Verdict::Outdated(invitation) => {
+                        info!("the authority of the peers was rotated while this node was off");
+                        self.end_etcd().await;
+                        self.give_orders(key.clone(), Start::Join(invitation));
+                    }
+                },
+            }
         };
         self.with_etcd(node, sealed, keys, store).await
     }

@@ -33,7 +33,7 @@ use polis_machine::storage::Kind;
 use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::blocking;
 use polis_wire::identity::Identity;
-use polis_wire::pki;
+use polis_wire::pki::{self, Authorities};
 
 /// The local inputs of the first node of a cluster.
 #[derive(Clone, Copy, Debug)]
@@ -65,12 +65,14 @@ pub(super) async fn ensure<S: pki::Store + Clone>(
     let credentials = &root.data.node.credentials;
     let pem = |der: &[u8]| pki::certificate_pem(der).into_bytes();
     credentials.certificate.save(pem(&issued.der)).await?;
-    credentials.ca.save(pem(&authority.der)).await?;
+    let authorities = Authorities::sole(authority.der.clone());
+    credentials.authorities.save(authorities.to_record()).await?;
     probe.passed(Step::Credentials)?;
 
     let sealed = Sealed {
         node_public_key: founding.node.public_key,
         cluster_ca: authority.der,
+        rotated_ca: None,
         storage: kind,
         secrets: keys.map(|keys| keys.secrets.clone()),
         keeping,
@@ -97,7 +99,8 @@ pub(super) async fn check<S: pki::Store + Clone>(
     node: Identity,
 ) -> Result<v1::Node, Error> {
     let record = store.complete(node).await?;
-    if store.authority(clock::now()).await? != sealed.cluster_ca {
+    let authorities = store.authorities().await?;
+    if !authorities.contains(&sealed.cluster_ca) && !authorities.contains(sealed.trusted()) {
         return Err(Error::OtherCluster);
     }
     Ok(record)
@@ -129,6 +132,20 @@ pub(super) async fn renew_ended<S: pki::Store + Clone>(
         None => warn!("the certificate of this node is revoked and not renewed"),
     }
     Ok(())
+}
+
+/// Keeps the CA of the cluster where the next start finds it before the disk is open: the one
+/// that this node knew last, once no other is trusted beside it. Returns what the ESP has then.
+pub(super) async fn keep_rotated(root: &Root, sealed: Sealed) -> Result<Sealed, Error> {
+    let (file, esp) =
+        (root.data.node.credentials.authorities.clone(), root.esp.sealed_configuration.clone());
+    let known = blocking(move || file.read()).await?;
+    let known = known.and_then(|record| Authorities::from_record(&record));
+    let newer = |known: &Authorities| known.leaving.is_none() && known.signing != sealed.trusted();
+    let Some(known) = known.filter(newer) else { return Ok(sealed) };
+    let sealed = Sealed { rotated_ca: Some(known.signing), ..sealed };
+    esp.save(sealed.to_record()).await?;
+    Ok(sealed)
 }
 
 /// Reconciles the cluster's records of this node's disk, the cluster's policy for it, and

@@ -45,7 +45,7 @@ use polis_machine::storage::key::RecoveryKey;
 use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::{Fingerprint, Identity, NodeId, NodeKey, NodeName, Store as _};
-use polis_wire::pki;
+use polis_wire::pki::{self, Authorities};
 use polis_wire::rpc::client::candidates;
 
 /// The time between two checks of whether an operator has approved this node.
@@ -122,12 +122,13 @@ impl<C: Consensus> Service<C> {
         let entered = Box::pin(prepared).await?;
         self.keep_key(&key).await?;
         let committed = self.commit(ctx, &asking, &entered).await?;
-        if committed.ca_certificate != register.ca_certificate {
-            return Err(Error::OtherCluster);
-        }
+        let authorities = committed.authorities.clone().and_then(Authorities::from_message);
+        // The parameters may name the CA before a rotation.
+        let authorities = authorities.filter(|known| known.succeed(&register.ca_certificate));
+        let authorities = authorities.ok_or(Error::OtherCluster)?;
         ctx.stage(Stage::Cluster, stage::State::Started);
-        self.keep_credentials(&committed, &directory).await?;
-        self.seal(&unlocker, node, committed.ca_certificate, entered).await
+        self.keep_credentials(&committed, &authorities, &directory).await?;
+        self.seal(&unlocker, node, authorities.signing, entered).await
     }
 
     /// The secrets in the journal, and the keys that open the disk with them.
@@ -205,13 +206,14 @@ impl<C: Consensus> Service<C> {
     async fn keep_credentials(
         &self,
         committed: &v1::CommitNodeResponse,
+        authorities: &Authorities,
         directory: &v1::ClusterDirectory,
     ) -> Result<(), Error> {
         let root = &self.config.root;
         let credentials = &root.data.node.credentials;
         let pem = |der: &[u8]| pki::certificate_pem(der).into_bytes();
         credentials.certificate.save(pem(&committed.certificate)).await?;
-        credentials.ca.save(pem(&committed.ca_certificate)).await?;
+        credentials.authorities.save(authorities.to_record()).await?;
         root.data.node.roles.save(v1::NodeRoles::default().encode_to_vec()).await?;
         root.esp.cluster_directory.save(directory.encode_to_vec()).await?;
         Ok(self.config.probe.passed(Step::Credentials)?)
@@ -230,6 +232,7 @@ impl<C: Consensus> Service<C> {
         let sealed = Sealed {
             node_public_key: node.public_key,
             cluster_ca: ca,
+            rotated_ca: None,
             storage: kind,
             secrets: keys.as_ref().map(|keys| keys.secrets.clone()),
             keeping,

@@ -26,6 +26,7 @@ use super::error::{Error, Refused};
 use polis_base::stage::{self, Stage};
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::{self, NodeKey};
+use polis_wire::pki::Authorities;
 use polis_wire::rpc::Credentials;
 use polis_wire::rpc::REASON;
 use polis_wire::rpc::client::{
@@ -77,11 +78,12 @@ pub(super) enum Untrusted {
 pub(super) struct Remote {
     client: Client,
     candidates: Vec<Candidate>,
-    authority: Vec<u8>,
+    trust: Trust,
 }
 
 impl Remote {
-    /// Calls as the holder of `key`, and trusts the certificates that `authority` has signed.
+    /// Calls as the holder of `key`, and trusts the certificates of `authority` and of those that
+    /// followed it.
     pub(super) fn new(
         key: &NodeKey,
         authority: &[u8],
@@ -89,11 +91,11 @@ impl Remote {
     ) -> Result<Self, Error> {
         let certificate = key.proof().map_err(Error::Key)?;
         let der = key.to_pkcs8_der().map_err(Error::Key)?;
-        let authority = authority.to_vec();
-        let credentials =
-            Credentials { certificate, key: Arc::new(der), authority: Some(authority.clone()) };
+        let known = Arc::new(Authorities::sole(authority.to_vec()));
+        let trust = Trust::Cluster(Arc::clone(&known));
+        let credentials = Credentials { certificate, key: Arc::new(der), authorities: Some(known) };
         let client = Client::fixed(candidates.clone(), credentials, PATIENCE);
-        Ok(Self { client, candidates, authority })
+        Ok(Self { client, candidates, trust })
     }
 
     /// Asks once.
@@ -154,11 +156,10 @@ impl Remote {
     /// Separates untrusted machines from an outage: every machine that answers is
     /// untrusted, and other machines may never return.
     async fn who_answers(&self, outage: String) -> Failure {
-        let trust = Trust::Authority(self.authority.clone());
         let mut untrusted = Vec::new();
         for candidate in &self.candidates {
             let expect = candidate.node.map_or(Expect::AnyNode, Expect::Node);
-            match dial(&candidate.host, candidate.port, expect, &trust, None).await {
+            match dial(&candidate.host, candidate.port, expect, &self.trust, None).await {
                 Err(error) if is_untrusted(&error) => untrusted.push(candidate.to_string()),
                 _ => return Failure::Outage(outage),
             }

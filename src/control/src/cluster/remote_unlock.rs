@@ -38,6 +38,7 @@ use polis_machine::storage::key::RecoveryKey;
 use polis_runtime::event::until;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::{Fingerprint, Identity};
+use polis_wire::pki::Authorities;
 use polis_wire::rpc::client::{Channel, candidates};
 use polis_wire::{pki, rpc};
 
@@ -76,7 +77,7 @@ impl<C: Consensus> Service<C> {
         if others.is_empty() {
             return Ok(None);
         }
-        Remote::new(&key, &sealed.cluster_ca, others).map(Some)
+        Remote::new(&key, sealed.trusted(), others).map(Some)
     }
 
     /// Waits for a curator or a person to open the disk.
@@ -214,8 +215,8 @@ async fn meanwhile(sealer: &Sealer, sealed: Option<&Sealed>) -> Option<(rpc::Cre
         let certificate = certificate.map_err(|error| Error::Store(error.into()))?;
         let words = Fingerprint::of_key(join.verifying_key().as_bytes()).words();
         let key = Arc::new(pki::key_der(&join));
-        let authority = Some(sealed.cluster_ca);
-        Ok(Some((rpc::Credentials { certificate, key, authority }, words)))
+        let authorities = Some(Authorities::sole(sealed.trusted().to_vec()).into());
+        Ok(Some((rpc::Credentials { certificate, key, authorities }, words)))
     });
     made.await.unwrap_or_else(|error: Error| {
         let error: &dyn std::error::Error = &error;

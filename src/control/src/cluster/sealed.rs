@@ -36,8 +36,10 @@ const CHANGE: Magic = Magic(*b"polis kc");
 pub struct Sealed {
     /// The key of the node that the data partition belongs to.
     pub node_public_key: [u8; 32],
-    /// DER of the cluster's CA.
+    /// DER of the CA that the cluster had when the node entered.
     pub cluster_ca: Vec<u8>,
+    /// DER of the CA that the node knew at its last start, where that is another one.
+    pub rotated_ca: Option<Vec<u8>>,
     /// How the data partition is protected.
     pub storage: Kind,
     /// The secrets that open it with the cluster's help; `None` without encryption.
@@ -75,7 +77,13 @@ impl Default for Keeping {
 }
 
 impl Sealed {
-    /// SHA-256 of the CA of the cluster.
+    /// The CA that the node trusts until its disk is open.
+    #[must_use]
+    pub fn trusted(&self) -> &[u8] {
+        self.rotated_ca.as_deref().unwrap_or(&self.cluster_ca)
+    }
+
+    /// SHA-256 of the CA that the cluster had when the node entered.
     #[must_use]
     pub fn ca(&self) -> [u8; 32] {
         Sha256::digest(&self.cluster_ca).into()
@@ -95,6 +103,7 @@ impl Sealed {
             cold_start: cold_start_message(self.keeping.cold_start).into(),
             disowned: self.disowned,
             wiped: self.wiped,
+            rotated_ca_certificate: self.rotated_ca.clone().unwrap_or_default(),
         };
         let payload = Zeroizing::new(message.encode_to_vec());
         record::write(SEALED, protection(self.secrets.as_ref()), &payload)
@@ -127,7 +136,18 @@ impl Sealed {
             return Err(content("its secrets do not match its kind of storage"));
         }
         let cluster_ca = message.cluster_ca_certificate;
-        Ok(Self { node_public_key, cluster_ca, storage, secrets, keeping, disowned, wiped })
+        let rotated_ca = message.rotated_ca_certificate;
+        let rotated_ca = (!rotated_ca.is_empty()).then_some(rotated_ca);
+        Ok(Self {
+            node_public_key,
+            cluster_ca,
+            rotated_ca,
+            storage,
+            secrets,
+            keeping,
+            disowned,
+            wiped,
+        })
     }
 }
 
@@ -356,6 +376,7 @@ mod tests {
         Sealed {
             node_public_key: [7; 32],
             cluster_ca: b"certificate".to_vec(),
+            rotated_ca: secrets.is_some().then(|| b"the next one".to_vec()),
             storage: if secrets.is_some() { Kind::Authenticated } else { Kind::Insecure },
             secrets,
             keeping: Keeping { tpm: TpmMode::Required, cold_start: ColdStart::Attended },

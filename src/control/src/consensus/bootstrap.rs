@@ -77,7 +77,10 @@ pub(super) async fn bootstrap(
     let crl = namespace.crl(&authority).await?.ok_or(Error::Damaged { missing: "CRL" })?;
     probe.passed(Step::Certificate)?;
 
-    let credentials = Credentials { ca: issued.issuer_der, certificate: issued.der, crl: crl.der };
+    let authorities = namespace.authorities(&authority).await?;
+    let authorities =
+        authorities.ok_or(Error::Damaged { missing: "certificate of the authority" })?;
+    let credentials = Credentials { authorities, certificate: issued.der, crl: crl.der };
     credentials::write(tree, &credentials, &orders.key).await?;
     probe.passed(Step::Written)?;
 

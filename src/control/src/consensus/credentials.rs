@@ -3,7 +3,7 @@
 //! ```text
 //! /data/etcd/bootstrapping      there until a new cluster is complete on the disk
 //! /data/etcd/alone              there while this member is the only one
-//! /data/etcd/peer_pki/*.pem     the trusted authority, and the member's own certificate
+//! /data/etcd/peer_pki/*.pem     the trusted authorities, and the member's own certificate
 //! /data/etcd/peer.crl           the revoked certificates
 //! ```
 
@@ -13,7 +13,7 @@ use zeroize::Zeroizing;
 
 use polis_base::files::{Error, Etcd};
 use polis_wire::identity::{Identity, NodeKey};
-use polis_wire::pki::{self, Certificate, Issuer, Mode, Template};
+use polis_wire::pki::{self, Authorities, Certificate, Issuer, Mode, Template};
 
 use super::Peer;
 use polis_runtime::save::Save as _;
@@ -22,7 +22,7 @@ use polis_runtime::save::Save as _;
 const AUTHORITY: &str = "etcd-peers";
 
 /// The authority of the etcd peers of this cluster.
-pub(super) fn authority() -> Arc<Certificate> {
+pub(crate) fn authority() -> Arc<Certificate> {
     Arc::new(Certificate {
         issuer: Issuer::Itself,
         name: AUTHORITY.to_owned(),
@@ -81,12 +81,23 @@ fn classify(parts: &[(&'static str, bool)]) -> Found {
     missing.map_or(Found::Complete, |(name, _)| Found::Damaged { missing: name })
 }
 
-/// The certificate of a member and its trusted authority, in DER.
+/// The certificate of a member in DER, and the authorities of the peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Credentials {
-    pub(super) ca: Vec<u8>,
+    pub(super) authorities: Authorities,
     pub(super) certificate: Vec<u8>,
     pub(super) crl: Vec<u8>,
+}
+
+/// The authorities that etcd trusts, as it reads them at its start.
+pub(super) fn trusted_pem(authorities: &Authorities) -> Vec<u8> {
+    pki::certificates_pem(authorities.trusted())
+}
+
+/// A member's certificate, and the bridges for a peer that knows only a former authority.
+pub(super) fn chain_pem(certificate: &[u8], authorities: &Authorities) -> Vec<u8> {
+    let bridges = authorities.bridges.iter().map(Vec::as_slice);
+    pki::certificates_pem(std::iter::once(certificate).chain(bridges))
 }
 
 /// Writes all of it; each file is replaced whole. Safe to repeat.
@@ -97,10 +108,11 @@ pub(super) async fn write(
 ) -> Result<(), super::Error> {
     let key = key.to_pkcs8_pem().map_err(super::Error::Key)?;
     tree.peer_pki.dir.create()?;
-    tree.peer_pki.ca.save(pki::certificate_pem(&credentials.ca).into_bytes()).await?;
+    let Credentials { authorities, certificate, .. } = credentials;
+    tree.peer_pki.ca.save(trusted_pem(authorities)).await?;
     // It is wiped once it is written.
     tree.peer_pki.key.save(key).await?;
-    tree.peer_pki.cert.save(pki::certificate_pem(&credentials.certificate).into_bytes()).await?;
+    tree.peer_pki.cert.save(chain_pem(certificate, authorities)).await?;
     tree.peer_crl.save(pki::crl_pem(&credentials.crl).into_bytes()).await?;
     Ok(())
 }

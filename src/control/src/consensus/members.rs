@@ -143,6 +143,10 @@ impl Members {
             .await?
             .ok_or_else(|| pki::Error::Damaged { what: "CRL", name: authority().name.clone() })?;
 
+        let authorities = namespace.authorities(&authority()).await?.ok_or_else(|| {
+            pki::Error::Damaged { what: "certificate", name: authority().name.clone() }
+        })?;
+
         let url = peer.url();
         let is_it = |member: &Member| member.peer_url == url;
         let mut members = room_for(&is_it, &clients).await?;
@@ -166,7 +170,7 @@ impl Members {
             self.wake.notify_one();
             info!(node = %identity.id, "added a learner");
         }
-        Ok(Invitation { ca: issued.issuer_der, certificate: issued.der, crl: crl.der, members })
+        Ok(Invitation { authorities, certificate: issued.der, crl: crl.der, members })
     }
 
     /// The members that answer, this one among them.

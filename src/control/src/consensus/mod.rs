@@ -56,15 +56,29 @@ use std::sync::Arc;
 
 use polis_base::files::{self, Etcd, Sockets};
 use polis_base::users::{self, User};
+use polis_proto::v1;
 use polis_wire::identity::{NodeId, NodeKey};
-use polis_wire::pki::Host;
+use polis_wire::pki::{Authorities, Certificate, Host};
+use sha2::{Digest as _, Sha256};
 
 pub use self::members::{Error as MembersError, Members};
 pub use self::peers::Work;
 pub use self::quorum::Refusal;
-pub use self::service::{Service, forget, readahead};
+pub use self::service::{Restarts, Service, forget, readahead};
 pub use self::status::{Alarm, Member, MemberId, MemberStatus, Status};
 pub use self::wal::holds_entries;
+
+/// The authority that signs the certificates of peers.
+#[must_use]
+pub fn peer_authority() -> Arc<Certificate> {
+    credentials::authority()
+}
+
+/// SHA-256 of the file with the authorities that a member trusts.
+#[must_use]
+pub fn trusted_digest(authorities: &Authorities) -> [u8; 32] {
+    Sha256::digest(credentials::trusted_pem(authorities)).into()
+}
 
 /// The port on which peers reach each other.
 pub const PEER_PORT: u16 = 7834;
@@ -176,14 +190,36 @@ impl Start {
 /// All that a node needs to become a member, except its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invitation {
-    /// The certificate of the authority of the peers, DER.
-    pub ca: Vec<u8>,
+    /// The authority of the peers, and those before it.
+    pub authorities: Authorities,
     /// The node's own certificate, DER.
     pub certificate: Vec<u8>,
     /// The revoked certificates: a CRL, DER.
     pub crl: Vec<u8>,
     /// Every member, with the new one.
     pub members: Vec<Member>,
+}
+
+impl Invitation {
+    /// Reads the answer to `JoinConsensus` as the node `own`; `None` if its authorities cannot be
+    /// read.
+    #[must_use]
+    pub fn read(answer: v1::JoinConsensusResponse, own: NodeId) -> Option<Self> {
+        let own = own.to_string();
+        let member = |peer: v1::join_consensus_response::Peer| Member {
+            id: MemberId(0),
+            // As etcd reports it: the new one has no name yet.
+            name: if peer.node_id == own { String::new() } else { peer.node_id },
+            peer_url: peer.peer_url,
+            learner: false,
+        };
+        Some(Self {
+            authorities: Authorities::from_message(answer.authorities?)?,
+            certificate: answer.peer_certificate,
+            crl: answer.crl,
+            members: answer.members.into_iter().map(member).collect(),
+        })
+    }
 }
 
 /// A step of a bootstrap that was just taken.

@@ -26,7 +26,7 @@ use super::awaited;
 use super::client::{self, Clients};
 use super::process::{ETCD, POLL_SOON, STOP_MAX, Started, died};
 use super::status::members_of;
-use super::{Alarm, Config, Error, MemberId, MemberStatus, Status};
+use super::{Alarm, Config, Error, Member, MemberId, MemberStatus, Status, peers};
 use polis_base::serial::EventLine;
 use polis_base::stage::{Stage, State};
 use polis_base::sys::clock;
@@ -53,6 +53,11 @@ const POLL_LEARNING: Duration = Duration::from_millis(100);
 /// The time between two checks of a voter: a pace that a person can follow.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How long an etcd that is started again may take to end. It would wait for the streams of its
+/// clients, which are for ever, for seven seconds. What it acknowledged is on the disks of a
+/// majority.
+const RESTART_MAX: Duration = Duration::from_millis(500);
+
 /// An answer that takes longer than an election counts as missing.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
@@ -67,6 +72,8 @@ pub(super) struct Channels {
     pub(super) growth: watch::Sender<bool>,
     /// Signals that the next check of the member will show a change.
     pub(super) wake: Arc<Notify>,
+    /// Asks for another start of etcd.
+    pub(super) restart: Arc<Notify>,
 }
 
 /// The reason why etcd was stopped.
@@ -76,13 +83,16 @@ pub(super) enum After {
     Cancelled,
     /// It must be started again such that others may come.
     Grow,
+    /// It must be started again, since it trusts a former authority.
+    Rotate,
 }
 
 enum Event {
     Cancelled,
+    RestartWanted,
     Exited(Result<Exit, process::Error>),
     GrowthWanted,
-    Seen(Result<Status, Silence>),
+    Seen(Result<Box<Status>, Silence>),
 }
 
 /// The reason why the member has no status.
@@ -176,6 +186,15 @@ impl<'a> Serving<'a> {
                     return Err(died(self.config, self.ctx, self.begun, exit).await);
                 }
                 Event::GrowthWanted => {}
+                Event::RestartWanted => {
+                    if self.is_outdated() {
+                        self.hand_over().await;
+                        self.channels.status.send_modify(|status| status.clients = None);
+                        let ended = self.child.terminate(RESTART_MAX).await;
+                        ended.map_err(Error::Process)?;
+                        return Ok(After::Rotate);
+                    }
+                }
                 Event::Seen(Err(silence)) => self.unseen(&silence),
                 Event::Seen(Ok(seen)) => {
                     let learning = seen.members.iter().any(|member| member.learner);
@@ -184,7 +203,7 @@ impl<'a> Serving<'a> {
                         MemberStatus::Voter | MemberStatus::Learner { .. } => POLL_LEARNING,
                         MemberStatus::Starting | MemberStatus::Stopped => POLL_SOON,
                     };
-                    self.seen(seen).await?;
+                    self.seen(*seen).await?;
                 }
             }
         }
@@ -203,8 +222,36 @@ impl<'a> Serving<'a> {
             exit = self.child.wait() => Event::Exited(exit),
             // Cancel-safe per the documentation of `changed`.
             Ok(()) = self.growth.changed() => Event::GrowthWanted,
+            // Cancel-safe: waits for its turn; a signal that comes before is kept.
+            () = self.channels.restart.notified() => Event::RestartWanted,
             // Cancel-safe: only reads.
-            seen = look => Event::Seen(seen),
+            seen = look => Event::Seen(seen.map(Box::new)),
+        }
+    }
+
+    /// Whether etcd trusts other authorities than the file names.
+    fn is_outdated(&self) -> bool {
+        let status = self.channels.status.borrow();
+        status.authorities.is_some() && status.authorities != status.authorities_at_start
+    }
+
+    /// Lets a voter that is connected lead, if this one does: writes go on at once then, and not
+    /// after an election.
+    async fn hand_over(&self) {
+        let status = self.channels.status.borrow().clone();
+        if status.leader.is_none() || status.leader != status.member {
+            return;
+        }
+        let connected = peers::answering(&self.config.sockets.http()).await.unwrap_or_default();
+        let fits = |member: &&Member| {
+            !member.learner && Some(member.id) != status.member && connected.contains(&member.id)
+        };
+        let Some(next) = status.members.iter().find(fits) else { return };
+        let mut etcd = self.clients.raw().maintenance_client();
+        match timeout(ANSWER_MAX, etcd.move_leader(next.id.0)).await {
+            Ok(Ok(_moved)) => info!(leader = next.name, "this member hands its leadership over"),
+            // The others elect one.
+            failed => warn!(?failed, "this member cannot hand its leadership over"),
         }
     }
 
@@ -298,8 +345,10 @@ impl<'a> Serving<'a> {
         let alone = standing == MemberStatus::Voter && seen.members.len() == 1;
         let entered = self.channels.status.borrow().standing != standing;
         self.channels.status.send_if_modified(|status| {
+            // The watcher of certificates may have changed it since the question.
+            let seen = Status { authorities: status.authorities, ..seen.clone() };
             let changed = *status != seen;
-            status.clone_from(&seen);
+            *status = seen;
             changed
         });
         self.reported = report(&self.channels.status, self.ctx, self.reported.take());
@@ -411,6 +460,8 @@ async fn look(
         clients: Some(clients.clone()),
         ready_to_grow: before.ready_to_grow,
         removed: before.removed && leader.is_none(),
+        authorities: before.authorities,
+        authorities_at_start: before.authorities_at_start,
     })
 }
 

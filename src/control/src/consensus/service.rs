@@ -23,7 +23,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use sha2::{Digest as _, Sha256};
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tracing::info;
 
@@ -70,6 +71,17 @@ pub struct Service {
     blamed: Arc<AtomicU32>,
 }
 
+/// Starts etcd again, if it trusts other authorities than the files of its member name.
+#[derive(Clone, Debug)]
+pub struct Restarts(Arc<Notify>);
+
+impl Restarts {
+    /// Asks for it. A second question before the first is heard counts once.
+    pub fn ask(&self) {
+        self.0.notify_one();
+    }
+}
+
 impl Service {
     /// A service that waits for orders.
     #[must_use]
@@ -93,6 +105,12 @@ impl Service {
     #[must_use]
     pub fn overview(&self) -> watch::Receiver<Overview> {
         self.overview.subscribe()
+    }
+
+    /// The way to start etcd again.
+    #[must_use]
+    pub fn restarts(&self) -> Restarts {
+        Restarts(Arc::clone(&self.channels.restart))
     }
 
     /// The way to add and remove members.
@@ -208,6 +226,11 @@ impl Service {
             let alone = self.config.tree.alone.clone();
             let alone = blocking(move || alone.read()).await?.is_some();
             let pace = if alone { Pace::Alone } else { Pace::Lan };
+            let trusted = self.config.tree.peer_pki.ca.clone();
+            let trusted = blocking(move || trusted.read()).await?;
+            self.channels.status.send_modify(|status| {
+                status.authorities_at_start = trusted.map(|pem| Sha256::digest(pem).into());
+            });
             let started = process::spawn(&self.config, ctx, orders, pace, purpose).await?;
             let (config, channels) = (&self.config, &self.channels);
             let serving =
@@ -219,6 +242,7 @@ impl Service {
                     let alone = self.config.tree.alone.clone();
                     blocking(move || alone.remove()).await?;
                 }
+                After::Rotate => info!("starting etcd again, which trusts a former authority"),
             }
             purpose = Purpose::Serve;
         }
@@ -250,7 +274,7 @@ impl Service {
                 })
                 .await?;
                 let credentials = Credentials {
-                    ca: invitation.ca.clone(),
+                    authorities: invitation.authorities.clone(),
                     certificate: invitation.certificate.clone(),
                     crl: invitation.crl.clone(),
                 };
@@ -265,6 +289,7 @@ impl Service {
             identity: orders.key.identity(),
             peer: orders.peer.clone(),
             status: self.channels.status.subscribe(),
+            written: self.channels.status.clone(),
             overview: self.overview.clone(),
         };
         let crl = watchers.clone();

@@ -146,6 +146,11 @@ pub struct Status {
     /// Whether etcd ended because the others removed this member, and has had no contact
     /// with a leader since.
     pub removed: bool,
+    /// SHA-256 of the file with the authorities that it trusts, once its own certificate is of
+    /// the one that signs.
+    pub authorities: Option<[u8; 32]>,
+    /// The same when etcd was started: it reads that file only then.
+    pub authorities_at_start: Option<[u8; 32]>,
 }
 
 impl Status {
@@ -188,6 +193,8 @@ impl Status {
             applied_index: self.applied,
             db_bytes: self.db_size,
             db_used_bytes: self.db_used,
+            authorities: self.authorities.map_or_else(Vec::new, Vec::from),
+            authorities_at_start: self.authorities_at_start.map_or_else(Vec::new, Vec::from),
         })
     }
 

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::client::{Client, Kv, Mirror, User};
-use super::credentials::{authority, peer_certificate};
+use super::credentials::{authority, chain_pem, peer_certificate, trusted_pem};
 use super::{Error, Peer, Status};
 use polis_base::files::Etcd;
 use polis_base::sys::clock;
@@ -22,7 +22,7 @@ use polis_runtime::event::until;
 use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::{Identity, NodeId};
-use polis_wire::pki::{Crl, Namespace, Overview, Renewal, certificate_pem};
+use polis_wire::pki::{Authorities, Crl, Namespace, Overview, Renewal};
 
 /// The time between two checks of the certificate's age, which is counted in days.
 const POLL_INTERVAL: Duration = Duration::from_secs(60 * 60);
@@ -40,6 +40,8 @@ pub(super) struct Watchers {
     pub(super) identity: Identity,
     pub(super) peer: Peer,
     pub(super) status: watch::Receiver<Status>,
+    /// Receives which authorities the files name.
+    pub(super) written: watch::Sender<Status>,
     pub(super) overview: watch::Sender<Overview>,
 }
 
@@ -97,28 +99,38 @@ impl Watchers {
         Ok(())
     }
 
-    /// Renews this member's certificate, and keeps the file equal to the one in etcd.
+    /// Renews this member's certificate, and keeps its files equal to what is in etcd: at once
+    /// when the authority is rotated.
     pub(super) async fn certificate(mut self, ctx: Context) -> Result<(), Error> {
         let Some(client) = self.client(&ctx, User::EtcdPki).await? else { return Ok(()) };
-        let namespace = Namespace::new(client, "");
-        loop {
-            // Boxed: a certificate in the making is large, and made once an hour at most.
-            let renewed = Box::pin(self.renew(&namespace));
-            let Some(looked) = ctx.until_cancelled(renewed).await else {
-                return Ok(());
-            };
-            let wait = match looked {
-                Ok(()) => POLL_INTERVAL,
-                Err(Error::Pki(error)) if error.retriable() => {
-                    let error = &error as &dyn std::error::Error;
-                    warn!(error, "cannot maintain the member's certificate, retrying");
-                    RETRY
-                }
-                Err(error) => return Err(error),
-            };
-            if ctx.until_cancelled(tokio::time::sleep(wait)).await.is_none() {
-                return Ok(());
+        let namespace = Namespace::new(client.clone(), "");
+        let key = namespace.rotated_key(&authority());
+        let rotated = watch::Sender::new(None);
+        let mut news = rotated.subscribe();
+        let maintain = async {
+            loop {
+                news.mark_unchanged();
+                // Boxed: a certificate in the making is large, and rare.
+                let wait = match Box::pin(self.renew(&namespace)).await {
+                    Ok(()) => POLL_INTERVAL,
+                    Err(Error::Pki(error)) if error.retriable() => {
+                        let error = &error as &dyn std::error::Error;
+                        warn!(error, "cannot maintain the member's certificate, retrying");
+                        RETRY
+                    }
+                    Err(error) => return Err(error),
+                };
+                // The sender outlives this.
+                let _news = tokio::time::timeout(wait, news.changed()).await;
             }
+        };
+        tokio::select! {
+            // Cancel-safe: only waits.
+            () = ctx.cancelled() => Ok(()),
+            // Cancel-safe: follows again from a listing.
+            never = client.follow_key(&key, &rotated) => match never {},
+            // Cancel-safe: a write goes on by itself and is never torn.
+            ended = maintain => ended,
         }
     }
 
@@ -131,7 +143,21 @@ impl Watchers {
             }
             None => namespace.ensure(&desired, clock::now()).await?,
         };
-        replace(&self.tree.peer_pki.cert, certificate_pem(&issued.der).into_bytes()).await?;
+        let authorities = namespace.authorities(&authority()).await?;
+        let authorities = authorities.unwrap_or_else(|| Authorities::sole(issued.issuer_der));
+        if !authorities.signed(&issued.der) {
+            // Rotated since: the next look is at once.
+            return Ok(());
+        }
+        // The certificate first: peers that trust only the next authority accept it then.
+        replace(&self.tree.peer_pki.cert, chain_pem(&issued.der, &authorities)).await?;
+        if replace(&self.tree.peer_pki.ca, trusted_pem(&authorities)).await? {
+            info!(rotations = authorities.rotations, "the authority of the peers was rotated");
+        }
+        let digest = Some(super::trusted_digest(&authorities));
+        self.written.send_if_modified(|status| {
+            std::mem::replace(&mut status.authorities, digest) != digest
+        });
         Ok(())
     }
 

@@ -35,10 +35,11 @@ use prost::Message;
 use tokio::sync::watch;
 use tracing::warn;
 
-use super::store::{self, CONFIGURATION, LEADERS, NODES, REGISTRIES, UPDATE, USERS};
+use super::store::{self, CONFIGURATION, LEADERS, NODES, REGISTRIES, ROTATION, UPDATE, USERS};
 use crate::consensus::client::{Change, Client, Kv, Mirror};
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
+use polis_wire::pki::Authorities;
 
 /// The number of removed nodes that are remembered; deletions are rare and by hand.
 const GONE_MAX: usize = 1024;
@@ -119,6 +120,10 @@ pub struct Directory {
     update: Option<Arc<v1::ClusterUpdate>>,
     leaders: BTreeMap<String, (i64, Leader)>,
     crl: Arc<Vec<u8>>,
+    /// The certificate of the CA that signs, and the record of its rotations, if there is one.
+    authority: Option<Vec<u8>>,
+    rotated: Option<Arc<Authorities>>,
+    rotation: Option<v1::Rotation>,
     sequence: u64,
     /// Which node changed at which number; each node is in here once.
     order: BTreeMap<u64, NodeId>,
@@ -191,6 +196,19 @@ impl Directory {
     #[must_use]
     pub fn crl(&self) -> Arc<Vec<u8>> {
         Arc::clone(&self.crl)
+    }
+
+    /// The cluster's CA and those before it; `None` before the first listing.
+    #[must_use]
+    pub fn authorities(&self) -> Option<Arc<Authorities>> {
+        let sole = || self.authority.clone().map(|der| Authorities::sole(der).into());
+        self.rotated.clone().or_else(sole)
+    }
+
+    /// The rotation of the authorities that goes on, or the last one.
+    #[must_use]
+    pub fn rotation(&self) -> Option<v1::Rotation> {
+        self.rotation
     }
 
     /// Sets the health of a node; returns whether it changed.
@@ -275,6 +293,14 @@ impl Directory {
             self.update = Some(Arc::new(read));
         } else if kv.key == store::crl_key() {
             self.crl = Arc::new(kv.value.clone());
+        } else if kv.key == store::authority_key() {
+            self.authority = Some(kv.value.clone());
+        } else if kv.key == store::rotated_key() {
+            let Some(read) = Authorities::from_record(&kv.value) else { return damaged() };
+            self.rotated = Some(Arc::new(read));
+        } else if kv.key == ROTATION {
+            let Ok(read) = v1::Rotation::decode(kv.value.as_slice()) else { return damaged() };
+            self.rotation = Some(read);
         }
     }
 

@@ -149,6 +149,9 @@ pub enum Error {
     /// There is none to show, or none that goes on.
     #[error("no update of the cluster {0}")]
     NoUpdate(&'static str),
+    /// The authorities were never rotated.
+    #[error("the authorities of this cluster were never rotated")]
+    NoRotation,
     /// The recovery key was saved, or never existed.
     #[error(
         "the cluster has no recovery key of this node: it was confirmed as saved, or the disk is \
@@ -234,6 +237,7 @@ impl Error {
             Self::Plan(_) => (FailedPrecondition, "update-plan"),
             Self::UpdateGoesOn { .. } => (FailedPrecondition, "update-going-on"),
             Self::NoUpdate(_) => (NotFound, "no-update"),
+            Self::NoRotation => (NotFound, "no-rotation"),
             Self::NoRecoveryKey => (NotFound, "no-recovery-key"),
             Self::CutSnapshot { .. } => (Unavailable, "cut-snapshot"),
             Self::SnapshotGoesOn => (FailedPrecondition, "snapshot-going-on"),

@@ -55,6 +55,8 @@ struct Beat {
     clock: Option<v1::ClockFigures>,
     /// What the node says of its systems.
     update: Option<Arc<v1::UpdateReport>>,
+    /// SHA-256 of the authorities that the node keeps.
+    authorities: Vec<u8>,
     /// When a machine without an open disk first asked as this node, while the node was healthy.
     asked: Option<Instant>,
 }
@@ -66,11 +68,11 @@ pub struct Heartbeats(Arc<Mutex<BTreeMap<NodeId, Beat>>>);
 impl Heartbeats {
     /// Records a heartbeat of a node.
     pub fn record(&self, id: NodeId, request: v1::HeartbeatRequest) {
-        let v1::HeartbeatRequest { consensus, clock, update } = request;
+        let v1::HeartbeatRequest { consensus, clock, update, authorities } = request;
         let (at, update) = (Instant::now(), update.map(Arc::new));
         let mut record = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let asked = record.get(&id).and_then(|beat| beat.asked);
-        record.insert(id, Beat { at, consensus, clock, update, asked });
+        record.insert(id, Beat { at, consensus, clock, update, authorities, asked });
     }
 
     /// Records that a machine without an open disk asks as this node; returns whether the node has
@@ -112,6 +114,12 @@ impl Heartbeats {
     #[must_use]
     pub fn update(&self, id: NodeId) -> Option<Arc<v1::UpdateReport>> {
         self.beat(id)?.update
+    }
+
+    /// SHA-256 of the authorities of the cluster that a node kept at its last heartbeat.
+    #[must_use]
+    pub fn authorities(&self, id: NodeId) -> Option<Vec<u8>> {
+        Some(self.beat(id)?.authorities)
     }
 
     fn beat(&self, id: NodeId) -> Option<Beat> {

@@ -48,6 +48,7 @@ mod pod_network;
 mod proof;
 pub mod refused;
 mod registries;
+mod rotation;
 pub mod serve;
 mod service;
 mod skew;

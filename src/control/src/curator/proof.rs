@@ -2,7 +2,7 @@
 //! no curator.
 //!
 //! ```text
-//! [none] --etcd has a quorum--> read or made --> [certificate] --two thirds--> made again
+//! [none] --etcd has a quorum--> read or made --> [certificate] --two thirds, or another CA--> made again
 //!                                  ^  |
 //!                                  +--+ RETRY
 //! ```
@@ -105,7 +105,8 @@ impl Service {
         let now = clock::now();
         let known = self.own.borrow().clone().filter(|own| {
             let facts = Facts::read(&own.certificate);
-            facts.is_some_and(|facts| !facts.renewal_due(now))
+            let signed = node.authorities.as_ref().is_none_or(|it| it.signed(&own.certificate));
+            signed && facts.is_some_and(|facts| !facts.renewal_due(now))
         });
         let certificate = match known {
             Some(own) => own.certificate,
@@ -118,7 +119,7 @@ impl Service {
             },
         };
         let own =
-            Credentials { certificate, key: Arc::clone(&node.key), authority: node.authority };
+            Credentials { certificate, key: Arc::clone(&node.key), authorities: node.authorities };
         self.own.send_if_modified(|known| {
             let changed = known.as_ref() != Some(&own);
             *known = Some(own);

@@ -10,6 +10,7 @@
 //!      +--> departures  nodes that are taken out
 //!      +--> pruning     the list of issued certificates
 //!      +--> updating    the journal of an update of the cluster
+//!      +--> rotating    a rotation of the authorities
 //!      +--> proof       the certificate of this node as a curator
 //!      +--> server      port 7835, once there is that certificate
 //!      +--> leader      started last, so that it is stopped first: a leader
@@ -38,7 +39,7 @@ use super::proof;
 use super::refused::Refusals;
 use super::serve::{
     Attempts, AuditService, Departures, DeparturesService, Handlers, Naming, Parts, Pruning,
-    Updating,
+    Rotating, Updating,
 };
 use super::skew;
 use super::store::Store;
@@ -196,6 +197,7 @@ impl Service {
             naming: self.config.naming,
             waiting: watch::Sender::default(),
             leave: watch::Sender::default(),
+            restart: watch::Sender::default(),
             changing: Mutex::default(),
             departures,
             snapshots: Arc::new(Semaphore::new(1)),
@@ -241,6 +243,7 @@ impl Service {
             },
             pruning: Pruning { handlers: handlers.clone() },
             updating: Updating { handlers: handlers.clone() },
+            rotating: Rotating { handlers: handlers.clone() },
             audit: AuditService { handlers: handlers.clone(), queue: attempted },
             departures: DeparturesService {
                 handlers,
@@ -286,6 +289,7 @@ struct Services {
     departures: DeparturesService,
     pruning: Pruning,
     updating: Updating,
+    rotating: Rotating,
     audit: AuditService,
     proof: proof::Service,
     server: rpc::Server,
@@ -304,6 +308,7 @@ impl Services {
             departures,
             pruning,
             updating,
+            rotating,
             audit,
             proof,
             server,
@@ -319,6 +324,7 @@ impl Services {
         ctx.spawn("departures", forever, move |ctx| departures.clone().run(ctx));
         ctx.spawn("pruning", forever, move |ctx| pruning.clone().run(ctx));
         ctx.spawn("updating", forever, move |ctx| updating.clone().run(ctx));
+        ctx.spawn("rotating", forever, move |ctx| rotating.clone().run(ctx));
         ctx.spawn("audit", forever, move |ctx| audit.clone().run(ctx));
         ctx.spawn("proof", forever, move |ctx| proof.clone().run(ctx));
         ctx.spawn("server", forever, move |ctx| server.clone().run(ctx));

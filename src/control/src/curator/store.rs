@@ -10,6 +10,7 @@
 //! cluster/configuration   v1.ClusterConfiguration
 //! cluster/registries      v1.Registries
 //! cluster/update          v1.ClusterUpdate
+//! cluster/rotation        v1.Rotation: the last one of the authorities
 //! pod_prefixes/<prefix>   v1.ClusterNetworkOwner: the node whose pods have these addresses
 //! mesh_keys/<hex>         v1.ClusterNetworkOwner: the node that has this key of the mesh
 //! audit/...               see `audit`: the audit log
@@ -36,7 +37,7 @@ use prost::Message;
 use polis_base::hex;
 use polis_wire::identity::{Identity, NodeId};
 use polis_wire::pki::{
-    self, Certificate, Guard, Issued, Issuer, Mode, Namespace, Reason, Template, Write,
+    self, Authorities, Certificate, Guard, Issued, Issuer, Mode, Namespace, Reason, Template, Write,
 };
 
 /// The place of the cluster's own PKI.
@@ -52,6 +53,7 @@ pub(super) const TICKET: &str = "global/register_ticket";
 pub(super) const CONFIGURATION: &str = "cluster/configuration";
 pub(super) const REGISTRIES: &str = "cluster/registries";
 pub(super) const UPDATE: &str = "cluster/update";
+pub(super) const ROTATION: &str = "cluster/rotation";
 pub(super) const POD_PREFIXES: &str = "pod_prefixes/";
 pub(super) const MESH_KEYS: &str = "mesh_keys/";
 
@@ -175,17 +177,14 @@ impl<S: pki::Store + Clone> Store<S> {
         Ok(self.certificates().ensure(&authority(), now).await?)
     }
 
-    /// DER of the cluster's CA, which exists since the bootstrap of the cluster.
+    /// The cluster's CA, which exists since the bootstrap of the cluster, and those before it.
     ///
     /// # Errors
     ///
     /// [`Error::Missing`].
-    pub async fn authority(&self, now: SystemTime) -> Result<Vec<u8>, Error> {
-        // `ensure` makes missing parts; an authority always has a CRL.
-        if self.certificates().crl(&authority()).await?.is_none() {
-            return Err(Error::Missing { key: format!("{PKI}authorities/{AUTHORITY}") });
-        }
-        Ok(self.ensure_authority(now).await?.der)
+    pub async fn authorities(&self) -> Result<Authorities, Error> {
+        let missing = || Error::Missing { key: format!("{PKI}authorities/{AUTHORITY}") };
+        self.certificates().authorities(&authority()).await?.ok_or_else(missing)
     }
 
     /// The certificate of `node`, made if it does not exist.
@@ -346,6 +345,16 @@ pub(super) fn join_key_at(key: &[u8]) -> String {
     format!("{JOIN_KEYS}{}", hex::encode(key))
 }
 
+/// The place of the rotations of the cluster's authority.
+pub(super) fn rotated_key() -> String {
+    format!("{PKI}authorities/{AUTHORITY}/rotated")
+}
+
+/// The place of the certificate of the cluster's authority.
+pub(super) fn authority_key() -> String {
+    format!("{PKI}authorities/{AUTHORITY}/certificate")
+}
+
 /// The place of the CRL of the cluster's authority.
 pub(super) fn crl_key() -> String {
     format!("{PKI}authorities/{AUTHORITY}/crl")
@@ -396,6 +405,7 @@ mod tests {
     fn the_crl_is_watched_where_the_library_keeps_it() {
         let pki = Namespace::new(Memory::default(), PKI);
         assert_eq!(pki.crl_key(&authority()), crl_key());
+        assert_eq!(pki.rotated_key(&authority()), rotated_key());
     }
 
     #[tokio::test]

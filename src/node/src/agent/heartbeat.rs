@@ -12,8 +12,8 @@ use super::{Service, split, turn};
 use polis_control::cluster::state::Event;
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::Context;
-use polis_wire::rpc;
 use polis_wire::rpc::client::{Patience, Repeat};
+use polis_wire::rpc::{self, Credentials};
 
 /// The limits of the interval that a leader may ask for: neither a flood nor a silence.
 const INTERVALS: std::ops::RangeInclusive<Duration> =
@@ -36,7 +36,9 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
         let consensus = service.inputs.consensus.borrow().figures();
         let clock = Some(service.inputs.time.borrow().figures());
         let update = Some(turn::report(&service).await);
-        let request = v1::HeartbeatRequest { consensus, clock, update };
+        let authorities = service.outputs.credentials.borrow().as_ref().and_then(kept);
+        let authorities = authorities.map_or_else(Vec::new, Vec::from);
+        let request = v1::HeartbeatRequest { consensus, clock, update, authorities };
         let call = |channel| {
             let request = request.clone();
             async move { CuratorClient::new(channel).heartbeat(request).await }
@@ -46,6 +48,9 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
                 service.outputs.contact.send_replace(Some(Instant::now()));
                 let response = response.into_inner();
                 interval = asked(&response, service.config.heartbeat);
+                if response.restart_etcd {
+                    service.restarts.ask();
+                }
                 turn::ordered(&service, response.update).await;
             }
             Some(Err(status)) if rpc::is_removal(&status) => {
@@ -60,6 +65,13 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
             return Ok(());
         }
     }
+}
+
+/// SHA-256 of the authorities that this node keeps, once the one that signs has signed its own
+/// certificate.
+fn kept(credentials: &Credentials) -> Option<[u8; 32]> {
+    let authorities = credentials.authorities.as_ref()?;
+    authorities.signed(&credentials.certificate).then(|| authorities.digest())
 }
 
 /// When the next one is due.

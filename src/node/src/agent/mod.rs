@@ -10,7 +10,8 @@
 //! report     what this node says about itself, on change --+
 //! heartbeat  every five seconds ---------------------------+--> contact --+
 //! turn       its part of an update of the cluster, from heartbeat to heartbeat
-//! renewal    the certificate, after two thirds ------------+              v
+//! renewal    the certificate, after two thirds,
+//!            and when another CA signs --------------------+              v
 //! node_watch    every node, newest value first ---------------+         split: cut off?
 //!              |--> nodes  --> candidates, directory file
 //!              |--> roles  --> disk, `roles`
@@ -73,6 +74,8 @@ pub struct Config {
     pub users: File,
     /// The node's own certificate.
     pub certificate: File,
+    /// The CA of the cluster and those before it.
+    pub authorities: File,
     /// Where curators listen.
     pub port: u16,
     /// Between two heartbeats, until the leader sets another interval.
@@ -92,6 +95,7 @@ impl Config {
             roles: root.data.node.roles.clone(),
             users: root.data.node.users.clone(),
             certificate: root.data.node.credentials.certificate.clone(),
+            authorities: root.data.node.credentials.authorities.clone(),
             port: CURATOR_PORT,
             heartbeat: HEARTBEAT,
             cut_off_after: CUT_OFF_AFTER,
@@ -169,6 +173,8 @@ pub struct Service {
     pub inputs: Inputs,
     /// The values that the agent publishes.
     pub outputs: Outputs,
+    /// The way to start etcd again.
+    pub restarts: consensus::Restarts,
     /// What an update of the cluster needs of this node.
     pub tools: Tools,
 }

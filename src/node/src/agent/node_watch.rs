@@ -31,7 +31,7 @@ use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::{Nodes, Role};
-use polis_wire::pki::Crl;
+use polis_wire::pki::{Authorities, Crl};
 use polis_wire::rpc::client::Repeat;
 use polis_wire::rpc::{self, AccessList, Users};
 
@@ -101,6 +101,12 @@ async fn hear(service: &Service, own: NodeId) -> Result<(), Status> {
         };
         let Some(event) = event else { return Ok(()) };
         received.apply(event);
+        if let Some(new) = received.authorities.take()
+            && !rotated(service, &new).await
+        {
+            // The next event gives another occasion.
+            received.authorities = Some(new);
+        }
         if received.current {
             service.outputs.contact.send_replace(Some(Instant::now()));
             publish(service, own, &received).await;
@@ -131,6 +137,7 @@ pub(super) struct Received {
     revoked: Option<BTreeSet<Vec<u8>>>,
     time_servers: Vec<NtpServer>,
     users: Option<Users>,
+    authorities: Option<Arc<Authorities>>,
     current: bool,
 }
 
@@ -166,6 +173,12 @@ impl Received {
         }
         if let Some(users) = event.users {
             self.users = Some(rpc::users(&users.users));
+        }
+        if let Some(authorities) = event.authorities {
+            match Authorities::from_message(authorities) {
+                Some(read) => self.authorities = Some(Arc::new(read)),
+                None => error!("the CA of the cluster cannot be read; the last one stays"),
+            }
         }
         self.current |= event.current;
     }
@@ -228,6 +241,30 @@ async fn publish(service: &Service, own: NodeId, received: &Received) {
     }
 }
 
+/// Trusts the authorities of now, once the disk has them. Only those are taken to which the bridges
+/// lead from the one that signed before. Returns whether there is nothing left to do.
+async fn rotated(service: &Service, new: &Arc<Authorities>) -> bool {
+    let known = service.outputs.credentials.borrow().clone();
+    let Some(known) = known.and_then(|known| known.authorities) else { return false };
+    if known == *new {
+        return true;
+    }
+    if new.rotations < known.rotations || !new.succeed(&known.signing) {
+        error!("the leader names a CA to which the known one does not lead; it is not trusted");
+        return true;
+    }
+    if !keep(&service.config.authorities, new.to_record(), "the CA of the cluster").await {
+        return false;
+    }
+    info!(rotations = new.rotations, "the CA of the cluster was rotated");
+    service.outputs.credentials.send_modify(|credentials| {
+        if let Some(credentials) = credentials {
+            credentials.authorities = Some(Arc::clone(new));
+        }
+    });
+    true
+}
+
 /// Writes a file whose loss only costs a delay; returns whether the disk has it.
 pub(super) async fn keep(file: &File, content: Vec<u8>, what: &str) -> bool {
     let saved = file.save(content).await;
@@ -288,6 +325,7 @@ mod tests {
             ids in prop::collection::vec(".{0,50}", 0..20), gone in prop::collection::vec(".{0,50}", 0..20),
             crl in prop::collection::vec(any::<u8>(), 0..200), current: bool, host in ".{0,50}",
             name in ".{0,50}", public_key in prop::collection::vec(any::<u8>(), 0..40), role: i32,
+            signing in prop::collection::vec(any::<u8>(), 0..200),
         ) {
             let nodes = ids.into_iter().map(|id| v1::NodeInfo { id, ..Default::default() });
             let mut received = Received::default();
@@ -296,8 +334,9 @@ mod tests {
             let user = v1::User { name, role, public_key, revoked: false };
             let users = Some(v1::Users { users: vec![user] });
             let nodes = nodes.collect();
-            received.apply(v1::WatchEvent { nodes, gone, current, crl, time, users });
-            prop_assert!(received.revoked.is_none());
+            let authorities = Some(v1::Authorities { signing, ..Default::default() });
+            received.apply(v1::WatchEvent { nodes, gone, current, crl, time, users, authorities });
+            prop_assert!(received.revoked.is_none() && received.authorities.is_none());
             // A host is part of a line of chronyd's configuration.
             prop_assert!(received.time_servers.iter().all(|server| !server.host.contains(char::is_whitespace)));
         }

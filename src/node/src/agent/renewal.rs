@@ -1,9 +1,9 @@
-//! The renewal of this node's certificate, after two thirds of its life.
+//! The renewal of this node's certificate, after two thirds of its life, or once another CA signs.
 //!
 //! ```text
-//! [valid] --two thirds--> ask the leader --checked, written--> [valid]
-//!                           ^      | refused, or no leader
-//!                           +------+ RETRY
+//! [valid] --two thirds, or another CA--> ask the leader --checked, written--> [valid]
+//!                                          ^      | refused, or no leader
+//!                                          +------+ RETRY
 //! ```
 //!
 //! Invariants:
@@ -50,7 +50,7 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
     loop {
         let work = async {
             let own = until(&mut credentials, "the credentials", Clone::clone).await?;
-            let wait = match wait(&own.certificate, clock::now()) {
+            let wait = match wait(&own, clock::now()) {
                 Some(Duration::ZERO) => match renew(&service, &own).await {
                     Ok(()) => return Ok(()),
                     Err(error) => {
@@ -79,9 +79,10 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
 }
 
 /// How long the certificate is good enough; `None` if it cannot be read.
-fn wait(certificate: &[u8], now: SystemTime) -> Option<Duration> {
-    let facts = Facts::read(certificate)?;
-    if facts.renewal_due(now) {
+fn wait(own: &Credentials, now: SystemTime) -> Option<Duration> {
+    let facts = Facts::read(&own.certificate)?;
+    let signed = own.authorities.as_ref().is_none_or(|known| known.signed(&own.certificate));
+    if facts.renewal_due(now) || !signed {
         return Some(Duration::ZERO);
     }
     Some(facts.renew_at().duration_since(now).unwrap_or_default())
@@ -116,8 +117,8 @@ fn check(own: &Credentials, new: &[u8], now: SystemTime) -> Result<(), &'static 
     if facts.renewal_due(now) {
         return Err("it is already due for renewal");
     }
-    let authority = own.authority.as_deref().ok_or("the CA is not known")?;
-    match pki::signed_by(new, authority) {
+    let authorities = own.authorities.as_ref().ok_or("the CA is not known")?;
+    match authorities.signed(new) {
         true => Ok(()),
         false => Err("the cluster's CA has not signed it"),
     }
@@ -135,9 +136,25 @@ mod tests {
     async fn a_certificate_is_renewed_after_two_thirds_of_its_life() {
         let own = Authority::new().await.node(1).await;
         let now = clock::now();
-        assert!(wait(&own.certificate, now).unwrap() > 50 * DAY);
-        assert_eq!(wait(&own.certificate, now + 61 * DAY), Some(Duration::ZERO));
-        assert_eq!(wait(b"noise", now), None);
+        assert!(wait(&own, now).unwrap() > 50 * DAY);
+        assert_eq!(wait(&own, now + 61 * DAY), Some(Duration::ZERO));
+        let noise = Credentials { certificate: b"noise".to_vec(), ..own };
+        assert_eq!(wait(&noise, now), None);
+    }
+
+    #[tokio::test]
+    async fn a_certificate_of_a_former_ca_is_renewed_at_once() {
+        let authority = Authority::new().await;
+        let own = authority.node(1).await;
+        authority.rotate(1).await;
+        let own = Credentials { authorities: Some(authority.authorities().await), ..own };
+        let now = clock::now();
+        assert_eq!(wait(&own, now), Some(Duration::ZERO));
+        assert_eq!(check(&own, &own.certificate, now), Err("the cluster's CA has not signed it"));
+        let new = authority.node(1).await.certificate;
+        assert_eq!(check(&own, &new, now), Ok(()));
+        let renewed = Credentials { certificate: new, ..own };
+        assert!(wait(&renewed, now).unwrap() > 50 * DAY);
     }
 
     #[tokio::test]

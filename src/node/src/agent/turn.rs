@@ -321,9 +321,9 @@ async fn fetch(
         return Ok(blocking(read).await?);
     }
     let credentials = service.outputs.credentials.borrow().clone();
-    let authority = credentials.as_ref().and_then(|credentials| credentials.authority.clone());
-    let authority = authority.ok_or_else(|| way("this node has no certificate".to_owned()))?;
-    let (expect, trust) = (Expect::Node(holder), Trust::Authority(authority));
+    let known = credentials.as_ref().and_then(|credentials| credentials.authorities.clone());
+    let known = known.ok_or_else(|| way("this node has no certificate".to_owned()))?;
+    let (expect, trust) = (Expect::Node(holder), Trust::Cluster(known));
     let port = service.config.management_port;
     let connection =
         Box::pin(dial(&turn.holder_address, port, expect, &trust, credentials.as_ref())).await;

@@ -150,7 +150,7 @@ impl Running {
 
     async fn client(&self, role: Role) -> NodeManagementClient<Channel> {
         let user = self.authority.user(role.as_str(), role, 5).await;
-        let trust = Trust::Authority(self.authority.der.clone());
+        let trust = Trust::in_one(self.authority.der.clone());
         let (host, port) = (self.addresses[0].ip().to_string(), self.addresses[0].port());
         let expect = Expect::Node(node_id(1));
         let connection = dial(&host, port, expect, &trust, Some(&user)).await.unwrap();

@@ -28,11 +28,9 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
-use polis_base::files::{self, File};
+use polis_base::files;
 use polis_control::cluster::{self, Membership, RETRY, TRUST};
-use polis_control::consensus::{
-    self, Invitation, Member, MemberId, MemberStatus, Orders, Peer, Start,
-};
+use polis_control::consensus::{self, Invitation, MemberStatus, Orders, Peer, Start};
 use polis_machine::network;
 use polis_runtime::event::{Closed, until};
 use polis_runtime::save::Save as _;
@@ -116,14 +114,25 @@ impl Service {
         let mut nodes = self.nodes.clone();
         let gone = until(&mut nodes, "the nodes", |nodes| has_role(nodes, own).filter(|has| !has));
         let (consensus, client) = (self.consensus.clone(), self.client.clone());
-        let voter = self.data.node.voter.clone();
+        let (data, network) = (self.data.clone(), self.network.clone());
         tokio::select! {
             // Cancel-safe, all: an invitation that is not used is given again.
             gone = gone => drop(gone?),
-            out = out(own, consensus, &client, voter) => out?,
+            end = end(own, consensus, &client, &data, network) => match end? {
+                End::Removed => {}
+                End::Outdated => return self.begin_again().await,
+            },
             served = self.serve() => match served? {},
         }
         self.leave().await
+    }
+
+    /// Starts etcd again with what its peers trust now.
+    async fn begin_again(&mut self) -> Result<(), Error> {
+        info!("the authority of the peers was rotated while this node was cut off");
+        self.orders.send_replace(None);
+        until(&mut self.consensus, "etcd", |status| status.is_absent().then_some(())).await?;
+        self.order().await
     }
 
     /// Clears up after a member of etcd that the cluster has taken out.
@@ -207,23 +216,35 @@ impl Service {
                 }
             };
             match self.client.call(Repeat::Allowed, call).await {
-                Ok(answer) => return Start::Join(Box::new(invitation(answer, key))),
+                Ok(answer) => match Invitation::read(answer, key.id()) {
+                    Some(invitation) => return Start::Join(Box::new(invitation)),
+                    None => warn!("the leader's answer to a new member cannot be read; retrying"),
+                },
                 Err(status) => {
                     warn!(%status, "cannot become a member of etcd yet; retrying");
-                    sleep(ENLIST_RETRY).await;
                 }
             }
+            sleep(ENLIST_RETRY).await;
         }
     }
 }
 
-/// Waits until a leader reports that this node no longer has a member of etcd.
-async fn out(
+/// Why the member of etcd on this node cannot go on.
+enum End {
+    /// The others removed it.
+    Removed,
+    /// They trust another authority than it knows.
+    Outdated,
+}
+
+/// Waits until a leader reports that the member of etcd on this node cannot go on.
+async fn end(
     own: NodeId,
     mut consensus: watch::Receiver<consensus::Status>,
     client: &Client,
-    voter: File,
-) -> Result<(), Error> {
+    data: &files::Data,
+    network: watch::Receiver<network::Status>,
+) -> Result<End, Error> {
     loop {
         // A member that knows a leader is in the cluster, and a member that has just started
         // will learn of one.
@@ -239,14 +260,25 @@ async fn out(
                 continue;
             }
         }
-        let file = voter.clone();
+        let file = data.node.voter.clone();
         let voted = blocking(move || file.read()).await?;
         match cluster::membership(client, own, voted.as_deref()).await {
             Ok(Membership::Out) => {
                 warn!("this node has the role, but its etcd member was removed");
-                return Ok(());
+                return Ok(End::Removed);
             }
-            Ok(Membership::Member | Membership::Elsewhere) => {}
+            Ok(Membership::Member) => {
+                let address = network.borrow().primary;
+                let trusted = data.etcd.peer_pki.ca.clone();
+                if let Some(address) = address {
+                    match cluster::outdated(client, own, address, trusted).await {
+                        Ok(Some(_invitation)) => return Ok(End::Outdated),
+                        Ok(None) => {}
+                        Err(why) => debug!(why, "no leader reports the authority of the peers"),
+                    }
+                }
+            }
+            Ok(Membership::Elsewhere) => {}
             Err(status) => debug!(%status, "no leader reports the members of etcd"),
         }
         sleep(RETRY).await;
@@ -259,24 +291,6 @@ fn has_role(nodes: &Option<Arc<Nodes>>, own: NodeId) -> Option<bool> {
     let node = nodes.as_ref()?.get(&own)?;
     let role = is_consensus_member(node.roles.as_ref());
     (node.state() == v1::NodeState::Up).then_some(role)
-}
-
-/// The answer as etcd's keeper takes it.
-fn invitation(answer: v1::JoinConsensusResponse, key: &NodeKey) -> Invitation {
-    let own = Peer::of(key.id()).url();
-    let member = |peer: v1::join_consensus_response::Peer| Member {
-        id: MemberId(0),
-        // As etcd reports it: the new one has no name yet.
-        name: if peer.peer_url == own { String::new() } else { peer.node_id },
-        peer_url: peer.peer_url,
-        learner: false,
-    };
-    Invitation {
-        ca: answer.ca_certificate,
-        certificate: answer.peer_certificate,
-        crl: answer.crl,
-        members: answer.members.into_iter().map(member).collect(),
-    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 pub(super) mod info;
 mod registry;
+mod rotate;
 mod status;
 pub(super) mod ticket;
 mod update;
@@ -66,6 +67,12 @@ pub(super) enum Command {
     /// The leader goes on by itself, also after a change of leaders or a loss of power, and
     /// stops at the first node that does not take the new version.
     Update(update::Arguments),
+    /// Replace the CA of the cluster and the authority of etcd's members.
+    ///
+    /// Use it when a key of theirs may be in the wrong hands: the disk of a voter or a snapshot
+    /// was stolen. The cluster serves meanwhile, and goes on by itself after a change of leaders
+    /// or a loss of power. Nodes and users that are away learn of it when they are back.
+    RotateCa(rotate::Arguments),
     /// Wait until the cluster is healthy.
     ///
     /// A cluster is healthy when a curator leads, every node in state up is healthy, no part
@@ -101,6 +108,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         Command::Registry { command } => registry::run(command, global).await,
         Command::Configure { rules, dry_run } => configure(&rules, dry_run, global).await,
         Command::Update(arguments) => Box::pin(update::run(arguments, global)).await,
+        Command::RotateCa(arguments) => Box::pin(rotate::run(arguments, global)).await,
         Command::Wait { nodes } => wait::run(global, nodes).await,
     }
 }

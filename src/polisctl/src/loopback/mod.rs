@@ -8,7 +8,7 @@ mod crowd;
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ed25519_dalek::pkcs8::EncodePrivateKey as _;
@@ -19,6 +19,7 @@ use polis_proto::v1::curator_local_server::{CuratorLocal, CuratorLocalServer};
 use polis_proto::v1::management_server::{Management, ManagementServer};
 use polis_proto::v1::node_management_server::{NodeManagement, NodeManagementServer};
 use sha2::{Digest as _, Sha256};
+use tokio::sync::watch;
 use tonic::body::Body;
 use tonic::service::RoutesBuilder;
 use tonic::{Request, Response, Status, Streaming};
@@ -27,7 +28,7 @@ use super::contexts::{self, Context, Contexts, Settings};
 use super::testing::World;
 use polis_wire::age::{self, Recipient};
 use polis_wire::rpc::testing::{Authority, Running, key, node_id};
-use polis_wire::rpc::{App, Caller, Exchange, Gateway, Limits, Role};
+use polis_wire::rpc::{App, Caller, Credentials, Exchange, Gateway, Limits, Role};
 
 /// The seed of the node's key.
 pub(super) const NODE: u8 = 1;
@@ -67,7 +68,11 @@ pub(super) struct Cluster {
     /// Whether there are other nodes and users.
     crowd: Arc<AtomicBool>,
     audit: Arc<Mutex<(v1::AuditHead, Vec<v1::AuditEntry>)>>,
+    shown: Arc<Mutex<Vec<Shown>>>,
 }
+
+/// What a server shows.
+type Shown = watch::Sender<Option<Credentials>>;
 
 /// Answers every call of a node.
 #[derive(Clone)]
@@ -86,6 +91,10 @@ struct Served {
     audit: Arc<Mutex<(v1::AuditHead, Vec<v1::AuditEntry>)>>,
     /// The update of the cluster.
     update: Arc<Mutex<Option<v1::ClusterUpdate>>>,
+    /// How often the rotation of its CA was read.
+    rotation: Arc<AtomicUsize>,
+    /// The certificates that its servers show.
+    shown: Arc<Mutex<Vec<Shown>>>,
 }
 
 /// What only the owner of the cluster can read.
@@ -110,6 +119,7 @@ impl Cluster {
         let says = Arc::new(Mutex::new("hello".to_owned()));
         let crowd: Arc<AtomicBool> = Arc::default();
         let audit = Arc::new(Mutex::new(super::audit::tests::log()));
+        let shown: Arc<Mutex<Vec<Shown>>> = Arc::default();
         let (authority, running) = runtime.block_on(async {
             let authority = Authority::new().await;
             let served = Served {
@@ -124,6 +134,8 @@ impl Cluster {
                 crowd: Arc::clone(&crowd),
                 audit: Arc::clone(&audit),
                 update: Arc::default(),
+                rotation: Arc::default(),
+                shown: Arc::clone(&shown),
             };
             let mut routes = RoutesBuilder::default();
             routes
@@ -134,6 +146,7 @@ impl Cluster {
             let app = App::Grpc(routes.routes().prepare());
             let own = authority.curator(NODE).await;
             let running = Running::start(&authority, own, app, Limits::default()).await;
+            shown.lock().unwrap().push(running.credentials.clone());
             (authority, running)
         });
         let gateway = None;
@@ -150,6 +163,7 @@ impl Cluster {
             says,
             crowd,
             audit,
+            shown,
         };
         cluster.equip(world);
         cluster
@@ -191,6 +205,26 @@ impl Cluster {
         contexts.save(&context).unwrap();
     }
 
+    /// The CA in the context.
+    pub(super) fn ca(world: &World) -> Option<Vec<u8>> {
+        let contexts = Contexts::find(Some(world.path("polis")), |_name| None).unwrap();
+        contexts.load("home").unwrap().ca
+    }
+
+    /// Another CA signs from now on, and the former one is not trusted.
+    pub(super) fn rotates(&self) {
+        self.runtime.block_on(async {
+            self.authority.rotate(1).await;
+            self.authority.conclude().await;
+        });
+    }
+
+    /// The node shows a certificate of the CA of now.
+    pub(super) fn shows_the_next_ca(&self) {
+        let own = self.runtime.block_on(self.authority.curator(NODE));
+        self.running.credentials.send_replace(Some(own));
+    }
+
     /// The address of the node, as a curator and as a node.
     pub(super) fn address(&self) -> String {
         self.running.address.to_string()
@@ -219,6 +253,7 @@ impl Cluster {
         let via = ("192.0.2.1:6444".to_owned(), running.address.to_string());
         context.settings.via.extend([via]);
         contexts.save(&context).unwrap();
+        self.shown.lock().unwrap().push(running.credentials.clone());
         self.gateway = Some(running);
         self.kubernetes.there.store(true, Ordering::Relaxed);
     }
@@ -621,6 +656,23 @@ impl CuratorLocal for Served {
     }
 }
 
+impl Served {
+    /// The rotation of its CA, which goes on for two questions.
+    async fn rotation(&self) -> v1::GetRotationResponse {
+        let ca_certificate = self.authority.authorities().await.signing.clone();
+        let asked = self.rotation.fetch_add(1, Ordering::Relaxed);
+        let ended_at = if asked < 2 { 0 } else { 1_700_000_100 };
+        let step = if asked < 2 { v1::get_rotation_response::Step::Peers.into() } else { 0 };
+        v1::GetRotationResponse {
+            rotation: Some(v1::Rotation { number: 1, began_at: 1_700_000_000, ended_at }),
+            step,
+            waits_for: if asked < 2 { vec![node_id(NODE).to_string()] } else { Vec::new() },
+            ca_certificate,
+            ..Default::default()
+        }
+    }
+}
+
 #[tonic::async_trait]
 impl Management for Served {
     type GetAuditStream = Answers<v1::GetAuditResponse>;
@@ -844,6 +896,28 @@ impl Management for Served {
         Ok(Response::new(v1::GetUpdateResponse { update, waits_for, waits_since }))
     }
 
+    async fn rotate_authorities(
+        &self,
+        _request: Request<v1::RotateAuthoritiesRequest>,
+    ) -> Result<Response<v1::Rotation>, Status> {
+        self.note("RotateAuthorities");
+        let number = self.authority.authorities().await.rotations + 1;
+        self.authority.rotate(number).await;
+        self.authority.conclude().await;
+        let own = self.authority.curator(NODE).await;
+        for shown in self.shown.lock().unwrap().iter() {
+            shown.send_replace(Some(own.clone()));
+        }
+        Ok(Response::new(v1::Rotation { number: 1, began_at: 1_700_000_000, ended_at: 0 }))
+    }
+
+    async fn get_rotation(
+        &self,
+        _request: Request<v1::GetRotationRequest>,
+    ) -> Result<Response<v1::GetRotationResponse>, Status> {
+        Ok(Response::new(self.rotation().await))
+    }
+
     async fn control_update(
         &self,
         request: Request<v1::ControlUpdateRequest>,
@@ -899,6 +973,7 @@ impl Aaa for Served {
         Ok(Response::new(v1::EscrowResponse {
             certificate: owner.certificate,
             ca_certificate: self.ca.clone(),
+            authorities: Some(self.authority.authorities().await.to_message()),
         }))
     }
 
@@ -906,7 +981,13 @@ impl Aaa for Served {
         &self,
         _request: Request<v1::RenewRequest>,
     ) -> Result<Response<v1::EscrowResponse>, Status> {
-        not_served()
+        let owner = self.authority.user("owner", Role::Owner, PERSON).await;
+        let authorities = self.authority.authorities().await;
+        Ok(Response::new(v1::EscrowResponse {
+            certificate: owner.certificate,
+            ca_certificate: authorities.signing.clone(),
+            authorities: Some(authorities.to_message()),
+        }))
     }
 
     async fn create_user(
@@ -920,6 +1001,7 @@ impl Aaa for Served {
         Ok(Response::new(v1::EscrowResponse {
             certificate: user.certificate,
             ca_certificate: self.ca.clone(),
+            authorities: Some(self.authority.authorities().await.to_message()),
         }))
     }
 

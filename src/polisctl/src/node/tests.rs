@@ -185,7 +185,7 @@ fn a_dry_run_says_what_would_change_and_changes_nothing() {
     let world = World::new();
     let cluster = Cluster::new(&world);
     let id = node_id(NODE).to_string();
-    let commands: [(&[&str], &str); 15] = [
+    let commands: [(&[&str], &str); 16] = [
         (&["node", "approve", &id], &id),
         (&["node", "roles", &id, "--add", "consensus-member"], &id),
         (&["node", "roles", &id, "--remove", "consensus-member"], &id),
@@ -199,6 +199,7 @@ fn a_dry_run_says_what_would_change_and_changes_nothing() {
         (&["cluster", "registry", "set", "a.example"], "a.example"),
         (&["cluster", "registry", "delete", "a.example"], "a.example"),
         (&["cluster", "ticket", "rotate"], "new ticket"),
+        (&["cluster", "rotate-ca"], "another CA"),
         (&["user", "revoke", "ann"], "ann"),
         (&INVITE, "ann"),
     ];

@@ -6,10 +6,10 @@
 //! ```
 //!
 //! Invariants:
-//! - No request is sent to a cluster whose CA is not in the context.
+//! - No request is sent to a cluster whose CA is neither in the context nor follows the one there.
 //! - No request is sent to a node whose certificate does not match the given ID or prefix.
 //! - A certificate past two thirds of its lifetime is renewed first; if that fails, the old
-//!   one is used until it ends.
+//!   one is used until it ends. One of a former CA is renewed after the first call.
 //!
 //! What this module does not do: find the leader (`rpc::client`), or implement a command.
 
@@ -22,6 +22,7 @@ mod target;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ed25519_dalek::SigningKey;
@@ -43,7 +44,8 @@ use super::output::Out;
 use super::{Global, key, units};
 use polis_base::sys::clock;
 use polis_wire::age::Identity;
-use polis_wire::pki::Facts;
+use polis_wire::identity::Fingerprint;
+use polis_wire::pki::{Authorities, Facts};
 use polis_wire::rpc::Credentials;
 use polis_wire::rpc::client::{Channel, Client, Patience, Repeat};
 
@@ -59,6 +61,16 @@ pub(super) struct Session {
     limit: Option<Limit>,
     contexts: Contexts,
     out: Out,
+    /// Whether it was examined that the leader's certificate is of the CA in the context.
+    followed: AtomicBool,
+}
+
+/// The CA of now, if the one that is known leads to it.
+pub(super) fn successor(known: &[u8], answer: &v1::EscrowResponse) -> Result<Vec<u8>, Error> {
+    let read = answer.authorities.clone().and_then(Authorities::from_message);
+    let read = read.filter(|read| read.succeed(known) && read.signed(&answer.certificate));
+    let wrong = || Error::new("the leader names a CA to which the known one does not lead");
+    read.map(|read| read.signing).ok_or_else(wrong)
 }
 
 /// Credentials of a key, with a certificate of any kind for it.
@@ -68,7 +80,8 @@ pub(super) fn credentials(
     authority: Option<Vec<u8>>,
 ) -> Credentials {
     let key = Arc::new(polis_wire::pki::key_der(key));
-    Credentials { certificate, key, authority }
+    let authorities = authority.map(|der| Authorities::sole(der).into());
+    Credentials { certificate, key, authorities }
 }
 
 impl Session {
@@ -143,7 +156,8 @@ impl Session {
         let contexts = global.contexts.clone();
         let limit = global.timeout.map(Limit::new);
         let out = global.out.clone();
-        Ok(Self { context, credentials, identity, client, limit, contexts, out })
+        let followed = AtomicBool::new(false);
+        Ok(Self { context, credentials, identity, client, limit, contexts, out, followed })
     }
 
     /// Renews the certificate when due.
@@ -152,20 +166,50 @@ impl Session {
         if !facts.is_some_and(|facts| facts.renewal_due(clock::now())) {
             return;
         }
-        let renewed = self
-            .call("renew the certificate", Repeat::Allowed, |channel| async move {
-                AaaClient::new(channel).renew(v1::RenewRequest {}).await
-            })
-            .await
-            .and_then(|answer| {
-                self.context.certificate = Some(answer.certificate.clone());
-                global.contexts.save(&self.context)?;
-                Ok(answer.certificate)
-            });
-        match renewed {
+        match self.renewed().await {
             // Used by the next command: this one is already connected.
-            Ok(certificate) => self.credentials.certificate = certificate,
+            Ok(context) => {
+                self.credentials.certificate = context.certificate.clone().unwrap_or_default();
+                self.context = context;
+            }
             Err(error) => global.out.remark(error.render().trim_end()),
+        }
+    }
+
+    /// Gets a certificate of the CA that signs now, and keeps both for the next command.
+    async fn renewed(&self) -> Result<Context, Error> {
+        let client = self.client();
+        let renewed = client.call(Repeat::Allowed, |channel| async move {
+            Ok(AaaClient::new(channel).renew(v1::RenewRequest {}).await?.into_inner())
+        });
+        let answer = self.within("renew the certificate", Box::pin(renewed)).await?;
+        let mut context = self.contexts.load(&self.context.name)?;
+        let ca = successor(context.ca.as_deref().unwrap_or_default(), &answer)?;
+        (context.ca, context.certificate) = (Some(ca), Some(answer.certificate));
+        self.contexts.save(&context)?;
+        Ok(context)
+    }
+
+    /// Gets a certificate of the next CA if the leader has shown one of it, or in any case if this
+    /// command knows that the CA was rotated.
+    pub(super) async fn follow_ca(&self, rotated: bool) {
+        if !rotated {
+            if self.followed.swap(true, Ordering::Relaxed) {
+                return;
+            }
+            let shown = self.client.leader_certificate().await;
+            let known = self.credentials.authorities.as_ref();
+            if shown.zip(known).is_none_or(|(shown, known)| known.signed(&shown)) {
+                return;
+            }
+        }
+        match self.renewed().await {
+            Ok(context) => {
+                let ca = context.ca.as_deref().unwrap_or_default();
+                let (name, words) = (&context.name, Fingerprint::of_certificate(ca).words());
+                self.out.remark(&format!("the CA was rotated; context {name} trusts {words} now"));
+            }
+            Err(error) => self.out.remark(error.render().trim_end()),
         }
     }
 
@@ -191,7 +235,9 @@ impl Session {
             async move { made.await.map(Response::into_inner) }
         });
         // On the heap: the futures of every command contain this one.
-        self.within(what, Box::pin(made)).await
+        let done = self.within(what, Box::pin(made)).await?;
+        Box::pin(self.follow_ca(false)).await;
+        Ok(done)
     }
 
     /// The client for the next call: with the time that is left, and no more than a call may

@@ -49,6 +49,12 @@ impl Session {
         }
     }
 
+    /// Which certificates of nodes are good.
+    fn trust(&self) -> Trust {
+        let known = self.credentials.authorities.clone();
+        known.map_or_else(|| Trust::in_one(Vec::new()), Trust::Cluster)
+    }
+
     /// Connects to one node's own port.
     pub(crate) async fn node(&self, node: &Target) -> Result<Channel, Error> {
         Ok(self.connect(node).await?.channel)
@@ -57,7 +63,7 @@ impl Session {
     /// The same; also returns the node at the other end.
     pub(crate) async fn connect(&self, node: &Target) -> Result<Connection, Error> {
         let address = detour(&self.context, &node.address)?;
-        let trust = Trust::Authority(self.credentials.authority.clone().unwrap_or_default());
+        let trust = self.trust();
         let reached = self.reach(&address, &trust).await;
         let connection = reached.doing(|| format!("cannot reach {}", node.meant))?;
         node.meant.check(connection.node, &address)?;
@@ -67,7 +73,7 @@ impl Session {
     /// Reads a path of Kubernetes through one of its controllers.
     pub(crate) async fn kubernetes(&self, node: &Target, path: &str) -> Result<Answer, Error> {
         let Endpoint { host, port } = self.kubernetes_at(node)?;
-        let trust = Trust::Authority(self.credentials.authority.clone().unwrap_or_default());
+        let trust = self.trust();
         let expect = node.meant.id().map_or(Expect::AnyNode, Expect::Node);
         let answer = https::get(&host, port, expect, &trust, &self.credentials, path);
         let answer = async {

@@ -90,6 +90,7 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
              alone takes the bundle by `polisctl node update NODE FILE`"
         }
         ("update-going-on", _) => "`polisctl cluster update status` shows it",
+        ("no-rotation", _) => "`polisctl cluster rotate-ca` begins one",
         ("no-update", _) => "`polisctl cluster update FILE` begins one",
         ("update-failed", _) => {
             "the system that runs was not touched: repeat the command; if it fails again, check \

@@ -51,6 +51,24 @@ async fn revocation_lists() {
 }
 
 #[tokio::test]
+async fn authorities_of_a_record() {
+    let memory = Memory::default();
+    let pki = Namespace::new(memory.clone(), "");
+    let first = pki.ensure(&authority(), noon()).await.unwrap().der;
+    let sole = Authorities::sole(first.clone()).to_record();
+    pki.rotate(&authority(), 1, noon()).await.unwrap();
+    let both = ending(&memory.contents(), "/rotated");
+    pki.conclude(&authority()).await.unwrap();
+    let samples = [vec![sole], both, ending(&memory.contents(), "/rotated")].concat();
+    Target::new("wire.authorities").samples(samples).run(|input| {
+        let Some(read) = Authorities::from_record(input) else { return Accepted::No };
+        let (_led, _signed) = (read.succeed(&first), read.signed(&first));
+        assert_eq!(Authorities::from_record(&read.to_record()), Some(read));
+        Accepted::Yes
+    });
+}
+
+#[tokio::test]
 async fn namespaces() {
     let contents = contents().await;
     let names: Vec<&String> = contents.keys().collect();

@@ -13,6 +13,9 @@
 //!     +--------------------+ revoke: on the authority's CRL
 //! ```
 //!
+//! An authority is replaced by a rotation ([`Authorities`]): the next one signs, and whoever asks
+//! for a certificate that a former one has signed gets a new one for the same key.
+//!
 //! Invariants:
 //! - A certificate is created in one transaction that requires all of its keys to be
 //!   absent: when two nodes try at once, one commits, and the other receives an error
@@ -24,6 +27,9 @@
 //! What this module does not do: choose keys for nodes (`identity`), write files,
 //! or look at the wall clock by itself.
 
+mod authorities;
+#[cfg(test)]
+mod authorities_tests;
 mod crl;
 #[cfg(test)]
 mod fuzz_tests;
@@ -42,6 +48,7 @@ use std::time::SystemTime;
 
 use ed25519_dalek::SigningKey;
 
+pub use self::authorities::Authorities;
 pub use self::crl::{Crl, Reason, Revoked};
 pub use self::namespace::Namespace;
 pub use self::overview::{AuthorityView, CertificateView, Overview, Renewal, RevokedView};
@@ -196,6 +203,12 @@ impl Error {
 /// [`Error::Sign`].
 pub fn self_signed(name: &str, key: &SigningKey, now: SystemTime) -> Result<Vec<u8>, Error> {
     template::Signer::create(name, &Template::Node, key, now).map(|signer| signer.der)
+}
+
+/// Certificates in PEM, one after the other.
+#[must_use]
+pub fn certificates_pem<'a>(ders: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
+    ders.into_iter().map(certificate_pem).collect::<String>().into_bytes()
 }
 
 /// A certificate in PEM.

@@ -4,6 +4,7 @@
 //! authorities/<name>/certificate          DER
 //! authorities/<name>/key                  PKCS#8 DER
 //! authorities/<name>/crl                  DER
+//! authorities/<name>/rotated              v1.Authorities, from the first rotation on
 //! authorities/<name>/issued/<serial>      DER of everything it signed
 //! certificates/<issuer>/<name>/certificate    DER
 //! certificates/<issuer>/<name>/key            PKCS#8 DER, managed ones only
@@ -21,7 +22,10 @@ use zeroize::Zeroizing;
 
 use super::store::{Guard, Store, Write};
 use super::template::{CLOCK_TOLERANCE, Signer, pkcs8, random_serial};
-use super::{Certificate, Crl, Error, Facts, Issued, Issuer, Mode, Reason, Revoked, crl};
+use super::{
+    Authorities, Certificate, Crl, Error, Facts, Issued, Issuer, Mode, Reason, Revoked, crl,
+    signed_by,
+};
 use polis_base::hex;
 
 pub(super) const AUTHORITIES: &str = "authorities/";
@@ -57,7 +61,8 @@ impl<S: Store> Namespace<S> {
         Self { store, folder: folder.into() }
     }
 
-    /// Reads the certificate, or makes it if it is not there.
+    /// Reads the certificate, or makes it if it is not there, or if the authority was rotated
+    /// since.
     ///
     /// # Errors
     ///
@@ -71,17 +76,19 @@ impl<S: Store> Namespace<S> {
             Issuer::Authority(authority) => {
                 check_name(&desired.name)?;
                 let (signer, _key) = self.ensure_authority(authority, now).await?;
-                if let Some(found) = self.find(desired, authority).await? {
-                    let issuer_der = signer.der;
-                    return Ok(Issued { der: found.der, issuer_der, key: found.key });
+                match self.find(desired, authority).await? {
+                    Some(found) if signed_by(&found.der, &signer.der) => {
+                        let issuer_der = signer.der;
+                        Ok(Issued { der: found.der, issuer_der, key: found.key })
+                    }
+                    found => self.issue(desired, authority, &signer, found, now).await,
                 }
-                self.issue(desired, authority, &signer, None, now).await
             }
         }
     }
 
-    /// Replaces a certificate for the same key if [`Facts::renewal_due`] returns true.
-    /// Returns the new one, or `None` if the old one stays.
+    /// Replaces a certificate for the same key if [`Facts::renewal_due`] returns true, or if a
+    /// former authority has signed it. Returns the new one, or `None` if the old one stays.
     ///
     /// # Errors
     ///
@@ -92,15 +99,15 @@ impl<S: Store> Namespace<S> {
         now: SystemTime,
     ) -> Result<Option<Issued>, Error> {
         let Issuer::Authority(authority) = &desired.issuer else {
-            // A new authority is a new cluster; ten years are for the owner to plan.
+            // An owner has an authority rotated.
             return Ok(None);
         };
         let Some(found) = self.find(desired, authority).await? else { return Ok(None) };
         let facts = Facts::read(&found.der).ok_or_else(|| damaged(&desired.name, "certificate"))?;
-        if !facts.renewal_due(now) {
+        let (signer, _key) = self.ensure_authority(authority, now).await?;
+        if !facts.renewal_due(now) && signed_by(&found.der, &signer.der) {
             return Ok(None);
         }
-        let (signer, _key) = self.ensure_authority(authority, now).await?;
         self.issue(desired, authority, &signer, Some(found), now).await.map(Some)
     }
 
@@ -213,6 +220,102 @@ impl<S: Store> Namespace<S> {
             self.commit(&authority.name, Vec::new(), writes).await?;
         }
         Ok(ended.len())
+    }
+
+    /// The authority and those before it; `None` if the authority does not exist.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] and [`Error::Damaged`].
+    pub async fn authorities(&self, authority: &Certificate) -> Result<Option<Authorities>, Error> {
+        Ok(self.rotated(authority).await?.map(|(authorities, _guard)| authorities))
+    }
+
+    /// Lets a new authority sign from now on, with the same name, and the CRL of the one before.
+    /// That one stays trusted until [`Self::conclude`], and its key is deleted. Does nothing if
+    /// this rotation, counted from one, was begun before; returns whether it did.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if the authority or its CRL changes at the same moment.
+    pub async fn rotate(
+        &self,
+        authority: &Certificate,
+        rotation: u64,
+        now: SystemTime,
+    ) -> Result<bool, Error> {
+        let (old, _key) = self.ensure_authority(authority, now).await?;
+        let absent = || damaged(&authority.name, "certificate");
+        let (mut authorities, guard) = self.rotated(authority).await?.ok_or_else(absent)?;
+        if authorities.rotations >= rotation {
+            return Ok(false);
+        }
+        let store = |source| Error::Store { name: authority.name.clone(), source };
+        let crl_at = self.authority_key(authority, "crl");
+        let crl = self.store.get(&crl_at).await.map_err(store)?;
+        let crl = crl.ok_or_else(|| damaged(&authority.name, "CRL"))?;
+        let revoked = Crl::read(&crl.value).ok_or_else(|| damaged(&authority.name, "CRL"))?;
+
+        let key = random_key(&authority.name)?;
+        let next = Signer::create(&authority.name, &authority.template, &key, now)?;
+        let public = key.verifying_key().to_bytes();
+        let bridge =
+            old.sign(&authority.name, &authority.template, &public, &random_serial(), now)?;
+        let signed = crl::sign(&next, &authority.name, revoked.number + 1, &revoked.revoked, now)?;
+        authorities.rotate(next.der.clone(), bridge);
+        let at = |leaf| self.authority_key(authority, leaf);
+        let guards = vec![guard, Guard::Unchanged(crl_at.clone(), crl.revision)];
+        let writes = vec![
+            Write::Put(at("certificate"), next.der),
+            Write::Put(at("key"), pkcs8(&key).to_vec()),
+            Write::Put(crl_at, signed),
+            Write::Put(at("rotated"), authorities.to_record()),
+        ];
+        self.commit(&authority.name, guards, writes).await?;
+        Ok(true)
+    }
+
+    /// Ends the trust in the authority before this one. Does nothing if that was done before;
+    /// returns whether it did.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if the authority changes at the same moment.
+    pub async fn conclude(&self, authority: &Certificate) -> Result<bool, Error> {
+        let Some((mut authorities, guard)) = self.rotated(authority).await? else {
+            return Ok(false);
+        };
+        if !authorities.conclude() {
+            return Ok(false);
+        }
+        let at = self.authority_key(authority, "rotated");
+        let writes = vec![Write::Put(at, authorities.to_record())];
+        self.commit(&authority.name, vec![guard], writes).await?;
+        Ok(true)
+    }
+
+    /// The authority and those before it, and the guard that finds another rotation.
+    async fn rotated(
+        &self,
+        authority: &Certificate,
+    ) -> Result<Option<(Authorities, Guard)>, Error> {
+        let store = |source| Error::Store { name: authority.name.clone(), source };
+        let at = self.rotated_key(authority);
+        if let Some(entry) = self.store.get(&at).await.map_err(store)? {
+            let authorities = Authorities::from_record(&entry.value);
+            let authorities = authorities.ok_or_else(|| damaged(&authority.name, "rotation"))?;
+            return Ok(Some((authorities, Guard::Unchanged(at, entry.revision))));
+        }
+        let certificate = self.authority_key(authority, "certificate");
+        let certificate = self.store.get(&certificate).await.map_err(store)?;
+        let sole = certificate.map(|entry| Authorities::sole(entry.value));
+        Ok(sole.map(|authorities| (authorities, Guard::Absent(at))))
+    }
+
+    /// The key under which the rotations of an authority are kept, for watchers.
+    #[must_use]
+    pub fn rotated_key(&self, authority: &Certificate) -> String {
+        self.authority_key(authority, "rotated")
     }
 
     /// The authority's CRL as it is stored; `None` if the authority does not exist.

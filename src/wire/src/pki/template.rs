@@ -284,11 +284,16 @@ impl Template {
             });
         }
         params.serial_number = Some(SerialNumber::from_slice(serial));
-        params.is_ca = if self.is_authority() {
-            // Nothing below an authority signs anything.
-            IsCa::Ca(BasicConstraints::Constrained(0))
-        } else {
-            IsCa::ExplicitNoCa
+        params.is_ca = match self {
+            // An authority signs a bridge to its successor, that one to the next, and so on.
+            Self::EtcdAuthority | Self::ClusterAuthority => {
+                IsCa::Ca(BasicConstraints::Unconstrained)
+            }
+            // Nothing below these signs anything.
+            Self::KubernetesAuthority | Self::FrontProxyAuthority => {
+                IsCa::Ca(BasicConstraints::Constrained(0))
+            }
+            _ => IsCa::ExplicitNoCa,
         };
         params.key_usages = self.usages();
         params.extended_key_usages = self.extended_usages();

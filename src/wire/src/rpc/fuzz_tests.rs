@@ -30,7 +30,8 @@ const MESSAGES: [(&str, Decode); COUNT] = messages! {
     GetCaCertificateResponse GetClusterInfoRequest GetClusterInfoResponse
     GetConsensusStatusRequest GetCurrentLeaderRequest GetCurrentLeaderResponse
     GetEtcdStatusRequest GetNodesRequest GetRecoveryKeyRequest GetRecoveryKeyResponse
-    GetRegisterTicketRequest GetRegisterTicketResponse GetStatusRequest GetStatusResponse
+    GetRegisterTicketRequest GetRegisterTicketResponse GetRotationRequest
+    GetRotationResponse GetStatusRequest GetStatusResponse
     GetUpdateRequest GetUpdateResponse HeartbeatRequest HeartbeatResponse
     IssueCertificateRequest IssueCertificateResponse IssueWorkerCertificateRequest
     IssueWorkerCertificateResponse JoinConsensusRequest JoinConsensusResponse
@@ -38,12 +39,13 @@ const MESSAGES: [(&str, Decode); COUNT] = messages! {
     ListUsersRequest ListUsersResponse LogsRequest LogsResponse NameNodeRequest NodeInfo
     RebootRequest RebootResponse RegisterNodeRequest RegisterNodeResponse Registries
     RenewRequest ResetRequest ResetResponse RevokeUserRequest RevokeUserResponse
+    RotateAuthoritiesRequest Rotation
     ServicesRequest ServicesResponse SetRegistryRequest SetRegistryResponse SnapshotChunk
     SnapshotEtcdRequest UnlockRequest UnlockResponse UpdateNodeLabelsRequest
     UpdateNodeRolesRequest UpdateNodeStatusRequest UpdateNodeStatusResponse UpdateProgress
     UpdateRequest WatchEvent WatchRegistriesRequest WatchRequest
 };
-const COUNT: usize = 90;
+const COUNT: usize = 94;
 
 /// How deep messages in messages go in a sample.
 const DEPTH_MAX: usize = 4;

@@ -82,10 +82,12 @@ const STEPS: &[Step] = &[
     // The same.
     ("Management/GetRecoveryKey", &[Owner], &[RecoveryKeys]),
     ("Management/GetRegisterTicket", &[], &[Ticket]),
+    ("Management/GetRotation", &[], &[]),
     ("Management/GetUpdate", &[], &[]),
     // Without passwords.
     ("Management/ListRegistries", &[], &[]),
     ("Management/NameNode", &[], &[]),
+    ("Management/RotateAuthorities", &[], &[]),
     ("Management/SetRegistry", &[], &[]),
     // Encrypted to the keys of the owners.
     ("Management/SnapshotEtcd", &[Owner], &[Store, RecoveryKeys, Passwords, Owner]),

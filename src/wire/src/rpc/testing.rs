@@ -19,7 +19,7 @@ use super::{
 };
 use crate::identity::NodeId;
 use crate::pki::memory::Memory;
-use crate::pki::{Certificate, Issuer, Mode, Namespace, Template};
+use crate::pki::{Authorities, Certificate, Issuer, Mode, Namespace, Template};
 use polis_base::sys::clock;
 use polis_runtime::supervisor::{Context, Handles};
 
@@ -36,7 +36,7 @@ pub struct Authority {
     certificate: Arc<Certificate>,
     /// The users that it has signed for, and the servers that receive them.
     admitted: Arc<Mutex<(Users, Vec<List>)>>,
-    /// The certificate of the CA.
+    /// The certificate of its first CA.
     pub der: Vec<u8>,
 }
 
@@ -70,6 +70,21 @@ impl Authority {
         Self { namespace, certificate, admitted: Arc::default(), der }
     }
 
+    /// What its nodes know of it.
+    pub async fn authorities(&self) -> Arc<Authorities> {
+        self.namespace.authorities(&self.certificate).await.unwrap().unwrap().into()
+    }
+
+    /// Begins the rotation of this number.
+    pub async fn rotate(&self, rotation: u64) {
+        assert!(self.namespace.rotate(&self.certificate, rotation, clock::now()).await.unwrap());
+    }
+
+    /// Ends the rotation.
+    pub async fn conclude(&self) {
+        assert!(self.namespace.conclude(&self.certificate).await.unwrap());
+    }
+
     /// Signs any template.
     pub async fn sign(
         &self,
@@ -86,8 +101,8 @@ impl Authority {
             mode: Mode::External(key.verifying_key().to_bytes()),
         };
         let issued = self.namespace.ensure(&desired, now).await.unwrap();
-        let authority = Some(self.der.clone());
-        Credentials { certificate: issued.der, key: pkcs8(&key), authority }
+        let authorities = Some(self.authorities().await);
+        Credentials { certificate: issued.der, key: pkcs8(&key), authorities }
     }
 
     /// Credentials of a node.
@@ -142,7 +157,8 @@ pub fn self_signed(seed: u8, authority: Option<Vec<u8>>) -> Credentials {
     params.distinguished_name = rcgen::DistinguishedName::new();
     params.distinguished_name.push(rcgen::DnType::CommonName, "self");
     let certificate = params.self_signed(&pair.unwrap()).unwrap().der().to_vec();
-    Credentials { certificate, key: der, authority }
+    let authorities = authority.map(|der| Authorities::sole(der).into());
+    Credentials { certificate, key: der, authorities }
 }
 
 /// A server that runs until it is stopped.
@@ -225,7 +241,7 @@ impl Running {
         authority: &Authority,
         credentials: Option<&Credentials>,
     ) -> Result<Connection, DialError> {
-        let trust = Trust::Authority(authority.der.clone());
+        let trust = Trust::in_one(authority.der.clone());
         let host = self.address.ip().to_string();
         dial(&host, self.address.port(), Expect::AnyNode, &trust, credentials).await
     }

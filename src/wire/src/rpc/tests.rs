@@ -23,7 +23,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use super::client::{Candidate, Client, Expect, Patience, Repeat, Trust, dial};
 use super::testing::{Authority, Running, SOON, key, node_id, self_signed};
 use super::*;
-use crate::pki::{Facts, Template};
+use crate::pki::{Authorities, Facts, Template};
 use polis_base::cause;
 use polis_base::sys::clock;
 use polis_runtime::logtree::layer::ToTree;
@@ -306,7 +306,7 @@ async fn a_client_takes_no_other_cluster_s_node_and_no_other_node() {
     let error = running.dial(&foreign, None).await.unwrap_err();
     assert!(matches!(error, client::DialError::Handshake { .. }), "{error:?}");
     let (host, port) = (running.address.ip().to_string(), running.address.port());
-    let trust = Trust::Authority(authority.der.clone());
+    let trust = Trust::in_one(authority.der.clone());
     let other = dial(&host, port, Expect::Node(node_id(2)), &trust, None).await.unwrap_err();
     let source = std::error::Error::source(&other).unwrap().to_string();
     assert!(source.contains(&node_id(1).to_string()), "{source}");
@@ -692,4 +692,55 @@ async fn an_alert_of_an_unverified_peer_is_not_a_removal() {
     let text = error.to_string();
     assert!(text.contains("CertificateRevoked"), "{text}");
     assert!(!is_removal(&error.into()), "{text}");
+}
+
+#[tokio::test]
+async fn who_knows_only_the_ca_before_a_rotation_is_led_to_the_next_one() {
+    let authority = Authority::new().await;
+    let (away, stale_curator) = (authority.node(2).await, authority.curator(1).await);
+    let ann = authority.user("ann", Role::Operator, 3).await;
+    for rotation in 1..=2 {
+        authority.rotate(rotation).await;
+        let running = server(&authority).await;
+        running.up(&[1, 2]);
+        // `who` trusts the first CA alone, and its callers show what that one has signed.
+        let node = who(&running, &authority, Some(&away)).await;
+        assert_eq!(node.unwrap(), format!("node {}", node_id(2)));
+        authority.conclude().await;
+        running.credentials.send_replace(Some(authority.curator(1).await));
+        let node = who(&running, &authority, Some(&away)).await;
+        assert_eq!(node.unwrap(), format!("node {}", node_id(2)));
+        let user = who(&running, &authority, Some(&ann)).await;
+        assert_eq!(user.unwrap(), "operator ann");
+        // And the other way round: a server that was away accepts what the next CA has signed.
+        running.credentials.send_replace(Some(stale_curator.clone()));
+        let node = who(&running, &authority, Some(&authority.node(2).await)).await;
+        assert_eq!(node.unwrap(), format!("node {}", node_id(2)));
+        running.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_thief_of_a_former_ca_is_no_server_and_no_caller_that_nobody_knows() {
+    let authority = Authority::new().await;
+    let stolen = authority.curator(1).await;
+    let forged = authority.forged("eve", Role::Owner, 4).await;
+    authority.rotate(1).await;
+    let both = authority.authorities().await;
+    authority.conclude().await;
+    let after = authority.authorities().await;
+    let running = server(&authority).await;
+    running.up(&[1]);
+    let eve = who(&running, &authority, Some(&forged)).await.unwrap_err();
+    assert_eq!(eve.code(), Code::Unauthenticated, "{eve}");
+    running.credentials.send_replace(Some(stolen));
+    let (host, port) = (running.address.ip().to_string(), running.address.port());
+    let by = |authorities: Arc<Authorities>| {
+        let host = host.clone();
+        async move { dial(&host, port, Expect::Curator(None), &Trust::Cluster(authorities), None).await }
+    };
+    assert!(by(both).await.is_ok(), "trusted until the rotation is over");
+    let refused = by(after).await.unwrap_err();
+    assert!(matches!(refused, client::DialError::Handshake { .. }), "{refused:?}");
+    running.stop().await;
 }

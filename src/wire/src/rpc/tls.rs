@@ -25,6 +25,7 @@ use zeroize::Zeroizing;
 
 use super::access_list::AccessList;
 use super::peer::{self, Peer};
+use crate::pki::Authorities;
 
 /// The cryptography provider of every TLS connection.
 ///
@@ -76,30 +77,32 @@ pub(super) fn verify_tls13(
     rustls::crypto::verify_tls13_signature(message, certificate, signature, &algorithms)
 }
 
-/// The identity of a server or client, and the authority that it trusts.
+/// The identity of a server or client, and the authorities that it trusts.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
     /// DER of its own certificate.
     pub certificate: Vec<u8>,
     /// Its key, PKCS#8 in DER.
     pub key: Arc<Zeroizing<Vec<u8>>>,
-    /// DER of the cluster's CA; `None` until the cluster is known.
-    pub authority: Option<Vec<u8>>,
+    /// The cluster's CA and those before it; `None` until the cluster is known.
+    pub authorities: Option<Arc<Authorities>>,
 }
 
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials")
             .field("certificate", &format_args!("{} bytes", self.certificate.len()))
-            .field("authority", &self.authority.as_ref().map(Vec::len))
+            .field("authorities", &self.authorities)
             .finish_non_exhaustive()
     }
 }
 
 impl Credentials {
-    /// The certificate as rustls wants it.
+    /// The certificate as rustls wants it, with the bridges for an end that knows only a former
+    /// CA.
     pub(super) fn chain(&self) -> Vec<CertificateDer<'static>> {
-        vec![CertificateDer::from(self.certificate.clone())]
+        let bridges = self.authorities.iter().flat_map(|authorities| &authorities.bridges);
+        std::iter::once(&self.certificate).chain(bridges).cloned().map(Into::into).collect()
     }
 
     /// The key as rustls wants it.
@@ -108,13 +111,24 @@ impl Credentials {
     }
 }
 
+/// The store of these authorities.
+pub(super) fn roots<'a>(
+    authorities: impl Iterator<Item = &'a [u8]>,
+) -> Result<RootCertStore, rustls::Error> {
+    let mut roots = RootCertStore::empty();
+    for authority in authorities {
+        roots.add(CertificateDer::from(authority.to_vec()))?;
+    }
+    Ok(roots)
+}
+
 /// The configuration of a server with these credentials.
 pub(super) fn server(
     credentials: &Credentials,
     access_list: watch::Receiver<Arc<AccessList>>,
     alpn: &'static [u8],
 ) -> Result<ServerConfig, rustls::Error> {
-    let verifier = Verifier::new(credentials.authority.as_deref(), access_list)?;
+    let verifier = Verifier::new(credentials.authorities.as_deref(), access_list)?;
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(Arc::new(verifier))
@@ -137,12 +151,11 @@ struct Verifier {
 
 impl Verifier {
     fn new(
-        authority: Option<&[u8]>,
+        authorities: Option<&Authorities>,
         access_list: watch::Receiver<Arc<AccessList>>,
     ) -> Result<Self, rustls::Error> {
-        let Some(authority) = authority else { return Ok(Self { cluster: None, access_list }) };
-        let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from(authority.to_vec()))?;
+        let Some(authorities) = authorities else { return Ok(Self { cluster: None, access_list }) };
+        let roots = roots(authorities.all())?;
         let built = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
             .build()
             .map_err(|error| rustls::Error::General(error.to_string()))?;
@@ -164,7 +177,7 @@ impl ClientCertVerifier for Verifier {
     fn verify_client_cert(
         &self,
         end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
+        intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
         // rustls itself checks signatures of the handshake with it: it must be
@@ -176,14 +189,15 @@ impl ClientCertVerifier for Verifier {
             Some(None) => {}
         }
         let cluster = self.cluster.as_ref().ok_or(CertificateError::UnknownIssuer)?;
-        let verified =
-            cluster.verify_client_cert(end_entity, &[], now).map_err(|error| match error {
+        let verified = cluster.verify_client_cert(end_entity, intermediates, now).map_err(
+            |error| match error {
                 // Another cluster's CA has the same name, and another key.
                 rustls::Error::InvalidCertificate(CertificateError::BadSignature) => {
                     CertificateError::UnknownIssuer.into()
                 }
                 error => error,
-            })?;
+            },
+        )?;
         let (peer, certificate) = peer::certified(end_entity)
             .map_err(|unfit| CertificateError::Other(rustls::OtherError(Arc::new(unfit))))?;
         let access_list = self.access_list.borrow();

@@ -59,7 +59,7 @@ use polis_machine::storage::Kind;
 use polis_machine::storage::key::{Key, RecoveryKey};
 use polis_runtime::supervisor::blocking;
 use polis_wire::identity::NodeKey;
-use polis_wire::pki;
+use polis_wire::pki::Authorities;
 
 pub use self::keeper::Keeper;
 pub use self::request::Requests;
@@ -267,11 +267,12 @@ fn from_data(root: &Root, kind: Kind) -> Result<Sealed, Error> {
     let credentials = &root.data.node.credentials;
     let der = zeroize::Zeroizing::new(credentials.key.read()?.ok_or(Error::KeyLost)?);
     let key = NodeKey::from_pkcs8_der(&der).map_err(Error::Key)?;
-    let pem = credentials.ca.read()?.unwrap_or_default();
-    let cluster_ca = pki::certificate_der(&pem).ok_or(Error::CaLost)?;
+    let record = credentials.authorities.read()?.unwrap_or_default();
+    let cluster_ca = Authorities::from_record(&record).ok_or(Error::CaLost)?.signing;
     Ok(Sealed {
         node_public_key: key.identity().public_key,
         cluster_ca,
+        rotated_ca: None,
         storage: kind,
         secrets: None,
         keeping: Keeping::default(),

@@ -4,14 +4,28 @@ use polis_proto::v1;
 use polis_proto::v1::aaa_server::Aaa;
 use tonic::{Request, Response, Status};
 
-use super::{Handlers, untrusted};
+use super::{Handlers, Lead, untrusted};
 use crate::curator::convert;
+use crate::curator::error::Error;
 use polis_base::sys::clock;
 use polis_wire::pki::Issued;
 use polis_wire::rpc::Peer;
 
-fn answer(issued: Issued) -> Response<v1::EscrowResponse> {
-    Response::new(v1::EscrowResponse { certificate: issued.der, ca_certificate: issued.issuer_der })
+impl Lead {
+    /// The certificate, and the CAs that lead to the one that has signed it. Its callers box it:
+    /// the making of a certificate is large, and rare.
+    async fn certified(
+        &self,
+        issued: impl Future<Output = Result<Issued, Error>> + Send,
+    ) -> Result<Response<v1::EscrowResponse>, Status> {
+        let issued = issued.await.map_err(|error| self.refuse(error))?;
+        let authorities = self.store().authorities().await.map_err(|error| self.refuse(error))?;
+        Ok(Response::new(v1::EscrowResponse {
+            certificate: issued.der,
+            ca_certificate: authorities.signing.clone(),
+            authorities: Some(authorities.to_message()),
+        }))
+    }
 }
 
 #[tonic::async_trait]
@@ -22,8 +36,7 @@ impl Aaa for Handlers {
     ) -> Result<Response<v1::EscrowResponse>, Status> {
         let Peer::Key(key) = Peer::of(&request) else { return Err(untrusted()) };
         let lead = self.lead()?;
-        let issued = Box::pin(lead.store().escrow(&key, clock::now())).await;
-        issued.map(answer).map_err(|error| lead.refuse(error))
+        Box::pin(lead.certified(lead.store().escrow(&key, clock::now()))).await
     }
 
     async fn renew(
@@ -32,8 +45,7 @@ impl Aaa for Handlers {
     ) -> Result<Response<v1::EscrowResponse>, Status> {
         let Peer::User { name, .. } = Peer::of(&request) else { return Err(untrusted()) };
         let lead = self.lead()?;
-        let issued = Box::pin(lead.store().renew_user(&name, clock::now())).await;
-        issued.map(answer).map_err(|error| lead.refuse(error))
+        Box::pin(lead.certified(lead.store().renew_user(&name, clock::now()))).await
     }
 
     async fn create_user(
@@ -43,9 +55,8 @@ impl Aaa for Handlers {
         let request = request.into_inner();
         let lead = self.lead()?;
         let key = convert::key(&request.public_key, "public_key", 3)?;
-        let made =
-            Box::pin(lead.store().create_user(&request.name, request.role(), &key, clock::now()));
-        made.await.map(answer).map_err(|error| lead.refuse(error))
+        let (store, role) = (lead.store(), request.role());
+        Box::pin(lead.certified(store.create_user(&request.name, role, &key, clock::now()))).await
     }
 
     async fn revoke_user(

@@ -115,7 +115,9 @@ impl Curator for Handlers {
                 .send_if_modified(|directory| directory.set_health(id, v1::NodeHealth::Healthy));
         }
         let interval_ms = u32::try_from(lead.pace().as_millis()).unwrap_or(u32::MAX);
-        Ok(Response::new(v1::HeartbeatResponse { interval_ms, update: lead.orders(id) }))
+        let restart_etcd = *self.0.restart.borrow() == Some(id);
+        let update = lead.orders(id);
+        Ok(Response::new(v1::HeartbeatResponse { interval_ms, update, restart_etcd }))
     }
 
     async fn register_node(
@@ -171,9 +173,11 @@ impl Curator for Handlers {
         entered.map_err(|error| lead.reject(identity, from, error))?;
         let issued = Box::pin(lead.store().ensure_node_certificate(identity, clock::now())).await;
         let issued = issued.map_err(|error| lead.refuse(error))?;
+        let authorities = lead.store().authorities().await;
+        let authorities = authorities.map_err(|error| lead.refuse(error))?;
         Ok(Response::new(v1::CommitNodeResponse {
             certificate: issued.der,
-            ca_certificate: issued.issuer_der,
+            authorities: Some(authorities.to_message()),
         }))
     }
 

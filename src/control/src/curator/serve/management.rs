@@ -330,6 +330,24 @@ impl Management for Handlers {
         Ok(Response::new(self.lead()?.read_update().await?))
     }
 
+    async fn rotate_authorities(
+        &self,
+        _request: Request<v1::RotateAuthoritiesRequest>,
+    ) -> Result<Response<v1::Rotation>, Status> {
+        let lead = self.lead()?;
+        let rotation = Box::pin(lead.rotate()).await;
+        rotation.map(Response::new).map_err(|error| lead.refuse(error))
+    }
+
+    async fn get_rotation(
+        &self,
+        _request: Request<v1::GetRotationRequest>,
+    ) -> Result<Response<v1::GetRotationResponse>, Status> {
+        let lead = self.lead()?;
+        let read = Box::pin(lead.read_rotation()).await;
+        read.map(Response::new).map_err(|error| lead.refuse(error))
+    }
+
     async fn control_update(
         &self,
         request: Request<v1::ControlUpdateRequest>,

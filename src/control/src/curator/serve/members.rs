@@ -57,7 +57,7 @@ impl Lead {
         };
         Ok(v1::JoinConsensusResponse {
             members: invitation.members.iter().map(member).collect(),
-            ca_certificate: invitation.ca,
+            authorities: Some(invitation.authorities.to_message()),
             peer_certificate: invitation.certificate,
             crl: invitation.crl,
         })

@@ -24,6 +24,7 @@ mod management;
 mod members;
 mod pruning;
 mod registries;
+mod rotating;
 mod snapshot;
 mod updating;
 mod watching;
@@ -47,6 +48,7 @@ pub use self::audit::Attempts;
 pub(super) use self::audit::Service as AuditService;
 pub use self::departures::{Departures, Service as DeparturesService};
 pub(super) use self::pruning::Pruning;
+pub(super) use self::rotating::Rotating;
 pub(super) use self::updating::Updating;
 pub use self::updating::Waiting;
 use super::audit::Audit;
@@ -102,6 +104,8 @@ pub struct Parts {
     pub waiting: watch::Sender<Option<Waiting>>,
     /// The node that may restart in its turn, and when that was found.
     pub leave: watch::Sender<Option<(NodeId, Instant)>>,
+    /// The node whose member of etcd starts again now.
+    pub restart: watch::Sender<Option<NodeId>>,
     /// Held while the members of etcd change.
     pub changing: Mutex<()>,
     /// The lock of the members of etcd: held while they change.
@@ -168,8 +172,10 @@ impl Handlers {
     /// DER of the cluster's CA.
     fn authority(&self) -> Result<Vec<u8>, Status> {
         let credentials = self.0.credentials.borrow();
-        let authority = credentials.as_ref().and_then(|credentials| credentials.authority.clone());
-        authority.ok_or_else(|| Status::unavailable("this node has no cluster yet"))
+        let known = credentials.as_ref().and_then(|credentials| credentials.authorities.clone());
+        known
+            .map(|known| known.signing.clone())
+            .ok_or_else(|| Status::unavailable("this node has no cluster yet"))
     }
 
     /// The answer of a curator that does not lead.

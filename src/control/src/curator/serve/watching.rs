@@ -11,6 +11,7 @@ use crate::curator::convert;
 use crate::curator::directory::{Delta, Directory, Seen};
 use crate::curator::leader::{Leadership, Term};
 use polis_wire::identity::NodeId;
+use polis_wire::pki::Authorities;
 
 /// Nodes in one event.
 const NODES_MAX: usize = 256;
@@ -30,6 +31,8 @@ struct Watcher {
     time: Option<v1::TimeConfiguration>,
     /// The users that were sent last; `None` before the first event.
     users: Option<Arc<v1::Users>>,
+    /// The authorities that were sent last.
+    authorities: Option<Arc<Authorities>>,
 }
 
 /// The stream of one watcher, of `only` one node or of all.
@@ -50,6 +53,7 @@ pub(super) async fn watch(
         crl: Arc::default(),
         time: None,
         users: None,
+        authorities: None,
     };
     let stream = futures::stream::unfold(Some(watcher), |watcher| async move {
         let mut watcher = watcher?;
@@ -68,17 +72,19 @@ impl Watcher {
             if self.leadership.borrow_and_update().term.as_ref() != Some(&self.term) {
                 return Err(self.handlers.not_leader());
             }
-            let (delta, all, crl, time, users) = {
+            let (delta, all, crl, time, users, authorities) = {
                 let directory = self.directory.borrow_and_update();
                 let (delta, all) = self.seen.delta(&directory, self.only, NODES_MAX);
                 let time = directory.configuration().time.clone().unwrap_or_default();
-                (delta, all, directory.crl(), time, directory.admitted())
+                let authorities = directory.authorities();
+                (delta, all, directory.crl(), time, directory.admitted(), authorities)
             };
             let caught_up = all && !self.current;
             let revoked = crl != self.crl;
             let new_time = (self.time.as_ref() != Some(&time)).then_some(time);
             let new_users = (self.users.as_ref() != Some(&users)).then_some(users);
-            let news = revoked || new_time.is_some() || new_users.is_some();
+            let rotated = authorities != self.authorities;
+            let news = revoked || rotated || new_time.is_some() || new_users.is_some();
             if caught_up || news || delta != Delta::default() {
                 self.current |= all;
                 let sent_crl = if revoked { crl.to_vec() } else { Vec::new() };
@@ -86,10 +92,13 @@ impl Watcher {
                 self.time = new_time.clone().or_else(|| self.time.take());
                 let sent_users = new_users.as_deref().cloned();
                 self.users = new_users.or_else(|| self.users.take());
+                let sent = authorities.as_ref().filter(|_| rotated).map(|it| it.to_message());
+                self.authorities = authorities;
                 return Ok(v1::WatchEvent {
                     crl: sent_crl,
                     time: new_time,
                     users: sent_users,
+                    authorities: sent,
                     ..self.event(&delta)
                 });
             }

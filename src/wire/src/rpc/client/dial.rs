@@ -21,9 +21,7 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::client::{WebPkiServerVerifier, verify_server_name};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
-use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
-};
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, SignatureScheme};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -33,8 +31,8 @@ use tonic::transport::Endpoint;
 
 use super::channel::{self, Channel};
 use crate::identity::NodeId;
-use crate::pki::{CURATOR_NAME, Facts};
-use crate::rpc::tls::{Credentials, SCHEMES, provider, refuse_tls12, verify_tls13};
+use crate::pki::{Authorities, CURATOR_NAME, Facts};
+use crate::rpc::tls::{Credentials, SCHEMES, provider, refuse_tls12, roots, verify_tls13};
 
 /// Longest that one address may take to answer.
 const CONNECT: Duration = Duration::from_secs(4);
@@ -45,11 +43,19 @@ const KEEP_ALIVE_ANSWER: Duration = Duration::from_secs(5);
 /// Which certificates of the other end are good.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trust {
-    /// Those of nodes whose cluster has this CA, in DER.
-    Authority(Vec<u8>),
+    /// Those of nodes whose cluster has these CAs.
+    Cluster(Arc<Authorities>),
     /// Any: the caller must not rely on any answer before it has compared
     /// [`Connection::certificate`] with a value from another source.
     Unchecked,
+}
+
+impl Trust {
+    /// Trust in one CA, in DER, of which no predecessor is known.
+    #[must_use]
+    pub fn in_one(authority: Vec<u8>) -> Self {
+        Self::Cluster(Authorities::sole(authority).into())
+    }
 }
 
 /// Which node is meant.
@@ -370,9 +376,8 @@ impl Verifier {
     fn new(trust: &Trust, expect: Expect) -> Result<Self, rustls::Error> {
         let cluster = match trust {
             Trust::Unchecked => None,
-            Trust::Authority(authority) => {
-                let mut roots = RootCertStore::empty();
-                roots.add(CertificateDer::from(authority.clone()))?;
+            Trust::Cluster(authorities) => {
+                let roots = roots(authorities.trusted())?;
                 let built =
                     WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider())
                         .build()
@@ -388,7 +393,7 @@ impl ServerCertVerifier for Verifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
+        intermediates: &[CertificateDer<'_>],
         _name: &ServerName<'_>,
         _ocsp: &[u8],
         now: UnixTime,
@@ -403,7 +408,7 @@ impl ServerCertVerifier for Verifier {
         // Under the name derived from its key: a node has no other name.
         let name = ServerName::try_from(node.to_string())
             .map_err(|_invalid| CertificateError::BadEncoding)?;
-        let verified = cluster.verify_server_cert(end_entity, &[], &name, &[], now)?;
+        let verified = cluster.verify_server_cert(end_entity, intermediates, &name, &[], now)?;
         if let Expect::Curator(_) = self.expect {
             let name = ServerName::try_from(CURATOR_NAME)
                 .map_err(|_invalid| CertificateError::BadEncoding)?;

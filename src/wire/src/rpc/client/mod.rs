@@ -362,6 +362,12 @@ impl Client {
         Ok(leader)
     }
 
+    /// DER of the certificate that the known leader has shown; `None` while none is known.
+    pub async fn leader_certificate(&self) -> Option<Vec<u8>> {
+        let found = self.found.lock().await;
+        found.leader.as_ref().map(|leader| leader.connection.certificate.clone())
+    }
+
     /// Drops a leader that no longer leads.
     async fn forget(&self, leader: &Leader) {
         let mut found = self.found.lock().await;

@@ -24,6 +24,7 @@
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -237,10 +238,10 @@ async fn announcement(
 
 /// Asks one candidate for the leader.
 async fn ask(candidate: &Candidate, credentials: &Credentials, access_list: &AccessList) -> Answer {
-    let Some(authority) = &credentials.authority else {
+    let Some(authorities) = &credentials.authorities else {
         return Answer::Nothing("the cluster's CA is not known".to_owned());
     };
-    let trust = Trust::Authority(authority.clone());
+    let trust = Trust::Cluster(Arc::clone(authorities));
     let expect = Expect::Curator(candidate.node);
     let dialled = dial(&candidate.host, candidate.port, expect, &trust, Some(credentials));
     let connection = match dialled.await {

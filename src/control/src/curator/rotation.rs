@@ -1,0 +1,201 @@
+//! The rotation of the authorities: its record, and which step is next.
+//!
+//! Every authority keeps its own steps (`pki::Authorities`); the record says that a rotation was
+//! asked for, and when it ended.
+
+use std::time::SystemTime;
+
+use polis_proto::v1;
+use polis_proto::v1::get_rotation_response::Step;
+use tracing::info;
+
+use super::store::{Error, Outcome, ROTATION, Store, authority};
+use polis_wire::identity::NodeId;
+use polis_wire::pki;
+
+/// What the leader knows of a node that is up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Node {
+    /// Which one.
+    pub(super) id: NodeId,
+    /// It sends heartbeats, or the leader is too new to say that it does not.
+    pub(super) answers: bool,
+    /// Its certificate is of the CA that signs, and it keeps the CAs of now.
+    pub(super) certificate: bool,
+    /// Its member of etcd, if it has the role.
+    pub(super) peer: Option<Member>,
+}
+
+/// What the leader knows of a member of etcd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Member {
+    /// It serves.
+    pub(super) serves: bool,
+    /// Its files name the authorities of now, and its certificate is of the one that signs.
+    pub(super) written: bool,
+    /// etcd was started with them.
+    pub(super) started: bool,
+}
+
+impl Node {
+    /// Whether its member of etcd may be on its way back from a start.
+    #[must_use]
+    pub(super) fn is_starting(&self) -> bool {
+        self.answers && self.peer.is_some_and(|member| !member.serves)
+    }
+}
+
+/// How far a rotation is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    /// The step that is not done; `Unspecified` if all are.
+    pub(super) step: Step,
+    /// The nodes that it waits for.
+    pub(super) waits_for: Vec<NodeId>,
+    /// The nodes that do not answer, and are not waited for.
+    pub(super) away: Vec<NodeId>,
+}
+
+/// How far a rotation is, by what the nodes say. The two flags say whether the former CA of the
+/// cluster, and the former authority of the peers, are still trusted.
+#[must_use]
+pub(super) fn progress(nodes: &[Node], ca_leaves: bool, peers_leave: bool) -> Progress {
+    let (answer, away): (Vec<_>, Vec<_>) = nodes.iter().partition(|node| node.answers);
+    let without = |done: fn(&Node) -> bool| -> Vec<NodeId> {
+        answer.iter().filter(|node| !done(node)).map(|node| node.id).collect()
+    };
+    let certificates = without(|node| node.certificate);
+    let peers = without(|node| node.peer.is_none_or(|member| member.written));
+    let starts = without(|node| node.peer.is_none_or(|member| member.started));
+    let (step, waits_for) = if ca_leaves || !certificates.is_empty() {
+        (Step::Certificates, certificates)
+    } else if peers_leave || !peers.is_empty() {
+        (Step::Peers, peers)
+    } else if !starts.is_empty() {
+        (Step::Restarts, starts)
+    } else {
+        (Step::Unspecified, Vec::new())
+    };
+    Progress { step, waits_for, away: away.iter().map(|node| node.id).collect() }
+}
+
+impl<S: pki::Store + Clone> Store<S> {
+    /// The last rotation.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub async fn rotation(&self) -> Result<Option<v1::Rotation>, Error> {
+        self.read(ROTATION).await
+    }
+
+    /// Begins a rotation, unless one goes on; returns it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub async fn begin_rotation(&self, now: i64) -> Result<v1::Rotation, Error> {
+        let begin = |old: Option<v1::Rotation>| {
+            let old = old.unwrap_or(v1::Rotation { ended_at: 1, ..Default::default() });
+            if old.ended_at == 0 {
+                return Ok(Outcome::Keep(old));
+            }
+            let new = v1::Rotation { number: old.number + 1, began_at: now, ended_at: 0 };
+            Ok(Outcome::Put(new, Vec::new(), Vec::new()))
+        };
+        self.update(ROTATION, begin).await
+    }
+
+    /// Notes that the rotation of this number has ended.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub async fn end_rotation(&self, number: u64, now: i64) -> Result<(), Error> {
+        let end = |old: Option<v1::Rotation>| {
+            let old = old.unwrap_or_default();
+            if old.number != number || old.ended_at != 0 {
+                return Ok::<_, Error>(Outcome::Keep(old));
+            }
+            info!(
+                event = "rotated",
+                rotation = number,
+                "the rotation of the authorities has ended"
+            );
+            Ok(Outcome::Put(v1::Rotation { ended_at: now.max(1), ..old }, Vec::new(), Vec::new()))
+        };
+        self.update(ROTATION, end).await.map(drop)
+    }
+
+    /// Lets another CA sign, unless the rotation of this number has begun.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Pki`].
+    pub async fn rotate(&self, number: u64, now: SystemTime) -> Result<(), Error> {
+        if self.certificates().rotate(&authority(), number, now).await? {
+            info!(rotation = number, "another CA signs the certificates of nodes and users");
+        }
+        Ok(())
+    }
+
+    /// Ends the trust in the CA before; returns whether there was such trust.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Pki`].
+    pub async fn conclude(&self) -> Result<bool, Error> {
+        Ok(self.certificates().conclude(&authority()).await?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polis_wire::pki::memory::Memory;
+
+    fn node(seed: u8, peer: Option<[bool; 3]>) -> Node {
+        let peer = peer.map(|[serves, written, started]| Member { serves, written, started });
+        let id = NodeId::from_public_key(&[seed; 32]);
+        Node { id, answers: true, certificate: true, peer }
+    }
+
+    #[test]
+    fn each_step_waits_for_the_nodes_that_answer() {
+        let old = |seed| Node { certificate: false, ..node(seed, None) };
+        let away = |node: Node| Node { answers: false, ..node };
+        let voter = node(1, Some([true, true, true]));
+        let both = progress(&[voter, old(2), away(old(3))], true, true);
+        assert_eq!((both.step, both.waits_for), (Step::Certificates, vec![old(2).id]));
+        assert_eq!(both.away, [old(3).id]);
+        let one = progress(&[voter, away(old(3))], true, true);
+        assert_eq!((one.step, one.waits_for), (Step::Certificates, vec![]));
+        let written = node(4, Some([true, false, true]));
+        let peers = progress(&[voter, written], false, true);
+        assert_eq!((peers.step, peers.waits_for), (Step::Peers, vec![written.id]));
+        let started = node(5, Some([true, true, false]));
+        let starts = progress(&[voter, started, node(6, None)], false, false);
+        assert_eq!((starts.step, starts.waits_for), (Step::Restarts, vec![started.id]));
+        // A member that starts says nothing of itself, so it is waited for.
+        let silent = node(7, Some([false, false, false]));
+        assert!(silent.is_starting());
+        assert_eq!(progress(&[voter, silent], false, false).step, Step::Peers);
+        assert_eq!(progress(&[voter], false, false), Progress::default());
+        assert_eq!(progress(&[voter, away(silent)], false, false).step, Step::Unspecified);
+    }
+
+    #[tokio::test]
+    async fn a_rotation_that_goes_on_is_the_answer_to_the_next_wish() {
+        let store = Store::new(Memory::default());
+        assert_eq!(store.rotation().await.unwrap(), None);
+        let first = store.begin_rotation(100).await.unwrap();
+        assert_eq!(first, v1::Rotation { number: 1, began_at: 100, ended_at: 0 });
+        assert_eq!(store.begin_rotation(101).await.unwrap(), first);
+        store.end_rotation(1, 102).await.unwrap();
+        store.end_rotation(1, 103).await.unwrap();
+        assert_eq!(store.rotation().await.unwrap().unwrap().ended_at, 102);
+        assert_eq!(store.begin_rotation(104).await.unwrap().number, 2);
+        store.end_rotation(1, 105).await.unwrap();
+        assert_eq!(store.rotation().await.unwrap().unwrap().ended_at, 0, "an old leader's word");
+    }
+}

@@ -1,0 +1,214 @@
+//! The rotation of the authorities: begins it, and continues with it while this curator leads.
+//!
+//! ```text
+//! RotateAuthorities --> cluster/rotation
+//!   --> both authorities: another signs, both are trusted
+//!   --> every node that answers has a certificate of the next CA   --> the former CA is not trusted
+//!   --> every member of etcd has one of the next authority         --> the former one is not trusted
+//!   --> the members start again one by one: etcd reads whom it trusts at its start
+//!   --> cluster/rotation: ended
+//! ```
+//!
+//! Every step is one transaction that finds whether it was done before, so a power cut or another
+//! leader continues it. Nodes that do not answer are not waited for: the bridges lead them to the
+//! next CA, and the leader gives their members what their peers trust.
+//!
+//! Invariants:
+//! - An authority is not trusted any more only after every node that answers has told that its
+//!   own certificate is of the next one.
+//! - At most one member starts again at a time, and none during an update of the cluster.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use polis_proto::v1;
+use polis_proto::v1::get_rotation_response::Step;
+use tokio::time::sleep;
+use tracing::{debug, info};
+
+use super::{Handlers, Lead, seconds};
+use crate::consensus::client::User;
+use crate::consensus::{Member, peer_authority, trusted_digest};
+use crate::curator::error::Error;
+use crate::curator::fenced::Fenced;
+use crate::curator::rotation::{self, Node, Progress, progress};
+use crate::curator::update::journal;
+use polis_base::sys::clock;
+use polis_runtime::supervisor::Context;
+use polis_wire::identity::NodeId;
+use polis_wire::node_roles::is_consensus_member;
+use polis_wire::pki::{self, Authorities, Namespace};
+
+/// Between two looks at a rotation that goes on.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Goes on with a rotation. A service of every curator.
+#[derive(Clone)]
+pub(in crate::curator) struct Rotating {
+    pub(in crate::curator) handlers: Handlers,
+}
+
+impl Rotating {
+    pub(in crate::curator) async fn run(self, ctx: Context) -> Result<(), Infallible> {
+        ctx.healthy();
+        loop {
+            let pass = async {
+                match self.pass().await {
+                    Ok(()) => {}
+                    // The next pass sees what was written.
+                    Err(error) => {
+                        let error = &error as &dyn std::error::Error;
+                        debug!(error, "cannot go on with the rotation");
+                    }
+                }
+                sleep(EVERY).await;
+            };
+            // Boxed: the making of a certificate is large, and rare.
+            if ctx.until_cancelled(Box::pin(pass)).await.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn pass(&self) -> Result<(), Error> {
+        let parts = &self.handlers.0;
+        let going_on = || {
+            let known = parts.directory.borrow().rotation();
+            known.filter(|rotation| rotation.ended_at == 0)
+        };
+        let (Ok(lead), Some(rotation)) = (self.handlers.lead(), going_on()) else {
+            parts.restart.send_if_modified(|restart| restart.take().is_some());
+            return Ok(());
+        };
+        let restart = lead.go_on(&rotation).await?;
+        parts.restart.send_if_modified(|known| std::mem::replace(known, restart) != restart);
+        Ok(())
+    }
+}
+
+/// What a step rests on.
+struct Seen {
+    nodes: Vec<Node>,
+    /// The CA of the cluster and those before it.
+    cluster: Authorities,
+    /// The authority of the peers and those before it.
+    peers: Authorities,
+}
+
+impl Lead {
+    /// Begins a rotation, or returns the one that goes on.
+    pub(super) async fn rotate(&self) -> Result<v1::Rotation, Error> {
+        Ok(self.store().begin_rotation(seconds()).await?)
+    }
+
+    /// How far the last rotation is.
+    pub(super) async fn read_rotation(&self) -> Result<v1::GetRotationResponse, Error> {
+        let rotation = self.store().rotation().await?.ok_or(Error::NoRotation)?;
+        let Seen { nodes, cluster, peers } = self.seen().await?;
+        let progress = match rotation.ended_at {
+            0 => progress(&nodes, cluster.leaving.is_some(), peers.leaving.is_some()),
+            _ => Progress::default(),
+        };
+        let ids = |nodes: &[NodeId]| nodes.iter().map(ToString::to_string).collect();
+        Ok(v1::GetRotationResponse {
+            rotation: Some(rotation),
+            step: progress.step.into(),
+            waits_for: ids(&progress.waits_for),
+            away: ids(&progress.away),
+            ca_certificate: cluster.signing,
+            waits_for_update: progress.step == Step::Restarts && self.is_updating(),
+        })
+    }
+
+    /// Takes the next step that can be taken; returns which member of etcd starts again now.
+    async fn go_on(&self, rotation: &v1::Rotation) -> Result<Option<NodeId>, Error> {
+        let (number, now) = (rotation.number, clock::now());
+        let (store, peers) = (self.store(), self.peers()?);
+        store.rotate(number, now).await?;
+        if peers.rotate(&peer_authority(), number, now).await? {
+            info!(rotation = number, "another authority signs the certificates of the peers");
+        }
+        let seen = self.seen().await?;
+        let leave = (seen.cluster.leaving.is_some(), seen.peers.leaving.is_some());
+        let progress = progress(&seen.nodes, leave.0, leave.1);
+        match progress.step {
+            Step::Unspecified => store.end_rotation(number, seconds()).await?,
+            Step::Certificates if progress.waits_for.is_empty() => {
+                if store.conclude().await? {
+                    info!(
+                        rotation = number,
+                        "the former CA of the cluster is not trusted any more"
+                    );
+                }
+            }
+            Step::Peers if progress.waits_for.is_empty() => {
+                if peers.conclude(&peer_authority()).await? {
+                    info!(rotation = number, "the former authority of the peers ends");
+                }
+            }
+            Step::Certificates | Step::Peers => {}
+            Step::Restarts => {
+                let starting = seen.nodes.iter().any(Node::is_starting);
+                let waits = starting || self.is_updating();
+                return Ok((!waits).then(|| self.next_start(&progress.waits_for)).flatten());
+            }
+        }
+        Ok(None)
+    }
+
+    /// Which of these members starts again first: the leader of etcd hands over as it stops, so it
+    /// is the last.
+    fn next_start(&self, nodes: &[NodeId]) -> Option<NodeId> {
+        let status = self.handlers.0.consensus.borrow();
+        let leads = |member: &&Member| Some(member.id) == status.leader;
+        let leader = status.members.iter().find(leads).and_then(Member::node);
+        nodes.iter().copied().min_by_key(|id| Some(*id) == leader)
+    }
+
+    fn peers(&self) -> Result<Namespace<Fenced>, Error> {
+        Ok(Namespace::new(self.fenced(User::EtcdPki)?, ""))
+    }
+
+    async fn seen(&self) -> Result<Seen, Error> {
+        let cluster = self.store().authorities().await?;
+        let missing =
+            || pki::Error::Damaged { what: "certificate", name: peer_authority().name.clone() };
+        let peers = self.peers()?.authorities(&peer_authority()).await?.ok_or_else(missing)?;
+        let nodes = self.rotated_nodes(&cluster, &peers);
+        Ok(Seen { nodes, cluster, peers })
+    }
+
+    /// Whether an update of the cluster goes on.
+    fn is_updating(&self) -> bool {
+        let update = self.handlers.0.directory.borrow().update();
+        update.is_some_and(|update| journal::is_open(&update))
+    }
+
+    /// What the leader knows of each node.
+    fn rotated_nodes(&self, cluster: &Authorities, peers: &Authorities) -> Vec<Node> {
+        let (cluster, peers) = (cluster.digest(), trusted_digest(peers));
+        let directory = self.handlers.0.directory.borrow();
+        let heartbeats = &self.handlers.0.heartbeats;
+        let up = directory.nodes().filter(|(_, known)| known.node.state() == v1::NodeState::Up);
+        up.map(|(id, known)| {
+            let member = || {
+                let figures = heartbeats.consensus(id).map(|(figures, _age)| figures);
+                let same = |digest: fn(&v1::ConsensusFigures) -> &Vec<u8>| {
+                    figures.as_ref().is_some_and(|figures| *digest(figures) == peers)
+                };
+                rotation::Member {
+                    serves: figures.is_some(),
+                    written: same(|figures| &figures.authorities),
+                    started: same(|figures| &figures.authorities_at_start),
+                }
+            };
+            Node {
+                id,
+                answers: known.health != v1::NodeHealth::Late,
+                certificate: heartbeats.authorities(id).is_some_and(|digest| digest == cluster),
+                peer: is_consensus_member(known.node.roles.as_ref()).then(member),
+            }
+        })
+        .collect()
+    }
+}

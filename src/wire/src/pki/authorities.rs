@@ -1,0 +1,164 @@
+//! The authorities that the holders of certificates know: the one that signs, and those before
+//! it.
+//!
+//! ```text
+//!            rotate                       conclude
+//! [A signs] -------> [B signs, A leaves] ---------> [B signs, A is a former one]
+//! ```
+//!
+//! Each authority signs a *bridge* before it stops: a certificate for the key of its successor.
+//! The holder of a certificate shows the bridges beside it, so a machine that was off during the
+//! whole rotation, and trusts only A, still accepts what B signed (RFC 4210, section 4.4).
+//!
+//! Invariants:
+//! - Servers are accepted by the authority that signs and the one that leaves. A thief of a former
+//!   key can pretend to be a server to nobody who has learnt of the rotation.
+//! - Callers are accepted by a former one, too, so that they can ask for a new certificate. That
+//!   proves no more than their key does: a server knows nodes and users by their keys, and no key
+//!   of an authority makes a new one of these.
+
+use std::fmt;
+
+use polis_proto::v1;
+use prost::Message as _;
+use sha2::{Digest as _, Sha256};
+
+use super::{Facts, signed_by};
+
+/// The former authorities that are kept. Who was away during more rotations than this has to be
+/// given the new CA by a person.
+const FORMER_MAX: usize = 8;
+
+/// An authority and those before it, in DER.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Authorities {
+    /// It signs.
+    pub signing: Vec<u8>,
+    /// The one before it, trusted until the rotation is over.
+    pub leaving: Option<Vec<u8>>,
+    /// Those before, newest first.
+    pub former: Vec<Vec<u8>>,
+    /// For each of the others, newest first: its certificate for the key of its successor.
+    pub bridges: Vec<Vec<u8>>,
+    /// How many rotations were begun.
+    pub rotations: u64,
+}
+
+impl fmt::Debug for Authorities {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Authorities")
+            .field("signing", &format_args!("{} bytes", self.signing.len()))
+            .field("leaving", &self.leaving.as_ref().map(Vec::len))
+            .field("former", &self.former.len())
+            .field("rotations", &self.rotations)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Authorities {
+    /// An authority without predecessors.
+    #[must_use]
+    pub fn sole(signing: Vec<u8>) -> Self {
+        let (former, bridges) = (Vec::new(), Vec::new());
+        Self { signing, leaving: None, former, bridges, rotations: 0 }
+    }
+
+    /// Those that servers may have their certificates from.
+    pub fn trusted(&self) -> impl Iterator<Item = &[u8]> {
+        std::iter::once(self.signing.as_slice()).chain(self.leaving.as_deref())
+    }
+
+    /// All of them, newest first.
+    pub fn all(&self) -> impl Iterator<Item = &[u8]> {
+        self.trusted().chain(self.former.iter().map(Vec::as_slice))
+    }
+
+    /// Whether this is the certificate of one of them.
+    #[must_use]
+    pub fn contains(&self, authority: &[u8]) -> bool {
+        self.all().any(|known| known == authority)
+    }
+
+    /// Whether the one that signs has signed this certificate.
+    #[must_use]
+    pub fn signed(&self, certificate: &[u8]) -> bool {
+        signed_by(certificate, &self.signing)
+    }
+
+    /// Whether `authority` is the one that signs, or leads to it from bridge to bridge.
+    #[must_use]
+    pub fn succeed(&self, authority: &[u8]) -> bool {
+        let key = |der: &[u8]| Facts::read(der).map(|facts| facts.public_key);
+        let Some(signing) = key(&self.signing) else { return false };
+        let mut trusted = authority;
+        // Oldest first: each bridge leads to the next one.
+        for bridge in self.bridges.iter().rev() {
+            if signed_by(bridge, trusted) {
+                trusted = bridge;
+            }
+        }
+        key(trusted) == Some(signing)
+    }
+
+    /// SHA-256 of all that is known.
+    #[must_use]
+    pub fn digest(&self) -> [u8; 32] {
+        Sha256::digest(self.to_record()).into()
+    }
+
+    /// Begins a rotation to `next`; `bridge` is its certificate by the one that signs now.
+    pub(super) fn rotate(&mut self, next: Vec<u8>, bridge: Vec<u8>) {
+        self.conclude();
+        self.leaving = Some(std::mem::replace(&mut self.signing, next));
+        self.bridges.insert(0, bridge);
+        self.bridges.truncate(FORMER_MAX + 1);
+        self.rotations += 1;
+    }
+
+    /// Ends a rotation; returns whether there was one.
+    pub(super) fn conclude(&mut self) -> bool {
+        let Some(left) = self.leaving.take() else { return false };
+        self.former.insert(0, left);
+        self.former.truncate(FORMER_MAX);
+        true
+    }
+
+    /// The record.
+    #[must_use]
+    pub fn to_record(&self) -> Vec<u8> {
+        self.to_message().encode_to_vec()
+    }
+
+    /// Reads a record; `None` unless each part is a certificate that Polis makes.
+    #[must_use]
+    pub fn from_record(record: &[u8]) -> Option<Self> {
+        Self::from_message(v1::Authorities::decode(record).ok()?)
+    }
+
+    /// The message.
+    #[must_use]
+    pub fn to_message(&self) -> v1::Authorities {
+        v1::Authorities {
+            signing: self.signing.clone(),
+            leaving: self.leaving.clone().unwrap_or_default(),
+            former: self.former.clone(),
+            bridges: self.bridges.clone(),
+            rotations: self.rotations,
+        }
+    }
+
+    /// Reads a message; `None` unless each part is a certificate that Polis makes.
+    #[must_use]
+    pub fn from_message(message: v1::Authorities) -> Option<Self> {
+        let v1::Authorities { signing, leaving, former, bridges, rotations } = message;
+        let leaving = (!leaving.is_empty()).then_some(leaving);
+        let read = Self { signing, leaving, former, bridges, rotations };
+        read.is_whole().then_some(read)
+    }
+
+    fn is_whole(&self) -> bool {
+        let fits = self.former.len() <= FORMER_MAX && self.bridges.len() <= FORMER_MAX + 1;
+        let mut parts = self.all().chain(self.bridges.iter().map(Vec::as_slice));
+        fits && parts.all(|der| Facts::read(der).is_some())
+    }
+}

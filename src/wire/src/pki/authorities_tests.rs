@@ -1,0 +1,127 @@
+//! The rotation of an authority, against a map.
+
+use super::store::memory::Memory;
+use super::tests::{authority, noon, peer};
+use super::*;
+
+/// A namespace with a certificate, and what its first authority is.
+async fn begun() -> (Namespace<Memory>, Memory, Issued) {
+    let memory = Memory::default();
+    let pki = Namespace::new(memory.clone(), "");
+    let first = pki.ensure(&peer("a", Mode::External([7; 32])), noon()).await.unwrap();
+    (pki, memory, first)
+}
+
+async fn known(pki: &Namespace<Memory>) -> Authorities {
+    pki.authorities(&authority()).await.unwrap().unwrap()
+}
+
+#[tokio::test]
+async fn a_rotation_lets_another_authority_sign_and_trusts_the_old_one_until_it_is_concluded() {
+    let (pki, memory, first) = begun().await;
+    assert_eq!(known(&pki).await, Authorities::sole(first.issuer_der.clone()));
+    let old_key = memory.contents()["authorities/etcd-peers/key"].clone();
+    assert!(pki.rotate(&authority(), 1, noon()).await.unwrap());
+
+    let both = known(&pki).await;
+    assert_eq!(both.leaving.as_ref(), Some(&first.issuer_der));
+    assert!(both.succeed(&first.issuer_der) && both.succeed(&both.signing));
+    let old = Authorities::sole(first.issuer_der.clone());
+    assert!(!old.succeed(&both.signing), "what came later leads to nothing earlier");
+    let kept = memory.contents();
+    assert!(!kept.values().any(|value| *value == old_key), "the old key is nowhere any more");
+
+    let renewed = pki.renew(&peer("a", Mode::External([7; 32])), noon()).await.unwrap().unwrap();
+    assert!(both.signed(&renewed.der) && !both.signed(&first.der));
+    assert_eq!(Facts::read(&renewed.der).unwrap().public_key, [7; 32]);
+    let again = pki.renew(&peer("a", Mode::External([7; 32])), noon()).await.unwrap();
+    assert!(again.is_none(), "once");
+
+    assert!(pki.conclude(&authority()).await.unwrap());
+    let after = known(&pki).await;
+    assert_eq!((after.leaving.as_ref(), &after.former), (None, &vec![first.issuer_der.clone()]));
+    assert!(!after.trusted().any(|der| der == first.issuer_der));
+    assert!(after.contains(&first.issuer_der) && after.succeed(&first.issuer_der));
+}
+
+#[tokio::test]
+async fn a_rotation_is_begun_and_concluded_once() {
+    let (pki, _memory, _first) = begun().await;
+    assert!(!pki.conclude(&authority()).await.unwrap(), "nothing was begun");
+    assert!(pki.rotate(&authority(), 1, noon()).await.unwrap());
+    let both = known(&pki).await;
+    assert!(!pki.rotate(&authority(), 1, noon()).await.unwrap());
+    assert_eq!(known(&pki).await, both);
+    assert!(pki.conclude(&authority()).await.unwrap());
+    assert!(!pki.conclude(&authority()).await.unwrap());
+    assert!(!pki.rotate(&authority(), 1, noon()).await.unwrap(), "it is over");
+}
+
+#[tokio::test]
+async fn of_two_rotations_at_once_one_takes_place() {
+    let memory = Memory::default();
+    let pki = Namespace::new(memory.clone(), "");
+    pki.ensure(&authority(), noon()).await.unwrap();
+    let both = Arc::new(tokio::sync::Barrier::new(2));
+    let paused = || Namespace::new(memory.pausing(Arc::clone(&both)), "");
+    let (one, two) = (paused(), paused());
+    let (a, b) = (authority(), authority());
+    let (one, two) = tokio::join!(one.rotate(&a, 1, noon()), two.rotate(&b, 1, noon()));
+    let begun = [&one, &two].iter().filter(|done| matches!(done, Ok(true))).count();
+    let lost = [&one, &two].iter().filter(|done| matches!(done, Err(Error::Lost { .. }))).count();
+    assert_eq!((begun, lost), (1, 1), "{one:?} {two:?}");
+    assert_eq!(known(&pki).await.rotations, 1);
+}
+
+#[tokio::test]
+async fn revocations_outlive_a_rotation() {
+    let (pki, _memory, first) = begun().await;
+    pki.revoke(&authority(), "a", Reason::Left, noon()).await.unwrap();
+    pki.rotate(&authority(), 1, noon()).await.unwrap();
+    let serial = |der: &[u8]| Facts::read(der).unwrap().serial;
+    let crl = pki.crl(&authority()).await.unwrap().unwrap();
+    assert!(crl.revokes(&serial(&first.der)));
+    assert_eq!(crl.number, 3);
+    // Also of what a former authority has signed and nobody has renewed.
+    let other = pki.ensure(&peer("b", Mode::External([8; 32])), noon()).await.unwrap();
+    pki.rotate(&authority(), 2, noon()).await.unwrap();
+    pki.revoke(&authority(), "b", Reason::Left, noon()).await.unwrap();
+    assert!(pki.crl(&authority()).await.unwrap().unwrap().revokes(&serial(&other.der)));
+}
+
+#[tokio::test]
+async fn what_was_away_for_many_rotations_is_led_to_the_last_one() {
+    let (pki, _memory, first) = begun().await;
+    for rotation in 1..=8 {
+        pki.rotate(&authority(), rotation, noon()).await.unwrap();
+        pki.conclude(&authority()).await.unwrap();
+    }
+    let last = known(&pki).await;
+    assert_eq!((last.former.len(), last.bridges.len()), (8, 8));
+    assert!(last.succeed(&first.issuer_der));
+    assert_eq!(Authorities::from_record(&last.to_record()), Some(last.clone()));
+    pki.rotate(&authority(), 9, noon()).await.unwrap();
+    pki.conclude(&authority()).await.unwrap();
+    pki.rotate(&authority(), 10, noon()).await.unwrap();
+    let later = known(&pki).await;
+    assert!(!later.contains(&first.issuer_der), "there is an end");
+    assert!(Authorities::from_record(&later.to_record()).is_some());
+}
+
+#[tokio::test]
+async fn only_certificates_are_authorities() {
+    let (pki, _memory, _first) = begun().await;
+    pki.rotate(&authority(), 1, noon()).await.unwrap();
+    let known = known(&pki).await;
+    let noise = || b"noise".to_vec();
+    for bad in [
+        Authorities { signing: noise(), ..known.clone() },
+        Authorities { leaving: Some(noise()), ..known.clone() },
+        Authorities { former: vec![noise()], ..known.clone() },
+        Authorities { bridges: vec![noise()], ..known.clone() },
+        Authorities { former: vec![known.signing.clone(); 9], ..known.clone() },
+    ] {
+        assert_eq!(Authorities::from_record(&bad.to_record()), None, "{bad:?}");
+    }
+    assert_eq!(Authorities::from_record(b""), None);
+}

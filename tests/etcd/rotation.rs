@@ -1,0 +1,105 @@
+//! The rotation of the authority of etcd's peers, with real members.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use polis_control::consensus::client::User;
+use polis_control::consensus::{Start, Status, peer_authority, trusted_digest};
+use polis_tests::{Story, story};
+use polis_wire::pki::{Authorities, Certificate, Host, Issuer, Mode, Namespace, Template};
+
+use crate::cluster::{led, voters};
+use crate::harness::{Machine, Node};
+use crate::tls::{Answer, shake_hands};
+
+/// The stories of this file.
+pub(crate) const STORIES: &[Story] =
+    &[story!(threads peers_get_another_authority_while_they_write_and_one_of_them_is_off)
+        .takes(60)];
+
+/// Waits until the files of these members name these authorities.
+async fn written(nodes: &[&Node], authorities: &Authorities) {
+    let digest = Some(trusted_digest(authorities));
+    for node in nodes {
+        let named = |status: &Status| status.authorities == digest;
+        node.waits("to name the authorities of now", named).await;
+    }
+}
+
+/// Starts etcd again, and waits until it trusts what its files name.
+async fn starts_again(node: &Node) {
+    node.restarts.ask();
+    let current = |status: &Status| {
+        status.authorities_at_start == status.authorities && status.voter().is_some()
+    };
+    node.waits("to have started with the authorities of now", current).await;
+}
+
+async fn peers_get_another_authority_while_they_write_and_one_of_them_is_off() {
+    let machines = [Machine::new(), Machine::new(), Machine::new()];
+    let nodes = voters(&machines).await;
+    led(&nodes).await;
+    let [first, second, third] = nodes;
+    third.stop().await;
+    let authority = peer_authority();
+    let pki = Namespace::new(first.peers_pki().await, "");
+    let now = polis_base::sys::clock::now;
+    let thief = Certificate {
+        issuer: Issuer::Authority(authority.clone()),
+        name: "thief".to_owned(),
+        template: Template::EtcdPeer { host: Host::Name("thief".to_owned()) },
+        mode: Mode::Managed,
+    };
+    let stolen = pki.ensure(&thief, now()).await.unwrap();
+    let port = machines[0].config.listen;
+    let trusted = || machines[0].config.tree.peer_pki.ca.read().unwrap().unwrap();
+    assert_eq!(shake_hands(port, &trusted(), Some(&stolen)).await, Answer::Served);
+
+    let begun = Instant::now();
+    let ends = AtomicBool::new(false);
+    let writes = async {
+        let client = first.voter().await.voter().unwrap().user(User::Curator);
+        let (mut acknowledged, mut last, mut longest) = (0_u32, Instant::now(), Duration::ZERO);
+        while !ends.load(Ordering::Relaxed) {
+            let value = (acknowledged + 1).to_string();
+            if client.put("count", value.as_str(), None).await.is_ok() {
+                acknowledged += 1;
+                longest = longest.max(last.elapsed());
+                last = Instant::now();
+            }
+        }
+        let read = client.get("count").await.unwrap().unwrap().value;
+        let read: u32 = String::from_utf8(read).unwrap().parse().unwrap();
+        (acknowledged, read, longest)
+    };
+    let rotation = async {
+        assert!(pki.rotate(&authority, 1, now()).await.unwrap());
+        let both = pki.authorities(&authority).await.unwrap().unwrap();
+        written(&[&first, &second], &both).await;
+        assert!(pki.conclude(&authority).await.unwrap());
+        let after = pki.authorities(&authority).await.unwrap().unwrap();
+        written(&[&first, &second], &after).await;
+        // The bridges lead each of them to the next authority until it starts again.
+        starts_again(&second).await;
+        println!("one is back after {:?}", begun.elapsed());
+        first.voter_of(3).await;
+        starts_again(&first).await;
+        println!("both are back after {:?}", begun.elapsed());
+        ends.store(true, Ordering::Relaxed);
+    };
+    let ((acknowledged, read, longest), ()) = tokio::join!(writes, rotation);
+    println!("{acknowledged} writes, the longest gap {longest:?}");
+    assert!(acknowledged > 0 && read >= acknowledged, "{read} of {acknowledged}");
+
+    // What the former authority has signed opens no port any more.
+    let refused = shake_hands(port, &trusted(), Some(&stolen)).await;
+    assert!(matches!(refused, Answer::Refused(_)), "{refused:?}");
+    // The member that was off has nothing else. The others give it what a new member needs.
+    let (identity, peer) = (machines[2].key.identity(), &machines[2].peer);
+    let invitation = first.members.add(&identity, peer, first.peers_pki().await).await.unwrap();
+    let third = machines[2].start(Start::Join(Box::new(invitation)));
+    third.voter_of(3).await;
+    for node in [first, second, third] {
+        node.stop().await;
+    }
+}
