@@ -18,19 +18,16 @@
 //!   curator that proved to be of this cluster has answered that the node is removed for
 //!   good.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
 use prost::Message as _;
-use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
 use super::credentials;
 use super::hints::Hints;
-use super::outdated::outdated;
 use super::parting::{Membership, RETRY, TRUST, membership, part};
 use super::probe::Step;
 use super::sealed::Sealed;
@@ -38,11 +35,10 @@ use super::service::Consensus;
 use super::state::Event;
 use super::unlock::keeper::Slot;
 use super::{Error, Service};
-use crate::consensus::{self, Invitation};
-use polis_base::files::{self, Root};
+use crate::consensus;
+use polis_base::files::{self, File, Root};
 use polis_base::stage::{Stage, State};
 use polis_base::sys::reboot::Reason;
-use polis_machine::network;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::{Identity, NodeId};
 use polis_wire::node_roles::is_consensus_member;
@@ -56,15 +52,12 @@ const PATIENCE: Patience =
 const KILLED: Duration = Duration::from_secs(1);
 
 /// The cluster's answer about a node whose etcd does not come up.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// The node was removed for good.
     Removed,
     /// The node is a member of the cluster, and no longer a member of etcd.
     NoMember,
-    /// It is a member, and its peers trust another authority than it knows: it starts again
-    /// with this.
-    Outdated(Box<Invitation>),
 }
 
 impl<C: Consensus> Service<C> {
@@ -163,17 +156,12 @@ impl<C: Consensus> Service<C> {
         Ok(self.config.probe.passed(Step::Forgotten)?)
     }
 
-    /// Takes the orders of the member of etcd back, and waits for its end.
-    pub(super) async fn end_etcd(&self) {
-        self.orders.send_replace(None);
-        sleep(KILLED).await;
-    }
-
     /// Removes the remains of an etcd member from this node after the cluster has removed
     /// the member. If the node has the role again, it enters as a new member.
     pub(super) async fn leave_etcd(&mut self) -> Result<(), Error> {
         info!("the cluster removed this node from etcd while it was off");
-        self.end_etcd().await;
+        self.orders.send_replace(None);
+        sleep(KILLED).await;
         let data = self.config.root.data.clone();
         Ok(blocking(move || part(&data)).await?)
     }
@@ -206,7 +194,6 @@ pub(super) struct Doubt<'a> {
     pub(super) root: Root,
     pub(super) hints: Hints,
     pub(super) own: NodeId,
-    pub(super) network: watch::Receiver<network::Status>,
 }
 
 impl Doubt<'_> {
@@ -216,9 +203,9 @@ impl Doubt<'_> {
         sleep(TRUST).await;
         let mut logged = false;
         loop {
+            let files = &self.root.data.node;
             let hints = self.hints.directory();
-            let address = self.network.borrow().primary;
-            match ask(&self.root, &hints, self.own, address).await {
+            match ask(files, &self.root.esp.cluster_directory, &hints, self.own).await {
                 Ok(Some(Reply::FoundedAgain)) => {
                     let what = founded_again(self.own);
                     if !std::mem::replace(&mut logged, true) {
@@ -246,13 +233,12 @@ fn founded_again(own: NodeId) -> String {
 }
 
 async fn ask(
-    root: &Root,
+    files: &files::Node,
+    directory: &File,
     hints: &v1::ClusterDirectory,
     own: NodeId,
-    address: Option<IpAddr>,
 ) -> Result<Option<Reply>, String> {
-    let (files, directory) = (root.data.node.clone(), root.esp.cluster_directory.clone());
-    let trusted = root.data.etcd.peer_pki.ca.clone();
+    let (files, directory) = (files.clone(), directory.clone());
     let read = blocking(move || {
         let known = directory.read().map_err(|error| error.to_string())?.unwrap_or_default();
         let known = v1::ClusterDirectory::decode(known.as_slice());
@@ -292,12 +278,7 @@ async fn ask(
     }
     let word = membership(&client, own, voter.as_deref()).await;
     Ok(match word.map_err(|status| status.to_string())? {
-        Membership::Member => match address {
-            Some(address) => outdated(&client, own, address, trusted)
-                .await?
-                .map(|invitation| Reply::Final(Verdict::Outdated(Box::new(invitation)))),
-            None => None,
-        },
+        Membership::Member => None,
         Membership::Out => Some(Reply::Final(Verdict::NoMember)),
         Membership::Elsewhere => Some(Reply::FoundedAgain),
     })

@@ -9,15 +9,18 @@ use polis_machine::parameters;
 #[derive(Clone, Debug)]
 pub(super) struct Hints {
     pub(super) parameters: watch::Receiver<parameters::Known>,
-    /// SHA-256 of the CA of its cluster.
-    pub(super) ca: [u8; 32],
+    /// DER of the CAs of its cluster that it knows.
+    pub(super) cas: Vec<Vec<u8>>,
 }
 
 impl Hints {
     /// Where its cluster is reached.
     pub(super) fn directory(&self) -> v1::ClusterDirectory {
         let known = self.parameters.borrow();
-        known.as_ref().and_then(|known| known.directory(&self.ca)).unwrap_or_default()
+        known
+            .as_ref()
+            .and_then(|known| known.directory(|ca| self.cas.iter().any(|known| known == ca)))
+            .unwrap_or_default()
     }
 }
 
@@ -25,16 +28,14 @@ impl Hints {
 mod tests {
     use std::sync::Arc;
 
-    use sha2::{Digest as _, Sha256};
-
     use super::*;
 
     #[test]
     fn only_parameters_with_the_own_ca_say_where_the_cluster_is() {
         let register = crate::cluster::tests::register();
-        let (ca, wanted) = (Sha256::digest(&register.ca_certificate).into(), register.directory());
+        let (cas, wanted) = (vec![register.ca_certificate.clone()], register.directory());
         let hints = watch::Sender::new(None);
-        let own = Hints { parameters: hints.subscribe(), ca };
+        let own = Hints { parameters: hints.subscribe(), cas };
         assert!(own.directory().nodes.is_empty(), "nothing was read yet");
         let cluster = parameters::Cluster::Register(register);
         let parameters = parameters::Parameters {
@@ -47,7 +48,7 @@ mod tests {
         let loaded = parameters::Loaded { found, warning: None, tried: Vec::new() };
         hints.send_replace(Some(Arc::new(loaded)));
         assert_eq!(own.directory(), wanted);
-        let untrusted = Hints { ca: [0; 32], ..own };
+        let untrusted = Hints { cas: vec![b"another".to_vec()], ..own };
         assert!(untrusted.directory().nodes.is_empty(), "another cluster's parameters");
     }
 }

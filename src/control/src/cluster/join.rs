@@ -67,32 +67,24 @@ impl<C: Consensus> Service<C> {
             info!("this node has no member of etcd");
             return self.without_etcd(node, sealed, keys).await;
         }
-        self.give_orders(key.clone(), Start::Restart);
+        self.give_orders(key, Start::Restart);
         let doubt = Doubt {
             ctx,
             root: self.config.root.clone(),
-            hints: Hints { parameters: self.parameters.clone(), ca: sealed.ca() },
+            hints: Hints { parameters: self.parameters.clone(), cas: sealed.cas() },
             own: node.id,
-            network: self.network.clone(),
         };
-        let store = loop {
-            tokio::select! {
-                // Cancel-safe, both: they wait, and ask.
-                store = self.store() => break store?,
-                verdict = doubt.end() => match verdict {
-                    Verdict::Removed => return Err(self.disown(ctx).await),
-                    Verdict::NoMember => {
-                        self.leave_etcd().await?;
-                        ctx.stage(Stage::Cluster, stage::State::Started);
-                        return self.without_etcd(node, sealed, keys).await;
-                    }
-                    Verdict::Outdated(invitation) => {
-                        info!("the authority of the peers was rotated while this node was off");
-                        self.end_etcd().await;
-                        self.give_orders(key.clone(), Start::Join(invitation));
-                    }
-                },
-            }
+        let store = tokio::select! {
+            // Cancel-safe, both: they wait, and ask.
+            store = self.store() => store?,
+            verdict = doubt.end() => match verdict {
+                Verdict::Removed => return Err(self.disown(ctx).await),
+                Verdict::NoMember => {
+                    self.leave_etcd().await?;
+                    ctx.stage(Stage::Cluster, stage::State::Started);
+                    return self.without_etcd(node, sealed, keys).await;
+                }
+            },
         };
         self.with_etcd(node, sealed, keys, store).await
     }

@@ -135,15 +135,16 @@ pub(super) async fn renew_ended<S: pki::Store + Clone>(
 }
 
 /// Keeps the CA of the cluster where the next start finds it before the disk is open: the one
-/// that this node knew last, once no other is trusted beside it. Returns what the ESP has then.
+/// that this node knew last. Returns what the ESP has then.
 pub(super) async fn keep_rotated(root: &Root, sealed: Sealed) -> Result<Sealed, Error> {
     let (file, esp) =
         (root.data.node.credentials.authorities.clone(), root.esp.sealed_configuration.clone());
     let known = blocking(move || file.read()).await?;
     let known = known.and_then(|record| Authorities::from_record(&record));
-    let newer = |known: &Authorities| known.leaving.is_none() && known.signing != sealed.trusted();
-    let Some(known) = known.filter(newer) else { return Ok(sealed) };
-    let sealed = Sealed { rotated_ca: Some(known.signing), ..sealed };
+    // During a rotation not every curator shows a certificate of the next one.
+    let oldest = known.map(|known| known.leaving.unwrap_or(known.signing));
+    let Some(newer) = oldest.filter(|ca| ca != sealed.trusted()) else { return Ok(sealed) };
+    let sealed = Sealed { rotated_ca: Some(newer), ..sealed };
     esp.save(sealed.to_record()).await?;
     Ok(sealed)
 }

@@ -45,7 +45,6 @@ mod hints;
 mod join;
 pub mod journal;
 mod membership;
-mod outdated;
 mod parting;
 mod partition;
 pub mod peers;
@@ -64,7 +63,6 @@ use polis_wire::identity::{Fingerprint, NodeId};
 use polis_wire::node_roles::Role;
 
 pub use self::error::Error;
-pub use self::outdated::outdated;
 pub use self::parting::{Membership, RETRY, TRUST, Vote, membership, part};
 pub use self::probe::{Interrupted, Probe, Step};
 pub use self::service::{Config, Consensus, Service};

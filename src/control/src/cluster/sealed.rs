@@ -15,7 +15,6 @@
 
 use polis_proto::v1;
 use prost::Message as _;
-use sha2::{Digest as _, Sha256};
 
 use zeroize::Zeroizing;
 
@@ -83,10 +82,10 @@ impl Sealed {
         self.rotated_ca.as_deref().unwrap_or(&self.cluster_ca)
     }
 
-    /// SHA-256 of the CA that the cluster had when the node entered.
+    /// The CAs of the cluster that it names.
     #[must_use]
-    pub fn ca(&self) -> [u8; 32] {
-        Sha256::digest(&self.cluster_ca).into()
+    pub fn cas(&self) -> Vec<Vec<u8>> {
+        std::iter::once(&self.cluster_ca).chain(&self.rotated_ca).cloned().collect()
     }
 
     /// The record.

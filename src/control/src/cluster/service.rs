@@ -283,7 +283,7 @@ impl<C: Consensus> Service<C> {
 
     /// The addresses of the cluster in the parameters of this machine.
     pub(super) fn configured(&self, sealed: &Sealed) -> v1::ClusterDirectory {
-        Hints { parameters: self.parameters.clone(), ca: sealed.ca() }.directory()
+        Hints { parameters: self.parameters.clone(), cas: sealed.cas() }.directory()
     }
 
     pub(super) fn disk(&self) -> Disk {

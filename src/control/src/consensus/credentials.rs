@@ -89,9 +89,12 @@ pub(super) struct Credentials {
     pub(super) crl: Vec<u8>,
 }
 
-/// The authorities that etcd trusts, as it reads them at its start.
+/// What etcd trusts, as it reads it at its start: the authorities, and the certificates of members
+/// that were away during the last rotation, each by itself (Go's `Verify` accepts a certificate that
+/// is in the pool).
 pub(super) fn trusted_pem(authorities: &Authorities) -> Vec<u8> {
-    pki::certificates_pem(authorities.trusted())
+    let pinned = authorities.pinned.iter().map(Vec::as_slice);
+    pki::certificates_pem(authorities.trusted().chain(pinned))
 }
 
 /// A member's certificate, and the bridges for a peer that knows only a former authority.

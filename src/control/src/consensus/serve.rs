@@ -189,7 +189,10 @@ impl<'a> Serving<'a> {
                 Event::RestartWanted => {
                     if self.is_outdated() {
                         self.hand_over().await;
-                        self.channels.status.send_modify(|status| status.clients = None);
+                        self.channels.status.send_modify(|status| {
+                            (status.clients, status.leader) = (None, None);
+                            status.standing = MemberStatus::Starting;
+                        });
                         let ended = self.child.terminate(RESTART_MAX).await;
                         ended.map_err(Error::Process)?;
                         return Ok(After::Rotate);

@@ -145,7 +145,7 @@ impl<S: pki::Store + Clone> Store<S> {
     ///
     /// [`Error::Pki`].
     pub async fn conclude(&self) -> Result<bool, Error> {
-        Ok(self.certificates().conclude(&authority()).await?)
+        Ok(self.certificates().conclude(&authority(), pki::Pin::None).await?)
     }
 }
 

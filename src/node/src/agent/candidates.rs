@@ -32,15 +32,16 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
     let mut kept = read(&service).await;
     let mut nodes = service.outputs.nodes.subscribe();
     let mut cluster = service.outputs.cluster.subscribe();
+    let mut credentials = service.outputs.credentials.subscribe();
     let mut found = service.inputs.found.clone();
     let mut parameters = service.inputs.parameters.clone();
     ctx.healthy();
     loop {
         let moved = found.borrow_and_update().clone();
         let received = nodes.borrow_and_update().clone();
-        let (own, member, ca) = {
+        let (own, member) = {
             let status = cluster.borrow_and_update();
-            (status.node, status.is_member(), status.ca)
+            (status.node, status.is_member())
         };
         if member && kept.nodes.is_empty() {
             // The answer that admitted this node contained the directory.
@@ -56,8 +57,11 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
         }
         let configured = {
             let known = parameters.borrow_and_update();
-            let unheard = ca.filter(|_| received.is_none());
-            unheard.and_then(|ca| known.as_ref()?.directory(&ca)).unwrap_or_default()
+            let authorities = credentials.borrow_and_update().clone();
+            let authorities = authorities.and_then(|known| known.authorities);
+            let is_its = |der: &[u8]| authorities.is_some_and(|known| known.contains(der));
+            let unheard = known.as_ref().filter(|_| member && received.is_none());
+            unheard.and_then(|known| known.directory(is_its)).unwrap_or_default()
         };
         let known = ask(own, service.config.port, &kept, &moved, &configured);
         service.outputs.candidates.send_if_modified(|old| {
@@ -73,6 +77,7 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
                 // Cancel-safe, all: they wait for event values.
                 received = nodes.changed() => changed(received, "the nodes"),
                 named = cluster.changed() => changed(named, "the cluster"),
+                certified = credentials.changed() => changed(certified, "the credentials"),
                 moved = found.changed() => changed(moved, "the discovery"),
                 configured = parameters.changed() => changed(configured, "the parameters"),
             }

@@ -37,6 +37,8 @@ use polis_wire::rpc::{self, AccessList, Users};
 
 /// Between two attempts at a stream.
 const RETRY: Duration = Duration::from_secs(1);
+/// Between two attempts to keep the CA of the cluster.
+const KEEP_AGAIN: Duration = Duration::from_secs(30);
 /// Nodes that are remembered: far more than any cluster has.
 const NODES_MAX: usize = 16_384;
 
@@ -98,13 +100,15 @@ async fn hear(service: &Service, own: NodeId) -> Result<(), Status> {
             event = stream.message() => event?,
             // Cancel-safe: waits for an event value.
             () = &mut changed => return Err(Status::unavailable("the leader has changed")),
+            // Cancel-safe: only waits.
+            () = sleep(KEEP_AGAIN), if received.authorities.is_some() => Some(v1::WatchEvent::default()),
         };
         let Some(event) = event else { return Ok(()) };
         received.apply(event);
         if let Some(new) = received.authorities.take()
             && !rotated(service, &new).await
         {
-            // The next event gives another occasion.
+            // The disk may have room again then.
             received.authorities = Some(new);
         }
         if received.current {
@@ -241,15 +245,15 @@ async fn publish(service: &Service, own: NodeId, received: &Received) {
     }
 }
 
-/// Trusts the authorities of now, once the disk has them. Only those are taken to which the bridges
-/// lead from the one that signed before. Returns whether there is nothing left to do.
+/// Trusts the authorities of now, once the disk has them. Only those are taken that follow the ones
+/// that are known. Returns whether there is nothing left to do.
 async fn rotated(service: &Service, new: &Arc<Authorities>) -> bool {
     let known = service.outputs.credentials.borrow().clone();
     let Some(known) = known.and_then(|known| known.authorities) else { return false };
     if known == *new {
         return true;
     }
-    if new.rotations < known.rotations || !new.succeed(&known.signing) {
+    if !new.follow(&known) {
         error!("the leader names a CA to which the known one does not lead; it is not trusted");
         return true;
     }

@@ -28,7 +28,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
-use polis_base::files;
+use polis_base::files::{self, File};
 use polis_control::cluster::{self, Membership, RETRY, TRUST};
 use polis_control::consensus::{self, Invitation, MemberStatus, Orders, Peer, Start};
 use polis_machine::network;
@@ -114,25 +114,14 @@ impl Service {
         let mut nodes = self.nodes.clone();
         let gone = until(&mut nodes, "the nodes", |nodes| has_role(nodes, own).filter(|has| !has));
         let (consensus, client) = (self.consensus.clone(), self.client.clone());
-        let (data, network) = (self.data.clone(), self.network.clone());
+        let voter = self.data.node.voter.clone();
         tokio::select! {
             // Cancel-safe, all: an invitation that is not used is given again.
             gone = gone => drop(gone?),
-            end = end(own, consensus, &client, &data, network) => match end? {
-                End::Removed => {}
-                End::Outdated => return self.begin_again().await,
-            },
+            out = out(own, consensus, &client, voter) => out?,
             served = self.serve() => match served? {},
         }
         self.leave().await
-    }
-
-    /// Starts etcd again with what its peers trust now.
-    async fn begin_again(&mut self) -> Result<(), Error> {
-        info!("the authority of the peers was rotated while this node was cut off");
-        self.orders.send_replace(None);
-        until(&mut self.consensus, "etcd", |status| status.is_absent().then_some(())).await?;
-        self.order().await
     }
 
     /// Clears up after a member of etcd that the cluster has taken out.
@@ -229,22 +218,13 @@ impl Service {
     }
 }
 
-/// Why the member of etcd on this node cannot go on.
-enum End {
-    /// The others removed it.
-    Removed,
-    /// They trust another authority than it knows.
-    Outdated,
-}
-
-/// Waits until a leader reports that the member of etcd on this node cannot go on.
-async fn end(
+/// Waits until a leader reports that this node no longer has a member of etcd.
+async fn out(
     own: NodeId,
     mut consensus: watch::Receiver<consensus::Status>,
     client: &Client,
-    data: &files::Data,
-    network: watch::Receiver<network::Status>,
-) -> Result<End, Error> {
+    voter: File,
+) -> Result<(), Error> {
     loop {
         // A member that knows a leader is in the cluster, and a member that has just started
         // will learn of one.
@@ -260,25 +240,14 @@ async fn end(
                 continue;
             }
         }
-        let file = data.node.voter.clone();
+        let file = voter.clone();
         let voted = blocking(move || file.read()).await?;
         match cluster::membership(client, own, voted.as_deref()).await {
             Ok(Membership::Out) => {
                 warn!("this node has the role, but its etcd member was removed");
-                return Ok(End::Removed);
+                return Ok(());
             }
-            Ok(Membership::Member) => {
-                let address = network.borrow().primary;
-                let trusted = data.etcd.peer_pki.ca.clone();
-                if let Some(address) = address {
-                    match cluster::outdated(client, own, address, trusted).await {
-                        Ok(Some(_invitation)) => return Ok(End::Outdated),
-                        Ok(None) => {}
-                        Err(why) => debug!(why, "no leader reports the authority of the peers"),
-                    }
-                }
-            }
-            Ok(Membership::Elsewhere) => {}
+            Ok(Membership::Member | Membership::Elsewhere) => {}
             Err(status) => debug!(%status, "no leader reports the members of etcd"),
         }
         sleep(RETRY).await;

@@ -26,7 +26,6 @@ use std::fmt;
 use std::net::IpAddr;
 
 use polis_proto::v1;
-use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
 use crate::identity::{NodeId, NodeName};
@@ -55,13 +54,12 @@ impl Loaded {
         self.found.as_ref().map(|(parameters, _)| parameters)
     }
 
-    /// Where to reach the cluster whose CA has this SHA-256, if the parameters name it:
-    /// they ask for admission to it, which a member has already.
+    /// Where to reach the cluster, if the parameters name a CA of it: they ask for admission to
+    /// it, which a member has already.
     #[must_use]
-    pub fn directory(&self, ca: &[u8; 32]) -> Option<v1::ClusterDirectory> {
+    pub fn directory(&self, is_its: impl FnOnce(&[u8]) -> bool) -> Option<v1::ClusterDirectory> {
         let Cluster::Register(register) = &self.parameters()?.cluster else { return None };
-        let same = Sha256::digest(&register.ca_certificate)[..] == ca[..];
-        same.then(|| register.directory())
+        is_its(&register.ca_certificate).then(|| register.directory())
     }
 }
 

@@ -11,6 +11,7 @@
 //! whole rotation, and trusts only A, still accepts what B signed (RFC 4210, section 4.4).
 //!
 //! Invariants:
+//! - Only what follows the authorities that are known takes their place ([`Authorities::follow`]).
 //! - Servers are accepted by the authority that signs and the one that leaves. A thief of a former
 //!   key can pretend to be a server to nobody who has learnt of the rotation.
 //! - Callers are accepted by a former one, too, so that they can ask for a new certificate. That
@@ -26,8 +27,9 @@ use sha2::{Digest as _, Sha256};
 use super::{Facts, signed_by};
 
 /// The former authorities that are kept. Who was away during more rotations than this has to be
-/// given the new CA by a person.
-const FORMER_MAX: usize = 8;
+/// given the new CA by a person. One more bridge, of the rotation that goes on, makes six: rustls
+/// follows no more.
+const FORMER_MAX: usize = 5;
 
 /// An authority and those before it, in DER.
 #[derive(Clone, PartialEq, Eq)]
@@ -40,6 +42,9 @@ pub struct Authorities {
     pub former: Vec<Vec<u8>>,
     /// For each of the others, newest first: its certificate for the key of its successor.
     pub bridges: Vec<Vec<u8>>,
+    /// Certificates of former authorities that are good by themselves: of holders that were away
+    /// during the last rotation. Only where their peers have no other way to know them.
+    pub pinned: Vec<Vec<u8>>,
     /// How many rotations were begun.
     pub rotations: u64,
 }
@@ -50,6 +55,7 @@ impl fmt::Debug for Authorities {
             .field("signing", &format_args!("{} bytes", self.signing.len()))
             .field("leaving", &self.leaving.as_ref().map(Vec::len))
             .field("former", &self.former.len())
+            .field("pinned", &self.pinned.len())
             .field("rotations", &self.rotations)
             .finish_non_exhaustive()
     }
@@ -59,8 +65,8 @@ impl Authorities {
     /// An authority without predecessors.
     #[must_use]
     pub fn sole(signing: Vec<u8>) -> Self {
-        let (former, bridges) = (Vec::new(), Vec::new());
-        Self { signing, leaving: None, former, bridges, rotations: 0 }
+        let (former, bridges, pinned) = (Vec::new(), Vec::new(), Vec::new());
+        Self { signing, leaving: None, former, bridges, pinned, rotations: 0 }
     }
 
     /// Those that servers may have their certificates from.
@@ -88,16 +94,39 @@ impl Authorities {
     /// Whether `authority` is the one that signs, or leads to it from bridge to bridge.
     #[must_use]
     pub fn succeed(&self, authority: &[u8]) -> bool {
+        self.bridges_from(authority).is_some()
+    }
+
+    /// How many bridges lead from `authority` to the one that signs; `None` if they do not.
+    fn bridges_from(&self, authority: &[u8]) -> Option<u64> {
         let key = |der: &[u8]| Facts::read(der).map(|facts| facts.public_key);
-        let Some(signing) = key(&self.signing) else { return false };
-        let mut trusted = authority;
+        let (mut trusted, mut count) = (authority, 0);
         // Oldest first: each bridge leads to the next one.
         for bridge in self.bridges.iter().rev() {
             if signed_by(bridge, trusted) {
-                trusted = bridge;
+                (trusted, count) = (bridge, count + 1);
             }
         }
-        key(trusted) == Some(signing)
+        (key(trusted)? == key(&self.signing)?).then_some(count)
+    }
+
+    /// Whether these may take the place of `known`: they are the same, or those at the end of the
+    /// same rotation, or the bridges lead to them over as many rotations as there were since. The
+    /// one that leaves is trusted, so it must have signed the last bridge.
+    #[must_use]
+    pub fn follow(&self, known: &Self) -> bool {
+        if self.signing == known.signing {
+            let mut concluded = known.clone();
+            let ended = concluded.conclude();
+            let pinned = Self { pinned: self.pinned.clone(), ..concluded };
+            return self == known || ended && *self == pinned;
+        }
+        let walked = self.bridges_from(&known.signing);
+        let since = self.rotations.checked_sub(known.rotations);
+        let leads = |leaving: &Vec<u8>| {
+            self.bridges.first().is_some_and(|bridge| signed_by(bridge, leaving))
+        };
+        walked.is_some() && walked == since && self.leaving.as_ref().is_none_or(leads)
     }
 
     /// SHA-256 of all that is known.
@@ -108,6 +137,7 @@ impl Authorities {
 
     /// Begins a rotation to `next`; `bridge` is its certificate by the one that signs now.
     pub(super) fn rotate(&mut self, next: Vec<u8>, bridge: Vec<u8>) {
+        // The last rotation may not have been concluded.
         self.conclude();
         self.leaving = Some(std::mem::replace(&mut self.signing, next));
         self.bridges.insert(0, bridge);
@@ -143,6 +173,7 @@ impl Authorities {
             leaving: self.leaving.clone().unwrap_or_default(),
             former: self.former.clone(),
             bridges: self.bridges.clone(),
+            pinned: self.pinned.clone(),
             rotations: self.rotations,
         }
     }
@@ -150,15 +181,16 @@ impl Authorities {
     /// Reads a message; `None` unless each part is a certificate that Polis makes.
     #[must_use]
     pub fn from_message(message: v1::Authorities) -> Option<Self> {
-        let v1::Authorities { signing, leaving, former, bridges, rotations } = message;
+        let v1::Authorities { signing, leaving, former, bridges, pinned, rotations } = message;
         let leaving = (!leaving.is_empty()).then_some(leaving);
-        let read = Self { signing, leaving, former, bridges, rotations };
+        let read = Self { signing, leaving, former, bridges, pinned, rotations };
         read.is_whole().then_some(read)
     }
 
     fn is_whole(&self) -> bool {
         let fits = self.former.len() <= FORMER_MAX && self.bridges.len() <= FORMER_MAX + 1;
-        let mut parts = self.all().chain(self.bridges.iter().map(Vec::as_slice));
+        let others = self.bridges.iter().chain(&self.pinned).map(Vec::as_slice);
+        let mut parts = self.all().chain(others);
         fits && parts.all(|der| Facts::read(der).is_some())
     }
 }

@@ -37,7 +37,7 @@ async fn a_rotation_lets_another_authority_sign_and_trusts_the_old_one_until_it_
     let again = pki.renew(&peer("a", Mode::External([7; 32])), noon()).await.unwrap();
     assert!(again.is_none(), "once");
 
-    assert!(pki.conclude(&authority()).await.unwrap());
+    assert!(pki.conclude(&authority(), Pin::None).await.unwrap());
     let after = known(&pki).await;
     assert_eq!((after.leaving.as_ref(), &after.former), (None, &vec![first.issuer_der.clone()]));
     assert!(!after.trusted().any(|der| der == first.issuer_der));
@@ -47,13 +47,13 @@ async fn a_rotation_lets_another_authority_sign_and_trusts_the_old_one_until_it_
 #[tokio::test]
 async fn a_rotation_is_begun_and_concluded_once() {
     let (pki, _memory, _first) = begun().await;
-    assert!(!pki.conclude(&authority()).await.unwrap(), "nothing was begun");
+    assert!(!pki.conclude(&authority(), Pin::None).await.unwrap(), "nothing was begun");
     assert!(pki.rotate(&authority(), 1, noon()).await.unwrap());
     let both = known(&pki).await;
     assert!(!pki.rotate(&authority(), 1, noon()).await.unwrap());
     assert_eq!(known(&pki).await, both);
-    assert!(pki.conclude(&authority()).await.unwrap());
-    assert!(!pki.conclude(&authority()).await.unwrap());
+    assert!(pki.conclude(&authority(), Pin::None).await.unwrap());
+    assert!(!pki.conclude(&authority(), Pin::None).await.unwrap());
     assert!(!pki.rotate(&authority(), 1, noon()).await.unwrap(), "it is over");
 }
 
@@ -92,17 +92,17 @@ async fn revocations_outlive_a_rotation() {
 #[tokio::test]
 async fn what_was_away_for_many_rotations_is_led_to_the_last_one() {
     let (pki, _memory, first) = begun().await;
-    for rotation in 1..=8 {
+    for rotation in 1..=5 {
         pki.rotate(&authority(), rotation, noon()).await.unwrap();
-        pki.conclude(&authority()).await.unwrap();
+        pki.conclude(&authority(), Pin::None).await.unwrap();
     }
     let last = known(&pki).await;
-    assert_eq!((last.former.len(), last.bridges.len()), (8, 8));
+    assert_eq!((last.former.len(), last.bridges.len()), (5, 5));
     assert!(last.succeed(&first.issuer_der));
     assert_eq!(Authorities::from_record(&last.to_record()), Some(last.clone()));
-    pki.rotate(&authority(), 9, noon()).await.unwrap();
-    pki.conclude(&authority()).await.unwrap();
-    pki.rotate(&authority(), 10, noon()).await.unwrap();
+    pki.rotate(&authority(), 6, noon()).await.unwrap();
+    pki.conclude(&authority(), Pin::None).await.unwrap();
+    pki.rotate(&authority(), 7, noon()).await.unwrap();
     let later = known(&pki).await;
     assert!(!later.contains(&first.issuer_der), "there is an end");
     assert!(Authorities::from_record(&later.to_record()).is_some());
@@ -119,9 +119,69 @@ async fn only_certificates_are_authorities() {
         Authorities { leaving: Some(noise()), ..known.clone() },
         Authorities { former: vec![noise()], ..known.clone() },
         Authorities { bridges: vec![noise()], ..known.clone() },
-        Authorities { former: vec![known.signing.clone(); 9], ..known.clone() },
+        Authorities { pinned: vec![noise()], ..known.clone() },
+        Authorities { former: vec![known.signing.clone(); 6], ..known.clone() },
     ] {
         assert_eq!(Authorities::from_record(&bad.to_record()), None, "{bad:?}");
     }
     assert_eq!(Authorities::from_record(b""), None);
+}
+
+#[tokio::test]
+async fn only_what_follows_takes_the_place_of_what_is_known() {
+    let (pki, _memory, first) = begun().await;
+    let (other, ..) = begun().await;
+    let sole = Authorities::sole(first.issuer_der.clone());
+    pki.rotate(&authority(), 1, noon()).await.unwrap();
+    let both = known(&pki).await;
+    pki.conclude(&authority(), Pin::None).await.unwrap();
+    let after = known(&pki).await;
+    pki.rotate(&authority(), 2, noon()).await.unwrap();
+    pki.conclude(&authority(), Pin::None).await.unwrap();
+    let later = known(&pki).await;
+    for (new, old) in [
+        (&sole, &sole),
+        (&both, &sole),
+        (&after, &sole),
+        (&after, &both),
+        (&later, &sole),
+        (&later, &both),
+    ] {
+        assert!(new.follow(old), "{new:?} after {old:?}");
+    }
+    for (new, old) in [(&sole, &both), (&both, &after), (&both, &later), (&after, &later)] {
+        assert!(!new.follow(old), "{new:?} after {old:?}");
+    }
+    // What a thief of the first key would send.
+    let foreign = known(&other).await.signing;
+    for bad in [
+        Authorities { leaving: Some(foreign.clone()), ..sole.clone() },
+        Authorities { leaving: Some(foreign.clone()), ..both.clone() },
+        Authorities { rotations: u64::MAX, ..sole.clone() },
+        Authorities { rotations: u64::MAX, ..both.clone() },
+        Authorities { signing: foreign.clone(), ..both.clone() },
+        Authorities { former: vec![foreign], ..sole.clone() },
+    ] {
+        assert!(!bad.follow(&sole), "{bad:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_certificates_of_who_was_away_are_pinned_and_no_other() {
+    let (pki, _memory, away) = begun().await;
+    let present = || peer("b", Mode::External([8; 32]));
+    let former = pki.ensure(&present(), noon()).await.unwrap();
+    let gone = pki.ensure(&peer("c", Mode::External([9; 32])), noon()).await.unwrap();
+    pki.revoke(&authority(), "c", Reason::Left, noon()).await.unwrap();
+    pki.rotate(&authority(), 1, noon()).await.unwrap();
+    pki.renew(&present(), noon()).await.unwrap().unwrap();
+    pki.conclude(&authority(), Pin::Away).await.unwrap();
+    assert_eq!(known(&pki).await.pinned, std::slice::from_ref(&away.der));
+    assert!(away.der != former.der && away.der != gone.der);
+    // Away again.
+    pki.rotate(&authority(), 2, noon()).await.unwrap();
+    assert_eq!(known(&pki).await.pinned, std::slice::from_ref(&away.der));
+    pki.renew(&present(), noon()).await.unwrap().unwrap();
+    pki.conclude(&authority(), Pin::Away).await.unwrap();
+    assert_eq!(known(&pki).await.pinned, [away.der]);
 }

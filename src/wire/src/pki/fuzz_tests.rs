@@ -58,7 +58,7 @@ async fn authorities_of_a_record() {
     let sole = Authorities::sole(first.clone()).to_record();
     pki.rotate(&authority(), 1, noon()).await.unwrap();
     let both = ending(&memory.contents(), "/rotated");
-    pki.conclude(&authority()).await.unwrap();
+    pki.conclude(&authority(), Pin::Away).await.unwrap();
     let samples = [vec![sole], both, ending(&memory.contents(), "/rotated")].concat();
     Target::new("wire.authorities").samples(samples).run(|input| {
         let Some(read) = Authorities::from_record(input) else { return Accepted::No };

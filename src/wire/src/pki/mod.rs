@@ -50,7 +50,7 @@ use ed25519_dalek::SigningKey;
 
 pub use self::authorities::Authorities;
 pub use self::crl::{Crl, Reason, Revoked};
-pub use self::namespace::Namespace;
+pub use self::namespace::{Namespace, Pin};
 pub use self::overview::{AuthorityView, CertificateView, Overview, Renewal, RevokedView};
 pub(crate) use self::parse::system_time;
 pub use self::parse::{Facts, signed_by};

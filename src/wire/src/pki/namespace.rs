@@ -48,6 +48,15 @@ pub struct Namespace<S> {
     folder: String,
 }
 
+/// Which certificates of a former authority stay good at the end of a rotation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pin {
+    /// None: their holders are known by their keys.
+    None,
+    /// Those of holders that were away.
+    Away,
+}
+
 /// What [`Namespace::ensure`] found in the store.
 struct Found {
     der: Vec<u8>,
@@ -231,7 +240,7 @@ impl<S: Store> Namespace<S> {
         Ok(self.rotated(authority).await?.map(|(authorities, _guard)| authorities))
     }
 
-    /// Lets a new authority sign from now on, with the same name, and the CRL of the one before.
+    /// Lets a new authority sign from now on, with the CRL of the one before.
     /// That one stays trusted until [`Self::conclude`], and its key is deleted. Does nothing if
     /// this rotation, counted from one, was begun before; returns whether it did.
     ///
@@ -257,10 +266,11 @@ impl<S: Store> Namespace<S> {
         let revoked = Crl::read(&crl.value).ok_or_else(|| damaged(&authority.name, "CRL"))?;
 
         let key = random_key(&authority.name)?;
-        let next = Signer::create(&authority.name, &authority.template, &key, now)?;
+        // A subject of its own: among equal ones, a verifier would try each of them.
+        let subject = format!("{}-{rotation}", authority.name);
+        let next = Signer::create(&subject, &authority.template, &key, now)?;
         let public = key.verifying_key().to_bytes();
-        let bridge =
-            old.sign(&authority.name, &authority.template, &public, &random_serial(), now)?;
+        let bridge = old.sign(&subject, &authority.template, &public, &random_serial(), now)?;
         let signed = crl::sign(&next, &authority.name, revoked.number + 1, &revoked.revoked, now)?;
         authorities.rotate(next.der.clone(), bridge);
         let at = |leaf| self.authority_key(authority, leaf);
@@ -276,22 +286,56 @@ impl<S: Store> Namespace<S> {
     }
 
     /// Ends the trust in the authority before this one. Does nothing if that was done before;
-    /// returns whether it did.
+    /// returns whether it did. With `pin`, certificates stay good whose holders did not get one of
+    /// this authority.
     ///
     /// # Errors
     ///
     /// [`Error::Lost`] if the authority changes at the same moment.
-    pub async fn conclude(&self, authority: &Certificate) -> Result<bool, Error> {
+    pub async fn conclude(&self, authority: &Certificate, pin: Pin) -> Result<bool, Error> {
         let Some((mut authorities, guard)) = self.rotated(authority).await? else {
             return Ok(false);
         };
         if !authorities.conclude() {
             return Ok(false);
         }
+        authorities.pinned = match pin {
+            Pin::Away => self.away(authority, &authorities).await?,
+            Pin::None => Vec::new(),
+        };
         let at = self.authority_key(authority, "rotated");
         let writes = vec![Write::Put(at, authorities.to_record())];
         self.commit(&authority.name, vec![guard], writes).await?;
         Ok(true)
+    }
+
+    /// Every certificate of a holder that keeps one of a former authority, for the same key: its
+    /// disk may have an older one than this namespace.
+    async fn away(
+        &self,
+        authority: &Certificate,
+        authorities: &Authorities,
+    ) -> Result<Vec<Vec<u8>>, Error> {
+        let store = |source| Error::Store { name: authority.name.clone(), source };
+        let kept = format!("{}{CERTIFICATES}{}/", self.folder, authority.name);
+        let kept = self.store.list(&kept).await.map_err(store)?.into_iter();
+        let kept = kept.filter(|(key, _)| key.ends_with("/certificate"));
+        let away: Vec<_> = kept
+            .filter(|(_, entry)| !authorities.signed(&entry.value))
+            .filter_map(|(_, entry)| Facts::read(&entry.value))
+            .collect();
+        let crl = self.crl(authority).await?;
+        let is_away = |der: &[u8]| {
+            Facts::read(der).is_some_and(|facts| {
+                let same =
+                    |of: &Facts| (&of.subject, of.public_key) == (&facts.subject, facts.public_key);
+                let revoked = crl.as_ref().is_some_and(|crl| crl.revokes(&facts.serial));
+                away.iter().any(same) && !revoked && !authorities.signed(der)
+            })
+        };
+        let issued = self.store.list(&self.authority_key(authority, "issued/")).await;
+        let issued = issued.map_err(store)?.into_iter().map(|(_, entry)| entry.value);
+        Ok(issued.filter(|der| is_away(der)).collect())
     }
 
     /// The authority and those before it, and the guard that finds another rotation.

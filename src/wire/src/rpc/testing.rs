@@ -19,7 +19,7 @@ use super::{
 };
 use crate::identity::NodeId;
 use crate::pki::memory::Memory;
-use crate::pki::{Authorities, Certificate, Issuer, Mode, Namespace, Template};
+use crate::pki::{Authorities, Certificate, Issuer, Mode, Namespace, Pin, Template};
 use polis_base::sys::clock;
 use polis_runtime::supervisor::{Context, Handles};
 
@@ -82,7 +82,7 @@ impl Authority {
 
     /// Ends the rotation.
     pub async fn conclude(&self) {
-        assert!(self.namespace.conclude(&self.certificate).await.unwrap());
+        assert!(self.namespace.conclude(&self.certificate, Pin::None).await.unwrap());
     }
 
     /// Signs any template.

@@ -699,7 +699,8 @@ async fn who_knows_only_the_ca_before_a_rotation_is_led_to_the_next_one() {
     let authority = Authority::new().await;
     let (away, stale_curator) = (authority.node(2).await, authority.curator(1).await);
     let ann = authority.user("ann", Role::Operator, 3).await;
-    for rotation in 1..=2 {
+    // As many as the bridges reach.
+    for rotation in 1..=5 {
         authority.rotate(rotation).await;
         let running = server(&authority).await;
         running.up(&[1, 2]);

@@ -11,7 +11,8 @@
 //!
 //! Every step is one transaction that finds whether it was done before, so a power cut or another
 //! leader continues it. Nodes that do not answer are not waited for: the bridges lead them to the
-//! next CA, and the leader gives their members what their peers trust.
+//! next CA, and their certificates as members of etcd stay good. A member that was cut off while
+//! the others started again does so when it answers.
 //!
 //! Invariants:
 //! - An authority is not trusted any more only after every node that answers has told that its
@@ -37,7 +38,7 @@ use polis_base::sys::clock;
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::is_consensus_member;
-use polis_wire::pki::{self, Authorities, Namespace};
+use polis_wire::pki::{self, Authorities, Namespace, Pin};
 
 /// Between two looks at a rotation that goes on.
 const EVERY: Duration = Duration::from_secs(1);
@@ -72,15 +73,13 @@ impl Rotating {
 
     async fn pass(&self) -> Result<(), Error> {
         let parts = &self.handlers.0;
-        let going_on = || {
-            let known = parts.directory.borrow().rotation();
-            known.filter(|rotation| rotation.ended_at == 0)
+        let known = parts.directory.borrow().rotation();
+        let going_on = known.filter(|rotation| rotation.ended_at == 0);
+        let restart = match (self.handlers.lead(), going_on) {
+            (Ok(lead), Some(rotation)) => lead.go_on(&rotation).await?,
+            (Ok(lead), None) => lead.late_start(),
+            (Err(_), _) => None,
         };
-        let (Ok(lead), Some(rotation)) = (self.handlers.lead(), going_on()) else {
-            parts.restart.send_if_modified(|restart| restart.take().is_some());
-            return Ok(());
-        };
-        let restart = lead.go_on(&rotation).await?;
         parts.restart.send_if_modified(|known| std::mem::replace(known, restart) != restart);
         Ok(())
     }
@@ -142,23 +141,38 @@ impl Lead {
                 }
             }
             Step::Peers if progress.waits_for.is_empty() => {
-                if peers.conclude(&peer_authority()).await? {
+                if peers.conclude(&peer_authority(), Pin::Away).await? {
                     info!(rotation = number, "the former authority of the peers ends");
                 }
             }
             Step::Certificates | Step::Peers => {}
-            Step::Restarts => {
-                let starting = seen.nodes.iter().any(Node::is_starting);
-                let waits = starting || self.is_updating();
-                return Ok((!waits).then(|| self.next_start(&progress.waits_for)).flatten());
-            }
+            Step::Restarts => return Ok(self.next_start(&seen.nodes, &progress.waits_for)),
         }
         Ok(None)
     }
 
-    /// Which of these members starts again first: the leader of etcd hands over as it stops, so it
-    /// is the last.
-    fn next_start(&self, nodes: &[NodeId]) -> Option<NodeId> {
+    /// A member of etcd that was away when the others started again, and kept its vote.
+    fn late_start(&self) -> Option<NodeId> {
+        let heartbeats = &self.handlers.0.heartbeats;
+        let outdated = |figures: v1::ConsensusFigures| {
+            let v1::ConsensusFigures { authorities, authorities_at_start, .. } = figures;
+            !authorities.is_empty() && authorities != authorities_at_start
+        };
+        let nodes = self.rotated_nodes([0; 32], [0; 32]);
+        let members = nodes.iter().filter(|node| node.answers && node.peer.is_some());
+        let late: Vec<_> = members
+            .map(|node| node.id)
+            .filter(|id| heartbeats.consensus(*id).is_some_and(|(figures, _)| outdated(figures)))
+            .collect();
+        self.next_start(&nodes, &late)
+    }
+
+    /// Which of these members starts again first, if one may: the leader of etcd hands over as it
+    /// stops, so it is the last.
+    fn next_start(&self, all: &[Node], nodes: &[NodeId]) -> Option<NodeId> {
+        if all.iter().any(Node::is_starting) || self.is_updating() {
+            return None;
+        }
         let status = self.handlers.0.consensus.borrow();
         let leads = |member: &&Member| Some(member.id) == status.leader;
         let leader = status.members.iter().find(leads).and_then(Member::node);
@@ -174,7 +188,7 @@ impl Lead {
         let missing =
             || pki::Error::Damaged { what: "certificate", name: peer_authority().name.clone() };
         let peers = self.peers()?.authorities(&peer_authority()).await?.ok_or_else(missing)?;
-        let nodes = self.rotated_nodes(&cluster, &peers);
+        let nodes = self.rotated_nodes(cluster.digest(), trusted_digest(&peers));
         Ok(Seen { nodes, cluster, peers })
     }
 
@@ -184,9 +198,8 @@ impl Lead {
         update.is_some_and(|update| journal::is_open(&update))
     }
 
-    /// What the leader knows of each node.
-    fn rotated_nodes(&self, cluster: &Authorities, peers: &Authorities) -> Vec<Node> {
-        let (cluster, peers) = (cluster.digest(), trusted_digest(peers));
+    /// What the leader knows of each node, beside the digests of the authorities of now.
+    fn rotated_nodes(&self, cluster: [u8; 32], peers: [u8; 32]) -> Vec<Node> {
         let directory = self.handlers.0.directory.borrow();
         let heartbeats = &self.handlers.0.heartbeats;
         let up = directory.nodes().filter(|(_, known)| known.node.state() == v1::NodeState::Up);
@@ -204,7 +217,7 @@ impl Lead {
             };
             Node {
                 id,
-                answers: known.health != v1::NodeHealth::Late,
+                answers: matches!(known.health, v1::NodeHealth::Healthy | v1::NodeHealth::Unknown),
                 certificate: heartbeats.authorities(id).is_some_and(|digest| digest == cluster),
                 peer: is_consensus_member(known.node.roles.as_ref()).then(member),
             }
