@@ -63,6 +63,11 @@ impl Stolen {
                 && let Ok((rest, _certificate)) = X509Certificate::from_der(block)
             {
                 certificates.push(block[..block.len() - rest.len()].to_vec());
+            } else if let [0x0a, _, _, der @ ..] = block
+                && let Ok((rest, _certificate)) = X509Certificate::from_der(der)
+            {
+                // The record of the authorities begins with the CA that signs.
+                certificates.push(der[..der.len() - rest.len()].to_vec());
             }
         }
         let key = Arc::new(key.context("no key on the disk")?);
