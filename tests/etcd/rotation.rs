@@ -109,11 +109,11 @@ async fn peers_get_another_authority_while_they_write_and_one_of_them_is_off() {
     println!("{acknowledged} writes, the longest gap {longest:?}");
     assert!(acknowledged > 0 && read >= acknowledged, "{read} of {acknowledged}");
 
-    // What the former authority has signed opens no port any more.
+    // The port rejects the certificate of the former authority.
     let refused = shake_hands(port, &trusted(), Some(&stolen)).await;
     assert!(matches!(refused, Answer::Refused(_)), "{refused:?}");
-    // The member that was off has nothing else, and nobody to ask: of the two that were there, one
-    // goes.
+    // The third member has only its old certificate. It forms a quorum with the first, without a
+    // leader that it could ask.
     second.stop().await;
     let third = machines[2].start(Start::Restart);
     third.voter_of(3).await;

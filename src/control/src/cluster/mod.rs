@@ -79,7 +79,8 @@ pub struct Status {
     pub node: Option<NodeId>,
     /// The fingerprint of its registration, in the boot in which it registered.
     pub fingerprint: Option<Fingerprint>,
-    /// SHA-256 of the certificate of the cluster's CA, once it is home.
+    /// SHA-256 of the certificate of the CA that the cluster had when this node entered, once it
+    /// is home.
     pub ca: Option<[u8; 32]>,
     /// The roles that it has in the cluster.
     pub roles: Vec<Role>,

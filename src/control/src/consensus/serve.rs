@@ -53,9 +53,8 @@ const POLL_LEARNING: Duration = Duration::from_millis(100);
 /// The time between two checks of a voter: a pace that a person can follow.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long an etcd that is started again may take to end. It would wait for the streams of its
-/// clients, which are for ever, for seven seconds. What it acknowledged is on the disks of a
-/// majority.
+/// How long an etcd that is started again may take to end. It would wait seven seconds for the
+/// streams of its clients, which do not end. Acknowledged writes are on the disks of a majority.
 const RESTART_MAX: Duration = Duration::from_millis(500);
 
 /// An answer that takes longer than an election counts as missing.

@@ -12,11 +12,11 @@
 //!
 //! Invariants:
 //! - Only what follows the authorities that are known takes their place ([`Authorities::follow`]).
-//! - Servers are accepted by the authority that signs and the one that leaves. A thief of a former
-//!   key can pretend to be a server to nobody who has learnt of the rotation.
-//! - Callers are accepted by a former one, too, so that they can ask for a new certificate. That
-//!   proves no more than their key does: a server knows nodes and users by their keys, and no key
-//!   of an authority makes a new one of these.
+//! - A client accepts servers of the authority that signs and of the one that leaves. A client that
+//!   received the rotation rejects a server with a certificate of a former one.
+//! - A server accepts callers of a former one, too, so that they can ask for a new certificate. The
+//!   certificate proves no more than their key does: a server knows nodes and users by their keys,
+//!   and the key of an authority cannot add one.
 
 use std::fmt;
 
@@ -26,9 +26,9 @@ use sha2::{Digest as _, Sha256};
 
 use super::{Facts, signed_by};
 
-/// The former authorities that are kept. Who was away during more rotations than this has to be
-/// given the new CA by a person. One more bridge, of the rotation that goes on, makes six: rustls
-/// follows no more.
+/// The former authorities that are kept. A person has to give the new CA to a node that was away
+/// during more rotations. The bridge of the rotation that goes on is the sixth, and rustls follows
+/// six.
 const FORMER_MAX: usize = 5;
 
 /// An authority and those before it, in DER.

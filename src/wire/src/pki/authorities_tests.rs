@@ -4,7 +4,7 @@ use super::store::memory::Memory;
 use super::tests::{authority, noon, peer};
 use super::*;
 
-/// A namespace with a certificate, and what its first authority is.
+/// A namespace with a certificate of its first authority.
 async fn begun() -> (Namespace<Memory>, Memory, Issued) {
     let memory = Memory::default();
     let pki = Namespace::new(memory.clone(), "");
@@ -29,7 +29,7 @@ async fn a_rotation_lets_another_authority_sign_and_trusts_the_old_one_until_it_
     let old = Authorities::sole(first.issuer_der.clone());
     assert!(!old.succeed(&both.signing), "what came later leads to nothing earlier");
     let kept = memory.contents();
-    assert!(!kept.values().any(|value| *value == old_key), "the old key is nowhere any more");
+    assert!(!kept.values().any(|value| *value == old_key), "the old key is deleted");
 
     let renewed = pki.renew(&peer("a", Mode::External([7; 32])), noon()).await.unwrap().unwrap();
     assert!(both.signed(&renewed.der) && !both.signed(&first.der));
@@ -82,7 +82,7 @@ async fn revocations_outlive_a_rotation() {
     let crl = pki.crl(&authority()).await.unwrap().unwrap();
     assert!(crl.revokes(&serial(&first.der)));
     assert_eq!(crl.number, 3);
-    // Also of what a former authority has signed and nobody has renewed.
+    // Also a certificate that a former authority signed and that was not renewed.
     let other = pki.ensure(&peer("b", Mode::External([8; 32])), noon()).await.unwrap();
     pki.rotate(&authority(), 2, noon()).await.unwrap();
     pki.revoke(&authority(), "b", Reason::Left, noon()).await.unwrap();
@@ -90,7 +90,7 @@ async fn revocations_outlive_a_rotation() {
 }
 
 #[tokio::test]
-async fn what_was_away_for_many_rotations_is_led_to_the_last_one() {
+async fn bridges_lead_over_five_rotations() {
     let (pki, _memory, first) = begun().await;
     for rotation in 1..=5 {
         pki.rotate(&authority(), rotation, noon()).await.unwrap();
@@ -128,7 +128,7 @@ async fn only_certificates_are_authorities() {
 }
 
 #[tokio::test]
-async fn only_what_follows_takes_the_place_of_what_is_known() {
+async fn only_authorities_that_follow_replace_the_known_ones() {
     let (pki, _memory, first) = begun().await;
     let (other, ..) = begun().await;
     let sole = Authorities::sole(first.issuer_der.clone());
@@ -167,7 +167,7 @@ async fn only_what_follows_takes_the_place_of_what_is_known() {
 }
 
 #[tokio::test]
-async fn the_certificates_of_who_was_away_are_pinned_and_no_other() {
+async fn only_certificates_of_holders_that_were_away_are_pinned() {
     let (pki, _memory, away) = begun().await;
     let present = || peer("b", Mode::External([8; 32]));
     let former = pki.ensure(&present(), noon()).await.unwrap();

@@ -13,8 +13,8 @@
 //!     +--------------------+ revoke: on the authority's CRL
 //! ```
 //!
-//! An authority is replaced by a rotation ([`Authorities`]): the next one signs, and whoever asks
-//! for a certificate that a former one has signed gets a new one for the same key.
+//! A rotation replaces an authority ([`Authorities`]): the next one signs, and the holder of a
+//! certificate of a former one gets a new certificate for the same key.
 //!
 //! Invariants:
 //! - A certificate is created in one transaction that requires all of its keys to be

@@ -695,7 +695,7 @@ async fn an_alert_of_an_unverified_peer_is_not_a_removal() {
 }
 
 #[tokio::test]
-async fn who_knows_only_the_ca_before_a_rotation_is_led_to_the_next_one() {
+async fn a_peer_that_trusts_only_a_former_ca_accepts_the_next_one() {
     let authority = Authority::new().await;
     let (away, stale_curator) = (authority.node(2).await, authority.curator(1).await);
     let ann = authority.user("ann", Role::Operator, 3).await;
@@ -713,7 +713,7 @@ async fn who_knows_only_the_ca_before_a_rotation_is_led_to_the_next_one() {
         assert_eq!(node.unwrap(), format!("node {}", node_id(2)));
         let user = who(&running, &authority, Some(&ann)).await;
         assert_eq!(user.unwrap(), "operator ann");
-        // And the other way round: a server that was away accepts what the next CA has signed.
+        // The other way round: a server that was away accepts a certificate of the next CA.
         running.credentials.send_replace(Some(stale_curator.clone()));
         let node = who(&running, &authority, Some(&authority.node(2).await)).await;
         assert_eq!(node.unwrap(), format!("node {}", node_id(2)));
@@ -722,7 +722,7 @@ async fn who_knows_only_the_ca_before_a_rotation_is_led_to_the_next_one() {
 }
 
 #[tokio::test]
-async fn a_thief_of_a_former_ca_is_no_server_and_no_caller_that_nobody_knows() {
+async fn a_former_ca_certifies_neither_servers_nor_unlisted_callers() {
     let authority = Authority::new().await;
     let stolen = authority.curator(1).await;
     let forged = authority.forged("eve", Role::Owner, 4).await;
