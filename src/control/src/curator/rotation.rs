@@ -33,7 +33,7 @@ pub(super) struct Member {
     pub(super) serves: bool,
     /// Its files name the authorities of now, and its certificate is of the one that signs.
     pub(super) written: bool,
-    /// etcd was started with them.
+    /// etcd was started with the authorities that its files name.
     pub(super) started: bool,
 }
 
@@ -42,6 +42,12 @@ impl Node {
     #[must_use]
     pub(super) fn is_starting(&self) -> bool {
         self.answers && self.peer.is_some_and(|member| !member.serves)
+    }
+
+    /// Whether its member of etcd serves with other authorities than its files name.
+    #[must_use]
+    pub(super) fn starts_late(&self) -> bool {
+        self.peer.is_some_and(|member| member.serves && !member.started)
     }
 }
 
@@ -178,7 +184,7 @@ mod tests {
         assert_eq!((starts.step, starts.waits_for), (Step::Restarts, vec![started.id]));
         // A member that starts says nothing of itself, so it is waited for.
         let silent = node(7, Some([false, false, false]));
-        assert!(silent.is_starting());
+        assert!(silent.is_starting() && !silent.starts_late() && started.starts_late());
         assert_eq!(progress(&[voter, silent], false, false).step, Step::Peers);
         assert_eq!(progress(&[voter], false, false), Progress::default());
         assert_eq!(progress(&[voter, away(silent)], false, false).step, Step::Unspecified);

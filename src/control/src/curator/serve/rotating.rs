@@ -153,17 +153,10 @@ impl Lead {
 
     /// A member of etcd that was away when the others started again, and kept its vote.
     fn late_start(&self) -> Option<NodeId> {
-        let heartbeats = &self.handlers.0.heartbeats;
-        let outdated = |figures: v1::ConsensusFigures| {
-            let v1::ConsensusFigures { authorities, authorities_at_start, .. } = figures;
-            !authorities.is_empty() && authorities != authorities_at_start
-        };
-        let nodes = self.rotated_nodes([0; 32], [0; 32]);
-        let members = nodes.iter().filter(|node| node.answers && node.peer.is_some());
-        let late: Vec<_> = members
-            .map(|node| node.id)
-            .filter(|id| heartbeats.consensus(*id).is_some_and(|(figures, _)| outdated(figures)))
-            .collect();
+        // Without a rotation, only the start of each member counts.
+        let nodes = self.rotated_nodes(None);
+        let late = nodes.iter().filter(|node| node.answers && node.starts_late());
+        let late: Vec<_> = late.map(|node| node.id).collect();
         self.next_start(&nodes, &late)
     }
 
@@ -188,7 +181,7 @@ impl Lead {
         let missing =
             || pki::Error::Damaged { what: "certificate", name: peer_authority().name.clone() };
         let peers = self.peers()?.authorities(&peer_authority()).await?.ok_or_else(missing)?;
-        let nodes = self.rotated_nodes(cluster.digest(), trusted_digest(&peers));
+        let nodes = self.rotated_nodes(Some((cluster.digest(), trusted_digest(&peers))));
         Ok(Seen { nodes, cluster, peers })
     }
 
@@ -198,27 +191,30 @@ impl Lead {
         update.is_some_and(|update| journal::is_open(&update))
     }
 
-    /// What the leader knows of each node, beside the digests of the authorities of now.
-    fn rotated_nodes(&self, cluster: [u8; 32], peers: [u8; 32]) -> Vec<Node> {
+    /// What the leader knows of each node, compared with the digests of the authorities of the
+    /// cluster and of the peers.
+    fn rotated_nodes(&self, current: Option<([u8; 32], [u8; 32])>) -> Vec<Node> {
+        let (cluster, peers) = current.unzip();
+        let same = |told: &[u8], current: Option<[u8; 32]>| current.is_some_and(|it| told == it);
         let directory = self.handlers.0.directory.borrow();
         let heartbeats = &self.handlers.0.heartbeats;
         let up = directory.nodes().filter(|(_, known)| known.node.state() == v1::NodeState::Up);
         up.map(|(id, known)| {
             let member = || {
                 let figures = heartbeats.consensus(id).map(|(figures, _age)| figures);
-                let same = |digest: fn(&v1::ConsensusFigures) -> &Vec<u8>| {
-                    figures.as_ref().is_some_and(|figures| *digest(figures) == peers)
-                };
+                let v1::ConsensusFigures { authorities, authorities_at_start, .. } =
+                    figures.clone().unwrap_or_default();
                 rotation::Member {
                     serves: figures.is_some(),
-                    written: same(|figures| &figures.authorities),
-                    started: same(|figures| &figures.authorities_at_start),
+                    written: same(&authorities, peers),
+                    // A learner has told of no files yet.
+                    started: authorities.is_empty() || authorities == authorities_at_start,
                 }
             };
             Node {
                 id,
                 answers: matches!(known.health, v1::NodeHealth::Healthy | v1::NodeHealth::Unknown),
-                certificate: heartbeats.authorities(id).is_some_and(|digest| digest == cluster),
+                certificate: heartbeats.authorities(id).is_some_and(|told| same(&told, cluster)),
                 peer: is_consensus_member(known.node.roles.as_ref()).then(member),
             }
         })
