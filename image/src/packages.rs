@@ -124,21 +124,29 @@ const PACKAGES: &[(Category, &str)] = &[
     (Category::Node, "chrony"),
     (Category::Node, "cryptsetup-bin"),
     (Category::Node, "etcd-server"),
+    (Category::Node, "nftables"),
     (Category::Node, "xfsprogs"),
     (Category::Library, "libargon2-1"),
     (Category::Library, "libblkid1"),
+    (Category::Library, "libbsd0"),
     (Category::Library, "libc6"),
     (Category::Library, "libcap2"),
     (Category::Library, "libcryptsetup12"),
     (Category::Library, "libdevmapper1.02.1"),
+    (Category::Library, "libedit2"),
     (Category::Library, "libffi8"),
     (Category::Library, "libgmp10"),
     (Category::Library, "libgnutls30t64"),
     (Category::Library, "libhogweed6t64"),
     (Category::Library, "libidn2-0"),
     (Category::Library, "libinih1"),
+    (Category::Library, "libjansson4"),
     (Category::Library, "libjson-c5"),
+    (Category::Library, "libmd0"),
+    (Category::Library, "libmnl0"),
     (Category::Library, "libnettle8t64"),
+    (Category::Library, "libnftables1"),
+    (Category::Library, "libnftnl11"),
     (Category::Library, "libp11-kit0"),
     (Category::Library, "libpcre2-8-0"),
     (Category::Library, "libpopt0"),
@@ -146,10 +154,12 @@ const PACKAGES: &[(Category, &str)] = &[
     (Category::Library, "libselinux1"),
     (Category::Library, "libssl3t64"),
     (Category::Library, "libtasn1-6"),
+    (Category::Library, "libtinfo6"),
     (Category::Library, "libudev1"),
     (Category::Library, "libunistring5"),
     (Category::Library, "liburcu8t64"),
     (Category::Library, "libuuid1"),
+    (Category::Library, "libxtables12"),
     (Category::Tool, "erofs-utils"),
     (Category::Tool, "kmod"),
     (Category::Tool, "libdeflate0"),
@@ -169,6 +179,7 @@ const PROGRAMS: &[&str] = &[
     "usr/sbin/chronyd",
     "usr/sbin/cryptsetup",
     "usr/sbin/mkfs.xfs",
+    "usr/sbin/nft",
     "usr/sbin/xfs_growfs",
     "usr/sbin/xfs_repair",
 ];
@@ -181,17 +192,7 @@ const TOOLS: &[&str] = &["usr/bin/mkfs.erofs", "usr/bin/kmod", "usr/bin/xz"];
 /// program with C code the C library's and seccomp's development files.
 const WORKLOAD_PACKAGES: &[(Category, &str)] = &[
     (Category::Node, "mount"),
-    (Category::Node, "nftables"),
-    (Category::Library, "libbsd0"),
-    (Category::Library, "libedit2"),
-    (Category::Library, "libjansson4"),
-    (Category::Library, "libmd0"),
-    (Category::Library, "libmnl0"),
     (Category::Library, "libmount1"),
-    (Category::Library, "libnftables1"),
-    (Category::Library, "libnftnl11"),
-    (Category::Library, "libtinfo6"),
-    (Category::Library, "libxtables12"),
     (Category::Tool, GO),
     (Category::Tool, GO_SOURCES),
     (Category::Tool, "libc6-dev"),
@@ -204,8 +205,8 @@ pub(crate) const GO: &str = "golang-1.26-go";
 /// The package of Go's standard library.
 pub(crate) const GO_SOURCES: &str = "golang-1.26-src";
 
-/// kubelet runs `mount`, and kube-proxy runs `nft`.
-const WORKLOAD_PROGRAMS: &[&str] = &["usr/bin/mount", "usr/bin/umount", "usr/sbin/nft"];
+/// kubelet runs them.
+const WORKLOAD_PROGRAMS: &[&str] = &["usr/bin/mount", "usr/bin/umount"];
 
 /// The programs of [`Part::tools`] for workloads.
 const WORKLOAD_TOOLS: &[&str] = &["usr/lib/go-1.26/bin/go"];

@@ -35,6 +35,7 @@ pub mod patience;
 pub mod plug;
 pub mod qmp;
 pub mod recording;
+pub mod scan;
 pub mod screen;
 pub mod segment;
 pub mod serial;

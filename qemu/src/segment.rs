@@ -116,6 +116,12 @@ impl Segment {
         Plug { socket: self.switch.socket(Port::Machine(machine)), machine }
     }
 
+    /// A port of the segment without a machine.
+    #[must_use]
+    pub fn spare(&self) -> Plug {
+        self.plug(u8::try_from(self.addresses.len()).unwrap_or(u8::MAX))
+    }
+
     /// Forwards the host's loopback port `host` to `port` of the machine with
     /// `address`.
     ///
@@ -267,7 +273,8 @@ impl Switch {
     fn start(machines: u8) -> io::Result<Self> {
         let dir = tempfile::Builder::new().prefix("polis-").tempdir()?;
         let switch = Self { state: Arc::default(), dir };
-        let ports = (0..machines).map(Port::Machine).chain([Port::Gateway]);
+        // One more than there are machines: see `Segment::spare`.
+        let ports = (0..=machines).map(Port::Machine).chain([Port::Gateway]);
         for port in ports {
             let listener = UnixListener::bind(switch.socket(port))?;
             let (line, parcels) = sync_channel(QUEUE);

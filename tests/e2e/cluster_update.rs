@@ -20,7 +20,7 @@ use polis_tests::{Story, draws_all, story};
 use prost::Message as _;
 use serde_json::Value;
 
-use crate::fleet::{APPEND, acknowledged_at, checked, of, writes_go_on};
+use crate::fleet::{APPEND, acknowledged_at, ask_until, checked, of, writes_go_on};
 use crate::newcomer::leaders;
 use crate::rotation::rotates;
 use crate::update::{bundle, next, panicking};
@@ -205,7 +205,15 @@ fn raised(world: &World, keys: &Keys, machines: usize) -> Result<Fleet> {
     Ok(cluster)
 }
 
+/// Begins an update once the leader plans one: it refuses while a member of etcd last reported an
+/// election.
 fn begin(cluster: &Fleet, bundle: &str) -> Result<()> {
+    let dry_run = ["--timeout", "5m", "cluster", "update", bundle, "--dry-run"];
+    ask_until("the leader plans the update", || match cluster.operator.run(&dry_run) {
+        Ok(_) => Ok(Some(())),
+        Err(refused) if refused.to_string().contains("knows no leader") => Ok(None),
+        Err(error) => Err(error.into()),
+    })?;
     cluster.operator.run(&["--timeout", "5m", "cluster", "update", bundle, "--yes"])?;
     Ok(())
 }

@@ -19,6 +19,7 @@ mod deaths;
 mod disaster;
 mod disks;
 mod esp;
+mod firewall;
 mod first_boot;
 mod fleet;
 mod guru;
@@ -67,6 +68,7 @@ const FILES: &[&[Story]] = &[
     deaths::STORIES,
     disaster::STORIES,
     disks::STORIES,
+    firewall::STORIES,
     first_boot::STORIES,
     guru::STORIES,
     hardware::STORIES,

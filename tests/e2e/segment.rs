@@ -11,8 +11,8 @@ use polis_tests::{Story, story};
 
 use crate::world::{self, World};
 
-/// etcd's peers; the one port that every member serves.
-const PEERS: u16 = 7834;
+/// The port that every node serves to everyone.
+const MANAGEMENT: u16 = 7839;
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[story!(a_node_on_a_segment_is_reached_through_its_gateway)];
@@ -27,7 +27,7 @@ fn a_node_on_a_segment_is_reached_through_its_gateway() -> Result<()> {
     let ready = ready.last().context("no ready")?;
     let address: Ipv4Addr = ready.text("address").parse()?;
     let host = polis_qemu::host::free_port()?;
-    segment.forward(host, address, PEERS)?;
+    segment.forward(host, address, MANAGEMENT)?;
     let outside = SocketAddr::from((Ipv4Addr::LOCALHOST, host));
     // The gateway takes the connection before the node does: only an answer proves that
     // the node is reached.

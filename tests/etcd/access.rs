@@ -24,7 +24,7 @@ use crate::harness::Machine;
 const CALLERS: [&str; 6] = ["nobody", "key", "node", "viewer", "operator", "owner"];
 
 /// Each RPC, and a mark for each of [`CALLERS`].
-const ROWS: [(&str, &str); 54] = [
+const ROWS: [(&str, &str); 56] = [
     ("polis.v1.Aaa/Escrow", ".x...."),
     ("polis.v1.Aaa/Renew", "...xxx"),
     ("polis.v1.Aaa/CreateUser", ".....x"),
@@ -53,6 +53,7 @@ const ROWS: [(&str, &str); 54] = [
     ("polis.v1.Management/DecommissionNode", "....xx"),
     ("polis.v1.Management/DeleteNode", "....xx"),
     ("polis.v1.Management/ConfigureCluster", ".....x"),
+    ("polis.v1.Management/ConfirmFirewall", ".....x"),
     ("polis.v1.Management/SetRegistry", ".....x"),
     ("polis.v1.Management/DeleteRegistry", ".....x"),
     ("polis.v1.Management/ListRegistries", "...xxx"),
@@ -68,6 +69,7 @@ const ROWS: [(&str, &str); 54] = [
     ("polis.v1.Management/GetAudit", "....xx"),
     ("polis.v1.NodeManagement/GetStatus", "..xxxx"),
     ("polis.v1.NodeManagement/Logs", "...xxx"),
+    ("polis.v1.NodeManagement/GetFirewall", "...xxx"),
     ("polis.v1.NodeManagement/Services", "...xxx"),
     ("polis.v1.NodeManagement/Drain", "....xx"),
     ("polis.v1.NodeManagement/Reboot", "....xx"),

@@ -38,14 +38,15 @@ const TABLES: [Table; 3] = [
         root: "src/node/src/lib.rs",
         modules: &[
             // The consequences of a membership.
-            ("agent", ""),
+            ("firewall", ""),
+            ("agent", "firewall"),
             ("roles", ""),
             // The display of the node.
-            ("management", ""),
+            ("management", "firewall"),
             ("console", ""),
             // The process, and the tree in it.
             ("injection", ""),
-            ("root", "agent console daemon injection management roles"),
+            ("root", "agent console daemon firewall injection management roles"),
             ("daemon", "injection root"),
         ],
     },

@@ -37,6 +37,10 @@ const QUEUE_MAX: usize = 256;
 /// and the input of the power button.
 const BY_NAME: &[&str] = &["xfs", "evdev"];
 
+/// Modules of the firewall, for the rules that `node` sets once a cable is there. `nft` would make
+/// the kernel look for each in the list of all aliases.
+const FIREWALL: &[&str] = &["nf_tables", "nft_ct"];
+
 /// Only a machine with UEFI has variables that keep the last words of its kernel.
 const UEFI: &str = "/sys/firmware/efi";
 
@@ -210,6 +214,9 @@ impl Worker {
             self.one(modules, name, c"");
         }
         self.load_undelayed(modules, &take(Urgency::Person));
+        for name in FIREWALL {
+            self.one(modules, name, c"");
+        }
         // A panic is on record only from here on; nothing of it is read now.
         if Path::new(UEFI).exists() {
             self.one(modules, EFI_MODULE, c"");

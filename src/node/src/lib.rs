@@ -5,7 +5,7 @@
 //! `polis-workload` (Kubernetes). Here is what brings them together; each module knows only
 //! those that the table in `tests/layers/modules.rs` gives it:
 //!
-//! - `agent` and `roles` are the consequences of a membership.
+//! - `firewall`, `agent` and `roles` are the consequences of a membership.
 //! - `management` and `console` show all that.
 //! - `root` is the only module that knows every service; `daemon` is the process around it.
 //! - `injection` breaks the node on purpose, in development images only.
@@ -13,6 +13,7 @@
 pub mod agent;
 pub mod console;
 pub mod daemon;
+mod firewall;
 #[cfg(feature = "fault-injection")]
 pub mod injection;
 pub mod management;

@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 use crate::daemon::{heartbeat, logs, memory};
 use crate::roles;
-use crate::{agent, console, management};
+use crate::{agent, console, firewall, management};
 use polis_base::environment::Environment;
 use polis_base::sys::efivar;
 use polis_base::sys::reboot::Reason;
@@ -93,6 +93,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     ctx.spawn("network", forever, move |ctx| base.network.clone().run(ctx));
     ctx.spawn("names", forever, move |ctx| base.names.clone().run(ctx));
     ctx.spawn("time", forever, move |ctx| base.time.clone().run(ctx));
+    ctx.spawn("firewall", forever, move |ctx| base.firewall.clone().run(ctx));
     ctx.spawn("parameters", forever, move |ctx| base.parameters.clone().run(ctx));
     ctx.spawn("consensus", forever, move |ctx| membership.consensus.clone().run(ctx));
     ctx.spawn("cluster", forever, move |ctx| membership.cluster.clone().run(ctx));
@@ -156,6 +157,9 @@ struct Values {
     given: watch::Sender<Option<v1::NodeRoles>>,
     /// The time servers of the cluster.
     time_servers: watch::Sender<Vec<parameters::NtpServer>>,
+    /// The firewall that the cluster orders.
+    order: watch::Sender<Option<firewall::Order>>,
+    firewall: watch::Sender<firewall::Status>,
     time: watch::Sender<time::Status>,
     ahead: watch::Sender<time::Ahead>,
     workload: watch::Sender<workload::Status>,
@@ -211,6 +215,8 @@ impl Values {
             pods: watch::Sender::default(),
             given: watch::Sender::default(),
             time_servers: watch::Sender::default(),
+            order: watch::Sender::default(),
+            firewall: watch::Sender::default(),
             // Before any service could see a date from before the image.
             time: watch::Sender::new(time::raise(Path::new("/etc/os-release"))),
             ahead: watch::Sender::default(),
@@ -248,6 +254,7 @@ struct Base {
     parameters: parameters::Service,
     network: network::Service,
     names: names::Service,
+    firewall: firewall::Service,
     time: time::Service,
 }
 
@@ -307,6 +314,19 @@ impl Base {
                 network: values.network.subscribe(),
                 peers: values.peers.subscribe(),
             },
+            firewall: firewall::Service {
+                config: firewall(),
+                inputs: firewall::Inputs {
+                    cluster: values.cluster.subscribe(),
+                    consensus: values.member.status(),
+                    roles: values.given.subscribe(),
+                    nodes: values.nodes.subscribe(),
+                    peers: values.peers.subscribe(),
+                    order: values.order.subscribe(),
+                },
+                network: values.network.subscribe(),
+                status: values.firewall.clone(),
+            },
             time: time::Service {
                 config: time::Config::live(tree),
                 inputs: time::Inputs {
@@ -322,6 +342,15 @@ impl Base {
             },
         }
     }
+}
+
+/// The firewall: in force, unless a test asks for its absence.
+fn firewall() -> firewall::Config {
+    #[cfg(feature = "fault-injection")]
+    let open = crate::injection::no_firewall();
+    #[cfg(not(feature = "fault-injection"))]
+    let open = false;
+    firewall::Config::live(open)
 }
 
 /// The services that make the machine a node of its cluster, and of etcd, and that find the
@@ -432,6 +461,7 @@ impl Control {
                     parameters: values.known.subscribe(),
                     found: values.found.subscribe(),
                     workload: values.workload.subscribe(),
+                    firewall: values.firewall.subscribe(),
                     time: values.time.subscribe(),
                     update: values.update.subscribe(),
                     mesh_key: values.mesh.key.subscribe(),
@@ -442,6 +472,7 @@ impl Control {
                     candidates: values.candidates.clone(),
                     nodes: values.nodes.clone(),
                     time_servers: values.time_servers.clone(),
+                    firewall: values.order.clone(),
                     roles: values.given.clone(),
                     access_list: values.access_list.clone(),
                     credentials: values.credentials.clone(),
@@ -564,6 +595,7 @@ impl Faces {
                     workload: values.workload.subscribe(),
                     drains: values.drains.clone(),
                     time: values.time.subscribe(),
+                    firewall: values.firewall.subscribe(),
                 },
                 table: Arc::clone(&values.table),
                 servers: vec![("curator", Arc::clone(&values.metrics))],
@@ -571,6 +603,7 @@ impl Faces {
                 reset: values.reset.clone(),
                 update: values.door.clone(),
                 bundles: values.bundles.clone(),
+                firewall: firewall(),
                 listening: Default::default(),
             },
         }

@@ -116,6 +116,7 @@ const CASES: &[Case] = &[
     ("node describe", &["ID"], Kind::Remote, &[NO_NODE, (&["ab"], 1, "four digits")]),
     ("node status", &["ID"], Kind::Remote, &[NO_NODE, (&["ID", "--at", ":"], 2, "--at")]),
     ("node services", &["ID"], Kind::Remote, &[NO_NODE]),
+    ("node firewall", &["ID"], Kind::Remote, &[NO_NODE]),
     (
         "node approve",
         &["ID", "--unchecked"],
@@ -359,8 +360,9 @@ impl Faults {
 }
 
 /// Calls that change nothing.
-const READS: [&str; 7] = [
+const READS: [&str; 8] = [
     "GetStatus",
+    "GetFirewall",
     "Services",
     "Logs",
     "Console",

@@ -83,4 +83,4 @@ pub use self::certificates::Error as CertificatesError;
 pub use self::component::Error as ComponentError;
 pub use self::parts::{Deaths, Part, PartState, Status};
 pub use self::service::{Config, Service};
-pub use self::site::Site;
+pub use self::site::{API_PORT, KUBELET_PORT, NODE_PORTS, Site};

@@ -2,6 +2,7 @@
 //! files and certificates follow.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use polis_base::files::{self, Kubernetes, KubernetesRun};
@@ -10,7 +11,11 @@ use polis_wire::identity::NodeId;
 use polis_wire::rpc::Listen;
 
 /// Where API servers listen.
-const API_PORT: u16 = 6443;
+pub const API_PORT: u16 = 6443;
+/// Where kubelet listens.
+pub const KUBELET_PORT: u16 = 10250;
+/// The ports that Services of the kind `NodePort` have, on every worker.
+pub const NODE_PORTS: RangeInclusive<u16> = 30000..=32767;
 /// Where the controller manager listens, on loopback.
 const CONTROLLER_MANAGER_PORT: u16 = 10257;
 /// Where the scheduler listens, on loopback.

@@ -262,6 +262,8 @@ pub struct Node {
     pub credentials: Credentials,
     /// The last roles of the node that it knew.
     pub roles: File,
+    /// The firewall of the cluster that was confirmed when the node last received one.
+    pub firewall: File,
     /// The users that had access when the node last received them.
     pub users: File,
     /// Present from the first vote of this node's member of etcd until it leaves: a
@@ -276,6 +278,7 @@ impl Node {
         Self {
             credentials: Credentials::at(base.join("credentials")),
             roles: File::private(base.join("roles.pb")),
+            firewall: File::private(base.join("firewall.pb")),
             users: File::private(base.join("users.pb")),
             voter: File::private(base.join("voter")),
             leaving: File::private(base.join("leaving")),

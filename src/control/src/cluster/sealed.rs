@@ -25,6 +25,7 @@ use polis_machine::parameters::{
     self, Bootstrap, Cluster, ColdStart, NtpServer, StoragePolicy, TpmMode,
 };
 use polis_machine::storage::Kind;
+use polis_wire::parameters::Firewall;
 
 const SEALED: Magic = Magic(*b"polis sc");
 const JOURNAL: Magic = Magic(*b"polis cj");
@@ -316,6 +317,8 @@ pub fn configuration_message(
         storage_security_policy: storage.into(),
         cold_start: cold_start_message(configuration.cold_start).into(),
         time: Some(time_message(&configuration.time_servers)),
+        firewall: configuration.firewall.as_ref().map(Firewall::to_message),
+        firewall_trial: None,
     }
 }
 

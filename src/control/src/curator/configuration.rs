@@ -1,12 +1,28 @@
 //! The cluster's configuration: changes the settings that hold for the whole cluster.
+//!
+//! Another firewall is tried first, since it may keep out the operator who sets it:
+//!
+//! ```text
+//!                    configure                          confirm, through the new one
+//! [confirmed: old] -----------> [old, and new on trial] ----------------------------> [new]
+//!        ^                                |
+//!        +------- the time is over: every node returns by itself
+//! ```
+
+use std::time::{Duration, SystemTime};
 
 use polis_proto::v1;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::error::Error;
 use super::store::{CONFIGURATION, Outcome, Store};
 use polis_machine::parameters;
+use polis_wire::parameters::Firewall;
 use polis_wire::pki;
+
+/// How long a firewall is tried: nodes apply it within seconds, and their operator then calls
+/// each of them.
+const TRIAL: Duration = Duration::from_secs(120);
 
 impl<S: pki::Store + Clone> Store<S> {
     /// Changes the fields that `wish` names; fields that are unset there stay as they are,
@@ -19,6 +35,7 @@ impl<S: pki::Store + Clone> Store<S> {
     pub async fn configure(
         &self,
         desired: v1::ClusterConfiguration,
+        now: SystemTime,
     ) -> Result<v1::ClusterConfiguration, Error> {
         let checked = parameters::configuration(desired.clone(), "configuration");
         let checked = checked.map_err(|error| Error::Field(error.to_string()))?;
@@ -43,6 +60,11 @@ impl<S: pki::Store + Clone> Store<S> {
                 ),
                 cold_start: either(desired.cold_start, old.cold_start),
                 time: desired.time.clone().or_else(|| old.time.clone()),
+                firewall: old.firewall.clone(),
+                firewall_trial: match &checked.firewall {
+                    None => old.firewall_trial.clone(),
+                    Some(firewall) => Firewalls::of(&old).trial_of(firewall, now),
+                },
             };
             if new == old {
                 return Ok(Outcome::Keep(old));
@@ -51,5 +73,126 @@ impl<S: pki::Store + Clone> Store<S> {
             Ok(Outcome::Put(new, Vec::new(), Vec::new()))
         });
         written.await
+    }
+
+    /// Ends the trial of `firewall`: it stays. What was confirmed before is confirmed again.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Field`], [`Error::NoTrial`].
+    pub async fn confirm_firewall(
+        &self,
+        firewall: v1::FirewallConfiguration,
+        now: SystemTime,
+    ) -> Result<v1::ClusterConfiguration, Error> {
+        let firewall = parameters::firewall(firewall, "configuration");
+        let firewall = firewall.map_err(|error| Error::Field(error.to_string()))?.to_message();
+        let written = self.update(CONFIGURATION, |old: Option<v1::ClusterConfiguration>| {
+            let old = old.unwrap_or_default();
+            let known = Firewalls::of(&old);
+            let tried = known.tried(now).and_then(|trial| trial.configuration.as_ref());
+            if tried != Some(&firewall) {
+                // The answer to the first request may have been lost.
+                let again = tried.is_none() && known.confirmed == firewall;
+                return if again { Ok(Outcome::Keep(old)) } else { Err(Error::NoTrial) };
+            }
+            warn!(
+                sources = firewall.sources.join(", "),
+                ports = firewall.ports.join(", "),
+                "the cluster has another firewall"
+            );
+            let new = v1::ClusterConfiguration {
+                firewall: Some(firewall.clone()),
+                firewall_trial: None,
+                ..old
+            };
+            Ok(Outcome::Put(new, Vec::new(), Vec::new()))
+        });
+        written.await
+    }
+}
+
+/// The firewall of a cluster, and the one that is tried, as they are stored.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Firewalls {
+    confirmed: v1::FirewallConfiguration,
+    trial: Option<v1::FirewallTrial>,
+}
+
+impl Firewalls {
+    pub(super) fn of(configuration: &v1::ClusterConfiguration) -> Self {
+        Self {
+            confirmed: configuration.firewall.clone().unwrap_or_default(),
+            trial: configuration.firewall_trial.clone(),
+        }
+    }
+
+    /// The trial that goes on at `now`.
+    fn tried(&self, now: SystemTime) -> Option<&v1::FirewallTrial> {
+        self.trial.as_ref().filter(|trial| seconds(now) < trial.until)
+    }
+
+    /// The trial of `desired`. One that goes on is not begun again, and what is confirmed needs
+    /// none.
+    fn trial_of(&self, desired: &Firewall, now: SystemTime) -> Option<v1::FirewallTrial> {
+        let desired = Some(desired.to_message()).filter(|it| *it != self.confirmed)?;
+        let goes_on =
+            self.tried(now).filter(|trial| trial.configuration.as_ref() == Some(&desired));
+        let until = goes_on.map_or_else(|| seconds(now + TRIAL), |trial| trial.until);
+        Some(v1::FirewallTrial { configuration: Some(desired), until })
+    }
+
+    /// The order to the nodes at `now`.
+    pub(super) fn order(&self, now: SystemTime) -> v1::FirewallOrder {
+        let trial = self.tried(now);
+        let left = trial.map_or(0, |trial| trial.until.saturating_sub(seconds(now)));
+        // A clock that was set back does not make a trial longer.
+        let left = u64::try_from(left).unwrap_or_default().min(TRIAL.as_secs()) * 1000;
+        v1::FirewallOrder {
+            confirmed: Some(self.confirmed.clone()),
+            tried: trial.and_then(|trial| trial.configuration.clone()),
+            tried_for_ms: u32::try_from(left).unwrap_or_default(),
+        }
+    }
+}
+
+/// The configuration as it is at `now`: a trial that is over is not in it.
+pub(super) fn at(
+    mut configuration: v1::ClusterConfiguration,
+    now: SystemTime,
+) -> v1::ClusterConfiguration {
+    if Firewalls::of(&configuration).tried(now).is_none() {
+        configuration.firewall_trial = None;
+    }
+    configuration
+}
+
+/// Seconds since 1970.
+fn seconds(time: SystemTime) -> i64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn later(seconds: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(1_000 + seconds)
+    }
+
+    #[test]
+    fn nodes_are_told_how_long_a_trial_goes_on() {
+        let tried =
+            v1::FirewallConfiguration { sources: vec!["192.0.2.1/32".to_owned()], ports: vec![] };
+        let trial = v1::FirewallTrial { configuration: Some(tried.clone()), until: 1_120 };
+        let known = Firewalls { confirmed: Default::default(), trial: Some(trial) };
+        let order = known.order(later(20));
+        assert_eq!((order.tried, order.tried_for_ms), (Some(tried), 100_000));
+        // The clock of a leader that was set back.
+        assert_eq!(known.order(later(0) - Duration::from_secs(500)).tried_for_ms, 120_000);
+        let over = known.order(later(120));
+        assert_eq!((over.tried, over.tried_for_ms), (None, 0));
+        assert!(over.confirmed.is_some());
     }
 }

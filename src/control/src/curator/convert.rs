@@ -197,6 +197,7 @@ pub(super) fn status(status: Option<v1::NodeStatus>) -> Result<v1::NodeStatus, E
     let texts = [
         ("status.workload_fault", &status.workload_fault),
         ("status.workload_crash_loop", &status.workload_crash_loop),
+        ("status.firewall_fault", &status.firewall_fault),
         ("status.other_system", &status.other_system),
     ];
     for (field, text) in texts {

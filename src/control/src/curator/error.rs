@@ -135,6 +135,12 @@ pub enum Error {
         /// The value that it keeps.
         value: String,
     },
+    /// The firewall to confirm is not on trial.
+    #[error(
+        "this firewall is not tried now: its time is over, or another one was set since; set it \
+         again with `polisctl cluster configure`"
+    )]
+    NoTrial,
     /// Something stands against the plan of an update.
     #[error(transparent)]
     Plan(#[from] Against),
@@ -234,6 +240,7 @@ impl Error {
             Self::LastOwner { .. } => (FailedPrecondition, "last-owner"),
             Self::NameTaken { .. } => (FailedPrecondition, "name-taken"),
             Self::Fixed { .. } => (FailedPrecondition, "fixed"),
+            Self::NoTrial => (FailedPrecondition, "no-trial"),
             Self::Plan(_) => (FailedPrecondition, "update-plan"),
             Self::UpdateGoesOn { .. } => (FailedPrecondition, "update-going-on"),
             Self::NoUpdate(_) => (NotFound, "no-update"),

@@ -162,8 +162,15 @@ fn requests() {
         cause: "ü".repeat(20),
         ..Default::default()
     };
-    let configuration =
-        v1::ClusterConfiguration { cluster_domain: "a.example".to_owned(), ..Default::default() };
+    let firewall = v1::FirewallConfiguration {
+        sources: vec!["192.0.2.0/24".to_owned(), "2001:db8::7".to_owned()],
+        ports: vec!["tcp/443".to_owned(), "udp/5000-5100".to_owned()],
+    };
+    let configuration = v1::ClusterConfiguration {
+        cluster_domain: "a.example".to_owned(),
+        firewall: Some(firewall),
+        ..Default::default()
+    };
     let samples = [
         v1::UpdateNodeStatusRequest { status: Some(status()), wireguard_public_key: vec![7; 32] }
             .encode_to_vec(),

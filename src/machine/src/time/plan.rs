@@ -27,8 +27,8 @@ use polis_wire::node_roles::{self, Nodes};
 /// Nodes that are asked before a leader reports who votes: more than vote in any cluster.
 const PEERS_MAX: usize = 16;
 
-/// The port of NTP.
-const PORT: u16 = 123;
+/// The port of NTP (RFC 5905).
+pub const PORT: u16 = 123;
 
 /// What a plan follows from.
 #[derive(Clone, Copy, Debug)]

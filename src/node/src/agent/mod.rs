@@ -39,6 +39,7 @@ mod users;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::firewall::{self, Order};
 use polis_proto::v1;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -70,6 +71,8 @@ pub struct Config {
     pub directory: File,
     /// The roles of this node in the last message from the cluster.
     pub roles: File,
+    /// The firewall of the cluster in the last message.
+    pub firewall: File,
     /// The users in the last message from the cluster.
     pub users: File,
     /// The node's own certificate.
@@ -93,6 +96,7 @@ impl Config {
         Self {
             directory: root.esp.cluster_directory.clone(),
             roles: root.data.node.roles.clone(),
+            firewall: root.data.node.firewall.clone(),
             users: root.data.node.users.clone(),
             certificate: root.data.node.credentials.certificate.clone(),
             authorities: root.data.node.credentials.authorities.clone(),
@@ -121,6 +125,8 @@ pub struct Inputs {
     pub found: watch::Receiver<Peers>,
     /// The parts of Kubernetes.
     pub workload: watch::Receiver<workload::Status>,
+    /// The firewall.
+    pub(crate) firewall: watch::Receiver<firewall::Status>,
     /// The clock.
     pub time: watch::Receiver<time::Status>,
     /// The systems of this machine.
@@ -142,6 +148,8 @@ pub struct Outputs {
     pub nodes: watch::Sender<Option<Arc<Nodes>>>,
     /// The time servers of the cluster.
     pub time_servers: watch::Sender<Vec<parameters::NtpServer>>,
+    /// The firewall of the cluster; `None` before the first message.
+    pub(crate) firewall: watch::Sender<Option<Order>>,
     /// The roles that the cluster gives to this node; `None` before the first message.
     pub roles: watch::Sender<Option<v1::NodeRoles>>,
     /// The access list; written where no curator runs.

@@ -24,6 +24,7 @@ use tonic::Status;
 use tracing::{debug, error, info, warn};
 
 use super::Service;
+use crate::firewall::Order;
 use polis_base::files::File;
 use polis_machine::parameters::{self, NtpServer};
 use polis_runtime::event::{Closed, until};
@@ -64,24 +65,49 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
     }
 }
 
-/// Takes up the roles of the last boot, until a newer message arrives.
+/// The firewall of an event.
+fn read(order: v1::FirewallOrder) -> Result<Order, parameters::Error> {
+    let confirmed = parameters::firewall(order.confirmed.unwrap_or_default(), "confirmed")?;
+    let time = Duration::from_millis(order.tried_for_ms.into());
+    let tried = order.tried.map(|tried| parameters::firewall(tried, "tried")).transpose()?;
+    // The node returns by itself, whatever becomes of the leader.
+    Ok(Order { confirmed, tried: tried.map(|tried| (tried, Instant::now() + time)) })
+}
+
+/// Takes up the roles and the firewall of the last boot, until a newer message arrives.
 async fn remember(service: &Service) {
-    let file = service.config.roles.clone();
-    let roles = match blocking(move || file.read()).await {
-        Ok(Some(bytes)) => v1::NodeRoles::decode(bytes.as_slice()).ok(),
-        Ok(None) => None,
-        Err(error) => {
-            warn!(error = &error as &dyn std::error::Error, "cannot read the roles of this node");
-            None
-        }
-    };
-    service.outputs.roles.send_if_modified(|known| {
+    let roles = recall(&service.config.roles, "the roles").await;
+    let firewall = recall(&service.config.firewall, "the firewall").await;
+    let firewall = firewall.and_then(|kept| parameters::firewall(kept, "firewall").ok());
+    if let Some(confirmed) = firewall {
+        service.outputs.firewall.send_if_modified(|known| {
+            let new = known.is_none();
+            if new {
+                *known = Some(Order { confirmed, tried: None });
+            }
+            new
+        });
+    }
+    service.outputs.roles.send_if_modified(|known: &mut Option<v1::NodeRoles>| {
         let new = known.is_none() && roles.is_some();
         if new {
             *known = roles;
         }
         new
     });
+}
+
+/// Reads what [`keep`] wrote.
+async fn recall<M: prost::Message + Default>(file: &File, what: &str) -> Option<M> {
+    let file = file.clone();
+    match blocking(move || file.read()).await {
+        Ok(Some(bytes)) => M::decode(bytes.as_slice()).ok(),
+        Ok(None) => None,
+        Err(error) => {
+            warn!(error = &error as &dyn std::error::Error, "cannot read {what} of the last boot");
+            None
+        }
+    }
 }
 
 async fn hear(service: &Service, own: NodeId) -> Result<(), Status> {
@@ -140,6 +166,7 @@ pub(super) struct Received {
     nodes: Nodes,
     revoked: Option<BTreeSet<Vec<u8>>>,
     time_servers: Vec<NtpServer>,
+    firewall: Option<Order>,
     users: Option<Users>,
     authorities: Option<Arc<Authorities>>,
     current: bool,
@@ -173,6 +200,12 @@ impl Received {
             match parameters::time_servers(time, "time") {
                 Ok(servers) => self.time_servers = servers,
                 Err(error) => error!(%error, "the time servers of the cluster are not used"),
+            }
+        }
+        if let Some(order) = event.firewall {
+            match read(order) {
+                Ok(order) => self.firewall = Some(order),
+                Err(error) => error!(%error, "the firewall of the cluster is not used"),
             }
         }
         if let Some(users) = event.users {
@@ -228,6 +261,18 @@ async fn publish(service: &Service, own: NodeId, received: &Received) {
         known.clone_from(&received.time_servers);
         changed
     });
+    let confirmed = |order: &Option<Order>| order.as_ref().map(|order| order.confirmed.clone());
+    let mut new_firewall = None;
+    if received.firewall.is_some() {
+        outputs.firewall.send_if_modified(|known| {
+            if confirmed(known) != confirmed(&received.firewall) {
+                new_firewall = confirmed(&received.firewall);
+            }
+            let changed = *known != received.firewall;
+            known.clone_from(&received.firewall);
+            changed
+        });
+    }
     // Beside a curator, access is decided by the records themselves.
     if service.inputs.consensus.borrow().voter().is_none() {
         outputs.access_list.send_if_modified(|known| {
@@ -242,6 +287,10 @@ async fn publish(service: &Service, own: NodeId, received: &Received) {
     // Last: the disk may be slow, and callers wait for the list of users.
     if let Some(roles) = new_roles {
         keep(&service.config.roles, roles.encode_to_vec(), "the roles").await;
+    }
+    if let Some(firewall) = new_firewall {
+        let record = firewall.to_message().encode_to_vec();
+        keep(&service.config.firewall, record, "the firewall").await;
     }
 }
 
@@ -330,6 +379,7 @@ mod tests {
             crl in prop::collection::vec(any::<u8>(), 0..200), current: bool, host in ".{0,50}",
             name in ".{0,50}", public_key in prop::collection::vec(any::<u8>(), 0..40), role: i32,
             signing in prop::collection::vec(any::<u8>(), 0..200),
+            tried in prop::option::of(prop::collection::vec(".{0,50}", 0..4)), tried_for_ms: u32,
         ) {
             let nodes = ids.into_iter().map(|id| v1::NodeInfo { id, ..Default::default() });
             let mut received = Received::default();
@@ -339,7 +389,18 @@ mod tests {
             let users = Some(v1::Users { users: vec![user] });
             let nodes = nodes.collect();
             let authorities = Some(v1::Authorities { signing, ..Default::default() });
-            received.apply(v1::WatchEvent { nodes, gone, current, crl, time, users, authorities });
+            let named = |sources| v1::FirewallConfiguration { sources, ports: vec![host.clone()] };
+            let firewall = Some(v1::FirewallOrder {
+                confirmed: Some(named(Vec::new())),
+                tried: tried.map(named),
+                tried_for_ms,
+            });
+            received.apply(v1::WatchEvent {
+                nodes, gone, current, crl, time, users, authorities, firewall,
+            });
+            // Its text becomes the input of `nft`.
+            let order = received.firewall.iter().flat_map(|order| &order.confirmed.ports);
+            prop_assert!(order.map(ToString::to_string).all(|ports| ports == host));
             prop_assert!(received.revoked.is_none() && received.authorities.is_none());
             // A host is part of a line of chronyd's configuration.
             prop_assert!(received.time_servers.iter().all(|server| !server.host.contains(char::is_whitespace)));

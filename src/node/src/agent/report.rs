@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use crate::firewall;
 use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
 use tokio::sync::watch;
@@ -53,6 +54,8 @@ pub struct Subject<'a> {
     pub keys: Option<&'a KeyStatus>,
     /// The parts of Kubernetes.
     pub workload: &'a workload::Status,
+    /// The firewall.
+    pub(crate) firewall: &'a firewall::State,
     /// The system partition that it runs from.
     pub slot: &'a str,
     /// The systems of this machine.
@@ -86,6 +89,7 @@ impl Subject<'_> {
                 state => state.name().to_owned(),
             },
             workload_crash_loop: self.workload.crash_loop().map(bounded).unwrap_or_default(),
+            firewall_fault: fault(self.firewall),
             slot: self.slot.to_owned(),
             trial: self.update.trial,
             other_system: self
@@ -107,6 +111,15 @@ fn workload(status: &workload::Status) -> String {
         Some(_) if status.unfit.is_some() => String::new(),
         Some(workload::PartState::Failed { cause }) => bounded(format!("failed: {cause}")),
         Some(state) => state.name().to_owned(),
+    }
+}
+
+/// Why the firewall is not in force; empty where it is, or was not due yet.
+fn fault(state: &firewall::State) -> String {
+    match state {
+        firewall::State::Starting | firewall::State::InForce => String::new(),
+        firewall::State::Failed(cause) => bounded(format!("the firewall is not in force: {cause}")),
+        firewall::State::Open => "the firewall is off, as a test asked for".to_owned(),
     }
 }
 
@@ -183,6 +196,7 @@ fn fold(service: &mut Service, boot_id: &str) -> v1::NodeStatus {
     let storage = inputs.storage.borrow_and_update().clone();
     let consensus = inputs.consensus.borrow_and_update().clone();
     let workload = inputs.workload.borrow_and_update().clone();
+    let firewall = inputs.firewall.borrow_and_update().state.clone();
     let update = inputs.update.borrow_and_update().clone();
     let keys = service.outputs.cluster.borrow().keys.clone();
     Subject {
@@ -194,6 +208,7 @@ fn fold(service: &mut Service, boot_id: &str) -> v1::NodeStatus {
         consensus: &consensus,
         keys: keys.as_ref(),
         workload: &workload,
+        firewall: &firewall,
         slot: &inputs.environment.slot,
         update: &update,
     }
@@ -225,6 +240,7 @@ async fn changed(
         changed = inputs.network.changed() => changed.map_err(|_closed| Closed("the network")),
         changed = inputs.storage.changed() => changed.map_err(|_closed| Closed("the storage")),
         changed = inputs.consensus.changed() => changed.map_err(|_closed| Closed("etcd")),
+        changed = inputs.firewall.changed() => changed.map_err(|_closed| Closed("the firewall")),
         changed = inputs.workload.changed() => changed.map_err(|_closed| Closed("the workload")),
         changed = inputs.update.changed() => changed.map_err(|_closed| Closed("the update")),
         changed = inputs.mesh_key.changed() => changed.map_err(|_closed| Closed("the mesh")),
@@ -324,6 +340,7 @@ mod tests {
                     recovery_key_unsaved: true,
                 }),
                 workload: &workload,
+                firewall: &firewall::State::Failed("no".to_owned()),
                 slot: "B",
                 update: &update,
             }
@@ -334,6 +351,7 @@ mod tests {
         assert_eq!(early.storage_kind(), v1::StorageKind::Unspecified);
         assert_eq!(early.curator_port, 0);
         assert_eq!(early.workload_fault, "no");
+        assert_eq!(early.firewall_fault, "the firewall is not in force: no");
         assert_eq!((early.workload.as_str(), early.drain.as_str()), ("", ""));
         assert!(early.workload_crash_loop.starts_with("kubelet ends again and again: éé"));
         assert!(early.workload_crash_loop.len() <= WORDS_MAX);

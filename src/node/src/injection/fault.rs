@@ -19,6 +19,7 @@
 //! | `kill-by-pods` | once a pod with the name `kill-PROGRAM` runs here, that program gets SIGKILL |
 //! | `node-hangs` | every worker of the runtime is blocked forever |
 //! | `kernel-panic` | the kernel panics |
+//! | `no-firewall` | every port is reached from everywhere, for stories about what is behind one |
 //! | `locked` | the trapdoor opens as for a locked disk, unless a recovery key was given |
 
 use std::collections::BTreeSet;
@@ -66,12 +67,14 @@ pub enum Fault {
     NodeHangs,
     /// The kernel panics, as early as it can be told to.
     KernelPanic,
+    /// The firewall accepts everything.
+    NoFirewall,
     /// The trapdoor opens as for a locked disk, unless a recovery key was given.
     Locked,
 }
 
 impl Fault {
-    const ALL: [(&'static str, Self); 11] = [
+    const ALL: [(&'static str, Self); 12] = [
         ("service-panic", Self::ServicePanic),
         ("service-flaps", Self::ServiceFlaps),
         ("main-panic", Self::MainPanic),
@@ -82,6 +85,7 @@ impl Fault {
         ("kill-by-pods", Self::KillByPods),
         ("node-hangs", Self::NodeHangs),
         ("kernel-panic", Self::KernelPanic),
+        ("no-firewall", Self::NoFirewall),
         ("locked", Self::Locked),
     ];
 
@@ -182,8 +186,9 @@ impl Service {
                 }
                 Err(error) => error!(error = &error as &dyn std::error::Error, "no recovery key"),
             },
-            // The main task looks for itself.
+            // The main task and the firewall look for themselves.
             Fault::MainPanic
+            | Fault::NoFirewall
             | Fault::ServicePanic
             | Fault::KillEtcd
             | Fault::DamageEtcd

@@ -43,6 +43,11 @@ pub(crate) fn start(
     }
 }
 
+/// Whether this boot's command line asks for a node without a firewall.
+pub(crate) fn no_firewall() -> bool {
+    Fault::of_this_boot() == Some(Fault::NoFirewall)
+}
+
 /// Panics when this boot's command line asks for a main task that does.
 pub(crate) fn main_task_is_ready() {
     #[expect(clippy::panic, reason = "the fault that the command line asks for")]

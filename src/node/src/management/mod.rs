@@ -21,6 +21,7 @@
 mod certificate;
 mod console;
 mod drain;
+mod firewall;
 mod logs;
 mod metrics;
 mod serve;
@@ -106,6 +107,8 @@ pub struct Inputs {
     pub drains: Drains,
     /// The clock.
     pub time: watch::Receiver<time::Status>,
+    /// The firewall.
+    pub(crate) firewall: watch::Receiver<crate::firewall::Status>,
 }
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
@@ -127,6 +130,8 @@ pub struct Service {
     pub update: Door,
     /// Where a bundle is kept for other nodes.
     pub bundles: Store,
+    /// How the firewall is asked.
+    pub(crate) firewall: firewall::Config,
     /// Where management and metrics listen, while they do.
     pub listening: [watch::Sender<Option<SocketAddr>>; 2],
 }
@@ -146,8 +151,8 @@ impl Service {
     ///
     /// [`Error`].
     pub async fn run(self, ctx: Context) -> Result<(), Error> {
-        let Self { config, inputs, table, mut servers, end, reset, update, bundles, listening } =
-            self;
+        let Self { config, inputs, table, mut servers, end, reset, .. } = self;
+        let Self { update, bundles, firewall, listening, .. } = self;
         let [grpc_listens, page_listens] = listening;
         let management = Arc::new(Metrics::new(&table));
         let pages = Arc::new(Metrics::new(&table));
@@ -161,6 +166,7 @@ impl Service {
             reset,
             update,
             bundles,
+            firewall,
             lines: ctx.lines().clone(),
         };
         let sources = metrics::Sources {

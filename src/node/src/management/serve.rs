@@ -16,7 +16,7 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::warn;
 use zeroize::Zeroizing;
 
-use super::{Inputs, console, drain, logs, update};
+use super::{Inputs, console, drain, firewall, logs, update};
 use polis_base::sys::clock;
 use polis_base::sys::reboot::Reason;
 use polis_control::cluster::unlock::request::Refused;
@@ -49,6 +49,7 @@ pub(super) struct Handlers {
     pub(super) reset: watch::Sender<Option<Instant>>,
     pub(super) update: Door,
     pub(super) bundles: Store,
+    pub(super) firewall: firewall::Config,
     pub(super) lines: Lines,
 }
 
@@ -156,6 +157,20 @@ impl NodeManagement for Handlers {
         _request: Request<v1::ConsoleRequest>,
     ) -> Result<Response<Self::ConsoleStream>, Status> {
         Ok(Response::new(Box::pin(console::frames(self.inputs.snapshot.clone()))))
+    }
+
+    async fn get_firewall(
+        &self,
+        _request: Request<v1::GetFirewallRequest>,
+    ) -> Result<Response<v1::GetFirewallResponse>, Status> {
+        let status = self.inputs.firewall.borrow().clone();
+        let counted = match &status.state {
+            firewall::State::InForce => self.firewall.counted().await,
+            firewall::State::Starting => Err("it has just started".to_owned()),
+            firewall::State::Failed(cause) => Err(cause.clone()),
+            firewall::State::Open => Err("a fault that a test asks for".to_owned()),
+        };
+        Ok(Response::new(firewall::answer(&status, counted)))
     }
 
     async fn services(

@@ -110,6 +110,7 @@ impl Running {
             workload: workloads,
             drains: Drains::default(),
             time: watch::Sender::default().subscribe(),
+            firewall: watch::Sender::default().subscribe(),
         };
         let bound = || Listen::Bound(Arc::new(TcpListener::bind("127.0.0.1:0").unwrap()));
         let limits = Limits::default();
@@ -126,6 +127,7 @@ impl Running {
             reset,
             update: Door::new(unsigned(), watch::Sender::default()),
             bundles: Store::new(polis_base::files::Root::at("/nonexistent".as_ref()).data.update),
+            firewall: crate::firewall::Config::live(false),
             listening,
         };
         let (ctx, handles) = Context::for_test();

@@ -29,6 +29,11 @@ pub(super) struct Info {
     storage_security_policy: String,
     cold_start: String,
     time_servers: Vec<String>,
+    /// Callers that are not nodes; empty: any address.
+    firewall_sources: Vec<String>,
+    firewall_ports: Vec<String>,
+    /// Whether another firewall is tried now.
+    firewall_trial: bool,
     directory: Vec<Entry>,
 }
 
@@ -64,6 +69,7 @@ impl Info {
             ("TPM", parameters::show::or_default(&view.tpm_mode, "best-effort")),
             ("cold start", parameters::show::or_default(&view.cold_start, "automatic")),
             ("time", parameters::show::time_servers(&view.time_servers)),
+            ("firewall", view.firewall()),
             ("directory", or_dash(&directory.collect::<Vec<_>>().join("\n"))),
         ];
         Document::new(&view, fields(&lines))
@@ -74,6 +80,7 @@ impl Info {
         let servers = configuration.time.iter().flat_map(|time| &time.servers);
         let time_servers =
             servers.map(|server| parameters::show::time_server(&server.host, server.nts)).collect();
+        let firewall = configuration.firewall.clone().unwrap_or_default();
         let ca = Fingerprint::of_certificate(&info.ca_certificate);
         let directory = info.cluster_directory.clone().unwrap_or_default().nodes.into_iter();
         Self {
@@ -93,10 +100,27 @@ impl Info {
             .to_owned(),
             cold_start: word(configuration.cold_start().as_str_name(), "COLD_START_"),
             time_servers,
+            firewall_sources: firewall.sources,
+            firewall_ports: firewall.ports,
+            firewall_trial: configuration.firewall_trial.is_some(),
             cluster_domain: domain(info),
             directory: directory
                 .map(|node| Entry { id: node.id, addresses: node.addresses })
                 .collect(),
         }
+    }
+
+    /// Who may call the nodes, beside the nodes themselves.
+    fn firewall(&self) -> String {
+        let sources = match &self.firewall_sources[..] {
+            [] => "callers have any address".to_owned(),
+            sources => format!("callers are in {}", sources.join(", ")),
+        };
+        let ports = match &self.firewall_ports[..] {
+            [] => String::new(),
+            ports => format!("; open to all: {}", ports.join(", ")),
+        };
+        let trial = if self.firewall_trial { "; another one is tried now" } else { "" };
+        format!("{sources}{ports}{trial}")
     }
 }

@@ -1,5 +1,6 @@
 //! `polisctl cluster`: commands about the cluster.
 
+mod firewall;
 pub(super) mod info;
 mod registry;
 mod rotate;
@@ -55,9 +56,14 @@ pub(super) enum Command {
     /// member of etcd applies the other changes when it joins next: a share of its disk's key
     /// that must no longer be stored opens the disk for one more boot. Other nodes and every
     /// data partition keep the configuration that they committed with.
+    ///
+    /// Another firewall is tried first: this command calls every healthy node through it, and
+    /// confirms it. If that fails, every node returns to the former one within two minutes.
     Configure {
         #[command(flatten)]
         rules: parameters::Rules,
+        #[command(flatten)]
+        firewall: firewall::Wish,
         #[command(flatten)]
         dry_run: DryRun,
     },
@@ -106,7 +112,9 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         Command::Health => health(global).await,
         Command::Ticket { command } => ticket::run(command, global).await,
         Command::Registry { command } => registry::run(command, global).await,
-        Command::Configure { rules, dry_run } => configure(&rules, dry_run, global).await,
+        Command::Configure { rules, firewall, dry_run } => {
+            Box::pin(configure(&rules, &firewall, dry_run, global)).await
+        }
         Command::Update(arguments) => Box::pin(update::run(arguments, global)).await,
         Command::RotateCa(arguments) => Box::pin(rotate::run(arguments, global)).await,
         Command::Wait { nodes } => wait::run(global, nodes).await,
@@ -143,26 +151,35 @@ pub(super) async fn overview(session: &Session) -> Result<serde_json::Value, Err
 
 async fn configure(
     rules: &parameters::Rules,
+    firewall: &firewall::Wish,
     dry_run: DryRun,
     global: &Global,
 ) -> Result<(), Error> {
-    if rules.is_empty() {
+    if rules.is_empty() && firewall.is_empty() {
         return Err(Error::usage(
-            "name what to change: --tpm, --storage, --cold-start, --time-server, --no-time-servers",
+            "name what to change: --tpm, --storage, --cold-start, --time-server, \
+             --no-time-servers, --firewall-source, --firewall-any-source, --firewall-port, \
+             --no-firewall-ports",
         ));
     }
-    let effect = format!("The settings of all nodes change: {}.", rules.options());
+    let options = [rules.options()].into_iter().chain(firewall.options());
+    let options: Vec<_> = options.filter(|option| !option.is_empty()).collect();
+    let effect = format!("The settings of all nodes change: {}.", options.join(" "));
     if dry_run.of(global, &effect)? == Go::NoFurther {
         return Ok(());
     }
     let session = Session::open(global).await?;
-    let configuration = rules.named();
+    let wish = firewall.over(&session).await?;
+    let configuration = v1::ClusterConfiguration { firewall: wish, ..rules.named() };
     let request = v1::ConfigureClusterRequest { configuration: Some(configuration) };
-    session
+    let answer = session
         .call("configure the cluster", Repeat::Allowed, |channel| {
             let request = request.clone();
             async move { ManagementClient::new(channel).configure_cluster(request).await }
         })
         .await?;
+    if !firewall.is_empty() {
+        firewall::confirm(&answer.configuration.unwrap_or_default(), &session, global).await?;
+    }
     global.out.print(&Info::document(&session.cluster_info().await?)?)
 }

@@ -71,6 +71,9 @@ pub(super) struct Cluster {
     shown: Arc<Mutex<Vec<Shown>>>,
 }
 
+/// A source that does not have the operator.
+pub(super) const KEPT_OUT: &str = "203.0.113.0/24";
+
 /// What a server shows.
 type Shown = watch::Sender<Option<Credentials>>;
 
@@ -93,6 +96,8 @@ struct Served {
     update: Arc<Mutex<Option<v1::ClusterUpdate>>>,
     /// How often the rotation of its CA was read.
     rotation: Arc<AtomicUsize>,
+    /// The firewall that was set last.
+    firewall: Arc<Mutex<v1::FirewallConfiguration>>,
     /// The certificates that its servers show.
     shown: Arc<Mutex<Vec<Shown>>>,
 }
@@ -135,6 +140,7 @@ impl Cluster {
                 audit: Arc::clone(&audit),
                 update: Arc::default(),
                 rotation: Arc::default(),
+                firewall: Arc::default(),
                 shown: Arc::clone(&shown),
             };
             let mut routes = RoutesBuilder::default();
@@ -511,6 +517,30 @@ impl NodeManagement for Served {
         Ok(Response::new(frame.chain(stream::pending()).boxed()))
     }
 
+    async fn get_firewall(
+        &self,
+        _request: Request<v1::GetFirewallRequest>,
+    ) -> Result<Response<v1::GetFirewallResponse>, Status> {
+        self.note("GetFirewall");
+        let configuration = self.firewall.lock().unwrap().clone();
+        let rule = v1::get_firewall_response::Rule {
+            name: "management".to_owned(),
+            ports: "tcp/7839".to_owned(),
+            callers: "any".to_owned(),
+            purpose: "operators, and nodes in an update".to_owned(),
+            accepted: Some(1),
+            ..Default::default()
+        };
+        Ok(Response::new(v1::GetFirewallResponse {
+            rules: vec![rule],
+            // This machine is not in that network, so it would not get this answer.
+            in_force: configuration.sources != [KEPT_OUT],
+            configuration: Some(configuration),
+            dropped: Some(0),
+            ..Default::default()
+        }))
+    }
+
     async fn services(
         &self,
         _request: Request<v1::ServicesRequest>,
@@ -782,10 +812,25 @@ impl Management for Served {
 
     async fn configure_cluster(
         &self,
-        _request: Request<v1::ConfigureClusterRequest>,
+        request: Request<v1::ConfigureClusterRequest>,
     ) -> Result<Response<v1::ConfigureClusterResponse>, Status> {
         self.note("ConfigureCluster");
-        Ok(Response::new(v1::ConfigureClusterResponse::default()))
+        let Some(firewall) = request.into_inner().configuration.and_then(|it| it.firewall) else {
+            return Ok(Response::new(v1::ConfigureClusterResponse::default()));
+        };
+        self.firewall.lock().unwrap().clone_from(&firewall);
+        let trial = v1::FirewallTrial { configuration: Some(firewall), until: i64::MAX };
+        let configuration =
+            v1::ClusterConfiguration { firewall_trial: Some(trial), ..Default::default() };
+        Ok(Response::new(v1::ConfigureClusterResponse { configuration: Some(configuration) }))
+    }
+
+    async fn confirm_firewall(
+        &self,
+        _request: Request<v1::ConfirmFirewallRequest>,
+    ) -> Result<Response<v1::ConfirmFirewallResponse>, Status> {
+        self.note("ConfirmFirewall");
+        Ok(Response::new(v1::ConfirmFirewallResponse::default()))
     }
 
     async fn set_registry(

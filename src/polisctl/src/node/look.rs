@@ -27,12 +27,12 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     at: At,
     #[command(flatten)]
-    watch: Watch,
+    pub(super) watch: Watch,
 }
 
 impl Arguments {
     /// The session of all answers: the passphrase of the key is asked for once.
-    fn session(&self, global: &Global) -> Result<Session, Error> {
+    pub(super) fn session(&self, global: &Global) -> Result<Session, Error> {
         let mut session = Session::prepare(global, PATIENCE)?;
         if self.watch.is_on() {
             session.go_on();
@@ -41,7 +41,10 @@ impl Arguments {
     }
 
     /// Dialled again for each answer of a watch: a reboot ends the connection.
-    async fn dial(&self, session: &Session) -> Result<NodeManagementClient<Channel>, Error> {
+    pub(super) async fn dial(
+        &self,
+        session: &Session,
+    ) -> Result<NodeManagementClient<Channel>, Error> {
         let target = session.target(Some(&self.node), self.at.at.as_ref()).await?;
         Ok(NodeManagementClient::new(session.node(&target).await?))
     }

@@ -4,6 +4,7 @@
 //! to the node itself.
 
 mod drain;
+mod firewall;
 mod logs;
 mod look;
 mod recovery;
@@ -56,6 +57,8 @@ pub(super) enum Command {
     Status(look::Arguments),
     /// Print the services of a node: the tree, with states, restarts and causes.
     Services(look::Arguments),
+    /// Print the rules of a node's firewall: who may call which port, and what is behind it.
+    Firewall(look::Arguments),
     /// Approve a node that waits for approval.
     Approve {
         /// The node.
@@ -267,6 +270,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         Command::Describe { node } => describe(&node, global).await,
         Command::Status(arguments) => look::status(&arguments, global).await,
         Command::Services(arguments) => look::services(&arguments, global).await,
+        Command::Firewall(arguments) => firewall::run(&arguments, global).await,
         Command::Approve { node, fingerprint, unchecked, dry_run } => {
             approve(&node, fingerprint, unchecked, dry_run, global).await
         }

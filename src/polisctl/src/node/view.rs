@@ -59,6 +59,9 @@ pub(crate) struct View {
     /// Why it cannot carry a Kubernetes role that it has.
     #[serde(skip_serializing_if = "String::is_empty")]
     workload_fault: String,
+    /// Why its firewall is not in force.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    firewall_fault: String,
     /// The state of its parts of Kubernetes, and the cause where they do not work.
     #[serde(skip_serializing_if = "String::is_empty")]
     workload: String,
@@ -94,6 +97,7 @@ impl View {
             other_system: status.other_system,
             image: status.image,
             workload_fault: status.workload_fault,
+            firewall_fault: status.firewall_fault,
             workload: status.workload,
             drain: status.drain,
             workload_crash_loop: status.workload_crash_loop,
@@ -207,8 +211,8 @@ impl View {
     /// The reason why it cannot serve its roles, or does not, with the remedy or the last words
     /// of a part; `None` without one.
     fn fault(&self) -> Option<&str> {
-        let faults = [self.workload_fault.as_str(), self.workload_crash_loop.as_str()];
-        faults.into_iter().find(|fault| !fault.is_empty())
+        let faults = [&self.firewall_fault, &self.workload_fault, &self.workload_crash_loop];
+        faults.map(String::as_str).into_iter().find(|fault| !fault.is_empty())
     }
 
     /// The state of its parts of Kubernetes; `None` without any.

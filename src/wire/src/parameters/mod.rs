@@ -16,6 +16,7 @@ mod armour;
 mod cidr;
 pub mod disk;
 mod error;
+mod firewall;
 mod source;
 mod text;
 mod validate;
@@ -33,8 +34,9 @@ use crate::identity::{NodeId, NodeName};
 pub use self::armour::{ARMOUR, message, text};
 pub use self::cidr::{Cidr, Mac};
 pub use self::error::{Error, FieldError, absent};
+pub use self::firewall::{Firewall, Ports, Protocol};
 pub use self::source::{BYTES_MAX, FW_CFG_ITEM, Source};
-pub use self::validate::{configuration, key, labels, parse, time_servers};
+pub use self::validate::{configuration, firewall, key, labels, parse, time_servers};
 
 /// The value that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -158,6 +160,8 @@ pub struct ClusterConfiguration {
     pub cold_start: ColdStart,
     /// The time servers of every node; none: the voters agree on a time of their own.
     pub time_servers: Vec<NtpServer>,
+    /// Who may call the nodes; `None` in a change: it stays as it is.
+    pub firewall: Option<Firewall>,
 }
 
 impl Default for ClusterConfiguration {
@@ -168,6 +172,7 @@ impl Default for ClusterConfiguration {
             storage: StoragePolicy::Unspecified,
             cold_start: ColdStart::Automatic,
             time_servers: Vec::new(),
+            firewall: None,
         }
     }
 }

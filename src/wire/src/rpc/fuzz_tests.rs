@@ -22,14 +22,14 @@ macro_rules! messages {
 const MESSAGES: [(&str, Decode); COUNT] = messages! {
     ApproveNodeRequest ApproveNodeResponse BeginUpdateRequest ClusterUpdate
     CommitNodeRequest CommitNodeResponse ConfigureClusterRequest ConfigureClusterResponse
-    ConfirmRecoveryKeyRequest ConfirmRecoveryKeyResponse ConsensusStatus ConsoleFrame
+    ConfirmFirewallRequest ConfirmFirewallResponse ConfirmRecoveryKeyRequest ConfirmRecoveryKeyResponse ConsensusStatus ConsoleFrame
     ConsoleRequest ControlUpdateRequest CreateUserRequest DecommissionNodeRequest
     DecommissionNodeResponse DeleteNodeRequest DeleteNodeResponse DeleteRegistryRequest
     DeleteRegistryResponse DrainProgress DrainRequest EscrowRequest EscrowResponse
     FetchBundleRequest GetAuditRequest GetAuditResponse GetCaCertificateRequest
     GetCaCertificateResponse GetClusterInfoRequest GetClusterInfoResponse
     GetConsensusStatusRequest GetCurrentLeaderRequest GetCurrentLeaderResponse
-    GetEtcdStatusRequest GetNodesRequest GetRecoveryKeyRequest GetRecoveryKeyResponse
+    GetEtcdStatusRequest GetFirewallRequest GetFirewallResponse GetNodesRequest GetRecoveryKeyRequest GetRecoveryKeyResponse
     GetRegisterTicketRequest GetRegisterTicketResponse GetRotationRequest
     GetRotationResponse GetStatusRequest GetStatusResponse
     GetUpdateRequest GetUpdateResponse HeartbeatRequest HeartbeatResponse
@@ -45,7 +45,7 @@ const MESSAGES: [(&str, Decode); COUNT] = messages! {
     UpdateNodeRolesRequest UpdateNodeStatusRequest UpdateNodeStatusResponse UpdateProgress
     UpdateRequest WatchEvent WatchRegistriesRequest WatchRequest
 };
-const COUNT: usize = 94;
+const COUNT: usize = 98;
 
 /// How deep messages in messages go in a sample.
 const DEPTH_MAX: usize = 4;

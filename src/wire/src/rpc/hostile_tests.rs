@@ -50,6 +50,13 @@ impl NodeManagement for Busy {
         Err(Status::unimplemented("not here"))
     }
 
+    async fn get_firewall(
+        &self,
+        _request: Request<v1::GetFirewallRequest>,
+    ) -> Result<Response<v1::GetFirewallResponse>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+
     async fn services(
         &self,
         _request: Request<v1::ServicesRequest>,

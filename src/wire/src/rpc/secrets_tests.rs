@@ -70,6 +70,7 @@ const STEPS: &[Step] = &[
     ("Management/ApproveNode", &[Registered], &[Approved]),
     ("Management/BeginUpdate", &[], &[]),
     ("Management/ConfigureCluster", &[], &[]),
+    ("Management/ConfirmFirewall", &[], &[]),
     ("Management/ConfirmRecoveryKey", &[], &[]),
     ("Management/ControlUpdate", &[], &[]),
     ("Management/DecommissionNode", &[], &[]),
@@ -97,6 +98,7 @@ const STEPS: &[Step] = &[
     ("NodeManagement/Drain", &[], &[]),
     // The system of an update is not secret.
     ("NodeManagement/FetchBundle", &[], &[]),
+    ("NodeManagement/GetFirewall", &[], &[]),
     ("NodeManagement/GetStatus", &[], &[]),
     ("NodeManagement/Logs", &[], &[]),
     ("NodeManagement/Reboot", &[], &[]),

@@ -66,6 +66,7 @@ const CALLS: &[(&str, Kind)] = &[
     ("/polis.v1.Management/ApproveNode", Changes),
     ("/polis.v1.Management/BeginUpdate", Changes),
     ("/polis.v1.Management/ConfigureCluster", Changes),
+    ("/polis.v1.Management/ConfirmFirewall", Changes),
     ("/polis.v1.Management/ConfirmRecoveryKey", Changes),
     ("/polis.v1.Management/ControlUpdate", Changes),
     ("/polis.v1.Management/DecommissionNode", Changes),
@@ -260,6 +261,11 @@ fn what(path: &str, message: &[u8]) -> String {
         "BeginUpdate" => read(message, |call: v1::BeginUpdateRequest| {
             let version = call.bundle.unwrap_or_default().version;
             if call.dry_run { format!("{version}, only planned") } else { version }
+        }),
+        "ConfirmFirewall" => read(message, |call: v1::ConfirmFirewallRequest| {
+            let v1::FirewallConfiguration { sources, ports } =
+                call.configuration.unwrap_or_default();
+            format!("from {}; ports {}", sources.join(" "), ports.join(" "))
         }),
         "CreateUser" => read(message, |call: v1::CreateUserRequest| {
             let role = rpc::Role::try_from(call.role()).map(|role| format!("{role} "));

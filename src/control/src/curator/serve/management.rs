@@ -12,6 +12,7 @@ use tonic::{Request, Response, Status};
 use tracing::info;
 
 use super::{Handlers, Lead, Stream, registries, seconds, snapshot};
+use crate::curator::configuration;
 use crate::curator::convert;
 use crate::curator::directory::Known;
 use crate::curator::error::Error;
@@ -74,7 +75,7 @@ impl Management for Handlers {
         Ok(Response::new(v1::GetClusterInfoResponse {
             cluster_directory: Some(v1::ClusterDirectory { nodes }),
             ca_certificate: self.authority()?,
-            configuration: Some(directory.configuration().clone()),
+            configuration: Some(configuration::at(directory.configuration().clone(), clock::now())),
             leader: self.0.node.to_string(),
             nodes_new,
             nodes_standby,
@@ -215,9 +216,21 @@ impl Management for Handlers {
         let lead = self.lead()?;
         let desired = request.into_inner().configuration;
         let desired = desired.ok_or_else(|| Error::Field("configuration is missing".to_owned()))?;
-        let written = lead.store().configure(desired).await;
+        let written = lead.store().configure(desired, clock::now()).await;
         let configuration = Some(written.map_err(|error| lead.refuse(error))?);
         Ok(Response::new(v1::ConfigureClusterResponse { configuration }))
+    }
+
+    async fn confirm_firewall(
+        &self,
+        request: Request<v1::ConfirmFirewallRequest>,
+    ) -> Result<Response<v1::ConfirmFirewallResponse>, Status> {
+        let lead = self.lead()?;
+        let reached = request.into_inner().configuration;
+        let reached = reached.ok_or_else(|| Error::Field("configuration is missing".to_owned()))?;
+        let written = lead.store().confirm_firewall(reached, clock::now()).await;
+        let configuration = Some(written.map_err(|error| lead.refuse(error))?);
+        Ok(Response::new(v1::ConfirmFirewallResponse { configuration }))
     }
 
     async fn set_registry(

@@ -7,9 +7,11 @@ use tokio::sync::watch;
 use tonic::Status;
 
 use super::{Handlers, Lead, Stream};
+use crate::curator::configuration::Firewalls;
 use crate::curator::convert;
 use crate::curator::directory::{Delta, Directory, Seen};
 use crate::curator::leader::{Leadership, Term};
+use polis_base::sys::clock;
 use polis_wire::identity::NodeId;
 use polis_wire::pki::Authorities;
 
@@ -29,6 +31,8 @@ struct Watcher {
     crl: Arc<Vec<u8>>,
     /// The time servers that were sent last; `None` before the first event.
     time: Option<v1::TimeConfiguration>,
+    /// The firewall and its trial that were sent last; `None` before the first event.
+    firewall: Option<Firewalls>,
     /// The users that were sent last; `None` before the first event.
     users: Option<Arc<v1::Users>>,
     /// The authorities that were sent last.
@@ -52,6 +56,7 @@ pub(super) async fn watch(
         current: false,
         crl: Arc::default(),
         time: None,
+        firewall: None,
         users: None,
         authorities: None,
     };
@@ -72,24 +77,33 @@ impl Watcher {
             if self.leadership.borrow_and_update().term.as_ref() != Some(&self.term) {
                 return Err(self.handlers.not_leader());
             }
-            let (delta, all, crl, time, users, authorities) = {
+            let (delta, all, crl, time, firewall, users, authorities) = {
                 let directory = self.directory.borrow_and_update();
                 let (delta, all) = self.seen.delta(&directory, self.only, NODES_MAX);
                 let time = directory.configuration().time.clone().unwrap_or_default();
                 let authorities = directory.authorities();
-                (delta, all, directory.crl(), time, directory.admitted(), authorities)
+                let firewall = Firewalls::of(directory.configuration());
+                (delta, all, directory.crl(), time, firewall, directory.admitted(), authorities)
             };
             let caught_up = all && !self.current;
             let revoked = crl != self.crl;
             let new_time = (self.time.as_ref() != Some(&time)).then_some(time);
+            let new_firewall = (self.firewall.as_ref() != Some(&firewall)).then_some(firewall);
             let new_users = (self.users.as_ref() != Some(&users)).then_some(users);
             let rotated = authorities != self.authorities;
-            let news = revoked || rotated || new_time.is_some() || new_users.is_some();
+            let news = revoked
+                || rotated
+                || new_time.is_some()
+                || new_firewall.is_some()
+                || new_users.is_some();
             if caught_up || news || delta != Delta::default() {
                 self.current |= all;
                 let sent_crl = if revoked { crl.to_vec() } else { Vec::new() };
                 self.crl = crl;
                 self.time = new_time.clone().or_else(|| self.time.take());
+                // A trial that began before this event is shorter now.
+                let order = new_firewall.as_ref().map(|new| new.order(clock::now()));
+                self.firewall = new_firewall.or_else(|| self.firewall.take());
                 let sent_users = new_users.as_deref().cloned();
                 self.users = new_users.or_else(|| self.users.take());
                 let sent = authorities.as_ref().filter(|_| rotated).map(|it| it.to_message());
@@ -97,6 +111,7 @@ impl Watcher {
                 return Ok(v1::WatchEvent {
                     crl: sent_crl,
                     time: new_time,
+                    firewall: order,
                     users: sent_users,
                     authorities: sent,
                     ..self.event(&delta)

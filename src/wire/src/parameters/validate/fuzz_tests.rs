@@ -20,6 +20,8 @@ fn samples() -> Vec<Vec<u8>> {
         time: Some(v1::TimeConfiguration {
             servers: vec![v1::NtpServer { host: "ntp.example".to_owned(), nts: true }],
         }),
+        // Only a running cluster has a firewall of its own.
+        ..v1::ClusterConfiguration::default()
     };
     let labels = [("rack/side".to_owned(), "1".to_owned())];
     let bootstrap = v1::ClusterBootstrap {

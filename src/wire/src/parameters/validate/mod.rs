@@ -14,8 +14,9 @@ use zeroize::Zeroizing;
 use super::error::{Error, FieldError};
 use super::text::{self, Refusal};
 use super::{
-    Bootstrap, Cidr, Cluster, ClusterConfiguration, ColdStart, DirectoryNode, Interface, Match,
-    Network, NtpServer, Parameters, Register, Route, StoragePolicy, Ticket, TpmMode, wire,
+    Bootstrap, Cidr, Cluster, ClusterConfiguration, ColdStart, DirectoryNode, Firewall, Interface,
+    Match, Network, NtpServer, Parameters, Ports, Register, Route, StoragePolicy, Ticket, TpmMode,
+    wire,
 };
 use crate::identity::{NodeId, NodeName};
 
@@ -28,6 +29,8 @@ const INTERFACES_MAX: usize = 32;
 const PER_INTERFACE_MAX: usize = 64;
 const SERVERS_MAX: usize = 8;
 const TERMINALS_MAX: usize = 8;
+/// Sources, or ports, of a firewall.
+const FIREWALL_MAX: usize = 64;
 const TICKET_MAX: usize = 1024;
 const CERTIFICATE_MAX: usize = 16 * 1024;
 /// The least that IPv6 works with, to the most that an Ethernet driver takes.
@@ -91,6 +94,12 @@ fn bootstrap(message: v1::ClusterBootstrap) -> Result<Bootstrap, Error> {
         Error::OwnerKey(located(refusal, "cluster_bootstrap.owner_public_key", 1))
     })?;
     let configuration = match message.cluster_configuration {
+        Some(message) if message.firewall.is_some() => {
+            let allowed = "nothing: `polisctl cluster configure` sets it in a running cluster, \
+                           which returns to the former one when it locks its operator out";
+            return Err(Refusal::described("a firewall", allowed))
+                .at("cluster_bootstrap.cluster_configuration.firewall", 6);
+        }
         Some(message) => configuration(message, "cluster_bootstrap.cluster_configuration")?,
         None => ClusterConfiguration::default(),
     };
@@ -169,7 +178,69 @@ pub fn configuration(
     if let Some(message) = message.time {
         configuration.time_servers = time_servers(message, &format!("{path}.time"))?;
     }
+    if message.firewall_trial.is_some() {
+        let allowed = "nothing: the cluster itself says which firewall it tries";
+        return Err(Refusal::described("a trial", allowed)).at(format!("{path}.firewall_trial"), 7);
+    }
+    configuration.firewall = message
+        .firewall
+        .map(|message| firewall(message, &format!("{path}.firewall")))
+        .transpose()?;
     Ok(configuration)
+}
+
+/// Reads the firewall of a cluster; `path` is its position as errors report it.
+///
+/// # Errors
+///
+/// [`Error::Field`].
+pub fn firewall(message: v1::FirewallConfiguration, path: &str) -> Result<Firewall, Error> {
+    text::at_most(message.sources.len(), FIREWALL_MAX, "sources")
+        .at(format!("{path}.sources"), 1)?;
+    text::at_most(message.ports.len(), FIREWALL_MAX, "ports").at(format!("{path}.ports"), 2)?;
+    let mut firewall = Firewall::default();
+    for (i, text) in message.sources.iter().enumerate() {
+        let source = source(text, &firewall.sources).at(format!("{path}.sources[{i}]"), 1)?;
+        firewall.sources.push(source);
+    }
+    for (i, text) in message.ports.iter().enumerate() {
+        let ports = open_ports(text, &firewall.ports).at(format!("{path}.ports[{i}]"), 2)?;
+        firewall.ports.push(ports);
+    }
+    Ok(firewall)
+}
+
+/// Reads the network of callers, or the address of one.
+fn source(text: &str, known: &[Cidr]) -> Result<Cidr, Refusal> {
+    let address = text.parse::<std::net::IpAddr>().ok();
+    let whole = address.and_then(|it| Cidr::new(it, if it.is_ipv4() { 32 } else { 128 }));
+    let read = whole.or_else(|| text.parse().ok());
+    let usable = |cidr: &Cidr| {
+        *cidr == cidr.network() && !cidr.address().is_multicast() && !cidr.address().is_loopback()
+    };
+    let cidr = read.filter(usable).ok_or_else(|| {
+        Refusal::of(text, "an address, or a network without host bits, such as 192.0.2.0/24")
+    })?;
+    if known.contains(&cidr) {
+        return Err(Refusal::of(text, "each source once"));
+    }
+    Ok(cidr)
+}
+
+/// Reads ports that no rule of the node itself is about.
+fn open_ports(text: &str, known: &[Ports]) -> Result<Ports, Refusal> {
+    let ports: Ports = text
+        .parse()
+        .map_err(|_invalid| Refusal::of(text, "a port as tcp/443, or ports as udp/5000-5100"))?;
+    if ports.is_of_node() {
+        let allowed = "ports on which the node itself does not listen; the sources say who may \
+                       call those";
+        return Err(Refusal::of(text, allowed));
+    }
+    if known.contains(&ports) {
+        return Err(Refusal::of(text, "each port once"));
+    }
+    Ok(ports)
 }
 
 /// Reads the time servers of a cluster; `path` is their position as errors report it.

@@ -345,6 +345,7 @@ prop_compose! {
             storage_security_policy: StorageSecurityPolicy::try_from(storage).unwrap().into(),
             cold_start: WireColdStart::try_from(cold_start).unwrap().into(),
             time: Some(time(names.iter().map(|name| (name.as_str(), false)))),
+            ..v1::ClusterConfiguration::default()
         };
         let bootstrap = ClusterBootstrap {
             cluster_configuration: Some(configuration),

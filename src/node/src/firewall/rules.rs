@@ -1,0 +1,249 @@
+//! The rules of a node, from what it knows. Pure.
+//!
+//! `docs/network.md` lists the same ports with their listeners.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use polis_control::cluster::discovery;
+use polis_control::consensus::PEER_PORT;
+use polis_machine::time;
+use polis_proto::v1;
+use polis_wire::endpoint::{CURATOR_PORT, KUBERNETES_PORT, MANAGEMENT_PORT, METRICS_PORT};
+use polis_wire::node_roles::{has_kubernetes, is_consensus_member};
+use polis_wire::parameters::Cidr;
+use polis_wire::parameters::{Firewall, Ports, Protocol};
+use polis_workload::{API_PORT, KUBELET_PORT, NODE_PORTS, mesh};
+
+/// What the rules follow from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Known<'a> {
+    /// The roles that the cluster gives to this node.
+    pub(super) roles: Option<&'a v1::NodeRoles>,
+    /// Whether etcd runs here: a member votes before the roles of this boot are known.
+    pub(super) etcd: bool,
+    /// The addresses of the other members, as far as they are known.
+    pub(super) members: &'a BTreeSet<IpAddr>,
+    /// Whether a leader tells of the members now: before the node is home, and when it is cut
+    /// off, their addresses may change without this node knowing.
+    pub(super) home: bool,
+    /// The configuration of the cluster.
+    pub(super) firewall: &'a Firewall,
+}
+
+/// Whose packets a rule accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Callers {
+    /// Those of any address.
+    Any,
+    /// Those of other nodes of the cluster.
+    Members,
+    /// Those of other nodes, and of the sources in the cluster's configuration.
+    Sources,
+}
+
+/// One rule: who reaches which port, and what for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rule {
+    /// Its name: that of the listener, or of the configured port.
+    pub(crate) name: String,
+    /// The ports.
+    pub(crate) ports: Ports,
+    /// Whose packets it accepts.
+    pub(crate) callers: Callers,
+    /// Whether pods of any node reach it, too.
+    pub(crate) pods: bool,
+    /// What is behind it.
+    pub(crate) purpose: &'static str,
+}
+
+/// All rules of a node, and the addresses that they name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Rules {
+    /// In the order of their ports.
+    pub(crate) rules: Vec<Rule>,
+    /// The addresses of the other nodes.
+    pub(crate) members: BTreeSet<IpAddr>,
+    /// The sources; empty: any address.
+    pub(crate) sources: Vec<Cidr>,
+}
+
+impl Rules {
+    pub(super) fn new(known: &Known<'_>) -> Self {
+        let Known { roles, etcd, members, home, firewall } = *known;
+        let votes = etcd || is_consensus_member(roles);
+        let controls = roles.is_some_and(|roles| roles.kubernetes_controller.is_some());
+        let works = roles.is_some_and(|roles| roles.kubernetes_worker.is_some());
+        // A member whose address is new reports it to a curator. While there is none, it has to
+        // get to the others all the same.
+        let members_only = if home { Callers::Members } else { Callers::Any };
+        let sources = if firewall.sources.is_empty() { Callers::Any } else { Callers::Sources };
+        let rule = |name: &str, ports, callers, pods, purpose| Rule {
+            name: name.to_owned(),
+            ports,
+            callers,
+            pods,
+            purpose,
+        };
+        let mut rules = vec![
+            rule(
+                "discovery",
+                Ports::udp(discovery::PORT),
+                Callers::Any,
+                false,
+                "nodes of this segment that lost the others",
+            ),
+            rule(
+                "management",
+                Ports::tcp(MANAGEMENT_PORT),
+                sources,
+                false,
+                "operators, and nodes in an update",
+            ),
+            rule("metrics", Ports::tcp(METRICS_PORT), sources, true, "collectors of metrics"),
+        ];
+        if votes {
+            let time = Ports::udp(time::PORT);
+            rules.extend([
+                rule("time", time, members_only, false, "the clocks of the other nodes"),
+                rule("etcd", Ports::tcp(PEER_PORT), members_only, false, "the members of etcd"),
+                rule(
+                    "curator",
+                    Ports::tcp(CURATOR_PORT),
+                    sources,
+                    false,
+                    "nodes, machines that register, operators",
+                ),
+            ]);
+        }
+        if controls {
+            let access = Ports::tcp(KUBERNETES_PORT);
+            rules.extend([
+                rule("apiserver", Ports::tcp(API_PORT), sources, true, "clients of Kubernetes"),
+                rule("access", access, sources, false, "users of Polis, with kubectl"),
+            ]);
+        }
+        if has_kubernetes(roles) {
+            rules.push(rule(
+                "mesh",
+                Ports::udp(mesh::PORT),
+                members_only,
+                false,
+                "WireGuard of the other nodes with a role of Kubernetes",
+            ));
+        }
+        if works {
+            let (first, last) = (*NODE_PORTS.start(), *NODE_PORTS.end());
+            let checks = Ports { protocol: Protocol::Tcp, first, last };
+            rules.extend([
+                rule("kubelet", Ports::tcp(KUBELET_PORT), members_only, true, "API servers"),
+                rule(
+                    "node ports",
+                    checks,
+                    Callers::Any,
+                    true,
+                    "balancers that ask kube-proxy for the health of a Service",
+                ),
+            ]);
+        }
+        let opened = firewall.ports.iter().map(|ports| {
+            let name = ports.to_string();
+            rule(&name, *ports, Callers::Any, true, "a port in the configuration of the cluster")
+        });
+        rules.extend(opened);
+        rules.sort_by_key(|rule| (rule.ports.first, rule.ports.protocol));
+        Self { rules, members: members.clone(), sources: firewall.sources.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use polis_wire::node_roles::Role;
+
+    use super::*;
+
+    fn rules(roles: &[Role], home: bool, firewall: &Firewall) -> Rules {
+        Rules::new(&Known {
+            roles: Some(&Role::record(roles)),
+            etcd: false,
+            members: &BTreeSet::from([IpAddr::from([10, 0, 2, 16])]),
+            home,
+            firewall,
+        })
+    }
+
+    fn listed(rules: &Rules) -> String {
+        let line = |rule: &Rule| {
+            let pods = if rule.pods { " pods" } else { "" };
+            format!("{} {:?}{pods}\n", rule.ports, rule.callers)
+        };
+        rules.rules.iter().map(line).collect()
+    }
+
+    const NO_ONE: Firewall = Firewall { sources: Vec::new(), ports: Vec::new() };
+
+    fn named() -> Firewall {
+        Firewall {
+            sources: vec!["192.0.2.0/24".parse().unwrap()],
+            ports: vec!["tcp/443".parse().unwrap()],
+        }
+    }
+
+    #[test]
+    fn a_node_without_a_role_is_managed_measured_and_found() {
+        insta::assert_snapshot!(listed(&rules(&[], true, &NO_ONE)), @r"
+        udp/7836 Any
+        tcp/7839 Any
+        tcp/7840 Any pods
+        ");
+    }
+
+    #[test]
+    fn every_role_has_its_ports_and_the_sources_limit_the_others() {
+        insta::assert_snapshot!(listed(&rules(&Role::ALL, true, &named())), @r"
+        udp/123 Members
+        tcp/443 Any pods
+        tcp/6443 Sources pods
+        tcp/6444 Sources
+        tcp/7834 Members
+        tcp/7835 Sources
+        udp/7836 Any
+        udp/7838 Members
+        tcp/7839 Sources
+        tcp/7840 Sources pods
+        tcp/10250 Members pods
+        tcp/30000-32767 Any pods
+        ");
+    }
+
+    #[test]
+    fn a_node_that_hears_no_leader_lets_members_come_from_any_address() {
+        let rules = rules(&Role::ALL, false, &named());
+        let members = rules.rules.iter().filter(|rule| rule.callers == Callers::Members);
+        assert_eq!(members.count(), 0, "{}", listed(&rules));
+        // The sources still hold for the others.
+        let sources = rules.rules.iter().filter(|rule| rule.callers == Callers::Sources);
+        assert_eq!(sources.count(), 5);
+    }
+
+    #[test]
+    fn a_member_of_etcd_is_one_before_its_roles_are_known() {
+        let members = BTreeSet::new();
+        let known =
+            Known { roles: None, etcd: true, members: &members, home: false, firewall: &NO_ONE };
+        let ports: Vec<_> = Rules::new(&known).rules.into_iter().map(|rule| rule.name).collect();
+        assert_eq!(ports, ["time", "etcd", "curator", "discovery", "management", "metrics"]);
+    }
+
+    #[test]
+    fn members_reach_what_they_need_whatever_the_configuration_says() {
+        // Other nodes call these, from the address in their record.
+        for name in ["etcd", "curator", "management", "apiserver", "kubelet", "mesh", "time"] {
+            for home in [false, true] {
+                let rules = rules(&Role::ALL, home, &named());
+                assert!(rules.rules.iter().any(|rule| rule.name == name), "{name}");
+                assert!(!rules.members.is_empty());
+            }
+        }
+    }
+}

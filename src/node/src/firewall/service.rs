@@ -1,0 +1,295 @@
+//! The service of the firewall: makes the rules, gives them to the kernel, publishes them, waits
+//! for a change, and again.
+//!
+//! ```text
+//! [starting] --carrier, nft--> [in force] --other rules, settled--> nft --> [in force]
+//!                          |  ^
+//!                nft fails v  | RETRY
+//!                        [failed: cause]: the former rules stay
+//! ```
+//!
+//! The rules outlive this service and the node: those of a node that ended hold until the next one
+//! has its own.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use polis_proto::v1;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tracing::{info, warn};
+
+use super::Order;
+use super::counters::{self, Counted};
+use super::rules::{Known, Rules};
+use super::text;
+use polis_base::cause;
+use polis_control::{cluster, consensus};
+use polis_machine::network::{self, names::Peers};
+use polis_runtime::event::{Closed, until};
+use polis_runtime::logtree::Parser;
+use polis_runtime::supervisor::Context;
+use polis_runtime::sys::confine::{CapabilitySet, Confinement};
+use polis_runtime::sys::process::{self, Command};
+use polis_wire::node_roles::Nodes;
+use polis_wire::parameters::Firewall;
+
+/// How long changes are awaited together: at a boot, one input after the other arrives.
+const SETTLE: Duration = Duration::from_millis(200);
+/// Before what failed is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+/// How long the modules are waited for, and between two looks.
+const MODULES_MAX: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(100);
+/// `nft` takes some milliseconds.
+const NFT_MAX: Duration = Duration::from_secs(60);
+
+/// Fixed for the life of the process.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    /// The program `nft`.
+    pub(crate) nft: PathBuf,
+    /// There once the last module that the rules need is loaded.
+    pub(crate) module: PathBuf,
+    /// Whether every packet is accepted: a fault that stories ask for.
+    pub(crate) open: bool,
+}
+
+impl Config {
+    /// The firewall of a running node.
+    pub(crate) fn live(open: bool) -> Self {
+        let (nft, module) = ("/usr/sbin/nft".into(), "/sys/module/nft_ct".into());
+        Self { nft, module, open }
+    }
+
+    /// The packets that each rule has accepted.
+    ///
+    /// # Errors
+    ///
+    /// A cause in words.
+    pub(crate) async fn counted(&self) -> Result<Counted, String> {
+        let list = ["--json", "list", "table", "inet", text::TABLE];
+        let listed = timeout(NFT_MAX, self.command().args(list).run()).await;
+        let listed = listed.map_err(|_elapsed| Error::Slow.to_string())?;
+        let output = listed.map_err(|error| cause::line(&error))?;
+        counters::read(&output).map_err(|error| cause::line(&error))
+    }
+
+    /// Waits until `init` has loaded what the rules need, and not for long: without it, the kernel
+    /// looks for it while `nft` waits, which takes a translated machine a second of its boot.
+    async fn modules(&self) {
+        let end = Instant::now() + MODULES_MAX;
+        while !self.module.exists() && Instant::now() < end {
+            sleep(LOOK).await;
+        }
+    }
+
+    /// `nft` with the right to configure the network, and no other.
+    fn command(&self) -> Command {
+        let confinement = Confinement::new().keeps(CapabilitySet::NET_ADMIN);
+        Command::new(&self.nft).confined(confinement)
+    }
+}
+
+/// The values that it reads.
+#[derive(Clone, Debug)]
+pub(crate) struct Inputs {
+    /// Whether this node is home.
+    pub(crate) cluster: watch::Receiver<cluster::Status>,
+    /// Its member of etcd.
+    pub(crate) consensus: watch::Receiver<consensus::Status>,
+    /// The roles that the cluster gives to it.
+    pub(crate) roles: watch::Receiver<Option<v1::NodeRoles>>,
+    /// Every node; `None` before the first message of a leader.
+    pub(crate) nodes: watch::Receiver<Option<Arc<Nodes>>>,
+    /// The nodes of the last boot, and those that were found on the segment.
+    pub(crate) peers: watch::Receiver<Peers>,
+    /// The order of the cluster; `None` before the first message.
+    pub(crate) order: watch::Receiver<Option<Order>>,
+}
+
+impl Inputs {
+    /// The rules of `now`, their configuration, and when a trial of it ends.
+    fn rules(&self, now: Instant) -> (Rules, Firewall, Option<Instant>) {
+        let (state, own) = {
+            let cluster = self.cluster.borrow();
+            (cluster.state, cluster.node)
+        };
+        let (firewall, until) = {
+            let order = self.order.borrow();
+            let at = order.as_ref().map(|order| order.at(now));
+            at.map_or_else(Default::default, |(firewall, until)| (firewall.clone(), until))
+        };
+        let nodes = self.nodes.borrow().clone();
+        let mut members: BTreeSet<IpAddr> = BTreeSet::new();
+        for (id, node) in nodes.iter().flat_map(|nodes| nodes.iter()) {
+            let up = node.state() == v1::NodeState::Up && Some(*id) != own;
+            let status = node.status.as_ref().filter(|_| up);
+            members
+                .extend(status.and_then(|status| status.external_address.parse::<IpAddr>().ok()));
+        }
+        let peers = self.peers.borrow();
+        members.extend(peers.iter().filter(|(id, _)| Some(**id) != own).map(|(_, it)| *it));
+        let rules = Rules::new(&Known {
+            roles: self.roles.borrow().as_ref(),
+            etcd: !self.consensus.borrow().is_absent(),
+            members: &members,
+            home: state == cluster::State::Home && nodes.is_some(),
+            firewall: &firewall,
+        });
+        (rules, firewall, until)
+    }
+
+    /// Waits for a change of any of them. Cancel-safe: waits for event values.
+    async fn changed(&mut self) -> Result<(), Closed> {
+        let (changed, name) = tokio::select! {
+            changed = self.cluster.changed() => (changed, "the cluster"),
+            changed = self.consensus.changed() => (changed, "the member of etcd"),
+            changed = self.roles.changed() => (changed, "the roles"),
+            changed = self.nodes.changed() => (changed, "the nodes"),
+            changed = self.peers.changed() => (changed, "the addresses of nodes"),
+            changed = self.order.changed() => (changed, "the cluster's firewall"),
+        };
+        changed.map_err(|_closed| Closed(name))
+    }
+}
+
+/// How far the kernel has the rules.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum State {
+    /// `nft` has not answered yet in this run.
+    #[default]
+    Starting,
+    /// It has them.
+    InForce,
+    /// It has those of before, or none.
+    Failed(String),
+    /// Every packet is accepted: the fault that a story asks for.
+    Open,
+}
+
+/// The published status.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Status {
+    /// How far the kernel has them.
+    pub(crate) state: State,
+    /// The rules that are wanted, and in force unless the state says otherwise.
+    pub(crate) rules: Arc<Rules>,
+    /// The configuration that they follow.
+    pub(crate) firewall: Firewall,
+    /// Until when it is tried; `None`: it was confirmed.
+    pub(crate) until: Option<Instant>,
+}
+
+/// Why the kernel does not have the rules.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("the rules of the firewall cannot be set")]
+    Nft(#[from] process::Error),
+    #[error("nft has not answered within {} seconds", NFT_MAX.as_secs())]
+    Slow,
+}
+
+/// Configuration, inputs and outputs. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub(crate) struct Service {
+    /// What is fixed.
+    pub(crate) config: Config,
+    /// The values that it reads.
+    pub(crate) inputs: Inputs,
+    /// Whether anything is plugged in.
+    pub(crate) network: watch::Receiver<network::Status>,
+    /// The published status.
+    pub(crate) status: watch::Sender<Status>,
+}
+
+impl Service {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Closed`] when the owner of an input ended.
+    pub(crate) async fn run(mut self, ctx: Context) -> Result<(), Closed> {
+        ctx.healthy();
+        // A packet that could arrive comes after that, and the rules of this boot are better known.
+        let line = until(&mut self.network, "the network", |network| {
+            network.interfaces.iter().any(|interface| interface.carrier).then_some(())
+        });
+        match ctx.until_cancelled(line).await {
+            Some(line) => line?,
+            None => return Ok(()),
+        }
+        if ctx.until_cancelled(self.config.modules()).await.is_none() {
+            return Ok(());
+        }
+        // The rules that the kernel has from this run.
+        let mut present: Option<Rules> = None;
+        let mut failed = cause::Last::default();
+        loop {
+            let (rules, firewall, until) = self.inputs.rules(Instant::now());
+            let mut wait = until;
+            let mut state = State::InForce;
+            if self.config.open {
+                state = State::Open;
+            }
+            if present.as_ref() != Some(&rules) {
+                let Some(applied) = ctx.until_cancelled(Box::pin(self.apply(&rules, &ctx))).await
+                else {
+                    return Ok(());
+                };
+                match applied {
+                    Ok(()) => {
+                        failed.clear();
+                        let count = rules.rules.len();
+                        info!(rules = count, members = rules.members.len(), "the firewall is set");
+                        present = Some(rules.clone());
+                    }
+                    Err(error) => {
+                        let cause = cause::line(&error);
+                        if failed.is_new(&cause) {
+                            warn!(cause, "the firewall is not as it should be; it is tried again");
+                        }
+                        state = State::Failed(cause);
+                        wait = Some(Instant::now() + RETRY);
+                    }
+                }
+            }
+            self.publish(Status { state, rules: Arc::new(rules), firewall, until });
+            let changed = async {
+                match wait {
+                    Some(at) => tokio::select! {
+                        // Cancel-safe, both.
+                        changed = self.inputs.changed() => changed,
+                        () = sleep_until(at) => Ok(()),
+                    },
+                    None => self.inputs.changed().await,
+                }
+            };
+            match ctx.until_cancelled(changed).await {
+                Some(changed) => changed?,
+                None => return Ok(()),
+            }
+            if ctx.until_cancelled(sleep(SETTLE)).await.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn apply(&self, rules: &Rules, ctx: &Context) -> Result<(), Error> {
+        let input = if self.config.open { text::removal() } else { text::text(rules) };
+        let nft = self.config.command().args(["-f", "-"]).input(input.into_bytes());
+        let nft = nft.log(ctx.sink("nft", Parser::Raw)).run();
+        timeout(NFT_MAX, nft).await.map_err(|_elapsed| Error::Slow)?.map(drop).map_err(Into::into)
+    }
+
+    fn publish(&self, status: Status) {
+        self.status.send_if_modified(|known| {
+            let changed = *known != status;
+            *known = status;
+            changed
+        });
+    }
+}
