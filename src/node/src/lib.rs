@@ -13,7 +13,7 @@
 pub mod agent;
 pub mod console;
 pub mod daemon;
-mod firewall;
+pub mod firewall;
 #[cfg(feature = "fault-injection")]
 pub mod injection;
 pub mod management;

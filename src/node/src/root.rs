@@ -315,7 +315,7 @@ impl Base {
                 peers: values.peers.subscribe(),
             },
             firewall: firewall::Service {
-                config: firewall(),
+                config: firewall_config(),
                 inputs: firewall::Inputs {
                     cluster: values.cluster.subscribe(),
                     consensus: values.member.status(),
@@ -345,7 +345,7 @@ impl Base {
 }
 
 /// The firewall: in force, unless a test asks for its absence.
-fn firewall() -> firewall::Config {
+fn firewall_config() -> firewall::Config {
     #[cfg(feature = "fault-injection")]
     let open = crate::injection::no_firewall();
     #[cfg(not(feature = "fault-injection"))]
@@ -603,7 +603,7 @@ impl Faces {
                 reset: values.reset.clone(),
                 update: values.door.clone(),
                 bundles: values.bundles.clone(),
-                firewall: firewall(),
+                firewall: firewall_config(),
                 listening: Default::default(),
             },
         }

@@ -67,6 +67,7 @@ const KUBECTL: &str = "a_context_names_the_cluster_and_the_way_to_a_credential";
 const PARTS: &str = "an_api_server_that_starts_says_what_it_waits_for";
 const WRITTEN: &str = "what_bootstrap_writes_is_what_show_prints";
 const ROTATED: &str = "a_rotation_is_begun_after_a_question_and_waited_for_and_the_context_follows";
+const FIREWALL: &str = "a_firewall_is_confirmed_once_every_node_was_reached_through_it";
 const REGISTRY: &str = "a_registry_is_set_listed_and_deleted";
 const WORKLOADS: &str = "a_demo_answers_by_its_name_and_its_pods_end_with_the_machine";
 
@@ -84,6 +85,8 @@ const TOLD: &[Suggestion] = &[
         LOCAL,
         &[OWNS],
     ),
+    ("cluster configure", "a trial of a firewall that is over", OWNERS, &[FIREWALL]),
+    ("cluster configure --firewall-source", "a firewall without sources", USERS, &[FIREWALL]),
     ("cluster registry set _", "a pull of an image that failed", USERS, &[REGISTRY]),
     ("cluster rotate-ca", "the authorities were never rotated", USERS, &[ROTATED]),
     ("cluster rotate-ca status", "a rotation that goes on without its command", OWNERS, &[ROTATED]),

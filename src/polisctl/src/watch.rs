@@ -194,7 +194,7 @@ mod tests {
         }
         let mut found = Vec::new();
         states(&crate::command(), "", &mut found);
-        let state = ["status", "list", "nodes", "services", "members", "top"];
+        let state = ["status", "list", "nodes", "services", "firewall", "members", "top"];
         for (path, watches) in found {
             // Contexts are files of the person who would watch them.
             let shows = state.iter().any(|word| path.ends_with(word)) && path != "context list";

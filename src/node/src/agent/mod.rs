@@ -126,7 +126,7 @@ pub struct Inputs {
     /// The parts of Kubernetes.
     pub workload: watch::Receiver<workload::Status>,
     /// The firewall.
-    pub(crate) firewall: watch::Receiver<firewall::Status>,
+    pub firewall: watch::Receiver<firewall::Status>,
     /// The clock.
     pub time: watch::Receiver<time::Status>,
     /// The systems of this machine.
@@ -149,7 +149,7 @@ pub struct Outputs {
     /// The time servers of the cluster.
     pub time_servers: watch::Sender<Vec<parameters::NtpServer>>,
     /// The firewall of the cluster; `None` before the first message.
-    pub(crate) firewall: watch::Sender<Option<Order>>,
+    pub firewall: watch::Sender<Option<Order>>,
     /// The roles that the cluster gives to this node; `None` before the first message.
     pub roles: watch::Sender<Option<v1::NodeRoles>>,
     /// The access list; written where no curator runs.

@@ -55,7 +55,7 @@ pub struct Subject<'a> {
     /// The parts of Kubernetes.
     pub workload: &'a workload::Status,
     /// The firewall.
-    pub(crate) firewall: &'a firewall::State,
+    pub firewall: &'a firewall::State,
     /// The system partition that it runs from.
     pub slot: &'a str,
     /// The systems of this machine.

@@ -8,11 +8,11 @@ use super::text::DROPPED;
 
 /// The packets of each rule, and those that no rule accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counted {
+pub struct Counted {
     /// By the name of the rule.
-    pub(crate) accepted: BTreeMap<String, u64>,
+    pub accepted: BTreeMap<String, u64>,
     /// Of all others. Broadcasts are not counted.
-    pub(crate) dropped: u64,
+    pub dropped: u64,
 }
 
 /// The output of `nft` is not what its manual says (libnftables-json).

@@ -35,22 +35,22 @@ use tokio::time::Instant;
 
 use polis_wire::parameters::Firewall;
 
-pub(crate) use self::counters::Counted;
-pub(crate) use self::rules::{Callers, Rule};
-pub(crate) use self::service::{Config, Inputs, Service, State, Status};
+pub use self::counters::Counted;
+pub use self::rules::{Callers, Rule};
+pub use self::service::{Config, Inputs, Service, State, Status};
 
 /// What the cluster orders.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Order {
+pub struct Order {
     /// The configuration that is not in question.
-    pub(crate) confirmed: Firewall,
+    pub confirmed: Firewall,
     /// The one that is tried, and until when.
-    pub(crate) tried: Option<(Firewall, Instant)>,
+    pub tried: Option<(Firewall, Instant)>,
 }
 
 impl Order {
     /// The configuration that holds at `now`, and how long without another order.
-    pub(crate) fn at(&self, now: Instant) -> (&Firewall, Option<Instant>) {
+    pub fn at(&self, now: Instant) -> (&Firewall, Option<Instant>) {
         match &self.tried {
             Some((tried, until)) if now < *until => (tried, Some(*until)),
             Some(_) | None => (&self.confirmed, None),

@@ -33,7 +33,7 @@ pub(super) struct Known<'a> {
 
 /// Whose packets a rule accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Callers {
+pub enum Callers {
     /// Those of any address.
     Any,
     /// Those of other nodes of the cluster.
@@ -44,28 +44,28 @@ pub(crate) enum Callers {
 
 /// One rule: who reaches which port, and what for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Rule {
+pub struct Rule {
     /// Its name: that of the listener, or of the configured port.
-    pub(crate) name: String,
+    pub name: String,
     /// The ports.
-    pub(crate) ports: Ports,
+    pub ports: Ports,
     /// Whose packets it accepts.
-    pub(crate) callers: Callers,
+    pub callers: Callers,
     /// Whether pods of any node reach it, too.
-    pub(crate) pods: bool,
+    pub pods: bool,
     /// What is behind it.
-    pub(crate) purpose: &'static str,
+    pub purpose: &'static str,
 }
 
 /// All rules of a node, and the addresses that they name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Rules {
+pub struct Rules {
     /// In the order of their ports.
-    pub(crate) rules: Vec<Rule>,
+    pub rules: Vec<Rule>,
     /// The addresses of the other nodes.
-    pub(crate) members: BTreeSet<IpAddr>,
+    pub members: BTreeSet<IpAddr>,
     /// The sources; empty: any address.
-    pub(crate) sources: Vec<Cidr>,
+    pub sources: Vec<Cidr>,
 }
 
 impl Rules {

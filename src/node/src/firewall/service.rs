@@ -49,18 +49,18 @@ const NFT_MAX: Duration = Duration::from_secs(60);
 
 /// Fixed for the life of the process.
 #[derive(Clone, Debug)]
-pub(crate) struct Config {
+pub struct Config {
     /// The program `nft`.
-    pub(crate) nft: PathBuf,
+    pub nft: PathBuf,
     /// There once the last module that the rules need is loaded.
-    pub(crate) module: PathBuf,
+    pub module: PathBuf,
     /// Whether every packet is accepted: a fault that stories ask for.
-    pub(crate) open: bool,
+    pub open: bool,
 }
 
 impl Config {
     /// The firewall of a running node.
-    pub(crate) fn live(open: bool) -> Self {
+    pub fn live(open: bool) -> Self {
         let (nft, module) = ("/usr/sbin/nft".into(), "/sys/module/nft_ct".into());
         Self { nft, module, open }
     }
@@ -70,7 +70,7 @@ impl Config {
     /// # Errors
     ///
     /// A cause in words.
-    pub(crate) async fn counted(&self) -> Result<Counted, String> {
+    pub async fn counted(&self) -> Result<Counted, String> {
         let list = ["--json", "list", "table", "inet", text::TABLE];
         let listed = timeout(NFT_MAX, self.command().args(list).run()).await;
         let listed = listed.map_err(|_elapsed| Error::Slow.to_string())?;
@@ -96,19 +96,19 @@ impl Config {
 
 /// The values that it reads.
 #[derive(Clone, Debug)]
-pub(crate) struct Inputs {
+pub struct Inputs {
     /// Whether this node is home.
-    pub(crate) cluster: watch::Receiver<cluster::Status>,
+    pub cluster: watch::Receiver<cluster::Status>,
     /// Its member of etcd.
-    pub(crate) consensus: watch::Receiver<consensus::Status>,
+    pub consensus: watch::Receiver<consensus::Status>,
     /// The roles that the cluster gives to it.
-    pub(crate) roles: watch::Receiver<Option<v1::NodeRoles>>,
+    pub roles: watch::Receiver<Option<v1::NodeRoles>>,
     /// Every node; `None` before the first message of a leader.
-    pub(crate) nodes: watch::Receiver<Option<Arc<Nodes>>>,
+    pub nodes: watch::Receiver<Option<Arc<Nodes>>>,
     /// The nodes of the last boot, and those that were found on the segment.
-    pub(crate) peers: watch::Receiver<Peers>,
+    pub peers: watch::Receiver<Peers>,
     /// The order of the cluster; `None` before the first message.
-    pub(crate) order: watch::Receiver<Option<Order>>,
+    pub order: watch::Receiver<Option<Order>>,
 }
 
 impl Inputs {
@@ -159,7 +159,7 @@ impl Inputs {
 
 /// How far the kernel has the rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum State {
+pub enum State {
     /// `nft` has not answered yet in this run.
     #[default]
     Starting,
@@ -173,15 +173,15 @@ pub(crate) enum State {
 
 /// The published status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Status {
+pub struct Status {
     /// How far the kernel has them.
-    pub(crate) state: State,
+    pub state: State,
     /// The rules that are wanted, and in force unless the state says otherwise.
-    pub(crate) rules: Arc<Rules>,
+    pub rules: Arc<Rules>,
     /// The configuration that they follow.
-    pub(crate) firewall: Firewall,
+    pub firewall: Firewall,
     /// Until when it is tried; `None`: it was confirmed.
-    pub(crate) until: Option<Instant>,
+    pub until: Option<Instant>,
 }
 
 /// Why the kernel does not have the rules.
@@ -195,15 +195,15 @@ enum Error {
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
-pub(crate) struct Service {
+pub struct Service {
     /// What is fixed.
-    pub(crate) config: Config,
+    pub config: Config,
     /// The values that it reads.
-    pub(crate) inputs: Inputs,
+    pub inputs: Inputs,
     /// Whether anything is plugged in.
-    pub(crate) network: watch::Receiver<network::Status>,
+    pub network: watch::Receiver<network::Status>,
     /// The published status.
-    pub(crate) status: watch::Sender<Status>,
+    pub status: watch::Sender<Status>,
 }
 
 impl Service {
@@ -212,7 +212,7 @@ impl Service {
     /// # Errors
     ///
     /// [`Closed`] when the owner of an input ended.
-    pub(crate) async fn run(mut self, ctx: Context) -> Result<(), Closed> {
+    pub async fn run(mut self, ctx: Context) -> Result<(), Closed> {
         ctx.healthy();
         // A packet that could arrive comes after that, and the rules of this boot are better known.
         let line = until(&mut self.network, "the network", |network| {

@@ -108,7 +108,7 @@ pub struct Inputs {
     /// The clock.
     pub time: watch::Receiver<time::Status>,
     /// The firewall.
-    pub(crate) firewall: watch::Receiver<crate::firewall::Status>,
+    pub firewall: watch::Receiver<crate::firewall::Status>,
 }
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
@@ -131,7 +131,7 @@ pub struct Service {
     /// Where a bundle is kept for other nodes.
     pub bundles: Store,
     /// How the firewall is asked.
-    pub(crate) firewall: firewall::Config,
+    pub firewall: firewall::Config,
     /// Where management and metrics listen, while they do.
     pub listening: [watch::Sender<Option<SocketAddr>>; 2],
 }

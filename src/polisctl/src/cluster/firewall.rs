@@ -1,5 +1,5 @@
-//! `polisctl cluster configure --firewall-…`: tries another firewall and confirms it, from outside
-//! and through it.
+//! `polisctl cluster configure --firewall-source`: tries another firewall and confirms it, from
+//! outside and through it.
 //!
 //! ```text
 //! configure --> nodes have it on trial --> a new connection to each --> confirm

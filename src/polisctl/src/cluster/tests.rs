@@ -97,6 +97,7 @@ fn info_says_how_to_find_and_to_trust_the_cluster() {
     TPM         best-effort
     cold start  automatic, by default
     time        none: the voters agree on a time of their own
+    firewall    callers have any address
     directory   polis-01 at 192.0.2.1
     ");
     insta::assert_snapshot!(document.render(Format::Json).unwrap(), @r#"
@@ -113,6 +114,9 @@ fn info_says_how_to_find_and_to_trust_the_cluster() {
           "id": "polis-01"
         }
       ],
+      "firewall_ports": [],
+      "firewall_sources": [],
+      "firewall_trial": false,
       "leader": "polis-01",
       "nodes": {
         "decommissioned": 0,

@@ -165,7 +165,7 @@ mod tests {
         ] {
             assert!(shown.contains(words), "{words}: {shown}");
         }
-        assert!(!shown.contains("not in force") && !shown.contains("tried"), "{shown}");
+        assert!(!shown.contains("not in force") && !shown.contains("are tried"), "{shown}");
     }
 
     #[test]

@@ -37,12 +37,19 @@ const NTP_SERVER: &[Field] = &[plain(1, "host"), plain(2, "nts")];
 
 const TIME_CONFIGURATION: &[Field] = &[message(1, "servers", NTP_SERVER)];
 
+const FIREWALL_CONFIGURATION: &[Field] = &[plain(1, "sources"), plain(2, "ports")];
+
+const FIREWALL_TRIAL: &[Field] =
+    &[message(1, "configuration", FIREWALL_CONFIGURATION), plain(2, "until")];
+
 const CLUSTER_CONFIGURATION: &[Field] = &[
     plain(1, "cluster_domain"),
     plain(2, "tpm_mode"),
     plain(3, "storage_security_policy"),
     plain(4, "cold_start"),
     message(5, "time", TIME_CONFIGURATION),
+    message(6, "firewall", FIREWALL_CONFIGURATION),
+    message(7, "firewall_trial", FIREWALL_TRIAL),
 ];
 
 const CLUSTER_BOOTSTRAP: &[Field] = &[
