@@ -127,9 +127,11 @@ impl Firewalls {
         }
     }
 
-    /// The trial that goes on at `now`.
+    /// The trial that goes on at `now`. A clock that was set far back begins none again.
     fn tried(&self, now: SystemTime) -> Option<&v1::FirewallTrial> {
-        self.trial.as_ref().filter(|trial| seconds(now) < trial.until)
+        let left = |trial: &v1::FirewallTrial| trial.until.saturating_sub(seconds(now));
+        let longest = i64::try_from(TRIAL.as_secs()).unwrap_or(i64::MAX);
+        self.trial.as_ref().filter(|trial| (1..=longest).contains(&left(trial)))
     }
 
     /// The trial of `desired`. One that goes on is not begun again, and what is confirmed needs
@@ -146,8 +148,7 @@ impl Firewalls {
     pub(super) fn order(&self, now: SystemTime) -> v1::FirewallOrder {
         let trial = self.tried(now);
         let left = trial.map_or(0, |trial| trial.until.saturating_sub(seconds(now)));
-        // A clock that was set back does not make a trial longer.
-        let left = u64::try_from(left).unwrap_or_default().min(TRIAL.as_secs()) * 1000;
+        let left = u64::try_from(left).unwrap_or_default().saturating_mul(1000);
         v1::FirewallOrder {
             confirmed: Some(self.confirmed.clone()),
             tried: trial.and_then(|trial| trial.configuration.clone()),
@@ -190,7 +191,7 @@ mod tests {
         let order = known.order(later(20));
         assert_eq!((order.tried, order.tried_for_ms), (Some(tried), 100_000));
         // The clock of a leader that was set back.
-        assert_eq!(known.order(later(0) - Duration::from_secs(500)).tried_for_ms, 120_000);
+        assert_eq!(known.order(later(0) - Duration::from_secs(500)).tried, None);
         let over = known.order(later(120));
         assert_eq!((over.tried, over.tried_for_ms), (None, 0));
         assert!(over.confirmed.is_some());

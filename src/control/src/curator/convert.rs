@@ -21,6 +21,8 @@ use polis_wire::identity::{InvalidNodeName, NodeId, NodeName};
 
 /// The longest version, image or boot ID.
 const WORD_MAX: usize = 64;
+/// Addresses of a node beside the one in its record.
+const ADDRESSES_MAX: usize = 16;
 /// Bytes of the longest text about workloads.
 const TEXT_MAX: usize = 1024;
 
@@ -177,10 +179,31 @@ pub(super) fn address(text: &str, field: &str) -> Result<Option<IpAddr>, Error> 
         .map_err(|_parse| Error::Field(format!("{field} is {text:?}; allowed is an IP address")))
 }
 
+/// Checks that an address can be a node's: others connect to it, and let it in.
+fn unicast(address: Option<IpAddr>, field: &str) -> Result<(), Error> {
+    let all = IpAddr::V4(std::net::Ipv4Addr::BROADCAST);
+    match address.filter(|it| it.is_unspecified() || it.is_multicast() || *it == all) {
+        None => Ok(()),
+        Some(it) => Err(Error::Field(format!("{field} is {it}; allowed is the address of a node"))),
+    }
+}
+
 /// The report of a node about itself.
 pub(super) fn status(status: Option<v1::NodeStatus>) -> Result<v1::NodeStatus, Error> {
     let status = status.ok_or_else(|| Error::Field("status is missing".to_owned()))?;
-    address(&status.external_address, "status.external_address")?;
+    let own = address(&status.external_address, "status.external_address")?;
+    unicast(own, "status.external_address")?;
+    if status.other_addresses.len() > ADDRESSES_MAX {
+        let field = "status.other_addresses";
+        return Err(Error::Field(format!("{field}: allowed are at most {ADDRESSES_MAX}")));
+    }
+    for text in &status.other_addresses {
+        let field = "status.other_addresses";
+        let other = text.parse().map_err(|_parse| {
+            Error::Field(format!("{field} has {text:?}; allowed are IP addresses"))
+        })?;
+        unicast(Some(other), field)?;
+    }
     let words = [
         ("status.version", &status.version),
         ("status.image", &status.image),

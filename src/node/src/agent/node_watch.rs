@@ -26,7 +26,7 @@ use tracing::{debug, error, info, warn};
 use super::Service;
 use crate::firewall::Order;
 use polis_base::files::File;
-use polis_machine::parameters::{self, NtpServer};
+use polis_machine::parameters::{self, Firewall, NtpServer};
 use polis_runtime::event::{Closed, until};
 use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::{Context, blocking};
@@ -139,7 +139,7 @@ async fn hear(service: &Service, own: NodeId) -> Result<(), Status> {
         }
         if received.current {
             service.outputs.contact.send_replace(Some(Instant::now()));
-            publish(service, own, &received).await;
+            publish(service, own, &mut received).await;
         }
     }
 }
@@ -167,6 +167,8 @@ pub(super) struct Received {
     revoked: Option<BTreeSet<Vec<u8>>>,
     time_servers: Vec<NtpServer>,
     firewall: Option<Order>,
+    /// The confirmed one that the disk has.
+    kept_firewall: Option<Firewall>,
     users: Option<Users>,
     authorities: Option<Arc<Authorities>>,
     current: bool,
@@ -235,7 +237,7 @@ impl Received {
     }
 }
 
-async fn publish(service: &Service, own: NodeId, received: &Received) {
+async fn publish(service: &Service, own: NodeId, received: &mut Received) {
     let outputs = &service.outputs;
     let mut new_roles = None;
     if let Some(node) = received.nodes.get(&own) {
@@ -261,13 +263,8 @@ async fn publish(service: &Service, own: NodeId, received: &Received) {
         known.clone_from(&received.time_servers);
         changed
     });
-    let confirmed = |order: &Option<Order>| order.as_ref().map(|order| order.confirmed.clone());
-    let mut new_firewall = None;
     if received.firewall.is_some() {
         outputs.firewall.send_if_modified(|known| {
-            if confirmed(known) != confirmed(&received.firewall) {
-                new_firewall = confirmed(&received.firewall);
-            }
             let changed = *known != received.firewall;
             known.clone_from(&received.firewall);
             changed
@@ -288,9 +285,12 @@ async fn publish(service: &Service, own: NodeId, received: &Received) {
     if let Some(roles) = new_roles {
         keep(&service.config.roles, roles.encode_to_vec(), "the roles").await;
     }
-    if let Some(firewall) = new_firewall {
+    let confirmed = received.firewall.as_ref().map(|order| &order.confirmed);
+    if let Some(firewall) = confirmed.filter(|it| Some(*it) != received.kept_firewall.as_ref()) {
         let record = firewall.to_message().encode_to_vec();
-        keep(&service.config.firewall, record, "the firewall").await;
+        if keep(&service.config.firewall, record, "the firewall").await {
+            received.kept_firewall = Some(firewall.clone());
+        }
     }
 }
 

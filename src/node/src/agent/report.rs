@@ -32,6 +32,9 @@ const RETRY: Duration = Duration::from_secs(5);
 /// The kernel's name for this boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
+/// Addresses beside the primary one that a report has.
+const ADDRESSES_MAX: usize = 16;
+
 /// Bytes of a program's last words in a report. The whole is in the log.
 const WORDS_MAX: usize = 500;
 
@@ -90,6 +93,14 @@ impl Subject<'_> {
             },
             workload_crash_loop: self.workload.crash_loop().map(bounded).unwrap_or_default(),
             firewall_fault: fault(self.firewall),
+            other_addresses: self
+                .network
+                .addresses()
+                .iter()
+                .filter(|address| Some(**address) != self.network.primary)
+                .take(ADDRESSES_MAX)
+                .map(ToString::to_string)
+                .collect(),
             slot: self.slot.to_owned(),
             trial: self.update.trial,
             other_system: self

@@ -1,5 +1,4 @@
-//! The firewall of the node: what is not for this node's roles, from callers that these ports
-//! are for, is dropped.
+//! The firewall of the node: it drops every packet that no role of the node expects from its sender.
 //!
 //! ```text
 //! roles, member of etcd --+
@@ -15,12 +14,12 @@
 //! service   when
 //! ```
 //!
-//! Every port has TLS and asks for certificates, so the firewall is a second wall: code that reads
-//! bytes before it knows who sends them is not reached by everyone.
+//! The ports of the control plane have TLS and ask for certificates, so the firewall is a second
+//! wall: code that reads bytes before it knows who sends them is open to few addresses.
 //!
 //! Invariants:
-//! - No change of the rules cuts a node off from the others: they are callers in every
-//!   configuration (`members_reach_what_they_need_whatever_the_configuration_says`).
+//! - No configuration keeps a node or its owner from the curator
+//!   (`no_configuration_keeps_a_node_or_its_owner_from_the_curator`).
 //! - A configuration that is only tried ends by itself, without a leader, too ([`Order::at`]).
 //!
 //! What this module does not do: filter packets of pods to pods (`policy`), or decide which

@@ -36,10 +36,8 @@ pub(super) struct Known<'a> {
 pub enum Callers {
     /// Those of any address.
     Any,
-    /// Those of other nodes of the cluster.
-    Members,
-    /// Those of other nodes, and of the sources in the cluster's configuration.
-    Sources,
+    /// Those of other nodes of the cluster, and of the sources in its configuration.
+    Known,
 }
 
 /// One rule: who reaches which port, and what for.
@@ -70,14 +68,16 @@ pub struct Rules {
 
 impl Rules {
     pub(super) fn new(known: &Known<'_>) -> Self {
-        let Known { roles, etcd, members, home, firewall } = *known;
+        let Known { roles, etcd, home, firewall, .. } = *known;
         let votes = etcd || is_consensus_member(roles);
         let controls = roles.is_some_and(|roles| roles.kubernetes_controller.is_some());
         let works = roles.is_some_and(|roles| roles.kubernetes_worker.is_some());
-        // A member whose address is new reports it to a curator. While there is none, it has to
-        // get to the others all the same.
-        let members_only = if home { Callers::Members } else { Callers::Any };
-        let sources = if firewall.sources.is_empty() { Callers::Any } else { Callers::Sources };
+        let limited = |limits: bool| if limits { Callers::Known } else { Callers::Any };
+        // Without a leader, members may have addresses that this node cannot know yet, and the
+        // owner may have to help from another one.
+        let members = limited(home);
+        let outside = limited(!firewall.sources.is_empty());
+        let operators = limited(home && !firewall.sources.is_empty());
         let rule = |name: &str, ports, callers, pods, purpose| Rule {
             name: name.to_owned(),
             ports,
@@ -96,21 +96,23 @@ impl Rules {
             rule(
                 "management",
                 Ports::tcp(MANAGEMENT_PORT),
-                sources,
+                operators,
                 false,
                 "operators, and nodes in an update",
             ),
-            rule("metrics", Ports::tcp(METRICS_PORT), sources, true, "collectors of metrics"),
+            rule("metrics", Ports::tcp(METRICS_PORT), outside, true, "collectors of metrics"),
         ];
         if votes {
             let time = Ports::udp(time::PORT);
             rules.extend([
-                rule("time", time, members_only, false, "the clocks of the other nodes"),
-                rule("etcd", Ports::tcp(PEER_PORT), members_only, false, "the members of etcd"),
+                rule("time", time, members, false, "the clocks of the other nodes"),
+                rule("etcd", Ports::tcp(PEER_PORT), members, false, "the members of etcd"),
+                // A node reports a new address here, and an owner mends a firewall that keeps them
+                // from everything else.
                 rule(
                     "curator",
                     Ports::tcp(CURATOR_PORT),
-                    sources,
+                    Callers::Any,
                     false,
                     "nodes, machines that register, operators",
                 ),
@@ -119,15 +121,16 @@ impl Rules {
         if controls {
             let access = Ports::tcp(KUBERNETES_PORT);
             rules.extend([
-                rule("apiserver", Ports::tcp(API_PORT), sources, true, "clients of Kubernetes"),
-                rule("access", access, sources, false, "users of Polis, with kubectl"),
+                rule("apiserver", Ports::tcp(API_PORT), outside, true, "clients of Kubernetes"),
+                rule("access", access, outside, false, "users of Polis, with kubectl"),
             ]);
         }
         if has_kubernetes(roles) {
             rules.push(rule(
                 "mesh",
                 Ports::udp(mesh::PORT),
-                members_only,
+                // A peer behind a router that translates addresses; WireGuard answers to keys alone.
+                Callers::Any,
                 false,
                 "WireGuard of the other nodes with a role of Kubernetes",
             ));
@@ -136,7 +139,7 @@ impl Rules {
             let (first, last) = (*NODE_PORTS.start(), *NODE_PORTS.end());
             let checks = Ports { protocol: Protocol::Tcp, first, last };
             rules.extend([
-                rule("kubelet", Ports::tcp(KUBELET_PORT), members_only, true, "API servers"),
+                rule("kubelet", Ports::tcp(KUBELET_PORT), members, true, "API servers"),
                 rule(
                     "node ports",
                     checks,
@@ -152,7 +155,7 @@ impl Rules {
         });
         rules.extend(opened);
         rules.sort_by_key(|rule| (rule.ports.first, rule.ports.protocol));
-        Self { rules, members: members.clone(), sources: firewall.sources.clone() }
+        Self { rules, members: known.members.clone(), sources: firewall.sources.clone() }
     }
 }
 
@@ -201,29 +204,28 @@ mod tests {
     #[test]
     fn every_role_has_its_ports_and_the_sources_limit_the_others() {
         insta::assert_snapshot!(listed(&rules(&Role::ALL, true, &named())), @r"
-        udp/123 Members
+        udp/123 Known
         tcp/443 Any pods
-        tcp/6443 Sources pods
-        tcp/6444 Sources
-        tcp/7834 Members
-        tcp/7835 Sources
+        tcp/6443 Known pods
+        tcp/6444 Known
+        tcp/7834 Known
+        tcp/7835 Any
         udp/7836 Any
-        udp/7838 Members
-        tcp/7839 Sources
-        tcp/7840 Sources pods
-        tcp/10250 Members pods
+        udp/7838 Any
+        tcp/7839 Known
+        tcp/7840 Known pods
+        tcp/10250 Known pods
         tcp/30000-32767 Any pods
         ");
     }
 
     #[test]
-    fn a_node_that_hears_no_leader_lets_members_come_from_any_address() {
+    fn without_a_leader_members_and_the_owner_come_from_any_address() {
         let rules = rules(&Role::ALL, false, &named());
-        let members = rules.rules.iter().filter(|rule| rule.callers == Callers::Members);
-        assert_eq!(members.count(), 0, "{}", listed(&rules));
-        // The sources still hold for the others.
-        let sources = rules.rules.iter().filter(|rule| rule.callers == Callers::Sources);
-        assert_eq!(sources.count(), 5);
+        let limited = rules.rules.iter().filter(|rule| rule.callers == Callers::Known);
+        let limited: Vec<_> = limited.map(|rule| rule.name.as_str()).collect();
+        // The sources still hold for what neither needs.
+        assert_eq!(limited, ["apiserver", "access", "metrics"]);
     }
 
     #[test]
@@ -236,14 +238,13 @@ mod tests {
     }
 
     #[test]
-    fn members_reach_what_they_need_whatever_the_configuration_says() {
-        // Other nodes call these, from the address in their record.
-        for name in ["etcd", "curator", "management", "apiserver", "kubelet", "mesh", "time"] {
-            for home in [false, true] {
-                let rules = rules(&Role::ALL, home, &named());
-                assert!(rules.rules.iter().any(|rule| rule.name == name), "{name}");
-                assert!(!rules.members.is_empty());
-            }
+    fn no_configuration_keeps_a_node_or_its_owner_from_the_curator() {
+        let curator = |firewall: &Firewall, home| {
+            let rules = rules(&[Role::ConsensusMember], home, firewall);
+            rules.rules.into_iter().find(|rule| rule.name == "curator").unwrap().callers
+        };
+        for firewall in [&NO_ONE, &named()] {
+            assert_eq!([curator(firewall, true), curator(firewall, false)], [Callers::Any; 2]);
         }
     }
 }

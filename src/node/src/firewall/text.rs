@@ -1,7 +1,7 @@
 //! The rules as `nft` reads them. Pure.
 //!
 //! ```text
-//! packet to the node --> of a connection that is known --> accepted
+//! packet to the node --> begins nothing, or answers the node --> accepted
 //!       | new
 //!       +--> of a pod --> a port for pods? ----------+
 //!       |                                            +--> counted, accepted
@@ -44,9 +44,9 @@ pub(super) fn text(rules: &Rules) -> String {
         writeln!(text, "{words}").unwrap_or_default();
     };
     let members: Vec<Cidr> = rules.members.iter().filter_map(|it| whole(*it)).collect();
-    let both = members.iter().chain(&rules.sources).copied().collect::<Vec<_>>();
+    let known = members.iter().chain(&rules.sources).copied().collect::<Vec<_>>();
     line(format_args!("table inet {TABLE} {{"));
-    for (name, networks) in [("members", &members), ("callers", &both)] {
+    for (name, networks) in [("members", &members), ("known", &known)] {
         for (family, v4) in [("4", true), ("6", false)] {
             let own = networks.iter().filter(|network| network.address().is_ipv4() == v4);
             let own: Vec<String> = own.map(ToString::to_string).collect();
@@ -61,6 +61,9 @@ pub(super) fn text(rules: &Rules) -> String {
     line(format_args!("\tchain input {{"));
     line(format_args!("\t\ttype filter hook input priority filter; policy drop;"));
     line(format_args!("\t\tiifname \"lo\" accept"));
+    // No connection begins with such a packet. One of a connection from before a reset of the power
+    // is answered with a reset, so that the other end does not wait for its own deadline.
+    line(format_args!("\t\ttcp flags & (fin | syn | rst | ack) != syn accept"));
     line(format_args!("\t\tct state established,related accept"));
     line(format_args!("\t\tct state invalid counter drop comment \"{DROPPED}\""));
     // Errors about connections, and the question whether the node is there.
@@ -83,16 +86,13 @@ pub(super) fn text(rules: &Rules) -> String {
     for rule in &rules.rules {
         let ports = dport(rule);
         let accept = format!("counter accept comment \"{}\"", rule.name);
-        let set = match rule.callers {
-            Callers::Any => {
-                line(format_args!("\t\t{ports} {accept}"));
-                continue;
+        match rule.callers {
+            Callers::Any => line(format_args!("\t\t{ports} {accept}")),
+            Callers::Known => {
+                line(format_args!("\t\tip saddr @known4 {ports} {accept}"));
+                line(format_args!("\t\tip6 saddr @known6 {ports} {accept}"));
             }
-            Callers::Members => "members",
-            Callers::Sources => "callers",
-        };
-        line(format_args!("\t\tip saddr @{set}4 {ports} {accept}"));
-        line(format_args!("\t\tip6 saddr @{set}6 {ports} {accept}"));
+        }
     }
     line(format_args!("\t\tjump rest"));
     line(format_args!("\t}}"));
@@ -113,10 +113,11 @@ pub(super) fn text(rules: &Rules) -> String {
     line(format_args!("\t}}"));
     line(format_args!("\tchain forward {{"));
     line(format_args!("\t\ttype filter hook forward priority filter; policy accept;"));
+    // An answer to a node may go to such a port, which its translation of addresses has chosen.
     for (family, ip) in [("4", "ip"), ("6", "ip6")] {
         line(format_args!(
-            "\t\tiifname \"{}\" {ip} daddr @members{family} meta l4proto {{ tcp, udp }} th dport \
-             {{ 123, 6444, 7834-7839 }} jump rest",
+            "\t\tiifname \"{}\" ct direction original {ip} daddr @members{family} \
+             meta l4proto {{ tcp, udp }} th dport {{ 6444, 7834-7839 }} jump rest",
             POD_INTERFACES[0]
         ));
     }
@@ -156,8 +157,8 @@ mod tests {
         };
         let rules = Rules {
             rules: vec![
-                rule("etcd", Ports::tcp(7834), Callers::Members, false),
-                rule("metrics", Ports::tcp(7840), Callers::Sources, true),
+                rule("etcd", Ports::tcp(7834), Callers::Known, false),
+                rule("metrics", Ports::tcp(7840), Callers::Known, true),
                 rule("udp/5000-5100", "udp/5000-5100".parse().unwrap(), Callers::Any, true),
             ],
             members: [IpAddr::from([10, 0, 2, 16]), "2001:db8::7".parse().unwrap()].into(),

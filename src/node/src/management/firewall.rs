@@ -19,8 +19,7 @@ pub(super) fn answer(status: &Status, counted: Result<Counted, String>) -> v1::G
         ports: rule.ports.to_string(),
         callers: match rule.callers {
             Callers::Any => "any",
-            Callers::Members => "members",
-            Callers::Sources => "sources",
+            Callers::Known => "known",
         }
         .to_owned(),
         pods: rule.pods,

@@ -9,6 +9,7 @@
 
 use std::time::Duration;
 
+use futures::{StreamExt as _, TryStreamExt as _};
 use polis_proto::v1;
 use polis_proto::v1::management_client::ManagementClient;
 use polis_proto::v1::node_management_client::NodeManagementClient;
@@ -23,22 +24,25 @@ use polis_wire::rpc::client::Repeat;
 /// Between two attempts at a node.
 const AGAIN: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 500 });
 
+/// Nodes that are called at the same time.
+const CALLS_MAX: usize = 32;
+
 /// How long nodes may take to apply it and to answer through it: half of the trial.
 const ANSWER: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 60_000 });
 
 /// What an operator may say about the firewall.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Wish {
-    /// A network, or an address, from which operators, collectors of metrics, clients of
-    /// Kubernetes and machines that register may call. Repeatable: they replace those that there
-    /// were. Nodes need no entry.
+    /// A network, or an address, from which operators, collectors of metrics and clients of
+    /// Kubernetes may call nodes. Repeatable; the former sources end. Nodes need no entry, and
+    /// every address reaches the leader.
     #[arg(long = "firewall-source", value_name = "NETWORK")]
     sources: Vec<String>,
     /// Accept these callers from any address, as a new cluster does.
     #[arg(long, conflicts_with = "sources")]
     firewall_any_source: bool,
     /// A port that nodes accept from any address, for pods in the network of their node, such as
-    /// tcp/443 or udp/5000-5100. Repeatable: they replace those that there were.
+    /// tcp/443 or udp/5000-5100. Repeatable; the former ports are closed.
     #[arg(long = "firewall-port", value_name = "PROTOCOL/PORT")]
     ports: Vec<String>,
     /// Close the ports of --firewall-port.
@@ -123,32 +127,57 @@ async fn reach(
     global: &Global,
 ) -> Result<(), Error> {
     let end = Instant::now() + ANSWER;
-    let nodes = session.nodes(&[]).await?;
-    // A node that is away has the firewall once it is back.
-    let healthy = nodes.iter().filter(|node| node.health() == v1::NodeHealth::Healthy);
     let progress = global.out.progress();
-    for node in healthy {
-        progress.says(&format!("calling {} through the firewall", called(node)));
-        let mut last = None;
-        loop {
-            match timeout_at(end, Box::pin(has(tried, node, session))).await {
-                Ok(Ok(true)) => break,
-                Ok(Ok(false)) => {}
-                Ok(Err(error)) => last = Some(error),
-                Err(_elapsed) => {
-                    let error = last.unwrap_or_else(|| {
-                        Error::new("it has not applied the firewall, or does not answer")
-                    });
-                    let what = format!("{} was not reached through the firewall", called(node));
-                    return Err(error.context(what).or_help(
-                        "name a source that has the address of this machine, as the nodes see it",
-                    ));
-                }
-            }
-            sleep(AGAIN).await;
+    progress.says("calling every healthy node through the firewall");
+    let nodes = healthy(session, end).await?;
+    let calls = nodes.iter().map(|node| Box::pin(reached(tried, node, session, end)));
+    let calls = futures::stream::iter(calls).buffer_unordered(CALLS_MAX);
+    calls.try_collect::<()>().await
+}
+
+/// The healthy nodes, once a leader knows which are: a new one knows it after some heartbeats. A
+/// node that is away gets the firewall when it is back.
+async fn healthy(session: &Session, end: Instant) -> Result<Vec<v1::NodeInfo>, Error> {
+    loop {
+        let nodes = session.nodes(&[]).await?;
+        let up = nodes.into_iter().filter(|node| node.state() == v1::NodeState::Up);
+        let (healthy, others): (Vec<_>, Vec<_>) =
+            up.partition(|node| node.health() == v1::NodeHealth::Healthy);
+        let unknown = others.iter().any(|node| node.health() == v1::NodeHealth::Unknown);
+        if !unknown && !healthy.is_empty() {
+            return Ok(healthy);
         }
+        if Instant::now() >= end {
+            return Err(Error::new("the leader does not report which nodes are healthy")
+                .or_help("see how they are: `polisctl cluster status`"));
+        }
+        sleep(AGAIN).await;
     }
-    Ok(())
+}
+
+/// Waits until a node answers a new connection, with the firewall in force.
+async fn reached(
+    tried: &v1::FirewallConfiguration,
+    node: &v1::NodeInfo,
+    session: &Session,
+    end: Instant,
+) -> Result<(), Error> {
+    let mut last = None;
+    loop {
+        match timeout_at(end, Box::pin(has(tried, node, session))).await {
+            Ok(Ok(true)) => return Ok(()),
+            Ok(Ok(false)) => last = None,
+            Ok(Err(error)) => last = Some(error),
+            Err(_elapsed) => {
+                let slow = || Error::new("it has not set the rules, or does not answer");
+                let what = format!("{} was not reached through the firewall", called(node));
+                return Err(last.unwrap_or_else(slow).context(what).or_help(
+                    "name a source that has the address of this machine, as the nodes see it",
+                ));
+            }
+        }
+        sleep(AGAIN).await;
+    }
 }
 
 /// Whether the node answers a new connection, and has the firewall in force.
@@ -186,7 +215,8 @@ mod tests {
         let cluster = Cluster::new(&world);
         let failed = world.run(&["cluster", "configure", "--firewall-source", KEPT_OUT]);
         assert_eq!(failed.status, 1);
-        for words in ["returns to the former one", "was not reached through", "help: name a source"]
+        for words in
+            ["returns to the former one within", "was not reached through", "help: name a source"]
         {
             assert!(failed.stderr.contains(words), "{words}: {}", failed.stderr);
         }

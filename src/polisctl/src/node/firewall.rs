@@ -78,8 +78,7 @@ impl View {
             let pods = if rule.pods { ", and pods" } else { "" };
             let callers = match rule.callers.as_str() {
                 "any" => "any address".to_owned(),
-                "sources" => format!("members and sources{pods}"),
-                other => format!("{other}{pods}"),
+                _ => format!("members and sources{pods}"),
             };
             vec![rule.ports.clone(), callers, rule.purpose.clone(), count(rule.accepted)]
         };
@@ -98,7 +97,7 @@ impl View {
         }
         text = text.then(table(&["PORT", "CALLERS", "FOR", "ACCEPTED"], &rows));
         let members = match &self.members[..] {
-            [] => "no other".to_owned(),
+            [] => "no other node".to_owned(),
             members => members.join(", "),
         };
         let sources = match &self.sources[..] {
@@ -132,8 +131,8 @@ mod tests {
         };
         v1::GetFirewallResponse {
             rules: vec![
-                rule("tcp/7834", "members", false, "the members of etcd"),
-                rule("tcp/7840", "sources", true, "collectors of metrics"),
+                rule("tcp/7834", "known", false, "the members of etcd"),
+                rule("tcp/7840", "known", true, "collectors of metrics"),
                 rule("tcp/443", "any", true, "a port in the configuration of the cluster"),
             ],
             members: vec!["10.0.2.16".to_owned()],
