@@ -19,8 +19,8 @@ use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
 use super::session::{CONTINUE, DECRYPT, ENCRYPT, SIZE, Salt, Session, Unusable};
-use super::wire::{Reader, Short, Writer};
 use super::{Error, Transport};
+use polis_wire::attestation::format::{Reader, Short, Writer};
 
 const NO_SESSIONS: u16 = 0x8001;
 const SESSIONS: u16 = 0x8002;

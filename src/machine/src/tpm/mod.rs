@@ -24,7 +24,6 @@
 mod command;
 mod device;
 mod session;
-mod wire;
 
 use std::io;
 use std::time::Duration;
