@@ -72,6 +72,15 @@ pub fn uncompressed(point: &Point) -> Vec<u8> {
     [&[4][..], &point.0, &point.1].concat()
 }
 
+/// A coordinate as a TPM has it: some leave zeros away at the front.
+#[must_use]
+pub fn coordinate(bytes: &[u8]) -> Option<[u8; SIZE]> {
+    let mut whole = [0; SIZE];
+    let start = SIZE.checked_sub(bytes.len())?;
+    whole[start..].copy_from_slice(bytes);
+    Some(whole)
+}
+
 /// Splits an uncompressed point.
 fn coordinates(point: &[u8]) -> Option<Point> {
     let (x, y) = point.strip_prefix(&[4])?.split_at_checked(SIZE)?;
