@@ -117,6 +117,16 @@ const CASES: &[Case] = &[
     ("node status", &["ID"], Kind::Remote, &[NO_NODE, (&["ID", "--at", ":"], 2, "--at")]),
     ("node services", &["ID"], Kind::Remote, &[NO_NODE]),
     (
+        "node attest",
+        &["ID"],
+        Kind::Remote,
+        &[
+            NO_NODE,
+            (&["ID", "--image", "@wrong"], 1, "nor a disk image"),
+            (&["ID", "--maker", "@wrong"], 1, "holds no certificate"),
+        ],
+    ),
+    (
         "node approve",
         &["ID", "--unchecked"],
         Kind::Remote,
@@ -359,7 +369,8 @@ impl Faults {
 }
 
 /// Calls that change nothing.
-const READS: [&str; 7] = [
+const READS: [&str; 8] = [
+    "Attest",
     "GetStatus",
     "Services",
     "Logs",

@@ -18,6 +18,7 @@
 //! What this module does not do: authorize callers (`rpc`), or operate more than one node
 //! (`curator`).
 
+mod attest;
 mod certificate;
 mod console;
 mod drain;
@@ -30,6 +31,7 @@ mod text;
 mod update;
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use polis_tui::Snapshot;
@@ -59,6 +61,8 @@ pub struct Config {
     pub metrics: Listen,
     /// The limits for callers.
     pub limits: Limits,
+    /// The directory of devices, with the TPM.
+    pub dev: PathBuf,
 }
 
 impl Config {
@@ -71,6 +75,7 @@ impl Config {
             listen: Listen::Everywhere(MANAGEMENT_PORT),
             metrics: Listen::Everywhere(METRICS_PORT),
             limits,
+            dev: PathBuf::from("/dev"),
         }
     }
 }
@@ -161,6 +166,7 @@ impl Service {
             reset,
             update,
             bundles,
+            tpm: attest::Tpm::new(config.dev.clone()),
             lines: ctx.lines().clone(),
         };
         let sources = metrics::Sources {

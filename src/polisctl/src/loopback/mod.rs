@@ -27,8 +27,10 @@ use tonic::{Request, Response, Status, Streaming};
 use super::contexts::{self, Context, Contexts, Settings};
 use super::testing::World;
 use polis_wire::age::{self, Recipient};
+use polis_wire::attestation::software::Software;
+use polis_wire::attestation::{Answer, Challenge, Credential, Registers, qualifier};
 use polis_wire::rpc::testing::{Authority, Running, key, node_id};
-use polis_wire::rpc::{App, Caller, Credentials, Exchange, Gateway, Limits, Role};
+use polis_wire::rpc::{App, Caller, Credentials, Exchange, Gateway, Limits, REASON, Role};
 
 /// The seed of the node's key.
 pub(super) const NODE: u8 = 1;
@@ -69,6 +71,35 @@ pub(super) struct Cluster {
     crowd: Arc<AtomicBool>,
     audit: Arc<Mutex<(v1::AuditHead, Vec<v1::AuditEntry>)>>,
     shown: Arc<Mutex<Vec<Shown>>>,
+    tpm: Arc<Mutex<Tpm>>,
+}
+
+/// The kernel that the node has started.
+pub(super) const KERNEL: &[u8] = b"the kernel of the node";
+
+/// The TPM of the node's machine.
+struct Tpm {
+    /// `None`: it has none.
+    software: Option<Software>,
+    /// The attestation key that the node names; `None`: that of its TPM.
+    pretended: Option<Vec<u8>>,
+    registers: Registers,
+}
+
+impl Default for Tpm {
+    fn default() -> Self {
+        let kernel = super::kernel::tests::kernel(KERNEL);
+        let mut registers: Registers = (0..24).map(|number| (number, [7; 32])).collect();
+        registers.extend(polis_bundle::registers(&kernel).unwrap());
+        Self { software: Some(Software::default()), pretended: None, registers }
+    }
+}
+
+/// The refusal of a machine without a TPM.
+fn no_tpm() -> Status {
+    let mut status = Status::failed_precondition("this machine has no TPM 2.0");
+    status.metadata_mut().insert(REASON, "no-tpm".parse().unwrap());
+    status
 }
 
 /// What a server shows.
@@ -95,6 +126,7 @@ struct Served {
     rotation: Arc<AtomicUsize>,
     /// The certificates that its servers show.
     shown: Arc<Mutex<Vec<Shown>>>,
+    tpm: Arc<Mutex<Tpm>>,
 }
 
 /// What only the owner of the cluster can read.
@@ -120,6 +152,7 @@ impl Cluster {
         let crowd: Arc<AtomicBool> = Arc::default();
         let audit = Arc::new(Mutex::new(super::audit::tests::log()));
         let shown: Arc<Mutex<Vec<Shown>>> = Arc::default();
+        let tpm: Arc<Mutex<Tpm>> = Arc::default();
         let (authority, running) = runtime.block_on(async {
             let authority = Authority::new().await;
             let served = Served {
@@ -136,6 +169,7 @@ impl Cluster {
                 update: Arc::default(),
                 rotation: Arc::default(),
                 shown: Arc::clone(&shown),
+                tpm: Arc::clone(&tpm),
             };
             let mut routes = RoutesBuilder::default();
             routes
@@ -164,6 +198,7 @@ impl Cluster {
             crowd,
             audit,
             shown,
+            tpm,
         };
         cluster.equip(world);
         cluster
@@ -228,6 +263,27 @@ impl Cluster {
     /// The address of the node, as a curator and as a node.
     pub(super) fn address(&self) -> String {
         self.running.address.to_string()
+    }
+
+    /// DER of the CA.
+    pub(super) fn authority(&self) -> Vec<u8> {
+        self.authority.der.clone()
+    }
+
+    /// From now on something was added to the command line of its kernel.
+    pub(super) fn has_additions(&self) {
+        self.tpm.lock().unwrap().registers.insert(12, [1; 32]);
+    }
+
+    /// From now on its machine has no TPM.
+    pub(super) fn has_no_tpm(&self) {
+        self.tpm.lock().unwrap().software = None;
+    }
+
+    /// From now on it names the attestation key of another TPM as its own.
+    pub(super) fn pretends(&self) {
+        let other = Software::default().keys().attestation;
+        self.tpm.lock().unwrap().pretended = Some(other);
     }
 
     /// From now on there are nodes beside it, none of which answers, and users with the
@@ -602,6 +658,52 @@ impl NodeManagement for Served {
         _request: Request<v1::FetchBundleRequest>,
     ) -> Result<Response<Self::FetchBundleStream>, Status> {
         not_served()
+    }
+
+    async fn get_attestation_keys(
+        &self,
+        _request: Request<v1::GetAttestationKeysRequest>,
+    ) -> Result<Response<v1::GetAttestationKeysResponse>, Status> {
+        let tpm = self.tpm.lock().unwrap();
+        let keys = tpm.software.as_ref().ok_or_else(no_tpm)?.keys();
+        Ok(Response::new(v1::GetAttestationKeysResponse {
+            endorsement_key: keys.endorsement,
+            endorsement_certificate: keys.certificate.unwrap_or_default(),
+            attestation_key: tpm.pretended.clone().unwrap_or(keys.attestation),
+        }))
+    }
+
+    async fn attest(
+        &self,
+        request: Request<v1::AttestRequest>,
+    ) -> Result<Response<v1::AttestResponse>, Status> {
+        self.note("Attest");
+        let asked = request.into_inner();
+        let tpm = self.tpm.lock().unwrap();
+        let software = tpm.software.as_ref().ok_or_else(no_tpm)?;
+        let credential = Credential { blob: asked.credential, secret: asked.encrypted_secret };
+        let question = qualifier(&asked.nonce, &node_id(NODE).to_string());
+        let mut registers = tpm.registers.clone();
+        registers.retain(|number, _value| asked.registers.contains(number));
+        let answer = match &tpm.pretended {
+            None => software.prove(&credential, &question, registers).unwrap(),
+            // It cannot open the credential, and has all else that the question asks for.
+            Some(_) => {
+                let own = Challenge::new(&software.keys()).unwrap();
+                let opened = software.prove(&own.credential, &question, registers).unwrap();
+                Answer { secret: vec![0; 32], ..opened }
+            }
+        };
+        let register = |(number, value): (u32, [u8; 32])| v1::attest_response::Register {
+            number,
+            value: value.to_vec(),
+        };
+        Ok(Response::new(v1::AttestResponse {
+            secret: answer.secret,
+            quote: answer.quote,
+            signature: answer.signature,
+            registers: answer.registers.into_iter().map(register).collect(),
+        }))
     }
 
     async fn reboot(

@@ -3,6 +3,7 @@
 //! Commands about membership go to the leader; reboots, logs and locked disks are requests
 //! to the node itself.
 
+mod attest;
 mod drain;
 mod logs;
 mod look;
@@ -56,6 +57,8 @@ pub(super) enum Command {
     Status(look::Arguments),
     /// Print the services of a node: the tree, with states, restarts and causes.
     Services(look::Arguments),
+    /// Have a node's TPM prove what the node was started with, and compare it.
+    Attest(attest::Arguments),
     /// Approve a node that waits for approval.
     Approve {
         /// The node.
@@ -267,6 +270,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         Command::Describe { node } => describe(&node, global).await,
         Command::Status(arguments) => look::status(&arguments, global).await,
         Command::Services(arguments) => look::services(&arguments, global).await,
+        Command::Attest(arguments) => Box::pin(attest::run(arguments, global)).await,
         Command::Approve { node, fingerprint, unchecked, dry_run } => {
             approve(&node, fingerprint, unchecked, dry_run, global).await
         }

@@ -2,7 +2,8 @@
 
 use polis_fuzz::{Accepted, Target};
 
-use super::tests::{Maker, Software, endorsement, registers, statement};
+use super::software::{Pair, endorsement};
+use super::tests::{Maker, registers, statement};
 use super::*;
 
 #[test]
@@ -13,7 +14,7 @@ fn attestation_keys() {
         template[modulus..].fill(0xd5);
         template
     };
-    let samples = [endorsement(), rsa, Software::new().public];
+    let samples = [endorsement(), rsa, Pair::new().public];
     Target::new("wire.attestation_keys").samples(samples).run(|input| {
         if AttestationKey::read(input).is_ok() {
             return Accepted::Yes;
@@ -26,7 +27,7 @@ fn attestation_keys() {
 
 #[test]
 fn quotes() {
-    let software = Software::new();
+    let software = Pair::new();
     let key = software.key();
     let sample = statement(0xff54_4347, 0x8018, &[1; SIZE]);
     Target::new("wire.quote").samples([sample.clone()]).run(|input| {

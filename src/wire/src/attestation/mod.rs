@@ -28,6 +28,8 @@ pub mod derive;
 pub mod format;
 mod key;
 mod quote;
+#[cfg(any(test, feature = "testing"))]
+pub mod software;
 
 use ring::rand::{SecureRandom as _, SystemRandom};
 use sha2::{Digest as _, Sha256};

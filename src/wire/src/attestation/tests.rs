@@ -1,62 +1,15 @@
-//! Tests of the verifier, with a key of this test in the place of a TPM's. `tests/tpm` has a
-//! TPM.
+//! Tests of the verifier, with keys in software in the place of a TPM's. `tests/tpm` has a TPM.
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
     Issuer, KeyPair, PKCS_ECDSA_P256_SHA256, SubjectPublicKeyInfo,
 };
-use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _};
 
-use super::format::Writer;
+use super::software::{Pair, Software, endorsement};
 use super::*;
 
 /// The registers of the tests.
 const ASKED: [u32; 3] = [7, 11, 12];
-
-/// A key like that of a TPM, with its public area.
-pub(super) struct Software {
-    pair: EcdsaKeyPair,
-    pub(super) public: Vec<u8>,
-}
-
-/// A pair of P-256, and its point.
-fn pair() -> (EcdsaKeyPair, Vec<u8>) {
-    let random = SystemRandom::new();
-    let scheme = &ECDSA_P256_SHA256_FIXED_SIGNING;
-    let document = EcdsaKeyPair::generate_pkcs8(scheme, &random).unwrap();
-    let pair = EcdsaKeyPair::from_pkcs8(scheme, document.as_ref(), &random).unwrap();
-    let point = pair.public_key().as_ref()[1..].to_vec();
-    (pair, point)
-}
-
-/// A template with this key in its last fields.
-fn with_point(template: &[u8], unique: usize, point: &[u8]) -> Vec<u8> {
-    let head = &template[..template.len() - unique];
-    Writer::default().bytes(head).sized(&point[..SIZE]).sized(&point[SIZE..]).done()
-}
-
-/// An endorsement key of P-256, as a public area.
-pub(super) fn endorsement() -> Vec<u8> {
-    with_point(&endorsement_template(Kind::Ecc), 2 * (2 + SIZE), &pair().1)
-}
-
-impl Software {
-    pub(super) fn new() -> Self {
-        let (pair, point) = pair();
-        Self { pair, public: with_point(&attestation_template(), 4, &point) }
-    }
-
-    /// Signs any statement, as a TPM would not.
-    pub(super) fn sign(&self, statement: &[u8]) -> Vec<u8> {
-        let signature = self.pair.sign(&SystemRandom::new(), statement).unwrap();
-        let (r, s) = signature.as_ref().split_at(SIZE);
-        Writer::default().u16(key::ALG_ECDSA).u16(key::ALG_SHA256).sized(r).sized(s).done()
-    }
-
-    pub(super) fn key(&self) -> AttestationKey {
-        AttestationKey::read(&self.public).unwrap()
-    }
-}
 
 /// The values that the tests have in the registers.
 pub(super) fn registers() -> Registers {
@@ -65,19 +18,7 @@ pub(super) fn registers() -> Registers {
 
 /// A statement with this mark and kind, about [`registers`].
 pub(super) fn statement(magic: u32, kind: u16, qualifier: &[u8]) -> Vec<u8> {
-    let digest = registers().values().fold(Sha256::new(), Sha256::chain_update).finalize();
-    Writer::default()
-        .u32(magic)
-        .u16(kind)
-        .sized(&[7; 34])
-        .sized(qualifier)
-        .bytes(&[0; 25])
-        .u32(1)
-        .u16(key::ALG_SHA256)
-        .u8(3)
-        .bytes(&[0x80, 0x18, 0])
-        .sized(&digest)
-        .done()
+    software::statement(magic, kind, qualifier, &registers())
 }
 
 fn check(key: &AttestationKey, quote: &[u8], signature: &[u8]) -> Result<(), Error> {
@@ -86,7 +27,7 @@ fn check(key: &AttestationKey, quote: &[u8], signature: &[u8]) -> Result<(), Err
 
 #[test]
 fn a_quote_is_the_tpm_s_word_about_these_registers_for_this_question() {
-    let key = Software::new();
+    let key = Pair::new();
     let quote = statement(0xff54_4347, 0x8018, &[1; SIZE]);
     let signature = key.sign(&quote);
     assert_eq!(check(&key.key(), &quote, &signature), Ok(()));
@@ -99,7 +40,7 @@ fn a_quote_is_the_tpm_s_word_about_these_registers_for_this_question() {
     for length in 0..quote.len() {
         assert!(other(&quote[..length]).is_err(), "{length}");
     }
-    assert_eq!(check(&Software::new().key(), &quote, &signature), Err(Error::Signature));
+    assert_eq!(check(&Pair::new().key(), &quote, &signature), Err(Error::Signature));
     for place in 0..quote.len() {
         let mut changed = quote.clone();
         changed[place] ^= 1;
@@ -116,7 +57,7 @@ fn a_quote_is_the_tpm_s_word_about_these_registers_for_this_question() {
 
 #[test]
 fn keys_that_differ_from_their_templates_are_refused() {
-    let key = Software::new();
+    let key = Pair::new();
     let fixed = key.public.len() - 2 * (2 + SIZE);
     for place in 0..fixed {
         let mut changed = key.public.clone();
@@ -144,7 +85,7 @@ fn keys_that_differ_from_their_templates_are_refused() {
 
 #[test]
 fn an_answer_counts_only_with_the_secret_and_for_its_node() {
-    let key = Software::new();
+    let key = Pair::new();
     let attestation = key.public.clone();
     let keys = Keys { endorsement: endorsement(), certificate: None, attestation };
     let challenge = Challenge::new(&keys).unwrap();
@@ -160,6 +101,24 @@ fn an_answer_counts_only_with_the_secret_and_for_its_node() {
     assert_eq!(checked(&answer("polis-2", &*challenge.secret)), Err(Error::Question));
     let fewer = challenge.check("polis-1", &[7, 11], &answer("polis-1", &*challenge.secret));
     assert_eq!(fewer, Err(Error::Selection));
+}
+
+#[test]
+fn a_credential_opens_for_both_keys_and_for_no_other() {
+    let tpm = Software::default();
+    let challenge = Challenge::new(&tpm.keys()).unwrap();
+    let answer =
+        tpm.prove(&challenge.credential, &qualifier(&challenge.nonce, "polis-1"), registers());
+    assert_eq!(challenge.check("polis-1", &ASKED, &answer.unwrap()), Ok(()));
+    // Another attestation key, and a changed credential.
+    let mixed = Keys { attestation: Pair::new().public, ..tpm.keys() };
+    let other = Challenge::new(&mixed).unwrap().credential;
+    assert_eq!(tpm.prove(&other, &[0; SIZE], registers()), None);
+    for place in 0..challenge.credential.blob.len() {
+        let mut changed = challenge.credential.clone();
+        changed.blob[place] ^= 1;
+        assert_eq!(tpm.prove(&changed, &[0; SIZE], registers()), None, "{place}");
+    }
 }
 
 /// A maker of TPMs.
