@@ -130,7 +130,11 @@ const CASES: &[Case] = &[
         "node approve",
         &["ID", "--unchecked"],
         Kind::Remote,
-        &[NO_NODE, (&["ID", "--fingerprint", "zoo"], 2, "four words")],
+        &[
+            NO_NODE,
+            (&["ID", "--fingerprint", "zoo"], 2, "four words"),
+            (&["ID", "--unchecked", "--image", "@wrong"], 1, "nor a disk image"),
+        ],
     ),
     (
         "node roles",

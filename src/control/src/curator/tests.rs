@@ -62,6 +62,7 @@ fn registration(key: u8, join_key: u8) -> Registration {
         name: None,
         now: 100,
         nonce: [4; 16],
+        attestation: None,
     }
 }
 

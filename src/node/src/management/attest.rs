@@ -20,13 +20,8 @@ use tonic::metadata::MetadataValue;
 use tonic::{Code, Status};
 
 use polis_machine::tpm::{self, Device, Error};
-use polis_wire::attestation::{Answer, Credential, Keys, qualifier};
+use polis_wire::attestation::{Question, qualifier};
 use polis_wire::rpc::REASON;
-
-/// Bytes of a nonce.
-const NONCE: usize = 32;
-/// How many registers a TPM has.
-const REGISTERS: u32 = 24;
 
 /// The TPM of this machine, as those who attest share it.
 #[derive(Clone, Debug)]
@@ -36,34 +31,14 @@ pub(super) struct Tpm {
     turn: Arc<Semaphore>,
 }
 
-/// What a caller asks for.
-#[derive(Debug)]
-pub(super) struct Asked {
-    credential: Credential,
-    nonce: [u8; NONCE],
-    registers: Vec<u32>,
-}
-
 /// Reads a request.
 ///
 /// # Errors
 ///
 /// INVALID_ARGUMENT.
-pub(super) fn asked(request: v1::AttestRequest) -> Result<Asked, Status> {
-    let v1::AttestRequest { credential, encrypted_secret, nonce, registers } = request;
-    let nonce = nonce.try_into().map_err(|_length| {
-        Status::invalid_argument(format!("nonce does not have {NONCE} bytes"))
-    })?;
-    let ascending = registers.windows(2).all(|two| two[0] < two[1]);
-    if registers.is_empty() || !ascending || registers.iter().any(|number| *number >= REGISTERS) {
-        let text = format!("registers are not ascending numbers below {REGISTERS}");
-        return Err(Status::invalid_argument(text));
-    }
-    Ok(Asked {
-        credential: Credential { blob: credential, secret: encrypted_secret },
-        nonce,
-        registers,
-    })
+pub(super) fn asked(request: v1::AttestRequest) -> Result<Question, Status> {
+    let question = Question::from_message(request.question.unwrap_or_default());
+    question.map_err(|invalid| Status::invalid_argument(invalid.to_string()))
 }
 
 impl Tpm {
@@ -78,12 +53,8 @@ impl Tpm {
     ///
     /// A status with the reason.
     pub(super) async fn keys(&self) -> Result<v1::GetAttestationKeysResponse, Status> {
-        let Keys { endorsement, certificate, attestation } = self.run(tpm::keys).await?;
-        Ok(v1::GetAttestationKeysResponse {
-            endorsement_key: endorsement,
-            endorsement_certificate: certificate.unwrap_or_default(),
-            attestation_key: attestation,
-        })
+        let keys = self.run(tpm::keys).await?.into_message();
+        Ok(v1::GetAttestationKeysResponse { keys: Some(keys) })
     }
 
     /// Its answer to a request, as that of the node with this ID.
@@ -94,19 +65,14 @@ impl Tpm {
     pub(super) async fn attest(
         &self,
         node: &str,
-        asked: Asked,
+        asked: Question,
     ) -> Result<v1::AttestResponse, Status> {
-        let Asked { credential, nonce, registers } = asked;
+        let Question { credential, nonce, registers } = asked;
         let question = qualifier(&nonce, node);
         let proved =
             move |device: &mut Device| tpm::prove(device, &credential, &question, &registers);
-        let Answer { secret, quote, signature, registers } = self.run(proved).await?;
-        let register = |(number, value): (u32, [u8; 32])| v1::attest_response::Register {
-            number,
-            value: value.to_vec(),
-        };
-        let registers = registers.into_iter().map(register).collect();
-        Ok(v1::AttestResponse { secret, quote, signature, registers })
+        let answer = self.run(proved).await?.into_message();
+        Ok(v1::AttestResponse { answer: Some(answer) })
     }
 
     /// Runs `work` with the TPM, on a thread that may block, once nobody else does.
@@ -145,24 +111,17 @@ mod tests {
     use super::*;
 
     fn request() -> v1::AttestRequest {
-        v1::AttestRequest { nonce: vec![1; 32], registers: vec![0, 7, 23], ..Default::default() }
-    }
-
-    #[test]
-    fn a_question_names_each_register_once() {
-        assert_eq!(asked(request()).unwrap().registers, [0, 7, 23]);
-        for registers in [vec![], vec![7, 7], vec![8, 7], vec![24]] {
-            let refused = asked(v1::AttestRequest { registers, ..request() }).unwrap_err();
-            assert_eq!(refused.code(), Code::InvalidArgument, "{refused:?}");
-        }
-        let short = asked(v1::AttestRequest { nonce: vec![1; 31], ..request() }).unwrap_err();
-        assert_eq!(short.code(), Code::InvalidArgument);
+        let (nonce, registers) = (vec![1; 32], vec![7]);
+        let question = v1::TpmQuestion { nonce, registers, ..Default::default() };
+        v1::AttestRequest { question: Some(question) }
     }
 
     #[tokio::test]
     async fn a_machine_without_a_tpm_says_so() {
         let dev = tempfile::tempdir().unwrap();
         let tpm = Tpm::new(dev.path().to_owned());
+        let refused = asked(v1::AttestRequest::default()).unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument);
         let keys = tpm.keys().await.unwrap_err();
         let answer = tpm.attest("polis-1", asked(request()).unwrap()).await.unwrap_err();
         for refused in [keys, answer] {

@@ -28,7 +28,7 @@ use super::contexts::{self, Context, Contexts, Settings};
 use super::testing::World;
 use polis_wire::age::{self, Recipient};
 use polis_wire::attestation::software::Software;
-use polis_wire::attestation::{Answer, Challenge, Credential, Registers, qualifier};
+use polis_wire::attestation::{Answer, Challenge, Keys, Question, Registers, qualifier};
 use polis_wire::rpc::testing::{Authority, Running, key, node_id};
 use polis_wire::rpc::{App, Caller, Credentials, Exchange, Gateway, Limits, REASON, Role};
 
@@ -666,11 +666,9 @@ impl NodeManagement for Served {
     ) -> Result<Response<v1::GetAttestationKeysResponse>, Status> {
         let tpm = self.tpm.lock().unwrap();
         let keys = tpm.software.as_ref().ok_or_else(no_tpm)?.keys();
-        Ok(Response::new(v1::GetAttestationKeysResponse {
-            endorsement_key: keys.endorsement,
-            endorsement_certificate: keys.certificate.unwrap_or_default(),
-            attestation_key: tpm.pretended.clone().unwrap_or(keys.attestation),
-        }))
+        let attestation = tpm.pretended.clone().unwrap_or(keys.attestation);
+        let keys = Keys { attestation, ..keys }.into_message();
+        Ok(Response::new(v1::GetAttestationKeysResponse { keys: Some(keys) }))
     }
 
     async fn attest(
@@ -678,15 +676,14 @@ impl NodeManagement for Served {
         request: Request<v1::AttestRequest>,
     ) -> Result<Response<v1::AttestResponse>, Status> {
         self.note("Attest");
-        let asked = request.into_inner();
+        let asked = Question::from_message(request.into_inner().question.unwrap()).unwrap();
         let tpm = self.tpm.lock().unwrap();
         let software = tpm.software.as_ref().ok_or_else(no_tpm)?;
-        let credential = Credential { blob: asked.credential, secret: asked.encrypted_secret };
         let question = qualifier(&asked.nonce, &node_id(NODE).to_string());
         let mut registers = tpm.registers.clone();
         registers.retain(|number, _value| asked.registers.contains(number));
         let answer = match &tpm.pretended {
-            None => software.prove(&credential, &question, registers).unwrap(),
+            None => software.prove(&asked.credential, &question, registers).unwrap(),
             // It cannot open the credential, and has all else that the question asks for.
             Some(_) => {
                 let own = Challenge::new(&software.keys()).unwrap();
@@ -694,16 +691,7 @@ impl NodeManagement for Served {
                 Answer { secret: vec![0; 32], ..opened }
             }
         };
-        let register = |(number, value): (u32, [u8; 32])| v1::attest_response::Register {
-            number,
-            value: value.to_vec(),
-        };
-        Ok(Response::new(v1::AttestResponse {
-            secret: answer.secret,
-            quote: answer.quote,
-            signature: answer.signature,
-            registers: answer.registers.into_iter().map(register).collect(),
-        }))
+        Ok(Response::new(v1::AttestResponse { answer: Some(answer.into_message()) }))
     }
 
     async fn reboot(

@@ -12,47 +12,30 @@
 
 use std::path::PathBuf;
 
-use polis_base::hex;
-use polis_bundle::Registers;
 use polis_proto::v1;
 use polis_proto::v1::node_management_client::NodeManagementClient;
-use serde::Serialize;
 
 use super::At;
+use super::proof::{Known, System, judged, proved};
 use crate::error::Error;
-use crate::output::{Document, Text, fields};
 use crate::session::{PATIENCE, Session};
-use crate::table::table;
 use crate::{Global, contexts, kernel};
-use polis_wire::attestation::{self, Answer, Certificate, Challenge, EndorsementKey, Keys};
-
-/// The registers, and what firmware, boot stub and kernel measure into them.
-const REGISTERS: [(u32, &str); 12] = [
-    (0, "firmware"),
-    (1, "settings of the firmware"),
-    (2, "firmware of cards"),
-    (3, "settings of cards"),
-    (4, "programs that the firmware started"),
-    (5, "partition table, settings of the loader"),
-    (6, "events of the board"),
-    (7, "Secure Boot and its keys"),
-    (9, "initramfs, as the kernel read it"),
-    (11, "kernel image"),
-    (12, "additions to the command line"),
-    (13, "extensions of the system"),
-];
-
-/// The registers that have the same value whatever image was started: nothing adds to them.
-const EMPTY: [u32; 2] = [12, 13];
-
-/// Digits of a value that people compare; a program gets all.
-const DIGITS: usize = 16;
+use polis_wire::attestation::{self, Answer, Challenge, Keys, REGISTERS};
 
 /// Arguments of `node attest`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// The node.
     node: String,
+    #[command(flatten)]
+    wanted: Wanted,
+    #[command(flatten)]
+    at: At,
+}
+
+/// What the proof of a TPM is compared with.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Wanted {
     /// A system that the node may have started: an update bundle, a raw disk image, or a
     /// kernel image; repeatable.
     #[arg(long = "image", value_name = "FILE")]
@@ -61,58 +44,22 @@ pub(crate) struct Arguments {
     /// maker, and a TPM without a certificate, are errors then.
     #[arg(long = "maker", value_name = "FILE")]
     makers: Vec<PathBuf>,
-    #[command(flatten)]
-    at: At,
 }
 
-/// An attestation that holds, as programs read it.
-#[derive(Debug, Serialize)]
-struct View {
-    node: String,
-    tpm: Tpm,
-    /// The named file that the node has started, or the first that it should have; `null`:
-    /// none was named.
-    image: Option<PathBuf>,
-    registers: Vec<Register>,
-    as_expected: bool,
-}
-
-#[derive(Debug, Serialize)]
-struct Tpm {
-    /// Of the endorsement key: `ecc-p256` or `rsa-2048`.
-    key: &'static str,
-    /// Whether it opened the credential: an attestation that is not is an error.
-    activated: bool,
-    /// Who signed its certificate, by that certificate alone; `null`: it has none.
-    issuer: Option<String>,
-    /// The maker whose certificate was named and that has signed it.
-    maker: Option<String>,
-}
-
-#[derive(Debug, Serialize)]
-struct Register {
-    number: u32,
-    measures: &'static str,
-    /// `null`: it is not known what it should be.
-    expected: Option<String>,
-    actual: String,
-    as_expected: Option<bool>,
-}
-
-/// A file that was named, with the registers after a start of it.
-struct System {
-    file: PathBuf,
-    registers: Registers,
+impl Wanted {
+    fn read(self) -> Result<Known, Error> {
+        let system =
+            |file: PathBuf| kernel::registers(&file).map(|registers| System { file, registers });
+        let systems = self.images.into_iter().map(system).collect::<Result<_, _>>()?;
+        let makers = self.makers.iter().map(|file| contexts::read_authority(file));
+        Ok(Known { systems, makers: makers.collect::<Result<_, _>>()? })
+    }
 }
 
 /// Runs the command.
 pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Error> {
-    let Arguments { node, images, makers, at } = arguments;
-    let system =
-        |file: PathBuf| kernel::registers(&file).map(|registers| System { file, registers });
-    let systems = images.into_iter().map(system).collect::<Result<Vec<_>, _>>()?;
-    let makers = makers.iter().map(|file| contexts::read_authority(file));
-    let makers = makers.collect::<Result<Vec<_>, _>>()?;
+    let Arguments { node, wanted, at } = arguments;
+    let known = wanted.read()?;
 
     let session = Session::prepare(global, PATIENCE)?;
     let target = session.target(Some(&node), at.at.as_ref()).await?;
@@ -120,165 +67,38 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
     let id = connection.node.to_string();
     let mut client = NodeManagementClient::new(connection.channel);
     let asked = client.get_attestation_keys(v1::GetAttestationKeysRequest {});
-    let keys = keys(session.within("read the keys of the node's TPM", asked).await?.into_inner());
+    let answer = session.within("read the keys of the node's TPM", asked).await?.into_inner();
+    let keys = Keys::from_message(answer.keys.unwrap_or_default());
     let unproved = |error| unproved(&id, error);
     let challenge = Challenge::new(&keys).map_err(unproved)?;
-    let request = v1::AttestRequest {
-        credential: challenge.credential.blob.clone(),
-        encrypted_secret: challenge.credential.secret.clone(),
-        nonce: challenge.nonce.to_vec(),
-        registers: REGISTERS.iter().map(|(number, _)| *number).collect(),
-    };
+    let request = v1::AttestRequest { question: Some(challenge.question(&REGISTERS)) };
     let answer = session.within("attest the node", client.attest(request)).await?.into_inner();
-    let answer = self::answer(answer).map_err(unproved)?;
-    challenge.check(&id, &REGISTERS.map(|(number, _)| number), &answer).map_err(unproved)?;
+    let answer = Answer::from_message(answer.answer.unwrap_or_default()).map_err(unproved)?;
+    challenge.check(&id, &REGISTERS, &answer).map_err(unproved)?;
 
-    let (tpm, mut faults) = certified(&keys, &makers).map_err(unproved)?;
-    let started = systems.iter().find(|system| fits(system, &answer.registers));
-    let system = started.or(systems.first());
-    let registers = compared(&answer.registers, system);
-    faults.extend(registers.iter().filter_map(Register::fault));
-    let view = View {
-        node: id.clone(),
-        tpm,
-        image: system.map(|system| system.file.clone()),
-        registers,
-        as_expected: faults.is_empty(),
-    };
-    global.out.print(&view.document(!makers.is_empty())?)?;
+    let (view, faults) = judged(&id, &keys, &answer.registers, &known).map_err(unproved)?;
+    global.out.print(&view.document(!known.makers.is_empty())?)?;
     match faults.is_empty() {
         true => Ok(()),
         false => Err(differs(&id, &faults)),
     }
 }
 
-fn keys(answer: v1::GetAttestationKeysResponse) -> Keys {
-    let certificate = answer.endorsement_certificate;
-    Keys {
-        endorsement: answer.endorsement_key,
-        certificate: (!certificate.is_empty()).then_some(certificate),
-        attestation: answer.attestation_key,
+/// Fails unless the TPM of a node that waits for approval has proved what is wanted. The
+/// leader has checked the proof; without `--image` and `--maker` nothing is wanted.
+pub(super) fn check_recorded(node: &v1::NodeInfo, wanted: Wanted) -> Result<(), Error> {
+    if wanted.images.is_empty() && wanted.makers.is_empty() {
+        return Ok(());
     }
-}
-
-fn answer(answer: v1::AttestResponse) -> Result<Answer, attestation::Error> {
-    let v1::AttestResponse { secret, quote, signature, registers } = answer;
-    let register = |register: v1::attest_response::Register| {
-        let value = register.value.try_into().map_err(|_length| attestation::Error::Registers)?;
-        Ok((register.number, value))
-    };
-    let registers = registers.into_iter().map(register);
-    let registers = registers.collect::<Result<_, attestation::Error>>()?;
-    Ok(Answer { secret, quote, signature, registers })
-}
-
-/// What the certificate of the TPM says, and what is wrong with it.
-fn certified(keys: &Keys, makers: &[Vec<u8>]) -> Result<(Tpm, Vec<String>), attestation::Error> {
-    let endorsement = EndorsementKey::read(&keys.endorsement)?;
-    let key = match endorsement {
-        EndorsementKey::Ecc(_) => "ecc-p256",
-        EndorsementKey::Rsa(_) => "rsa-2048",
-    };
-    let mut tpm = Tpm { key, activated: true, issuer: None, maker: None };
-    let mut faults = Vec::new();
-    match keys.certificate.as_deref().map(Certificate::read) {
-        None if makers.is_empty() => {}
-        None => faults.push("its TPM has no certificate of a maker".to_owned()),
-        Some(certificate) => {
-            let certificate = certificate?;
-            tpm.issuer = Some(certificate.issuer());
-            certificate.certifies(&endorsement)?;
-            if !makers.is_empty() {
-                match certificate.signed_by_one_of(makers.iter().map(Vec::as_slice)) {
-                    Ok(maker) => tpm.maker = Some(maker),
-                    Err(error) => faults.push(error.to_string()),
-                }
-            }
-        }
-    }
-    Ok((tpm, faults))
-}
-
-/// Whether a start of this system gives these values.
-fn fits(system: &System, actual: &Registers) -> bool {
-    system.registers.iter().all(|(number, value)| actual.get(number) == Some(value))
-}
-
-fn compared(actual: &Registers, system: Option<&System>) -> Vec<Register> {
-    let expected = |number: u32| match system {
-        Some(system) => system.registers.get(&number).copied(),
-        None => EMPTY.contains(&number).then_some([0; 32]),
-    };
-    let register = |(number, measures): (u32, &'static str)| {
-        let (actual, expected) = (actual.get(&number)?, expected(number));
-        Some(Register {
-            number,
-            measures,
-            expected: expected.map(|value| hex::encode(&value)),
-            actual: hex::encode(actual),
-            as_expected: expected.map(|expected| expected == *actual),
-        })
-    };
-    REGISTERS.into_iter().filter_map(register).collect()
-}
-
-/// The beginning of a value.
-fn short(value: &str) -> &str {
-    value.get(..DIGITS).unwrap_or(value)
-}
-
-impl Register {
-    /// What is wrong with it.
-    fn fault(&self) -> Option<String> {
-        let expected = self.expected.as_deref().filter(|_value| self.as_expected == Some(false))?;
-        let Self { number, measures, actual, .. } = self;
-        Some(format!(
-            "register {number} ({measures}) is {}…, expected {}…",
-            short(actual),
-            short(expected)
-        ))
-    }
-
-    fn row(&self) -> Vec<String> {
-        let result = match self.as_expected {
-            None => "-",
-            Some(true) => "as expected",
-            Some(false) => "DIFFERS",
-        };
-        let expected = self.expected.as_deref().map_or("-", short);
-        [&self.number.to_string(), self.measures, expected, short(&self.actual), result]
-            .map(str::to_owned)
-            .to_vec()
-    }
-}
-
-impl View {
-    fn document(&self, named: bool) -> Result<Document, Error> {
-        let maker = match (&self.tpm.issuer, &self.tpm.maker) {
-            (_, Some(maker)) => format!("{maker}, as named with --maker"),
-            (Some(issuer), None) if named => format!("{issuer}, which was not named with --maker"),
-            (Some(issuer), None) => format!("{issuer}, by its own word: name it with --maker FILE"),
-            (None, _) => {
-                "not known: the TPM has no certificate, and may be an emulated one".to_owned()
-            }
-        };
-        let image = match &self.image {
-            Some(image) => image.display().to_string(),
-            None => "not compared: name what the node should run with --image FILE".to_owned(),
-        };
-        let lines = [
-            ("node", self.node.clone()),
-            (
-                "TPM",
-                format!("proved: the key that signed is in it, beside one of {}", self.tpm.key),
-            ),
-            ("maker", maker),
-            ("image", image),
-        ];
-        let rows: Vec<_> = self.registers.iter().map(Register::row).collect();
-        let headings = ["REGISTER", "MEASURES", "EXPECTED", "ACTUAL", "RESULT"];
-        let text = Text::from(fields(&lines)).and("\n").then(table(&headings, &rows));
-        Document::new(self, text)
+    let (_view, faults) = proved(node, &wanted.read()?).map_err(|fault| {
+        Error::new(fault).context(format!("{} may not enter by its TPM", node.id)).or_help(
+            "compare the machine's screen and approve it without --image and --maker, or keep it \
+             out; a machine asks its TPM again at its next boot",
+        )
+    })?;
+    match faults.is_empty() {
+        true => Ok(()),
+        false => Err(differs(&node.id, &faults)),
     }
 }
 
@@ -302,8 +122,14 @@ fn differs(node: &str, faults: &[String]) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use polis_wire::attestation::software::Software;
+
+    use polis_bundle::Registers;
+
+    use super::*;
     use crate::kernel::tests::kernel as image;
     use crate::loopback::{Cluster, KERNEL, NODE};
+    use crate::node::proof::Recorded;
     use crate::testing::World;
     use polis_wire::rpc::testing::node_id;
 
@@ -408,5 +234,75 @@ mod tests {
         let ended = world.run(&["node", "attest", &id, "--maker", "@maker.der"]);
         assert_eq!(ended.status, 1, "{}", ended.stdout);
         assert!(ended.stderr.contains("its TPM has no certificate of a maker"), "{}", ended.stderr);
+    }
+
+    /// A node that waits, with this proof in its record.
+    fn waiting(attestation: Option<v1::TpmAttestation>) -> v1::NodeInfo {
+        v1::NodeInfo { id: "polis-01".to_owned(), tpm: true, attestation, ..Default::default() }
+    }
+
+    /// The proof of a TPM that has started this kernel.
+    fn proof(kernel: &[u8]) -> v1::TpmAttestation {
+        let mut registers: Registers = REGISTERS.iter().map(|number| (*number, [3; 32])).collect();
+        registers.extend(polis_bundle::registers(&image(kernel)).unwrap());
+        v1::TpmAttestation {
+            at: 1_700_000_000,
+            keys: Some(Software::default().keys().into_message()),
+            registers: attestation::to_messages(registers),
+            fault: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_machine_that_waits_is_compared_with_what_it_should_run() {
+        let world = World::new();
+        for name in ["right", "wrong"] {
+            std::fs::write(world.path(name), image(name.as_bytes())).unwrap();
+        }
+        let wanted = |images: &[&str]| Wanted {
+            images: images.iter().map(|name| world.path(name)).collect(),
+            makers: Vec::new(),
+        };
+        let check = |attestation, images: &[&str]| {
+            let checked = check_recorded(&waiting(attestation), wanted(images));
+            checked.map_err(|error| error.render())
+        };
+        assert_eq!(check(Some(proof(b"right")), &["right"]), Ok(()));
+        assert_eq!(check(Some(proof(b"right")), &["wrong", "right"]), Ok(()));
+        assert_eq!(check(None, &[]), Ok(()), "nothing is wanted");
+        let refused = check(Some(proof(b"right")), &["wrong"]).unwrap_err();
+        assert!(refused.contains("register 11 (kernel image) is "), "{refused}");
+        assert!(refused.contains("…, expected "), "{refused}");
+        let refused = check(None, &["right"]).unwrap_err();
+        assert!(refused.contains("it has proved no TPM to the cluster"), "{refused}");
+        let fault = "the attestation key is not in the TPM".to_owned();
+        let failed = v1::TpmAttestation { fault, ..Default::default() };
+        let refused = check(Some(failed), &["right"]).unwrap_err();
+        insta::assert_snapshot!(refused, @r"
+        error: polis-01 may not enter by its TPM
+        cause: the attestation key is not in the TPM
+        help: compare the machine's screen and approve it without --image and --maker, or keep it out; a machine asks its TPM again at its next boot
+        ");
+        let makers = vec![world.path("maker")];
+        std::fs::write(&makers[0], Cluster::new(&world).authority()).unwrap();
+        let wanted = Wanted { images: Vec::new(), makers };
+        let refused = check_recorded(&waiting(Some(proof(b"right"))), wanted).unwrap_err();
+        assert!(refused.render().contains("no certificate of a maker"), "{}", refused.render());
+    }
+
+    #[test]
+    fn what_a_tpm_proved_is_told_in_two_lines() {
+        let told = |attestation| Recorded::of(&waiting(Some(attestation))).unwrap().text();
+        insta::assert_snapshot!(told(proof(b"kernel")), @r"
+        at 2023-11-14 22:13:20 UTC; maker: not known
+        kernel image ff4d55cd85724de9…; nothing was added
+        ");
+        let mut added = proof(b"kernel");
+        let register = added.registers.iter_mut().find(|register| register.number == 12);
+        register.unwrap().value = vec![1; 32];
+        assert!(told(added).ends_with("SOMETHING WAS ADDED to its start"));
+        let failed = v1::TpmAttestation { fault: "it is forged".to_owned(), ..Default::default() };
+        assert!(told(failed).starts_with("FAILED at "));
+        assert!(Recorded::of(&waiting(None)).is_none());
     }
 }

@@ -7,6 +7,7 @@ mod attest;
 mod drain;
 mod logs;
 mod look;
+mod proof;
 mod recovery;
 mod reset;
 #[cfg(test)]
@@ -70,6 +71,8 @@ pub(super) enum Command {
         /// approved.
         #[arg(long, conflicts_with = "fingerprint")]
         unchecked: bool,
+        #[command(flatten)]
+        wanted: attest::Wanted,
         #[command(flatten)]
         dry_run: DryRun,
     },
@@ -271,8 +274,8 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         Command::Status(arguments) => look::status(&arguments, global).await,
         Command::Services(arguments) => look::services(&arguments, global).await,
         Command::Attest(arguments) => Box::pin(attest::run(arguments, global)).await,
-        Command::Approve { node, fingerprint, unchecked, dry_run } => {
-            approve(&node, fingerprint, unchecked, dry_run, global).await
+        Command::Approve { node, fingerprint, unchecked, wanted, dry_run } => {
+            approve(&node, fingerprint, unchecked, wanted, dry_run, global).await
         }
         Command::Roles { node, add, remove, drain, sure } => {
             change_roles(&node, &add, &remove, drain, sure, global).await
@@ -527,11 +530,13 @@ async fn approve(
     node: &str,
     fingerprint: Option<String>,
     unchecked: bool,
+    wanted: attest::Wanted,
     dry_run: DryRun,
     global: &Global,
 ) -> Result<(), Error> {
     let mut session = Session::open(global).await?;
     let node = session.find(node).await?;
+    attest::check_recorded(&node, wanted)?;
     if dry_run.of(global, &format!("{} may enter the cluster.", called(&node)))? == Go::NoFurther {
         return Ok(());
     }
@@ -541,11 +546,14 @@ async fn approve(
         None => {
             let shown = view::fingerprint(&node)
                 .ok_or_else(|| Error::new(format!("{} has no key", node.id)))?;
+            let proof = proof::Recorded::of(&node).map(|proof| proof.text());
+            let proof = proof.map(|proof| format!("Its TPM proved: {proof}\n\n"));
             let question = format!(
                 "{} waits for approval. Its fingerprint is\n\n    {}\n    \
-                 {shown}\n\nDoes the machine's screen show the same?",
+                 {shown}\n\n{}Does the machine's screen show the same?",
                 called(&node),
-                shown.words()
+                shown.words(),
+                proof.unwrap_or_default()
             );
             let instead = "name the fingerprint on the machine's screen: --fingerprint WORDS; or \
                            skip the comparison: --unchecked";

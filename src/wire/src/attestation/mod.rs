@@ -27,6 +27,7 @@ mod credential;
 pub mod derive;
 pub mod format;
 mod key;
+mod messages;
 mod quote;
 #[cfg(any(test, feature = "testing"))]
 pub mod software;
@@ -41,7 +42,12 @@ use self::derive::SIZE;
 pub use self::key::{
     AttestationKey, EndorsementKey, Kind, attestation_template, endorsement_template, name,
 };
+pub use self::messages::{Invalid, Question, from_messages, to_messages};
 pub use self::quote::Registers;
+
+/// The registers that an attestation of a node is about: those of the firmware, and those that
+/// boot stub and kernel extend.
+pub const REGISTERS: [u32; 12] = [0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 12, 13];
 
 /// The use of the hash that binds a question to a node.
 const QUESTION: &[u8] = b"polis attestation 1\0";
