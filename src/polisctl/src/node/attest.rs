@@ -143,7 +143,7 @@ mod tests {
         let output = world.runs(&["node", "attest", &id, "--image", "@right.efi"]);
         insta::assert_snapshot!(output.replace(&id, "ID"), @r"
         node   ID
-        TPM    proved: the key that signed is in it, beside one of rsa-2048
+        TPM    proved; endorsement key: rsa-2048
         maker  not known: the TPM has no certificate, and may be an emulated one
         image  @right.efi
 

@@ -255,7 +255,9 @@ impl View {
         let maker = match (&self.tpm.issuer, &self.tpm.maker) {
             (_, Some(maker)) => format!("{maker}, as named with --maker"),
             (Some(issuer), None) if named => format!("{issuer}, which was not named with --maker"),
-            (Some(issuer), None) => format!("{issuer}, by its own word: name it with --maker FILE"),
+            (Some(issuer), None) => {
+                format!("{issuer}, not checked: name the maker with --maker FILE")
+            }
             (None, _) => {
                 "not known: the TPM has no certificate, and may be an emulated one".to_owned()
             }
@@ -266,10 +268,7 @@ impl View {
         };
         let lines = [
             ("node", self.node.clone()),
-            (
-                "TPM",
-                format!("proved: the key that signed is in it, beside one of {}", self.tpm.key),
-            ),
+            ("TPM", format!("proved; endorsement key: {}", self.tpm.key)),
             ("maker", maker),
             ("image", image),
         ];
