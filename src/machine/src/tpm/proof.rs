@@ -35,8 +35,8 @@ const CERTIFICATES: [(Kind, u32); 2] = [(Kind::Ecc, 0x01c0_000a), (Kind::Rsa, 0x
 const AUTH_READ: u32 = 1 << 18;
 const WRITTEN: u32 = 1 << 29;
 
-/// How much of a certificate is read at once: every TPM has buffers as large as that.
-const PIECE: u16 = 512;
+/// How much of a certificate is read at once: well below the buffer of any TPM.
+const PIECE: u16 = 256;
 
 /// Bytes of the longest certificate.
 const CERTIFICATE_MAX: u16 = 8192;
