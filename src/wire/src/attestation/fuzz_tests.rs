@@ -1,6 +1,7 @@
 //! Fuzz targets of what a node says in an attestation: keys, certificates, quotes.
 
 use polis_fuzz::{Accepted, Target};
+use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::software::{Pair, endorsement};
 use super::tests::{Maker, registers, statement};
@@ -40,6 +41,12 @@ fn quotes() {
     });
 }
 
+/// The part of a certificate that its maker signs.
+fn content(der: &[u8]) -> Vec<u8> {
+    let (_, certificate) = X509Certificate::from_der(der).unwrap();
+    certificate.tbs_certificate.as_ref().to_vec()
+}
+
 #[test]
 fn endorsement_certificates() {
     let key = EndorsementKey::read(&endorsement()).unwrap();
@@ -51,8 +58,8 @@ fn endorsement_certificates() {
         let _issuer = certificate.issuer();
         let known = certificate.certifies(&key).is_ok();
         let signed = certificate.signed_by_one_of([&*maker.der]).is_ok();
-        // Only what the maker signed, whatever stands behind it.
-        assert!(!signed || input.starts_with(&sample));
+        // Only what the maker signed: the names of the algorithm outside of it may differ.
+        assert!(!signed || content(input) == content(&sample));
         (known && signed).into()
     });
 }
