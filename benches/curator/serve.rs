@@ -190,6 +190,7 @@ async fn node(store: &Store<Client>, ticket: &[u8]) -> Result<Caller> {
         address: "192.0.2.1".to_owned(),
         now: 0,
         nonce: [1; 16],
+        attestation: None,
     };
     store.register(ticket, registration).await?;
     store.approve(identity.id, None).await?;

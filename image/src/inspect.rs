@@ -12,6 +12,7 @@ use std::{
 };
 
 use gpt::{GptConfig, partition::Partition};
+use polis_bundle::Registers;
 
 use crate::{
     difference,
@@ -58,6 +59,8 @@ pub struct Inspection {
     pub parameters: Option<usize>,
     /// Whether the system matches the command line.
     pub system: System,
+    /// The registers of the machine's TPM after a start of the image.
+    pub registers: Registers,
     /// The programs that the machine starts from the ESP, by their paths there: the unified
     /// kernel image last, and before it the loader that starts it, if there is one.
     pub signatures: Vec<(String, Signature)>,
@@ -130,6 +133,7 @@ fn inspect_raw(named: &Path, path: &Path) -> Result<Inspection> {
         esp::read(window(esp)?, esp::LOADER)?.ok_or_else(|| foreign("its ESP has no boot file"))?;
     let mut signatures = vec![(esp::LOADER.to_owned(), Signature::of(&first))];
     let mut sections = uki::sections(&PathBuf::from(esp::LOADER), &first)?;
+    let mut kernel = first;
     if !sections.iter().any(|section| section.name == ".cmdline") {
         let names = esp::list(window(esp)?, starting::KERNELS)?;
         let [name] = &names[..] else {
@@ -140,6 +144,7 @@ fn inspect_raw(named: &Path, path: &Path) -> Result<Inspection> {
             esp::read(window(esp)?, &path)?.ok_or_else(|| foreign("its kernel image is gone"))?;
         sections = uki::sections(&PathBuf::from(&path), &image)?;
         signatures.push((path, Signature::of(&image)));
+        kernel = image;
     }
     let parameters = esp::read(window(esp)?, esp::PARAMETERS)?.map(|bytes| bytes.len());
     let text = |name: &str| {
@@ -165,6 +170,8 @@ fn inspect_raw(named: &Path, path: &Path) -> Result<Inspection> {
             .collect(),
         parameters,
         system: verity.check(window(system)?, path)?,
+        registers: polis_bundle::registers(&kernel)
+            .map_err(|unmeasurable| foreign(&unmeasurable.to_string()))?,
         signatures,
         cmdline,
     })
@@ -359,6 +366,9 @@ mod tests {
         }
         assert_eq!(sha256(&signed).unwrap(), sha256(&disk("again", Some(signer))).unwrap());
         let plain = inspect(&disk("plain", None)).unwrap();
+        // The kernel image is measured, and not the loader: the two differ by the key in it.
+        let [signed, plain_11] = [&found, &plain].map(|found| found.registers[&11]);
+        assert!(signed != plain_11 && plain_11 != [0; 32]);
         assert_eq!(plain.signatures, [("EFI/BOOT/BOOTX64.EFI".to_owned(), Signature::Absent)]);
     }
 

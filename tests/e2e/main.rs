@@ -11,6 +11,7 @@
 #![expect(clippy::print_stderr, reason = "the same")]
 
 mod attended;
+mod attested;
 mod clock;
 mod cluster_update;
 mod config_drive;
@@ -62,6 +63,7 @@ const SUITE: Suite =
 
 const FILES: &[&[Story]] = &[
     attended::STORIES,
+    attested::STORIES,
     clock::STORIES,
     cluster_update::STORIES,
     console::STORIES,

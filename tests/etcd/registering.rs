@@ -13,16 +13,21 @@ use polis_control::cluster::{self, Probe, State};
 use polis_control::consensus;
 use polis_machine::network;
 use polis_machine::storage::{self, Kind, Ready, Wanted};
+use polis_machine::tpm::{self, Blob};
 use polis_proto::v1;
 use polis_proto::v1::management_client::ManagementClient;
 use polis_runtime::event::until;
 use polis_tests::{Story, story};
+use polis_wire::attestation::software::Software;
+use polis_wire::attestation::{Answer, Keys, Question, REGISTERS, qualifier};
 use polis_wire::identity::NodeId;
 use polis_wire::parameters::{Cluster as Told, DirectoryNode, Loaded, Network, Parameters};
 use polis_wire::parameters::{Register, Source, Ticket};
+use polis_wire::rpc::client::Client;
 use tokio::sync::watch;
+use zeroize::Zeroizing;
 
-use crate::curators::{BootstrapNode, Cluster};
+use crate::curators::{BootstrapNode, Cluster, Curator};
 use crate::harness::{Machine, Running, supervise};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -33,6 +38,55 @@ struct Newcomer {
     has_data: bool,
     /// The steps as soon as the node's key is on the disk, once.
     hook: Hook,
+    tpm: Arc<dyn sealer::Tpm>,
+}
+
+/// A TPM in software, which seals nothing.
+#[derive(Debug, Default)]
+struct Emulated {
+    software: Software,
+    /// The node names the attestation key of another TPM.
+    pretends: bool,
+}
+
+impl sealer::Tpm for Emulated {
+    fn is_there(&self) -> bool {
+        true
+    }
+
+    fn seal(&self, purpose: &[u8], secret: &[u8]) -> Result<Blob, tpm::Error> {
+        Ok(Blob {
+            public: purpose.to_vec(),
+            private: Vec::new(),
+            root: vec![1],
+            pcrs: vec![7, 12],
+            nonce: vec![0; 12],
+            ciphertext: secret.to_vec(),
+        })
+    }
+
+    fn unseal(&self, _purpose: &[u8], blob: &Blob) -> Result<Zeroizing<Vec<u8>>, tpm::Error> {
+        Ok(Zeroizing::new(blob.ciphertext.clone()))
+    }
+
+    fn keys(&self) -> Result<Keys, tpm::Error> {
+        let keys = self.software.keys();
+        let other = Software::default().keys().attestation;
+        Ok(if self.pretends { Keys { attestation: other, ..keys } } else { keys })
+    }
+
+    fn prove(&self, node: &str, question: &Question) -> Result<Answer, tpm::Error> {
+        let asked = qualifier(&question.nonce, node);
+        let registers = question.registers.iter().map(|number| (*number, [5; 32])).collect();
+        let opened = self.software.prove(&question.credential, &asked, registers);
+        // It guesses.
+        Ok(opened.unwrap_or_else(|| Answer {
+            secret: vec![0; 32],
+            quote: Vec::new(),
+            signature: Vec::new(),
+            registers: question.registers.iter().map(|number| (*number, [5; 32])).collect(),
+        }))
+    }
 }
 
 type Hook = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
@@ -54,7 +108,13 @@ impl Newcomer {
     fn new() -> Self {
         let disk = tempfile::tempdir().unwrap();
         Root::at(disk.path()).esp.create().unwrap();
-        Self { disk, has_data: false, hook: Hook::default() }
+        let tpm = Arc::new(sealer::Machine { dev: disk.path().to_owned() });
+        Self { disk, has_data: false, hook: Hook::default(), tpm }
+    }
+
+    fn with_tpm(pretends: bool) -> Self {
+        let software = Software::default();
+        Self { tpm: Arc::new(Emulated { software, pretends }), ..Self::new() }
     }
 
     /// One boot, cut after `steps` steps, watched until `enough`.
@@ -103,7 +163,7 @@ impl Newcomer {
             config: cluster::Config {
                 root: root.clone(),
                 probe,
-                tpm: Arc::new(sealer::Machine { dev: self.disk.path().to_owned() }),
+                tpm: Arc::clone(&self.tpm),
                 efivars: self.disk.path().join("efivars"),
                 recovery: recovery::Given::nothing(self.disk.path()),
             },
@@ -192,13 +252,15 @@ impl Newcomer {
 }
 
 /// The stories of this file.
-pub(crate) const STORIES: &[Story] =
-    &[story!(threads a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way)
-        .takes(30)];
+pub(crate) const STORIES: &[Story] = &[
+    story!(threads a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way)
+        .takes(30),
+    story!(threads a_machine_with_a_tpm_proves_it_while_it_waits_and_one_that_pretends_does_not)
+        .takes(10),
+];
 
-async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way() {
-    let machine = Machine::new();
-    let BootstrapNode { node, cluster, curator, owner, .. } = BootstrapNode::start(&machine).await;
+/// The parameters of a machine that registers with this cluster.
+async fn register_with(owner: &Client, cluster: &Cluster, curator: &Curator) -> Register {
     let ticket = owner
         .call(polis_wire::rpc::client::Repeat::Allowed, |channel| async move {
             let request = v1::GetRegisterTicketRequest::default();
@@ -206,7 +268,7 @@ async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way(
         })
         .await
         .unwrap();
-    let register = Register {
+    Register {
         directory: vec![DirectoryNode {
             id: curator.id,
             addresses: vec![curator.address.to_string()],
@@ -215,7 +277,42 @@ async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way(
         ca_certificate: cluster.authority.clone(),
         labels: BTreeMap::new(),
         name: None,
+    }
+}
+
+async fn a_machine_with_a_tpm_proves_it_while_it_waits_and_one_that_pretends_does_not() {
+    let machine = Machine::new();
+    let BootstrapNode { node, cluster, curator, owner, .. } = BootstrapNode::start(&machine).await;
+    let register = register_with(&owner, &cluster, &curator).await;
+    let foreign = |status: &cluster::Status, _waits| status.state == State::Foreign;
+    let proved = async |mut newcomer: Newcomer| {
+        let end = newcomer.boot(Some(&register), usize::MAX, foreign).await;
+        let End::Waits(_, Some(id)) = end else { panic!("{end:?}") };
+        let before = cluster.store.node(id).await.unwrap().attestation;
+        // It proves once a boot, and its record has the newest proof.
+        let end = newcomer.boot(None, usize::MAX, foreign).await;
+        assert!(matches!(end, End::Waits(_, Some(again)) if again == id), "{end:?}");
+        let after = cluster.store.node(id).await.unwrap().attestation;
+        assert_eq!(before.is_some(), after.is_some());
+        after
     };
+    assert_eq!(proved(Newcomer::new()).await, None, "it has no TPM");
+    let found = proved(Newcomer::with_tpm(false)).await.unwrap();
+    assert_eq!(found.fault, "");
+    assert!(found.keys.is_some() && found.at > 0, "{found:?}");
+    assert_eq!(found.registers.len(), REGISTERS.len());
+    assert!(found.registers.iter().all(|register| register.value == [5; 32]), "{found:?}");
+    let found = proved(Newcomer::with_tpm(true)).await.unwrap();
+    assert!(found.fault.contains("not in the TPM"), "{found:?}");
+    assert!(found.keys.is_none() && found.registers.is_empty(), "{found:?}");
+    curator.supervisor.stop().await;
+    node.stop().await;
+}
+
+async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way() {
+    let machine = Machine::new();
+    let BootstrapNode { node, cluster, curator, owner, .. } = BootstrapNode::start(&machine).await;
+    let register = register_with(&owner, &cluster, &curator).await;
 
     // A permanent error is reported and stops the registration; each has a code of its
     // own.

@@ -65,3 +65,14 @@ fn signed_manifests() {
         Accepted::Yes
     });
 }
+
+#[test]
+fn kernel_images() {
+    let sections: [(&str, &[u8]); 3] = [(".osrel", b"os"), (".linux", &[7; 64]), (".sbat", b"s")];
+    let sample = crate::measure::tests::image(&sections);
+    Target::new("bundle.kernel_image").samples([sample]).run(|input| {
+        let Ok(registers) = crate::registers(input) else { return Accepted::No };
+        assert!(registers.keys().eq(&[11, 12, 13]));
+        Accepted::Yes
+    });
+}

@@ -19,11 +19,13 @@
 #[cfg(test)]
 mod fuzz_tests;
 mod manifest;
+mod measure;
 mod reader;
 mod refusal;
 mod writer;
 
 pub use self::manifest::{Manifest, Part, Target};
+pub use self::measure::{Registers, Unmeasurable, registers};
 pub use self::reader::{Bundle, Error};
 pub use self::refusal::{PartName, Refusal};
 pub use self::writer::write;

@@ -239,6 +239,22 @@ pub(super) fn read_certificate(file: &Path) -> Result<Vec<u8>, Error> {
     certificate(file, &read_file(file)?)
 }
 
+/// Reads the DER of the certificate of any authority, from PEM or DER.
+pub(super) fn read_authority(file: &Path) -> Result<Vec<u8>, Error> {
+    let bytes = read_file(file)?;
+    let der = match x509_parser::pem::parse_x509_pem(&bytes) {
+        Ok((_rest, pem)) if pem.label == "CERTIFICATE" => pem.contents,
+        _ => bytes,
+    };
+    if x509_parser::parse_x509_certificate(&der).is_err() {
+        return Err(Error::new(format!(
+            "{} holds no certificate, neither in PEM nor in DER",
+            file.display()
+        )));
+    }
+    Ok(der)
+}
+
 /// Reads a file that must exist and be small.
 pub(super) fn read_file(file: &Path) -> Result<Vec<u8>, Error> {
     read(file)?.ok_or_else(|| Error::new(format!("{} does not exist", file.display())))

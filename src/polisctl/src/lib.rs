@@ -30,6 +30,7 @@ mod dashboard;
 mod error;
 mod etcd;
 mod events;
+mod kernel;
 mod key;
 mod kubernetes;
 mod leaderless;
@@ -322,7 +323,7 @@ mod tests {
         cluster update pause, cluster update resume, cluster update abort, cluster wait, node list, \
         node describe, node firewall, node update, update inspect, \
         node approve, node roles, node label, node reboot, node poweroff, node decommission, \
-        node delete, node logs, etcd members, etcd status, etcd snapshot, console, \
+        node delete, node logs, node attest, etcd members, etcd status, etcd snapshot, console, \
         audit, audit verify";
 
     fn paths(command: &clap::Command, path: &str) -> Vec<String> {

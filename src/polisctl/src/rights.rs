@@ -11,7 +11,7 @@ use polis_wire::rpc::{Role, Table};
 /// The commands that need more than the role viewer, each with the RPC that needs the most. A
 /// command below one of them needs the same, unless it has its own entry, which may be of a
 /// viewer.
-const CALLS: [(&str, &str); 29] = [
+const CALLS: [(&str, &str); 30] = [
     ("audit", "/polis.v1.Management/GetAudit"),
     ("cluster configure", "/polis.v1.Management/ConfigureCluster"),
     ("cluster registry delete", "/polis.v1.Management/DeleteRegistry"),
@@ -26,6 +26,7 @@ const CALLS: [(&str, &str); 29] = [
     ("cluster update status", "/polis.v1.Management/GetUpdate"),
     ("etcd snapshot", "/polis.v1.Management/SnapshotEtcd"),
     ("node approve", "/polis.v1.Management/ApproveNode"),
+    ("node attest", "/polis.v1.NodeManagement/Attest"),
     ("node decommission", "/polis.v1.Management/DecommissionNode"),
     ("node delete", "/polis.v1.Management/DeleteNode"),
     ("node label", "/polis.v1.Management/UpdateNodeLabels"),

@@ -157,8 +157,8 @@ const TOLD: &[Suggestion] = &[
     ("node services _", "an unknown name of a log", USERS, &[NO_SUCH]),
     (
         "node status NODE",
-        "a bundle that the node refused, a node that is not back",
-        OWNERS,
+        "a bundle that the node refused, a node that is not back; one that started differently",
+        OPERATORS,
         &[UPDATED],
     ),
     ("node status NODE --at HOST", "no leader", USERS, &[AT]),

@@ -118,10 +118,24 @@ const CASES: &[Case] = &[
     ("node services", &["ID"], Kind::Remote, &[NO_NODE]),
     ("node firewall", &["ID"], Kind::Remote, &[NO_NODE]),
     (
+        "node attest",
+        &["ID"],
+        Kind::Remote,
+        &[
+            NO_NODE,
+            (&["ID", "--image", "@wrong"], 1, "nor a disk image"),
+            (&["ID", "--maker", "@wrong"], 1, "holds no certificate"),
+        ],
+    ),
+    (
         "node approve",
         &["ID", "--unchecked"],
         Kind::Remote,
-        &[NO_NODE, (&["ID", "--fingerprint", "zoo"], 2, "four words")],
+        &[
+            NO_NODE,
+            (&["ID", "--fingerprint", "zoo"], 2, "four words"),
+            (&["ID", "--unchecked", "--image", "@wrong"], 1, "nor a disk image"),
+        ],
     ),
     (
         "node roles",
@@ -360,7 +374,8 @@ impl Faults {
 }
 
 /// Calls that change nothing.
-const READS: [&str; 8] = [
+const READS: [&str; 9] = [
+    "Attest",
     "GetStatus",
     "GetFirewall",
     "Services",

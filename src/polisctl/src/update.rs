@@ -76,7 +76,8 @@ fn check(file: &Path, expected: Option<&VerifyingKey>) -> Result<(VerifyingKey, 
     Ok((signer, manifest))
 }
 
-fn explained(file: &Path, fault: Fault) -> Error {
+/// The error of a bundle that cannot be used.
+pub(super) fn explained(file: &Path, fault: Fault) -> Error {
     let help = match &fault {
         Fault::Refused(refusal) => Some(refusal.help()),
         Fault::Read(_) | Fault::Write { .. } => None,

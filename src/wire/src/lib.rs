@@ -4,6 +4,7 @@
 //! This crate does not depend on etcd, disks or processes.
 
 pub mod age;
+pub mod attestation;
 pub mod audit;
 pub mod endpoint;
 pub mod identity;

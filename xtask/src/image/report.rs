@@ -53,6 +53,11 @@ pub(super) fn print(inspection: &Inspection) {
             Signature::Damaged(fault) => println!("{path}: DAMAGED ({fault})"),
         }
     }
+    println!("registers of a TPM after its start:");
+    for (number, value) in &inspection.registers {
+        let digits: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
+        println!("  {number:<2} {digits}");
+    }
     match &inspection.system {
         System::Intact => println!("system: intact"),
         System::Damaged { root_hash } => println!("system: DAMAGED (its root hash is {root_hash})"),

@@ -124,6 +124,7 @@ mod tests {
         Bootstrap, ClusterConfiguration, DirectoryNode, Register, StoragePolicy, Ticket,
     };
     use polis_machine::tpm::{self, Blob};
+    use polis_wire::attestation::{Answer, Keys, Question};
     use polis_wire::identity::NodeKey;
 
     /// A journal of a bootstrap without keys.
@@ -225,6 +226,14 @@ mod tests {
                 }
                 Tpms::One(..) => Err(tpm::Error::Mismatch),
             }
+        }
+
+        fn keys(&self) -> Result<Keys, tpm::Error> {
+            Err(tpm::Error::Absent)
+        }
+
+        fn prove(&self, _node: &str, _question: &Question) -> Result<Answer, tpm::Error> {
+            Err(tpm::Error::Absent)
         }
     }
 }

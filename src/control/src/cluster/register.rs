@@ -36,6 +36,7 @@ use super::state::Event;
 use super::unlock::disk::Found;
 use super::unlock::keeper::Slot;
 use super::unlock::keys::{Half, Secrets};
+use super::unlock::sealer::Sealer;
 use super::unlock::{Keys, Unlocker};
 use super::{Service, membership};
 use polis_base::stage::{self, Stage};
@@ -51,6 +52,9 @@ use polis_wire::rpc::client::candidates;
 /// The time between two checks of whether an operator has approved this node.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
+/// How often a leader may question the TPM in a boot: each new leader asks anew.
+const PROOFS_MAX: u32 = 5;
+
 /// An approved node with its data partition open.
 struct Entered {
     kind: Kind,
@@ -65,6 +69,7 @@ struct Asking<'a> {
     registering: &'a Registering,
     secrets: &'a Secrets,
     key: &'a NodeKey,
+    sealer: &'a Sealer,
 }
 
 impl<C: Consensus> Service<C> {
@@ -111,8 +116,13 @@ impl<C: Consensus> Service<C> {
         let register = &registering.register;
         let directory = register.directory();
         let curators = Remote::new(&key, &register.ca_certificate, candidates(&directory))?;
-        let asking =
-            Asking { curators: &curators, registering: &registering, secrets: &secrets, key: &key };
+        let asking = Asking {
+            curators: &curators,
+            registering: &registering,
+            secrets: &secrets,
+            key: &key,
+            sealer: &unlocker.sealer,
+        };
         let configuration = self.be_approved(ctx, &asking).await?;
         self.status.happened(Event::Approved, ctx.lines(), |_trusted| {});
         ctx.stage(Stage::Cluster, stage::State::Started);
@@ -257,26 +267,50 @@ impl<C: Consensus> Service<C> {
         ctx: &Context,
         asking: &Asking<'_>,
     ) -> Result<ClusterConfiguration, Error> {
-        let Asking { curators, registering, secrets, key } = *asking;
+        let Asking { curators, registering, secrets, key, sealer } = *asking;
         let mut shown: Option<(Fingerprint, String)> = None;
         let id = key.id();
         let named = &registering.register.name;
         info!(node = %id, "registering with the cluster");
-        let request = v1::RegisterNodeRequest {
+        // A machine that uses its TPM proves it, once a boot.
+        let tpm_keys = match registering.secrets.is_sealed() {
+            true => {
+                let sealer = sealer.clone();
+                blocking(move || sealer.keys()).await
+            }
+            false => None,
+        };
+        let mut proofs = 0;
+        let mut request = v1::RegisterNodeRequest {
             register_ticket: registering.register.ticket.0.to_vec(),
             join_key: remote::join_key(secrets).public_key().to_vec(),
             tpm: registering.secrets.is_sealed(),
             labels: registering.register.labels.clone(),
             external_address: self.address_now(),
             name: named.as_ref().map(ToString::to_string).unwrap_or_default(),
+            tpm_keys,
+            tpm_answer: None,
         };
         loop {
-            let answer = curators
+            let mut answer = curators
                 .retry(ctx, |mut curator| {
                     let request = request.clone();
                     async move { curator.register_node(request).await }
                 })
                 .await?;
+            let question = answer.tpm_question.take().filter(|_question| proofs < PROOFS_MAX);
+            request.tpm_answer = match question {
+                None => None,
+                Some(question) => {
+                    proofs += 1;
+                    let (sealer, node) = (sealer.clone(), id.to_string());
+                    blocking(move || sealer.prove(&node, question)).await
+                }
+            };
+            if request.tpm_answer.is_some() {
+                continue;
+            }
+            request.tpm_keys = None;
             match answer.state() {
                 v1::NodeState::Standby | v1::NodeState::Up => {
                     let message = answer.configuration.unwrap_or_default();

@@ -45,6 +45,7 @@ pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::No
         former_voter,
         name,
         nonce,
+        attestation,
     } = v1::Node::clone(&known.node);
     let age = heartbeats.last(id).map(|last| Instant::now().saturating_duration_since(last));
     v1::NodeInfo {
@@ -65,6 +66,7 @@ pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::No
         name,
         clock: heartbeats.clock(id),
         nonce,
+        attestation,
     }
 }
 

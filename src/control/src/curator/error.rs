@@ -73,6 +73,12 @@ pub enum Error {
     /// The node keeps its half of the disk's key without a TPM.
     #[error("the cluster requires a TPM, and the node has registered without one")]
     TpmRequired,
+    /// The node says that it has a TPM, and the TPM has not proved it.
+    #[error("the cluster requires a TPM, and that of the node has proved nothing: {why}")]
+    TpmUnproved {
+        /// The fault in the proof.
+        why: String,
+    },
     /// A field is not valid.
     #[error("{0}")]
     Field(String),
@@ -231,6 +237,7 @@ impl Error {
             Self::Fingerprint { .. } => (FailedPrecondition, "fingerprint"),
             Self::StoragePolicy { .. } => (FailedPrecondition, "storage-policy"),
             Self::TpmRequired => (FailedPrecondition, "tpm-required"),
+            Self::TpmUnproved { .. } => (FailedPrecondition, "tpm-unproved"),
             Self::Field(_) => (InvalidArgument, "field"),
             Self::NotOwner => (PermissionDenied, "not-owner"),
             Self::UserRevoked { .. } => (PermissionDenied, "user-revoked"),

@@ -9,6 +9,7 @@
 //! store      records <-> bytes, read-modify-write
 //! founding   the first records of a cluster, all at once
 //! state      what may become of a node's record              pure
+//! attesting  the questions to the TPMs of machines that register
 //! nodes, tickets, users, configuration, registries, pod_network   changes of records
 //! update     the update of all nodes: plan and journal          pure
 //! health     the heartbeats                                  a service
@@ -30,6 +31,7 @@
 //! (`consensus`), or decide what this machine is to be (`cluster`).
 
 pub mod access_list;
+pub mod attesting;
 pub mod audit;
 pub mod configuration;
 mod convert;

@@ -152,8 +152,8 @@ impl<S: pki::Store + Clone> Store<S> {
     ///
     /// # Errors
     ///
-    /// [`Error::StoragePolicy`], [`Error::TpmRequired`], [`Error::Field`] and the refusals of
-    /// `state`.
+    /// [`Error::StoragePolicy`], [`Error::TpmRequired`], [`Error::TpmUnproved`],
+    /// [`Error::Field`] and the refusals of `state`.
     pub async fn enter(
         &self,
         identity: Identity,
@@ -177,8 +177,8 @@ impl<S: pki::Store + Clone> Store<S> {
             if old.as_ref().is_some_and(|old| old.public_key != identity.public_key) {
                 return Err(Error::Refused(Refusal::Known));
             }
-            if needs_tpm && old.as_ref().is_some_and(|old| !old.tpm) {
-                return Err(Error::TpmRequired);
+            if let Some(old) = old.as_ref().filter(|_old| needs_tpm) {
+                check_tpm(old)?;
             }
             applied(id, old, Request::Commit(commitment.clone()), None)
         });
@@ -341,6 +341,23 @@ pub(super) fn nonce() -> Result<Nonce, Error> {
 /// Compares in a time that does not depend on where the two differ.
 fn same(one: &[u8], other: &[u8]) -> bool {
     !one.is_empty() && bool::from(one.ct_eq(other))
+}
+
+/// Whether a node of a cluster that requires a TPM has one: a machine can say so and have none.
+///
+/// # Errors
+///
+/// [`Error::TpmRequired`], [`Error::TpmUnproved`].
+fn check_tpm(node: &v1::Node) -> Result<(), Error> {
+    if !node.tpm {
+        return Err(Error::TpmRequired);
+    }
+    let why = match &node.attestation {
+        Some(proof) if proof.fault.is_empty() => return Ok(()),
+        Some(proof) => proof.fault.clone(),
+        None => "it did not answer the leader".to_owned(),
+    };
+    Err(Error::TpmUnproved { why })
 }
 
 /// A disk with encryption has both keys, a disk without has neither.

@@ -31,6 +31,7 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use super::access_list;
+use super::attesting::Questions;
 use super::audit::Audit;
 use super::directory::{self, Directory};
 use super::health::{self, Heartbeats};
@@ -192,6 +193,7 @@ impl Service {
             directory: self.directory.clone(),
             heartbeats: heartbeats.clone(),
             refusals: Refusals::default(),
+            questions: Questions::default(),
             consensus: self.consensus.clone(),
             members: self.members.clone(),
             naming: self.config.naming,

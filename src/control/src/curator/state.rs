@@ -109,6 +109,8 @@ pub struct Registration {
     pub now: i64,
     /// Chosen after the key was received; the first registration of a node keeps it.
     pub nonce: Nonce,
+    /// What its TPM has proved since the last time; `None`: nothing new.
+    pub attestation: Option<v1::TpmAttestation>,
 }
 
 /// The fields of a commit, which the cluster keeps.
@@ -315,7 +317,7 @@ fn with_state(node: v1::Node, state: NodeState) -> v1::Node {
 
 fn register(registration: Registration) -> v1::Node {
     // The name is taken beside the record: `nodes`.
-    let Registration { identity, join_key, tpm, labels, address, now, nonce, name: _ } =
+    let Registration { identity, join_key, tpm, labels, address, now, nonce, attestation, name: _ } =
         registration;
     v1::Node {
         public_key: identity.public_key.to_vec(),
@@ -326,6 +328,7 @@ fn register(registration: Registration) -> v1::Node {
         tpm,
         registered_at: now,
         nonce: nonce.to_vec(),
+        attestation,
         ..Default::default()
     }
 }
@@ -339,11 +342,14 @@ fn register_again(
         // A machine registers again every few seconds until it is approved: its newest values
         // count, and the labels that an operator has set meanwhile stay.
         NodeState::New => {
-            let v1::Node { join_key, status, tpm, .. } = register(registration);
-            Ok(v1::Node { join_key, status, tpm, ..node })
+            let v1::Node { join_key, status, tpm, attestation, .. } = register(registration);
+            let attestation = attestation.or(node.attestation);
+            Ok(v1::Node { join_key, status, tpm, attestation, ..node })
         }
         NodeState::Standby | NodeState::Up if !node.joined => {
-            Ok(v1::Node { join_key: registration.join_key.to_vec(), tpm: registration.tpm, ..node })
+            let Registration { join_key, tpm, attestation, .. } = registration;
+            let attestation = attestation.or(node.attestation);
+            Ok(v1::Node { join_key: join_key.to_vec(), tpm, attestation, ..node })
         }
         NodeState::Standby | NodeState::Up => {
             if node.join_key == registration.join_key {

@@ -14,6 +14,22 @@ fn registration(join_key: u8) -> Registration {
         name: None,
         now: 5,
         nonce: [9; 16],
+        attestation: None,
+    }
+}
+
+#[test]
+fn the_newest_proof_of_a_machine_counts_and_no_news_changes_nothing() {
+    let proved = |at| Some(v1::TpmAttestation { at, ..Default::default() });
+    let with = |attestation| Request::Register(Registration { attestation, ..registration(1) });
+    let put = |old, request| match step(old, request).unwrap() {
+        Step::Put(node) | Step::Keep(node) | Step::Delete(node) => *node,
+    };
+    for state in [NodeState::New, NodeState::Standby] {
+        let node = with_state(put(None, with(proved(1))), state);
+        assert_eq!(node.attestation, proved(1));
+        assert_eq!(put(Some(node.clone()), with(None)).attestation, proved(1), "{state:?}");
+        assert_eq!(put(Some(node), with(proved(2))).attestation, proved(2), "{state:?}");
     }
 }
 

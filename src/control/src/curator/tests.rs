@@ -62,6 +62,7 @@ fn registration(key: u8, join_key: u8) -> Registration {
         name: None,
         now: 100,
         nonce: [4; 16],
+        attestation: None,
     }
 }
 
@@ -255,15 +256,21 @@ async fn a_cluster_that_requires_a_tpm_admits_no_node_without_one() {
         v1::ClusterConfiguration { tpm_mode: TpmMode::Required.into(), ..Default::default() };
     store.configure(required, noon()).await.unwrap();
     let ticket = store.ticket(TicketRequest::Read, 1).await.unwrap().opaque;
-    for tpm in [false, true] {
-        let machine = Registration { tpm, ..registration(2 + u8::from(tpm), 4 + u8::from(tpm)) };
+    let proved = |fault: &str| {
+        Some(v1::TpmAttestation { at: 1, fault: fault.to_owned(), ..Default::default() })
+    };
+    let machines = [(false, None), (true, None), (true, proved("forged")), (true, proved(""))];
+    for (number, (tpm, attestation)) in (2..).zip(machines) {
+        let machine = Registration { tpm, attestation, ..registration(number, number + 10) };
         let identity = machine.identity;
         store.register(&ticket, machine).await.unwrap();
         store.approve(identity.id, None).await.unwrap();
         let entered = store.enter(identity, commitment()).await;
-        match tpm {
-            true => assert_eq!(entered.unwrap().state(), NodeState::Up),
-            false => assert!(matches!(entered, Err(Error::TpmRequired)), "{entered:?}"),
+        match number {
+            2 => assert!(matches!(entered, Err(Error::TpmRequired)), "{entered:?}"),
+            3 => assert!(matches!(entered, Err(Error::TpmUnproved { .. })), "{entered:?}"),
+            4 => assert!(entered.unwrap_err().to_string().ends_with("nothing: forged")),
+            _ => assert_eq!(entered.unwrap().state(), NodeState::Up),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The few TPM commands that sealing needs: sends them, and reads the answers.
+//! The TPM commands: sends them, and reads the answers. Those that sealing needs are here, those
+//! of an attestation in `proof`.
 //!
 //! ```text
 //! | tag | size | code | handles | size, session | parameters |      a command
@@ -19,8 +20,9 @@ use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
 use super::session::{CONTINUE, DECRYPT, ENCRYPT, SIZE, Salt, Session, Unusable};
-use super::wire::{Reader, Short, Writer};
 use super::{Error, Transport};
+use polis_wire::attestation::format::{Reader, Short, Writer};
+use polis_wire::attestation::{derive, name};
 
 const NO_SESSIONS: u16 = 0x8001;
 const SESSIONS: u16 = 0x8002;
@@ -32,8 +34,8 @@ const PASSWORD: u32 = 0x4000_0009;
 
 const ALG_AES: u16 = 0x0006;
 const ALG_KEYED_HASH: u16 = 0x0008;
-const ALG_SHA256: u16 = 0x000b;
-const ALG_NULL: u16 = 0x0010;
+pub(super) const ALG_SHA256: u16 = 0x000b;
+pub(super) const ALG_NULL: u16 = 0x0010;
 const ALG_ECC: u16 = 0x0023;
 const ALG_CFB: u16 = 0x0043;
 const CURVE_P256: u16 = 0x0003;
@@ -57,6 +59,11 @@ pub(super) enum Code {
     Load = 0x157,
     Unseal = 0x15e,
     FlushContext = 0x165,
+    ActivateCredential = 0x147,
+    NvRead = 0x14e,
+    PolicySecret = 0x151,
+    Quote = 0x158,
+    NvReadPublic = 0x169,
     StartAuthSession = 0x176,
     PcrRead = 0x17e,
     PolicyPcr = 0x17f,
@@ -72,6 +79,11 @@ impl Code {
             Self::Load => "TPM2_Load",
             Self::Unseal => "TPM2_Unseal",
             Self::FlushContext => "TPM2_FlushContext",
+            Self::ActivateCredential => "TPM2_ActivateCredential",
+            Self::NvRead => "TPM2_NV_Read",
+            Self::PolicySecret => "TPM2_PolicySecret",
+            Self::Quote => "TPM2_Quote",
+            Self::NvReadPublic => "TPM2_NV_ReadPublic",
             Self::StartAuthSession => "TPM2_StartAuthSession",
             Self::PcrRead => "TPM2_PCR_Read",
             Self::PolicyPcr => "TPM2_PolicyPCR",
@@ -91,6 +103,13 @@ pub(super) struct Object {
     pub(super) name: Vec<u8>,
 }
 
+impl Object {
+    /// A hierarchy, a session or a register: its name is its handle.
+    pub(super) fn of(handle: u32) -> Self {
+        Self { handle, name: handle.to_be_bytes().to_vec() }
+    }
+}
+
 /// The storage root key.
 pub(super) struct Root {
     pub(super) object: Object,
@@ -99,21 +118,23 @@ pub(super) struct Root {
 
 /// Which first parameter is encrypted.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Hide {
+pub(super) enum Hide {
     Command,
     Answer,
 }
 
-enum Auth<'a> {
+pub(super) enum Auth<'a> {
     None,
-    /// Of the owner's hierarchy: empty.
+    /// Of a hierarchy, or of a key that has an empty one: empty.
     Password,
+    /// The empty password for the first object, and a policy that holds for the second.
+    PasswordThenPolicy(&'a Object),
     Session(&'a mut Session, Option<Hide>),
 }
 
-struct Answer {
+pub(super) struct Answer {
     handle: u32,
-    parameters: Zeroizing<Vec<u8>>,
+    pub(super) parameters: Zeroizing<Vec<u8>>,
 }
 
 impl From<Short> for Error {
@@ -132,7 +153,7 @@ impl From<Unusable> for Error {
 pub(super) struct Tpm<'a, T: ?Sized>(pub(super) &'a mut T);
 
 impl<T: Transport + ?Sized> Tpm<'_, T> {
-    fn run(
+    pub(super) fn run(
         &mut self,
         code: Code,
         objects: &[&Object],
@@ -143,6 +164,12 @@ impl<T: Transport + ?Sized> Tpm<'_, T> {
         let (area, mut session) = match auth {
             Auth::None => (None, None),
             Auth::Password => (Some(authorization(PASSWORD, &[], CONTINUE, &[])), None),
+            Auth::PasswordThenPolicy(policy) => {
+                let password = authorization(PASSWORD, &[], CONTINUE, &[]);
+                // A session without a key proves nothing more than that its policy holds.
+                let policy = authorization(policy.handle, &[], CONTINUE, &[]);
+                (Some([password, policy].concat()), None)
+            }
             Auth::Session(session, hide) => {
                 let nonce = session.turn(random()?);
                 if hide == Some(Hide::Command) {
@@ -240,26 +267,38 @@ impl<T: Transport + ?Sized> Tpm<'_, T> {
             .sized(&[])
             .sized(&[])
             .done();
-        let parameters = Writer::default()
-            .sized(&Writer::default().sized(&[]).sized(&[]).done())
-            .sized(&public)
-            .sized(&[])
-            .u32(0)
-            .done();
-        // The name of a hierarchy is its handle.
-        let owner = Object { handle: OWNER, name: OWNER.to_be_bytes().to_vec() };
-        let answer = self.run(Code::CreatePrimary, &[&owner], Auth::Password, parameters)?;
-        let made = Reader(&answer.parameters).sized()?;
-        let object = Object { handle: answer.handle, name: name(made) };
-        let mut reader = Reader(made);
+        let (object, made) = self.primary(OWNER, &public)?;
+        let mut reader = Reader(&made);
         let fixed = 2 + 2 + 4 + 2 + 6 + 6;
         let _template = reader.take(fixed)?;
         let point = (coordinate(reader.sized()?)?, coordinate(reader.sized()?)?);
         Ok(Root { object, point })
     }
 
+    /// Makes a primary key of this template; returns its public area, too.
+    pub(super) fn primary(
+        &mut self,
+        hierarchy: u32,
+        template: &[u8],
+    ) -> Result<(Object, Vec<u8>), Error> {
+        let parameters = Writer::default()
+            .sized(&Writer::default().sized(&[]).sized(&[]).done())
+            .sized(template)
+            .sized(&[])
+            .u32(0)
+            .done();
+        let hierarchy = Object::of(hierarchy);
+        let answer = self.run(Code::CreatePrimary, &[&hierarchy], Auth::Password, parameters)?;
+        let public = Reader(&answer.parameters).sized()?.to_vec();
+        Ok((Object { handle: answer.handle, name: name(&public) }, public))
+    }
+
     /// A session that `root` is the salt's keeper of.
-    fn session(&mut self, kind: SessionKind, root: Option<&Root>) -> Result<Session, Error> {
+    pub(super) fn session(
+        &mut self,
+        kind: SessionKind,
+        root: Option<&Root>,
+    ) -> Result<Session, Error> {
         let salt = root.map(|root| Salt::for_root(&root.point)).transpose()?;
         let ours = random()?;
         let secret = salt
@@ -283,7 +322,7 @@ impl<T: Transport + ?Sized> Tpm<'_, T> {
 
     /// Binds a policy session to the registers as they are now.
     fn bind(&mut self, session: u32, pcrs: &[u32]) -> Result<(), Error> {
-        let session = Object { handle: session, name: session.to_be_bytes().to_vec() };
+        let session = Object::of(session);
         let parameters = Writer::default().sized(&[]).bytes(&selection(pcrs)?).done();
         self.run(Code::PolicyPcr, &[&session], Auth::None, parameters).map(drop)
     }
@@ -305,7 +344,7 @@ impl<T: Transport + ?Sized> Tpm<'_, T> {
     pub(super) fn policy(&mut self, pcrs: &[u32]) -> Result<Vec<u8>, Error> {
         self.has(pcrs)?;
         let trial = self.session(SessionKind::Trial, None)?.handle;
-        let session = Object { handle: trial, name: trial.to_be_bytes().to_vec() };
+        let session = Object::of(trial);
         let digest = self.bind(trial, pcrs).and_then(|()| {
             let answer = self.run(Code::PolicyGetDigest, &[&session], Auth::None, Vec::new())?;
             Ok(Reader(&answer.parameters).sized()?.to_vec())
@@ -383,7 +422,7 @@ impl<T: Transport + ?Sized> Tpm<'_, T> {
 
 #[derive(Clone, Copy)]
 #[repr(u8)]
-enum SessionKind {
+pub(super) enum SessionKind {
     Hmac = 0,
     Policy = 1,
     Trial = 3,
@@ -399,21 +438,12 @@ fn first(parameters: &mut [u8]) -> Result<&mut [u8], Error> {
     parameters.get_mut(2..2 + length).ok_or(Error::Malformed("it is truncated"))
 }
 
-/// The name of an object: which digest, and the digest of its public part.
-fn name(public: &[u8]) -> Vec<u8> {
-    Writer::default().u16(ALG_SHA256).bytes(&Sha256::digest(public)).done()
-}
-
-/// Some TPMs leave zeros away at the front.
 fn coordinate(bytes: &[u8]) -> Result<[u8; SIZE], Error> {
-    let mut whole = [0; SIZE];
-    let start = SIZE.checked_sub(bytes.len()).ok_or(Error::Malformed("a key is too long"))?;
-    whole[start..].copy_from_slice(bytes);
-    Ok(whole)
+    derive::coordinate(bytes).ok_or(Error::Malformed("a key is too long"))
 }
 
 /// The registers in the SHA-256 bank, as a bit each.
-fn selection(pcrs: &[u32]) -> Result<Vec<u8>, Error> {
+pub(super) fn selection(pcrs: &[u32]) -> Result<Vec<u8>, Error> {
     let mut bits = [0_u8; 3];
     for pcr in pcrs {
         let byte = bits.get_mut((pcr / 8) as usize).ok_or(Error::Register(*pcr))?;

@@ -4,6 +4,7 @@ use polis_fuzz::{Accepted, Target};
 
 use super::tests::{Answers, blob};
 use super::*;
+use polis_wire::attestation::Credential;
 
 /// An answer with the length that its head has to have, and success.
 fn framed(bytes: &[u8]) -> Vec<u8> {
@@ -58,7 +59,11 @@ fn tpm_conversations() {
         answers.push(framed(&[]));
         let sealed = Blob { pcrs: vec![7, 12], ..blob() };
         assert!(unseal(&mut Answers(answers.clone()), b"test", &sealed).is_err());
-        assert!(seal(&mut Answers(answers), &[7, 12], b"test", b"secret").is_err());
+        assert!(seal(&mut Answers(answers.clone()), &[7, 12], b"test", b"secret").is_err());
+        // A verifier judges what is returned here.
+        let credential = Credential { blob: vec![1; 68], secret: vec![2; 68] };
+        let _keys = keys(&mut Answers(answers.clone()));
+        let _proof = prove(&mut Answers(answers), &credential, &[3; 32], &[7, 12]);
         Accepted::Yes
     });
 }

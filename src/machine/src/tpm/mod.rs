@@ -1,5 +1,5 @@
 //! The machine's TPM 2.0: keeps secrets that only this machine, started as it was, gets
-//! back.
+//! back, and proves to others what it was started with ([`keys`], [`prove`]).
 //!
 //! The cluster manager seals its node's half of the disk's key. The sealed data may
 //! have any length: a random key goes into the TPM, and encrypts the rest.
@@ -23,8 +23,8 @@
 
 mod command;
 mod device;
+mod proof;
 mod session;
-mod wire;
 
 use std::io;
 use std::time::Duration;
@@ -35,6 +35,7 @@ use zeroize::Zeroizing;
 
 use self::command::Tpm;
 pub use self::device::Device;
+pub use self::proof::{keys, prove};
 
 /// The lengths that a blob's parts may have. Those of a TPM are some hundred bytes.
 const PART_MAX: usize = 1024;
@@ -101,6 +102,9 @@ pub enum Error {
     /// encrypted.
     #[error("the TPM's sealed secret does not match the stored share")]
     Mismatch,
+    /// Somebody made a credential for another TPM, or for another key.
+    #[error("the credential is not for the keys of this TPM")]
+    Credential,
 }
 
 impl Error {

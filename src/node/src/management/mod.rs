@@ -18,6 +18,7 @@
 //! What this module does not do: authorize callers (`rpc`), or operate more than one node
 //! (`curator`).
 
+mod attest;
 mod certificate;
 mod console;
 mod drain;
@@ -31,6 +32,7 @@ mod text;
 mod update;
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use polis_tui::Snapshot;
@@ -60,6 +62,8 @@ pub struct Config {
     pub metrics: Listen,
     /// The limits for callers.
     pub limits: Limits,
+    /// The directory of devices, with the TPM.
+    pub dev: PathBuf,
 }
 
 impl Config {
@@ -72,6 +76,7 @@ impl Config {
             listen: Listen::Everywhere(MANAGEMENT_PORT),
             metrics: Listen::Everywhere(METRICS_PORT),
             limits,
+            dev: PathBuf::from("/dev"),
         }
     }
 }
@@ -167,6 +172,7 @@ impl Service {
             update,
             bundles,
             firewall,
+            tpm: attest::Tpm::new(config.dev.clone()),
             lines: ctx.lines().clone(),
         };
         let sources = metrics::Sources {

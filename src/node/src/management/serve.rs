@@ -13,10 +13,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::service::{Routes, RoutesBuilder};
 use tonic::{Request, Response, Status, Streaming};
-use tracing::warn;
+use tracing::{info, warn};
 use zeroize::Zeroizing;
 
-use super::{Inputs, console, drain, firewall, logs, update};
+use super::{Inputs, attest, console, drain, firewall, logs, update};
 use polis_base::sys::clock;
 use polis_base::sys::reboot::Reason;
 use polis_control::cluster::unlock::request::Refused;
@@ -50,6 +50,7 @@ pub(super) struct Handlers {
     pub(super) update: Door,
     pub(super) bundles: Store,
     pub(super) firewall: firewall::Config,
+    pub(super) tpm: attest::Tpm,
     pub(super) lines: Lines,
 }
 
@@ -254,6 +255,25 @@ impl NodeManagement for Handlers {
     ) -> Result<Response<Self::FetchBundleStream>, Status> {
         let pieces = update::fetch(&self.bundles, &request.into_inner().image).await?;
         Ok(Response::new(Box::pin(pieces)))
+    }
+
+    async fn get_attestation_keys(
+        &self,
+        _request: Request<v1::GetAttestationKeysRequest>,
+    ) -> Result<Response<v1::GetAttestationKeysResponse>, Status> {
+        self.tpm.keys().await.map(Response::new)
+    }
+
+    async fn attest(
+        &self,
+        request: Request<v1::AttestRequest>,
+    ) -> Result<Response<v1::AttestResponse>, Status> {
+        let actor = Peer::of(&request);
+        let asked = attest::asked(request.into_inner())?;
+        let node = self.inputs.cluster.borrow().node;
+        let node = node.ok_or_else(|| Status::failed_precondition("this node has no ID yet"))?;
+        info!(%actor, "an attestation of this node was requested");
+        self.tpm.attest(&node.to_string(), asked).await.map(Response::new)
     }
 
     async fn reboot(

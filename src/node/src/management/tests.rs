@@ -119,7 +119,12 @@ impl Running {
         let (end, ends) = watch::channel(None);
         let (reset, resets) = watch::channel(None);
         let service = Service {
-            config: Config { listen: bound(), metrics: bound(), limits },
+            config: Config {
+                listen: bound(),
+                metrics: bound(),
+                limits,
+                dev: "/nonexistent".into(),
+            },
             inputs,
             table: Arc::new(Table::polis().unwrap()),
             servers: Vec::new(),

@@ -27,8 +27,10 @@ use tonic::{Request, Response, Status, Streaming};
 use super::contexts::{self, Context, Contexts, Settings};
 use super::testing::World;
 use polis_wire::age::{self, Recipient};
+use polis_wire::attestation::software::Software;
+use polis_wire::attestation::{Answer, Challenge, Keys, Question, Registers, qualifier};
 use polis_wire::rpc::testing::{Authority, Running, key, node_id};
-use polis_wire::rpc::{App, Caller, Credentials, Exchange, Gateway, Limits, Role};
+use polis_wire::rpc::{App, Caller, Credentials, Exchange, Gateway, Limits, REASON, Role};
 
 /// The seed of the node's key.
 pub(super) const NODE: u8 = 1;
@@ -69,6 +71,35 @@ pub(super) struct Cluster {
     crowd: Arc<AtomicBool>,
     audit: Arc<Mutex<(v1::AuditHead, Vec<v1::AuditEntry>)>>,
     shown: Arc<Mutex<Vec<Shown>>>,
+    tpm: Arc<Mutex<Tpm>>,
+}
+
+/// The kernel that the node has started.
+pub(super) const KERNEL: &[u8] = b"the kernel of the node";
+
+/// The TPM of the node's machine.
+struct Tpm {
+    /// `None`: it has none.
+    software: Option<Software>,
+    /// The attestation key that the node names; `None`: that of its TPM.
+    pretended: Option<Vec<u8>>,
+    registers: Registers,
+}
+
+impl Default for Tpm {
+    fn default() -> Self {
+        let kernel = super::kernel::tests::kernel(KERNEL);
+        let mut registers: Registers = (0..24).map(|number| (number, [7; 32])).collect();
+        registers.extend(polis_bundle::registers(&kernel).unwrap());
+        Self { software: Some(Software::default()), pretended: None, registers }
+    }
+}
+
+/// The refusal of a machine without a TPM.
+fn no_tpm() -> Status {
+    let mut status = Status::failed_precondition("this machine has no TPM 2.0");
+    status.metadata_mut().insert(REASON, "no-tpm".parse().unwrap());
+    status
 }
 
 /// A source that does not have the operator.
@@ -100,6 +131,7 @@ struct Served {
     firewall: Arc<Mutex<v1::FirewallConfiguration>>,
     /// The certificates that its servers show.
     shown: Arc<Mutex<Vec<Shown>>>,
+    tpm: Arc<Mutex<Tpm>>,
 }
 
 /// What only the owner of the cluster can read.
@@ -125,6 +157,7 @@ impl Cluster {
         let crowd: Arc<AtomicBool> = Arc::default();
         let audit = Arc::new(Mutex::new(super::audit::tests::log()));
         let shown: Arc<Mutex<Vec<Shown>>> = Arc::default();
+        let tpm: Arc<Mutex<Tpm>> = Arc::default();
         let (authority, running) = runtime.block_on(async {
             let authority = Authority::new().await;
             let served = Served {
@@ -142,6 +175,7 @@ impl Cluster {
                 rotation: Arc::default(),
                 firewall: Arc::default(),
                 shown: Arc::clone(&shown),
+                tpm: Arc::clone(&tpm),
             };
             let mut routes = RoutesBuilder::default();
             routes
@@ -170,6 +204,7 @@ impl Cluster {
             crowd,
             audit,
             shown,
+            tpm,
         };
         cluster.equip(world);
         cluster
@@ -234,6 +269,27 @@ impl Cluster {
     /// The address of the node, as a curator and as a node.
     pub(super) fn address(&self) -> String {
         self.running.address.to_string()
+    }
+
+    /// DER of the CA.
+    pub(super) fn authority(&self) -> Vec<u8> {
+        self.authority.der.clone()
+    }
+
+    /// From now on something was added to the command line of its kernel.
+    pub(super) fn has_additions(&self) {
+        self.tpm.lock().unwrap().registers.insert(12, [1; 32]);
+    }
+
+    /// From now on its machine has no TPM.
+    pub(super) fn has_no_tpm(&self) {
+        self.tpm.lock().unwrap().software = None;
+    }
+
+    /// From now on it names the attestation key of another TPM as its own.
+    pub(super) fn pretends(&self) {
+        let other = Software::default().keys().attestation;
+        self.tpm.lock().unwrap().pretended = Some(other);
     }
 
     /// From now on there are nodes beside it, none of which answers, and users with the
@@ -632,6 +688,40 @@ impl NodeManagement for Served {
         _request: Request<v1::FetchBundleRequest>,
     ) -> Result<Response<Self::FetchBundleStream>, Status> {
         not_served()
+    }
+
+    async fn get_attestation_keys(
+        &self,
+        _request: Request<v1::GetAttestationKeysRequest>,
+    ) -> Result<Response<v1::GetAttestationKeysResponse>, Status> {
+        let tpm = self.tpm.lock().unwrap();
+        let keys = tpm.software.as_ref().ok_or_else(no_tpm)?.keys();
+        let attestation = tpm.pretended.clone().unwrap_or(keys.attestation);
+        let keys = Keys { attestation, ..keys }.into_message();
+        Ok(Response::new(v1::GetAttestationKeysResponse { keys: Some(keys) }))
+    }
+
+    async fn attest(
+        &self,
+        request: Request<v1::AttestRequest>,
+    ) -> Result<Response<v1::AttestResponse>, Status> {
+        self.note("Attest");
+        let asked = Question::from_message(request.into_inner().question.unwrap()).unwrap();
+        let tpm = self.tpm.lock().unwrap();
+        let software = tpm.software.as_ref().ok_or_else(no_tpm)?;
+        let question = qualifier(&asked.nonce, &node_id(NODE).to_string());
+        let mut registers = tpm.registers.clone();
+        registers.retain(|number, _value| asked.registers.contains(number));
+        let answer = match &tpm.pretended {
+            None => software.prove(&asked.credential, &question, registers).unwrap(),
+            // It cannot open the credential, and has all else that the question asks for.
+            Some(_) => {
+                let own = Challenge::new(&software.keys()).unwrap();
+                let opened = software.prove(&own.credential, &question, registers).unwrap();
+                Answer { secret: vec![0; 32], ..opened }
+            }
+        };
+        Ok(Response::new(v1::AttestResponse { answer: Some(answer.into_message()) }))
     }
 
     async fn reboot(

@@ -3,10 +3,12 @@
 //! Commands about membership go to the leader; reboots, logs and locked disks are requests
 //! to the node itself.
 
+mod attest;
 mod drain;
 mod firewall;
 mod logs;
 mod look;
+mod proof;
 mod recovery;
 mod reset;
 #[cfg(test)]
@@ -59,6 +61,8 @@ pub(super) enum Command {
     Services(look::Arguments),
     /// Print the rules of a node's firewall: who may call which port, and what is behind it.
     Firewall(look::Arguments),
+    /// Have a node's TPM prove what the node was started with, and compare it.
+    Attest(attest::Arguments),
     /// Approve a node that waits for approval.
     Approve {
         /// The node.
@@ -70,6 +74,8 @@ pub(super) enum Command {
         /// approved.
         #[arg(long, conflicts_with = "fingerprint")]
         unchecked: bool,
+        #[command(flatten)]
+        wanted: attest::Wanted,
         #[command(flatten)]
         dry_run: DryRun,
     },
@@ -271,8 +277,9 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         Command::Status(arguments) => look::status(&arguments, global).await,
         Command::Services(arguments) => look::services(&arguments, global).await,
         Command::Firewall(arguments) => firewall::run(&arguments, global).await,
-        Command::Approve { node, fingerprint, unchecked, dry_run } => {
-            approve(&node, fingerprint, unchecked, dry_run, global).await
+        Command::Attest(arguments) => Box::pin(attest::run(arguments, global)).await,
+        Command::Approve { node, fingerprint, unchecked, wanted, dry_run } => {
+            approve(&node, fingerprint, unchecked, wanted, dry_run, global).await
         }
         Command::Roles { node, add, remove, drain, sure } => {
             change_roles(&node, &add, &remove, drain, sure, global).await
@@ -527,11 +534,13 @@ async fn approve(
     node: &str,
     fingerprint: Option<String>,
     unchecked: bool,
+    wanted: attest::Wanted,
     dry_run: DryRun,
     global: &Global,
 ) -> Result<(), Error> {
     let mut session = Session::open(global).await?;
     let node = session.find(node).await?;
+    attest::check_recorded(&node, wanted)?;
     if dry_run.of(global, &format!("{} may enter the cluster.", called(&node)))? == Go::NoFurther {
         return Ok(());
     }
@@ -541,11 +550,14 @@ async fn approve(
         None => {
             let shown = view::fingerprint(&node)
                 .ok_or_else(|| Error::new(format!("{} has no key", node.id)))?;
+            let proof = proof::Recorded::of(&node).map(|proof| proof.text());
+            let proof = proof.map(|proof| format!("Its TPM proved: {proof}\n\n"));
             let question = format!(
                 "{} waits for approval. Its fingerprint is\n\n    {}\n    \
-                 {shown}\n\nDoes the machine's screen show the same?",
+                 {shown}\n\n{}Does the machine's screen show the same?",
                 called(&node),
-                shown.words()
+                shown.words(),
+                proof.unwrap_or_default()
             );
             let instead = "name the fingerprint on the machine's screen: --fingerprint WORDS; or \
                            skip the comparison: --unchecked";

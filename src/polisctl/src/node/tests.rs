@@ -7,7 +7,8 @@ use crate::testing::World;
 use polis_wire::rpc::testing::node_id;
 
 /// Every command that talks to a node itself, without the node and its address.
-const OF_A_NODE: [&[&str]; 5] = [
+const OF_A_NODE: [&[&str]; 6] = [
+    &["node", "attest"],
     &["node", "reboot"],
     &["node", "poweroff"],
     &["node", "status"],

@@ -6,6 +6,7 @@ use std::time::Duration;
 use polis_proto::v1;
 use serde::Serialize;
 
+use super::proof::Recorded;
 use crate::output::{fields, or_dash};
 use crate::table::{Table, table};
 use crate::text::{clean, word};
@@ -51,6 +52,9 @@ pub(crate) struct View {
     storage: String,
     key_keeper: String,
     tpm: bool,
+    /// What its TPM proved to the leader while it registered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attestation: Option<Recorded>,
     recovery_key_unsaved: bool,
     /// Whether it voted in the cluster of before, from whose snapshot this one was founded
     /// again.
@@ -107,6 +111,7 @@ impl View {
             clock: node.clock.map(clock).unwrap_or_default(),
             clock_offset_us: node.clock.and_then(|clock| clock.offset_us),
             tpm: node.tpm,
+            attestation: Recorded::of(node),
             recovery_key_unsaved: node.recovery_key_unsaved,
             former_voter: node.former_voter,
             registered_at: registered.map(units::Time),
@@ -273,6 +278,9 @@ impl View {
             ("storage", self.storage.clone()),
             ("disk key in", self.key_keeper.clone()),
             ("TPM", if self.tpm { "yes" } else { "no" }.to_owned()),
+        ]);
+        lines.extend(self.attestation.as_ref().map(|proof| ("TPM proved", proof.text())));
+        lines.extend([
             ("recovery key", recovery),
             ("labels", parameters::labels(&self.labels)),
             ("registered", or_dash(&units::text(self.registered_at))),

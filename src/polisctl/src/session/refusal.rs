@@ -58,6 +58,14 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
             "decommission it first: `polisctl node decommission NODE`; or, if the machine is \
              lost, add --force"
         }
+        ("no-tpm", _) => {
+            "nothing can be proved about such a machine; if it has a TPM 2.0, switch it on in the \
+             setup of the firmware"
+        }
+        ("tpm-keys", _) => {
+            "the node named other keys a moment before: repeat the command; if it fails again, do \
+             not trust the machine"
+        }
         ("last-owner", _) => "make another owner first: `polisctl user create NAME --role owner`",
         ("name-taken", _) => {
             "choose another name, or take it away from that node: `polisctl node name NODE --remove`"

@@ -20,13 +20,15 @@ macro_rules! messages {
 
 /// Each message that an RPC takes or returns.
 const MESSAGES: [(&str, Decode); COUNT] = messages! {
-    ApproveNodeRequest ApproveNodeResponse BeginUpdateRequest ClusterUpdate
+    ApproveNodeRequest ApproveNodeResponse AttestRequest AttestResponse BeginUpdateRequest
+    ClusterUpdate
     CommitNodeRequest CommitNodeResponse ConfigureClusterRequest ConfigureClusterResponse
     ConfirmFirewallRequest ConfirmFirewallResponse ConfirmRecoveryKeyRequest ConfirmRecoveryKeyResponse ConsensusStatus ConsoleFrame
     ConsoleRequest ControlUpdateRequest CreateUserRequest DecommissionNodeRequest
     DecommissionNodeResponse DeleteNodeRequest DeleteNodeResponse DeleteRegistryRequest
     DeleteRegistryResponse DrainProgress DrainRequest EscrowRequest EscrowResponse
-    FetchBundleRequest GetAuditRequest GetAuditResponse GetCaCertificateRequest
+    FetchBundleRequest GetAttestationKeysRequest GetAttestationKeysResponse GetAuditRequest
+    GetAuditResponse GetCaCertificateRequest
     GetCaCertificateResponse GetClusterInfoRequest GetClusterInfoResponse
     GetConsensusStatusRequest GetCurrentLeaderRequest GetCurrentLeaderResponse
     GetEtcdStatusRequest GetFirewallRequest GetFirewallResponse GetNodesRequest GetRecoveryKeyRequest GetRecoveryKeyResponse
@@ -45,7 +47,7 @@ const MESSAGES: [(&str, Decode); COUNT] = messages! {
     UpdateNodeRolesRequest UpdateNodeStatusRequest UpdateNodeStatusResponse UpdateProgress
     UpdateRequest WatchEvent WatchRegistriesRequest WatchRequest
 };
-const COUNT: usize = 98;
+const COUNT: usize = 102;
 
 /// How deep messages in messages go in a sample.
 const DEPTH_MAX: usize = 4;

@@ -114,6 +114,20 @@ impl NodeManagement for Busy {
         Ok(Response::new(Box::pin(futures::stream::repeat_with(move || Ok(frame.clone())))))
     }
 
+    async fn get_attestation_keys(
+        &self,
+        _request: Request<v1::GetAttestationKeysRequest>,
+    ) -> Result<Response<v1::GetAttestationKeysResponse>, Status> {
+        Ok(Response::new(v1::GetAttestationKeysResponse::default()))
+    }
+
+    async fn attest(
+        &self,
+        _request: Request<v1::AttestRequest>,
+    ) -> Result<Response<v1::AttestResponse>, Status> {
+        Ok(Response::new(v1::AttestResponse::default()))
+    }
+
     async fn reset(
         &self,
         _request: Request<v1::ResetRequest>,

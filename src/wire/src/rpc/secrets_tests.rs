@@ -94,10 +94,13 @@ const STEPS: &[Step] = &[
     ("Management/SnapshotEtcd", &[Owner], &[Store, RecoveryKeys, Passwords, Owner]),
     ("Management/UpdateNodeLabels", &[], &[]),
     ("Management/UpdateNodeRoles", &[Node], &[Voter, Worker]),
+    // The endorsement key opens credentials of a caller's own making, and nothing that is sealed.
+    ("NodeManagement/Attest", &[], &[]),
     ("NodeManagement/Console", &[], &[]),
     ("NodeManagement/Drain", &[], &[]),
     // The system of an update is not secret.
     ("NodeManagement/FetchBundle", &[], &[]),
+    ("NodeManagement/GetAttestationKeys", &[], &[]),
     ("NodeManagement/GetFirewall", &[], &[]),
     ("NodeManagement/GetStatus", &[], &[]),
     ("NodeManagement/Logs", &[], &[]),

@@ -28,8 +28,10 @@ use zeroize::Zeroizing;
 use super::keys::{Half, Secrets};
 use crate::cluster::Error;
 use crate::cluster::record::Damage;
+use polis_base::cause;
 use polis_machine::parameters::TpmMode;
 use polis_machine::tpm::{self, Blob, Device};
+use polis_wire::attestation::{Answer, Keys, Question, qualifier};
 
 /// The registers of the policy; see above.
 const PCRS: [u32; 2] = [7, 12];
@@ -86,6 +88,20 @@ pub trait Tpm: fmt::Debug + Send + Sync {
     ///
     /// [`tpm::Error`].
     fn unseal(&self, purpose: &[u8], blob: &Blob) -> Result<Zeroizing<Vec<u8>>, tpm::Error>;
+
+    /// The keys that prove which TPM it is. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`tpm::Error`].
+    fn keys(&self) -> Result<Keys, tpm::Error>;
+
+    /// The answer to a question, as that of the node `node`. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`tpm::Error`].
+    fn prove(&self, node: &str, question: &Question) -> Result<Answer, tpm::Error>;
 }
 
 /// The machine's own TPM.
@@ -106,6 +122,16 @@ impl Tpm for Machine {
 
     fn unseal(&self, purpose: &[u8], blob: &Blob) -> Result<Zeroizing<Vec<u8>>, tpm::Error> {
         patiently(|| tpm::unseal(&mut Device::open(&self.dev)?, purpose, blob))
+    }
+
+    fn keys(&self) -> Result<Keys, tpm::Error> {
+        patiently(|| tpm::keys(&mut Device::open(&self.dev)?))
+    }
+
+    fn prove(&self, node: &str, question: &Question) -> Result<Answer, tpm::Error> {
+        let Question { credential, nonce, registers } = question;
+        let asked = qualifier(nonce, node);
+        patiently(|| tpm::prove(&mut Device::open(&self.dev)?, credential, &asked, registers))
     }
 }
 
@@ -135,6 +161,38 @@ pub(in crate::cluster) struct Sealer {
 impl Sealer {
     pub(in crate::cluster) fn new(tpm: std::sync::Arc<dyn Tpm>) -> Self {
         Self { tpm }
+    }
+
+    /// The keys of the TPM, as a message; `None` if it does not name them, which the log says.
+    pub(in crate::cluster) fn keys(&self) -> Option<v1::TpmKeys> {
+        match self.tpm.keys() {
+            Ok(keys) => Some(keys.into_message()),
+            Err(error) => {
+                let error = cause::line(&error);
+                warn!(error, "the TPM does not name its keys: this node proves nothing");
+                None
+            }
+        }
+    }
+
+    /// The answer of the TPM to a leader, as that of the node `node`; `None` if there is none,
+    /// which the log says.
+    pub(in crate::cluster) fn prove(
+        &self,
+        node: &str,
+        question: v1::TpmQuestion,
+    ) -> Option<v1::TpmAnswer> {
+        let asked = Question::from_message(question).map_err(|invalid| invalid.to_string());
+        let proved = asked.and_then(|question| {
+            self.tpm.prove(node, &question).map_err(|error| cause::line(&error))
+        });
+        match proved {
+            Ok(answer) => Some(answer.into_message()),
+            Err(error) => {
+                warn!(error, "the TPM does not answer the leader: this node proves nothing");
+                None
+            }
+        }
     }
 
     /// Seals the secrets of this node as `mode` demands.

@@ -130,6 +130,9 @@ impl Curator for Handlers {
         let request = request.into_inner();
         let name = convert::name(&request.name, "name")?;
         let v1::RegisterNodeRequest { register_ticket, join_key, tpm, labels, .. } = request;
+        let questions = &self.0.questions;
+        let judged = request.tpm_answer.map(|told| questions.judge(identity.id, told, seconds()));
+        let attestation = judged.flatten();
         let external_address = request.external_address;
         let address = convert::address(&external_address, "external_address")?;
         let registration = Registration {
@@ -141,6 +144,7 @@ impl Curator for Handlers {
             name,
             now: seconds(),
             nonce: nodes::nonce().map_err(|error| lead.refuse(error))?,
+            attestation: attestation.clone(),
         };
         let registered = async {
             self.check_room(identity.id)?;
@@ -149,10 +153,14 @@ impl Curator for Handlers {
         let node = registered.await.map_err(|error| lead.reject(identity, from, error))?;
         let configuration = lead.store().configuration().await;
         let configuration = configuration.map_err(|error| lead.refuse(error))?;
+        // Only a machine that may register is asked, and none that has just answered.
+        let keys = request.tpm_keys.filter(|_keys| attestation.is_none());
+        let tpm_question = keys.and_then(|keys| questions.ask(identity.id, keys).ok());
         Ok(Response::new(v1::RegisterNodeResponse {
             state: node.state,
             configuration: Some(configuration),
             nonce: node.nonce,
+            tpm_question,
         }))
     }
 

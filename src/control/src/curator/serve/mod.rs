@@ -51,6 +51,7 @@ pub(super) use self::pruning::Pruning;
 pub(super) use self::rotating::Rotating;
 pub(super) use self::updating::Updating;
 pub use self::updating::Waiting;
+use super::attesting::Questions;
 use super::audit::Audit;
 use super::directory::Directory;
 use super::error::Error;
@@ -94,6 +95,8 @@ pub struct Parts {
     pub heartbeats: Heartbeats,
     /// The machines whose registration was rejected.
     pub refusals: Refusals,
+    /// The questions to the TPMs of machines that register.
+    pub questions: Questions,
     /// The member of etcd beside this curator.
     pub consensus: watch::Receiver<consensus::Status>,
     /// The way to change the members of etcd.
