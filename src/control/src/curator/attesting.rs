@@ -9,7 +9,8 @@
 //!
 //! Invariants:
 //! - A question is answered once.
-//! - At most [`QUESTIONS_MAX`] questions wait. A machine that is asked anew loses its own first.
+//! - At most [`QUESTIONS_MAX`] questions wait. A machine that is asked anew loses its own first,
+//!   else the oldest one goes.
 //!
 //! What this module does not do: decide who enters. An operator does, who reads the outcome.
 
@@ -34,7 +35,10 @@ pub struct Questions(Arc<Mutex<BTreeMap<NodeId, Asked>>>);
 #[derive(Debug)]
 struct Asked {
     challenge: Challenge,
-    keys: Keys,
+    /// As a record would keep them.
+    keys: v1::TpmKeys,
+    /// Later questions have greater numbers.
+    number: u64,
 }
 
 impl Questions {
@@ -48,10 +52,13 @@ impl Questions {
         let challenge = Challenge::new(&keys)?;
         let question = challenge.question(&REGISTERS);
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = waiting.values().map(|asked| asked.number + 1).max().unwrap_or(0);
         if waiting.remove(&id).is_none() && waiting.len() >= QUESTIONS_MAX {
-            waiting.pop_first();
+            let oldest = waiting.iter().min_by_key(|(_, asked)| asked.number);
+            let oldest = oldest.map(|(id, _)| *id);
+            oldest.and_then(|oldest| waiting.remove(&oldest));
         }
-        waiting.insert(id, Asked { challenge, keys });
+        waiting.insert(id, Asked { challenge, keys: kept(keys), number });
         Ok(question)
     }
 
@@ -67,7 +74,7 @@ impl Questions {
         Some(match proved(id, &asked.challenge, answer) {
             Ok(registers) => v1::TpmAttestation {
                 at,
-                keys: Some(kept(asked.keys)),
+                keys: Some(asked.keys),
                 registers: to_messages(registers),
                 fault: String::new(),
             },

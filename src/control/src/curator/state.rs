@@ -333,6 +333,12 @@ fn register(registration: Registration) -> v1::Node {
     }
 }
 
+/// Whether both proofs are of the TPM with one endorsement key.
+fn same_tpm(new: &v1::TpmAttestation, known: &v1::TpmAttestation) -> bool {
+    let key = |proof: &v1::TpmAttestation| proof.keys.clone().map(|keys| keys.endorsement_key);
+    key(new).is_some() && key(new) == key(known)
+}
+
 fn register_again(
     node: v1::Node,
     state: NodeState,
@@ -348,7 +354,13 @@ fn register_again(
         }
         NodeState::Standby | NodeState::Up if !node.joined => {
             let Registration { join_key, tpm, attestation, .. } = registration;
-            let attestation = attestation.or(node.attestation);
+            // The one that an operator may have looked at: only the same TPM proves more.
+            let attestation = match node.attestation {
+                Some(known) if known.fault.is_empty() => {
+                    Some(attestation.filter(|new| same_tpm(new, &known)).unwrap_or(known))
+                }
+                other => attestation.or(other),
+            };
             Ok(v1::Node { join_key: join_key.to_vec(), tpm, attestation, ..node })
         }
         NodeState::Standby | NodeState::Up => {

@@ -115,7 +115,8 @@ pub(super) async fn confirm(
     };
     Box::pin(confirmed).await.map_err(|error| {
         error.context(
-            "the firewall is not confirmed; every node returns to the former one by itself",
+            "the firewall is not confirmed; every node returns to the former one within two \
+             minutes",
         )
     })
 }

@@ -11,6 +11,7 @@
 //! The command checks everything itself: the node, and the cluster behind it, are not believed.
 
 use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
 
 use polis_proto::v1;
 use polis_proto::v1::node_management_client::NodeManagementClient;
@@ -20,6 +21,7 @@ use super::proof::{Known, System, judged, proved};
 use crate::error::Error;
 use crate::session::{PATIENCE, Session};
 use crate::{Global, contexts, kernel};
+use polis_base::sys::clock;
 use polis_wire::attestation::{self, Answer, Challenge, Keys, REGISTERS};
 
 /// Arguments of `node attest`.
@@ -84,6 +86,20 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
     }
 }
 
+/// How old a proof may be that lets a machine in: a machine proves its TPM once a boot.
+const RECENT: Duration = Duration::from_secs(30 * 60);
+
+/// Whether a proof of this moment, in seconds since 1970, is too old to let a machine in.
+fn is_old(at: i64) -> bool {
+    seconds_now().saturating_sub(at) > i64::try_from(RECENT.as_secs()).unwrap_or(i64::MAX)
+}
+
+/// Seconds since 1970.
+fn seconds_now() -> i64 {
+    let since = clock::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}
+
 /// Fails unless the TPM of a node that waits for approval has proved what is wanted. The
 /// leader has checked the proof; without `--image` and `--maker` nothing is wanted.
 pub(super) fn check_recorded(node: &v1::NodeInfo, wanted: Wanted) -> Result<(), Error> {
@@ -92,10 +108,19 @@ pub(super) fn check_recorded(node: &v1::NodeInfo, wanted: Wanted) -> Result<(), 
     }
     let (_view, faults) = proved(node, &wanted.read()?).map_err(|fault| {
         Error::new(fault).context(format!("{} may not enter by its TPM", node.id)).or_help(
-            "compare the machine's screen and approve it without --image and --maker, or keep it \
-             out; a machine asks its TPM again at its next boot",
+            "nothing shows what the machine runs: keep it out, or look at the machine itself; it asks \
+             its TPM again at its next boot",
         )
     })?;
+    let old = node.attestation.as_ref().is_some_and(|proof| is_old(proof.at));
+    if old {
+        let minutes = RECENT.as_secs() / 60;
+        let node = &node.id;
+        return Err(Error::new(format!(
+            "{node} has proved its TPM more than {minutes} minutes ago"
+        ))
+        .or_help("it may run another system by now: reboot the machine, which proves it anew"));
+    }
     match faults.is_empty() {
         true => Ok(()),
         false => Err(differs(&node.id, &faults)),
@@ -160,6 +185,8 @@ mod tests {
         11        kernel image                             74aa92417fb1c3e1  74aa92417fb1c3e1  as expected
         12        additions to the command line            0000000000000000  0000000000000000  as expected
         13        extensions of the system                 0000000000000000  0000000000000000  as expected
+
+        Register 11 proves the system only of a machine whose firmware starts none but yours: any other system can extend it to the same value. Secure Boot with your keys shows in register 7; compare that with a machine you know.
         ");
         // One of several.
         let either = ["--image", "@wrong.efi", "--image", "@right.efi"];
@@ -263,13 +290,17 @@ mod tests {
             images: images.iter().map(|name| world.path(name)).collect(),
             makers: Vec::new(),
         };
-        let check = |attestation, images: &[&str]| {
-            let checked = check_recorded(&waiting(attestation), wanted(images));
+        let check = |attestation: Option<v1::TpmAttestation>, images: &[&str]| {
+            let at = seconds_now();
+            let recent = attestation.map(|proof| v1::TpmAttestation { at, ..proof });
+            let checked = check_recorded(&waiting(recent), wanted(images));
             checked.map_err(|error| error.render())
         };
         assert_eq!(check(Some(proof(b"right")), &["right"]), Ok(()));
         assert_eq!(check(Some(proof(b"right")), &["wrong", "right"]), Ok(()));
         assert_eq!(check(None, &[]), Ok(()), "nothing is wanted");
+        let old = check_recorded(&waiting(Some(proof(b"right"))), wanted(&["right"])).unwrap_err();
+        assert!(old.render().contains("more than 30 minutes ago"), "{}", old.render());
         let refused = check(Some(proof(b"right")), &["wrong"]).unwrap_err();
         assert!(refused.contains("register 11 (kernel image) is "), "{refused}");
         assert!(refused.contains("…, expected "), "{refused}");
@@ -281,12 +312,13 @@ mod tests {
         insta::assert_snapshot!(refused, @r"
         error: polis-01 may not enter by its TPM
         cause: the attestation key is not in the TPM
-        help: compare the machine's screen and approve it without --image and --maker, or keep it out; a machine asks its TPM again at its next boot
+        help: nothing shows what the machine runs: keep it out, or look at the machine itself; it asks its TPM again at its next boot
         ");
         let makers = vec![world.path("maker")];
         std::fs::write(&makers[0], Cluster::new(&world).authority()).unwrap();
         let wanted = Wanted { images: Vec::new(), makers };
-        let refused = check_recorded(&waiting(Some(proof(b"right"))), wanted).unwrap_err();
+        let recent = v1::TpmAttestation { at: seconds_now(), ..proof(b"right") };
+        let refused = check_recorded(&waiting(Some(recent)), wanted).unwrap_err();
         assert!(refused.render().contains("no certificate of a maker"), "{}", refused.render());
     }
 

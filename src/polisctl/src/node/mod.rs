@@ -550,14 +550,17 @@ async fn approve(
         None => {
             let shown = view::fingerprint(&node)
                 .ok_or_else(|| Error::new(format!("{} has no key", node.id)))?;
-            let proof = proof::Recorded::of(&node).map(|proof| proof.text());
-            let proof = proof.map(|proof| format!("Its TPM proved: {proof}\n\n"));
+            let proof = proof::Recorded::of(&node);
+            let proof = match proof.map(|proof| proof.text()) {
+                Some(proof) => format!("What its TPM proved: {proof}\n\n"),
+                None => "Its TPM has proved nothing.\n\n".to_owned(),
+            };
             let question = format!(
                 "{} waits for approval. Its fingerprint is\n\n    {}\n    \
                  {shown}\n\n{}Does the machine's screen show the same?",
                 called(&node),
                 shown.words(),
-                proof.unwrap_or_default()
+                proof
             );
             let instead = "name the fingerprint on the machine's screen: --fingerprint WORDS; or \
                            skip the comparison: --unchecked";

@@ -17,6 +17,7 @@ use serde::Serialize;
 use crate::error::Error;
 use crate::output::{Document, Text, fields, or_dash};
 use crate::table::table;
+use crate::text::clean;
 use crate::units;
 use polis_wire::attestation::{self, Certificate, EndorsementKey, Keys, REGISTERS};
 
@@ -84,6 +85,11 @@ struct Register {
     as_expected: Option<bool>,
 }
 
+/// What register 11 proves, and what it does not.
+const ANCHOR: &str = "Register 11 proves the system only of a machine whose firmware starts none \
+                      but yours: any other system can extend it to the same value. Secure Boot \
+                      with your keys shows in register 7; compare that with a machine you know.";
+
 /// A file that was named, with the registers after a start of it.
 pub(super) struct System {
     pub(super) file: PathBuf,
@@ -102,6 +108,12 @@ pub(super) fn judged(
     let system = started.or(known.systems.first());
     let registers = compared(registers, system);
     faults.extend(registers.iter().filter_map(Register::fault));
+    let wanted: Vec<u32> = match system {
+        Some(system) => system.registers.keys().copied().collect(),
+        None => EMPTY.to_vec(),
+    };
+    let absent = wanted.iter().filter(|number| !registers.iter().any(|it| it.number == **number));
+    faults.extend(absent.map(|number| format!("the TPM has not signed register {number}")));
     let view = View {
         node: node.to_owned(),
         tpm,
@@ -145,7 +157,10 @@ impl Recorded {
         let Some(tpm) = &self.tpm else {
             return format!("FAILED at {at}: {}", self.fault.as_deref().unwrap_or_default());
         };
-        let maker = tpm.issuer.as_deref().unwrap_or("not known");
+        let maker = match &tpm.issuer {
+            Some(issuer) => format!("{issuer}, as its own certificate says, not checked"),
+            None => "not known".to_owned(),
+        };
         let value = |number: u32| {
             let found = self.registers.iter().find(|register| register.number == number);
             found.map(|register| short(&register.actual)).unwrap_or_default()
@@ -183,7 +198,8 @@ fn certified(keys: &Keys, makers: &[Vec<u8>]) -> Result<(Tpm, Vec<String>), atte
         None => faults.push("its TPM has no certificate of a maker".to_owned()),
         Some(certificate) => {
             let certificate = certificate?;
-            tpm.issuer = Some(certificate.issuer());
+            // Whatever the machine has put there.
+            tpm.issuer = Some(clean(&certificate.issuer()));
             certificate.certifies(&endorsement)?;
             if !makers.is_empty() {
                 match certificate.signed_by_one_of(makers.iter().map(Vec::as_slice)) {
@@ -274,7 +290,10 @@ impl View {
         ];
         let rows: Vec<_> = self.registers.iter().map(Register::row).collect();
         let headings = ["REGISTER", "MEASURES", "EXPECTED", "ACTUAL", "RESULT"];
-        let text = Text::from(fields(&lines)).and("\n").then(table(&headings, &rows));
+        let mut text = Text::from(fields(&lines)).and("\n").then(table(&headings, &rows));
+        if self.image.is_some() {
+            text = text.and(format!("\n{ANCHOR}\n"));
+        }
         Document::new(self, text)
     }
 }

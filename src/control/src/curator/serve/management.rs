@@ -22,6 +22,7 @@ use polis_base::sys::clock;
 use polis_wire::identity::{InvalidFingerprint, NodeId};
 use polis_wire::node_roles::is_consensus_member;
 use polis_wire::registry::shown;
+use polis_wire::rpc::{Peer, Role};
 
 /// Names in one filter.
 const IDS_MAX: usize = 1024;
@@ -90,6 +91,9 @@ impl Management for Handlers {
         &self,
         request: Request<v1::GetNodesRequest>,
     ) -> Result<Response<Self::GetNodesStream>, Status> {
+        // The endorsement key names a machine for life: see `docs/attestation.md`.
+        let sees_keys =
+            matches!(Peer::of(&request), Peer::User { role: Role::Operator | Role::Owner, .. });
         let v1::GetNodesRequest { ids, states, labels } = request.into_inner();
         if ids.len() > IDS_MAX {
             return Err(Error::Field(format!("ids: allowed are at most {IDS_MAX}")).into());
@@ -109,8 +113,10 @@ impl Management for Handlers {
             .map(|(id, known)| (id, known.clone()))
             .collect();
         let heartbeats = self.0.heartbeats.clone();
-        let infos =
-            found.into_iter().map(move |(id, known)| Ok(convert::info(id, &known, &heartbeats)));
+        let infos = found.into_iter().map(move |(id, known)| {
+            let info = convert::info(id, &known, &heartbeats);
+            Ok(if sees_keys { info } else { v1::NodeInfo { attestation: None, ..info } })
+        });
         Ok(Response::new(Box::pin(futures::stream::iter(infos))))
     }
 

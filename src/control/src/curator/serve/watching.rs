@@ -132,7 +132,11 @@ impl Watcher {
     /// The event of a change of nodes.
     fn event(&self, delta: &Delta) -> v1::WatchEvent {
         let heartbeats = &self.handlers.0.heartbeats;
-        let info = |(id, known): &(NodeId, _)| convert::info(*id, known, heartbeats);
+        // Nodes need no proofs of others, and the keys in them name machines for life.
+        let info = |(id, known): &(NodeId, _)| v1::NodeInfo {
+            attestation: None,
+            ..convert::info(*id, known, heartbeats)
+        };
         v1::WatchEvent {
             nodes: delta.nodes.iter().map(info).collect(),
             gone: delta.gone.iter().map(ToString::to_string).collect(),
