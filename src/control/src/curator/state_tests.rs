@@ -20,7 +20,11 @@ fn registration(join_key: u8) -> Registration {
 
 #[test]
 fn the_newest_proof_of_a_machine_counts_and_no_news_changes_nothing() {
-    let proved = |at| Some(v1::TpmAttestation { at, ..Default::default() });
+    let of = |at, key| {
+        let keys = v1::TpmKeys { endorsement_key: vec![key], ..Default::default() };
+        Some(v1::TpmAttestation { at, keys: Some(keys), ..Default::default() })
+    };
+    let proved = |at| of(at, 1);
     let with = |attestation| Request::Register(Registration { attestation, ..registration(1) });
     let put = |old, request| match step(old, request).unwrap() {
         Step::Put(node) | Step::Keep(node) | Step::Delete(node) => *node,
@@ -29,7 +33,11 @@ fn the_newest_proof_of_a_machine_counts_and_no_news_changes_nothing() {
         let node = with_state(put(None, with(proved(1))), state);
         assert_eq!(node.attestation, proved(1));
         assert_eq!(put(Some(node.clone()), with(None)).attestation, proved(1), "{state:?}");
-        assert_eq!(put(Some(node), with(proved(2))).attestation, proved(2), "{state:?}");
+        assert_eq!(put(Some(node.clone()), with(proved(2))).attestation, proved(2), "{state:?}");
+        // Another TPM proves nothing once an operator has approved the machine.
+        let other = put(Some(node), with(of(3, 2))).attestation;
+        let expected = if state == NodeState::New { of(3, 2) } else { proved(1) };
+        assert_eq!(other, expected, "{state:?}");
     }
 }
 
