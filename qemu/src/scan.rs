@@ -84,7 +84,7 @@ pub fn scan(links: &Links, plug: &Plug, from: Source, to: (Plug, Ipv4Addr)) -> i
         }
         Source::Of(_) => None,
     };
-    // The switch would lose what nobody reads. It ends with the line.
+    // The switch loses frames for a port that does not read. The thread ends with the line.
     thread::spawn(move || attend(incoming, own, spare));
     links.capture();
     for port in 1..=u16::MAX {

@@ -44,7 +44,7 @@ fn a_machine_proves_what_it_was_started_with_and_an_addition_shows() -> Result<(
         let compared = register(number).is_some_and(|register| register["as_expected"] == true);
         ensure!(compared, "register {number}: {proved}");
     }
-    // Without a maker: a TPM that nobody certified is nobody's.
+    // A TPM without a certificate has no maker.
     ensure!(proved["tpm"]["issuer"].is_null(), "{proved}");
     machine.kill();
 

@@ -1,4 +1,4 @@
-//! The firewall: who reaches which port of which node, and a configuration that keeps its own
+//! The firewall: the callers of each port of each node, and a configuration that keeps its own
 //! operator out.
 
 use std::collections::BTreeSet;

@@ -72,7 +72,7 @@ impl Bus {
     fn store(&mut self, place: u32, content: &[u8]) {
         const OWNER: u32 = 0x4000_0001;
         let length = u16::try_from(content.len()).unwrap().to_be_bytes();
-        // The owner writes it, and who names the place reads it.
+        // The owner writes it, and a reader names the place.
         let attributes = 0x0206_0002_u32.to_be_bytes();
         let public = [&place.to_be_bytes()[..], &[0, 0x0b], &attributes, &[0, 0], &length].concat();
         self.run(0x12a, &[OWNER], &[&[0, 0, 0, 14][..], &public].concat());

@@ -12,7 +12,7 @@
 //! - At most [`QUESTIONS_MAX`] questions wait. A machine that is asked anew loses its own first,
 //!   else the oldest one goes.
 //!
-//! What this module does not do: decide who enters. An operator does, who reads the outcome.
+//! What this module does not do: decide which machine enters. An operator does, with the outcome.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

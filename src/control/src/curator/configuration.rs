@@ -1,6 +1,6 @@
 //! The cluster's configuration: changes the settings that hold for the whole cluster.
 //!
-//! Another firewall is tried first, since it may keep out the operator who sets it:
+//! Another firewall is tried first, since it may keep out its own operator:
 //!
 //! ```text
 //!                    configure                          confirm, through the new one

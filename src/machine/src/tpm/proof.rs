@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Both keys are primary keys: the TPM makes them of its seed and of a template, the same
-//! each time. A restart, another system on the disk, or somebody who clears the owner's
+//! each time. A restart, another system on the disk, or a person that clears the owner's
 //! hierarchy changes neither.
 //!
 //! Invariants:
@@ -25,7 +25,7 @@ use polis_wire::attestation::{
 
 /// The hierarchy that belongs to the maker of the TPM.
 const ENDORSEMENT: u32 = 0x4000_000b;
-/// The owner's, who may read what the maker stored.
+/// The owner's: it may read the certificate that the maker stored.
 const OWNER: u32 = 0x4000_0001;
 
 /// Where makers store the certificates of endorsement keys.

@@ -15,7 +15,7 @@
 //! ```
 //!
 //! The ports of the control plane have TLS and ask for certificates, so the firewall is a second
-//! wall: code that reads bytes before it knows who sends them is open to few addresses.
+//! wall: code that reads bytes before it knows their sender is open to few addresses.
 //!
 //! Invariants:
 //! - No configuration keeps a node or its owner from the curator

@@ -40,7 +40,7 @@ pub enum Callers {
     Known,
 }
 
-/// One rule: who reaches which port, and what for.
+/// One rule: the callers of some ports, and the purpose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// Its name: that of the listener, or of the configured port.

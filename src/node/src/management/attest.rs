@@ -23,7 +23,7 @@ use polis_machine::tpm::{self, Device, Error};
 use polis_wire::attestation::{Question, qualifier};
 use polis_wire::rpc::REASON;
 
-/// The TPM of this machine, as those who attest share it.
+/// The TPM of this machine, shared by all calls that attest.
 #[derive(Clone, Debug)]
 pub(super) struct Tpm {
     /// The directory of devices.
@@ -75,7 +75,7 @@ impl Tpm {
         Ok(v1::AttestResponse { answer: Some(answer) })
     }
 
-    /// Runs `work` with the TPM, on a thread that may block, once nobody else does.
+    /// Runs `work` with the TPM, on a thread that may block, one call after the other.
     async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Device) -> Result<T, Error> + Send + 'static,

@@ -110,7 +110,7 @@ impl Info {
         }
     }
 
-    /// Who may call the nodes, beside the nodes themselves.
+    /// The allowed callers of the nodes, beside the nodes themselves.
     fn firewall(&self) -> String {
         let sources = match &self.firewall_sources[..] {
             [] => "callers have any address".to_owned(),

@@ -1,4 +1,4 @@
-//! `polisctl node firewall`: the rules of a node's firewall, who may call and what is behind each.
+//! `polisctl node firewall`: the rules of a node's firewall, with the callers and the purpose of each.
 //!
 //! The node itself answers, so the command works without a leader.
 

@@ -59,7 +59,7 @@ pub(super) enum Command {
     Status(look::Arguments),
     /// Print the services of a node: the tree, with states, restarts and causes.
     Services(look::Arguments),
-    /// Print the rules of a node's firewall: who may call which port, and what is behind it.
+    /// Print the rules of a node's firewall: the allowed callers of each port, and its purpose.
     Firewall(look::Arguments),
     /// Have a node's TPM prove what the node was started with, and compare it.
     Attest(attest::Arguments),

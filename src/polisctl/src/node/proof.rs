@@ -69,7 +69,7 @@ struct Tpm {
     key: &'static str,
     /// Whether it opened the credential: an attestation that is not is an error.
     activated: bool,
-    /// Who signed its certificate, by that certificate alone; `null`: it has none.
+    /// The signer of its certificate, by that certificate alone; `null`: it has none.
     issuer: Option<String>,
     /// The maker whose certificate was named and that has signed it.
     maker: Option<String>,

@@ -39,7 +39,7 @@ impl<'a> Certificate<'a> {
         Ok(Self(certificate))
     }
 
-    /// Who signed it, as it says itself.
+    /// Its signer, as it says itself.
     #[must_use]
     pub fn issuer(&self) -> String {
         self.0.issuer().to_string()

@@ -68,7 +68,7 @@ pub enum Error {
     /// The statement is not a quote of a TPM.
     #[error("the signed statement is not a quote of a TPM")]
     Quote,
-    /// Another key signed, or nobody.
+    /// Another key signed it, or it has no signature.
     #[error("the attestation key has not signed the quote")]
     Signature,
     /// The quote is for another nonce, or for another node.

@@ -160,7 +160,7 @@ pub struct ClusterConfiguration {
     pub cold_start: ColdStart,
     /// The time servers of every node; none: the voters agree on a time of their own.
     pub time_servers: Vec<NtpServer>,
-    /// Who may call the nodes; `None` in a change: it stays as it is.
+    /// The allowed callers of the nodes; `None` in a change: it stays as it is.
     pub firewall: Option<Firewall>,
 }
 

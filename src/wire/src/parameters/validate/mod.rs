@@ -233,8 +233,8 @@ fn open_ports(text: &str, known: &[Ports]) -> Result<Ports, Refusal> {
         .parse()
         .map_err(|_invalid| Refusal::of(text, "a port as tcp/443, or ports as udp/5000-5100"))?;
     if ports.is_of_node() {
-        let allowed = "ports on which the node itself does not listen; the sources say who may \
-                       call those";
+        let allowed = "ports on which the node itself does not listen: those follow from its roles \
+                       and the sources";
         return Err(Refusal::of(text, allowed));
     }
     if known.contains(&ports) {
