@@ -169,7 +169,7 @@ pub(super) fn at(
 }
 
 /// Seconds since 1970.
-fn seconds(time: SystemTime) -> i64 {
+pub(super) fn seconds(time: SystemTime) -> i64 {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }

@@ -231,10 +231,7 @@ impl Service {
         loop {
             let (rules, firewall, until) = self.inputs.rules(Instant::now());
             let mut wait = until;
-            let mut state = State::InForce;
-            if self.config.open {
-                state = State::Open;
-            }
+            let mut state = if self.config.open { State::Open } else { State::InForce };
             if present.as_ref() != Some(&rules) {
                 let Some(applied) = ctx.until_cancelled(Box::pin(self.apply(&rules, &ctx))).await
                 else {

@@ -88,7 +88,7 @@ impl<'a> Certificate<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::CertificateIssuer`], also for an authority that is none.
+    /// [`Error::CertificateIssuer`], also for a certificate that is not an authority's.
     pub fn signed_by_one_of<'b>(
         &self,
         authorities: impl IntoIterator<Item = &'b [u8]>,

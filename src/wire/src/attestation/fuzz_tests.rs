@@ -21,7 +21,7 @@ fn attestation_keys() {
             return Accepted::Yes;
         }
         let Ok(key) = EndorsementKey::read(input) else { return Accepted::No };
-        // A point beside the curve, or a modulus that is none.
+        // A point beside the curve, or a number that cannot be a modulus.
         credential::make(&key, b"name", &[1; SIZE]).is_ok().into()
     });
 }

@@ -153,7 +153,7 @@ impl Curator for Handlers {
         let node = registered.await.map_err(|error| lead.reject(identity, from, error))?;
         let configuration = lead.store().configuration().await;
         let configuration = configuration.map_err(|error| lead.refuse(error))?;
-        // Only a machine that may register is asked, and none that has just answered.
+        // A machine that may register is asked, unless it has just answered.
         let keys = request.tpm_keys.filter(|_keys| attestation.is_none());
         let tpm_question = keys.and_then(|keys| questions.ask(identity.id, keys).ok());
         Ok(Response::new(v1::RegisterNodeResponse {

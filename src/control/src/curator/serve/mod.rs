@@ -243,10 +243,9 @@ impl Lead {
     }
 }
 
-/// Seconds since 1970.
+/// Seconds from 1970 to now.
 fn seconds() -> i64 {
-    let since = clock::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
-    i64::try_from(since.unwrap_or_default().as_secs()).unwrap_or(i64::MAX)
+    super::configuration::seconds(clock::now())
 }
 
 /// The rejection of a caller that the access table should not have admitted.
