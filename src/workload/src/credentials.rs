@@ -8,9 +8,7 @@ use std::sync::Arc;
 
 use super::site::Site;
 use polis_wire::identity::NodeId;
-use polis_wire::pki::{
-    self, Certificate, Host, Issuer, KubernetesHolder, KubernetesSubject, Mode, Template,
-};
+use polis_wire::pki::{self, Certificate, Host, Issuer, KubernetesSubject, Mode, Template};
 
 /// The common name of the API server as a client of servers of aggregated APIs.
 const FRONT_PROXY: &str = "front-proxy-client";
@@ -140,11 +138,7 @@ pub(super) fn front_proxy_authority() -> Arc<Certificate> {
 }
 
 fn subject(user: &str, group: Option<&str>) -> KubernetesSubject {
-    KubernetesSubject {
-        user: user.to_owned(),
-        group: group.map(str::to_owned),
-        holder: KubernetesHolder::Controller,
-    }
+    KubernetesSubject { user: user.to_owned(), group: group.map(str::to_owned) }
 }
 
 fn name(name: &str) -> Host {

@@ -58,9 +58,7 @@ pub use self::service_account::{KeySet, ServiceAccounts};
 #[cfg(any(test, feature = "testing"))]
 pub use self::store::memory;
 pub use self::store::{Entry, Guard, Store, Write};
-pub use self::template::{
-    CURATOR_NAME, ETCD_PEER_NAME, Host, KubernetesHolder, KubernetesSubject, Template,
-};
+pub use self::template::{CURATOR_NAME, ETCD_PEER_NAME, Host, KubernetesSubject, Template};
 pub use self::worker::{CSI_GROUP, CSI_USER, PROXY_GROUP, WorkerPurpose, kubernetes_authority};
 
 /// The specification of a certificate: [`Namespace::ensure`] makes it exist.

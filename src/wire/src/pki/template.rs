@@ -49,12 +49,10 @@ const CURATOR_LIFETIME: Duration = Duration::from_secs(10 * 24 * 60 * 60);
 /// People come back more often than machines.
 const USER_LIFETIME: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// Short, because the API server of Kubernetes reads no CRL. A controller that was off for
-/// longer renews its certificates by its own etcd.
-const KUBERNETES_CONTROLLER_LIFETIME: Duration = Duration::from_secs(30 * 24 * 60 * 60);
-
-/// A worker that was removed is a client of the API server for this long at most.
-const KUBERNETES_WORKER_LIFETIME: Duration = Duration::from_secs(3 * 24 * 60 * 60);
+/// Short, because the API server of Kubernetes reads no CRL: a controller or a worker that was
+/// removed is its client for this long at most. A controller that was off for longer renews its
+/// certificates by its own etcd, and a worker by the leader.
+const KUBERNETES_LIFETIME: Duration = Duration::from_secs(3 * 24 * 60 * 60);
 
 /// A host that a certificate speaks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,17 +80,6 @@ pub struct KubernetesSubject {
     pub user: String,
     /// The group of the user: the organization.
     pub group: Option<String>,
-    /// The kind of node that holds the key; it decides how long the certificate lives.
-    pub holder: KubernetesHolder,
-}
-
-/// The kind of node that holds the key of a Kubernetes certificate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KubernetesHolder {
-    /// A node with the role Kubernetes controller. Its certificates live for 30 days.
-    Controller,
-    /// A node with the role Kubernetes worker. Its certificates live for 3 days.
-    Worker,
 }
 
 /// The purpose of a certificate.
@@ -165,12 +152,7 @@ impl Template {
             Self::Node => NODE_LIFETIME,
             Self::Curator { .. } => CURATOR_LIFETIME,
             Self::User { .. } => USER_LIFETIME,
-            Self::KubernetesServer { subject, .. } | Self::KubernetesClient { subject } => {
-                match subject.holder {
-                    KubernetesHolder::Controller => KUBERNETES_CONTROLLER_LIFETIME,
-                    KubernetesHolder::Worker => KUBERNETES_WORKER_LIFETIME,
-                }
-            }
+            Self::KubernetesServer { .. } | Self::KubernetesClient { .. } => KUBERNETES_LIFETIME,
         }
     }
 

@@ -298,14 +298,14 @@ fn of_kubernetes(name: &str, template: Template) -> Certificate {
     Certificate { issuer, name: name.to_owned(), template, mode: Mode::External([7; 32]) }
 }
 
-fn subject(user: &str, group: Option<&str>, holder: KubernetesHolder) -> KubernetesSubject {
-    KubernetesSubject { user: user.to_owned(), group: group.map(str::to_owned), holder }
+fn subject(user: &str, group: Option<&str>) -> KubernetesSubject {
+    KubernetesSubject { user: user.to_owned(), group: group.map(str::to_owned) }
 }
 
 #[tokio::test]
 async fn a_client_of_kubernetes_has_the_user_and_the_group_of_its_template() {
     let pki = Namespace::new(Memory::default(), "");
-    let kubelet = subject("system:node:a", Some("system:nodes"), KubernetesHolder::Worker);
+    let kubelet = subject("system:node:a", Some("system:nodes"));
     let template = Template::KubernetesClient { subject: kubelet };
     let made = pki.ensure(&of_kubernetes("kubelet-a", template), noon()).await.unwrap();
     let (_, certificate) = X509Certificate::from_der(&made.der).unwrap();
@@ -321,7 +321,7 @@ async fn a_client_of_kubernetes_has_the_user_and_the_group_of_its_template() {
 async fn a_server_of_kubernetes_speaks_for_its_hosts_and_is_no_client() {
     let pki = Namespace::new(Memory::default(), "");
     let template = Template::KubernetesServer {
-        subject: subject("kube-apiserver", None, KubernetesHolder::Controller),
+        subject: subject("kube-apiserver", None),
         hosts: vec![Host::Name("kubernetes".to_owned()), Host::Address([10, 224, 0, 1].into())],
     };
     let made = pki.ensure(&of_kubernetes("apiserver-a", template), noon()).await.unwrap();
@@ -335,7 +335,7 @@ async fn a_server_of_kubernetes_speaks_for_its_hosts_and_is_no_client() {
     };
     let usage = certificate.extended_key_usage().unwrap().unwrap().value;
     assert!(usage.server_auth && !usage.client_auth);
-    assert_eq!(Facts::read(&made.der).unwrap().not_after, noon() + DAY * 30);
+    assert_eq!(Facts::read(&made.der).unwrap().not_after, noon() + DAY * 3);
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::{Certificate, Host, Issuer, KubernetesHolder, KubernetesSubject, Mode, Template};
+use super::{Certificate, Host, Issuer, KubernetesSubject, Mode, Template};
 use crate::identity::NodeId;
 
 /// The group whose members the Node authorizer of the API server restricts to their node.
@@ -106,7 +106,7 @@ impl WorkerPurpose {
 
 fn subject(user: String, group: Option<&str>) -> KubernetesSubject {
     let group = group.map(str::to_owned);
-    KubernetesSubject { user, group, holder: KubernetesHolder::Worker }
+    KubernetesSubject { user, group }
 }
 
 /// The authority of Kubernetes' own components.
@@ -138,7 +138,6 @@ mod tests {
                     Template::KubernetesClient { subject } => ("calls", subject, &[][..]),
                     other => panic!("{other:?}"),
                 };
-                assert_eq!(subject.holder, KubernetesHolder::Worker);
                 let group = subject.group.as_deref().unwrap_or("-");
                 let hosts: Vec<_> = hosts.iter().map(ToString::to_string).collect();
                 format!("{} {kind} {} {group} {}", wish.name, subject.user, hosts.join(","))
