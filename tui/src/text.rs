@@ -106,7 +106,7 @@ pub(crate) fn wrap(text: &str, max: usize) -> Vec<String> {
 }
 
 /// A length of time in at most two units: `40 ms`, `9.4 s`, `3 min 12 s`, `2 d 4 h`.
-pub(crate) fn duration(length: Duration) -> String {
+pub fn duration(length: Duration) -> String {
     let (millis, seconds) = (length.as_millis(), length.as_secs());
     match seconds {
         // A value that rounds up to 60.0 is shown in minutes.

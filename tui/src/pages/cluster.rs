@@ -431,6 +431,8 @@ fn remark(node: &Node) -> String {
     let roles = (!node.roles.is_empty()).then(|| node.roles.join(", "));
     let labels = (!node.labels.is_empty()).then(|| node.labels.join(" "));
     let version = node.version.as_ref().map(|version| format!("Polis {version}"));
-    let all: Vec<String> = [id, own, roles, labels, version].into_iter().flatten().collect();
+    let clock = node.clock.as_ref().map(|clock| format!("clock {clock}"));
+    let all = [id, own, roles, clock, labels, version];
+    let all: Vec<String> = all.into_iter().flatten().collect();
     all.join(" · ")
 }

@@ -165,6 +165,7 @@ pub(super) fn node(at: usize) -> Node {
         etcd: Some(MemberStatus::Voter),
         labels: vec![format!("zone={}", ["a", "b", "c"][at])],
         version: Some("0.1.0".to_owned()),
+        clock: Some("2 ms ahead".to_owned()),
         leader: at == 1,
         own: at == 0,
         ..Node::default()

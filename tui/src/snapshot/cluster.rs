@@ -52,6 +52,8 @@ pub struct Node {
     pub words: Option<String>,
     /// The version of its system, if it has reported one.
     pub version: Option<String>,
+    /// How its clock stood in a heartbeat: set by a source, and how far from it.
+    pub clock: Option<String>,
     /// Whether it voted in the cluster of before, from whose snapshot this one was founded
     /// again.
     pub former_voter: bool,

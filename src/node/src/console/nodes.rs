@@ -171,6 +171,7 @@ fn fold(
             labels: node.labels.iter().map(|(key, value)| format!("{key}={value}")).collect(),
             words: words.get(id).map(|(_of, words)| words.clone()),
             version: some(status.version),
+            clock: node.clock.as_ref().and_then(clock),
             former_voter: node.former_voter,
             leader: leader == Some(*id),
             own: own == Some(*id),
@@ -182,6 +183,21 @@ fn fold(
         leader: leader.map(|id| id.to_string()),
         stale: None,
         late_after: Some(LATE),
+    }
+}
+
+/// How a clock stands, for a person; `None` before its node has reported it.
+fn clock(figures: &v1::ClockFigures) -> Option<String> {
+    let offset = figures.offset_us.map(|offset| {
+        let side = if offset < 0 { "behind" } else { "ahead" };
+        format!("{} {side}", polis_tui::duration(Duration::from_micros(offset.unsigned_abs())))
+    });
+    match (figures.state(), offset) {
+        (v1::ClockState::Unspecified, _) => None,
+        (v1::ClockState::Unset | v1::ClockState::Floor, _) => Some("not set".to_owned()),
+        (v1::ClockState::Cluster | v1::ClockState::Synced, offset) => offset,
+        (v1::ClockState::Lost, None) => Some("without a source".to_owned()),
+        (v1::ClockState::Lost, Some(offset)) => Some(format!("without a source, {offset}")),
     }
 }
 
