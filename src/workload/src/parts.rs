@@ -30,7 +30,7 @@ pub(super) const API_STARTS: Duration = Duration::from_secs(5 * 60);
 /// The name of all parts together on the serial line.
 const ALL: &str = "all";
 
-/// The name of the drain of the node there. It is not a part: nothing waits for it.
+/// The word of the drain of the node there. It is not a part: nothing waits for it.
 const DRAIN: &str = "drain";
 
 /// A part of the workload stack.
@@ -368,7 +368,7 @@ fn news(before: &Status, after: &Status) -> Vec<EventLine> {
     let drain = |status: &Status| (status.drain, status.drain_cause.clone());
     if drain(before) != drain(after) {
         let (state, cause) = drain(after);
-        let line = EventLine::new("workload").field("part", DRAIN).field("state", state.name());
+        let line = EventLine::new(DRAIN).field("state", state.name());
         lines.push(if cause.is_empty() { line } else { line.field("cause", &cause) });
     }
     lines
@@ -530,9 +530,9 @@ mod tests {
         assert_eq!(
             said(&mut written),
             [
-                "POLIS workload part=drain state=draining cause=\"the end of shop/web\"",
-                "POLIS workload part=drain state=drained",
-                "POLIS workload part=drain state=none",
+                "POLIS drain state=draining cause=\"the end of shop/web\"",
+                "POLIS drain state=drained",
+                "POLIS drain state=none",
             ]
         );
     }

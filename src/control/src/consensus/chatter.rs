@@ -31,7 +31,7 @@ mod tests {
 
     #[test]
     fn a_silent_dial_is_not_a_warning_and_a_bad_certificate_is() {
-        let sink = Tree::new(None).sink("etcd", Parser::Zap).ruled(quieten);
+        let sink = Tree::new(None).sink("etcd", Parser::Json).ruled(quieten);
         let severity = |error: &str| {
             let line = format!(
                 r#"{{"level":"warn","msg":"rejected connection on peer endpoint","error":"{error}"}}"#
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn a_slow_request_is_warned_of_once() {
-        let sink = Tree::new(None).sink("etcd", Parser::Zap).ruled(quieten);
+        let sink = Tree::new(None).sink("etcd", Parser::Json).ruled(quieten);
         let severity = |message: &str| {
             let line = format!(r#"{{"level":"warn","msg":"{message}"}}"#);
             sink.line(line.as_bytes()).map(|body| body.severity())

@@ -117,7 +117,7 @@ mod tests {
     use polis_runtime::logtree::Parser;
 
     fn classified(lines: &[&str]) -> Verdict {
-        let lines: Vec<_> = lines.iter().map(|line| Parser::Zap.parse(line)).collect();
+        let lines: Vec<_> = lines.iter().map(|line| Parser::Json.parse(line)).collect();
         classify(lines.iter())
     }
 
@@ -160,7 +160,7 @@ mod tests {
     proptest! {
         #[test]
         fn arbitrary_bytes_never_panic(lines in prop::collection::vec(any::<String>(), 0..5)) {
-            let lines: Vec<_> = lines.iter().map(|line| Parser::Zap.parse(line)).collect();
+            let lines: Vec<_> = lines.iter().map(|line| Parser::Json.parse(line)).collect();
             let _verdict = classify(lines.iter());
         }
     }

@@ -67,7 +67,7 @@ pub(super) async fn spawn(
         .confined(confinement(config))
         .args(args::arguments(&call))
         .directory(config.sockets.dir.path())
-        .log(ctx.sink(ETCD, Parser::Zap).ruled(chatter::quieten));
+        .log(ctx.sink(ETCD, Parser::Json).ruled(chatter::quieten));
     for (name, value) in args::environment(purpose) {
         command = command.env(name, value);
     }
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn the_last_line_is_the_newest_complaint() {
         let words = |lines: &[&str]| {
-            let lines: Vec<_> = lines.iter().map(|line| Parser::Zap.parse(line)).collect();
+            let lines: Vec<_> = lines.iter().map(|line| Parser::Json.parse(line)).collect();
             last_lines(lines.iter())
         };
         let info = r#"{"level":"info","msg":"closing"}"#;

@@ -54,6 +54,6 @@ pub(super) async fn restore(config: &Config, ctx: &Context, orders: &Orders) -> 
         .args(["--name", &name])
         .args(args::only_member(&name, &orders.peer))
         .args(["--bump-revision", &REVISIONS.to_string(), "--mark-compacted"])
-        .log(ctx.sink("etcdutl", Parser::Zap));
+        .log(ctx.sink("etcdutl", Parser::Json));
     command.run().await.map(drop).map_err(Error::Snapshot)
 }

@@ -15,7 +15,7 @@ fn log_lines() {
     ];
     Target::new("runtime.log_lines").samples(samples).run(|input| {
         let line = String::from_utf8_lossy(input);
-        for parser in [Parser::Raw, Parser::Tool, Parser::Zap, Parser::Klog] {
+        for parser in [Parser::Raw, Parser::Tool, Parser::Json, Parser::Klog] {
             let body = parser.parse(&line);
             let shown = body.to_string();
             if matches!(body, Body::Raw(_)) {

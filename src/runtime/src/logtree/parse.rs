@@ -16,8 +16,8 @@ pub enum Parser {
     /// Lines of a tool such as `cryptsetup`, which has no levels: its own words tell an
     /// error from a remark.
     Tool,
-    /// One JSON object a line, as the zap library writes it: etcd.
-    Zap,
+    /// One JSON object a line: etcd, by the library zap, and containerd, by logrus.
+    Json,
     /// A letter, month and day, time, process, file: Kubernetes components.
     Klog,
 }
@@ -29,7 +29,7 @@ impl Parser {
         let levelled = match self {
             Self::Raw => None,
             Self::Tool => tool(line),
-            Self::Zap => zap(line),
+            Self::Json => json(line),
             Self::Klog => klog(line),
         };
         levelled.map_or_else(|| Body::Raw(line.to_owned()), Body::Levelled)
@@ -53,13 +53,14 @@ fn tool(line: &str) -> Option<Levelled> {
     Some(Levelled::new(severity, line))
 }
 
-/// `{"level":"warn","ts":"..","caller":"auth/store.go:12","msg":"..","other":1}`
-fn zap(line: &str) -> Option<Levelled> {
+/// `{"level":"warn","ts":"..","caller":"auth/store.go:12","msg":"..","other":1}`, or
+/// `{"level":"warning","msg":"..","other":1,"time":".."}`.
+fn json(line: &str) -> Option<Levelled> {
     let Value::Object(object) = serde_json::from_str(line).ok()? else { return None };
     let severity = match object.get("level")?.as_str()? {
-        "debug" => Severity::Debug,
+        "debug" | "trace" => Severity::Debug,
         "info" => Severity::Info,
-        "warn" => Severity::Warning,
+        "warn" | "warning" => Severity::Warning,
         "error" => Severity::Error,
         "dpanic" | "panic" | "fatal" => Severity::Fatal,
         _ => return None,
@@ -68,7 +69,7 @@ fn zap(line: &str) -> Option<Levelled> {
     for (key, value) in object {
         match key.as_str() {
             "level" | "msg" => {}
-            "ts" => levelled.stamp = Some(text(value)),
+            "ts" | "time" => levelled.stamp = Some(text(value)),
             "caller" => levelled.source = text(value),
             _ => levelled.fields.push((key, text(value))),
         }
@@ -116,11 +117,22 @@ mod tests {
     #[test]
     fn a_line_of_etcd_keeps_its_time_source_and_fields() {
         let line = r#"{"level":"warn","ts":"2026-11-20T23:12:40.301139Z","caller":"auth/store.go:1241","msg":"simple token","took":"1 ms","n":3}"#;
-        let Body::Levelled(it) = Parser::Zap.parse(line) else { panic!("not understood") };
+        let Body::Levelled(it) = Parser::Json.parse(line) else { panic!("not understood") };
         assert_eq!(it.severity, Severity::Warning);
         assert_eq!(it.source, "auth/store.go:1241");
         assert_eq!(it.stamp.as_deref(), Some("2026-11-20T23:12:40.301139Z"));
         assert_eq!(Body::Levelled(it).to_string(), "simple token n=3 took=\"1 ms\"");
+    }
+
+    #[test]
+    fn a_line_of_containerd_keeps_its_severity_time_and_fields() {
+        let line = r#"{"error":"no such file","level":"warning","msg":"cleanup failed","time":"2026-11-26T04:00:00.1Z"}"#;
+        let Body::Levelled(it) = Parser::Json.parse(line) else { panic!("not understood") };
+        assert_eq!(it.severity, Severity::Warning);
+        assert_eq!(it.stamp.as_deref(), Some("2026-11-26T04:00:00.1Z"));
+        assert_eq!(Body::Levelled(it).to_string(), "cleanup failed error=\"no such file\"");
+        // What a shim or a library writes beside it stays as it is.
+        assert_eq!(Parser::Json.parse("panic: nil"), Body::Raw("panic: nil".to_owned()));
     }
 
     #[test]
@@ -144,7 +156,7 @@ mod tests {
     #[test]
     fn a_go_panic_on_the_same_pipe_stays_a_raw_line() {
         let line = "panic: runtime error: index out of range";
-        assert_eq!(Parser::Zap.parse(line), Body::Raw(line.to_owned()));
+        assert_eq!(Parser::Json.parse(line), Body::Raw(line.to_owned()));
     }
 
     #[test]
@@ -168,7 +180,7 @@ mod tests {
         fn arbitrary_lines_are_kept_or_parsed_but_never_lost(
             line in prop_oneof![any::<String>(), r#"[IWEF]\d{4} [\d:.]{1,9} \d \w{1,5}\] .*"#, r#"\{"level":"[a-z]*","msg":".*"\}"#]
         ) {
-            for parser in [Parser::Raw, Parser::Zap, Parser::Klog] {
+            for parser in [Parser::Raw, Parser::Json, Parser::Klog] {
                 if let Body::Raw(text) = parser.parse(&line) {
                     prop_assert_eq!(text, &*line);
                 }

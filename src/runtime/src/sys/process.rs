@@ -242,7 +242,7 @@ impl Command {
         self
     }
 
-    /// The sink for its output lines: `ctx.sink("etcd", Parser::Zap)`.
+    /// The sink for its output lines: `ctx.sink("etcd", Parser::Json)`.
     pub fn log(mut self, sink: Sink) -> Self {
         self.sink = Some(sink);
         self

@@ -82,6 +82,9 @@ required_plugins = ["io.containerd.grpc.v1.cri"]
 disabled_plugins = [
 {disabled}]
 
+[debug]
+format = "json"
+
 [timeouts]
 "io.containerd.timeout.shim.load" = "60s"
 "io.containerd.timeout.shim.cleanup" = "60s"

@@ -133,7 +133,7 @@ impl Daemon {
             .directory(ephemeral.containerd.dir.path())
             .oom_score_adj(OOM_SCORE)
             .open_files(OPEN_FILES)
-            .log(ctx.sink("containerd", Parser::Raw));
+            .log(ctx.sink("containerd", Parser::Json));
         for (name, value) in config::environment(&self.config.tree) {
             command = command.env(name, value);
         }
@@ -214,7 +214,7 @@ pub(super) fn report(ctx: &Context, lacking: &[String]) -> config::Gvisor {
     }
     let cause = lacking.join("; ");
     warn!(%cause, "this machine runs no pods of the runtime class gvisor");
-    let line = EventLine::new("workload").field("part", "gvisor").field("state", "absent");
+    let line = EventLine::new("workload").field("part", "gvisor").field("state", "failed");
     ctx.lines().event(line.field("cause", cause));
     config::Gvisor::Lacking
 }

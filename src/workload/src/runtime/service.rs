@@ -126,9 +126,10 @@ impl Service {
     }
 
     fn report_absent(&self, ctx: &Context) {
-        warn!("the image of this machine is of the base variant: it runs no pods");
-        let line = EventLine::new("workload").field("part", "containerd");
-        ctx.lines().event(line.field("state", "absent"));
+        const CAUSE: &str = "the image of this machine is of the base variant: it runs no pods";
+        warn!("{CAUSE}");
+        let line = EventLine::new("workload").field("part", "containerd").field("state", "failed");
+        ctx.lines().event(line.field("cause", CAUSE));
         self.status.send_replace(Status::Absent);
     }
 

@@ -134,7 +134,7 @@ async fn a_worker_of_the_base_variant_says_what_it_lacks() {
     ended.unwrap();
     let lines = handles.take_lines();
     assert!(
-        lines.iter().any(|line| line.contains("workload part=containerd state=absent")),
+        lines.iter().any(|line| line.contains("workload part=containerd state=failed cause=")),
         "{lines:?}"
     );
 }
@@ -232,6 +232,6 @@ fn a_machine_without_gvisor_says_so_once_and_what_it_lacks() {
     assert_eq!(report(&ctx, &lacking), config::Gvisor::Lacking);
     let lines = handles.take_lines();
     let [line] = lines.as_slice() else { panic!("{lines:?}") };
-    let said = "workload part=gvisor state=absent cause=\"no filters; no namespaces\"";
+    let said = "workload part=gvisor state=failed cause=\"no filters; no namespaces\"";
     assert!(line.contains(said), "{line}");
 }
