@@ -62,6 +62,39 @@ pub const IMAGES: [Image; 2] = [
     Image { reference: "polis.internal/pause:1", program: "pause", user: 65535, port: None },
 ];
 
+impl Image {
+    /// What is in it, with the program from this folder.
+    fn contents(&self, programs: &Path) -> Contents {
+        let mut root = Tree::default();
+        root.program(self.program, programs.join(self.program));
+        Contents {
+            reference: self.reference.to_owned(),
+            root,
+            user: format!("{0}:{0}", self.user),
+            port: self.port,
+            entrypoint: vec![format!("/{}", self.program)],
+            command: Vec::new(),
+        }
+    }
+}
+
+/// Any container image of one layer.
+#[derive(Clone, Debug)]
+pub struct Contents {
+    /// The full reference.
+    pub reference: String,
+    /// The files. Everything is root's.
+    pub root: Tree,
+    /// The user that runs it, as `USER` or `USER:GROUP`; root if empty.
+    pub user: String,
+    /// The TCP port that it listens on, for people.
+    pub port: Option<u16>,
+    /// The program, with arguments that a pod cannot replace alone.
+    pub entrypoint: Vec<String>,
+    /// Further arguments, which a pod may replace; or the program, without an entrypoint.
+    pub command: Vec<String>,
+}
+
 #[derive(Serialize)]
 struct Layout {
     #[serde(rename = "imageLayoutVersion")]
@@ -92,7 +125,7 @@ struct Descriptor {
     digest: String,
     size: usize,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    annotations: BTreeMap<&'static str, &'static str>,
+    annotations: BTreeMap<&'static str, String>,
 }
 
 #[derive(Serialize)]
@@ -107,10 +140,14 @@ struct Config {
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
 struct Process {
+    #[serde(skip_serializing_if = "String::is_empty")]
     user: String,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     exposed_ports: BTreeMap<String, Empty>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     entrypoint: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    cmd: Vec<String>,
     working_dir: &'static str,
 }
 
@@ -130,10 +167,19 @@ struct Rootfs {
 ///
 /// A program cannot be read.
 pub fn layout(images: &[Image], programs: &Path) -> Result<Tree> {
+    layout_of(images.iter().map(|image| image.contents(programs)))
+}
+
+/// The layout of any images. Images with the same files share a layer.
+///
+/// # Errors
+///
+/// A file cannot be read, or has a path that a layer cannot hold.
+pub fn layout_of(images: impl IntoIterator<Item = Contents>) -> Result<Tree> {
     let mut blobs = Blobs(Tree::default());
     let mut manifests = Vec::new();
     for image in images {
-        manifests.push(blobs.image(image, programs)?);
+        manifests.push(blobs.image(image)?);
     }
     let Blobs(mut tree) = blobs;
     tree.text("oci-layout", json(&Layout { version: "1.0.0" })?);
@@ -155,19 +201,19 @@ struct Blobs(Tree);
 
 impl Blobs {
     /// Adds the blobs of `image`, and returns the descriptor of its manifest.
-    fn image(&mut self, image: &Image, programs: &Path) -> Result<Descriptor> {
-        let mut root = Tree::default();
-        root.program(image.program, programs.join(image.program));
+    fn image(&mut self, image: Contents) -> Result<Descriptor> {
+        let Contents { reference, root, user, port, entrypoint, command } = image;
         let layer = self.add(LAYER, tar::write(&root)?);
-        let port = image.port.map(|port| (format!("{port}/tcp"), Empty {}));
+        let port = port.map(|port| (format!("{port}/tcp"), Empty {}));
         let config = Config {
             created: CREATED,
             architecture: "amd64",
             os: "linux",
             config: Process {
-                user: format!("{0}:{0}", image.user),
+                user,
                 exposed_ports: port.into_iter().collect(),
-                entrypoint: vec![format!("/{}", image.program)],
+                entrypoint,
+                cmd: command,
                 working_dir: "/",
             },
             // The layer is uncompressed, so its content has the hash of the blob.
@@ -177,7 +223,7 @@ impl Blobs {
         let manifest =
             Manifest { schema_version: 2, media_type: MANIFEST, config, layers: vec![layer] };
         let mut descriptor = self.add(MANIFEST, json(&manifest)?);
-        descriptor.annotations.insert(NAME, image.reference);
+        descriptor.annotations.insert(NAME, reference);
         Ok(descriptor)
     }
 

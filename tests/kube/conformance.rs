@@ -1,9 +1,11 @@
-//! The conformance tests of Kubernetes that need no pod, by `cargo xtask conformance`.
+//! The conformance tests of Kubernetes, by `cargo xtask conformance`.
 //!
-//! That command calls this story for its control plane, and the story calls the command for
-//! the tests. A run of the level `kube` does the same, where the suite was built.
+//! That command calls a story for what the tests need beside it, and the story calls the
+//! command for the tests: a control plane for the tests that need no pod, and a registry
+//! with the images of those that do. A run of the level `kube` does the first as well, where
+//! the suite was built.
 //!
-//! A few of the tests want a node that is ready, and no pod on it. So the
+//! A few of the tests without pods want a node that is ready, and no pod on it. So the
 //! cluster has a node object with room for no pod, whose lease the story renews as a
 //! kubelet does.
 
@@ -19,13 +21,26 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
+use crate::registry::{self, Server};
 use crate::world::Controller;
 
 /// The stories of this file.
-pub(crate) const STORIES: &[Story] = &[story!(threads tests_that_need_no_pod_pass).takes(240)];
+pub(crate) const STORIES: &[Story] = &[
+    story!(threads tests_that_need_no_pod_pass).takes(240),
+    story!(threads tests_with_pods_pass_on_a_cluster),
+];
 
 /// The arguments of the command but for the kubeconfig, as a list in JSON.
 const COMMAND: &str = "POLIS_CONFORMANCE";
+/// The layout with the images of the tests with pods.
+const IMAGES: &str = "POLIS_CONFORMANCE_IMAGES";
+/// The folder of the cluster of `cargo xtask run --kubernetes` for them.
+const CLUSTER: &str = "POLIS_CONFORMANCE_CLUSTER";
+
+/// The loopback interface of this host, for a machine of such a cluster.
+const HOST: &str = "10.0.2.2";
+/// The registry in the names of the images.
+const REGISTRY: &str = "registry.k8s.io";
 
 /// The node.
 const NODE: &str = "no-room";
@@ -60,6 +75,40 @@ async fn tests_that_need_no_pod_pass() -> Result<()> {
     };
     controller.stop().await;
     ensure!(status.success(), "the conformance tests ended with {status}");
+    Ok(())
+}
+
+async fn tests_with_pods_pass_on_a_cluster() -> Result<()> {
+    let set = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    let (Some(images), Some(cluster)) = (set(IMAGES), set(CLUSTER)) else {
+        return skip("`cargo xtask conformance --stage pods` runs it");
+    };
+    let list = std::env::var(COMMAND).context(COMMAND)?;
+    let server = Server::start(HOST, None, registry::layout(&images)?).await?;
+    let mirror = format!("{HOST}:{}", server.address.port());
+    let folder = tempfile::tempdir()?;
+    let ca = folder.path().join("ca.pem");
+    std::fs::write(&ca, &server.authority)?;
+    let ca = ca.display().to_string();
+    let registry = |args: &[&str]| operate(&cluster, &[&["cluster", "registry"], args].concat());
+    registry(&["set", &mirror, "--ca", &ca])?;
+    registry(&["set", REGISTRY, "--mirror", &mirror])?;
+    let mut command = command(&list, &cluster.join("kubeconfig"))?;
+    let status = tokio::task::spawn_blocking(move || command.status()).await?;
+    for entry in [REGISTRY, &mirror] {
+        registry(&["delete", entry, "--yes"])?;
+    }
+    ensure!(status?.success(), "conformance tests with pods failed");
+    Ok(())
+}
+
+/// Runs `polisctl` for the cluster in this folder.
+#[expect(clippy::disallowed_methods, reason = "a story is not a service of a node")]
+fn operate(cluster: &Path, args: &[&str]) -> Result<()> {
+    let output = Command::new(cluster.join("polisctl")).args(args).output();
+    let output = output.context("cannot start polisctl")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "polisctl {}: {}", args.join(" "), said.trim());
     Ok(())
 }
 

@@ -17,6 +17,7 @@ mod drain;
 #[expect(dead_code, reason = "the stories of etcd use the rest of it")]
 mod harness;
 mod registries;
+mod registry;
 mod volumes;
 mod world;
 

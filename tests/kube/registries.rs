@@ -4,11 +4,8 @@
 //! containerd runs as root, in a mount namespace of its own. It starts once: each change of
 //! the registries counts for the next pull.
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -19,14 +16,11 @@ use polis_tests::{Story, patiently, skip, story};
 use polis_wire::registry::Registry;
 use polis_workload::runtime::config::{self, Gvisor};
 use polis_workload::runtime::registries;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpListener;
-use tokio_rustls::TlsAcceptor;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
+
+use crate::registry::{Content, Server, authority, digest};
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] =
@@ -39,8 +33,6 @@ const AUTHORIZATION: &str = "Basic YW5uOm9wZW4gc2VzYW1l";
 const PASSWORD: &str = "open sesame";
 /// A pull, or the start of containerd, on a busy host.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The longest head of a request.
-const HEAD_MAX: usize = 64 << 10;
 
 async fn an_image_is_pulled_by_a_mirror_with_its_authority_and_user() -> Result<()> {
     let Some(program) = program() else {
@@ -49,7 +41,7 @@ async fn an_image_is_pulled_by_a_mirror_with_its_authority_and_user() -> Result<
     if !rustix::process::geteuid().is_root() {
         return skip("containerd needs root");
     }
-    let mirror = Server::start().await?;
+    let mirror = Server::start("127.0.0.1", Some(AUTHORIZATION), content()).await?;
     let base = tempfile::tempdir()?;
     let tree = Root::at(base.path());
     let containerd = Containerd::start(&program, &tree, base.path()).await?;
@@ -228,107 +220,6 @@ mod cri {
     pub(super) struct ListImagesResponse {}
 }
 
-/// A registry with an image, for one user, by HTTPS.
-struct Server {
-    address: SocketAddr,
-    /// The authority of its certificate, in PEM.
-    authority: String,
-    /// The first line of each request that was let in.
-    requests: Arc<Mutex<Vec<String>>>,
-}
-
-impl Server {
-    #[expect(clippy::disallowed_methods, reason = "a story is not a service of a node")]
-    async fn start() -> Result<Self> {
-        let (authority, issuer) = authority();
-        let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256)?;
-        let params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()])?;
-        let certificate = params.signed_by(&key, &issuer)?;
-        let chain = vec![CertificateDer::from(certificate.der().to_vec())];
-        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let tls = rustls::ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()?
-            .with_no_client_auth()
-            .with_single_cert(chain, key)?;
-        let acceptor = TlsAcceptor::from(Arc::new(tls));
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let address = listener.local_addr()?;
-        let requests = Arc::new(Mutex::new(Vec::new()));
-        let content = Arc::new(content());
-        let served = Arc::clone(&requests);
-        tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let (acceptor, content) = (acceptor.clone(), Arc::clone(&content));
-                let served = Arc::clone(&served);
-                tokio::spawn(async move {
-                    // A client that does not trust the certificate goes away here.
-                    let Ok(mut stream) = acceptor.accept(stream).await else { return };
-                    let Ok(head) = head(&mut stream).await else { return };
-                    let answer = answer(&head, &content, &served);
-                    let _gone = stream.write_all(&answer).await;
-                    let _gone = stream.shutdown().await;
-                });
-            }
-        });
-        Ok(Self { address, authority, requests })
-    }
-
-    fn served(&self) -> usize {
-        self.requests.lock().unwrap().len()
-    }
-}
-
-async fn head(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> Result<String> {
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") && head.len() < HEAD_MAX {
-        head.push(stream.read_u8().await?);
-    }
-    Ok(String::from_utf8(head)?)
-}
-
-/// A blob or a manifest: its type and its bytes.
-type Content = BTreeMap<String, (&'static str, Vec<u8>)>;
-
-fn answer(head: &str, content: &Content, served: &Mutex<Vec<String>>) -> Vec<u8> {
-    let line = head.lines().next().unwrap_or_default();
-    let user = format!("authorization: {AUTHORIZATION}").to_lowercase();
-    if !head.to_lowercase().lines().any(|line| line == user) {
-        let head = "HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: Basic realm=\"story\"\r\n\
-                    Content-Length: 0\r\nConnection: close\r\n\r\n";
-        return head.into();
-    }
-    served.lock().unwrap().push(line.to_owned());
-    let mut words = line.split(' ');
-    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    let path = target.split('?').next().unwrap_or_default();
-    let Some((kind, bytes)) = content.get(path) else {
-        return "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".into();
-    };
-    let head = format!(
-        "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\
-         Docker-Content-Digest: {}\r\nConnection: close\r\n\r\n",
-        bytes.len(),
-        digest(bytes),
-    );
-    let body = if method == "HEAD" { &[][..] } else { bytes };
-    [head.as_bytes(), body].concat()
-}
-
-fn digest(bytes: &[u8]) -> String {
-    format!("sha256:{}", polis_base::hex::encode(&Sha256::digest(bytes)))
-}
-
-/// An authority in PEM, and what signs with it.
-fn authority() -> (String, rcgen::Issuer<'static, rcgen::KeyPair>) {
-    let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
-    let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
-    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    params.not_after = rcgen::date_time_ymd(2100, 1, 1);
-    let certificate = params.self_signed(&key).unwrap();
-    (certificate.pem(), rcgen::Issuer::new(params, key))
-}
-
 /// The image `app` below the repository `copies`. Its one layer is an empty archive.
 fn content() -> Content {
     const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -352,9 +243,9 @@ fn content() -> Content {
     let manifest = manifest.to_string().into_bytes();
     let at = |rest: String| format!("/v2/copies/{name}/{rest}");
     for (kind, bytes) in [(CONFIG, &config), (LAYER, &layer)] {
-        content.insert(at(format!("blobs/{}", digest(bytes))), (kind, bytes.clone()));
+        content.insert(at(format!("blobs/{}", digest(bytes))), (kind.to_owned(), bytes.clone()));
     }
-    content.insert(at("manifests/1".to_owned()), (MANIFEST, manifest.clone()));
-    content.insert(at(format!("manifests/{}", digest(&manifest))), (MANIFEST, manifest));
+    content.insert(at("manifests/1".to_owned()), (MANIFEST.to_owned(), manifest.clone()));
+    content.insert(at(format!("manifests/{}", digest(&manifest))), (MANIFEST.to_owned(), manifest));
     content
 }

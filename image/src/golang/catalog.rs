@@ -59,6 +59,8 @@ pub(crate) enum Code {
 pub(crate) enum Stamp {
     /// The sources hold it.
     None,
+    /// The program does not report it.
+    Absent,
     /// These variables, wherever a program has them.
     Variables(&'static [&'static str]),
     /// Those of Kubernetes: clients and servers compare them with each other's.
@@ -76,7 +78,7 @@ const SHIM: &str = "no_grpc,no_tracing,urfave_cli_no_docs,netgo,osusergo,static_
 /// mistake in another one is seen early; and the suite last of all, since it finds most of
 /// its packages in the cache when Kubernetes is built.
 pub(crate) const MODULES: &[Module] =
-    &[RUNC, CNI, COREDNS, POLICY, GVISOR, CONTAINERD, KUBECTL, KUBE, E2E];
+    &[RUNC, CNI, COREDNS, POLICY, GVISOR, CONTAINERD, KUBECTL, KUBE, AGNHOST, E2E];
 
 /// What starts a container. It enters namespaces before Go's runtime starts, in C.
 const RUNC: Module = Module {
@@ -231,6 +233,18 @@ const E2E: Module = Module {
     }],
 };
 
+/// The program of most pods of that suite. It reports no version of Kubernetes.
+const AGNHOST: Module = Module {
+    name: "agnhost",
+    origin: "k8s.io/kubernetes",
+    stamp: Stamp::Absent,
+    programs: &[Program {
+        check: (&["help"], &["netexec"]),
+        folder: None,
+        ..Program::of("agnhost", "k8s.io/kubernetes/test/images/agnhost", "")
+    }],
+};
+
 impl Module {
     /// Whether an image has a program of this module.
     pub(crate) fn in_image(&self) -> bool {
@@ -304,7 +318,7 @@ impl Program {
 
 fn variables(stamp: Stamp, version: &str) -> Vec<String> {
     match stamp {
-        Stamp::None => Vec::new(),
+        Stamp::None | Stamp::Absent => Vec::new(),
         Stamp::Variables(names) => {
             names.iter().map(|name| format!("-X {name}={version}")).collect()
         }

@@ -1,19 +1,22 @@
 //! `cargo xtask conformance`: the conformance tests of Kubernetes' own end-to-end suite.
 //!
 //! ```text
-//! --stage api            --> story `conformance` of tests/kube: a control plane on this host
-//!                              | its kubeconfig
+//! --stage api            --> story of tests/kube: a control plane on this host ---+
+//! --stage pods, images   --> story of tests/kube: a registry on this host, which  |
+//!                            the cluster of `cargo xtask run` has as a mirror     |
+//!                              | kubeconfig  <------------------------------------+
 //!                              v
 //! --kubeconfig FILE      --> suite (target/go/bin/e2e) --> target/conformance/<stage>/
 //!                              ^
 //! table.txt: stage of each test
 //! ```
 //!
-//! The story calls this command again, with the kubeconfig of its cluster. So the level
+//! A story calls this command again, with the kubeconfig of its cluster. So the level
 //! `kube` of the tests runs the same.
 //!
 //! What this module does not do: certify. A run covers a part of the conformance suite.
 
+mod images;
 mod suite;
 mod table;
 
@@ -34,11 +37,17 @@ use crate::{host, image};
 /// The results, a folder for each stage.
 const RESULTS: &str = "target/conformance";
 /// The story that starts a control plane for this command.
-const STORY: &str = "conformance::tests_that_need_no_pod_pass";
-/// The arguments of this command with which that story calls it, as a list in JSON.
+const STORY_API: &str = "conformance::tests_that_need_no_pod_pass";
+/// The story that serves the images of the tests with pods.
+const STORY_PODS: &str = "conformance::tests_with_pods_pass_on_a_cluster";
+/// The arguments of this command with which a story calls it, as a list in JSON.
 const COMMAND: &str = "POLIS_CONFORMANCE";
-/// The cluster of `cargo xtask run --kubernetes`.
-const RUN: &str = "target/run/polis/kubeconfig";
+/// For the story that serves images: the layout, and the folder of the cluster.
+const IMAGES: &str = "POLIS_CONFORMANCE_IMAGES";
+const CLUSTER: &str = "POLIS_CONFORMANCE_CLUSTER";
+/// The cluster of `cargo xtask run --kubernetes`, and its kubeconfig.
+const RUN: &str = "target/run/polis";
+const KUBECONFIG: &str = "kubeconfig";
 /// An image that most tests with pods start. No registry but that of Kubernetes' project
 /// has it.
 const IMAGE: &str = "e2e-test-images/agnhost";
@@ -54,14 +63,15 @@ pub(crate) struct Args {
     /// --kubernetes` for the stage pods].
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// How many processes of the suite run at a time.
-    #[arg(long, value_name = "N", default_value_t = 6,
-          value_parser = clap::value_parser!(u8).range(1..=64))]
-    processes: u8,
+    /// How many processes of the suite run at a time [default: 6 for the stage api, 2 for
+    /// the stage pods].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
+    processes: Option<u8>,
     /// Leave out the tests that upstream marks as slow.
     #[arg(long)]
     quick: bool,
-    /// For the stage pods: the workers pull the images of the tests from their registry.
+    /// For the stage pods: the workers pull the images of the tests from their registry,
+    /// instead of stand-ins from this host.
     #[arg(long)]
     pull: bool,
     /// Take the programs as they are.
@@ -97,6 +107,17 @@ impl Stage {
     }
 }
 
+impl Args {
+    fn processes(&self) -> u8 {
+        let usual = match self.stage {
+            Stage::Api => 6,
+            // Each test has a pod or more, which an emulated machine starts in seconds.
+            Stage::Pods => 2,
+        };
+        self.processes.unwrap_or(usual)
+    }
+}
+
 /// A test that this run leaves out, and why.
 type Skip = (String, String);
 
@@ -105,28 +126,35 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if !args.built {
         image::suite()?;
     }
-    let given = args.kubeconfig.clone();
-    let kubeconfig = match (args.stage, given) {
-        (_, Some(file)) => file,
-        (Stage::Api, None) => return natively(args),
-        (Stage::Pods, None) => image::workspace().join(RUN),
-    };
-    let kubeconfig = fs::canonicalize(&kubeconfig)
+    match (args.stage, args.kubeconfig.clone()) {
+        (_, Some(file)) => against(args, existing(&file)?),
+        (Stage::Api, None) => natively(args),
+        (Stage::Pods, None) => {
+            let run = image::workspace().join(RUN);
+            let kubeconfig = existing(&run.join(KUBECONFIG))?;
+            if args.pull { against(args, kubeconfig) } else { with_images(args, &run) }
+        }
+    }
+}
+
+fn existing(kubeconfig: &Path) -> Result<PathBuf> {
+    fs::canonicalize(kubeconfig)
         .with_context(|| format!("cannot find the kubeconfig {}", kubeconfig.display()))
         .context(host::Help(
             "start a cluster with `cargo xtask run --kubernetes`, or name one with --kubeconfig"
                 .to_owned(),
-        ))?;
-    against(args, kubeconfig)
+        ))
 }
 
 /// What the story runs, for [`command`]: this program, and its arguments but for the
 /// kubeconfig.
 fn arguments(own: &Path, args: &Args) -> String {
     let mut list = vec![own.display().to_string()];
-    list.extend(["conformance", "--stage", "api", "--built", "--processes"].map(str::to_owned));
-    list.push(args.processes.to_string());
+    list.extend(["conformance", "--stage", args.stage.name(), "--built"].map(str::to_owned));
+    list.extend(["--processes".to_owned(), args.processes().to_string()]);
     list.extend(args.quick.then(|| "--quick".to_owned()));
+    // The story has the images.
+    list.extend((args.stage == Stage::Pods).then(|| "--pull".to_owned()));
     // A filter may begin like an option.
     list.extend(args.filter.iter().flat_map(|filter| ["--".to_owned(), filter.clone()]));
     serde_json::Value::from(list).to_string()
@@ -138,7 +166,7 @@ pub(crate) fn tell_story(command: &mut Command, all: bool) -> Result<()> {
     let args = Args {
         stage: Stage::Api,
         kubeconfig: None,
-        processes: 6,
+        processes: None,
         quick: !all,
         pull: false,
         built: true,
@@ -156,15 +184,29 @@ pub(crate) fn is_built() -> bool {
 
 /// Starts a control plane by the story, which calls this command again.
 fn natively(args: &Args) -> Result<()> {
+    story(args, STORY_API, &[])
+}
+
+/// Serves stand-ins of the images to the cluster of a run by the story, which calls this
+/// command again.
+fn with_images(args: &Args, run: &Path) -> Result<()> {
+    image::go_programs(&["agnhost"])?;
+    let folder = image::workspace().join(RESULTS).join("images");
+    images::write(&image::go_program("e2e"), &folder)?;
+    story(args, STORY_PODS, &[(IMAGES, &folder), (CLUSTER, run)])
+}
+
+fn story(args: &Args, story: &str, settings: &[(&str, &Path)]) -> Result<()> {
     let own = env::current_exe().context("cannot find this program")?;
     let status = image::cargo(&image::workspace())
-        .args(["test", "--quiet", "--workspace", "--test", "kube", "--", "--story", STORY])
+        .args(["test", "--quiet", "--workspace", "--test", "kube", "--", "--story", story])
         .env("POLIS_ETCD", image::workspace().join("target/payload/root/usr/bin/etcd"))
         .env("POLIS_KUBE", image::go_program("kube"))
         .env(COMMAND, arguments(&own, args))
+        .envs(settings.iter().copied())
         .status()
         .context("cannot start cargo")?;
-    ensure!(status.success(), "conformance, stage api: {status}");
+    ensure!(status.success(), "conformance, stage {}: {status}", args.stage.name());
     Ok(())
 }
 
@@ -184,7 +226,7 @@ fn against(args: &Args, kubeconfig: PathBuf) -> Result<()> {
         kubectl: image::go_program("kubectl"),
         kubeconfig,
         folder,
-        processes: usize::from(args.processes),
+        processes: usize::from(args.processes()),
         awaits_nodes: args.stage == Stage::Pods,
     };
     if args.stage == Stage::Pods && !args.pull {
@@ -314,7 +356,7 @@ mod tests {
         Args {
             stage: Stage::Api,
             kubeconfig: None,
-            processes: 2,
+            processes: Some(2),
             quick,
             pull: false,
             built: false,

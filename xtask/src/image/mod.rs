@@ -251,24 +251,32 @@ fn build_go(names: &[String], packages: &Packages) -> Result<()> {
     Ok(())
 }
 
-/// Builds `kubectl`, which no image contains, in `target/go/bin`.
+/// Builds `kubectl`, which no image contains, and links it as [`KUBECTL`].
 pub(crate) fn kubectl(packages: &Packages) -> Result<()> {
     let config = config(Kind::Development, Variant::Full, packages);
     let names = ["kubectl".to_owned()];
     golang::programs(&config.source, &config.go, &names, &Terminal::default())?;
-    Ok(())
+    link(&workspace().join(KUBECTL), Path::new("../go/bin/kubectl"))
 }
 
 /// Builds what `conformance` needs and no image of its own has to be made for: the programs
 /// of Kubernetes, its suite, and the payload with etcd.
 pub(crate) fn suite() -> Result<()> {
+    go_programs(&["kube", "kubectl", "e2e"])
+}
+
+/// Builds programs from Go modules that no image has to be made for, and the payload.
+pub(crate) fn go_programs(names: &[&str]) -> Result<()> {
     let config = config(Kind::Development, Variant::Full, &Packages::default());
     host::require(&[host::PAYLOAD, host::BUILD])?;
-    let names = ["kube", "kubectl", "e2e"].map(str::to_owned);
+    let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
     golang::programs(&config.source, &config.go, &names, &Terminal::default())?;
-    link(&config.source.root()?)?;
+    link_payload(&config.source.root()?)?;
     Ok(())
 }
+
+/// Kubernetes' client, for people.
+pub(crate) const KUBECTL: &str = "target/kubernetes/kubectl";
 
 /// Where a program that is built from a Go module is.
 pub(crate) fn go_program(name: &str) -> PathBuf {
@@ -350,7 +358,7 @@ fn programs_of(config: &Config) -> Vec<&'static str> {
 /// The image, of programs that cargo has built.
 fn assembled(config: &Config) -> Result<Manifest> {
     let manifest = polis_image::build(config, &Terminal::default())?;
-    link(&config.source.root()?)?;
+    link_payload(&config.source.root()?)?;
     Ok(manifest)
 }
 
@@ -385,22 +393,27 @@ fn config(kind: Kind, variant: Variant, packages: &Packages) -> Config {
     }
 }
 
-/// Links the unpacked payload as `target/payload/root`. In one step, since two builds may
-/// end at the same moment.
-fn link(root: &Path) -> Result<PathBuf> {
-    let link = workspace().join("target/payload/root");
-    if fs::read_link(&link).is_ok_and(|target| target == root) {
-        return Ok(link);
+/// Makes or renews a symbolic link. In one step, since two builds may end at the same moment.
+fn link(link: &Path, target: &Path) -> Result<()> {
+    if fs::read_link(link).is_ok_and(|present| present == target) {
+        return Ok(());
     }
     let cannot = || format!("cannot make {}", link.display());
     let folder = link.parent().with_context(cannot)?;
     fs::create_dir_all(folder).with_context(cannot)?;
     let new = tempfile::Builder::new()
-        .prefix(".root")
-        .make_in(folder, |path| std::os::unix::fs::symlink(root, path))
+        .prefix(".link")
+        .make_in(folder, |path| std::os::unix::fs::symlink(target, path))
         .with_context(cannot)?;
-    new.into_temp_path().persist(&link).with_context(cannot)?;
-    Ok(link)
+    new.into_temp_path().persist(link).with_context(cannot)?;
+    Ok(())
+}
+
+/// Links the unpacked payload at a fixed place.
+fn link_payload(root: &Path) -> Result<PathBuf> {
+    let place = workspace().join("target/payload/root");
+    link(&place, root)?;
+    Ok(place)
 }
 
 /// Builds an image twice, and fails where the results differ.
