@@ -45,9 +45,8 @@ fn an_owner_sees_the_cluster_its_logs_and_its_screen_and_reboots_the_machine() -
     let members = document(&owner, &["etcd", "members"])?;
     ensure!(members[0]["node_id"] == node && members[0]["leader"] == true, "{members}");
 
-    let lines = owner.run(&["node", "logs", node, "-n", "50", "--output", "json"])?;
-    let lines: Vec<Value> =
-        lines.lines().map(serde_json::from_str).collect::<Result<_, _>>().context("the log")?;
+    let lines = document(&owner, &["node", "logs", node, "-n", "50"])?;
+    let lines = lines.as_array().context("the log")?;
     ensure!((1..=50).contains(&lines.len()), "{} lines of 50", lines.len());
     ensure!(lines.iter().all(|line| line["name"].is_string()), "{lines:?}");
     let roles = owner.run(&["node", "logs", node, "--name", "root.roles"])?;

@@ -113,11 +113,33 @@ fn fits(meminfo: &str, machines: &[u32]) -> Result<()> {
     .context(Help("reduce --memory, stop other programs, or run fewer nodes".to_owned()))
 }
 
+/// Checks that the file system of `folder` has `wanted` bytes left for `what`, without which
+/// no result of it would mean anything.
+///
+/// # Errors
+///
+/// It has less.
+pub(crate) fn require_space(folder: &Path, wanted: u64, what: &str) -> Result<()> {
+    // Without a figure from the host, the run continues.
+    let Some(free) = free_space(folder).filter(|free| *free < wanted) else { return Ok(()) };
+    Err(anyhow::anyhow!(
+        "{what} needs {} MiB, and {} has {} MiB left",
+        wanted >> 20,
+        folder.display(),
+        free >> 20
+    ))
+    .context(Help("make room there, for example by `cargo clean`".to_owned()))
+}
+
+fn free_space(folder: &Path) -> Option<u64> {
+    let stat = rustix::fs::statvfs(folder).ok()?;
+    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
 /// A warning where the file system of `folder` has less free space than `wanted` bytes, which
 /// `what` may take.
 pub(crate) fn short_of_space(folder: &Path, wanted: u64, what: &str) -> Option<String> {
-    let stat = rustix::fs::statvfs(folder).ok()?;
-    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    let free = free_space(folder)?;
     (free < wanted).then(|| {
         format!(
             "{what} takes up to {} GiB, and {} has {} GiB left: make room, or it may end with \
@@ -210,6 +232,10 @@ mod tests {
     fn a_warning_names_a_disk_that_is_short_of_space() {
         let folder = std::env::temp_dir();
         assert_eq!(short_of_space(&folder, 0, "nothing"), None);
+        require_space(&folder, 0, "nothing").unwrap();
+        let error = require_space(&folder, u64::MAX, "level e2e").unwrap_err();
+        let said = format!("{error:#}");
+        assert!(said.contains("level e2e needs ") && said.contains(" MiB left"), "{said}");
         let warning = short_of_space(&folder, u64::MAX, "everything").unwrap();
         assert!(warning.starts_with("everything takes up to 17179869183 GiB, and /"), "{warning}");
         assert_eq!(short_of_space(Path::new("/no/such/folder"), 1, "it"), None);

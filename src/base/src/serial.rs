@@ -21,6 +21,9 @@ use std::time::Duration;
 
 /// How an event line starts.
 const PREFIX: &str = "POLIS ";
+/// The longest value of [`EventLine::bounded`], in bytes as written, where every character
+/// needs an escape: four of these, the most of one line, are a line of 2048 bytes.
+const VALUE_MAX: usize = 480;
 
 /// One event line: a word, then keys with values in the order they were added.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +50,24 @@ impl EventLine {
     #[must_use]
     pub fn at(self, uptime: Duration) -> Self {
         self.field("t", format_args!("{:.3}", uptime.as_secs_f64()))
+    }
+
+    /// Cuts long values, so that the line stays shorter than the reader's limit: a line that
+    /// `init` cut would end without `t`, and within quotation marks.
+    #[must_use]
+    pub fn bounded(mut self) -> Self {
+        for (_key, value) in &mut self.fields {
+            let mut written = 0;
+            let end = value.char_indices().find(|(_, c)| {
+                written += if c.is_control() { 6 } else { c.len_utf8() + 1 };
+                written > VALUE_MAX
+            });
+            if let Some((end, _)) = end {
+                value.truncate(end);
+                value.push('…');
+            }
+        }
+        self
     }
 
     /// The word after `POLIS`.
@@ -186,6 +207,21 @@ pub fn log_line(uptime: Duration, severity: Severity, name: &str, text: &str) ->
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_long_value_is_cut_and_the_line_stays_whole() {
+        for letter in ["x", "\n", "\u{1}", "é", "\""] {
+            let long = EventLine::new("service").field("cause", letter.repeat(5000));
+            let long = long.field("for", letter.repeat(5000)).bounded().at(Duration::from_secs(1));
+            let line = long.to_string();
+            assert!(line.len() < 1024, "{} bytes", line.len());
+            assert!(line.ends_with(" t=1.000"), "{line}");
+            assert_eq!(EventLine::parse(&line).as_ref(), Some(&long));
+            assert!(long.get("cause").unwrap().ends_with('…'));
+        }
+        let short = EventLine::new("service").field("cause", "it ended");
+        assert_eq!(short.clone().bounded(), short);
+    }
 
     #[test]
     fn a_line_reads_as_the_contract_says() {

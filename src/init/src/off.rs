@@ -5,6 +5,7 @@ use std::time::Duration;
 use polis_base::serial::Severity;
 use polis_base::sys::poll;
 use polis_base::sys::reboot::{self, Reason};
+use polis_base::sys::vt;
 
 use super::machine::Machine;
 use super::mounts;
@@ -26,6 +27,8 @@ pub fn end(machine: &mut Machine, reason: Reason) -> ! {
         }
     }
     machine.leave_watchdog(reason);
+    // The kernel would write once more behind the closing line.
+    vt::mute_kernel().ok();
     machine.off(reason);
     let error = reboot::end(reason);
     machine.port.log(Severity::Fatal, &format!("the kernel does not stop the machine: {error}"));

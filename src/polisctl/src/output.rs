@@ -308,7 +308,17 @@ impl Out {
         self.streams.stdout(bytes).doing(|| "cannot write to standard output".to_owned())
     }
 
-    /// One entry of a stream: a line for people, a document a line for programs.
+    /// Entries that are all there: a line each for people, one document for programs.
+    pub(super) fn entries(&self, documents: Vec<Document>) -> Result<(), Error> {
+        if self.format == Format::Table {
+            return documents.iter().try_for_each(|document| self.print(document));
+        }
+        let values = documents.into_iter().map(|document| document.value).collect();
+        self.print(&Document { value: serde_json::Value::Array(values), text: Text::default() })
+    }
+
+    /// One entry of a stream without an end: a line for people, a document a line for
+    /// programs.
     pub(super) fn stream(&self, document: &Document) -> Result<(), Error> {
         match self.format {
             Format::Table => self.print(document),

@@ -53,7 +53,7 @@ impl Lines {
 
     /// Queues an event line that happened now.
     pub fn event(&self, line: EventLine) {
-        self.put(line.at(polis_base::sys::clock::uptime()).to_string());
+        self.put(line.bounded().at(polis_base::sys::clock::uptime()).to_string());
     }
 
     /// How many lines were dropped since the last call.

@@ -19,9 +19,9 @@ pub type Nodes = BTreeMap<NodeId, v1::NodeInfo>;
 /// Between two heartbeats of a node, unless the leader says otherwise.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
 
-/// The age of the last heartbeat at which a node is late: two are missing, and the second
-/// of them has had two seconds for its way.
-pub const LATE: Duration = HEARTBEAT.saturating_mul(2).saturating_add(Duration::from_secs(2));
+/// The age of the last heartbeat at which a node is late: two are missing, and the third is
+/// due.
+pub const LATE: Duration = HEARTBEAT.saturating_mul(3);
 
 /// Whether a node with these roles is to run a member of etcd, and a curator beside it.
 #[must_use]

@@ -369,7 +369,8 @@ impl Mesh {
         self.cluster.operator.run(&[&patient[..], &retire].concat())?;
         let decommission = ["node", "decommission", &id, "--yes"];
         self.cluster.operator.run(&[&patient[..], &decommission].concat())?;
-        self.says(HOME, "drain", |event| event.is("state", "drained"))?;
+        let machine = self.cluster.machine(HOME)?;
+        machine.wait_for("drain", PART, |event| event.is("state", "drained"))?;
 
         self.kubectl.run(&["wait", "--for=condition=Available", "deployment/web", KUBECTL], "")?;
         let answer = self.answers_outside(OTHER)?;

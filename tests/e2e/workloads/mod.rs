@@ -39,6 +39,8 @@ const DISK: u64 = 10 << 30;
 const ACCESS: u16 = 6444;
 /// As `cargo xtask run --kubernetes` deploys it.
 const DEMO: &str = include_str!("../../../xtask/src/kubernetes/demo.yaml");
+/// Its namespace, as an option of `kubectl`.
+const IN_DEMO: &str = "--namespace=demo";
 
 /// A pod with a volume of its own, and one with a kernel of its own.
 const MORE: &str = "\
@@ -131,7 +133,7 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
         serves(&mut machine)?;
         Ok(machine)
     })?;
-    kubectl.run(&["wait", "--for=condition=Available", "deployment/demo", KUBECTL], "")?;
+    kubectl.run(&["wait", "--for=condition=Available", "deployment/demo", IN_DEMO, KUBECTL], "")?;
 
     let mut console = Terminal::new(&mut machine, [30, 100])?;
     limits::memory_and_processes(&kubectl, &owner, &machine, &mut console)?;
@@ -152,12 +154,11 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
 
     let (mut machine, node) = restored::lives_on(&world, &owner, &snapshot, &founded.node)?;
     owner.run(&["node", "roles", &node, "--remove", "kubernetes-worker", "--yes"])?;
-    let stopped = |part: &'static str, state: &'static str| {
-        move |event: &polis_qemu::Event| event.is("part", part) && event.is("state", state)
-    };
-    machine.wait_for("workload", PART, stopped("drain", "drained"))?;
-    machine.wait_for("workload", PART, stopped("containerd", "stopped"))?;
-    machine.wait_for("workload", PART, stopped("drain", "none"))?;
+    machine.wait_for("drain", PART, |event| event.is("state", "drained"))?;
+    machine.wait_for("workload", PART, |event| {
+        event.is("part", "containerd") && event.is("state", "stopped")
+    })?;
+    machine.wait_for("drain", PART, |event| event.is("state", "none"))?;
     Ok(())
 }
 
@@ -182,8 +183,8 @@ fn takes_both_roles(owner: &Owner, machine: &mut Machine, node: &str) -> Result<
 /// Deploys the demo, and waits until a pod has asked it by its name; it must say this node.
 fn visited(kubectl: &Kubectl, node: &str) -> Result<()> {
     kubectl.run(&["apply", "--filename", "-"], DEMO)?;
-    kubectl.run(&["wait", "--for=condition=Complete", "job/visitor", KUBECTL], "")?;
-    let answer = kubectl.run(&["logs", "job/visitor"], "")?;
+    kubectl.run(&["wait", "--for=condition=Complete", "job/visitor", IN_DEMO, KUBECTL], "")?;
+    let answer = kubectl.run(&["logs", "job/visitor", IN_DEMO], "")?;
     ensure!(answer.contains(node), "the demo did not say its node: {answer}");
     Ok(())
 }

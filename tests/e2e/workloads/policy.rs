@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
+use super::IN_DEMO;
 use super::kubectl::Kubectl;
 
 /// Two pods of the demo that ask others.
@@ -33,12 +34,14 @@ spec:
 pub(super) const ONLY_FRIENDS: &str = "\
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
-metadata: {name: only-friends, namespace: default}
+metadata: {name: only-friends, namespace: demo}
 spec:
   podSelector: {matchLabels: {app: demo}}
   policyTypes: [Ingress]
   ingress:
-    - from: [{podSelector: {matchLabels: {role: friend}}}]
+    - from:
+        - namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: default}}
+          podSelector: {matchLabels: {role: friend}}
       ports: [{port: 8080, protocol: TCP}]
 ";
 
@@ -53,7 +56,7 @@ spec:
 ";
 
 /// The demo by the name of its Service.
-pub(super) const DEMO: &str = "demo.default.svc.cluster.local:80";
+pub(super) const DEMO: &str = "demo.demo.svc.cluster.local:80";
 
 /// Longest from a change of a policy until every node decides by it.
 const KNOWN: Duration = Duration::from_secs(180);
@@ -111,7 +114,8 @@ pub(super) fn decide(kubectl: &Kubectl) -> Result<()> {
     // The name is found, since a client that finds none fails in another way.
     kubectl.run(&["apply", "--filename", "-"], NO_WAY_OUT)?;
     becomes(kubectl, "friend", DEMO, Outcome::Refused)?;
-    kubectl.run(&["delete", "networkpolicy", "no-way-out", "only-friends"], "")?;
+    kubectl.run(&["delete", "networkpolicy", "no-way-out"], "")?;
+    kubectl.run(&["delete", "networkpolicy", "only-friends", IN_DEMO], "")?;
     for pod in ["friend", "stranger"] {
         becomes(kubectl, pod, DEMO, Outcome::Answered)?;
     }

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use polis_qemu::{Event, Machine};
 
 use super::kubectl::Kubectl;
-use super::{GONE, KUBECTL, large, takes_both_roles, visited};
+use super::{GONE, IN_DEMO, KUBECTL, large, takes_both_roles, visited};
 use crate::esp;
 use crate::owner::Owner;
 use crate::world::{BOOT, SNAPSHOT, SOON, World};
@@ -48,8 +48,8 @@ pub(super) fn lives_on(
     // The API server has the demo from the snapshot, with a pod on a node that no longer exists.
     let gone = ["wait", "--for=delete", &format!("node/{lost}"), KUBECTL];
     kubectl.run(&gone, "")?;
-    kubectl.run(&["wait", "--for=condition=Available", "deployment/demo", KUBECTL], "")?;
-    kubectl.delete(&["job/visitor", "--ignore-not-found"], GONE)?;
+    kubectl.run(&["wait", "--for=condition=Available", "deployment/demo", IN_DEMO, KUBECTL], "")?;
+    kubectl.delete(&["job/visitor", IN_DEMO, "--ignore-not-found"], GONE)?;
     visited(kubectl, &node)?;
     Ok((machine, node))
 }

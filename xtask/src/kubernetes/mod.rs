@@ -31,6 +31,8 @@ pub(crate) const MEMORY: u32 = 1536;
 const PATIENCE: Duration = Duration::from_secs(30 * 60);
 /// The demo workload, and the Job that asks it.
 const DEMO: &str = include_str!("demo.yaml");
+/// Its namespace, as an option of `kubectl`.
+const IN_DEMO: &str = "--namespace=demo";
 
 /// A node of the run.
 #[derive(Clone, Debug)]
@@ -68,7 +70,7 @@ impl Deployment {
     pub(crate) fn run(&self) -> Result<String> {
         let (steps, answer) = self.steps()?;
         Ok(format!(
-            "run: the demo answers at http://demo.default.svc.cluster.local:\n\n{}\n{steps}\n\
+            "run: the demo answers at http://demo.demo.svc.cluster.local:\n\n{}\n{steps}\n\
              run: in another terminal: {} get pods --all-namespaces\n",
             answer.trim_end(),
             operator::shortest(&script(&self.dir))
@@ -118,11 +120,14 @@ impl Deployment {
         self.kubectl(&["apply", "--filename", "-"], Some(DEMO))?;
         done("the demo is deployed");
         let until = format!("--timeout={}s", PATIENCE.as_secs());
-        self.kubectl(&["wait", "--for=condition=Available", "deployment/demo", &until], None)?;
+        self.kubectl(
+            &["wait", "--for=condition=Available", "deployment/demo", IN_DEMO, &until],
+            None,
+        )?;
         done("the demo is available");
-        self.kubectl(&["wait", "--for=condition=Complete", "job/visitor", &until], None)?;
+        self.kubectl(&["wait", "--for=condition=Complete", "job/visitor", IN_DEMO, &until], None)?;
         done("a pod has asked it by its name");
-        let answer = self.kubectl(&["logs", "job/visitor"], None)?;
+        let answer = self.kubectl(&["logs", "job/visitor", IN_DEMO], None)?;
         ensure!(answer.contains("kernel"), "the demo answered {answer:?}");
         Ok((steps, answer))
     }
@@ -165,9 +170,9 @@ impl Deployment {
     }
 }
 
-/// Where `image programs` puts the operator's program of Kubernetes.
+/// The operator's program of Kubernetes.
 fn program() -> PathBuf {
-    image::go_program("kubectl")
+    image::workspace().join(image::KUBECTL)
 }
 
 /// `kubectl` with the kubeconfig of the run in `dir`.

@@ -75,8 +75,13 @@ fn word(text: &str) -> Result<String, &'static str> {
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<()> {
-    let Wanted { parts, filter } = Wanted::read(&args.selection).map_err(host::Usage)?;
+    let Wanted { mut parts, filter, by_filter } =
+        Wanted::read(&args.selection).map_err(host::Usage)?;
     let filter = filter.as_deref();
+    if let (true, Some(filter)) = (by_filter, filter) {
+        host::require(&[host::BUILD])?;
+        parts = matched(parts, filter)?;
+    }
     let wanted = |part| parts.contains(&part);
     let mut needs = vec![host::BUILD];
     if wanted(Part::Image) || wanted(Part::Etcd) || wanted(Part::Kube) || wanted(Part::E2e) {
@@ -90,7 +95,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
     host::require(&needs)?;
     let names = match filter {
-        Some(filter) if wanted(Part::E2e) => Some(names(filter)?),
+        Some(filter) if wanted(Part::E2e) => Some(names("e2e", filter)?),
         _ => None,
     };
     let stories = Stories { filter, names, all: args.all, seed: seed()? };
@@ -108,6 +113,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let behind = wanted(Part::Kube) && parts.len() > 1;
     let mut kubernetes = behind.then(|| Behind::begin(image::suite));
     for part in Part::ALL.into_iter().filter(|part| wanted(*part)) {
+        // Otherwise it would take its time and fail in every place but that one.
+        host::require_space(&root, part.space(), &format!("the part {}", part.name()))?;
         match part {
             Part::Lint => lint(&mut report),
             Part::Unit => {
@@ -299,10 +306,24 @@ fn machines(report: &mut Report, stories: &Stories<'_>, product: Option<Behind>)
     Ok(())
 }
 
-/// The stories of machines that the filter selects.
-fn names(filter: &str) -> Result<Vec<String>> {
+/// The parts that have a test which the filter selects. The quick tests are always among
+/// them: to ask them takes as long as to run them.
+fn matched(parts: Vec<Part>, filter: &str) -> Result<Vec<Part>> {
+    let mut matched = Vec::new();
+    for part in parts {
+        if part == Part::Unit || !names(&part.name(), filter)?.is_empty() {
+            matched.push(part);
+        }
+    }
+    let names: Vec<_> = matched.iter().map(|part| part.name()).collect();
+    println!("test: `{filter}` may be in: {}", names.join(", "));
+    Ok(matched)
+}
+
+/// The stories of a level that the filter selects.
+fn names(level: &str, filter: &str) -> Result<Vec<String>> {
     let mut list = cargo();
-    list.args(["test", "--quiet", "--workspace", "--test", "e2e", "--", "--list", "--all", filter]);
+    list.args(["test", "--quiet", "--workspace", "--test", level, "--", "--list", "--all", filter]);
     let output = list.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
     ensure!(output.status.success(), "cannot list the stories");
     Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())

@@ -26,6 +26,16 @@ pub fn silence_kernel() -> io::Result<()> {
     if result >= 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// From now on the kernel writes nothing to its consoles, not even that it stops the machine.
+/// The system call of [`silence_kernel`] has no such level.
+///
+/// # Errors
+///
+/// When the caller may not, or there is no `/proc`.
+pub fn mute_kernel() -> io::Result<()> {
+    std::fs::write("/proc/sys/kernel/printk", "0")
+}
+
 /// Shows virtual terminal `number` on the screen.
 ///
 /// # Errors

@@ -107,16 +107,27 @@ impl Service {
             None => return Ok(None),
             Some(Ok(ready)) => ready?,
             Some(Err(_elapsed)) => {
-                told(Step::Boot, "failed");
-                ctx.until_cancelled(ctx.trapdoor(late(self.trial, ctx))).await;
+                let report = late(self.trial, ctx);
+                ctx.lines().event(
+                    Step::Boot
+                        .line(&version, &self.config.slot, "failed")
+                        .field("cause", report.causes.join("; ")),
+                );
+                ctx.until_cancelled(ctx.trapdoor(report)).await;
                 return Ok(None);
             }
         }
+        told(Step::Boot, "done");
+        told(Step::Commit, "started");
         let kernels = self.config.kernels.clone();
         let good = Entry::good(&version);
         let keep =
             move || rename(&kernels, &file, &good).map_err(Error::io(format!("make {good}")));
-        blocking(keep).await.map_err(Ended::Keep)?;
+        if let Err(error) = blocking(keep).await {
+            let failed = Step::Commit.line(&version, &self.config.slot, "failed");
+            ctx.lines().event(failed.field("cause", polis_base::cause::line(&error)));
+            return Err(Ended::Keep(error));
+        }
         info!(%version, "the new system is kept");
         told(Step::Commit, "done");
         self.status.send_modify(|status| status.trial = false);
@@ -201,13 +212,24 @@ mod tests {
         assert!(
             lines[0].starts_with("POLIS update phase=boot version=1.1.0 slot=A result=started")
         );
-        assert!(lines[1].starts_with("POLIS update phase=commit version=1.1.0 slot=A result=done"));
+        let rest: Vec<_> =
+            lines[1..].iter().map(|line| line.split(' ').take(6).collect()).collect();
+        let expected = [["boot", "done"], ["commit", "started"], ["commit", "done"]];
+        let expected = expected.map(|[phase, result]| {
+            let (phase, result) = (format!("phase={phase}"), format!("result={result}"));
+            format!("POLIS update {phase} version=1.1.0 slot=A {result}")
+        });
+        assert_eq!(
+            rest.iter().map(|words: &Vec<&str>| words.join(" ")).collect::<Vec<_>>(),
+            expected
+        );
         let other = machine.status.borrow().other.clone().unwrap();
         assert_eq!(other.to_string(), "0.9.0 in slot B, good");
     }
 
     #[tokio::test]
     async fn a_system_on_trial_that_is_not_ready_in_time_gives_up() {
+        const FAILED: &str = "phase=boot version=1.1.0 slot=A result=failed cause=";
         let machine = Machine::new("polis-1.1.0+0-1.efi");
         let (ctx, mut handles) = Context::for_test();
         let (owner, ready) = watch::channel(false);
@@ -224,6 +246,8 @@ mod tests {
         let expected =
             ["the new system was not ready 0 s after its start", "the stage cluster is started"];
         assert_eq!(report.causes, expected);
+        let lines = handles.take_lines();
+        assert!(lines.iter().any(|line| line.contains(FAILED)), "{lines:?}");
         assert!(machine.kernels().contains(&"polis-1.1.0+0-1.efi".to_owned()), "it is not kept");
     }
 

@@ -11,7 +11,7 @@ use tonic::Status;
 
 use super::At;
 use crate::error::{Error, Exit};
-use crate::output::Document;
+use crate::output::{Document, Format};
 use crate::session::{PATIENCE, Session, Target, refused};
 use crate::text::{clean, word};
 use crate::{Global, units};
@@ -140,7 +140,8 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
         let followed = logs.into_iter().map(|log| log.follow(session, show, remark));
         return futures::future::try_join_all(followed).await.map(drop);
     }
-    if let [log] = &mut *logs {
+    // A document for programs is printed whole.
+    if let ([log], Format::Table) = (&mut *logs, global.out.format) {
         let show = |log: &str, entry: &Entry| global.out.stream(&document(entry, log, form)?);
         return log.read(&show, &|text| global.out.remark(text)).await;
     }
@@ -153,12 +154,12 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
         log.read(&keep, &|text| global.out.remark(text)).await?;
     }
     let mut entries = entries.into_inner();
-    // Stable: lines of one node stay in its own order where their times are the same.
-    entries.sort_by_key(|(nanos, _, _)| *nanos);
-    for (_, log, entry) in &entries {
-        global.out.stream(&document(entry, log, form)?)?;
+    if several {
+        // Stable: lines of one node stay in its own order where their times are the same.
+        entries.sort_by_key(|(nanos, _, _)| *nanos);
     }
-    Ok(())
+    let documents = entries.iter().map(|(_, log, entry)| document(entry, log, form));
+    global.out.entries(documents.collect::<Result<_, _>>()?)
 }
 
 /// The log of a node, of which some lines may have been read.
