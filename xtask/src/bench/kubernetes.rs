@@ -27,7 +27,7 @@ use polis_qemu::host::{Preference, accelerator};
 use polis_qemu::{Bus, Config, Event, Image, Machine};
 
 use super::{Args, Row, Table};
-use crate::kubernetes::{self, Deployment, MEMORY_FIRST};
+use crate::kubernetes::{self, DISK, Deployment, MEMORY_FIRST};
 use crate::operator::Operator;
 use crate::{host, image, parameters, run};
 
@@ -129,7 +129,9 @@ fn has_roles(event: &Event) -> bool {
 
 fn config(image: &Image, folder: &Path, cpus: u32) -> Result<Config> {
     let disk = folder.join("disk.img");
-    polis_qemu::disk::copy(&image.disk, &disk).context("cannot copy the image")?;
+    polis_qemu::disk::copy(&image.disk, &disk)
+        .and_then(|()| polis_qemu::disk::resize(&disk, DISK))
+        .context("cannot copy the image")?;
     let owner = parameters::owner_key(folder)?;
     let file = folder.join("parameters.pb");
     fs::write(&file, parameters::with_policy(&owner, None, POLICY))

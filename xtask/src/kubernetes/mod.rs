@@ -27,6 +27,9 @@ use crate::{image, operator};
 pub(crate) const MEMORY_FIRST: u32 = 3072;
 /// Memory in MiB of a machine that is a worker.
 pub(crate) const MEMORY: u32 = 1536;
+/// Bytes of the disk of a machine with workloads: the image as it is written to a larger disk.
+/// On one of its own size, etcd's part leaves too little for containers.
+pub(crate) const DISK: u64 = 10 << 30;
 /// How long each wait may take. An API server that is translated needs minutes.
 const PATIENCE: Duration = Duration::from_secs(30 * 60);
 /// The demo workload, and the Job that asks it.

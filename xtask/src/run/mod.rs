@@ -382,6 +382,10 @@ pub(crate) fn machine(args: &Args, image: &Image, dir: &Path, number: u8) -> Res
             }
         }
         polis_qemu::disk::copy(&image.disk, &disk)
+            .and_then(|()| match args.kubernetes {
+                true => polis_qemu::disk::resize(&disk, kubernetes::DISK),
+                false => Ok(()),
+            })
             .with_context(|| format!("cannot copy the image to {}", disk.display()))?;
     }
     let flash = if args.secure_boot { Flash::Secure } else { Flash::Plain };

@@ -62,7 +62,8 @@ const WORKLOADS_MIN: u64 = GIB;
 pub enum Error {
     /// The rest is too small.
     #[error(
-        "the data partition has {} MiB left for workloads and volumes, and needs {} MiB",
+        "the data partition has {} MiB left for workloads and volumes, and needs {} MiB: a worker \
+         needs a disk of 5 GiB or more",
         left >> 20,
         WORKLOADS_MIN >> 20
     )]
@@ -378,8 +379,8 @@ mod tests {
         let taken = all - with_volumes;
         assert!((10 * GIB..=10 * GIB + (BYTES_AN_INODE << 1)).contains(&taken), "{taken}");
         let error = limits(32 * GIB, 27 * GIB).unwrap_err();
-        let text =
-            "the data partition has 159 MiB left for workloads and volumes, and needs 1024 MiB";
+        let text = "the data partition has 159 MiB left for workloads and volumes, and needs 1024 MiB: a \
+             worker needs a disk of 5 GiB or more";
         assert_eq!(error.to_string(), text);
     }
 
