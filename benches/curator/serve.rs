@@ -11,6 +11,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use polis_base::files::Root;
 use polis_base::sys::clock;
 use polis_control::consensus::client::{Client, User};
+use polis_control::consensus::snapshots::Pace;
 use polis_control::consensus::{self, Orders, Peer, Probe, QUOTA, Start};
 use polis_control::curator::state::{Commitment, Registration};
 use polis_control::curator::tickets::TicketRequest;
@@ -53,6 +54,7 @@ pub(super) async fn run(folder: &Path, etcd: &Path, nodes: usize) -> Result<()> 
         snapshot: root.esp.etcd_snapshot,
         directory: root.esp.cluster_directory,
         quota: QUOTA,
+        snapshot_pace: Pace::default(),
         probe: Probe::default(),
     };
     let key = NodeKey::generate()?;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use polis_base::files::Root;
 use polis_base::users::ETCD;
 use polis_control::consensus::client::{Client, User};
+use polis_control::consensus::snapshots::Pace;
 use polis_control::consensus::{
     Config, MemberStatus, Members, Orders, PEER_PORT, Peer, Probe, QUOTA, Restarts, Service, Start,
     Status,
@@ -75,6 +76,7 @@ impl Machine {
             snapshot: root.esp.etcd_snapshot,
             directory: root.esp.cluster_directory,
             quota: QUOTA,
+            snapshot_pace: Pace::default(),
             probe: Probe::default(),
         };
         // Names would have to be in /etc/hosts; addresses are in the certificate.

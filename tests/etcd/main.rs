@@ -24,6 +24,7 @@ mod independent;
 mod operating;
 mod registering;
 mod rotation;
+mod snapshots;
 mod tls;
 mod updating;
 
@@ -52,6 +53,7 @@ const FILES: &[&[Story]] = &[
     operating::STORIES,
     registering::STORIES,
     rotation::STORIES,
+    snapshots::STORIES,
     updating::STORIES,
 ];
 

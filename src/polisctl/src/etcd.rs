@@ -14,6 +14,7 @@ use super::output::{Document, Text, fields, or_dash};
 use super::session::{Session, refused};
 use super::table::{Table, table};
 use super::unfinished::Unfinished;
+use super::units::{Time, since_1970, text};
 use super::watch::Watch;
 use super::{Global, key};
 use polis_wire::age::{self, Identity};
@@ -82,6 +83,43 @@ struct Member {
     /// The age of these figures; `null`: not reported yet.
     told_age_ms: Option<u64>,
     peer_urls: Vec<String>,
+    /// The snapshots on its node's disk; `null`: not reported yet.
+    snapshots: Option<Snapshots>,
+}
+
+/// The snapshots that a voter keeps on its own disk.
+#[derive(Debug, Serialize)]
+struct Snapshots {
+    kept: u32,
+    /// When the newest was begun; `null`: there is none.
+    newest_at: Option<Time>,
+    newest_bytes: u64,
+    newest_revision: u64,
+    /// Why the last attempt failed, or which files do not count; empty: all is well.
+    problem: String,
+}
+
+impl Snapshots {
+    fn of(message: &v1::LocalSnapshots) -> Self {
+        Self {
+            kept: message.kept,
+            newest_at: since_1970(message.newest_at).map(Time),
+            newest_bytes: message.newest_bytes,
+            newest_revision: message.newest_revision,
+            problem: message.problem.clone(),
+        }
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let if_any = |text: String| if self.newest_at.is_some() { text } else { "-".to_owned() };
+        vec![
+            self.kept.to_string(),
+            or_dash(&text(self.newest_at)),
+            if_any(bytes(self.newest_bytes)),
+            if_any(self.newest_revision.to_string()),
+            or_dash(&self.problem),
+        ]
+    }
 }
 
 /// Runs the command.
@@ -163,6 +201,7 @@ impl Status {
             db_used_bytes: member.db_used_bytes,
             told_age_ms: u64::try_from(member.told_age_ms).ok(),
             peer_urls: member.peer_urls.clone(),
+            snapshots: member.snapshots.as_ref().map(Snapshots::of),
         };
         Self {
             cluster_id: format!("{:x}", status.cluster_id),
@@ -216,7 +255,36 @@ impl Status {
 
     /// Everything as text.
     pub(super) fn text(&self) -> Text {
-        Text::from(self.fields()).and("\n").then(self.table())
+        let text = Text::from(self.fields()).and("\n").then(self.table());
+        match self.members.iter().any(|member| member.snapshots.is_some()) {
+            true => text.and("\n").then(self.snapshots()),
+            // An older system has no snapshots on its disk.
+            false => text,
+        }
+    }
+
+    /// The snapshots on the disks of the nodes.
+    fn snapshots(&self) -> Table {
+        let row = |member: &Member| {
+            let cells = member.snapshots.as_ref().map(Snapshots::cells);
+            let cells = cells.unwrap_or_else(|| vec!["-".to_owned(); 5]);
+            [vec![or_dash(&member.node_id)], cells].concat()
+        };
+        let rows = self.members.iter().map(row).collect();
+        let heads = ["NODE", "SNAPSHOTS", "NEWEST", "SIZE", "REVISION", "PROBLEM"];
+        self.with_name_column(&heads, rows)
+    }
+
+    /// The table, with the names of the nodes where one has a name.
+    fn with_name_column(&self, heads: &[&'static str], mut rows: Vec<Vec<String>>) -> Table {
+        let mut heads = heads.to_vec();
+        if self.members.iter().any(|member| member.name.is_some()) {
+            heads.insert(1, "NAME");
+            for (row, member) in rows.iter_mut().zip(&self.members) {
+                row.insert(1, or_dash(member.name.as_deref().unwrap_or_default()));
+            }
+        }
+        table(&heads, &rows)
     }
 
     fn fields(&self) -> String {
@@ -248,15 +316,9 @@ impl Status {
                 member.peer_urls.join(","),
             ]
         };
-        let mut rows: Vec<_> = self.members.iter().map(row).collect();
-        let mut heads = vec!["NODE", "ROLE", "ANSWERS", "INDEX", "APPLIED", "DATABASE", "PEER URL"];
-        if self.members.iter().any(|member| member.name.is_some()) {
-            heads.insert(1, "NAME");
-            for (row, member) in rows.iter_mut().zip(&self.members) {
-                row.insert(1, or_dash(member.name.as_deref().unwrap_or_default()));
-            }
-        }
-        table(&heads, &rows)
+        let rows = self.members.iter().map(row).collect();
+        let heads = ["NODE", "ROLE", "ANSWERS", "INDEX", "APPLIED", "DATABASE", "PEER URL"];
+        self.with_name_column(&heads, rows)
     }
 }
 
@@ -359,6 +421,38 @@ mod tests {
     use super::*;
     use crate::loopback::{Cluster, SNAPSHOT};
     use crate::testing::World;
+
+    #[test]
+    fn the_snapshots_on_the_disks_of_the_nodes_are_shown_with_their_problems() {
+        let member = |id: u64, snapshots| v1::ConsensusMember {
+            id,
+            node_id: format!("node-{id}"),
+            snapshots,
+            ..Default::default()
+        };
+        let taken = v1::LocalSnapshots {
+            kept: 24,
+            newest_at: 1_795_665_600,
+            newest_bytes: 8 << 20,
+            newest_revision: 1234,
+            problem: String::new(),
+        };
+        let failed =
+            v1::LocalSnapshots { problem: "too little room".to_owned(), ..Default::default() };
+        let members = vec![member(1, Some(taken)), member(2, Some(failed)), member(3, None)];
+        let status = Status::of(&v1::ConsensusStatus { members, ..Default::default() });
+        insta::assert_snapshot!(status.snapshots(), @r"
+        NODE    SNAPSHOTS  NEWEST                   SIZE     REVISION  PROBLEM
+        node-1  24         2026-11-26 04:00:00 UTC  8.0 MiB  1234      -
+        node-2  0          -                        -        -         too little room
+        node-3  -          -                        -        -         -
+        ");
+        let shown = serde_json::to_value(&status).unwrap();
+        let first = &shown["members"][0]["snapshots"];
+        assert_eq!(first["newest_at"], "2026-11-26T04:00:00Z");
+        assert_eq!(shown["members"][1]["snapshots"]["newest_at"], serde_json::Value::Null);
+        assert_eq!(shown["members"][2]["snapshots"], serde_json::Value::Null);
+    }
 
     fn summary(answers: &[bool]) -> String {
         let members =

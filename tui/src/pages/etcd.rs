@@ -6,7 +6,7 @@ use ratatui::text::Line;
 use super::load::Chart;
 use super::naming::short;
 use super::{Content, WIDE};
-use crate::snapshot::{Etcd, Member, MemberStatus, Past, Snapshot};
+use crate::snapshot::{Etcd, Member, MemberStatus, Past, Snapshot, Snapshots};
 use crate::text::{bytes, clean, count, cut, duration, micros, name, plural, wrap};
 use crate::theme::{ATTENTION, BUSY, DIM, Mark, PLAIN, STRONG};
 use crate::widgets::block::{blank, title, titled};
@@ -387,10 +387,32 @@ fn facts(etcd: &Etcd, width: usize) -> Vec<Line<'static>> {
         text = format!("{text}; {} in use", bytes(etcd.db_used));
     }
     let alarms = if etcd.alarms.is_empty() { "none".to_owned() } else { etcd.alarms.join(", ") };
-    [(size, text), (fact("Raft"), raft), (fact("Alarms"), alarms)]
-        .into_iter()
-        .flat_map(|(lead, text)| beside(lead, FACT, PLAIN, &text, width))
+    let facts = [(size, text), (fact("Raft"), raft), (fact("Alarms"), alarms)];
+    let facts = facts.into_iter().map(|(lead, text)| (lead, PLAIN, text));
+    let lead = fact("Snapshots");
+    let kept = etcd.snapshots.iter().map(|it| (lead.clone(), PLAIN, kept(it)));
+    let problem = etcd.snapshots.iter().filter_map(|it| it.problem.as_ref());
+    let mark = Row::indented(FACT).put(Mark::Attention.style(), Mark::Attention.glyph()).gap(1);
+    let problem = problem.map(|it| (mark.clone(), ATTENTION, it.clone()));
+    facts
+        .chain(kept)
+        .chain(problem)
+        .flat_map(|(lead, style, text)| beside(lead, FACT, style, &text, width))
         .collect()
+}
+
+/// The snapshots on the disk of this node, in one line.
+fn kept(snapshots: &Snapshots) -> String {
+    let Some(newest) = &snapshots.newest else {
+        return "no checked one on this node's disk".to_owned();
+    };
+    format!(
+        "{} on this node's disk, the newest {} ago: {}, revision {}",
+        count(snapshots.kept),
+        duration(newest.age),
+        bytes(newest.bytes),
+        count(newest.revision)
+    )
 }
 
 /// Columns of the text after the bar: `12.5 MiB of 2.0 GiB, 1 %; 10.1 MiB in use`.

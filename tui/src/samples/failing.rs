@@ -69,6 +69,16 @@ pub fn failing() -> Snapshot {
         etcd.alarms = vec!["NOSPACE on 8e9e05c52164694d".to_owned()];
         etcd.quorum = false;
         etcd.survives = None;
+        if let Some(snapshots) = &mut etcd.snapshots {
+            snapshots.newest = None;
+            snapshots.kept = 0;
+            snapshots.problem = Some(
+                "too little room for a snapshot: 4230 MiB of the data partition must be free for \
+                 a snapshot, so that etcd keeps room for itself, and 301 MiB are; a larger disk \
+                 or fewer volumes make room"
+                    .to_owned(),
+            );
+        }
     }
     if let Some(pki) = &mut snapshot.pki {
         let etcd = &mut pki.authorities[1];

@@ -8,11 +8,11 @@ use super::{
 };
 use crate::snapshot::{
     Authority, Certificate, Crl, Etcd, Health, Interface, Member, MemberStatus, Metrics, Network,
-    Node, NodeState, Nodes, Past, Pki, Severity, Snapshot, StageState, Workloads,
+    Node, NodeState, Nodes, Past, Pki, Severity, Snapshot, Snapshots, StageState, Taken, Workloads,
 };
 
 /// The services of a node that votes, without those that only a boot needs.
-const SERVICES: [(u16, &str); 35] = [
+const SERVICES: [(u16, &str); 36] = [
     (0, "root"),
     (1, "cluster"),
     (1, "consensus"),
@@ -21,6 +21,7 @@ const SERVICES: [(u16, &str); 35] = [
     (2, "maintenance"),
     (2, "overview"),
     (2, "promoter"),
+    (2, "snapshots"),
     (1, "console"),
     (2, "load"),
     (2, "members"),
@@ -140,8 +141,8 @@ pub fn ordinary() -> Snapshot {
             (
                 1_209_600_077,
                 Severity::Info,
-                "root.consensus.maintenance",
-                "kept a snapshot of 12.5 MiB",
+                "root.consensus.snapshots",
+                "took a snapshot of etcd revision=803211 kept=24",
             ),
             (1_209_603_940, Severity::Info, "root.network", "eth0: 10.0.2.15 for another 86400 s"),
         ]),
@@ -205,6 +206,15 @@ fn etcd() -> Etcd {
             elections: (0..30).map(|at| u64::from(at == 11)).collect(),
             db_size: (0..30).map(|at| db_size - (29 - at) * 20_480).collect(),
         },
+        snapshots: Some(Snapshots {
+            kept: 24,
+            newest: Some(Taken {
+                age: Duration::from_secs(120),
+                bytes: db_size - 20_480,
+                revision: 803_211,
+            }),
+            problem: None,
+        }),
     }
 }
 

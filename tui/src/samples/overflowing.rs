@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use super::failing;
 use crate::snapshot::{
-    Cluster, Crl, MemberStatus, Node, NodeState, Service, Snapshot, Stage, Warning,
+    Cluster, Crl, MemberStatus, Node, NodeState, Service, Snapshot, Snapshots, Stage, Taken,
+    Warning,
 };
 
 /// The longest time that can travel.
@@ -60,6 +61,11 @@ pub fn overflowing() -> Snapshot {
         etcd.db_used = u64::MAX;
         etcd.version.clone_from(&evil);
         etcd.alarms = vec![evil.clone()];
+        etcd.snapshots = Some(Snapshots {
+            kept: u64::MAX,
+            newest: Some(Taken { age: FOR_EVER, bytes: u64::MAX, revision: u64::MAX }),
+            problem: Some(evil.clone()),
+        });
     }
     if let Some(pki) = &mut snapshot.pki {
         for authority in &mut pki.authorities {

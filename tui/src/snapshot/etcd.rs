@@ -38,6 +38,33 @@ pub struct Etcd {
     pub survives: Option<u32>,
     /// The recent past of this member; empty before its first sample.
     pub past: Past,
+    /// The snapshots of etcd on the disk of this node, once it has looked.
+    pub snapshots: Option<Snapshots>,
+}
+
+/// The snapshots of etcd that a node keeps on its own disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Snapshots {
+    /// How many are whole and checked.
+    pub kept: u64,
+    /// The newest of them.
+    pub newest: Option<Taken>,
+    /// Why the last attempt failed, or which files among them do not count.
+    pub problem: Option<String>,
+}
+
+/// A snapshot that was taken and checked.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Taken {
+    /// How long ago.
+    #[serde(with = "time")]
+    pub age: Duration,
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// The revision of etcd in it.
+    pub revision: u64,
 }
 
 /// The recent past of a member. Each list has the newest sample last.

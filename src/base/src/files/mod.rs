@@ -6,6 +6,7 @@
 //! ```text
 //! tree      which places there are, on the ESP, the data partition and in memory
 //! file      one place: bounded reads, whole writes
+//! draft     large files of a directory, written in pieces and named once they are checked
 //! atomic    how a write to the data partition is whole or not at all
 //! owner     which files belong to the user of a program, or are read by it
 //! in_place  the same for the ESP, whose file system has no journal; for `init`, too
@@ -18,6 +19,7 @@
 //! (`storage`).
 
 mod atomic;
+mod draft;
 mod error;
 mod file;
 pub mod in_place;
@@ -26,6 +28,7 @@ mod owner;
 mod regular;
 mod tree;
 
+pub use self::draft::{Draft, Space};
 pub use self::error::Error;
 pub use self::file::{Dir, File};
 pub use self::kubernetes::{Kubernetes, KubernetesRun, Pair};

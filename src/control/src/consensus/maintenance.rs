@@ -6,8 +6,7 @@
 //! member for itself. A member does not answer while it rewrites its database, so the members
 //! take turns, the leader last.
 //!
-//! What this module does not do: take snapshots. They come with the commands
-//! that restore them.
+//! What this module does not do: take snapshots (`snapshots`).
 
 use std::time::Duration;
 

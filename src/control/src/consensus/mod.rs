@@ -45,6 +45,7 @@ mod quorum;
 mod restore;
 mod serve;
 mod service;
+pub mod snapshots;
 mod status;
 mod wal;
 mod watchers;
@@ -110,6 +111,7 @@ impl Config {
             snapshot: root.esp.etcd_snapshot.clone(),
             directory: root.esp.cluster_directory.clone(),
             quota: QUOTA,
+            snapshot_pace: snapshots::Pace::default(),
             probe: Probe::default(),
         }
     }
@@ -145,7 +147,7 @@ pub struct Config {
     /// The address on which it listens for peers. The unspecified address serves any
     /// address that the node ever gets.
     pub listen: SocketAddr,
-    /// The program that makes a member of a snapshot.
+    /// The program that makes a member of a snapshot, and checks one.
     pub restorer: PathBuf,
     /// The snapshot that a bootstrap begins with, if the file exists.
     pub snapshot: files::File,
@@ -153,6 +155,8 @@ pub struct Config {
     pub directory: files::File,
     /// Bytes of the database at which etcd refuses writes: [`QUOTA`].
     pub quota: u64,
+    /// How often it takes snapshots of itself.
+    pub snapshot_pace: snapshots::Pace,
     /// Observes every step of a bootstrap; for tests.
     pub probe: Probe,
 }

@@ -347,8 +347,9 @@ impl<'a> Serving<'a> {
         let alone = standing == MemberStatus::Voter && seen.members.len() == 1;
         let entered = self.channels.status.borrow().standing != standing;
         self.channels.status.send_if_modified(|status| {
-            // The watcher of certificates may have changed it since the question.
-            let seen = Status { authorities: status.authorities, ..seen.clone() };
+            // The keepers beside this one may have changed these since the question.
+            let (authorities, snapshots) = (status.authorities, status.snapshots.clone());
+            let seen = Status { authorities, snapshots, ..seen.clone() };
             let changed = *status != seen;
             *status = seen;
             changed
@@ -464,6 +465,7 @@ async fn look(
         removed: before.removed && leader.is_none(),
         authorities: before.authorities,
         authorities_at_start: before.authorities_at_start,
+        snapshots: before.snapshots,
     })
 }
 

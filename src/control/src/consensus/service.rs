@@ -33,8 +33,8 @@ use super::credentials::{self, Credentials, Found};
 use super::members::Members;
 use super::serve::{After, Channels, Serving, report};
 use super::{
-    Config, Error, MemberStatus, Orders, Start, Status, bootstrap, maintenance, process, wal,
-    watchers,
+    Config, Error, MemberStatus, Orders, Start, Status, bootstrap, maintenance, process, snapshots,
+    wal, watchers,
 };
 use polis_base::files::{self, Etcd};
 use polis_base::stage::{Stage, State};
@@ -303,6 +303,14 @@ impl Service {
         ctx.spawn("promoter", Policy::forever(), move |ctx| promoter.clone().promote(ctx));
         let maintenance = maintenance::Maintenance { status: self.channels.status.subscribe() };
         ctx.spawn("maintenance", Policy::forever(), move |ctx| maintenance.clone().run(ctx));
+        let snapshots = snapshots::Service {
+            dir: self.config.tree.snapshots.clone(),
+            tool: self.config.restorer.clone(),
+            pace: self.config.snapshot_pace,
+            status: self.channels.status.subscribe(),
+            published: self.channels.status.clone(),
+        };
+        ctx.spawn("snapshots", Policy::forever(), move |ctx| snapshots.clone().run(ctx));
     }
 }
 

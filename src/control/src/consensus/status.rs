@@ -6,6 +6,7 @@ use std::fmt;
 use polis_proto::v1;
 
 use super::client::Clients;
+use super::snapshots::Snapshots;
 use super::{PEER_PORT, Peer};
 use polis_wire::identity::NodeId;
 
@@ -151,6 +152,8 @@ pub struct Status {
     pub authorities: Option<[u8; 32]>,
     /// The same when etcd was started: it reads that file only then.
     pub authorities_at_start: Option<[u8; 32]>,
+    /// The snapshots on the disk of this node, once it has looked.
+    pub snapshots: Option<Snapshots>,
 }
 
 impl Status {
@@ -195,7 +198,14 @@ impl Status {
             db_used_bytes: self.db_used,
             authorities: self.authorities.map_or_else(Vec::new, Vec::from),
             authorities_at_start: self.authorities_at_start.map_or_else(Vec::new, Vec::from),
+            snapshots: self.local_snapshots(),
         })
+    }
+
+    /// The snapshots on the disk of this node, as it reports them.
+    #[must_use]
+    pub fn local_snapshots(&self) -> Option<v1::LocalSnapshots> {
+        self.snapshots.as_ref().map(Snapshots::message)
     }
 
     /// The way to etcd, once this member is a voter: a learner answers hardly any request.

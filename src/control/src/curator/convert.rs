@@ -98,6 +98,7 @@ pub(super) fn consensus_status(
             leader: figures.leader,
             told_age_ms: age,
             reach: None,
+            snapshots: figures.snapshots,
         }
     };
     v1::ConsensusStatus {
@@ -112,6 +113,14 @@ pub(super) fn consensus_status(
     }
 }
 
+/// The figures of a member, within bounds; a longer text is cut off.
+pub(super) fn figures(mut figures: v1::ConsensusFigures) -> v1::ConsensusFigures {
+    if let Some(snapshots) = &mut figures.snapshots {
+        cut(&mut snapshots.problem, TEXT_MAX);
+    }
+    figures
+}
+
 /// The report of a node on its systems, within bounds; a longer text is cut off.
 pub(super) fn update_report(mut report: v1::UpdateReport) -> v1::UpdateReport {
     let v1::UpdateReport { boot_id, version, variant, release_key, keeps, cause, .. } = &mut report;
@@ -120,11 +129,15 @@ pub(super) fn update_report(mut report: v1::UpdateReport) -> v1::UpdateReport {
         .map(|word| (word, WORD_MAX))
         .chain([(cause, TEXT_MAX)])
     {
-        let end = (0..=text.len().min(max)).rev().find(|end| text.is_char_boundary(*end));
-        text.truncate(end.unwrap_or_default());
-        text.shrink_to_fit();
+        cut(text, max);
     }
     report
+}
+
+fn cut(text: &mut String, max: usize) {
+    let end = (0..=text.len().min(max)).rev().find(|end| text.is_char_boundary(*end));
+    text.truncate(end.unwrap_or_default());
+    text.shrink_to_fit();
 }
 
 /// A node's ID.
@@ -275,6 +288,8 @@ mod tests {
             members: (0..3).map(member).collect(),
             ..Default::default()
         };
+        let taken = crate::consensus::snapshots::Snapshots { kept: 7, ..Default::default() };
+        let status = consensus::Status { snapshots: Some(taken), ..status };
         let heartbeats = Heartbeats::default();
         // The status of the member that was asked is newer than the one in its node's heartbeat.
         let reported =
@@ -290,6 +305,17 @@ mod tests {
         let of = |at: usize| (shown[at].index, shown[at].leader, shown[at].told_age_ms >= 0);
         assert_eq!([of(0), of(1), of(2)], [(10, 2, true), (8, 2, true), (0, 0, false)]);
         assert_eq!(shown[0].applied_index, 9);
+        assert_eq!(shown[0].snapshots.as_ref().unwrap().kept, 7);
+        assert!(shown[1].snapshots.is_none() && shown[2].snapshots.is_none());
+    }
+
+    #[test]
+    fn the_text_about_the_snapshots_of_a_member_is_bounded() {
+        let problem = "ü".repeat(TEXT_MAX);
+        let snapshots = Some(v1::LocalSnapshots { problem, kept: 7, ..Default::default() });
+        let shown = figures(v1::ConsensusFigures { snapshots, ..Default::default() });
+        let shown = shown.snapshots.unwrap();
+        assert_eq!((shown.problem.len(), shown.kept), (TEXT_MAX, 7));
     }
 
     proptest! {

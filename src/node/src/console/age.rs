@@ -11,10 +11,13 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use polis_tui::snapshot::{Logs, Network, Nodes, Pki, Snapshot, Stage, StageState, Workloads};
+use polis_tui::snapshot::{
+    Etcd, Logs, Network, Nodes, Pki, Snapshot, Stage, StageState, Workloads,
+};
 
-use super::fold::{CLOCK, days, printed, used};
+use super::fold::{CLOCK, days, printed, since, used};
 use super::watched::Values;
+use polis_control::consensus;
 use polis_wire::pki::Overview;
 
 /// `last`, which was made of the same `values`, at `uptime`, when the wall clock reads
@@ -33,6 +36,7 @@ pub(super) fn later(
     snapshot.stages.iter_mut().for_each(|it| stage(it, passed));
     network(&mut snapshot.network, passed);
     snapshot.nodes.iter_mut().for_each(|it| nodes(it, passed));
+    snapshot.etcd.iter_mut().for_each(|it| etcd(it, &values.consensus, now));
     snapshot.pki.iter_mut().for_each(|it| pki(it, &values.pki, now));
     for service in &mut snapshot.services {
         grow(&mut service.since, passed);
@@ -65,6 +69,14 @@ fn network(network: &mut Network, passed: Duration) {
 fn nodes(nodes: &mut Nodes, passed: Duration) {
     let heartbeats = nodes.nodes.iter_mut().filter_map(|node| node.heartbeat.as_mut());
     heartbeats.chain(&mut nodes.stale).for_each(|age| grow(age, passed));
+}
+
+/// Snapshots of etcd have their age by the wall clock, as certificates have.
+fn etcd(shown: &mut Etcd, status: &consensus::Status, now: SystemTime) {
+    let shown = shown.snapshots.iter_mut().filter_map(|it| it.newest.as_mut());
+    for (shown, newest) in shown.zip(status.snapshots.iter().filter_map(|it| it.newest)) {
+        shown.age = since(newest.at, now);
+    }
 }
 
 /// Pods have their age by the wall clock, as certificates have.

@@ -18,8 +18,8 @@ use std::time::{Duration, SystemTime};
 
 use polis_tui::snapshot::{
     Address, Authority, Certificate, Cluster, Crl, Etcd, Header, Interface, Logs, Member,
-    MemberStatus, Network, Nodes, Past, Pki, Service, ServiceState, Snapshot, Stage, StageState,
-    Warning,
+    MemberStatus, Network, Nodes, Past, Pki, Service, ServiceState, Snapshot, Snapshots, Stage,
+    StageState, Taken, Warning,
 };
 use time::OffsetDateTime;
 use time::format_description::BorrowedFormatItem;
@@ -75,7 +75,7 @@ pub(super) fn fold(
         stages: stages(&values.stages, uptime),
         network: network(values, uptime),
         nodes: nodes(&values.cluster_nodes, uptime),
-        etcd: etcd(&values.consensus, &values.members, &values.past),
+        etcd: etcd(&values.consensus, &values.members, &values.past, now),
         pki: pki(&values.pki, &values.words, now),
         services: services(&values.services, uptime),
         workloads: workloads::workloads(values, uptime, now),
@@ -254,7 +254,12 @@ fn nodes(known: &ClusterNodes, uptime: Duration) -> Option<Nodes> {
     Some(nodes)
 }
 
-fn etcd(status: &consensus::Status, learned: &Learned, past: &Past) -> Option<Etcd> {
+fn etcd(
+    status: &consensus::Status,
+    learned: &Learned,
+    past: &Past,
+    now: SystemTime,
+) -> Option<Etcd> {
     let never_started = status.member.is_none() && status.standing == Default::default();
     if never_started && status.peer_url.is_empty() {
         return None;
@@ -312,7 +317,21 @@ fn etcd(status: &consensus::Status, learned: &Learned, past: &Past) -> Option<Et
         db_quota: status.db_quota,
         alarms: status.alarms.iter().map(ToString::to_string).collect(),
         past: past.clone(),
+        snapshots: status.snapshots.as_ref().map(|local| Snapshots {
+            kept: u64::try_from(local.kept).unwrap_or(u64::MAX),
+            newest: local.newest.map(|newest| Taken {
+                age: since(newest.at, now),
+                bytes: newest.bytes,
+                revision: newest.revision,
+            }),
+            problem: local.problem(),
+        }),
     })
+}
+
+/// The age of what happened at a moment of the wall clock, which may have been set since.
+pub(super) fn since(at: SystemTime, now: SystemTime) -> Duration {
+    now.duration_since(at).unwrap_or_default()
 }
 
 /// The other members that this node's own reaches, once it is known of each.

@@ -333,6 +333,16 @@ fn a_snapshot_that_grows_older_is_the_one_of_that_moment() {
             ..Nodes::default()
         }),
     };
+    let taken = consensus::snapshots::Taken { at: at(80), bytes: 7, revision: 9 };
+    values.consensus = consensus::Status {
+        peer_url: "https://one".to_owned(),
+        snapshots: Some(consensus::snapshots::Snapshots {
+            kept: 1,
+            newest: Some(taken),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
     values.pki.authorities = vec![AuthorityView {
         namespace: "one".to_owned(),
         name: "ca".to_owned(),

@@ -11,6 +11,7 @@ use super::text::{Kind, Page};
 use polis_base::stage::{self, Stages};
 use polis_base::sys::clock;
 use polis_control::consensus::MemberStatus;
+use polis_control::consensus::snapshots::Snapshots;
 use polis_control::{cluster, consensus};
 use polis_machine::time;
 use polis_runtime::logtree;
@@ -78,7 +79,7 @@ impl Sources {
         }
         services(&mut page, &self.services.borrow());
         stages(&mut page, &self.stages.borrow());
-        etcd(&mut page, &consensus.borrow());
+        etcd(&mut page, &consensus.borrow(), clock::now());
         workload(&mut page, &self.inputs.workload.borrow());
         timekeeping(&mut page, &self.inputs.time.borrow());
         let own = credentials.borrow().as_ref().and_then(|own| Facts::read(&own.certificate));
@@ -127,7 +128,7 @@ fn stages(page: &mut Page, stages: &Stages) {
     }
 }
 
-fn etcd(page: &mut Page, status: &consensus::Status) {
+fn etcd(page: &mut Page, status: &consensus::Status, now: SystemTime) {
     let mut family =
         page.family("polis_etcd_standing", Kind::Gauge, "1 for the state of this member of etcd.");
     for one in STANDINGS {
@@ -150,6 +151,28 @@ fn etcd(page: &mut Page, status: &consensus::Status) {
     gauge("polis_etcd_db_used_bytes", "The part of it in use.", status.db_used);
     gauge("polis_etcd_db_quota_bytes", "Where writes are refused.", status.db_quota);
     gauge("polis_etcd_alarms", "Alarms that are raised.", count(status.alarms.len()));
+    if let Some(snapshots) = &status.snapshots {
+        local_snapshots(page, snapshots, now);
+    }
+}
+
+/// Left out until this node has looked at its disk.
+fn local_snapshots(page: &mut Page, snapshots: &Snapshots, now: SystemTime) {
+    let help = "Checked snapshots of etcd on the disk of this node.";
+    page.one("polis_etcd_snapshots", Kind::Gauge, help, snapshots.kept);
+    let help = "Whether the last attempt to take one failed, or a file among them does not count.";
+    let troubled = u8::from(snapshots.problem().is_some());
+    page.one("polis_etcd_snapshots_troubled", Kind::Gauge, help, troubled);
+    let help = "Seconds since the newest checked snapshot was begun; without one, left out.";
+    let mut family = page.family("polis_etcd_snapshot_age_seconds", Kind::Gauge, help);
+    if let Some(newest) = snapshots.newest {
+        family.sample(&[], -remaining(newest.at, now));
+    }
+    let help = "The size of the newest checked snapshot; without one, left out.";
+    let mut family = page.family("polis_etcd_snapshot_bytes", Kind::Gauge, help);
+    if let Some(newest) = snapshots.newest {
+        family.sample(&[], newest.bytes);
+    }
 }
 
 fn workload(page: &mut Page, status: &workload::Status) {
@@ -285,5 +308,44 @@ fn calls(page: &mut Page, servers: &[(&'static str, Arc<Metrics>)]) {
         for (server, metrics) in servers {
             family.sample(&[("server", server)], read(metrics));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use polis_control::consensus::snapshots::Taken;
+
+    use super::*;
+
+    #[test]
+    fn the_age_of_the_newest_snapshot_is_there_once_it_exists() {
+        let at = SystemTime::UNIX_EPOCH + Duration::from_secs(100);
+        let shown = |snapshots: Option<Snapshots>| {
+            let mut page = Page::default();
+            let status = consensus::Status { snapshots, ..Default::default() };
+            etcd(&mut page, &status, at + Duration::from_secs(754));
+            let text = page.into_text();
+            let lines = text.lines().filter(|line| line.starts_with("polis_etcd_snapshot"));
+            lines.map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert!(shown(None).is_empty(), "not looked yet");
+        let failed = Snapshots { failure: Some("no room".to_owned()), ..Snapshots::default() };
+        assert_eq!(
+            shown(Some(failed)),
+            ["polis_etcd_snapshots 0", "polis_etcd_snapshots_troubled 1"]
+        );
+        let newest = Some(Taken { at, bytes: 7, revision: 9 });
+        let kept = Snapshots { kept: 24, newest, ..Snapshots::default() };
+        assert_eq!(
+            shown(Some(kept)),
+            [
+                "polis_etcd_snapshots 24",
+                "polis_etcd_snapshots_troubled 0",
+                "polis_etcd_snapshot_age_seconds 754",
+                "polis_etcd_snapshot_bytes 7",
+            ]
+        );
     }
 }

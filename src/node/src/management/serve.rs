@@ -104,6 +104,7 @@ fn member(status: &consensus::Status, shown: &Snapshot) -> Option<v1::ConsensusM
         leader: status.leader.map_or(0, |leader| leader.0),
         told_age_ms: 0,
         reach: reached.map(|members| v1::consensus_member::Reach { members }),
+        snapshots: status.local_snapshots(),
     })
 }
 

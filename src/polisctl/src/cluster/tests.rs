@@ -71,6 +71,7 @@ fn consensus() -> v1::ConsensusStatus {
         leader: if digit == 1 { 1 } else { 0 },
         told_age_ms: if digit == 1 { 0 } else { -1 },
         reach: None,
+        snapshots: None,
     };
     v1::ConsensusStatus {
         cluster_id: 0xabc,
@@ -228,6 +229,7 @@ fn status_lists_what_keeps_the_cluster_from_being_healthy() {
         peer_urls:
         - https://polis-01:7834
         role: voter
+        snapshots: null
         told_age_ms: 0
       quota_bytes: 2147483648
       revision: 77

@@ -69,7 +69,8 @@ fn node(seed: u8) -> v1::NodeInfo {
 
 /// A member of etcd for each, one of them learning; none answers.
 pub(in crate::loopback) fn members() -> Vec<v1::ConsensusMember> {
-    let member = |seed: u8| v1::ConsensusMember {
+    let member = |seed: u8| {
+        v1::ConsensusMember {
         id: u64::MAX - u64::from(seed),
         node_id: node_id(seed).to_string(),
         peer_urls: vec![format!("https://[{}]:7834", address(seed))],
@@ -79,7 +80,18 @@ pub(in crate::loopback) fn members() -> Vec<v1::ConsensusMember> {
         db_bytes: 2 << 30,
         db_used_bytes: 1 << 30,
         told_age_ms: 86_400_000,
+        snapshots: Some(v1::LocalSnapshots {
+            kept: 24,
+            newest_at: 1_700_000_000,
+            newest_bytes: 1 << 30,
+            newest_revision: u64::MAX,
+            problem: "too little room for a snapshot: 4224 MiB of the data partition must be free \
+                      for a snapshot, so that etcd keeps room for itself, and 300 MiB are; a larger \
+                      disk or fewer volumes make room"
+                .to_owned(),
+        }),
         ..Default::default()
+    }
     };
     [2, 3].map(member).into()
 }
