@@ -9,6 +9,7 @@
 //! cluster has a node object with room for no pod, whose lease the story renews as a
 //! kubelet does.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -20,6 +21,8 @@ use polis_workload::Answer;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::registry::{self, Server};
 use crate::world::Controller;
@@ -91,9 +94,10 @@ async fn tests_with_pods_pass_on_a_cluster() -> Result<()> {
     std::fs::write(&ca, &server.authority)?;
     let ca = ca.display().to_string();
     let registry = |args: &[&str]| operate(&cluster, &[&["cluster", "registry"], args].concat());
+    let kubeconfig = by_name(&cluster, folder.path()).await?;
     registry(&["set", &mirror, "--ca", &ca])?;
     registry(&["set", REGISTRY, "--mirror", &mirror])?;
-    let mut command = command(&list, &cluster.join("kubeconfig"))?;
+    let mut command = command(&list, &kubeconfig)?;
     let status = tokio::task::spawn_blocking(move || command.status()).await?;
     for entry in [REGISTRY, &mirror] {
         registry(&["delete", entry, "--yes"])?;
@@ -102,14 +106,70 @@ async fn tests_with_pods_pass_on_a_cluster() -> Result<()> {
     Ok(())
 }
 
-/// Runs `polisctl` for the cluster in this folder.
+/// A kubeconfig of the cluster whose server is named as its certificate says. The suite takes
+/// the server of a kubeconfig, and forgets under which name its certificate is to be checked; a
+/// proxy on this host leads that name to the forwarded port.
+async fn by_name(cluster: &Path, folder: &Path) -> Result<PathBuf> {
+    let file = folder.join("kubeconfig");
+    std::fs::copy(cluster.join("kubeconfig"), &file)?;
+    let config = |args: &[&str]| {
+        let mut command = Command::new(cluster.join("kubectl"));
+        said(command.arg("config").args(args).arg("--kubeconfig").arg(&file))
+    };
+    let cluster = config(&["view", "--minify", "--output", "jsonpath={.clusters[0].name}"])?;
+    let fact = |name: &str| {
+        config(&[
+            "view",
+            "--minify",
+            "--output",
+            &format!("jsonpath={{.clusters[0].cluster.{name}}}"),
+        ])
+    };
+    let (server, name) = (fact("server")?, fact("tls-server-name")?);
+    let address = server.strip_prefix("https://").context("the server has no address")?.to_owned();
+    let port = address.rsplit_once(':').map_or("443", |(_, port)| port).to_owned();
+    let proxy = tunnel(address).await?;
+    config(&["set", &format!("clusters.{cluster}.server"), &format!("https://{name}:{port}")])?;
+    config(&["set", &format!("clusters.{cluster}.proxy-url"), &format!("http://{proxy}")])?;
+    config(&["unset", &format!("clusters.{cluster}.tls-server-name")])?;
+    Ok(file)
+}
+
+/// Starts a proxy (RFC 9110, CONNECT) whose every connection leads to `target`.
 #[expect(clippy::disallowed_methods, reason = "a story is not a service of a node")]
+async fn tunnel(target: String) -> Result<SocketAddr> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let target = target.clone();
+            tokio::spawn(async move {
+                if registry::head(&mut client).await.is_err() {
+                    return;
+                }
+                let Ok(mut server) = TcpStream::connect(target).await else { return };
+                let open = client.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await;
+                if open.is_ok() {
+                    let _gone = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+                }
+            });
+        }
+    });
+    Ok(address)
+}
+
+/// Runs `polisctl` for the cluster in this folder.
 fn operate(cluster: &Path, args: &[&str]) -> Result<()> {
-    let output = Command::new(cluster.join("polisctl")).args(args).output();
-    let output = output.context("cannot start polisctl")?;
+    said(Command::new(cluster.join("polisctl")).args(args)).map(drop)
+}
+
+/// What a command prints.
+#[expect(clippy::disallowed_methods, reason = "a story is not a service of a node")]
+fn said(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
     let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "polisctl {}: {}", args.join(" "), said.trim());
-    Ok(())
+    ensure!(output.status.success(), "{command:?} ended with {}: {}", output.status, said.trim());
+    Ok(String::from_utf8(output.stdout)?)
 }
 
 /// The command that runs the tests against the cluster of this kubeconfig.

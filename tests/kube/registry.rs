@@ -83,7 +83,8 @@ impl Server {
     }
 }
 
-async fn head(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> Result<String> {
+/// Reads the head of a request.
+pub(crate) async fn head(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> Result<String> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") && head.len() < HEAD_MAX {
         head.push(stream.read_u8().await?);

@@ -68,7 +68,7 @@ pub(super) async fn check(tool: PathBuf, dir: &Dir, ctx: &Context) -> Result<Che
         .args(["snapshot", "status"])
         .arg(&file)
         .args(["--write-out", "json"])
-        .log(ctx.sink("etcdutl", Parser::Zap));
+        .log(ctx.sink("etcdutl", Parser::Json));
     // Dropped after the time is over, and so killed.
     let ran = tokio::time::timeout(TOOL_MAX, command.run()).await;
     let answer = ran.map_err(|_elapsed| Error::Slow)?.map_err(Error::Tool)?;
