@@ -109,6 +109,7 @@ async fn tests_with_pods_pass_on_a_cluster() -> Result<()> {
 /// A kubeconfig of the cluster whose server is named as its certificate says. The suite takes
 /// the server of a kubeconfig, and forgets under which name its certificate is to be checked; a
 /// proxy on this host leads that name to the forwarded port.
+#[expect(clippy::disallowed_methods, reason = "a story is not a service of a node")]
 async fn by_name(cluster: &Path, folder: &Path) -> Result<PathBuf> {
     let file = folder.join("kubeconfig");
     std::fs::copy(cluster.join("kubeconfig"), &file)?;
@@ -159,12 +160,12 @@ async fn tunnel(target: String) -> Result<SocketAddr> {
 }
 
 /// Runs `polisctl` for the cluster in this folder.
+#[expect(clippy::disallowed_methods, reason = "a story is not a service of a node")]
 fn operate(cluster: &Path, args: &[&str]) -> Result<()> {
     said(Command::new(cluster.join("polisctl")).args(args)).map(drop)
 }
 
 /// What a command prints.
-#[expect(clippy::disallowed_methods, reason = "a story is not a service of a node")]
 fn said(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
     let said = String::from_utf8_lossy(&output.stderr);
