@@ -22,8 +22,10 @@ use std::time::Duration;
 /// How an event line starts.
 const PREFIX: &str = "POLIS ";
 /// The longest value of [`EventLine::bounded`], in bytes as written, where every character
-/// needs an escape: four of these, the most of one line, are a line of 2048 bytes.
+/// needs an escape. A line has two of them at most.
 const VALUE_MAX: usize = 480;
+/// The keys of texts that errors, programs and people have written, which have no bound.
+const TEXTS: [&str; 2] = ["cause", "for"];
 
 /// One event line: a word, then keys with values in the order they were added.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,11 +54,11 @@ impl EventLine {
         self.field("t", format_args!("{:.3}", uptime.as_secs_f64()))
     }
 
-    /// Cuts long values, so that the line stays shorter than the reader's limit: a line that
-    /// `init` cut would end without `t`, and within quotation marks.
+    /// Cuts long texts for people, so that the line stays shorter than the reader's limit: a
+    /// line that `init` cut would end without `t`, and within quotation marks.
     #[must_use]
     pub fn bounded(mut self) -> Self {
-        for (_key, value) in &mut self.fields {
+        for (_key, value) in self.fields.iter_mut().filter(|(key, _)| TEXTS.contains(&&**key)) {
             let mut written = 0;
             let end = value.char_indices().find(|(_, c)| {
                 written += if c.is_control() { 6 } else { c.len_utf8() + 1 };
