@@ -37,7 +37,7 @@ pub(crate) struct Server {
 
 impl Server {
     /// Starts it on the loopback interface, with a certificate for `name`. With an
-    /// `authorization`, it lets in who sends that value alone.
+    /// `authorization`, it answers only requests with that value.
     #[expect(clippy::disallowed_methods, reason = "a story is not a service of a node")]
     pub(crate) async fn start(
         name: &str,

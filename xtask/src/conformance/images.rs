@@ -55,17 +55,15 @@ struct Process {
 /// What the stand-in of the image with this name runs, if it has one.
 fn process(name: &str) -> Option<Process> {
     let agnhost: &[_] = &["/agnhost"];
-    let picture = |command| Process { command, ..Process::default() };
+    let of = |command| Process { command, ..Process::default() };
     Some(match name {
         "agnhost" => Process { entrypoint: agnhost, command: &["pause"], ..Process::default() },
-        "busybox" => picture(&["sh"]),
-        "glibc-dns-testing" => picture(&["sh"]),
-        "nonroot" => Process { user: "1234", ..picture(&["sh"]) },
-        "nonewprivs" => picture(&["/agnhost", "nonewprivs"]),
+        "busybox" | "glibc-dns-testing" => of(&["sh"]),
+        "nonroot" => Process { user: "1234", ..of(&["sh"]) },
+        "nonewprivs" => of(&["/agnhost", "nonewprivs"]),
         "pause" => Process { entrypoint: &["/agnhost", "pause"], ..Process::default() },
-        "nginx" => picture(&["httpd", "-f", "-p", "80", "-h", "/usr/share/nginx/html"]),
-        "kitten" => picture(&["/agnhost", "test-webserver"]),
-        "nautilus" => picture(&["/agnhost", "test-webserver"]),
+        "nginx" => of(&["httpd", "-f", "-p", "80", "-h", "/usr/share/nginx/html"]),
+        "kitten" | "nautilus" => of(&["/agnhost", "test-webserver"]),
         _ => return None,
     })
 }
