@@ -306,18 +306,37 @@ fn machines(report: &mut Report, stories: &Stories<'_>, product: Option<Behind>)
     Ok(())
 }
 
-/// The parts that have a test which the filter selects. The quick tests are always among
-/// them: to ask them takes as long as to run them.
+/// The parts that have a test which the filter selects.
+///
+/// # Errors
+///
+/// No part has one: a misspelt part must not pass as a filter.
 fn matched(parts: Vec<Part>, filter: &str) -> Result<Vec<Part>> {
     let mut matched = Vec::new();
     for part in parts {
-        if part == Part::Unit || !names(&part.name(), filter)?.is_empty() {
-            matched.push(part);
-        }
+        let has = match part {
+            Part::Unit => has_quick(filter)?,
+            _ => !names(&part.name(), filter)?.is_empty(),
+        };
+        matched.extend(has.then_some(part));
+    }
+    if matched.is_empty() {
+        let all = Part::ALL.map(Part::name).join(", ");
+        let text = format!("no test has `{filter}` in its name, and the parts are {all}");
+        return Err(anyhow::anyhow!(host::Usage(text)));
     }
     let names: Vec<_> = matched.iter().map(|part| part.name()).collect();
-    println!("test: `{filter}` may be in: {}", names.join(", "));
+    println!("test: `{filter}` is in: {}", names.join(", "));
     Ok(matched)
+}
+
+/// Whether the filter selects a quick test.
+fn has_quick(filter: &str) -> Result<bool> {
+    let mut list = quick(Some(filter));
+    let output = list.args(["--quiet", "--", "--list"]).stderr(Stdio::inherit()).output();
+    let output = output.context("cannot start cargo")?;
+    ensure!(output.status.success(), "cannot list the quick tests");
+    Ok(String::from_utf8_lossy(&output.stdout).lines().any(|line| line.ends_with(": test")))
 }
 
 /// The stories of a level that the filter selects.
