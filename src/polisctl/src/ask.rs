@@ -52,7 +52,8 @@ impl Sure {
         if self.yes || self.dry_run.dry_run || global.out.streams.has_person() {
             return Ok(());
         }
-        Err(Error::new("not a terminal: use --yes"))
+        Err(Error::new("the command asks for confirmation, and this is not a terminal")
+            .or_help("confirm with --yes, or see the effect with --dry-run"))
     }
 
     /// Prints the effect of the command and its object, and asks for confirmation.
@@ -75,7 +76,10 @@ impl Sure {
 /// `instead` as its help.
 pub(super) fn confirm(global: &Global, question: &str, instead: &str) -> Result<(), Error> {
     let answer = answer(global, &format!("{question} [yes/no]"), instead)?;
-    if is_yes(&answer) { Ok(()) } else { Err(Error::new("not confirmed: nothing was changed")) }
+    if is_yes(&answer) {
+        return Ok(());
+    }
+    Err(Error::new("not confirmed: nothing was changed").or_help("answer `yes` to go on"))
 }
 
 fn is_yes(answer: &str) -> bool {

@@ -250,14 +250,17 @@ pub(super) fn read_authority(file: &Path) -> Result<Vec<u8>, Error> {
         return Err(Error::new(format!(
             "{} holds no certificate, neither in PEM nor in DER",
             file.display()
-        )));
+        ))
+        .or_help("name the certificate of the authority, not its key"));
     }
     Ok(der)
 }
 
 /// Reads a file that must exist and be small.
 pub(super) fn read_file(file: &Path) -> Result<Vec<u8>, Error> {
-    read(file)?.ok_or_else(|| Error::new(format!("{} does not exist", file.display())))
+    read(file)?.ok_or_else(|| {
+        Error::new(format!("{} does not exist", file.display())).or_help("check the path")
+    })
 }
 
 /// The DER of the certificate in `file`, which is PEM or DER.
@@ -270,7 +273,8 @@ pub(super) fn certificate(file: &Path, bytes: &[u8]) -> Result<Vec<u8>, Error> {
         return Err(Error::new(format!(
             "{} holds no certificate of a Polis cluster, neither in PEM nor in DER",
             file.display()
-        )));
+        ))
+        .or_help("name the CA of the cluster, in PEM or DER"));
     }
     Ok(der)
 }
@@ -292,7 +296,8 @@ fn read(file: &Path) -> Result<Option<Vec<u8>>, Error> {
     let read = opened.take(FILE_MAX + 1).read_to_end(&mut bytes);
     read.doing(|| format!("cannot read {}", file.display()))?;
     if bytes.len() as u64 > FILE_MAX {
-        return Err(Error::new(format!("{} has more than {FILE_MAX} bytes", file.display())));
+        return Err(Error::new(format!("{} has more than {FILE_MAX} bytes", file.display()))
+            .or_help("name the file with the one certificate or document that is asked for"));
     }
     Ok(Some(bytes))
 }

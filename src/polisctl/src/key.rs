@@ -62,7 +62,8 @@ impl Passphrase {
             return Err(Error::new(format!(
                 "a passphrase has 1 to {PASSPHRASE_MAX} characters, not {}",
                 passphrase.len()
-            )));
+            ))
+            .or_help("take another passphrase"));
         }
         if self.file.is_none() && self.read("Repeat the passphrase: ")? != passphrase {
             return Err(Error::new("the two passphrases differ").or_help("try again"));
@@ -193,7 +194,8 @@ fn read_text(file: &Path) -> Result<Zeroizing<String>, Error> {
     let read = File::open(file).and_then(|file| file.take(FILE_MAX + 1).read_to_string(&mut text));
     read.doing(|| format!("cannot read {}", file.display()))?;
     if text.len() as u64 > FILE_MAX {
-        return Err(Error::new(format!("{} is too large for a key", file.display())));
+        return Err(Error::new(format!("{} is too large for a key", file.display()))
+            .or_help("name the file that has the key, in PEM"));
     }
     Ok(text)
 }

@@ -39,7 +39,7 @@ pub(super) struct Arguments {
     owner_key: Option<PathBuf>,
     /// The CA's fingerprint as the machine's screen shows it: four words, or 64 digits.
     #[arg(long, value_name = "WORDS|HEX")]
-    fingerprint: Option<String>,
+    fingerprint: Option<Spoken>,
     /// The CA, in PEM or DER, from a trusted source.
     #[arg(long, value_name = "FILE", conflicts_with = "fingerprint")]
     ca: Option<PathBuf>,
@@ -58,12 +58,6 @@ const OWNER: &str = "owner";
 
 /// Runs the command.
 pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Error> {
-    let spoken: Option<Spoken> = arguments
-        .fingerprint
-        .as_deref()
-        .map(str::parse)
-        .transpose()
-        .help(|| "read it again from the machine's screen, page PKI".to_owned())?;
     let known = match &global.context {
         Some(name) => global.contexts.find_context(name)?,
         // The endpoints may belong to a new cluster: only `--context` selects an old
@@ -97,11 +91,11 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
                 Some(limit) => limit.within("ask for the CA", shown).await?,
             };
             drop(progress);
-            compare(global, &shown, spoken.as_ref())?;
+            compare(global, &shown, arguments.fingerprint.as_ref())?;
             (shown.ca, Some(shown.at))
         }
     };
-    if let (Some(spoken), None) = (&spoken, &taken)
+    if let (Some(spoken), None) = (&arguments.fingerprint, &taken)
         && !Fingerprint::of_certificate(&ca).is(spoken)
     {
         return Err(another_cluster(&context.name));
@@ -131,7 +125,9 @@ async fn shown_ca(candidates: &[Candidate]) -> Result<Shown, Error> {
             Err(error) => last = Some(error),
         }
     }
-    Err(last.unwrap_or_else(|| Error::new("no curator is known")))
+    Err(last.unwrap_or_else(|| {
+        Error::new("no curator is known").or_help("name the address of a voter: --endpoint HOST")
+    }))
 }
 
 async fn ca_of(candidate: &Candidate) -> Result<Vec<u8>, Error> {
@@ -146,7 +142,8 @@ async fn ca_of(candidate: &Candidate) -> Result<Vec<u8>, Error> {
         .await;
     let answer = asked.map_err(|status| refused("ask for the CA", &status))?.into_inner();
     if Facts::read(&answer.ca_certificate).is_none() {
-        return Err(Error::new(format!("{candidate} sent an invalid CA")));
+        return Err(Error::new(format!("{candidate} sent an invalid CA"))
+            .or_help("check the endpoint: another program may listen there"));
     }
     Ok(answer.ca_certificate)
 }
@@ -214,7 +211,8 @@ async fn escrow(
     let public = key.verifying_key().to_bytes();
     let fits = Facts::read(&answer.certificate).is_some_and(|facts| facts.public_key == public);
     if !fits {
-        return Err(Error::new("the cluster issued a certificate for another key"));
+        return Err(Error::new("the cluster issued a certificate for another key")
+            .or_help("check the endpoint, and the CA on the machine's own screen"));
     }
     let ca = successor(ca, &answer)?;
     // Uses the new certificate, which proves that it works.

@@ -54,7 +54,7 @@ const CASES: &[Case] = &[
         &["--node", "ID=192.0.2.1", "-o", "@joins.pb"],
         Kind::Remote,
         &[
-            (&["--ticket", "xyz", "-o", "@n.pb"], 1, "ticket"),
+            (&["--ticket", "xyz", "-o", "@n.pb"], 2, "ticket"),
             (&["--ca", "@wrong", "-o", "@n.pb"], 1, "wrong"),
         ],
     ),
@@ -62,7 +62,7 @@ const CASES: &[Case] = &[
         "cluster take-ownership",
         &[],
         Kind::Remote,
-        &[(&["--fingerprint", "zoo-zoo"], 1, "four words"), (&["--owner-key", "@none"], 1, "none")],
+        &[(&["--fingerprint", "zoo-zoo"], 2, "four words"), (&["--owner-key", "@none"], 1, "none")],
     ),
     ("cluster info", &[], Kind::Remote, &[]),
     ("cluster status", &[], Kind::Remote, &[]),

@@ -60,7 +60,8 @@ where
                 Phase::Write | Phase::Unspecified => progress.says(&line("writing", &report)),
             }
         }
-        Err(Error::new("the node has ended the update without a word"))
+        Err(Error::new("the node has ended the connection before the update was whole")
+            .or_help("run the command again: it continues where the node has the bundle"))
     };
     let sending = async { sending.await.doing(reading) };
     tokio::pin!(sending, receiving);

@@ -8,12 +8,15 @@
 //! What this module does not do: revoke (`members`).
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::client::{Client, Kv, Mirror, User};
+use super::client::{Change, Client, Kv, User};
 use super::credentials::{authority, chain_pem, peer_certificate, trusted_pem};
 use super::{Error, Peer, Status};
 use polis_base::files::Etcd;
@@ -29,6 +32,13 @@ const POLL_INTERVAL: Duration = Duration::from_secs(60 * 60);
 
 /// The delay after a renewal that did not work: another member may have been faster.
 const RETRY: Duration = Duration::from_secs(5);
+
+/// Between two overviews, at least. Making one reads every certificate.
+const OVERVIEW_PACE: Duration = Duration::from_secs(1);
+
+/// How many times longer than making an overview the wait for the next one is: the nodes of
+/// a large cluster that all renew their certificates take a twentieth of a processor at most.
+const OVERVIEW_SHARE: u32 = 20;
 
 /// The place of the cluster's certificates: namespace and folder.
 const SHOWN: [(User, &str); 2] = [(User::EtcdPki, ""), (User::Curator, "pki/")];
@@ -166,37 +176,85 @@ impl Watchers {
         let [first, second] = SHOWN;
         let Some(one) = self.client(&ctx, first.0).await? else { return Ok(()) };
         let Some(two) = self.client(&ctx, second.0).await? else { return Ok(()) };
-        let folders = std::sync::Mutex::new([BTreeMap::new(), BTreeMap::new()]);
-        let show = |which: usize, folder: &str, mirror: &Mirror| {
-            let entries = mirror.entries.values();
-            let entries = entries
-                .filter_map(|kv| Some((kv.key.strip_prefix(folder)?.to_owned(), kv.value.clone())));
-            let mut folders = folders.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            folders[which] = entries.collect();
-            let mut overview = Overview::default();
-            // Each member renews its own certificate, see `certificate`.
-            overview.add(one.namespace(), &folders[0], |_| Renewal::ByUser);
-            // Nodes and their curators renew their own; for other certificates a person sees to
-            // the renewal.
-            overview.add(two.namespace(), &folders[1], |name| {
-                let node = name.split_once('.').map_or(name, |(node, _curator)| node);
-                match node.parse::<NodeId>() {
-                    Ok(_node) => Renewal::ByUser,
-                    Err(_person) => Renewal::WhenUsed,
-                }
-            });
-            self.overview
-                .send_if_modified(|shown| std::mem::replace(shown, overview.clone()) != overview);
+        let copies = Mutex::new(Copies::default());
+        let changed = Notify::new();
+        let update = |which: usize, folder: &str, changes: &[Change]| {
+            locked(&copies).update(which, folder, changes);
+            changed.notify_one();
         };
+        let namespaces = [one.namespace().to_owned(), two.namespace().to_owned()];
         tokio::select! {
             // Cancel-safe: only waits.
             () = ctx.cancelled() => Ok(()),
             // Cancel-safe: follows again from a listing.
-            never = one.follow(first.1, |mirror, _| show(0, first.1, mirror)) => match never {},
+            never = one.follow(first.1, |_, changes| update(0, first.1, changes)) => match never {},
             // Cancel-safe: follows again from a listing.
-            never = two.follow(second.1, |mirror, _| show(1, second.1, mirror)) => match never {},
+            never = two.follow(second.1, |_, changes| update(1, second.1, changes)) => match never {},
+            // Cancel-safe: the next run makes the overview anew.
+            never = self.publish(&copies, &changed, &namespaces) => match never {},
         }
     }
+
+    /// Makes an overview after each change, at a bounded pace.
+    async fn publish(
+        &self,
+        copies: &Mutex<Copies>,
+        changed: &Notify,
+        namespaces: &[String; SHOWN.len()],
+    ) -> Infallible {
+        loop {
+            changed.notified().await;
+            let (copies, namespaces) = (locked(copies).clone(), namespaces.clone());
+            let begun = Instant::now();
+            let overview = blocking(move || copies.overview(&namespaces)).await;
+            self.overview.send_if_modified(|shown| {
+                let differs = *shown != overview;
+                *shown = overview;
+                differs
+            });
+            tokio::time::sleep(OVERVIEW_PACE.max(begun.elapsed() * OVERVIEW_SHARE)).await;
+        }
+    }
+}
+
+/// The contents of the namespaces that are shown. A change costs the same with ten
+/// certificates and with ten thousand.
+#[derive(Clone, Default)]
+struct Copies([Arc<BTreeMap<String, Vec<u8>>>; SHOWN.len()]);
+
+impl Copies {
+    fn update(&mut self, which: usize, folder: &str, changes: &[Change]) {
+        // Copies the map only while an overview is made of it.
+        let copy = Arc::make_mut(&mut self.0[which]);
+        let inside = |key: &str| key.strip_prefix(folder).map(str::to_owned);
+        for change in changes {
+            match change {
+                Change::Put(kv) => copy.extend(inside(&kv.key).map(|key| (key, kv.value.clone()))),
+                Change::Gone(key) => drop(inside(key).and_then(|key| copy.remove(&key))),
+            }
+        }
+    }
+
+    fn overview(&self, namespaces: &[String; SHOWN.len()]) -> Overview {
+        let [peers, cluster] = &self.0;
+        let mut overview = Overview::default();
+        // Each member renews its own certificate, see `certificate`.
+        overview.add(&namespaces[0], peers, |_| Renewal::ByUser);
+        // Nodes and their curators renew their own; for other certificates a person sees to
+        // the renewal.
+        overview.add(&namespaces[1], cluster, |name| {
+            let node = name.split_once('.').map_or(name, |(node, _curator)| node);
+            match node.parse::<NodeId>() {
+                Ok(_node) => Renewal::ByUser,
+                Err(_person) => Renewal::WhenUsed,
+            }
+        });
+        overview
+    }
+}
+
+fn locked(copies: &Mutex<Copies>) -> MutexGuard<'_, Copies> {
+    copies.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Writes a file unless it has that content already.
@@ -209,4 +267,30 @@ async fn replace(file: &polis_base::files::File, content: Vec<u8>) -> Result<boo
         file.save(content).await?;
     }
     Ok(!same)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(key: &str) -> Change {
+        let kv = Kv { key: key.to_owned(), value: vec![1], created: 1, modified: 1, lease: 0 };
+        Change::Put(kv)
+    }
+
+    #[test]
+    fn an_overview_in_the_making_keeps_its_contents_and_no_other_change_copies_them() {
+        let mut copies = Copies::default();
+        copies.update(1, "pki/", &[put("pki/a"), put("nodes/a")]);
+        let at = Arc::as_ptr(&copies.0[1]);
+        copies.update(1, "pki/", &[put("pki/b")]);
+        assert_eq!(Arc::as_ptr(&copies.0[1]), at);
+        let shown = copies.clone();
+        copies.update(1, "pki/", &[Change::Gone("pki/a".to_owned()), put("pki/c")]);
+        let keys = |copies: &Copies| copies.0[1].keys().cloned().collect::<Vec<_>>();
+        assert_eq!(
+            (keys(&shown), keys(&copies)),
+            (vec!["a".into(), "b".into()], vec!["b".into(), "c".into()])
+        );
+    }
 }

@@ -266,7 +266,8 @@ fn decide(looked: Vec<Looked>) -> Result<Loaded, Failed> {
     let (place, source) = (used.place, used.source);
     for other in looked {
         match (&used.read, &other.read) {
-            (Ok(used), Ok(other)) if used == other => {}
+            (Ok(used), Ok(same)) if used == same => warnings
+                .push(format!("{place} is used; {} has the same and is ignored", other.place)),
             (Ok(_), Err(error)) => warnings
                 .push(format!("{place} is used; {} could not be compared: {error}", other.place)),
             _ => warnings.push(format!(
@@ -417,11 +418,13 @@ mod tests {
     }
 
     #[test]
-    fn the_same_content_twice_is_no_warning_in_either_form() {
+    fn the_same_content_at_a_second_place_is_named_in_either_form() {
         // The text of `valid(&[])`.
         let text = b"polis-parameters-v1:CiIKIFhmZmZmZmZmZmZmZmZmZmZmZmZmZmZmZmZmZmZmZmZm".to_vec();
         let loaded = decide(three(Ok(Some(valid(&[]))), Ok(Some(text)), Ok(None))).unwrap();
-        assert_eq!(loaded.warning, None);
+        let warning = loaded.warning.unwrap();
+        assert!(warning.contains("opt/polis/parameters.pb"), "{warning}");
+        assert!(warning.contains("SMBIOS") && warning.contains("has the same"), "{warning}");
     }
 
     #[test]

@@ -193,7 +193,8 @@ fn password(file: &Path) -> Result<Zeroizing<String>, Error> {
     let text = key::read_private(file)?;
     let line = text.lines().next().unwrap_or_default();
     if line.is_empty() {
-        return Err(Error::new(format!("the first line of {} is empty", file.display())));
+        return Err(Error::new(format!("the first line of {} is empty", file.display()))
+            .or_help("write the password on the first line"));
     }
     Ok(Zeroizing::new(line.to_owned()))
 }

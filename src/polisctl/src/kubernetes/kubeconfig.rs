@@ -20,6 +20,9 @@ use polis_wire::pki;
 /// The last words of the command that a context of ours runs.
 const CREDENTIAL: [&str; 2] = ["kubernetes", "credential"];
 
+/// The help with a file that cannot be added to.
+const ELSEWHERE: &str = "correct it, or write to another file: -o FILE";
+
 /// The hint that kubectl prints if the command is missing.
 const HINT: &str = "polisctl prints the credential of a user of Polis. If it was moved, run \
                     `polisctl kubernetes kubeconfig` again.";
@@ -121,21 +124,21 @@ fn read(file: &Path) -> Result<Option<Value>, Error> {
     }
     let text = std::str::from_utf8(&bytes)
         .doing(|| format!("cannot understand {}", file.display()))
-        .help(|| "correct it, or write to another file: -o FILE".to_owned())?;
+        .help(|| ELSEWHERE.to_owned())?;
     let read = serde_saphyr::from_str::<Value>(text)
         .doing(|| format!("cannot understand {}", file.display()))
-        .help(|| "correct it, or write to another file: -o FILE".to_owned())?;
+        .help(|| ELSEWHERE.to_owned())?;
     Ok(Some(read).filter(|value| !value.is_null()))
 }
 
 /// The document with our entry in it, in use.
 fn merged(old: Option<Value>, entry: &Entry<'_>) -> Result<Value, Error> {
     let Value::Object(mut whole) = old.unwrap_or_else(|| json!({})) else {
-        return Err(Error::new("it is not a kubeconfig"));
+        return Err(Error::new("it is not a kubeconfig").or_help(ELSEWHERE));
     };
     match whole.get("kind").map(|kind| kind == "Config") {
         None | Some(true) => {}
-        Some(false) => return Err(Error::new("it is not a kubeconfig")),
+        Some(false) => return Err(Error::new("it is not a kubeconfig").or_help(ELSEWHERE)),
     }
     whole.insert("apiVersion".to_owned(), json!("v1"));
     whole.insert("kind".to_owned(), json!("Config"));
@@ -146,7 +149,8 @@ fn merged(old: Option<Value>, entry: &Entry<'_>) -> Result<Value, Error> {
     if taken && !ours {
         return Err(Error::new(format!(
             "it has an entry {name:?} that this program has not written"
-        )));
+        ))
+        .or_help(ELSEWHERE));
     }
     let namespace = find(&whole, "contexts", name)
         .and_then(|context| context["context"]["namespace"].as_str())
@@ -198,7 +202,7 @@ fn put(whole: &mut Map<String, Value>, list: &str, entry: Value) -> Result<(), E
         *found = json!([]);
     }
     let Value::Array(found) = found else {
-        return Err(Error::new(format!("its field {list:?} is not a list")));
+        return Err(Error::new(format!("its field {list:?} is not a list")).or_help(ELSEWHERE));
     };
     match found.iter_mut().find(|one| one["name"] == entry["name"]) {
         Some(old) => *old = entry,

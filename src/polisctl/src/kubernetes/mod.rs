@@ -108,14 +108,18 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
     }
 }
 
+/// The help with a damaged context.
+const AGAIN: &str = "the owner takes ownership again: `polisctl cluster take-ownership`; others \
+                     ask the owner for a new certificate";
+
 /// Prints an `ExecCredential` of kubectl: it reads that and nothing else.
 async fn credential(global: &Global) -> Result<(), Error> {
     let session = Session::open(global).await?;
     let own = session.credentials();
     let facts = Facts::read(&own.certificate)
-        .ok_or_else(|| Error::new("the certificate of the context is damaged"))?;
+        .ok_or_else(|| Error::new("the certificate of the context is damaged").or_help(AGAIN))?;
     let key = SigningKey::from_pkcs8_der(&own.key)
-        .map_err(|_damaged| Error::new("the key of the context is damaged"))?;
+        .map_err(|_damaged| Error::new("the key of the context is damaged").or_help(AGAIN))?;
     // A program that runs for weeks asks again when a new certificate can be had.
     let ends = match facts.renewal_due(clock::now()) {
         true => facts.not_after,

@@ -75,7 +75,8 @@ impl Drain {
         let reached = timeout(REACH, Box::pin(session.connect(&target))).await;
         let reached = reached.unwrap_or_else(|_elapsed| {
             let seconds = REACH.as_secs();
-            Err(Error::timed_out(format!("no answer from {} in {seconds} s", target.address)))
+            Err(Error::timed_out(format!("no answer from {} in {seconds} s", target.address))
+                .or_help("see that it is on and reachable; --force goes on without a drain"))
         });
         match reached {
             Ok(connection) => self.hold(connection.channel, &called(node), global).await,
@@ -129,7 +130,10 @@ impl Drain {
         };
         loop {
             let report = stream.message().await.map_err(|status| refused(WHAT, &status))?;
-            let report = report.ok_or_else(|| Error::new("the node has ended the drain"))?;
+            let report = report.ok_or_else(|| {
+                Error::new("the node has ended the drain")
+                    .or_help("run the command again: a drain goes on where it was")
+            })?;
             match report.state() {
                 State::NoWorker | State::Drained => break,
                 State::GivenUp => {

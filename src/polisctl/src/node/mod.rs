@@ -548,8 +548,10 @@ async fn approve(
         Some(spoken) => spoken,
         None if unchecked => String::new(),
         None => {
-            let shown = view::fingerprint(&node)
-                .ok_or_else(|| Error::new(format!("{} has no key", node.id)))?;
+            let shown = view::fingerprint(&node).ok_or_else(|| {
+                Error::new(format!("{} has no key", node.id))
+                    .or_help("its record is damaged: `polisctl node delete`, and register it again")
+            })?;
             let proof = proof::Recorded::of(&node);
             let proof = match proof.map(|proof| proof.text()) {
                 Some(proof) => format!("What its TPM proved: {proof}\n\n"),

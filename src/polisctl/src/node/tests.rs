@@ -56,6 +56,10 @@ fn the_end_of_a_machine_names_the_node_in_full() {
     assert_eq!(cluster.asked(), ["Reboot"]);
 }
 
+/// The refusal of a command that asks, without a terminal.
+const NOT_ASKED: &str = "error: the command asks for confirmation, and this is not a terminal\n\
+                         help: confirm with --yes, or see the effect with --dry-run\n";
+
 #[test]
 fn a_command_that_disturbs_says_what_it_does_to_whom_and_asks_first() {
     let world = World::new();
@@ -72,7 +76,7 @@ fn a_command_that_disturbs_says_what_it_does_to_whom_and_asks_first() {
     ];
     for (command, whom, call) in commands {
         let output = world.refuses(command);
-        assert_eq!(output, "error: not a terminal: use --yes\n", "{command:?}");
+        assert_eq!(output, NOT_ASKED, "{command:?}");
         for no in ["", "\n", "n\n", "no\n"] {
             let ended = world.asks(command, no);
             assert_eq!((ended.status, &*ended.stdout), (1, ""), "{}", ended.stderr);
@@ -94,7 +98,7 @@ fn a_command_that_disturbs_says_what_it_does_to_whom_and_asks_first() {
     // A role that is added takes nothing away, and a context belongs to the person.
     world.runs(&["node", "roles", &id, "--add", "consensus-member"]);
     let remove = ["context", "remove", "home"];
-    assert_eq!(world.refuses(&remove), "error: not a terminal: use --yes\n");
+    assert_eq!(world.refuses(&remove), NOT_ASKED);
     assert_eq!(world.asks(&remove, "n\n").status, 1);
     assert!(world.runs(&["context", "list"]).contains("home"));
     assert_eq!(world.asks(&remove, "y\n").status, 0);
@@ -107,7 +111,7 @@ fn a_node_is_reset_only_after_a_question_and_told_before_it_is_removed() {
     let cluster = Cluster::new(&world);
     let (id, at) = (node_id(NODE).to_string(), cluster.address());
     let reset = ["node", "reset", NAME, "--at", &at];
-    assert_eq!(world.refuses(&reset), "error: not a terminal: use --yes\n");
+    assert_eq!(world.refuses(&reset), NOT_ASKED);
     let ended = world.asks(&reset, "no\n");
     assert_eq!(ended.status, 1, "{}", ended.stderr);
     assert!(ended.stderr.contains(&id), "{}", ended.stderr);

@@ -356,7 +356,7 @@ fn ticket(text: &str) -> Result<Vec<u8>, Error> {
         None => text.to_owned(),
     };
     hex::decode(text.trim()).ok_or_else(|| {
-        Error::new("the ticket is not hexadecimal, two digits a byte")
+        Error::usage("the ticket is not hexadecimal, two digits a byte")
             .or_help("`polisctl cluster ticket` prints the ticket")
     })
 }

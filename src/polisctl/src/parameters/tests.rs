@@ -394,7 +394,7 @@ fn a_ticket_that_is_no_ticket_is_refused() {
     std::fs::write(world.path("ca.pem"), polis_wire::pki::certificate_pem(&ca())).unwrap();
     let node = format!("{NODE}=192.0.2.1");
     let register = |ticket: &str| {
-        world.refuses(&[
+        world.run(&[
             "parameters",
             "register",
             "--ticket",
@@ -407,11 +407,15 @@ fn a_ticket_that_is_no_ticket_is_refused() {
             "@p.pb",
         ])
     };
-    insta::assert_snapshot!(register("secret"), @r"
+    let ended = register("secret");
+    assert_eq!((ended.status, &*ended.stdout), (2, ""));
+    insta::assert_snapshot!(ended.stderr, @r"
     error: the ticket is not hexadecimal, two digits a byte
     help: `polisctl cluster ticket` prints the ticket
     ");
-    insta::assert_snapshot!(register(""), @r"
+    let ended = register("");
+    assert_eq!((ended.status, &*ended.stdout), (1, ""));
+    insta::assert_snapshot!(ended.stderr, @r"
     error: cluster_register.register_ticket is empty; allowed is a ticket of 1 to 1024 bytes
     help: docs/parameters.md lists every field and its values
     ");

@@ -69,7 +69,11 @@ pub(super) struct Session {
 pub(super) fn successor(known: &[u8], answer: &v1::EscrowResponse) -> Result<Vec<u8>, Error> {
     let read = answer.authorities.clone().and_then(Authorities::from_message);
     let read = read.filter(|read| read.succeed(known) && read.signed(&answer.certificate));
-    let wrong = || Error::new("the leader names a CA to which the known one does not lead");
+    let wrong = || {
+        Error::new("the leader names a CA to which the known one does not lead").or_help(
+            "compare the CA with a machine's screen (F4): `polisctl cluster take-ownership`",
+        )
+    };
     read.map(|read| read.signing).ok_or_else(wrong)
 }
 
@@ -126,8 +130,9 @@ impl Session {
         let certificate = context.certificate.clone().ok_or_else(|| {
             Error::new(format!("context {name} has no certificate")).or_help(takes())
         })?;
-        let facts = Facts::read(&certificate)
-            .ok_or_else(|| Error::new(format!("the certificate of context {name} is damaged")))?;
+        let facts = Facts::read(&certificate).ok_or_else(|| {
+            Error::new(format!("the certificate of context {name} is damaged")).or_help(takes())
+        })?;
         if let Some(role) = facts.unit.as_deref().and_then(|unit| unit.parse().ok()) {
             global.out.streams.read_by(role);
         }

@@ -115,7 +115,10 @@ impl Session {
         let Endpoint { host, port } = &address;
         let connection = self.reach(&address, &Trust::Unchecked).await?;
         let facts = Facts::read(&connection.certificate);
-        let key = facts.ok_or_else(|| Error::new("the node shows no certificate".to_owned()))?;
+        let key = facts.ok_or_else(|| {
+            Error::new("the node shows no certificate".to_owned())
+                .or_help("check the address: another program may listen there")
+        })?;
         let shown = Fingerprint::of_key(&key.public_key);
         if shown.is(spoken) {
             return Ok(connection.channel);
