@@ -295,7 +295,7 @@ impl Builder<'_> {
 
     /// The inputs of the system, except its version.
     fn of_the_system(&self, plan: &Plan) -> Result<Inputs> {
-        let inputs = Inputs::recipe(&[include_str!("system.rs"), include_str!("verity.rs")])
+        let inputs = Inputs::recipe(&[include_str!("system.rs"), polis_layout::SOURCES])
             .text("payload.lock", &self.packages)
             .text("the list of files", &plan.root_listing)
             .file("init", &self.programs.init, self.digests())?
@@ -404,8 +404,7 @@ impl Builder<'_> {
     fn image(&self, manifest: &Manifest) -> Result<String> {
         let recipe = [
             include_str!("disk.rs"),
-            include_str!("esp.rs"),
-            include_str!("layout.rs"),
+            polis_layout::SOURCES,
             include_str!("manifest.rs"),
             include_str!("starting.rs"),
             include_str!("signing/authenticode.rs"),

@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use crate::{layout, moved::Moved, signing};
+use crate::{esp, layout, moved::Moved, signing};
 
 /// The result of every function of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -180,13 +180,8 @@ pub enum Error {
         source: gpt::GptError,
     },
     /// The ESP could not be written or read.
-    #[error("cannot {what} on the ESP")]
-    Esp {
-        /// The operation, with its object.
-        what: String,
-        /// The error of the file system's library.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Esp(#[from] esp::Error),
     /// A file does not hold an image of Polis.
     #[error("{path} holds no image of Polis: {reason}", path = path.display())]
     Foreign {

@@ -22,10 +22,8 @@ mod digest;
 mod disk;
 mod elf;
 mod error;
-mod esp;
 pub mod golang;
 mod inspect;
-pub mod layout;
 mod lock;
 mod manifest;
 mod mirror;
@@ -46,7 +44,6 @@ mod tar;
 mod tree;
 mod uki;
 mod verify;
-mod verity;
 pub mod workload;
 
 pub use build::{Config, build};
@@ -63,4 +60,6 @@ pub use starting::Signature;
 pub use step::{Observer, Report, Silent, Unit};
 pub use tree::Tree;
 pub use verify::verify_reproducible;
-pub use verity::Verity;
+
+pub use polis_layout::{Verity, partitions as layout};
+use polis_layout::{esp, verity};

@@ -243,7 +243,7 @@ pub fn assemble(manifest: &Manifest, options: &Options) -> Result<()> {
     if let Some(parameters) = &options.parameters {
         files.push((esp::PARAMETERS.to_owned(), parameters.clone()));
     }
-    let esp = esp::build(&manifest.verity.root_hash, &files)?;
+    let esp = esp::build(&manifest.verity.root_hash, layout::SECTOR, &files)?;
     let system = manifest.path(&manifest.system);
     let mut system = fs::File::open(&system).at("open", &system)?;
     match options.format {

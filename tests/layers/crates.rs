@@ -9,7 +9,7 @@ use crate::sources::workspace;
 type Arrows = BTreeMap<String, BTreeSet<String>>;
 
 /// The folders of the crates, and the names that the picture gives them.
-const CRATES: [(&str, &str); 19] = [
+const CRATES: [(&str, &str); 20] = [
     ("benches", "benches"),
     ("image", "image"),
     ("proto", "proto"),
@@ -19,6 +19,7 @@ const CRATES: [(&str, &str); 19] = [
     ("src/control", "control"),
     ("src/demo", "demo"),
     ("src/init", "init"),
+    ("src/layout", "layout"),
     ("src/machine", "machine"),
     ("src/node", "node"),
     ("src/pause", "pause"),

@@ -17,7 +17,7 @@ use std::thread;
 use sha2::{Digest as _, Sha256};
 
 /// Size of data blocks and of hash blocks.
-pub(crate) const BLOCK: usize = 4096;
+pub const BLOCK: usize = 4096;
 /// Size of a hash.
 const HASH: usize = 32;
 
@@ -34,9 +34,16 @@ pub struct Verity {
 
 /// Hashes `data`, whose length is a whole number of blocks, and returns the
 /// root hash and the tree, root first.
-pub(crate) fn tree(data: &[u8], salt: &[u8]) -> ([u8; HASH], Vec<u8>) {
+#[must_use]
+pub fn tree(data: &[u8], salt: &[u8]) -> ([u8; HASH], Vec<u8>) {
+    above(level(data, salt), salt)
+}
+
+/// The same from the hashes of the data, which a caller that reads it in pieces has put end
+/// to end.
+#[must_use]
+pub fn above(mut hashes: Vec<u8>, salt: &[u8]) -> ([u8; HASH], Vec<u8>) {
     let mut levels = Vec::new();
-    let mut hashes = level(data, salt);
     while hashes.len() > HASH {
         hashes.resize(hashes.len().next_multiple_of(BLOCK), 0);
         let above = level(&hashes, salt);
@@ -49,8 +56,20 @@ pub(crate) fn tree(data: &[u8], salt: &[u8]) -> ([u8; HASH], Vec<u8>) {
     (root, levels.concat())
 }
 
-/// The hashes of all blocks of one level, end to end.
-fn level(data: &[u8], salt: &[u8]) -> Vec<u8> {
+/// Bytes of the tree over so many data blocks.
+#[must_use]
+pub fn length(mut blocks: u64) -> u64 {
+    let mut sum = 0;
+    while blocks > 1 {
+        blocks = blocks.div_ceil((BLOCK / HASH) as u64);
+        sum += blocks;
+    }
+    sum.saturating_mul(BLOCK as u64)
+}
+
+/// The hashes of all blocks of one level, or of a piece of it, end to end.
+#[must_use]
+pub fn level(data: &[u8], salt: &[u8]) -> Vec<u8> {
     let salted = Sha256::new_with_prefix(salt);
     let workers = thread::available_parallelism().map_or(1, usize::from);
     let share = data.len().div_ceil(BLOCK).div_ceil(workers).max(1) * BLOCK;
@@ -69,7 +88,8 @@ fn level(data: &[u8], salt: &[u8]) -> Vec<u8> {
 }
 
 /// The bytes of hexadecimal digits, as in a salt.
-pub(crate) fn bytes(digits: &str) -> Option<Vec<u8>> {
+#[must_use]
+pub fn bytes(digits: &str) -> Option<Vec<u8>> {
     if !digits.len().is_multiple_of(2) {
         return None;
     }
@@ -79,8 +99,9 @@ pub(crate) fn bytes(digits: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use polis_base::hex;
+
     use super::*;
-    use crate::digest::hex;
 
     fn pattern(blocks: usize) -> Vec<u8> {
         (0..blocks * BLOCK).map(|at| u8::try_from((at * 7 + at / BLOCK) % 251).unwrap()).collect()
@@ -106,13 +127,27 @@ mod tests {
     }
 
     #[test]
+    fn a_tree_that_is_made_in_pieces_is_the_same_and_has_the_length_that_was_said() {
+        for blocks in [1, 2, 128, 129, 300] {
+            let data = pattern(blocks);
+            let whole = tree(&data, b"salt");
+            let pieces = data.chunks(7 * BLOCK).flat_map(|piece| level(piece, b"salt"));
+            assert!(above(pieces.collect(), b"salt") == whole, "{blocks}");
+            assert_eq!(length(blocks as u64), whole.1.len() as u64, "{blocks}");
+        }
+    }
+
+    #[test]
     fn the_tree_is_the_one_that_veritysetup_writes() {
         let (root, tree) = tree(&pattern(300), b"polis-salt");
         // Three blocks of hashes below one of theirs.
         assert_eq!(tree.len(), 4 * BLOCK);
-        assert_eq!(hex(&root), "b4c67dd8753b6a34e920a77ec1b62ffa6eb58d55040c30c5f84a3e500dec2102");
         assert_eq!(
-            crate::digest::hash(&tree),
+            hex::encode(&root),
+            "b4c67dd8753b6a34e920a77ec1b62ffa6eb58d55040c30c5f84a3e500dec2102"
+        );
+        assert_eq!(
+            hex::encode(&Sha256::digest(&tree)),
             "a82ebe7ab6d99e9dd0258b3f7764c9fcf368e689b2093e0dd0cfac98523678a7"
         );
     }

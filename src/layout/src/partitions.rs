@@ -1,7 +1,7 @@
 //! The layout of the disk: sizes in, partition table out.
 //!
-//! Pure: it opens nothing and writes nothing. [`crate::disk`] carries a plan
-//! out, and `storage` on the machine adds the data partition behind it.
+//! Pure: it opens nothing and writes nothing. The builder of images and the installer carry
+//! a plan out, and `storage` on the machine adds the data partition behind it.
 //!
 //! ```text
 //! LBA 0  1 MiB     + 512 MiB        + 1 GiB          + 1 GiB
@@ -14,13 +14,13 @@
 //! - The places of partitions do not depend on the content: every disk has room for a
 //!   second system, and for systems that grow.
 //!
-//! What this module does not do: create POLIS-DATA, and give the disk and its partitions
-//! GUIDs of their own (the machine does, at its first boot).
+//! What this module does not do: create POLIS-DATA, and give the disk of an image and its
+//! partitions GUIDs of their own (the machine does both, at its first boot).
 
 use uuid::{Uuid, uuid};
 
-/// Sector size that the table is written for. Every disk that QEMU or a
-/// hypervisor shows uses it, and 4Kn disks are not supported yet.
+/// Sector size of an image. The installer writes the table for that of its disk; every
+/// partition begins and ends on a boundary of both.
 pub const SECTOR: u64 = 512;
 
 /// Partitions start at multiples of this, which suits every disk's own blocks.
@@ -141,8 +141,10 @@ pub fn plan(seed: &str, system: u64, size: u64) -> Result<Layout, Error> {
     Ok(Layout { disk_guid: derive(seed, "disk"), partitions, size })
 }
 
-/// The GUID that belongs to `name` in the image with this content.
-fn derive(seed: &str, name: &str) -> Uuid {
+/// The GUID that belongs to `name` on the disk with this seed: the content of an image, or
+/// what an installer has chosen.
+#[must_use]
+pub fn derive(seed: &str, name: &str) -> Uuid {
     Uuid::new_v5(&NAMESPACE, format!("{seed}/{name}").as_bytes())
 }
 

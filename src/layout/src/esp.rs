@@ -10,6 +10,7 @@
 //! Invariants:
 //! - Every time stamp is the earliest that FAT can express; the volume's ID follows
 //!   from the seed.
+//! - A sector of the file system is one of the disk: Linux and firmware mount no other.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
@@ -19,39 +20,56 @@ use fatfs::{
 };
 
 use polis_base::files::{Esp, in_place};
+use sha2::{Digest as _, Sha256};
 
-use crate::{
-    digest,
-    error::{Error, Result},
-    layout::{ESP_SIZE, SECTOR},
-};
+use crate::partitions::ESP_SIZE;
+
+/// Why an ESP cannot be made or read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {what} on the ESP")]
+pub struct Error {
+    /// The operation, with its object.
+    pub what: String,
+    /// The error of the file system's library.
+    pub source: io::Error,
+}
+
+/// A result of this module.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The path of the program that firmware starts.
-pub(crate) const LOADER: &str = "EFI/BOOT/BOOTX64.EFI";
+pub const LOADER: &str = "EFI/BOOT/BOOTX64.EFI";
 /// The path of the node's parameters.
-pub(crate) const PARAMETERS: &str = "polis/parameters.pb";
+pub const PARAMETERS: &str = "polis/parameters.pb";
 
 /// Volume label, padded as FAT wants it.
 const LABEL: [u8; 11] = *b"POLIS-ESP  ";
-/// Bytes a cluster: FAT32 needs at least 65,525 clusters, and this gives 131,000.
+/// Bytes a cluster, which are a sector of a disk of either kind or several: FAT32 needs at
+/// least 65,525 clusters, and this gives 131,000.
 const CLUSTER: u32 = 4096;
 
 /// A file: its path and its content.
-pub(crate) type Entry = (String, Vec<u8>);
+pub type Entry = (String, Vec<u8>);
 
 type Fat<D> = FileSystem<StdIoWrapper<D>, NullTimeProvider, LossyOemCpConverter>;
 
-/// The bytes of an ESP with these files, and with room for those that the machine writes;
-/// the rest of the partition is zero.
-pub(crate) fn build(seed: &str, files: &[Entry]) -> Result<Vec<u8>> {
+/// The bytes of an ESP with these files, and with room for those that the machine writes, for
+/// a disk with sectors of so many bytes; the rest of the partition may have any content.
+///
+/// # Errors
+///
+/// The files do not fit, or have names that FAT does not.
+pub fn build(seed: &str, sector: u64, files: &[Entry]) -> Result<Vec<u8>> {
     let failed = |what: &str| {
         let what = what.to_owned();
-        move |error: fatfs::Error<io::Error>| Error::Esp { what, source: error.into() }
+        move |error: fatfs::Error<io::Error>| Error { what, source: error.into() }
     };
-    let sectors = u32::try_from(ESP_SIZE / SECTOR).unwrap_or(u32::MAX);
+    let sectors = u32::try_from(ESP_SIZE / sector).unwrap_or(u32::MAX);
+    let sector = u16::try_from(sector).unwrap_or_default();
     let mut disk = StdIoWrapper::new(Memory::new(ESP_SIZE));
     let options = FormatVolumeOptions::new()
         .fat_type(FatType::Fat32)
+        .bytes_per_sector(sector)
         .bytes_per_cluster(CLUSTER)
         .total_sectors(sectors)
         .volume_id(volume_id(seed))
@@ -149,7 +167,8 @@ impl Seek for Memory {
 }
 
 /// The files without content, in one text: an input of the image.
-pub(crate) fn reserved() -> String {
+#[must_use]
+pub fn reserved() -> String {
     format!("{:?} of {} bytes", Esp::in_place(), in_place::SIZE)
 }
 
@@ -173,8 +192,12 @@ fn add<D: Read + Write + Seek>(
 }
 
 /// The bytes of a file on an ESP; `None` if the file does not exist.
-pub(crate) fn read(disk: impl Read + Write + Seek, path: &str) -> Result<Option<Vec<u8>>> {
-    let failed = |error: fatfs::Error<io::Error>| Error::Esp {
+///
+/// # Errors
+///
+/// The disk cannot be read, or has no FAT file system.
+pub fn read(disk: impl Read + Write + Seek, path: &str) -> Result<Option<Vec<u8>>> {
+    let failed = |error: fatfs::Error<io::Error>| Error {
         what: format!("read {path}"),
         source: error.into(),
     };
@@ -196,8 +219,12 @@ pub(crate) fn read(disk: impl Read + Write + Seek, path: &str) -> Result<Option<
 }
 
 /// The names in a folder of an ESP, sorted; a folder that does not exist has none.
-pub(crate) fn list(disk: impl Read + Write + Seek, path: &str) -> Result<Vec<String>> {
-    let failed = |error: fatfs::Error<io::Error>| Error::Esp {
+///
+/// # Errors
+///
+/// The disk cannot be read, or has no FAT file system.
+pub fn list(disk: impl Read + Write + Seek, path: &str) -> Result<Vec<String>> {
+    let failed = |error: fatfs::Error<io::Error>| Error {
         what: format!("list {path}"),
         source: error.into(),
     };
@@ -216,7 +243,8 @@ pub(crate) fn list(disk: impl Read + Write + Seek, path: &str) -> Result<Vec<Str
 
 /// The volume's ID: 32 bits of the seed's hash.
 fn volume_id(seed: &str) -> u32 {
-    u32::from_str_radix(&digest::hash(seed.as_bytes())[..8], 16).unwrap_or_default()
+    let hash = Sha256::digest(seed.as_bytes());
+    u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]])
 }
 
 #[cfg(test)]
@@ -233,7 +261,7 @@ mod tests {
         let loader = vec![5; 300_000];
         let files = [(LOADER, loader.clone()), (PARAMETERS, b"parameters".to_vec())];
         let files = files.map(|(path, content)| (path.to_owned(), content));
-        let esp = build("seed", &files).unwrap();
+        let esp = build("seed", 512, &files).unwrap();
         assert!(esp.len() < 16 << 20, "{} bytes", esp.len());
         let content = |path: &str| read(disk(esp.clone()), path).unwrap();
         assert_eq!(content(LOADER), Some(loader.clone()));
@@ -245,12 +273,19 @@ mod tests {
             let content = content(path.to_str().unwrap()).unwrap();
             assert!(content == vec![0; 256 << 10], "{}", path.display());
         }
-        assert!(esp == build("seed", &files).unwrap(), "two builds differ");
+        assert!(esp == build("seed", 512, &files).unwrap(), "two builds differ");
+    }
+
+    #[test]
+    fn a_disk_with_large_sectors_gets_a_file_system_with_large_sectors() {
+        let esp = build("seed", 4096, &[(LOADER.to_owned(), vec![5; 300_000])]).unwrap();
+        assert_eq!(esp[11..13], 4096_u16.to_le_bytes());
+        assert_eq!(read(disk(esp), LOADER).unwrap(), Some(vec![5; 300_000]));
     }
 
     #[test]
     fn more_than_fits_is_an_error() {
         let content = vec![1; usize::try_from(ESP_SIZE).unwrap()];
-        assert!(matches!(build("seed", &[(LOADER.to_owned(), content)]), Err(Error::Esp { .. })));
+        assert!(build("seed", 512, &[(LOADER.to_owned(), content)]).is_err());
     }
 }
