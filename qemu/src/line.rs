@@ -172,11 +172,14 @@ pub fn clean(bytes: &[u8]) -> String {
 /// instruction that another is changing.
 pub(crate) const RACE: &str = "the guest's kernel tripped over an old race in QEMU's translator";
 
+/// What firmware says of a disk that it cannot start. It turns to the next one then.
+pub(crate) const NOT_STARTED: &str = "BdsDxe: failed to load";
+
 /// Why a guest that printed this line will never reach a story's goal.
 #[must_use]
 pub fn fatal(text: &str) -> Option<&'static str> {
     const FATAL: [(&str, &str); 4] = [
-        ("BdsDxe: failed to load", "the firmware found no boot file"),
+        (NOT_STARTED, "the firmware found no boot file"),
         ("BdsDxe: No bootable option", "the firmware found no boot file"),
         ("Kernel panic", "the guest's kernel panicked"),
         ("Oops: int3", RACE),

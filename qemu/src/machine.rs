@@ -33,7 +33,7 @@ use tempfile::TempDir;
 
 use crate::args::{Config, Sockets, argv};
 use crate::host::QEMU;
-use crate::line::{Event, Line, RACE, fatal};
+use crate::line::{Event, Line, NOT_STARTED, RACE, fatal};
 use crate::patience::Deadline;
 use crate::qmp;
 use crate::screen::Picture;
@@ -174,6 +174,8 @@ pub struct Machine {
     cursor: usize,
     /// The first line since the machine was reset last.
     epoch: usize,
+    /// Whether firmware has another disk to turn to.
+    has_second_disk: bool,
     /// Ends with the machine.
     _tpm: Option<Tpm>,
     /// Holds the sockets. Short, since a socket's path has at most 107 bytes.
@@ -254,6 +256,7 @@ impl Machine {
             started,
             cursor: 0,
             epoch: 0,
+            has_second_disk: config.second_disk.is_some(),
             _tpm: tpm,
             _sockets: runtime,
         })
@@ -341,7 +344,8 @@ impl Machine {
             if let Some(picked) = pick(&line) {
                 return Ok(picked);
             }
-            if let Some(outcome) = hopeless(&line) {
+            let turns = self.has_second_disk && line.text.contains(NOT_STARTED);
+            if let Some(outcome) = hopeless(&line).filter(|_outcome| !turns) {
                 return Err(self.failed(what, outcome));
             }
         }
