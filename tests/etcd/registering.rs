@@ -146,6 +146,7 @@ impl Newcomer {
             network: Network::default(),
             console_tui: Vec::new(),
             wipes: None,
+            install: None,
         });
         let loaded = Loaded {
             found: parameters.map(|parameters| (parameters, Source::Esp)),

@@ -43,6 +43,7 @@ mod tests {
             network: parameters::Network::default(),
             console_tui: Vec::new(),
             wipes: None,
+            install: None,
         };
         let found = Some((parameters, parameters::Source::Esp));
         let loaded = parameters::Loaded { found, warning: None, tried: Vec::new() };

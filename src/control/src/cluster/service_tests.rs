@@ -355,6 +355,7 @@ fn loaded(configured: Option<Cluster>, wipes: Option<NodeId>) -> Loaded {
         network: parameters::Network::default(),
         console_tui: Vec::new(),
         wipes,
+        install: None,
     });
     Loaded {
         found: parameters.map(|parameters| (parameters, Source::Esp)),

@@ -96,8 +96,13 @@ fn loaded(network: parameters::Network) -> Known {
         labels: Default::default(),
         name: None,
     });
-    let parameters =
-        parameters::Parameters { cluster, network, console_tui: Vec::new(), wipes: None };
+    let parameters = parameters::Parameters {
+        cluster,
+        network,
+        console_tui: Vec::new(),
+        wipes: None,
+        install: None,
+    };
     let found = Some((parameters, parameters::Source::Esp));
     Some(Arc::new(Loaded { found, warning: None, tried: Vec::new() }))
 }

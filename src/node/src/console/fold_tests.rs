@@ -126,6 +126,7 @@ fn the_source_of_an_address_is_the_parameters_a_router_or_unknown() {
         network: parameters::Network { interfaces: vec![interface], ..Default::default() },
         console_tui: Vec::new(),
         wipes: None,
+        install: None,
     };
     let found = Some((parameters, Source::Esp));
     values.known = Some(Arc::new(Loaded { found, warning: None, tried: Vec::new() }));

@@ -197,6 +197,15 @@ struct Machine {
     /// Wipe the data partition first, if it is that of this removed node; the full ID.
     #[arg(long, value_name = "NODE_ID", value_parser = full_id)]
     wipes: Option<NodeId>,
+    /// Install the system to this disk of the machine first, from a stick or another disk.
+    ///
+    /// `transport=nvme,min-size=100G`: exactly one disk must fit. Keys: transport (nvme, sata,
+    /// scsi, usb, virtio, mmc), model, serial, wwid, path, min-size, max-size.
+    #[arg(long, value_name = "KEY=VALUE[,...]", value_parser = parameters::Selector::message)]
+    install_disk: Option<v1::DiskSelector>,
+    /// The data that the installation may overwrite [default: none, the disk must be empty].
+    #[arg(long, value_enum, requires = "install_disk")]
+    install_wipe: Option<InstallWipe>,
     /// The format of the file: a machine reads each of them.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -237,6 +246,14 @@ enum Storage {
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum InstallWipe {
+    /// Data of any kind, but not the data of a node.
+    AnyData,
+    /// The data of a node.
+    Member,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum ColdStart {
     /// With a share of its disk's key that the machine stores.
     Automatic,
@@ -270,11 +287,14 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
                 parameters::Cluster::Bootstrap(_) => "found a new cluster",
                 parameters::Cluster::Register(_) => "register with a running cluster",
             };
+            let first = parameters.install.as_ref().map_or_else(String::new, |install| {
+                format!("install to the disk with {}, then ", install.disk)
+            });
             let value = serde_json::json!({
                 "file": file, "format": decoded.format, "valid": true
             });
             let text = format!(
-                "{}: valid parameters ({}), to {kind}",
+                "{}: valid parameters ({}), to {first}{kind}",
                 file.display(),
                 decoded.described()
             );
@@ -378,6 +398,7 @@ fn name(machine: &Machine) -> String {
 
 fn message(cluster: Cluster, machine: &Machine) -> Result<v1::NodeParameters, Error> {
     let Machine { interfaces, nameservers, ntp_servers, terminals, wipes, .. } = machine;
+    let install = machine.install_disk.clone().map(|disk| installation(disk, machine.install_wipe));
     let network = v1::NetworkConfiguration {
         interfaces: interfaces.iter().map(|text| interface(text)).collect::<Result<_, _>>()?,
         nameservers: nameservers.clone(),
@@ -389,7 +410,19 @@ fn message(cluster: Cluster, machine: &Machine) -> Result<v1::NodeParameters, Er
         network: (network != v1::NetworkConfiguration::default()).then_some(network),
         console: (!console.tui.is_empty()).then_some(console),
         wipes: wipes.map(|id| id.to_string()).unwrap_or_default(),
+        install,
     })
+}
+
+/// An installation of its own: it is done again on a disk that an earlier file has installed.
+fn installation(disk: v1::DiskSelector, wipe: Option<InstallWipe>) -> v1::Installation {
+    let wipe = match wipe {
+        None => v1::installation::Wipe::Unspecified,
+        Some(InstallWipe::AnyData) => v1::installation::Wipe::AnyData,
+        Some(InstallWipe::Member) => v1::installation::Wipe::Member,
+    };
+    let id = rand::random::<[u8; parameters::ID_BYTES]>().to_vec();
+    v1::Installation { disk: Some(disk), wipe: wipe.into(), id }
 }
 
 /// Reads `KEY=VALUE`, each key once.

@@ -29,6 +29,17 @@ struct View {
     /// The node whose data partition is wiped first.
     #[serde(skip_serializing_if = "Option::is_none")]
     wipes: Option<String>,
+    /// The disk that the machine installs to first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    install: Option<InstallView>,
+}
+
+#[derive(Debug, Serialize)]
+struct InstallView {
+    disk: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wipe: Option<&'static str>,
+    id: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -136,6 +147,11 @@ fn view(parameters: &Parameters) -> View {
         network: network(&parameters.network),
         console_tui: parameters.console_tui.clone(),
         wipes: parameters.wipes.map(|id| id.to_string()),
+        install: parameters.install.as_ref().map(|install| InstallView {
+            disk: install.disk.to_string(),
+            wipe: install.wipe.name(),
+            id: hex::encode(&install.id),
+        }),
     }
 }
 
@@ -245,6 +261,14 @@ fn text(view: &View, format: Option<String>) -> String {
     let mut lines: Vec<_> = format.map(|format| ("format", format)).into_iter().collect();
     if let Some(node) = &view.wipes {
         lines.push(("wipes", format!("the data partition of {node}, before all else")));
+    }
+    if let Some(InstallView { disk, wipe, id }) = &view.install {
+        let over = match wipe {
+            None => "if it is empty",
+            Some("member") => "over the data of a node",
+            Some(_) => "over any data but a node's",
+        };
+        lines.push(("installs", format!("to the disk with {disk}, {over}, once\nas {id}")));
     }
     if let Some(bootstrap) = &view.cluster_bootstrap {
         lines.push(("does", "found a new cluster".to_owned()));

@@ -128,6 +128,53 @@ fn what_bootstrap_writes_is_what_show_prints() {
 }
 
 #[test]
+fn an_installation_names_a_disk_and_the_data_that_it_may_overwrite() {
+    let world = world();
+    let disk = ["--install-disk", "transport=nvme,min-size=100G"];
+    world.runs(&with(&BOOTSTRAP, &disk));
+    let shown = world.runs(&["parameters", "show", "@p.pb"]);
+    let wanted =
+        "installs      to the disk with transport=nvme,min-size=100G, if it is empty, once";
+    assert!(shown.contains(wanted), "{shown}");
+    let checked = world.runs(&["parameters", "check", "@p.pb"]);
+    let wanted =
+        "to install to the disk with transport=nvme,min-size=100G, then found a new cluster";
+    assert!(checked.contains(wanted), "{checked}");
+    let read = || {
+        let bytes = std::fs::read(world.path("p.pb")).unwrap();
+        v1::NodeParameters::decode(&*bytes).unwrap().install.unwrap()
+    };
+    let first = read();
+    for (word, wipe) in [("any-data", 1), ("member", 2)] {
+        world.runs(&with(&BOOTSTRAP, &[&disk[..], &["--install-wipe", word]].concat()));
+        let again = read();
+        assert_eq!((again.wipe, &again.disk), (wipe, &first.disk));
+        assert_ne!(again.id, first.id, "each file is an installation of its own");
+    }
+    let shown = world.runs(&["parameters", "show", "@p.pb", "--output", "json"]);
+    assert!(shown.contains("\"wipe\": \"member\""), "{shown}");
+}
+
+#[test]
+fn a_disk_that_nothing_selects_is_refused() {
+    let world = world();
+    for (more, status, words) in [
+        (["--install-disk", "vendor=x"], 2, "\"vendor\" is not a key; the keys are transport"),
+        (["--install-wipe", "member"], 2, "--install-disk"),
+        (
+            ["--install-disk", "min-size=2T,max-size=1T"],
+            1,
+            "install.disk.size_max is 1000000000000 bytes",
+        ),
+    ] {
+        let ended = world.run(&with(&BOOTSTRAP, &more));
+        assert_eq!(ended.status, status, "{}", ended.stderr);
+        let shown = ended.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(shown.contains(words), "{shown}");
+    }
+}
+
+#[test]
 fn what_is_not_said_is_left_to_the_node() {
     let world = world();
     world.runs(&BOOTSTRAP);

@@ -17,6 +17,7 @@ mod cidr;
 pub mod disk;
 mod error;
 mod firewall;
+mod install;
 mod source;
 mod text;
 mod validate;
@@ -35,6 +36,7 @@ pub use self::armour::{ARMOUR, message, text};
 pub use self::cidr::{Cidr, Mac};
 pub use self::error::{Error, FieldError, absent};
 pub use self::firewall::{Firewall, Ports, Protocol};
+pub use self::install::{ID_BYTES, Install, Message, Selector, Transport, Wipe};
 pub use self::source::{BYTES_MAX, FW_CFG_ITEM, Source};
 pub use self::validate::{configuration, firewall, key, labels, parse, time_servers};
 
@@ -76,6 +78,8 @@ pub struct Parameters {
     pub console_tui: Vec<String>,
     /// The node whose data partition this machine wipes, if it finds it.
     pub wipes: Option<NodeId>,
+    /// The disk that the machine installs its system to, if it is to.
+    pub install: Option<Install>,
 }
 
 /// The cluster to found or to register with.

@@ -6,6 +6,7 @@
 
 use std::net::IpAddr;
 
+use super::error::{Error, FieldError};
 use crate::endpoint::{CURATOR_PORT, Endpoint};
 
 /// A value that is not allowed, before its position in the message is known.
@@ -25,6 +26,22 @@ impl Refusal {
     pub(super) fn described(value: impl ToString, allowed: impl Into<String>) -> Self {
         Self { value: value.to_string(), allowed: allowed.into() }
     }
+}
+
+/// Adds to a rejected value its position in the message.
+pub(super) trait At<T> {
+    fn at(self, path: impl Into<String>, number: u16) -> Result<T, Error>;
+}
+
+impl<T> At<T> for Result<T, Refusal> {
+    fn at(self, path: impl Into<String>, number: u16) -> Result<T, Error> {
+        self.map_err(|refusal| Error::Field(located(refusal, path, number)))
+    }
+}
+
+/// A rejected value with its position in the message.
+pub(super) fn located(refusal: Refusal, path: impl Into<String>, number: u16) -> FieldError {
+    FieldError { path: path.into(), number, value: refusal.value, allowed: refusal.allowed }
 }
 
 /// How much of a bad value is shown: enough to find it, not enough to fill a screen.

@@ -86,6 +86,19 @@ const NETWORK_CONFIGURATION: &[Field] =
 
 const CONSOLE_CONFIGURATION: &[Field] = &[plain(1, "tui")];
 
+const DISK_SELECTOR: &[Field] = &[
+    plain(1, "transport"),
+    plain(2, "model"),
+    plain(3, "serial"),
+    plain(4, "wwid"),
+    plain(5, "path"),
+    plain(6, "size_min"),
+    plain(7, "size_max"),
+];
+
+const INSTALLATION: &[Field] =
+    &[message(1, "disk", DISK_SELECTOR), plain(2, "wipe"), plain(3, "id")];
+
 /// `polis.v1.NodeParameters`.
 const PARAMETERS: &[Field] = &[
     message(1, "cluster_bootstrap", CLUSTER_BOOTSTRAP),
@@ -93,6 +106,7 @@ const PARAMETERS: &[Field] = &[
     message(3, "network", NETWORK_CONFIGURATION),
     message(4, "console", CONSOLE_CONFIGURATION),
     plain(5, "wipes"),
+    message(6, "install", INSTALLATION),
 ];
 
 /// Fails on the first field of encoded node parameters that is not allowed.

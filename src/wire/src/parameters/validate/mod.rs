@@ -11,12 +11,12 @@ use prost::Message as _;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 use zeroize::Zeroizing;
 
-use super::error::{Error, FieldError};
-use super::text::{self, Refusal};
+use super::error::Error;
+use super::text::{self, At as _, Refusal, located};
 use super::{
-    Bootstrap, Cidr, Cluster, ClusterConfiguration, ColdStart, DirectoryNode, Firewall, Interface,
-    Match, Network, NtpServer, Parameters, Ports, Register, Route, StoragePolicy, Ticket, TpmMode,
-    wire,
+    Bootstrap, Cidr, Cluster, ClusterConfiguration, ColdStart, DirectoryNode, Firewall, Install,
+    Interface, Match, Network, NtpServer, Parameters, Ports, Register, Route, StoragePolicy,
+    Ticket, TpmMode, wire,
 };
 use crate::identity::{NodeId, NodeName};
 
@@ -44,7 +44,7 @@ const MTU: std::ops::RangeInclusive<u32> = 1280..=65_535;
 pub fn parse(bytes: &[u8]) -> Result<Parameters, Error> {
     wire::check(bytes)?;
     let message = v1::NodeParameters::decode(bytes).map_err(Error::Malformed)?;
-    let cluster = match message.cluster.ok_or(Error::NothingChosen)? {
+    let cluster = match message.cluster.clone().ok_or(Error::NothingChosen)? {
         v1::node_parameters::Cluster::ClusterBootstrap(message) => {
             Cluster::Bootstrap(bootstrap(message)?)
         }
@@ -52,8 +52,8 @@ pub fn parse(bytes: &[u8]) -> Result<Parameters, Error> {
             Cluster::Register(register(message)?)
         }
     };
-    let network = network(message.network.unwrap_or_default())?;
-    let console_tui = message.console.unwrap_or_default().tui;
+    let network = network(message.network.clone().unwrap_or_default())?;
+    let console_tui = message.console.clone().unwrap_or_default().tui;
     text::at_most(console_tui.len(), TERMINALS_MAX, "names").at("console.tui", 1)?;
     for (i, name) in console_tui.iter().enumerate() {
         text::terminal(name).at(format!("console.tui[{i}]"), 1)?;
@@ -62,7 +62,9 @@ pub fn parse(bytes: &[u8]) -> Result<Parameters, Error> {
         "" => None,
         text => Some(node_id(text).at("wipes", 5)?),
     };
-    Ok(Parameters { cluster, network, console_tui, wipes })
+    let node = v1::NodeParameters { install: None, ..message.clone() };
+    let install = message.install.map(|order| Install::read(&order, &node)).transpose()?;
+    Ok(Parameters { cluster, network, console_tui, wipes, install })
 }
 
 /// Reads a raw Ed25519 public key; `path` is its position as errors report it.
@@ -72,21 +74,6 @@ pub fn parse(bytes: &[u8]) -> Result<Parameters, Error> {
 /// [`Error::Field`]: not a key, or one that anyone could sign for.
 pub fn key(bytes: &[u8], path: &str, number: u16) -> Result<[u8; 32], Error> {
     public_key(bytes).at(path, number)
-}
-
-/// Adds to a rejected value its position in the message.
-trait At<T> {
-    fn at(self, path: impl Into<String>, number: u16) -> Result<T, Error>;
-}
-
-impl<T> At<T> for Result<T, Refusal> {
-    fn at(self, path: impl Into<String>, number: u16) -> Result<T, Error> {
-        self.map_err(|refusal| Error::Field(located(refusal, path, number)))
-    }
-}
-
-fn located(refusal: Refusal, path: impl Into<String>, number: u16) -> FieldError {
-    FieldError { path: path.into(), number, value: refusal.value, allowed: refusal.allowed }
 }
 
 fn bootstrap(message: v1::ClusterBootstrap) -> Result<Bootstrap, Error> {

@@ -9,6 +9,7 @@ use polis_proto::v1::{
 };
 use proptest::prelude::*;
 
+use super::super::FieldError;
 use super::*;
 use polis_base::trapdoor::code;
 
@@ -361,6 +362,7 @@ prop_compose! {
             }),
             console: Some(ConsoleConfiguration { tui }),
             wipes: String::new(),
+            install: None,
         }
     }
 }
@@ -394,7 +396,7 @@ proptest! {
     }
 
     #[test]
-    fn an_unknown_field_anywhere_at_the_top_is_refused(message in any_valid(), number in 6u8..15) {
+    fn an_unknown_field_anywhere_at_the_top_is_refused(message in any_valid(), number in 7u8..15) {
         let mut bytes = message.encode_to_vec();
         bytes.extend([number << 3, 1]);
         prop_assert_eq!(
