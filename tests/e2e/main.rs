@@ -26,6 +26,7 @@ mod fleet;
 mod guru;
 mod hardware;
 mod hostile;
+mod install;
 mod keys;
 mod locked;
 mod newcomer;
@@ -75,6 +76,7 @@ const FILES: &[&[Story]] = &[
     guru::STORIES,
     hardware::STORIES,
     hostile::STORIES,
+    install::STORIES,
     keys::STORIES,
     locked::STORIES,
     newcomer::STORIES,

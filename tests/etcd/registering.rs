@@ -11,9 +11,9 @@ use polis_base::trapdoor::{Report, code};
 use polis_control::cluster::unlock::sealer;
 use polis_control::cluster::{self, Probe, State};
 use polis_control::consensus;
-use polis_machine::network;
 use polis_machine::storage::{self, Kind, Ready, Wanted};
 use polis_machine::tpm::{self, Blob};
+use polis_machine::{install, network};
 use polis_proto::v1;
 use polis_proto::v1::management_client::ManagementClient;
 use polis_runtime::event::until;
@@ -167,6 +167,7 @@ impl Newcomer {
                 tpm: Arc::clone(&self.tpm),
                 efivars: self.disk.path().join("efivars"),
                 recovery: recovery::Given::nothing(self.disk.path()),
+                install: install::Config::nowhere(),
             },
             parameters: parameters.subscribe(),
             storage: storage.subscribe(),

@@ -25,6 +25,7 @@ const TABLES: [Table; 3] = [
             ("tpm", ""),
             ("storage", ""),
             ("update", "storage"),
+            ("install", "storage"),
             ("parameters", "storage"),
             ("network", "parameters"),
             ("time", "network parameters"),

@@ -7,8 +7,10 @@
 //! - `parameters` reads the configuration that the machine got at its first boot;
 //! - `network` gives the machine its addresses, by its parameters or by DHCP;
 //! - `time` keeps its clock, by chronyd;
-//! - `update` writes another system beside the one that runs.
+//! - `update` writes another system beside the one that runs;
+//! - `install` writes the one that runs to another disk.
 
+pub mod install;
 pub mod network;
 pub mod parameters;
 pub mod storage;

@@ -34,7 +34,7 @@ use polis_base::sys::reboot::Reason;
 use polis_base::{files, recovery};
 use polis_control::{cluster, consensus, curator};
 use polis_machine::network::{self, names};
-use polis_machine::{parameters, storage, time, update};
+use polis_machine::{install, parameters, storage, time, update};
 use polis_runtime::logtree::{kernel, ring};
 use polis_runtime::supervisor::{Context, Policy};
 use polis_wire::endpoint::MANAGEMENT_PORT;
@@ -376,6 +376,7 @@ impl Membership {
                     tpm: Arc::new(cluster::unlock::sealer::Machine { dev: PathBuf::from("/dev") }),
                     efivars: PathBuf::from(efivar::DIRECTORY),
                     recovery: root.recovery.clone(),
+                    install: install::Config::live(&root.environment, tree),
                 },
                 parameters: values.known.subscribe(),
                 storage: values.storage.subscribe(),

@@ -65,6 +65,7 @@ const UPDATED: &str = "a_node_takes_another_system_and_goes_back_from_one_that_p
 const CARRIED: &str = "an_update_of_the_cluster_tells_how_it_goes_on";
 const KUBECTL: &str = "a_context_names_the_cluster_and_the_way_to_a_credential";
 const PARTS: &str = "an_api_server_that_starts_says_what_it_waits_for";
+const INSTALLS: &str = "an_installation_names_a_disk_and_the_data_that_it_may_overwrite";
 const WRITTEN: &str = "what_bootstrap_writes_is_what_show_prints";
 const ROTATED: &str = "a_rotation_is_begun_after_a_question_and_waited_for_and_the_context_follows";
 const FIREWALL: &str = "a_firewall_is_confirmed_once_every_node_was_reached_through_it";
@@ -168,12 +169,24 @@ const TOLD: &[Suggestion] = &[
     ("owner create -o FILE", "the key of another user", OWNERS, &[OPERATES]),
     ("parameters bootstrap", "guru 0601, 0606", LOCAL, &[WRITTEN]),
     (
+        "parameters bootstrap --install-disk",
+        "guru 0431: not exactly one disk to install to",
+        LOCAL,
+        &[INSTALLS],
+    ),
+    (
         "parameters bootstrap --storage",
         "guru 0712: a snapshot of another policy",
         LOCAL,
         &[WRITTEN],
     ),
     ("parameters register", "guru 0711: a removed node; a former voter", ALL, &[OPERATES, STATUS]),
+    (
+        "parameters register --install-disk",
+        "guru 0431: not exactly one disk to install to",
+        LOCAL,
+        &[INSTALLS],
+    ),
     ("parameters register --wipes", "guru 0711: a removed node", ALL, &[WIPES]),
     ("parameters register --wipes _", "guru 0714: the disk of a removed node", LOCAL, &[WIPES]),
     ("parameters register --wipes _ -o FILE", "a machine that cannot be reset", OWNERS, &[WIPES]),

@@ -29,7 +29,7 @@ use super::error::Refusal;
 use super::journal::{Journal, Registering};
 use super::record::Record;
 use super::sealed::{Begun, Sealed};
-use polis_machine::parameters::{Bootstrap, Cluster, Register};
+use polis_machine::parameters::{Bootstrap, Cluster, Install, Parameters, Register};
 use polis_wire::identity::{Identity, NodeId};
 
 /// Whether the disk has a data partition.
@@ -54,6 +54,8 @@ pub enum Decision {
     Register(Register),
     /// The machine continues a registration or a commit that an earlier boot began.
     GoOnRegistering(Box<Registering>),
+    /// The machine becomes no node: it installs its system to another disk.
+    Install(Box<Install>),
 }
 
 /// The end of what a removed node left on this machine.
@@ -96,6 +98,19 @@ pub fn decide(
         (Record::Absent, Data::Present, Record::Absent) => Err(Refusal::SealedLost),
         (Record::Absent, Data::Absent, journal) => fresh(journal, configured),
     }
+}
+
+/// The installation that this machine does instead of becoming a node: its parameters ask for
+/// one, and the disk that it was started from has never been a node's.
+#[must_use]
+pub fn installs<'a>(
+    sealed: &Record<Sealed>,
+    journal: &Record<Journal>,
+    data: Data,
+    configured: Option<&'a Parameters>,
+) -> Option<&'a Install> {
+    let unused = *sealed == Record::Absent && *journal == Record::Absent && data == Data::Absent;
+    configured.filter(|_parameters| unused)?.install.as_ref()
 }
 
 /// Without a partition, nothing was made yet. A bootstrap commits to nothing at that point;
@@ -282,6 +297,28 @@ mod tests {
                 assert_eq!(wipe(&unknown, data, Some(own)), Ok(None), "whose data is it?");
             }
         }
+    }
+
+    #[test]
+    fn only_a_machine_whose_disk_was_never_a_node_s_installs() {
+        let install = crate::cluster::tests::install();
+        let parameters = Parameters {
+            cluster: Cluster::Bootstrap(bootstrap()),
+            network: polis_machine::parameters::Network::default(),
+            console_tui: Vec::new(),
+            wipes: None,
+            install: Some(install.clone()),
+        };
+        let asks = Some(&parameters);
+        let (unused, no_journal) = (Record::Absent, Record::Absent);
+        assert_eq!(installs(&unused, &no_journal, Data::Absent, asks), Some(&install));
+        let plain = Parameters { install: None, ..parameters.clone() };
+        assert_eq!(installs(&unused, &no_journal, Data::Absent, Some(&plain)), None);
+        assert_eq!(installs(&unused, &no_journal, Data::Present, asks), None);
+        assert_eq!(installs(&unused, &founding(), Data::Absent, asks), None);
+        assert_eq!(installs(&Record::Whole(sealed()), &no_journal, Data::Absent, asks), None);
+        let damaged = Record::Damaged(Damage::Magic);
+        assert_eq!(installs(&damaged, &no_journal, Data::Absent, asks), None);
     }
 
     #[test]

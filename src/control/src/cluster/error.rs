@@ -7,7 +7,7 @@ use polis_base::files;
 use polis_base::recovery;
 use polis_base::trapdoor::{Code, Report, code};
 use polis_machine::storage::Kind;
-use polis_machine::tpm;
+use polis_machine::{install, tpm};
 use polis_runtime::event::Closed;
 use polis_wire::identity;
 
@@ -100,6 +100,9 @@ pub enum Error {
     /// A record is missing in the cluster's store.
     #[error(transparent)]
     Store(#[from] store::Error),
+    /// The system is not installed to another disk.
+    #[error(transparent)]
+    Install(#[from] install::Error),
     /// The ESP or the data partition.
     #[error("cannot store the state of this node")]
     File(#[from] files::Error),
@@ -159,6 +162,9 @@ impl Error {
     /// The failure for the trapdoor; `None` where a restart may help.
     #[must_use]
     pub fn report(&self) -> Option<Report> {
+        if let Self::Install(error) = self {
+            return Some(error.report());
+        }
         let report = Report::from_error(self.code()?, self);
         let next = match self {
             Self::Disowned { node: Some(node) } => {
@@ -226,6 +232,8 @@ impl Error {
             Self::File(_) | Self::ShareNotKept(_) => code::CLUSTER_FILE,
             Self::Store(_)
             | Self::Unreachable(_)
+            // It has a report of its own.
+            | Self::Install(_)
             | Self::Closed(_)
             | Self::Changed
             | Self::Random

@@ -167,6 +167,16 @@ mod tests {
         }
     }
 
+    /// An installation.
+    pub(super) fn install() -> polis_machine::parameters::Install {
+        polis_machine::parameters::Install {
+            disk: polis_machine::parameters::Selector::default(),
+            wipe: polis_machine::parameters::Wipe::Nothing,
+            id: [7; 16],
+            node: polis_machine::parameters::Message(Zeroizing::new(Vec::new())),
+        }
+    }
+
     pub(super) fn half(byte: u8) -> Half {
         Half::new(&[byte; 32]).unwrap()
     }

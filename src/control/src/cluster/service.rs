@@ -4,6 +4,7 @@
 //! records on the ESP --+
 //! is there data? ------+--> decide --bootstrap--> journal --> want a data partition
 //! parameters, maybe ---+       |                                     |
+//!                              +--install--> another disk, and the machine ends
 //!                              +--join-----------------+     node key: made
 //!                                                      v             v
 //!                                             node key: read   orders: bootstrap
@@ -36,7 +37,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
-use super::decide::{Data, Decision, Wipe, decide, needs_parameters, wipe};
+use super::decide::{Data, Decision, Wipe, decide, installs, needs_parameters, wipe};
 use super::error::Refusal;
 use super::hints::Hints;
 use super::journal::Journal;
@@ -57,9 +58,11 @@ use polis_base::recovery;
 use polis_base::stage::{self, Stage};
 use polis_base::sys::reboot::Reason;
 use polis_base::trapdoor::{Report, code};
+use polis_machine::install;
+use polis_machine::parameters::Install;
 use polis_machine::{network, parameters, storage};
 use polis_runtime::event::{Closed, until};
-use polis_runtime::supervisor::Context;
+use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::{self, Identity, NodeKey};
 use polis_wire::node_roles::Role;
 use polis_wire::pki;
@@ -103,6 +106,8 @@ pub struct Config {
     pub efivars: PathBuf,
     /// The recovery key, if one was given to this machine.
     pub recovery: recovery::Given,
+    /// The running system, where the parameters ask to install it.
+    pub install: install::Config,
 }
 
 impl Config {
@@ -225,6 +230,7 @@ impl<C: Consensus> Service<C> {
                 info!("this machine continues to register with a cluster");
                 Box::pin(self.register(ctx, *begun)).await?
             }
+            Ok(Decision::Install(order)) => return Err(Box::pin(self.install(ctx, &order)).await),
             // The end of the removed node may have been interrupted: its secrets go first.
             Err(error @ Error::Refused(Refusal::WipesOther { .. })) => {
                 return Err(match self.disown(ctx).await {
@@ -277,8 +283,29 @@ impl<C: Consensus> Service<C> {
         }
         let journal = record::read_from(&esp.cluster_journal, Journal::from_record).await?;
         let configured = known.as_ref().and_then(|known| known.parameters());
+        if let Some(order) = installs(&sealed, &journal, data, configured)
+            && !self.is_installed().await?
+        {
+            return Ok(Decision::Install(Box::new(order.clone())));
+        }
         let configured = configured.map(|parameters| &parameters.cluster);
         Ok(decide(&sealed, &journal, data, configured)?)
+    }
+
+    /// Whether an installer has made the disk of this machine.
+    async fn is_installed(&self) -> Result<bool, Error> {
+        let config = self.config.install.clone();
+        Ok(blocking(move || config.is_installed()).await?)
+    }
+
+    /// Installs the system to another disk, and has the machine end.
+    async fn install(&self, ctx: &Context, order: &Install) -> Error {
+        let outcome = match install::install(ctx, &self.config.install, order).await {
+            Ok(outcome) => outcome,
+            Err(error) => return error.into(),
+        };
+        self.end.send_replace(Some(outcome.end()));
+        std::future::pending().await
     }
 
     /// The addresses of the cluster in the parameters of this machine.

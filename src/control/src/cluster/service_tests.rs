@@ -165,6 +165,7 @@ impl Machine {
             tpm,
             efivars: self.efivars(),
             recovery: self.given(),
+            install: polis_machine::install::Config::nowhere(),
         };
         let (status, wanted) =
             (watch::channel(storage::Status::Starting).1, watch::Sender::new(None));
@@ -200,6 +201,7 @@ impl Machine {
             tpm: Arc::clone(&self.tpm) as Arc<dyn Tpm>,
             efivars: self.efivars(),
             recovery: self.given(),
+            install: polis_machine::install::Config::nowhere(),
         };
 
         let parameters = watch::Sender::new(Some(Arc::new(loaded(configured, self.wipes))));

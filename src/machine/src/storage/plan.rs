@@ -58,6 +58,10 @@ pub const BEING_MADE: u64 = 1 << 48;
 /// cleared before anything uses it.
 pub const GIVEN_UP: u64 = 1 << 49;
 
+/// The attribute of the first system partition of a disk that an installer has made: all of
+/// its identities are its own from the beginning, and stay.
+pub const INSTALLED: u64 = 1 << 50;
+
 /// The smallest data partition: etcd preallocates 123 MiB and keeps snapshots
 /// beside them, and `mkfs.xfs` refuses less than 300 MB.
 pub const SIZE_MIN: u64 = 512 << 20;
@@ -294,6 +298,10 @@ pub fn plan(
 /// image: every disk with that image has the same until then. The data partition has its
 /// own already, and keeps it, as partitions do that are not ours.
 fn identified(mut table: Table, mut id: impl FnMut() -> Uuid) -> Table {
+    // A boot entry of the firmware names the ESP of such a disk by its identity.
+    if is_installed(&table) {
+        return table;
+    }
     table.disk = id();
     let image = |partition: &&mut Partition| {
         partition.type_id != TYPE_ID && partition.name.starts_with(NAMES)
@@ -302,6 +310,15 @@ fn identified(mut table: Table, mut id: impl FnMut() -> Uuid) -> Table {
         partition.id = id();
     }
     table
+}
+
+/// Whether an installer has made the disk with this table.
+#[must_use]
+pub fn is_installed(table: &Table) -> bool {
+    table
+        .partitions
+        .iter()
+        .any(|partition| partition.name.starts_with(NAMES) && partition.attributes & INSTALLED != 0)
 }
 
 /// `table` with the mark on its data partition that ends it at the next boot; `None`

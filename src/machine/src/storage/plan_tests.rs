@@ -69,6 +69,18 @@ fn the_image_builder_and_the_node_mean_the_same_partition() {
 }
 
 #[test]
+fn a_disk_that_an_installer_has_made_keeps_its_identities() {
+    let mut table = disk(2048);
+    table.disk = Uuid::from_u128(5);
+    table.partitions[1].attributes = INSTALLED;
+    let Plan::Create { table: written, .. } = decide(&table, &Content::Blank).unwrap() else {
+        panic!("not created")
+    };
+    assert_eq!(written.disk, table.disk);
+    assert_eq!(written.partitions[..2], table.partitions[..]);
+}
+
+#[test]
 fn a_partition_of_another_system_keeps_its_id() {
     let mut table = disk(2048);
     "EFI system partition".clone_into(&mut table.partitions[1].name);

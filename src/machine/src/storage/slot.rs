@@ -1,4 +1,5 @@
-//! The system partition that the machine does not run from: the place for another system.
+//! The system partitions of a disk. The one that the machine does not run from is the place
+//! for another system.
 //!
 //! ```text
 //! | ESP | POLIS-SYSTEM-A | POLIS-SYSTEM-B | data |
@@ -43,7 +44,7 @@ pub enum Error {
     },
 }
 
-/// A system partition that is not in use.
+/// A system partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slot {
     /// `A` or `B`.
@@ -61,8 +62,17 @@ impl Slot {
     ///
     /// [`Error`].
     pub fn beside(running: &str, disk: &Path) -> Result<Self, Error> {
-        let name = other(running).ok_or_else(|| Error::Unknown(running.to_owned()))?;
-        let (_, partition) = SLOTS[usize::from(name == SLOTS[1].0)];
+        Self::of(other(running).unwrap_or(running), disk)
+    }
+
+    /// The one of this name on the disk.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub fn of(name: &str, disk: &Path) -> Result<Self, Error> {
+        let known = SLOTS.into_iter().find(|(known, _)| *known == name);
+        let (name, partition) = known.ok_or_else(|| Error::Unknown(name.to_owned()))?;
         let failed = |source| Error::Disk { path: disk.to_owned(), source };
         let table = table::read(&File::open(disk).map_err(failed)?)?;
         let mut found = table.partitions.iter().filter(|entry| entry.name == partition);

@@ -132,6 +132,12 @@ impl Table {
     }
 }
 
+/// Where the first copy of a table ends, in bytes.
+#[must_use]
+pub fn end(block_size: u64) -> u64 {
+    (2 + entry_blocks(block_size)) * block_size
+}
+
 fn entry_blocks(block_size: u64) -> u64 {
     u64::from(ENTRIES * ENTRY_SIZE).div_ceil(block_size)
 }
@@ -161,6 +167,14 @@ pub fn restore(disk: &File) -> Result<bool, Error> {
     table_of(&opened, geometry)?;
     into_view(opened, geometry)?.commit_head()?;
     Ok(true)
+}
+
+/// Reads the primary copy alone; `None` where it is not sound.
+#[must_use]
+pub fn read_primary(disk: &File) -> Option<Table> {
+    let (opened, geometry) = open(disk).ok()?;
+    opened.primary_header().ok()?;
+    table_of(&opened, geometry).ok()
 }
 
 /// Reads the backup alone: where an image was written over a disk that was in use, the
@@ -208,22 +222,37 @@ pub fn write(disk: &File, table: &Table) -> Result<(), Error> {
         return Err(Error::Unusual(format!("its header is invalid: {error}")));
     }
 
-    let mut entries = BTreeMap::new();
-    for partition in &table.partitions {
-        let entry = gpt::partition::Partition {
-            part_type_guid: partition.type_id.into(),
-            part_guid: partition.id,
-            first_lba: partition.first,
-            last_lba: partition.last,
-            flags: partition.attributes,
-            name: partition.name.clone(),
-        };
-        entries.insert(partition.number, entry);
-    }
     opened.update_guid(Some(table.disk));
     // Also puts the backup where the disk ends now.
-    opened.update_partitions(entries).map_err(unwritten)?;
+    opened.update_partitions(entries(table)).map_err(unwritten)?;
     into_view(opened, geometry)?.commit()
+}
+
+/// Puts `table` on a `disk` in place of whatever is there, the backup first.
+///
+/// # Errors
+///
+/// [`Error`] if the disk cannot be written.
+pub fn create(disk: &File, table: &Table) -> Result<(), Error> {
+    check(table).map_err(Error::Unusual)?;
+    let (view, geometry) = View::blank(disk)?;
+    let mut created =
+        config(geometry).create_from_device(view, Some(table.disk)).map_err(unwritten)?;
+    created.update_partitions(entries(table)).map_err(unwritten)?;
+    into_view(created, geometry)?.commit()
+}
+
+/// The partitions as the crate has them.
+fn entries(table: &Table) -> BTreeMap<u32, gpt::partition::Partition> {
+    let entry = |partition: &Partition| gpt::partition::Partition {
+        part_type_guid: partition.type_id.into(),
+        part_guid: partition.id,
+        first_lba: partition.first,
+        last_lba: partition.last,
+        flags: partition.attributes,
+        name: partition.name.clone(),
+    };
+    table.partitions.iter().map(|partition| (partition.number, entry(partition))).collect()
 }
 
 /// Gives the crate the memory for both copies.
@@ -284,21 +313,49 @@ fn open(disk: &File) -> Result<(gpt::GptDisk<View<'_>>, Geometry), Error> {
 }
 
 fn parse(view: View<'_>, geometry: Geometry) -> Result<gpt::GptDisk<View<'_>>, Error> {
+    config(geometry)
+        .open_from_device(view)
+        .map_err(|source| Error::Format { operation: "read", source })
+}
+
+fn config(geometry: Geometry) -> GptConfig {
     let size = match geometry.block_size {
         4096 => LogicalBlockSize::Lb4096,
         _ => LogicalBlockSize::Lb512,
     };
-    GptConfig::new()
-        .writable(true)
-        .logical_block_size(size)
-        .open_from_device(view)
-        .map_err(|source| Error::Format { operation: "read", source })
+    GptConfig::new().writable(true).logical_block_size(size)
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Geometry {
     block_size: u64,
     blocks: u64,
+}
+
+impl Geometry {
+    fn of(disk: &File) -> Result<Self, Error> {
+        let io = |source| Error::Io { operation: "measure", source };
+        let size = block::size(disk).map_err(io)?;
+        let block_size = block::logical_block_size(disk).map_err(io)?;
+        if !matches!(block_size, 512 | 4096) {
+            return Err(Error::BlockSize(block_size));
+        }
+        if size < DISK_SIZE_MIN {
+            return Err(Error::TooSmall(size));
+        }
+        let block_size = u64::from(block_size);
+        Ok(Self { block_size, blocks: size / block_size })
+    }
+
+    /// Bytes of the disk, in whole blocks.
+    fn size(self) -> u64 {
+        self.blocks * self.block_size
+    }
+
+    /// Bytes of a copy of the table: its header and its entries.
+    fn copy(self) -> u64 {
+        (1 + entry_blocks(self.block_size)) * self.block_size
+    }
 }
 
 /// The disk as the crate sees it: both copies of the table in memory, all else
@@ -313,20 +370,20 @@ struct View<'a> {
 }
 
 impl<'a> View<'a> {
+    /// The disk as it is without a table.
+    fn blank(disk: &'a File) -> Result<(Self, Geometry), Error> {
+        let geometry = Geometry::of(disk)?;
+        let (size, copy) = (geometry.size(), geometry.copy());
+        let zeros = |length: u64| vec![0; usize::try_from(length).unwrap_or_default()];
+        let (head, tail) = (zeros(copy + geometry.block_size), zeros(copy));
+        Ok((Self { disk, head, tail, tail_start: size - copy, size, position: 0 }, geometry))
+    }
+
     fn open(disk: &'a File) -> Result<(Self, Geometry), Error> {
         let io = |operation| move |source| Error::Io { operation, source };
-        let size = block::size(disk).map_err(io("measure"))?;
-        let block_size = block::logical_block_size(disk).map_err(io("measure"))?;
-        if !matches!(block_size, 512 | 4096) {
-            return Err(Error::BlockSize(block_size));
-        }
-        if size < DISK_SIZE_MIN {
-            return Err(Error::TooSmall(size));
-        }
-        let block_size = u64::from(block_size);
-        let geometry = Geometry { block_size, blocks: size / block_size };
-        let size = geometry.blocks * block_size;
-        let copy = (1 + entry_blocks(block_size)) * block_size;
+        let geometry = Geometry::of(disk)?;
+        let Geometry { block_size, .. } = geometry;
+        let (size, copy) = (geometry.size(), geometry.copy());
         let tail_start = size - copy;
         let head = read_at(disk, 0, copy + block_size).map_err(io("read"))?;
         let mut tail = read_at(disk, tail_start, copy).map_err(io("read"))?;

@@ -37,6 +37,26 @@ fn both_copies_are_sound(file: &File) {
 }
 
 #[test]
+fn a_table_is_created_over_anything() {
+    let file = image(64 * MIB, 1024 * MIB);
+    let mut table = read(&file).unwrap();
+    table.disk = Uuid::from_bytes([9; 16]);
+    for noise in [0, 0xff] {
+        let bytes = vec![noise; 64 << 10];
+        file.write_all_at(&bytes, 0).unwrap();
+        file.write_all_at(&bytes, 1024 * MIB - (64 << 10)).unwrap();
+        create(&file, &table).unwrap();
+        assert_eq!(read(&file).unwrap(), table);
+        assert_eq!(read_primary(&file).unwrap(), table);
+        assert_eq!(read_backup(&file).unwrap(), table);
+        both_copies_are_sound(&file);
+    }
+    file.write_all_at(&[0; 512], 512).unwrap();
+    assert_eq!(read_primary(&file), None);
+    assert_eq!(read(&file).unwrap(), table);
+}
+
+#[test]
 fn a_table_is_read_changed_and_read_back_on_a_disk_that_is_larger_than_the_image() {
     let file = image(64 * MIB, 1024 * MIB);
     let mut table = read(&file).unwrap();

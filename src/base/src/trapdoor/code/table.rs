@@ -169,6 +169,20 @@ failures! {
          virtual machine a processor model that has it, or a virtio-rng device (QEMU: -device \
          virtio-rng-pci)";
 
+    /// Not exactly one disk fits what the parameters say to install to.
+    INSTALL_DISK = Storage 31:
+        "compare the disks above with install.disk of the parameters, write parameters that fit one \
+         of them (`polisctl parameters bootstrap --install-disk`, or `polisctl parameters register \
+         --install-disk`), then reboot; nothing was changed";
+    /// The disk to install to carries data.
+    INSTALL_OCCUPIED = Storage 32:
+        "check that it is the right disk; if its data is to go, write the parameters with \
+         `--install-wipe {word}`, then reboot; nothing was changed";
+    /// An installation failed.
+    INSTALL_FAILED = Storage 33:
+        "check the disk named in the cause and the medium, then reboot: the installation begins \
+         again";
+
     /// No place carries node parameters.
     PARAMETERS_ABSENT = Parameters 1: "put node parameters on the ESP, then reboot";
     /// Node parameters are present and cannot be read.

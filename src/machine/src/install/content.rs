@@ -1,0 +1,253 @@
+//! What a disk carries, as far as an installation asks: nothing, an installation that was cut
+//! off, an installed system, the data of a node, or any other data.
+//!
+//! ```text
+//! table of an installer --> start of its ESP --blank--> cut off
+//!        |                                   \--FAT--> installed, by this installation or another
+//!        +--with POLIS-DATA--> a node's
+//! anything that is not zero --> other data
+//! ```
+//!
+//! The first block of the ESP is the last that an installation writes, so it alone says
+//! whether an installation is complete.
+//!
+//! Invariants:
+//! - A disk counts as empty only if its first and its last bytes are zero.
+//! - A stale backup of a table at the end of a disk hides nothing that its start carries.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+
+use polis_layout::partitions;
+
+use super::plan;
+use crate::storage::probe::{self, Content as Found, HEAD, TAIL};
+use crate::storage::table::{self, Table};
+use crate::storage::{plan::TYPE_ID, plan::is_installed};
+use polis_base::sys::block;
+
+/// How the names of our partitions begin.
+const NAMES: &str = "POLIS-";
+/// The type of the one partition in a protective MBR, where its entry has it, and the end of
+/// the code before it.
+const PROTECTIVE: (usize, u8) = (450, 0xee);
+const CODE_END: usize = 440;
+
+/// What a disk carries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    /// Nothing.
+    Empty,
+    /// An installation that was cut off.
+    Unfinished,
+    /// The system that this installation has put there.
+    Installed,
+    /// The data of a node.
+    Member,
+    /// Anything else, in words.
+    Other(String),
+}
+
+/// The parts of a disk that are looked at.
+#[derive(Debug)]
+struct Seen {
+    head: Vec<u8>,
+    tail: Vec<u8>,
+    /// Where the first copy of a table ends.
+    table_end: usize,
+    primary: Option<Table>,
+    backup: Option<Table>,
+    /// The first block of the place of an ESP.
+    esp: Vec<u8>,
+}
+
+/// Looks at a disk for the installation `id`. Blocks.
+pub(super) fn look(disk: &File, id: &[u8]) -> io::Result<Content> {
+    let size = block::size(disk)?;
+    let block_size = u64::from(block::logical_block_size(disk)?);
+    let read = |at: u64, wanted: usize| {
+        let left = usize::try_from(size.saturating_sub(at)).unwrap_or(usize::MAX);
+        let mut bytes = vec![0; wanted.min(left)];
+        disk.read_exact_at(&mut bytes, at)?;
+        Ok::<_, io::Error>(bytes)
+    };
+    let tail_start = size.saturating_sub(TAIL as u64);
+    let seen = Seen {
+        head: read(0, HEAD)?,
+        tail: read(tail_start, TAIL)?,
+        table_end: usize::try_from(table::end(block_size)).unwrap_or(HEAD),
+        primary: table::read_primary(disk),
+        backup: table::read_backup(disk),
+        esp: read(partitions::ALIGNMENT, usize::try_from(block_size).unwrap_or(HEAD))?,
+    };
+    Ok(seen.classify(id))
+}
+
+impl Seen {
+    fn classify(&self, id: &[u8]) -> Content {
+        let backup = self.backup.as_ref().filter(|_table| self.has_only_a_table());
+        let Some(table) = self.primary.as_ref().or(backup) else { return self.recognise() };
+        let ours = is_installed(table) && plan::is_of(table, id);
+        let data = table.partitions.iter().any(|partition| partition.type_id == TYPE_ID);
+        match (is_installed(table), data) {
+            (_, true) if ours => Content::Installed,
+            (_, true) => Content::Member,
+            (true, false) if self.esp.iter().all(|byte| *byte == 0) => Content::Unfinished,
+            (true, false) if ours => Content::Installed,
+            (true, false) => Content::Other("another installation of Polis".to_owned()),
+            (false, false) => Content::Other(describe(table)),
+        }
+    }
+
+    /// Whether the start of the disk has nothing, or only a table of which a power cut has
+    /// left any part: then its backup is no rest of an earlier use.
+    fn has_only_a_table(&self) -> bool {
+        let zero = |bytes: Option<&[u8]>| bytes.is_some_and(|b| b.iter().all(|byte| *byte == 0));
+        let first = self.head.get(..self.table_end.min(512)).unwrap_or_default();
+        let (at, protective) = PROTECTIVE;
+        let record = zero(Some(first))
+            || (first.get(at) == Some(&protective) && zero(first.get(..CODE_END)));
+        record && zero(self.head.get(self.table_end..))
+    }
+
+    fn recognise(&self) -> Content {
+        Content::Other(match probe::recognise(&self.head, &self.tail) {
+            Found::Blank => return Content::Empty,
+            Found::Unknown => "data of an unknown kind".to_owned(),
+            Found::Xfs(_) => "a file system (XFS)".to_owned(),
+            Found::Luks(_) => "encrypted data (LUKS)".to_owned(),
+            Found::Other(name) => format!("data ({name})"),
+        })
+    }
+}
+
+fn describe(table: &Table) -> String {
+    let names: Vec<&str> =
+        table.partitions.iter().map(|partition| partition.name.as_str()).take(8).collect();
+    if names.iter().any(|name| name.starts_with(NAMES)) {
+        return "an image of Polis".to_owned();
+    }
+    let count = table.partitions.len();
+    format!("a partition table (GPT) with {count} partitions: {:?}", names.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    const ID: [u8; 16] = [7; 16];
+    const SIZE: u64 = 8 << 30;
+
+    fn disk() -> File {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(SIZE).unwrap();
+        file
+    }
+
+    fn table(id: &[u8]) -> Table {
+        plan::plan(SIZE, 512, 1 << 20, Uuid::from_u128(5), id).unwrap().table
+    }
+
+    fn with_data(mut table: Table) -> Table {
+        let last = table.partitions.last().unwrap().clone();
+        table.partitions.push(table::Partition {
+            number: 4,
+            name: "POLIS-DATA".to_owned(),
+            type_id: TYPE_ID,
+            first: last.last + 1,
+            last: last.last + 2048,
+            attributes: 0,
+            ..last
+        });
+        table
+    }
+
+    fn boots(disk: &File) {
+        disk.write_all_at(b"\xeb\x58\x90", partitions::ALIGNMENT).unwrap();
+    }
+
+    #[test]
+    fn an_empty_disk_is_one_whose_ends_are_zero() {
+        let disk = disk();
+        assert_eq!(look(&disk, &ID).unwrap(), Content::Empty);
+        disk.write_all_at(b"\x53\xef", 0x438).unwrap();
+        assert_eq!(look(&disk, &ID).unwrap(), Content::Other("data (ext)".to_owned()));
+        disk.write_all_at(b"\0\0", 0x438).unwrap();
+        disk.write_all_at(b"x", SIZE - 1).unwrap();
+        let unknown = Content::Other("data of an unknown kind".to_owned());
+        assert_eq!(look(&disk, &ID).unwrap(), unknown);
+    }
+
+    #[test]
+    fn the_start_of_the_esp_says_whether_an_installation_is_complete() {
+        let disk = disk();
+        table::create(&disk, &table(&ID)).unwrap();
+        for id in [&ID, &[8; 16]] {
+            assert_eq!(look(&disk, id).unwrap(), Content::Unfinished, "of any installation");
+        }
+        boots(&disk);
+        assert_eq!(look(&disk, &ID).unwrap(), Content::Installed);
+        let other = Content::Other("another installation of Polis".to_owned());
+        assert_eq!(look(&disk, &[8; 16]).unwrap(), other);
+    }
+
+    #[test]
+    fn a_node_s_data_is_a_node_s_unless_this_installation_made_the_disk() {
+        let disk = disk();
+        table::create(&disk, &with_data(table(&ID))).unwrap();
+        assert_eq!(look(&disk, &ID).unwrap(), Content::Installed);
+        assert_eq!(look(&disk, &[8; 16]).unwrap(), Content::Member);
+        let mut image = with_data(table(&ID));
+        image.partitions[1].attributes = 0;
+        table::create(&disk, &image).unwrap();
+        assert_eq!(look(&disk, &ID).unwrap(), Content::Member, "of an image, not of an installer");
+        image.partitions.pop();
+        table::create(&disk, &image).unwrap();
+        let image = Content::Other("an image of Polis".to_owned());
+        assert_eq!(look(&disk, &ID).unwrap(), image);
+    }
+
+    #[test]
+    fn an_installation_that_was_cut_within_its_table_is_unfinished() {
+        let file = disk();
+        table::create(&file, &table(&ID)).unwrap();
+        let mut whole = vec![0; 34 * 512];
+        file.read_exact_at(&mut whole, 0).unwrap();
+        // The first copy is one write, of which any blocks may be missing.
+        for blocks in [0, 1, 2, 3, 20] {
+            file.write_all_at(&vec![0; whole.len()], 0).unwrap();
+            file.write_all_at(&whole[..blocks * 512], 0).unwrap();
+            assert_eq!(look(&file, &ID).unwrap(), Content::Unfinished, "{blocks} blocks");
+        }
+    }
+
+    #[test]
+    fn a_stale_backup_hides_no_later_data() {
+        let file = disk();
+        table::create(&file, &table(&ID)).unwrap();
+        file.write_all_at(&vec![0; 34 * 512], 0).unwrap();
+        let mut record = vec![0; 512];
+        record[450] = 0x83;
+        record[510..].copy_from_slice(b"\x55\xaa");
+        file.write_all_at(&record, 0).unwrap();
+        assert!(matches!(look(&file, &ID).unwrap(), Content::Other(_)), "partitions of an MBR");
+        file.write_all_at(&vec![0; 512], 0).unwrap();
+        file.write_all_at(b"_BHRfS_M", 0x10040).unwrap();
+        assert_eq!(look(&file, &ID).unwrap(), Content::Other("data (btrfs)".to_owned()));
+    }
+
+    #[test]
+    fn other_partitions_are_named() {
+        let file = disk();
+        let mut other = table(&ID);
+        for (partition, name) in other.partitions.iter_mut().zip(["EFI", "root", "home"]) {
+            name.clone_into(&mut partition.name);
+        }
+        table::create(&file, &other).unwrap();
+        let words = "a partition table (GPT) with 3 partitions: \"EFI, root, home\"";
+        assert_eq!(look(&file, &ID).unwrap(), Content::Other(words.to_owned()));
+    }
+}

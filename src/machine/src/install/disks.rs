@@ -1,0 +1,276 @@
+//! The disks of this machine, as sysfs describes them, to choose one by what it is.
+//!
+//! Invariants:
+//! - Texts of a disk are printable and short: a selector and a screen show them as they are.
+//! - The disk that the machine was started from is marked, by every way to it.
+//!
+//! What this module does not do: read what is on a disk (`content`), or choose (`select`).
+
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::path::Path;
+
+use polis_wire::parameters::Transport;
+
+/// Block devices with hardware behind them that hold no system: CD-ROM and floppy drives, raw
+/// flash.
+const NOT_DISKS: [&str; 3] = ["sr", "fd", "mtd"];
+/// The parts of an eMMC chip beside its disk.
+const NOT_MMC: [&str; 2] = ["boot", "rpmb"];
+/// Longest text of a disk.
+const TEXT_MAX: usize = 128;
+/// The unit of a disk's size in sysfs, independent of its sector size.
+const SIZE_UNIT: u64 = 512;
+/// The header of a page of a SCSI disk's product data.
+const VPD_HEADER: usize = 4;
+
+/// A disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Disk {
+    /// The kernel's name, for example `nvme0n1`.
+    pub(super) name: String,
+    /// How it is connected, if that is known.
+    pub(super) transport: Option<Transport>,
+    pub(super) model: String,
+    pub(super) serial: String,
+    /// The identifier that its maker gave it.
+    pub(super) wwid: String,
+    /// The way to it through the buses.
+    pub(super) path: String,
+    /// Its size in bytes.
+    pub(super) size: u64,
+    /// Whether it takes no writes.
+    pub(super) read_only: bool,
+    /// Devices that are built on it, or on a partition of it.
+    pub(super) users: Vec<String>,
+    /// Whether the machine was started from it.
+    pub(super) medium: bool,
+}
+
+impl std::fmt::Display for Disk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let transport = self.transport.map_or("an unknown bus", Transport::name);
+        write!(f, "{} ({transport}, {} MB", self.name, self.size / 1_000_000)?;
+        for (name, text) in [("model", &self.model), ("serial", &self.serial), ("wwid", &self.wwid)]
+        {
+            if !text.is_empty() {
+                write!(f, ", {name} {text}")?;
+            }
+        }
+        write!(f, ", at {})", self.path)
+    }
+}
+
+/// Every disk of the machine, in the order of names; `medium` is the name of the one that it
+/// was started from.
+pub(super) fn list(sys: &Path, medium: &str) -> Vec<Disk> {
+    let Ok(entries) = fs::read_dir(sys.join("block")) else { return Vec::new() };
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut disks: Vec<Disk> = names.filter_map(|name| describe(sys, name)).collect();
+    disks.sort_by(|one, other| one.name.cmp(&other.name));
+    let wwid = disks.iter().find(|disk| disk.name == medium).map(|disk| disk.wwid.clone());
+    let wwid = wwid.filter(|wwid| !wwid.is_empty());
+    for disk in &mut disks {
+        disk.medium = disk.name == medium || wwid.as_ref() == Some(&disk.wwid);
+    }
+    disks
+}
+
+fn describe(sys: &Path, name: String) -> Option<Disk> {
+    let part = name.starts_with("mmcblk") && NOT_MMC.iter().any(|part| name.contains(part));
+    if part || NOT_DISKS.iter().any(|prefix| name.starts_with(prefix)) {
+        return None;
+    }
+    let folder = sys.join("block").join(&name);
+    let device = folder.join("device");
+    // A second path to an NVMe disk, which only the kernel itself uses.
+    if !device.exists() || text(&folder.join("hidden")) == "1" {
+        return None;
+    }
+    let size = text(&folder.join("size")).parse::<u64>().ok()?.saturating_mul(SIZE_UNIT);
+    // An empty drive has no size.
+    if size == 0 {
+        return None;
+    }
+    let real = fs::canonicalize(&folder).ok()?;
+    let devices = fs::canonicalize(sys.join("devices")).ok()?;
+    let path = real.strip_prefix(&devices).ok()?;
+    let first = |files: &[std::path::PathBuf]| {
+        files.iter().map(|file| text(file)).find(|text| !text.is_empty()).unwrap_or_default()
+    };
+    let path = path.to_str()?.to_owned();
+    Some(Disk {
+        transport: transport(&name, &path),
+        model: first(&[device.join("model"), device.join("name")]),
+        serial: serial(&device, &real, &devices),
+        wwid: first(&[folder.join("wwid"), device.join("wwid")]),
+        path,
+        size,
+        read_only: text(&folder.join("ro")) == "1",
+        users: users(&folder, &name),
+        medium: false,
+        name,
+    })
+}
+
+/// How a disk is connected, by its name and its way through the buses.
+fn transport(name: &str, path: &str) -> Option<Transport> {
+    let numbered = |part: &str, prefix: &str| {
+        part.strip_prefix(prefix)
+            .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|c| c.is_ascii_digit()))
+    };
+    let on = |prefix| path.split('/').any(|part| numbered(part, prefix));
+    match () {
+        () if on("usb") => Some(Transport::Usb),
+        () if name.starts_with("nvme") => Some(Transport::Nvme),
+        () if name.starts_with("vd") => Some(Transport::Virtio),
+        () if name.starts_with("mmcblk") => Some(Transport::Mmc),
+        () if on("ata") => Some(Transport::Sata),
+        () if name.starts_with("sd") => Some(Transport::Scsi),
+        () => None,
+    }
+}
+
+/// The serial number: of the product data of a SCSI disk, else of the nearest device on the
+/// way to the disk that has one. The root of a USB bus has one that means no disk.
+fn serial(device: &Path, real: &Path, devices: &Path) -> String {
+    let page = fs::read(device.join("vpd_pg80")).unwrap_or_default();
+    let of_page = printable(page.get(VPD_HEADER..).unwrap_or_default());
+    if !of_page.is_empty() {
+        return of_page;
+    }
+    real.ancestors()
+        .take_while(|folder| *folder != devices)
+        .take_while(|folder| {
+            let name = folder.file_name().unwrap_or_default().to_string_lossy();
+            !name.starts_with("usb")
+        })
+        .map(|folder| text(&folder.join("serial")))
+        .find(|serial| !serial.is_empty())
+        .unwrap_or_default()
+}
+
+/// The devices on top of a disk and of its partitions.
+fn users(folder: &Path, name: &str) -> Vec<String> {
+    let names = |folder: &Path| -> Vec<String> {
+        let entries = fs::read_dir(folder).into_iter().flatten();
+        entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
+    };
+    let parts = names(folder).into_iter().filter(|part| part.starts_with(name));
+    let mut users: Vec<String> = parts
+        .map(|part| folder.join(part))
+        .chain([folder.to_owned()])
+        .flat_map(|folder| names(&folder.join("holders")))
+        .collect();
+    users.sort();
+    users.dedup();
+    users
+}
+
+/// A small file of sysfs as text; empty where it cannot be read.
+fn text(path: &Path) -> String {
+    let mut bytes = Vec::new();
+    let most = TEXT_MAX as u64;
+    let read = File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
+    if read.is_ok() { printable(&bytes) } else { String::new() }
+}
+
+/// Text of a device: printable, without blanks around it, and without the comma that would
+/// end it in a selector.
+fn printable(bytes: &[u8]) -> String {
+    let bytes = &bytes[..bytes.len().min(TEXT_MAX)];
+    let printable = |byte: &u8| (b' '..=b'~').contains(byte) && *byte != b',';
+    let text: String =
+        bytes.iter().filter(|byte| printable(byte)).map(|b| char::from(*b)).collect();
+    text.trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// Files below the way to a disk, with their content.
+    type Files<'a> = &'a [(&'a str, &'a [u8])];
+
+    /// A folder like `/sys` with these disks: name, way, and files.
+    fn sys(disks: &[(&str, &str, Files<'_>)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("block")).unwrap();
+        for (name, way, files) in disks {
+            let folder = root.path().join("devices").join(way);
+            fs::create_dir_all(&folder).unwrap();
+            for (file, content) in *files {
+                let file = folder.join(file);
+                fs::create_dir_all(file.parent().unwrap()).unwrap();
+                fs::write(file, content).unwrap();
+            }
+            let device = folder.join("device");
+            if !device.exists() {
+                symlink(folder.parent().unwrap(), device).unwrap();
+            }
+            symlink(&folder, root.path().join("block").join(name)).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn disks_are_described_by_what_sysfs_has_of_them() {
+        let root = sys(&[
+            (
+                "vda",
+                "pci0000:00/0000:00:04.0/virtio1/block/vda",
+                &[("size", b"2048\n"), ("serial", b"polis\0\0"), ("vda1/holders/dm-0/x", b"")],
+            ),
+            (
+                "nvme0n1",
+                "pci0000:00/0000:00:05.0/nvme/nvme0/nvme0n1",
+                &[
+                    ("size", b"4096"),
+                    ("../serial", b"S4EW  \n"),
+                    ("../model", b"Samsung, SSD 970  "),
+                    ("wwid", b"eui.01"),
+                ],
+            ),
+            (
+                "sda",
+                "pci0000:00/0000:00:06.0/usb2/2-1/2-1:1.0/host1/target1:0:0/1:0:0:0/block/sda",
+                &[
+                    ("size", b"8192"),
+                    ("ro", b"1\n"),
+                    ("device/vpd_pg80", b"\0\x80\0\x04ABCD"),
+                    ("device/model", b"Ultra\n"),
+                ],
+            ),
+            ("sr0", "pci0000:00/0000:00:1f.2/ata1/host2/block/sr0", &[("size", b"100")]),
+            ("loop0", "virtual/block/loop0", &[("size", b"0")]),
+        ]);
+        let disks = list(root.path(), "sda");
+        let [nvme, usb, virtio] = &disks[..] else { panic!("{disks:?}") };
+        assert_eq!(nvme.transport, Some(Transport::Nvme));
+        assert_eq!((&*nvme.serial, &*nvme.model), ("S4EW", "Samsung SSD 970"));
+        assert_eq!((nvme.size, &*nvme.wwid), (2 << 20, "eui.01"));
+        assert_eq!(usb.transport, Some(Transport::Usb));
+        assert_eq!((&*usb.serial, &*usb.model), ("ABCD", "Ultra"));
+        assert!(usb.read_only && usb.medium && !nvme.medium);
+        assert_eq!(virtio.transport, Some(Transport::Virtio));
+        assert_eq!((&*virtio.serial, &virtio.users[..]), ("polis", &["dm-0".to_owned()][..]));
+        assert_eq!(virtio.path, "pci0000:00/0000:00:04.0/virtio1/block/vda");
+        let shown =
+            "vda (virtio, 1 MB, serial polis, at pci0000:00/0000:00:04.0/virtio1/block/vda)";
+        assert_eq!(virtio.to_string(), shown);
+    }
+
+    #[test]
+    fn a_second_way_to_the_medium_is_the_medium() {
+        let files: &[(&str, &[u8])] = &[("size", b"8"), ("wwid", b"naa.5")];
+        let root = sys(&[
+            ("sda", "pci0000:00/0000:00:04.0/host0/block/sda", files),
+            ("sdb", "pci0000:00/0000:00:05.0/host1/block/sdb", files),
+            ("sdc", "pci0000:00/0000:00:06.0/host2/block/sdc", &[("size", b"8")]),
+        ]);
+        let medium: Vec<bool> = list(root.path(), "sdb").iter().map(|disk| disk.medium).collect();
+        assert_eq!(medium, [true, true, false]);
+    }
+}

@@ -1,0 +1,353 @@
+//! The installation: puts the system that runs, from a stick or another disk, on the disk of
+//! the machine that its parameters select.
+//!
+//! ```text
+//! [disks settle] --> select --> look --empty, unfinished, or wiped by words--> write --> verify
+//!                      |         |                                                        |
+//!                      |         +--installed by this installation--> [present]   boot <--+
+//!                      |         +--other data--> guru 0432             off         |
+//!                      +--not exactly one disk--> guru 0431                         v
+//!                                                                               [installed]
+//!                                                                                 reboot
+//! ```
+//!
+//! The cluster manager asks for it instead of making the machine a node; no data partition is
+//! made on the medium. Everything that is known of an installation is on its disk
+//! ([`content`]), so a medium may install any number of machines, and a cut one begins again.
+//!
+//! Invariants:
+//! - Nothing is written unless exactly one disk fits the selector.
+//! - A disk with data is written only if the parameters say so in words; the medium never.
+//! - A power cut at any moment leaves a disk that firmware does not start, and that the next
+//!   run recognises as unfinished, or a complete one.
+//! - A disk that has the ID of the installation is complete and left alone.
+//!
+//! What this module does not do: decide whether this machine installs, or end the machine
+//! (`cluster`).
+
+mod boot_files;
+mod content;
+mod disks;
+mod error;
+mod plan;
+mod select;
+mod write;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use polis_wire::parameters::{Install, Wipe};
+use tokio::time::{Instant, sleep};
+use tracing::{info, warn};
+
+use self::content::Content;
+use self::disks::Disk;
+pub use self::error::Error;
+pub use self::select::Refusal;
+use self::write::{Job, System};
+use crate::storage::{self, slot::Slot, table};
+use polis_base::environment::Environment;
+use polis_base::serial::EventLine;
+use polis_base::stage::{Stage, State};
+use polis_base::sys::reboot::Reason;
+use polis_base::sys::{block, command_line};
+use polis_base::{files, hex};
+use polis_runtime::supervisor::{Context, blocking};
+
+/// How often the list of disks is looked at.
+const POLL: Duration = Duration::from_millis(250);
+/// How long the list must stay as it is: `init` loads the last drivers five seconds after the
+/// start of the services.
+const QUIET: Duration = Duration::from_secs(10);
+/// How long a disk that fits may take to appear: an adapter with full shelves takes a minute.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// A line of the serial port for each tenth of a phase.
+const TENTHS: u64 = 10;
+
+/// The running system, and where the kernel shows disks.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The disk that the machine was started from.
+    pub medium: PathBuf,
+    /// The slot that it runs from: `A` or `B`.
+    pub slot: String,
+    /// Where the ESP of the medium is mounted.
+    pub esp: PathBuf,
+    /// Where sysfs is mounted.
+    pub sys: PathBuf,
+    /// Where the devices are.
+    pub dev: PathBuf,
+}
+
+impl Config {
+    /// The machine that this process runs on.
+    #[must_use]
+    pub fn live(environment: &Environment, tree: &files::Root) -> Self {
+        Self {
+            medium: environment.disk.clone(),
+            slot: environment.slot.clone(),
+            esp: tree.esp.mount.path().to_owned(),
+            sys: "/sys".into(),
+            dev: "/dev".into(),
+        }
+    }
+
+    /// A machine without any disk, for tests of services that install nothing.
+    #[must_use]
+    pub fn nowhere() -> Self {
+        let nowhere = || PathBuf::from("/nonexistent");
+        let (medium, esp, sys, dev) = (nowhere(), nowhere(), nowhere(), nowhere());
+        Self { medium, slot: "A".to_owned(), esp, sys, dev }
+    }
+
+    /// Whether the machine runs from a disk that an installer has made: it installs nothing,
+    /// whatever its parameters say. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Table`], [`Error::Io`].
+    pub fn is_installed(&self) -> Result<bool, Error> {
+        let disk = File::open(&self.medium).map_err(Error::io("open", "the medium"))?;
+        let table = table::read(&disk).map_err(Error::Table)?;
+        Ok(storage::plan::is_installed(&table))
+    }
+}
+
+/// How an installation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The disk has the system now.
+    Installed,
+    /// It had it already, from an earlier run of this installation.
+    Present,
+}
+
+impl Outcome {
+    /// How the machine ends: it starts the new system, or would start the medium for ever.
+    #[must_use]
+    pub fn end(self) -> Reason {
+        match self {
+            Self::Installed => Reason::Reboot,
+            Self::Present => Reason::PowerOff,
+        }
+    }
+}
+
+/// The phases that a disk goes through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Select,
+    Write,
+    Verify,
+    Boot,
+}
+
+impl Phase {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Select => "select",
+            Self::Write => "write",
+            Self::Verify => "verify",
+            Self::Boot => "boot",
+        }
+    }
+}
+
+/// How far a phase is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Progress {
+    phase: Phase,
+    bytes: u64,
+    total: u64,
+}
+
+/// Installs the running system as `order` says, and says so on console and serial line.
+///
+/// # Errors
+///
+/// [`Error`]; a disk that was not refused may be unfinished, and is finished by the next run.
+pub async fn install(ctx: &Context, config: &Config, order: &Install) -> Result<Outcome, Error> {
+    let mut announcer = Announcer { ctx: ctx.clone(), disk: "-".to_owned(), last: None };
+    let outcome = run(ctx, config, order, &mut announcer).await;
+    if let Err(error) = &outcome {
+        announcer.failed(error);
+    }
+    outcome
+}
+
+async fn run(
+    ctx: &Context,
+    config: &Config,
+    order: &Install,
+    announcer: &mut Announcer,
+) -> Result<Outcome, Error> {
+    announcer.event(Phase::Select, "started");
+    info!(selector = %order.disk, "this machine installs its system to another disk");
+    let disks = settle(ctx, config, order).await;
+    let disk = select::choose(&disks, &order.disk)
+        .map_err(|source| Error::Select { source, disks: select::explain(&disks, &order.disk) })?;
+    announcer.disk.clone_from(&disk.name);
+    let (job, named) = (config.clone(), disk.clone());
+    let (id, wipe) = (order.id, order.wipe);
+    let looked = blocking(move || admitted(&job.dev, &named, &id, wipe)).await?;
+    if looked == Content::Installed {
+        warn!(disk = %disk, "this system is installed already: remove the medium");
+        announcer.event(Phase::Select, "present");
+        let what = format!("a person: the system is installed on {}; remove the medium", disk.name);
+        ctx.stage(Stage::Cluster, State::Waiting(what));
+        return Ok(Outcome::Present);
+    }
+    info!(disk = %disk, content = ?looked, "the disk is written");
+    announcer.event(Phase::Select, "done");
+    let (job, order, name) = (config.clone(), order.clone(), disk.name.clone());
+    let mut writer = announcer.clone();
+    let written = blocking(move || {
+        let written = put(&job, &name, &order, &mut |progress| writer.progress(progress));
+        (written, writer)
+    });
+    let (written, writer) = written.await;
+    *announcer = writer;
+    written?;
+    announcer.event(Phase::Boot, "done");
+    info!(disk = %disk, "the system is installed");
+    Ok(Outcome::Installed)
+}
+
+/// Waits until the disks of the machine have appeared: a second one that fits may come late.
+async fn settle(ctx: &Context, config: &Config, order: &Install) -> Vec<Disk> {
+    let start = Instant::now();
+    let (mut since, mut known) = (start, None);
+    let medium = config.medium.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    ctx.stage(Stage::Cluster, State::Waiting("the disks of this machine to appear".to_owned()));
+    loop {
+        let (sys, medium) = (config.sys.clone(), medium.clone());
+        let disks = blocking(move || disks::list(&sys, &medium)).await;
+        if known.as_ref() != Some(&disks) {
+            since = Instant::now();
+            known = Some(disks.clone());
+        }
+        let nothing = matches!(
+            select::choose(&disks, &order.disk),
+            Err(Refusal::NoDisk { .. } | Refusal::Medium { .. })
+        );
+        if since.elapsed() >= QUIET && (!nothing || start.elapsed() >= PATIENCE) {
+            return disks;
+        }
+        sleep(POLL).await;
+    }
+}
+
+/// What the disk carries, if it may be written or has the system already.
+fn admitted(dev: &Path, disk: &Disk, id: &[u8], wipe: Wipe) -> Result<Content, Error> {
+    let opened = write::open(&dev.join(&disk.name)).map_err(Error::io("open", "the disk"))?;
+    let content = content::look(&opened, id).map_err(Error::io("read", "the disk"))?;
+    let occupied = |found: String, word| {
+        let (name, disk) = (disk.name.clone(), disk.to_string());
+        Err(Error::Occupied { name, disk, found, word })
+    };
+    match (content, wipe) {
+        (Content::Member, Wipe::Nothing | Wipe::AnyData) => {
+            occupied("the data of a node".to_owned(), "member")
+        }
+        (Content::Other(found), Wipe::Nothing | Wipe::Member) => occupied(found, "any-data"),
+        (content, _) => Ok(content),
+    }
+}
+
+/// Writes the disk. Blocks.
+fn put(
+    config: &Config,
+    name: &str,
+    order: &Install,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<(), Error> {
+    let system = running()?;
+    let slot = Slot::of(&config.slot, &config.medium)?;
+    let source = File::open(&slot.device).map_err(Error::io("open", "the system of the medium"))?;
+    let disk = write::open(&config.dev.join(name)).map_err(Error::io("open", "the disk"))?;
+    let measuring = || Error::io("measure", "the disk");
+    let size = block::size(&disk).map_err(measuring())?;
+    let block_size = u64::from(block::logical_block_size(&disk).map_err(measuring())?);
+    let identity = uuid::Builder::from_random_bytes(rand::random()).into_uuid();
+    let plan = plan::plan(size, block_size, system.length(), identity, &order.id)
+        .map_err(|source| Error::Place { disk: name.to_owned(), source })?;
+    let files =
+        boot_files::read(&config.esp).map_err(Error::io("read", "the ESP of the medium"))?;
+    let esp = boot_files::build(&identity.to_string(), block_size, files, &order.node.0)?;
+    write::apply(&disk, &Job { plan: &plan, system: &system, source: &source, esp: &esp }, progress)
+}
+
+/// The running system, by the command line of the kernel.
+fn running() -> Result<System, Error> {
+    let line = command_line::read().map_err(Error::io("read", "the kernel command line"))?;
+    let value =
+        |word: &'static str| command_line::value(&line, word).ok_or(Error::CommandLine(word));
+    let digits = |word: &'static str| {
+        let text = value(word)?;
+        hex::decode(if text == "-" { "" } else { text }).ok_or(Error::CommandLine(word))
+    };
+    let blocks = "polis.verity-blocks";
+    Ok(System {
+        root_hash: digits("polis.verity")?,
+        salt: digits("polis.verity-salt")?,
+        blocks: value(blocks)?.parse().map_err(|_digits| Error::CommandLine(blocks))?,
+    })
+}
+
+/// Reports the progress on console and serial line, each tenth of a phase once.
+#[derive(Clone)]
+struct Announcer {
+    ctx: Context,
+    disk: String,
+    /// The last reported phase, and the tenths of it.
+    last: Option<(Phase, u64)>,
+}
+
+impl Announcer {
+    fn line(&self, phase: Phase, result: &str) -> EventLine {
+        EventLine::new("install")
+            .field("phase", phase.name())
+            .field("disk", &self.disk)
+            .field("result", result)
+    }
+
+    fn event(&self, phase: Phase, result: &str) {
+        self.ctx.lines().event(self.line(phase, result));
+    }
+
+    fn failed(&self, error: &Error) {
+        let phase = self.last.map_or(Phase::Select, |(phase, _)| phase);
+        let line = self.line(phase, "failed").field("cause", polis_base::cause::line(error));
+        self.ctx.lines().event(line);
+    }
+
+    fn progress(&mut self, Progress { phase, bytes, total }: Progress) {
+        let tenths = bytes.saturating_mul(TENTHS) / total.max(1);
+        match self.last {
+            Some(last) if last == (phase, tenths) => return,
+            Some((before, _)) if before == phase => {}
+            before => {
+                if let Some((before, _)) = before {
+                    self.event(before, "done");
+                }
+                self.event(phase, "started");
+            }
+        }
+        self.last = Some((phase, tenths));
+        let percent = tenths * 100 / TENTHS;
+        if tenths > 0 && phase != Phase::Boot {
+            self.ctx.lines().event(self.line(phase, "running").field("percent", percent));
+        }
+        let doing = match phase {
+            Phase::Select | Phase::Write => format!("{percent} % written"),
+            Phase::Verify => format!("written, {percent} % read back"),
+            Phase::Boot => "written and read back".to_owned(),
+        };
+        let what = format!("the installation to {}: {doing}", self.disk);
+        self.ctx.stage(Stage::Cluster, State::Waiting(what));
+    }
+}
+
+#[cfg(test)]
+mod tests;
