@@ -86,6 +86,13 @@ impl Endpoint {
     }
 }
 
+/// A host, with or without brackets, and a port as [`Endpoint`] prints them.
+#[must_use]
+pub fn at(host: &str, port: u16) -> String {
+    let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+    Endpoint { host, port }.to_string()
+}
+
 impl FromStr for Endpoint {
     type Err = Invalid;
 
@@ -120,6 +127,12 @@ mod tests {
         ] {
             assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), read);
         }
+    }
+
+    #[test]
+    fn a_host_and_a_port_are_printed_as_they_are_read() {
+        assert_eq!(at("node", 1), "node:1");
+        assert_eq!([at("fd00::1", 2), at("[fd00::1]", 2)], ["[fd00::1]:2", "[fd00::1]:2"]);
     }
 
     #[test]

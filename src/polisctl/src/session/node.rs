@@ -112,7 +112,6 @@ impl Session {
         spoken: &Spoken,
     ) -> Result<Channel, Error> {
         let address = detour(&self.context, &node.address)?;
-        let Endpoint { host, port } = &address;
         let connection = self.reach(&address, &Trust::Unchecked).await?;
         let facts = Facts::read(&connection.certificate);
         let key = facts.ok_or_else(|| {
@@ -124,7 +123,7 @@ impl Session {
             return Ok(connection.channel);
         }
         Err(Error::new(format!(
-            "the machine at {host}:{port} has another key: {}, {shown}",
+            "the machine at {address} has another key: {}, {shown}",
             shown.words()
         ))
         .or_help(

@@ -30,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Endpoint;
 
 use super::channel::{self, Channel};
+use crate::endpoint::at;
 use crate::identity::NodeId;
 use crate::pki::{Authorities, CURATOR_NAME, Facts};
 use crate::rpc::tls::{Credentials, SCHEMES, provider, refuse_tls12, roots, verify_tls13};
@@ -110,7 +111,7 @@ pub enum Error {
         source: io::Error,
     },
     /// The connection was not accepted.
-    #[error("cannot connect to {host}:{port}")]
+    #[error("cannot connect to {}", at(host, *port))]
     Connect {
         /// The host.
         host: String,
@@ -120,7 +121,7 @@ pub enum Error {
         source: io::Error,
     },
     /// The other end does not answer.
-    #[error("{host}:{port} does not answer within {} seconds", CONNECT.as_secs())]
+    #[error("{} does not answer within {} seconds", at(host, *port), CONNECT.as_secs())]
     Silent {
         /// The host.
         host: String,
@@ -128,7 +129,7 @@ pub enum Error {
         port: u16,
     },
     /// The two ends do not accept each other's certificates.
-    #[error("no secure connection to {host}:{port}")]
+    #[error("no secure connection to {}", at(host, *port))]
     Handshake {
         /// The host.
         host: String,
@@ -141,7 +142,7 @@ pub enum Error {
     #[error("the own certificate or the cluster's cannot be used")]
     Credentials(#[source] rustls::Error),
     /// The other end speaks TLS, but not gRPC.
-    #[error("{host}:{port} does not speak gRPC")]
+    #[error("{} does not speak gRPC", at(host, *port))]
     Protocol {
         /// The host.
         host: String,

@@ -17,6 +17,7 @@ use tokio::time::timeout;
 use tonic::body::Body;
 
 use super::dial::{self, Expect, Secure, Trust};
+use crate::endpoint::at;
 use crate::identity::NodeId;
 use crate::rpc::tls::Credentials;
 
@@ -44,7 +45,7 @@ pub enum Error {
     #[error(transparent)]
     Dial(#[from] dial::Error),
     /// The other end does not speak HTTP, or stopped in the middle.
-    #[error("no answer from {host}:{port}")]
+    #[error("no answer from {}", at(host, *port))]
     Http {
         /// The host.
         host: String,
@@ -62,7 +63,7 @@ pub enum Error {
         source: http::Error,
     },
     /// The deadline has passed.
-    #[error("{host}:{port} does not answer within {} seconds", REQUEST_MAX.as_secs())]
+    #[error("{} does not answer within {} seconds", at(host, *port), REQUEST_MAX.as_secs())]
     Silent {
         /// The host.
         host: String,
@@ -70,7 +71,7 @@ pub enum Error {
         port: u16,
     },
     /// The answer is too long.
-    #[error("{host}:{port} answers with more than {ANSWER_MAX} bytes")]
+    #[error("{} answers with more than {ANSWER_MAX} bytes", at(host, *port))]
     TooLong {
         /// The host.
         host: String,
@@ -109,7 +110,7 @@ async fn exchange(
     let request = Request::builder()
         .method(Method::GET)
         .uri(path)
-        .header(HOST, format!("{host}:{port}"))
+        .header(HOST, at(host, port))
         .body(Body::empty())
         .map_err(|source| Error::Path { path: path.to_owned(), source })?;
     let secured = dial::secured(host, port, expect, trust, Some(credentials), b"http/1.1");

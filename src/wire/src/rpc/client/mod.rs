@@ -61,7 +61,7 @@ pub struct Candidate {
 
 impl fmt::Display for Candidate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.host, self.port)
+        Endpoint { host: self.host.clone(), port: self.port }.fmt(f)
     }
 }
 
