@@ -18,7 +18,7 @@
 //! What this module does not do: make disks, or configure machines. It plugs each in,
 //! and gives parameters to those that register.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::thread;
@@ -73,7 +73,7 @@ pub struct Node {
     /// The machine's configuration.
     pub config: Config,
     /// Its address, at every boot until [`Fleet::renumber`].
-    pub address: Ipv4Addr,
+    pub address: IpAddr,
     /// Its ID, once it has reported it.
     pub id: String,
     /// Off, or on.
@@ -139,6 +139,29 @@ impl Fleet {
         operator: Operator,
         key: &Path,
     ) -> Result<Self, Error> {
+        Self::on(dir, configs, operator, key, |_segment| ())
+    }
+
+    /// The same on a segment with IPv6 only.
+    ///
+    /// # Errors
+    /// As [`Fleet::new`].
+    pub fn with_ipv6_only(
+        dir: &Path,
+        configs: Vec<Config>,
+        operator: Operator,
+        key: &Path,
+    ) -> Result<Self, Error> {
+        Self::on(dir, configs, operator, key, Segment::only_ipv6)
+    }
+
+    fn on(
+        dir: &Path,
+        configs: Vec<Config>,
+        operator: Operator,
+        key: &Path,
+        prepare: fn(&Segment),
+    ) -> Result<Self, Error> {
         let host = |doing: &str| {
             let doing = doing.to_owned();
             move |source| Error::Host { doing, source }
@@ -147,6 +170,7 @@ impl Fleet {
             .map_err(|_many| std::io::ErrorKind::InvalidInput.into())
             .map_err(host("join so many machines"))?;
         let mut segment = Segment::start(machines, &dir.join("network"))?;
+        prepare(&segment);
         let mut nodes = Vec::new();
         for (number, config) in (0..machines).zip(configs) {
             let address = segment.address(number);

@@ -39,6 +39,7 @@ pub mod scan;
 pub mod screen;
 pub mod segment;
 pub mod serial;
+mod six;
 pub mod template;
 pub mod tpm;
 

@@ -9,7 +9,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -25,7 +25,7 @@ use crate::patience::{Deadline, SLOWEST};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
     /// The node's address on its segment.
-    pub address: Ipv4Addr,
+    pub address: IpAddr,
     /// The port there.
     pub port: u16,
     /// The port of the host's loopback interface.
@@ -61,7 +61,10 @@ impl Operator {
             if *port == CURATOR {
                 args.extend(["--endpoint".to_owned(), format!("127.0.0.1:{host}")]);
             }
-            args.extend(["--via".to_owned(), format!("{address}:{port}=127.0.0.1:{host}")]);
+            args.extend([
+                "--via".to_owned(),
+                format!("{}=127.0.0.1:{host}", SocketAddr::new(*address, *port)),
+            ]);
         }
         self.run(&args).map(drop)
     }

@@ -12,6 +12,9 @@
 //! resets unknown connections, even between other machines; so the switch never floods
 //! a unicast frame to it.
 //!
+//! A segment can have IPv6 only: then the switch has a router, and the gateway stays for the
+//! host's ports alone (`six`).
+//!
 //! Links are cut, slowed and healed here, pair by pair, while the machines keep their
 //! carrier: like a broken switch between two racks. A pulled cable is `set_link` of the
 //! machine's own protocol. What the switch delivers can be captured here, too.
@@ -23,7 +26,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -39,6 +42,7 @@ use crate::gateway::Gateway;
 use crate::lease;
 use crate::machine::Error;
 use crate::plug::{Plug, Port};
+use crate::six::{self, Outcome};
 
 /// Frames that wait for one port; more are lost.
 const QUEUE: usize = 4096;
@@ -100,14 +104,28 @@ impl Segment {
         Ok(())
     }
 
-    /// The address that a machine gets by DHCP, at every boot until
+    /// Takes IPv4 and DHCP away from the machines, for good, and gives them a router of IPv6.
+    pub fn only_ipv6(&self) {
+        let machines = (0_u8..).zip(&self.addresses).map(|(machine, four)| six::Machine {
+            four: *four,
+            hardware: self.plug(machine).hardware_address(),
+        });
+        let router = six::Router { machines: machines.collect() };
+        self.switch.lock().router = Some(router);
+    }
+
+    /// The address that a machine gets by DHCP, or from the router, at every boot until
     /// [`Segment::renumber`].
     ///
     /// # Panics
     /// When the number is not that of a machine of the segment.
     #[must_use]
-    pub fn address(&self, machine: u8) -> Ipv4Addr {
-        self.addresses[usize::from(machine)]
+    pub fn address(&self, machine: u8) -> IpAddr {
+        let machine = usize::from(machine);
+        match &self.switch.lock().router {
+            Some(router) => router.machines[machine].six().into(),
+            None => self.addresses[machine].into(),
+        }
     }
 
     /// Where machine number `machine` is plugged in.
@@ -126,9 +144,21 @@ impl Segment {
     /// `address`.
     ///
     /// # Errors
-    /// When the port is taken, or the gateway is gone.
-    pub fn forward(&mut self, host: u16, address: Ipv4Addr, port: u16) -> Result<(), Error> {
-        self.gateway.forward(host, address, port)
+    /// When no machine has the address, the port is taken, or the gateway is gone.
+    pub fn forward(&mut self, host: u16, address: IpAddr, port: u16) -> Result<(), Error> {
+        let four = match address {
+            IpAddr::V4(four) => Some(four),
+            IpAddr::V6(six) => {
+                let switch = self.switch.lock();
+                let mut machines = switch.router.iter().flat_map(|router| &router.machines);
+                machines.find(|machine| machine.six() == six).map(|machine| machine.four)
+            }
+        };
+        let four = four.ok_or_else(|| Error::Host {
+            doing: format!("forward a port to {address}"),
+            source: io::ErrorKind::AddrNotAvailable.into(),
+        })?;
+        self.gateway.forward(host, four, port)
     }
 
     /// The means to cut, slow and heal its links, and to see what is on them.
@@ -220,6 +250,8 @@ struct State {
     capture: Option<Capture>,
     /// Bytes from each port, a frame once for each port that got it.
     delivered: BTreeMap<Port, u64>,
+    /// In a segment with IPv6 only.
+    router: Option<six::Router>,
 }
 
 impl State {
@@ -228,12 +260,33 @@ impl State {
         let Some((&to, rest)) = frame.split_first_chunk::<6>() else { return };
         let Some(&sender) = rest.first_chunk::<6>() else { return };
         self.learnt.insert(sender, from);
+        let Some(router) = &self.router else { return self.switch(from, to, frame) };
+        if from == Port::Gateway {
+            let Some(frame) = router.forwarded(frame) else { return };
+            return self.switch(from, to, &frame.into());
+        }
+        match router.sent(frame) {
+            Outcome::Pass => self.switch(from, to, frame),
+            Outcome::Answer(answer) => {
+                let Some(&to) = answer.first_chunk() else { return };
+                self.switch(Port::Gateway, to, &answer.into());
+            }
+            Outcome::Gateway(frame) => self.send(from, Port::Gateway, &frame.into()),
+            Outcome::Lost => {}
+        }
+    }
+
+    fn switch(&mut self, from: Port, to: [u8; 6], frame: &Arc<[u8]>) {
         let group = to[0] & 1 == 1;
         match self.learnt.get(&to) {
             Some(&port) if !group => self.send(from, port, frame),
             _ => {
                 let ports: Vec<Port> = self.lines.keys().copied().collect();
                 for port in ports {
+                    // The gateway speaks IPv6, too, and would be a second router.
+                    if self.router.is_some() && port == Port::Gateway {
+                        continue;
+                    }
                     if port != from && (group || port != Port::Gateway) {
                         self.send(from, port, frame);
                     }
@@ -515,8 +568,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut segment = Segment::start(3, dir.path()).unwrap();
         let addresses = [0, 1, 2].map(|machine| segment.address(machine));
-        assert_eq!(addresses, [15, 16, 17].map(|last| Ipv4Addr::new(10, 0, 2, last)));
+        assert_eq!(addresses, [15, 16, 17].map(|last| IpAddr::from([10, 0, 2, last])));
         let port = crate::host::free_port().unwrap();
         segment.forward(port, addresses[1], 7835).unwrap();
+        segment.only_ipv6();
+        let six = segment.address(1);
+        assert_eq!(six.to_string(), "2001:db8:0:2:5054:ff:fe70:6f01");
+        segment.forward(crate::host::free_port().unwrap(), six, 7835).unwrap();
+        assert!(segment.forward(1, "2001:db8::1".parse().unwrap(), 7835).is_err());
     }
 }

@@ -2,9 +2,9 @@
 //! operator out.
 
 use std::collections::BTreeSet;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use polis_qemu::Fleet;
 use polis_qemu::fleet::Part;
 use polis_qemu::scan::{Answers, Source, scan};
@@ -43,7 +43,7 @@ fn each_port_is_reached_by_its_callers_alone_and_no_rule_locks_its_owner_out() -
     let stranger = Source::Spare(STRANGER);
     reached(&cluster, stranger, VOTER, &[CURATOR, MANAGEMENT, METRICS])?;
     reached(&cluster, stranger, WORKER, &[MANAGEMENT, METRICS])?;
-    let member = Source::Of(cluster.nodes[WORKER].address);
+    let member = Source::Of(address(&cluster, WORKER)?);
     reached(&cluster, member, VOTER, &[ETCD, CURATOR, MANAGEMENT, METRICS])?;
     let explained = rules(&cluster, VOTER)?;
     ensure!(explained["in_force"] == true && explained["fault"].is_null(), "{explained}");
@@ -77,7 +77,7 @@ fn each_port_is_reached_by_its_callers_alone_and_no_rule_locks_its_owner_out() -
         ensure!(explained["sources"] == serde_json::json!([own]), "{explained}");
         ensure!(explained["tried_for_seconds"].is_null(), "{explained}");
     }
-    let member = Source::Of(cluster.nodes[WORKER].address);
+    let member = Source::Of(address(&cluster, WORKER)?);
     reached(&cluster, member, VOTER, &[ETCD, CURATOR, MANAGEMENT, METRICS])?;
 
     // A boot without a leader: the sources hold for all but the help of the owner.
@@ -107,8 +107,16 @@ fn reached(cluster: &Fleet, from: Source, number: usize, open: &[u16]) -> Result
 fn scanned(cluster: &Fleet, from: Source, number: usize) -> Result<Answers> {
     let segment = &cluster.segment;
     let target = segment.plug(u8::try_from(number)?);
-    let to = (target, cluster.nodes[number].address);
+    let to = (target, address(cluster, number)?);
     Ok(scan(&segment.links(), &segment.spare(), from, to)?)
+}
+
+/// The address of a node.
+fn address(cluster: &Fleet, number: usize) -> Result<Ipv4Addr> {
+    match cluster.nodes[number].address {
+        IpAddr::V4(address) => Ok(address),
+        IpAddr::V6(address) => bail!("{address} is not scanned"),
+    }
 }
 
 /// The rules of a node, as its operator reads them.

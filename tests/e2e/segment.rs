@@ -1,7 +1,7 @@
 //! Machines on one segment: how they are reached, and the effect of a cut.
 
 use std::io::Read as _;
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -25,7 +25,7 @@ fn a_node_on_a_segment_is_reached_through_its_gateway() -> Result<()> {
     world::home(&mut machine)?;
     let ready = machine.seen(|event| event.word == "ready");
     let ready = ready.last().context("no ready")?;
-    let address: Ipv4Addr = ready.text("address").parse()?;
+    let address: IpAddr = ready.text("address").parse()?;
     let host = polis_qemu::host::free_port()?;
     segment.forward(host, address, MANAGEMENT)?;
     let outside = SocketAddr::from((Ipv4Addr::LOCALHOST, host));
