@@ -227,6 +227,7 @@ impl Error {
                 Refusal::Labels => (InvalidArgument, "field"),
                 Refusal::PodNetworkFull { .. } => (ResourceExhausted, "pod-network-full"),
                 Refusal::InPodNetwork { .. } => (FailedPrecondition, "pod-network"),
+                Refusal::NoIpv4 { .. } => (FailedPrecondition, "no-ipv4"),
             },
             Self::TicketWrong => (PermissionDenied, "ticket-wrong"),
             Self::TicketRotated => (PermissionDenied, "ticket-rotated"),

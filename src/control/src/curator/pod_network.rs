@@ -16,7 +16,7 @@
 //! - A prefix is the first free one, so prefixes stay dense and rules stay short.
 
 use std::collections::BTreeSet;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use polis_proto::v1::{self, ClusterNetwork};
 use prost::Message as _;
@@ -41,7 +41,7 @@ pub(super) fn gives_place(request: &Request) -> bool {
 ///
 /// # Errors
 ///
-/// [`Refusal::PodNetworkFull`], [`Refusal::InPodNetwork`].
+/// [`Refusal::PodNetworkFull`], [`Refusal::InPodNetwork`], [`Refusal::NoIpv4`].
 pub(super) fn settle(
     node: v1::Node,
     taken: Option<&BTreeSet<Prefix>>,
@@ -59,10 +59,14 @@ pub(super) fn settle(
     Ok(v1::Node { cluster_network, ..node })
 }
 
-/// The routes of the mesh would swallow the packets to such a node.
+/// Pods need IPv4, and the routes of the mesh would swallow the packets to a node inside of them.
 fn check_address(node: &v1::Node) -> Result<(), Refusal> {
     let Some(status) = &node.status else { return Ok(()) };
-    let Ok(address) = status.external_address.parse::<Ipv4Addr>() else { return Ok(()) };
+    let address = match status.external_address.parse() {
+        Ok(IpAddr::V4(address)) => address,
+        Ok(IpAddr::V6(address)) => return Err(Refusal::NoIpv4 { address }),
+        Err(_unknown) => return Ok(()),
+    };
     match [PODS, SERVICES].into_iter().find(|network| network.has(address)) {
         Some(network) => Err(Refusal::InPodNetwork { address, network }),
         None => Ok(()),

@@ -72,9 +72,15 @@ fn a_node_inside_of_a_network_of_kubernetes_is_refused() {
          and Services: give the machine an address outside of it"
     );
     assert!(at("10.224.0.1").unwrap_err().to_string().contains("10.224.0.0/16"));
-    for outside in ["10.0.2.15", "10.225.0.1", "2001:db8::1", ""] {
+    for outside in ["10.0.2.15", "10.225.0.1", ""] {
         assert!(at(outside).is_ok(), "{outside}");
     }
+    let six = at("2001:db8::1").unwrap_err();
+    assert_eq!(
+        six.to_string(),
+        "the address 2001:db8::1 of the node is one of IPv6, and pods and Services have IPv4 \
+         alone: give the machine an address of IPv4, by DHCP or first in its parameters"
+    );
 }
 
 /// A store with nodes that are members.

@@ -35,7 +35,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use polis_proto::v1::{self, NodeState};
 
@@ -212,6 +212,15 @@ pub enum Refusal {
         address: Ipv4Addr,
         /// The network of pods, or that of Services.
         network: Prefix,
+    },
+    /// The node has no address for the mesh and for pods.
+    #[error(
+        "the address {address} of the node is one of IPv6, and pods and Services have IPv4 \
+         alone: give the machine an address of IPv4, by DHCP or first in its parameters"
+    )]
+    NoIpv4 {
+        /// The address that it reported.
+        address: Ipv6Addr,
     },
 }
 

@@ -34,7 +34,7 @@ pub enum Place {
 /// The place of the node `own`, whose key is `key`. `addresses` are all that it has.
 #[must_use]
 pub fn place(own: NodeId, key: PublicKey, addresses: &[IpAddr], nodes: Option<&Nodes>) -> Place {
-    if let Some(cause) = inside(addresses) {
+    if let Some(cause) = inside(addresses).or_else(|| without_ipv4(addresses)) {
         return Place::Unfit(cause);
     }
     let Some(nodes) = nodes else {
@@ -74,6 +74,15 @@ fn inside(addresses: &[IpAddr]) -> Option<String> {
              and Services: give the machine an address outside of it"
         )
     })
+}
+
+/// The addresses of pods, and their ways between nodes, are of IPv4.
+fn without_ipv4(addresses: &[IpAddr]) -> Option<String> {
+    let first = addresses.first().filter(|_| !addresses.iter().any(IpAddr::is_ipv4))?;
+    Some(format!(
+        "the address {first} of this node is one of IPv6, and pods and Services have IPv4 alone: \
+         give the machine an address of IPv4, by DHCP or first in its parameters"
+    ))
 }
 
 /// Every node with a place in the mesh. One whose record cannot be read has none.
@@ -124,6 +133,19 @@ mod tests {
 
     fn seen(nodes: &Nodes) -> Place {
         place(id(1), key(1), &OWN, Some(nodes))
+    }
+
+    #[test]
+    fn a_node_without_ipv4_has_no_place() {
+        let six = "2001:db8::1".parse().unwrap();
+        let seen = |addresses: &[IpAddr]| place(id(1), key(1), addresses, Some(&nodes(&[1])));
+        let Place::Unfit(cause) = seen(&[six]) else { panic!("it has IPv6 alone") };
+        assert!(
+            cause.starts_with("the address 2001:db8::1 of this node is one of IPv6"),
+            "{cause}"
+        );
+        assert!(matches!(seen(&[six, OWN[0]]), Place::Mesh { .. }));
+        assert!(matches!(seen(&[]), Place::Mesh { .. }), "no address yet");
     }
 
     #[test]
