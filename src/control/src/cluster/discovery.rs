@@ -474,6 +474,7 @@ mod tests {
             let (address, prefix) = text.split_once('/').unwrap();
             let cidr = Cidr::new(address.parse().unwrap(), prefix.parse().unwrap()).unwrap();
             let interface = network::Interface {
+                index: 3,
                 name: "e".to_owned(),
                 mac: polis_machine::parameters::Mac([2, 0, 0, 0, 0, 1]),
                 carrier: true,

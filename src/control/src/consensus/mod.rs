@@ -106,6 +106,8 @@ impl Config {
             user: Some(users::ETCD),
             tree: root.data.etcd.clone(),
             sockets: root.ephemeral.consensus.clone(),
+            // etcd takes this for any address of both families, and a kernel without IPv6 has
+            // this one alone.
             listen: SocketAddr::from((std::net::Ipv4Addr::UNSPECIFIED, PEER_PORT)),
             restorer: PathBuf::from("/usr/bin/etcdutl"),
             snapshot: root.esp.etcd_snapshot.clone(),

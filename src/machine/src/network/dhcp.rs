@@ -30,7 +30,7 @@ const SELECTING_MAX: Duration = Duration::from_secs(15);
 /// How long one client asks before a fresh one takes over. `mozim` doubles its
 /// waits up to a minute; a fresh one starts over, so that a switch which only
 /// forwards after half a minute costs the boot eight more seconds, not thirty.
-const ASKING_MAX: Duration = Duration::from_secs(20);
+pub(super) const ASKING_MAX: Duration = Duration::from_secs(20);
 
 /// Wait after an answer that was refused: the next will most likely be the same.
 const REFUSED_WAIT: Duration = Duration::from_secs(10);

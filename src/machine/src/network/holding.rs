@@ -24,7 +24,7 @@ use polis_base::sys::clock;
 
 /// How long a pulled cable is taken for an accident. A switch that restarts
 /// takes longer, but then a spare is as good.
-const CARRIER_GRACE: Duration = Duration::from_secs(10);
+pub(super) const CARRIER_GRACE: Duration = Duration::from_secs(10);
 
 /// The value of DHCP for a lease without end.
 const INFINITE: Duration = Duration::from_secs(u32::MAX as u64);

@@ -8,6 +8,7 @@
 //! kernel --links, addresses, routes--> Observed --+
 //! parameters ------------------------> Network ---+--> plan --> Wanted --> actions --> apply
 //! DHCP ------------------------------> leases ----+      +----> Status (event value), resolv.conf
+//! routers --addresses of the kernel--> advertised +
 //! ```
 //!
 //! Invariants:
@@ -16,9 +17,10 @@
 //! - `Status::primary` is an address that the kernel has on an interface.
 //! - An answer of a DHCP server is bounded and checked before it is believed.
 //!
-//! What this module does not do: filter packets, or configure IPv6 beyond what
-//! the parameters say: the kernel accepts router advertisements by itself.
+//! What this module does not do: filter packets, ask DHCPv6, or make addresses of IPv6 beyond
+//! those of the parameters: the kernel accepts router advertisements by itself.
 
+mod advertised;
 mod apply;
 mod dhcp;
 mod holding;
@@ -69,6 +71,8 @@ impl Status {
 /// One Ethernet interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
+    /// Its number in the kernel.
+    pub index: u32,
     /// Its name in the kernel.
     pub name: String,
     /// Its hardware address.

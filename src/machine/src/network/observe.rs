@@ -1,21 +1,26 @@
 //! Reads links, addresses and routes from the kernel.
 //!
 //! Only what the plan decides about is kept: loopback and Ethernet interfaces,
-//! addresses that are not link-local, and routes that the node made itself.
+//! addresses that are not link-local, routes that the node made itself, and the routers that
+//! advertise themselves.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
 use futures::TryStreamExt as _;
-use netlink_packet_route::address::{AddressAttribute, AddressMessage, AddressScope};
-use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage};
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
+use netlink_packet_route::link::{
+    AfSpecInet6, AfSpecUnspec, Inet6IfaceFlags, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType,
+    LinkMessage,
+};
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol,
 };
 use rtnetlink::{Handle, RouteMessageBuilder};
 
-use super::plan::{Kind, Link, Observed, Origin, Route};
+use super::plan::{Flaw, Kind, Link, Observed, Origin, Route};
 use crate::parameters::{Cidr, Mac};
 
 /// Which interfaces are the node's to configure.
@@ -46,6 +51,9 @@ pub(super) async fn observe(
         let index = message.header.index;
         if let Some(cidr) = address(&message).filter(|_| observed.links.contains_key(&index)) {
             observed.addresses.insert((index, cidr));
+            if let Some(flaw) = flaw(&message) {
+                observed.flaws.insert((index, cidr), flaw);
+            }
         }
     }
     for request in [
@@ -55,6 +63,12 @@ pub(super) async fn observe(
         let mut messages = handle.route().get(request).execute();
         while let Some(message) = messages.try_next().await? {
             observed.routes.extend(route(&message));
+            if let Some((index, router)) = router(&message)
+                && let Some(link) = observed.links.get_mut(&index)
+            {
+                // Of several, the one with the lowest address: the same at each look.
+                link.router = Some(link.router.map_or(router, |other| other.min(router)));
+            }
         }
     }
     Ok(observed)
@@ -92,9 +106,12 @@ fn link(message: &LinkMessage, interfaces: Interfaces) -> Option<Link> {
         mtu: 0,
         place: String::new(),
         usb: false,
+        router: None,
+        managed: false,
     };
     for attribute in &message.attributes {
         match attribute {
+            LinkAttribute::AfSpecUnspec(families) => link.managed = managed(families),
             LinkAttribute::IfName(name) => link.name.clone_from(name),
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
             LinkAttribute::Address(mac) => link.mac = Mac(mac.as_slice().try_into().ok()?),
@@ -133,6 +150,55 @@ fn address(message: &AddressMessage) -> Option<Cidr> {
     Cidr::new(local.or_else(own)?, message.header.prefix_len)
 }
 
+/// Whether routers say that a DHCPv6 server gives the addresses of this link.
+fn managed(families: &[AfSpecUnspec]) -> bool {
+    families.iter().any(|family| {
+        let AfSpecUnspec::Inet6(attributes) = family else { return false };
+        attributes.iter().any(|attribute| {
+            matches!(attribute, AfSpecInet6::Flags(flags)
+                if flags.contains(Inet6IfaceFlags::RaManaged))
+        })
+    })
+}
+
+/// Why an IPv6 address should not be chosen as the node's, if something speaks against it.
+fn flaw(message: &AddressMessage) -> Option<Flaw> {
+    if message.header.family != AddressFamily::Inet6 {
+        return None;
+    }
+    let flags = message.attributes.iter().find_map(|attribute| match attribute {
+        AddressAttribute::Flags(flags) => Some(*flags),
+        _ => None,
+    })?;
+    // For IPv6, the kernel calls a temporary address a secondary one.
+    let passing = AddressFlags::Secondary | AddressFlags::Deprecated;
+    if flags.contains(AddressFlags::Dadfailed) {
+        Some(Flaw::Duplicate)
+    } else if flags.contains(AddressFlags::Tentative) {
+        Some(Flaw::Tentative)
+    } else {
+        flags.intersects(passing).then_some(Flaw::Passing)
+    }
+}
+
+/// The link and the router of a default route that a router advertised.
+fn router(message: &RouteMessage) -> Option<(u32, Ipv6Addr)> {
+    let header = &message.header;
+    let advertised = header.address_family == AddressFamily::Inet6
+        && header.protocol == RouteProtocol::Ra
+        && header.destination_prefix_length == 0
+        && header.table == RouteHeader::RT_TABLE_MAIN;
+    let (mut link, mut gateway) = (None, None);
+    for attribute in message.attributes.iter().filter(|_| advertised) {
+        match attribute {
+            RouteAttribute::Gateway(RouteAddress::Inet6(address)) => gateway = Some(*address),
+            RouteAttribute::Oif(index) => link = Some(*index),
+            _ => {}
+        }
+    }
+    link.zip(gateway)
+}
+
 /// Reads a route, if the node made it.
 fn route(message: &RouteMessage) -> Option<Route> {
     let header = &message.header;
@@ -149,7 +215,7 @@ fn route(message: &RouteMessage) -> Option<Route> {
         RouteAddress::Inet6(v6) => Some(IpAddr::V6(*v6)),
         _ => None,
     };
-    let v4 = header.address_family == netlink_packet_route::AddressFamily::Inet;
+    let v4 = header.address_family == AddressFamily::Inet;
     // The kernel leaves the destination of a default route out.
     let mut destination =
         if v4 { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };

@@ -34,6 +34,7 @@ use tokio::time::Instant;
 use tokio_stream::StreamMap;
 use tracing::{info, warn};
 
+use super::advertised::{Advertised, Dhcp};
 use super::holding::{Holding, Spare};
 use super::observe::Interfaces;
 use super::plan::{self, Action, Former, Kind, Observed, Wanted};
@@ -108,10 +109,16 @@ impl Service {
     /// [`Error`]; a restart finds what this run left and goes on from there.
     pub async fn run(self, ctx: Context) -> Result<(), Error> {
         ctx.stage(Stage::Network, State::Started);
-        let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
+        let groups = [
+            MulticastGroup::Link,
+            MulticastGroup::Ipv4Ifaddr,
+            MulticastGroup::Ipv6Ifaddr,
+            MulticastGroup::Ipv6Ifinfo,
+        ];
         let (connection, handle, changes) =
             rtnetlink::new_multicast_connection(&groups).map_err(Error::Connect)?;
         let network = configured(&self.known.borrow());
+        let former = self.status.borrow().primary;
         let run = Run {
             service: self,
             ctx: ctx.clone(),
@@ -119,6 +126,7 @@ impl Service {
             network,
             holding: Holding::default(),
             primary: Primary::default(),
+            advertised: Advertised::after(former),
             clients: StreamMap::new(),
             former: Former::Keep,
             renewed: None,
@@ -147,6 +155,7 @@ struct Run {
     network: Option<parameters::Network>,
     holding: Holding,
     primary: Primary,
+    advertised: Advertised,
     clients: StreamMap<u32, Client>,
     former: Former,
     renewed: Option<u32>,
@@ -203,6 +212,7 @@ impl Run {
                 self.holding.keep_only(link);
             }
         }
+        self.look_at_routers(&observed, candidates.is_empty());
         let wanted = self.wanted(&observed);
         let actions = plan::actions(&observed, &wanted, self.former, self.renewed.take());
         let nothing_to_do = actions.is_empty();
@@ -244,15 +254,37 @@ impl Run {
 
     fn wanted(&self, observed: &Observed) -> Wanted {
         let mut leases = self.holding.leases();
-        let Some(network) = self.network.as_ref().filter(|_network| self.chooses()) else {
-            return plan::wanted(observed, self.network.as_ref(), &leases);
+        let mut wanted = match self.network.as_ref().filter(|_network| self.chooses()) {
+            None => plan::wanted(observed, self.network.as_ref(), &leases),
+            Some(network) => {
+                leases.retain(|link, _lease| self.primary.link() == Some(*link));
+                let mut wanted = plan::wanted(observed, Some(network), &leases);
+                if !self.primary.is_final() {
+                    wanted.dhcp = plan::all_ask(observed, network);
+                }
+                wanted
+            }
         };
-        leases.retain(|link, _lease| self.primary.link() == Some(*link));
-        let mut wanted = plan::wanted(observed, Some(network), &leases);
-        if !self.primary.is_final() {
-            wanted.dhcp = plan::all_ask(observed, network);
+        if let Some(chosen) = self.advertised.chosen() {
+            wanted.advertised(observed, chosen);
         }
         wanted
+    }
+
+    /// Chooses an address of the kernel where neither DHCP nor the parameters give one.
+    fn look_at_routers(&mut self, observed: &Observed, nothing_asks: bool) {
+        let leases = self.holding.leases();
+        let Some(network) = &self.network else { return };
+        if plan::wanted(observed, Some(network), &leases).primary.is_some() {
+            return self.advertised.rest();
+        }
+        let links = plan::routed(observed, network);
+        let dhcp = if nothing_asks { Dhcp::Off } else { Dhcp::Asked };
+        let chosen = self.advertised.review(observed, &links, dhcp, Instant::now());
+        if let Some((link, cidr)) = chosen {
+            let name = name(observed, link);
+            info!("no DHCP server answered: {cidr} on {name}, from a router, is the node's");
+        }
     }
 
     fn applied(&self, observed: &Observed, action: &Action) {
@@ -318,9 +350,15 @@ impl Run {
     /// Publishes the status; returns whether it still waits for an address.
     async fn publish(&mut self, observed: &Observed) -> bool {
         let wanted = self.wanted(observed);
-        let waiting = match self.primary.deadline() {
-            Some(settled) => Some(self.settling(observed, settled)),
-            None => plan::waiting(observed, self.network.as_ref(), &wanted),
+        let waiting = match (self.primary.deadline(), self.advertised.settled()) {
+            (Some(settled), _) => Some(self.settling(observed, settled)),
+            (None, Some(((link, cidr), settled))) => Some(format!(
+                "an answer from a DHCP server, for {} s at most: without one, {cidr} on {}, from a \
+                 router, becomes the address of this node",
+                left(settled),
+                name(observed, link)
+            )),
+            (None, None) => plan::waiting(observed, self.network.as_ref(), &wanted),
         };
         let is_waiting = waiting.is_some();
         let text = resolv_conf(&wanted.nameservers);
@@ -342,7 +380,7 @@ impl Run {
                 self.ctx.healthy();
             }
         }
-        let there = wanted.primary.filter(|primary| observed.addresses.contains(primary));
+        let there = wanted.primary.filter(|primary| observed.has(*primary));
         let status = Status {
             primary: there.map(|(_, cidr)| cidr.address()),
             gateway: wanted.gateway,
@@ -363,11 +401,11 @@ impl Run {
     fn settling(&self, observed: &Observed, settled: Instant) -> String {
         let leases = self.holding.leases();
         let have: Vec<_> = leases.keys().map(|link| name(observed, *link)).collect();
-        let seconds = settled.saturating_duration_since(Instant::now()).as_secs() + 1;
         format!(
             "an answer from a DHCP server on a card that comes before {}, which has one; for \
-             {seconds} s at most: configure the interface in the node parameters to wait for none",
-            have.join(", ")
+             {} s at most: configure the interface in the node parameters to wait for none",
+            have.join(", "),
+            left(settled)
         )
     }
 
@@ -379,6 +417,7 @@ impl Run {
         };
         ethernet
             .map(|(index, link)| Interface {
+                index: *index,
                 name: link.name.clone(),
                 mac: link.mac,
                 carrier: link.carrier,
@@ -408,6 +447,7 @@ impl Run {
             Some(now + if self.failed.is_empty() { REVIEW } else { RETRY }),
             self.holding.deadline(now),
             self.primary.deadline(),
+            self.advertised.deadline(now),
             Some(patience).filter(|at| waiting && *at > now),
         ];
         let deadline = deadlines.into_iter().flatten().min().unwrap_or(now + REVIEW);
@@ -440,6 +480,11 @@ type Change = (
 fn configured(known: &Known) -> Option<parameters::Network> {
     let loaded = known.as_ref()?;
     Some(loaded.parameters().map(|parameters| parameters.network.clone()).unwrap_or_default())
+}
+
+/// The seconds until then, as a person reads them.
+fn left(until: Instant) -> u64 {
+    until.saturating_duration_since(Instant::now()).as_secs() + 1
 }
 
 fn name(observed: &Observed, link: u32) -> &str {

@@ -3,7 +3,7 @@
 //!
 //! They need root, and print that instead of failing without it.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tokio::net::UdpSocket;
 use tokio::sync::watch;
 
 use super::{Config, Interfaces, Service, Status};
-use crate::parameters::{self, Known, Loaded, Match};
+use crate::parameters::{self, Cidr, Known, Loaded, Match};
 use polis_base::files::File;
 use polis_base::stage::{Stage, State};
 use polis_runtime::event;
@@ -328,5 +328,93 @@ fn the_stage_says_what_it_waits_for_and_then_that_it_is_done() {
             ended = service.run(ctx) => panic!("{ended:?}"),
             () = story => {}
         }
+    });
+}
+
+/// The least that a router can be: it advertises itself and a prefix, on `wire`, again and again.
+async fn advertise(wire: &Wire) {
+    let (kind, flags) = (SocketType::RAW, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC);
+    let icmp = Some(net::ipproto::ICMPV6);
+    let socket = net::socket_with(AddressFamily::INET6, kind, flags, icmp).unwrap();
+    sockopt::set_ipv6_multicast_hops(&socket, 255).unwrap();
+    let mut message = vec![134, 0, 0, 0, 64, 0];
+    message.extend(1800_u16.to_be_bytes());
+    message.extend([0; 8]);
+    message.extend([3, 4, 64, 0xc0]);
+    message.extend([0xff; 8]);
+    message.extend([0; 4]);
+    message.extend(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0).octets());
+    let all = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+    let to = SocketAddrV6::new(all, 0, 0, wire.index("wire").await);
+    let mut again = tokio::time::interval(Duration::from_millis(200));
+    loop {
+        again.tick().await;
+        // Until the wire has an address of its own, the kernel refuses.
+        let _sent = net::sendto(&socket, &message, net::SendFlags::empty(), &to);
+    }
+}
+
+fn without_dhcp(addresses: &[&str], routes: Vec<parameters::Route>) -> Known {
+    let interface = parameters::Interface {
+        matches: Match::Name("eth0".to_owned()),
+        dhcp: false,
+        addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
+        routes,
+        mtu: None,
+    };
+    loaded(parameters::Network { interfaces: vec![interface], ..Default::default() })
+}
+
+#[test]
+fn a_router_gives_the_address_where_dhcp_is_off_and_it_goes_with_the_kernel_s() {
+    in_namespace(|wire| async move {
+        wire.cable(true).await;
+        let (service, _owner) = wire.service(without_dhcp(&[], Vec::new()));
+        let again = service.clone();
+        let story = async {
+            let mut primary = None;
+            while_running(service, async |mut status| {
+                let status = until(&mut status, |s| s.primary.is_some()).await;
+                let Some(IpAddr::V6(address)) = status.primary else { panic!("{status:?}") };
+                assert_eq!(address.segments()[..4], [0x2001, 0xdb8, 0, 0]);
+                assert!(matches!(status.gateway, Some(IpAddr::V6(_))), "{status:?}");
+                primary = status.primary;
+            })
+            .await;
+            // Started again, it has the same address at once.
+            while_running(again, async |mut status| {
+                until(&mut status, |s| s.primary == primary && s.waiting.is_none()).await;
+                let eth0 = wire.index("eth0").await;
+                let own = Cidr::new(primary.unwrap(), 64).unwrap();
+                super::apply::apply(&wire.handle, &super::plan::Action::RemoveAddress(eth0, own))
+                    .await
+                    .unwrap();
+                until(&mut status, |s| s.primary.is_none()).await;
+            })
+            .await;
+        };
+        tokio::select! { () = advertise(&wire) => {}, () = story => {} }
+    });
+}
+
+#[test]
+fn a_static_address_of_ipv6_alone_is_the_node_s() {
+    in_namespace(|wire| async move {
+        wire.cable(true).await;
+        let route = parameters::Route {
+            destination: "::/0".parse().unwrap(),
+            gateway: "fd00::1".parse().unwrap(),
+            metric: 0,
+        };
+        let (service, _owner) = wire.service(without_dhcp(&["fd00::7/64"], vec![route]));
+        while_running(service, async |mut status| {
+            let status = until(&mut status, |s| s.primary.is_some()).await;
+            assert_eq!(status.primary, Some("fd00::7".parse().unwrap()));
+            assert_eq!(status.gateway, Some("fd00::1".parse().unwrap()));
+            assert_eq!(status.waiting, None);
+        })
+        .await;
+        let observed = super::observe::observe(&wire.handle, INTERFACES).await.unwrap();
+        assert_eq!(observed.routes.len(), 1, "{observed:?}");
     });
 }

@@ -90,6 +90,7 @@ fn only_what_a_server_gave_has_a_lease_and_it_ends() {
     let ends = Some(Duration::from_secs(69));
     let mut values = values();
     values.network.interfaces = vec![network::Interface {
+        index: 2,
         name: "eth0".to_owned(),
         mac: "52:54:00:00:00:01".parse().unwrap(),
         carrier: true,
@@ -317,6 +318,7 @@ fn a_snapshot_that_grows_older_is_the_one_of_that_moment() {
     );
     let address: Cidr = "10.0.2.15/24".parse().unwrap();
     values.network.interfaces = vec![network::Interface {
+        index: 2,
         name: "eth0".to_owned(),
         mac: "52:54:00:00:00:01".parse().unwrap(),
         carrier: true,

@@ -5,7 +5,8 @@
 //!
 //! ```text
 //! no interface configured:  every link up; all with carrier ask DHCP; one lease is the
-//!                           node's (`primary`), its link alone goes on asking
+//!                           node's (`primary`), its link alone goes on asking; without a
+//!                           lease, an address from a router is (`advertised`)
 //! interfaces configured:    every link up; each does what its configuration says,
 //!                           the others nothing
 //! ```
@@ -15,12 +16,16 @@
 //! - An IPv4 address is taken away only when another is wanted or one was lost:
 //!   a restarted service leaves the address of its former run alone.
 
+mod waiting;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use super::lease::Lease;
 use crate::parameters::{self, Cidr, Mac, Match};
+
+pub(super) use self::waiting::waiting;
 
 /// The state of the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,8 +34,28 @@ pub(super) struct Observed {
     pub(super) links: BTreeMap<u32, Link>,
     /// Without link-local ones.
     pub(super) addresses: BTreeSet<(u32, Cidr)>,
+    /// What speaks against some of them; IPv6 only.
+    pub(super) flaws: BTreeMap<(u32, Cidr), Flaw>,
     /// Those that this module or its former runs made.
     pub(super) routes: BTreeSet<Route>,
+}
+
+impl Observed {
+    /// Whether the machine has an address, and no other machine has it, too.
+    pub(super) fn has(&self, address: (u32, Cidr)) -> bool {
+        self.addresses.contains(&address) && self.flaws.get(&address) != Some(&Flaw::Duplicate)
+    }
+}
+
+/// Why an IPv6 address should not be chosen as the node's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flaw {
+    /// Another machine of the segment has it.
+    Duplicate,
+    /// The kernel still asks whether another machine has it.
+    Tentative,
+    /// It is temporary, or its router advises against it by now.
+    Passing,
 }
 
 /// A link that this module cares for.
@@ -46,6 +71,10 @@ pub(super) struct Link {
     pub(super) place: String,
     /// Whether that is behind USB.
     pub(super) usb: bool,
+    /// The router that advertises itself there as the way out, by IPv6.
+    pub(super) router: Option<Ipv6Addr>,
+    /// Whether routers there say that a DHCPv6 server gives the addresses.
+    pub(super) managed: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +140,18 @@ pub(super) fn candidates(observed: &Observed, config: &parameters::Network) -> V
     ethernet
         .filter(|(_, link)| {
             config.interfaces.is_empty() || configured(link, config).is_some_and(|(_, c)| c.dhcp)
+        })
+        .map(|(index, _)| *index)
+        .collect()
+}
+
+/// The links whose address a router may give: those without one in the parameters.
+pub(super) fn routed(observed: &Observed, config: &parameters::Network) -> Vec<u32> {
+    let ethernet = observed.links.iter().filter(|(_, link)| link.kind == Kind::Ethernet);
+    ethernet
+        .filter(|(_, link)| {
+            config.interfaces.is_empty()
+                || configured(link, config).is_some_and(|(_, c)| c.addresses.is_empty())
         })
         .map(|(index, _)| *index)
         .collect()
@@ -198,6 +239,13 @@ impl Wanted {
                     && !interface.addresses.iter().any(|own| own.contains(route.gateway)),
             });
         }
+    }
+
+    /// Takes an address of the kernel, by router advertisement, as the node's.
+    pub(super) fn advertised(&mut self, observed: &Observed, (link, address): (u32, Cidr)) {
+        self.primary = Some((link, address));
+        let router = observed.links.get(&link).and_then(|link| link.router);
+        self.gateway = self.gateway.or(router.map(IpAddr::V6));
     }
 
     /// Adds what DHCP gave a link.
@@ -288,62 +336,6 @@ pub(super) fn actions(
     let missing = wanted.routes.difference(&observed.routes);
     actions.extend(missing.map(|route| Action::AddRoute(*route)));
     actions
-}
-
-/// The reason why the node has no address and the next step; `None` once it has one.
-pub(super) fn waiting(
-    observed: &Observed,
-    config: Option<&parameters::Network>,
-    wanted: &Wanted,
-) -> Option<String> {
-    let Some(config) = config else {
-        return Some("the node parameters, which say how to reach the network".to_owned());
-    };
-    if wanted.primary.is_some_and(|primary| observed.addresses.contains(&primary)) {
-        return None;
-    }
-    if let Some((link, cidr)) = wanted.primary {
-        let name = observed.links.get(&link).map_or("a link", |link| link.name.as_str());
-        return Some(format!("the kernel to take the address {cidr} on {name}; the log says why"));
-    }
-    let named = |indices: &mut dyn Iterator<Item = &u32>| {
-        let names = indices.filter_map(|index| observed.links.get(index));
-        names.map(|link| link.name.as_str()).collect::<Vec<_>>().join(", ")
-    };
-    if !wanted.dhcp.is_empty() {
-        return Some(format!(
-            "an answer from a DHCP server on {}: check that one serves this network, or configure \
-             an address in the node parameters",
-            named(&mut wanted.dhcp.iter())
-        ));
-    }
-    let ethernet: Vec<_> =
-        observed.links.iter().filter(|(_, l)| l.kind == Kind::Ethernet).map(|(i, _)| *i).collect();
-    if ethernet.is_empty() {
-        return Some(
-            "an Ethernet interface: not found; connect one, or check that this kernel has its \
-             driver"
-                .to_owned(),
-        );
-    }
-    let candidates = candidates(observed, config);
-    if !candidates.is_empty() {
-        return Some(format!(
-            "a carrier on {}: plug in the cable, check the switch",
-            named(&mut candidates.iter())
-        ));
-    }
-    let missing: Vec<_> = config.interfaces.iter().map(|i| i.matches.to_string()).collect();
-    let there: Vec<_> = ethernet
-        .iter()
-        .filter_map(|index| observed.links.get(index))
-        .map(|link| format!("{} ({})", link.name, link.mac))
-        .collect();
-    Some(format!(
-        "an interface that the node parameters give an address: they name {}, there is {}",
-        missing.join(", "),
-        there.join(", ")
-    ))
 }
 
 #[cfg(test)]

@@ -15,6 +15,8 @@ pub(in super::super) fn observed() -> Observed {
         mtu: 1500,
         place: String::new(),
         usb: false,
+        router: None,
+        managed: false,
     };
     let links = BTreeMap::from([
         (1, link(Kind::Loopback, "lo", 0)),
@@ -228,7 +230,13 @@ fn what_is_waited_for_says_what_would_help() {
                                                                  that this kernel has its driver");
     let dark = unplug(unplug(observed(), 2), 3);
     insta::assert_snapshot!(waits(&dark, &all), @"a carrier on eth0, eth1: plug in the cable, check the switch");
-    insta::assert_snapshot!(waits(&observed(), &all), @"an answer from a DHCP server on eth0, eth1: check that one serves this network, or configure an address in the node parameters");
+    insta::assert_snapshot!(waits(&observed(), &all), @"an answer from a DHCP server on eth0, eth1, or an IPv6 address from a router: check that one of them serves this network, or configure an address in the node parameters");
+    let mut managed = observed();
+    managed.links.get_mut(&3).unwrap().managed = true;
+    insta::assert_snapshot!(waits(&managed, &all), @"an answer from a DHCP server for IPv4: the router on eth1 says that addresses are from DHCPv6, which this node does not ask; let the router advertise a prefix for SLAAC, or configure an address in the node parameters");
+    let routed = network(vec![by_name("eth0", &[])]);
+    insta::assert_snapshot!(waits(&observed(), &routed), @"an IPv6 address from a router on eth0: check that one advertises itself and a prefix, or configure DHCP or an address in the node parameters");
+    insta::assert_snapshot!(waits(&dark, &routed), @"a carrier on eth0: plug in the cable, check the switch");
     let config = network(vec![by_name("eth7", &["192.0.2.7/24"])]);
     insta::assert_snapshot!(waits(&observed(), &config), @"an interface that the node parameters give an address: they name eth7, there is eth0 (52:54:00:00:00:02), eth1 (52:54:00:00:00:03)");
 }
@@ -241,6 +249,37 @@ fn nothing_is_waited_for_once_the_kernel_has_the_address() {
     observed.addresses.insert((2, cidr("192.0.2.7/24")));
     let wanted = wanted(&observed, Some(&config), &BTreeMap::new());
     assert_eq!(waiting(&observed, Some(&config), &wanted), None);
+}
+
+#[test]
+fn an_address_that_another_machine_has_too_is_not_the_node_s() {
+    let mut observed = observed();
+    let config = network(vec![by_name("eth0", &["fd00::7/64"])]);
+    let address = (2, cidr("fd00::7/64"));
+    observed.addresses.insert(address);
+    let wanted = wanted(&observed, Some(&config), &BTreeMap::new());
+    for (flaw, waits) in [(Flaw::Tentative, false), (Flaw::Duplicate, true)] {
+        observed.flaws.insert(address, flaw);
+        assert_eq!(observed.has(address), !waits);
+        let reason = waiting(&observed, Some(&config), &wanted);
+        assert_eq!(reason.is_some_and(|why| why.contains("has fd00::7/64, too")), waits);
+    }
+}
+
+#[test]
+fn an_address_from_a_router_is_the_kernel_s_and_changes_nothing_there() {
+    let mut observed = observed();
+    let address = (2, cidr("2001:db8::5/64"));
+    observed.addresses.insert(address);
+    observed.links.get_mut(&2).unwrap().router = Some("fe80::1".parse().unwrap());
+    let mut wanted = wanted(&observed, Some(&network(vec![])), &BTreeMap::new());
+    let before = actions(&observed, &wanted, Former::Remove, None);
+    wanted.advertised(&observed, address);
+    assert_eq!(wanted.gateway, Some("fe80::1".parse().unwrap()));
+    assert_eq!(actions(&observed, &wanted, Former::Remove, None), before);
+    assert_eq!(waiting(&observed, Some(&network(vec![])), &wanted), None);
+    assert_eq!(routed(&observed, &network(vec![by_name("eth1", &[])])), [3]);
+    assert!(routed(&observed, &network(vec![by_name("eth1", &["fd00::7/64"])])).is_empty());
 }
 
 prop_compose! {
