@@ -5,9 +5,13 @@
 //! leader can publish the new ones. So a node that is cut off asks on its own segment:
 //!
 //! ```text
-//! cut off for a while: broadcast "I am N, at A: which nodes are here? X" --> every node that knows N
+//! cut off for a while: to all on the segment
+//!                       "I am N, at A: which nodes are here? X" --> every node that knows N
 //!        found <-- accepted only while this node is cut off <-- "I am M, at B. X", to A alone
 //! ```
+//!
+//! All on the segment are the broadcast address of IPv4; of IPv6, the group of all nodes on the
+//! link of the node's address.
 //!
 //! A message carries the public key of its sender, from which the name of the node follows,
 //! and is signed with it; the address in it must equal the source address of the packet. X is
@@ -26,10 +30,11 @@
 //! - A node accepts messages only from nodes that it knew before, and answers only those.
 //! - Untrusted senders make this node verify a bounded number of signatures a second.
 //!
-//! What this module does not do: find nodes beyond the own segment, or by IPv6; or help a
-//! node whose disk waits for a key, since its own key is on that disk.
+//! What this module does not do: find nodes beyond the own segment; or help a node whose disk
+//! waits for a key, since its own key is on that disk.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::time::Duration;
 
 use ed25519_dalek::{Signature, VerifyingKey};
@@ -53,12 +58,20 @@ pub const PORT: u16 = 7836;
 /// A node counts as cut off after two checks: a quick start finds its leader before.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// The first bytes of a message.
-const MAGIC: &[u8; 18] = b"polis discovery 2\0";
+/// The first bytes of a message that names an address of IPv4.
+const MAGIC_4: &[u8; 18] = b"polis discovery 2\0";
+/// The same with an address of IPv6.
+const MAGIC_6: &[u8; 18] = b"polis discovery 3\0";
 
-/// Magic, kind, public key, address, the random number; then the signature of all that.
-const SIGNED: usize = MAGIC.len() + 1 + 32 + 4 + size_of::<Nonce>();
-const LENGTH: usize = SIGNED + 64;
+/// The signature, which comes last.
+const SIGNATURE: usize = 64;
+
+/// The longest message: magic, kind, public key, address, the random number, and the signature
+/// of all that.
+const LENGTH_MAX: usize = MAGIC_6.len() + 1 + 32 + 16 + size_of::<Nonce>() + SIGNATURE;
+
+/// All nodes of a link (RFC 4291), which every machine with IPv6 listens to.
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
 /// Signatures that a node verifies a second: each node asks once in two.
 const VERIFIED_MAX: u32 = 50;
@@ -114,16 +127,20 @@ enum Kind {
 struct Discovery {
     kind: Kind,
     key: [u8; 32],
-    address: Ipv4Addr,
+    address: IpAddr,
     nonce: Nonce,
 }
 
 impl Discovery {
     fn signed(&self, key: &NodeKey) -> Vec<u8> {
-        let mut bytes = MAGIC.to_vec();
+        let (magic, address) = match self.address {
+            IpAddr::V4(v4) => (MAGIC_4, v4.octets().to_vec()),
+            IpAddr::V6(v6) => (MAGIC_6, v6.octets().to_vec()),
+        };
+        let mut bytes = magic.to_vec();
         bytes.push(self.kind as u8);
         bytes.extend(self.key);
-        bytes.extend(self.address.octets());
+        bytes.extend(address);
         bytes.extend(self.nonce);
         let signature = key.sign(&bytes);
         bytes.extend(signature);
@@ -136,22 +153,38 @@ impl Discovery {
 
     /// Parses a message; does not verify its signature.
     fn read(bytes: &[u8]) -> Option<Self> {
-        let (kind, rest) = bytes.strip_prefix(MAGIC)?.split_first()?;
+        let (magic, rest) = bytes.split_first_chunk()?;
+        let (kind, rest) = rest.split_first()?;
         let kind = match kind {
             1 => Kind::Asks,
             2 => Kind::Answers,
             _ => return None,
         };
         let (key, rest) = rest.split_first_chunk::<32>()?;
-        let (address, rest) = rest.split_first_chunk::<4>()?;
+        let (address, rest) = match magic {
+            MAGIC_4 => {
+                let (octets, rest) = rest.split_first_chunk::<4>()?;
+                (IpAddr::from(*octets), rest)
+            }
+            MAGIC_6 => {
+                let (octets, rest) = rest.split_first_chunk::<16>()?;
+                // An address of IPv4 has one spelling only.
+                let v6 = Some(Ipv6Addr::from(*octets)).filter(|v6| v6.to_ipv4_mapped().is_none());
+                (IpAddr::V6(v6?), rest)
+            }
+            _ => return None,
+        };
         let (nonce, signature) = rest.split_first_chunk()?;
-        let (key, address, nonce) = (*key, (*address).into(), *nonce);
-        (signature.len() == 64).then_some(Self { kind, key, address, nonce })
+        let (key, nonce) = (*key, *nonce);
+        (signature.len() == SIGNATURE).then_some(Self { kind, key, address, nonce })
     }
 
     /// Whether the holder of the key in the message signed it.
     fn is_genuine(&self, bytes: &[u8]) -> bool {
-        let Some((signed, signature)) = bytes.split_at_checked(SIGNED) else { return false };
+        let signed = bytes.len().checked_sub(SIGNATURE);
+        let Some((signed, signature)) = signed.and_then(|at| bytes.split_at_checked(at)) else {
+            return false;
+        };
         let key = VerifyingKey::from_bytes(&self.key);
         let verified =
             key.and_then(|key| key.verify_strict(signed, &Signature::from_slice(signature)?));
@@ -199,9 +232,7 @@ impl Service {
                 return Ok(());
             }
         };
-        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT)).await;
-        let socket = socket.map_err(Error::Socket)?;
-        socket.set_broadcast(true).map_err(Error::Socket)?;
+        let socket = everywhere().await.map_err(Error::Socket)?;
 
         let mut looks = interval(POLL_INTERVAL);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -210,7 +241,7 @@ impl Service {
         // The last two: an answer may come after the next question.
         let mut asked = [None; 2];
         // One byte more than a message: a packet that fills the buffer is too long.
-        let mut buffer = [0; LENGTH + 1];
+        let mut buffer = [0; LENGTH_MAX + 1];
         loop {
             tokio::select! {
                 // Cancel-safe: only waits.
@@ -229,6 +260,7 @@ impl Service {
                 // Cancel-safe per its documentation.
                 received = socket.recv_from(&mut buffer) => match received {
                     Ok((length, from)) => {
+                        let from = SocketAddr::new(from.ip().to_canonical(), from.port());
                         let budget = &mut || budget.take(Instant::now());
                         let message = (&buffer[..length], from);
                         self.hear(&socket, &key, message, &asked, budget).await;
@@ -259,8 +291,8 @@ impl Service {
     async fn ask(&self, socket: &UdpSocket, key: &NodeKey, nonce: Nonce) {
         let Some((address, everyone)) = place(&self.network.borrow()) else { return };
         let discovery = Discovery { kind: Kind::Asks, key: key.public_key(), address, nonce };
-        match socket.send_to(&discovery.signed(key), (everyone, PORT)).await {
-            Ok(_sent) => debug!(%everyone, "asked for the addresses of the other nodes"),
+        match send(socket, &discovery, key, everyone).await {
+            Ok(()) => debug!(%everyone, "asked for the addresses of the other nodes"),
             Err(error) => debug!(%error, %everyone, "cannot ask for the addresses of the other \
                                                      nodes"),
         }
@@ -279,12 +311,13 @@ impl Service {
         let Some(discovery) = received else { return };
         let node = discovery.node();
         match discovery.kind {
-            Kind::Answers => self.find(node, IpAddr::V4(discovery.address)),
+            Kind::Answers => self.find(node, discovery.address),
             Kind::Asks => {
                 let Some((address, _)) = place(&self.network.borrow()) else { return };
                 let (key_shown, nonce) = (key.public_key(), discovery.nonce);
                 let answer = Discovery { kind: Kind::Answers, key: key_shown, address, nonce };
-                if let Err(error) = socket.send_to(&answer.signed(key), from).await {
+                let to = SocketAddr::new(from.ip(), PORT);
+                if let Err(error) = send(socket, &answer, key, to).await {
                     warn!(%error, %node, "cannot answer a node that searches for its cluster");
                 }
             }
@@ -323,13 +356,51 @@ fn classify(
     (known && meant && may_verify() && discovery.is_genuine(bytes)).then_some(discovery)
 }
 
-/// The address of this node, and the broadcast address of its segment.
-fn place(network: &network::Status) -> Option<(Ipv4Addr, Ipv4Addr)> {
-    let Some(IpAddr::V4(primary)) = network.primary else { return None };
-    let mut all = network.interfaces.iter().flat_map(|interface| &interface.addresses);
-    let own = all.find(|cidr| cidr.address() == primary)?;
-    let hosts = u32::MAX.checked_shr(own.prefix().into()).unwrap_or(0);
-    Some((primary, Ipv4Addr::from_bits(primary.to_bits() | hosts)))
+/// A socket for both address families where both exist.
+async fn everywhere() -> io::Result<UdpSocket> {
+    let socket = match UdpSocket::bind((Ipv6Addr::UNSPECIFIED, PORT)).await {
+        Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
+            UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT)).await
+        }
+        bound => bound,
+    }?;
+    socket.set_broadcast(true)?;
+    Ok(socket)
+}
+
+/// Sends a message from the address that is in it.
+async fn send(
+    socket: &UdpSocket,
+    discovery: &Discovery,
+    key: &NodeKey,
+    to: SocketAddr,
+) -> io::Result<()> {
+    let message = discovery.signed(key);
+    match discovery.address {
+        IpAddr::V4(_) => socket.send_to(&message, to).await?,
+        // The kernel would take the link-local address for a group of the link, and any address
+        // of the network for a node.
+        IpAddr::V6(own) => UdpSocket::bind((own, 0)).await?.send_to(&message, to).await?,
+    };
+    Ok(())
+}
+
+/// The address of this node, and that of all nodes on its segment.
+fn place(network: &network::Status) -> Option<(IpAddr, SocketAddr)> {
+    let primary = network.primary?;
+    let mut all = network
+        .interfaces
+        .iter()
+        .flat_map(|interface| interface.addresses.iter().map(|cidr| (interface.index, cidr)));
+    let (link, own) = all.find(|(_, cidr)| cidr.address() == primary)?;
+    let everyone = match primary {
+        IpAddr::V4(primary) => {
+            let hosts = u32::MAX.checked_shr(own.prefix().into()).unwrap_or(0);
+            (Ipv4Addr::from_bits(primary.to_bits() | hosts), PORT).into()
+        }
+        IpAddr::V6(_) => SocketAddrV6::new(ALL_NODES, PORT, 0, link).into(),
+    };
+    Some((primary, everyone))
 }
 
 #[cfg(test)]
@@ -339,7 +410,11 @@ mod tests {
     use super::*;
     use polis_machine::parameters::Cidr;
 
-    pub(super) const HERE: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 17);
+    pub(super) const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 2, 17));
+    pub(super) const HERE_6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x17));
+
+    /// The part of a message with an address of IPv4 that is signed.
+    pub(super) const SIGNED: usize = MAGIC_4.len() + 1 + 32 + 4 + size_of::<Nonce>();
 
     pub(super) fn key(seed: u8) -> NodeKey {
         NodeKey::from_seed(&[seed; 32])
@@ -349,7 +424,11 @@ mod tests {
     pub(super) const NONCE: Nonce = [5; 16];
 
     pub(super) fn message(kind: Kind, key: &NodeKey, nonce: Nonce) -> Vec<u8> {
-        Discovery { kind, key: key.public_key(), address: HERE, nonce }.signed(key)
+        message_at(HERE, kind, key, nonce)
+    }
+
+    pub(super) fn message_at(address: IpAddr, kind: Kind, key: &NodeKey, nonce: Nonce) -> Vec<u8> {
+        Discovery { kind, key: key.public_key(), address, nonce }.signed(key)
     }
 
     fn asks(key: &NodeKey) -> Vec<u8> {
@@ -357,9 +436,9 @@ mod tests {
     }
 
     /// The result of the message at a node with the key 9, which knows the node of key 1.
-    pub(super) fn received(bytes: &[u8], from: Ipv4Addr) -> Option<Discovery> {
+    pub(super) fn received(bytes: &[u8], from: IpAddr) -> Option<Discovery> {
         let peers = [1, 9].map(|seed| (key(seed).id(), IpAddr::from([10, 0, 2, 99])));
-        classify(bytes, from.into(), &peers.into(), key(9).id(), &[Some(NONCE), None], &mut || true)
+        classify(bytes, from, &peers.into(), key(9).id(), &[Some(NONCE), None], &mut || true)
     }
 
     #[test]
@@ -369,9 +448,51 @@ mod tests {
             (discovery.kind, discovery.node(), discovery.address),
             (Kind::Asks, key(1).id(), HERE)
         );
-        assert_eq!(received(&asks(&key(1)), Ipv4Addr::new(10, 0, 2, 18)), None, "sent on");
+        assert_eq!(received(&asks(&key(1)), [10, 0, 2, 18].into()), None, "sent on");
         assert_eq!(received(&asks(&key(2)), HERE), None, "a stranger");
         assert_eq!(received(&asks(&key(9)), HERE), None, "itself");
+    }
+
+    #[test]
+    fn an_announcement_by_ipv6_counts_from_the_announced_address() {
+        for kind in [Kind::Asks, Kind::Answers] {
+            let sent = message_at(HERE_6, kind, &key(1), NONCE);
+            assert_eq!(sent.len(), LENGTH_MAX);
+            let discovery = received(&sent, HERE_6).unwrap();
+            assert_eq!((discovery.kind, discovery.address), (kind, HERE_6));
+            assert_eq!(received(&sent, "2001:db8::18".parse().unwrap()), None, "sent on");
+            assert_eq!(received(&sent, "fe80::17".parse().unwrap()), None, "not its address");
+            for at in 0..sent.len() {
+                let mut changed = sent.clone();
+                changed[at] ^= 1;
+                let claimed = Discovery::read(&changed).map_or(HERE_6, |other| other.address);
+                assert_eq!(received(&changed, claimed), None, "byte {at}");
+            }
+        }
+        // The same address of IPv4 in another spelling.
+        let mapped = "::ffff:10.0.2.17".parse().unwrap();
+        assert_eq!(Discovery::read(&message_at(mapped, Kind::Asks, &key(1), NONCE)), None);
+    }
+
+    #[tokio::test]
+    async fn a_message_by_ipv6_leaves_from_the_address_that_it_names() {
+        let Ok(receiver) = UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).await else {
+            eprintln!("skipped: this kernel has no IPv6");
+            return;
+        };
+        let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).await.unwrap();
+        let (address, own) = (IpAddr::V6(Ipv6Addr::LOCALHOST), key(1));
+        let sent = Discovery { kind: Kind::Asks, key: own.public_key(), address, nonce: NONCE };
+        send(&socket, &sent, &own, receiver.local_addr().unwrap()).await.unwrap();
+        let mut buffer = [0; LENGTH_MAX + 1];
+        let (length, from) = receiver.recv_from(&mut buffer).await.unwrap();
+        assert_eq!(received(&buffer[..length], from.ip()), Some(sent));
+        let elsewhere = Discovery { address: HERE_6, ..sent };
+        let to = receiver.local_addr().unwrap();
+        assert!(
+            send(&socket, &elsewhere, &own, to).await.is_err(),
+            "not an address of this machine"
+        );
     }
 
     #[test]
@@ -400,7 +521,7 @@ mod tests {
         service.hear(&socket, &own, (&question, from), &asked, &mut || true).await;
         assert_eq!(*found.borrow(), Peers::new(), "sent again by anybody");
         service.hear(&socket, &own, (&answer, from), &asked, &mut || true).await;
-        assert_eq!(*found.borrow(), Peers::from([(key(1).id(), IpAddr::V4(HERE))]));
+        assert_eq!(*found.borrow(), Peers::from([(key(1).id(), HERE)]));
     }
 
     /// A service of the node with the key 9, which knows the node of key 1 and no leader, and
@@ -434,7 +555,7 @@ mod tests {
             let claimed = Discovery::read(&changed).map_or(HERE, |discovery| discovery.address);
             assert_eq!(received(&changed, claimed), None, "byte {at}");
         }
-        assert_eq!(received(&genuine[..LENGTH - 1], HERE), None);
+        assert_eq!(received(&genuine[..genuine.len() - 1], HERE), None);
         assert_eq!(received(&[&genuine[..], &[0]].concat(), HERE), None);
     }
 
@@ -469,7 +590,7 @@ mod tests {
     }
 
     #[test]
-    fn everyone_is_the_last_address_of_the_segment() {
+    fn everyone_is_the_last_address_of_the_segment_and_the_group_of_all_nodes() {
         let on = |text: &str| {
             let (address, prefix) = text.split_once('/').unwrap();
             let cidr = Cidr::new(address.parse().unwrap(), prefix.parse().unwrap()).unwrap();
@@ -487,10 +608,10 @@ mod tests {
             place(&network::Status { primary, interfaces: vec![interface], ..Default::default() })
         };
         let everyone = |text| on(text).map(|(_, everyone)| everyone.to_string());
-        assert_eq!(everyone("10.0.2.17/24").as_deref(), Some("10.0.2.255"));
-        assert_eq!(everyone("172.16.9.9/12").as_deref(), Some("172.31.255.255"));
-        assert_eq!(everyone("10.0.0.1/32").as_deref(), Some("10.0.0.1"));
-        assert_eq!(everyone("fd00::1/64"), None);
+        assert_eq!(everyone("10.0.2.17/24").as_deref(), Some("10.0.2.255:7836"));
+        assert_eq!(everyone("172.16.9.9/12").as_deref(), Some("172.31.255.255:7836"));
+        assert_eq!(everyone("10.0.0.1/32").as_deref(), Some("10.0.0.1:7836"));
+        assert_eq!(everyone("fd00::1/64").as_deref(), Some("[ff02::1%3]:7836"));
         assert_eq!(place(&network::Status::default()), None);
     }
 
@@ -498,9 +619,11 @@ mod tests {
         #[test]
         fn arbitrary_bytes_are_ignored(input in prop::collection::vec(any::<u8>(), 0..200)) {
             let _beacon = Discovery::read(&input);
-            let framed = [&MAGIC[..], &input].concat();
-            let from = Discovery::read(&framed).map_or(HERE, |discovery| discovery.address);
-            prop_assert_eq!(received(&framed, from), None);
+            for magic in [MAGIC_4, MAGIC_6] {
+                let framed = [&magic[..], &input].concat();
+                let from = Discovery::read(&framed).map_or(HERE, |discovery| discovery.address);
+                prop_assert_eq!(received(&framed, from), None);
+            }
         }
     }
 }

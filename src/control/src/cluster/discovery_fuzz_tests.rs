@@ -2,12 +2,14 @@
 
 use polis_fuzz::{Accepted, Target};
 
-use super::tests::{HERE, NONCE, key, message, received};
-use super::{Discovery, Kind};
+use super::tests::{HERE, HERE_6, NONCE, SIGNED, key, message, message_at, received};
+use super::{Discovery, Kind, MAGIC_4};
 
 #[test]
 fn discovery_messages() {
-    let genuine = [Kind::Asks, Kind::Answers].map(|kind| message(kind, &key(1), NONCE));
+    let both = [Kind::Asks, Kind::Answers];
+    let sent = both.map(|kind| [HERE, HERE_6].map(|at| message_at(at, kind, &key(1), NONCE)));
+    let genuine = sent.concat();
     Target::new("control.discovery").samples(&genuine).length_max(200).run(|input| {
         let from = Discovery::read(input).map_or(HERE, |discovery| discovery.address);
         let accepted = received(input, from).is_some();
@@ -22,8 +24,8 @@ fn discovery_messages_of_a_member() {
     let sample = [&[1, 10, 0, 2, 17][..], &NONCE].concat();
     Target::new("control.discovery_content").samples([sample]).length_max(64).run(|input| {
         let mut bytes = message(Kind::Asks, &key(1), NONCE);
-        let signed = super::SIGNED;
-        bytes.truncate(super::MAGIC.len());
+        let signed = SIGNED;
+        bytes.truncate(MAGIC_4.len());
         bytes.extend(input.iter().take(1));
         bytes.extend(key(1).public_key());
         bytes.extend(input.iter().skip(1));
