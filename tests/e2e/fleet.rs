@@ -40,6 +40,16 @@ pub(crate) fn joined_by(
     machines: usize,
     append: &str,
 ) -> Result<Fleet> {
+    of(world, joining(world, bootstrap_config, machines, append)?)
+}
+
+/// The machines of such a fleet.
+fn joining(
+    world: &World,
+    bootstrap_config: Config,
+    machines: usize,
+    append: &str,
+) -> Result<Vec<Config>> {
     let blank = bootstrap_config.disk.clone().context("no disk")?;
     let mut configs = vec![bootstrap_config];
     for number in 1..machines {
@@ -47,16 +57,27 @@ pub(crate) fn joined_by(
         let config = Config { disk: Some(disk), ..world.bare(append) };
         configs.push(world.past_stage_1(config)?);
     }
-    of(world, configs)
+    Ok(configs)
 }
 
 /// The machines of these configurations, all off. The first has parameters that found a cluster.
 pub(crate) fn of(world: &World, configs: Vec<Config>) -> Result<Fleet> {
+    made(world, configs, Fleet::new)
+}
+
+/// The same on a segment with IPv6 only.
+pub(crate) fn with_ipv6_only(world: &World, machines: usize) -> Result<Fleet> {
+    made(world, joining(world, world.bootstrap_config("")?, machines, "")?, Fleet::with_ipv6_only)
+}
+
+type Make = fn(&Path, Vec<Config>, Operator, &Path) -> Result<Fleet, polis_qemu::Error>;
+
+fn made(world: &World, configs: Vec<Config>, make: Make) -> Result<Fleet> {
     let key = world.path("owner.key");
     std::fs::write(&key, pki::key_pem(&SigningKey::from_bytes(&SECRET)).as_bytes())?;
     std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600))?;
     let operator = Operator::new(&polisctl()?, &world.path("operator"), "story");
-    let fleet = Fleet::new(&world.path(""), configs, operator, &key)?;
+    let fleet = make(&world.path(""), configs, operator, &key)?;
     let fleet = fleet.handing(hand);
     Ok(fleet.reporting(|milestone| {
         let seconds = milestone.at.as_secs_f64();

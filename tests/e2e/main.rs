@@ -27,6 +27,7 @@ mod guru;
 mod hardware;
 mod hostile;
 mod install;
+mod ipv6;
 mod keys;
 mod locked;
 mod newcomer;
@@ -92,6 +93,7 @@ const FILES: &[&[Story]] = &[
     segment::STORIES,
     storage_faults::STORIES,
     storage_kinds::STORIES,
+    ipv6::STORIES,
     three::STORIES,
     update::STORIES,
     workloads::STORIES,

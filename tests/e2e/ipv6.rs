@@ -1,0 +1,71 @@
+//! Three machines on a segment with IPv6 only: they found a cluster, join it, and come back.
+
+use std::net::IpAddr;
+
+use anyhow::{Context as _, Result, ensure};
+use polis_qemu::fleet::Part;
+use polis_qemu::{Event, Fleet};
+use polis_tests::{Story, story};
+
+use crate::fleet::with_ipv6_only;
+use crate::world::{BOOT, SOON, World};
+
+/// The stories of this file.
+pub(crate) const STORIES: &[Story] =
+    &[story!(three_machines_on_ipv6_alone_become_three_voters_and_come_back).cluster().takes(200)];
+
+const MACHINES: usize = 3;
+
+fn three_machines_on_ipv6_alone_become_three_voters_and_come_back() -> Result<()> {
+    let world = World::new("ipv6")?;
+    let mut cluster = with_ipv6_only(&world, MACHINES)?;
+    let ready = cluster.found()?;
+    is_at(&cluster, 0, &ready)?;
+    // The reason of the wait for DHCP, and its end.
+    let waited = cluster.machine(0)?.seen(|stage| {
+        let waits = stage.is("name", "network") && stage.is("state", "waiting");
+        waits && stage.text("for").contains("becomes the address of this node")
+    });
+    ensure!(!waited.is_empty(), "the stage did not say what it waited for");
+    cluster.admit(&[(1, Part::Voter), (2, Part::Voter)])?;
+    for number in 0..MACHINES {
+        let of_three = |etcd: &Event| {
+            etcd.word == "etcd" && etcd.is("state", "voter") && etcd.is("members", "3")
+        };
+        let machine = cluster.machine(number)?;
+        if machine.seen(of_three).is_empty() {
+            machine.wait_for("etcd", SOON, of_three)?;
+        }
+    }
+    cluster.wait_whole(MACHINES).context("not healthy before the cold start")?;
+
+    // The operator asks for what needs IPv4, and gets the reason.
+    let id = cluster.nodes[1].id.clone();
+    let worker = ["--timeout", "1m", "node", "roles", &id, "--add", "kubernetes-worker"];
+    let refused = cluster.operator.run(&worker).err().context("a worker without IPv4")?;
+    let refused = refused.to_string();
+    let reason = format!("the address {} of the node is one of IPv6", cluster.nodes[1].address);
+    ensure!(refused.contains(&reason), "another reason: {refused}");
+
+    for number in 0..MACHINES {
+        cluster.cut_power(number);
+    }
+    for number in 0..MACHINES {
+        cluster.boot(number)?;
+    }
+    for number in 0..MACHINES {
+        let id = cluster.nodes[number].id.clone();
+        let ready = cluster.machine(number)?.wait_for("ready", BOOT, |_| true)?;
+        ensure!(ready.is("node", &id), "another node: {ready}");
+        is_at(&cluster, number, &ready)?;
+    }
+    cluster.wait_whole(MACHINES).context("not healthy after the cold start")
+}
+
+/// Checks that a node that is ready has the address that its router made it have.
+fn is_at(cluster: &Fleet, number: usize, ready: &Event) -> Result<()> {
+    let address = cluster.nodes[number].address;
+    ensure!(matches!(address, IpAddr::V6(_)), "{address} is not one of IPv6");
+    ensure!(ready.is("address", &address.to_string()), "not at {address}: {ready}");
+    Ok(())
+}
