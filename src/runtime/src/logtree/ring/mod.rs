@@ -2,12 +2,14 @@
 //!
 //! [`service`] copies the entries of the tree, from the first line of the boot on, as
 //! soon as the data partition is open. A reader of an earlier boot takes the [`Ring`]
-//! from [`Status`].
+//! from [`Status`], and so does a follower, which reads all boots one after the other
+//! ([`follow`]).
 //!
 //! ```text
 //! tree --reader--> [service] --batches--> boot 7: 0.log 1.log 2.log   a segment is 1 MiB
 //!                      |                  boot 8: 0.log
 //!                      +--> Status --> Ring --boots, read--> Past --> entries
+//!                                            --after a Place--> Stretch --> next Place
 //! ```
 //!
 //! A segment is a file of lines ([`record`]), each with a checksum. Every opening
@@ -23,6 +25,7 @@
 //!
 //! What this module does not do: find the data partition (`root` does).
 
+mod follow;
 mod past;
 mod plan;
 mod record;
@@ -36,6 +39,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::follow::{Place, Recorder, Stretch};
 pub use self::past::Past;
 pub use self::service::{Config, RunError, Service};
 
@@ -69,6 +73,8 @@ pub struct Status {
     pub ring: Option<Ring>,
     /// Bytes of all segments.
     pub bytes: u64,
+    /// Records that this disk ever had: the number of the next one.
+    pub records: u64,
     /// Entries of this boot that are missing from it, because the disk was too slow or
     /// rejected them.
     pub lost: u64,

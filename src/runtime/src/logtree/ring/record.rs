@@ -49,6 +49,10 @@ pub(super) struct Head {
     pub(super) image: String,
     /// The process that wrote it: each process numbers its entries from the start.
     pub(super) process: u32,
+    /// The number of its first record among all records that this disk had; `None` in a
+    /// segment of an earlier version.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(super) first: Option<u64>,
 }
 
 /// An entry in its stored form.

@@ -28,6 +28,7 @@ fn samples() -> Vec<String> {
         started: 1_800_000_000,
         image: "0123456789abcdef".to_owned(),
         process: 2,
+        first: Some(7),
     };
     [Record::Head(head), Record::Lost(12), Record::Entry(Line::of(&entry))]
         .iter()

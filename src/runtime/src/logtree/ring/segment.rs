@@ -4,7 +4,7 @@
 //! directory are left in place.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read as _};
+use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -82,7 +82,7 @@ pub(super) fn list(dir: &Path) -> io::Result<Vec<Segment>> {
 impl Segment {
     /// Every valid record; empty for a segment that was removed meanwhile.
     pub(super) fn records(&self) -> io::Result<impl DoubleEndedIterator<Item = Record>> {
-        let bytes = self.read(READ_MAX)?;
+        let bytes = self.read(0, READ_MAX)?;
         let mut records = Vec::new();
         records.extend(bytes.split(|byte| *byte == b'\n').filter_map(Record::parse));
         Ok(records.into_iter())
@@ -92,7 +92,7 @@ impl Segment {
     pub(super) fn head(&self) -> io::Result<Option<Head>> {
         /// Longer than any head.
         const HEAD_MAX: u64 = 4096;
-        let bytes = self.read(HEAD_MAX)?;
+        let bytes = self.read(0, HEAD_MAX)?;
         let line = bytes.split(|byte| *byte == b'\n').next().and_then(Record::parse);
         Ok(line.and_then(|record| match record {
             Record::Head(head) => Some(head),
@@ -102,7 +102,7 @@ impl Segment {
 
     /// When its last entry was written.
     pub(super) fn last(&self) -> io::Result<Option<Duration>> {
-        let bytes = self.read(READ_MAX)?;
+        let bytes = self.read(0, READ_MAX)?;
         let mut lines = bytes.rsplit(|byte| *byte == b'\n').filter_map(Record::parse);
         Ok(lines.find_map(|record| match record {
             Record::Entry(line) => Some(line.at()),
@@ -110,11 +110,13 @@ impl Segment {
         }))
     }
 
-    fn read(&self, max: u64) -> io::Result<Vec<u8>> {
-        let file = match File::open(&self.path) {
+    /// At most `max` bytes from `offset` on; none of a segment that was removed meanwhile.
+    pub(super) fn read(&self, offset: u64, max: u64) -> io::Result<Vec<u8>> {
+        let mut file = match File::open(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             file => file?,
         };
+        file.seek(SeekFrom::Start(offset))?;
         let mut bytes = Vec::new();
         file.take(max).read_to_end(&mut bytes)?;
         Ok(bytes)

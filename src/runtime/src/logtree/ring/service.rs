@@ -112,6 +112,7 @@ impl Service {
         self.status.send_replace(Status {
             ring: Some(Ring::new(writer.config.dir.clone(), writer.boot)),
             bytes: writer.bytes,
+            records: writer.records,
             ..Status::default()
         });
         ctx.healthy();
@@ -278,12 +279,13 @@ impl Pump {
         self.lose(done.failed);
         self.batch.lost += done.untold;
         let lost = self.lost;
-        let bytes = done.writer.bytes;
+        let (bytes, records) = (done.writer.bytes, done.writer.records);
         self.idle = Some(done.writer);
         let error = done.error.map(|error| error.to_string());
         self.status.send_if_modified(|status| {
-            let before = (status.bytes, status.lost, status.error.clone());
+            let before = status.clone();
             status.bytes = bytes;
+            status.records = records;
             status.lost = lost;
             if status.error.is_none()
                 && let Some(error) = &error
@@ -292,7 +294,7 @@ impl Pump {
                 warn!(error, "the log cannot be written to the disk");
             }
             status.error = error;
-            before != (status.bytes, status.lost, status.error.clone())
+            before != *status
         });
     }
 
@@ -314,6 +316,20 @@ impl Pump {
     }
 }
 
+/// The number of the record behind those of all segments. Blocks.
+fn next_record(segments: &[segment::Segment]) -> io::Result<u64> {
+    let mut count = 0_u64;
+    for segment in segments.iter().rev() {
+        let is_counted = |record: &Record| !matches!(record, Record::Head(_));
+        count += segment.records()?.filter(is_counted).count() as u64;
+        // The records of a segment whose head is torn follow those of the one before it.
+        if let Some(head) = segment.head()? {
+            return Ok(head.first.unwrap_or(0).saturating_add(count));
+        }
+    }
+    Ok(count)
+}
+
 /// The writing end. Every method blocks on the disk.
 #[derive(Debug)]
 struct Writer {
@@ -326,6 +342,8 @@ struct Writer {
     length: u64,
     /// Bytes of all segments.
     bytes: u64,
+    /// The number of the next record.
+    records: u64,
     opened: Instant,
     /// The time of the last flush.
     synced: Option<Instant>,
@@ -373,6 +391,7 @@ impl Writer {
             file: None,
             length: 0,
             bytes,
+            records: next_record(&segments)?,
             opened: Instant::now(),
             synced: None,
             dirty: false,
@@ -416,6 +435,7 @@ impl Writer {
                 self.begin()?;
             }
             self.append(text.as_bytes())?;
+            self.records = self.records.saturating_add(batch.entries + u64::from(batch.lost > 0));
         }
         if self.is_sync_due(batch.urgent) {
             if let Some(file) = &self.file {
@@ -450,6 +470,7 @@ impl Writer {
             started: self.config.started,
             image: self.config.image.clone(),
             process: std::process::id(),
+            first: Some(self.records),
         })
         .put(&mut head);
         self.append(head.as_bytes())
