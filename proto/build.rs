@@ -24,12 +24,13 @@ const FILES: [&str; 13] = [
 
 /// The parts of the APIs of other programs that a node calls, or serves to them: fewer
 /// messages than those have, with their names and numbers.
-const FOREIGN: [&str; 7] = [
+const FOREIGN: [&str; 8] = [
     "containerd/services/content.proto",
     "containerd/services/images.proto",
     "containerd/services/leases.proto",
     "containerd/types.proto",
     "csi/v1.proto",
+    "opentelemetry/logs.proto",
     "pluginregistration/v1.proto",
     "runtime/v1.proto",
 ];
@@ -52,7 +53,7 @@ const SECRET: [&str; 10] = [
 const SERVICES: &str = "#[cfg(feature = \"services\")]";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    for folder in ["polis", "containerd", "csi", "pluginregistration", "runtime"] {
+    for folder in ["polis", "containerd", "csi", "opentelemetry", "pluginregistration", "runtime"] {
         println!("cargo:rerun-if-changed={folder}");
     }
     let descriptors = protox::Compiler::new(["."])?

@@ -68,6 +68,11 @@ pub mod csi {
     include!(concat!(env!("OUT_DIR"), "/csi.v1.rs"));
 }
 
+/// The logs that a node sends by OTLP, as `opentelemetry/` has them.
+pub mod otlp {
+    include!(concat!(env!("OUT_DIR"), "/opentelemetry.rs"));
+}
+
 /// How kubelet meets a plugin, as `pluginregistration/` has it.
 pub mod plugin {
     include!(concat!(env!("OUT_DIR"), "/pluginregistration.rs"));

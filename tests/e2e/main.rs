@@ -23,6 +23,7 @@ mod esp;
 mod firewall;
 mod first_boot;
 mod fleet;
+mod forwarding;
 mod guru;
 mod hardware;
 mod hostile;
@@ -74,6 +75,7 @@ const FILES: &[&[Story]] = &[
     disks::STORIES,
     firewall::STORIES,
     first_boot::STORIES,
+    forwarding::STORIES,
     guru::STORIES,
     hardware::STORIES,
     hostile::STORIES,

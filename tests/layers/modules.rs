@@ -40,14 +40,15 @@ const TABLES: [Table; 3] = [
         modules: &[
             // The consequences of a membership.
             ("firewall", ""),
-            ("agent", "firewall"),
+            ("forwarding", ""),
+            ("agent", "firewall forwarding"),
             ("roles", ""),
             // The display of the node.
-            ("management", "firewall"),
+            ("management", "firewall forwarding"),
             ("console", ""),
             // The process, and the tree in it.
             ("injection", ""),
-            ("root", "agent console daemon firewall injection management roles"),
+            ("root", "agent console daemon firewall forwarding injection management roles"),
             ("daemon", "injection root"),
         ],
     },

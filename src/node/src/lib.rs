@@ -5,6 +5,7 @@
 //! `polis-workload` (Kubernetes). Here is what brings them together; each module knows only
 //! those that the table in `tests/layers/modules.rs` gives it:
 //!
+//! - `forwarding` sends the log to where the cluster wants it.
 //! - `firewall`, `agent` and `roles` are the consequences of a membership.
 //! - `management` and `console` show all that.
 //! - `root` is the only module that knows every service; `daemon` is the process around it.
@@ -14,6 +15,7 @@ pub mod agent;
 pub mod console;
 pub mod daemon;
 pub mod firewall;
+pub mod forwarding;
 #[cfg(feature = "fault-injection")]
 pub mod injection;
 pub mod management;

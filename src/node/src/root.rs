@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 use crate::daemon::{heartbeat, logs, memory};
 use crate::roles;
-use crate::{agent, console, firewall, management};
+use crate::{agent, console, firewall, forwarding, management};
 use polis_base::environment::Environment;
 use polis_base::sys::efivar;
 use polis_base::sys::reboot::Reason;
@@ -94,6 +94,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     ctx.spawn("names", forever, move |ctx| base.names.clone().run(ctx));
     ctx.spawn("time", forever, move |ctx| base.time.clone().run(ctx));
     ctx.spawn("firewall", forever, move |ctx| base.firewall.clone().run(ctx));
+    ctx.spawn("forwarding", forever, move |ctx| base.forwarding.clone().run(ctx));
     ctx.spawn("parameters", forever, move |ctx| base.parameters.clone().run(ctx));
     ctx.spawn("consensus", forever, move |ctx| membership.consensus.clone().run(ctx));
     ctx.spawn("cluster", forever, move |ctx| membership.cluster.clone().run(ctx));
@@ -157,6 +158,9 @@ struct Values {
     given: watch::Sender<Option<v1::NodeRoles>>,
     /// The time servers of the cluster.
     time_servers: watch::Sender<Vec<parameters::NtpServer>>,
+    /// Where the log goes.
+    log_targets: watch::Sender<Option<forwarding::Order>>,
+    forwarding: watch::Sender<forwarding::Status>,
     /// The firewall that the cluster orders.
     order: watch::Sender<Option<firewall::Order>>,
     firewall: watch::Sender<firewall::Status>,
@@ -215,6 +219,8 @@ impl Values {
             pods: watch::Sender::default(),
             given: watch::Sender::default(),
             time_servers: watch::Sender::default(),
+            log_targets: watch::Sender::default(),
+            forwarding: watch::Sender::default(),
             order: watch::Sender::default(),
             firewall: watch::Sender::default(),
             // Before any service could see a date from before the image.
@@ -255,6 +261,7 @@ struct Base {
     network: network::Service,
     names: names::Service,
     firewall: firewall::Service,
+    forwarding: forwarding::Service,
     time: time::Service,
 }
 
@@ -326,6 +333,17 @@ impl Base {
                 },
                 network: values.network.subscribe(),
                 status: values.firewall.clone(),
+            },
+            forwarding: forwarding::Service {
+                config: forwarding::Config::live(tree, &root.environment.version),
+                inputs: forwarding::Inputs {
+                    storage: values.storage.subscribe(),
+                    ring: values.ring.subscribe(),
+                    order: values.log_targets.subscribe(),
+                    cluster: values.cluster.subscribe(),
+                    nodes: values.nodes.subscribe(),
+                },
+                status: values.forwarding.clone(),
             },
             time: time::Service {
                 config: time::Config::live(tree),
@@ -464,6 +482,7 @@ impl Control {
                     workload: values.workload.subscribe(),
                     firewall: values.firewall.subscribe(),
                     time: values.time.subscribe(),
+                    forwarding: values.forwarding.subscribe(),
                     update: values.update.subscribe(),
                     mesh_key: values.mesh.key.subscribe(),
                     ready: root.ready.subscribe(),
@@ -473,6 +492,7 @@ impl Control {
                     candidates: values.candidates.clone(),
                     nodes: values.nodes.clone(),
                     time_servers: values.time_servers.clone(),
+                    log_targets: values.log_targets.clone(),
                     firewall: values.order.clone(),
                     roles: values.given.clone(),
                     access_list: values.access_list.clone(),
@@ -596,6 +616,7 @@ impl Faces {
                     workload: values.workload.subscribe(),
                     drains: values.drains.clone(),
                     time: values.time.subscribe(),
+                    forwarding: values.forwarding.subscribe(),
                     firewall: values.firewall.subscribe(),
                 },
                 table: Arc::clone(&values.table),

@@ -87,7 +87,8 @@ impl fmt::Display for Mirror {
     }
 }
 
-/// An authority that a registry's certificate may be of, or that certificate itself.
+/// An authority that the certificate of a registry, or of another server outside of the cluster,
+/// may be of, or that certificate itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Authority {
     /// Its subject, in one line.
@@ -98,6 +99,12 @@ pub struct Authority {
 }
 
 impl Authority {
+    /// It in DER.
+    #[must_use]
+    pub fn der(&self) -> &[u8] {
+        &self.der
+    }
+
     /// It in PEM.
     #[must_use]
     pub fn pem(&self) -> String {
@@ -288,7 +295,8 @@ fn mirror(text: &str, of: &str) -> Result<Mirror, Invalid> {
     Ok(Mirror { host: host.to_owned(), path: path.to_owned() })
 }
 
-fn authorities(text: &str) -> Result<Vec<Authority>, Invalid> {
+/// The authorities in a text of PEM.
+pub(crate) fn authorities(text: &str) -> Result<Vec<Authority>, Invalid> {
     let field = "ca";
     if text.len() > CA_BYTES_MAX {
         let size = text.len();
@@ -296,7 +304,7 @@ fn authorities(text: &str) -> Result<Vec<Authority>, Invalid> {
         return Err(invalid(field, why));
     }
     if text.contains("PRIVATE KEY-----") {
-        let why = "it holds a private key, which must stay with the registry; give certificates";
+        let why = "it holds a private key, which must stay with its server; give certificates";
         return Err(invalid(field, why));
     }
     let mut found = Vec::new();

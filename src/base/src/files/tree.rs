@@ -266,6 +266,10 @@ pub struct Node {
     pub firewall: File,
     /// The users that had access when the node last received them.
     pub users: File,
+    /// The targets of logs of the cluster in the last message: `v1.LogConfiguration`.
+    pub log_targets: File,
+    /// How far each target has the log; see `forwarding` of the node.
+    pub log_cursors: File,
     /// Present from the first vote of this node's member of etcd until it leaves: a
     /// member that loses its vote's data must not enter again as the same member.
     pub voter: File,
@@ -280,6 +284,8 @@ impl Node {
             roles: File::private(base.join("roles.pb")),
             firewall: File::private(base.join("firewall.pb")),
             users: File::private(base.join("users.pb")),
+            log_targets: File::private(base.join("log_targets.pb")),
+            log_cursors: File::private(base.join("log_cursors.json")),
             voter: File::private(base.join("voter")),
             leaving: File::private(base.join("leaving")),
             dir: Dir::private(base),

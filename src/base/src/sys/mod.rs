@@ -22,6 +22,7 @@ pub mod quota;
 pub mod random;
 pub mod reboot;
 pub mod signal;
+pub mod socket;
 pub mod spawn;
 pub mod terminal;
 pub mod thread;

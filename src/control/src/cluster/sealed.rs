@@ -319,6 +319,8 @@ pub fn configuration_message(
         time: Some(time_message(&configuration.time_servers)),
         firewall: configuration.firewall.as_ref().map(Firewall::to_message),
         firewall_trial: None,
+        // Nodes receive the targets of logs by their watch.
+        log: None,
     }
 }
 

@@ -60,6 +60,7 @@ impl<S: pki::Store + Clone> Store<S> {
                 ),
                 cold_start: either(desired.cold_start, old.cold_start),
                 time: desired.time.clone().or_else(|| old.time.clone()),
+                log: desired.log.clone().map(stored).or_else(|| old.log.clone()),
                 firewall: old.firewall.clone(),
                 firewall_trial: match &checked.firewall {
                     None => old.firewall_trial.clone(),
@@ -110,6 +111,11 @@ impl<S: pki::Store + Clone> Store<S> {
         });
         written.await
     }
+}
+
+/// The targets of logs without what only a watch has.
+fn stored(log: v1::LogConfiguration) -> v1::LogConfiguration {
+    v1::LogConfiguration { cluster_domain: String::new(), ..log }
 }
 
 /// The firewall of a cluster, and the one that is tried, as they are stored.

@@ -23,6 +23,8 @@ use polis_wire::identity::{InvalidNodeName, NodeId, NodeName};
 const WORD_MAX: usize = 64;
 /// Addresses of a node beside the one in its record.
 const ADDRESSES_MAX: usize = 16;
+/// Targets of logs that a node reports on: more than there are.
+const LOG_TARGETS_MAX: usize = 8;
 /// Bytes of the longest text about workloads.
 const TEXT_MAX: usize = 1024;
 
@@ -67,6 +69,7 @@ pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::No
         clock: heartbeats.clock(id),
         nonce,
         attestation,
+        log_deliveries: heartbeats.log_deliveries(id),
     }
 }
 
@@ -132,6 +135,16 @@ pub(super) fn update_report(mut report: v1::UpdateReport) -> v1::UpdateReport {
         cut(text, max);
     }
     report
+}
+
+/// What a node says of the deliveries of its log, within bounds.
+pub(super) fn log_deliveries(mut all: Vec<v1::LogDelivery>) -> Vec<v1::LogDelivery> {
+    all.truncate(LOG_TARGETS_MAX);
+    for delivery in &mut all {
+        cut(&mut delivery.target, TEXT_MAX);
+        cut(&mut delivery.failure, TEXT_MAX);
+    }
+    all
 }
 
 fn cut(text: &mut String, max: usize) {

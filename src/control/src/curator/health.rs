@@ -57,6 +57,8 @@ struct Beat {
     update: Option<Arc<v1::UpdateReport>>,
     /// SHA-256 of the authorities that the node keeps.
     authorities: Vec<u8>,
+    /// How far the node's log has reached each target.
+    log_deliveries: Vec<v1::LogDelivery>,
     /// When a machine without an open disk first asked as this node, while the node was healthy.
     asked: Option<Instant>,
 }
@@ -68,11 +70,13 @@ pub struct Heartbeats(Arc<Mutex<BTreeMap<NodeId, Beat>>>);
 impl Heartbeats {
     /// Records a heartbeat of a node.
     pub fn record(&self, id: NodeId, request: v1::HeartbeatRequest) {
-        let v1::HeartbeatRequest { consensus, clock, update, authorities } = request;
+        let v1::HeartbeatRequest { consensus, clock, update, authorities, log_deliveries } =
+            request;
         let (at, update) = (Instant::now(), update.map(Arc::new));
         let mut record = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let asked = record.get(&id).and_then(|beat| beat.asked);
-        record.insert(id, Beat { at, consensus, clock, update, authorities, asked });
+        let beat = Beat { at, consensus, clock, update, authorities, log_deliveries, asked };
+        record.insert(id, beat);
     }
 
     /// Records that a machine without an open disk asks as this node; returns whether the node has
@@ -108,6 +112,12 @@ impl Heartbeats {
     #[must_use]
     pub fn clock(&self, id: NodeId) -> Option<v1::ClockFigures> {
         self.beat(id)?.clock
+    }
+
+    /// How far the log of a node had reached each target at its last heartbeat.
+    #[must_use]
+    pub fn log_deliveries(&self, id: NodeId) -> Vec<v1::LogDelivery> {
+        self.beat(id).map(|beat| beat.log_deliveries).unwrap_or_default()
     }
 
     /// What a node said of its systems in its last heartbeat.

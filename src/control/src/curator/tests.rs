@@ -406,6 +406,17 @@ async fn two_who_configure_different_things_do_not_undo_each_other() {
     assert_eq!(written.time.unwrap().servers, servers);
     let written = store.configure(time(&[]), noon()).await.unwrap();
     assert_eq!(written.time.unwrap().servers, []);
+    let log = |url: &str| v1::ClusterConfiguration {
+        log: Some(v1::LogConfiguration {
+            targets: vec![v1::LogTarget { url: url.to_owned(), ca: String::new() }],
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    store.configure(log("syslog+tls://logs.example"), noon()).await.unwrap();
+    let written = store.configure(v1::ClusterConfiguration::default(), noon()).await.unwrap();
+    assert_eq!(written.log, log("syslog+tls://logs.example").log);
+    assert!(matches!(store.configure(log("syslog://a"), noon()).await, Err(Error::Field(_))));
     let bad = [v1::NtpServer { host: "a\nallow".to_owned(), nts: false }];
     assert!(matches!(store.configure(time(&bad), noon()).await, Err(Error::Field(_))));
 }

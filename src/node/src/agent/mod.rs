@@ -40,6 +40,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::firewall::{self, Order};
+use crate::forwarding;
 use polis_proto::v1;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -73,6 +74,8 @@ pub struct Config {
     pub roles: File,
     /// The firewall of the cluster in the last message.
     pub firewall: File,
+    /// The targets of logs in the last message from the cluster.
+    pub log_targets: File,
     /// The users in the last message from the cluster.
     pub users: File,
     /// The node's own certificate.
@@ -97,6 +100,7 @@ impl Config {
             directory: root.esp.cluster_directory.clone(),
             roles: root.data.node.roles.clone(),
             firewall: root.data.node.firewall.clone(),
+            log_targets: root.data.node.log_targets.clone(),
             users: root.data.node.users.clone(),
             certificate: root.data.node.credentials.certificate.clone(),
             authorities: root.data.node.credentials.authorities.clone(),
@@ -129,6 +133,8 @@ pub struct Inputs {
     pub firewall: watch::Receiver<firewall::Status>,
     /// The clock.
     pub time: watch::Receiver<time::Status>,
+    /// How far the log has reached each target.
+    pub forwarding: watch::Receiver<forwarding::Status>,
     /// The systems of this machine.
     pub update: watch::Receiver<update::Status>,
     /// The key of this node in the mesh, while it has a role of Kubernetes.
@@ -148,6 +154,8 @@ pub struct Outputs {
     pub nodes: watch::Sender<Option<Arc<Nodes>>>,
     /// The time servers of the cluster.
     pub time_servers: watch::Sender<Vec<parameters::NtpServer>>,
+    /// The targets of logs; `None` before the first message, and without one of an earlier boot.
+    pub log_targets: watch::Sender<Option<forwarding::Order>>,
     /// The firewall of the cluster; `None` before the first message.
     pub firewall: watch::Sender<Option<Order>>,
     /// The roles that the cluster gives to this node; `None` before the first message.

@@ -25,6 +25,7 @@ use tracing::{debug, error, info, warn};
 
 use super::Service;
 use crate::firewall::Order;
+use crate::forwarding;
 use polis_base::files::File;
 use polis_machine::parameters::{self, Firewall, NtpServer};
 use polis_runtime::event::{Closed, until};
@@ -77,6 +78,15 @@ fn read(order: v1::FirewallOrder) -> Result<Order, parameters::Error> {
 /// Takes up the roles and the firewall of the last boot, until a newer message arrives.
 async fn remember(service: &Service) {
     let roles = recall(&service.config.roles, "the roles").await;
+    let log = recall(&service.config.log_targets, "the targets of logs").await;
+    let targets = log.and_then(|kept| forwarding::Order::read(kept).ok());
+    service.outputs.log_targets.send_if_modified(|known| {
+        let new = known.is_none() && targets.is_some();
+        if new {
+            *known = targets;
+        }
+        new
+    });
     let firewall = recall(&service.config.firewall, "the firewall").await;
     let firewall = firewall.and_then(|kept| parameters::firewall(kept, "firewall").ok());
     if let Some(confirmed) = firewall {
@@ -166,6 +176,10 @@ pub(super) struct Received {
     nodes: Nodes,
     revoked: Option<BTreeSet<Vec<u8>>>,
     time_servers: Vec<NtpServer>,
+    /// The targets of logs, and as the message has them.
+    log: Option<(forwarding::Order, v1::LogConfiguration)>,
+    /// Those that the disk has.
+    kept_log: Option<v1::LogConfiguration>,
     firewall: Option<Order>,
     /// The confirmed one that the disk has.
     kept_firewall: Option<Firewall>,
@@ -202,6 +216,12 @@ impl Received {
             match parameters::time_servers(time, "time") {
                 Ok(servers) => self.time_servers = servers,
                 Err(error) => error!(%error, "the time servers of the cluster are not used"),
+            }
+        }
+        if let Some(log) = event.log {
+            match forwarding::Order::read(log.clone()) {
+                Ok(order) => self.log = Some((order, log)),
+                Err(error) => error!(%error, "the targets of logs of the cluster are not used"),
             }
         }
         if let Some(order) = event.firewall {
@@ -263,6 +283,13 @@ async fn publish(service: &Service, own: NodeId, received: &mut Received) {
         known.clone_from(&received.time_servers);
         changed
     });
+    if let Some((order, _)) = &received.log {
+        outputs.log_targets.send_if_modified(|known| {
+            let changed = known.as_ref() != Some(order);
+            *known = Some(order.clone());
+            changed
+        });
+    }
     if received.firewall.is_some() {
         outputs.firewall.send_if_modified(|known| {
             let changed = *known != received.firewall;
@@ -284,6 +311,13 @@ async fn publish(service: &Service, own: NodeId, received: &mut Received) {
     // Last: the disk may be slow, and callers wait for the list of users.
     if let Some(roles) = new_roles {
         keep(&service.config.roles, roles.encode_to_vec(), "the roles").await;
+    }
+    let log = received.log.as_ref().map(|(_, log)| log);
+    if let Some(log) = log.filter(|log| Some(*log) != received.kept_log.as_ref()) {
+        let record = log.encode_to_vec();
+        if keep(&service.config.log_targets, record, "the targets of logs").await {
+            received.kept_log = Some(log.clone());
+        }
     }
     let confirmed = received.firewall.as_ref().map(|order| &order.confirmed);
     if let Some(firewall) = confirmed.filter(|it| Some(*it) != received.kept_firewall.as_ref()) {
@@ -389,6 +423,9 @@ mod tests {
             let users = Some(v1::Users { users: vec![user] });
             let nodes = nodes.collect();
             let authorities = Some(v1::Authorities { signing, ..Default::default() });
+            let target = v1::LogTarget { url: host.clone(), ca: String::new() };
+            let cluster_domain = host.clone();
+            let log = Some(v1::LogConfiguration { targets: vec![target], cluster_domain });
             let named = |sources| v1::FirewallConfiguration { sources, ports: vec![host.clone()] };
             let firewall = Some(v1::FirewallOrder {
                 confirmed: Some(named(Vec::new())),
@@ -396,7 +433,7 @@ mod tests {
                 tried_for_ms,
             });
             received.apply(v1::WatchEvent {
-                nodes, gone, current, crl, time, users, authorities, firewall,
+                nodes, gone, current, crl, time, users, authorities, firewall, log,
             });
             // Its text becomes the input of `nft`.
             let order = received.firewall.iter().flat_map(|order| &order.confirmed.ports);

@@ -8,6 +8,7 @@ use std::time::SystemTime;
 
 use super::Inputs;
 use super::text::{Kind, Page};
+use crate::forwarding;
 use polis_base::stage::{self, Stages};
 use polis_base::sys::clock;
 use polis_control::consensus::MemberStatus;
@@ -93,6 +94,7 @@ impl Sources {
         let help = "Disk space of the logs of all boots.";
         page.one("polis_log_disk_bytes", Kind::Gauge, help, ring.bytes);
         drop(ring);
+        forwarding(&mut page, &self.inputs.forwarding.borrow());
         if let Some(kibibytes) = process::resident("self") {
             let help = "Memory of the node's process that is resident.";
             page.one("process_resident_memory_bytes", Kind::Gauge, help, kibibytes * 1024);
@@ -207,6 +209,25 @@ fn timekeeping(page: &mut Page, status: &time::Status) {
     if let Some(error) = status.error.and_then(|error| i64::try_from(error).ok()) {
         family.sample(&[], time::seconds(error));
     }
+}
+
+fn forwarding(page: &mut Page, status: &forwarding::Status) {
+    let mut family = |name, kind, help, value: fn(&forwarding::Target) -> u64| {
+        let mut family = page.family(name, kind, help);
+        for (url, target) in &status.targets {
+            family.sample(&[("target", url)], value(target));
+        }
+    };
+    let help = "Records on the disk that a target of logs does not have yet.";
+    family("polis_log_target_behind", Kind::Gauge, help, |it| it.behind);
+    let help = "Records that a target of logs took, with those that were sent again.";
+    family("polis_log_target_sent_total", Kind::Counter, help, |it| it.sent);
+    let help = "Records that were overwritten before a target of logs had them.";
+    family("polis_log_target_missing_total", Kind::Counter, help, |it| it.missing);
+    let help = "Records that a target of logs rejected.";
+    family("polis_log_target_rejected_total", Kind::Counter, help, |it| it.rejected);
+    let help = "Whether a target of logs cannot be reached.";
+    family("polis_log_target_failing", Kind::Gauge, help, |it| it.failure.is_some().into());
 }
 
 fn certificates(page: &mut Page, pki: &Overview, own: Option<&Facts>, now: SystemTime) {

@@ -112,6 +112,8 @@ pub struct Inputs {
     pub drains: Drains,
     /// The clock.
     pub time: watch::Receiver<time::Status>,
+    /// How far the log has reached each target.
+    pub forwarding: watch::Receiver<crate::forwarding::Status>,
     /// The firewall.
     pub firewall: watch::Receiver<crate::firewall::Status>,
 }

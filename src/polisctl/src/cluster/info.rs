@@ -3,6 +3,7 @@
 use polis_proto::v1;
 use serde::Serialize;
 
+use super::logs;
 use crate::error::Error;
 use crate::output::{Document, fields, or_dash};
 use crate::parameters;
@@ -29,6 +30,8 @@ pub(super) struct Info {
     storage_security_policy: String,
     cold_start: String,
     time_servers: Vec<String>,
+    /// Where every node sends its log.
+    log_targets: Vec<String>,
     /// Callers that are not nodes; empty: any address.
     firewall_sources: Vec<String>,
     firewall_ports: Vec<String>,
@@ -69,6 +72,7 @@ impl Info {
             ("TPM", parameters::show::or_default(&view.tpm_mode, "best-effort")),
             ("cold start", parameters::show::or_default(&view.cold_start, "automatic")),
             ("time", parameters::show::time_servers(&view.time_servers)),
+            ("logs go to", or_dash(&view.log_targets.join("\n"))),
             ("firewall", view.firewall()),
             ("directory", or_dash(&directory.collect::<Vec<_>>().join("\n"))),
         ];
@@ -100,6 +104,7 @@ impl Info {
             .to_owned(),
             cold_start: word(configuration.cold_start().as_str_name(), "COLD_START_"),
             time_servers,
+            log_targets: logs::shown(&configuration),
             firewall_sources: firewall.sources,
             firewall_ports: firewall.ports,
             firewall_trial: configuration.firewall_trial.is_some(),

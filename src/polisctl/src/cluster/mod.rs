@@ -2,6 +2,7 @@
 
 mod firewall;
 pub(super) mod info;
+mod logs;
 mod registry;
 mod rotate;
 mod status;
@@ -52,8 +53,8 @@ pub(super) enum Command {
     },
     /// Change the configuration of all nodes of the cluster.
     ///
-    /// Fields without an option keep their value. Every node asks new time servers at once. A
-    /// member of etcd applies the other changes when it joins next: a share of its disk's key
+    /// Fields without an option keep their value. Every node asks new time servers and sends its
+    /// log to new targets at once. A member of etcd applies the other changes when it joins next: a share of its disk's key
     /// that must no longer be stored opens the disk for one more boot. Other nodes and every
     /// data partition keep the configuration that they committed with.
     ///
@@ -62,6 +63,8 @@ pub(super) enum Command {
     Configure {
         #[command(flatten)]
         rules: parameters::Rules,
+        #[command(flatten)]
+        logs: logs::Targets,
         #[command(flatten)]
         firewall: firewall::Wish,
         #[command(flatten)]
@@ -112,8 +115,8 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         Command::Health => health(global).await,
         Command::Ticket { command } => ticket::run(command, global).await,
         Command::Registry { command } => registry::run(command, global).await,
-        Command::Configure { rules, firewall, dry_run } => {
-            Box::pin(configure(&rules, &firewall, dry_run, global)).await
+        Command::Configure { rules, logs, firewall, dry_run } => {
+            Box::pin(configure(&rules, &logs, &firewall, dry_run, global)).await
         }
         Command::Update(arguments) => Box::pin(update::run(arguments, global)).await,
         Command::RotateCa(arguments) => Box::pin(rotate::run(arguments, global)).await,
@@ -151,18 +154,20 @@ pub(super) async fn overview(session: &Session) -> Result<serde_json::Value, Err
 
 async fn configure(
     rules: &parameters::Rules,
+    logs: &logs::Targets,
     firewall: &firewall::Wish,
     dry_run: DryRun,
     global: &Global,
 ) -> Result<(), Error> {
-    if rules.is_empty() && firewall.is_empty() {
+    if rules.is_empty() && logs.is_empty() && firewall.is_empty() {
         return Err(Error::usage(
             "name what to change: --tpm, --storage, --cold-start, --time-server, \
-             --no-time-servers, --firewall-source, --firewall-any-source, --firewall-port, \
-             --no-firewall-ports",
+             --no-time-servers, --log-target, --no-log-targets, --firewall-source, \
+             --firewall-any-source, --firewall-port, --no-firewall-ports",
         ));
     }
-    let options = [rules.options()].into_iter().chain(firewall.options());
+    let log = logs.named()?;
+    let options = [rules.options()].into_iter().chain(logs.options()).chain(firewall.options());
     let options: Vec<_> = options.filter(|option| !option.is_empty()).collect();
     let effect = format!("The settings of all nodes change: {}.", options.join(" "));
     if dry_run.of(global, &effect)? == Go::NoFurther {
@@ -170,7 +175,7 @@ async fn configure(
     }
     let session = Session::open(global).await?;
     let wish = firewall.over(&session).await?;
-    let configuration = v1::ClusterConfiguration { firewall: wish, ..rules.named() };
+    let configuration = v1::ClusterConfiguration { log, firewall: wish, ..rules.named() };
     let request = v1::ConfigureClusterRequest { configuration: Some(configuration) };
     let answer = session
         .call("configure the cluster", Repeat::Allowed, |channel| {

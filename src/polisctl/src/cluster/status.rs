@@ -134,6 +134,13 @@ impl Status {
         ))
     }
 
+    /// The targets that logs do not reach. The cluster is healthy all the same: the lines stay
+    /// on the disks of the nodes meanwhile.
+    fn undelivered(&self) -> Option<String> {
+        let lines: Vec<_> = self.nodes.iter().flat_map(View::undelivered).collect();
+        (!lines.is_empty()).then(|| lines.join("\n"))
+    }
+
     /// Which nodes serve Kubernetes, and what the others wait for; `None` in a cluster
     /// without it. It is not a part of the cluster's own health.
     fn kubernetes(&self) -> Option<String> {
@@ -169,6 +176,7 @@ impl Status {
         lines.extend(self.overdue().map(|advice| ("overdue", advice)));
         lines.extend(self.former().map(|advice| ("former voter", advice)));
         lines.extend(self.waiting().map(|advice| ("waiting", advice)));
+        lines.extend(self.undelivered().map(|text| ("logs", text)));
         lines.extend(self.unsaved().map(|advice| ("recovery", advice)));
         let mut text = Text::from(fields(&lines))
             .and("\n")

@@ -98,6 +98,7 @@ fn info_says_how_to_find_and_to_trust_the_cluster() {
     TPM         best-effort
     cold start  automatic, by default
     time        none: the voters agree on a time of their own
+    logs go to  -
     firewall    callers have any address
     directory   polis-01 at 192.0.2.1
     ");
@@ -119,6 +120,7 @@ fn info_says_how_to_find_and_to_trust_the_cluster() {
       "firewall_sources": [],
       "firewall_trial": false,
       "leader": "polis-01",
+      "log_targets": [],
       "nodes": {
         "decommissioned": 0,
         "new": 1,

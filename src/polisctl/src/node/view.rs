@@ -49,6 +49,9 @@ pub(crate) struct View {
     /// Microseconds that it is ahead of its source.
     #[serde(skip_serializing_if = "Option::is_none")]
     clock_offset_us: Option<i64>,
+    /// How far its log has reached each target.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    logs: Vec<Delivery>,
     storage: String,
     key_keeper: String,
     tpm: bool,
@@ -110,6 +113,7 @@ impl View {
             heartbeat_age_ms: u64::try_from(node.heartbeat_age_ms).ok(),
             clock: node.clock.map(clock).unwrap_or_default(),
             clock_offset_us: node.clock.and_then(|clock| clock.offset_us),
+            logs: node.log_deliveries.iter().map(Delivery::of).collect(),
             tpm: node.tpm,
             attestation: Recorded::of(node),
             recovery_key_unsaved: node.recovery_key_unsaved,
@@ -235,6 +239,12 @@ impl View {
         Some(format!("{state}, {seconds}.{micros:06} s {side}"))
     }
 
+    /// The targets that its log does not reach, each with the cause.
+    pub(crate) fn undelivered(&self) -> impl Iterator<Item = String> {
+        let failing = self.logs.iter().filter(|delivery| !delivery.failure.is_empty());
+        failing.map(|it| format!("{}: {}", self.called(), it.text()))
+    }
+
     /// Its ID.
     pub(crate) fn id(&self) -> &str {
         &self.id
@@ -272,6 +282,8 @@ impl View {
         ]);
         lines.extend(other(&self.other_system));
         lines.extend(self.clock_text().map(|text| ("clock", text)));
+        let logs: Vec<_> = self.logs.iter().map(Delivery::text).collect();
+        lines.extend((!logs.is_empty()).then(|| ("logs", logs.join("\n"))));
         lines.extend([
             ("image", or_dash(&self.image)),
             ("boot", or_dash(&self.boot_id)),
@@ -287,6 +299,56 @@ impl View {
             ("fingerprint", format!("{words}\n{}", self.fingerprint).trim().to_owned()),
         ]);
         fields(&lines)
+    }
+}
+
+/// How far the log of a node has reached a target.
+#[derive(Debug, Serialize)]
+struct Delivery {
+    target: String,
+    /// Lines that the target does not have yet.
+    behind: u64,
+    /// When the newest line that it has was written.
+    until: Option<units::Time>,
+    /// Lines that were overwritten before they were delivered.
+    missing: u64,
+    rejected: u64,
+    /// Why the log does not reach the target; empty: it does.
+    failure: String,
+    failing_since: Option<units::Time>,
+}
+
+impl Delivery {
+    fn of(delivery: &v1::LogDelivery) -> Self {
+        let time = |seconds| units::since_1970(seconds).map(units::Time);
+        Self {
+            target: clean(&delivery.target),
+            behind: delivery.behind,
+            until: time(delivery.until),
+            missing: delivery.missing,
+            rejected: delivery.rejected,
+            failure: clean(&delivery.failure),
+            failing_since: time(delivery.failing_since),
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut parts = vec![match self.until {
+            Some(until) => format!("{}: has the lines until {until}", self.target),
+            None => format!("{}: no line in this boot yet", self.target),
+        }];
+        let counts = [
+            (self.behind, "not sent yet"),
+            (self.missing, "overwritten before they were sent"),
+            (self.rejected, "rejected"),
+        ];
+        let counts = counts.iter().filter(|(count, _)| *count > 0);
+        parts.extend(counts.map(|(count, what)| format!("{count} {what}")));
+        if !self.failure.is_empty() {
+            let since = units::text(self.failing_since);
+            parts.push(format!("fails since {since}: {}", self.failure));
+        }
+        parts.join(", ")
     }
 }
 

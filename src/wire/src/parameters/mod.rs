@@ -18,6 +18,7 @@ pub mod disk;
 mod error;
 mod firewall;
 mod install;
+mod log_target;
 mod source;
 mod text;
 mod validate;
@@ -37,8 +38,9 @@ pub use self::cidr::{Cidr, Mac};
 pub use self::error::{Error, FieldError, absent};
 pub use self::firewall::{Firewall, Ports, Protocol};
 pub use self::install::{ID_BYTES, Install, Message, Selector, Transport, Wipe};
+pub use self::log_target::{LogProtocol, LogTarget};
 pub use self::source::{BYTES_MAX, FW_CFG_ITEM, Source};
-pub use self::validate::{configuration, firewall, key, labels, parse, time_servers};
+pub use self::validate::{configuration, firewall, key, labels, log_targets, parse, time_servers};
 
 /// The value that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]

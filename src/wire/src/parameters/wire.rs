@@ -42,6 +42,11 @@ const FIREWALL_CONFIGURATION: &[Field] = &[plain(1, "sources"), plain(2, "ports"
 const FIREWALL_TRIAL: &[Field] =
     &[message(1, "configuration", FIREWALL_CONFIGURATION), plain(2, "until")];
 
+const LOG_TARGET: &[Field] = &[plain(1, "url"), plain(2, "ca")];
+
+const LOG_CONFIGURATION: &[Field] =
+    &[message(1, "targets", LOG_TARGET), plain(2, "cluster_domain")];
+
 const CLUSTER_CONFIGURATION: &[Field] = &[
     plain(1, "cluster_domain"),
     plain(2, "tpm_mode"),
@@ -50,6 +55,7 @@ const CLUSTER_CONFIGURATION: &[Field] = &[
     message(5, "time", TIME_CONFIGURATION),
     message(6, "firewall", FIREWALL_CONFIGURATION),
     message(7, "firewall_trial", FIREWALL_TRIAL),
+    message(12, "log", LOG_CONFIGURATION),
 ];
 
 const CLUSTER_BOOTSTRAP: &[Field] = &[

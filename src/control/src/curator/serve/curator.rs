@@ -103,6 +103,7 @@ impl Curator for Handlers {
         let lead = self.lead()?;
         let mut request = request.into_inner();
         request.update = request.update.map(convert::update_report);
+        request.log_deliveries = convert::log_deliveries(request.log_deliveries);
         request.consensus = request.consensus.map(convert::figures);
         self.0.heartbeats.record(id, request);
         // The next check would publish it too, half a second later.

@@ -31,6 +31,8 @@ struct Watcher {
     crl: Arc<Vec<u8>>,
     /// The time servers that were sent last; `None` before the first event.
     time: Option<v1::TimeConfiguration>,
+    /// The targets of logs that were sent last; `None` before the first event.
+    log: Option<v1::LogConfiguration>,
     /// The firewall and its trial that were sent last; `None` before the first event.
     firewall: Option<Firewalls>,
     /// The users that were sent last; `None` before the first event.
@@ -56,6 +58,7 @@ pub(super) async fn watch(
         current: false,
         crl: Arc::default(),
         time: None,
+        log: None,
         firewall: None,
         users: None,
         authorities: None,
@@ -77,23 +80,30 @@ impl Watcher {
             if self.leadership.borrow_and_update().term.as_ref() != Some(&self.term) {
                 return Err(self.handlers.not_leader());
             }
-            let (delta, all, crl, time, firewall, users, authorities) = {
+            let (delta, all, crl, time, log, firewall, users, authorities) = {
                 let directory = self.directory.borrow_and_update();
                 let (delta, all) = self.seen.delta(&directory, self.only, NODES_MAX);
-                let time = directory.configuration().time.clone().unwrap_or_default();
-                let authorities = directory.authorities();
-                let firewall = Firewalls::of(directory.configuration());
-                (delta, all, directory.crl(), time, firewall, directory.admitted(), authorities)
+                let configuration = directory.configuration();
+                let time = configuration.time.clone().unwrap_or_default();
+                let log = v1::LogConfiguration {
+                    cluster_domain: configuration.cluster_domain.clone(),
+                    ..configuration.log.clone().unwrap_or_default()
+                };
+                let firewall = Firewalls::of(configuration);
+                let (crl, users) = (directory.crl(), directory.admitted());
+                (delta, all, crl, time, log, firewall, users, directory.authorities())
             };
             let caught_up = all && !self.current;
             let revoked = crl != self.crl;
             let new_time = (self.time.as_ref() != Some(&time)).then_some(time);
+            let new_log = (self.log.as_ref() != Some(&log)).then_some(log);
             let new_firewall = (self.firewall.as_ref() != Some(&firewall)).then_some(firewall);
             let new_users = (self.users.as_ref() != Some(&users)).then_some(users);
             let rotated = authorities != self.authorities;
             let news = revoked
                 || rotated
                 || new_time.is_some()
+                || new_log.is_some()
                 || new_firewall.is_some()
                 || new_users.is_some();
             if caught_up || news || delta != Delta::default() {
@@ -101,6 +111,7 @@ impl Watcher {
                 let sent_crl = if revoked { crl.to_vec() } else { Vec::new() };
                 self.crl = crl;
                 self.time = new_time.clone().or_else(|| self.time.take());
+                self.log = new_log.clone().or_else(|| self.log.take());
                 // A trial that began before this event is shorter now.
                 let order = new_firewall.as_ref().map(|new| new.order(clock::now()));
                 self.firewall = new_firewall.or_else(|| self.firewall.take());
@@ -111,6 +122,7 @@ impl Watcher {
                 return Ok(v1::WatchEvent {
                     crl: sent_crl,
                     time: new_time,
+                    log: new_log,
                     firewall: order,
                     users: sent_users,
                     authorities: sent,

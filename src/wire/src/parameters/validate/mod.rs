@@ -15,10 +15,11 @@ use super::error::Error;
 use super::text::{self, At as _, Refusal, located};
 use super::{
     Bootstrap, Cidr, Cluster, ClusterConfiguration, ColdStart, DirectoryNode, Firewall, Install,
-    Interface, Match, Network, NtpServer, Parameters, Ports, Register, Route, StoragePolicy,
-    Ticket, TpmMode, wire,
+    Interface, LogTarget, Match, Network, NtpServer, Parameters, Ports, Register, Route,
+    StoragePolicy, Ticket, TpmMode, wire,
 };
 use crate::identity::{NodeId, NodeName};
+use crate::registry::{self, Authority};
 
 const LABELS_MAX: usize = 64;
 const DIRECTORY_NODES_MAX: usize = 64;
@@ -29,6 +30,8 @@ const INTERFACES_MAX: usize = 32;
 const PER_INTERFACE_MAX: usize = 64;
 const SERVERS_MAX: usize = 8;
 const TERMINALS_MAX: usize = 8;
+/// Targets of logs: each reads the ring of every node for itself.
+const LOG_TARGETS_MAX: usize = 4;
 /// Sources, or ports, of a firewall.
 const FIREWALL_MAX: usize = 64;
 const TICKET_MAX: usize = 1024;
@@ -86,6 +89,12 @@ fn bootstrap(message: v1::ClusterBootstrap) -> Result<Bootstrap, Error> {
                            which returns to the former one when it locks its operator out";
             return Err(Refusal::described("a firewall", allowed))
                 .at("cluster_bootstrap.cluster_configuration.firewall", 6);
+        }
+        Some(message) if message.log.is_some() => {
+            let allowed = "nothing: `polisctl cluster configure --log-target` sets them in a \
+                           running cluster";
+            return Err(Refusal::described("targets of logs", allowed))
+                .at("cluster_bootstrap.cluster_configuration.log", 12);
         }
         Some(message) => configuration(message, "cluster_bootstrap.cluster_configuration")?,
         None => ClusterConfiguration::default(),
@@ -169,6 +178,10 @@ pub fn configuration(
         let allowed = "nothing: the cluster itself says which firewall it tries";
         return Err(Refusal::described("a trial", allowed)).at(format!("{path}.firewall_trial"), 7);
     }
+    if let Some(message) = message.log {
+        // Nodes receive them by their watch.
+        log_targets(message, &format!("{path}.log"))?;
+    }
     configuration.firewall = message
         .firewall
         .map(|message| firewall(message, &format!("{path}.firewall")))
@@ -248,6 +261,33 @@ pub fn time_servers(message: v1::TimeConfiguration, path: &str) -> Result<Vec<Nt
         servers.push(NtpServer { host, nts });
     }
     Ok(servers)
+}
+
+/// Reads the targets of logs; `path` is their position as errors report it.
+///
+/// # Errors
+///
+/// [`Error::Field`].
+pub fn log_targets(message: v1::LogConfiguration, path: &str) -> Result<Vec<LogTarget>, Error> {
+    text::at_most(message.targets.len(), LOG_TARGETS_MAX, "targets")
+        .at(format!("{path}.targets"), 1)?;
+    let mut targets = Vec::<LogTarget>::new();
+    for (i, v1::LogTarget { url, ca }) in message.targets.into_iter().enumerate() {
+        let path = format!("{path}.targets[{i}]");
+        let mut target = LogTarget::read(&url).at(format!("{path}.url"), 1)?;
+        if targets.iter().any(|known| known.url() == target.url()) {
+            return Err(Refusal::of(&url, "each target once")).at(format!("{path}.url"), 1);
+        }
+        target.authorities = authorities(&ca).at(format!("{path}.ca"), 2)?;
+        targets.push(target);
+    }
+    Ok(targets)
+}
+
+/// Reads certificates in PEM.
+fn authorities(pem: &str) -> Result<Vec<Authority>, Refusal> {
+    let allowed = "the certificates of authorities in PEM, or nothing for the public ones";
+    registry::authorities(pem).map_err(|invalid| Refusal::described(invalid, allowed))
 }
 
 /// Reads the labels of a node; `path` is their position as errors report it.
