@@ -141,7 +141,9 @@ pub(super) fn arguments(call: &Call<'_>) -> Vec<String> {
             args.push("--unsafe-no-fsync".to_owned());
             return args;
         }
-        Purpose::Serve => {}
+        // Its data has the URL. Without it here, etcd makes one of the machine's address, and
+        // refuses its own where that is one of IPv6.
+        Purpose::Serve => flag("initial-advertise-peer-urls", peer.url()),
         Purpose::Join(members) => {
             // Exactly the present members: etcd compares them with its arguments.
             let urls = members.iter().map(|member| {
@@ -241,6 +243,7 @@ mod tests {
         --auto-compaction-mode periodic
         --auto-compaction-retention 1h
         --experimental-bootstrap-defrag-threshold-megabytes 64
+        --initial-advertise-peer-urls https://polis-a:7834
         --listen-peer-urls https://0.0.0.0:7834
         --peer-cert-file /data/etcd/peer_pki/cert.pem
         --peer-key-file /data/etcd/peer_pki/key.pem
