@@ -1,4 +1,4 @@
-//! `polisctl cluster configure --log-target`: where every node sends its log.
+//! The option `--log-target` of `cluster configure`: where every node sends its log.
 
 use std::path::Path;
 
