@@ -235,7 +235,8 @@ fn record(line: &Line) -> LogRecord {
             if !it.source.is_empty() {
                 attributes.push(text("code.namespace", &it.source));
             }
-            // A key may be there once, and none of a program is taken for one of above.
+            // A key may be there once: a field of a program with one of the names above is left
+            // out.
             let mut keys = BTreeSet::new();
             for (key, value) in &it.fields {
                 let taken = key.starts_with("polis.") || key == "code.namespace";

@@ -32,7 +32,7 @@ const ID_MAX: usize = 32;
 /// Bytes of a value in the structured data.
 const VALUE_MAX: usize = 512;
 /// The name of the structured data. Its number is the one that RFC 5612 keeps for examples: the
-/// project has none of its own.
+/// project has no number of its own.
 const DATA: &str = "polis@32473";
 /// Marks UTF-8 behind it.
 const BOM: &str = "\u{feff}";

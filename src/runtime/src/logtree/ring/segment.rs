@@ -110,7 +110,7 @@ impl Segment {
         }))
     }
 
-    /// At most `max` bytes from `offset` on; none of a segment that was removed meanwhile.
+    /// At most `max` bytes from `offset` on; no byte if the segment was removed meanwhile.
     pub(super) fn read(&self, offset: u64, max: u64) -> io::Result<Vec<u8>> {
         let mut file = match File::open(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
