@@ -198,17 +198,14 @@ impl Service {
         let node = self.inputs.cluster.borrow_and_update().node;
         let nodes = self.inputs.nodes.borrow_and_update().clone();
         let known = node.and_then(|id| nodes?.get(&id).map(|node| node.name.clone()));
+        let cluster = self.inputs.order.borrow().as_ref().map(|order| order.cluster.clone());
         Subject {
             id: node.map(|id| id.to_string()).unwrap_or_default(),
             name: known.unwrap_or_default(),
-            cluster: self.inputs.order.borrow().as_ref().map(cluster).unwrap_or_default(),
+            cluster: cluster.unwrap_or_default(),
             version: self.config.version.clone(),
         }
     }
-}
-
-fn cluster(order: &Order) -> String {
-    order.cluster.clone()
 }
 
 /// The cursors, and what of them the disk has.

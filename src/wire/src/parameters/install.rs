@@ -4,7 +4,7 @@
 //! `transport=nvme,min-size=100G`.
 //!
 //! Invariants:
-//! - A selector that every disk fits is no selector: one field at least is set.
+//! - A selector has one field at least: one that every disk fits is refused.
 //! - The parameters of the installed node ([`Install::node`]) are the whole message without
 //!   the installation, so an installed disk installs nothing.
 //!
