@@ -5,7 +5,8 @@
 //! table of an installer --> start of its ESP --blank--> cut off
 //!        |                                   \--FAT--> installed, by this installation or another
 //!        +--with POLIS-DATA--> a node's
-//! anything that is not zero --> other data
+//! its entries alone, at the end of zeros --> cut off
+//! anything else that is not zero --> other data
 //! ```
 //!
 //! The first block of the ESP is the last that an installation writes, so it alone says
@@ -19,7 +20,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
-use polis_layout::partitions;
+use polis_layout::partitions::{self, ESP, SYSTEM_A, SYSTEM_B};
 
 use super::plan;
 use crate::storage::probe::{self, Content as Found, HEAD, TAIL};
@@ -58,6 +59,8 @@ struct Seen {
     table_end: usize,
     primary: Option<Table>,
     backup: Option<Table>,
+    /// The entries of a backup whose header is still to come.
+    headless: Option<Table>,
     /// The first block of the place of an ESP.
     esp: Vec<u8>,
 }
@@ -79,6 +82,7 @@ pub(super) fn look(disk: &File, id: &[u8]) -> io::Result<Content> {
         table_end: usize::try_from(table::end(block_size)).unwrap_or(HEAD),
         primary: table::read_primary(disk),
         backup: table::read_backup(disk),
+        headless: table::read_headless(disk),
         esp: read(partitions::ALIGNMENT, usize::try_from(block_size).unwrap_or(HEAD))?,
     };
     Ok(seen.classify(id))
@@ -87,7 +91,7 @@ pub(super) fn look(disk: &File, id: &[u8]) -> io::Result<Content> {
 impl Seen {
     fn classify(&self, id: &[u8]) -> Content {
         let backup = self.backup.as_ref().filter(|_table| self.has_only_a_table());
-        let Some(table) = self.primary.as_ref().or(backup) else { return self.recognise() };
+        let Some(table) = self.primary.as_ref().or(backup) else { return self.without_table() };
         let ours = is_installed(table) && plan::is_of(table, id);
         let data = table.partitions.iter().any(|partition| partition.type_id == TYPE_ID);
         match (is_installed(table), data) {
@@ -109,6 +113,23 @@ impl Seen {
         let record = zero(Some(first))
             || (first.get(at) == Some(&protective) && zero(first.get(..CODE_END)));
         record && zero(self.head.get(self.table_end..))
+    }
+
+    /// What a disk without a whole copy of a table carries.
+    fn without_table(&self) -> Content {
+        // The copy at the end is as long as the first one without its block for the MBR.
+        let block = self.esp.len();
+        let before = self.tail.len().saturating_sub(self.table_end.saturating_sub(block));
+        let zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+        let alone = zero(&self.head) && self.tail.get(..before).is_some_and(zero);
+        let begun = |table: &Table| {
+            let names: Vec<_> = table.partitions.iter().map(|it| it.name.as_str()).collect();
+            is_installed(table) && names == [ESP, SYSTEM_A, SYSTEM_B].map(|kind| kind.name)
+        };
+        match &self.headless {
+            Some(table) if alone && begun(table) && zero(&self.esp) => Content::Unfinished,
+            _ => self.recognise(),
+        }
     }
 
     fn recognise(&self) -> Content {
@@ -212,15 +233,46 @@ mod tests {
 
     #[test]
     fn an_installation_that_was_cut_within_its_table_is_unfinished() {
-        let file = disk();
-        table::create(&file, &table(&ID)).unwrap();
-        let mut whole = vec![0; 34 * 512];
-        file.read_exact_at(&mut whole, 0).unwrap();
-        // The first copy is one write, of which any blocks may be missing.
-        for blocks in [0, 1, 2, 3, 20] {
-            file.write_all_at(&vec![0; whole.len()], 0).unwrap();
-            file.write_all_at(&whole[..blocks * 512], 0).unwrap();
-            assert_eq!(look(&file, &ID).unwrap(), Content::Unfinished, "{blocks} blocks");
+        let whole = disk();
+        table::create(&whole, &table(&ID)).unwrap();
+        let entries = SIZE - 33 * 512..SIZE - 512;
+        let header = SIZE - 512..SIZE;
+        // The first copy: the record, the header and the entries that are used.
+        let first = [0..512, 512..1024, 1024..1536];
+        let copy = |cut: &File, range: &std::ops::Range<u64>| {
+            let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap()];
+            whole.read_exact_at(&mut bytes, range.start).unwrap();
+            cut.write_all_at(&bytes, range.start).unwrap();
+        };
+        let cut = disk();
+        copy(&cut, &entries);
+        assert_eq!(look(&cut, &ID).unwrap(), Content::Unfinished, "entries alone");
+        cut.write_all_at(b"x", SIZE - 34 * 512).unwrap();
+        assert!(matches!(look(&cut, &ID).unwrap(), Content::Other(_)), "and other data");
+        for arrived in 0..1 << first.len() {
+            let cut = disk();
+            copy(&cut, &entries);
+            copy(&cut, &header);
+            for (_at, range) in first.iter().enumerate().filter(|(at, _)| arrived >> at & 1 == 1) {
+                copy(&cut, range);
+            }
+            assert_eq!(look(&cut, &ID).unwrap(), Content::Unfinished, "blocks {arrived:03b}");
+        }
+    }
+
+    #[test]
+    fn entries_without_a_header_are_ours_only_if_an_installer_wrote_them() {
+        let mut image = table(&ID);
+        image.partitions[1].attributes = 0;
+        let mut named = table(&ID);
+        "root".clone_into(&mut named.partitions[0].name);
+        for other in [image, named, with_data(table(&ID))] {
+            let file = disk();
+            table::create(&file, &other).unwrap();
+            file.write_all_at(&vec![0; 34 * 512], 0).unwrap();
+            file.write_all_at(&[0; 512], SIZE - 512).unwrap();
+            let unknown = Content::Other("data of an unknown kind".to_owned());
+            assert_eq!(look(&file, &ID).unwrap(), unknown);
         }
     }
 

@@ -8,12 +8,14 @@
 //! ```text
 //! LBA 0     1       2..33            ...           -33..-2          -1
 //! [MBR][header][entries]   partitions   [backup entries][backup header]
-//!  `------ second write ------'            `------ first write ------'
+//!  `------- third write ------'            `first write--' `second write-'
 //! ```
 //!
 //! Invariants:
 //! - One of the two copies on the disk is whole at every moment: the backup is
 //!   flushed before the primary is touched.
+//! - On a disk without a table, no header of the backup stands without its entries: they are
+//!   flushed before it, and what a cut leaves of them is read by [`read_headless`].
 //! - The primary copy goes to the disk in one write.
 //! - Where a power cut tore the primary copy, the backup counts, and stays as it
 //!   is until the primary is whole again: see [`restore`].
@@ -186,6 +188,27 @@ pub fn read_backup(disk: &File) -> Option<Table> {
     table_of(&opened, geometry).ok()
 }
 
+/// Reads the entries of a backup that has no header: what a cut leaves of [`create`]. `None`
+/// where the end of the disk is anything else. The disk has no identity yet.
+#[must_use]
+pub fn read_headless(disk: &File) -> Option<Table> {
+    let (view, geometry) = View::blank(disk).ok()?;
+    let found = read_at(disk, view.tail_start, geometry.copy()).ok()?;
+    let (_entries, header) = found.split_last_chunk::<512>()?;
+    if header.iter().any(|byte| *byte != 0) {
+        return None;
+    }
+    // The crate reads entries by a header only: they get one, in memory.
+    let created = config(geometry).create_from_device(view, Some(Uuid::nil())).ok()?;
+    let size = *created.logical_block_size();
+    let mut header = created.backup_header().ok()?.clone();
+    let mut view = created.write().ok()?;
+    view.tail = found;
+    header.write_backup(&mut view, size).ok()?;
+    let opened = parse(view.without_primary(geometry), geometry).ok()?;
+    table_of(&opened, geometry).ok()
+}
+
 /// The value of a table that the crate has read.
 fn table_of(opened: &gpt::GptDisk<View<'_>>, geometry: Geometry) -> Result<Table, Error> {
     let mut partitions = Vec::new();
@@ -225,7 +248,7 @@ pub fn write(disk: &File, table: &Table) -> Result<(), Error> {
     opened.update_guid(Some(table.disk));
     // Also puts the backup where the disk ends now.
     opened.update_partitions(entries(table)).map_err(unwritten)?;
-    into_view(opened, geometry)?.commit()
+    into_view(opened, geometry)?.commit(geometry)
 }
 
 /// Puts `table` on a `disk` in place of whatever is there, the backup first.
@@ -239,7 +262,7 @@ pub fn create(disk: &File, table: &Table) -> Result<(), Error> {
     let mut created =
         config(geometry).create_from_device(view, Some(table.disk)).map_err(unwritten)?;
     created.update_partitions(entries(table)).map_err(unwritten)?;
-    into_view(created, geometry)?.commit()
+    into_view(created, geometry)?.commit(geometry)
 }
 
 /// The partitions as the crate has them.
@@ -415,8 +438,11 @@ impl<'a> View<'a> {
     }
 
     /// Puts both copies on the disk.
-    fn commit(self) -> Result<(), Error> {
-        self.put(&self.tail, self.tail_start)?;
+    fn commit(self, geometry: Geometry) -> Result<(), Error> {
+        let entries = geometry.copy() - geometry.block_size;
+        let (entries, header) = self.tail.split_at(usize::try_from(entries).unwrap_or_default());
+        self.put(entries, self.tail_start)?;
+        self.put(header, self.tail_start + entries.len() as u64)?;
         self.commit_head()
     }
 
