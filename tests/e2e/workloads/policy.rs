@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use super::IN_DEMO;
 use super::kubectl::Kubectl;
@@ -123,22 +123,26 @@ pub(super) fn decide(kubectl: &Kubectl) -> Result<()> {
 }
 
 /// Shows that a node reaches its own pods, as kubelet's probes do, although a policy lets no pod
-/// in. The API server must run on the node of `pod`.
-pub(super) fn spare_the_node(kubectl: &Kubectl, pod: &str) -> Result<()> {
+/// in. The API server must run on the node of the demo.
+pub(super) fn spare_the_node(kubectl: &Kubectl) -> Result<()> {
     const DENY: &str = "\
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
-metadata: {name: deny, namespace: default}
+metadata: {name: deny, namespace: demo}
 spec:
   podSelector: {}
   policyTypes: [Ingress]
 ";
     kubectl.run(&["apply", "--filename", "-"], DENY)?;
     becomes(kubectl, "friend", DEMO, Outcome::Refused)?;
-    let path = format!("/api/v1/namespaces/default/pods/{pod}:8080/proxy/");
+    let first = "jsonpath={.items[0].metadata.name}";
+    let pod = kubectl
+        .run(&["get", "pods", IN_DEMO, "--selector=app=demo", "--output", first], "")
+        .context("the demo has no pod")?;
+    let path = format!("/api/v1/namespaces/demo/pods/{pod}:8080/proxy/");
     let answer = kubectl.run(&["get", "--raw", &path], "")?;
     ensure!(answer.contains("pod "), "the node reaches its pod: {answer}");
-    kubectl.run(&["delete", "networkpolicy", "deny"], "")?;
+    kubectl.run(&["delete", "networkpolicy", "deny", IN_DEMO], "")?;
     becomes(kubectl, "friend", DEMO, Outcome::Answered)?;
     Ok(())
 }
