@@ -25,6 +25,7 @@ mod operating;
 mod registering;
 mod rotation;
 mod snapshots;
+mod succession;
 mod tls;
 mod updating;
 
@@ -54,6 +55,7 @@ const FILES: &[&[Story]] = &[
     registering::STORIES,
     rotation::STORIES,
     snapshots::STORIES,
+    succession::STORIES,
     updating::STORIES,
 ];
 

@@ -16,7 +16,9 @@
 //!
 //! Two parties end a term: the leader's own clock, which knows when the lease may have run
 //! out, and etcd, which refuses writes once it did. The first keeps a leader that is cut
-//! off from answering questions; only the second is needed for safety.
+//! off from answering questions; only the second is needed for safety. A leader that dies
+//! together with etcd's leader does not keep its lock until the lease has run out:
+//! [`succession`] ends it.
 //!
 //! Invariants:
 //! - This curator calls itself leader only between winning the lock and the
@@ -37,6 +39,7 @@ use tracing::{debug, info, warn};
 use super::directory::{Directory, Leader};
 use super::fenced::Fenced;
 use super::store::{LEADERS, Store};
+use super::succession;
 use crate::consensus;
 use crate::consensus::client::{self, Client, Lease};
 use polis_base::sys::clock;
@@ -53,7 +56,7 @@ pub const LEASE: Duration = Duration::from_secs(5);
 const ELECTION: &str = "leader";
 
 /// The delay before another attempt: etcd may be electing.
-const RETRY: Duration = Duration::from_millis(200);
+pub(super) const RETRY: Duration = Duration::from_millis(200);
 
 /// The deadline of giving the lease back, which takes milliseconds; without a quorum it
 /// never ends, and a stop does not wait for that.
@@ -139,9 +142,17 @@ impl Service {
         // A run that ended while it led does not lead any more.
         self.publish_term(None);
         let observed = self.clone().observe();
+        let succession = succession::Service {
+            node: self.node,
+            client: self.client.clone(),
+            consensus: self.consensus.clone(),
+            directory: self.directory.clone(),
+        };
         tokio::select! {
             // Cancel-safe: only waits and publishes.
             closed = observed => closed,
+            // Cancel-safe: what it ends is ended as a whole.
+            closed = succession.run() => closed.map(|never| match never {}),
             // Not cancel-safe, and never dropped except by a bug: it ends when cancelled.
             () = self.stand(&ctx) => Ok(()),
         }

@@ -56,6 +56,7 @@ mod service;
 mod skew;
 pub mod state;
 pub mod store;
+mod succession;
 #[cfg(test)]
 mod tests;
 pub mod tickets;
