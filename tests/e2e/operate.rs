@@ -10,6 +10,7 @@ use polis_qemu::Config;
 use polis_tests::{Story, story};
 use serde_json::Value;
 
+use crate::fleet::ask_until;
 use crate::owner::Owner;
 use crate::world::{BOOT, SOON, World, home};
 
@@ -53,6 +54,7 @@ fn an_owner_sees_the_cluster_its_logs_and_its_screen_and_reboots_the_machine() -
     ensure!(roles.contains("ready"), "the log of root.roles says nothing of `ready`:\n{roles}");
 
     looks_at_the_screen(&owner, node)?;
+    is_too_small_for_kubernetes(&owner, node)?;
 
     owner.run(&["node", "reboot", node, "--yes"])?;
     machine.wait_for("off", SOON, |off| off.is("reason", "reboot"))?;
@@ -62,6 +64,18 @@ fn an_owner_sees_the_cluster_its_logs_and_its_screen_and_reboots_the_machine() -
     owner.run(&["node", "poweroff", node, "--yes"])?;
     machine.wait_for("off", SOON, |off| off.is("reason", "poweroff"))?;
     machine.wait_end(SOON)?;
+    Ok(())
+}
+
+/// The machine has less memory and a smaller disk than a worker needs: nobody gives it that role.
+fn is_too_small_for_kubernetes(owner: &Owner, node: &str) -> Result<()> {
+    ask_until("what the machine has", || {
+        let node = document(owner, &["node", "describe", node])?;
+        Ok((node["memory_bytes"].is_u64() && node["data_bytes"].is_u64()).then_some(()))
+    })?;
+    let worker = ["--timeout", "1m", "node", "roles", node, "--add", "kubernetes-worker"];
+    let refused = owner.run(&worker).err().context("a worker without memory")?.to_string();
+    ensure!(refused.contains("MiB of memory, and these roles"), "another reason: {refused}");
     Ok(())
 }
 

@@ -12,6 +12,7 @@ use polis_tests::{Story, patiently, story};
 use polis_wire::identity::NodeId;
 use prost::Message as _;
 use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 
 use crate::cluster::{led, voters};
 use crate::curators::{Cluster, Curator, credentials, leader};
@@ -57,10 +58,11 @@ async fn a_dead_leader_that_led_etcd_too_does_not_keep_its_lock_for_a_lease() {
     let client = || clients.voter().unwrap().user(User::Curator);
 
     let answers = TcpListener::bind((machines[0].config.listen.ip(), 0)).await.unwrap();
-    let held = tokio::spawn(renewed(client(), ids[0], answers.local_addr().unwrap()));
+    let mut renewals = JoinSet::new();
+    let held = renewals.spawn(renewed(client(), ids[0], answers.local_addr().unwrap()));
     until_locks(&client(), 1).await;
     let closed = TcpListener::bind((machines[1].config.listen.ip(), 0)).await.unwrap();
-    let next = tokio::spawn(renewed(client(), ids[1], closed.local_addr().unwrap()));
+    let next = renewals.spawn(renewed(client(), ids[1], closed.local_addr().unwrap()));
     drop(closed);
     until_locks(&client(), 2).await;
 
@@ -92,7 +94,12 @@ async fn a_dead_leader_that_led_etcd_too_does_not_keep_its_lock_for_a_lease() {
     let [first, second, third] = nodes;
     second.stop().await;
     leader(&[&candidate], 4 * LEASE).await;
-    patiently(Duration::from_secs(20), next).await.expect("its lease is gone").unwrap();
+    let over = async {
+        while !next.is_finished() {
+            drop(renewals.join_next().await);
+        }
+    };
+    patiently(Duration::from_secs(20), over).await.expect("its lease is gone");
 
     candidate.supervisor.stop().await;
     for node in [first, third] {

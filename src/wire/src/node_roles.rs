@@ -23,6 +23,15 @@ pub const HEARTBEAT: Duration = Duration::from_secs(5);
 /// due.
 pub const LATE: Duration = HEARTBEAT.saturating_mul(3);
 
+/// Memory in MiB that is reserved for the programs of a worker, for those of a controller (API
+/// server, controller manager and scheduler have 540 MiB at rest), and for the system beside
+/// them.
+pub const RESERVED_WORKER: u32 = 400;
+/// See [`RESERVED_WORKER`].
+pub const RESERVED_CONTROLLER: u32 = 700;
+/// See [`RESERVED_WORKER`].
+pub const RESERVED_SYSTEM: u32 = 200;
+
 /// Whether a node with these roles is to run a member of etcd, and a curator beside it.
 #[must_use]
 pub fn is_consensus_member(roles: Option<&v1::NodeRoles>) -> bool {

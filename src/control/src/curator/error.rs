@@ -228,6 +228,8 @@ impl Error {
                 Refusal::PodNetworkFull { .. } => (ResourceExhausted, "pod-network-full"),
                 Refusal::InPodNetwork { .. } => (FailedPrecondition, "pod-network"),
                 Refusal::NoIpv4 { .. } => (FailedPrecondition, "no-ipv4"),
+                Refusal::Memory { .. } => (FailedPrecondition, "memory"),
+                Refusal::Disk { .. } => (FailedPrecondition, "disk"),
             },
             Self::TicketWrong => (PermissionDenied, "ticket-wrong"),
             Self::TicketRotated => (PermissionDenied, "ticket-rotated"),

@@ -33,6 +33,7 @@
 pub mod access_list;
 pub mod attesting;
 pub mod audit;
+mod capacity;
 pub mod configuration;
 mod convert;
 pub mod directory;

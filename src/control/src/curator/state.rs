@@ -37,6 +37,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use super::capacity;
 use polis_proto::v1::{self, NodeState};
 
 use polis_wire::identity::{Identity, NodeName, Nonce};
@@ -222,6 +223,28 @@ pub enum Refusal {
         /// The address that it reported.
         address: Ipv6Addr,
     },
+    /// The machine has too little memory for the roles.
+    #[error(
+        "the machine has {has} MiB of memory, and these roles of Kubernetes need {needs} MiB: give \
+         it more, or the role to another node"
+    )]
+    Memory {
+        /// MiB that the machine reported.
+        has: u64,
+        /// MiB that the roles need together.
+        needs: u64,
+    },
+    /// The data partition has no room for workloads.
+    #[error(
+        "the data partition of the node has {has} MiB, and a worker needs {needs} MiB: give the \
+         machine a disk of 5 GiB or more, or the role to another node"
+    )]
+    Disk {
+        /// MiB that the node reported.
+        has: u64,
+        /// MiB that a worker needs.
+        needs: u64,
+    },
 }
 
 /// The result of `request` for the record.
@@ -273,6 +296,7 @@ pub fn step(node: Option<v1::Node>, request: Request) -> Result<Step, Refusal> {
                 let lost = had.kubernetes_controller.is_some() && had.consensus_member.is_some();
                 return Err(if lost { Refusal::Controls } else { Refusal::NoMember });
             }
+            capacity::check(&had, &roles, node.status.as_ref())?;
             let former_voter = node.former_voter && roles.consensus_member.is_some();
             v1::Node { roles: any.then_some(roles), leaving, former_voter, ..node }
         }

@@ -1,6 +1,7 @@
 //! The status report of this node: collects it, and sends it to the leader at each
 //! change.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -57,6 +58,8 @@ pub struct Subject<'a> {
     pub keys: Option<&'a KeyStatus>,
     /// The parts of Kubernetes.
     pub workload: &'a workload::Status,
+    /// Bytes of memory that the machine has; zero if unknown.
+    pub memory: u64,
     /// The firewall.
     pub firewall: &'a firewall::State,
     /// The system partition that it runs from.
@@ -103,6 +106,8 @@ impl Subject<'_> {
                 .collect(),
             slot: self.slot.to_owned(),
             trial: self.update.trial,
+            memory_bytes: self.memory,
+            data_bytes: self.storage.ready().map_or(0, |ready| ready.size),
             other_system: self
                 .update
                 .other
@@ -219,6 +224,7 @@ fn fold(service: &mut Service, boot_id: &str) -> v1::NodeStatus {
         consensus: &consensus,
         keys: keys.as_ref(),
         workload: &workload,
+        memory: workload::ground::cgroup::memory(Path::new("/proc")),
         firewall: &firewall,
         slot: &inputs.environment.slot,
         update: &update,
@@ -351,6 +357,7 @@ mod tests {
                     recovery_key_unsaved: true,
                 }),
                 workload: &workload,
+                memory: 5,
                 firewall: &firewall::State::Failed("no".to_owned()),
                 slot: "B",
                 update: &update,
@@ -361,6 +368,7 @@ mod tests {
         assert_eq!(early.external_address, "");
         assert_eq!(early.storage_kind(), v1::StorageKind::Unspecified);
         assert_eq!(early.curator_port, 0);
+        assert_eq!((early.memory_bytes, early.data_bytes), (5, 0));
         assert_eq!(early.workload_fault, "no");
         assert_eq!(early.firewall_fault, "the firewall is not in force: no");
         assert_eq!((early.workload.as_str(), early.drain.as_str()), ("", ""));

@@ -75,6 +75,11 @@ pub(crate) struct View {
     /// The state of its drain, while it is drained.
     #[serde(skip_serializing_if = "String::is_empty")]
     drain: String,
+    /// What the machine has; absent where it has not reported it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data_bytes: Option<u64>,
     /// The part of Kubernetes that ends again and again, with its last words.
     #[serde(skip_serializing_if = "String::is_empty")]
     workload_crash_loop: String,
@@ -107,6 +112,8 @@ impl View {
             firewall_fault: status.firewall_fault,
             workload: status.workload,
             drain: status.drain,
+            memory_bytes: Some(status.memory_bytes).filter(|bytes| *bytes > 0),
+            data_bytes: Some(status.data_bytes).filter(|bytes| *bytes > 0),
             workload_crash_loop: status.workload_crash_loop,
             boot_id: status.boot_id,
             labels: node.labels.clone(),
@@ -255,6 +262,13 @@ impl View {
         self.recovery_key_unsaved
     }
 
+    fn storage_text(&self) -> String {
+        match self.data_bytes {
+            Some(size) => format!("{}, {}", self.storage, polis_tui::bytes(size)),
+            None => self.storage.clone(),
+        }
+    }
+
     /// A line for each field.
     pub(crate) fn fields(&self) -> String {
         let recovery = if self.recovery_key_unsaved {
@@ -284,10 +298,11 @@ impl View {
         lines.extend(self.clock_text().map(|text| ("clock", text)));
         let logs: Vec<_> = self.logs.iter().map(Delivery::text).collect();
         lines.extend((!logs.is_empty()).then(|| ("logs", logs.join("\n"))));
+        lines.extend(self.memory_bytes.map(|memory| ("memory", polis_tui::bytes(memory))));
         lines.extend([
             ("image", or_dash(&self.image)),
             ("boot", or_dash(&self.boot_id)),
-            ("storage", self.storage.clone()),
+            ("storage", self.storage_text()),
             ("disk key in", self.key_keeper.clone()),
             ("TPM", if self.tpm { "yes" } else { "no" }.to_owned()),
         ]);

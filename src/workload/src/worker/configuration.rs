@@ -11,6 +11,7 @@ use crate::site::Site;
 use polis_base::files;
 use polis_runtime::sys::cgroup::Group;
 use polis_wire::identity::NodeId;
+use polis_wire::node_roles::{RESERVED_CONTROLLER, RESERVED_SYSTEM, RESERVED_WORKER};
 use polis_wire::pki::WorkerPurpose;
 use polis_wire::pod_network::PODS;
 
@@ -61,11 +62,6 @@ fn disk(value: &str) -> Value {
     })
 }
 
-/// Memory in MiB that is reserved for the programs of a worker, and for those of a controller:
-/// the API server, the controller manager and the scheduler have 540 MiB at rest.
-const RESERVED_WORKER: u32 = 400;
-const RESERVED_CONTROLLER: u32 = 700;
-
 /// kubelet's own file, on a node that is a controller, too, or not.
 pub(super) fn kubelet(site: &Site, tree: &files::Root, controller: bool) -> Vec<u8> {
     let reserved = RESERVED_WORKER + if controller { RESERVED_CONTROLLER } else { 0 };
@@ -108,7 +104,7 @@ pub(super) fn kubelet(site: &Site, tree: &files::Root, controller: bool) -> Vec<
         "seccompDefault": true,
         "oomScoreAdj": -999,
         "kubeReserved": {"cpu": "200m", "memory": format!("{reserved}Mi")},
-        "systemReserved": {"memory": "200Mi", "pid": PROCESSES_RESERVED},
+        "systemReserved": {"memory": format!("{RESERVED_SYSTEM}Mi"), "pid": PROCESSES_RESERVED},
         "enforceNodeAllocatable": ["pods"],
         // To set one of these drops all defaults.
         "evictionHard": {
