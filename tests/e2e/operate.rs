@@ -73,7 +73,7 @@ fn is_too_small_for_kubernetes(owner: &Owner, node: &str) -> Result<()> {
         let node = document(owner, &["node", "describe", node])?;
         Ok((node["memory_bytes"].is_u64() && node["data_bytes"].is_u64()).then_some(()))
     })?;
-    let worker = ["--timeout", "1m", "node", "roles", node, "--add", "kubernetes-worker"];
+    let worker = ["node", "roles", node, "--add", "kubernetes-worker"];
     let refused = owner.run(&worker).err().context("a worker without memory")?.to_string();
     ensure!(refused.contains("MiB of memory, and these roles"), "another reason: {refused}");
     Ok(())
