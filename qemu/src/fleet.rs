@@ -290,6 +290,14 @@ impl Fleet {
     /// # Errors
     /// When the cluster does not issue a ticket.
     pub fn give_ticket(&mut self, number: usize) -> Result<(), Error> {
+        self.give_ticket_with(number, &[])
+    }
+
+    /// The same, with more options of `polisctl parameters register`.
+    ///
+    /// # Errors
+    /// As [`Fleet::give_ticket`], and when an option is not accepted.
+    pub fn give_ticket_with(&mut self, number: usize, options: &[&str]) -> Result<(), Error> {
         let host = |doing: String| move |source| Error::Host { doing, source };
         let node = &mut self.nodes[number];
         std::fs::create_dir_all(&node.dir).map_err(host(format!("make {}", node.dir.display())))?;
@@ -298,7 +306,7 @@ impl Fleet {
         // As their folders are called. A name that a former node has is left to that.
         let name = format!("node-{}", number + 1);
         let line = ["--timeout", "2m", "parameters", "register", "--name", &name, "--out", &out];
-        self.operator.run(&line)?;
+        self.operator.run(&[&line[..], options].concat())?;
         (self.hand)(&mut node.config, &file)
             .map_err(host(format!("give {} to the machine", file.display())))
     }

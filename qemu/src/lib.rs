@@ -42,6 +42,7 @@ pub mod serial;
 mod six;
 pub mod template;
 pub mod tpm;
+mod vlan;
 
 pub use args::{Accelerator, Bus, Config, Disk, Firmware, Network, Reset, Screen, Serial};
 pub use fleet::Fleet;

@@ -15,6 +15,9 @@
 //! A segment can have IPv6 only: then the switch has a router, and the gateway stays for the
 //! host's ports alone (`six`).
 //!
+//! A port can be a trunk, as one to a machine with VLANs: its frames have the tag of one VLAN, and
+//! the switch takes it off and puts it on; what has no tag or another one is lost.
+//!
 //! Links are cut, slowed and healed here, pair by pair, while the machines keep their
 //! carrier: like a broken switch between two racks. A pulled cable is `set_link` of the
 //! machine's own protocol. What the switch delivers can be captured here, too.
@@ -43,6 +46,7 @@ use crate::lease;
 use crate::machine::Error;
 use crate::plug::{Plug, Port};
 use crate::six::{self, Outcome};
+use crate::vlan;
 
 /// Frames that wait for one port; more are lost.
 const QUEUE: usize = 4096;
@@ -112,6 +116,11 @@ impl Segment {
         });
         let router = six::Router { machines: machines.collect() };
         self.switch.lock().router = Some(router);
+    }
+
+    /// Carries VLAN `id` alone on these ports, tagged. The others are in it without a tag.
+    pub fn trunk(&self, ports: &[Port], id: u16) {
+        self.switch.lock().trunks.extend(ports.iter().map(|port| (*port, id)));
     }
 
     /// The address that a machine gets by DHCP, or from the router, at every boot until
@@ -248,6 +257,8 @@ struct State {
     cut: BTreeSet<(Port, Port)>,
     delays: BTreeMap<Port, Duration>,
     capture: Option<Capture>,
+    /// The VLAN of each port whose frames have its tag.
+    trunks: BTreeMap<Port, u16>,
     /// Bytes from each port, a frame once for each port that got it.
     delivered: BTreeMap<Port, u64>,
     /// In a segment with IPv6 only.
@@ -257,6 +268,14 @@ struct State {
 impl State {
     /// Sends `frame`, which came in at `from`, to its destination.
     fn pass(&mut self, from: Port, frame: &Arc<[u8]>) {
+        let untagged = match self.trunks.get(&from) {
+            None => Arc::clone(frame),
+            Some(id) => match vlan::untagged(frame, *id) {
+                Some(frame) => frame.into(),
+                None => return,
+            },
+        };
+        let frame = &untagged;
         let Some((&to, rest)) = frame.split_first_chunk::<6>() else { return };
         let Some(&sender) = rest.first_chunk::<6>() else { return };
         self.learnt.insert(sender, from);
@@ -303,6 +322,11 @@ impl State {
         let parcel =
             Parcel { due: Instant::now() + delay(from) + delay(to), frame: Arc::clone(frame) };
         let Some(line) = self.lines.get(&to) else { return };
+        let tagged = self.trunks.get(&to).and_then(|id| vlan::tagged(frame, *id));
+        let parcel = match tagged {
+            Some(tagged) => Parcel { frame: tagged.into(), ..parcel },
+            None => parcel,
+        };
         // Full: the frame is lost, as on any switch.
         if line.try_send(parcel).is_err() {
             return;
@@ -509,6 +533,32 @@ mod tests {
         state.cut.clear();
         pass(&mut state, 3);
         assert_eq!(bodies().collect::<Vec<_>>(), [1, 3]);
+    }
+
+    #[test]
+    fn a_trunk_has_the_tag_of_its_vlan_and_nothing_else_passes_it() {
+        let mut state = State::default();
+        let mut ends = BTreeMap::new();
+        for port in [Port::Machine(0), Port::Machine(1)] {
+            let (line, end) = sync_channel(10);
+            state.lines.insert(port, line);
+            ends.insert(port, end);
+        }
+        state.trunks.insert(Port::Machine(1), 7);
+        let got = |port| ends[&port].try_iter().map(|it| it.frame.to_vec()).collect::<Vec<_>>();
+        let plain = [frame(GROUP, 0, 1), vec![0; 60]].concat();
+        state.pass(Port::Machine(0), &plain.clone().into());
+        assert_eq!(got(Port::Machine(1)), [vlan::tagged(&plain, 7).unwrap()]);
+        let answer = [frame(0, 1, 2), vec![0; 60]].concat();
+        for (sent, passes) in [
+            (vlan::tagged(&answer, 7).unwrap(), true),
+            (vlan::tagged(&answer, 8).unwrap(), false),
+            (answer.clone(), false),
+        ] {
+            state.pass(Port::Machine(1), &sent.into());
+            let expected = passes.then(|| answer.clone());
+            assert_eq!(got(Port::Machine(0)), expected.into_iter().collect::<Vec<_>>());
+        }
     }
 
     #[test]

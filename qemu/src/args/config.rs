@@ -118,13 +118,15 @@ pub enum Network {
     None,
 }
 
-/// A card beside the usual one, with a network and a DHCP server of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A card beside the usual one. The first two have a network and a DHCP server of their own.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Card {
     /// `virtio-net`, before the usual one on the bus; the server names no gateway.
     NoWayOut,
     /// On USB, as a management controller's; the server names a gateway.
     Usb,
+    /// `virtio-net`, plugged into a segment: another leg of the machine.
+    Leg(Plug),
 }
 
 /// The network that the card is plugged into.

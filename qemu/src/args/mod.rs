@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
+use crate::plug::Plug;
+
 pub use self::config::{
     Accelerator, Bus, Cache, Card, Config, Devices, Disk, DiskFault, Firmware, Forward, FwCfg,
     Link, Memory, Network, Reset, Screen, Serial,
@@ -372,18 +374,19 @@ fn network(args: &mut Args, config: &Config) {
                 .collect();
             args.flag("-netdev", format!("user,id=net{forwards}"));
         }
-        Link::Segment(plug) => {
-            let socket = path(&plug.socket);
-            // The switch listens: this QEMU cannot try again.
-            let line = format!("stream,id=net,server=off,addr.type=unix,addr.path={socket}");
-            args.flag("-netdev", line);
-        }
+        Link::Segment(plug) => args.flag("-netdev", segment("net", plug)),
     }
     if config.devices == Devices::FromStart {
         // No boot ROM: nothing here boots from the network, and the ROM may be missing on the
         // host.
         args.flag("-device", format!("{model},netdev=net,mac={},romfile=", mac(config)));
     }
+}
+
+/// The backend of a card in a segment. The switch listens: this QEMU cannot try again.
+fn segment(id: &str, plug: &Plug) -> String {
+    let socket = path(&plug.socket);
+    format!("stream,id={id},server=off,addr.type=unix,addr.path={socket}")
 }
 
 /// The card's address.
@@ -394,7 +397,7 @@ fn mac(config: &Config) -> String {
     }
 }
 
-/// Each has the network 10.0.10.0/24 or one behind it.
+/// Each has the network 10.0.10.0/24 or one behind it, or is in a segment.
 fn cards(args: &mut Args, config: &Config) {
     for (number, card) in config.cards.iter().enumerate() {
         let (id, net) = (format!("card{number}"), 10 + number);
@@ -402,6 +405,12 @@ fn cards(args: &mut Args, config: &Config) {
             // A server that keeps its network apart names no gateway.
             Card::NoWayOut => ",restrict=on",
             Card::Usb => "",
+            Card::Leg(plug) => {
+                args.flag("-netdev", segment(&id, plug));
+                let mac = plug.mac();
+                args.flag("-device", format!("virtio-net-pci,netdev={id},mac={mac},romfile="));
+                continue;
+            }
         };
         args.flag("-netdev", format!("user,id={id},net=10.0.{net}.0/24{restrict}"));
         let mac = format!("mac=52:54:00:70:6f:{net:02x}");
@@ -409,6 +418,7 @@ fn cards(args: &mut Args, config: &Config) {
             Card::NoWayOut => {
                 args.flag("-device", format!("virtio-net-pci,netdev={id},{mac},romfile="));
             }
+            Card::Leg(_) => {}
             Card::Usb => {
                 args.flag("-device", format!("qemu-xhci,id=usb-{id}"));
                 args.flag("-device", format!("usb-net,netdev={id},bus=usb-{id}.0,{mac}"));
