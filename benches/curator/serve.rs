@@ -90,6 +90,7 @@ pub(super) async fn run(folder: &Path, etcd: &Path, nodes: usize) -> Result<()> 
         table,
         access_list: watch::Sender::new(Arc::<AccessList>::default()),
         directory: watch::Sender::default(),
+        reached: watch::Sender::default(),
         status: watch::Sender::default(),
     };
     let (mut status, mut serving) = (member.status(), curator.status.subscribe());

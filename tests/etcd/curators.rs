@@ -87,6 +87,7 @@ impl Curator {
             table,
             access_list: watch::Sender::new(Arc::<AccessList>::default()),
             directory: watch::Sender::default(),
+            reached: watch::Sender::default(),
             status: watch::Sender::default(),
         };
         let status = service.status.subscribe();

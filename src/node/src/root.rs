@@ -133,6 +133,10 @@ struct Values {
     tree: files::Root,
     known: watch::Sender<parameters::Known>,
     network: watch::Sender<network::Status>,
+    /// The network that the cluster orders.
+    network_order: watch::Sender<Option<network::Order>>,
+    /// When another machine of the cluster was reached last.
+    proof: watch::Sender<Option<Instant>>,
     storage: watch::Sender<storage::Status>,
     health: watch::Sender<storage::Health>,
     ring: watch::Sender<ring::Status>,
@@ -201,6 +205,8 @@ impl Values {
         Self {
             known: watch::Sender::new(None),
             network: watch::Sender::default(),
+            network_order: watch::Sender::default(),
+            proof: watch::Sender::default(),
             storage: watch::Sender::new(storage::Status::Starting),
             health: watch::Sender::default(),
             ring: watch::Sender::default(),
@@ -306,8 +312,11 @@ impl Base {
                     interfaces: network::Interfaces::Hardware,
                     sys: PathBuf::from("/sys"),
                     resolv_conf: tree.ephemeral.resolv_conf.clone(),
+                    record: tree.esp.network.clone(),
                 },
                 known: values.known.subscribe(),
+                order: values.network_order.subscribe(),
+                proof: values.proof.subscribe(),
                 status: values.network.clone(),
             },
             names: names::Service {
@@ -467,6 +476,7 @@ impl Control {
                 table: Arc::clone(&values.table),
                 access_list: values.access_list.clone(),
                 directory: watch::Sender::default(),
+                reached: values.proof.clone(),
                 status: values.curator.clone(),
             },
             agent: agent::Service {
@@ -494,6 +504,8 @@ impl Control {
                     time_servers: values.time_servers.clone(),
                     log_targets: values.log_targets.clone(),
                     firewall: values.order.clone(),
+                    network: values.network_order.clone(),
+                    proof: values.proof.clone(),
                     roles: values.given.clone(),
                     access_list: values.access_list.clone(),
                     credentials: values.credentials.clone(),

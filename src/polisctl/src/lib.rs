@@ -321,7 +321,7 @@ mod tests {
         parameters check, owner create, cluster take-ownership, cluster info, cluster status, \
         cluster rotate-ca, cluster ticket, cluster ticket rotate, cluster update, cluster update status, \
         cluster update pause, cluster update resume, cluster update abort, cluster wait, node list, \
-        node describe, node firewall, node update, update inspect, \
+        node describe, node firewall, node network, node update, update inspect, \
         node approve, node roles, node label, node reboot, node poweroff, node decommission, \
         node delete, node logs, node attest, etcd members, etcd status, etcd snapshot, console, \
         audit, audit verify";

@@ -11,7 +11,7 @@ use polis_wire::rpc::{Role, Table};
 /// The commands that need more than the role viewer, each with the RPC that needs the most. A
 /// command below one of them needs the same, unless it has its own entry, which may be of a
 /// viewer.
-const CALLS: [(&str, &str); 30] = [
+const CALLS: [(&str, &str); 31] = [
     ("audit", "/polis.v1.Management/GetAudit"),
     ("cluster configure", "/polis.v1.Management/ConfigureCluster"),
     ("cluster registry delete", "/polis.v1.Management/DeleteRegistry"),
@@ -31,6 +31,7 @@ const CALLS: [(&str, &str); 30] = [
     ("node delete", "/polis.v1.Management/DeleteNode"),
     ("node label", "/polis.v1.Management/UpdateNodeLabels"),
     ("node name", "/polis.v1.Management/NameNode"),
+    ("node network", "/polis.v1.Management/ConfigureNodeNetwork"),
     ("node poweroff", "/polis.v1.NodeManagement/Reboot"),
     ("node reboot", "/polis.v1.NodeManagement/Reboot"),
     ("node recovery-key", "/polis.v1.Management/GetRecoveryKey"),

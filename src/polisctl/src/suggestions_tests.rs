@@ -69,6 +69,7 @@ const PARTS: &str = "an_api_server_that_starts_says_what_it_waits_for";
 const INSTALLS: &str = "an_installation_names_a_disk_and_the_data_that_it_may_overwrite";
 const WRITTEN: &str = "what_bootstrap_writes_is_what_show_prints";
 const ROTATED: &str = "a_rotation_is_begun_after_a_question_and_waited_for_and_the_context_follows";
+const NETWORK: &str = "a_network_that_the_node_gives_up_is_a_failure_with_its_cause";
 const FIREWALL: &str = "a_firewall_is_confirmed_once_every_node_was_reached_through_it";
 const REGISTRY: &str = "a_registry_is_set_listed_and_deleted";
 const WORKLOADS: &str = "a_demo_answers_by_its_name_and_its_pods_end_with_the_machine";
@@ -136,6 +137,7 @@ const TOLD: &[Suggestion] = &[
     ("node logs", "a claim whose volume cannot be made", LOCAL, &[OPERATED]),
     ("node logs NODE --name consensus.etcd", "etcd is too slow", LOCAL, &[OPERATED]),
     ("node name NODE --remove", "the name of another node", OPERATORS, &[NAMED]),
+    ("node network _", "a network that was given up", OPERATORS, &[NETWORK]),
     ("node recovery-key _", "F1 while a key is not saved", LOCAL, &[KEYS]),
     ("node recovery-key forget _", "a key that was shown", OWNERS, &[KEYS]),
     ("node recovery-key show", "the log of a node whose key is not saved", LOCAL, &[KEYS]),

@@ -118,6 +118,12 @@ const CASES: &[Case] = &[
     ("node services", &["ID"], Kind::Remote, &[NO_NODE]),
     ("node firewall", &["ID"], Kind::Remote, &[NO_NODE]),
     (
+        "node network",
+        &["ID"],
+        Kind::Remote,
+        &[NO_NODE, (&["ID", "--vlan", "bond0,id=7"], 1, "a bond of this configuration")],
+    ),
+    (
         "node attest",
         &["ID"],
         Kind::Remote,

@@ -24,6 +24,19 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     if let Some(waiting) = &network.waiting {
         body.extend(hanging(INDENT, "└ waits for ", Mark::Attention.style(), waiting, width));
     }
+    let (mark, text) = match network.change.state.as_str() {
+        "trying" => (Mark::Busy, "an ordered network, until a curator is reached over it"),
+        "reverted" | "refused" => (Mark::Attention, network.change.cause.as_str()),
+        _ => (Mark::Good, ""),
+    };
+    if !text.is_empty() {
+        let state =
+            format!("└ {} ", if mark == Mark::Busy { "tries" } else { &network.change.state });
+        body.extend(hanging(INDENT, &state, mark.style(), text, width));
+    }
+    for fault in &network.faults {
+        body.extend(hanging(INDENT, "└ ", Mark::Attention.style(), fault, width));
+    }
     for interface in &network.interfaces {
         body.push(blank());
         body.extend(block(interface, width));
@@ -81,6 +94,7 @@ fn plain(address: &Address) -> &str {
 fn block(interface: &Interface, width: usize) -> Vec<Line<'static>> {
     let (mark, state) = match (interface.carrier, interface.addresses.is_empty()) {
         (false, _) => (Mark::Idle, "no carrier: check cable and switch"),
+        (true, true) if interface.silent => (Mark::Good, "up"),
         (true, true) if interface.asking => (Mark::Busy, "requesting an address (DHCP)"),
         (true, true) => (Mark::Attention, "has no address"),
         (true, false) => (Mark::Good, "up"),
@@ -96,11 +110,21 @@ fn block(interface: &Interface, width: usize) -> Vec<Line<'static>> {
     // A bit more than half: on 120 columns, an address with its lease has one line.
     let cells = if wide { width * 11 / 20 } else { width };
     let mut facts = Vec::new();
+    if !interface.kind.is_empty() {
+        facts.extend(fact("kind", &interface.kind, cells));
+    }
+    if let Some(planned) = &interface.planned {
+        let planned = if planned.is_empty() { "no address" } else { planned };
+        facts.extend(fact("planned", planned, cells));
+    }
     for address in &interface.addresses {
         facts.extend(fact("address", &address_text(address), cells));
     }
     let driver = interface.driver.as_deref().map(|it| format!(", driver {it}"));
-    let hardware = format!("{}{}", interface.mac, driver.unwrap_or_default());
+    // The usual one is on every machine.
+    let mtu = (![0, 1500].contains(&interface.mtu)).then(|| format!(", MTU {}", interface.mtu));
+    let (driver, mtu) = (driver.unwrap_or_default(), mtu.unwrap_or_default());
+    let hardware = format!("{}{driver}{mtu}", interface.mac);
     facts.extend(fact("hardware", &hardware, cells));
     let charts = |width: usize| {
         let charts = [
@@ -153,4 +177,70 @@ fn beyond(network: &Network, width: usize) -> Vec<Line<'static>> {
     lines.extend(fact("DNS", &list(&network.nameservers), width));
     lines.extend(fact("NTP", &list(&network.time_servers), width));
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::Change;
+
+    fn text(snapshot: &Snapshot) -> String {
+        let lines = content(snapshot, 80).body;
+        lines.iter().map(|line| format!("{line}\n")).collect()
+    }
+
+    #[test]
+    fn planned_and_actual_are_shown_for_bonds_their_members_and_vlans() {
+        let link = |name: &str, kind: &str, carrier: bool| Interface {
+            name: name.to_owned(),
+            kind: kind.to_owned(),
+            mac: "52:54:00:70:6f:01".to_owned(),
+            carrier,
+            silent: true,
+            ..Interface::default()
+        };
+        let address = Address { cidr: "10.0.2.15/24".to_owned(), ..Address::default() };
+        let vlan = Interface {
+            planned: Some("DHCP, MTU 1400".to_owned()),
+            addresses: vec![Address { source: "DHCP".to_owned(), ..address }],
+            mtu: 1400,
+            ..link("bond0.7", "VLAN 7 on bond0", true)
+        };
+        let bond = Interface {
+            planned: Some(String::new()),
+            ..link("bond0", "bond, active-backup", true)
+        };
+        let members = [
+            link("eth0", "member of bond0, waits", false),
+            link("eth1", "member of bond0, active", true),
+        ];
+        let mut snapshot = Snapshot::default();
+        snapshot.network.interfaces = members.into_iter().chain([bond, vlan]).collect();
+        let shown = text(&snapshot);
+        for words in [
+            "member of bond0, waits",
+            "no carrier: check cable",
+            "planned   no address",
+            "planned   DHCP, MTU 1400",
+            "address   10.0.2.15/24 by DHCP",
+            "MTU 1400",
+            "VLAN 7 on bond0",
+        ] {
+            assert!(shown.contains(words), "{words}:\n{shown}");
+        }
+        assert!(!shown.contains("has no address\n"), "a member needs none:\n{shown}");
+    }
+
+    #[test]
+    fn a_network_that_was_given_up_says_why() {
+        let mut snapshot = Snapshot::default();
+        snapshot.network.change =
+            Change { state: "reverted".to_owned(), cause: "no curator was reached".to_owned() };
+        snapshot.network.faults = vec!["interface eth9 selects no card".to_owned()];
+        let shown = text(&snapshot);
+        assert!(shown.contains("└ reverted no curator was reached"), "{shown}");
+        assert!(shown.contains("eth9 selects no card"), "{shown}");
+        snapshot.network.change.state = "trying".to_owned();
+        assert!(text(&snapshot).contains("└ tries an ordered network"));
+    }
 }

@@ -89,7 +89,7 @@ pub fn ordinary() -> Snapshot {
             gateway: Some("10.0.2.2".to_owned()),
             nameservers: vec!["10.0.2.3".to_owned()],
             time_servers: vec!["2.debian.pool.ntp.org".to_owned()],
-            waiting: None,
+            ..Network::default()
         },
         nodes: Some(Nodes {
             nodes: (0..3).map(node).collect(),

@@ -36,7 +36,7 @@ pub use self::cluster::{Health, Node, NodeState, Nodes};
 pub use self::etcd::{Etcd, Member, MemberStatus, Past, Snapshots, Taken};
 pub use self::logs::{LogEntry, Logs, Severity};
 pub use self::metrics::Metrics;
-pub use self::network::{Address, Interface, Network};
+pub use self::network::{Address, Change, Interface, Network};
 pub use self::pki::{Authority, Certificate, Crl, Pki};
 pub use self::services::{Service, ServiceState};
 pub use self::workload::{Part, PartState, Pod, PodState, Pods, Quota, Workloads};

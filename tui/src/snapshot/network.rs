@@ -20,6 +20,20 @@ pub struct Network {
     pub time_servers: Vec<String>,
     /// The reason why an address waits, and the next step.
     pub waiting: Option<String>,
+    /// Why a part of the configuration has no link, a sentence for each.
+    pub faults: Vec<String>,
+    /// How it stands with the network that the cluster ordered last.
+    pub change: Change,
+}
+
+/// The state of an ordered network.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Change {
+    /// `trying`, `confirmed`, `reverted` or `refused`; empty: none was ordered.
+    pub state: String,
+    /// Why it is reverted or refused.
+    pub cause: String,
 }
 
 /// A network interface.
@@ -42,6 +56,14 @@ pub struct Interface {
     pub received: Vec<u64>,
     /// Bytes that went out, a second, the newest last.
     pub sent: Vec<u64>,
+    /// What it is; empty for a card that is in no bond.
+    pub kind: String,
+    /// Bytes in a packet; zero: not known.
+    pub mtu: u32,
+    /// Its configuration, where it has one.
+    pub planned: Option<String>,
+    /// Whether it is to have no address.
+    pub silent: bool,
 }
 
 /// An address of an interface.
@@ -50,7 +72,7 @@ pub struct Interface {
 pub struct Address {
     /// With the length of the network's prefix: `10.0.2.15/24`.
     pub cidr: String,
-    /// Where it is from: `DHCP`, `parameters`, `router`; empty if that is not known.
+    /// Where it is from: `DHCP`, `configuration`, `router`; empty if that is not known.
     pub source: String,
     /// Whether others reach the node by it.
     pub primary: bool,

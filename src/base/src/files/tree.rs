@@ -94,6 +94,8 @@ pub struct Esp {
     pub cold_start_next: File,
     /// The secrets that a change of keys puts in force; see `cluster::sealed`.
     pub key_change: File,
+    /// The network that was confirmed, and the last order of another; see `network::change`.
+    pub network: File,
     /// The failures of the machine, written by `init`.
     pub guru: Guru,
 }
@@ -111,6 +113,7 @@ impl Esp {
             cold_start: file("cold_start.pb"),
             cold_start_next: file("cold_start_next.pb"),
             key_change: file("key_change.pb"),
+            network: file("network.pb"),
             guru: Guru::at(&polis.join("guru")),
             kernels: Dir::public(base.join("EFI/Linux")),
             mount: Dir::public(base),
@@ -134,6 +137,7 @@ impl Esp {
             cold_start,
             cold_start_next,
             key_change,
+            network,
             guru: Guru { attempts, reports },
         } = Self::at(PathBuf::new());
         let records = [
@@ -143,6 +147,7 @@ impl Esp {
             cold_start,
             cold_start_next,
             key_change,
+            network,
             attempts,
         ];
         records.into_iter().chain(reports).map(|file| file.path().to_owned()).collect()

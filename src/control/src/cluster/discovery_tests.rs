@@ -189,6 +189,10 @@ fn everyone_is_the_last_address_of_the_segment_and_the_group_of_all_nodes() {
         let interface = network::Interface {
             index: 3,
             name: "e".to_owned(),
+            kind: network::Kind::Card(None),
+            path: String::new(),
+            mtu: 1500,
+            planned: None,
             mac: polis_machine::parameters::Mac([2, 0, 0, 0, 0, 1]),
             carrier: true,
             driver: None,

@@ -146,7 +146,9 @@ impl<C: Consensus> Service<C> {
         blocking(move || {
             unlocker.shares.forget(Slot::Current)?;
             unlocker.shares.forget(Slot::Next)?;
-            for file in [&esp.key_change, &esp.cluster_journal, &esp.cluster_directory] {
+            let records =
+                [&esp.key_change, &esp.cluster_journal, &esp.cluster_directory, &esp.network];
+            for file in records {
                 file.erase()?;
             }
             Ok::<_, Error>(esp.sealed_configuration.erase()?)

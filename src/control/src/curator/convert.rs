@@ -25,6 +25,9 @@ const WORD_MAX: usize = 64;
 const ADDRESSES_MAX: usize = 16;
 /// Targets of logs that a node reports on: more than there are.
 const LOG_TARGETS_MAX: usize = 8;
+/// Links of a node that it reports, and bytes of a word about one.
+const LINKS_MAX: usize = 64;
+const LINK_WORD_MAX: usize = 256;
 /// Bytes of the longest text about workloads.
 const TEXT_MAX: usize = 1024;
 
@@ -48,6 +51,7 @@ pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::No
         name,
         nonce,
         attestation,
+        network_order,
     } = v1::Node::clone(&known.node);
     let age = heartbeats.last(id).map(|last| Instant::now().saturating_duration_since(last));
     v1::NodeInfo {
@@ -70,6 +74,7 @@ pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::No
         nonce,
         attestation,
         log_deliveries: heartbeats.log_deliveries(id),
+        network_order,
     }
 }
 
@@ -256,10 +261,55 @@ pub(super) fn status(status: Option<v1::NodeStatus>) -> Result<v1::NodeStatus, E
             return Err(Error::Field(format!("{field}: allowed are at most {TEXT_MAX} bytes")));
         }
     }
+    if let Some(report) = &status.network {
+        network(report)?;
+    }
     if status.curator_port > u32::from(u16::MAX) {
         return Err(Error::Field("status.curator_port: allowed are 0 to 65535".to_owned()));
     }
     Ok(status)
+}
+
+/// The links of a node, and how it stands with an order.
+fn network(report: &v1::NetworkReport) -> Result<(), Error> {
+    let field = |what: &str, allowed: String| {
+        Err(Error::Field(format!("status.network.{what}: allowed are at most {allowed}")))
+    };
+    if report.cause.len() > TEXT_MAX {
+        return field("cause", format!("{TEXT_MAX} bytes"));
+    }
+    if report.links.len() > LINKS_MAX {
+        return field("links", LINKS_MAX.to_string());
+    }
+    for link in &report.links {
+        let v1::NetworkLink { name, kind, mac, driver, path, addresses, on, .. } = link;
+        if addresses.len() > ADDRESSES_MAX {
+            return field("links.addresses", ADDRESSES_MAX.to_string());
+        }
+        let mut words = [name, kind, mac, driver, path, on].into_iter().chain(addresses);
+        if words.any(|word| word.len() > LINK_WORD_MAX || word.contains(char::is_control)) {
+            return field("links", format!("{LINK_WORD_MAX} printed characters for each text"));
+        }
+    }
+    Ok(())
+}
+
+/// The order of a network by an operator; the number is chosen here.
+///
+/// # Errors
+///
+/// [`Error::Field`], and that no random number can be had.
+pub(super) fn network_order(
+    configuration: Option<v1::NetworkConfiguration>,
+) -> Result<v1::NetworkOrder, Error> {
+    let checked =
+        configuration.map(|message| parameters::network(message, "configuration")).transpose();
+    let network = checked.map_err(|error| Error::Field(error.to_string()))?;
+    let mut number = [0; 8];
+    number.copy_from_slice(&super::nodes::nonce()?[..8]);
+    // Zero means none.
+    let number = u64::from_ne_bytes(number).max(1);
+    Ok(v1::NetworkOrder { number, configuration: network.map(|network| network.message()) })
 }
 
 /// The key of a node in the mesh; `None` if the node reports none.
@@ -363,6 +413,39 @@ mod tests {
                 prop_assert!(status.version.chars().all(|c| c.is_ascii_graphic()));
             }
         }
+    }
+
+    #[test]
+    fn what_a_node_says_of_its_links_is_bounded() {
+        let reported = |links: usize, name: &str, addresses: usize| {
+            let link = v1::NetworkLink {
+                name: name.to_owned(),
+                addresses: vec!["192.0.2.7/24".to_owned(); addresses],
+                ..Default::default()
+            };
+            let network = v1::NetworkReport { links: vec![link; links], ..Default::default() };
+            status(Some(v1::NodeStatus { network: Some(network), ..Default::default() }))
+        };
+        assert!(reported(LINKS_MAX, "eth0", ADDRESSES_MAX).is_ok());
+        for refused in [
+            reported(LINKS_MAX + 1, "eth0", 1),
+            reported(1, "eth0", ADDRESSES_MAX + 1),
+            reported(1, "eth\n0", 1),
+            reported(1, &"e".repeat(LINK_WORD_MAX + 1), 1),
+        ] {
+            assert!(refused.unwrap_err().to_string().contains("status.network.links"));
+        }
+    }
+
+    #[test]
+    fn a_network_is_checked_before_it_is_ordered() {
+        let bond =
+            v1::network_configuration::Bond { name: "team0".to_owned(), ..Default::default() };
+        let bad = v1::NetworkConfiguration { bonds: vec![bond], ..Default::default() };
+        let error = network_order(Some(bad)).unwrap_err().to_string();
+        assert!(error.contains("configuration.bonds[0].name is \"team0\""), "{error}");
+        let orders = [network_order(None).unwrap(), network_order(None).unwrap()];
+        assert_ne!(orders[0].number, orders[1].number);
     }
 
     #[test]

@@ -22,6 +22,10 @@ fn status() -> v1::NodeStatus {
         version: "0.1.0".to_owned(),
         image: "0123456789abcdef".to_owned(),
         curator_port: 7835,
+        network: Some(v1::NetworkReport {
+            links: vec![v1::NetworkLink { name: "eth0".to_owned(), ..Default::default() }],
+            ..Default::default()
+        }),
         ..Default::default()
     }
 }
@@ -104,7 +108,7 @@ fn checked<M: Message + Default>(bytes: &[u8], check: impl FnOnce(M) -> bool) ->
     M::decode(bytes).is_ok_and(check)
 }
 
-const CHECKS: [Check; 6] = [
+const CHECKS: [Check; 7] = [
     |bytes| {
         checked(bytes, |call: v1::UpdateNodeStatusRequest| {
             convert::mesh_key(&call.wireguard_public_key, "wireguard_public_key").is_ok()
@@ -142,6 +146,11 @@ const CHECKS: [Check; 6] = [
             bounded.version.len() <= 64 && bounded.cause.len() <= 1024
         })
     },
+    |bytes| {
+        checked(bytes, |call: v1::ConfigureNodeNetworkRequest| {
+            convert::network_order(call.configuration).is_ok_and(|order| order.number != 0)
+        })
+    },
 ];
 
 #[test]
@@ -171,6 +180,15 @@ fn requests() {
         firewall: Some(firewall),
         ..Default::default()
     };
+    let card = v1::network_configuration::Card { r#match: "eth0".to_owned(), ..Default::default() };
+    let bond = v1::network_configuration::Bond {
+        name: "bond0".to_owned(),
+        members: vec![card],
+        ..Default::default()
+    };
+    let ordered = v1::NetworkConfiguration { bonds: vec![bond], ..Default::default() };
+    let network =
+        v1::ConfigureNodeNetworkRequest { node_id: ID.to_owned(), configuration: Some(ordered) };
     let samples = [
         v1::UpdateNodeStatusRequest { status: Some(status()), wireguard_public_key: vec![7; 32] }
             .encode_to_vec(),
@@ -179,6 +197,7 @@ fn requests() {
         v1::ConfigureClusterRequest { configuration: Some(configuration) }.encode_to_vec(),
         v1::SetRegistryRequest { registry: Some(registry) }.encode_to_vec(),
         report.encode_to_vec(),
+        network.encode_to_vec(),
     ];
     let samples: Vec<_> =
         (0_u8..).zip(samples).map(|(number, bytes)| [&[number][..], &bytes].concat()).collect();

@@ -270,6 +270,9 @@ fn record(id: NodeId, before: Option<&v1::Node>, node: &v1::Node) {
         let roles = roles.join(",");
         info!(event = "roles", node = %id, roles, "the roles of a node were changed");
     }
+    if before.network_order != node.network_order {
+        info!(event = "network", node = %id, "another network was ordered for a node");
+    }
     if before.labels != node.labels {
         info!(event = "labels", node = %id, "the labels of a node were changed");
     }

@@ -129,6 +129,8 @@ pub struct Service {
     pub access_list: watch::Sender<Arc<AccessList>>,
     /// The copy of the records.
     pub directory: watch::Sender<Directory>,
+    /// Learns when another machine reached this curator over a new connection.
+    pub reached: watch::Sender<Option<tokio::time::Instant>>,
     /// The published status.
     pub status: watch::Sender<Status>,
 }
@@ -220,6 +222,7 @@ impl Service {
             metrics: Arc::clone(&self.metrics),
             app: App::Grpc(handlers.routes(health)?),
             refused: Some(refused),
+            reached: Some(self.reached.clone()),
             listening: listening.clone(),
         };
         Ok(Services {

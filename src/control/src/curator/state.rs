@@ -9,6 +9,7 @@
 //! | status          | not found | refused        | refused        | joined         | same       | refused        |
 //! | roles, labels   | not found | yes            | yes            | yes            | yes        | refused²       |
 //! | name            | not found | yes            | yes            | yes            | yes        | refused²       |
+//! | network         | not found | refused        | refused        | yes            | yes        | refused        |
 //! | leave⁴          | not found | yes            | yes            | yes            | yes        | yes            |
 //! | decommission    | not found | refused        | refused        | DECOMM.        | DECOMM.    | same           |
 //! | delete          | not found | gone           | gone           | refused³       | refused³   | gone           |
@@ -76,6 +77,9 @@ pub enum Request {
     /// An operator gives it a name, or takes it away where that is empty. `names`
     /// checks that no other node has it.
     Name(String),
+    /// An operator orders another network for it. The number is of this order, unless it is the
+    /// one of before.
+    Network(v1::NetworkOrder),
     /// The owner has saved the recovery key.
     ForgetRecoveryKey,
     /// It begins to leave etcd, and `leaving` names the next step.
@@ -318,6 +322,13 @@ pub fn step(node: Option<v1::Node>, request: Request) -> Result<Step, Refusal> {
             }
             v1::Node { name, ..node }
         }
+        Request::Network(order) => {
+            member(state)?;
+            match &node.network_order {
+                Some(last) if stands(last, &order, node.status.as_ref()) => node,
+                Some(_) | None => v1::Node { network_order: Some(order), ..node },
+            }
+        }
         Request::ForgetRecoveryKey => v1::Node { recovery_key: Vec::new(), ..node },
         Request::Leave(departure) => v1::Node { leaving: Some(departure), ..node },
         Request::Stay => v1::Node { leaving: None, ..node },
@@ -327,6 +338,7 @@ pub fn step(node: Option<v1::Node>, request: Request) -> Result<Step, Refusal> {
                 former_voter: false,
                 cluster_unlock_key: Vec::new(),
                 recovery_key: Vec::new(),
+                network_order: None,
                 ..with_state(node, NodeState::Decommissioned)
             },
             NodeState::Unspecified | NodeState::New | NodeState::Standby => {
@@ -342,6 +354,20 @@ pub fn step(node: Option<v1::Node>, request: Request) -> Result<Step, Refusal> {
     };
     let step = if after == before { Step::Keep } else { Step::Put };
     Ok(step(Box::new(after)))
+}
+
+/// Whether the last order is the new one, and the node has not given it up.
+fn stands(
+    last: &v1::NetworkOrder,
+    new: &v1::NetworkOrder,
+    status: Option<&v1::NodeStatus>,
+) -> bool {
+    let report = status.and_then(|status| status.network.as_ref());
+    let reported = report.filter(|report| report.number == last.number);
+    let given_up = reported.is_some_and(|report| {
+        matches!(report.state(), v1::NetworkState::Reverted | v1::NetworkState::Refused)
+    });
+    last.configuration == new.configuration && !given_up
 }
 
 fn with_state(node: v1::Node, state: NodeState) -> v1::Node {

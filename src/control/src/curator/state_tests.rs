@@ -112,6 +112,7 @@ fn every_request_in_every_state_is_as_the_table_says() {
         ("labels", Request::Labels { set, remove: Vec::new() }),
         ("name", Request::Name("web".to_owned())),
         ("no name", Request::Name(String::new())),
+        ("network", Request::Network(v1::NetworkOrder { number: 7, ..Default::default() })),
         ("leave", Request::Leave(v1::Departure::default())),
         ("decommission", Request::Decommission),
         ("delete", Request::Delete { force: false }),
@@ -130,6 +131,40 @@ fn a_decommissioned_node_keeps_no_secret() {
     let [.., (_, Some(gone))] = columns() else { panic!("the last column") };
     assert!(gone.cluster_unlock_key.is_empty() && gone.recovery_key.is_empty());
     assert_eq!(gone.roles, None);
+}
+
+#[test]
+fn a_network_is_ordered_again_only_after_the_node_gave_it_up() {
+    let [_, _, _, _, (_, joined), _] = columns();
+    let order = |number, server: &str| v1::NetworkOrder {
+        number,
+        configuration: Some(v1::NetworkConfiguration {
+            nameservers: vec![server.to_owned()],
+            ..Default::default()
+        }),
+    };
+    let number =
+        |node: v1::Node, order: v1::NetworkOrder| match step(Some(node), Request::Network(order)) {
+            Ok(Step::Keep(node) | Step::Put(node)) => node.network_order.unwrap().number,
+            other => panic!("{other:?}"),
+        };
+    let joined = joined.unwrap();
+    assert_eq!(number(joined.clone(), order(7, "192.0.2.1")), 7);
+    let ordered = v1::Node { network_order: Some(order(7, "192.0.2.1")), ..joined };
+    assert_eq!(number(ordered.clone(), order(8, "192.0.2.1")), 7, "a retry");
+    assert_eq!(number(ordered.clone(), order(8, "192.0.2.2")), 8);
+    let reported = |number, state: v1::NetworkState| {
+        let network = v1::NetworkReport { number, state: state.into(), ..Default::default() };
+        let status = v1::NodeStatus { network: Some(network), ..Default::default() };
+        v1::Node { status: Some(status), ..ordered.clone() }
+    };
+    use v1::NetworkState::{Confirmed, Refused, Reverted, Trying};
+    for (state, expected) in [(Trying, 7), (Confirmed, 7), (Reverted, 8), (Refused, 8)] {
+        let again = number(reported(7, state), order(8, "192.0.2.1"));
+        assert_eq!(again, expected, "{state:?}");
+        // What it reports of an earlier order says nothing of this one.
+        assert_eq!(number(reported(6, state), order(8, "192.0.2.1")), 7);
+    }
 }
 
 #[test]

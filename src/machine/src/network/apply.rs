@@ -5,15 +5,46 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use netlink_packet_route::address::{AddressAttribute, AddressMessage, CacheInfo};
+use netlink_packet_route::link::{BondMode, BondXmitHashPolicy, LinkMessage};
 use netlink_packet_route::route::{RouteMessage, RouteProtocol, RouteScope};
-use rtnetlink::{AddressMessageBuilder, Error, Handle, LinkUnspec, RouteMessageBuilder};
+use rtnetlink::{
+    AddressMessageBuilder, Error, Handle, LinkBond, LinkUnspec, LinkVlan, RouteMessageBuilder,
+};
 
+use super::observe::OWN;
 use super::plan::{Action, Origin, Route};
-use crate::parameters::Cidr;
+use crate::parameters::{Bonding, Cidr, Hash};
+
+/// Milliseconds between two looks of a bond at the carrier of its members: a pulled cable costs
+/// less than a TCP connection notices.
+pub(super) const MIIMON: u32 = 100;
 
 /// Carries out one action.
 pub(super) async fn apply(handle: &Handle, action: &Action) -> Result<(), Error> {
     match action {
+        Action::RemoveLink(link) => {
+            let gone = handle.link().del(*link).execute().await;
+            ignore(gone, rustix::io::Errno::NODEV)
+        }
+        Action::AddBond(name, mode) => {
+            // The module makes one by itself when it is loaded: the next look replaces it.
+            let made = handle.link().add(bond(name, *mode)).execute().await;
+            ignore(made, rustix::io::Errno::EXIST)
+        }
+        Action::AddVlan { name, parent, id } => {
+            handle.link().add(LinkVlan::new(name, *parent, *id).build()).execute().await
+        }
+        Action::Leave(link) => {
+            let free = LinkUnspec::new_with_index(*link).nocontroller().build();
+            handle.link().set(free).execute().await
+        }
+        Action::Join { link, bond } => {
+            // The kernel takes a card into a bond only while it is down, and brings it up then.
+            let down = LinkUnspec::new_with_index(*link).down().build();
+            handle.link().set(down).execute().await?;
+            let member = LinkUnspec::new_with_index(*link).controller(*bond).build();
+            handle.link().set(member).execute().await
+        }
         Action::Up(link) => {
             let up = LinkUnspec::new_with_index(*link).up().build();
             handle.link().set(up).execute().await
@@ -28,9 +59,9 @@ pub(super) async fn apply(handle: &Handle, action: &Action) -> Result<(), Error>
         }
         Action::AddAddress(link, cidr, lifetime) => {
             let mut request = handle.address().add(*link, cidr.address(), cidr.prefix()).replace();
-            if let Some(lifetime) = lifetime {
-                request.message_mut().attributes.push(lasting(*lifetime));
-            }
+            let attributes = &mut request.message_mut().attributes;
+            attributes.push(AddressAttribute::Protocol(OWN));
+            attributes.extend(lifetime.map(lasting));
             request.execute().await
         }
         Action::RemoveRoute(route) => {
@@ -39,6 +70,23 @@ pub(super) async fn apply(handle: &Handle, action: &Action) -> Result<(), Error>
         }
         Action::AddRoute(route) => handle.route().add(message(route)).replace().execute().await,
     }
+}
+
+/// A bond that watches its members.
+fn bond(name: &str, mode: Bonding) -> LinkMessage {
+    let bond = LinkBond::new(name).miimon(MIIMON);
+    match mode {
+        Bonding::ActiveBackup => bond.mode(BondMode::ActiveBackup),
+        Bonding::Lacp { hash, min_links } => {
+            let hash = match hash {
+                Hash::Layer2 => BondXmitHashPolicy::Layer2,
+                Hash::Layer2And3 => BondXmitHashPolicy::Layer23,
+                Hash::Layer3And4 => BondXmitHashPolicy::Layer34,
+            };
+            bond.mode(BondMode::Ieee8023Ad).xmit_hash_policy(hash).min_links(min_links)
+        }
+    }
+    .build()
 }
 
 /// An object that is gone already is the wanted result.

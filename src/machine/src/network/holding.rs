@@ -86,6 +86,11 @@ impl Holding {
         self.held.retain(|index, _held| *index == link);
     }
 
+    /// Drops the leases of links that may not ask: another configuration is in force.
+    pub(super) fn keep(&mut self, candidates: &[u32]) {
+        self.held.retain(|index, _held| candidates.contains(index));
+    }
+
     /// Gives up what cannot be held any longer; returns it with the reason.
     /// `candidates` are the links that may ask for a lease.
     pub(super) fn review(

@@ -1,12 +1,12 @@
 //! The network of the node: gives it an address, and publishes that address.
 //!
-//! [`Service`] owns every Ethernet interface and the loopback interface of the machine; no other
-//! service sets links, addresses or routes. `console`, `consensus` and the cluster manager read
+//! [`Service`] owns the loopback interface of the machine, its cards, and the bonds and VLANs on
+//! them; no other service sets links, addresses or routes. `console`, `consensus` and the cluster manager read
 //! its [`Status`]; [`names`] makes the node's own name resolve to the address.
 //!
 //! ```text
 //! kernel --links, addresses, routes--> Observed --+
-//! parameters ------------------------> Network ---+--> plan --> Wanted --> actions --> apply
+//! parameters, orders --> change -----> Network ---+--> plan --> Wanted --> actions --> apply
 //! DHCP ------------------------------> leases ----+      +----> Status (event value), resolv.conf
 //! routers --addresses of the kernel--> advertised +
 //! ```
@@ -15,6 +15,8 @@
 //! - Every wake reads all, plans all and applies the difference, so a lost
 //!   message, a pulled cable and a late interface are all the same case.
 //! - `Status::primary` is an address that the kernel has on an interface.
+//! - A network that the cluster orders stays only if another machine was reached over it
+//!   (`change`).
 //! - An answer of a DHCP server is bounded and checked before it is believed.
 //!
 //! What this module does not do: filter packets, ask DHCPv6, or make addresses of IPv6 beyond
@@ -22,6 +24,7 @@
 
 mod advertised;
 mod apply;
+mod change;
 mod dhcp;
 mod holding;
 mod lease;
@@ -32,11 +35,15 @@ mod primary;
 mod service;
 #[cfg(test)]
 mod service_tests;
+mod view;
 
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::parameters::{Cidr, Mac};
+use polis_base::serial::EventLine;
+use polis_proto::v1::NetworkState;
+
+use crate::parameters::{Bonding, Cidr, LinkSettings, Mac, Network};
 
 pub use self::observe::Interfaces;
 pub use self::service::{Config, Error, Service};
@@ -52,10 +59,49 @@ pub struct Status {
     pub nameservers: Vec<IpAddr>,
     /// Time servers, by name or address.
     pub ntp_servers: Vec<String>,
-    /// Every Ethernet interface, in the kernel's order.
+    /// Every card, bond and VLAN, in the kernel's order.
     pub interfaces: Vec<Interface>,
+    /// Why a part of the configuration has no link, a sentence for each.
+    pub faults: Vec<String>,
+    /// How it stands with the network that the cluster ordered last.
+    pub change: Change,
     /// The reason why an address waits, and the next step.
     pub waiting: Option<String>,
+}
+
+/// A network that the cluster orders for this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// Another one for each order; never zero.
+    pub number: u64,
+    /// `None`: the one of the parameters.
+    pub network: Option<Network>,
+}
+
+/// How it stands with the last order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// The order; zero: none.
+    pub number: u64,
+    /// Its state.
+    pub state: NetworkState,
+    /// Why it is reverted or refused.
+    pub cause: String,
+}
+
+impl Change {
+    /// The word for its state.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        change::word(self.state)
+    }
+
+    /// Its line on the serial port, without the time.
+    fn line(&self) -> EventLine {
+        let line = EventLine::new("network").field("state", self.word());
+        let line = line.field("order", self.number);
+        if self.cause.is_empty() { line } else { line.field("cause", &self.cause) }
+    }
 }
 
 impl Status {
@@ -68,25 +114,58 @@ impl Status {
     }
 }
 
-/// One Ethernet interface.
+/// One link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
     /// Its number in the kernel.
     pub index: u32,
     /// Its name in the kernel.
     pub name: String,
-    /// Its hardware address.
+    /// What it is.
+    pub kind: Kind,
+    /// Its hardware address; that of a member of a bond is the one of the bond.
     pub mac: Mac,
     /// Whether a cable is plugged in and the other end is there.
     pub carrier: bool,
     /// The kernel's driver, if it has one.
     pub driver: Option<String>,
+    /// The place of a card below `/sys/devices`; empty without.
+    pub path: String,
+    /// Bytes in a packet.
+    pub mtu: u32,
+    /// The configuration of the link, where it has one.
+    pub planned: Option<LinkSettings>,
     /// Its addresses, IPv6 link-local ones left out.
     pub addresses: Vec<Cidr>,
     /// Whether a DHCP server is asked for an address.
     pub asking: bool,
     /// The lease from a DHCP server.
     pub leased: Option<Leased>,
+}
+
+/// What a link is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A card, and the bond that it is a member of.
+    Card(Option<Membership>),
+    /// A bond; `None`: in a mode that the node does not make.
+    Bond(Option<Bonding>),
+    /// A VLAN.
+    Vlan {
+        /// The name of the link that carries it.
+        on: String,
+        /// Its ID.
+        id: u16,
+    },
+}
+
+/// A card's part in a bond.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Membership {
+    /// The name of the bond.
+    pub bond: String,
+    /// Whether packets are sent through it: an active backup waits.
+    pub active: bool,
 }
 
 /// An address that a DHCP server gave.

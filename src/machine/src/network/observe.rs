@@ -1,8 +1,8 @@
 //! Reads links, addresses and routes from the kernel.
 //!
-//! Only what the plan decides about is kept: loopback and Ethernet interfaces,
-//! addresses that are not link-local, routes that the node made itself, and the routers that
-//! advertise themselves.
+//! Only what the plan decides about is kept: loopback, cards, bonds and VLANs on them, addresses
+//! that are not link-local, routes that the node made itself, and the routers that advertise
+//! themselves.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -10,10 +10,13 @@ use std::path::Path;
 
 use futures::TryStreamExt as _;
 use netlink_packet_route::AddressFamily;
-use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
+use netlink_packet_route::address::{
+    AddressAttribute, AddressFlags, AddressMessage, AddressProtocol, AddressScope,
+};
 use netlink_packet_route::link::{
-    AfSpecInet6, AfSpecUnspec, Inet6IfaceFlags, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType,
-    LinkMessage,
+    AfSpecInet6, AfSpecUnspec, BondMode, BondPortState, BondXmitHashPolicy, Inet6IfaceFlags,
+    InfoBond, InfoBondPort, InfoData, InfoKind, InfoPortData, InfoVlan, LinkAttribute, LinkFlags,
+    LinkInfo, LinkLayerType, LinkMessage,
 };
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol,
@@ -21,7 +24,11 @@ use netlink_packet_route::route::{
 use rtnetlink::{Handle, RouteMessageBuilder};
 
 use super::plan::{Flaw, Kind, Link, Observed, Origin, Route};
-use crate::parameters::{Cidr, Mac};
+use crate::parameters::{Bonding, Cidr, Hash, Mac};
+
+/// What the node notes beside an address that it adds; the kernel notes other numbers beside its
+/// own. The number of a static route.
+pub(super) const OWN: AddressProtocol = AddressProtocol::Other(4);
 
 /// Which interfaces are the node's to configure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +52,7 @@ pub(super) async fn observe(
             links.insert(message.header.index, link);
         }
     }
-    let mut observed = Observed { links, ..Observed::default() };
+    let mut observed = Observed { links: known(links, interfaces), ..Observed::default() };
     let mut messages = handle.address().get().execute();
     while let Some(message) = messages.try_next().await? {
         let index = message.header.index;
@@ -53,6 +60,9 @@ pub(super) async fn observe(
             observed.addresses.insert((index, cidr));
             if let Some(flaw) = flaw(&message) {
                 observed.flaws.insert((index, cidr), flaw);
+            }
+            if message.attributes.contains(&AddressAttribute::Protocol(OWN)) {
+                observed.own.insert((index, cidr));
             }
         }
     }
@@ -74,10 +84,32 @@ pub(super) async fn observe(
     Ok(observed)
 }
 
-/// Notes where the hardware of each Ethernet link is. `sys` is where sysfs is mounted.
+/// Leaves out cards that another link owns which is no bond, and VLANs on links that are not
+/// observed.
+fn known(mut links: BTreeMap<u32, Link>, interfaces: Interfaces) -> BTreeMap<u32, Link> {
+    let kinds: BTreeMap<u32, Kind> =
+        links.iter().map(|(index, link)| (*index, link.kind)).collect();
+    links.retain(|_index, link| {
+        let owner = link.master.map(|master| kinds.get(&master));
+        // The half of a pair, which has the same MAC: the other half is configured.
+        let free = interfaces != Interfaces::Hardware
+            || owner.is_none_or(|kind| matches!(kind, Some(Kind::Bond(_))));
+        let carried = match link.kind {
+            Kind::Vlan { parent, .. } => kinds.contains_key(&parent),
+            Kind::Loopback | Kind::Ethernet | Kind::Bond(_) => true,
+        };
+        free && carried
+    });
+    links
+}
+
+/// Notes where the hardware of each card is, and its driver. `sys` is where sysfs is mounted.
 pub(super) fn place(observed: &mut Observed, sys: &Path) {
     for link in observed.links.values_mut().filter(|link| link.kind == Kind::Ethernet) {
         let device = sys.join("class/net").join(&link.name).join("device");
+        let driver = std::fs::read_link(device.join("driver")).ok();
+        let driver = driver.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+        link.driver = driver;
         // A link without hardware has its number for a place.
         let Ok(device) = device.canonicalize() else { continue };
         let parts = device.components().map(|part| part.as_os_str().to_string_lossy());
@@ -101,41 +133,107 @@ fn link(message: &LinkMessage, interfaces: Interfaces) -> Option<Link> {
         kind,
         name: String::new(),
         mac: Mac([0; 6]),
+        hardware: Mac([0; 6]),
         up: flags.contains(LinkFlags::Up),
         carrier: flags.contains(LinkFlags::LowerUp),
         mtu: 0,
+        master: None,
+        active: true,
+        driver: None,
         place: String::new(),
         usb: false,
         router: None,
         managed: false,
     };
+    let (mut below, mut info, mut permanent) = (None, &[][..], None);
     for attribute in &message.attributes {
         match attribute {
             LinkAttribute::AfSpecUnspec(families) => link.managed = managed(families),
             LinkAttribute::IfName(name) => link.name.clone_from(name),
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
             LinkAttribute::Address(mac) => link.mac = Mac(mac.as_slice().try_into().ok()?),
-            // The half of a pair, which has the same MAC: the other half is configured.
-            LinkAttribute::Controller(master)
-                if interfaces == Interfaces::Hardware && *master != 0 =>
-            {
-                return None;
-            }
-            // Bridges, tunnels and the like name their kind; hardware does not.
-            LinkAttribute::LinkInfo(info)
-                if interfaces == Interfaces::Hardware
-                    && info.iter().any(|info| matches!(info, LinkInfo::Kind(_))) =>
-            {
-                return None;
-            }
+            // A member of a bond has the address of the bond for as long.
+            LinkAttribute::PermAddress(mac) => permanent = mac.as_slice().try_into().ok().map(Mac),
+            LinkAttribute::Controller(0) => {}
+            LinkAttribute::Controller(master) => link.master = Some(*master),
+            LinkAttribute::Link(parent) => below = Some(*parent),
+            LinkAttribute::LinkInfo(parts) => info = parts,
             _ => {}
         }
     }
-    let ours = match interfaces {
-        Interfaces::Named(prefix) => kind == Kind::Loopback || link.name.starts_with(prefix),
-        Interfaces::Hardware => !link.name.is_empty(),
+    link.hardware = permanent.unwrap_or(link.mac);
+    for option in port(info) {
+        match option {
+            InfoBondPort::PermHwaddr(mac) if permanent.is_none() => {
+                link.hardware = mac.as_slice().try_into().map_or(link.hardware, Mac);
+            }
+            InfoBondPort::BondPortState(state) => link.active = *state == BondPortState::Active,
+            _ => {}
+        }
+    }
+    let named = info.iter().find_map(|part| match part {
+        LinkInfo::Kind(kind) => Some(kind),
+        _ => None,
+    });
+    let ours = match (named, interfaces) {
+        (Some(InfoKind::Bond), _) => {
+            link.kind = Kind::Bond(bonding(info));
+            true
+        }
+        (Some(InfoKind::Vlan), _) => {
+            link.kind = Kind::Vlan { parent: below?, id: vlan(info)? };
+            true
+        }
+        // Bridges, tunnels and the like name their kind; hardware does not.
+        (named, Interfaces::Hardware) => named.is_none() && !link.name.is_empty(),
+        (_, Interfaces::Named(prefix)) => kind == Kind::Loopback || link.name.starts_with(prefix),
     };
     ours.then_some(link)
+}
+
+/// What a bond knows of its member.
+fn port(info: &[LinkInfo]) -> &[InfoBondPort] {
+    let data = info.iter().find_map(|part| match part {
+        LinkInfo::PortData(InfoPortData::BondPort(data)) => Some(data.as_slice()),
+        _ => None,
+    });
+    data.unwrap_or_default()
+}
+
+/// The mode of a bond; `None` if the node makes none like it.
+fn bonding(info: &[LinkInfo]) -> Option<Bonding> {
+    let (mut mode, mut hash, mut min_links, mut monitored) = (None, Hash::Layer2, 0, false);
+    let data = info.iter().find_map(|part| match part {
+        LinkInfo::Data(InfoData::Bond(data)) => Some(data),
+        _ => None,
+    });
+    for option in data? {
+        match option {
+            InfoBond::Mode(is) => mode = Some(*is),
+            InfoBond::XmitHashPolicy(BondXmitHashPolicy::Layer2) => hash = Hash::Layer2,
+            InfoBond::XmitHashPolicy(BondXmitHashPolicy::Layer23) => hash = Hash::Layer2And3,
+            InfoBond::XmitHashPolicy(BondXmitHashPolicy::Layer34) => hash = Hash::Layer3And4,
+            InfoBond::MinLinks(links) => min_links = *links,
+            InfoBond::MiiMon(millis) => monitored = *millis == super::apply::MIIMON,
+            _ => {}
+        }
+    }
+    match mode.filter(|_mode| monitored)? {
+        BondMode::ActiveBackup => Some(Bonding::ActiveBackup),
+        BondMode::Ieee8023Ad => Some(Bonding::Lacp { hash, min_links }),
+        _ => None,
+    }
+}
+
+/// The ID of a VLAN.
+fn vlan(info: &[LinkInfo]) -> Option<u16> {
+    info.iter().find_map(|part| match part {
+        LinkInfo::Data(InfoData::Vlan(data)) => data.iter().find_map(|option| match option {
+            InfoVlan::Id(id) => Some(*id),
+            _ => None,
+        }),
+        _ => None,
+    })
 }
 
 fn address(message: &AddressMessage) -> Option<Cidr> {

@@ -16,11 +16,14 @@
 //! - Only the kernel knows the state: after each wake-up, a run reads all of it again, and
 //!   plans again. A run itself keeps only the leases of DHCP.
 //! - The result of an earlier run stays until this one has an address.
+//! - An order is in the record on the ESP before it is in force (`change`).
 //! - A refused action ends nothing: it is logged once, and tried again.
 //!
-//! What this module does not do: decide (`plan`), or speak DHCP (`dhcp`).
+//! What this module does not do: decide (`plan`, `change`), or speak DHCP (`dhcp`).
 
-use std::collections::BTreeSet;
+mod ordered;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::time::Duration;
@@ -35,11 +38,13 @@ use tokio_stream::StreamMap;
 use tracing::{info, warn};
 
 use super::advertised::{Advertised, Dhcp};
+use super::change::Changes;
 use super::holding::{Holding, Spare};
 use super::observe::Interfaces;
-use super::plan::{self, Action, Former, Kind, Observed, Wanted};
+use super::plan::{self, Action, Former, Layout, Observed, Wanted};
 use super::primary::Primary;
-use super::{Interface, Status, apply, dhcp, observe};
+use super::view::{self, name};
+use super::{Change, Order, Status, apply, dhcp, observe};
 use crate::parameters::{self, Known};
 use polis_base::files::File;
 use polis_base::stage::{Stage, State};
@@ -59,6 +64,9 @@ const REVIEW: Duration = Duration::from_secs(60);
 /// Wait before actions that failed are tried again.
 const RETRY: Duration = Duration::from_secs(2);
 
+/// Rounds of actions that make links: bonds before what is on them.
+const ROUNDS_MAX: usize = 8;
+
 /// Name servers in `resolv.conf`: the resolver reads no more.
 const NAMESERVERS_MAX: usize = 3;
 
@@ -71,6 +79,8 @@ pub struct Config {
     pub sys: PathBuf,
     /// The file that the resolver reads.
     pub resolv_conf: File,
+    /// The network that was confirmed, and the last order, on the ESP.
+    pub record: File,
 }
 
 /// The service. A run holds all progress.
@@ -80,6 +90,10 @@ pub struct Service {
     pub config: Config,
     /// The parameters of this machine.
     pub known: watch::Receiver<Known>,
+    /// The network that the cluster orders; `None` before the first message, and without one.
+    pub order: watch::Receiver<Option<Order>>,
+    /// The latest time at which something began that reached another machine of the cluster.
+    pub proof: watch::Receiver<Option<Instant>>,
     /// The published status.
     pub status: watch::Sender<Status>,
 }
@@ -115,15 +129,20 @@ impl Service {
             MulticastGroup::Ipv6Ifaddr,
             MulticastGroup::Ipv6Ifinfo,
         ];
-        let (connection, handle, changes) =
+        let (connection, handle, notices) =
             rtnetlink::new_multicast_connection(&groups).map_err(Error::Connect)?;
-        let network = configured(&self.known.borrow());
+        let (changes, recorded) = ordered::recorded(&self.config.record).await;
+        let known = configured(&self.known.borrow());
         let former = self.status.borrow().primary;
-        let run = Run {
+        let mut run = Run {
             service: self,
             ctx: ctx.clone(),
             handle,
-            network,
+            network: None,
+            changes,
+            recorded,
+            said: Change::default(),
+            mtus: BTreeMap::new(),
             holding: Holding::default(),
             primary: Primary::default(),
             advertised: Advertised::after(former),
@@ -134,12 +153,15 @@ impl Service {
             started: Instant::now(),
             resolv_conf: None,
         };
+        if let Some((network, given)) = known {
+            run.known(network, given);
+        }
         tokio::select! {
             // Cancel-safe: only waits.
             () = ctx.cancelled() => Ok(()),
             // Ends with the run: the next run reads again what this cuts off.
             () = connection => Err(Error::Closed),
-            ended = Box::pin(run.drive(changes)) => ended.map(|never| match never {}),
+            ended = Box::pin(run.drive(notices)) => ended.map(|never| match never {}),
         }
     }
 }
@@ -151,8 +173,15 @@ struct Run {
     service: Service,
     ctx: Context,
     handle: Handle,
-    /// `None` until the parameters are known.
+    /// The one in force; `None` until the parameters are known.
     network: Option<parameters::Network>,
+    changes: Changes,
+    /// What the disk has of them.
+    recorded: Option<Vec<u8>>,
+    /// The last change that was reported.
+    said: Change,
+    /// The MTU of cards before this run set another.
+    mtus: BTreeMap<u32, u32>,
     holding: Holding,
     primary: Primary,
     advertised: Advertised,
@@ -170,21 +199,22 @@ struct Run {
 enum Event {
     /// The kernel changed something, or time passed: everything is read again anyway.
     Look,
-    Known(parameters::Network),
+    Known(parameters::Network, bool),
     Dhcp(u32, dhcp::Event),
 }
 
 impl Run {
     async fn drive(
         mut self,
-        mut changes: UnboundedReceiver<Change>,
+        mut notices: UnboundedReceiver<Notice>,
     ) -> Result<std::convert::Infallible, Error> {
         loop {
+            self.change().await?;
             let observed = self.reconcile().await?;
             let waiting = self.publish(&observed).await;
-            match self.next_event(&mut changes, waiting).await? {
+            match self.next_event(&mut notices, waiting).await? {
                 Event::Look => {}
-                Event::Known(network) => self.network = Some(network),
+                Event::Known(network, given) => self.known(network, given),
                 Event::Dhcp(link, event) => self.answered(&observed, link, event),
             }
         }
@@ -192,11 +222,14 @@ impl Run {
 
     /// Brings the kernel to the wanted state; returns its state then.
     async fn reconcile(&mut self) -> Result<Observed, Error> {
-        let mut observed = self.observe().await?;
+        let (mut observed, mut failed) = self.make_links().await?;
         let candidates = match &self.network {
             Some(network) => plan::candidates(&observed, network),
             None => Vec::new(),
         };
+        if self.network.is_some() {
+            self.holding.keep(&candidates);
+        }
         let spare = if self.chooses() { Spare::Any } else { Spare::Free };
         let given_up = self.holding.review(&observed, &candidates, spare, Instant::now());
         for (link, reason) in given_up {
@@ -216,18 +249,7 @@ impl Run {
         let wanted = self.wanted(&observed);
         let actions = plan::actions(&observed, &wanted, self.former, self.renewed.take());
         let nothing_to_do = actions.is_empty();
-        let mut failed = BTreeSet::new();
-        for action in actions {
-            match apply::apply(&self.handle, &action).await {
-                Ok(()) => self.applied(&observed, &action),
-                Err(error) => {
-                    if !self.failed.contains(&action) {
-                        warn!("the kernel refuses {action:?}: {error}");
-                    }
-                    failed.insert(action);
-                }
-            }
-        }
+        self.apply(&observed, actions, &mut failed).await;
         self.failed = failed;
         if wanted.primary.is_some() {
             self.former = Former::Remove;
@@ -237,6 +259,42 @@ impl Run {
         }
         self.ask(&observed, &wanted);
         Ok(observed)
+    }
+
+    /// Makes and removes bonds and VLANs; returns what the kernel has then, and what failed.
+    async fn make_links(&mut self) -> Result<(Observed, BTreeSet<Action>), Error> {
+        let mut failed = BTreeSet::new();
+        let mut observed = self.observe().await?;
+        for _round in 0..ROUNDS_MAX {
+            let Some(network) = &self.network else { break };
+            let mut actions = Layout::of(&observed, network).actions;
+            actions.retain(|action| !failed.contains(action));
+            if actions.is_empty() {
+                break;
+            }
+            self.apply(&observed, actions, &mut failed).await;
+            observed = self.observe().await?;
+        }
+        Ok((observed, failed))
+    }
+
+    async fn apply(
+        &mut self,
+        observed: &Observed,
+        actions: Vec<Action>,
+        failed: &mut BTreeSet<Action>,
+    ) {
+        for action in actions {
+            match apply::apply(&self.handle, &action).await {
+                Ok(()) => self.applied(observed, &action),
+                Err(error) => {
+                    if !self.failed.contains(&action) {
+                        warn!("the kernel refuses {action:?}: {error}");
+                    }
+                    failed.insert(action);
+                }
+            }
+        }
     }
 
     async fn observe(&mut self) -> Result<Observed, Error> {
@@ -249,7 +307,7 @@ impl Run {
 
     /// Whether one of several links gives the node its address: the parameters do not say which.
     fn chooses(&self) -> bool {
-        self.network.as_ref().is_some_and(|network| network.interfaces.is_empty())
+        self.network.as_ref().is_some_and(parameters::Network::is_automatic)
     }
 
     fn wanted(&self, observed: &Observed) -> Wanted {
@@ -268,6 +326,7 @@ impl Run {
         if let Some(chosen) = self.advertised.chosen() {
             wanted.advertised(observed, chosen);
         }
+        wanted.restore(observed, &self.mtus);
         wanted
     }
 
@@ -287,8 +346,15 @@ impl Run {
         }
     }
 
-    fn applied(&self, observed: &Observed, action: &Action) {
+    fn applied(&mut self, observed: &Observed, action: &Action) {
         match action {
+            Action::RemoveLink(link) => info!("{} is removed", name(observed, *link)),
+            Action::AddBond(name, mode) => info!("made {name}: {mode}"),
+            Action::AddVlan { name, .. } => info!("made {name}"),
+            Action::Leave(link) => info!("{} leaves its bond", name(observed, *link)),
+            Action::Join { link, bond } => {
+                info!("{} joins {}", name(observed, *link), name(observed, *bond));
+            }
             Action::Up(link) => info!("{} up", name(observed, *link)),
             Action::AddAddress(index, cidr, _) => {
                 if !observed.addresses.contains(&(*index, *cidr)) {
@@ -306,7 +372,12 @@ impl Run {
             Action::RemoveAddress(link, cidr) => {
                 info!("{} no longer has the address {cidr}", name(observed, *link));
             }
-            Action::Mtu(link, mtu) => info!("{} has an MTU of {mtu}", name(observed, *link)),
+            Action::Mtu(link, mtu) => {
+                info!("{} has an MTU of {mtu}", name(observed, *link));
+                if let Some(before) = observed.links.get(link) {
+                    self.mtus.entry(*link).or_insert(before.mtu);
+                }
+            }
             Action::AddRoute(_) | Action::RemoveRoute(_) => {}
         }
     }
@@ -360,6 +431,9 @@ impl Run {
             )),
             (None, None) => plan::waiting(observed, self.network.as_ref(), &wanted),
         };
+        let network = self.network.clone().unwrap_or_default();
+        let layout = Layout::of(observed, &network);
+        let missing = self.missing(observed, &wanted, &layout, waiting.as_ref());
         let is_waiting = waiting.is_some();
         let text = resolv_conf(&wanted.nameservers);
         if self.resolv_conf.as_ref() != Some(&text) {
@@ -386,9 +460,12 @@ impl Run {
             gateway: wanted.gateway,
             nameservers: wanted.nameservers.clone(),
             ntp_servers: wanted.ntp_servers.clone(),
-            interfaces: self.interfaces(observed, &wanted),
+            interfaces: view::interfaces(observed, &wanted, &layout, &self.holding),
+            faults: layout.faults,
+            change: self.changes.change(),
             waiting,
         };
+        self.changes.applied(missing, Instant::now());
         self.service.status.send_if_modified(|published| {
             let changed = *published != status;
             *published = status;
@@ -409,36 +486,10 @@ impl Run {
         )
     }
 
-    fn interfaces(&self, observed: &Observed, wanted: &Wanted) -> Vec<Interface> {
-        let ethernet = observed.links.iter().filter(|(_, link)| link.kind == Kind::Ethernet);
-        let own = |index: u32| {
-            let all = observed.addresses.iter();
-            all.filter(move |(link, _)| *link == index).map(|(_, cidr)| *cidr).collect()
-        };
-        ethernet
-            .map(|(index, link)| Interface {
-                index: *index,
-                name: link.name.clone(),
-                mac: link.mac,
-                carrier: link.carrier,
-                driver: self.driver(&link.name),
-                addresses: own(*index),
-                asking: wanted.dhcp.contains(index),
-                leased: self.holding.leased(*index),
-            })
-            .collect()
-    }
-
-    fn driver(&self, name: &str) -> Option<String> {
-        let link = self.service.config.sys.join("class/net").join(name).join("device/driver");
-        let target = std::fs::read_link(link).ok()?;
-        Some(target.file_name()?.to_string_lossy().into_owned())
-    }
-
     /// Waits for something to do.
     async fn next_event(
         &mut self,
-        changes: &mut UnboundedReceiver<Change>,
+        notices: &mut UnboundedReceiver<Notice>,
         waiting: bool,
     ) -> Result<Event, Error> {
         let now = Instant::now();
@@ -448,21 +499,35 @@ impl Run {
             self.holding.deadline(now),
             self.primary.deadline(),
             self.advertised.deadline(now),
+            self.changes.deadline().filter(|at| *at > now),
             Some(patience).filter(|at| waiting && *at > now),
         ];
         let deadline = deadlines.into_iter().flatten().min().unwrap_or(now + REVIEW);
         let unknown = self.network.is_none();
+        let trying = self.changes.is_trying();
         tokio::select! {
             // Cancel-safe: a change is only a reason to look.
-            change = changes.next() => {
-                change.ok_or(Error::Closed)?;
+            notice = notices.next() => {
+                notice.ok_or(Error::Closed)?;
                 // One look is enough for all that has piled up.
-                while let Some(Some(_)) = changes.next().now_or_never() {}
+                while let Some(Some(_)) = notices.next().now_or_never() {}
                 Ok(Event::Look)
             }
             // Cancel-safe: the value stays where it is.
             network = event::until(&mut self.service.known, "parameters", configured),
-                if unknown => Ok(Event::Known(network?)),
+                if unknown => {
+                let (network, given) = network?;
+                Ok(Event::Known(network, given))
+            }
+            // Cancel-safe, both: they wait for event values.
+            order = self.service.order.changed(), if !unknown => {
+                order.map_err(|_closed| event::Closed("the order of the network"))?;
+                Ok(Event::Look)
+            }
+            proof = self.service.proof.changed(), if trying => {
+                proof.map_err(|_closed| event::Closed("the proof of contact"))?;
+                Ok(Event::Look)
+            }
             // Cancel-safe: the clients keep their progress.
             Some((link, event)) = self.clients.next() => Ok(Event::Dhcp(link, event)),
             // Cancel-safe: only waits.
@@ -471,24 +536,21 @@ impl Run {
     }
 }
 
-type Change = (
+type Notice = (
     rtnetlink::packet_core::NetlinkMessage<netlink_packet_route::RouteNetlinkMessage>,
     rtnetlink::sys::SocketAddr,
 );
 
-/// The configuration, once it is known whether there is one.
-fn configured(known: &Known) -> Option<parameters::Network> {
-    let loaded = known.as_ref()?;
-    Some(loaded.parameters().map(|parameters| parameters.network.clone()).unwrap_or_default())
+/// The network of the parameters, once it is known whether there are any, and whether there are.
+fn configured(known: &Known) -> Option<(parameters::Network, bool)> {
+    let parameters = known.as_ref()?.parameters();
+    let network = parameters.map(|parameters| parameters.network.clone());
+    Some((network.unwrap_or_default(), parameters.is_some()))
 }
 
 /// The seconds until then, as a person reads them.
 fn left(until: Instant) -> u64 {
     until.saturating_duration_since(Instant::now()).as_secs() + 1
-}
-
-fn name(observed: &Observed, link: u32) -> &str {
-    observed.links.get(&link).map_or("a link that is gone", |link| link.name.as_str())
 }
 
 fn resolv_conf(servers: &[std::net::IpAddr]) -> String {

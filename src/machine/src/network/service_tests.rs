@@ -13,9 +13,10 @@ use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::thread::UnshareFlags;
 use tokio::net::UdpSocket;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
-use super::{Config, Interfaces, Service, Status};
-use crate::parameters::{self, Cidr, Known, Loaded, Match};
+use super::{Config, Interfaces, Order, Service, Status};
+use crate::parameters::{self, Card, Cidr, Known, LinkSettings, Loaded, Match};
 use polis_base::files::File;
 use polis_base::stage::{Stage, State};
 use polis_runtime::event;
@@ -45,7 +46,8 @@ fn in_namespace<F: Future<Output = ()>>(story: impl FnOnce(Wire) -> F) {
         let story = async {
             handle.link().add(LinkVeth::new("eth0", "wire").build()).execute().await.unwrap();
             let folder = tempfile::tempdir().unwrap();
-            story(Wire { handle, folder }).await;
+            let (order, proof) = Default::default();
+            story(Wire { handle, folder, order, proof }).await;
         };
         tokio::select! {
             () = connection => panic!("the kernel closed the socket"),
@@ -57,6 +59,8 @@ fn in_namespace<F: Future<Output = ()>>(story: impl FnOnce(Wire) -> F) {
 struct Wire {
     handle: Handle,
     folder: tempfile::TempDir,
+    order: watch::Sender<Option<Order>>,
+    proof: watch::Sender<Option<Instant>>,
 }
 
 impl Wire {
@@ -79,8 +83,11 @@ impl Wire {
             sys: "/sys".into(),
             // Says nothing of a date, and the code's own is past.
             resolv_conf: File::public(self.folder.path().join("resolv.conf")),
+            record: File::public(self.folder.path().join("network.pb")),
         };
-        (Service { config, known, status: watch::Sender::new(Status::default()) }, owner)
+        let (order, proof) = (self.order.subscribe(), self.proof.subscribe());
+        let status = watch::Sender::new(Status::default());
+        (Service { config, known, order, proof, status }, owner)
     }
 
     fn resolv_conf(&self) -> String {
@@ -196,9 +203,7 @@ fn dhcp_gives_the_address_the_way_out_and_the_name_server() {
 #[test]
 fn a_static_address_needs_no_cable_and_no_server() {
     in_namespace(|wire| async move {
-        let interface = parameters::Interface {
-            matches: Match::Name("eth0".to_owned()),
-            dhcp: false,
+        let settings = LinkSettings {
             addresses: vec!["192.0.2.7/24".parse().unwrap(), "fd00::7/64".parse().unwrap()],
             routes: vec![parameters::Route {
                 destination: "0.0.0.0/0".parse().unwrap(),
@@ -206,9 +211,9 @@ fn a_static_address_needs_no_cable_and_no_server() {
                 metric: 7,
             }],
             mtu: Some(1400),
+            ..LinkSettings::default()
         };
-        let network = parameters::Network { interfaces: vec![interface], ..Default::default() };
-        let (service, _owner) = wire.service(loaded(network));
+        let (service, _owner) = wire.service(loaded(eth0(settings)));
         while_running(service, async |mut status| {
             let status = until(&mut status, |s| s.primary.is_some()).await;
             assert_eq!(status.primary, Some(IpAddr::from([192, 0, 2, 7])));
@@ -355,14 +360,85 @@ async fn advertise(wire: &Wire) {
 }
 
 fn without_dhcp(addresses: &[&str], routes: Vec<parameters::Route>) -> Known {
-    let interface = parameters::Interface {
-        matches: Match::Name("eth0".to_owned()),
-        dhcp: false,
-        addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
-        routes,
-        mtu: None,
-    };
-    loaded(parameters::Network { interfaces: vec![interface], ..Default::default() })
+    let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
+    loaded(eth0(LinkSettings { addresses, routes, ..LinkSettings::default() }))
+}
+
+fn eth0(settings: LinkSettings) -> parameters::Network {
+    let card = Card { matches: Some(Match::Name("eth0".to_owned())), ..Card::default() };
+    let interfaces = vec![parameters::Interface { card, settings }];
+    parameters::Network { interfaces, ..parameters::Network::default() }
+}
+
+/// `eth0` with this address alone.
+fn fixed(address: &str) -> parameters::Network {
+    let addresses = vec![address.parse().unwrap()];
+    eth0(LinkSettings { addresses, ..LinkSettings::default() })
+}
+
+#[test]
+fn an_order_is_in_force_at_once_and_confirmed_by_a_later_proof() {
+    in_namespace(|wire| async move {
+        let (service, _owner) = wire.service(loaded(fixed("192.0.2.7/24")));
+        let again = service.clone();
+        let new = IpAddr::from([192, 0, 2, 8]);
+        while_running(service, async |mut status| {
+            until(&mut status, |s| s.primary.is_some()).await;
+            let order = Order { number: 7, network: Some(fixed("192.0.2.8/24")) };
+            wire.order.send_replace(Some(order));
+            let trying = until(&mut status, |s| s.primary == Some(new)).await;
+            assert_eq!((trying.change.word(), trying.change.number), ("trying", 7));
+            assert_eq!(trying.addresses(), [new], "the former address is gone");
+            wire.proof.send_replace(Some(Instant::now()));
+            until(&mut status, |s| s.change.word() == "confirmed").await;
+        })
+        .await;
+        // It stays, and the order is not taken up again.
+        while_running(again, async |mut status| {
+            let status = until(&mut status, |s| s.primary == Some(new)).await;
+            assert_eq!(status.change.word(), "confirmed");
+        })
+        .await;
+    });
+}
+
+#[test]
+fn a_service_that_starts_again_in_a_trial_has_the_former_network() {
+    in_namespace(|wire| async move {
+        let (service, _owner) = wire.service(loaded(fixed("192.0.2.7/24")));
+        let again = service.clone();
+        let (old, new) = (IpAddr::from([192, 0, 2, 7]), IpAddr::from([192, 0, 2, 8]));
+        while_running(service, async |mut status| {
+            until(&mut status, |s| s.primary == Some(old)).await;
+            let order = Order { number: 7, network: Some(fixed("192.0.2.8/24")) };
+            wire.order.send_replace(Some(order));
+            until(&mut status, |s| s.primary == Some(new)).await;
+        })
+        .await;
+        while_running(again, async |mut status| {
+            let status = until(&mut status, |s| s.addresses() == [old]).await;
+            assert_eq!(status.change.word(), "reverted");
+            assert!(status.change.cause.contains("started again"), "{:?}", status.change);
+        })
+        .await;
+    });
+}
+
+#[test]
+fn an_order_that_the_machine_cannot_have_is_refused_and_changes_nothing() {
+    in_namespace(|wire| async move {
+        let (service, _owner) = wire.service(loaded(fixed("192.0.2.7/24")));
+        while_running(service, async |mut status| {
+            until(&mut status, |s| s.primary.is_some()).await;
+            let mut network = fixed("192.0.2.8/24");
+            network.interfaces[0].card.driver = Some("e1000e".to_owned());
+            wire.order.send_replace(Some(Order { number: 7, network: Some(network) }));
+            let refused = until(&mut status, |s| s.change.word() == "refused").await;
+            assert!(refused.change.cause.contains("there is eth0"), "{:?}", refused.change);
+            assert_eq!(refused.primary, Some(IpAddr::from([192, 0, 2, 7])));
+        })
+        .await;
+    });
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The heartbeat of this node: reports to the leader that the node lives, and records
-//! when that last succeeded, or that the node was removed from the cluster.
+//! when that last succeeded, whether the leader is on another machine, or that the node was
+//! removed from the cluster.
 
 use std::time::Duration;
 
@@ -48,6 +49,7 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
         match ctx.until_cancelled(client.call(Repeat::Allowed, call)).await {
             Some(Ok(response)) => {
                 service.outputs.contact.send_replace(Some(Instant::now()));
+                proves(&service, began);
                 let response = response.into_inner();
                 interval = asked(&response, service.config.heartbeat);
                 if response.restart_etcd {
@@ -67,6 +69,22 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
             return Ok(());
         }
     }
+}
+
+/// Notes that a leader on another machine answered a call that began then. One on this machine
+/// proves nothing about the network.
+fn proves(service: &Service, began: Instant) {
+    let leader = *service.client.leader_id().borrow();
+    if leader.is_none() || leader == service.own() {
+        return;
+    }
+    service.outputs.proof.send_if_modified(|known| {
+        let later = known.is_none_or(|known| known < began);
+        if later {
+            *known = Some(began);
+        }
+        later
+    });
 }
 
 /// SHA-256 of the authorities that this node keeps, once the one that signs has signed its own

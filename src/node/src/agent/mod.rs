@@ -15,6 +15,7 @@
 //! node_watch    every node, newest value first ---------------+         split: cut off?
 //!              |--> nodes  --> candidates, directory file
 //!              |--> roles  --> disk, `roles`
+//!              |--> order of another network --> `network`, where a heartbeat confirms it
 //!              +--> standing, where no curator runs
 //! users      the list of users --> disk, and back at the next start
 //! ```
@@ -158,6 +159,11 @@ pub struct Outputs {
     pub log_targets: watch::Sender<Option<forwarding::Order>>,
     /// The firewall of the cluster; `None` before the first message.
     pub firewall: watch::Sender<Option<Order>>,
+    /// The network that the cluster orders for this node; `None` before the first message, and
+    /// without an order.
+    pub network: watch::Sender<Option<network::Order>>,
+    /// The latest beginning of a heartbeat that a leader on another machine has answered.
+    pub proof: watch::Sender<Option<Instant>>,
     /// The roles that the cluster gives to this node; `None` before the first message.
     pub roles: watch::Sender<Option<v1::NodeRoles>>,
     /// The access list; written where no curator runs.

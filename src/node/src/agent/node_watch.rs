@@ -27,6 +27,7 @@ use super::Service;
 use crate::firewall::Order;
 use crate::forwarding;
 use polis_base::files::File;
+use polis_machine::network;
 use polis_machine::parameters::{self, Firewall, NtpServer};
 use polis_runtime::event::{Closed, until};
 use polis_runtime::save::Save as _;
@@ -274,6 +275,9 @@ async fn publish(service: &Service, own: NodeId, received: &mut Received) {
         }
     }
     if let Some(node) = received.nodes.get(&own) {
+        if let Some(order) = &node.network_order {
+            ordered(&outputs.network, order);
+        }
         // The key that opens the disk alone is in the cluster until its owner has it.
         outputs.cluster.recovery_key_unsaved(node.recovery_key_unsaved);
     }
@@ -325,6 +329,20 @@ async fn publish(service: &Service, own: NodeId, received: &mut Received) {
         if keep(&service.config.firewall, record, "the firewall").await {
             received.kept_firewall = Some(firewall.clone());
         }
+    }
+}
+
+/// Hands on an order of a network that is another than the last one.
+fn ordered(known: &watch::Sender<Option<network::Order>>, order: &v1::NetworkOrder) {
+    if known.borrow().as_ref().is_some_and(|known| known.number == order.number) {
+        return;
+    }
+    let network = order.configuration.clone();
+    match network.map(|network| parameters::network(network, "network")).transpose() {
+        Ok(network) => {
+            known.send_replace(Some(network::Order { number: order.number, network }));
+        }
+        Err(error) => error!(%error, "the network that the cluster orders is not used"),
     }
 }
 
@@ -404,6 +422,23 @@ mod tests {
         // Not another event for each attempt that fails.
         unknown_health(&nodes);
         assert!(!shown.has_changed().unwrap());
+    }
+
+    #[test]
+    fn an_order_is_handed_on_once_and_only_if_it_is_valid() {
+        let known = watch::Sender::new(None);
+        let mut seen = known.subscribe();
+        let bond =
+            v1::network_configuration::Bond { name: "team0".to_owned(), ..Default::default() };
+        let bad = v1::NetworkConfiguration { bonds: vec![bond], ..Default::default() };
+        ordered(&known, &v1::NetworkOrder { number: 7, configuration: Some(bad) });
+        assert_eq!(*seen.borrow_and_update(), None);
+        let order = v1::NetworkOrder { number: 8, configuration: Some(Default::default()) };
+        ordered(&known, &order);
+        let network = Some(parameters::Network::default());
+        assert_eq!(*seen.borrow_and_update(), Some(network::Order { number: 8, network }));
+        ordered(&known, &order);
+        assert!(!seen.has_changed().unwrap());
     }
 
     proptest! {

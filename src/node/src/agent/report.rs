@@ -36,6 +36,9 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// Addresses beside the primary one that a report has.
 const ADDRESSES_MAX: usize = 16;
 
+/// Links that a report has.
+const LINKS_MAX: usize = 64;
+
 /// Bytes of a program's last words in a report. The whole is in the log.
 const WORDS_MAX: usize = 500;
 
@@ -114,8 +117,40 @@ impl Subject<'_> {
                 .as_ref()
                 .map(|other| bounded(other.to_string()))
                 .unwrap_or_default(),
+            network: Some(links(self.network)),
             ..Default::default()
         }
+    }
+}
+
+/// The links, and how it stands with an order.
+fn links(network: &network::Status) -> v1::NetworkReport {
+    let link = |interface: &network::Interface| {
+        let (kind, on, vlan) = match &interface.kind {
+            network::Kind::Card(None) => ("card", None, 0),
+            network::Kind::Card(Some(member)) => ("card", Some(&member.bond), 0),
+            network::Kind::Bond(_) => ("bond", None, 0),
+            network::Kind::Vlan { on, id } => ("vlan", Some(on), *id),
+        };
+        let addresses = interface.addresses.iter().take(ADDRESSES_MAX).map(ToString::to_string);
+        v1::NetworkLink {
+            name: interface.name.clone(),
+            kind: kind.to_owned(),
+            mac: interface.mac.to_string(),
+            carrier: interface.carrier,
+            driver: interface.driver.clone().unwrap_or_default(),
+            path: interface.path.clone(),
+            mtu: interface.mtu,
+            addresses: addresses.collect(),
+            on: on.cloned().unwrap_or_default(),
+            vlan: vlan.into(),
+        }
+    };
+    v1::NetworkReport {
+        number: network.change.number,
+        state: network.change.state.into(),
+        cause: bounded(network.change.cause.clone()),
+        links: network.interfaces.iter().take(LINKS_MAX).map(link).collect(),
     }
 }
 

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use polis_tui::snapshot::{
-    Address, Authority, Certificate, Cluster, Crl, Etcd, Header, Interface, Logs, Member,
+    Address, Authority, Certificate, Change, Cluster, Crl, Etcd, Header, Interface, Logs, Member,
     MemberStatus, Network, Nodes, Past, Pki, Service, ServiceState, Snapshot, Snapshots, Stage,
     StageState, Taken, Warning,
 };
@@ -33,8 +33,9 @@ use super::workloads;
 use polis_base::hex;
 use polis_base::stage::{self, Stages};
 use polis_control::{cluster, consensus};
-use polis_machine::parameters::Cidr;
+use polis_machine::parameters::{Cidr, LinkSettings};
 use polis_machine::{network, storage};
+use polis_proto::v1::NetworkState;
 use polis_runtime::supervisor::{self, Tree};
 use polis_wire::identity::Fingerprint;
 use polis_wire::pki::{AuthorityView, CertificateView, Overview, Renewal};
@@ -202,6 +203,14 @@ fn network(values: &Values, uptime: Duration) -> Network {
         nameservers: status.nameservers.iter().map(shown).collect(),
         time_servers: status.ntp_servers.clone(),
         waiting: status.waiting.clone(),
+        faults: status.faults.clone(),
+        change: Change {
+            state: match status.change.state {
+                NetworkState::Unspecified => String::new(),
+                _ => status.change.word().to_owned(),
+            },
+            cause: status.change.cause.clone(),
+        },
     }
 }
 
@@ -212,7 +221,7 @@ fn interface(interface: &network::Interface, values: &Values, uptime: Duration) 
         let leased = interface.leased.filter(|leased| leased.address == *cidr);
         Address {
             cidr: cidr.to_string(),
-            source: source(cidr, leased.is_some(), values).to_owned(),
+            source: source(cidr, leased.is_some(), interface.planned.as_ref()).to_owned(),
             primary: Some(cidr.address()) == values.network.primary,
             lease: leased.and_then(|it| it.ends).map(|ends| ends.saturating_sub(uptime)),
         }
@@ -226,17 +235,37 @@ fn interface(interface: &network::Interface, values: &Values, uptime: Duration) 
         addresses: interface.addresses.iter().map(address).collect(),
         received: traffic.received,
         sent: traffic.sent,
+        kind: kind(&interface.kind),
+        mtu: interface.mtu,
+        planned: interface.planned.as_ref().map(ToString::to_string),
+        silent: match (&interface.kind, &interface.planned) {
+            (network::Kind::Card(Some(_)), _) => true,
+            (_, Some(planned)) => !planned.dhcp && planned.addresses.is_empty(),
+            (_, None) => false,
+        },
+    }
+}
+
+/// What a link is; empty for a card that is in no bond.
+fn kind(kind: &network::Kind) -> String {
+    match kind {
+        network::Kind::Card(None) => String::new(),
+        network::Kind::Card(Some(member)) => {
+            let part = if member.active { "active" } else { "waits" };
+            format!("member of {}, {part}", member.bond)
+        }
+        network::Kind::Bond(Some(mode)) => format!("bond, {mode}"),
+        network::Kind::Bond(None) => "bond".to_owned(),
+        network::Kind::Vlan { on, id } => format!("VLAN {id} on {on}"),
     }
 }
 
 /// Where an address is from.
-fn source(address: &Cidr, leased: bool, values: &Values) -> &'static str {
-    let reported = values.known.as_ref().and_then(|known| known.parameters());
-    let fixed = reported.into_iter().flat_map(|reported| &reported.network.interfaces);
-    let is_fixed = fixed.flat_map(|interface| &interface.addresses).any(|it| it == address);
+fn source(address: &Cidr, leased: bool, planned: Option<&LinkSettings>) -> &'static str {
+    let is_fixed = planned.is_some_and(|planned| planned.addresses.contains(address));
     match address.address() {
         _ if leased => "DHCP",
-        _ if is_fixed => "parameters",
+        _ if is_fixed => "configuration",
         // The kernel makes those by itself, of what routers advertise.
         IpAddr::V6(_) => "router",
         IpAddr::V4(_) => "",

@@ -4,6 +4,7 @@ use polis_tui::snapshot::Node;
 
 use super::*;
 use polis_base::environment::Environment;
+use polis_machine::parameters::Bonding;
 
 fn values() -> Values {
     let variable = |name: &str| match name {
@@ -92,6 +93,10 @@ fn only_what_a_server_gave_has_a_lease_and_it_ends() {
     values.network.interfaces = vec![network::Interface {
         index: 2,
         name: "eth0".to_owned(),
+        kind: network::Kind::Card(None),
+        path: String::new(),
+        mtu: 1500,
+        planned: None,
         mac: "52:54:00:00:00:01".parse().unwrap(),
         carrier: true,
         driver: None,
@@ -105,34 +110,52 @@ fn only_what_a_server_gave_has_a_lease_and_it_ends() {
 }
 
 #[test]
-fn the_source_of_an_address_is_the_parameters_a_router_or_unknown() {
-    use polis_machine::parameters::{self, Bootstrap, Loaded, Match, Parameters, Source};
-    let [reported, advertised, other] =
+fn the_source_of_an_address_is_the_configuration_a_router_or_unknown() {
+    let [fixed, advertised, other] =
         ["192.168.40.7/22", "fd00::1/64", "192.168.40.8/22"].map(|it| it.parse::<Cidr>().unwrap());
+    let planned = LinkSettings { addresses: vec![fixed], ..LinkSettings::default() };
+    let from = [fixed, advertised, other].map(|address| source(&address, false, Some(&planned)));
+    assert_eq!(from, ["configuration", "router", ""]);
+    assert_eq!(source(&fixed, false, None), "");
+}
+
+#[test]
+fn links_without_an_address_by_plan_are_not_missing_one() {
+    let link = |kind, planned| network::Interface {
+        index: 2,
+        name: "bond0".to_owned(),
+        kind,
+        mac: "52:54:00:00:00:01".parse().unwrap(),
+        carrier: true,
+        driver: None,
+        path: String::new(),
+        mtu: 1500,
+        planned,
+        addresses: Vec::new(),
+        asking: false,
+        leased: None,
+    };
+    let member = network::Membership { bond: "bond0".to_owned(), active: false };
+    let asking = LinkSettings { dhcp: true, ..LinkSettings::default() };
     let mut values = values();
-    let interface = parameters::Interface {
-        matches: Match::Name("eth0".to_owned()),
-        dhcp: false,
-        addresses: vec![reported],
-        routes: Vec::new(),
-        mtu: None,
-    };
-    let parameters = Parameters {
-        cluster: parameters::Cluster::Bootstrap(Bootstrap {
-            owner_public_key: [0; 32],
-            configuration: Default::default(),
-            labels: BTreeMap::new(),
-            name: None,
-        }),
-        network: parameters::Network { interfaces: vec![interface], ..Default::default() },
-        console_tui: Vec::new(),
-        wipes: None,
-        install: None,
-    };
-    let found = Some((parameters, Source::Esp));
-    values.known = Some(Arc::new(Loaded { found, warning: None, tried: Vec::new() }));
-    let from = [reported, advertised, other].map(|address| source(&address, false, &values));
-    assert_eq!(from, ["parameters", "router", ""]);
+    values.network.interfaces = vec![
+        link(network::Kind::Card(Some(member)), None),
+        link(network::Kind::Bond(Some(Bonding::ActiveBackup)), Some(LinkSettings::default())),
+        link(network::Kind::Vlan { on: "bond0".to_owned(), id: 7 }, Some(asking)),
+        link(network::Kind::Card(None), None),
+    ];
+    let shown = folded(&values).network.interfaces;
+    let kinds: Vec<_> = shown.iter().map(|link| (link.kind.as_str(), link.silent)).collect();
+    assert_eq!(
+        kinds,
+        [
+            ("member of bond0, waits", true),
+            ("bond, active-backup", true),
+            ("VLAN 7 on bond0", false),
+            ("", false),
+        ]
+    );
+    assert_eq!(shown[2].planned.as_deref(), Some("DHCP"));
 }
 
 #[test]
@@ -320,6 +343,10 @@ fn a_snapshot_that_grows_older_is_the_one_of_that_moment() {
     values.network.interfaces = vec![network::Interface {
         index: 2,
         name: "eth0".to_owned(),
+        kind: network::Kind::Card(None),
+        path: String::new(),
+        mtu: 1500,
+        planned: None,
         mac: "52:54:00:00:00:01".parse().unwrap(),
         carrier: true,
         driver: None,

@@ -198,6 +198,7 @@ impl Service {
             metrics,
             app,
             refused: None,
+            reached: None,
             listening,
         };
         let grpc = App::Grpc(handlers.routes()?);

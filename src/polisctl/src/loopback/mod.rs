@@ -105,6 +105,9 @@ fn no_tpm() -> Status {
 /// A source that does not have the operator.
 pub(super) const KEPT_OUT: &str = "203.0.113.0/24";
 
+/// A name server: the node gives up a network with it.
+pub(super) const REVERTS: &str = "192.0.2.66";
+
 /// What a server shows.
 type Shown = watch::Sender<Option<Credentials>>;
 
@@ -129,6 +132,8 @@ struct Served {
     rotation: Arc<AtomicUsize>,
     /// The firewall that was set last.
     firewall: Arc<Mutex<v1::FirewallConfiguration>>,
+    /// The network that was ordered last for the node.
+    network: Arc<Mutex<Option<v1::NetworkOrder>>>,
     /// The certificates that its servers show.
     shown: Arc<Mutex<Vec<Shown>>>,
     tpm: Arc<Mutex<Tpm>>,
@@ -174,6 +179,7 @@ impl Cluster {
                 update: Arc::default(),
                 rotation: Arc::default(),
                 firewall: Arc::default(),
+                network: Arc::default(),
                 shown: Arc::clone(&shown),
                 tpm: Arc::clone(&tpm),
             };
@@ -793,6 +799,39 @@ impl Served {
     }
 }
 
+/// What the node reports about an order: it gives up one with the name server [`REVERTS`].
+fn network_report(order: Option<&v1::NetworkOrder>) -> v1::NetworkReport {
+    let card = v1::NetworkLink {
+        name: "eth0".to_owned(),
+        kind: "card".to_owned(),
+        mac: "52:54:00:70:6f:00".to_owned(),
+        carrier: true,
+        ..Default::default()
+    };
+    let Some(order) = order else {
+        return v1::NetworkReport { links: vec![card], ..Default::default() };
+    };
+    let network = order.configuration.clone().unwrap_or_default();
+    let reverts = network.nameservers.iter().any(|server| server == REVERTS);
+    let (state, cause) = match reverts {
+        true => (v1::NetworkState::Reverted, "no curator was reached over it"),
+        false => (v1::NetworkState::Confirmed, ""),
+    };
+    let member = v1::NetworkLink { on: "bond0".to_owned(), ..card };
+    let vlan = v1::NetworkLink {
+        name: "bond0.7".to_owned(),
+        kind: "vlan".to_owned(),
+        vlan: 7,
+        ..member.clone()
+    };
+    v1::NetworkReport {
+        number: order.number,
+        state: state.into(),
+        cause: cause.to_owned(),
+        links: vec![member, vlan],
+    }
+}
+
 #[tonic::async_trait]
 impl Management for Served {
     type GetAuditStream = Answers<v1::GetAuditResponse>;
@@ -834,9 +873,14 @@ impl Management for Served {
         if !self.leads.load(Ordering::Relaxed) {
             return Err(Status::unavailable("this node does not lead"));
         }
-        let status =
-            v1::NodeStatus { external_address: "192.0.2.1".to_owned(), ..Default::default() };
+        let network_order = self.network.lock().unwrap().clone();
+        let status = v1::NodeStatus {
+            external_address: "192.0.2.1".to_owned(),
+            network: Some(network_report(network_order.as_ref())),
+            ..Default::default()
+        };
         let node = v1::NodeInfo {
+            network_order,
             id: node_id(NODE).to_string(),
             public_key: key(NODE).verifying_key().to_bytes().to_vec(),
             state: v1::NodeState::Up.into(),
@@ -882,6 +926,17 @@ impl Management for Served {
         let v1::NameNodeRequest { name, .. } = request.into_inner();
         self.note(&format!("NameNode {name}"));
         Ok(Response::new(v1::NodeInfo { name, ..Default::default() }))
+    }
+
+    async fn configure_node_network(
+        &self,
+        request: Request<v1::ConfigureNodeNetworkRequest>,
+    ) -> Result<Response<v1::NodeInfo>, Status> {
+        self.note("ConfigureNodeNetwork");
+        let v1::ConfigureNodeNetworkRequest { configuration, .. } = request.into_inner();
+        let order = Some(v1::NetworkOrder { number: 7, configuration });
+        self.network.lock().unwrap().clone_from(&order);
+        Ok(Response::new(v1::NodeInfo { network_order: order, ..Default::default() }))
     }
 
     async fn decommission_node(

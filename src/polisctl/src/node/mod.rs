@@ -8,6 +8,7 @@ mod drain;
 mod firewall;
 mod logs;
 mod look;
+mod network;
 mod proof;
 mod recovery;
 mod reset;
@@ -61,6 +62,9 @@ pub(super) enum Command {
     Services(look::Arguments),
     /// Print the rules of a node's firewall: the allowed callers of each port, and its purpose.
     Firewall(look::Arguments),
+    /// Print the links of a node, or order another network for it: it tries that, and returns to
+    /// the former one unless it still reaches the cluster.
+    Network(Box<network::Arguments>),
     /// Have a node's TPM prove what the node was started with, and compare it.
     Attest(attest::Arguments),
     /// Approve a node that waits for approval.
@@ -277,6 +281,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         Command::Status(arguments) => look::status(&arguments, global).await,
         Command::Services(arguments) => look::services(&arguments, global).await,
         Command::Firewall(arguments) => firewall::run(&arguments, global).await,
+        Command::Network(arguments) => Box::pin(network::run(&arguments, global)).await,
         Command::Attest(arguments) => Box::pin(attest::run(arguments, global)).await,
         Command::Approve { node, fingerprint, unchecked, wanted, dry_run } => {
             approve(&node, fingerprint, unchecked, wanted, dry_run, global).await

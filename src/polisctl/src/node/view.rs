@@ -69,6 +69,9 @@ pub(crate) struct View {
     /// Why its firewall is not in force.
     #[serde(skip_serializing_if = "String::is_empty")]
     firewall_fault: String,
+    /// How it stands with the network that was ordered for it, and why it gave that up.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    ordered_network: String,
     /// The state of its parts of Kubernetes, and the cause where they do not work.
     #[serde(skip_serializing_if = "String::is_empty")]
     workload: String,
@@ -110,6 +113,7 @@ impl View {
             image: status.image,
             workload_fault: status.workload_fault,
             firewall_fault: status.firewall_fault,
+            ordered_network: ordered(status.network.as_ref()),
             workload: status.workload,
             drain: status.drain,
             memory_bytes: Some(status.memory_bytes).filter(|bytes| *bytes > 0),
@@ -294,6 +298,8 @@ impl View {
             ("address", or_dash(&self.address)),
             ("version", version(&self.version, &self.slot, self.trial)),
         ]);
+        let order = Some(self.ordered_network.clone()).filter(|order| !order.is_empty());
+        lines.extend(order.map(|order| ("network", order)));
         lines.extend(other(&self.other_system));
         lines.extend(self.clock_text().map(|text| ("clock", text)));
         let logs: Vec<_> = self.logs.iter().map(Delivery::text).collect();
@@ -314,6 +320,18 @@ impl View {
             ("fingerprint", format!("{words}\n{}", self.fingerprint).trim().to_owned()),
         ]);
         fields(&lines)
+    }
+}
+
+/// How a node stands with the network that was ordered for it; empty: none was.
+fn ordered(report: Option<&v1::NetworkReport>) -> String {
+    let Some(report) = report else { return String::new() };
+    match (report.state(), clean(&report.cause)) {
+        (v1::NetworkState::Unspecified, _) => String::new(),
+        (state, cause) => {
+            let state = word(state.as_str_name(), "NETWORK_STATE_");
+            if cause.is_empty() { state } else { format!("{state}: {cause}") }
+        }
     }
 }
 

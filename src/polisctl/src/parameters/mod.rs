@@ -5,6 +5,7 @@
 
 mod format;
 mod image;
+pub(super) mod network;
 pub(super) mod show;
 
 use std::collections::BTreeMap;
@@ -14,7 +15,6 @@ use std::path::{Path, PathBuf};
 
 use polis_proto::v1;
 use polis_proto::v1::cluster_configuration as configuration;
-use polis_proto::v1::network_configuration::{Interface, Route};
 use polis_proto::v1::node_parameters::Cluster;
 use prost::Message as _;
 
@@ -178,19 +178,8 @@ struct Machine {
     /// A name of the node beside its ID, if no other node has it.
     #[arg(long, value_name = "NAME")]
     name: Option<NodeName>,
-    /// An interface, by kernel name or MAC; repeatable [default: all ask DHCP].
-    ///
-    /// `eth0,dhcp` or
-    /// `eth0,address=192.0.2.7/24,route=0.0.0.0/0@192.0.2.1,mtu=9000`;
-    /// `address` and `route` may be repeated; a route may end in `@METRIC`.
-    #[arg(long = "interface", value_name = "INTERFACE")]
-    interfaces: Vec<String>,
-    /// A DNS server; repeatable.
-    #[arg(long = "nameserver", value_name = "ADDRESS")]
-    nameservers: Vec<String>,
-    /// A time server of this machine; repeatable.
-    #[arg(long = "ntp", value_name = "SERVER")]
-    ntp_servers: Vec<String>,
+    #[command(flatten)]
+    links: network::Links,
     /// A terminal that carries the console besides tty1, such as hvc0; repeatable.
     #[arg(long = "console", value_name = "TERMINAL")]
     terminals: Vec<String>,
@@ -397,13 +386,9 @@ fn name(machine: &Machine) -> String {
 }
 
 fn message(cluster: Cluster, machine: &Machine) -> Result<v1::NodeParameters, Error> {
-    let Machine { interfaces, nameservers, ntp_servers, terminals, wipes, .. } = machine;
+    let Machine { links, terminals, wipes, .. } = machine;
     let install = machine.install_disk.clone().map(|disk| installation(disk, machine.install_wipe));
-    let network = v1::NetworkConfiguration {
-        interfaces: interfaces.iter().map(|text| interface(text)).collect::<Result<_, _>>()?,
-        nameservers: nameservers.clone(),
-        ntp_servers: ntp_servers.clone(),
-    };
+    let network = links.message()?;
     let console = v1::ConsoleConfiguration { tui: terminals.clone() };
     Ok(v1::NodeParameters {
         cluster: Some(cluster),
@@ -437,40 +422,6 @@ pub(super) fn pairs(flag: &str, texts: &[String]) -> Result<BTreeMap<String, Str
         }
     }
     Ok(pairs)
-}
-
-/// Splits an interface into its parts; their values are checked with the rest.
-fn interface(text: &str) -> Result<Interface, Error> {
-    let wrong = |part: &str| {
-        Error::usage(format!("--interface {text:?}: {part:?} is not known"))
-            .or_help("after the name: dhcp, address=CIDR, route=CIDR@GATEWAY[@METRIC], mtu=BYTES")
-    };
-    let mut parts = text.split(',');
-    let mut interface =
-        Interface { r#match: parts.next().unwrap_or_default().to_owned(), ..Interface::default() };
-    for part in parts {
-        match part.split_once('=') {
-            None if part == "dhcp" => interface.dhcp = true,
-            Some(("address", address)) => interface.addresses.push(address.to_owned()),
-            Some(("mtu", mtu)) => interface.mtu = mtu.parse().map_err(|_not| wrong(part))?,
-            Some(("route", route)) => {
-                let mut fields = route.split('@');
-                let (Some(destination), Some(gateway), metric, None) =
-                    (fields.next(), fields.next(), fields.next(), fields.next())
-                else {
-                    return Err(wrong(part));
-                };
-                let metric = metric.map_or(Ok(0), str::parse).map_err(|_not| wrong(part))?;
-                interface.routes.push(Route {
-                    destination: destination.to_owned(),
-                    gateway: gateway.to_owned(),
-                    metric,
-                });
-            }
-            _ => return Err(wrong(part)),
-        }
-    }
-    Ok(interface)
 }
 
 /// Checks a message as a machine does, then writes it.

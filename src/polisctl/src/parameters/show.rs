@@ -6,13 +6,13 @@ use polis_proto::v1;
 use serde::Serialize;
 
 use super::format::{Decoded, Format};
+use super::network;
 use crate::error::Error;
 use crate::output::{Document, fields, or_dash};
 use polis_base::hex;
 use polis_wire::identity::Fingerprint;
 use polis_wire::parameters::{
-    Cluster, ClusterConfiguration, ColdStart, Interface, Network, Parameters, StoragePolicy,
-    TpmMode,
+    Cluster, ClusterConfiguration, ColdStart, Parameters, StoragePolicy, TpmMode,
 };
 
 #[derive(Debug, Serialize)]
@@ -24,7 +24,7 @@ struct View {
     cluster_bootstrap: Option<Bootstrap>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cluster_register: Option<Register>,
-    network: NetworkView,
+    network: network::View,
     console_tui: Vec<String>,
     /// The node whose data partition is wiped first.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -78,29 +78,6 @@ struct Node {
     addresses: Vec<String>,
 }
 
-#[derive(Debug, Default, Serialize)]
-struct NetworkView {
-    interfaces: Vec<InterfaceView>,
-    nameservers: Vec<String>,
-    ntp_servers: Vec<String>,
-}
-
-#[derive(Debug, Serialize)]
-struct InterfaceView {
-    r#match: String,
-    dhcp: bool,
-    addresses: Vec<String>,
-    routes: Vec<RouteView>,
-    mtu: Option<u32>,
-}
-
-#[derive(Debug, Serialize)]
-struct RouteView {
-    destination: String,
-    gateway: String,
-    metric: u32,
-}
-
 /// All parameters; of the ticket, which is a secret, only its length.
 pub(super) fn document(parameters: &Parameters) -> Result<Document, Error> {
     let view = view(parameters);
@@ -144,7 +121,7 @@ fn view(parameters: &Parameters) -> View {
         format: None,
         cluster_bootstrap,
         cluster_register,
-        network: network(&parameters.network),
+        network: network::View::of(&parameters.network),
         console_tui: parameters.console_tui.clone(),
         wipes: parameters.wipes.map(|id| id.to_string()),
         install: parameters.install.as_ref().map(|install| InstallView {
@@ -234,29 +211,6 @@ impl Configuration {
     }
 }
 
-fn network(network: &Network) -> NetworkView {
-    NetworkView {
-        interfaces: network.interfaces.iter().map(interface).collect(),
-        nameservers: network.nameservers.iter().map(ToString::to_string).collect(),
-        ntp_servers: network.ntp_servers.clone(),
-    }
-}
-
-fn interface(interface: &Interface) -> InterfaceView {
-    let routes = interface.routes.iter().map(|route| RouteView {
-        destination: route.destination.to_string(),
-        gateway: route.gateway.to_string(),
-        metric: route.metric,
-    });
-    InterfaceView {
-        r#match: interface.matches.to_string(),
-        dhcp: interface.dhcp,
-        addresses: interface.addresses.iter().map(ToString::to_string).collect(),
-        routes: routes.collect(),
-        mtu: interface.mtu,
-    }
-}
-
 fn text(view: &View, format: Option<String>) -> String {
     let mut lines: Vec<_> = format.map(|format| ("format", format)).into_iter().collect();
     if let Some(node) = &view.wipes {
@@ -287,12 +241,7 @@ fn text(view: &View, format: Option<String>) -> String {
         lines.push(("labels", labels(&register.labels)));
         lines.extend(register.name.clone().map(|name| ("name", name)));
     }
-    let interfaces = view.network.interfaces.iter().map(interface_line);
-    let interfaces = interfaces.collect::<Vec<_>>().join("\n");
-    let interfaces = if interfaces.is_empty() { "all, by DHCP".to_owned() } else { interfaces };
-    lines.push(("interfaces", interfaces));
-    lines.push(("nameservers", or_dash(&view.network.nameservers.join(", "))));
-    lines.push(("time servers", or_dash(&view.network.ntp_servers.join(", "))));
+    lines.extend(view.network.fields());
     let mut terminals = vec!["tty1".to_owned()];
     terminals.extend(view.console_tui.iter().cloned());
     lines.push(("console", terminals.join(", ")));
@@ -303,24 +252,4 @@ fn text(view: &View, format: Option<String>) -> String {
 pub(crate) fn labels(labels: &BTreeMap<String, String>) -> String {
     let labels: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
     or_dash(&labels.join(", "))
-}
-
-fn interface_line(interface: &InterfaceView) -> String {
-    let mut line = interface.r#match.clone();
-    if interface.dhcp {
-        line.push_str(", DHCP");
-    }
-    for address in &interface.addresses {
-        line.push_str(&format!(", {address}"));
-    }
-    for RouteView { destination, gateway, metric } in &interface.routes {
-        line.push_str(&format!(", {destination} by {gateway}"));
-        if *metric != 0 {
-            line.push_str(&format!(" at metric {metric}"));
-        }
-    }
-    if let Some(mtu) = interface.mtu {
-        line.push_str(&format!(", MTU {mtu}"));
-    }
-    line
 }

@@ -19,6 +19,7 @@ mod error;
 mod firewall;
 mod install;
 mod log_target;
+mod network;
 mod source;
 mod text;
 mod validate;
@@ -26,7 +27,6 @@ mod wire;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::IpAddr;
 
 use polis_proto::v1;
 use zeroize::Zeroizing;
@@ -39,8 +39,13 @@ pub use self::error::{Error, FieldError, absent};
 pub use self::firewall::{Firewall, Ports, Protocol};
 pub use self::install::{ID_BYTES, Install, Message, Selector, Transport, Wipe};
 pub use self::log_target::{LogProtocol, LogTarget};
+pub use self::network::{
+    Bond, Bonding, Card, Hash, Interface, LinkSettings, Match, Network, Parent, Place, Route, Vlan,
+};
 pub use self::source::{BYTES_MAX, FW_CFG_ITEM, Source};
-pub use self::validate::{configuration, firewall, key, labels, log_targets, parse, time_servers};
+pub use self::validate::{
+    configuration, firewall, key, labels, log_targets, network, parse, time_servers,
+};
 
 /// The value that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -225,59 +230,4 @@ pub enum StoragePolicy {
     NeedsEncryptionAndAuthentication,
     /// Neither.
     NeedsInsecure,
-}
-
-/// How to reach the world. Empty: every interface asks DHCP.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Network {
-    /// Interfaces that are configured; if there are any, others get no address.
-    pub interfaces: Vec<Interface>,
-    /// DNS servers, before those that DHCP names.
-    pub nameservers: Vec<IpAddr>,
-    /// Time servers, by name or address.
-    pub ntp_servers: Vec<String>,
-}
-
-/// The configuration of one interface.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Interface {
-    /// Which interface is meant.
-    pub matches: Match,
-    /// Ask DHCP for an address.
-    pub dhcp: bool,
-    /// Fixed addresses, with the lengths of their networks.
-    pub addresses: Vec<Cidr>,
-    /// Fixed routes.
-    pub routes: Vec<Route>,
-    /// Bytes in a packet; `None` leaves it to the driver and DHCP.
-    pub mtu: Option<u32>,
-}
-
-/// Which interface is meant.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Match {
-    /// The one that the kernel calls so.
-    Name(String),
-    /// The one with this hardware address.
-    Mac(Mac),
-}
-
-impl fmt::Display for Match {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Name(name) => f.write_str(name),
-            Self::Mac(mac) => write!(f, "{mac}"),
-        }
-    }
-}
-
-/// A fixed route.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Route {
-    /// Where to; no bits are set beyond the prefix.
-    pub destination: Cidr,
-    /// The next hop, of the same family.
-    pub gateway: IpAddr,
-    /// Lower wins; 0 is the kernel's default.
-    pub metric: u32,
 }

@@ -85,10 +85,40 @@ const INTERFACE: &[Field] = &[
     plain(3, "addresses"),
     message(4, "routes", ROUTE),
     plain(5, "mtu"),
+    plain(6, "path"),
+    plain(7, "driver"),
+    plain(8, "primary"),
 ];
 
-const NETWORK_CONFIGURATION: &[Field] =
-    &[message(1, "interfaces", INTERFACE), plain(2, "nameservers"), plain(3, "ntp_servers")];
+const CARD: &[Field] = &[plain(1, "match"), plain(2, "path"), plain(3, "driver")];
+
+const SETTINGS: &[Field] = &[
+    plain(1, "dhcp"),
+    plain(2, "addresses"),
+    message(3, "routes", ROUTE),
+    plain(4, "mtu"),
+    plain(5, "primary"),
+];
+
+const BOND: &[Field] = &[
+    plain(1, "name"),
+    message(2, "members", CARD),
+    plain(3, "mode"),
+    plain(4, "hash"),
+    plain(5, "min_links"),
+    message(6, "settings", SETTINGS),
+];
+
+const VLAN: &[Field] =
+    &[plain(1, "bond"), message(2, "card", CARD), plain(3, "id"), message(4, "settings", SETTINGS)];
+
+const NETWORK_CONFIGURATION: &[Field] = &[
+    message(1, "interfaces", INTERFACE),
+    plain(2, "nameservers"),
+    plain(3, "ntp_servers"),
+    message(4, "bonds", BOND),
+    message(5, "vlans", VLAN),
+];
 
 const CONSOLE_CONFIGURATION: &[Field] = &[plain(1, "tui")];
 

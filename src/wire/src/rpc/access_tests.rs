@@ -35,6 +35,7 @@ const SERVED: &[(&str, &str)] = &[
     ("/polis.v1.Management/ApproveNode", "....po"),
     ("/polis.v1.Management/BeginUpdate", ".....o"),
     ("/polis.v1.Management/ConfigureCluster", ".....o"),
+    ("/polis.v1.Management/ConfigureNodeNetwork", "....po"),
     ("/polis.v1.Management/ConfirmFirewall", ".....o"),
     ("/polis.v1.Management/ConfirmRecoveryKey", ".....o"),
     ("/polis.v1.Management/ControlUpdate", ".....o"),

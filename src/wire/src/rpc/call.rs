@@ -46,6 +46,8 @@ const LISTED_MAX: Duration = Duration::from_secs(1);
 pub(super) struct Line {
     pub(super) shared: Arc<Shared>,
     pub(super) caller: Caller,
+    /// When the connection was accepted, if it is from another machine; taken by its first call.
+    reached: Mutex<Option<Instant>>,
     pub(super) activity: Arc<Activity>,
     pub(super) end: Arc<End>,
     /// The way to the server behind a gateway, from the first request on.
@@ -58,11 +60,13 @@ impl Line {
     pub(super) fn new(
         shared: Arc<Shared>,
         caller: Caller,
+        reached: Option<Instant>,
         activity: Arc<Activity>,
         end: Arc<End>,
     ) -> Self {
         let (exchange, upgraded) = (OnceLock::new(), Mutex::default());
-        Self { shared, caller, activity, end, exchange, upgraded }
+        let reached = Mutex::new(reached.filter(|_at| caller.peer.is_known()));
+        Self { shared, caller, reached, activity, end, exchange, upgraded }
     }
 
     /// The tunnel that an upgrade has opened, if one has.
@@ -93,6 +97,7 @@ impl Line {
             }
         };
         self.record(request.uri().path(), rule);
+        self.proves();
         let mut response = match app {
             App::Grpc(routes) => self.serve(routes.clone(), rule, request).await,
             App::Page(page) => Response::new(Body::new(page())),
@@ -115,6 +120,21 @@ impl Line {
         }
         let end = rule.streams.then(|| (Arc::clone(&self.end), ending));
         Ok(response.map(|body| Body::new(Outgoing::new(body, open, end))))
+    }
+
+    /// Notes once for each connection that another machine reaches this one.
+    fn proves(&self) {
+        let Some(reached) = &self.shared.reached else { return };
+        let at = self.reached.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(at) = at {
+            reached.send_if_modified(|known| {
+                let later = known.is_none_or(|known| known < at);
+                if later {
+                    *known = Some(at);
+                }
+                later
+            });
+        }
     }
 
     /// Waits where the caller is a user that is not in the list: the list may be late.

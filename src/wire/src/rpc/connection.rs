@@ -94,6 +94,7 @@ pub(super) async fn serve(
 ) {
     // A socket without this option is only slower.
     let _set = tcp.set_nodelay(true);
+    let reached = from_afar(&tcp, caller).then(Instant::now);
     let acceptor = TlsAcceptor::from(shared.tls.load_full());
     let handshake = timeout(shared.limits.handshake, acceptor.accept(tcp));
     let accepted = tokio::select! {
@@ -138,8 +139,15 @@ pub(super) async fn serve(
     };
     debug!(peer = %caller.peer, address = %caller.address, "connected");
     let (activity, end) = (Activity::new(), End::new(&shared.stopping));
-    let line = Arc::new(Line::new(shared, caller, activity, end));
+    let line = Arc::new(Line::new(shared, caller, reached, activity, end));
     http(&line, &held, TokioIo::new(tls)).await;
+}
+
+/// Whether the caller is on another machine. One on this machine has the address that it calls:
+/// the kernel chooses it for a connection to itself.
+fn from_afar(tcp: &TcpStream, caller: std::net::SocketAddr) -> bool {
+    let own = tcp.local_addr().map(|own| own.ip().to_canonical());
+    !caller.ip().is_loopback() && own.is_ok_and(|own| own != caller.ip())
 }
 
 /// Lets the kernel detect and close a connection whose other end has vanished.

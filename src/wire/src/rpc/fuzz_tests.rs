@@ -23,7 +23,7 @@ const MESSAGES: [(&str, Decode); COUNT] = messages! {
     ApproveNodeRequest ApproveNodeResponse AttestRequest AttestResponse BeginUpdateRequest
     ClusterUpdate
     CommitNodeRequest CommitNodeResponse ConfigureClusterRequest ConfigureClusterResponse
-    ConfirmFirewallRequest ConfirmFirewallResponse ConfirmRecoveryKeyRequest ConfirmRecoveryKeyResponse ConsensusStatus ConsoleFrame
+    ConfigureNodeNetworkRequest ConfirmFirewallRequest ConfirmFirewallResponse ConfirmRecoveryKeyRequest ConfirmRecoveryKeyResponse ConsensusStatus ConsoleFrame
     ConsoleRequest ControlUpdateRequest CreateUserRequest DecommissionNodeRequest
     DecommissionNodeResponse DeleteNodeRequest DeleteNodeResponse DeleteRegistryRequest
     DeleteRegistryResponse DrainProgress DrainRequest EscrowRequest EscrowResponse
@@ -47,7 +47,7 @@ const MESSAGES: [(&str, Decode); COUNT] = messages! {
     UpdateNodeRolesRequest UpdateNodeStatusRequest UpdateNodeStatusResponse UpdateProgress
     UpdateRequest WatchEvent WatchRegistriesRequest WatchRequest
 };
-const COUNT: usize = 102;
+const COUNT: usize = 103;
 
 /// How deep messages in messages go in a sample.
 const DEPTH_MAX: usize = 4;

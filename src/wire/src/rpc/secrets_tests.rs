@@ -70,6 +70,7 @@ const STEPS: &[Step] = &[
     ("Management/ApproveNode", &[Registered], &[Approved]),
     ("Management/BeginUpdate", &[], &[]),
     ("Management/ConfigureCluster", &[], &[]),
+    ("Management/ConfigureNodeNetwork", &[], &[]),
     ("Management/ConfirmFirewall", &[], &[]),
     ("Management/ConfirmRecoveryKey", &[], &[]),
     ("Management/ControlUpdate", &[], &[]),

@@ -19,7 +19,7 @@ use arc_swap::ArcSwap;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, debug, error, info, warn};
 
@@ -79,6 +79,10 @@ pub struct Server {
     /// Receives the calls of known callers that lack a permission; `None`: they are counted
     /// only. Calls beyond its capacity are dropped.
     pub refused: Option<mpsc::Sender<Refused>>,
+    /// Learns the latest time at which a connection of a known caller on another machine was
+    /// accepted, at the first call of the connection that is admitted: both directions work then.
+    /// `None`: nothing asks.
+    pub reached: Option<watch::Sender<Option<Instant>>>,
     /// Where it listens, while it does.
     pub listening: watch::Sender<Option<SocketAddr>>,
 }
@@ -123,6 +127,7 @@ impl Server {
             metrics: Arc::clone(&self.metrics),
             app: self.app.clone(),
             refused: self.refused.clone(),
+            reached: self.reached.clone(),
             untrusted: Mutex::new(Rates::untrusted(&limits)),
             known: Mutex::new(Rates::known(&limits)),
             untrusted_room: Room::new(

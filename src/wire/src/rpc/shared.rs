@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 use rustls::ServerConfig;
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
@@ -38,6 +39,7 @@ pub(super) struct Shared {
     pub(super) metrics: Arc<Metrics>,
     pub(super) app: App,
     pub(super) refused: Option<mpsc::Sender<Refused>>,
+    pub(super) reached: Option<watch::Sender<Option<Instant>>>,
     pub(super) untrusted: Mutex<Rates<Origin>>,
     pub(super) known: Mutex<Rates<String>>,
     pub(super) untrusted_room: Room<Origin>,

@@ -216,6 +216,7 @@ impl Running {
             metrics: Arc::clone(&metrics),
             app,
             refused: None,
+            reached: None,
             listening,
         };
         let (ctx, handles) = Context::for_test();

@@ -113,6 +113,7 @@ impl Service {
             table,
             app: App::Gateway(Arc::new(proxy)),
             refused: None,
+            reached: None,
             listening,
         };
         let parts = self.parts;

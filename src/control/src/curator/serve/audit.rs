@@ -66,6 +66,7 @@ const CALLS: &[(&str, Kind)] = &[
     ("/polis.v1.Management/ApproveNode", Changes),
     ("/polis.v1.Management/BeginUpdate", Changes),
     ("/polis.v1.Management/ConfigureCluster", Changes),
+    ("/polis.v1.Management/ConfigureNodeNetwork", Changes),
     ("/polis.v1.Management/ConfirmFirewall", Changes),
     ("/polis.v1.Management/ConfirmRecoveryKey", Changes),
     ("/polis.v1.Management/ControlUpdate", Changes),
@@ -267,6 +268,9 @@ fn what(path: &str, message: &[u8]) -> String {
                 call.configuration.unwrap_or_default();
             format!("from {}; ports {}", sources.join(" "), ports.join(" "))
         }),
+        "ConfigureNodeNetwork" => {
+            read(message, |call: v1::ConfigureNodeNetworkRequest| call.node_id)
+        }
         "CreateUser" => read(message, |call: v1::CreateUserRequest| {
             let role = rpc::Role::try_from(call.role()).map(|role| format!("{role} "));
             format!("{}{}", role.unwrap_or_default(), call.name)

@@ -68,12 +68,17 @@ impl Curator for Handlers {
         request: Request<v1::WatchRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
         let lead = self.lead()?;
+        // A node needs the network of itself alone.
+        let caller = match Peer::of(&request) {
+            Peer::Node(id) => Some(id),
+            Peer::User { .. } | Peer::Key(_) | Peer::None => None,
+        };
         let only = request.into_inner().node_id;
         let only = match only.is_empty() {
             true => None,
             false => Some(convert::node_id(&only, "node_id")?),
         };
-        Ok(Response::new(watching::watch(lead, only).await?))
+        Ok(Response::new(watching::watch(lead, only, caller).await?))
     }
 
     async fn update_node_status(

@@ -185,6 +185,19 @@ impl Management for Handlers {
         Ok(Response::new(lead.info(id).await?))
     }
 
+    async fn configure_node_network(
+        &self,
+        request: Request<v1::ConfigureNodeNetworkRequest>,
+    ) -> Result<Response<v1::NodeInfo>, Status> {
+        let v1::ConfigureNodeNetworkRequest { node_id, configuration } = request.into_inner();
+        let id = convert::node_id(&node_id, "node_id")?;
+        let order = convert::network_order(configuration)?;
+        let lead = self.lead()?;
+        let changed = lead.store().change(id, Change::Network(order)).await;
+        changed.map_err(|error| lead.refuse(error))?;
+        Ok(Response::new(lead.info(id).await?))
+    }
+
     async fn decommission_node(
         &self,
         request: Request<v1::DecommissionNodeRequest>,

@@ -24,6 +24,8 @@ struct Watcher {
     leadership: watch::Receiver<Leadership>,
     term: Term,
     only: Option<NodeId>,
+    /// The node that watches, if one does.
+    caller: Option<NodeId>,
     seen: Seen,
     /// Whether every node that existed at the start has been sent.
     current: bool,
@@ -45,6 +47,7 @@ struct Watcher {
 pub(super) async fn watch(
     lead: Lead,
     only: Option<NodeId>,
+    caller: Option<NodeId>,
 ) -> Result<Stream<v1::WatchEvent>, Status> {
     let directory = lead.current().await?;
     let Lead { handlers, term } = lead;
@@ -54,6 +57,7 @@ pub(super) async fn watch(
         directory,
         term,
         only,
+        caller,
         seen: Seen::default(),
         current: false,
         crl: Arc::default(),
@@ -145,9 +149,16 @@ impl Watcher {
     fn event(&self, delta: &Delta) -> v1::WatchEvent {
         let heartbeats = &self.handlers.0.heartbeats;
         // Nodes need no proofs of others, and the keys in them name machines for life.
-        let info = |(id, known): &(NodeId, _)| v1::NodeInfo {
-            attestation: None,
-            ..convert::info(*id, known, heartbeats)
+        let info = |(id, known): &(NodeId, _)| {
+            let mut info = convert::info(*id, known, heartbeats);
+            info.attestation = None;
+            if self.caller.is_some_and(|caller| caller != *id) {
+                info.network_order = None;
+                if let Some(status) = &mut info.status {
+                    status.network = None;
+                }
+            }
+            info
         };
         v1::WatchEvent {
             nodes: delta.nodes.iter().map(info).collect(),

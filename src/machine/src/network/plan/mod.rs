@@ -7,8 +7,8 @@
 //! no interface configured:  every link up; all with carrier ask DHCP; one lease is the
 //!                           node's (`primary`), its link alone goes on asking; without a
 //!                           lease, an address from a router is (`advertised`)
-//! interfaces configured:    every link up; each does what its configuration says,
-//!                           the others nothing
+//! links configured:         every link up; bonds and VLANs are made (`links`); each does what
+//!                           its configuration says, the others nothing
 //! ```
 //!
 //! Invariants:
@@ -16,6 +16,7 @@
 //! - An IPv4 address is taken away only when another is wanted or one was lost:
 //!   a restarted service leaves the address of its former run alone.
 
+mod links;
 mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,8 +24,9 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use super::lease::Lease;
-use crate::parameters::{self, Cidr, Mac, Match};
+use crate::parameters::{self, Bonding, Cidr, LinkSettings, Mac};
 
+pub(super) use self::links::Layout;
 pub(super) use self::waiting::waiting;
 
 /// The state of the kernel.
@@ -36,6 +38,8 @@ pub(super) struct Observed {
     pub(super) addresses: BTreeSet<(u32, Cidr)>,
     /// What speaks against some of them; IPv6 only.
     pub(super) flaws: BTreeMap<(u32, Cidr), Flaw>,
+    /// Those that this module or its former runs added.
+    pub(super) own: BTreeSet<(u32, Cidr)>,
     /// Those that this module or its former runs made.
     pub(super) routes: BTreeSet<Route>,
 }
@@ -44,6 +48,12 @@ impl Observed {
     /// Whether the machine has an address, and no other machine has it, too.
     pub(super) fn has(&self, address: (u32, Cidr)) -> bool {
         self.addresses.contains(&address) && self.flaws.get(&address) != Some(&Flaw::Duplicate)
+    }
+
+    /// The cards that no bond has.
+    fn free_cards(&self) -> impl Iterator<Item = u32> {
+        let free = |link: &Link| link.kind == Kind::Ethernet && link.master.is_none();
+        self.links.iter().filter(move |(_, link)| free(link)).map(|(index, _)| *index)
     }
 }
 
@@ -64,9 +74,17 @@ pub(super) struct Link {
     pub(super) kind: Kind,
     pub(super) name: String,
     pub(super) mac: Mac,
+    /// The hardware address that its maker gave it: that of a member of a bond is another one.
+    pub(super) hardware: Mac,
     pub(super) up: bool,
     pub(super) carrier: bool,
     pub(super) mtu: u32,
+    /// The bond that it is a member of.
+    pub(super) master: Option<u32>,
+    /// Whether that sends through it: an active backup waits.
+    pub(super) active: bool,
+    /// The kernel's driver, if it has one.
+    pub(super) driver: Option<String>,
     /// Where its hardware is, below `/sys/devices`; the same at each boot. Empty without.
     pub(super) place: String,
     /// Whether that is behind USB.
@@ -80,7 +98,14 @@ pub(super) struct Link {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Loopback,
+    /// A card.
     Ethernet,
+    /// `None`: a mode in which the node makes none.
+    Bond(Option<Bonding>),
+    Vlan {
+        parent: u32,
+        id: u16,
+    },
 }
 
 /// The origin of a route; the kernel remembers it.
@@ -122,6 +147,20 @@ pub(super) struct Wanted {
 /// One step from the present to the wanted state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Action {
+    /// Of a bond or a VLAN; the VLANs on it go with it.
+    RemoveLink(u32),
+    AddBond(String, Bonding),
+    AddVlan {
+        name: String,
+        parent: u32,
+        id: u16,
+    },
+    /// A card leaves its bond.
+    Leave(u32),
+    Join {
+        link: u32,
+        bond: u32,
+    },
     Up(u32),
     Mtu(u32, u32),
     RemoveAddress(u32, Cidr),
@@ -134,38 +173,36 @@ pub(super) enum Action {
 /// IPv6 routes without a metric get this one from the kernel.
 const METRIC_DEFAULT_V6: u32 = 1024;
 
+/// The MTU of a bond or a VLAN for which nothing says another.
+const MTU_DEFAULT: u32 = 1500;
+
 /// The links that may ask DHCP, with or without carrier.
 pub(super) fn candidates(observed: &Observed, config: &parameters::Network) -> Vec<u32> {
-    let ethernet = observed.links.iter().filter(|(_, link)| link.kind == Kind::Ethernet);
-    ethernet
-        .filter(|(_, link)| {
-            config.interfaces.is_empty() || configured(link, config).is_some_and(|(_, c)| c.dhcp)
-        })
-        .map(|(index, _)| *index)
-        .collect()
+    links_with(observed, config, |settings| settings.dhcp)
 }
 
 /// The links whose address a router may give: those without one in the parameters.
 pub(super) fn routed(observed: &Observed, config: &parameters::Network) -> Vec<u32> {
-    let ethernet = observed.links.iter().filter(|(_, link)| link.kind == Kind::Ethernet);
-    ethernet
-        .filter(|(_, link)| {
-            config.interfaces.is_empty()
-                || configured(link, config).is_some_and(|(_, c)| c.addresses.is_empty())
-        })
-        .map(|(index, _)| *index)
-        .collect()
+    links_with(observed, config, |settings| settings.addresses.is_empty())
 }
 
-/// The configuration of a link and its place in the order of the parameters.
-fn configured<'a>(
-    link: &Link,
-    config: &'a parameters::Network,
-) -> Option<(usize, &'a parameters::Interface)> {
-    config.interfaces.iter().enumerate().find(|(_, interface)| match &interface.matches {
-        Match::Name(name) => *name == link.name,
-        Match::Mac(mac) => *mac == link.mac,
-    })
+/// The configured links whose settings are so, and every card without a configuration.
+fn links_with(
+    observed: &Observed,
+    config: &parameters::Network,
+    are: impl Fn(&LinkSettings) -> bool,
+) -> Vec<u32> {
+    if config.is_automatic() {
+        return observed.free_cards().collect();
+    }
+    let mut links: Vec<u32> = Layout::of(observed, config)
+        .settings
+        .into_iter()
+        .filter(|(_, settings)| are(settings))
+        .map(|(index, _)| index)
+        .collect();
+    links.sort_unstable();
+    links
 }
 
 /// The links that ask DHCP now, when all that may do so.
@@ -186,26 +223,27 @@ pub(super) fn wanted(
     wanted.nameservers.clone_from(&config.nameservers);
     wanted.ntp_servers.clone_from(&config.ntp_servers);
 
-    // In the order of the parameters, so that the first of them gives the primary address.
-    let mut order: Vec<_> = observed
-        .links
-        .iter()
-        .filter(|(_, link)| link.kind == Kind::Ethernet)
-        .map(|(index, link)| (configured(link, config), *index))
-        .collect();
-    order.sort_by_key(|(configured, index)| (configured.map_or(usize::MAX, |(at, _)| at), *index));
-    for (configured, index) in order {
-        if let Some((_, interface)) = configured {
-            wanted.configure(index, interface);
-        }
-        if let Some(lease) = leases.get(&index) {
-            let metric = configured.map_or(0, |(at, _)| u32::try_from(at).unwrap_or(0));
-            wanted.take(index, lease, metric);
+    let layout = Layout::of(observed, config);
+    // The bond brings them up; until then they have to be down.
+    wanted.up.retain(|index| !layout.joining.contains(index));
+    // In the order of the configuration, so that the first of them gives the primary address.
+    for (at, (index, settings)) in layout.settings.iter().enumerate() {
+        wanted.configure(*index, settings);
+        if let Some(lease) = leases.get(index) {
+            wanted.take(*index, lease, u32::try_from(at).unwrap_or(0));
         }
     }
+    if config.is_automatic() {
+        for index in observed.free_cards() {
+            if let Some(lease) = leases.get(&index) {
+                wanted.take(index, lease, 0);
+            }
+        }
+    }
+    wanted.fit_mtus(observed);
 
     wanted.dhcp = all_ask(observed, config);
-    if config.interfaces.is_empty() && !leases.is_empty() {
+    if config.is_automatic() && !leases.is_empty() {
         wanted.dhcp.retain(|index| leases.contains_key(index));
     }
     wanted
@@ -213,15 +251,15 @@ pub(super) fn wanted(
 
 impl Wanted {
     /// Adds the parameters of a link.
-    fn configure(&mut self, link: u32, interface: &parameters::Interface) {
-        if let Some(mtu) = interface.mtu {
+    fn configure(&mut self, link: u32, settings: &LinkSettings) {
+        if let Some(mtu) = settings.mtu {
             self.mtu.insert(link, mtu);
         }
-        for address in &interface.addresses {
+        for address in &settings.addresses {
             self.addresses.insert((link, *address), None);
             self.primary.get_or_insert((link, *address));
         }
-        for route in &interface.routes {
+        for route in &settings.routes {
             if route.destination.prefix() == 0 {
                 self.gateway.get_or_insert(route.gateway);
             }
@@ -236,8 +274,34 @@ impl Wanted {
                 metric,
                 origin: Origin::Parameters,
                 on_link: !is_link_local(route.gateway)
-                    && !interface.addresses.iter().any(|own| own.contains(route.gateway)),
+                    && !settings.addresses.iter().any(|own| own.contains(route.gateway)),
             });
+        }
+    }
+
+    /// Gives every bond and VLAN an MTU: it may have one of a former configuration. A VLAN takes
+    /// no more than the link below it, whatever DHCP says.
+    fn fit_mtus(&mut self, observed: &Observed) {
+        for (index, link) in &observed.links {
+            if let Kind::Bond(_) = link.kind {
+                self.mtu.entry(*index).or_insert(MTU_DEFAULT);
+            }
+        }
+        for (index, link) in &observed.links {
+            let Kind::Vlan { parent, .. } = link.kind else { continue };
+            let below = self.mtu.get(&parent).copied();
+            let below = below.or_else(|| observed.links.get(&parent).map(|parent| parent.mtu));
+            let mtu = self.mtu.entry(*index).or_insert(MTU_DEFAULT);
+            *mtu = below.map_or(*mtu, |below| below.min(*mtu));
+        }
+    }
+
+    /// Gives cards for which nothing says an MTU the one that they had before this run set one.
+    pub(super) fn restore(&mut self, observed: &Observed, before: &BTreeMap<u32, u32>) {
+        for index in observed.free_cards() {
+            if let Some(mtu) = before.get(&index) {
+                self.mtu.entry(index).or_insert(*mtu);
+            }
         }
     }
 
@@ -312,13 +376,13 @@ pub(super) fn actions(
     let other = |(index, mtu): &(&u32, &u32)| links.get(index).is_some_and(|l| l.mtu != **mtu);
     actions.extend(wanted.mtu.iter().filter(other).map(|(index, mtu)| Action::Mtu(*index, *mtu)));
 
-    let ethernet = |index: &u32| links.get(index).is_some_and(|l| l.kind == Kind::Ethernet);
+    let is_ours = |index: &u32| links.get(index).is_some_and(|l| l.kind != Kind::Loopback);
     let wants_v4 = wanted.addresses.keys().any(|(_, cidr)| cidr.address().is_ipv4());
     if former == Former::Remove || wants_v4 {
-        // IPv6 addresses are the kernel's own, by router advertisement.
+        // Other IPv6 addresses are the kernel's, by router advertisement.
         let surplus = observed.addresses.iter().filter(|(index, cidr)| {
-            cidr.address().is_ipv4()
-                && ethernet(index)
+            (cidr.address().is_ipv4() || observed.own.contains(&(*index, *cidr)))
+                && is_ours(index)
                 && !wanted.addresses.contains_key(&(*index, *cidr))
         });
         actions.extend(surplus.map(|(index, cidr)| Action::RemoveAddress(*index, *cidr)));

@@ -3,6 +3,7 @@ use std::net::Ipv4Addr;
 use proptest::prelude::*;
 
 use super::*;
+use crate::parameters::{Card, Match};
 
 /// Loopback 1, `eth0` 2 and `eth1` 3, both with carrier, as after `Up`.
 pub(in super::super) fn observed() -> Observed {
@@ -10,6 +11,10 @@ pub(in super::super) fn observed() -> Observed {
         kind,
         name: name.to_owned(),
         mac: Mac([0x52, 0x54, 0, 0, 0, last]),
+        hardware: Mac([0x52, 0x54, 0, 0, 0, last]),
+        master: None,
+        active: true,
+        driver: None,
         up: true,
         carrier: true,
         mtu: 1500,
@@ -47,18 +52,18 @@ fn lease(address: &str, gateway: [u8; 4]) -> Lease {
     }
 }
 
-fn interface(matches: Match, addresses: &[&str]) -> parameters::Interface {
-    parameters::Interface {
-        matches,
-        dhcp: false,
-        addresses: addresses.iter().map(|address| cidr(address)).collect(),
-        routes: Vec::new(),
-        mtu: None,
-    }
+/// A card by its name.
+pub(super) fn card(name: &str) -> Card {
+    Card { matches: Some(Match::Name(name.to_owned())), ..Card::default() }
+}
+
+fn interface(card: Card, addresses: &[&str]) -> parameters::Interface {
+    let addresses = addresses.iter().map(|address| cidr(address)).collect();
+    parameters::Interface { card, settings: LinkSettings { addresses, ..LinkSettings::default() } }
 }
 
 fn by_name(name: &str, addresses: &[&str]) -> parameters::Interface {
-    interface(Match::Name(name.to_owned()), addresses)
+    interface(card(name), addresses)
 }
 
 fn network(interfaces: Vec<parameters::Interface>) -> parameters::Network {
@@ -66,9 +71,27 @@ fn network(interfaces: Vec<parameters::Interface>) -> parameters::Network {
 }
 
 /// The state of the kernel after `actions`.
-fn after(mut observed: Observed, actions: &[Action]) -> Observed {
+pub(super) fn after(mut observed: Observed, actions: &[Action]) -> Observed {
     for action in actions {
+        let next = observed.links.keys().max().unwrap() + 1;
         match action {
+            Action::RemoveLink(link) => remove(&mut observed, *link),
+            Action::AddBond(name, mode) => {
+                assert!(observed.links.values().all(|link| link.name != *name), "{name}");
+                observed.links.insert(next, made(name, Kind::Bond(Some(*mode))));
+            }
+            Action::AddVlan { name, parent, id } => {
+                assert!(observed.links.contains_key(parent));
+                assert!(observed.links.values().all(|link| link.name != *name), "{name}");
+                let kind = Kind::Vlan { parent: *parent, id: *id };
+                observed.links.insert(next, made(name, kind));
+            }
+            Action::Leave(link) => observed.links.get_mut(link).unwrap().master = None,
+            Action::Join { link, bond } => {
+                assert!(matches!(observed.links[bond].kind, Kind::Bond(_)));
+                let link = observed.links.get_mut(link).unwrap();
+                assert_eq!(link.master.replace(*bond), None, "a card is in one bond");
+            }
             Action::Up(link) => observed.links.get_mut(link).unwrap().up = true,
             Action::Mtu(link, mtu) => observed.links.get_mut(link).unwrap().mtu = *mtu,
             Action::RemoveAddress(link, cidr) => {
@@ -84,6 +107,25 @@ fn after(mut observed: Observed, actions: &[Action]) -> Observed {
         }
     }
     observed
+}
+
+/// A link that the node made, as the kernel has it then.
+fn made(name: &str, kind: Kind) -> Link {
+    Link { kind, name: name.to_owned(), up: false, ..observed().links[&2].clone() }
+}
+
+/// The kernel removes the VLANs of a link with it, and frees its cards.
+fn remove(observed: &mut Observed, index: u32) {
+    assert!(observed.links.remove(&index).is_some());
+    let on = |link: &Link| matches!(link.kind, Kind::Vlan { parent, .. } if parent == index);
+    let above: Vec<u32> =
+        observed.links.iter().filter(|(_, link)| on(link)).map(|(above, _)| *above).collect();
+    for link in observed.links.values_mut() {
+        link.master = link.master.filter(|master| *master != index);
+    }
+    for index in above {
+        remove(observed, index);
+    }
 }
 
 #[test]
@@ -181,13 +223,15 @@ fn a_gateway_outside_the_network_is_on_the_wire_all_the_same() {
 
 #[test]
 fn a_static_configuration_is_found_by_name_and_by_mac() {
-    let mut by_mac = interface(Match::Mac(Mac([0x52, 0x54, 0, 0, 0, 3])), &["192.0.2.7/24"]);
-    by_mac.routes.push(parameters::Route {
+    let mac = Match::Mac(Mac([0x52, 0x54, 0, 0, 0, 3]));
+    let card = Card { matches: Some(mac), ..Card::default() };
+    let mut by_mac = interface(card, &["192.0.2.7/24"]);
+    by_mac.settings.routes.push(parameters::Route {
         destination: cidr("0.0.0.0/0"),
         gateway: IpAddr::from([192, 0, 2, 1]),
         metric: 0,
     });
-    by_mac.mtu = Some(9000);
+    by_mac.settings.mtu = Some(9000);
     let config = network(vec![by_mac, by_name("eth0", &["198.51.100.7/24"])]);
     let wanted = wanted(&observed(), Some(&config), &BTreeMap::new());
     assert!(wanted.dhcp.is_empty());
@@ -201,10 +245,49 @@ fn a_static_configuration_is_found_by_name_and_by_mac() {
 #[test]
 fn configured_interfaces_ask_only_where_the_parameters_say_so() {
     let mut asking = by_name("eth1", &[]);
-    asking.dhcp = true;
+    asking.settings.dhcp = true;
     let config = network(vec![asking]);
     assert_eq!(candidates(&observed(), &config), [3]);
     assert_eq!(wanted(&observed(), Some(&config), &BTreeMap::new()).dhcp, BTreeSet::from([3]));
+}
+
+#[test]
+fn addresses_of_a_former_configuration_are_removed_and_those_of_routers_stay() {
+    let mut observed = observed();
+    let (old, routed) = ((2, cidr("fd00::7/64")), (2, cidr("2001:db8::5/64")));
+    observed.addresses.extend([old, routed, (2, cidr("192.0.2.7/24"))]);
+    observed.own.extend([old, (2, cidr("192.0.2.7/24"))]);
+    let config = network(vec![by_name("eth0", &["192.0.2.8/24"])]);
+    let wanted = wanted(&observed, Some(&config), &BTreeMap::new());
+    let mut removed = actions(&observed, &wanted, Former::Remove, None);
+    removed.retain(|action| matches!(action, Action::RemoveAddress(..)));
+    let expected = [cidr("192.0.2.7/24"), cidr("fd00::7/64")];
+    assert_eq!(removed, expected.map(|cidr| Action::RemoveAddress(2, cidr)));
+}
+
+#[test]
+fn a_vlan_takes_no_more_bytes_than_the_link_below_it() {
+    let mut observed = observed();
+    let vlan = Link { kind: Kind::Vlan { parent: 2, id: 7 }, ..observed.links[&2].clone() };
+    observed.links.insert(4, vlan);
+    let settings = LinkSettings { mtu: Some(9000), ..LinkSettings::default() };
+    let below = parameters::Interface { card: card("eth0"), settings: settings.clone() };
+    let parent = parameters::Parent::Card(card("eth0"));
+    let vlan = parameters::Vlan { parent, id: 7, settings };
+    let all = parameters::Network { vlans: vec![vlan], ..network(vec![below]) };
+    let mtus = |config: &parameters::Network| {
+        wanted(&observed, Some(config), &BTreeMap::new()).mtu.into_iter().collect::<Vec<_>>()
+    };
+    assert_eq!(mtus(&all), [(2, 9000), (4, 9000)]);
+    let alone = parameters::Network { interfaces: Vec::new(), ..all.clone() };
+    assert_eq!(mtus(&alone), [(4, 1500)], "the card has 1500");
+    let mut plain = all;
+    plain.vlans[0].settings.mtu = None;
+    assert_eq!(mtus(&plain), [(2, 9000), (4, 1500)], "one of before does not stay");
+    // A card for which nothing says an MTU any more gets its own back.
+    let mut wanted = wanted(&observed, Some(&network(vec![])), &BTreeMap::new());
+    wanted.restore(&observed, &BTreeMap::from([(2, 1480)]));
+    assert_eq!(wanted.mtu.get(&2), Some(&1480));
 }
 
 #[test]
@@ -238,7 +321,7 @@ fn what_is_waited_for_says_what_would_help() {
     insta::assert_snapshot!(waits(&observed(), &routed), @"an IPv6 address from a router on eth0: check that one advertises itself and a prefix, or configure DHCP or an address in the node parameters");
     insta::assert_snapshot!(waits(&dark, &routed), @"a carrier on eth0: plug in the cable, check the switch");
     let config = network(vec![by_name("eth7", &["192.0.2.7/24"])]);
-    insta::assert_snapshot!(waits(&observed(), &config), @"an interface that the node parameters give an address: they name eth7, there is eth0 (52:54:00:00:00:02), eth1 (52:54:00:00:00:03)");
+    insta::assert_snapshot!(waits(&observed(), &config), @"a link that the network configuration gives an address: interface eth7 selects no card: there is eth0 (52:54:00:00:00:02), eth1 (52:54:00:00:00:03)");
 }
 
 #[test]
@@ -313,7 +396,7 @@ proptest! {
         let leases = lease.iter().map(|(link, lease)| (*link, lease)).collect();
         let config = network(fixed.iter().map(|(link, last)| {
             let mut fixed = by_name(&format!("eth{}", link - 2), &[&format!("10.0.4.{last}/24")]);
-            fixed.mtu = Some(1400);
+            fixed.settings.mtu = Some(1400);
             fixed
         }).collect());
         let wanted = wanted(&observed, Some(&config), &leases);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Kind, Observed, Wanted, candidates, routed};
+use super::{Kind, Layout, Observed, Wanted, candidates, routed};
 use crate::parameters;
 
 /// The reason why the node has no address and the next step; `None` once it has one.
@@ -79,13 +79,13 @@ fn cable(observed: &Observed, config: &parameters::Network) -> Option<String> {
             names(observed, &dark)
         ));
     }
-    let missing: Vec<_> = config.interfaces.iter().map(|i| i.matches.to_string()).collect();
-    let there: Vec<_> = ethernet().map(|link| format!("{} ({})", link.name, link.mac)).collect();
-    Some(format!(
-        "an interface that the node parameters give an address: they name {}, there is {}",
-        missing.join(", "),
-        there.join(", ")
-    ))
+    let faults = Layout::of(observed, config).faults;
+    if let Some(fault) = faults.first() {
+        return Some(format!("a link that the network configuration gives an address: {fault}"));
+    }
+    Some(
+        "an address: the network configuration gives none; configure DHCP or an address".to_owned(),
+    )
 }
 
 fn names(observed: &Observed, links: &BTreeSet<u32>) -> String {

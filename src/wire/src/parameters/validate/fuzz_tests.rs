@@ -11,7 +11,7 @@ use super::tests::{bootstrapping, eth0, registering, with};
 
 /// Messages that together have every field.
 fn samples() -> Vec<Vec<u8>> {
-    use v1::network_configuration::Route;
+    use v1::network_configuration::{Bond, Card, Route, Settings, Vlan};
     let cluster_configuration = v1::ClusterConfiguration {
         cluster_domain: "a.example".to_owned(),
         tpm_mode: 1,
@@ -39,12 +39,35 @@ fn samples() -> Vec<Vec<u8>> {
             metric: 7,
         }],
         mtu: 1500,
+        path: "0000:00:03.0".to_owned(),
+        driver: "virtio_net".to_owned(),
+        primary: true,
         ..eth0()
     };
+    let card = |name: &str| Card { r#match: name.to_owned(), ..Card::default() };
+    let settings = Some(Settings {
+        dhcp: true,
+        addresses: vec!["10.0.3.7/24".to_owned()],
+        routes: interface.routes.clone(),
+        mtu: 1400,
+        primary: false,
+    });
+    let bond = Bond {
+        name: "bond0".to_owned(),
+        members: vec![card("eth1"), card("52:54:00:00:00:02")],
+        mode: 2,
+        hash: 3,
+        min_links: 1,
+        settings: settings.clone(),
+    };
+    let on_bond = Vlan { bond: bond.name.clone(), card: None, id: 7, settings: settings.clone() };
+    let on_card = Vlan { bond: String::new(), card: Some(card("eth3")), id: 4094, settings };
     let network = v1::NetworkConfiguration {
         interfaces: vec![interface],
         nameservers: vec!["10.0.2.3".to_owned()],
         ntp_servers: vec!["ntp.example".to_owned()],
+        bonds: vec![bond],
+        vlans: vec![on_bond, on_card],
     };
     let register = v1::ClusterRegister { labels: labels.into(), ..registering() };
     let first = v1::NodeParameters {

@@ -3,6 +3,8 @@
 //! Bounds on counts are far above any use and far below what could hurt: the
 //! whole message has at most 64 KiB anyway.
 
+mod network;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use ed25519_dalek::VerifyingKey;
@@ -15,19 +17,17 @@ use super::error::Error;
 use super::text::{self, At as _, Refusal, located};
 use super::{
     Bootstrap, Cidr, Cluster, ClusterConfiguration, ColdStart, DirectoryNode, Firewall, Install,
-    Interface, LogTarget, Match, Network, NtpServer, Parameters, Ports, Register, Route,
-    StoragePolicy, Ticket, TpmMode, wire,
+    LogTarget, NtpServer, Parameters, Ports, Register, StoragePolicy, Ticket, TpmMode, wire,
 };
 use crate::identity::{NodeId, NodeName};
 use crate::registry::{self, Authority};
+
+pub use self::network::network;
 
 const LABELS_MAX: usize = 64;
 const DIRECTORY_NODES_MAX: usize = 64;
 /// Of one node of the directory.
 const ADDRESSES_MAX: usize = 16;
-const INTERFACES_MAX: usize = 32;
-/// Addresses or routes of one interface.
-const PER_INTERFACE_MAX: usize = 64;
 const SERVERS_MAX: usize = 8;
 const TERMINALS_MAX: usize = 8;
 /// Targets of logs: each reads the ring of every node for itself.
@@ -36,8 +36,6 @@ const LOG_TARGETS_MAX: usize = 4;
 const FIREWALL_MAX: usize = 64;
 const TICKET_MAX: usize = 1024;
 const CERTIFICATE_MAX: usize = 16 * 1024;
-/// The least that IPv6 works with, to the most that an Ethernet driver takes.
-const MTU: std::ops::RangeInclusive<u32> = 1280..=65_535;
 
 /// Reads encoded node parameters.
 ///
@@ -55,7 +53,7 @@ pub fn parse(bytes: &[u8]) -> Result<Parameters, Error> {
             Cluster::Register(register(message)?)
         }
     };
-    let network = network(message.network.clone().unwrap_or_default())?;
+    let network = network(message.network.clone().unwrap_or_default(), "network")?;
     let console_tui = message.console.clone().unwrap_or_default().tui;
     text::at_most(console_tui.len(), TERMINALS_MAX, "names").at("console.tui", 1)?;
     for (i, name) in console_tui.iter().enumerate() {
@@ -391,97 +389,9 @@ fn ca_certificate(der: &[u8]) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn network(message: v1::NetworkConfiguration) -> Result<Network, Error> {
-    const PATH: &str = "network.interfaces";
-    text::at_most(message.interfaces.len(), INTERFACES_MAX, "interfaces").at(PATH, 1)?;
-    let mut seen = BTreeSet::new();
-    let mut interfaces = Vec::with_capacity(message.interfaces.len());
-    for (i, message) in message.interfaces.into_iter().enumerate() {
-        let path = format!("{PATH}[{i}]");
-        let interface = interface(message, &path)?;
-        if !seen.insert(interface.matches.clone()) {
-            let refusal = Refusal::of(&interface.matches.to_string(), "each interface once");
-            return Err(refusal).at(format!("{path}.match"), 1);
-        }
-        interfaces.push(interface);
-    }
-    text::at_most(message.nameservers.len(), SERVERS_MAX, "servers")
-        .at("network.nameservers", 2)?;
-    let mut nameservers = Vec::with_capacity(message.nameservers.len());
-    for (i, server) in message.nameservers.iter().enumerate() {
-        let address = server.parse().map_err(|_invalid| Refusal::of(server, "an IP address"));
-        nameservers.push(address.at(format!("network.nameservers[{i}]"), 2)?);
-    }
-    text::at_most(message.ntp_servers.len(), SERVERS_MAX, "servers")
-        .at("network.ntp_servers", 3)?;
-    for (i, server) in message.ntp_servers.iter().enumerate() {
-        text::host(server).at(format!("network.ntp_servers[{i}]"), 3)?;
-    }
-    Ok(Network { interfaces, nameservers, ntp_servers: message.ntp_servers })
-}
-
-fn interface(
-    message: v1::network_configuration::Interface,
-    path: &str,
-) -> Result<Interface, Error> {
-    let matches = match message.r#match.parse() {
-        Ok(mac) => Match::Mac(mac),
-        Err(_) => {
-            text::interface_name(&message.r#match).at(format!("{path}.match"), 1)?;
-            Match::Name(message.r#match)
-        }
-    };
-    text::at_most(message.addresses.len(), PER_INTERFACE_MAX, "addresses")
-        .at(format!("{path}.addresses"), 3)?;
-    let mut addresses = Vec::with_capacity(message.addresses.len());
-    for (i, address) in message.addresses.iter().enumerate() {
-        addresses.push(host_address(address).at(format!("{path}.addresses[{i}]"), 3)?);
-    }
-    text::at_most(message.routes.len(), PER_INTERFACE_MAX, "routes")
-        .at(format!("{path}.routes"), 4)?;
-    let mut routes = Vec::with_capacity(message.routes.len());
-    for (i, message) in message.routes.into_iter().enumerate() {
-        routes.push(route(&message, &format!("{path}.routes[{i}]"))?);
-    }
-    let mtu = (message.mtu != 0).then_some(message.mtu);
-    if let Some(mtu) = mtu.filter(|mtu| !MTU.contains(mtu)) {
-        let allowed = format!("a number from {} to {}", MTU.start(), MTU.end());
-        return Err(Refusal::described(mtu, allowed)).at(format!("{path}.mtu"), 5);
-    }
-    Ok(Interface { matches, dhcp: message.dhcp, addresses, routes, mtu })
-}
-
-fn host_address(text: &str) -> Result<Cidr, Refusal> {
-    let refusal = || {
-        Refusal::of(text, "a host's address and the length of its network, such as 192.0.2.7/24")
-    };
-    let cidr: Cidr = text.parse().map_err(|_invalid| refusal())?;
-    let address = cidr.address();
-    if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
-        return Err(refusal());
-    }
-    Ok(cidr)
-}
-
-fn route(message: &v1::network_configuration::Route, path: &str) -> Result<Route, Error> {
-    let destination: Result<Cidr, _> = message.destination.parse();
-    let destination = destination
-        .ok()
-        .filter(|cidr| *cidr == cidr.network())
-        .ok_or_else(|| {
-            Refusal::of(&message.destination, "a network without host bits, such as 192.0.2.0/24")
-        })
-        .at(format!("{path}.destination"), 1)?;
-    let gateway: Option<std::net::IpAddr> = message.gateway.parse().ok();
-    let gateway = gateway
-        .filter(|gateway| gateway.is_ipv4() == destination.address().is_ipv4())
-        .filter(|gateway| !gateway.is_unspecified() && !gateway.is_multicast())
-        .ok_or_else(|| Refusal::of(&message.gateway, "an IP address of the destination's family"))
-        .at(format!("{path}.gateway"), 2)?;
-    Ok(Route { destination, gateway, metric: message.metric })
-}
-
 #[cfg(test)]
 mod fuzz_tests;
+#[cfg(test)]
+mod network_tests;
 #[cfg(test)]
 mod tests;

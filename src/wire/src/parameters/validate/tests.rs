@@ -9,7 +9,7 @@ use polis_proto::v1::{
 };
 use proptest::prelude::*;
 
-use super::super::FieldError;
+use super::super::{FieldError, Network};
 use super::*;
 use polis_base::trapdoor::code;
 
@@ -228,13 +228,14 @@ fn a_static_interface_is_understood() {
             metric: 0,
         }],
         mtu: 9000,
+        ..Default::default()
     };
     let parameters = read(&with_interface(interface)).unwrap();
     let interface = &parameters.network.interfaces[0];
-    assert_eq!(interface.matches.to_string(), "52:54:00:00:00:01");
-    assert_eq!(interface.addresses[0].to_string(), "192.0.2.7/24");
-    assert_eq!(interface.routes[0].gateway.to_string(), "192.0.2.1");
-    assert_eq!(interface.mtu, Some(9000));
+    assert_eq!(interface.card.to_string(), "52:54:00:00:00:01");
+    assert_eq!(interface.settings.addresses[0].to_string(), "192.0.2.7/24");
+    assert_eq!(interface.settings.routes[0].gateway.to_string(), "192.0.2.1");
+    assert_eq!(interface.settings.mtu, Some(9000));
 }
 
 #[test]
@@ -303,7 +304,7 @@ fn any_labels() -> impl Strategy<Value = BTreeMap<String, String>> {
     )
 }
 
-fn any_interface() -> impl Strategy<Value = wire_network::Interface> {
+pub(super) fn any_interface() -> impl Strategy<Value = wire_network::Interface> {
     (
         any::<[u8; 6]>(),
         any::<bool>(),
@@ -325,6 +326,7 @@ fn any_interface() -> impl Strategy<Value = wire_network::Interface> {
                 })
                 .collect(),
             mtu,
+            ..Default::default()
         })
 }
 
@@ -359,6 +361,7 @@ prop_compose! {
                 interfaces: vec![interface],
                 nameservers: servers.into_iter().map(|s| std::net::Ipv4Addr::from(s).to_string()).collect(),
                 ntp_servers: names.into_iter().collect(),
+                ..Default::default()
             }),
             console: Some(ConsoleConfiguration { tui }),
             wipes: String::new(),

@@ -1,0 +1,119 @@
+//! The part of a run that follows the orders of the cluster: takes them up, keeps the record on
+//! the ESP, and reports how it stands with them.
+//!
+//! What this module does not do: decide when an order is confirmed or reverted (`change`).
+
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::super::Change;
+use super::super::advertised::Advertised;
+use super::super::change::Changes;
+use super::super::plan::{Layout, Observed, Wanted};
+use super::super::primary::Primary;
+use super::{Error, Run};
+use crate::parameters;
+use polis_base::cause;
+use polis_base::files::File;
+use polis_base::sys::clock;
+use polis_runtime::save::Save as _;
+use polis_runtime::supervisor::blocking;
+
+impl Run {
+    /// The parameters are known.
+    pub(super) fn known(&mut self, network: parameters::Network, given: bool) {
+        if let Some(why) = self.changes.known(network, given) {
+            warn!("the network of the parameters is in force: {why}");
+        }
+        self.network = self.changes.network().cloned();
+    }
+
+    /// Takes up an order, ends a trial, and puts the network in force that follows.
+    pub(super) async fn change(&mut self) -> Result<(), Error> {
+        let order = self.service.order.borrow_and_update().clone();
+        if let Some(order) = order.filter(|order| self.changes.is_new(order)) {
+            let observed = self.observe().await?;
+            let network = order.network.clone().unwrap_or_default();
+            let fault = Layout::of(&observed, &network).faults.into_iter().next();
+            self.changes.take(&order, fault, Instant::now());
+        }
+        let proof = *self.service.proof.borrow_and_update();
+        self.changes.review(proof, Instant::now());
+        self.record().await;
+        let network = self.changes.network();
+        if network != self.network.as_ref() {
+            self.network = network.cloned();
+            // The leases and the choice of before belong to other links.
+            self.primary = Primary::default();
+            self.advertised = Advertised::after(self.service.status.borrow().primary);
+            self.started = Instant::now();
+        }
+        Ok(())
+    }
+
+    /// Writes the record where it is another than on the disk, and reports the change.
+    async fn record(&mut self) {
+        let record = self.changes.record();
+        let has_orders = self.changes.change() != Change::default();
+        if self.recorded.as_ref() != Some(&record) && has_orders {
+            match self.service.config.record.save(record.clone()).await {
+                Ok(()) => self.recorded = Some(record),
+                Err(error) => {
+                    let error = cause::line(&error);
+                    warn!(error, "cannot store the record of the network");
+                    self.changes.unwritten(&error);
+                }
+            }
+        }
+        let change = self.changes.change();
+        if change == self.said {
+            return;
+        }
+        let (state, cause) = (change.word(), &change.cause);
+        match cause.as_str() {
+            "" => info!(order = change.number, "the ordered network: {state}"),
+            cause => warn!(order = change.number, cause, "the ordered network: {state}"),
+        }
+        self.ctx.lines().event(change.line().at(clock::uptime()).bounded());
+        self.said = change;
+    }
+
+    /// Why the kernel has not all of the network in force.
+    pub(super) fn missing(
+        &self,
+        observed: &Observed,
+        wanted: &Wanted,
+        layout: &Layout<'_>,
+        waiting: Option<&String>,
+    ) -> Option<String> {
+        if let Some(fault) = layout.faults.first() {
+            return Some(fault.clone());
+        }
+        if !layout.actions.is_empty() || !self.failed.is_empty() {
+            return Some("the kernel refuses a part of it; the log says why".to_owned());
+        }
+        match wanted.primary.filter(|primary| observed.has(*primary)) {
+            Some(_) => None,
+            None => Some(waiting.cloned().unwrap_or_else(|| "an address".to_owned())),
+        }
+    }
+}
+
+/// What the ESP has, and as it has it. What cannot be read is as nothing.
+pub(super) async fn recorded(file: &File) -> (Changes, Option<Vec<u8>>) {
+    let record = file.clone();
+    let bytes = match blocking(move || record.read()).await {
+        Ok(bytes) => bytes,
+        Err(error) => {
+            let error = cause::line(&error);
+            warn!(error, "cannot read the record of the network; that of the parameters counts");
+            None
+        }
+    };
+    let read = bytes.as_ref().map(|bytes| Changes::read(bytes)).transpose();
+    let changes = read.unwrap_or_else(|error| {
+        warn!(error, "cannot use the record of the network; that of the parameters counts");
+        None
+    });
+    (changes.unwrap_or_default(), bytes)
+}

@@ -1,0 +1,309 @@
+//! The network of a machine on the command line, and its view.
+//!
+//! Options are split here; their values are checked with the rest of the message.
+
+use polis_proto::v1;
+use polis_proto::v1::network_configuration::bond::{Hash, Mode};
+use polis_proto::v1::network_configuration::{Bond, Interface, Route, Settings, Vlan};
+use serde::Serialize;
+
+use crate::error::Error;
+use crate::output::or_dash;
+use polis_wire::parameters::{Bonding, Card, LinkSettings, Network};
+
+/// What follows the link in each option.
+const SETTINGS: &str = "dhcp, address=CIDR, route=CIDR@GATEWAY[@METRIC], mtu=BYTES, primary";
+
+/// The links of a machine.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct Links {
+    /// A card with addresses of its own; repeatable [default: all ask DHCP].
+    ///
+    /// `eth0,dhcp` or
+    /// `eth0,address=192.0.2.7/24,route=0.0.0.0/0@192.0.2.1,mtu=9000`;
+    /// `address` and `route` may be repeated; a route may end in `@METRIC`. The card is a kernel
+    /// name, a MAC address, `path:0000:00:03.0` or `driver:virtio_net`, or several with `+`.
+    #[arg(long = "interface", value_name = "INTERFACE")]
+    interfaces: Vec<String>,
+    /// Several cards as one; repeatable.
+    ///
+    /// `bond0,member=eth0,member=eth1,mode=active-backup` or `mode=lacp`, with
+    /// `hash=layer2|layer2+3|layer3+4` and `min-links=N`; then settings as those of an interface.
+    #[arg(long = "bond", value_name = "BOND")]
+    bonds: Vec<String>,
+    /// A VLAN on a bond or a card; repeatable.
+    ///
+    /// `bond0,id=7,dhcp`; then settings as those of an interface.
+    #[arg(long = "vlan", value_name = "VLAN")]
+    vlans: Vec<String>,
+    /// A DNS server; repeatable.
+    #[arg(long = "nameserver", value_name = "ADDRESS")]
+    nameservers: Vec<String>,
+    /// A time server of this machine; repeatable.
+    #[arg(long = "ntp", value_name = "SERVER")]
+    ntp_servers: Vec<String>,
+}
+
+impl Links {
+    /// The message, unchecked.
+    pub(crate) fn message(&self) -> Result<v1::NetworkConfiguration, Error> {
+        Ok(v1::NetworkConfiguration {
+            interfaces: self
+                .interfaces
+                .iter()
+                .map(|text| interface(text))
+                .collect::<Result<_, _>>()?,
+            nameservers: self.nameservers.clone(),
+            ntp_servers: self.ntp_servers.clone(),
+            bonds: self.bonds.iter().map(|text| bond(text)).collect::<Result<_, _>>()?,
+            vlans: self.vlans.iter().map(|text| vlan(text)).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+/// A part of an option that is not known.
+fn wrong(option: &str, text: &str, part: &str, allowed: &str) -> Error {
+    Error::usage(format!("{option} {text:?}: {part:?} is not known"))
+        .or_help(format!("after the name: {allowed}"))
+}
+
+/// Takes up a setting that every link may have; `None` if the part is not one.
+fn setting(settings: &mut Settings, part: &str) -> Option<()> {
+    match part.split_once('=') {
+        None if part == "dhcp" => settings.dhcp = true,
+        None if part == "primary" => settings.primary = true,
+        Some(("address", address)) => settings.addresses.push(address.to_owned()),
+        Some(("mtu", mtu)) => settings.mtu = mtu.parse().ok()?,
+        Some(("route", route)) => {
+            let mut fields = route.split('@');
+            let (destination, gateway) = (fields.next()?, fields.next()?);
+            let metric = fields.next().map_or(Ok(0), str::parse).ok()?;
+            if fields.next().is_some() {
+                return None;
+            }
+            settings.routes.push(Route {
+                destination: destination.to_owned(),
+                gateway: gateway.to_owned(),
+                metric,
+            });
+        }
+        _ => return None,
+    }
+    Some(())
+}
+
+fn card(option: &str, text: &str, part: &str) -> Result<v1::network_configuration::Card, Error> {
+    Card::read(part).map_err(|why| Error::usage(format!("{option} {text:?}: {why}")))
+}
+
+fn interface(text: &str) -> Result<Interface, Error> {
+    let mut parts = text.split(',');
+    let card = card("--interface", text, parts.next().unwrap_or_default())?;
+    let mut settings = Settings::default();
+    for part in parts {
+        setting(&mut settings, part).ok_or_else(|| wrong("--interface", text, part, SETTINGS))?;
+    }
+    let Settings { dhcp, addresses, routes, mtu, primary } = settings;
+    let v1::network_configuration::Card { r#match, path, driver } = card;
+    Ok(Interface { r#match, dhcp, addresses, routes, mtu, path, driver, primary })
+}
+
+fn bond(text: &str) -> Result<Bond, Error> {
+    let allowed = format!(
+        "member=CARD, mode=active-backup|lacp, hash=layer2|layer2+3|layer3+4, min-links=N, {SETTINGS}"
+    );
+    let mut parts = text.split(',');
+    let mut bond = Bond { name: parts.next().unwrap_or_default().to_owned(), ..Bond::default() };
+    let mut settings = Settings::default();
+    for part in parts {
+        let unknown = || wrong("--bond", text, part, &allowed);
+        match part.split_once('=') {
+            Some(("member", member)) => bond.members.push(card("--bond", text, member)?),
+            Some(("mode", "active-backup")) => bond.mode = Mode::ActiveBackup.into(),
+            Some(("mode", "lacp")) => bond.mode = Mode::Lacp.into(),
+            Some(("hash", "layer2")) => bond.hash = Hash::Layer2.into(),
+            Some(("hash", "layer2+3")) => bond.hash = Hash::Layer23.into(),
+            Some(("hash", "layer3+4")) => bond.hash = Hash::Layer34.into(),
+            Some(("min-links", links)) => {
+                bond.min_links = links.parse().map_err(|_not| unknown())?;
+            }
+            _ => setting(&mut settings, part).ok_or_else(unknown)?,
+        }
+    }
+    bond.settings = (settings != Settings::default()).then_some(settings);
+    Ok(bond)
+}
+
+fn vlan(text: &str) -> Result<Vlan, Error> {
+    let allowed = format!("id=1-4094, {SETTINGS}");
+    let mut parts = text.split(',');
+    let parent = parts.next().unwrap_or_default();
+    let mut vlan = Vlan::default();
+    // No card is called so.
+    if parent.starts_with("bond") {
+        parent.clone_into(&mut vlan.bond);
+    } else {
+        vlan.card = Some(card("--vlan", text, parent)?);
+    }
+    let mut settings = Settings::default();
+    for part in parts {
+        let unknown = || wrong("--vlan", text, part, &allowed);
+        match part.split_once('=') {
+            Some(("id", id)) => vlan.id = id.parse().map_err(|_not| unknown())?,
+            _ => setting(&mut settings, part).ok_or_else(unknown)?,
+        }
+    }
+    vlan.settings = (settings != Settings::default()).then_some(settings);
+    Ok(vlan)
+}
+
+/// A network, as programs read it.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct View {
+    interfaces: Vec<InterfaceView>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    bonds: Vec<BondView>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    vlans: Vec<VlanView>,
+    nameservers: Vec<String>,
+    ntp_servers: Vec<String>,
+    /// The same in words.
+    #[serde(skip)]
+    lines: Vec<(&'static str, String)>,
+}
+
+#[derive(Debug, Serialize)]
+struct InterfaceView {
+    r#match: String,
+    #[serde(flatten)]
+    settings: SettingsView,
+}
+
+#[derive(Debug, Serialize)]
+struct BondView {
+    name: String,
+    members: Vec<String>,
+    mode: &'static str,
+    hash: Option<String>,
+    min_links: Option<u32>,
+    #[serde(flatten)]
+    settings: SettingsView,
+}
+
+#[derive(Debug, Serialize)]
+struct VlanView {
+    parent: String,
+    id: u16,
+    #[serde(flatten)]
+    settings: SettingsView,
+}
+
+#[derive(Debug, Serialize)]
+struct SettingsView {
+    dhcp: bool,
+    addresses: Vec<String>,
+    routes: Vec<RouteView>,
+    mtu: Option<u32>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    primary: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct RouteView {
+    destination: String,
+    gateway: String,
+    metric: u32,
+}
+
+impl SettingsView {
+    fn of(settings: &LinkSettings) -> Self {
+        let routes = settings.routes.iter().map(|route| RouteView {
+            destination: route.destination.to_string(),
+            gateway: route.gateway.to_string(),
+            metric: route.metric,
+        });
+        Self {
+            dhcp: settings.dhcp,
+            addresses: settings.addresses.iter().map(ToString::to_string).collect(),
+            routes: routes.collect(),
+            mtu: settings.mtu,
+            primary: settings.primary,
+        }
+    }
+}
+
+impl View {
+    /// The view of a network.
+    pub(crate) fn of(network: &Network) -> Self {
+        let interfaces = network.interfaces.iter().map(|interface| InterfaceView {
+            r#match: interface.card.to_string(),
+            settings: SettingsView::of(&interface.settings),
+        });
+        let bonds = network.bonds.iter().map(|bond| {
+            let (mode, hash, min_links) = match bond.mode {
+                Bonding::ActiveBackup => ("active-backup", None, None),
+                Bonding::Lacp { hash, min_links } => {
+                    ("lacp", Some(hash.to_string()), Some(min_links))
+                }
+            };
+            let members = bond.members.iter().map(ToString::to_string).collect();
+            let settings = SettingsView::of(&bond.settings);
+            BondView { name: bond.name.clone(), members, mode, hash, min_links, settings }
+        });
+        let vlans = network.vlans.iter().map(|vlan| VlanView {
+            parent: vlan.parent.to_string(),
+            id: vlan.id,
+            settings: SettingsView::of(&vlan.settings),
+        });
+        Self {
+            interfaces: interfaces.collect(),
+            bonds: bonds.collect(),
+            vlans: vlans.collect(),
+            nameservers: network.nameservers.iter().map(ToString::to_string).collect(),
+            ntp_servers: network.ntp_servers.clone(),
+            lines: lines(network),
+        }
+    }
+
+    /// Its lines in a list of fields.
+    pub(crate) fn fields(&self) -> Vec<(&'static str, String)> {
+        self.lines.clone()
+    }
+}
+
+fn lines(network: &Network) -> Vec<(&'static str, String)> {
+    let with = |mut line: String, settings: &LinkSettings| {
+        let settings = settings.to_string();
+        if !settings.is_empty() {
+            line.push_str(", ");
+            line.push_str(&settings);
+        }
+        line
+    };
+    let interfaces = network.interfaces.iter();
+    let interfaces = interfaces.map(|it| with(it.card.to_string(), &it.settings));
+    let bonds = network.bonds.iter().map(|bond| {
+        let members: Vec<_> = bond.members.iter().map(ToString::to_string).collect();
+        let line = format!("{} of {}, {}", bond.name, members.join(" and "), bond.mode);
+        with(line, &bond.settings)
+    });
+    let vlans = network.vlans.iter();
+    let vlans = vlans.map(|vlan| with(format!("{} on {}", vlan.id, vlan.parent), &vlan.settings));
+    let joined = |all: Vec<String>| all.join("\n");
+    let (interfaces, bonds, vlans): (Vec<_>, Vec<_>, Vec<_>) =
+        (interfaces.collect(), bonds.collect(), vlans.collect());
+    let mut lines = Vec::new();
+    if network.is_automatic() {
+        lines.push(("interfaces", "all, by DHCP".to_owned()));
+    } else if interfaces.is_empty() {
+        lines.push(("interfaces", "-".to_owned()));
+    } else {
+        lines.push(("interfaces", joined(interfaces)));
+    }
+    lines.extend((!bonds.is_empty()).then(|| ("bonds", joined(bonds))));
+    lines.extend((!vlans.is_empty()).then(|| ("VLANs", joined(vlans))));
+    let nameservers: Vec<_> = network.nameservers.iter().map(ToString::to_string).collect();
+    lines.push(("nameservers", or_dash(&nameservers.join(", "))));
+    lines.push(("time servers", or_dash(&network.ntp_servers.join(", "))));
+    lines
+}
