@@ -12,6 +12,7 @@
 
 mod attended;
 mod attested;
+mod bonds;
 mod clock;
 mod cluster_update;
 mod config_drive;
@@ -67,6 +68,7 @@ const SUITE: Suite =
 const FILES: &[&[Story]] = &[
     attended::STORIES,
     attested::STORIES,
+    bonds::STORIES,
     clock::STORIES,
     cluster_update::STORIES,
     console::STORIES,
