@@ -95,7 +95,7 @@ pub(super) async fn run(arguments: &Arguments, global: &Global) -> Result<(), Er
         parameters::network(message, "network")
             .help(|| "docs/parameters.md lists every field and its values".to_owned())?;
     }
-    let session = Session::open(global).await?;
+    let mut session = Session::open(global).await?;
     let node = session.find(&arguments.node).await?;
     let effect = format!(
         "{} tries {}, and returns to its former network unless it still reaches a curator.",
@@ -113,7 +113,7 @@ pub(super) async fn run(arguments: &Arguments, global: &Global) -> Result<(), Er
     let number = Box::pin(ordered).await?.network_order.map_or(0, |order| order.number);
     let progress = global.out.progress();
     progress.says("waiting until the node has tried the network");
-    let node = Box::pin(outcome(&node.id, number, global)).await?;
+    let node = Box::pin(outcome(&node.id, number, &mut session, global)).await?;
     drop(progress);
     let report = report(&node);
     if report.state() == v1::NetworkState::Confirmed {
@@ -128,12 +128,17 @@ pub(super) async fn run(arguments: &Arguments, global: &Global) -> Result<(), Er
 }
 
 /// The node once it has tried the order.
-async fn outcome(id: &str, number: u64, global: &Global) -> Result<v1::NodeInfo, Error> {
+async fn outcome(
+    id: &str,
+    number: u64,
+    session: &mut Session,
+    global: &Global,
+) -> Result<v1::NodeInfo, Error> {
     let end = Instant::now() + ANSWER;
     loop {
-        // Another session, so another connection.
-        let look = async { Session::open(global).await?.find(id).await };
-        let last = match timeout_at(end, Box::pin(look)).await {
+        // Another connection: one that is open proves nothing to a node that leads.
+        session.reconnect(global)?;
+        let last = match timeout_at(end, Box::pin(session.find(id))).await {
             Ok(Ok(node)) => {
                 let report = report(&node);
                 let trying = report.state() == v1::NetworkState::Trying;

@@ -165,6 +165,14 @@ impl Session {
         Ok(Self { context, credentials, identity, client, limit, contexts, out, followed })
     }
 
+    /// Forgets its connections: the next call opens another one, and a network or a firewall that
+    /// lets one go on need not let another begin.
+    pub(super) fn reconnect(&mut self, global: &Global) -> Result<(), Error> {
+        let candidates = candidates(global, &self.context)?;
+        self.client = Client::fixed(candidates, self.credentials.clone(), self.client.patience());
+        Ok(())
+    }
+
     /// Renews the certificate when due.
     async fn renew(&mut self, global: &Global) {
         let facts = Facts::read(&self.credentials.certificate);

@@ -10,6 +10,7 @@
 //! Invariants:
 //! - Everything that a connection started ends with it.
 
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -143,11 +144,16 @@ pub(super) async fn serve(
     http(&line, &held, TokioIo::new(tls)).await;
 }
 
-/// Whether the caller is on another machine. One on this machine has the address that it calls:
-/// the kernel chooses it for a connection to itself.
+/// Whether the caller is on another machine.
 fn from_afar(tcp: &TcpStream, caller: std::net::SocketAddr) -> bool {
-    let own = tcp.local_addr().map(|own| own.ip().to_canonical());
-    !caller.ip().is_loopback() && own.is_ok_and(|own| own != caller.ip())
+    tcp.local_addr().is_ok_and(|own| is_afar(own.ip(), caller.ip()))
+}
+
+/// A caller on this machine has the address that it calls: the kernel chooses it for a connection
+/// to itself.
+fn is_afar(own: IpAddr, caller: IpAddr) -> bool {
+    let (own, caller) = (own.to_canonical(), caller.to_canonical());
+    !caller.is_loopback() && own != caller
 }
 
 /// Lets the kernel detect and close a connection whose other end has vanished.
@@ -348,5 +354,25 @@ async fn next_event<C: Future>(
         () = stopped => Event::Stopping,
         () = changed => Event::StandingChanged,
         _at = look.tick() => Event::Look,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_caller_with_another_address_is_on_another_machine() {
+        for (own, caller, afar) in [
+            ("10.0.2.15", "10.0.2.2", true),
+            ("::ffff:10.0.2.15", "10.0.2.2", true),
+            ("10.0.2.15", "10.0.2.15", false),
+            ("::ffff:10.0.2.15", "10.0.2.15", false),
+            ("127.0.0.1", "127.0.0.2", false),
+            ("::1", "::1", false),
+            ("fd00::1", "fd00::2", true),
+        ] {
+            assert_eq!(is_afar(own.parse().unwrap(), caller.parse().unwrap()), afar, "{caller}");
+        }
     }
 }
