@@ -135,7 +135,9 @@ struct Values {
     network: watch::Sender<network::Status>,
     /// The network that the cluster orders.
     network_order: watch::Sender<Option<network::Order>>,
-    /// When another machine of the cluster was reached last.
+    /// When another machine last opened a connection to the curator of this node.
+    reached: watch::Sender<Option<Instant>>,
+    /// Since when the node is known to reach the cluster over its network.
     proof: watch::Sender<Option<Instant>>,
     storage: watch::Sender<storage::Status>,
     health: watch::Sender<storage::Health>,
@@ -206,6 +208,7 @@ impl Values {
             known: watch::Sender::new(None),
             network: watch::Sender::default(),
             network_order: watch::Sender::default(),
+            reached: watch::Sender::default(),
             proof: watch::Sender::default(),
             storage: watch::Sender::new(storage::Status::Starting),
             health: watch::Sender::default(),
@@ -476,7 +479,7 @@ impl Control {
                 table: Arc::clone(&values.table),
                 access_list: values.access_list.clone(),
                 directory: watch::Sender::default(),
-                reached: values.proof.clone(),
+                reached: values.reached.clone(),
                 status: values.curator.clone(),
             },
             agent: agent::Service {
@@ -495,6 +498,7 @@ impl Control {
                     forwarding: values.forwarding.subscribe(),
                     update: values.update.subscribe(),
                     mesh_key: values.mesh.key.subscribe(),
+                    reached: values.reached.subscribe(),
                     ready: root.ready.subscribe(),
                 },
                 outputs: agent::Outputs {

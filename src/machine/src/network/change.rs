@@ -18,7 +18,7 @@
 //!   [`TRIAL`] (`a_trial_without_a_proof_is_over_at_its_end`).
 //!
 //! What this module does not do: read the clock, write the record or links (`service`), or say
-//! what a proof is (`agent` of the node, and the server of the curator).
+//! what a proof is (`agent` of the node).
 
 use std::time::Duration;
 

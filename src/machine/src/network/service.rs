@@ -92,7 +92,7 @@ pub struct Service {
     pub known: watch::Receiver<Known>,
     /// The network that the cluster orders; `None` before the first message, and without one.
     pub order: watch::Receiver<Option<Order>>,
-    /// The latest time at which something began that reached another machine of the cluster.
+    /// Since when this machine is known to reach the cluster over its network.
     pub proof: watch::Receiver<Option<Instant>>,
     /// The published status.
     pub status: watch::Sender<Status>,

@@ -13,6 +13,7 @@ use super::{Service, split, turn};
 use polis_control::cluster::state::Event;
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::Context;
+use polis_wire::identity::NodeId;
 use polis_wire::rpc::client::{Patience, Repeat};
 use polis_wire::rpc::{self, Credentials};
 
@@ -71,20 +72,30 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
     }
 }
 
-/// Notes that a leader on another machine answered a call that began then. One on this machine
-/// proves nothing about the network.
+/// Notes since when the node is known to reach the cluster over its network: a leader answered a
+/// call that began then. One on this machine proves nothing; there, another machine has to have
+/// reached its curator.
 fn proves(service: &Service, began: Instant) {
     let leader = *service.client.leader_id().borrow();
-    if leader.is_none() || leader == service.own() {
-        return;
-    }
+    let reached = *service.inputs.reached.borrow();
+    let proof = proof(leader, service.own(), began, reached);
     service.outputs.proof.send_if_modified(|known| {
-        let later = known.is_none_or(|known| known < began);
+        // `None` is the least.
+        let later = *known < proof;
         if later {
-            *known = Some(began);
+            *known = proof;
         }
         later
     });
+}
+
+fn proof(
+    leader: Option<NodeId>,
+    own: Option<NodeId>,
+    began: Instant,
+    reached: Option<Instant>,
+) -> Option<Instant> {
+    leader.and_then(|leader| if Some(leader) == own { reached } else { Some(began) })
 }
 
 /// SHA-256 of the authorities that this node keeps, once the one that signs has signed its own
@@ -108,6 +119,16 @@ fn asked(response: &v1::HeartbeatResponse, usual: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_leader_on_this_machine_proves_nothing_by_its_answer() {
+        let [own, other] = [1, 2].map(|seed| Some(NodeId::from_public_key(&[seed; 32])));
+        let (began, reached) = (Instant::now(), Some(Instant::now() + Duration::from_secs(1)));
+        assert_eq!(proof(other, own, began, reached), Some(began));
+        assert_eq!(proof(own, own, began, reached), reached);
+        assert_eq!(proof(own, own, began, None), None);
+        assert_eq!(proof(None, own, began, reached), None, "it is known no more");
+    }
 
     #[test]
     fn a_leader_sets_the_pace_within_reason() {

@@ -140,6 +140,8 @@ pub struct Inputs {
     pub update: watch::Receiver<update::Status>,
     /// The key of this node in the mesh, while it has a role of Kubernetes.
     pub mesh_key: watch::Receiver<Option<workload::mesh::PublicKey>>,
+    /// When another machine last opened a connection to the curator of this node.
+    pub reached: watch::Receiver<Option<Instant>>,
     /// Whether this node is ready.
     pub ready: watch::Receiver<bool>,
 }
@@ -162,7 +164,7 @@ pub struct Outputs {
     /// The network that the cluster orders for this node; `None` before the first message, and
     /// without an order.
     pub network: watch::Sender<Option<network::Order>>,
-    /// The latest beginning of a heartbeat that a leader on another machine has answered.
+    /// Since when the node is known to reach the cluster over its network.
     pub proof: watch::Sender<Option<Instant>>,
     /// The roles that the cluster gives to this node; `None` before the first message.
     pub roles: watch::Sender<Option<v1::NodeRoles>>,
