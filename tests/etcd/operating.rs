@@ -552,6 +552,26 @@ async fn a_lone_curator_tells_all_there_is_to_know() {
         assert_eq!((refused.code(), reason(&refused)), (Code::InvalidArgument, "field"));
         assert!(refused.message().starts_with(field), "{refused}");
     }
+
+    // A network is ordered once, however often the call is made.
+    let order = |server: &str| v1::ConfigureNodeNetworkRequest {
+        node_id: machine.name(),
+        configuration: Some(v1::NetworkConfiguration {
+            nameservers: vec![server.to_owned()],
+            ..Default::default()
+        }),
+    };
+    let bad = management.configure_node_network(order("dns.example")).await.unwrap_err();
+    assert_eq!((bad.code(), reason(&bad)), (Code::InvalidArgument, "field"));
+    assert!(bad.message().starts_with("configuration.nameservers[0] is"), "{bad}");
+    let mut orders = Vec::new();
+    for server in ["192.0.2.53", "192.0.2.53", "192.0.2.54"] {
+        let node = management.configure_node_network(order(server)).await.unwrap().into_inner();
+        orders.push(node.network_order.unwrap());
+    }
+    assert_eq!(orders[0], orders[1]);
+    assert_ne!(orders[1].number, orders[2].number);
+    assert_eq!(orders[2].configuration, order("192.0.2.54").configuration);
     curator.supervisor.stop().await;
     node.stop().await;
 }
