@@ -143,6 +143,7 @@ impl Service {
             recorded,
             said: Change::default(),
             mtus: BTreeMap::new(),
+            faults: Vec::new(),
             holding: Holding::default(),
             primary: Primary::default(),
             advertised: Advertised::after(former),
@@ -182,6 +183,8 @@ struct Run {
     said: Change,
     /// The MTU of cards before this run set another.
     mtus: BTreeMap<u32, u32>,
+    /// Faults of the configuration that were logged.
+    faults: Vec<String>,
     holding: Holding,
     primary: Primary,
     advertised: Advertised,
@@ -418,7 +421,7 @@ impl Run {
         }
     }
 
-    /// Publishes the status; returns whether it still waits for an address.
+    /// Publishes the status; returns whether it still waits for an address or a card.
     async fn publish(&mut self, observed: &Observed) -> bool {
         let wanted = self.wanted(observed);
         let waiting = match (self.primary.deadline(), self.advertised.settled()) {
@@ -434,7 +437,13 @@ impl Run {
         let network = self.network.clone().unwrap_or_default();
         let layout = Layout::of(observed, &network);
         let missing = self.missing(observed, &wanted, &layout, waiting.as_ref());
-        let is_waiting = waiting.is_some();
+        let is_waiting = waiting.is_some() || !layout.faults.is_empty();
+        if self.started.elapsed() >= PATIENCE && self.faults != layout.faults {
+            for fault in layout.faults.iter().filter(|fault| !self.faults.contains(fault)) {
+                warn!("a part of the network configuration has no link: {fault}");
+            }
+            self.faults.clone_from(&layout.faults);
+        }
         let text = resolv_conf(&wanted.nameservers);
         if self.resolv_conf.as_ref() != Some(&text) {
             // Before the address is published: a service that waits for it may resolve names
