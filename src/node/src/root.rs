@@ -132,6 +132,8 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
 struct Values {
     tree: files::Root,
     known: watch::Sender<parameters::Known>,
+    /// Whether they are asked of a metadata service.
+    asks: watch::Sender<parameters::Asking>,
     network: watch::Sender<network::Status>,
     /// The network that the cluster orders.
     network_order: watch::Sender<Option<network::Order>>,
@@ -206,6 +208,7 @@ impl Values {
         let access_list = watch::Sender::new(Arc::<rpc::AccessList>::default());
         Self {
             known: watch::Sender::new(None),
+            asks: watch::Sender::default(),
             network: watch::Sender::default(),
             network_order: watch::Sender::default(),
             reached: watch::Sender::default(),
@@ -306,8 +309,11 @@ impl Base {
                     sys: PathBuf::from("/sys"),
                     dev: PathBuf::from("/dev"),
                     esp: tree.esp.parameters.clone(),
+                    kept: tree.esp.user_data.clone(),
+                    metadata: parameters::METADATA_ADDRESS,
                 },
                 storage: values.storage.subscribe(),
+                asks: values.asks.clone(),
                 known: values.known.clone(),
             },
             network: network::Service {
@@ -320,6 +326,7 @@ impl Base {
                 known: values.known.subscribe(),
                 order: values.network_order.subscribe(),
                 proof: values.proof.subscribe(),
+                asks: values.asks.subscribe(),
                 status: values.network.clone(),
             },
             names: names::Service {

@@ -78,6 +78,9 @@ pub struct Esp {
     pub polis: Dir,
     /// The node parameters, put there by the creator of the disk.
     pub parameters: File,
+    /// The node parameters that a metadata service gave, for later boots: see `parameters` of
+    /// `polis-machine`.
+    pub user_data: File,
     /// The data with which a member rejoins its cluster; see `cluster::sealed`.
     pub sealed_configuration: File,
     /// Where the cluster can be reached.
@@ -106,6 +109,7 @@ impl Esp {
         let file = |name: &str| File::in_place(polis.join(name));
         Self {
             parameters: File::given(polis.join("parameters.pb"), SIZE_MAX),
+            user_data: file("user_data.pb"),
             sealed_configuration: file("sealed_configuration.pb"),
             cluster_directory: file("cluster_directory.pb"),
             cluster_journal: file("cluster_journal.pb"),
@@ -131,6 +135,7 @@ impl Esp {
             polis: _,
             parameters: _,
             etcd_snapshot: _,
+            user_data,
             sealed_configuration,
             cluster_directory,
             cluster_journal,
@@ -148,6 +153,7 @@ impl Esp {
             cold_start_next,
             key_change,
             network,
+            user_data,
             attempts,
         ];
         records.into_iter().chain(reports).map(|file| file.path().to_owned()).collect()
@@ -525,9 +531,9 @@ mod tests {
     #[test]
     fn the_image_has_every_file_of_the_esp_that_the_machine_writes() {
         let files = Esp::in_place();
-        assert_eq!(files.len(), 15);
+        assert_eq!(files.len(), 16);
         assert_eq!(files[0], Path::new("polis/sealed_configuration.pb"));
-        assert_eq!(files[14], Path::new("polis/guru/guru-7.txt"));
+        assert_eq!(files[15], Path::new("polis/guru/guru-7.txt"));
     }
 
     #[test]

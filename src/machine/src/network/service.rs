@@ -8,6 +8,9 @@
 //!                                                             [Addressed] ----+
 //! ```
 //!
+//! While the parameters are asked of a metadata service, the network is that of a machine without
+//! any; theirs takes its place once they are known.
+//!
 //! Links come up while the parameters are still unknown, so that the carrier is
 //! there by the time they are. Interfaces that appear later, when `init` has
 //! loaded their drivers, wake the service like every other change.
@@ -45,7 +48,7 @@ use super::plan::{self, Action, Former, Layout, Observed, Wanted};
 use super::primary::Primary;
 use super::view::{self, name};
 use super::{Change, Order, Status, apply, dhcp, observe};
-use crate::parameters::{self, Known};
+use crate::parameters::{self, Asking, Known};
 use polis_base::files::File;
 use polis_base::stage::{Stage, State};
 use polis_base::sys::arp;
@@ -94,6 +97,8 @@ pub struct Service {
     pub order: watch::Receiver<Option<Order>>,
     /// Since when this machine is known to reach the cluster over its network.
     pub proof: watch::Receiver<Option<Instant>>,
+    /// Whether they are asked for over the network, which is then that of a machine without any.
+    pub asks: watch::Receiver<Asking>,
     /// The published status.
     pub status: watch::Sender<Status>,
 }
@@ -139,6 +144,7 @@ impl Service {
             ctx: ctx.clone(),
             handle,
             network: None,
+            is_known: false,
             changes,
             recorded,
             said: Change::default(),
@@ -174,8 +180,9 @@ struct Run {
     service: Service,
     ctx: Context,
     handle: Handle,
-    /// The one in force; `None` until the parameters are known.
+    /// The one in force; `None` until the parameters are known, or asked for over the network.
     network: Option<parameters::Network>,
+    is_known: bool,
     changes: Changes,
     /// What the disk has of them.
     recorded: Option<Vec<u8>>,
@@ -512,8 +519,7 @@ impl Run {
             Some(patience).filter(|at| waiting && *at > now),
         ];
         let deadline = deadlines.into_iter().flatten().min().unwrap_or(now + REVIEW);
-        let unknown = self.network.is_none();
-        let trying = self.changes.is_trying();
+        let (is_known, trying) = (self.is_known, self.changes.is_trying());
         tokio::select! {
             // Cancel-safe: a change is only a reason to look.
             notice = notices.next() => {
@@ -524,12 +530,12 @@ impl Run {
             }
             // Cancel-safe: the value stays where it is.
             network = event::until(&mut self.service.known, "parameters", configured),
-                if unknown => {
+                if !is_known => {
                 let (network, given) = network?;
                 Ok(Event::Known(network, given))
             }
             // Cancel-safe, both: they wait for event values.
-            order = self.service.order.changed(), if !unknown => {
+            order = self.service.order.changed(), if is_known => {
                 order.map_err(|_closed| event::Closed("the order of the network"))?;
                 Ok(Event::Look)
             }
@@ -537,6 +543,9 @@ impl Run {
                 proof.map_err(|_closed| event::Closed("the proof of contact"))?;
                 Ok(Event::Look)
             }
+            // Cancel-safe, too.
+            asks = event::until(&mut self.service.asks, "parameters", |asks| asks.then_some(())),
+                if !is_known && self.network.is_none() => asks.map(|()| Event::Look).map_err(Into::into),
             // Cancel-safe: the clients keep their progress.
             Some((link, event)) = self.clients.next() => Ok(Event::Dhcp(link, event)),
             // Cancel-safe: only waits.

@@ -46,8 +46,8 @@ fn in_namespace<F: Future<Output = ()>>(story: impl FnOnce(Wire) -> F) {
         let story = async {
             handle.link().add(LinkVeth::new("eth0", "wire").build()).execute().await.unwrap();
             let folder = tempfile::tempdir().unwrap();
-            let (order, proof) = Default::default();
-            story(Wire { handle, folder, order, proof }).await;
+            let (order, proof, asks) = Default::default();
+            story(Wire { handle, folder, order, proof, asks }).await;
         };
         tokio::select! {
             () = connection => panic!("the kernel closed the socket"),
@@ -61,6 +61,7 @@ struct Wire {
     folder: tempfile::TempDir,
     order: watch::Sender<Option<Order>>,
     proof: watch::Sender<Option<Instant>>,
+    asks: watch::Sender<parameters::Asking>,
 }
 
 impl Wire {
@@ -86,8 +87,8 @@ impl Wire {
             record: File::public(self.folder.path().join("network.pb")),
         };
         let (order, proof) = (self.order.subscribe(), self.proof.subscribe());
-        let status = watch::Sender::new(Status::default());
-        (Service { config, known, order, proof, status }, owner)
+        let (asks, status) = (self.asks.subscribe(), watch::Sender::new(Status::default()));
+        (Service { config, known, order, proof, asks, status }, owner)
     }
 
     fn resolv_conf(&self) -> String {
@@ -258,6 +259,57 @@ fn nothing_is_asked_before_the_parameters_are_known() {
             assert!(status_now.interfaces.iter().all(|i| !i.asking));
             owner.send_replace(loaded(parameters::Network::default()));
             until(&mut status, |s| s.interfaces.iter().any(|i| i.asking)).await;
+        })
+        .await;
+    });
+}
+
+#[test]
+fn parameters_that_are_asked_for_over_dhcp_replace_its_network_by_theirs() {
+    in_namespace(|wire| async move {
+        wire.cable(true).await;
+        let (service, owner) = wire.service(None);
+        wire.asks.send_replace(true);
+        while_running(service, async |mut status| {
+            let story = async {
+                let by_dhcp = until(&mut status, |s| s.primary.is_some()).await;
+                assert_eq!(by_dhcp.primary, Some(IpAddr::V4(LEASED)));
+                // Parameters without a network change nothing.
+                owner.send_replace(loaded(parameters::Network::default()));
+                wire.asks.send_replace(false);
+                tokio::task::yield_now().await;
+                assert_eq!(status.borrow().primary, Some(IpAddr::V4(LEASED)));
+            };
+            tokio::select! { () = serve(3600) => {}, () = story => {} }
+        })
+        .await;
+    });
+    in_namespace(|wire| async move {
+        wire.cable(true).await;
+        let (service, owner) = wire.service(None);
+        wire.asks.send_replace(true);
+        while_running(service, async |mut status| {
+            let story = async {
+                until(&mut status, |s| s.primary.is_some()).await;
+                let own: Cidr = "192.0.2.7/24".parse().unwrap();
+                let interface = parameters::Interface {
+                    matches: Match::Name("eth0".to_owned()),
+                    dhcp: false,
+                    addresses: vec![own],
+                    routes: Vec::new(),
+                    mtu: None,
+                };
+                let interfaces = vec![interface];
+                owner
+                    .send_replace(loaded(parameters::Network { interfaces, ..Default::default() }));
+                let status = until(&mut status, |s| {
+                    s.interfaces.iter().any(|interface| interface.addresses == [own])
+                });
+                let status = status.await;
+                assert_eq!(status.primary, Some(own.address()));
+                assert!(status.interfaces.iter().all(|interface| !interface.asking));
+            };
+            tokio::select! { () = serve(3600) => {}, () = story => {} }
         })
         .await;
     });

@@ -9,17 +9,24 @@
 //! SMBIOS ------+
 //! ESP ---------+--> bytes --> polis_wire::parameters --> Loaded (event value)
 //! config disk -+                                     +-> trapdoor, a code for each cause
+//! metadata ----+
 //! ```
 //!
 //! Invariants:
 //! - Where several places carry parameters, the first in this order wins, always: the decision
 //!   waits for the driver of fw_cfg, it does not race with it.
 //! - Parameters that are there and cannot be used stop the boot.
+//! - A metadata service is asked only where no place of the machine has any, by a machine without
+//!   a home whose firmware names a cloud.
 //!
 //! What this module does not do: decide what the machine does with them (`cluster`),
 //! even when they are missing: a node with a cluster does not need them.
 
 mod config_disk;
+mod dmi;
+mod elsewhere;
+mod looked;
+mod metadata;
 mod places;
 mod service;
 mod smbios;
@@ -28,7 +35,12 @@ use std::sync::Arc;
 
 pub use polis_wire::parameters::*;
 
+pub use self::metadata::ADDRESS as METADATA_ADDRESS;
 pub use self::service::{Config, RunError, Service};
 
 /// The event value of this module: `None` until every place was looked at.
 pub type Known = Option<Arc<Loaded>>;
+
+/// The event value that says whether a metadata service is asked now: until [`Known`] has a
+/// value, the network is then that of a machine without parameters, which has an address.
+pub type Asking = bool;

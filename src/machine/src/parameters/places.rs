@@ -87,8 +87,8 @@ impl Places {
                 raw(&item.join("raw")).map(Some)
             }
             Source::Smbios => self.oem_string(),
-            // Disks are found by their labels: `config_disk`.
-            Source::NoCloud | Source::ConfigDrive => Ok(None),
+            // Disks are found by their labels: `config_disk`; `elsewhere` looks at the rest.
+            Source::NoCloud | Source::ConfigDrive | Source::Metadata(_) | Source::Kept => Ok(None),
             Source::Esp => self.esp.read().map_err(|error| match error {
                 files::Error::TooLarge { .. } => Error::TooLarge,
                 other => Error::Unreadable(other.into_io()),

@@ -132,9 +132,10 @@ pub fn absent(loaded: &Loaded) -> Report {
         tried: loaded.tried.clone(),
         // The places come first: the serial line has room for the beginning alone.
         next: format!(
-            "Put node parameters at {}, in fw_cfg, in an SMBIOS OEM string, or on a disk labelled \
-             cidata or config-2, then reboot. `polisctl parameters bootstrap` (a new cluster) and \
-             `polisctl parameters register` (one that runs) write them.",
+            "Put node parameters at {}, in fw_cfg, in an SMBIOS OEM string, on a disk labelled \
+             cidata or config-2, or in the user data of a cloud, then reboot. `polisctl parameters \
+             bootstrap` (a new cluster) and `polisctl parameters register` (one that runs) write \
+             them.",
             Source::Esp.place(),
         ),
         ..Report::new(code::PARAMETERS_ABSENT, vec![cause])

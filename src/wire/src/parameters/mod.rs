@@ -20,6 +20,7 @@ mod firewall;
 mod install;
 mod log_target;
 mod network;
+mod platform;
 mod source;
 mod text;
 mod validate;
@@ -42,6 +43,7 @@ pub use self::log_target::{LogProtocol, LogTarget};
 pub use self::network::{
     Bond, Bonding, Card, Hash, Interface, LinkSettings, Match, Network, Parent, Place, Route, Vlan,
 };
+pub use self::platform::{Dmi, Platform};
 pub use self::source::{BYTES_MAX, FW_CFG_ITEM, Source};
 pub use self::validate::{
     configuration, firewall, key, labels, log_targets, network, parse, time_servers,

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::platform::Platform;
+
 /// The most bytes that parameters may have, in any place. The kernel reads
 /// fw_cfg through sysfs in quadratic time: 64 KiB take 0.15 s, a megabyte 40 s.
 pub const BYTES_MAX: u64 = 64 << 10;
@@ -22,6 +24,10 @@ pub enum Source {
     NoCloud,
     /// The disk on which OpenStack gives user data.
     ConfigDrive,
+    /// The metadata service of a cloud.
+    Metadata(Platform),
+    /// The copy of what a metadata service gave to this machine before it had a home.
+    Kept,
 }
 
 impl Source {
@@ -36,6 +42,8 @@ impl Source {
             Self::ConfigDrive => {
                 "openstack/latest/user_data on a disk labelled config-2".to_owned()
             }
+            Self::Metadata(platform) => format!("user data of {platform} (metadata service)"),
+            Self::Kept => "polis/user_data.pb on the ESP, kept from a metadata service".to_owned(),
         }
     }
 }
@@ -43,6 +51,8 @@ impl Source {
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Metadata(platform) => return write!(f, "the metadata service of {platform}"),
+            Self::Kept => "the copy on the ESP of the user data of a metadata service",
             Self::FwCfg => "fw_cfg",
             Self::Smbios => "an SMBIOS OEM string",
             Self::Esp => "the ESP",

@@ -20,12 +20,25 @@ use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::blocking;
 
 impl Run {
-    /// The parameters are known.
+    /// The parameters are known. A network that differs from that over which they were asked for
+    /// replaces it as an ordered one does: see [`Self::change`].
     pub(super) fn known(&mut self, network: parameters::Network, given: bool) {
         if let Some(why) = self.changes.known(network, given) {
             warn!("the network of the parameters is in force: {why}");
         }
-        self.network = self.changes.network().cloned();
+        self.is_known = true;
+        if self.network.is_none() {
+            self.network = self.changes.network().cloned();
+        }
+    }
+
+    /// The network that is to be in force. Once the parameters are asked for over the network, it
+    /// is that of a machine without any, until they are known.
+    fn due(&self) -> Option<parameters::Network> {
+        if self.is_known {
+            return self.changes.network().cloned();
+        }
+        self.network.clone().or_else(|| self.service.asks.borrow().then(Default::default))
     }
 
     /// Takes up an order, ends a trial, and puts the network in force that follows.
@@ -40,9 +53,9 @@ impl Run {
         let proof = *self.service.proof.borrow_and_update();
         self.changes.review(proof, Instant::now());
         self.record().await;
-        let network = self.changes.network();
-        if network != self.network.as_ref() {
-            self.network = network.cloned();
+        let network = self.due();
+        if network != self.network {
+            self.network = network;
             // The leases and the choice of before belong to other links.
             self.primary = Primary::default();
             self.advertised = Advertised::after(self.service.status.borrow().primary);

@@ -1,0 +1,239 @@
+//! The places that were looked at, and the decision between them. Pure.
+//!
+//! ```text
+//! Looked, Looked, ... --decide--> Loaded, with warnings | Failed, with the place
+//! ```
+//!
+//! Invariants:
+//! - The first place that has anything is the one that counts, even if it cannot be used.
+//!
+//! What this module does not do: look (`places`, `config_disk`, `metadata`).
+
+use super::config_disk::Found;
+use super::places::{FwCfg, Places};
+use super::{BYTES_MAX, Error, Loaded, Source, message, parse};
+
+/// Parameters that cannot be used.
+#[derive(Debug)]
+pub(super) struct Failed {
+    pub(super) error: Error,
+    pub(super) source: Source,
+    pub(super) tried: Vec<String>,
+}
+
+/// The message in a place, if there is one.
+pub(super) type Read = Result<Option<Vec<u8>>, Error>;
+
+/// A place that was looked at.
+#[derive(Debug)]
+pub(super) struct Looked {
+    pub(super) source: Source,
+    /// Its name for people.
+    pub(super) place: String,
+    pub(super) read: Read,
+    /// Something else to say than how many bytes were there.
+    pub(super) note: Option<&'static str>,
+}
+
+impl Looked {
+    pub(super) fn new(source: Source, read: Read) -> Self {
+        let read = read.and_then(|bytes| bytes.map(message).transpose());
+        Self { source, place: source.place(), read, note: None }
+    }
+
+    pub(super) fn disk(found: Found) -> Self {
+        let looked = Self::new(found.source, found.read);
+        let place = format!("{} ({})", looked.place, found.device);
+        Self { place, note: found.note, ..looked }
+    }
+
+    /// A place that was not looked at, or that has something else, and why.
+    pub(super) fn without(
+        source: Source,
+        place: impl Into<String>,
+        note: Option<&'static str>,
+    ) -> Self {
+        Self { source, place: place.into(), read: Ok(None), note }
+    }
+
+    /// Whether the place has something, which may not be of use.
+    pub(super) fn has_any(&self) -> bool {
+        !matches!(self.read, Ok(None))
+    }
+
+    /// The result, in one sentence.
+    pub(super) fn result(&self) -> String {
+        let place = &self.place;
+        match (self.note, &self.read) {
+            (Some(note), _) => format!("{place}: {note}"),
+            (None, Ok(None)) => format!("{place}: absent"),
+            (None, Ok(Some(bytes))) => format!("{place}: {} bytes", bytes.len()),
+            (None, Err(Error::TooLarge)) => format!("{place}: more than {BYTES_MAX} bytes"),
+            (None, Err(Error::NotBase64)) => format!("{place}: not base64"),
+            (None, Err(_)) => format!("{place}: unreadable"),
+        }
+    }
+}
+
+/// What a driver that did not start means for the operator.
+pub(super) const NO_DRIVER: &str = "the driver of the device did not start";
+
+/// What disks that hang mean.
+pub(super) const NO_ANSWER: &str = "a disk of this machine does not answer";
+
+/// Looks at the places that the machine has from its start, the first one first.
+pub(super) fn of_machine(places: &Places, fw_cfg: FwCfg) -> Vec<Looked> {
+    let from_fw_cfg = match fw_cfg {
+        FwCfg::Ready => Looked::new(Source::FwCfg, places.read(Source::FwCfg)),
+        FwCfg::Missing => Looked::new(Source::FwCfg, Ok(None)),
+        FwCfg::Starting => Looked { note: Some(NO_DRIVER), ..Looked::new(Source::FwCfg, Ok(None)) },
+    };
+    let others = [Source::Smbios, Source::Esp];
+    let others = others.map(|source| Looked::new(source, places.read(source)));
+    std::iter::once(from_fw_cfg).chain(others).collect()
+}
+
+/// Takes the first place that has anything, even if that cannot be used, and compares the rest
+/// with it.
+pub(super) fn decide(looked: Vec<Looked>) -> Result<Loaded, Failed> {
+    let tried: Vec<String> = looked.iter().map(Looked::result).collect();
+    let mut warnings: Vec<String> = looked
+        .iter()
+        .filter(|one| one.note.is_some_and(|note| note == NO_DRIVER || note == NO_ANSWER))
+        .map(|one| format!("{}; node parameters there are ignored", one.result()))
+        .collect();
+    let mut looked = looked.into_iter().filter(Looked::has_any);
+    let Some(used) = looked.next() else {
+        return Ok(Loaded { found: None, warning: joined(&warnings), tried });
+    };
+    let (place, source) = (used.place, used.source);
+    for other in looked {
+        match (&used.read, &other.read) {
+            (Ok(used), Ok(same)) if used == same => warnings
+                .push(format!("{place} is used; {} has the same and is ignored", other.place)),
+            (Ok(_), Err(error)) => warnings
+                .push(format!("{place} is used; {} could not be compared: {error}", other.place)),
+            _ => warnings.push(format!(
+                "{place} takes precedence over {}, which differs and is ignored",
+                other.place
+            )),
+        }
+    }
+    match used.read.and_then(|bytes| parse(&bytes.unwrap_or_default())) {
+        Ok(parameters) => {
+            Ok(Loaded { found: Some((parameters, source)), warning: joined(&warnings), tried })
+        }
+        Err(error) => Err(Failed { error, source, tried }),
+    }
+}
+
+fn joined(warnings: &[String]) -> Option<String> {
+    (!warnings.is_empty()).then(|| warnings.join("; "))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use polis_base::trapdoor::code;
+
+    /// The least that is valid: a bootstrap with the base point as the owner's key.
+    pub(in super::super) fn valid(extra: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0x0a, 34, 0x0a, 32, 0x58];
+        bytes.extend([0x66; 31]);
+        bytes.extend(extra);
+        bytes
+    }
+
+    /// An empty `network`, which changes the bytes and nothing else.
+    pub(in super::super) const EXTRA: &[u8] = &[0x1a, 0];
+
+    #[test]
+    fn two_disks_that_differ_are_both_named() {
+        let disk = |device: &str, content: Vec<u8>| {
+            let (device, read) = (device.to_owned(), Ok(Some(content)));
+            Looked::disk(Found { source: Source::NoCloud, device, read, note: None })
+        };
+        let loaded = decide(vec![disk("sdb", valid(&[])), disk("sdc", valid(EXTRA))]).unwrap();
+        assert_eq!(loaded.found.unwrap().1, Source::NoCloud);
+        let warning = loaded.warning.unwrap();
+        assert!(warning.contains("(sdb)") && warning.contains("(sdc)"), "{warning}");
+    }
+
+    fn three(fw_cfg: Read, smbios: Read, esp: Read) -> Vec<Looked> {
+        vec![
+            Looked::new(Source::FwCfg, fw_cfg),
+            Looked::new(Source::Smbios, smbios),
+            Looked::new(Source::Esp, esp),
+        ]
+    }
+
+    #[test]
+    fn the_first_place_wins_and_every_difference_is_named() {
+        let (ours, theirs) = (Ok(Some(valid(&[]))), || Ok(Some(valid(EXTRA))));
+        let loaded = decide(three(ours, theirs(), theirs())).unwrap();
+        assert_eq!(loaded.found.unwrap().1, Source::FwCfg);
+        let warning = loaded.warning.unwrap();
+        for place in ["opt/polis/parameters.pb", "SMBIOS", "polis/parameters.pb on the ESP"] {
+            assert!(warning.contains(place), "{warning}");
+        }
+        let loaded = decide(three(Ok(None), Ok(Some(valid(&[]))), theirs())).unwrap();
+        assert_eq!(loaded.found.unwrap().1, Source::Smbios);
+        assert!(!loaded.warning.unwrap().contains("fw_cfg"));
+    }
+
+    #[test]
+    fn the_same_content_at_a_second_place_is_named_in_either_form() {
+        // The text of `valid(&[])`.
+        let text = b"polis-parameters-v1:CiIKIFhmZmZmZmZmZmZmZmZmZmZmZmZmZmZmZmZmZmZmZmZm".to_vec();
+        let loaded = decide(three(Ok(Some(valid(&[]))), Ok(Some(text)), Ok(None))).unwrap();
+        let warning = loaded.warning.unwrap();
+        assert!(warning.contains("opt/polis/parameters.pb"), "{warning}");
+        assert!(warning.contains("SMBIOS") && warning.contains("has the same"), "{warning}");
+    }
+
+    #[test]
+    fn the_esp_is_used_when_the_other_places_have_nothing() {
+        let loaded = decide(three(Ok(None), Ok(None), Ok(Some(valid(&[]))))).unwrap();
+        assert_eq!(loaded.found.unwrap().1, Source::Esp);
+        assert_eq!(loaded.warning, None);
+    }
+
+    #[test]
+    fn bad_bytes_do_not_fall_back_to_a_later_place() {
+        let esp = || Ok(Some(valid(&[])));
+        let failed = decide(three(Ok(Some(vec![])), Ok(None), esp())).unwrap_err();
+        assert!(matches!(failed.error, Error::NothingChosen));
+        assert_eq!(failed.source, Source::FwCfg);
+        let noise = Ok(Some(b"polis-parameters-v1:%%".to_vec()));
+        let failed = decide(three(Ok(None), noise, esp())).unwrap_err();
+        assert!(matches!(failed.error, Error::NotBase64));
+        let report = failed.error.report(failed.source, failed.tried);
+        assert_eq!(report.code, code::PARAMETERS_MALFORMED);
+        assert!(report.next.contains("SMBIOS"), "{}", report.next);
+    }
+
+    #[test]
+    fn a_bad_file_on_the_esp_is_a_warning_while_fw_cfg_is_used() {
+        let esp = Err(Error::TooLarge);
+        let loaded = decide(three(Ok(Some(valid(&[]))), Ok(None), esp)).unwrap();
+        assert!(loaded.warning.unwrap().contains("65536"));
+    }
+
+    #[test]
+    fn nothing_anywhere_is_not_a_failure_and_says_where_it_looked() {
+        let loaded = decide(three(Ok(None), Ok(None), Ok(None))).unwrap();
+        assert_eq!(loaded.found, None);
+        assert_eq!(loaded.tried.len(), 3);
+        let report = crate::parameters::absent(&loaded);
+        assert_eq!(report.code, polis_base::trapdoor::code::PARAMETERS_ABSENT);
+        assert_eq!(report.tried, loaded.tried);
+    }
+
+    #[test]
+    fn a_driver_that_never_starts_is_a_warning() {
+        let mut looked = three(Ok(None), Ok(None), Ok(Some(valid(&[]))));
+        looked[0].note = Some(NO_DRIVER);
+        let loaded = decide(looked).unwrap();
+        assert!(loaded.warning.unwrap().contains("driver"));
+    }
+}
