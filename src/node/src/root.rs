@@ -349,6 +349,7 @@ impl Base {
                     nodes: values.nodes.subscribe(),
                     peers: values.peers.subscribe(),
                     order: values.order.subscribe(),
+                    asks: values.asks.subscribe(),
                 },
                 network: values.network.subscribe(),
                 status: values.firewall.clone(),

@@ -20,12 +20,16 @@
 //! Invariants:
 //! - No configuration keeps a node or its owner from the curator
 //!   (`no_configuration_keeps_a_node_or_its_owner_from_the_curator`).
+//! - No process and no pod reaches the metadata service of a cloud, unless the node asks it for its
+//!   parameters (`no_process_reaches_a_metadata_service_unless_the_node_asks_it`).
 //! - A configuration that is only tried ends by itself, without a leader, too ([`Order::at`]).
 //!
 //! What this module does not do: filter packets of pods to pods (`policy`), or decide which
 //! configuration the cluster has (`curator`).
 
 mod counters;
+#[cfg(test)]
+mod kernel_tests;
 mod rules;
 mod service;
 mod text;

@@ -29,6 +29,19 @@ pub(super) struct Known<'a> {
     pub(super) home: bool,
     /// The configuration of the cluster.
     pub(super) firewall: &'a Firewall,
+    /// Whether this machine asks its cloud for parameters.
+    pub(super) metadata: Metadata,
+}
+
+/// Who reaches the metadata service of the cloud that the machine runs in. It answers questions
+/// about the machine, and gives credentials of the cloud, to every process that asks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Metadata {
+    /// Every process: the node asks for its parameters, and runs no pods yet.
+    Asked,
+    /// No process and no pod, and not the node either.
+    #[default]
+    Closed,
 }
 
 /// Whose packets a rule accepts.
@@ -64,11 +77,13 @@ pub struct Rules {
     pub members: BTreeSet<IpAddr>,
     /// The sources; empty: any address.
     pub sources: Vec<Cidr>,
+    /// Who reaches the metadata service.
+    pub metadata: Metadata,
 }
 
 impl Rules {
     pub(super) fn new(known: &Known<'_>) -> Self {
-        let Known { roles, etcd, home, firewall, .. } = *known;
+        let Known { roles, etcd, home, firewall, metadata, .. } = *known;
         let votes = etcd || is_consensus_member(roles);
         let controls = roles.is_some_and(|roles| roles.kubernetes_controller.is_some());
         let works = roles.is_some_and(|roles| roles.kubernetes_worker.is_some());
@@ -155,7 +170,8 @@ impl Rules {
         });
         rules.extend(opened);
         rules.sort_by_key(|rule| (rule.ports.first, rule.ports.protocol));
-        Self { rules, members: known.members.clone(), sources: firewall.sources.clone() }
+        let (members, sources) = (known.members.clone(), firewall.sources.clone());
+        Self { rules, members, sources, metadata }
     }
 }
 
@@ -172,6 +188,7 @@ mod tests {
             members: &BTreeSet::from([IpAddr::from([10, 0, 2, 16])]),
             home,
             firewall,
+            metadata: Metadata::Closed,
         })
     }
 
@@ -231,8 +248,14 @@ mod tests {
     #[test]
     fn a_member_of_etcd_is_one_before_its_roles_are_known() {
         let members = BTreeSet::new();
-        let known =
-            Known { roles: None, etcd: true, members: &members, home: false, firewall: &NO_ONE };
+        let known = Known {
+            roles: None,
+            etcd: true,
+            members: &members,
+            home: false,
+            firewall: &NO_ONE,
+            metadata: Metadata::Closed,
+        };
         let ports: Vec<_> = Rules::new(&known).rules.into_iter().map(|rule| rule.name).collect();
         assert_eq!(ports, ["time", "etcd", "curator", "discovery", "management", "metrics"]);
     }

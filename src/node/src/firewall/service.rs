@@ -24,11 +24,12 @@ use tracing::{info, warn};
 
 use super::Order;
 use super::counters::{self, Counted};
-use super::rules::{Known, Rules};
+use super::rules::{Known, Metadata, Rules};
 use super::text;
 use polis_base::cause;
 use polis_control::{cluster, consensus};
 use polis_machine::network::{self, names::Peers};
+use polis_machine::parameters::Asking;
 use polis_runtime::event::{Closed, until};
 use polis_runtime::logtree::Parser;
 use polis_runtime::supervisor::Context;
@@ -109,6 +110,8 @@ pub struct Inputs {
     pub peers: watch::Receiver<Peers>,
     /// The order of the cluster; `None` before the first message.
     pub order: watch::Receiver<Option<Order>>,
+    /// Whether a metadata service is asked for the parameters of this machine.
+    pub asks: watch::Receiver<Asking>,
 }
 
 impl Inputs {
@@ -139,6 +142,7 @@ impl Inputs {
             members: &members,
             home: state == cluster::State::Home && nodes.is_some(),
             firewall: &firewall,
+            metadata: if *self.asks.borrow() { Metadata::Asked } else { Metadata::Closed },
         });
         (rules, firewall, until)
     }
@@ -152,6 +156,7 @@ impl Inputs {
             changed = self.nodes.changed() => (changed, "the nodes"),
             changed = self.peers.changed() => (changed, "the addresses of nodes"),
             changed = self.order.changed() => (changed, "the cluster's firewall"),
+            changed = self.asks.changed() => (changed, "the parameters"),
         };
         changed.map_err(|_closed| Closed(name))
     }

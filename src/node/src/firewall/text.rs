@@ -9,6 +9,7 @@
 //!                             | no
 //!                             +--> dropped
 //! packet of a pod to another node --> a port of Polis? --> dropped
+//! packet of a pod or a process ----> metadata of a cloud? --> dropped
 //! ```
 //!
 //! A pod's packets leave its node with the node's address, so the other node would take them for
@@ -17,7 +18,7 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-use super::rules::{Callers, Rule, Rules};
+use super::rules::{Callers, Metadata, Rule, Rules};
 use polis_wire::parameters::Cidr;
 use polis_wire::parameters::Protocol;
 
@@ -29,6 +30,16 @@ pub(super) const DROPPED: &str = "dropped";
 
 /// Where packets of pods come from: their own interfaces, and the mesh.
 const POD_INTERFACES: [&str; 2] = ["veth*", polis_workload::mesh::DEVICE];
+
+/// The metadata services of clouds, and what Azure has beside its own: each address with its ports
+/// of TCP. The same addresses serve DNS and NTP over UDP, which stay open.
+const METADATA: [(&str, &str); 5] = [
+    ("ip daddr 169.254.169.254", "80"),
+    ("ip daddr 168.63.129.16", "{ 80, 32526 }"),
+    ("ip6 daddr fd00:ec2::254", "80"),
+    ("ip6 daddr fd20:ce::254", "80"),
+    ("ip6 daddr fd00:c1::a9fe:a9fe", "80"),
+];
 
 /// The first lines of every input: they make the table if there is none, so that it can be deleted.
 /// `nft` carries out one input in one transaction, so no packet passes between two tables.
@@ -111,19 +122,37 @@ pub(super) fn text(rules: &Rules) -> String {
     line(format_args!("\t\tmeta pkttype != host drop"));
     line(format_args!("\t\tcounter drop comment \"{DROPPED}\""));
     line(format_args!("\t}}"));
-    line(format_args!("\tchain forward {{"));
-    line(format_args!("\t\ttype filter hook forward priority filter; policy accept;"));
-    // An answer to a node may go to such a port, which its translation of addresses has chosen.
-    for (family, ip) in [("4", "ip"), ("6", "ip6")] {
-        line(format_args!(
-            "\t\tiifname \"{}\" ct direction original {ip} daddr @members{family} \
-             meta l4proto {{ tcp, udp }} th dport {{ 6444, 7834-7839 }} jump rest",
-            POD_INTERFACES[0]
-        ));
-    }
-    line(format_args!("\t}}"));
-    line(format_args!("}}"));
+    text.push_str(&passing(rules));
+    text.push_str("}\n");
     text
+}
+
+/// The chains of packets that are not for the node: of pods, and its own.
+fn passing(rules: &Rules) -> String {
+    let metadata = match rules.metadata {
+        Metadata::Asked => &[][..],
+        Metadata::Closed => &METADATA,
+    };
+    let metadata = metadata.iter().map(|(address, ports)| {
+        format!("\t\t{address} tcp dport {ports} counter drop comment \"{DROPPED}\"\n")
+    });
+    let metadata: String = metadata.collect();
+    // An answer to a node may go to such a port, which its translation of addresses has chosen.
+    let members = [("4", "ip"), ("6", "ip6")].map(|(family, ip)| {
+        format!(
+            "\t\tiifname \"{}\" ct direction original {ip} daddr @members{family} \
+             meta l4proto {{ tcp, udp }} th dport {{ 6444, 7834-7839 }} jump rest\n",
+            POD_INTERFACES[0]
+        )
+    });
+    let chain = |name: &str, lines: &str| {
+        format!(
+            "\tchain {name} {{\n\t\ttype filter hook {name} priority filter; policy accept;\n\
+             {lines}\t}}\n"
+        )
+    };
+    // A Service may lead to the address: its translation comes before either chain.
+    chain("forward", &format!("{}{metadata}", members.concat())) + &chain("output", &metadata)
 }
 
 /// The input of `nft` that removes all rules.
@@ -163,7 +192,10 @@ mod tests {
             ],
             members: [IpAddr::from([10, 0, 2, 16]), "2001:db8::7".parse().unwrap()].into(),
             sources: vec!["192.0.2.0/24".parse().unwrap()],
+            metadata: Metadata::Closed,
         };
+        let asked = text(&Rules { metadata: Metadata::Asked, ..rules.clone() });
+        assert!(!asked.contains("169.254.169.254"), "{asked}");
         insta::assert_snapshot!(text(&rules));
         insta::assert_snapshot!(removal(), @r"
         table inet polis-firewall
