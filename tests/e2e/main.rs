@@ -32,6 +32,7 @@ mod install;
 mod ipv6;
 mod keys;
 mod locked;
+mod metadata;
 mod newcomer;
 mod operate;
 mod outage;
@@ -44,6 +45,7 @@ mod restart;
 mod rotation;
 mod secure_boot;
 mod segment;
+mod sources;
 mod stolen;
 mod storage;
 mod storage_faults;
@@ -95,6 +97,7 @@ const FILES: &[&[Story]] = &[
     rotation::STORIES,
     secure_boot::STORIES,
     segment::STORIES,
+    sources::STORIES,
     storage_faults::STORIES,
     storage_kinds::STORIES,
     ipv6::STORIES,
@@ -106,5 +109,8 @@ const FILES: &[&[Story]] = &[
 ];
 
 fn main() -> ExitCode {
+    if let Some(ended) = metadata::relay() {
+        return ended;
+    }
     polis_tests::main(SUITE, FILES)
 }

@@ -263,6 +263,11 @@ pub struct Config {
     pub fw_cfg: Vec<FwCfg>,
     /// OEM strings of the SMBIOS table.
     pub oem_strings: Vec<String>,
+    /// Other fields of that table, as QEMU takes them: `type=1,manufacturer=Hetzner`.
+    pub smbios: Vec<String>,
+    /// The command that answers at the address of the metadata service of a cloud, behind
+    /// [`Link::Nat`]: it is started for each connection, which is its standard input and output.
+    pub metadata: Option<String>,
     /// Whether the machine has a watchdog, which resets it.
     pub watchdog: bool,
     /// The file of 64 KiB in which the firmware keeps the last words of a kernel (ACPI ERST), if
@@ -306,6 +311,8 @@ impl Config {
             screen: Screen::Std,
             fw_cfg: Vec::new(),
             oem_strings: Vec::new(),
+            smbios: Vec::new(),
+            metadata: None,
             watchdog: false,
             last_words: None,
             console: false,

@@ -40,6 +40,10 @@ pub struct Sockets {
 /// and a lease that is asked for again is the same lease.
 const MAC: &str = "52:54:00:70:6f:6c";
 
+/// The network behind NAT of a machine with a metadata service. QEMU answers only inside of it,
+/// and a machine rejects a link-local lease: so it is as large that both have a place there.
+const METADATA_NET: &str = "168.0.0.0/7";
+
 /// The slots of a machine whose disk and card come later.
 const DISK_SLOT: &str = "disk-slot";
 const CARD_SLOT: &str = "card-slot";
@@ -89,6 +93,9 @@ pub fn argv(config: &Config, sockets: &Sockets) -> Vec<OsString> {
     }
     for text in &config.oem_strings {
         args.flag("-smbios", format!("type=11,value={}", text.replace(',', ",,")));
+    }
+    for fields in &config.smbios {
+        args.flag("-smbios", fields);
     }
     channels(&mut args, config, sockets);
     if config.tpm.is_some() {
@@ -372,7 +379,12 @@ fn network(args: &mut Args, config: &Config) {
             let forwards: String = forwards
                 .map(|Forward { host, guest }| format!(",hostfwd=tcp:127.0.0.1:{host}-:{guest}"))
                 .collect();
-            args.flag("-netdev", format!("user,id=net{forwards}"));
+            let metadata = config.metadata.as_ref().map(|command| {
+                let command = command.replace(',', ",,");
+                format!(",net={METADATA_NET},guestfwd=tcp:169.254.169.254:80-cmd:{command}")
+            });
+            let metadata = metadata.unwrap_or_default();
+            args.flag("-netdev", format!("user,id=net{forwards}{metadata}"));
         }
         Link::Segment(plug) => args.flag("-netdev", segment("net", plug)),
     }

@@ -170,6 +170,19 @@ fn more_cards_have_networks_of_their_own() {
 }
 
 #[test]
+fn a_machine_in_a_cloud_has_the_cloud_s_name_and_its_metadata_service_on_its_segment() {
+    let shown = show(&Config {
+        smbios: vec!["type=1,manufacturer=Hetzner".to_owned()],
+        metadata: Some("'a,b' c".to_owned()),
+        ..Config::new(direct(), Accelerator::Tcg)
+    });
+    assert!(shown.contains("\n-smbios type=1,manufacturer=Hetzner\n"), "{shown}");
+    assert!(shown.contains(
+        "-netdev user,id=net,net=168.0.0.0/7,guestfwd=tcp:169.254.169.254:80-cmd:'a,,b' c\n"
+    ));
+}
+
+#[test]
 fn a_saved_machine_has_its_memory_in_a_file_and_a_restored_one_a_copy_of_it() {
     let show =
         |memory_file| show(&Config { memory_file, ..Config::new(direct(), Accelerator::Tcg) });
