@@ -51,6 +51,20 @@ impl Format {
     }
 }
 
+/// Bytes of user data that Amazon EC2 takes, before it encodes them. The other clouds take as much
+/// as a node, or half of it.
+const EC2_MAX: usize = 16 << 10;
+
+impl Format {
+    /// What an operator should know of a file with so many bytes.
+    pub(super) fn warning(self, bytes: usize) -> Option<String> {
+        let large = self == Self::Text && bytes > EC2_MAX;
+        large.then(|| {
+            format!("it is too large for Amazon EC2, which takes {EC2_MAX} bytes of user data")
+        })
+    }
+}
+
 /// The text of a message that a node accepts.
 fn text(message: &[u8]) -> Result<String, Error> {
     let text = parameters::text(message);

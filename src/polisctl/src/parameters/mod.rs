@@ -438,7 +438,11 @@ fn written(message: &v1::NodeParameters, machine: &Machine, global: &Global) -> 
     let description = show::document(&parameters)?;
     let mut document = serde_json::json!({ "file": out, "format": format, "bytes": bytes.len() });
     document["parameters"] = description.value().clone();
-    let text = format!("{} bytes in {} ({format})", bytes.len(), out.display());
+    let mut text = format!("{} bytes in {} ({format})", bytes.len(), out.display());
+    if let Some(warning) = format.warning(bytes.len()) {
+        document["warning"] = warning.clone().into();
+        text = format!("{text}\nwarning: {warning}");
+    }
     global.out.print(&Document::new(&document, text)?)
 }
 

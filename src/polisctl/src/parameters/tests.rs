@@ -333,6 +333,31 @@ fn parameters_that_are_too_large_as_text_are_refused_with_both_sizes() {
 }
 
 #[test]
+fn text_that_is_too_large_for_ec2_is_written_with_a_warning() {
+    let world = world();
+    std::fs::write(world.path("ca.pem"), polis_wire::pki::certificate_pem(&ca())).unwrap();
+    let write = |nodes: usize, format: &str, output: &str| {
+        let address = format!("{}.example", "a".repeat(57));
+        let nodes: Vec<String> = (0..nodes)
+            .map(|number| format!("polis-{number:032x}={}", vec![&*address; 4].join(",")))
+            .collect();
+        let mut register = vec!["parameters", "register", "--ticket", "5e", "--ca", "@ca.pem"];
+        register.extend(nodes.iter().flat_map(|node| ["--node", node]));
+        world.runs(&with(&register, &["-o", "@p", "--format", format, "--output", output]))
+    };
+    let size = || std::fs::metadata(world.path("p")).unwrap().len();
+    let warning = "it is too large for Amazon EC2, which takes 16384 bytes of user data";
+    let written = write(64, "text", "table");
+    assert!(size() > 16_384, "{}", size());
+    assert!(written.contains(&format!("(text)\nwarning: {warning}")), "{written}");
+    let written: serde_json::Value = serde_json::from_str(&write(64, "text", "json")).unwrap();
+    assert_eq!(written["warning"], warning);
+    assert!(!write(64, "message", "table").contains("warning"));
+    assert!(!write(8, "text", "table").contains("warning"));
+    assert!(size() < 16_384);
+}
+
+#[test]
 fn a_wrong_file_of_each_format_is_refused_with_its_place_and_the_next_step() {
     let world = world();
     let refused = |file: &[u8]| {
