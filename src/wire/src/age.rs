@@ -183,6 +183,14 @@ impl Encryptor {
         (Self { key, chunk: 0, pending: Zeroizing::new(Vec::with_capacity(CHUNK + TAG)) }, begun)
     }
 
+    /// The same file once more, for a reader that must know its checksum before its content:
+    /// only at its beginning, and only for the same plaintext. One of both must not leave the
+    /// machine, since the same key hides both.
+    #[must_use]
+    pub fn again(&self) -> Self {
+        Self { key: self.key.clone(), chunk: self.chunk, pending: self.pending.clone() }
+    }
+
     /// Takes plaintext, and returns what can be written by now.
     #[must_use]
     pub fn push(&mut self, plaintext: &[u8]) -> Vec<u8> {

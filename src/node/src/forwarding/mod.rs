@@ -27,7 +27,6 @@ mod otlp;
 mod rfc5424;
 mod service;
 mod syslog;
-mod tls;
 
 #[cfg(test)]
 mod tests;

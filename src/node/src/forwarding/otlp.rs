@@ -24,12 +24,12 @@ use polis_proto::otlp::{
 };
 use polis_runtime::logtree::ring::Recorder;
 use polis_runtime::logtree::{Body, Origin};
+use polis_wire::outside;
 use polis_wire::parameters::LogTarget;
 use prost::Message as _;
 use tokio::time::timeout;
 
 use super::line::{Batch, Line, Subject};
-use super::tls;
 
 /// A collector answers within this time.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
@@ -46,7 +46,7 @@ const WAIT_MAX: Duration = Duration::from_secs(60);
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     #[error(transparent)]
-    Connect(#[from] tls::Error),
+    Connect(#[from] outside::Error),
     #[error("the exchange with {url} failed")]
     Http { url: String, source: anyhow::Error },
     #[error("{url} does not answer within {} seconds", ANSWER_MAX.as_secs())]
@@ -131,7 +131,7 @@ impl Connection {
 }
 
 async fn open(target: &LogTarget, bundle: &Path) -> Result<Open, Error> {
-    let tls = tls::connect(target, bundle, &[b"http/1.1"]).await?;
+    let tls = outside::connect(&target.server(), bundle, &[b"http/1.1"]).await?;
     let http = |error: hyper::Error| Error::Http { url: target.url(), source: error.into() };
     let (sender, connection) = handshake(TokioIo::new(tls)).await.map_err(http)?;
     Ok(Open { sender, driver: connection.boxed() })

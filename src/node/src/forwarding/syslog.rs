@@ -12,6 +12,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use polis_base::sys::socket;
+use polis_wire::outside;
 use polis_wire::parameters::LogTarget;
 use tokio::io::{AsyncRead as _, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
@@ -19,7 +20,7 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::client::TlsStream;
 
 use super::line::{Batch, Subject};
-use super::{rfc5424, tls};
+use super::rfc5424;
 
 /// A receiver that takes no byte for so long is gone.
 const TAKE_MAX: Duration = Duration::from_secs(60);
@@ -30,7 +31,7 @@ const LOOK: Duration = Duration::from_millis(20);
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     #[error(transparent)]
-    Connect(#[from] tls::Error),
+    Connect(#[from] outside::Error),
     #[error("the connection to {url} was lost")]
     Lost { url: String, source: io::Error },
     #[error("{url} has not taken a batch within {} seconds", TAKE_MAX.as_secs())]
@@ -47,7 +48,7 @@ pub(super) struct Connection {
 impl Connection {
     /// Connects to a target.
     pub(super) async fn open(target: &LogTarget, bundle: &Path) -> Result<Self, Error> {
-        let stream = Box::new(tls::connect(target, bundle, &[]).await?);
+        let stream = Box::new(outside::connect(&target.server(), bundle, &[]).await?);
         Ok(Self { url: target.url(), stream })
     }
 

@@ -13,6 +13,7 @@
 
 use super::text::{self, Refusal};
 use crate::endpoint::Endpoint;
+use crate::outside::Server;
 use crate::registry::Authority;
 
 /// Bytes of a path.
@@ -96,6 +97,12 @@ impl LogTarget {
     #[must_use]
     pub fn url(&self) -> String {
         format!("{}{}{}", self.protocol.scheme(), self.endpoint, self.path)
+    }
+
+    /// The server that it connects to.
+    #[must_use]
+    pub fn server(&self) -> Server {
+        Server { endpoint: self.endpoint.clone(), authorities: self.authorities.clone() }
     }
 }
 

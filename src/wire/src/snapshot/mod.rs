@@ -1,7 +1,9 @@
-//! A snapshot of etcd as a file.
+//! A snapshot of etcd as a file, and its name in a store outside of the cluster (`object`).
 //!
 //! What this module does not do: read the database. Only etcd's own tool does, when a cluster
 //! begins with the file.
+
+pub mod object;
 
 use sha2::{Digest as _, Sha256};
 

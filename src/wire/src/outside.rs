@@ -1,0 +1,152 @@
+//! Connections to servers outside of the cluster: TLS 1.2 or 1.3, the certificate checked
+//! against the authorities that the owner named for the server, or the public ones of the
+//! system.
+//!
+//! Invariants:
+//! - No byte leaves before the certificate of the server was verified.
+//! - A connection is there within [`CONNECT_MAX`], or is given up.
+//!
+//! What this module does not do: speak a protocol above TLS, or show a certificate of its own.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::version::{TLS12, TLS13};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::endpoint::Endpoint;
+use crate::registry::Authority;
+use crate::rpc;
+use polis_runtime::supervisor::blocking;
+
+/// Name, connection and handshake together.
+const CONNECT_MAX: Duration = Duration::from_secs(15);
+
+/// A server outside of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Server {
+    /// Where it listens; its certificate names this host.
+    pub endpoint: Endpoint,
+    /// The authorities for its certificate; none: the public ones.
+    pub authorities: Vec<Authority>,
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file of the public authorities.
+    #[error("cannot read the public authorities in {}", path.display())]
+    Bundle {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: rustls::pki_types::pem::Error,
+    },
+    /// The authorities that the owner named.
+    #[error("cannot use the authorities for {endpoint}")]
+    Authorities {
+        /// The server.
+        endpoint: Endpoint,
+        /// The cause.
+        source: rustls::Error,
+    },
+    /// The name has no address.
+    #[error("cannot find the address of {}", endpoint.host)]
+    Resolve {
+        /// The server.
+        endpoint: Endpoint,
+        /// The cause.
+        source: io::Error,
+    },
+    /// No address of the server accepts a connection.
+    #[error("cannot connect to {endpoint}")]
+    Connect {
+        /// The server.
+        endpoint: Endpoint,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The handshake failed; its certificate may be of another authority.
+    #[error("no TLS with {endpoint}")]
+    Handshake {
+        /// The server.
+        endpoint: Endpoint,
+        /// The cause.
+        source: io::Error,
+    },
+    /// It took too long.
+    #[error("{endpoint} does not answer within {} seconds", CONNECT_MAX.as_secs())]
+    Silent {
+        /// The server.
+        endpoint: Endpoint,
+    },
+}
+
+/// Connects to a server, which is offered these protocols; `bundle` has the public authorities
+/// in PEM.
+///
+/// # Errors
+///
+/// [`Error`].
+pub async fn connect(
+    server: &Server,
+    bundle: &Path,
+    alpn: &[&[u8]],
+) -> Result<TlsStream<TcpStream>, Error> {
+    let silent = |_elapsed| Error::Silent { endpoint: server.endpoint.clone() };
+    timeout(CONNECT_MAX, attempt(server, bundle, alpn)).await.map_err(silent)?
+}
+
+async fn attempt(
+    server: &Server,
+    bundle: &Path,
+    alpn: &[&[u8]],
+) -> Result<TlsStream<TcpStream>, Error> {
+    let endpoint = || server.endpoint.clone();
+    let mut config = {
+        let (server, bundle) = (server.clone(), bundle.to_owned());
+        blocking(move || config(&server, &bundle)).await?
+    };
+    config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
+    let Endpoint { host, port } = &server.endpoint;
+    let resolve = |source| Error::Resolve { endpoint: endpoint(), source };
+    let found = tokio::net::lookup_host((host.as_str(), *port)).await.map_err(resolve)?;
+    let addresses: Vec<_> = found.collect();
+    let connect = |source| Error::Connect { endpoint: endpoint(), source };
+    let tcp = TcpStream::connect(addresses.as_slice()).await.map_err(connect)?;
+    // A socket without this option is only slower.
+    let _set = tcp.set_nodelay(true);
+    let handshake = |source| Error::Handshake { endpoint: endpoint(), source };
+    let name = ServerName::try_from(host.clone())
+        .map_err(|invalid| handshake(io::Error::other(invalid)))?;
+    TlsConnector::from(Arc::new(config)).connect(name, tcp).await.map_err(handshake)
+}
+
+/// Blocks.
+fn config(server: &Server, bundle: &Path) -> Result<ClientConfig, Error> {
+    let unusable = |source| Error::Authorities { endpoint: server.endpoint.clone(), source };
+    let mut roots = RootCertStore::empty();
+    if server.authorities.is_empty() {
+        let unreadable = |source| Error::Bundle { path: bundle.to_owned(), source };
+        let all = CertificateDer::pem_file_iter(bundle).map_err(unreadable)?;
+        // One that this library does not understand takes nothing from the others.
+        roots.add_parsable_certificates(all.flatten());
+    } else {
+        let own = server.authorities.iter().map(Authority::der);
+        for der in own {
+            roots.add(CertificateDer::from(der.to_vec())).map_err(unusable)?;
+        }
+    }
+    let builder = ClientConfig::builder_with_provider(rpc::provider())
+        .with_protocol_versions(&[&TLS13, &TLS12])
+        .map_err(unusable)?;
+    Ok(builder.with_root_certificates(roots).with_no_client_auth())
+}
