@@ -36,7 +36,7 @@ const FOREIGN: [&str; 8] = [
 ];
 
 /// Messages with secrets in them: `src/lib.rs` prints their names and nothing more.
-const SECRET: [&str; 10] = [
+const SECRET: [&str; 11] = [
     "polis.v1.ColdStartShare",
     "polis.v1.CommitNodeRequest",
     "polis.v1.GetRecoveryKeyResponse",
@@ -46,6 +46,7 @@ const SECRET: [&str; 10] = [
     "polis.v1.Registry",
     "polis.v1.SealedConfiguration",
     "polis.v1.SealedSecrets",
+    "polis.v1.SnapshotCredentials",
     "polis.v1.UnlockRequest",
 ];
 

@@ -18,7 +18,8 @@ pub mod v1 {
 
     unprintable! {
         ColdStartShare CommitNodeRequest GetRecoveryKeyResponse GetRegisterTicketResponse
-        JoinNodeResponse Node Registry SealedConfiguration SealedSecrets UnlockRequest
+        JoinNodeResponse Node Registry SealedConfiguration SealedSecrets SnapshotCredentials
+        UnlockRequest
     }
 }
 

@@ -1,11 +1,12 @@
-//! Logs that leave the machine: stand-ins of a syslog receiver and of an OTLP collector on the
-//! host, which the machine reaches through QEMU's network.
+//! Logs and snapshots that leave the machine: stand-ins of a syslog receiver, of an OTLP collector
+//! and of an S3 store on the host, which the machine reaches through QEMU's network.
 //!
 //! Every record on a disk has a number, so a collector sees by itself whether one is missing.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,6 +18,7 @@ use polis_proto::otlp::ExportLogsServiceRequest;
 use polis_proto::otlp::any_value::Value as Attribute;
 use polis_qemu::Config;
 use polis_tests::{Story, story};
+use polis_wire::s3::testing::{KEY, REGION, SECRET, Store};
 use prost::Message as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
@@ -37,7 +39,7 @@ const LINES_MIN: u64 = 300;
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] =
-    &[story!(every_line_of_a_log_reaches_its_targets_across_a_cut_and_a_reboot).takes(90)];
+    &[story!(every_line_of_a_log_reaches_its_targets_across_a_cut_and_a_reboot).takes(150)];
 
 fn every_line_of_a_log_reaches_its_targets_across_a_cut_and_a_reboot() -> Result<()> {
     let world = World::new("forwarding")?;
@@ -68,6 +70,7 @@ fn every_line_of_a_log_reaches_its_targets_across_a_cut_and_a_reboot() -> Result
         let lines = collector.whole()?;
         ensure!(lines.values().sum::<u64>() > LINES_MIN, "few lines: {lines:?}");
     }
+    shipped(&world, &owner)?;
 
     // The receiver is away for the end of this boot and the start of the next one.
     syslog.cut(true);
@@ -94,6 +97,39 @@ fn every_line_of_a_log_reaches_its_targets_across_a_cut_and_a_reboot() -> Result
     println!("lines of each boot at the receiver: {first:?}, at the collector: {second:?}");
     let metric = deliveries(&owner, node)?;
     ensure!(metric.iter().all(|it| it["missing"] == 0 && it["rejected"] == 0), "{metric:?}");
+    Ok(())
+}
+
+/// Names a bucket, and waits until the first hourly snapshot is in it; an owner decrypts it.
+fn shipped(world: &World, owner: &Owner) -> Result<()> {
+    let store = Store::start(HOST);
+    let (ca, key) = (world.path("bucket.pem"), world.path("bucket.key"));
+    fs::write(&ca, &store.ca)?;
+    fs::write(&key, format!("{KEY}\n{SECRET}\n"))?;
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600))?;
+    let url = store.url(store.address.port(), "polis");
+    let target = format!("{url},region={REGION},ca={}", ca.display());
+    let key = key.display().to_string();
+    let options = ["--snapshot-target", &target, "--snapshot-credentials", &key];
+    let printed = owner.run(&[&["cluster", "configure"][..], &options].concat())?;
+    ensure!(!printed.contains(SECRET), "the secret is printed: {printed}");
+    let (name, content) = ask_until("a snapshot in the store", || {
+        Ok(store
+            .with(|state| state.objects.iter().next().map(|(key, it)| (key.clone(), it.clone()))))
+    })?;
+    let digest = ring::digest::digest(&ring::digest::SHA256, &content);
+    let digest = polis_base::hex::encode(digest.as_ref());
+    ensure!(name.contains(&digest), "{name} is not named by its SHA-256, {digest}");
+    println!("{name}: {} bytes", content.len());
+    ask_until("a status that names it", || {
+        let status = owner.run(&["cluster", "status"])?;
+        Ok(status.contains("has the one of").then_some(()))
+    })?;
+    let [file, plain] = ["etcd.age", "etcd.db"].map(|name| world.path(name));
+    fs::write(&file, content)?;
+    let [file, plain] = [file, plain].map(|path| path.display().to_string());
+    owner.run(&["etcd", "decrypt", &file, "--out", &plain])?;
+    owner.run(&["cluster", "configure", "--no-snapshot-target"])?;
     Ok(())
 }
 

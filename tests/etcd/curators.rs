@@ -46,6 +46,8 @@ pub(crate) struct Curator {
     pub(crate) address: SocketAddr,
     pub(crate) supervisor: Supervisor,
     pub(crate) status: watch::Receiver<curator::Status>,
+    /// Its copy of the records.
+    pub(crate) directory: watch::Receiver<curator::Directory>,
     /// The time by which its clock is ahead of the others.
     pub(crate) ahead: watch::Sender<time::Ahead>,
     _network: watch::Sender<network::Status>,
@@ -90,13 +92,14 @@ impl Curator {
             reached: watch::Sender::default(),
             status: watch::Sender::default(),
         };
-        let status = service.status.subscribe();
+        let (status, directory) = (service.status.subscribe(), service.directory.subscribe());
         let running = supervise("curator", move |ctx| service.clone().run(ctx));
         Self {
             id: machine.key.id(),
             address,
             supervisor: running.supervisor,
             status,
+            directory,
             ahead,
             _network: network,
             _identity: identity,

@@ -24,6 +24,7 @@ mod independent;
 mod operating;
 mod registering;
 mod rotation;
+mod shipping;
 mod snapshots;
 mod succession;
 mod tls;
@@ -54,6 +55,7 @@ const FILES: &[&[Story]] = &[
     operating::STORIES,
     registering::STORIES,
     rotation::STORIES,
+    shipping::STORIES,
     snapshots::STORIES,
     succession::STORIES,
     updating::STORIES,

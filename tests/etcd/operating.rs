@@ -24,7 +24,7 @@ use crate::curators::{BootstrapNode, Cluster, Curator, address, credentials, sel
 use crate::harness::{Machine, Node};
 
 /// What the holder of a key decrypts with.
-fn identity(key: &NodeKey) -> age::Identity {
+pub(crate) fn identity(key: &NodeKey) -> age::Identity {
     let der = key.to_pkcs8_der().unwrap();
     age::Identity::of_key(&SigningKey::from_pkcs8_der(&der).unwrap())
 }

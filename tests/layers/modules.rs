@@ -41,14 +41,18 @@ const TABLES: [Table; 3] = [
             // The consequences of a membership.
             ("firewall", ""),
             ("forwarding", ""),
-            ("agent", "firewall forwarding"),
+            ("shipping", ""),
+            ("agent", "firewall forwarding shipping"),
             ("roles", ""),
             // The display of the node.
-            ("management", "firewall forwarding"),
-            ("console", ""),
+            ("management", "firewall forwarding shipping"),
+            ("console", "shipping"),
             // The process, and the tree in it.
             ("injection", ""),
-            ("root", "agent console daemon firewall forwarding injection management roles"),
+            (
+                "root",
+                "agent console daemon firewall forwarding injection management roles shipping",
+            ),
             ("daemon", "injection root"),
         ],
     },

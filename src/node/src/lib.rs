@@ -5,7 +5,7 @@
 //! `polis-workload` (Kubernetes). Here is what brings them together; each module knows only
 //! those that the table in `tests/layers/modules.rs` gives it:
 //!
-//! - `forwarding` sends the log to where the cluster wants it.
+//! - `forwarding` sends the log to where the cluster wants it, `shipping` the snapshots of etcd.
 //! - `firewall`, `agent` and `roles` are the consequences of a membership.
 //! - `management` and `console` show all that.
 //! - `root` is the only module that knows every service; `daemon` is the process around it.
@@ -21,3 +21,4 @@ pub mod injection;
 pub mod management;
 pub mod roles;
 pub mod root;
+pub mod shipping;

@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 use crate::daemon::{heartbeat, logs, memory};
 use crate::roles;
-use crate::{agent, console, firewall, forwarding, management};
+use crate::{agent, console, firewall, forwarding, management, shipping};
 use polis_base::environment::Environment;
 use polis_base::sys::efivar;
 use polis_base::sys::reboot::Reason;
@@ -100,6 +100,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     ctx.spawn("cluster", forever, move |ctx| membership.cluster.clone().run(ctx));
     ctx.spawn("credentials", forever, move |ctx| membership.credentials.clone().run(ctx));
     ctx.spawn("curator", forever, move |ctx| control.curator.clone().run(ctx));
+    ctx.spawn("shipping", forever, move |ctx| control.shipping.clone().run(ctx));
     ctx.spawn("roles", forever, move |ctx| control.roles.clone().run(ctx));
     ctx.spawn("peers", forever, move |ctx| membership.peers.clone().run(ctx));
     ctx.spawn("discovery", forever, move |ctx| membership.discovery.clone().run(ctx));
@@ -169,6 +170,10 @@ struct Values {
     /// Where the log goes.
     log_targets: watch::Sender<Option<forwarding::Order>>,
     forwarding: watch::Sender<forwarding::Status>,
+    /// Which snapshot of etcd its target has, while this node leads.
+    shipping: watch::Sender<shipping::Status>,
+    /// The curator's copy of the records.
+    directory: watch::Sender<curator::Directory>,
     /// The firewall that the cluster orders.
     order: watch::Sender<Option<firewall::Order>>,
     firewall: watch::Sender<firewall::Status>,
@@ -233,6 +238,8 @@ impl Values {
             time_servers: watch::Sender::default(),
             log_targets: watch::Sender::default(),
             forwarding: watch::Sender::default(),
+            shipping: watch::Sender::default(),
+            directory: watch::Sender::default(),
             order: watch::Sender::default(),
             firewall: watch::Sender::default(),
             // Before any service could see a date from before the image.
@@ -465,6 +472,7 @@ impl Membership {
 /// ready, and that run what its roles ask for.
 struct Control {
     curator: curator::Service,
+    shipping: shipping::Service,
     agent: agent::Service,
     containerd: runtime::Service,
     roles: roles::readiness::Service,
@@ -486,9 +494,18 @@ impl Control {
                 metrics: Arc::clone(&values.metrics),
                 table: Arc::clone(&values.table),
                 access_list: values.access_list.clone(),
-                directory: watch::Sender::default(),
+                directory: values.directory.clone(),
                 reached: values.reached.clone(),
                 status: values.curator.clone(),
+            },
+            shipping: shipping::Service {
+                config: shipping::Config::live(tree),
+                inputs: shipping::Inputs {
+                    curator: values.curator.subscribe(),
+                    directory: values.directory.subscribe(),
+                    consensus: member.status(),
+                },
+                status: values.shipping.clone(),
             },
             agent: agent::Service {
                 config: agent::Config::live(tree),
@@ -504,6 +521,7 @@ impl Control {
                     firewall: values.firewall.subscribe(),
                     time: values.time.subscribe(),
                     forwarding: values.forwarding.subscribe(),
+                    shipping: values.shipping.subscribe(),
                     update: values.update.subscribe(),
                     mesh_key: values.mesh.key.subscribe(),
                     reached: values.reached.subscribe(),
@@ -612,6 +630,7 @@ impl Faces {
                     workload: values.workload.subscribe(),
                     containerd: values.containerd.subscribe(),
                     pods: values.pods.subscribe(),
+                    shipping: values.shipping.subscribe(),
                 },
             },
             nodes: console::nodes::Service {
@@ -641,6 +660,7 @@ impl Faces {
                     drains: values.drains.clone(),
                     time: values.time.subscribe(),
                     forwarding: values.forwarding.subscribe(),
+                    shipping: values.shipping.subscribe(),
                     firewall: values.firewall.subscribe(),
                 },
                 table: Arc::clone(&values.table),

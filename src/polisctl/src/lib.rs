@@ -21,6 +21,7 @@
 
 mod ask;
 mod audit;
+mod bucket;
 mod cluster;
 mod completion;
 mod console;
@@ -47,6 +48,7 @@ mod parameters;
 mod prometheus_tests;
 mod rights;
 mod session;
+mod snapshot;
 #[cfg(test)]
 mod suggestions_tests;
 mod support;
@@ -138,6 +140,9 @@ enum Command {
     /// Show the state of etcd, and save a snapshot.
     #[command(subcommand)]
     Etcd(etcd::Command),
+    /// List and fetch the snapshots of etcd that a cluster sent to a bucket.
+    #[command(subcommand)]
+    Snapshot(snapshot::Command),
     /// Let kubectl in, and show the state of Kubernetes.
     #[command(subcommand)]
     Kubernetes(kubernetes::Command),
@@ -295,6 +300,7 @@ async fn perform(command: Command, global: &Global) -> Result<(), Error> {
         Command::Get(Get::Nodes(arguments)) => node::list(&arguments, global).await,
         Command::User(command) => user::run(command, global).await,
         Command::Etcd(command) => etcd::run(command, global).await,
+        Command::Snapshot(command) => Box::pin(snapshot::run(command, global)).await,
         Command::Kubernetes(command) => kubernetes::run(command, global).await,
         Command::Events(arguments) => Box::pin(events::run(&arguments, global)).await,
         Command::Audit(arguments) => Box::pin(audit::run(arguments, global)).await,
@@ -323,7 +329,8 @@ mod tests {
         cluster update pause, cluster update resume, cluster update abort, cluster wait, node list, \
         node describe, node firewall, node network, node update, update inspect, \
         node approve, node roles, node label, node reboot, node poweroff, node decommission, \
-        node delete, node logs, node attest, etcd members, etcd status, etcd snapshot, console, \
+        node delete, node logs, node attest, etcd members, etcd status, etcd snapshot, \
+        snapshot list, snapshot fetch, console, \
         audit, audit verify";
 
     fn paths(command: &clap::Command, path: &str) -> Vec<String> {

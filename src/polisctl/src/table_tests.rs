@@ -33,7 +33,7 @@ type Wrong = (&'static [&'static str], u8, &'static str);
 type Case = (&'static str, &'static [&'static str], Kind, &'static [Wrong]);
 
 /// Every command, in an order in which each finds what it needs. `ID` is the node, `AT`
-/// where it is; a `@name` is a file. The wrong input is what clap cannot know to be wrong,
+/// where it is; `BUCKET` has a snapshot; a `@name` is a file. The wrong input is what clap cannot know to be wrong,
 /// or a value that it refuses; options that do not exist are tried with each.
 const CASES: &[Case] = &[
     ("owner create", &["-o", "@new.key"], Kind::Local, &[(&["-o", "@owner.key"], 1, "exists")]),
@@ -262,6 +262,32 @@ const CASES: &[Case] = &[
         ],
     ),
     (
+        "snapshot list",
+        &["--target", "BUCKET", "--credentials", "@bucket.key"],
+        Kind::Local,
+        &[
+            (&["--target", "BUCKET", "--credentials", "@wrong"], 1, "two lines"),
+            (&["--target", "s3://bucket", "--credentials", "@bucket.key"], 1, "not encrypted"),
+        ],
+    ),
+    (
+        "snapshot fetch",
+        &["-o", "@fetched.age", "--target", "BUCKET", "--credentials", "@bucket.key"],
+        Kind::Local,
+        &[
+            (
+                &["-o", "@recovery", "--target", "BUCKET", "--credentials", "@bucket.key"],
+                1,
+                "exists",
+            ),
+            (
+                &["-o", "@new", "older", "--target", "BUCKET", "--credentials", "@bucket.key"],
+                1,
+                "no snapshot",
+            ),
+        ],
+    ),
+    (
         "kubernetes kubeconfig",
         &["-o", "@kubeconfig"],
         Kind::Remote,
@@ -341,6 +367,7 @@ fn line(path: &str, arguments: &[&str], cluster: &Cluster) -> Vec<String> {
     let filled = |word: &&str| match *word {
         "ID" => id.clone(),
         "AT" => cluster.address(),
+        "BUCKET" => cluster.bucket(),
         word => word.replace("ID=", &format!("{id}=")),
     };
     path.split(' ').map(str::to_owned).chain(arguments.iter().map(filled)).collect()
@@ -402,6 +429,7 @@ fn prepared() -> (World, Cluster) {
     let world = World::new();
     let mut cluster = Cluster::new(&world);
     cluster.has_controller(&world);
+    cluster.has_bucket(&world);
     let key = polis_base::recovery::form::write(&RECOVERY_KEY);
     super::contexts::write(&world.path("recovery"), key.as_bytes()).unwrap();
     super::contexts::write(&world.path("wrong"), b"nothing that fits").unwrap();
@@ -437,8 +465,19 @@ fn every_command_has_a_case_and_what_it_takes_is_tried_with_wrong_input() {
 #[test]
 fn the_help_of_every_command_fits_into_80_columns() {
     let world = World::new();
-    let groups =
-        ["", "parameters", "owner", "context", "cluster", "node", "get", "user", "etcd", "update"];
+    let groups = [
+        "",
+        "parameters",
+        "owner",
+        "context",
+        "cluster",
+        "node",
+        "get",
+        "user",
+        "etcd",
+        "snapshot",
+        "update",
+    ];
     let paths = all_leaves().into_iter().map(|(path, _)| path);
     let mut faults = Faults::default();
     for path in paths.chain(groups.map(str::to_owned)).chain(["kubernetes".to_owned()]) {

@@ -6,7 +6,7 @@ use ratatui::text::Line;
 use super::load::Chart;
 use super::naming::short;
 use super::{Content, WIDE};
-use crate::snapshot::{Etcd, Member, MemberStatus, Past, Snapshot, Snapshots};
+use crate::snapshot::{Bucket, Etcd, Member, MemberStatus, Past, Snapshot, Snapshots};
 use crate::text::{bytes, clean, count, cut, duration, micros, name, plural, wrap};
 use crate::theme::{ATTENTION, BUSY, DIM, Mark, PLAIN, STRONG};
 use crate::widgets::block::{blank, title, titled};
@@ -394,9 +394,11 @@ fn facts(etcd: &Etcd, width: usize) -> Vec<Line<'static>> {
     let problem = etcd.snapshots.iter().filter_map(|it| it.problem.as_ref());
     let mark = Row::indented(FACT).put(Mark::Attention.style(), Mark::Attention.glyph()).gap(1);
     let problem = problem.map(|it| (mark.clone(), ATTENTION, it.clone()));
+    let sent = etcd.bucket.iter().flat_map(|it| sent(it, &fact("Shipped"), &mark));
     facts
         .chain(kept)
         .chain(problem)
+        .chain(sent)
         .flat_map(|(lead, style, text)| beside(lead, FACT, style, &text, width))
         .collect()
 }
@@ -413,6 +415,22 @@ fn kept(snapshots: &Snapshots) -> String {
         bytes(newest.bytes),
         count(newest.revision)
     )
+}
+
+/// The snapshots outside of the cluster, and below it why none can be sent.
+fn sent(bucket: &Bucket, lead: &Row, mark: &Row) -> Vec<(Row, Style, String)> {
+    let newest = bucket.newest.as_ref().map(|newest| {
+        let (age, size) = (duration(newest.age), bytes(newest.bytes));
+        format!("the newest {age} ago: {size}, revision {}", count(newest.revision))
+    });
+    let waits = bucket.waits_for.as_ref().map(|it| format!("waits for {it}"));
+    let known = newest.or(waits).unwrap_or_else(|| "none is known there yet".to_owned());
+    let problem = bucket.problem.as_ref().map(|problem| {
+        let failing = duration(bucket.failing.unwrap_or_default());
+        (mark.clone(), ATTENTION, format!("fails for {failing}: {problem}"))
+    });
+    let first = (lead.clone(), PLAIN, format!("to {}, {known}", bucket.url));
+    std::iter::once(first).chain(problem).collect()
 }
 
 /// Columns of the text after the bar: `12.5 MiB of 2.0 GiB, 1 %; 10.1 MiB in use`.

@@ -215,6 +215,7 @@ fn etcd() -> Etcd {
             }),
             problem: None,
         }),
+        bucket: None,
     }
 }
 

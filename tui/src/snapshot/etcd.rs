@@ -40,6 +40,25 @@ pub struct Etcd {
     pub past: Past,
     /// The snapshots of etcd on the disk of this node, once it has looked.
     pub snapshots: Option<Snapshots>,
+    /// Where they go outside of the cluster, while this node sends them.
+    pub bucket: Option<Bucket>,
+}
+
+/// The place outside of the cluster where snapshots of etcd go.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Bucket {
+    /// Its URL.
+    pub url: String,
+    /// The newest snapshot there, once that is known.
+    pub newest: Option<Taken>,
+    /// What it waits for without a problem.
+    pub waits_for: Option<String>,
+    /// Why none can be sent, and what would help.
+    pub problem: Option<String>,
+    /// For how long none can be sent.
+    #[serde(with = "time::optional")]
+    pub failing: Option<Duration>,
 }
 
 /// The snapshots of etcd that a node keeps on its own disk.

@@ -321,6 +321,8 @@ pub fn configuration_message(
         firewall_trial: None,
         // Nodes receive the targets of logs by their watch.
         log: None,
+        // The leader reads the target of snapshots from its store.
+        snapshots: None,
     }
 }
 

@@ -15,6 +15,7 @@ use polis_proto::v1;
 use tracing::{info, warn};
 
 use super::error::Error;
+use super::snapshot_target;
 use super::store::{CONFIGURATION, Outcome, Store};
 use polis_machine::parameters;
 use polis_wire::parameters::Firewall;
@@ -27,7 +28,8 @@ const TRIAL: Duration = Duration::from_secs(120);
 impl<S: pki::Store + Clone> Store<S> {
     /// Changes the fields that `wish` names; fields that are unset there stay as they are,
     /// so that two operators who change different fields at once do not undo each other.
-    /// The settings that a running cluster is built on stay.
+    /// The settings that a running cluster is built on stay. `credentials` are those of the
+    /// target of snapshots, where they change.
     ///
     /// # Errors
     ///
@@ -35,6 +37,7 @@ impl<S: pki::Store + Clone> Store<S> {
     pub async fn configure(
         &self,
         desired: v1::ClusterConfiguration,
+        credentials: Option<v1::SnapshotCredentials>,
         now: SystemTime,
     ) -> Result<v1::ClusterConfiguration, Error> {
         let checked = parameters::configuration(desired.clone(), "configuration");
@@ -50,6 +53,11 @@ impl<S: pki::Store + Clone> Store<S> {
             if !desired.cluster_domain.is_empty() && checked.domain != domain {
                 return Err(Error::Fixed { field: "cluster_domain", value: domain });
             }
+            let (snapshots, beside) = snapshot_target::change(
+                old.snapshots.as_ref(),
+                desired.snapshots.as_ref(),
+                credentials.as_ref(),
+            )?;
             let either = |desired: i32, old: i32| if desired == 0 { old } else { desired };
             let new = v1::ClusterConfiguration {
                 cluster_domain: domain,
@@ -61,17 +69,18 @@ impl<S: pki::Store + Clone> Store<S> {
                 cold_start: either(desired.cold_start, old.cold_start),
                 time: desired.time.clone().or_else(|| old.time.clone()),
                 log: desired.log.clone().map(stored).or_else(|| old.log.clone()),
+                snapshots,
                 firewall: old.firewall.clone(),
                 firewall_trial: match &checked.firewall {
                     None => old.firewall_trial.clone(),
                     Some(firewall) => Firewalls::of(&old).trial_of(firewall, now),
                 },
             };
-            if new == old {
+            if new == old && beside.is_empty() {
                 return Ok(Outcome::Keep(old));
             }
             info!("the cluster's configuration was changed");
-            Ok(Outcome::Put(new, Vec::new(), Vec::new()))
+            Ok(Outcome::Put(new, Vec::new(), beside))
         });
         written.await
     }

@@ -75,6 +75,7 @@ pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::No
         attestation,
         log_deliveries: heartbeats.log_deliveries(id),
         network_order,
+        snapshot_delivery: heartbeats.snapshot_delivery(id),
     }
 }
 
@@ -150,6 +151,15 @@ pub(super) fn log_deliveries(mut all: Vec<v1::LogDelivery>) -> Vec<v1::LogDelive
         cut(&mut delivery.failure, TEXT_MAX);
     }
     all
+}
+
+/// What a node says of the snapshots that it sends, within bounds.
+pub(super) fn snapshot_delivery(mut delivery: v1::SnapshotDelivery) -> v1::SnapshotDelivery {
+    let v1::SnapshotDelivery { target, failure, help, waits_for, .. } = &mut delivery;
+    for text in [target, failure, help, waits_for] {
+        cut(text, TEXT_MAX);
+    }
+    delivery
 }
 
 fn cut(text: &mut String, max: usize) {

@@ -178,6 +178,11 @@ fn requests() {
     let configuration = v1::ClusterConfiguration {
         cluster_domain: "a.example".to_owned(),
         firewall: Some(firewall),
+        snapshots: Some(v1::SnapshotConfiguration {
+            url: "s3+https://s3.example/bucket/polis".to_owned(),
+            region: "eu-central-1".to_owned(),
+            ..Default::default()
+        }),
         ..Default::default()
     };
     let card = v1::network_configuration::Card { r#match: "eth0".to_owned(), ..Default::default() };
@@ -189,12 +194,20 @@ fn requests() {
     let ordered = v1::NetworkConfiguration { bonds: vec![bond], ..Default::default() };
     let network =
         v1::ConfigureNodeNetworkRequest { node_id: ID.to_owned(), configuration: Some(ordered) };
+    let credentials = v1::SnapshotCredentials {
+        access_key_id: "AKIA".to_owned(),
+        secret_access_key: "secret".to_owned(),
+    };
     let samples = [
         v1::UpdateNodeStatusRequest { status: Some(status()), wireguard_public_key: vec![7; 32] }
             .encode_to_vec(),
         labels.encode_to_vec(),
         name.encode_to_vec(),
-        v1::ConfigureClusterRequest { configuration: Some(configuration) }.encode_to_vec(),
+        v1::ConfigureClusterRequest {
+            configuration: Some(configuration),
+            snapshot_credentials: Some(credentials),
+        }
+        .encode_to_vec(),
         v1::SetRegistryRequest { registry: Some(registry) }.encode_to_vec(),
         report.encode_to_vec(),
         network.encode_to_vec(),

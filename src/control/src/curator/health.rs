@@ -59,6 +59,8 @@ struct Beat {
     authorities: Vec<u8>,
     /// How far the node's log has reached each target.
     log_deliveries: Vec<v1::LogDelivery>,
+    /// Which snapshot of etcd its target has, if the node sends them.
+    snapshot_delivery: Option<v1::SnapshotDelivery>,
     /// When a machine without an open disk first asked as this node, while the node was healthy.
     asked: Option<Instant>,
 }
@@ -70,12 +72,27 @@ pub struct Heartbeats(Arc<Mutex<BTreeMap<NodeId, Beat>>>);
 impl Heartbeats {
     /// Records a heartbeat of a node.
     pub fn record(&self, id: NodeId, request: v1::HeartbeatRequest) {
-        let v1::HeartbeatRequest { consensus, clock, update, authorities, log_deliveries } =
-            request;
+        let v1::HeartbeatRequest {
+            consensus,
+            clock,
+            update,
+            authorities,
+            log_deliveries,
+            snapshot_delivery,
+        } = request;
         let (at, update) = (Instant::now(), update.map(Arc::new));
         let mut record = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let asked = record.get(&id).and_then(|beat| beat.asked);
-        let beat = Beat { at, consensus, clock, update, authorities, log_deliveries, asked };
+        let beat = Beat {
+            at,
+            consensus,
+            clock,
+            update,
+            authorities,
+            log_deliveries,
+            snapshot_delivery,
+            asked,
+        };
         record.insert(id, beat);
     }
 
@@ -118,6 +135,12 @@ impl Heartbeats {
     #[must_use]
     pub fn log_deliveries(&self, id: NodeId) -> Vec<v1::LogDelivery> {
         self.beat(id).map(|beat| beat.log_deliveries).unwrap_or_default()
+    }
+
+    /// Which snapshot of etcd its target had at the last heartbeat, if the node sends them.
+    #[must_use]
+    pub fn snapshot_delivery(&self, id: NodeId) -> Option<v1::SnapshotDelivery> {
+        self.beat(id)?.snapshot_delivery
     }
 
     /// What a node said of its systems in its last heartbeat.

@@ -55,6 +55,7 @@ mod rotation;
 pub mod serve;
 mod service;
 mod skew;
+pub mod snapshot_target;
 pub mod state;
 pub mod store;
 mod succession;

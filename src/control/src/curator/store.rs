@@ -9,6 +9,7 @@
 //! global/register_ticket  v1.RegisterTicket
 //! cluster/configuration   v1.ClusterConfiguration
 //! cluster/registries      v1.Registries
+//! cluster/snapshot_credentials  v1.SnapshotCredentials, see `snapshot_target`
 //! cluster/update          v1.ClusterUpdate
 //! cluster/rotation        v1.Rotation: the last one of the authorities
 //! pod_prefixes/<prefix>   v1.ClusterNetworkOwner: the node whose pods have these addresses
@@ -51,6 +52,7 @@ pub(super) const LEADERS: &str = "leader/";
 pub(super) const OWNER: &str = "global/initial_owner";
 pub(super) const TICKET: &str = "global/register_ticket";
 pub(super) const CONFIGURATION: &str = "cluster/configuration";
+pub(super) const SNAPSHOT_CREDENTIALS: &str = "cluster/snapshot_credentials";
 pub(super) const REGISTRIES: &str = "cluster/registries";
 pub(super) const UPDATE: &str = "cluster/update";
 pub(super) const ROTATION: &str = "cluster/rotation";

@@ -254,7 +254,7 @@ async fn a_cluster_that_requires_a_tpm_admits_no_node_without_one() {
     let (store, _) = founded().await;
     let required =
         v1::ClusterConfiguration { tpm_mode: TpmMode::Required.into(), ..Default::default() };
-    store.configure(required, noon()).await.unwrap();
+    store.configure(required, None, noon()).await.unwrap();
     let ticket = store.ticket(TicketRequest::Read, 1).await.unwrap().opaque;
     let proved = |fault: &str| {
         Some(v1::TpmAttestation { at: 1, fault: fault.to_owned(), ..Default::default() })
@@ -314,15 +314,15 @@ async fn what_a_running_cluster_is_built_on_cannot_change() {
         cold_start: v1::cluster_configuration::ColdStart::Attended.into(),
         ..store.configuration().await.unwrap()
     };
-    let written = store.configure(desired.clone(), noon()).await.unwrap();
+    let written = store.configure(desired.clone(), None, noon()).await.unwrap();
     assert_eq!(written.cold_start, desired.cold_start);
     // A field that is left out stays.
     let same = v1::ClusterConfiguration { cluster_domain: String::new(), ..written.clone() };
-    assert_eq!(store.configure(same, noon()).await.unwrap(), written);
+    assert_eq!(store.configure(same, None, noon()).await.unwrap(), written);
     let other = v1::ClusterConfiguration { cluster_domain: "x.org".to_owned(), ..written.clone() };
-    assert!(matches!(store.configure(other, noon()).await, Err(Error::Fixed { .. })));
+    assert!(matches!(store.configure(other, None, noon()).await, Err(Error::Fixed { .. })));
     let strange = v1::ClusterConfiguration { tpm_mode: 77, ..written };
-    assert!(matches!(store.configure(strange, noon()).await, Err(Error::Field(_))));
+    assert!(matches!(store.configure(strange, None, noon()).await, Err(Error::Field(_))));
 }
 
 #[tokio::test]
@@ -388,10 +388,10 @@ async fn two_who_configure_different_things_do_not_undo_each_other() {
     let before = store.configuration().await.unwrap();
     // Each call changes one field, whatever it has read before.
     let tpm = v1::ClusterConfiguration { tpm_mode: TpmMode::Required.into(), ..Default::default() };
-    store.configure(tpm, noon()).await.unwrap();
+    store.configure(tpm, None, noon()).await.unwrap();
     let cold_start =
         v1::ClusterConfiguration { cold_start: ColdStart::Attended.into(), ..Default::default() };
-    let written = store.configure(cold_start, noon()).await.unwrap();
+    let written = store.configure(cold_start, None, noon()).await.unwrap();
     assert_eq!(written.tpm_mode(), TpmMode::Required);
     assert_eq!(written.cold_start(), ColdStart::Attended);
     assert_eq!(written.storage_security_policy, before.storage_security_policy);
@@ -401,10 +401,10 @@ async fn two_who_configure_different_things_do_not_undo_each_other() {
         time: Some(v1::TimeConfiguration { servers: servers.to_vec() }),
         ..Default::default()
     };
-    store.configure(time(&servers), noon()).await.unwrap();
-    let written = store.configure(v1::ClusterConfiguration::default(), noon()).await.unwrap();
+    store.configure(time(&servers), None, noon()).await.unwrap();
+    let written = store.configure(v1::ClusterConfiguration::default(), None, noon()).await.unwrap();
     assert_eq!(written.time.unwrap().servers, servers);
-    let written = store.configure(time(&[]), noon()).await.unwrap();
+    let written = store.configure(time(&[]), None, noon()).await.unwrap();
     assert_eq!(written.time.unwrap().servers, []);
     let log = |url: &str| v1::ClusterConfiguration {
         log: Some(v1::LogConfiguration {
@@ -413,12 +413,12 @@ async fn two_who_configure_different_things_do_not_undo_each_other() {
         }),
         ..Default::default()
     };
-    store.configure(log("syslog+tls://logs.example"), noon()).await.unwrap();
-    let written = store.configure(v1::ClusterConfiguration::default(), noon()).await.unwrap();
+    store.configure(log("syslog+tls://logs.example"), None, noon()).await.unwrap();
+    let written = store.configure(v1::ClusterConfiguration::default(), None, noon()).await.unwrap();
     assert_eq!(written.log, log("syslog+tls://logs.example").log);
-    assert!(matches!(store.configure(log("syslog://a"), noon()).await, Err(Error::Field(_))));
+    assert!(matches!(store.configure(log("syslog://a"), None, noon()).await, Err(Error::Field(_))));
     let bad = [v1::NtpServer { host: "a\nallow".to_owned(), nts: false }];
-    assert!(matches!(store.configure(time(&bad), noon()).await, Err(Error::Field(_))));
+    assert!(matches!(store.configure(time(&bad), None, noon()).await, Err(Error::Field(_))));
 }
 
 /// A firewall with one source, and a wish for it.
@@ -434,16 +434,16 @@ async fn a_firewall_is_tried_until_it_is_confirmed_or_its_time_is_over() {
     let (store, _) = founded().await;
     let later = |seconds| noon() + Duration::from_secs(seconds);
     let (one, wish) = firewall("192.0.2.0/24");
-    let written = store.configure(wish.clone(), noon()).await.unwrap();
+    let written = store.configure(wish.clone(), None, noon()).await.unwrap();
     let trial = written.firewall_trial.clone().unwrap();
     assert_eq!((written.firewall, trial.configuration), (None, Some(one.clone())));
     // A call that is repeated does not begin it again.
-    let again = store.configure(wish.clone(), later(60)).await.unwrap();
+    let again = store.configure(wish.clone(), None, later(60)).await.unwrap();
     assert_eq!(again.firewall_trial.unwrap().until, trial.until);
     // Its time is over, and then it begins again.
     let late = store.confirm_firewall(one.clone(), later(120)).await;
     assert!(matches!(late, Err(Error::NoTrial)));
-    let begun = store.configure(wish.clone(), later(130)).await.unwrap();
+    let begun = store.configure(wish.clone(), None, later(130)).await.unwrap();
     assert_eq!(begun.firewall_trial.unwrap().until, trial.until + 130);
     // Only the one that is tried can be confirmed.
     let (other, _) = firewall("198.51.100.0/24");
@@ -453,8 +453,8 @@ async fn a_firewall_is_tried_until_it_is_confirmed_or_its_time_is_over() {
     assert_eq!(store.confirm_firewall(one.clone(), later(150)).await.unwrap(), kept, "once more");
     // The confirmed one needs no trial, and ends another one.
     let (_, wider) = firewall("0.0.0.0/0");
-    assert!(store.configure(wider, later(200)).await.unwrap().firewall_trial.is_some());
-    assert_eq!(store.configure(wish, later(201)).await.unwrap(), kept);
+    assert!(store.configure(wider, None, later(200)).await.unwrap().firewall_trial.is_some());
+    assert_eq!(store.configure(wish, None, later(201)).await.unwrap(), kept);
 }
 
 #[tokio::test]
@@ -462,7 +462,7 @@ async fn a_firewall_that_makes_no_sense_is_refused() {
     let (store, _) = founded().await;
     for bad in ["192.0.2.1/24", "any", "224.0.0.0/4", "127.0.0.1", "10.0.0.0/33", ""] {
         let wish = firewall(bad).1;
-        let refused = store.configure(wish, noon()).await;
+        let refused = store.configure(wish, None, noon()).await;
         assert!(matches!(refused, Err(Error::Field(_))), "{bad}: {refused:?}");
     }
     let wish = |ports: &[&str]| v1::ClusterConfiguration {
@@ -473,7 +473,7 @@ async fn a_firewall_that_makes_no_sense_is_refused() {
         ..Default::default()
     };
     for bad in [&["tcp/7839"][..], &["tcp/443", "tcp/443"], &["443"]] {
-        let refused = store.configure(wish(bad), noon()).await;
+        let refused = store.configure(wish(bad), None, noon()).await;
         assert!(matches!(refused, Err(Error::Field(_))), "{bad:?}: {refused:?}");
     }
     // What is on trial is not for callers to say.
@@ -481,7 +481,7 @@ async fn a_firewall_that_makes_no_sense_is_refused() {
         firewall_trial: Some(v1::FirewallTrial::default()),
         ..Default::default()
     };
-    assert!(matches!(store.configure(trial, noon()).await, Err(Error::Field(_))));
+    assert!(matches!(store.configure(trial, None, noon()).await, Err(Error::Field(_))));
 }
 
 fn name(text: &str) -> Option<polis_wire::identity::NodeName> {

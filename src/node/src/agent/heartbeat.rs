@@ -41,8 +41,15 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
         let authorities = service.outputs.credentials.borrow().as_ref().and_then(kept);
         let authorities = authorities.map_or_else(Vec::new, Vec::from);
         let log_deliveries = service.inputs.forwarding.borrow().figures();
-        let request =
-            v1::HeartbeatRequest { consensus, clock, update, authorities, log_deliveries };
+        let snapshot_delivery = service.inputs.shipping.borrow().figures();
+        let request = v1::HeartbeatRequest {
+            consensus,
+            clock,
+            update,
+            authorities,
+            log_deliveries,
+            snapshot_delivery,
+        };
         let call = |channel| {
             let request = request.clone();
             async move { CuratorClient::new(channel).heartbeat(request).await }

@@ -41,7 +41,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::firewall::{self, Order};
-use crate::forwarding;
+use crate::{forwarding, shipping};
 use polis_proto::v1;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -136,6 +136,8 @@ pub struct Inputs {
     pub time: watch::Receiver<time::Status>,
     /// How far the log has reached each target.
     pub forwarding: watch::Receiver<forwarding::Status>,
+    /// Which snapshot of etcd its target has, while this node leads.
+    pub shipping: watch::Receiver<shipping::Status>,
     /// The systems of this machine.
     pub update: watch::Receiver<update::Status>,
     /// The key of this node in the mesh, while it has a role of Kubernetes.

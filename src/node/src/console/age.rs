@@ -17,7 +17,6 @@ use polis_tui::snapshot::{
 
 use super::fold::{CLOCK, days, printed, since, used};
 use super::watched::Values;
-use polis_control::consensus;
 use polis_wire::pki::Overview;
 
 /// `last`, which was made of the same `values`, at `uptime`, when the wall clock reads
@@ -36,7 +35,7 @@ pub(super) fn later(
     snapshot.stages.iter_mut().for_each(|it| stage(it, passed));
     network(&mut snapshot.network, passed);
     snapshot.nodes.iter_mut().for_each(|it| nodes(it, passed));
-    snapshot.etcd.iter_mut().for_each(|it| etcd(it, &values.consensus, now));
+    snapshot.etcd.iter_mut().for_each(|it| etcd(it, values, now));
     snapshot.pki.iter_mut().for_each(|it| pki(it, &values.pki, now));
     for service in &mut snapshot.services {
         grow(&mut service.since, passed);
@@ -72,10 +71,16 @@ fn nodes(nodes: &mut Nodes, passed: Duration) {
 }
 
 /// Snapshots of etcd have their age by the wall clock, as certificates have.
-fn etcd(shown: &mut Etcd, status: &consensus::Status, now: SystemTime) {
-    let shown = shown.snapshots.iter_mut().filter_map(|it| it.newest.as_mut());
-    for (shown, newest) in shown.zip(status.snapshots.iter().filter_map(|it| it.newest)) {
+fn etcd(shown: &mut Etcd, values: &Values, now: SystemTime) {
+    let local = shown.snapshots.iter_mut().filter_map(|it| it.newest.as_mut());
+    for (shown, newest) in local.zip(values.consensus.snapshots.iter().filter_map(|it| it.newest)) {
         shown.age = since(newest.at, now);
+    }
+    if let (Some(shown), Some(delivery)) = (&mut shown.bucket, &values.shipping.delivery) {
+        if let (Some(shown), Some(newest)) = (&mut shown.newest, delivery.newest) {
+            shown.age = since(newest.at, now);
+        }
+        shown.failing = delivery.failure.as_ref().map(|failure| since(failure.since, now));
     }
 }
 

@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use polis_tui::snapshot::{
-    Address, Authority, Certificate, Change, Cluster, Crl, Etcd, Header, Interface, Logs, Member,
-    MemberStatus, Network, Nodes, Past, Pki, Service, ServiceState, Snapshot, Snapshots, Stage,
+    Address, Authority, Bucket, Certificate, Change, Cluster, Crl, Etcd, Header, Interface, Logs,
+    Member, MemberStatus, Network, Nodes, Past, Pki, Service, ServiceState, Snapshot, Snapshots, Stage,
     StageState, Taken, Warning,
 };
 use time::OffsetDateTime;
@@ -27,9 +27,9 @@ use time::macros::format_description;
 
 use super::ClusterNodes;
 use super::fingerprint_words::FingerprintWords;
-use super::members::Learned;
 use super::watched::Values;
 use super::workloads;
+use crate::shipping;
 use polis_base::hex;
 use polis_base::stage::{self, Stages};
 use polis_control::{cluster, consensus};
@@ -76,7 +76,7 @@ pub(super) fn fold(
         stages: stages(&values.stages, uptime),
         network: network(values, uptime),
         nodes: nodes(&values.cluster_nodes, uptime),
-        etcd: etcd(&values.consensus, &values.members, &values.past, now),
+        etcd: etcd(values, now),
         pki: pki(&values.pki, &values.words, now),
         services: services(&values.services, uptime),
         workloads: workloads::workloads(values, uptime, now),
@@ -283,12 +283,8 @@ fn nodes(known: &ClusterNodes, uptime: Duration) -> Option<Nodes> {
     Some(nodes)
 }
 
-fn etcd(
-    status: &consensus::Status,
-    learned: &Learned,
-    past: &Past,
-    now: SystemTime,
-) -> Option<Etcd> {
+fn etcd(values: &Values, now: SystemTime) -> Option<Etcd> {
+    let Values { consensus: status, members: learned, past, .. } = values;
     let never_started = status.member.is_none() && status.standing == Default::default();
     if never_started && status.peer_url.is_empty() {
         return None;
@@ -355,7 +351,27 @@ fn etcd(
             }),
             problem: local.problem(),
         }),
+        bucket: values.shipping.delivery.as_ref().map(|delivery| bucket(delivery, now)),
     })
+}
+
+/// The place outside of the cluster where snapshots go.
+fn bucket(delivery: &shipping::Delivery, now: SystemTime) -> Bucket {
+    let failure = delivery.failure.as_ref();
+    Bucket {
+        url: delivery.target.clone(),
+        newest: delivery.newest.map(|newest| Taken {
+            age: since(newest.at, now),
+            bytes: newest.bytes,
+            revision: newest.revision,
+        }),
+        waits_for: delivery.waits_for.clone(),
+        problem: failure.map(|failure| match &failure.help {
+            Some(help) => format!("{}; {help}", failure.cause),
+            None => failure.cause.clone(),
+        }),
+        failing: failure.map(|failure| since(failure.since, now)),
+    }
 }
 
 /// The age of what happened at a moment of the wall clock, which may have been set since.

@@ -363,7 +363,7 @@ fn a_snapshot_that_grows_older_is_the_one_of_that_moment() {
             ..Nodes::default()
         }),
     };
-    let taken = consensus::snapshots::Taken { at: at(80), bytes: 7, revision: 9 };
+    let taken = consensus::snapshots::Taken { number: 1, at: at(80), bytes: 7, revision: 9 };
     values.consensus = consensus::Status {
         peer_url: "https://one".to_owned(),
         snapshots: Some(consensus::snapshots::Snapshots {
@@ -373,6 +373,11 @@ fn a_snapshot_that_grows_older_is_the_one_of_that_moment() {
         }),
         ..Default::default()
     };
+    values.shipping.delivery = Some(shipping::Delivery {
+        newest: Some(shipping::Shipped { at: at(70), revision: 8, bytes: 7 }),
+        failure: Some(shipping::Failure { cause: "refused".to_owned(), help: None, since: at(60) }),
+        ..Default::default()
+    });
     values.pki.authorities = vec![AuthorityView {
         namespace: "one".to_owned(),
         name: "ca".to_owned(),

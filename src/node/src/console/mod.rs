@@ -118,6 +118,8 @@ pub struct Inputs {
     pub containerd: watch::Receiver<runtime::Status>,
     /// The pods of this node.
     pub pods: watch::Receiver<Option<runtime::Pods>>,
+    /// Which snapshot of etcd its target has, while this node leads.
+    pub shipping: watch::Receiver<crate::shipping::Status>,
 }
 
 /// The known state of the nodes of the cluster; the console adds to every age in it the

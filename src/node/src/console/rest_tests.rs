@@ -37,6 +37,7 @@ fn start() -> World {
     let (parts, workload) = watch::channel(polis_workload::Status::default());
     let (runs, containerd) = watch::channel(runtime::Status::default());
     let (listed, pods) = watch::channel(None);
+    let (sent, shipping) = watch::channel(crate::shipping::Status::default());
     let (table, nodes) = watch::channel(None);
     let (own, credentials) = watch::channel(None);
     let service = Service {
@@ -55,6 +56,7 @@ fn start() -> World {
             workload,
             containerd,
             pods,
+            shipping,
         },
         terminals: watch::Sender::default(),
         snapshot: watch::Sender::default(),
@@ -71,7 +73,7 @@ fn start() -> World {
     let (ctx, handles) = Context::for_test();
     ctx.spawn("console", Policy::forever(), move |ctx| service.clone().run(ctx));
     let owners = (orders, member, known, network, mounted, disk, received, key, table, own);
-    let owners = (owners, given, parts, runs, listed);
+    let owners = (owners, given, parts, runs, listed, sent);
     World { snapshot, cluster, handles, _owners: Box::new(owners) }
 }
 

@@ -26,6 +26,8 @@ use polis_wire::pki::Overview;
 use polis_workload as workload;
 use polis_workload::runtime;
 
+use crate::shipping;
+
 /// The newest of everything at one moment.
 #[derive(Clone, Debug)]
 pub(super) struct Values {
@@ -45,6 +47,7 @@ pub(super) struct Values {
     pub(super) workload: workload::Status,
     pub(super) containerd: runtime::Status,
     pub(super) pods: Option<runtime::Pods>,
+    pub(super) shipping: shipping::Status,
     pub(super) load: Option<Load>,
     pub(super) words: FingerprintWords,
     pub(super) members: Learned,
@@ -71,6 +74,7 @@ impl Values {
             workload: workload::Status::default(),
             containerd: runtime::Status::default(),
             pods: None,
+            shipping: shipping::Status::default(),
             load: None,
             words: FingerprintWords::default(),
             members: Learned::new(),
@@ -114,6 +118,7 @@ impl Watched {
             workload,
             containerd,
             pods,
+            shipping,
         } = &mut self.inputs;
         let values = &mut self.values;
         let renewed = [
@@ -132,6 +137,7 @@ impl Watched {
             renew(workload, all, &mut values.workload),
             renew(containerd, all, &mut values.containerd),
             renew(pods, all, &mut values.pods),
+            renew(shipping, all, &mut values.shipping),
             renew(&mut self.load, all, &mut values.load),
             renew(&mut self.words, all, &mut values.words),
             renew(&mut self.members, all, &mut values.members),
@@ -154,6 +160,7 @@ impl Watched {
             workload,
             containerd,
             pods,
+            shipping,
             health: _,
             consensus: _,
             cluster_nodes: _,
@@ -171,6 +178,7 @@ impl Watched {
             changed(workload, "the workload"),
             changed(containerd, "the container runtime"),
             changed(pods, "the pods"),
+            changed(shipping, "the target of snapshots"),
             changed(&mut self.words, "the words"),
         ];
         let changed = select_all(any).await.0;

@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use super::Inputs;
 use super::text::{Kind, Page};
-use crate::forwarding;
+use crate::{forwarding, shipping};
 use polis_base::stage::{self, Stages};
 use polis_base::sys::clock;
 use polis_control::consensus::MemberStatus;
@@ -95,6 +95,7 @@ impl Sources {
         page.one("polis_log_disk_bytes", Kind::Gauge, help, ring.bytes);
         drop(ring);
         forwarding(&mut page, &self.inputs.forwarding.borrow());
+        shipping(&mut page, &self.inputs.shipping.borrow(), clock::now());
         if let Some(kibibytes) = process::resident("self") {
             let help = "Memory of the node's process that is resident.";
             page.one("process_resident_memory_bytes", Kind::Gauge, help, kibibytes * 1024);
@@ -230,6 +231,25 @@ fn forwarding(page: &mut Page, status: &forwarding::Status) {
     family("polis_log_target_failing", Kind::Gauge, help, |it| it.failure.is_some().into());
 }
 
+fn shipping(page: &mut Page, status: &shipping::Status, now: SystemTime) {
+    let Some(delivery) = &status.delivery else { return };
+    let labels: [(&str, &str); 1] = [("target", &delivery.target)];
+    let mut one = |name, kind, help, value: u64| {
+        page.family(name, kind, help).sample(&labels, value);
+    };
+    if let Some(newest) = delivery.newest {
+        let help = "Seconds since the newest snapshot of etcd at its target was begun.";
+        let age = now.duration_since(newest.at).unwrap_or_default().as_secs();
+        one("polis_snapshot_target_age_seconds", Kind::Gauge, help, age);
+        let help = "Bytes of the newest snapshot of etcd at its target.";
+        one("polis_snapshot_target_bytes", Kind::Gauge, help, newest.bytes);
+    }
+    let help = "Snapshots of etcd that this node has sent since it leads.";
+    one("polis_snapshot_target_sent_total", Kind::Counter, help, delivery.sent);
+    let help = "Whether the newest snapshot of etcd does not reach its target.";
+    one("polis_snapshot_target_failing", Kind::Gauge, help, delivery.failure.is_some().into());
+}
+
 fn certificates(page: &mut Page, pki: &Overview, own: Option<&Facts>, now: SystemTime) {
     let help = "Seconds until a certificate ends; negative after it.";
     let mut family = page.family("polis_certificate_remaining_seconds", Kind::Gauge, help);
@@ -341,6 +361,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_target_of_snapshots_has_its_age_and_whether_it_fails_while_this_node_leads() {
+        let at = SystemTime::UNIX_EPOCH + Duration::from_secs(100);
+        let shown = |delivery| {
+            let mut page = Page::default();
+            super::shipping(&mut page, &shipping::Status { delivery }, at + Duration::from_secs(7));
+            let text = page.into_text();
+            let lines = text.lines().filter(|line| !line.starts_with('#'));
+            lines.map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert!(shown(None).is_empty(), "another node leads");
+        let newest = Some(shipping::Shipped { at, revision: 7, bytes: 9 });
+        let target = "s3+https://a:443/bucket".to_owned();
+        let delivery = shipping::Delivery { target, newest, sent: 3, ..Default::default() };
+        assert_eq!(
+            shown(Some(delivery)),
+            [
+                "polis_snapshot_target_age_seconds{target=\"s3+https://a:443/bucket\"} 7",
+                "polis_snapshot_target_bytes{target=\"s3+https://a:443/bucket\"} 9",
+                "polis_snapshot_target_sent_total{target=\"s3+https://a:443/bucket\"} 3",
+                "polis_snapshot_target_failing{target=\"s3+https://a:443/bucket\"} 0",
+            ]
+        );
+    }
+
+    #[test]
     fn the_age_of_the_newest_snapshot_is_there_once_it_exists() {
         let at = SystemTime::UNIX_EPOCH + Duration::from_secs(100);
         let shown = |snapshots: Option<Snapshots>| {
@@ -357,7 +402,7 @@ mod tests {
             shown(Some(failed)),
             ["polis_etcd_snapshots 0", "polis_etcd_snapshots_troubled 1"]
         );
-        let newest = Some(Taken { at, bytes: 7, revision: 9 });
+        let newest = Some(Taken { number: 1, at, bytes: 7, revision: 9 });
         let kept = Snapshots { kept: 24, newest, ..Snapshots::default() };
         assert_eq!(
             shown(Some(kept)),

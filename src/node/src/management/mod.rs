@@ -114,6 +114,8 @@ pub struct Inputs {
     pub time: watch::Receiver<time::Status>,
     /// How far the log has reached each target.
     pub forwarding: watch::Receiver<crate::forwarding::Status>,
+    /// Which snapshot of etcd its target has, while this node leads.
+    pub shipping: watch::Receiver<crate::shipping::Status>,
     /// The firewall.
     pub firewall: watch::Receiver<crate::firewall::Status>,
 }

@@ -3,7 +3,7 @@
 use polis_proto::v1;
 use serde::Serialize;
 
-use super::logs;
+use super::{logs, snapshots};
 use crate::error::Error;
 use crate::output::{Document, fields, or_dash};
 use crate::parameters;
@@ -32,6 +32,8 @@ pub(super) struct Info {
     time_servers: Vec<String>,
     /// Where every node sends its log.
     log_targets: Vec<String>,
+    /// Where the leader sends snapshots of etcd; empty: nowhere.
+    snapshot_target: String,
     /// Callers that are not nodes; empty: any address.
     firewall_sources: Vec<String>,
     firewall_ports: Vec<String>,
@@ -73,6 +75,7 @@ impl Info {
             ("cold start", parameters::show::or_default(&view.cold_start, "automatic")),
             ("time", parameters::show::time_servers(&view.time_servers)),
             ("logs go to", or_dash(&view.log_targets.join("\n"))),
+            ("snapshots", or_dash(&view.snapshot_target)),
             ("firewall", view.firewall()),
             ("directory", or_dash(&directory.collect::<Vec<_>>().join("\n"))),
         ];
@@ -105,6 +108,7 @@ impl Info {
             cold_start: word(configuration.cold_start().as_str_name(), "COLD_START_"),
             time_servers,
             log_targets: logs::shown(&configuration),
+            snapshot_target: snapshots::shown(&configuration),
             firewall_sources: firewall.sources,
             firewall_ports: firewall.ports,
             firewall_trial: configuration.firewall_trial.is_some(),

@@ -5,6 +5,7 @@ pub(super) mod info;
 mod logs;
 mod registry;
 mod rotate;
+mod snapshots;
 mod status;
 pub(super) mod ticket;
 mod update;
@@ -66,6 +67,8 @@ pub(super) enum Command {
         #[command(flatten)]
         logs: logs::Targets,
         #[command(flatten)]
+        snapshots: snapshots::Target,
+        #[command(flatten)]
         firewall: firewall::Wish,
         #[command(flatten)]
         dry_run: DryRun,
@@ -115,8 +118,9 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         Command::Health => health(global).await,
         Command::Ticket { command } => ticket::run(command, global).await,
         Command::Registry { command } => registry::run(command, global).await,
-        Command::Configure { rules, logs, firewall, dry_run } => {
-            Box::pin(configure(&rules, &logs, &firewall, dry_run, global)).await
+        Command::Configure { rules, logs, snapshots, firewall, dry_run } => {
+            let wish = Wish { rules, logs, snapshots, firewall };
+            Box::pin(configure(&wish, dry_run, global)).await
         }
         Command::Update(arguments) => Box::pin(update::run(arguments, global)).await,
         Command::RotateCa(arguments) => Box::pin(rotate::run(arguments, global)).await,
@@ -152,22 +156,27 @@ pub(super) async fn overview(session: &Session) -> Result<serde_json::Value, Err
     Ok(serde_json::json!({ "status": status, "info": info }))
 }
 
-async fn configure(
-    rules: &parameters::Rules,
-    logs: &logs::Targets,
-    firewall: &firewall::Wish,
-    dry_run: DryRun,
-    global: &Global,
-) -> Result<(), Error> {
-    if rules.is_empty() && logs.is_empty() && firewall.is_empty() {
+/// What an operator wants changed.
+struct Wish {
+    rules: parameters::Rules,
+    logs: logs::Targets,
+    snapshots: snapshots::Target,
+    firewall: firewall::Wish,
+}
+
+async fn configure(wish: &Wish, dry_run: DryRun, global: &Global) -> Result<(), Error> {
+    let Wish { rules, logs, snapshots, firewall } = wish;
+    if rules.is_empty() && logs.is_empty() && snapshots.is_empty() && firewall.is_empty() {
         return Err(Error::usage(
             "name what to change: --tpm, --storage, --cold-start, --time-server, \
-             --no-time-servers, --log-target, --no-log-targets, --firewall-source, \
+             --no-time-servers, --log-target, --no-log-targets, --snapshot-target, \
+             --snapshot-credentials, --no-snapshot-target, --firewall-source, \
              --firewall-any-source, --firewall-port, --no-firewall-ports",
         ));
     }
-    let log = logs.named()?;
-    let options = [rules.options()].into_iter().chain(logs.options()).chain(firewall.options());
+    let (log, target, key) = (logs.named()?, snapshots.named()?, snapshots.credentials()?);
+    let options = [rules.options()].into_iter().chain(logs.options()).chain(snapshots.options());
+    let options = options.chain(firewall.options());
     let options: Vec<_> = options.filter(|option| !option.is_empty()).collect();
     let effect = format!("The settings of all nodes change: {}.", options.join(" "));
     if dry_run.of(global, &effect)? == Go::NoFurther {
@@ -175,8 +184,12 @@ async fn configure(
     }
     let session = Session::open(global).await?;
     let wish = firewall.over(&session).await?;
-    let configuration = v1::ClusterConfiguration { log, firewall: wish, ..rules.named() };
-    let request = v1::ConfigureClusterRequest { configuration: Some(configuration) };
+    let configuration =
+        v1::ClusterConfiguration { log, snapshots: target, firewall: wish, ..rules.named() };
+    let request = v1::ConfigureClusterRequest {
+        configuration: Some(configuration),
+        snapshot_credentials: key,
+    };
     let answer = session
         .call("configure the cluster", Repeat::Allowed, |channel| {
             let request = request.clone();

@@ -141,6 +141,13 @@ impl Status {
         (!lines.is_empty()).then(|| lines.join("\n"))
     }
 
+    /// Which snapshot of etcd is outside of the cluster. The cluster is healthy all the same:
+    /// voters have theirs on their disks.
+    fn shipped(&self) -> Option<String> {
+        let lines: Vec<_> = self.nodes.iter().filter_map(View::shipped).collect();
+        (!lines.is_empty()).then(|| lines.join("\n"))
+    }
+
     /// Which nodes serve Kubernetes, and what the others wait for; `None` in a cluster
     /// without it. It is not a part of the cluster's own health.
     fn kubernetes(&self) -> Option<String> {
@@ -177,6 +184,7 @@ impl Status {
         lines.extend(self.former().map(|advice| ("former voter", advice)));
         lines.extend(self.waiting().map(|advice| ("waiting", advice)));
         lines.extend(self.undelivered().map(|text| ("logs", text)));
+        lines.extend(self.shipped().map(|text| ("snapshots", text)));
         lines.extend(self.unsaved().map(|advice| ("recovery", advice)));
         let mut text = Text::from(fields(&lines))
             .and("\n")

@@ -99,6 +99,7 @@ fn info_says_how_to_find_and_to_trust_the_cluster() {
     cold start  automatic, by default
     time        none: the voters agree on a time of their own
     logs go to  -
+    snapshots   -
     firewall    callers have any address
     directory   polis-01 at 192.0.2.1
     ");
@@ -127,6 +128,7 @@ fn info_says_how_to_find_and_to_trust_the_cluster() {
         "standby": 0,
         "up": 2
       },
+      "snapshot_target": "",
       "storage_security_policy": "unspecified",
       "time_servers": [],
       "tpm_mode": "best-effort"

@@ -31,6 +31,9 @@ use polis_wire::attestation::software::Software;
 use polis_wire::attestation::{Answer, Challenge, Keys, Question, Registers, qualifier};
 use polis_wire::rpc::testing::{Authority, Running, key, node_id};
 use polis_wire::rpc::{App, Caller, Credentials, Exchange, Gateway, Limits, REASON, Role};
+use polis_wire::s3;
+use polis_wire::s3::testing::Store;
+use polis_wire::snapshot::object::{self, Name};
 
 /// The seed of the node's key.
 pub(super) const NODE: u8 = 1;
@@ -72,6 +75,8 @@ pub(super) struct Cluster {
     audit: Arc<Mutex<(v1::AuditHead, Vec<v1::AuditEntry>)>>,
     shown: Arc<Mutex<Vec<Shown>>>,
     tpm: Arc<Mutex<Tpm>>,
+    /// A bucket with a snapshot, and how the command line names it.
+    bucket: Option<(Store, String)>,
 }
 
 /// The kernel that the node has started.
@@ -211,6 +216,7 @@ impl Cluster {
             audit,
             shown,
             tpm,
+            bucket: None,
         };
         cluster.equip(world);
         cluster
@@ -324,6 +330,27 @@ impl Cluster {
         self.shown.lock().unwrap().push(running.credentials.clone());
         self.gateway = Some(running);
         self.kubernetes.there.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on there is a bucket with a snapshot, and its key in the file `bucket.key`.
+    pub(super) fn has_bucket(&mut self, world: &World) {
+        let store = Store::start("127.0.0.1");
+        let sha256 = Sha256::digest(SNAPSHOT).into();
+        let name = Name { at: 1_795_694_400, revision: 1234, sha256 };
+        let key = format!("polis/{}{name}", object::folder("cluster.internal", 0x0d2f));
+        store.with(|state| state.objects.insert(key, SNAPSHOT.to_vec()));
+        let ca = world.path("bucket.pem");
+        std::fs::write(&ca, &store.ca).unwrap();
+        let text = format!("{}\n{}\n", s3::testing::KEY, s3::testing::SECRET);
+        super::contexts::write(&world.path("bucket.key"), text.as_bytes()).unwrap();
+        let url = store.url(store.address.port(), "polis");
+        let target = format!("{url},region={},ca={}", s3::testing::REGION, ca.display());
+        self.bucket = Some((store, target));
+    }
+
+    /// How the command line names that bucket.
+    pub(super) fn bucket(&self) -> String {
+        self.bucket.as_ref().map(|(_, target)| target.clone()).unwrap_or_default()
     }
 
     /// From now on the node is a Kubernetes worker.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use polis_proto::v1;
+use polis_tui::bytes;
 use serde::Serialize;
 
 use super::proof::Recorded;
@@ -52,6 +53,9 @@ pub(crate) struct View {
     /// How far its log has reached each target.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     logs: Vec<Delivery>,
+    /// Which snapshot of etcd its target has, if the node sends them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    snapshots: Option<Shipped>,
     storage: String,
     key_keeper: String,
     tpm: bool,
@@ -125,6 +129,7 @@ impl View {
             clock: node.clock.map(clock).unwrap_or_default(),
             clock_offset_us: node.clock.and_then(|clock| clock.offset_us),
             logs: node.log_deliveries.iter().map(Delivery::of).collect(),
+            snapshots: node.snapshot_delivery.as_ref().map(Shipped::of),
             tpm: node.tpm,
             attestation: Recorded::of(node),
             recovery_key_unsaved: node.recovery_key_unsaved,
@@ -256,6 +261,11 @@ impl View {
         failing.map(|it| format!("{}: {}", self.called(), it.text()))
     }
 
+    /// Which snapshot of etcd its target has, if it sends them.
+    pub(crate) fn shipped(&self) -> Option<String> {
+        self.snapshots.as_ref().map(Shipped::text)
+    }
+
     /// Its ID.
     pub(crate) fn id(&self) -> &str {
         &self.id
@@ -305,6 +315,7 @@ impl View {
         let logs: Vec<_> = self.logs.iter().map(Delivery::text).collect();
         lines.extend((!logs.is_empty()).then(|| ("logs", logs.join("\n"))));
         lines.extend(self.memory_bytes.map(|memory| ("memory", polis_tui::bytes(memory))));
+        lines.extend(self.shipped().map(|text| ("snapshots", text)));
         lines.extend([
             ("image", or_dash(&self.image)),
             ("boot", or_dash(&self.boot_id)),
@@ -382,6 +393,57 @@ impl Delivery {
             parts.push(format!("fails since {since}: {}", self.failure));
         }
         parts.join(", ")
+    }
+}
+
+/// Which snapshot of etcd has reached its target.
+#[derive(Debug, Serialize)]
+struct Shipped {
+    target: String,
+    /// When the newest there was begun; `null`: none is there yet.
+    newest_at: Option<units::Time>,
+    newest_revision: u64,
+    newest_bytes: u64,
+    /// What it waits for without a failure.
+    waits_for: String,
+    /// Why the newest snapshot is not sent; empty: it is.
+    failure: String,
+    failing_since: Option<units::Time>,
+    /// What would help.
+    help: String,
+}
+
+impl Shipped {
+    fn of(delivery: &v1::SnapshotDelivery) -> Self {
+        let time = |seconds| units::since_1970(seconds).map(units::Time);
+        Self {
+            target: clean(&delivery.target),
+            newest_at: time(delivery.newest_at),
+            newest_revision: delivery.newest_revision,
+            newest_bytes: delivery.newest_bytes,
+            waits_for: clean(&delivery.waits_for),
+            failure: clean(&delivery.failure),
+            failing_since: time(delivery.failing_since),
+            help: clean(&delivery.help),
+        }
+    }
+
+    fn text(&self) -> String {
+        let Self { target, newest_revision, newest_bytes, waits_for, failure, help, .. } = self;
+        let mut parts = vec![match self.newest_at {
+            Some(at) => {
+                let size = bytes(*newest_bytes);
+                format!("{target} has the one of {at}: {size}, revision {newest_revision}")
+            }
+            None => format!("{target}: none is known there yet"),
+        }];
+        parts.extend((!waits_for.is_empty()).then(|| format!("waits for {waits_for}")));
+        if !failure.is_empty() {
+            let since = units::text(self.failing_since);
+            parts.push(format!("fails since {since}: {failure}"));
+            parts.extend((!help.is_empty()).then(|| help.clone()));
+        }
+        parts.join("; ")
     }
 }
 

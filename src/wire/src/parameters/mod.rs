@@ -21,6 +21,7 @@ mod install;
 mod log_target;
 mod network;
 mod platform;
+mod snapshot_target;
 mod source;
 mod text;
 mod validate;
@@ -44,6 +45,7 @@ pub use self::network::{
     Bond, Bonding, Card, Hash, Interface, LinkSettings, Match, Network, Parent, Place, Route, Vlan,
 };
 pub use self::platform::{Dmi, Platform};
+pub use self::snapshot_target::snapshot_target;
 pub use self::source::{BYTES_MAX, FW_CFG_ITEM, Source};
 pub use self::validate::{
     configuration, firewall, key, labels, log_targets, network, parse, time_servers,

@@ -47,6 +47,8 @@ const LOG_TARGET: &[Field] = &[plain(1, "url"), plain(2, "ca")];
 const LOG_CONFIGURATION: &[Field] =
     &[message(1, "targets", LOG_TARGET), plain(2, "cluster_domain")];
 
+const SNAPSHOT_CONFIGURATION: &[Field] = &[plain(1, "url"), plain(2, "region"), plain(3, "ca")];
+
 const CLUSTER_CONFIGURATION: &[Field] = &[
     plain(1, "cluster_domain"),
     plain(2, "tpm_mode"),
@@ -56,6 +58,7 @@ const CLUSTER_CONFIGURATION: &[Field] = &[
     message(6, "firewall", FIREWALL_CONFIGURATION),
     message(7, "firewall_trial", FIREWALL_TRIAL),
     message(12, "log", LOG_CONFIGURATION),
+    message(16, "snapshots", SNAPSHOT_CONFIGURATION),
 ];
 
 const CLUSTER_BOOTSTRAP: &[Field] = &[

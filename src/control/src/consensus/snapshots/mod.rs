@@ -269,6 +269,7 @@ async fn copy(mut draft: files::Draft, clients: &Clients) -> Result<files::Draft
 /// The state of the folder for others.
 fn state(found: &Found, failure: Option<String>) -> Snapshots {
     let newest = plan::newest(&found.entries).map(|entry| Taken {
+        number: entry.name.number,
         at: UNIX_EPOCH.checked_add(Duration::from_secs(entry.name.at)).unwrap_or(UNIX_EPOCH),
         bytes: entry.bytes,
         revision: entry.name.revision,

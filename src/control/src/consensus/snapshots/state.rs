@@ -3,9 +3,13 @@
 //! It is a part of the member's status, from which the console, the metrics and the heartbeat
 //! take it.
 
+use std::fs::File;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use polis_proto::v1;
+
+use super::plan::Name;
+use polis_base::files::{self, Dir};
 
 /// Bytes of a text about a problem.
 const TEXT_MAX: usize = 512;
@@ -26,12 +30,26 @@ pub struct Snapshots {
 /// A snapshot that was taken and checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
+    /// Its place in the order of the snapshots of this node.
+    pub number: u64,
     /// When it was begun, by the clock of the node then.
     pub at: SystemTime,
     /// Bytes of the file.
     pub bytes: u64,
     /// The revision of etcd in it.
     pub revision: u64,
+}
+
+impl Taken {
+    /// Opens its file in the folder of the snapshots; `None` once it is removed. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`files::Error`] if it cannot be opened, or is not a file.
+    pub fn open(&self, dir: &Dir) -> Result<Option<File>, files::Error> {
+        let Self { number, at, revision, .. } = *self;
+        dir.open(&Name { number, at: seconds(at), revision }.to_string())
+    }
 }
 
 impl Snapshots {

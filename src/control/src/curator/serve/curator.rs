@@ -109,6 +109,7 @@ impl Curator for Handlers {
         let mut request = request.into_inner();
         request.update = request.update.map(convert::update_report);
         request.log_deliveries = convert::log_deliveries(request.log_deliveries);
+        request.snapshot_delivery = request.snapshot_delivery.map(convert::snapshot_delivery);
         request.consensus = request.consensus.map(convert::figures);
         self.0.heartbeats.record(id, request);
         // The next check would publish it too, half a second later.

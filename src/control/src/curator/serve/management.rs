@@ -233,9 +233,11 @@ impl Management for Handlers {
         request: Request<v1::ConfigureClusterRequest>,
     ) -> Result<Response<v1::ConfigureClusterResponse>, Status> {
         let lead = self.lead()?;
-        let desired = request.into_inner().configuration;
-        let desired = desired.ok_or_else(|| Error::Field("configuration is missing".to_owned()))?;
-        let written = lead.store().configure(desired, clock::now()).await;
+        let v1::ConfigureClusterRequest { configuration, snapshot_credentials } =
+            request.into_inner();
+        let missing = || Error::Field("configuration is missing".to_owned());
+        let desired = configuration.ok_or_else(missing)?;
+        let written = lead.store().configure(desired, snapshot_credentials, clock::now()).await;
         let configuration = Some(written.map_err(|error| lead.refuse(error))?);
         Ok(Response::new(v1::ConfigureClusterResponse { configuration }))
     }

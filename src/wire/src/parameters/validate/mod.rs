@@ -17,7 +17,8 @@ use super::error::Error;
 use super::text::{self, At as _, Refusal, located};
 use super::{
     Bootstrap, Cidr, Cluster, ClusterConfiguration, ColdStart, DirectoryNode, Firewall, Install,
-    LogTarget, NtpServer, Parameters, Ports, Register, StoragePolicy, Ticket, TpmMode, wire,
+    LogTarget, NtpServer, Parameters, Ports, Register, StoragePolicy, Ticket, TpmMode,
+    snapshot_target, wire,
 };
 use crate::identity::{NodeId, NodeName};
 use crate::registry::{self, Authority};
@@ -93,6 +94,12 @@ fn bootstrap(message: v1::ClusterBootstrap) -> Result<Bootstrap, Error> {
                            running cluster";
             return Err(Refusal::described("targets of logs", allowed))
                 .at("cluster_bootstrap.cluster_configuration.log", 12);
+        }
+        Some(message) if message.snapshots.is_some() => {
+            let allowed = "nothing: `polisctl cluster configure --snapshot-target` sets it in a \
+                           running cluster, with its credentials";
+            return Err(Refusal::described("a target of snapshots", allowed))
+                .at("cluster_bootstrap.cluster_configuration.snapshots", 16);
         }
         Some(message) => configuration(message, "cluster_bootstrap.cluster_configuration")?,
         None => ClusterConfiguration::default(),
@@ -179,6 +186,10 @@ pub fn configuration(
     if let Some(message) = message.log {
         // Nodes receive them by their watch.
         log_targets(message, &format!("{path}.log"))?;
+    }
+    if let Some(message) = message.snapshots {
+        // The leader reads it from its store.
+        snapshot_target(&message, &format!("{path}.snapshots"))?;
     }
     configuration.firewall = message
         .firewall

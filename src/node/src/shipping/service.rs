@@ -1,0 +1,275 @@
+//! The service of shipping: waits for a reason to look at the bucket, and tries until the bucket
+//! has the newest snapshot of this node.
+//!
+//! ```text
+//! [idle: no bucket, or no leader] --leads, bucket--> [waiting: no snapshot] --taken--> [sending]
+//!        ^                                                                    sent /     |  ^
+//!        |                                          [done] <-----------------------+     |  |
+//!        |                                             \--another snapshot, bucket----->-+  |
+//!        |                                                                 failed --backoff-+
+//!        +-- another leader, or no bucket: from anywhere, and what is sent is dropped
+//! ```
+
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use polis_base::cause;
+use polis_base::files::{self, Dir};
+use polis_base::sys::clock;
+use polis_control::consensus::snapshots::Taken;
+use polis_control::curator::leader::Term;
+use polis_control::{consensus, curator};
+use polis_proto::v1;
+use polis_runtime::event::Closed;
+use polis_runtime::supervisor::restart::{History, Verdict};
+use polis_runtime::supervisor::{Context, Policy};
+use polis_wire::parameters;
+use polis_wire::s3::Client;
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+use super::ship::{Error, Way};
+use super::{Delivery, Failure, Status};
+
+/// The longest pause between two attempts.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// Fixed for the life of the process.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The folder of the snapshots of this node.
+    pub snapshots: Dir,
+    /// The public authorities, in PEM.
+    pub bundle: PathBuf,
+}
+
+impl Config {
+    /// The shipping of a running node.
+    #[must_use]
+    pub fn live(root: &files::Root) -> Self {
+        Self {
+            snapshots: root.data.etcd.snapshots.clone(),
+            bundle: PathBuf::from("/etc/ssl/certs/ca-certificates.crt"),
+        }
+    }
+}
+
+/// The values that it reads.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    /// Whether this node leads.
+    pub curator: watch::Receiver<curator::Status>,
+    /// The copy of the records, of which it reads the configuration.
+    pub directory: watch::Receiver<curator::Directory>,
+    /// The snapshots of this node.
+    pub consensus: watch::Receiver<consensus::Status>,
+}
+
+/// Configuration, inputs and outputs. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// The fixed part.
+    pub config: Config,
+    /// The values that it reads.
+    pub inputs: Inputs,
+    /// The published status.
+    pub status: watch::Sender<Status>,
+}
+
+/// What is to be done: the reason to begin anew where it changes.
+#[derive(Clone, Debug, PartialEq)]
+struct Order {
+    term: Term,
+    target: v1::SnapshotConfiguration,
+    cluster: u64,
+}
+
+impl Service {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Closed`] if the owner of an input ended.
+    pub async fn run(mut self, ctx: Context) -> Result<(), Closed> {
+        ctx.healthy();
+        let ran = ctx.until_cancelled(self.work()).await;
+        self.status.send_replace(Status::default());
+        match ran {
+            Some(Err(closed)) => Err(closed),
+            Some(Ok(never)) => match never {},
+            None => Ok(()),
+        }
+    }
+
+    async fn work(&mut self) -> Result<Infallible, Closed> {
+        loop {
+            let order = self.order();
+            let url = order.as_ref().map(|order| {
+                let read = parameters::snapshot_target(&order.target, "snapshots");
+                read.ok().flatten().map_or_else(|| order.target.url.clone(), |it| it.url())
+            });
+            // What is known of one target says nothing about another.
+            self.status.send_replace(Status {
+                delivery: url.map(|target| Delivery { target, ..Delivery::default() }),
+            });
+            let mut inputs = self.inputs.clone();
+            let changed = async {
+                loop {
+                    inputs.changed().await?;
+                    if self.order() != order {
+                        return Ok(());
+                    }
+                }
+            };
+            match &order {
+                None => changed.await?,
+                Some(order) => tokio::select! {
+                    // Cancel-safe: it only waits.
+                    changed = changed => changed?,
+                    // Cancel-safe: the store keeps nothing of an object that is cut off, and the
+                    // next attempt begins with a look at the bucket.
+                    sent = self.keep_sending(order) => match sent? {},
+                },
+            }
+        }
+    }
+
+    /// What is to be done now.
+    fn order(&self) -> Option<Order> {
+        let term = self.inputs.curator.borrow().leadership.term.clone()?;
+        let target = self.inputs.directory.borrow().configuration().snapshots.clone()?;
+        let cluster = self.inputs.consensus.borrow().cluster?;
+        Some(Order { term, target, cluster })
+    }
+
+    /// The newest snapshot of this node that counts.
+    fn taken(&self) -> Option<Taken> {
+        self.inputs.consensus.borrow().snapshots.as_ref()?.newest
+    }
+
+    /// Sends the newest snapshot, and each one after it.
+    async fn keep_sending(&self, order: &Order) -> Result<Infallible, Closed> {
+        let mut consensus = self.inputs.consensus.clone();
+        let mut done = None;
+        let mut backoff = History::default();
+        loop {
+            let taken = self.taken();
+            match taken.filter(|taken| done != Some(*taken)) {
+                None => {
+                    let first = "the first checked snapshot of this node, at most an hour after \
+                                 its member of etcd votes";
+                    let waits_for = taken.is_none().then(|| first.to_owned());
+                    self.change(|delivery| delivery.waits_for = waits_for);
+                    consensus.changed().await.map_err(|_closed| Closed("the etcd member"))?;
+                }
+                Some(taken) => {
+                    // Boxed: it is large, and rare.
+                    match Box::pin(self.attempt(order, &taken)).await {
+                        Ok(()) => {
+                            (done, backoff) = (Some(taken), History::default());
+                        }
+                        Err(error) => {
+                            self.failed(&error);
+                            sleep(pause(&mut backoff)).await;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    async fn attempt(&self, order: &Order, taken: &Taken) -> Result<(), Error> {
+        let Some(target) = order.term.store.snapshot_target().await? else {
+            // The copy of the records follows in a moment.
+            return Ok(());
+        };
+        let client = Client {
+            bucket: target.bucket.clone(),
+            credentials: target.credentials.clone(),
+            bundle: self.config.bundle.clone(),
+            clock: clock::now,
+        };
+        let dir = self.config.snapshots.clone();
+        let way = Way { client, target, cluster: order.cluster, dir };
+        let found = way.look(taken).await?;
+        self.change(|delivery| delivery.newest = found.newest);
+        if !found.has_it {
+            let shipped = way.send(taken).await?;
+            let (revision, bytes) = (shipped.revision, shipped.bytes);
+            info!(revision, bytes, target = way.target.bucket.url(), "sent a snapshot of etcd");
+            self.change(|delivery| {
+                delivery.newest = Some(shipped);
+                delivery.sent += 1;
+            });
+        }
+        self.works_again();
+        Ok(())
+    }
+
+    fn works_again(&self) {
+        let mut ended = None;
+        self.change(|delivery| {
+            delivery.waits_for = None;
+            ended = delivery.failure.take();
+        });
+        if let Some(Failure { since, .. }) = ended {
+            let seconds = clock::now().duration_since(since).unwrap_or_default().as_secs();
+            info!(seconds, "snapshots of etcd reach their target again");
+        }
+    }
+
+    /// An attempt failed. Each cause is logged once, until one succeeds.
+    fn failed(&self, error: &Error) {
+        let (cause, help) = (cause::line(error), error.help());
+        let mut is_new = false;
+        self.change(|delivery| {
+            let known = delivery.failure.as_ref();
+            is_new = known.is_none_or(|known| known.cause != cause);
+            let since = known.map_or_else(clock::now, |known| known.since);
+            delivery.waits_for = None;
+            let (cause, help) = (cause.clone(), help.clone());
+            delivery.failure = Some(Failure { cause, help, since });
+        });
+        if is_new {
+            let help = help.unwrap_or_default();
+            warn!(cause, help, "a snapshot of etcd does not reach its target");
+        }
+    }
+
+    /// Changes the status of the target.
+    fn change(&self, change: impl FnOnce(&mut Delivery)) {
+        self.status.send_if_modified(|status| {
+            let Some(delivery) = &mut status.delivery else { return false };
+            let before = delivery.clone();
+            change(delivery);
+            before != *delivery
+        });
+    }
+}
+
+impl Inputs {
+    /// Waits until one of them changes. Cancel-safe.
+    async fn changed(&mut self) -> Result<(), Closed> {
+        tokio::select! {
+            // Cancel-safe, all: they wait for event values.
+            changed = self.curator.changed() => changed.map_err(|_closed| Closed("the curator")),
+            changed = self.directory.changed() => {
+                changed.map_err(|_closed| Closed("the directory"))
+            }
+            changed = self.consensus.changed() => {
+                changed.map_err(|_closed| Closed("the etcd member"))
+            }
+        }
+    }
+}
+
+/// The pause before the next attempt.
+fn pause(backoff: &mut History) -> Duration {
+    let random = f64::from(rand::random::<u16>()) / f64::from(u16::MAX);
+    match backoff.died(Policy::forever(), clock::uptime(), None, random) {
+        Verdict::Restart(delay) => delay,
+        Verdict::GiveUp(_) => PAUSE_MAX,
+    }
+}

@@ -1,0 +1,79 @@
+//! The bucket of the snapshots of etcd as an operator names it, and the file of its key.
+//!
+//! What this module does not do: speak to a store (`snapshot`), or set a target (`cluster`).
+
+use std::io::{self, Read as _};
+use std::path::Path;
+
+use polis_proto::v1;
+use polis_wire::parameters;
+use polis_wire::s3::{Bucket, Credentials};
+use zeroize::Zeroizing;
+
+use super::error::{Error, Explain as _};
+use super::{contexts, key};
+
+/// How a bucket is written.
+pub(super) const FORM: &str = "URL[,region=REGION][,ca=FILE]";
+
+/// The name of standard input as a file.
+const STDIN: &str = "-";
+/// Bytes of a file of credentials.
+const CREDENTIALS_MAX: u64 = 64 << 10;
+
+/// Reads a bucket as it is written; `option` is where that was.
+pub(super) fn configuration(text: &str, option: &str) -> Result<v1::SnapshotConfiguration, Error> {
+    let mut parts = text.split(',');
+    let url = parts.next().unwrap_or_default().to_owned();
+    let mut configuration = v1::SnapshotConfiguration { url, ..Default::default() };
+    for part in parts {
+        match part.split_once('=') {
+            Some(("region", region)) => region.clone_into(&mut configuration.region),
+            Some(("ca", file)) => configuration.ca = authorities(file)?,
+            _ => {
+                let text = format!("{option}: {part:?} is not allowed; allowed is {FORM}");
+                return Err(Error::usage(text));
+            }
+        }
+    }
+    Ok(configuration)
+}
+
+/// The same, checked as the leader does.
+pub(super) fn bucket(text: &str, option: &str) -> Result<Bucket, Error> {
+    let configuration = configuration(text, option)?;
+    let read = parameters::snapshot_target(&configuration, option);
+    let read = read.doing(|| "this bucket cannot be used".to_owned())?;
+    read.ok_or_else(|| Error::usage(format!("{option} is empty; allowed is {FORM}")))
+}
+
+fn authorities(file: &str) -> Result<String, Error> {
+    let bytes = contexts::read_file(Path::new(file))?;
+    let ca = String::from_utf8(bytes)
+        .doing(|| format!("{file} is not PEM"))
+        .help(|| "`openssl x509 -inform der -in FILE` writes a certificate in PEM".to_owned())?;
+    if ca.trim().is_empty() {
+        return Err(Error::new(format!("{file} is empty; it must have a certificate in PEM")));
+    }
+    Ok(ca)
+}
+
+/// Reads the key of a bucket from a file that others cannot read, or from standard input.
+pub(super) fn credentials(file: &Path) -> Result<Credentials, Error> {
+    let text = match file.to_str() {
+        Some(STDIN) => {
+            let mut text = Zeroizing::new(String::new());
+            let read = io::stdin().lock().take(CREDENTIALS_MAX).read_to_string(&mut text);
+            read.doing(|| "cannot read the credentials from standard input".to_owned())?;
+            text
+        }
+        _ => key::read_private(file)?,
+    };
+    let name = if file.to_str() == Some(STDIN) { "standard input" } else { "the file" };
+    Credentials::parse(&text).doing(|| format!("{name} of the credentials cannot be used")).help(
+        || {
+            "write the access key ID on the first line and the secret access key on the second"
+                .to_owned()
+        },
+    )
+}
