@@ -46,6 +46,8 @@ const DETOURS: &str = "the_detours_of_a_context_are_shown_and_removed";
 const NO_KEY: &str = "without_an_owner_key_the_told_command_makes_one";
 const NO_CONTROLLER: &str = "without_a_controller_the_told_command_gives_a_node_the_role";
 const LOG_TARGETS: &str = "targets_of_logs_are_checked_before_the_cluster_is_asked";
+const SNAPSHOT_TARGET: &str = "a_target_of_snapshots_is_checked_before_the_cluster_is_asked_and_its_key_is_never_printed";
+const SHIPPED: &str = "a_snapshot_is_listed_fetched_and_checked";
 const WATCHED: &str = "an_outage_is_shown_and_does_not_end_a_watch_and_a_first_failure_does";
 const AT: &str = "a_command_with_an_address_asks_nothing_of_a_node_that_was_not_named";
 const OPERATES: &str = "an_owner_operates_the_cluster_and_lets_others_do_so";
@@ -91,6 +93,18 @@ const TOLD: &[Suggestion] = &[
     ("cluster configure", "a trial of a firewall that is over", OWNERS, &[FIREWALL]),
     ("cluster configure --firewall-source", "a firewall without sources", USERS, &[FIREWALL]),
     ("cluster configure --log-target", "parameters that name targets of logs", ALL, &[LOG_TARGETS]),
+    (
+        "cluster configure --snapshot-credentials FILE",
+        "a store that does not know the key of the cluster",
+        ALL,
+        &[SNAPSHOT_TARGET],
+    ),
+    (
+        "cluster configure --snapshot-target",
+        "parameters that name a target of snapshots",
+        ALL,
+        &[SNAPSHOT_TARGET],
+    ),
     ("cluster registry set _", "a pull of an image that failed", USERS, &[REGISTRY]),
     ("cluster rotate-ca", "the authorities were never rotated", USERS, &[ROTATED]),
     ("cluster rotate-ca status", "a rotation that goes on without its command", OWNERS, &[ROTATED]),
@@ -194,6 +208,7 @@ const TOLD: &[Suggestion] = &[
     ("parameters register --wipes", "guru 0711: a removed node", ALL, &[WIPES]),
     ("parameters register --wipes _", "guru 0714: the disk of a removed node", LOCAL, &[WIPES]),
     ("parameters register --wipes _ -o FILE", "a machine that cannot be reset", OWNERS, &[WIPES]),
+    ("snapshot list", "a snapshot that a bucket lacks", LOCAL, &[SHIPPED]),
     ("update inspect FILE", "a bundle that the node refused", OWNERS, &[UPDATED]),
     ("user create", "a user without a certificate", USERS, &[OPERATES]),
     (

@@ -435,3 +435,38 @@ fn sent(bucket: &Bucket, lead: &Row, mark: &Row) -> Vec<(Row, Style, String)> {
 
 /// Columns of the text after the bar: `12.5 MiB of 2.0 GiB, 1 %; 10.1 MiB in use`.
 const TEXT: usize = 46;
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::snapshot::Taken;
+
+    #[test]
+    fn a_bucket_has_the_newest_snapshot_or_why_it_has_none() {
+        let shown = |bucket: &Bucket| {
+            let lines = sent(bucket, &Row::default(), &Row::default());
+            lines.into_iter().map(|(_, _, text)| text).collect::<Vec<_>>()
+        };
+        let url = "s3+https://s3.example:443/bucket".to_owned();
+        let none = Bucket { url, ..Bucket::default() };
+        assert_eq!(
+            shown(&none),
+            ["to s3+https://s3.example:443/bucket, none is known there yet"]
+        );
+        let first = Bucket { waits_for: Some("the first one".to_owned()), ..none.clone() };
+        assert_eq!(
+            shown(&first),
+            ["to s3+https://s3.example:443/bucket, waits for the first one"]
+        );
+        let newest = Some(Taken { age: Duration::from_secs(120), bytes: 8 << 20, revision: 1234 });
+        let problem = Some("it refuses; ask its owner".to_owned());
+        let failing = Some(Duration::from_secs(3600));
+        let failing = Bucket { newest, problem, failing, ..none };
+        let lines = shown(&failing);
+        let first = "to s3+https://s3.example:443/bucket, the newest 2 min ago: 8.0 MiB, revision";
+        assert!(lines[0].starts_with(first), "{lines:?}");
+        assert!(lines[1].ends_with(": it refuses; ask its owner"), "{lines:?}");
+    }
+}

@@ -149,6 +149,16 @@ impl Service {
         self.inputs.consensus.borrow().snapshots.as_ref()?.newest
     }
 
+    /// What is missing before the first snapshot of this node.
+    fn missing(&self) -> String {
+        let local = self.inputs.consensus.borrow().snapshots.clone();
+        let first = "the first checked snapshot on the disk of this node";
+        match local.and_then(|local| local.problem()) {
+            Some(problem) => format!("{first}: {problem}"),
+            None => format!("{first}, a few minutes after its member of etcd votes"),
+        }
+    }
+
     /// Sends the newest snapshot, and each one after it.
     async fn keep_sending(&self, order: &Order) -> Result<Infallible, Closed> {
         let mut consensus = self.inputs.consensus.clone();
@@ -158,9 +168,7 @@ impl Service {
             let taken = self.taken();
             match taken.filter(|taken| done != Some(*taken)) {
                 None => {
-                    let first = "the first checked snapshot of this node, at most an hour after \
-                                 its member of etcd votes";
-                    let waits_for = taken.is_none().then(|| first.to_owned());
+                    let waits_for = taken.is_none().then(|| self.missing());
                     self.change(|delivery| delivery.waits_for = waits_for);
                     consensus.changed().await.map_err(|_closed| Closed("the etcd member"))?;
                 }

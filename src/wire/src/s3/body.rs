@@ -5,6 +5,8 @@
 //! - One piece waits at most: the disk is read as fast as the store takes it.
 
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 
 use http_body::{Body, Frame, SizeHint};
@@ -28,6 +30,8 @@ pub(super) enum Outgoing {
         pieces: mpsc::Receiver<Vec<u8>>,
         /// Bytes that are not sent yet.
         left: u64,
+        /// Counts those that are.
+        moved: Arc<AtomicU64>,
     },
 }
 
@@ -39,7 +43,7 @@ impl Body for Outgoing {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
-        let Self::Pieces { pieces, left } = &mut *self else { return Poll::Ready(None) };
+        let Self::Pieces { pieces, left, moved } = &mut *self else { return Poll::Ready(None) };
         if *left == 0 {
             return Poll::Ready(None);
         }
@@ -48,6 +52,7 @@ impl Body for Outgoing {
         match (piece, left.checked_sub(length)) {
             (Some(piece), Some(rest)) => {
                 *left = rest;
+                moved.fetch_add(length, Ordering::Relaxed);
                 Poll::Ready(Some(Ok(Frame::data(Bytes::from(piece)))))
             }
             _ => Poll::Ready(Some(Err(Cut { left: *left }))),

@@ -5,8 +5,11 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
+use base64ct::{Base64, Encoding as _};
 use futures::FutureExt as _;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use http::{Method, Request, StatusCode};
@@ -15,7 +18,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::handshake;
 use hyper_util::rt::TokioIo;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::body::Outgoing;
 use super::xml::{self, Page, Refusal};
@@ -23,7 +26,8 @@ use super::{Bucket, Credentials, Error, sign};
 use crate::outside;
 use polis_base::hex;
 
-/// A store answers a request without content within this time.
+/// A store answers a request without content within this time, and takes or sends some of a
+/// content.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 /// Bytes a second of the slowest line that is waited for.
 const PACE_MIN: u64 = 64 << 10;
@@ -35,7 +39,8 @@ const REFUSAL_MAX: usize = 64 << 10;
 const PAGE: &str = "1000";
 /// Objects of a listing: eleven years of them, one an hour.
 const OBJECTS_MAX: usize = 100_000;
-/// The longest text of a clause about an answer.
+/// The header with the checksum of an object.
+const CHECKSUM: &str = "x-amz-checksum-sha256";
 const NO_TEXT: &str = "it is not text";
 
 /// An object of a bucket.
@@ -67,7 +72,11 @@ struct Call<'a> {
     query: &'a [(&'a str, &'a str)],
     /// SHA-256 of the content, in hexadecimal digits.
     content: String,
+    /// The same in Base64, for the store to keep beside the object.
+    checksum: Option<String>,
     body: Outgoing,
+    /// Counts the bytes of content in either direction.
+    moved: Arc<AtomicU64>,
     limit: Duration,
     /// Bytes of the answer.
     size_max: u64,
@@ -118,7 +127,9 @@ impl Client {
             path: format!("/{}", self.bucket.name),
             query: &query,
             content: sign::NOTHING.to_owned(),
+            checksum: None,
             body: Outgoing::Empty,
+            moved: Arc::default(),
             limit: ANSWER_MAX,
             size_max: LISTING_MAX,
         };
@@ -149,12 +160,16 @@ impl Client {
         sha256: [u8; 32],
         pieces: mpsc::Receiver<Vec<u8>>,
     ) -> Result<(), Error> {
+        let moved = Arc::<AtomicU64>::default();
         let call = Call {
             method: Method::PUT,
             path: self.path(key),
             query: &[],
             content: hex::encode(&sha256),
-            body: Outgoing::Pieces { pieces, left: size },
+            // A bucket with an object lock demands one in a header of its own.
+            checksum: Some(Base64::encode_string(&sha256)),
+            body: Outgoing::Pieces { pieces, left: size, moved: Arc::clone(&moved) },
+            moved,
             limit: ANSWER_MAX + Duration::from_secs(size / PACE_MIN),
             size_max: REFUSAL_MAX as u64,
         };
@@ -167,21 +182,24 @@ impl Client {
     ///
     /// [`Error`].
     pub async fn get(&self, key: &str, size: u64, sink: Sink<'_>) -> Result<(), Error> {
+        let moved = Arc::<AtomicU64>::default();
         let call = Call {
             method: Method::GET,
             path: self.path(key),
             query: &[],
             content: sign::NOTHING.to_owned(),
+            checksum: None,
             body: Outgoing::Empty,
+            moved: Arc::clone(&moved),
             limit: ANSWER_MAX + Duration::from_secs(size / PACE_MIN),
             size_max: size,
         };
-        let mut received = 0;
         let mut counted = |bytes: &[u8]| {
-            received += bytes.len() as u64;
+            moved.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             sink(bytes)
         };
         self.ask(call, &mut counted).await?;
+        let received = moved.load(Ordering::Relaxed);
         if received < size {
             return Err(self.unusable(&format!("it has {received} of {size} bytes")));
         }
@@ -193,11 +211,17 @@ impl Client {
     }
 
     async fn ask(&self, call: Call<'_>, sink: Sink<'_>) -> Result<(), Error> {
-        let limit = call.limit;
+        let (limit, stands_still) = (call.limit, stands_still(Arc::clone(&call.moved)));
+        let silent =
+            |limit: Duration| Error::Silent { url: self.bucket.url(), seconds: limit.as_secs() };
         // Boxed: the state of a handshake is large.
-        let asked = timeout(limit, Box::pin(self.exchange(call, sink))).await;
-        let silent = |_elapsed| Error::Silent { url: self.bucket.url(), seconds: limit.as_secs() };
-        asked.map_err(silent)?
+        let asked = timeout(limit, Box::pin(self.exchange(call, sink)));
+        tokio::select! {
+            // Cancel-safe: nothing of an exchange is kept.
+            answered = asked => answered.map_err(|_elapsed| silent(limit))?,
+            // Cancel-safe: it only waits.
+            () = stands_still => Err(silent(ANSWER_MAX)),
+        }
     }
 
     async fn exchange(&self, call: Call<'_>, sink: Sink<'_>) -> Result<(), Error> {
@@ -227,11 +251,13 @@ impl Client {
 
     fn signed(&self, call: Call<'_>) -> Result<Request<Outgoing>, Error> {
         let host = self.bucket.host();
+        let mut headers = vec![(HOST.as_str(), host.as_str())];
+        headers.extend(call.checksum.iter().map(|checksum| (CHECKSUM, checksum.as_str())));
         let unsigned = sign::Request {
             method: call.method.as_str(),
             path: &call.path,
             query: call.query,
-            headers: &[("host", &host)],
+            headers: &headers,
             content: &call.content,
         };
         let (region, now) = (&self.bucket.region, (self.clock)());
@@ -239,10 +265,12 @@ impl Client {
         let mut request = Request::builder()
             .method(call.method.clone())
             .uri(&signed.target)
-            .header(HOST, &host)
             .header("x-amz-date", &signed.time)
             .header("x-amz-content-sha256", &call.content)
             .header(AUTHORIZATION, &signed.authorization);
+        for (name, value) in headers {
+            request = request.header(name, value);
+        }
         if call.method == Method::PUT {
             request = request.header(CONTENT_TYPE, "application/octet-stream");
         }
@@ -317,5 +345,17 @@ impl Client {
 
     fn unusable(&self, why: &str) -> Error {
         Error::Answer { url: self.bucket.url(), why: why.to_owned() }
+    }
+}
+
+/// Waits until no byte of a content has moved for too long.
+pub(super) async fn stands_still(moved: Arc<AtomicU64>) {
+    let mut known = None;
+    loop {
+        let now = moved.load(Ordering::Relaxed);
+        if known.replace(now) == Some(now) {
+            return;
+        }
+        sleep(ANSWER_MAX).await;
     }
 }

@@ -105,8 +105,8 @@ impl Error {
 fn refused(status: StatusCode, refusal: &Refusal) -> Option<String> {
     let help = match (&*refusal.code, status.as_u16()) {
         ("RequestTimeTooSkewed", _) => {
-            "the clock of the sender and that of the store differ by more than 15 minutes: set \
-             the time servers of the cluster, and see `polisctl node describe NODE`"
+            "the clock of the sender and that of the store differ by more than 15 minutes: name \
+             time servers for the cluster, and check the clock of the machine"
         }
         ("InvalidAccessKeyId" | "SignatureDoesNotMatch" | "ExpiredToken", _) => {
             "the store does not know this key: `polisctl cluster configure --snapshot-credentials \

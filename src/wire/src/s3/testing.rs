@@ -12,6 +12,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use base64ct::{Base64, Encoding as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use sha2::{Digest as _, Sha256};
 use time::OffsetDateTime;
@@ -376,8 +377,19 @@ fn verified(request: &Request, behind: Duration) -> Result<(), Refused> {
     if hex::encode(&hmac(&key, &text)) != signature {
         return Err(Refused(403, "SignatureDoesNotMatch", ""));
     }
-    if hex::encode(&Sha256::digest(&request.body)) != content {
+    let digest = Sha256::digest(&request.body);
+    if hex::encode(&digest) != content {
         return Err(Refused(400, "XAmzContentSHA256Mismatch", ""));
+    }
+    // What an object lock demands; every header of this kind must be signed.
+    if request.method == "PUT" {
+        let checksum = "x-amz-checksum-sha256";
+        if header(checksum) != Base64::encode_string(&digest) {
+            return Err(Refused(400, "BadDigest", ""));
+        }
+        if !signed.split(';').any(|name| name == checksum) {
+            return Err(Refused(403, "AccessDenied", ""));
+        }
     }
     Ok(())
 }

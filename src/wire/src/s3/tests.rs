@@ -1,6 +1,9 @@
 //! Requests to a stand-in of a store, over TLS, which checks every signature, and which fails.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 
 use polis_base::sys::clock;
 use sha2::{Digest as _, Sha256};
@@ -8,7 +11,6 @@ use tokio::sync::mpsc;
 
 use super::testing::{BUCKET, Fault, Store};
 use super::*;
-use std::time::{Duration, SystemTime};
 
 fn client(store: &Store) -> Client {
     Client {
@@ -191,4 +193,20 @@ async fn a_clock_from_long_ago_is_said_to_be_it() {
     let past = Client { clock: || SystemTime::UNIX_EPOCH, ..client(&store) };
     let error = past.list("", "").await.unwrap_err();
     assert!(error.help().unwrap().contains("clock"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_content_that_no_longer_moves_is_given_up() {
+    let moved = Arc::<AtomicU64>::default();
+    let waits = client::stands_still(Arc::clone(&moved));
+    let moves = async {
+        for _minute in 0..5 {
+            tokio::time::sleep(Duration::from_secs(45)).await;
+            moved.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    let begun = tokio::time::Instant::now();
+    tokio::join!(waits, moves);
+    let took = begun.elapsed().as_secs();
+    assert!((285..=345).contains(&took), "{took}");
 }

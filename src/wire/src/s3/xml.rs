@@ -80,12 +80,16 @@ pub(super) fn quoted(text: &str) -> String {
 }
 
 #[cfg(test)]
+#[path = "xml_fuzz_tests.rs"]
+mod fuzz_tests;
+
+#[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    const LISTING: &str = r#"<?xml version="1.0" encoding="UTF-8"?>
+    pub(super) const LISTING: &str = r#"<?xml version="1.0" encoding="UTF-8"?>
 <ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">
   <Name>bucket</Name><Prefix>p/</Prefix><IsTruncated>true</IsTruncated>
   <Contents><Key>p/a&amp;b</Key><LastModified>2026-11-26T12:00:00.000Z</LastModified>
