@@ -70,6 +70,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             .btree_map(".")
             .client_mod_attribute(".", SERVICES)
             .server_mod_attribute(".", SERVICES)
+            // A machine has these parameters once.
+            .enum_attribute(
+                "polis.v1.NodeParameters.cluster",
+                "#[expect(clippy::large_enum_variant, reason = \"there is one of them\")]",
+            )
     };
     build().skip_debug(SECRET).compile_fds(descriptors)?;
     // Compiled apart: no port serves them, so the table of permissions has no row for them.

@@ -46,7 +46,8 @@ const DETOURS: &str = "the_detours_of_a_context_are_shown_and_removed";
 const NO_KEY: &str = "without_an_owner_key_the_told_command_makes_one";
 const NO_CONTROLLER: &str = "without_a_controller_the_told_command_gives_a_node_the_role";
 const LOG_TARGETS: &str = "targets_of_logs_are_checked_before_the_cluster_is_asked";
-const SNAPSHOT_TARGET: &str = "a_target_of_snapshots_is_checked_before_the_cluster_is_asked_and_its_key_is_never_printed";
+const SNAPSHOT_TARGET: &str =
+    "a_target_of_snapshots_is_checked_before_the_cluster_is_asked_and_its_key_is_never_printed";
 const SHIPPED: &str = "a_snapshot_is_listed_fetched_and_checked";
 const WATCHED: &str = "an_outage_is_shown_and_does_not_end_a_watch_and_a_first_failure_does";
 const AT: &str = "a_command_with_an_address_asks_nothing_of_a_node_that_was_not_named";

@@ -451,15 +451,9 @@ mod tests {
         };
         let url = "s3+https://s3.example:443/bucket".to_owned();
         let none = Bucket { url, ..Bucket::default() };
-        assert_eq!(
-            shown(&none),
-            ["to s3+https://s3.example:443/bucket, none is known there yet"]
-        );
+        assert_eq!(shown(&none), ["to s3+https://s3.example:443/bucket, none is known there yet"]);
         let first = Bucket { waits_for: Some("the first one".to_owned()), ..none.clone() };
-        assert_eq!(
-            shown(&first),
-            ["to s3+https://s3.example:443/bucket, waits for the first one"]
-        );
+        assert_eq!(shown(&first), ["to s3+https://s3.example:443/bucket, waits for the first one"]);
         let newest = Some(Taken { age: Duration::from_secs(120), bytes: 8 << 20, revision: 1234 });
         let problem = Some("it refuses; ask its owner".to_owned());
         let failing = Some(Duration::from_secs(3600));

@@ -104,7 +104,7 @@ impl Changes {
     /// The parameters are known; `given` says whether there are any. Returns what an operator
     /// should know.
     pub(super) fn known(&mut self, parameters: Network, given: bool) -> Option<&'static str> {
-        self.own = given.then(|| digest(&parameters)).unwrap_or_default();
+        self.own = if given { digest(&parameters) } else { Default::default() };
         self.parameters = Some(parameters);
         let other = given && !self.confirmed_over.is_empty() && self.confirmed_over != self.own;
         if self.confirmed.is_none() || !other {
@@ -240,4 +240,5 @@ pub(super) fn word(state: State) -> &'static str {
 }
 
 #[cfg(test)]
+#[path = "change_tests.rs"]
 mod tests;

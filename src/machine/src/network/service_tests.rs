@@ -292,16 +292,7 @@ fn parameters_that_are_asked_for_over_dhcp_replace_its_network_by_theirs() {
             let story = async {
                 until(&mut status, |s| s.primary.is_some()).await;
                 let own: Cidr = "192.0.2.7/24".parse().unwrap();
-                let interface = parameters::Interface {
-                    matches: Match::Name("eth0".to_owned()),
-                    dhcp: false,
-                    addresses: vec![own],
-                    routes: Vec::new(),
-                    mtu: None,
-                };
-                let interfaces = vec![interface];
-                owner
-                    .send_replace(loaded(parameters::Network { interfaces, ..Default::default() }));
+                owner.send_replace(loaded(fixed("192.0.2.7/24")));
                 let status = until(&mut status, |s| {
                     s.interfaces.iter().any(|interface| interface.addresses == [own])
                 });

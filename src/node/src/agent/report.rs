@@ -234,7 +234,7 @@ pub(super) async fn run(mut service: Service, ctx: Context) -> Result<(), Closed
                 }
             }
         };
-        match ctx.until_cancelled(work).await {
+        match ctx.until_cancelled(Box::pin(work)).await {
             Some(done) => done?,
             None => return Ok(()),
         }

@@ -18,7 +18,7 @@ use std::time::{Duration, SystemTime};
 
 use polis_tui::snapshot::{
     Address, Authority, Bucket, Certificate, Change, Cluster, Crl, Etcd, Header, Interface, Logs,
-    Member, MemberStatus, Network, Nodes, Past, Pki, Service, ServiceState, Snapshot, Snapshots, Stage,
+    Member, MemberStatus, Network, Nodes, Pki, Service, ServiceState, Snapshot, Snapshots, Stage,
     StageState, Taken, Warning,
 };
 use time::OffsetDateTime;

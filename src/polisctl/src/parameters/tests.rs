@@ -339,7 +339,7 @@ fn text_that_is_too_large_for_ec2_is_written_with_a_warning() {
     let write = |nodes: usize, format: &str, output: &str| {
         let address = format!("{}.example", "a".repeat(57));
         let nodes: Vec<String> = (0..nodes)
-            .map(|number| format!("polis-{number:032x}={}", vec![&*address; 4].join(",")))
+            .map(|number| format!("polis-{number:032x}={}", [&*address; 4].join(",")))
             .collect();
         let mut register = vec!["parameters", "register", "--ticket", "5e", "--ca", "@ca.pem"];
         register.extend(nodes.iter().flat_map(|node| ["--node", node]));

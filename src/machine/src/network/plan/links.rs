@@ -213,4 +213,5 @@ fn described(link: &Link) -> String {
 }
 
 #[cfg(test)]
+#[path = "links_tests.rs"]
 mod tests;
