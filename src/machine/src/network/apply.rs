@@ -4,20 +4,15 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-use netlink_packet_route::address::{AddressAttribute, AddressMessage, CacheInfo};
+use netlink_packet_route::address::{AddressAttribute, AddressMessage, AddressProtocol, CacheInfo};
 use netlink_packet_route::link::{BondMode, BondXmitHashPolicy, LinkMessage};
 use netlink_packet_route::route::{RouteMessage, RouteProtocol, RouteScope};
 use rtnetlink::{
     AddressMessageBuilder, Error, Handle, LinkBond, LinkUnspec, LinkVlan, RouteMessageBuilder,
 };
 
-use super::observe::OWN;
-use super::plan::{Action, Origin, Route};
+use super::plan::{Action, MIIMON, OWN, Origin, Route};
 use crate::parameters::{Bonding, Cidr, Hash};
-
-/// Milliseconds between two looks of a bond at the carrier of its members: a pulled cable costs
-/// less than a TCP connection notices.
-pub(super) const MIIMON: u32 = 100;
 
 /// Carries out one action.
 pub(super) async fn apply(handle: &Handle, action: &Action) -> Result<(), Error> {
@@ -60,7 +55,7 @@ pub(super) async fn apply(handle: &Handle, action: &Action) -> Result<(), Error>
         Action::AddAddress(link, cidr, lifetime) => {
             let mut request = handle.address().add(*link, cidr.address(), cidr.prefix()).replace();
             let attributes = &mut request.message_mut().attributes;
-            attributes.push(AddressAttribute::Protocol(OWN));
+            attributes.push(AddressAttribute::Protocol(AddressProtocol::Other(OWN)));
             attributes.extend(lifetime.map(lasting));
             request.execute().await
         }

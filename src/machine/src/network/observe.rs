@@ -23,12 +23,8 @@ use netlink_packet_route::route::{
 };
 use rtnetlink::{Handle, RouteMessageBuilder};
 
-use super::plan::{Flaw, Kind, Link, Observed, Origin, Route};
+use super::plan::{Flaw, Kind, Link, MIIMON, OWN, Observed, Origin, Route};
 use crate::parameters::{Bonding, Cidr, Hash, Mac};
-
-/// What the node notes beside an address that it adds; the kernel notes other numbers beside its
-/// own. The number of a static route.
-pub(super) const OWN: AddressProtocol = AddressProtocol::Other(4);
 
 /// Which interfaces are the node's to configure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +57,8 @@ pub(super) async fn observe(
             if let Some(flaw) = flaw(&message) {
                 observed.flaws.insert((index, cidr), flaw);
             }
-            if message.attributes.contains(&AddressAttribute::Protocol(OWN)) {
+            let own = AddressAttribute::Protocol(AddressProtocol::Other(OWN));
+            if message.attributes.contains(&own) {
                 observed.own.insert((index, cidr));
             }
         }
@@ -214,7 +211,7 @@ fn bonding(info: &[LinkInfo]) -> Option<Bonding> {
             InfoBond::XmitHashPolicy(BondXmitHashPolicy::Layer23) => hash = Hash::Layer2And3,
             InfoBond::XmitHashPolicy(BondXmitHashPolicy::Layer34) => hash = Hash::Layer3And4,
             InfoBond::MinLinks(links) => min_links = *links,
-            InfoBond::MiiMon(millis) => monitored = *millis == super::apply::MIIMON,
+            InfoBond::MiiMon(millis) => monitored = *millis == MIIMON,
             _ => {}
         }
     }

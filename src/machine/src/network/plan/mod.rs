@@ -173,6 +173,14 @@ pub(super) enum Action {
 /// IPv6 routes without a metric get this one from the kernel.
 const METRIC_DEFAULT_V6: u32 = 1024;
 
+/// Milliseconds between two looks of a bond at the carrier of its members: a pulled cable costs
+/// less than a TCP connection notices.
+pub(super) const MIIMON: u32 = 100;
+
+/// What the node notes beside an address that it adds: the number of a static route. The kernel
+/// notes other numbers beside its own.
+pub(super) const OWN: u8 = 4;
+
 /// The MTU of a bond or a VLAN for which nothing says another.
 const MTU_DEFAULT: u32 = 1500;
 
