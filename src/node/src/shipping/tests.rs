@@ -95,7 +95,8 @@ async fn a_snapshot_arrives_encrypted_with_its_checksum_in_its_name() {
         (body.len() as u64, digest(&SHA256, &body).as_ref()),
         (shipped.bytes, &name.sha256[..])
     );
-    assert!(!body.windows(8).any(|bytes| bytes == &content()[..8]), "a plain piece");
+    let piece = &content()[..8];
+    assert!(!body.windows(8).any(|bytes| bytes == piece), "a plain piece");
     let (mut plain, mut checksum) = (Vec::new(), Checksum::default());
     age::decrypt(&owner().0, &*body, &mut plain).unwrap();
     checksum.add(&plain);
