@@ -140,7 +140,7 @@ enum Command {
     /// Show the state of etcd, and save a snapshot.
     #[command(subcommand)]
     Etcd(etcd::Command),
-    /// List and fetch the snapshots of etcd that a cluster sent to a bucket.
+    /// List and fetch the snapshots that a cluster has sent to a bucket.
     #[command(subcommand)]
     Snapshot(snapshot::Command),
     /// Let kubectl in, and show the state of Kubernetes.
