@@ -56,7 +56,7 @@ pub const LEASE: Duration = Duration::from_secs(5);
 const ELECTION: &str = "leader";
 
 /// The delay before another attempt: etcd may be electing.
-pub(super) const RETRY: Duration = Duration::from_millis(200);
+const RETRY: Duration = Duration::from_millis(200);
 
 /// The deadline of giving the lease back, which takes milliseconds; without a quorum it
 /// never ends, and a stop does not wait for that.
@@ -144,6 +144,7 @@ impl Service {
         let observed = self.clone().observe();
         let succession = succession::Service {
             node: self.node,
+            lease: LEASE,
             client: self.client.clone(),
             consensus: self.consensus.clone(),
             directory: self.directory.clone(),

@@ -27,7 +27,6 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info};
 
 use super::directory::{Directory, Leader};
-use super::leader::{LEASE, RETRY};
 use super::store::LEADERS;
 use crate::consensus;
 use crate::consensus::client::{self, Client};
@@ -38,11 +37,16 @@ use polis_wire::identity::NodeId;
 /// hundred.
 const DIAL_MAX: Duration = Duration::from_secs(1);
 
+/// The delay before another attempt: etcd may be electing.
+const RETRY: Duration = Duration::from_millis(200);
+
 /// Watches the elections of etcd, on each node with a candidate.
 #[derive(Debug)]
 pub(super) struct Service {
     /// This node.
     pub(super) node: NodeId,
+    /// How long the lease of a lock is.
+    pub(super) lease: Duration,
     /// The curator's part of etcd.
     pub(super) client: Client,
     /// Whose member leads etcd.
@@ -80,7 +84,7 @@ impl Service {
             return;
         }
         // By then the lease has ended by itself.
-        let end = Instant::now() + LEASE;
+        let end = Instant::now() + self.lease;
         while let Err(error) = self.end_lock_of(before).await {
             debug!(
                 error = &error as &dyn std::error::Error,
