@@ -42,6 +42,10 @@ pub(super) enum Command {
     /// List the snapshots of etcd in a bucket.
     List(Place),
     /// Fetch a snapshot of etcd from a bucket, and check it. It stays encrypted.
+    #[command(
+        override_usage = "polisctl snapshot fetch [OPTIONS] --out <FILE> --target <URL>\n           \
+                                --credentials <FILE> [NAME]"
+    )]
     Fetch {
         /// The snapshot, as `list` shows it [default: the newest].
         name: Option<String>,
@@ -56,8 +60,9 @@ pub(super) enum Command {
 /// A bucket, and the key of it.
 #[derive(Debug, clap::Args)]
 pub(super) struct Place {
-    /// The bucket, as the cluster has it: s3+https://HOST[:PORT]/BUCKET[/PREFIX].
-    #[arg(long, value_name = bucket::FORM)]
+    /// The bucket, as the cluster has it: s3+https://HOST[:PORT]/BUCKET[/PREFIX], with
+    /// `,region=REGION` and `,ca=FILE` behind it where the cluster has them.
+    #[arg(long, value_name = "URL")]
     target: String,
     /// A file with the key of that store, or `-` for standard input: the access key ID and the
     /// secret access key on two lines, or a file of AWS's tools.

@@ -119,7 +119,7 @@ const CASES: &[Case] = &[
     ("node firewall", &["ID"], Kind::Remote, &[NO_NODE]),
     (
         "node network",
-        &["ID"],
+        &["ID", "--from-parameters"],
         Kind::Remote,
         &[NO_NODE, (&["ID", "--vlan", "bond0,id=7"], 1, "a bond of this configuration")],
     ),

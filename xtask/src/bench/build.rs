@@ -52,7 +52,7 @@ const PLACES: [Place; 4] = [
     },
     Place {
         name: "a service of the node",
-        file: "src/machine/src/network/service.rs",
+        file: "src/machine/src/network/service/mod.rs",
         package: "polis-machine",
         program: "node",
         goal: 144.0,

@@ -169,6 +169,15 @@ impl Status {
         self.members.iter().filter(|member| !member.learner).count()
     }
 
+    /// The place of this member among the voters, from zero, and their number.
+    #[must_use]
+    pub fn place(&self) -> (u64, u64) {
+        let voters = self.members.iter().filter(|member| !member.learner);
+        let before = voters.clone().filter(|voter| Some(voter.id) < self.member).count();
+        let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+        (count(before), count(voters.count()).max(1))
+    }
+
     /// How many voters may fail before writes stop, if all of them are well.
     #[must_use]
     pub fn tolerates(&self) -> usize {

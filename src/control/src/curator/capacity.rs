@@ -6,9 +6,34 @@
 use polis_proto::v1;
 use polis_wire::node_roles::{RESERVED_CONTROLLER, RESERVED_SYSTEM, RESERVED_WORKER};
 
-use super::state::Refusal;
-
 const MIB: u64 = 1 << 20;
+
+/// What a machine has too little of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Shortage {
+    /// The machine has too little memory for the roles.
+    #[error(
+        "the machine has {has} MiB of memory, and these roles of Kubernetes need {needs} MiB: give \
+         it more, or the role to another node"
+    )]
+    Memory {
+        /// MiB that the machine reported.
+        has: u64,
+        /// MiB that the roles need together.
+        needs: u64,
+    },
+    /// The data partition has no room for workloads.
+    #[error(
+        "the data partition of the node has {has} MiB, and a worker needs {needs} MiB: give the \
+         machine a disk of 5 GiB or more, or the role to another node"
+    )]
+    Disk {
+        /// MiB that the node reported.
+        has: u64,
+        /// MiB that a worker needs.
+        needs: u64,
+    },
+}
 
 /// Memory in MiB beyond what is reserved: what kubelet keeps free, and one small pod.
 const BEYOND: u32 = 200;
@@ -21,12 +46,12 @@ const DATA_MIN: u64 = 2300 * MIB;
 ///
 /// # Errors
 ///
-/// [`Refusal::Memory`], [`Refusal::Disk`].
+/// [`Shortage`].
 pub(super) fn check(
     had: &v1::NodeRoles,
     roles: &v1::NodeRoles,
     status: Option<&v1::NodeStatus>,
-) -> Result<(), Refusal> {
+) -> Result<(), Shortage> {
     let controls = roles.kubernetes_controller.is_some();
     let works = roles.kubernetes_worker.is_some();
     let begins_to_work = works && had.kubernetes_worker.is_none();
@@ -38,11 +63,11 @@ pub(super) fn check(
     needs += if controls { RESERVED_CONTROLLER } else { 0 };
     let has = status.memory_bytes;
     if has != 0 && has < u64::from(needs) * MIB {
-        return Err(Refusal::Memory { has: has / MIB, needs: needs.into() });
+        return Err(Shortage::Memory { has: has / MIB, needs: needs.into() });
     }
     let has = status.data_bytes;
     if begins_to_work && has != 0 && has < DATA_MIN {
-        return Err(Refusal::Disk { has: has / MIB, needs: DATA_MIN / MIB });
+        return Err(Shortage::Disk { has: has / MIB, needs: DATA_MIN / MIB });
     }
     Ok(())
 }
@@ -77,7 +102,7 @@ mod tests {
         {
             let small = machine(needs - 1, 1 << 20);
             let refused = check(&none, &wanted, Some(&small)).unwrap_err();
-            assert_eq!(refused, Refusal::Memory { has: needs - 1, needs });
+            assert_eq!(refused, Shortage::Memory { has: needs - 1, needs });
             let large = machine(needs, 1 << 20);
             assert_eq!(check(&none, &wanted, Some(&large)), Ok(()));
         }
@@ -87,7 +112,7 @@ mod tests {
     fn a_worker_needs_a_disk_and_a_controller_alone_none_of_its_own() {
         let small = machine(1 << 20, 1536);
         let refused = check(&roles(false, false), &roles(false, true), Some(&small));
-        assert_eq!(refused, Err(Refusal::Disk { has: 1536, needs: 2300 }));
+        assert_eq!(refused, Err(Shortage::Disk { has: 1536, needs: 2300 }));
         assert_eq!(check(&roles(false, false), &roles(true, false), Some(&small)), Ok(()));
     }
 

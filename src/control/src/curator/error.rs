@@ -6,6 +6,7 @@
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Status};
 
+use super::capacity::Shortage;
 use super::fenced::Deposed;
 use super::state::Refusal;
 use super::store;
@@ -228,8 +229,8 @@ impl Error {
                 Refusal::PodNetworkFull { .. } => (ResourceExhausted, "pod-network-full"),
                 Refusal::InPodNetwork { .. } => (FailedPrecondition, "pod-network"),
                 Refusal::NoIpv4 { .. } => (FailedPrecondition, "no-ipv4"),
-                Refusal::Memory { .. } => (FailedPrecondition, "memory"),
-                Refusal::Disk { .. } => (FailedPrecondition, "disk"),
+                Refusal::Shortage(Shortage::Memory { .. }) => (FailedPrecondition, "memory"),
+                Refusal::Shortage(Shortage::Disk { .. }) => (FailedPrecondition, "disk"),
             },
             Self::TicketWrong => (PermissionDenied, "ticket-wrong"),
             Self::TicketRotated => (PermissionDenied, "ticket-rotated"),

@@ -38,7 +38,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use super::capacity;
+use super::capacity::{self, Shortage};
 use polis_proto::v1::{self, NodeState};
 
 use polis_wire::identity::{Identity, NodeName, Nonce};
@@ -227,28 +227,9 @@ pub enum Refusal {
         /// The address that it reported.
         address: Ipv6Addr,
     },
-    /// The machine has too little memory for the roles.
-    #[error(
-        "the machine has {has} MiB of memory, and these roles of Kubernetes need {needs} MiB: give \
-         it more, or the role to another node"
-    )]
-    Memory {
-        /// MiB that the machine reported.
-        has: u64,
-        /// MiB that the roles need together.
-        needs: u64,
-    },
-    /// The data partition has no room for workloads.
-    #[error(
-        "the data partition of the node has {has} MiB, and a worker needs {needs} MiB: give the \
-         machine a disk of 5 GiB or more, or the role to another node"
-    )]
-    Disk {
-        /// MiB that the node reported.
-        has: u64,
-        /// MiB that a worker needs.
-        needs: u64,
-    },
+    /// The machine has too little for the roles.
+    #[error(transparent)]
+    Shortage(#[from] Shortage),
 }
 
 /// The result of `request` for the record.

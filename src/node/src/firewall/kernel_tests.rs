@@ -2,10 +2,10 @@
 //!
 //! They need root and `nft`, and print that instead of failing without them.
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rtnetlink::LinkUnspec;
 use rustix::thread::UnshareFlags;
@@ -63,6 +63,19 @@ fn nft(arguments: &[&str], input: &str) -> Vec<u8> {
     output.stdout
 }
 
+/// The kernel takes up an address of IPv6 a moment after it was added.
+fn bound(address: SocketAddr) -> TcpListener {
+    let end = Instant::now() + Duration::from_secs(10);
+    loop {
+        match TcpListener::bind(address) {
+            Err(error) if error.kind() == ErrorKind::AddrNotAvailable && Instant::now() < end => {
+                std::thread::yield_now();
+            }
+            bound => return bound.unwrap(),
+        }
+    }
+}
+
 fn dropped() -> u64 {
     counters::read(&nft(&["--json", "list", "table", "inet", text::TABLE], "")).unwrap().dropped
 }
@@ -74,7 +87,7 @@ fn no_process_reaches_a_metadata_service_unless_the_node_asks_it() {
     }
     let listeners = SERVICES.map(|address| {
         let address: IpAddr = address.parse().unwrap();
-        TcpListener::bind(SocketAddr::new(address, 80)).unwrap()
+        bound(SocketAddr::new(address, 80))
     });
     let reached = |listener: &TcpListener| {
         TcpStream::connect_timeout(&listener.local_addr().unwrap(), CONNECT).is_ok()

@@ -103,7 +103,6 @@ mod tests {
         for (options, said) in [
             (&["--snapshot-target", "s3+http://s3.example/bucket"][..], "not encrypted"),
             (&["--snapshot-target", "s3.example/bucket"], "s3+https://HOST"),
-            (&["--snapshot-target", "s3+https://s3.example/bucket,key=x"], "region=REGION"),
             (&["--snapshot-target", good, "--snapshot-credentials", "@open"], "others may read"),
             (&["--snapshot-target", good, "--snapshot-credentials", "@short"], "two lines"),
             (&["--snapshot-target", good, "--snapshot-credentials", "@none"], "none"),
@@ -112,6 +111,10 @@ mod tests {
             assert!(printed.contains(said), "{options:?}: {printed}");
             assert!(!printed.contains("s3cr3t"), "{printed}");
         }
+        let unknown = ["--snapshot-target", "s3+https://s3.example/bucket,key=x"];
+        let ended = world.run(&[&configure[..], &unknown].concat());
+        assert_eq!(ended.status, 2);
+        assert!(ended.stderr.contains("region=REGION"), "{}", ended.stderr);
         assert_eq!(cluster.asked(), [""; 0]);
         let set = ["--snapshot-target", good, "--snapshot-credentials", "@key"];
         let dry = world.runs(&[&configure[..], &set, &["--dry-run"]].concat());

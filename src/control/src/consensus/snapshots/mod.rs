@@ -107,7 +107,7 @@ impl Service {
         ctx.healthy();
         let settled = async {
             self.voter().await?;
-            let (before, _voters) = plan::place(&self.status.borrow());
+            let (before, _voters) = self.status.borrow().place();
             let turns = u32::try_from(before).unwrap_or(u32::MAX).saturating_add(1);
             tokio::time::sleep(self.pace.settle.saturating_mul(turns)).await;
             Ok::<_, Closed>(())
@@ -165,7 +165,7 @@ impl Service {
     /// The seconds until the next snapshot is due.
     fn due_in(&self, found: &Found, now: u64) -> u64 {
         let newest = plan::newest(&found.entries).map(|entry| entry.name.at);
-        plan::due_in(now, newest, self.period(), plan::place(&self.status.borrow()))
+        plan::due_in(now, newest, self.period(), self.status.borrow().place())
     }
 
     fn period(&self) -> u64 {

@@ -21,8 +21,6 @@ use std::fmt;
 
 use polis_base::files::Space;
 
-use crate::consensus::Status;
-
 /// A day of them.
 pub(super) const KEPT: usize = 24;
 
@@ -113,14 +111,6 @@ pub(super) enum Refusal {
 /// Rounded up: a bound is never shown as kept when it is not.
 fn mebibytes(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
-}
-
-/// The place of this member among the voters, from zero, and their number.
-pub(super) fn place(status: &Status) -> (u64, u64) {
-    let voters = status.members.iter().filter(|member| !member.learner);
-    let before = voters.clone().filter(|voter| Some(voter.id) < status.member).count();
-    let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-    (count(before), count(voters.count()).max(1))
 }
 
 /// The seconds until the next snapshot is due; zero: now. `now` and `newest` are seconds since

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::consensus::{Member, MemberId};
+use crate::consensus::{Member, MemberId, Status};
 
 const HOUR: u64 = 3600;
 const ALONE: (u64, u64) = (0, 1);
@@ -51,10 +51,10 @@ fn voters_take_theirs_at_other_minutes_and_a_learner_has_no_turn() {
     let members = vec![member(2, false), member(5, true), member(7, false), member(9, false)];
     let at = |id| {
         let member = Some(MemberId(id));
-        place(&Status { member, members: members.clone(), ..Status::default() })
+        Status { member, members: members.clone(), ..Status::default() }.place()
     };
     assert_eq!([2, 7, 9].map(at), [(0, 3), (1, 3), (2, 3)]);
-    assert_eq!(place(&Status::default()), (0, 1));
+    assert_eq!(Status::default().place(), (0, 1));
     // Each at its third of an hour, if each took its last one an hour before.
     let now = 100 * HOUR;
     let due = [2, 7, 9].map(|id| due_in(now + 1, Some(now), HOUR, at(id)));
