@@ -12,7 +12,7 @@ use rtnetlink::{
 };
 
 use super::plan::{Action, MIIMON, OWN, Origin, Route};
-use crate::parameters::{Bonding, Cidr, Hash};
+use crate::parameters::{Bonding, Cidr, Hash, Mac};
 
 /// Carries out one action.
 pub(super) async fn apply(handle: &Handle, action: &Action) -> Result<(), Error> {
@@ -21,9 +21,9 @@ pub(super) async fn apply(handle: &Handle, action: &Action) -> Result<(), Error>
             let gone = handle.link().del(*link).execute().await;
             ignore(gone, rustix::io::Errno::NODEV)
         }
-        Action::AddBond(name, mode) => {
+        Action::AddBond(name, mode, address) => {
             // The module makes one by itself when it is loaded: the next look replaces it.
-            let made = handle.link().add(bond(name, *mode)).execute().await;
+            let made = handle.link().add(bond(name, *mode, *address)).execute().await;
             ignore(made, rustix::io::Errno::EXIST)
         }
         Action::AddVlan { name, parent, id } => {
@@ -68,8 +68,11 @@ pub(super) async fn apply(handle: &Handle, action: &Action) -> Result<(), Error>
 }
 
 /// A bond that watches its members.
-fn bond(name: &str, mode: Bonding) -> LinkMessage {
-    let bond = LinkBond::new(name).miimon(MIIMON);
+fn bond(name: &str, mode: Bonding, address: Option<Mac>) -> LinkMessage {
+    let mut bond = LinkBond::new(name).miimon(MIIMON);
+    if let Some(Mac(address)) = address {
+        bond = bond.address(address.to_vec());
+    }
     match mode {
         Bonding::ActiveBackup => bond.mode(BondMode::ActiveBackup),
         Bonding::Lacp { hash, min_links } => {

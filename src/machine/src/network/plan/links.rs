@@ -19,7 +19,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Action, Kind, Link, Observed};
-use crate::parameters::{self, Bond, Card, LinkSettings, Parent};
+use crate::parameters::{self, Bond, Card, LinkSettings, Mac, Match, Parent};
 
 /// The parts of the configuration as links.
 #[derive(Debug, Default)]
@@ -105,7 +105,8 @@ impl<'a> Layout<'a> {
                 return;
             }
             Some(_) | None => {
-                self.actions.push(Action::AddBond(bond.name.clone(), bond.mode));
+                let address = hardware_address(observed, bond);
+                self.actions.push(Action::AddBond(bond.name.clone(), bond.mode, address));
                 self.joining.extend(members);
                 return;
             }
@@ -194,6 +195,19 @@ impl<'a> Layout<'a> {
             self.actions = actions;
         }
     }
+}
+
+/// That of the first member, so that a bond has the same at each boot, whichever card appears
+/// first; `None` where that card is selected by something else and not there yet.
+fn hardware_address(observed: &Observed, bond: &Bond) -> Option<Mac> {
+    let first = bond.members.first()?;
+    if let Some(Match::Mac(mac)) = &first.matches {
+        return Some(*mac);
+    }
+    let mut cards = observed.links.values().filter(|link| link.kind == Kind::Ethernet);
+    let fits =
+        |link: &&Link| first.fits(&link.name, link.hardware, &link.place, link.driver.as_deref());
+    cards.find(fits).map(|link| link.hardware)
 }
 
 /// The cards of the machine, in words.

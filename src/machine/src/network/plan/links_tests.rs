@@ -44,7 +44,9 @@ fn a_vlan_on_a_bond_is_made_in_rounds() {
         vec![vlan("bond0", 7)],
     );
     let first = Layout::of(&observed(), &config);
-    assert_eq!(first.actions, [Action::AddBond("bond0".to_owned(), Bonding::ActiveBackup)]);
+    let address = Some(observed().links[&2].hardware);
+    let expected = Action::AddBond("bond0".to_owned(), Bonding::ActiveBackup, address);
+    assert_eq!(first.actions, [expected]);
     assert_eq!(first.joining, BTreeSet::from([2, 3]));
     let made = made(observed(), &config);
     let (bond, _) = named(&made, "bond0").unwrap();
@@ -54,6 +56,20 @@ fn a_vlan_on_a_bond_is_made_in_rounds() {
     let layout = Layout::of(&made, &config);
     let links: Vec<u32> = layout.settings.iter().map(|(index, _)| *index).collect();
     assert_eq!((links, layout.faults.len(), layout.joining.len()), (vec![bond, vlan], 0, 0));
+}
+
+#[test]
+fn a_bond_has_the_address_of_its_first_member_whichever_card_is_there_first() {
+    let mut config = network(vec![bond("bond0", &["eth9", "eth1"], Bonding::ActiveBackup)], vec![]);
+    let address = |config: &parameters::Network| match &Layout::of(&observed(), config).actions[..]
+    {
+        [Action::AddBond(_, _, address)] => *address,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(address(&config), None, "its card is not there");
+    let mac = Mac([2, 0, 0, 0, 0, 9]);
+    config.bonds[0].members[0] = Card { matches: Some(Match::Mac(mac)), ..Card::default() };
+    assert_eq!(address(&config), Some(mac), "nor is this one, but its address is known");
 }
 
 #[test]

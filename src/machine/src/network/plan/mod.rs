@@ -149,7 +149,8 @@ pub(super) struct Wanted {
 pub(super) enum Action {
     /// Of a bond or a VLAN; the VLANs on it go with it.
     RemoveLink(u32),
-    AddBond(String, Bonding),
+    /// With this hardware address, or that of the first card that joins.
+    AddBond(String, Bonding, Option<Mac>),
     AddVlan {
         name: String,
         parent: u32,

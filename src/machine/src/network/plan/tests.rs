@@ -76,7 +76,7 @@ pub(super) fn after(mut observed: Observed, actions: &[Action]) -> Observed {
         let next = observed.links.keys().max().unwrap() + 1;
         match action {
             Action::RemoveLink(link) => remove(&mut observed, *link),
-            Action::AddBond(name, mode) => {
+            Action::AddBond(name, mode, _) => {
                 assert!(observed.links.values().all(|link| link.name != *name), "{name}");
                 observed.links.insert(next, made(name, Kind::Bond(Some(*mode))));
             }

@@ -359,7 +359,7 @@ impl Run {
     fn applied(&mut self, observed: &Observed, action: &Action) {
         match action {
             Action::RemoveLink(link) => info!("{} is removed", name(observed, *link)),
-            Action::AddBond(name, mode) => info!("made {name}: {mode}"),
+            Action::AddBond(name, mode, _) => info!("made {name}: {mode}"),
             Action::AddVlan { name, .. } => info!("made {name}"),
             Action::Leave(link) => info!("{} leaves its bond", name(observed, *link)),
             Action::Join { link, bond } => {
