@@ -67,7 +67,7 @@ fn an_owner_sees_the_cluster_its_logs_and_its_screen_and_reboots_the_machine() -
     Ok(())
 }
 
-/// The machine has less memory and a smaller disk than a worker needs: nobody gives it that role.
+/// The machine has less memory and a smaller disk than a worker needs: the leader refuses that role.
 fn is_too_small_for_kubernetes(owner: &Owner, node: &str) -> Result<()> {
     ask_until("what the machine has", || {
         let node = document(owner, &["node", "describe", node])?;

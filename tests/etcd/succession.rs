@@ -47,7 +47,7 @@ async fn a_dead_leader_that_led_etcd_too_does_not_keep_its_lock_for_a_lease() {
     let mut nodes = voters(&machines).await;
     let (cluster, _own) = Cluster::found(&machines[0], &nodes[0]).await;
     // The machine that leads etcd holds the lock, and its curator answers; the next in line
-    // will answer nobody; the third has a curator that waits.
+    // takes no connection; the third has a curator that waits.
     let leading = led(&nodes).await.0.pid();
     let at = nodes.iter().position(|node| node.pid() == leading).unwrap();
     nodes.rotate_left(at);
