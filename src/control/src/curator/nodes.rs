@@ -11,6 +11,7 @@ use rand::rngs::SysRng;
 use subtle::ConstantTimeEq as _;
 use tracing::{info, warn};
 
+use super::capacity;
 use super::disk_keys::encrypted;
 use super::error::Error;
 use super::names;
@@ -302,6 +303,7 @@ fn applied(
     taken: Option<&BTreeSet<Prefix>>,
 ) -> Result<Outcome<v1::Node>, Error> {
     let before = old.as_ref().and_then(|node| node.cluster_network.clone());
+    let had = old.as_ref().and_then(|node| node.roles).unwrap_or_default();
     let (node, same) = match state::step(old, request)? {
         Step::Keep(node) => (*node, true),
         Step::Put(node) => (*node, false),
@@ -312,7 +314,10 @@ fn applied(
             return Ok(Outcome::Delete(*node, [vec![forget], name, freed].concat()));
         }
     };
+    // The reason of the address comes before that of the size.
     let node = pod_network::settle(node, taken)?;
+    let roles = node.roles.unwrap_or_default();
+    capacity::check(&had, &roles, node.status.as_ref()).map_err(Refusal::from)?;
     if same && node.cluster_network == before {
         return Ok(Outcome::Keep(node));
     }

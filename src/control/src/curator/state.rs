@@ -38,7 +38,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use super::capacity::{self, Shortage};
+use super::capacity::Shortage;
 use polis_proto::v1::{self, NodeState};
 
 use polis_wire::identity::{Identity, NodeName, Nonce};
@@ -281,7 +281,6 @@ pub fn step(node: Option<v1::Node>, request: Request) -> Result<Step, Refusal> {
                 let lost = had.kubernetes_controller.is_some() && had.consensus_member.is_some();
                 return Err(if lost { Refusal::Controls } else { Refusal::NoMember });
             }
-            capacity::check(&had, &roles, node.status.as_ref())?;
             let former_voter = node.former_voter && roles.consensus_member.is_some();
             v1::Node { roles: any.then_some(roles), leaving, former_voter, ..node }
         }
