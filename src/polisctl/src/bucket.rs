@@ -47,7 +47,8 @@ pub(super) fn bucket(text: &str, option: &str) -> Result<Bucket, Error> {
     read.ok_or_else(|| Error::usage(format!("{option} is empty; allowed is {FORM}")))
 }
 
-fn authorities(file: &str) -> Result<String, Error> {
+/// Reads the authorities for the certificate of a server, in PEM.
+pub(super) fn authorities(file: &str) -> Result<String, Error> {
     let bytes = contexts::read_file(Path::new(file))?;
     let ca = String::from_utf8(bytes)
         .doing(|| format!("{file} is not PEM"))

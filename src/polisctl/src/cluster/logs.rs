@@ -1,11 +1,9 @@
 //! The option `--log-target` of `cluster configure`: where every node sends its log.
 
-use std::path::Path;
-
 use polis_proto::v1;
 use polis_wire::parameters;
 
-use crate::contexts;
+use crate::bucket;
 use crate::error::{Error, Explain as _};
 
 /// What an operator may say about the targets of logs.
@@ -50,14 +48,7 @@ fn target(text: &str) -> Result<v1::LogTarget, Error> {
     let Some((url, file)) = text.split_once(",ca=") else {
         return Ok(v1::LogTarget { url: text.to_owned(), ca: String::new() });
     };
-    let bytes = contexts::read_file(Path::new(file))?;
-    let ca = String::from_utf8(bytes)
-        .doing(|| format!("{file} is not PEM"))
-        .help(|| "`openssl x509 -inform der -in FILE` writes a certificate in PEM".to_owned())?;
-    if ca.trim().is_empty() {
-        return Err(Error::new(format!("{file} is empty; it must have a certificate in PEM")));
-    }
-    Ok(v1::LogTarget { url: url.to_owned(), ca })
+    Ok(v1::LogTarget { url: url.to_owned(), ca: bucket::authorities(file)? })
 }
 
 /// The targets of a cluster, with the subjects of their authorities.
