@@ -41,8 +41,15 @@ pub(super) fn configuration(text: &str, option: &str) -> Result<v1::SnapshotConf
 
 /// The same, checked as the leader does.
 pub(super) fn bucket(text: &str, option: &str) -> Result<Bucket, Error> {
-    let configuration = configuration(text, option)?;
-    let read = parameters::snapshot_target(&configuration, option);
+    checked(&configuration(text, option)?, option)
+}
+
+/// The bucket of a configuration, checked as the leader does.
+pub(super) fn checked(
+    configuration: &v1::SnapshotConfiguration,
+    option: &str,
+) -> Result<Bucket, Error> {
+    let read = parameters::snapshot_target(configuration, option);
     let read = read.doing(|| "this bucket cannot be used".to_owned())?;
     read.ok_or_else(|| Error::usage(format!("{option} is empty; allowed is {FORM}")))
 }

@@ -49,8 +49,9 @@ impl Target {
             return Ok(Some(v1::SnapshotConfiguration::default()));
         }
         let Some(text) = &self.target else { return Ok(None) };
-        bucket::bucket(text, OPTION)?;
-        Ok(Some(bucket::configuration(text, OPTION)?))
+        let configuration = bucket::configuration(text, OPTION)?;
+        bucket::checked(&configuration, OPTION)?;
+        Ok(Some(configuration))
     }
 
     /// The key, if it is given.
