@@ -61,6 +61,19 @@ fn an_owner_sees_the_cluster_its_logs_and_its_screen_and_reboots_the_machine() -
     let back = home(&mut machine)?;
     ensure!(back == founded, "after a reboot: {back:?}, before: {founded:?}");
     document(&owner, &["cluster", "wait"])?;
+    // The call ended the machine, which reports it after its start, and what `polisctl` asked
+    // before it.
+    ask_until("the reboot in the audit log", || {
+        let log = document(&owner, &["audit"])?;
+        let entries = log.as_array().context("the audit log")?;
+        let calls = entries.iter().filter(|entry| entry["at"] == node);
+        let calls: Vec<_> =
+            calls.map(|call| (call["call"].as_str(), call["what"].as_str())).collect();
+        let expected = [(Some("Drain"), Some("")), (Some("Reboot"), Some("reboot"))];
+        ensure!(expected.starts_with(&calls), "other calls of the node: {calls:?}");
+        Ok((calls == expected).then_some(()))
+    })?;
+    owner.run(&["audit", "verify"])?;
     owner.run(&["node", "poweroff", node, "--yes"])?;
     machine.wait_for("off", SOON, |off| off.is("reason", "poweroff"))?;
     machine.wait_end(SOON)?;

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use polis_proto::v1::aaa_client::AaaClient;
+use polis_proto::v1::curator_client::CuratorClient;
 use polis_proto::v1::management_client::ManagementClient;
 use polis_proto::v1::{self, AuditEntry, AuditHead};
 use polis_tests::{Story, story};
@@ -72,10 +73,49 @@ async fn delete(client: &Client, node: &str) -> Result<(), Status> {
         .await
 }
 
+/// A node tells of a call twice, and cannot fill the log or write in the name of another.
+async fn reports_calls(node: &Client, operator: &Client, name: &str) {
+    let report = |calls: Vec<AuditEntry>| {
+        node.call(Repeat::Allowed, move |channel| {
+            let request = v1::ReportCallsRequest { calls: calls.clone() };
+            async move { CuratorClient::new(channel).report_calls(request).await }
+        })
+    };
+    let call = |number: i64| AuditEntry {
+        time_unix_ms: number,
+        who: "operator otto".to_owned(),
+        call: "Reboot".to_owned(),
+        at: "polis-of-another".to_owned(),
+        ..AuditEntry::default()
+    };
+    report(vec![call(1), call(2)]).await.unwrap();
+    report(vec![call(2), call(3)]).await.unwrap();
+    let (head, entries) = log(operator).await.unwrap();
+    assert_eq!(check(&head, &entries, None), Ok(()));
+    let reported = |entries: &[AuditEntry]| {
+        let reported = entries.iter().filter(|entry| !entry.at.is_empty());
+        let reported = reported.map(|entry| (entry.at.clone(), entry.time_unix_ms));
+        reported.collect::<Vec<_>>()
+    };
+    let expected = [1, 2, 3].map(|number| (name.to_owned(), number));
+    assert_eq!(reported(&entries), expected);
+    let many = report((0..17).map(call).collect()).await.unwrap_err();
+    assert_eq!(many.code(), Code::InvalidArgument, "{many}");
+    let mut number = 100;
+    let exhausted = loop {
+        match report((number..number + 16).map(call).collect()).await {
+            Ok(_done) => number += 16,
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(exhausted.code(), Code::ResourceExhausted, "{exhausted}");
+    let (_, entries) = log(operator).await.unwrap();
+    assert_eq!(reported(&entries).len(), 120);
+}
+
 async fn every_change_is_in_the_audit_log_and_a_change_of_the_log_is_found() {
     let machine = Machine::new();
-    let BootstrapNode { node, cluster, curator, own: _own, owner } =
-        BootstrapNode::start(&machine).await;
+    let BootstrapNode { node, cluster, curator, own, owner } = BootstrapNode::start(&machine).await;
     let viewer = user(&cluster, &curator, &owner, "vera", v1::UserRole::Viewer).await;
     let operator = user(&cluster, &curator, &owner, "otto", v1::UserRole::Operator).await;
     write(&operator, &machine.name(), 7).await.unwrap();
@@ -126,6 +166,9 @@ async fn every_change_is_in_the_audit_log_and_a_change_of_the_log_is_found() {
         let bytes = entry.encode_to_vec();
         assert!(!bytes.windows(ticket.len()).any(|window| window == ticket), "{entry:?}");
     }
+
+    reports_calls(&cluster.client(&[&curator], own), &operator, &machine.name()).await;
+    let (_, entries) = log(&operator).await.unwrap();
 
     // A writer of etcd changes an entry, and then removes it.
     let etcd = node.etcd().await;

@@ -38,14 +38,14 @@ const TABLES: [Table; 3] = [
     Table {
         root: "src/node/src/lib.rs",
         modules: &[
-            // The consequences of a membership.
+            // The consequences of a membership, and what operators ask of this node.
             ("firewall", ""),
             ("forwarding", ""),
             ("shipping", ""),
-            ("agent", "firewall forwarding shipping"),
-            ("roles", ""),
-            // The display of the node.
             ("management", "firewall forwarding shipping"),
+            ("agent", "firewall forwarding management shipping"),
+            ("roles", ""),
+            // The screen of the node.
             ("console", "shipping"),
             // The process, and the tree in it.
             ("injection", ""),

@@ -47,7 +47,7 @@ const RETRY: Duration = Duration::from_secs(2);
 #[derive(Debug, Serialize)]
 struct View {
     number: u64,
-    /// RFC 3339, by the clock of the leader.
+    /// RFC 3339, by the clock of the leader, or of the node `at`.
     time: Option<units::Time>,
     who: String,
     key: String,
@@ -58,6 +58,8 @@ struct View {
     result: String,
     reason: String,
     repeats: u64,
+    /// The node that was called, and that reported it; empty for a call of the leader.
+    at: String,
     node: String,
     hash: String,
 }
@@ -187,6 +189,7 @@ fn view(entry: &AuditEntry) -> View {
         result: code(Code::from_i32(entry.code)),
         reason: entry.reason.clone(),
         repeats: entry.repeats,
+        at: entry.at.clone(),
         node: entry.node.clone(),
         hash: hex::encode(&entry.hash),
     }
@@ -206,7 +209,7 @@ fn row(view: &View) -> Vec<String> {
         or_dash(&view.who),
         or_dash(&view.from),
         view.call.clone(),
-        or_dash(&view.what),
+        or_dash([&*view.at, &*view.what].join(" ").trim()),
         result,
     ]
 }

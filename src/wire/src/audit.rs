@@ -1,4 +1,4 @@
-//! The chain of the audit log: the hash of an entry, and the check of a whole log.
+//! The audit log: the entry of a call, its hash in the chain, and the check of a whole log.
 //!
 //! ```text
 //! entry 7           entry 8            head
@@ -6,8 +6,8 @@
 //! hash  ----------> hash  -----------> hash: of 8
 //! ```
 //!
-//! The leader hashes what it writes, and the operator's tool checks what it reads, both by
-//! this module.
+//! The leader and the nodes make entries of the calls they are given, the leader hashes what it
+//! writes, and the operator's tool checks what it reads, all by this module.
 //!
 //! Invariants:
 //! - A hash covers every field of its entry, the hash of the entry before among them.
@@ -17,18 +17,49 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::UNIX_EPOCH;
 
 use polis_proto::v1::{AuditEntry, AuditHead};
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
+use tonic::Status;
 
+use crate::identity::Fingerprint;
+use crate::rpc::{Caller, Peer, REASON};
 use polis_base::hex;
+use polis_base::sys::clock;
 
 /// Before what is hashed: no other hash of the cluster is over the same bytes.
 const DOMAIN: &[u8] = b"polis audit entry 1\0";
 
 /// The hash before the first entry.
 pub const BEGINNING: [u8; 32] = [0; 32];
+
+/// The entry of a call that begins now, by `path`, the `/package.Service/Method` of gRPC.
+#[must_use]
+pub fn begun(caller: Option<&Caller>, path: &str) -> AuditEntry {
+    let key = caller.and_then(|caller| match (&caller.certificate, &caller.peer) {
+        (Some(certificate), _) => Some(certificate.key),
+        (None, Peer::Key(key)) => Some(*key),
+        (None, _) => None,
+    });
+    let now = clock::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    AuditEntry {
+        time_unix_ms: i64::try_from(now.as_millis()).unwrap_or(i64::MAX),
+        who: caller.map_or_else(|| Peer::None.to_string(), |caller| caller.peer.to_string()),
+        key: key.map(|key| Fingerprint::of_key(&key).to_string()).unwrap_or_default(),
+        from: caller.map(|caller| caller.address.ip().to_string()).unwrap_or_default(),
+        call: path.rsplit('/').next().unwrap_or(path).to_owned(),
+        ..AuditEntry::default()
+    }
+}
+
+/// The keyword of a refusal, and its text.
+#[must_use]
+pub fn reason(status: &Status) -> String {
+    let word = status.metadata().get(REASON).and_then(|word| word.to_str().ok());
+    word.map_or_else(|| status.message().to_owned(), |word| format!("{word}: {}", status.message()))
+}
 
 /// The hash of an entry.
 #[must_use]

@@ -277,6 +277,8 @@ pub struct Node {
     pub firewall: File,
     /// The users that had access when the node last received them.
     pub users: File,
+    /// Calls that the audit log does not have yet: `v1.CallJournal`.
+    pub calls: File,
     /// The targets of logs of the cluster in the last message: `v1.LogConfiguration`.
     pub log_targets: File,
     /// How far each target has the log; see `forwarding` of the node.
@@ -295,6 +297,7 @@ impl Node {
             roles: File::private(base.join("roles.pb")),
             firewall: File::private(base.join("firewall.pb")),
             users: File::private(base.join("users.pb")),
+            calls: File::private(base.join("calls.pb")),
             log_targets: File::private(base.join("log_targets.pb")),
             log_cursors: File::private(base.join("log_cursors.json")),
             voter: File::private(base.join("voter")),

@@ -23,6 +23,7 @@ use prost::Message as _;
 use tokio::sync::{Mutex, MutexGuard, watch};
 use tracing::{error, info};
 
+use super::reported::Budgets;
 use super::store::{CONFLICTS_MAX, Error, Store, decode};
 use polis_base::hex;
 use polis_wire::audit::{BEGINNING, hash};
@@ -50,6 +51,8 @@ pub struct Audit {
     chain: Arc<Mutex<AuditHead>>,
     /// The number of the newest entry, for readers that follow.
     newest: watch::Sender<u64>,
+    /// What nodes may add to it.
+    pub(super) budgets: Budgets,
 }
 
 impl Audit {
@@ -127,6 +130,18 @@ impl<S: pki::Store + Clone> Store<S> {
             }
         }
         Ok((head, entries))
+    }
+
+    /// The newest entries: a hundred at least, where there are as many.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`Store::audit_page`].
+    pub(super) async fn audit_newest(&self, audit: &Audit) -> Result<Vec<AuditEntry>, Error> {
+        let head = self.read::<AuditHead>(HEAD).await?.unwrap_or_default();
+        let (_, mut newest) = self.audit_page(audit, head.number.saturating_sub(PAGE)).await?;
+        newest.extend(self.audit_page(audit, head.number / PAGE * PAGE).await?.1);
+        Ok(newest)
     }
 
     /// The head to append to, and the guard that it is still the one that was read.

@@ -51,6 +51,7 @@ mod pod_network;
 mod proof;
 pub mod refused;
 mod registries;
+mod reported;
 mod rotation;
 pub mod serve;
 mod service;

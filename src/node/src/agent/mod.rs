@@ -18,6 +18,7 @@
 //!              |--> order of another network --> `network`, where a heartbeat confirms it
 //!              +--> standing, where no curator runs
 //! users      the list of users --> disk, and back at the next start
+//! calls      what operators asked of this node, for the audit log
 //! ```
 //!
 //! Invariants:
@@ -28,6 +29,7 @@
 //! What this module does not do: lead a machine home (`cluster`), or start what a
 //! role asks for (`roles`).
 
+mod calls;
 mod candidates;
 mod heartbeat;
 mod node_watch;
@@ -41,6 +43,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::firewall::{self, Order};
+use crate::management::Calls;
 use crate::{forwarding, shipping};
 use polis_proto::v1;
 use tokio::sync::watch;
@@ -203,6 +206,8 @@ pub struct Service {
     pub restarts: consensus::Restarts,
     /// What an update of the cluster needs of this node.
     pub tools: Tools,
+    /// What operators asked of this node, for the audit log.
+    pub calls: Calls,
 }
 
 impl Service {
@@ -230,6 +235,7 @@ impl Service {
             "split" split
             "turn" turn
             "users" users
+            "calls" calls
         }
         let client = self.client.clone();
         ctx.spawn("leader", forever, move |ctx| {

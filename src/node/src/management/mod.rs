@@ -11,7 +11,8 @@
 //! ```
 //!
 //! Invariants:
-//! - A request that ends the machine is in the log with the user who made it.
+//! - A request that changes something is in the log with the user who made it, and then in the
+//!   audit log of the cluster.
 //! - Nothing here makes another service wait: everything is read from event
 //!   values and from the log tree.
 //!
@@ -19,6 +20,7 @@
 //! (`curator`).
 
 mod attest;
+mod calls;
 mod certificate;
 mod console;
 mod drain;
@@ -30,6 +32,8 @@ mod serve;
 mod tests;
 mod text;
 mod update;
+
+pub use self::calls::Calls;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -139,6 +143,8 @@ pub struct Service {
     pub update: Door,
     /// Where a bundle is kept for other nodes.
     pub bundles: Store,
+    /// What operators asked of this node, for the audit log.
+    pub calls: Calls,
     /// How the firewall is asked.
     pub firewall: firewall::Config,
     /// Where management and metrics listen, while they do.
@@ -161,7 +167,7 @@ impl Service {
     /// [`Error`].
     pub async fn run(self, ctx: Context) -> Result<(), Error> {
         let Self { config, inputs, table, mut servers, end, reset, .. } = self;
-        let Self { update, bundles, firewall, listening, .. } = self;
+        let Self { update, bundles, calls, firewall, listening, .. } = self;
         let [grpc_listens, page_listens] = listening;
         let management = Arc::new(Metrics::new(&table));
         let pages = Arc::new(Metrics::new(&table));
@@ -203,7 +209,7 @@ impl Service {
             reached: None,
             listening,
         };
-        let grpc = App::Grpc(handlers.routes()?);
+        let grpc = App::Grpc(handlers.routes(calls)?);
         let grpc = server("management", config.listen.clone(), management, grpc, grpc_listens);
         let page = App::Page(Arc::new(move || sources.page()));
         let page = server("metrics", config.metrics.clone(), pages, page, page_listens);

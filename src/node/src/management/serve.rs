@@ -16,6 +16,7 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::{info, warn};
 use zeroize::Zeroizing;
 
+use super::calls::{Calls, Recorded};
 use super::{Inputs, attest, console, drain, firewall, logs, update};
 use polis_base::sys::clock;
 use polis_base::sys::reboot::Reason;
@@ -58,7 +59,7 @@ type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 impl Handlers {
     /// Everything that the management port serves.
-    pub(super) fn routes(self) -> Result<Routes, tonic_reflection::server::Error> {
+    pub(super) fn routes(self, calls: Calls) -> Result<Routes, tonic_reflection::server::Error> {
         let describe = || {
             tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(polis_proto::DESCRIPTORS)
@@ -67,7 +68,7 @@ impl Handlers {
         let (_reporter, health) = tonic_health::server::health_reporter();
         let mut routes = RoutesBuilder::default();
         routes
-            .add_service(NodeManagementServer::new(self))
+            .add_service(Recorded { inner: NodeManagementServer::new(self), calls })
             .add_service(describe().build_v1()?)
             .add_service(describe().build_v1alpha()?)
             .add_service(health);

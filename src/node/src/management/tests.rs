@@ -53,6 +53,8 @@ struct Owned {
     _access_list: watch::Sender<Arc<AccessList>>,
     snapshot: watch::Sender<Arc<Snapshot>>,
     _unlock_requests: watch::Sender<Open>,
+    calls: Calls,
+    _disk: tempfile::TempDir,
 }
 
 impl Running {
@@ -118,6 +120,11 @@ impl Running {
         let limits = Limits::default();
         let listening = [watch::Sender::default(), watch::Sender::default()];
         let mut listens = listening.each_ref().map(watch::Sender::subscribe);
+        let disk = tempfile::tempdir().unwrap();
+        let root = polis_base::files::Root::at(disk.path());
+        root.create().unwrap();
+        let calls = Calls::new(root.data.node.calls);
+        calls.open().await;
         let (end, ends) = watch::channel(None);
         let (reset, resets) = watch::channel(None);
         let service = Service {
@@ -134,6 +141,7 @@ impl Running {
             reset,
             update: Door::new(unsigned(), watch::Sender::default()),
             bundles: Store::new(polis_base::files::Root::at("/nonexistent".as_ref()).data.update),
+            calls: calls.clone(),
             firewall: crate::firewall::Config::live(false),
             listening,
         };
@@ -153,6 +161,8 @@ impl Running {
             _access_list: access_list,
             snapshot,
             _unlock_requests: unlock_requests,
+            calls,
+            _disk: disk,
         };
         Self { addresses, end: ends, reset: resets, authority, handles, ctx, task, owned }
     }
@@ -226,6 +236,11 @@ async fn only_who_operates_ends_the_machine_and_gets_a_reply_before() {
     let mut operator = running.client(Role::Operator).await;
     operator.reboot(request).await.unwrap();
     assert_eq!(*running.end.borrow(), Some(Reason::PowerOff));
+    // Only the call that was made is reported, and before its answer it was on the disk.
+    let calls = running.owned.calls.oldest(9).await;
+    let told: Vec<_> = calls.iter().map(|it| (&*it.who, &*it.call, &*it.what, it.code)).collect();
+    assert_eq!(told, [("operator operator", "Reboot", "power off", 0)]);
+    assert_eq!(calls[0].from, "127.0.0.1");
     running.stop().await;
 }
 

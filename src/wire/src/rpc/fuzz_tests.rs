@@ -40,14 +40,14 @@ const MESSAGES: [(&str, Decode); COUNT] = messages! {
     JoinNodeRequest JoinNodeResponse ListRegistriesRequest ListRegistriesResponse
     ListUsersRequest ListUsersResponse LogsRequest LogsResponse NameNodeRequest NodeInfo
     RebootRequest RebootResponse RegisterNodeRequest RegisterNodeResponse Registries
-    RenewRequest ResetRequest ResetResponse RevokeUserRequest RevokeUserResponse
-    RotateAuthoritiesRequest Rotation
+    RenewRequest ReportCallsRequest ReportCallsResponse ResetRequest ResetResponse
+    RevokeUserRequest RevokeUserResponse RotateAuthoritiesRequest Rotation
     ServicesRequest ServicesResponse SetRegistryRequest SetRegistryResponse SnapshotChunk
     SnapshotEtcdRequest UnlockRequest UnlockResponse UpdateNodeLabelsRequest
     UpdateNodeRolesRequest UpdateNodeStatusRequest UpdateNodeStatusResponse UpdateProgress
     UpdateRequest WatchEvent WatchRegistriesRequest WatchRequest
 };
-const COUNT: usize = 103;
+const COUNT: usize = 105;
 
 /// How deep messages in messages go in a sample.
 const DEPTH_MAX: usize = 4;

@@ -62,6 +62,7 @@ const STEPS: &[Step] = &[
     // The half of the key of the machine's own disk.
     ("Curator/JoinNode", &[Node], &[]),
     ("Curator/RegisterNode", &[Ticket], &[Registered]),
+    ("Curator/ReportCalls", &[], &[]),
     ("Curator/UpdateNodeStatus", &[], &[]),
     ("Curator/Watch", &[], &[]),
     ("Curator/WatchRegistries", &[Worker], &[Passwords]),

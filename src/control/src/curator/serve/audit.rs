@@ -17,14 +17,14 @@
 //! - A kind of refusal (caller, call, code) makes two entries a minute at most.
 //!
 //! What this module does not do: record what a leader refuses because it does not lead (the
-//! call is made again at the leader), or calls to nodes, which only their logs have.
+//! call is made again at the leader), or calls to nodes, which those report (`reported`).
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as Task, Poll};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
@@ -39,12 +39,11 @@ use tracing::{info, warn};
 
 use super::{Handlers, Lead, Stream};
 use crate::curator::audit::page_after;
-use polis_base::sys::clock;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
-use polis_wire::identity::Fingerprint;
+use polis_wire::audit::{begun, reason};
 use polis_wire::node_roles::Role;
-use polis_wire::rpc::{self, Caller, Peer};
+use polis_wire::rpc::{self, Caller};
 
 /// Whether a call has an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,30 +223,6 @@ impl Drop for CutOff<'_> {
     }
 }
 
-/// The keyword of a refusal, and its text.
-fn reason(status: &Status) -> String {
-    let word = status.metadata().get(rpc::REASON).and_then(|word| word.to_str().ok());
-    word.map_or_else(|| status.message().to_owned(), |word| format!("{word}: {}", status.message()))
-}
-
-/// An entry about a call of now.
-fn begun(caller: Option<&Caller>, path: &str) -> AuditEntry {
-    let key = caller.and_then(|caller| match (&caller.certificate, &caller.peer) {
-        (Some(certificate), _) => Some(certificate.key),
-        (None, Peer::Key(key)) => Some(*key),
-        (None, _) => None,
-    });
-    let now = clock::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    AuditEntry {
-        time_unix_ms: i64::try_from(now.as_millis()).unwrap_or(i64::MAX),
-        who: caller.map_or_else(|| Peer::None.to_string(), |caller| caller.peer.to_string()),
-        key: key.map(|key| Fingerprint::of_key(&key).to_string()).unwrap_or_default(),
-        from: caller.map(|caller| caller.address.ip().to_string()).unwrap_or_default(),
-        call: path.rsplit('/').next().unwrap_or(path).to_owned(),
-        ..AuditEntry::default()
-    }
-}
-
 /// What a call names: never a secret of its request.
 fn what(path: &str, message: &[u8]) -> String {
     fn read<M: Message + Default>(message: &[u8], text: impl Fn(M) -> String) -> String {
@@ -307,7 +282,7 @@ fn what(path: &str, message: &[u8]) -> String {
 
 impl Handlers {
     /// Appends an entry to the log, as the leader.
-    async fn audit(&self, entry: AuditEntry) -> Result<(), Status> {
+    pub(super) async fn audit(&self, entry: AuditEntry) -> Result<(), Status> {
         let lead = self.lead()?;
         let entry = AuditEntry { node: self.0.node.to_string(), ..entry };
         let written = Box::pin(lead.store().audit(&self.0.audit, entry)).await;

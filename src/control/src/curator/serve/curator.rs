@@ -12,6 +12,7 @@ use super::{Handlers, Lead, Stream, registries, seconds, untrusted, watching};
 use crate::curator::convert;
 use crate::curator::error::Error;
 use crate::curator::nodes;
+use crate::curator::reported;
 use crate::curator::state::{Commitment, Refusal, Registration, Request as Change};
 use polis_base::sys::clock;
 use polis_wire::identity::{Identity, NodeId};
@@ -98,6 +99,39 @@ impl Curator for Handlers {
             set.map_err(|error| lead.refuse(error))?;
         }
         Ok(Response::new(v1::UpdateNodeStatusResponse {}))
+    }
+
+    async fn report_calls(
+        &self,
+        request: Request<v1::ReportCallsRequest>,
+    ) -> Result<Response<v1::ReportCallsResponse>, Status> {
+        let id = node(&request)?;
+        let lead = self.lead()?;
+        let calls = request.into_inner().calls;
+        if calls.len() > reported::REPORT_MAX {
+            return Err(Status::invalid_argument(format!(
+                "calls: {} in one report, and at most {} are allowed",
+                calls.len(),
+                reported::REPORT_MAX
+            )));
+        }
+        for told in calls {
+            let entry = reported::entry(id, told);
+            let newest = lead.store().audit_newest(&self.0.audit).await;
+            let newest = newest.map_err(|error| lead.refuse(error))?;
+            // The answer to an earlier report was lost.
+            if newest.iter().any(|known| reported::is_same(known, &entry)) {
+                continue;
+            }
+            if !self.0.audit.budgets.take(id) {
+                return Err(Status::resource_exhausted(format!(
+                    "a node reports at most {} calls a minute; it reports the others later",
+                    reported::CALLS_MAX
+                )));
+            }
+            self.audit(entry).await?;
+        }
+        Ok(Response::new(v1::ReportCallsResponse {}))
     }
 
     async fn heartbeat(
