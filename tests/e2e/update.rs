@@ -1,11 +1,12 @@
 //! Updates: a machine takes another system over the network, tries it, and keeps it or goes
 //! back. All that its disk gets is recorded, and the power goes in the middle of it.
 //!
-//! The new system is the image of the next version; the one that fails has a kernel that
-//! finds no `init`.
+//! The new system is the image of the next version; one that fails has a kernel that finds no
+//! `init`, another one gets ready and kills etcd from then on.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use ed25519_dalek::SigningKey;
@@ -28,10 +29,17 @@ const UPDATE: &str = "8m";
 /// finds no `init`, and starts the machine again after a second.
 const WORDS: &[u8] = b"quiet loglevel=4 panic=30";
 const PANICS: &[u8] = b"rdinit=/absent panic=1   ";
+/// What makes the same system kill etcd once it is ready.
+const HARMS: &[u8] = b"polis.fault=flapping-etcd";
+/// How long a system that harms etcd may take to give up: its two minutes, the countdown of the
+/// guru meditation, and time to spare.
+const GIVEN_UP: Duration = Duration::from_secs(300);
 
 /// The stories of this file.
-pub(crate) const STORIES: &[Story] =
-    &[story!(a_node_takes_another_system_and_goes_back_from_one_that_panics).takes(150)];
+pub(crate) const STORIES: &[Story] = &[
+    story!(a_node_takes_another_system_and_goes_back_from_one_that_panics).takes(150),
+    story!(a_system_that_is_ready_and_harms_etcd_does_not_stay).takes(250),
+];
 
 fn a_node_takes_another_system_and_goes_back_from_one_that_panics() -> Result<()> {
     let world = World::new("update")?;
@@ -111,6 +119,45 @@ fn a_node_takes_another_system_and_goes_back_from_one_that_panics() -> Result<()
     record.end(machine, founded, [began, kept])?.survives(&world, &config, &versions)
 }
 
+fn a_system_that_is_ready_and_harms_etcd_does_not_stay() -> Result<()> {
+    let world = World::new("update_harms")?;
+    let next = next()?;
+    let keys = Keys::generate()?;
+    let owner = Owner::new(&world.path("owner"))?;
+    let config = Config {
+        firmware: world.image.uefi(Flash::Plain, &world.path("flash"), "")?,
+        disk: Some(world.signed_disk("disk-signed.img", &keys)?),
+        fw_cfg: world.fw_cfg(&bootstrap().encode_to_vec())?,
+        forwards: owner.forwards.clone(),
+        ..world.bare("")
+    };
+    let mut machine = world.boot(&config)?;
+    let founded = home(&mut machine)?;
+    owner.take(&founded.ca)?;
+    let node = founded.node.as_str();
+    let uki = with_words(&world, &next, HARMS)?;
+    let harmful = Manifest { uki, system: next.path(&next.system), ..next.clone() };
+    let harmful = bundle(&world, "harmful.update", &harmful, &keys)?.display().to_string();
+    owner.run_within(UPDATE, &["node", "update", node, &harmful, "--no-reboot", "--yes"])?;
+    owner.run(&["node", "reboot", node, "--yes"])?;
+    runs(&mut machine, "B", &next.version)?;
+    // It is ready, and it is not kept.
+    home(&mut machine)?;
+    let failed = machine.wait_for("update", GIVEN_UP, |event| {
+        event.is("phase", "commit") && !event.is("result", "started")
+    })?;
+    let cause = failed.get("cause").unwrap_or_default();
+    ensure!(failed.is("result", "failed") && cause.contains("etcd"), "{failed}");
+    let guru = machine.wait_for("guru", BOOT, |_| true)?;
+    ensure!(guru.get("code").is_some_and(|code| code.contains("0311")), "{guru}");
+    runs(&mut machine, "A", &world.manifest.version)?;
+    let left = machine.wait_for("update", BOOT, |event| event.is("phase", "rollback"))?;
+    ensure!(left.get("cause").is_some_and(|cause| cause.contains("0311")), "{left}");
+    ensure!(home(&mut machine)? == founded, "after going back");
+    owner.run(&["cluster", "wait"])?;
+    Ok(())
+}
+
 /// The image of the next version.
 pub(crate) fn next() -> Result<Manifest> {
     let next = std::env::var_os(NEXT)
@@ -166,15 +213,20 @@ fn foreign(world: &World, bundle: &Path) -> Result<PathBuf> {
 
 /// The image with a kernel that panics before `init`, so it gets no system worth sending.
 pub(crate) fn panicking(world: &World, image: &Manifest) -> Result<Manifest> {
-    let mut kernel = fs::read(image.path(&image.uki))?;
-    let place = memmem::find(&kernel, WORDS).context("the command line has other words")?;
-    ensure!(WORDS.len() == PANICS.len(), "the words have another length");
-    kernel[place..place + WORDS.len()].copy_from_slice(PANICS);
-    let uki = world.path("panicking.efi");
-    fs::write(&uki, kernel)?;
-    let system = world.path("none.img");
+    let uki = with_words(world, image, PANICS)?;
+    let system = std::path::absolute(world.path("none.img"))?;
     fs::write(&system, [0; 4096])?;
     // Absolute paths count as they are.
-    let [uki, system] = [uki, system].map(std::path::absolute);
-    Ok(Manifest { uki: uki?, system: system?, ..image.clone() })
+    Ok(Manifest { uki, system, ..image.clone() })
+}
+
+/// The kernel image of an image with other words on its command line, by its absolute path.
+fn with_words(world: &World, image: &Manifest, words: &[u8]) -> Result<PathBuf> {
+    let mut kernel = fs::read(image.path(&image.uki))?;
+    let place = memmem::find(&kernel, WORDS).context("the command line has other words")?;
+    ensure!(WORDS.len() == words.len(), "the words have another length");
+    kernel[place..place + WORDS.len()].copy_from_slice(words);
+    let uki = std::path::absolute(world.path("other-words.efi"))?;
+    fs::write(&uki, kernel)?;
+    Ok(uki)
 }

@@ -102,6 +102,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     ctx.spawn("curator", forever, move |ctx| control.curator.clone().run(ctx));
     ctx.spawn("shipping", forever, move |ctx| control.shipping.clone().run(ctx));
     ctx.spawn("roles", forever, move |ctx| control.roles.clone().run(ctx));
+    ctx.spawn("health", forever, move |ctx| control.health.clone().run(ctx));
     ctx.spawn("peers", forever, move |ctx| membership.peers.clone().run(ctx));
     ctx.spawn("discovery", forever, move |ctx| membership.discovery.clone().run(ctx));
     ctx.spawn("enlist", forever, move |ctx| membership.enlist.clone().run(ctx));
@@ -182,6 +183,7 @@ struct Values {
     workload: watch::Sender<workload::Status>,
     drains: workload::drain::Drains,
     calls: management::Calls,
+    cluster_health: watch::Sender<update::ClusterHealth>,
     mesh: workload::mesh::Outputs,
     candidates: watch::Sender<Vec<Candidate>>,
     report: watch::Sender<v1::NodeStatus>,
@@ -249,6 +251,7 @@ impl Values {
             workload: watch::Sender::default(),
             drains: workload::drain::Drains::default(),
             calls: management::Calls::new(tree.data.node.calls.clone()),
+            cluster_health: watch::Sender::new(roles::health::unknown()),
             mesh: workload::mesh::Outputs::default(),
             report: watch::Sender::default(),
             nodes: watch::Sender::default(),
@@ -311,6 +314,8 @@ impl Base {
                 previous: root.environment.previous_guru.clone(),
                 trial: update::TRIAL,
                 ready: root.ready.subscribe(),
+                health: values.cluster_health.subscribe(),
+                settled: update::SETTLED,
                 status: values.update.clone(),
             },
             parameters: parameters::Service {
@@ -478,6 +483,7 @@ struct Control {
     agent: agent::Service,
     containerd: runtime::Service,
     roles: roles::readiness::Service,
+    health: roles::health::Service,
     workload: workload::Service,
 }
 
@@ -574,6 +580,11 @@ impl Control {
                 leader: values.client.leader_id(),
                 network: values.network.subscribe(),
                 ready: root.ready.clone(),
+            },
+            health: roles::health::Service {
+                cluster: values.cluster.subscribe(),
+                consensus: member.status(),
+                health: values.cluster_health.clone(),
             },
             workload: workload::Service {
                 config: workload::Config::live(tree),

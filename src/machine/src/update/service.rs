@@ -2,13 +2,15 @@
 //! was left.
 //!
 //! ```text
-//! the running kernel image has a counter --> [trial] --ready--> the name without counter
-//!                                               \--ten minutes--> guru 0310 --> the loader
-//!                                                                 starts the one before
+//! the running kernel image has a counter --> [trial]
+//!   --ready--> [settling] --well for ten seconds--> the name without counter
+//!      |           \--two minutes--> guru 0311 -\
+//!      \--ten minutes--> guru 0310 --------------+--> the loader starts the one before
 //! ```
 //!
 //! Invariants:
-//! - A system is marked good only when this node is ready and home.
+//! - A system is marked good only when this node was ready, and then for [`SETTLED`] at home in
+//!   a cluster that is well.
 
 use std::time::Duration;
 
@@ -29,6 +31,23 @@ use polis_runtime::supervisor::{Context, blocking};
 /// the slowest start takes that waits for others.
 pub const TRIAL: Duration = Duration::from_secs(600);
 
+/// How long its cluster must then be well without a change: etcd elects a leader in less, and a
+/// member that ends again and again is seen.
+pub const SETTLED: Duration = Duration::from_secs(10);
+
+/// How long that may take after the node is ready. A cluster whose leader was the node that
+/// restarted is well within seconds.
+const SETTLE_MAX: Duration = Duration::from_secs(120);
+
+/// What is wrong with the cluster, as this node sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClusterHealth {
+    /// What is wrong; `None` if nothing is.
+    pub fault: Option<String>,
+    /// The number of elections of etcd, where this node is a member.
+    pub term: u64,
+}
+
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub struct Service {
@@ -40,6 +59,10 @@ pub struct Service {
     pub trial: Duration,
     /// Whether the node is ready.
     pub ready: watch::Receiver<bool>,
+    /// What is wrong with its cluster.
+    pub health: watch::Receiver<ClusterHealth>,
+    /// How long the cluster must be well once the node is ready.
+    pub settled: Duration,
     /// The systems of this machine.
     pub status: watch::Sender<Status>,
 }
@@ -99,6 +122,12 @@ impl Service {
             ctx.lines().event(step.line(&version, &self.config.slot, result));
         };
         info!(%version, "this system is on trial");
+        let failed = async |step: Step, report: Report| {
+            let line = step.line(&version, &self.config.slot, "failed");
+            ctx.lines().event(line.field("cause", report.causes.join("; ")));
+            ctx.until_cancelled(ctx.trapdoor(report)).await;
+            Ok(None)
+        };
         told(Step::Boot, "started");
         ctx.healthy();
         let ready = until(&mut self.ready, "ready", |ready| ready.then_some(()));
@@ -106,19 +135,19 @@ impl Service {
         match ctx.until_cancelled(in_time).await {
             None => return Ok(None),
             Some(Ok(ready)) => ready?,
-            Some(Err(_elapsed)) => {
-                let report = late(self.trial, ctx);
-                ctx.lines().event(
-                    Step::Boot
-                        .line(&version, &self.config.slot, "failed")
-                        .field("cause", report.causes.join("; ")),
-                );
-                ctx.until_cancelled(ctx.trapdoor(report)).await;
-                return Ok(None);
-            }
+            Some(Err(_elapsed)) => return failed(Step::Boot, late(self.trial, ctx)).await,
         }
         told(Step::Boot, "done");
         told(Step::Commit, "started");
+        let settled = timeout(SETTLE_MAX, settled(&mut self.health, self.settled));
+        match ctx.until_cancelled(settled).await {
+            None => return Ok(None),
+            Some(Ok(settled)) => settled?,
+            Some(Err(_elapsed)) => {
+                let fault = self.health.borrow().fault.clone();
+                return failed(Step::Commit, unwell(fault)).await;
+            }
+        }
         let kernels = self.config.kernels.clone();
         let good = Entry::good(&version);
         let keep =
@@ -162,6 +191,31 @@ fn left(other: &Other, ctx: &Context) {
     ctx.lines().event(Step::Rollback.line(version, slot, "done").field("cause", cause));
 }
 
+/// Waits until nothing was wrong, and no leader was elected, for so long.
+async fn settled(
+    health: &mut watch::Receiver<ClusterHealth>,
+    long: Duration,
+) -> Result<(), Closed> {
+    loop {
+        until(health, "the health", |health| health.fault.is_none().then_some(())).await?;
+        match timeout(long, health.changed()).await {
+            Err(_elapsed) => return Ok(()),
+            Ok(changed) => changed.map_err(|_closed| Closed("the health"))?,
+        }
+    }
+}
+
+/// The report of a trial after which the cluster is not well.
+fn unwell(fault: Option<String>) -> Report {
+    let first = format!(
+        "the new system was ready, and its cluster was not well for {} s in the {} s after that",
+        SETTLED.as_secs(),
+        SETTLE_MAX.as_secs()
+    );
+    let last = fault.unwrap_or_else(|| "it was well at times".to_owned());
+    Report::new(code::TRIAL_NOT_WELL, vec![first, last])
+}
+
 /// The report of a trial that has taken too long.
 fn late(trial: Duration, ctx: &Context) -> Report {
     let seconds = trial.as_secs();
@@ -177,6 +231,7 @@ mod tests {
     use std::fs;
 
     use semver::Version;
+    use tokio::time::sleep;
 
     use super::*;
     use crate::update::install::tests::Machine;
@@ -187,6 +242,8 @@ mod tests {
             previous: previous.map(str::to_owned),
             trial: Duration::ZERO,
             ready: watch::Sender::new(ready).subscribe(),
+            health: watch::Sender::new(ClusterHealth::default()).subscribe(),
+            settled: Duration::ZERO,
             status: machine.status.clone(),
         }
     }
@@ -249,6 +306,50 @@ mod tests {
         let lines = handles.take_lines();
         assert!(lines.iter().any(|line| line.contains(FAILED)), "{lines:?}");
         assert!(machine.kernels().contains(&"polis-1.1.0+0-1.efi".to_owned()), "it is not kept");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_system_that_is_ready_stays_once_its_cluster_is_well_without_a_change() {
+        let machine = Machine::new("polis-1.1.0+0-1.efi");
+        let (ctx, handles) = Context::for_test();
+        let fault = |fault: &str, term| ClusterHealth { fault: Some(fault.to_owned()), term };
+        let (owner, health) = watch::channel(fault("no leader", 0));
+        let (trial, settled) = (Duration::MAX, SETTLED);
+        let service =
+            Service { trial, health: health.clone(), settled, ..service(&machine, true, None) };
+        let mut status = machine.status.subscribe();
+        let end = async {
+            // Elections, and a fault: each begins the ten seconds anew.
+            for term in 1..4 {
+                owner.send_replace(ClusterHealth { fault: None, term });
+                sleep(SETTLED - Duration::from_secs(1)).await;
+            }
+            owner.send_replace(fault("stopped", 3));
+            sleep(SETTLED * 2).await;
+            assert!(machine.kernels().contains(&"polis-1.1.0+0-1.efi".to_owned()), "it is kept");
+            owner.send_replace(ClusterHealth { fault: None, term: 3 });
+            status.wait_for(|status| status.other.is_some() && !status.trial).await.unwrap();
+            handles.cancel().await;
+        };
+        let (ended, ()) = tokio::join!(service.run(ctx), end);
+        ended.unwrap();
+        assert!(machine.kernels().contains(&"polis-1.1.0.efi".to_owned()));
+
+        // Never well for so long: given up, with what is wrong.
+        let machine = Machine::new("polis-1.1.0+0-1.efi");
+        let (ctx, mut handles) = Context::for_test();
+        owner.send_replace(fault("no leader", 3));
+        let service = Service { trial, health, settled, ..self::service(&machine, true, None) };
+        let report = tokio::select! {
+            ended = service.run(ctx) => panic!("{ended:?}"),
+            report = until(&mut handles.trapdoor, "trapdoor", Clone::clone) => report.unwrap(),
+        };
+        assert_eq!(report.code, code::TRIAL_NOT_WELL);
+        assert_eq!(report.causes.last().unwrap(), "no leader");
+        let lines = handles.take_lines();
+        let failed = "phase=commit version=1.1.0 slot=A result=failed cause=";
+        assert!(lines.iter().any(|line| line.contains(failed)), "{lines:?}");
+        assert!(machine.kernels().contains(&"polis-1.1.0+0-1.efi".to_owned()), "it is kept");
     }
 
     #[tokio::test]

@@ -13,6 +13,7 @@
 //! | `service-flaps` | a service panics more often than it may |
 //! | `main-panic` | the main task panics |
 //! | `kill-etcd` | etcd gets SIGKILL |
+//! | `flapping-etcd` | etcd gets SIGKILL whenever it runs |
 //! | `damage-etcd` | etcd gets SIGKILL, and its database is overwritten |
 //! | `lose-etcd` | everything of the member of etcd is removed, and it gets SIGKILL |
 //! | `kill-node` | the node gets SIGKILL |
@@ -55,6 +56,8 @@ pub enum Fault {
     MainPanic,
     /// etcd is killed.
     KillEtcd,
+    /// etcd is killed again and again.
+    FlappingEtcd,
     /// etcd is killed, and its database overwritten.
     DamageEtcd,
     /// Everything of the member of etcd is removed, and it is killed.
@@ -74,11 +77,12 @@ pub enum Fault {
 }
 
 impl Fault {
-    const ALL: [(&'static str, Self); 12] = [
+    const ALL: [(&'static str, Self); 13] = [
         ("service-panic", Self::ServicePanic),
         ("service-flaps", Self::ServiceFlaps),
         ("main-panic", Self::MainPanic),
         ("kill-etcd", Self::KillEtcd),
+        ("flapping-etcd", Self::FlappingEtcd),
         ("damage-etcd", Self::DamageEtcd),
         ("lose-etcd", Self::LoseEtcd),
         ("kill-node", Self::KillNode),
@@ -163,6 +167,11 @@ impl Service {
                 process::find("etcd").into_iter().for_each(kill);
             }
             Fault::KillNode => kill(getpid()),
+            Fault::FlappingEtcd => {
+                ctx.healthy();
+                ctx.until_cancelled(kill_ever_again()).await;
+                return Ok(());
+            }
             Fault::KillByPods => {
                 ctx.healthy();
                 let Some(ended) = ctx.until_cancelled(kill_by_pods(self.pods)).await else {
@@ -197,6 +206,14 @@ impl Service {
         ctx.healthy();
         ctx.cancelled().await;
         Ok(())
+    }
+}
+
+/// Kills etcd whenever it runs, without end.
+async fn kill_ever_again() {
+    loop {
+        process::find("etcd").into_iter().for_each(kill);
+        sleep(Duration::from_secs(1)).await;
     }
 }
 

@@ -89,8 +89,9 @@ failures! {
         "Check the disk, which may not answer any more, then reboot. If the failure returns, report \
          it with the file from polis/guru/ of the EFI system partition.";
     /// A system on trial did not get ready in time.
-    TRIAL_NOT_READY = System 10:
-        "Wait: the machine starts the system that it had before the update by itself.";
+    TRIAL_NOT_READY = System 10: SYSTEM_BEFORE;
+    /// A system on trial got ready, and its cluster is not well with it.
+    TRIAL_NOT_WELL = System 11: SYSTEM_BEFORE;
     /// A service of `node` died more often than it may, up to the root of the tree.
     SERVICE_GAVE_UP = System 31: "read the last log lines and reboot; report this if it recurs";
     /// The main task of `node` panicked.
@@ -288,6 +289,8 @@ const FAILING_SYSTEM: &str = "Check the disk, which may be failing, and write th
      Writing the whole image would reset the machine.";
 const REWRITE_SYSTEM: &str = "Reboot. If the failure returns, write the system partition of the same image again; writing \
      the whole image would reset the machine.";
+const SYSTEM_BEFORE: &str =
+    "Wait: the machine starts the system that it had before the update by itself.";
 const REPORT: &str = "Reboot. If the failure returns, report it with the file from polis/guru/ of the EFI system \
      partition.";
 const CHECK_DISK: &str = "check the disk and its cable, replace it if it fails again, then reboot";

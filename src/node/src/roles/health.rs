@@ -1,0 +1,113 @@
+//! What is wrong with the cluster as this node sees it, for a system on trial: a new one that
+//! is ready and harms etcd must not stay.
+//!
+//! Invariants:
+//! - Each change of etcd's term is a change of the value: a member that makes the others elect
+//!   a leader again and again is never well for long.
+//!
+//! What this module does not do: compare with the time before the update. A cluster that has
+//! its quorum is well, and a node without one does not get ready at all.
+
+use tokio::sync::watch;
+
+use polis_control::consensus::{Alarm, MemberStatus};
+use polis_control::{cluster, consensus};
+use polis_machine::update::ClusterHealth;
+use polis_runtime::event::Closed;
+use polis_runtime::supervisor::Context;
+use polis_wire::node_roles::Role;
+
+/// Inputs and output. Cloned into every run; holds no progress.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// This machine's state in its cluster.
+    pub cluster: watch::Receiver<cluster::Status>,
+    /// Its etcd member.
+    pub consensus: watch::Receiver<consensus::Status>,
+    /// What is wrong.
+    pub health: watch::Sender<ClusterHealth>,
+}
+
+impl Service {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Closed`] when an owner of an input ended.
+    pub async fn run(mut self, ctx: Context) -> Result<(), Closed> {
+        ctx.healthy();
+        loop {
+            let now = look(&self.cluster.borrow_and_update(), &self.consensus.borrow_and_update());
+            self.health.send_if_modified(|health| {
+                let changed = *health != now;
+                *health = now;
+                changed
+            });
+            let changed = async {
+                tokio::select! {
+                    // Cancel-safe, both: they wait for event values.
+                    changed = self.cluster.changed() => changed.map_err(|_closed| "the cluster"),
+                    changed = self.consensus.changed() => changed.map_err(|_closed| "etcd"),
+                }
+            };
+            match ctx.until_cancelled(changed).await {
+                Some(changed) => changed.map_err(Closed)?,
+                None => return Ok(()),
+            }
+        }
+    }
+}
+
+/// Until the first look.
+#[must_use]
+pub fn unknown() -> ClusterHealth {
+    ClusterHealth { fault: Some("nothing is known of the cluster yet".to_owned()), term: 0 }
+}
+
+fn look(cluster: &cluster::Status, consensus: &consensus::Status) -> ClusterHealth {
+    ClusterHealth { fault: fault(cluster, consensus), term: consensus.term }
+}
+
+fn fault(cluster: &cluster::Status, consensus: &consensus::Status) -> Option<String> {
+    if cluster.state != cluster::State::Home {
+        return Some(format!("the node is {} and not home", cluster.state));
+    }
+    if !cluster.roles.contains(&Role::ConsensusMember) {
+        return None;
+    }
+    if consensus.standing != MemberStatus::Voter {
+        return Some(format!("the node's member of etcd is {}", consensus.standing.name()));
+    }
+    if consensus.leader.is_none() {
+        return Some("etcd has no leader".to_owned());
+    }
+    let corrupt = consensus.alarms.contains(&Alarm::Corrupt);
+    corrupt.then(|| format!("etcd has the alarm {}", Alarm::Corrupt))
+}
+
+#[cfg(test)]
+mod tests {
+    use polis_control::consensus::MemberId;
+
+    use super::*;
+
+    #[test]
+    fn a_cluster_is_well_with_a_voter_that_has_a_leader_and_every_other_state_is_named() {
+        let mut cluster = cluster::Status { state: cluster::State::Home, ..Default::default() };
+        let mut consensus = consensus::Status::default();
+        assert_eq!(look(&cluster, &consensus), ClusterHealth::default(), "no member of etcd");
+        cluster.roles = vec![Role::ConsensusMember];
+        let fault = |cluster: &_, consensus: &_| fault(cluster, consensus).unwrap_or_default();
+        assert_eq!(fault(&cluster, &consensus), "the node's member of etcd is starting");
+        consensus.standing = MemberStatus::Voter;
+        assert_eq!(fault(&cluster, &consensus), "etcd has no leader");
+        (consensus.leader, consensus.term) = (Some(MemberId(1)), 3);
+        assert_eq!(look(&cluster, &consensus), ClusterHealth { fault: None, term: 3 });
+        consensus.alarms = vec![Alarm::NoSpace];
+        assert_eq!(fault(&cluster, &consensus), "", "an update changes nothing about that");
+        consensus.alarms.push(Alarm::Corrupt);
+        assert_eq!(fault(&cluster, &consensus), "etcd has the alarm CORRUPT");
+        cluster.state = cluster::State::Split;
+        assert_eq!(fault(&cluster, &consensus), "the node is split and not home");
+    }
+}
