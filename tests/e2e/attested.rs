@@ -1,20 +1,28 @@
 //! A machine with a TPM proves what it was started with, and an addition to its command line
-//! shows.
+//! shows; a cluster with an attestation policy lets only machines in that fit it.
 
-use anyhow::{Result, ensure};
-use polis_qemu::Config;
+use anyhow::{Result, bail, ensure};
+use polis_qemu::fleet::{Asks, asks};
 use polis_qemu::host::{Preference, accelerator};
 use polis_qemu::image::Flash;
+use polis_qemu::{Config, Fleet};
 use polis_tests::{Story, story};
 use prost::Message as _;
 use serde_json::Value;
 
+use crate::fleet::{blank_disk, of};
 use crate::owner::Owner;
-use crate::world::{World, bootstrap, home};
+use crate::world::{BOOT, World, bootstrap, home};
 
 /// The stories of this file.
-pub(crate) const STORIES: &[Story] =
-    &[story!(a_machine_proves_what_it_was_started_with_and_an_addition_shows).takes(200)];
+pub(crate) const STORIES: &[Story] = &[
+    story!(a_machine_proves_what_it_was_started_with_and_an_addition_shows).takes(200),
+    story!(a_machine_enters_only_with_a_start_and_a_maker_of_the_policy).cluster().takes(200),
+];
+
+/// The machine with an addition to its command line, and the one without.
+const CHANGED: usize = 1;
+const RIGHT: usize = 2;
 
 fn a_machine_proves_what_it_was_started_with_and_an_addition_shows() -> Result<()> {
     let world = World::new("attested")?;
@@ -59,4 +67,82 @@ fn a_machine_proves_what_it_was_started_with_and_an_addition_shows() -> Result<(
     ensure!(refused.contains("register 12 (additions to the command line)"), "{refused}");
     ensure!(!refused.contains("register 11"), "{refused}");
     Ok(())
+}
+
+fn a_machine_enters_only_with_a_start_and_a_maker_of_the_policy() -> Result<()> {
+    let world = World::new("attestation_policy")?;
+    let first = world.bootstrap_config("")?;
+    // Those that enter start by firmware and boot stub, which measure; the first needs no TPM.
+    let enters = |number: usize, append: &str| -> Result<Config> {
+        let disk = first.disk.as_ref().map(|disk| blank_disk(&world, disk, number)).transpose()?;
+        let flash = world.path(&format!("flash-{number}"));
+        let firmware = world.image.uefi(Flash::Plain, &flash, append)?;
+        let tpm = Some(world.path(&format!("tpm-{number}")));
+        Ok(Config { disk, tpm, ..Config::new(firmware, accelerator(Preference::Auto, 1)) })
+    };
+    let changed = enters(CHANGED, "polis.guru-countdown=61")?;
+    let right = enters(RIGHT, "")?;
+    let mut cluster = of(&world, vec![first, changed, right])?;
+    cluster.found()?;
+    // Side by side: while one boots, the other would only wait.
+    for number in [CHANGED, RIGHT] {
+        cluster.give_ticket(number)?;
+        cluster.boot(number)?;
+    }
+    let image = world.image.disk.display().to_string();
+    let policy = ["--timeout", "2m", "cluster", "configure", "--attestation-image", &image];
+    cluster.operator.run(&policy)?;
+
+    // Another command line.
+    let [node, words] = waits(&mut cluster, CHANGED)?;
+    let refused = keeps_out(&cluster, &node, &words)?;
+    let additions = "register 12 (additions to the command line) is ";
+    ensure!(refused.contains(additions), "{refused}");
+    ensure!(refused.contains("expected 0000000000000000…"), "{refused}");
+    ensure!(!refused.contains("register 11"), "{refused}");
+    cluster.cut_power(CHANGED);
+
+    // An emulated TPM, which no maker has certified.
+    let [node, words] = waits(&mut cluster, RIGHT)?;
+    let maker = world.path("maker.der");
+    std::fs::write(&maker, polis_wire::attestation::software::Maker::new("Maker of TPMs").der)?;
+    let maker = maker.display().to_string();
+    cluster.operator.run(&[&policy[..], &["--attestation-maker", &maker]].concat())?;
+    let refused = keeps_out(&cluster, &node, &words)?;
+    ensure!(refused.contains("its TPM has no certificate of a maker"), "{refused}");
+    ensure!(refused.contains("expected one signed by \"CN=Maker of TPMs\""), "{refused}");
+    ensure!(!refused.contains("register 1"), "{refused}");
+
+    // The policy without makers.
+    cluster.operator.run(&policy)?;
+    approve(&cluster, &node, &words)?;
+    let patience = cluster.patience;
+    let ready = cluster.machine(RIGHT)?.wait_for("ready", patience, |_| true)?;
+    ensure!(ready.is("node", &node), "another node: {ready}");
+    Ok(cluster.wait_whole(2)?)
+}
+
+/// Waits until a machine asks for its approval; returns its node and its fingerprint.
+fn waits(cluster: &mut Fleet, number: usize) -> Result<[String; 2]> {
+    let machine = cluster.machine(number)?;
+    let what = "the fingerprint of a node that waits for approval";
+    let Asks::Approval(words) = machine.wait(what, BOOT, |line| asks(&line.event()?))? else {
+        bail!("machine {} is in without an approval", number + 1);
+    };
+    let foreign = machine.seen(|event| event.is("state", "foreign"));
+    let node = foreign.last().map(|event| event.text("node").to_owned());
+    Ok([node.unwrap_or_default(), words])
+}
+
+fn approve(cluster: &Fleet, node: &str, words: &str) -> Result<(), polis_qemu::Error> {
+    let approve = ["--timeout", "2m", "node", "approve", node, "--fingerprint", words];
+    cluster.operator.run(&approve).map(drop)
+}
+
+/// Has a machine approved that does not fit; returns the refusal.
+fn keeps_out(cluster: &Fleet, node: &str, words: &str) -> Result<String> {
+    match approve(cluster, node, words) {
+        Ok(()) => bail!("{node} may enter"),
+        Err(error) => Ok(error.to_string()),
+    }
 }

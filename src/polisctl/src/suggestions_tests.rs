@@ -48,6 +48,8 @@ const NO_CONTROLLER: &str = "without_a_controller_the_told_command_gives_a_node_
 const LOG_TARGETS: &str = "targets_of_logs_are_checked_before_the_cluster_is_asked";
 const SNAPSHOT_TARGET: &str =
     "a_target_of_snapshots_is_checked_before_the_cluster_is_asked_and_its_key_is_never_printed";
+const ATTESTATION_POLICY: &str = "an_attestation_policy_is_checked_before_the_cluster_is_asked";
+const ATTESTED: &str = "a_machine_enters_only_with_a_start_and_a_maker_of_the_policy";
 const SHIPPED: &str = "a_snapshot_is_listed_fetched_and_checked";
 const WATCHED: &str = "an_outage_is_shown_and_does_not_end_a_watch_and_a_first_failure_does";
 const AT: &str = "a_command_with_an_address_asks_nothing_of_a_node_that_was_not_named";
@@ -92,6 +94,18 @@ const TOLD: &[Suggestion] = &[
         &[OWNS],
     ),
     ("cluster configure", "a trial of a firewall that is over", OWNERS, &[FIREWALL]),
+    (
+        "cluster configure --attestation-image",
+        "parameters that name an attestation policy",
+        ALL,
+        &[ATTESTATION_POLICY],
+    ),
+    (
+        "cluster configure --attestation-image FILE",
+        "a machine that the attestation policy keeps out",
+        OPERATORS,
+        &[ATTESTED],
+    ),
     ("cluster configure --firewall-source", "a firewall without sources", USERS, &[FIREWALL]),
     ("cluster configure --log-target", "parameters that name targets of logs", ALL, &[LOG_TARGETS]),
     (

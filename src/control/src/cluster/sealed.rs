@@ -323,6 +323,8 @@ pub fn configuration_message(
         log: None,
         // The leader reads the target of snapshots from its store.
         snapshots: None,
+        // A cluster begins without one.
+        attestation: None,
     }
 }
 

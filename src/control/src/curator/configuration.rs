@@ -70,6 +70,11 @@ impl<S: pki::Store + Clone> Store<S> {
                 time: desired.time.clone().or_else(|| old.time.clone()),
                 log: desired.log.clone().map(stored).or_else(|| old.log.clone()),
                 snapshots,
+                attestation: match &desired.attestation {
+                    None => old.attestation.clone(),
+                    // One that names nothing takes the former one away.
+                    Some(policy) => Some(policy.clone()).filter(|it| *it != Default::default()),
+                },
                 firewall: old.firewall.clone(),
                 firewall_trial: match &checked.firewall {
                     None => old.firewall_trial.clone(),
@@ -80,6 +85,11 @@ impl<S: pki::Store + Clone> Store<S> {
                 return Ok(Outcome::Keep(old));
             }
             info!("the cluster's configuration was changed");
+            if new.attestation != old.attestation {
+                let policy = new.attestation.clone().unwrap_or_default();
+                let (systems, makers) = (policy.systems.len(), policy.makers.len());
+                warn!(systems, makers, "the cluster has another attestation policy");
+            }
             Ok(Outcome::Put(new, Vec::new(), beside))
         });
         written.await

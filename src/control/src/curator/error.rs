@@ -80,6 +80,12 @@ pub enum Error {
         /// The fault in the proof.
         why: String,
     },
+    /// The TPM of the machine has not proved what the cluster wants of machines that enter.
+    #[error("the attestation policy of the cluster keeps the machine out: {why}")]
+    AttestationPolicy {
+        /// Each difference, with *expected* and *actual*.
+        why: String,
+    },
     /// A field is not valid.
     #[error("{0}")]
     Field(String),
@@ -242,6 +248,7 @@ impl Error {
             Self::StoragePolicy { .. } => (FailedPrecondition, "storage-policy"),
             Self::TpmRequired => (FailedPrecondition, "tpm-required"),
             Self::TpmUnproved { .. } => (FailedPrecondition, "tpm-unproved"),
+            Self::AttestationPolicy { .. } => (FailedPrecondition, "attestation-policy"),
             Self::Field(_) => (InvalidArgument, "field"),
             Self::NotOwner => (PermissionDenied, "not-owner"),
             Self::UserRevoked { .. } => (PermissionDenied, "user-revoked"),

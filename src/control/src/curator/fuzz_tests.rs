@@ -183,6 +183,13 @@ fn requests() {
             region: "eu-central-1".to_owned(),
             ..Default::default()
         }),
+        attestation: Some(v1::AttestationPolicy {
+            systems: vec![v1::attestation_policy::System {
+                name: "polis-1.update".to_owned(),
+                kernel_image: vec![7; 32],
+            }],
+            makers: Vec::new(),
+        }),
         ..Default::default()
     };
     let card = v1::network_configuration::Card { r#match: "eth0".to_owned(), ..Default::default() };

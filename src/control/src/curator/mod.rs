@@ -10,6 +10,7 @@
 //! founding   the first records of a cluster, all at once
 //! state      what may become of a node's record              pure
 //! attesting  the questions to the TPMs of machines that register
+//! attestation_policy  whether a machine may enter by what its TPM proved   pure
 //! nodes, tickets, users, configuration, registries, pod_network   changes of records
 //! update     the update of all nodes: plan and journal          pure
 //! health     the heartbeats                                  a service
@@ -31,6 +32,7 @@
 //! (`consensus`), or decide what this machine is to be (`cluster`).
 
 pub mod access_list;
+mod attestation_policy;
 pub mod attesting;
 pub mod audit;
 mod capacity;

@@ -11,6 +11,7 @@ use rand::rngs::SysRng;
 use subtle::ConstantTimeEq as _;
 use tracing::{info, warn};
 
+use super::attestation_policy;
 use super::capacity;
 use super::disk_keys::encrypted;
 use super::error::Error;
@@ -130,7 +131,7 @@ impl<S: pki::Store + Clone> Store<S> {
     ///
     /// # Errors
     ///
-    /// [`Error::Fingerprint`] and the refusals of `state`.
+    /// [`Error::Fingerprint`], [`Error::AttestationPolicy`] and the refusals of `state`.
     pub async fn approve(&self, id: NodeId, spoken: Option<&Spoken>) -> Result<v1::Node, Error> {
         if let Some(spoken) = spoken {
             let node = self.read::<v1::Node>(&node_key(id)).await?.ok_or(Refusal::Unknown)?;
@@ -144,7 +145,16 @@ impl<S: pki::Store + Clone> Store<S> {
                 return Err(Error::Fingerprint { node: id.to_string() });
             }
         }
-        let node = self.change(id, Request::Approve).await?;
+        let policy = self.configuration().await?.attestation;
+        let key = node_key(id);
+        let node = self.update(&key, |old: Option<v1::Node>| {
+            // One that is in may run a system of a later update.
+            if let Some(old) = old.as_ref().filter(|old| old.state() == v1::NodeState::New) {
+                attestation_policy::check(policy.as_ref(), old.attestation.as_ref())?;
+            }
+            applied(id, old, Request::Approve, None)
+        });
+        let node = node.await?;
         info!(event = "approved", node = %id, "a node was approved");
         Ok(node)
     }
@@ -154,7 +164,7 @@ impl<S: pki::Store + Clone> Store<S> {
     /// # Errors
     ///
     /// [`Error::StoragePolicy`], [`Error::TpmRequired`], [`Error::TpmUnproved`],
-    /// [`Error::Field`] and the refusals of `state`.
+    /// [`Error::AttestationPolicy`], [`Error::Field`] and the refusals of `state`.
     pub async fn enter(
         &self,
         identity: Identity,
@@ -163,11 +173,12 @@ impl<S: pki::Store + Clone> Store<S> {
         let id = identity.id;
         check_keys(&commitment)?;
         let configuration = self.configuration().await?;
-        let policy = configuration.storage_security_policy();
-        if let Some((policy, kind)) = misfit(policy, commitment.storage_kind) {
+        let storage = configuration.storage_security_policy();
+        if let Some((policy, kind)) = misfit(storage, commitment.storage_kind) {
             return Err(Error::StoragePolicy { policy, kind });
         }
         let needs_tpm = configuration.tpm_mode() == TpmMode::Required;
+        let policy = configuration.attestation;
         let mut commitment = commitment;
         if !commitment.recovery_key.is_empty() {
             let owners = self.owner_recipients().await?;
@@ -180,6 +191,10 @@ impl<S: pki::Store + Clone> Store<S> {
             }
             if let Some(old) = old.as_ref().filter(|_old| needs_tpm) {
                 check_tpm(old)?;
+            }
+            // Once more: it may have proved another start since its approval.
+            if let Some(old) = old.as_ref().filter(|old| enters(old)) {
+                attestation_policy::check(policy.as_ref(), old.attestation.as_ref())?;
             }
             applied(id, old, Request::Commit(commitment.clone()), None)
         });
@@ -349,6 +364,11 @@ pub(super) fn nonce() -> Result<Nonce, Error> {
 /// Compares in a time that does not depend on where the two differ.
 fn same(one: &[u8], other: &[u8]) -> bool {
     !one.is_empty() && bool::from(one.ct_eq(other))
+}
+
+/// Whether a machine was approved and is not in yet.
+fn enters(node: &v1::Node) -> bool {
+    matches!(node.state(), v1::NodeState::Standby | v1::NodeState::Up) && !node.joined
 }
 
 /// Whether a node of a cluster that requires a TPM has one: a machine can say so and have none.

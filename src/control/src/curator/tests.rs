@@ -275,6 +275,70 @@ async fn a_cluster_that_requires_a_tpm_admits_no_node_without_one() {
     }
 }
 
+/// The proof of a TPM whose machine has started the system with this register 11.
+fn started(image: u8) -> v1::TpmAttestation {
+    use polis_wire::attestation::software::Software;
+    let register = |(number, value): (u32, u8)| v1::TpmRegister { number, value: vec![value; 32] };
+    v1::TpmAttestation {
+        at: 1,
+        keys: Some(Software::default().keys().into_message()),
+        registers: [(11, image), (12, 0), (13, 0)].map(register).to_vec(),
+        fault: String::new(),
+    }
+}
+
+#[tokio::test]
+async fn a_machine_is_compared_with_the_attestation_policy_until_it_is_in() {
+    let (store, _) = founded().await;
+    let policy = |image: &[u8]| {
+        let system = |value: &u8| v1::attestation_policy::System {
+            name: "image".to_owned(),
+            kernel_image: vec![*value; 32],
+        };
+        let systems = image.iter().map(system).collect();
+        let attestation = Some(v1::AttestationPolicy { systems, makers: Vec::new() });
+        v1::ClusterConfiguration { attestation, ..Default::default() }
+    };
+    let ticket = store.ticket(TicketRequest::Read, 1).await.unwrap().opaque;
+    let machine = |attestation| Registration { attestation, ..registration(2, 12) };
+    let id = machine(None).identity.id;
+    let set = async |policy| store.configure(policy, None, noon()).await.unwrap().attestation;
+    let refused = |result: Result<v1::Node, Error>| match result {
+        Err(Error::AttestationPolicy { why }) => why,
+        other => panic!("{other:?}"),
+    };
+
+    // Before the approval.
+    assert_eq!(set(policy(&[7])).await, policy(&[7]).attestation);
+    store.register(&ticket, machine(None)).await.unwrap();
+    assert!(refused(store.approve(id, None).await).contains("proved nothing"));
+    store.register(&ticket, machine(Some(started(8)))).await.unwrap();
+    assert!(refused(store.approve(id, None).await).contains("register 11 (kernel image) is 0808"));
+    store.register(&ticket, machine(Some(started(7)))).await.unwrap();
+    store.approve(id, None).await.unwrap();
+
+    // Before the commit: it was started anew, or the policy has changed. A repeated approval
+    // changes nothing.
+    store.register(&ticket, machine(Some(started(8)))).await.unwrap();
+    let identity = machine(None).identity;
+    refused(store.enter(identity, commitment()).await);
+    store.approve(id, None).await.unwrap();
+    assert_eq!(set(v1::ClusterConfiguration::default()).await, policy(&[7]).attestation);
+    set(policy(&[7, 8])).await;
+    assert_eq!(store.enter(identity, commitment()).await.unwrap().state(), NodeState::Up);
+
+    // A member may run another system. Without a policy, any machine enters.
+    set(policy(&[7])).await;
+    let join_key = machine(None).join_key;
+    store.join(&join_key).await.unwrap();
+    store.approve(id, None).await.unwrap();
+    assert_eq!(set(policy(&[])).await, None);
+    let other = registration(3, 13);
+    store.register(&ticket, other.clone()).await.unwrap();
+    store.approve(other.identity.id, None).await.unwrap();
+    store.enter(other.identity, commitment()).await.unwrap();
+}
+
 /// The leader died between the mark and the certificates, and somebody gives the name again.
 #[tokio::test]
 async fn a_revocation_that_was_cut_off_does_not_bring_the_old_certificate_back() {

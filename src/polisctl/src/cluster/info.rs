@@ -3,7 +3,7 @@
 use polis_proto::v1;
 use serde::Serialize;
 
-use super::{logs, snapshots};
+use super::{attestation, logs, snapshots};
 use crate::error::Error;
 use crate::output::{Document, fields, or_dash};
 use crate::parameters;
@@ -34,6 +34,8 @@ pub(super) struct Info {
     log_targets: Vec<String>,
     /// Where the leader sends snapshots of etcd; empty: nowhere.
     snapshot_target: String,
+    /// What the TPM of a machine has to prove; `null`: nothing.
+    attestation_policy: Option<attestation::View>,
     /// Callers that are not nodes; empty: any address.
     firewall_sources: Vec<String>,
     firewall_ports: Vec<String>,
@@ -65,6 +67,7 @@ impl Info {
         let directory = view.directory.iter();
         let directory =
             directory.map(|entry| format!("{} at {}", entry.id, entry.addresses.join(", ")));
+        let policy = view.attestation_policy.as_ref().map(attestation::View::text);
         let lines = [
             ("domain", or_dash(&view.cluster_domain)),
             ("leader", or_dash(&view.leader)),
@@ -76,6 +79,7 @@ impl Info {
             ("time", parameters::show::time_servers(&view.time_servers)),
             ("logs go to", or_dash(&view.log_targets.join("\n"))),
             ("snapshots", or_dash(&view.snapshot_target)),
+            ("TPM policy", or_dash(&policy.unwrap_or_default())),
             ("firewall", view.firewall()),
             ("directory", or_dash(&directory.collect::<Vec<_>>().join("\n"))),
         ];
@@ -109,6 +113,7 @@ impl Info {
             time_servers,
             log_targets: logs::shown(&configuration),
             snapshot_target: snapshots::shown(&configuration),
+            attestation_policy: attestation::View::of(&configuration),
             firewall_sources: firewall.sources,
             firewall_ports: firewall.ports,
             firewall_trial: configuration.firewall_trial.is_some(),

@@ -1,5 +1,6 @@
 //! `polisctl cluster`: commands about the cluster.
 
+mod attestation;
 mod firewall;
 pub(super) mod info;
 mod logs;
@@ -55,9 +56,10 @@ pub(super) enum Command {
     /// Change the configuration of all nodes of the cluster.
     ///
     /// Fields without an option keep their value. Every node asks new time servers and sends its
-    /// log to new targets at once. A member of etcd applies the other changes when it joins next: a share of its disk's key
-    /// that must no longer be stored opens the disk for one more boot. Other nodes and every
-    /// data partition keep the configuration that they committed with.
+    /// log to new targets at once, and a new attestation policy holds at once for the machines
+    /// that enter. A member of etcd applies the other changes when it joins next: a share of its
+    /// disk's key that must no longer be stored opens the disk for one more boot. Other nodes and
+    /// every data partition keep the configuration that they committed with.
     ///
     /// Another firewall is tried first: this command calls every healthy node through it, and
     /// confirms it. If that fails, every node returns to the former one within two minutes.
@@ -68,6 +70,8 @@ pub(super) enum Command {
         logs: logs::Targets,
         #[command(flatten)]
         snapshots: snapshots::Target,
+        #[command(flatten)]
+        attestation: attestation::Policy,
         #[command(flatten)]
         firewall: firewall::Wish,
         #[command(flatten)]
@@ -118,8 +122,8 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         Command::Health => health(global).await,
         Command::Ticket { command } => ticket::run(command, global).await,
         Command::Registry { command } => registry::run(command, global).await,
-        Command::Configure { rules, logs, snapshots, firewall, dry_run } => {
-            let wish = Wish { rules, logs, snapshots, firewall };
+        Command::Configure { rules, logs, snapshots, attestation, firewall, dry_run } => {
+            let wish = Wish { rules, logs, snapshots, attestation, firewall };
             Box::pin(configure(&wish, dry_run, global)).await
         }
         Command::Update(arguments) => Box::pin(update::run(arguments, global)).await,
@@ -161,31 +165,53 @@ struct Wish {
     rules: parameters::Rules,
     logs: logs::Targets,
     snapshots: snapshots::Target,
+    attestation: attestation::Policy,
     firewall: firewall::Wish,
 }
 
+impl Wish {
+    fn is_empty(&self) -> bool {
+        let Self { rules, logs, snapshots, attestation, firewall } = self;
+        let places = logs.is_empty() && snapshots.is_empty();
+        rules.is_empty() && places && attestation.is_empty() && firewall.is_empty()
+    }
+
+    /// What is said, as options.
+    fn options(&self) -> String {
+        let Self { rules, logs, snapshots, attestation, firewall } = self;
+        let options = [rules.options()].into_iter().chain(logs.options());
+        let options = options.chain(snapshots.options()).chain(attestation.options());
+        let options = options.chain(firewall.options()).filter(|option| !option.is_empty());
+        options.collect::<Vec<_>>().join(" ")
+    }
+}
+
 async fn configure(wish: &Wish, dry_run: DryRun, global: &Global) -> Result<(), Error> {
-    let Wish { rules, logs, snapshots, firewall } = wish;
-    if rules.is_empty() && logs.is_empty() && snapshots.is_empty() && firewall.is_empty() {
+    let Wish { rules, logs, snapshots, attestation, firewall } = wish;
+    if wish.is_empty() {
         return Err(Error::usage(
             "name what to change: --tpm, --storage, --cold-start, --time-server, \
              --no-time-servers, --log-target, --no-log-targets, --snapshot-target, \
-             --snapshot-credentials, --no-snapshot-target, --firewall-source, \
-             --firewall-any-source, --firewall-port, --no-firewall-ports",
+             --snapshot-credentials, --no-snapshot-target, --attestation-image, \
+             --attestation-maker, --no-attestation, --firewall-source, --firewall-any-source, \
+             --firewall-port, --no-firewall-ports",
         ));
     }
     let (log, target, key) = (logs.named()?, snapshots.named()?, snapshots.credentials()?);
-    let options = [rules.options()].into_iter().chain(logs.options()).chain(snapshots.options());
-    let options = options.chain(firewall.options());
-    let options: Vec<_> = options.filter(|option| !option.is_empty()).collect();
-    let effect = format!("The settings of all nodes change: {}.", options.join(" "));
+    let policy = attestation.named()?;
+    let effect = format!("The settings of all nodes change: {}.", wish.options());
     if dry_run.of(global, &effect)? == Go::NoFurther {
         return Ok(());
     }
     let session = Session::open(global).await?;
     let wish = firewall.over(&session).await?;
-    let configuration =
-        v1::ClusterConfiguration { log, snapshots: target, firewall: wish, ..rules.named() };
+    let configuration = v1::ClusterConfiguration {
+        log,
+        snapshots: target,
+        attestation: policy,
+        firewall: wish,
+        ..rules.named()
+    };
     let request = v1::ConfigureClusterRequest {
         configuration: Some(configuration),
         snapshot_credentials: key,

@@ -100,11 +100,13 @@ fn info_says_how_to_find_and_to_trust_the_cluster() {
     time        none: the voters agree on a time of their own
     logs go to  -
     snapshots   -
+    TPM policy  -
     firewall    callers have any address
     directory   polis-01 at 192.0.2.1
     ");
     insta::assert_snapshot!(document.render(Format::Json).unwrap(), @r#"
     {
+      "attestation_policy": null,
       "ca_fingerprint": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
       "ca_words": "scissors-lecture-lamp-unique",
       "cluster_domain": "cluster.internal",

@@ -54,6 +54,11 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
         ("fingerprint", _) => {
             "compare with the machine's screen again; do not approve a fingerprint that differs"
         }
+        ("attestation-policy", _) => {
+            "start the machine with a system of the policy and without additions: it proves its \
+             TPM anew at each start; or change the policy: `polisctl cluster configure \
+             --attestation-image FILE`"
+        }
         ("still-up", _) => {
             "decommission it first: `polisctl node decommission NODE`; or, if the machine is \
              lost, add --force"

@@ -3,8 +3,8 @@
 use polis_fuzz::{Accepted, Target};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-use super::software::{Pair, endorsement};
-use super::tests::{Maker, registers, statement};
+use super::software::{Maker, PURPOSE, Pair, endorsement};
+use super::tests::{registers, statement};
 use super::*;
 
 #[test]
@@ -52,7 +52,7 @@ fn endorsement_certificates() {
     let key = EndorsementKey::read(&endorsement()).unwrap();
     let EndorsementKey::Ecc(point) = key else { panic!("{key:?}") };
     let maker = Maker::new("Maker");
-    let sample = maker.certify(&point, &[2, 23, 133, 8, 1]);
+    let sample = maker.certify(&point, &PURPOSE);
     Target::new("wire.endorsement_certificate").samples([sample.clone()]).run(|input| {
         let Ok(certificate) = Certificate::read(input) else { return Accepted::No };
         let _issuer = certificate.issuer();

@@ -4,6 +4,10 @@
 use std::sync::LazyLock;
 
 use rand::rngs::SysRng;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, PKCS_ECDSA_P256_SHA256, SubjectPublicKeyInfo,
+};
 use ring::hmac;
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _};
@@ -12,12 +16,12 @@ use rsa::traits::PublicKeyParts as _;
 use rsa::{Oaep, RsaPrivateKey};
 use sha2::{Digest as _, Sha256};
 
-use super::derive::{BLOCK, SIZE, Way, cfb, kdfa};
+use super::derive::{BLOCK, Point, SIZE, Way, cfb, kdfa, uncompressed};
 use super::format::{Reader, Writer};
 use super::key::{ALG_ECDSA, ALG_SHA256, MODULUS};
 use super::{
-    Answer, AttestationKey, Credential, Keys, Kind, Registers, attestation_template,
-    endorsement_template,
+    Answer, AttestationKey, Credential, EndorsementKey, Keys, Kind, Registers,
+    attestation_template, endorsement_template,
 };
 
 /// One key for all: to make one takes a second.
@@ -49,7 +53,6 @@ fn with_point(template: &[u8], unique: usize, point: &[u8]) -> Vec<u8> {
 }
 
 /// The public area of an endorsement key of P-256.
-#[cfg(test)]
 pub(crate) fn endorsement() -> Vec<u8> {
     with_point(&endorsement_template(Kind::Ecc), 2 * (2 + SIZE), &pair().1)
 }
@@ -90,6 +93,59 @@ pub(crate) fn statement(magic: u32, kind: u16, qualifier: &[u8], registers: &Reg
         .bytes(&bits)
         .sized(&digest)
         .done()
+}
+
+/// The purpose of the certificate of an endorsement key.
+pub(crate) const PURPOSE: [u64; 5] = [2, 23, 133, 8, 1];
+
+/// A maker of TPMs.
+#[derive(Debug)]
+pub struct Maker {
+    issuer: Issuer<'static, KeyPair>,
+    /// The certificate of its authority.
+    pub der: Vec<u8>,
+}
+
+fn named(name: &str) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params
+}
+
+impl Maker {
+    /// A maker with this name.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).expect("there is randomness");
+        let mut params = named(name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let der = params.self_signed(&key).expect("the key signs").der().to_vec();
+        Self { issuer: Issuer::new(params, key), der }
+    }
+
+    /// What a TPM of this maker says of its keys.
+    #[must_use]
+    pub fn keys(&self) -> Keys {
+        let endorsement = endorsement();
+        let certificate = match EndorsementKey::read(&endorsement) {
+            Ok(EndorsementKey::Ecc(point)) => Some(self.certify(&point, &PURPOSE)),
+            Ok(EndorsementKey::Rsa(_)) | Err(_) => None,
+        };
+        Keys { endorsement, certificate, attestation: Pair::new().public }
+    }
+
+    /// A certificate for the key with this point.
+    pub(crate) fn certify(&self, point: &Point, purpose: &[u64]) -> Vec<u8> {
+        // SubjectPublicKeyInfo of a key of P-256, up to its point.
+        const HEAD: &str = "3059301306072a8648ce3d020106082a8648ce3d030107034200";
+        let head = polis_base::hex::decode(HEAD).expect("digits");
+        let der = [head, uncompressed(point)].concat();
+        let key = SubjectPublicKeyInfo::from_der(&der).expect("a key of P-256");
+        let mut params = named("");
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::Other(purpose.to_vec())];
+        params.signed_by(&key, &self.issuer).expect("the key signs").der().to_vec()
+    }
 }
 
 /// The TPM.

@@ -1,11 +1,6 @@
 //! Tests of the verifier, with keys in software in the place of a TPM's. `tests/tpm` has a TPM.
 
-use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, PKCS_ECDSA_P256_SHA256, SubjectPublicKeyInfo,
-};
-
-use super::software::{Pair, Software, endorsement};
+use super::software::{Maker, PURPOSE, Pair, Software, endorsement};
 use super::*;
 
 /// The registers of the tests.
@@ -121,49 +116,13 @@ fn a_credential_opens_for_both_keys_and_for_no_other() {
     }
 }
 
-/// A maker of TPMs.
-pub(super) struct Maker {
-    issuer: Issuer<'static, KeyPair>,
-    pub(super) der: Vec<u8>,
-}
-
-fn named(name: &str) -> CertificateParams {
-    let mut params = CertificateParams::default();
-    params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, name);
-    params
-}
-
-impl Maker {
-    pub(super) fn new(name: &str) -> Self {
-        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
-        let mut params = named(name);
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let der = params.self_signed(&key).unwrap().der().to_vec();
-        Self { issuer: Issuer::new(params, key), der }
-    }
-
-    /// A certificate for the key with this point.
-    pub(super) fn certify(&self, point: &derive::Point, purpose: &[u64]) -> Vec<u8> {
-        // SubjectPublicKeyInfo of a key of P-256, up to its point.
-        const HEAD: &str = "3059301306072a8648ce3d020106082a8648ce3d030107034200";
-        let head = polis_base::hex::decode(HEAD).unwrap();
-        let der = [head, derive::uncompressed(point)].concat();
-        let key = SubjectPublicKeyInfo::from_der(&der).unwrap();
-        let mut params = named("");
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::Other(purpose.to_vec())];
-        params.signed_by(&key, &self.issuer).unwrap().der().to_vec()
-    }
-}
-
 #[test]
 fn a_certificate_counts_only_for_its_key_and_of_a_given_maker() {
-    const EK: [u64; 5] = [2, 23, 133, 8, 1];
     let read = |public: &[u8]| EndorsementKey::read(public).unwrap();
     let (key, other) = (read(&endorsement()), read(&endorsement()));
     let EndorsementKey::Ecc(point) = key else { panic!("{key:?}") };
     let (maker, stranger) = (Maker::new("Maker of TPMs"), Maker::new("Maker of TPMs"));
-    let der = [maker.certify(&point, &EK), vec![0xff; 20]].concat();
+    let der = [maker.certify(&point, &PURPOSE), vec![0xff; 20]].concat();
     let certificate = Certificate::read(&der).unwrap();
     assert_eq!(certificate.issuer(), "CN=Maker of TPMs");
     assert_eq!(certificate.certifies(&key), Ok(()));

@@ -13,6 +13,7 @@
 //! what the machine does with it (`cluster`).
 
 mod armour;
+mod attestation_policy;
 mod cidr;
 pub mod disk;
 mod error;
@@ -36,6 +37,7 @@ use zeroize::Zeroizing;
 use crate::identity::{NodeId, NodeName};
 
 pub use self::armour::{ARMOUR, message, text};
+pub use self::attestation_policy::{AttestationPolicy, Maker, System, attestation_policy};
 pub use self::cidr::{Cidr, Mac};
 pub use self::error::{Error, FieldError, absent};
 pub use self::firewall::{Firewall, Ports, Protocol};

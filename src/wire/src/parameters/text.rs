@@ -1,10 +1,12 @@
-//! Validation of single values: names, labels, addresses.
+//! Validation of single values: names, labels, addresses, certificates.
 //!
 //! Every function takes a value from the file and returns it, or a [`Refusal`] that
-//! names the allowed values. Lengths are in bytes; everything allowed is ASCII, so
+//! names the allowed values. Lengths are in bytes; every allowed text is ASCII, so
 //! those are characters too.
 
 use std::net::IpAddr;
+
+use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::error::{Error, FieldError};
 use crate::endpoint::{CURATOR_PORT, Endpoint};
@@ -167,6 +169,26 @@ pub(super) fn label_value(text: &str) -> Result<(), Refusal> {
         return Ok(());
     }
     Err(Refusal::of(text, "nothing, or up to 63 letters, digits and inner \"-_.\""))
+}
+
+/// The certificate of an authority in DER, and nothing after it.
+pub(super) fn authority(der: &[u8], max: usize) -> Result<X509Certificate<'_>, Refusal> {
+    let allowed = format!("the DER of one X.509 CA certificate, at most {max} bytes");
+    if der.is_empty() || der.len() > max {
+        return Err(Refusal::described(format!("{} bytes", der.len()), allowed));
+    }
+    let Ok((rest, certificate)) = X509Certificate::from_der(der) else {
+        return Err(Refusal::described(format!("{} bytes of something else", der.len()), allowed));
+    };
+    if !rest.is_empty() {
+        let more = format!("a certificate with {} bytes after it", rest.len());
+        return Err(Refusal::described(more, allowed));
+    }
+    let constraints = certificate.basic_constraints().ok().flatten();
+    if !constraints.is_some_and(|constraints| constraints.value.ca) {
+        return Err(Refusal::described("a certificate that is not a CA's", allowed));
+    }
+    Ok(certificate)
 }
 
 #[cfg(test)]

@@ -49,6 +49,10 @@ const LOG_CONFIGURATION: &[Field] =
 
 const SNAPSHOT_CONFIGURATION: &[Field] = &[plain(1, "url"), plain(2, "region"), plain(3, "ca")];
 
+const SYSTEM: &[Field] = &[plain(1, "name"), plain(2, "kernel_image")];
+
+const ATTESTATION_POLICY: &[Field] = &[message(1, "systems", SYSTEM), plain(2, "makers")];
+
 const CLUSTER_CONFIGURATION: &[Field] = &[
     plain(1, "cluster_domain"),
     plain(2, "tpm_mode"),
@@ -59,6 +63,7 @@ const CLUSTER_CONFIGURATION: &[Field] = &[
     message(7, "firewall_trial", FIREWALL_TRIAL),
     message(12, "log", LOG_CONFIGURATION),
     message(16, "snapshots", SNAPSHOT_CONFIGURATION),
+    message(20, "attestation", ATTESTATION_POLICY),
 ];
 
 const CLUSTER_BOOTSTRAP: &[Field] = &[

@@ -10,7 +10,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use ed25519_dalek::VerifyingKey;
 use polis_proto::v1;
 use prost::Message as _;
-use x509_parser::prelude::{FromDer as _, X509Certificate};
 use zeroize::Zeroizing;
 
 use super::error::Error;
@@ -18,7 +17,7 @@ use super::text::{self, At as _, Refusal, located};
 use super::{
     Bootstrap, Cidr, Cluster, ClusterConfiguration, ColdStart, DirectoryNode, Firewall, Install,
     LogTarget, NtpServer, Parameters, Ports, Register, StoragePolicy, Ticket, TpmMode,
-    snapshot_target, wire,
+    attestation_policy, snapshot_target, wire,
 };
 use crate::identity::{NodeId, NodeName};
 use crate::registry::{self, Authority};
@@ -100,6 +99,12 @@ fn bootstrap(message: v1::ClusterBootstrap) -> Result<Bootstrap, Error> {
                            running cluster, with its credentials";
             return Err(Refusal::described("a target of snapshots", allowed))
                 .at("cluster_bootstrap.cluster_configuration.snapshots", 16);
+        }
+        Some(message) if message.attestation.is_some() => {
+            let allowed = "nothing: `polisctl cluster configure --attestation-image` sets it in a \
+                           running cluster";
+            return Err(Refusal::described("an attestation policy", allowed))
+                .at("cluster_bootstrap.cluster_configuration.attestation", 20);
         }
         Some(message) => configuration(message, "cluster_bootstrap.cluster_configuration")?,
         None => ClusterConfiguration::default(),
@@ -190,6 +195,10 @@ pub fn configuration(
     if let Some(message) = message.snapshots {
         // The leader reads it from its store.
         snapshot_target(&message, &format!("{path}.snapshots"))?;
+    }
+    if let Some(message) = message.attestation {
+        // The leader compares machines with it.
+        attestation_policy(&message, &format!("{path}.attestation"))?;
     }
     configuration.firewall = message
         .firewall
@@ -327,7 +336,7 @@ fn register(message: v1::ClusterRegister) -> Result<Register, Error> {
         );
         return Err(Error::Ticket(located(refusal, "cluster_register.register_ticket", 2)));
     }
-    ca_certificate(&message.ca_certificate).map_err(|refusal| {
+    text::authority(&message.ca_certificate, CERTIFICATE_MAX).map_err(|refusal| {
         Error::CaCertificate(located(refusal, "cluster_register.ca_certificate", 3))
     })?;
     let labels = labels(message.labels, "cluster_register.labels", 4)?;
@@ -379,25 +388,6 @@ fn directory(message: v1::ClusterDirectory) -> Result<Vec<DirectoryNode>, Error>
 fn node_id(text: &str) -> Result<NodeId, Refusal> {
     text.parse()
         .map_err(|_invalid| Refusal::of(text, "\"polis-\" and 32 lower-case hexadecimal digits"))
-}
-
-fn ca_certificate(der: &[u8]) -> Result<(), Refusal> {
-    let allowed = format!("the DER of one X.509 CA certificate, at most {CERTIFICATE_MAX} bytes");
-    if der.is_empty() || der.len() > CERTIFICATE_MAX {
-        return Err(Refusal::described(format!("{} bytes", der.len()), allowed));
-    }
-    let Ok((rest, certificate)) = X509Certificate::from_der(der) else {
-        return Err(Refusal::described(format!("{} bytes of something else", der.len()), allowed));
-    };
-    if !rest.is_empty() {
-        let more = format!("a certificate with {} bytes after it", rest.len());
-        return Err(Refusal::described(more, allowed));
-    }
-    let constraints = certificate.basic_constraints().ok().flatten();
-    if !constraints.is_some_and(|constraints| constraints.value.ca) {
-        return Err(Refusal::described("a certificate that is not a CA's", allowed));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -176,6 +176,19 @@ fn enums_out_of_range_are_refused() {
     }
 }
 
+#[test]
+fn a_new_cluster_has_no_attestation_policy() {
+    let configuration = v1::ClusterConfiguration {
+        attestation: Some(v1::AttestationPolicy::default()),
+        ..Default::default()
+    };
+    let message =
+        ClusterBootstrap { cluster_configuration: Some(configuration), ..bootstrapping() };
+    let refused = refused(&with(WireCluster::ClusterBootstrap(message)));
+    assert_eq!(refused.number, 20);
+    assert!(refused.allowed.contains("cluster configure --attestation-image"), "{refused}");
+}
+
 fn time<'a>(servers: impl IntoIterator<Item = (&'a str, bool)>) -> v1::TimeConfiguration {
     let server = |(host, nts): (&str, bool)| v1::NtpServer { host: host.to_owned(), nts };
     v1::TimeConfiguration { servers: servers.into_iter().map(server).collect() }
