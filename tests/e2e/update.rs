@@ -140,6 +140,7 @@ fn a_system_that_is_ready_and_harms_etcd_does_not_stay() -> Result<()> {
     let harmful = bundle(&world, "harmful.update", &harmful, &keys)?.display().to_string();
     owner.run_within(UPDATE, &["node", "update", node, &harmful, "--no-reboot", "--yes"])?;
     owner.run(&["node", "reboot", node, "--yes"])?;
+    machine.wait_for("off", BOOT, |off| off.is("reason", "reboot"))?;
     runs(&mut machine, "B", &next.version)?;
     // It is ready, and it is not kept.
     home(&mut machine)?;

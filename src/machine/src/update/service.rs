@@ -254,8 +254,9 @@ mod tests {
         let (ctx, mut handles) = Context::for_test();
         let mut status = machine.status.subscribe();
         let owner = watch::Sender::new(false);
-        let trial = Duration::MAX;
-        let service = Service { trial, ready: owner.subscribe(), ..service(&machine, false, None) };
+        let (_well, health) = watch::channel(ClusterHealth::default());
+        let (trial, ready) = (Duration::MAX, owner.subscribe());
+        let service = Service { trial, ready, health, ..service(&machine, false, None) };
         owner.send_replace(true);
         let end = async {
             status.wait_for(|status| status.other.is_some() && !status.trial).await.unwrap();
