@@ -48,6 +48,16 @@ struct Member {
 impl Member {
     /// Founds a cluster, and keeps its recovery key.
     fn found(story: &str, tpm: bool, keeper: &str) -> Result<Self> {
+        Self::found_with(story, tpm, keeper, |_owner, _identity, _machine| Ok(()))
+    }
+
+    /// The same; `last` is what the owner does before the machine is off.
+    fn found_with(
+        story: &str,
+        tpm: bool,
+        keeper: &str,
+        last: impl FnOnce(&Owner, &Identity, &mut Machine) -> Result<()>,
+    ) -> Result<Self> {
         let world = World::new(story)?;
         let owner = Owner::new(&world.path("owner"))?;
         let mut config = Config {
@@ -73,6 +83,7 @@ impl Member {
         let forget = ["node", "recovery-key", "forget", &identity.node];
         owner.run(&[&forget[..], &["--recovery-key-file", &saved]].concat())?;
         machine.wait_until_text("is saved", SOON)?;
+        last(&owner, &identity, &mut machine)?;
         machine.kill();
         // The founding parameters are gone: only the disk leads home now.
         let config = Config { fw_cfg: Vec::new(), forwards: Vec::new(), ..config };
@@ -212,6 +223,7 @@ fn strange_share() -> Vec<u8> {
 pub(crate) const STORIES: &[Story] = &[
     story!(each_harm_to_the_keys_on_the_esp_has_a_code_and_the_recovery_key_mends_it).takes(130),
     story!(each_harm_to_the_tpm_has_a_code_and_the_recovery_key_mends_it).takes(130),
+    story!(an_announced_firmware_update_needs_no_recovery_key_and_one_that_was_not_does).takes(150),
     story!(firmware_keeps_the_share_of_a_machine_without_a_tpm).takes(110),
 ];
 
@@ -266,6 +278,35 @@ fn each_harm_to_the_tpm_has_a_code_and_the_recovery_key_mends_it() -> Result<()>
     let back = home(&mut machine)?;
     ensure!(back == member.identity, "another node: {back:?}");
     Ok(())
+}
+
+fn an_announced_firmware_update_needs_no_recovery_key_and_one_that_was_not_does() -> Result<()> {
+    let announce = |owner: &Owner, identity: &Identity, machine: &mut Machine| {
+        let command = ["node", "announce-firmware-update", &identity.node, "--yes"];
+        let answer = owner.run(&command)?;
+        ensure!(answer.contains("is ready for a firmware update"), "{answer}");
+        machine.wait_until_text("A FIRMWARE UPDATE IS ANNOUNCED", SOON)?;
+        let status = owner.run(&["node", "status", &identity.node])?;
+        ensure!(status.contains("whatever it measures"), "it is not shown: {status}");
+        Ok(())
+    };
+    let member = Member::found_with("keys-update", true, "TPM", announce)?;
+    let world = &member.world;
+    // Other firmware, as an update brings it.
+    let firmware = world.image.uefi(Flash::Plain, &world.path("flash"), "")?;
+    let updated = Config { firmware, ..member.config.clone() };
+    let sealed = "is sealed to the registers of this start again";
+    for first in [true, false] {
+        let mut machine = world.boot(&updated)?;
+        let back = home(&mut machine)?;
+        ensure!(back == member.identity, "another node: {back:?}");
+        let again = machine.lines().iter().any(|line| line.text.contains(sealed));
+        ensure!(again == first, "sealed again: {again}, at the first start: {first}");
+        machine.kill();
+    }
+    // The firmware of before is another one, too, and was not announced.
+    let copy = member.copy("not-announced")?;
+    copy.locked(&member, "0412", "registers", Mend::Not)
 }
 
 fn firmware_keeps_the_share_of_a_machine_without_a_tpm() -> Result<()> {

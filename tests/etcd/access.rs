@@ -24,7 +24,7 @@ use crate::harness::Machine;
 const CALLERS: [&str; 6] = ["nobody", "key", "node", "viewer", "operator", "owner"];
 
 /// Each RPC, and a mark for each of [`CALLERS`].
-const ROWS: [(&str, &str); 60] = [
+const ROWS: [(&str, &str); 61] = [
     ("polis.v1.Aaa/Escrow", ".x...."),
     ("polis.v1.Aaa/Renew", "...xxx"),
     ("polis.v1.Aaa/CreateUser", ".....x"),
@@ -77,6 +77,7 @@ const ROWS: [(&str, &str); 60] = [
     ("polis.v1.NodeManagement/Reboot", "....xx"),
     ("polis.v1.NodeManagement/GetAttestationKeys", "....xx"),
     ("polis.v1.NodeManagement/Attest", "....xx"),
+    ("polis.v1.NodeManagement/AnnounceFirmwareUpdate", ".....x"),
     ("polis.v1.NodeManagement/Reset", ".....x"),
     ("polis.v1.NodeManagement/Console", "...xxx"),
     ("polis.v1.NodeManagement/Unlock", ".....x"),

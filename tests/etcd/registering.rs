@@ -54,12 +54,12 @@ impl sealer::Tpm for Emulated {
         true
     }
 
-    fn seal(&self, purpose: &[u8], secret: &[u8]) -> Result<Blob, tpm::Error> {
+    fn seal(&self, pcrs: &[u32], purpose: &[u8], secret: &[u8]) -> Result<Blob, tpm::Error> {
         Ok(Blob {
             public: purpose.to_vec(),
             private: Vec::new(),
             root: vec![1],
-            pcrs: vec![7, 12],
+            pcrs: pcrs.to_vec(),
             nonce: vec![0; 12],
             ciphertext: secret.to_vec(),
         })
@@ -177,6 +177,7 @@ impl Newcomer {
             identity: watch::Sender::new(None),
             orders: watch::Sender::new(None),
             unlock_requests: watch::Sender::default(),
+            announcements: watch::Sender::default(),
             reset: watch::channel(None).1,
             end: watch::Sender::new(None),
             status: cluster::Writer::default(),

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use polis_machine::tpm::{Error, Transport, keys, prove, seal, unseal};
+use polis_machine::tpm::{Blob, Error, Transport, keys, prove, seal, unseal};
 use polis_qemu::tpm::Tpm;
 use polis_tests::{Story, Suite, story};
 use polis_wire::attestation::{
@@ -114,6 +114,7 @@ const STORIES: &[Story] = &[
     story!(what_was_sealed_opens_after_a_restart_and_as_often_as_one_likes),
     story!(who_listens_to_the_bus_learns_neither_the_key_nor_the_secret),
     story!(a_changed_register_differs_from_a_cleared_tpm),
+    story!(a_blob_without_registers_opens_after_any_change_and_in_no_other_tpm),
     story!(a_blob_opens_for_its_own_purpose_only),
     story!(a_tpm_that_is_gone_is_an_outage_and_not_a_refusal),
     story!(a_tpm_without_the_bank_seals_nothing_and_says_so),
@@ -172,8 +173,38 @@ fn a_changed_register_differs_from_a_cleared_tpm() {
     assert!(matches!(refused, Error::Cleared), "{refused:?}");
     // Also where somebody wrote this TPM's name into the blob.
     let root = seal(&mut bus, &[7, 12], b"test", SECRET).unwrap().root;
-    let refused =
-        unseal(&mut bus, b"test", &polis_machine::tpm::Blob { root, ..blob }).unwrap_err();
+    let refused = unseal(&mut bus, b"test", &Blob { root, ..blob }).unwrap_err();
+    assert!(matches!(refused, Error::Cleared), "{refused:?}");
+}
+
+fn a_blob_without_registers_opens_after_any_change_and_in_no_other_tpm() {
+    let state = tempfile::tempdir().unwrap();
+    let mut bus = Bus::switch_on(state.path());
+    let bound = seal(&mut bus, &[7, 12], b"test", SECRET).unwrap();
+    let free = seal(&mut bus, &[], b"test", SECRET).unwrap();
+    assert_eq!(free.pcrs, [0; 0]);
+    bus.measure(7);
+    bus.measure(12);
+    assert_eq!(**unseal(&mut bus, b"test", &free).unwrap(), *SECRET);
+    unseal(&mut bus, b"test", &bound).unwrap_err();
+    // Nor does the TPM open what is bound if somebody deletes the registers from the blob.
+    let stripped = Blob { pcrs: Vec::new(), ..bound.clone() };
+    let refused = unseal(&mut bus, b"test", &stripped).unwrap_err();
+    assert!(matches!(refused, Error::Changed(_)), "{refused:?}");
+    drop(bus);
+    // The next start: both open, also more often than a TPM has room for sessions.
+    let mut bus = Bus::switch_on(state.path());
+    for _time in 0..5 {
+        unseal(&mut bus, b"test", &free).unwrap();
+    }
+    unseal(&mut bus, b"test", &bound).unwrap();
+
+    let other = tempfile::tempdir().unwrap();
+    let mut bus = Bus::switch_on(other.path());
+    let refused = unseal(&mut bus, b"test", &free).unwrap_err();
+    assert!(matches!(refused, Error::Cleared), "{refused:?}");
+    let root = seal(&mut bus, &[], b"test", SECRET).unwrap().root;
+    let refused = unseal(&mut bus, b"test", &Blob { root, ..free }).unwrap_err();
     assert!(matches!(refused, Error::Cleared), "{refused:?}");
 }
 

@@ -153,6 +153,7 @@ struct Values {
     found: watch::Sender<names::Peers>,
     cluster: cluster::Writer,
     unlock_requests: watch::Sender<cluster::unlock::request::Open>,
+    announcements: watch::Sender<cluster::unlock::firmware::Open>,
     /// Until when the removal of this node is to wipe its disk, too.
     reset: watch::Sender<Option<Instant>>,
     update: watch::Sender<update::Status>,
@@ -230,6 +231,7 @@ impl Values {
             found: watch::Sender::default(),
             cluster: cluster::Writer::default(),
             unlock_requests: watch::Sender::default(),
+            announcements: watch::Sender::default(),
             reset: watch::Sender::default(),
             door: update::Door::new(machine, update.clone()),
             bundles: update::Store::new(tree.data.update.clone()),
@@ -438,6 +440,7 @@ impl Membership {
                 identity: values.identity.clone(),
                 orders: values.orders.clone(),
                 unlock_requests: values.unlock_requests.clone(),
+                announcements: values.announcements.clone(),
                 reset: values.reset.subscribe(),
                 end: root.end.clone(),
                 status: values.cluster.clone(),
@@ -668,6 +671,9 @@ impl Faces {
                     credentials: values.credentials.subscribe(),
                     unlock_requests: cluster::unlock::Requests::new(
                         values.unlock_requests.subscribe(),
+                    ),
+                    announcements: cluster::unlock::Announcements::new(
+                        values.announcements.subscribe(),
                     ),
                     access_list: values.access_list.subscribe(),
                     workload: values.workload.subscribe(),

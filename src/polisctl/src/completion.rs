@@ -41,7 +41,7 @@ pub(super) fn target() -> impl TypedValueParser<Value = Target> {
 
 /// The commands whose next word is a node, as a pattern of shells and regular expressions.
 const OF_A_NODE: &str = "describe|status|services|firewall|network|attest|approve|roles|label|name|\
-                         reboot|poweroff|update|decommission|reset|delete|logs|recovery-key|unlock|show|forget";
+                         reboot|poweroff|update|announce-firmware-update|decommission|reset|delete|logs|recovery-key|unlock|show|forget";
 
 /// The script of a shell.
 pub(super) fn script(shell: Shell) -> Vec<u8> {

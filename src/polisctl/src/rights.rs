@@ -11,7 +11,7 @@ use polis_wire::rpc::{Role, Table};
 /// The commands that need more than the role viewer, each with the RPC that needs the most. A
 /// command below one of them needs the same, unless it has its own entry, which may be of a
 /// viewer.
-const CALLS: [(&str, &str); 31] = [
+const CALLS: [(&str, &str); 32] = [
     ("audit", "/polis.v1.Management/GetAudit"),
     ("cluster configure", "/polis.v1.Management/ConfigureCluster"),
     ("cluster registry delete", "/polis.v1.Management/DeleteRegistry"),
@@ -25,6 +25,7 @@ const CALLS: [(&str, &str); 31] = [
     ("cluster update resume", "/polis.v1.Management/ControlUpdate"),
     ("cluster update status", "/polis.v1.Management/GetUpdate"),
     ("etcd snapshot", "/polis.v1.Management/SnapshotEtcd"),
+    ("node announce-firmware-update", "/polis.v1.NodeManagement/AnnounceFirmwareUpdate"),
     ("node approve", "/polis.v1.Management/ApproveNode"),
     ("node attest", "/polis.v1.NodeManagement/Attest"),
     ("node decommission", "/polis.v1.Management/DecommissionNode"),

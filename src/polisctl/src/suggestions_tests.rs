@@ -55,6 +55,8 @@ const WATCHED: &str = "an_outage_is_shown_and_does_not_end_a_watch_and_a_first_f
 const AT: &str = "a_command_with_an_address_asks_nothing_of_a_node_that_was_not_named";
 const OPERATES: &str = "an_owner_operates_the_cluster_and_lets_others_do_so";
 const OWNS: &str = "ownership_is_taken_only_of_the_cluster_that_was_compared_and_by_its_key";
+const FIRMWARE: &str =
+    "an_announced_firmware_update_needs_no_recovery_key_and_one_that_was_not_does";
 const WIPES: &str = "parameters_wipe_a_removed_node_by_its_full_id_alone";
 const RESET: &str = "a_node_is_reset_only_after_a_question_and_told_before_it_is_removed";
 const NAMED: &str = "a_node_is_given_a_name_and_loses_it";
@@ -146,6 +148,7 @@ const TOLD: &[Suggestion] = &[
     ("key create -o ann.key", "the help of user create", LOCAL, &[INVITED]),
     ("kubernetes kubeconfig", "a caller without a certificate on port 6444", LOCAL, &[KUBECTL]),
     ("kubernetes status", "no API server is ready", USERS, &[PARTS]),
+    ("node announce-firmware-update NODE", "guru 0412: the TPM refuses", LOCAL, &[FIRMWARE]),
     (
         "node approve _",
         "a machine that waits: its screen, F2, the dashboard",

@@ -183,6 +183,12 @@ const CASES: &[Case] = &[
         ],
     ),
     (
+        "node announce-firmware-update",
+        &["ID", "--at", "AT", "--yes"],
+        Kind::Remote,
+        &[(&["ffff", "--yes"], 1, "there is no node")],
+    ),
+    (
         "node decommission",
         &["ID", "--yes"],
         Kind::Remote,

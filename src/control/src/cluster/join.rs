@@ -21,8 +21,10 @@ use super::partition::check_kind;
 use super::record::{self, Record};
 use super::sealed::Sealed;
 use super::service::{Config, Consensus, Home, KeyFile, waited_out};
-use super::unlock::Keys;
 use super::unlock::disk::Found;
+use super::unlock::firmware::{Outcome, seal_again};
+use super::unlock::sealer::{Binding, Guarded};
+use super::unlock::{Keys, Unlocker};
 use super::{KeyStatus, Service, parting, remote_unlock};
 use crate::consensus::{self, Start};
 use crate::curator::Store;
@@ -52,7 +54,10 @@ impl<C: Consensus> Service<C> {
                 return Err(self.disown(ctx).await);
             }
         }
-        let keys = self.open(ctx, sealed.as_ref()).await?;
+        let keys = match self.open(ctx, sealed.as_ref()).await? {
+            Some(keys) => Some(self.bind_again(keys).await),
+            None => None,
+        };
         // Opening the disk may have written the sealed configuration again.
         let file = self.config.root.esp.sealed_configuration.clone();
         let sealed = match (sealed, record::read_from(&file, Sealed::from_record).await?) {
@@ -87,6 +92,25 @@ impl<C: Consensus> Service<C> {
             },
         };
         self.with_etcd(node, sealed, keys, store).await
+    }
+
+    /// Ends an announcement of a firmware update, as far as an earlier start has not: seals the
+    /// keys that opened the disk to the registers of this start. A failure leaves them to the
+    /// next one.
+    async fn bind_again(&self, keys: Keys) -> Keys {
+        let Unlocker { root, sealer, shares, .. } = self.config.unlocker(self.disk());
+        match seal_again(&root.esp, &sealer, &shares, Binding::Registers).await {
+            Ok(Outcome::Sealed(secrets)) => {
+                info!("the key of the disk is sealed to the registers of this start again");
+                Keys { secrets, ..keys }
+            }
+            Ok(Outcome::Unchanged | Outcome::NotSealed) => keys,
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                warn!(error, "cannot seal the key of the disk to the registers of this start");
+                keys
+            }
+        }
     }
 
     /// The key of the node that this machine was.
@@ -142,6 +166,7 @@ impl<C: Consensus> Service<C> {
             sealed: keys.as_ref().is_some_and(|keys| keys.secrets.is_sealed()),
             keeper,
             recovery_key_unsaved: !record.recovery_key.is_empty(),
+            firmware_update_announced: is_announced(&sealed),
         });
         Ok(Home { node, ca: sealed.cluster_ca, keys, store: Some(store) })
     }
@@ -167,6 +192,7 @@ impl<C: Consensus> Service<C> {
             sealed: keys.as_ref().is_some_and(|keys| keys.secrets.is_sealed()),
             keeper: keys.as_ref().and_then(|keys| keys.keeper),
             recovery_key_unsaved: false,
+            firmware_update_announced: is_announced(&sealed),
         });
         Ok(Home { node, ca: sealed.cluster_ca, keys, store: None })
     }
@@ -248,4 +274,11 @@ impl<C: Consensus> Service<C> {
         let key = form::read(text.expose()).map_err(Error::RecoveryMalformed)?;
         Ok(Some(RecoveryKey::new(key)))
     }
+}
+
+/// Whether the disk opens at the next start whatever the firmware measures. The keys do not say
+/// it where an earlier run of the service opened the disk.
+fn is_announced(sealed: &Sealed) -> bool {
+    let binding = sealed.secrets.as_ref().and_then(Guarded::binding);
+    binding == Some(Binding::TpmAlone)
 }

@@ -222,3 +222,111 @@ async fn a_change_of_keys_that_was_cut_opens_with_the_old_or_the_new_ones() {
     machine.boot_home().await;
     assert_eq!(esp.key_change.read().unwrap(), None);
 }
+
+impl Machine {
+    /// A member with a TPM, whose owner has announced a firmware update.
+    async fn announced() -> (Self, String) {
+        let (mut machine, saved) = Self::with_tpm().member(automatic()).await;
+        machine.seals = Some(Binding::TpmAlone);
+        let keys = machine.boot_home().await.keys.unwrap();
+        assert!(keys.firmware_update_announced);
+        machine.seals = None;
+        assert_eq!(machine.bindings(), [Some(Binding::TpmAlone); 2]);
+        (machine, saved)
+    }
+
+    /// The conditions under which the secrets and the share open.
+    fn bindings(&self) -> [Option<Binding>; 2] {
+        let share = self.shares().find(Slot::Current).unwrap();
+        [self.secrets().binding(), share.and_then(|(share, _)| share.binding())]
+    }
+}
+
+#[tokio::test]
+async fn an_announced_firmware_update_needs_no_recovery_key_and_the_next_one_does() {
+    let (machine, saved) = Machine::announced().await;
+    machine.set(Tpms::One(1, 2));
+    for _start in 0..2 {
+        assert!(!machine.boot_home().await.keys.unwrap().firmware_update_announced);
+        assert_eq!(machine.bindings(), [Some(Binding::Registers); 2]);
+    }
+    machine.set(Tpms::One(1, 1));
+    assert_eq!(machine.boot_refused(None).await.code, code::STORAGE_TPM_REFUSES);
+    machine.recovers(saved).await;
+}
+
+#[tokio::test]
+async fn an_announcement_opens_the_disk_for_no_other_tpm() {
+    let (machine, _saved) = Machine::announced().await;
+    machine.set(Tpms::One(2, 1));
+    assert_eq!(machine.boot_refused(None).await.code, code::STORAGE_TPM_CLEARED);
+    assert_eq!(machine.bindings(), [Some(Binding::TpmAlone); 2]);
+    machine.set(Tpms::One(1, 2));
+    machine.boot_home().await;
+}
+
+#[tokio::test]
+async fn a_cancelled_announcement_leaves_the_disk_as_before() {
+    let (mut machine, saved) = Machine::announced().await;
+    // The start itself ends the announcement: the owner announces again, and cancels at once.
+    for binding in [Binding::TpmAlone, Binding::Registers, Binding::Registers] {
+        machine.seals = Some(binding);
+        let keys = machine.boot_home().await.keys.unwrap();
+        assert_eq!(keys.firmware_update_announced, binding == Binding::TpmAlone);
+        assert_eq!(machine.bindings(), [Some(binding); 2]);
+    }
+    machine.seals = None;
+    machine.set(Tpms::One(1, 2));
+    assert_eq!(machine.boot_refused(None).await.code, code::STORAGE_TPM_REFUSES);
+    machine.recovers(saved).await;
+}
+
+#[tokio::test]
+async fn a_power_cut_between_the_share_and_the_secrets_locks_nothing() {
+    let (machine, _saved) = Machine::with_tpm().member(automatic()).await;
+    let esp = machine.root().esp;
+    let records =
+        || [&esp.cold_start, &esp.sealed_configuration].map(|file| file.read().unwrap().unwrap());
+    let write = |share: &[u8], sealed: &[u8]| {
+        esp.cold_start.write(share).unwrap();
+        esp.sealed_configuration.write(sealed).unwrap();
+    };
+    let [bound_share, bound] = records();
+    let mut machine = Machine { seals: Some(Binding::TpmAlone), ..machine };
+    machine.boot_home().await;
+    machine.seals = None;
+    let [free_share, free] = records();
+    // The announcement is cut, and the end of one: started as before, both open.
+    for (share, sealed) in [(&free_share, &bound), (&bound_share, &free)] {
+        write(share, sealed);
+        machine.boot_home().await;
+        assert_eq!(machine.bindings(), [Some(Binding::Registers); 2]);
+    }
+    // Only an announcement that was answered lets other firmware start.
+    write(&free_share, &bound);
+    machine.set(Tpms::One(1, 2));
+    assert_eq!(machine.boot_refused(None).await.code, code::STORAGE_TPM_REFUSES);
+    write(&free_share, &free);
+    machine.boot_home().await;
+    assert_eq!(machine.bindings(), [Some(Binding::Registers); 2]);
+}
+
+#[tokio::test]
+async fn an_attended_machine_and_one_without_a_tpm_take_an_announcement_too() {
+    let configured = encrypted(TpmMode::BestEffort, ColdStart::Attended);
+    let (mut machine, _saved) = Machine::with_tpm().member(configured).await;
+    machine.seals = Some(Binding::TpmAlone);
+    machine.boot_home().await;
+    assert_eq!(machine.bindings(), [Some(Binding::TpmAlone), None]);
+    machine.seals = None;
+    machine.set(Tpms::One(1, 2));
+    machine.boot_home().await;
+    assert_eq!(machine.bindings(), [Some(Binding::Registers), None]);
+
+    let (mut machine, _saved) = Machine::new().member(automatic()).await;
+    let before = machine.root().esp.sealed_configuration.read().unwrap();
+    machine.seals = Some(Binding::TpmAlone);
+    assert!(!machine.boot_home().await.keys.unwrap().firmware_update_announced);
+    assert_eq!(machine.root().esp.sealed_configuration.read().unwrap(), before);
+    assert_eq!(machine.bindings(), [None; 2]);
+}

@@ -101,6 +101,9 @@ pub struct KeyStatus {
     pub keeper: Option<Keeper>,
     /// Whether the recovery key still has to be saved by the owner.
     pub recovery_key_unsaved: bool,
+    /// Whether a firmware update is announced: the next start opens the disk whatever the
+    /// firmware measures.
+    pub firmware_update_announced: bool,
 }
 
 impl Status {
@@ -215,20 +218,21 @@ mod tests {
             *self.0.lock().unwrap() != Tpms::None
         }
 
-        fn seal(&self, purpose: &[u8], secret: &[u8]) -> Result<Blob, tpm::Error> {
+        fn seal(&self, pcrs: &[u32], purpose: &[u8], secret: &[u8]) -> Result<Blob, tpm::Error> {
             let Tpms::One(tpm, start) = *self.0.lock().unwrap() else {
                 return Err(tpm::Error::Absent);
             };
             let ciphertext = secret.iter().map(|byte| byte ^ 0x55).collect();
             let (public, private) = (purpose.to_vec(), vec![start]);
-            Ok(Blob { public, private, root: vec![tpm], ciphertext, ..blob() })
+            let pcrs = pcrs.to_vec();
+            Ok(Blob { public, private, root: vec![tpm], pcrs, ciphertext, ..blob() })
         }
 
         fn unseal(&self, purpose: &[u8], blob: &Blob) -> Result<Zeroizing<Vec<u8>>, tpm::Error> {
             match *self.0.lock().unwrap() {
                 Tpms::None => Err(tpm::Error::Absent),
                 Tpms::One(tpm, _) if blob.root != [tpm] => Err(tpm::Error::Cleared),
-                Tpms::One(_, start) if blob.private != [start] => {
+                Tpms::One(_, start) if !blob.pcrs.is_empty() && blob.private != [start] => {
                     Err(tpm::Error::Changed(blob.pcrs.clone()))
                 }
                 Tpms::One(..) if blob.public == purpose => {

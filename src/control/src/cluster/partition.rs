@@ -103,6 +103,7 @@ pub(super) fn unsaved(keys: &Keys, keeping: Keeping) -> KeyStatus {
         sealed: keys.secrets.is_sealed(),
         keeper: keys.keeper.filter(|_| keeping.cold_start == ColdStart::Automatic),
         recovery_key_unsaved: true,
+        firmware_update_announced: false,
     }
 }
 

@@ -47,12 +47,14 @@ use super::sealed::Sealed;
 use super::state::State;
 use super::unlock::Unlocker;
 use super::unlock::disk::{Disk, Found};
+use super::unlock::firmware::{self, Outcome};
 use super::unlock::keeper::{Keeper, Shares};
 use super::unlock::request;
-use super::unlock::sealer::{Sealer, Tpm};
+use super::unlock::sealer::{Binding, Sealer, Tpm};
 use super::{Error, KeyStatus, Status, Writer};
 use crate::consensus::{self, Orders, Peer, Start, client};
 use crate::curator::Store;
+use polis_base::cause;
 use polis_base::files::{File, Root};
 use polis_base::recovery;
 use polis_base::stage::{self, Stage};
@@ -139,6 +141,8 @@ pub struct Service<C = watch::Receiver<consensus::Status>> {
     pub orders: watch::Sender<Option<Orders>>,
     /// Where an operator can give a recovery key while this waits for one.
     pub unlock_requests: watch::Sender<request::Open>,
+    /// Where an owner can announce a firmware update while this is home.
+    pub announcements: watch::Sender<firmware::Open>,
     /// Until when a removal by the cluster is to wipe the data partition, too: an owner asked.
     pub reset: watch::Receiver<Option<Instant>>,
     /// The end of the machine, when it has to wipe itself.
@@ -189,20 +193,58 @@ impl<C: Consensus> Service<C> {
         };
         ctx.stage(Stage::Cluster, stage::State::Done);
         ctx.healthy();
+        self.until_removed(&home).await;
+        self.disown(ctx).await
+    }
+
+    /// Follows the recovery key and takes announcements of firmware updates until the cluster
+    /// removes this node.
+    async fn until_removed(&self, home: &Home<C::Kv>) {
         let mut own = self.status.subscribe();
         let removed = until(&mut own, "the cluster", |status| {
             (status.state == State::Disowning).then_some(())
         });
         let follow = async {
-            self.follow_recovery_key(&home).await;
+            self.follow_recovery_key(home).await;
             std::future::pending::<()>().await;
         };
-        tokio::select! {
-            // Cancel-safe, both: they wait, and publish in one step.
-            _removed = removed => {}
-            () = follow => {}
+        tokio::pin!(removed, follow);
+        let mut announcements = firmware::Waiting::new(&self.announcements);
+        loop {
+            let request = tokio::select! {
+                // Cancel-safe, all: they wait, and publish or take in one step.
+                _removed = &mut removed => return,
+                () = &mut follow => return,
+                request = announcements.next() => request,
+            };
+            // Not a branch: a removal that comes now waits, and wipes what this writes.
+            self.announced(request).await;
         }
-        self.disown(ctx).await
+    }
+
+    /// Seals the key of the disk as an owner wishes.
+    async fn announced(&self, firmware::Request { binding, answer }: firmware::Request) {
+        let Unlocker { root, sealer, shares, .. } = self.config.unlocker(self.disk());
+        let outcome = firmware::seal_again(&root.esp, &sealer, &shares, binding).await;
+        let answered = match outcome {
+            Ok(Outcome::NotSealed) => Ok(false),
+            Ok(Outcome::Unchanged | Outcome::Sealed(_)) => {
+                let announced = binding == Binding::TpmAlone;
+                self.status.firmware_update_announced(announced);
+                match announced {
+                    true => warn!("{ANNOUNCED}"),
+                    false => info!("the key of the disk is sealed to the registers of this start"),
+                }
+                Ok(true)
+            }
+            Err(error) => {
+                let error = cause::line(&error);
+                warn!(error, "cannot seal the key of the disk again");
+                Err(firmware::Refused::Failed(error))
+            }
+        };
+        // The caller may have gone.
+        let _gone = answer.send(answered);
     }
 
     async fn lead_home(&mut self, ctx: &Context) -> Result<Home<C::Kv>, Error> {
@@ -376,6 +418,10 @@ impl<C: Consensus> Service<C> {
     }
 }
 
+/// The warning of an announcement that is in force.
+const ANNOUNCED: &str = "A FIRMWARE UPDATE IS ANNOUNCED: the next start opens the disk whatever \
+                         the firmware measures, and seals its key again";
+
 /// Logs what the console shows, too.
 fn warn_of(keys: &KeyStatus) {
     if keys.keeper == Some(Keeper::Disk) {
@@ -384,6 +430,9 @@ fn warn_of(keys: &KeyStatus) {
              nor firmware that can store it, so a person who has the disk can read it; set \
              cold_start to ATTENDED not to store it"
         );
+    }
+    if keys.firmware_update_announced {
+        warn!("{ANNOUNCED}");
     }
     if keys.recovery_key_unsaved {
         warn!(

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use super::*;
 use crate::cluster::probe::Step;
 use crate::cluster::tests::{FakeTpm, Tpms, bootstrap};
+use crate::cluster::unlock::Announcements;
 use crate::cluster::unlock::keeper::Slot;
 use crate::cluster::unlock::keys::{Half, Secrets};
 use crate::cluster::unlock::request::{self, Requests};
@@ -60,6 +61,8 @@ struct Machine {
     firmware: bool,
     /// The node that the parameters say to wipe.
     wipes: Option<NodeId>,
+    /// How an owner has the key of the disk sealed once the machine is home.
+    seals: Option<Binding>,
     /// Whether the data partition is marked for its end.
     given_up: AtomicBool,
 }
@@ -106,6 +109,7 @@ impl Machine {
             recovery: None,
             firmware: false,
             wipes: None,
+            seals: None,
             given_up: AtomicBool::new(false),
         }
     }
@@ -222,10 +226,12 @@ impl Machine {
             identity: watch::Sender::new(None),
             orders,
             unlock_requests: watch::Sender::default(),
+            announcements: watch::Sender::default(),
             reset: watch::channel(None).1,
             end: watch::Sender::new(None),
             status: Writer::default(),
         };
+        let announcements = Announcements::new(service.announcements.subscribe());
         let counter = Requests::new(service.unlock_requests.subscribe());
         let mut wanted = service.wanted.subscribe();
         let mut status = service.status.subscribe();
@@ -300,9 +306,14 @@ impl Machine {
         };
         let (ctx, handles) = Context::for_test();
         let mut trapdoor = handles.trapdoor.clone();
-        let home = until(&mut status, "status", |status| {
-            (status.state == State::Home).then(|| status.clone())
-        });
+        let home = async {
+            let is_home = |status: &Status| (status.state == State::Home).then_some(());
+            until(&mut status, "status", is_home).await?;
+            if let Some(binding) = self.seals {
+                owner_seals(&announcements, binding).await;
+            }
+            Ok::<_, Closed>(status.borrow().clone())
+        };
         let service = Box::pin(service.run(ctx));
         let boot = async {
             tokio::select! {
@@ -344,6 +355,13 @@ impl Machine {
             End::Trapdoor(report) => report,
             other => panic!("{other:?}"),
         }
+    }
+}
+
+/// An owner who has the key of the disk sealed as soon as the node takes it.
+async fn owner_seals(announcements: &Announcements, binding: Binding) {
+    while announcements.bind(binding).await == Err(firmware::Refused::NotHome) {
+        tokio::task::yield_now().await;
     }
 }
 

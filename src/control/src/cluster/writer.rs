@@ -90,6 +90,17 @@ impl Writer {
         });
     }
 
+    /// Sets whether a firmware update is announced.
+    pub(super) fn firmware_update_announced(&self, announced: bool) {
+        self.0.send_if_modified(|status| match &mut status.keys {
+            Some(keys) if keys.firmware_update_announced != announced => {
+                keys.firmware_update_announced = announced;
+                true
+            }
+            _ => false,
+        });
+    }
+
     /// Starts over, for a run of the cluster manager: nothing is known.
     pub(super) fn begin(&self, lines: &Lines) {
         let status = Status::default();
@@ -152,7 +163,12 @@ mod tests {
     fn each_change_keeps_what_others_have_said() {
         let (lines, _written) = Lines::channel();
         let writer = Writer::default();
-        let keys = KeyStatus { sealed: true, keeper: None, recovery_key_unsaved: true };
+        let keys = KeyStatus {
+            sealed: true,
+            keeper: None,
+            recovery_key_unsaved: true,
+            firmware_update_announced: false,
+        };
         writer.named(NodeId::from_public_key(&[1; 32]));
         writer.waits_for_key(true);
         let home = Status { node: writer.borrow().node, keys: Some(keys), ..Status::default() };

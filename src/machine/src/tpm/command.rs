@@ -320,8 +320,11 @@ impl<T: Transport + ?Sized> Tpm<'_, T> {
         Ok(Session::new(answer.handle, salt.as_ref(), ours, theirs))
     }
 
-    /// Binds a policy session to the registers as they are now.
+    /// Binds a policy session to the registers as they are now; to nothing where there are none.
     fn bind(&mut self, session: u32, pcrs: &[u32]) -> Result<(), Error> {
+        if pcrs.is_empty() {
+            return Ok(());
+        }
         let session = Object::of(session);
         let parameters = Writer::default().sized(&[]).bytes(&selection(pcrs)?).done();
         self.run(Code::PolicyPcr, &[&session], Auth::None, parameters).map(drop)
@@ -330,6 +333,9 @@ impl<T: Transport + ?Sized> Tpm<'_, T> {
     /// Fails unless the TPM has these registers in its SHA-256 bank. A policy over registers that
     /// do not exist covers no register, and the TPM does not report that.
     fn has(&mut self, pcrs: &[u32]) -> Result<(), Error> {
+        if pcrs.is_empty() {
+            return Ok(());
+        }
         let wanted = selection(pcrs)?;
         let answer = self.run(Code::PcrRead, &[], Auth::None, wanted.clone())?;
         let mut reader = Reader(&answer.parameters);
@@ -340,7 +346,8 @@ impl<T: Transport + ?Sized> Tpm<'_, T> {
         }
     }
 
-    /// The digest of a policy of the registers as they are now.
+    /// The digest of a policy of the registers as they are now. Without registers, it is the one
+    /// that each new session has: the TPM that made the object is the only condition.
     pub(super) fn policy(&mut self, pcrs: &[u32]) -> Result<Vec<u8>, Error> {
         self.has(pcrs)?;
         let trial = self.session(SessionKind::Trial, None)?.handle;

@@ -124,7 +124,7 @@ pub struct Blob {
     pub private: Vec<u8>,
     /// The name of the TPM's root key.
     pub root: Vec<u8>,
-    /// The registers of the policy.
+    /// The registers of the policy; empty: the TPM opens it whatever they have.
     pub pcrs: Vec<u32>,
     /// Of the ciphertext.
     pub nonce: Vec<u8>,
@@ -132,8 +132,9 @@ pub struct Blob {
     pub ciphertext: Vec<u8>,
 }
 
-/// Seals `secret` to the registers `pcrs` as they are now. `purpose` is asked for
-/// again when it is unsealed: one blob is never taken for another.
+/// Seals `secret` to the registers `pcrs` as they are now; without any, this TPM opens it
+/// whatever the machine was started with. `purpose` is asked for again when it is unsealed: one
+/// blob is never taken for another.
 ///
 /// # Errors
 ///

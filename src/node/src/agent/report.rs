@@ -90,6 +90,7 @@ impl Subject<'_> {
             boot_id: self.boot_id.to_owned(),
             storage_kind: kind.into(),
             key_keeper: keeper(self.keys).into(),
+            firmware_update_announced: self.keys.is_some_and(|keys| keys.firmware_update_announced),
             curator_port: if curator { CURATOR_PORT.into() } else { 0 },
             workload_fault: self.workload.unfit.clone().unwrap_or_default(),
             workload: workload(self.workload),
@@ -390,6 +391,7 @@ mod tests {
                     sealed: true,
                     keeper: Some(Keeper::Tpm),
                     recovery_key_unsaved: true,
+                    firmware_update_announced: true,
                 }),
                 workload: &workload,
                 memory: 5,
@@ -410,6 +412,7 @@ mod tests {
         assert!(early.workload_crash_loop.starts_with("kubelet ends again and again: éé"));
         assert!(early.workload_crash_loop.len() <= WORDS_MAX);
         assert_eq!(early.key_keeper(), v1::KeyKeeper::Tpm);
+        assert!(early.firmware_update_announced);
         assert_eq!((early.slot.as_str(), early.trial), ("B", true));
         assert_eq!(early.other_system, "0.2.0 in slot A, failed: guru 0310");
         network.primary = Some([10, 0, 2, 15].into());

@@ -176,6 +176,7 @@ fn a_key_that_can_be_lost_or_found_is_warned_of() {
         sealed: false,
         keeper: Some(cluster::Keeper::Disk),
         recovery_key_unsaved: true,
+        firmware_update_announced: false,
     });
     let warnings = folded(&values).warnings;
     assert_eq!(warnings.len(), 2);
@@ -221,7 +222,12 @@ fn a_cluster_without_an_owner_says_so_first_and_does_not_ask_for_the_recovery_ke
     }];
     let ca = fingerprint(&values.pki.authorities[0]);
     values.words = FingerprintWords::from([(ca, "a-b-c-d".to_owned())]);
-    let keys = cluster::KeyStatus { sealed: true, keeper: None, recovery_key_unsaved: true };
+    let keys = cluster::KeyStatus {
+        sealed: true,
+        keeper: None,
+        recovery_key_unsaved: true,
+        firmware_update_announced: false,
+    };
     values.cluster.keys = Some(keys);
     assert!(warnings(&values).iter().all(|it| it.text != UNOWNED), "the boot goes on");
     let done = stage::Entry {

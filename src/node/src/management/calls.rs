@@ -47,6 +47,7 @@ use polis_wire::rpc::{Caller, Peer};
 /// Every call of `NodeManagement`, and whether it is recorded. Programs that only read, of
 /// which a console does so every second, would fill the log.
 const CALLS: &[(&str, bool)] = &[
+    ("/polis.v1.NodeManagement/AnnounceFirmwareUpdate", true),
     ("/polis.v1.NodeManagement/Attest", true),
     ("/polis.v1.NodeManagement/Console", false),
     ("/polis.v1.NodeManagement/Drain", true),
@@ -64,8 +65,14 @@ const CALLS: &[(&str, bool)] = &[
     ("/polis.v1.NodeManagement/Update", true),
 ];
 
-/// The call whose request says more than its name.
-const REBOOT: &str = "/polis.v1.NodeManagement/Reboot";
+/// What a request says.
+type Detail = fn(&[u8]) -> String;
+
+/// The calls whose request says more than their name.
+const DETAILS: [(&str, Detail); 2] = [
+    ("/polis.v1.NodeManagement/AnnounceFirmwareUpdate", cancel),
+    ("/polis.v1.NodeManagement/Reboot", end),
+];
 
 /// Bytes of a gRPC frame before its message: whether it is compressed, and its length.
 const FRAME_HEAD: usize = 5;
@@ -228,14 +235,15 @@ where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
 {
     let mut entry = begun(Some(&caller), request.uri().path());
-    if request.uri().path() == REBOOT {
+    let detail = DETAILS.iter().find(|(path, _)| *path == request.uri().path());
+    if let Some((_, detail)) = detail {
         let (parts, body) = request.into_parts();
         // One message, which the server layer bounds.
         let bytes = match body.collect().await {
             Ok(body) => body.to_bytes(),
             Err(status) => return Ok(status.into_http()),
         };
-        entry.what = bytes.get(FRAME_HEAD..).map(end).unwrap_or_default();
+        entry.what = bytes.get(FRAME_HEAD..).map(detail).unwrap_or_default();
         request = Request::from_parts(parts, Body::new(Full::new(bytes)));
     }
     let response = inner.call(request).await?;
@@ -248,6 +256,12 @@ where
         warn!(by = %caller.peer, call, "the disk did not take a call for the audit log in time");
     }
     Ok(response)
+}
+
+/// Whether an announcement ends.
+fn cancel(message: &[u8]) -> String {
+    let request = v1::AnnounceFirmwareUpdateRequest::decode(message).unwrap_or_default();
+    if request.cancel { "cancel" } else { "" }.to_owned()
 }
 
 /// How the machine is to end.

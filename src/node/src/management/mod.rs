@@ -45,7 +45,7 @@ use tokio::time::Instant;
 
 use polis_base::environment::Environment;
 use polis_base::sys::reboot::Reason;
-use polis_control::cluster::unlock::Requests;
+use polis_control::cluster::unlock::{Announcements, Requests};
 use polis_control::{cluster, consensus};
 use polis_machine::time;
 use polis_machine::update::{Door, Store};
@@ -108,6 +108,8 @@ pub struct Inputs {
     pub credentials: watch::Receiver<Option<Credentials>>,
     /// Where a recovery key can be given while the disk is locked.
     pub unlock_requests: Requests,
+    /// Where a firmware update can be announced while the node is home.
+    pub announcements: Announcements,
     /// The access list.
     pub access_list: watch::Receiver<Arc<AccessList>>,
     /// The parts of Kubernetes.

@@ -20,7 +20,9 @@ use super::calls::{Calls, Recorded};
 use super::{Inputs, attest, console, drain, firewall, logs, update};
 use polis_base::sys::clock;
 use polis_base::sys::reboot::Reason;
+use polis_control::cluster::unlock::firmware;
 use polis_control::cluster::unlock::request::Refused;
+use polis_control::cluster::unlock::sealer::Binding;
 use polis_control::consensus;
 use polis_machine::update::{Door, Store};
 use polis_runtime::lines::Lines;
@@ -306,6 +308,26 @@ impl NodeManagement for Handlers {
         warn!(%actor, "this node wipes its disk as soon as the cluster has removed it");
         self.reset.send_replace(Some(Instant::now() + RESET));
         Ok(Response::new(v1::ResetResponse {}))
+    }
+
+    async fn announce_firmware_update(
+        &self,
+        request: Request<v1::AnnounceFirmwareUpdateRequest>,
+    ) -> Result<Response<v1::AnnounceFirmwareUpdateResponse>, Status> {
+        let actor = Peer::of(&request);
+        let (binding, what) = match request.into_inner().cancel {
+            true => (Binding::Registers, "a firmware update is not announced any more"),
+            false => (Binding::TpmAlone, "a firmware update was announced"),
+        };
+        warn!(%actor, "{what}");
+        let sealed = self.inputs.announcements.bind(binding).await.map_err(|refused| {
+            let text = refused.to_string();
+            match refused {
+                firmware::Refused::NotHome => Status::failed_precondition(text),
+                firmware::Refused::Failed(_) => Status::internal(text),
+            }
+        })?;
+        Ok(Response::new(v1::AnnounceFirmwareUpdateResponse { sealed }))
     }
 
     async fn unlock(

@@ -13,6 +13,7 @@ use tonic::Code;
 use super::*;
 use polis_base::recovery::form;
 use polis_base::stage::Stages;
+use polis_control::cluster::unlock::Announcements;
 use polis_control::cluster::unlock::request::{Open, Requests, Waiting};
 use polis_runtime::supervisor::Handles;
 use polis_wire::identity::NodeId;
@@ -97,6 +98,7 @@ impl Running {
             stages: Stages::default(),
             previous_guru: None,
         };
+        let announcements = watch::Sender::default();
         let inputs = Inputs {
             environment,
             cluster: clusters,
@@ -108,6 +110,7 @@ impl Running {
             snapshot: snapshots,
             credentials: own,
             unlock_requests: Requests::new(unlock_requests.subscribe()),
+            announcements: Announcements::new(announcements.subscribe()),
             access_list: access_lists,
             workload: workloads,
             drains: Drains::default(),
@@ -401,6 +404,21 @@ async fn only_an_owner_resets_a_node_and_only_by_its_own_full_id() {
     assert_eq!(*running.reset.borrow(), None);
     owner.reset(reset(node_id(1))).await.unwrap();
     assert!(running.reset.borrow().is_some_and(|until| until > tokio::time::Instant::now()));
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn only_an_owner_announces_a_firmware_update_and_only_to_a_node_that_is_home() {
+    let running = Running::start().await;
+    let request = || v1::AnnounceFirmwareUpdateRequest { cancel: false };
+    for role in [Role::Viewer, Role::Operator] {
+        let call = running.client(role).await.announce_firmware_update(request()).await;
+        assert_eq!(call.unwrap_err().code(), Code::PermissionDenied, "{role:?}");
+    }
+    let call = running.client(Role::Owner).await.announce_firmware_update(request()).await;
+    let refused = call.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("not home"), "{refused}");
     running.stop().await;
 }
 

@@ -765,6 +765,15 @@ impl NodeManagement for Served {
         Ok(Response::new(v1::RebootResponse {}))
     }
 
+    async fn announce_firmware_update(
+        &self,
+        request: Request<v1::AnnounceFirmwareUpdateRequest>,
+    ) -> Result<Response<v1::AnnounceFirmwareUpdateResponse>, Status> {
+        let cancel = request.into_inner().cancel;
+        self.note(if cancel { "AnnounceFirmwareUpdate cancel" } else { "AnnounceFirmwareUpdate" });
+        Ok(Response::new(v1::AnnounceFirmwareUpdateResponse { sealed: true }))
+    }
+
     async fn reset(
         &self,
         request: Request<v1::ResetRequest>,

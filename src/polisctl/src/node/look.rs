@@ -69,6 +69,9 @@ struct Status {
     boot_id: String,
     storage: String,
     key_keeper: String,
+    /// Whether its next start opens the disk whatever the firmware measures.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    firmware_update_announced: bool,
     /// `null`: it does not run a curator.
     curator_port: Option<u32>,
     /// The part of it that waits, and for what.
@@ -102,6 +105,7 @@ impl Status {
             uptime_seconds: answer.uptime_seconds,
             storage: word(status.storage_kind().as_str_name(), "STORAGE_KIND_"),
             key_keeper: word(status.key_keeper().as_str_name(), "KEY_KEEPER_"),
+            firmware_update_announced: status.firmware_update_announced,
             kubernetes: super::view::kubernetes(&status.workload, &status.drain),
             curator_port: (status.curator_port != 0).then_some(status.curator_port),
             address: status.external_address,
@@ -133,6 +137,7 @@ impl Status {
         if !self.waits_for.is_empty() {
             lines.insert(3, ("waits", self.waits_for.clone()));
         }
+        lines.extend(super::view::firmware(self.firmware_update_announced));
         lines.extend(self.kubernetes.clone().map(|state| ("Kubernetes", state)));
         lines.extend(super::view::other(&self.other_system));
         Document::new(self, fields(&lines))
@@ -242,6 +247,10 @@ mod tests {
         let text = Status::of(answer).document().unwrap().render(Format::Table).unwrap();
         assert!(text.contains("version       0.2.0 in slot B, on trial\n"), "{text}");
         assert!(text.ends_with("other system  0.1.0 in slot A, good\n"), "{text}");
+        let announced = v1::NodeStatus { firmware_update_announced: true, ..Default::default() };
+        let answer = v1::GetStatusResponse { status: Some(announced), ..Default::default() };
+        let text = Status::of(answer).document().unwrap().render(Format::Table).unwrap();
+        assert!(text.contains("firmware     update announced: the next start"), "{text}");
         let drained = v1::NodeStatus {
             workload: "ready".to_owned(),
             drain: "draining".to_owned(),

@@ -6,6 +6,7 @@
 mod attest;
 mod drain;
 mod firewall;
+mod firmware;
 mod logs;
 mod look;
 mod network;
@@ -128,6 +129,9 @@ pub(super) enum Command {
     /// Put the system of an update bundle on a machine and reboot it into that system; it goes
     /// back by itself if it does not get ready.
     Update(update::Arguments),
+    /// Announce a firmware update of a machine: the next start opens its disk whatever the
+    /// firmware measures.
+    AnnounceFirmwareUpdate(firmware::Arguments),
     /// Remove a node's roles and membership for good.
     Decommission {
         /// The node.
@@ -296,6 +300,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         Command::Reboot(end) => ends(&end, false, global).await,
         Command::Poweroff(end) => ends(&end, true, global).await,
         Command::Update(arguments) => update::run(arguments, global).await,
+        Command::AnnounceFirmwareUpdate(arguments) => firmware::run(&arguments, global).await,
         Command::Decommission { node, drain, sure } => {
             decommission(&node, drain, sure, global).await
         }

@@ -63,6 +63,9 @@ pub(crate) struct View {
     #[serde(skip_serializing_if = "Option::is_none")]
     attestation: Option<Recorded>,
     recovery_key_unsaved: bool,
+    /// Whether its next start opens the disk whatever the firmware measures.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    firmware_update_announced: bool,
     /// Whether it voted in the cluster of before, from whose snapshot this one was founded
     /// again.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -113,6 +116,7 @@ impl View {
             version: status.version,
             slot: status.slot,
             trial: status.trial,
+            firmware_update_announced: status.firmware_update_announced,
             other_system: status.other_system,
             image: status.image,
             workload_fault: status.workload_fault,
@@ -323,6 +327,7 @@ impl View {
             ("disk key in", self.key_keeper.clone()),
             ("TPM", if self.tpm { "yes" } else { "no" }.to_owned()),
         ]);
+        lines.extend(firmware(self.firmware_update_announced));
         lines.extend(self.attestation.as_ref().map(|proof| ("TPM proved", proof.text())));
         lines.extend([
             ("recovery key", recovery),
@@ -332,6 +337,12 @@ impl View {
         ]);
         fields(&lines)
     }
+}
+
+/// What a node expects of its firmware, if an update is announced.
+pub(super) fn firmware(announced: bool) -> Option<(&'static str, String)> {
+    let text = "update announced: the next start opens the disk whatever it measures";
+    announced.then(|| ("firmware", text.to_owned()))
 }
 
 /// How a node stands with the network that was ordered for it; empty: none was.

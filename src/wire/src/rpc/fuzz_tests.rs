@@ -20,6 +20,7 @@ macro_rules! messages {
 
 /// Each message that an RPC takes or returns.
 const MESSAGES: [(&str, Decode); COUNT] = messages! {
+    AnnounceFirmwareUpdateRequest AnnounceFirmwareUpdateResponse
     ApproveNodeRequest ApproveNodeResponse AttestRequest AttestResponse BeginUpdateRequest
     ClusterUpdate
     CommitNodeRequest CommitNodeResponse ConfigureClusterRequest ConfigureClusterResponse
@@ -47,7 +48,7 @@ const MESSAGES: [(&str, Decode); COUNT] = messages! {
     UpdateNodeRolesRequest UpdateNodeStatusRequest UpdateNodeStatusResponse UpdateProgress
     UpdateRequest WatchEvent WatchRegistriesRequest WatchRequest
 };
-const COUNT: usize = 105;
+const COUNT: usize = 107;
 
 /// How deep messages in messages go in a sample.
 const DEPTH_MAX: usize = 4;

@@ -128,6 +128,13 @@ impl NodeManagement for Busy {
         Ok(Response::new(v1::AttestResponse::default()))
     }
 
+    async fn announce_firmware_update(
+        &self,
+        _request: Request<v1::AnnounceFirmwareUpdateRequest>,
+    ) -> Result<Response<v1::AnnounceFirmwareUpdateResponse>, Status> {
+        Ok(Response::new(v1::AnnounceFirmwareUpdateResponse::default()))
+    }
+
     async fn reset(
         &self,
         _request: Request<v1::ResetRequest>,

@@ -126,7 +126,8 @@ failures! {
     /// other software, or with other settings.
     STORAGE_TPM_REFUSES = Storage 12 [locked]:
         "undo the change of the firmware's settings or of the kernel's command line and reboot, or \
-         press U and type the recovery key of this machine";
+         press U and type the recovery key of this machine; before the next firmware update, run \
+         `polisctl node announce-firmware-update NODE`";
     /// The TPM was cleared or is another one: it cannot load the sealed data.
     STORAGE_TPM_CLEARED = Storage 13 [locked]:
         "insert the disk into its machine, or press U and type the recovery key of this machine";

@@ -13,7 +13,8 @@
 //! and the one that a change of keys is about to put in force.
 //!
 //! Invariants:
-//! - A share is read back before anything depends on it.
+//! - A share that the TPM keeps replaces another only after the TPM has opened it, and every
+//!   share is read back before anything depends on it.
 //! - A share is never in two keepers: storing it in one removes it from the other.
 //!
 //! What this module does not do: decide whether to store a share (`service`).
@@ -94,8 +95,11 @@ impl Shares {
     ) -> Result<Keeper, Error> {
         let (file, variable) = self.place(slot);
         let guarded = self.sealer.hide_share(like, share)?;
+        if self.sealer.open_share(&guarded)? != *share {
+            return Err(Error::ShareNotKept(Keeper::Tpm.name()));
+        }
         let record = Zeroizing::new(to_record(&guarded));
-        let keeper = match guarded {
+        let keeper = match &guarded {
             Guarded::Tpm(_) => Keeper::Tpm,
             Guarded::Plain(_) if variable.possible() => match variable.write(&record) {
                 Ok(()) => Keeper::Firmware,
@@ -114,9 +118,8 @@ impl Shares {
                 forget(variable);
             }
         }
-        match self.fetch(slot)? {
-            Some((found, back)) if found == *share && back == keeper => {}
-            _ => return Err(Error::ShareNotKept(keeper.name())),
+        if self.find(slot)? != Some((guarded, keeper)) {
+            return Err(Error::ShareNotKept(keeper.name()));
         }
         info!(keeper = keeper.name(), "the cluster's half of the disk's key is stored");
         Ok(keeper)
@@ -124,6 +127,15 @@ impl Shares {
 
     /// The share, if one is stored.
     pub(in crate::cluster) fn fetch(&self, slot: Slot) -> Result<Option<(Half, Keeper)>, Error> {
+        let Some((guarded, keeper)) = self.find(slot)? else { return Ok(None) };
+        Ok(Some((self.sealer.open_share(&guarded)?, keeper)))
+    }
+
+    /// The share as it is stored.
+    pub(in crate::cluster) fn find(
+        &self,
+        slot: Slot,
+    ) -> Result<Option<(Guarded<Half>, Keeper)>, Error> {
         let (file, variable) = self.place(slot);
         let record = match file.read() {
             Err(files::Error::Damaged { .. }) => Some(Err(Damage::Checksum)),
@@ -133,7 +145,7 @@ impl Shares {
             match record {
                 Ok(guarded) => {
                     let keeper = if guarded.is_sealed() { Keeper::Tpm } else { Keeper::Disk };
-                    return Ok(Some((self.sealer.open_share(&guarded)?, keeper)));
+                    return Ok(Some((guarded, keeper)));
                 }
                 Err(damage) => {
                     warn!(file = %file.path().display(), "the share is damaged: {damage}");
@@ -143,7 +155,7 @@ impl Shares {
         match variable.read() {
             Ok(None) => Ok(None),
             Ok(Some(record)) => match from_record(&Zeroizing::new(record)) {
-                Ok(guarded) => Ok(Some((self.sealer.open_share(&guarded)?, Keeper::Firmware))),
+                Ok(guarded) => Ok(Some((guarded, Keeper::Firmware))),
                 Err(damage) => {
                     warn!("the share in the firmware is damaged: {damage}");
                     Ok(None)

@@ -25,6 +25,7 @@
 //! keeper   the share for a machine that is alone
 //! disk     the requests to storage, and their results
 //! request  where a recovery key is given over the network
+//! firmware sealing again, for a firmware update that an owner announces
 //! ```
 //!
 //! Invariants:
@@ -37,6 +38,7 @@
 //! What this module does not do: ask a curator for the cluster's half (`remote_unlock`).
 
 pub(super) mod disk;
+pub mod firmware;
 pub mod keeper;
 pub mod keys;
 pub mod request;
@@ -61,6 +63,7 @@ use polis_runtime::supervisor::blocking;
 use polis_wire::identity::NodeKey;
 use polis_wire::pki::Authorities;
 
+pub use self::firmware::Announcements;
 pub use self::keeper::Keeper;
 pub use self::request::Requests;
 

@@ -12,7 +12,8 @@
 //! The policy covers two registers. 7 is the state of Secure Boot and the keys that it
 //! accepts; 12 is what was added to the command line of the kernel from outside. Both are
 //! the same for the next version of the system; those that measure the system itself (4, 9,
-//! 11) are not, and an update would lock its own disk.
+//! 11) are not, and an update would lock its own disk. While a firmware update is announced,
+//! the policy covers no register (`firmware`): the TPM alone is the condition.
 //!
 //! What this module does not do: choose the place of the result (`sealed`, `keeper`).
 
@@ -33,8 +34,25 @@ use polis_machine::parameters::TpmMode;
 use polis_machine::tpm::{self, Blob, Device};
 use polis_wire::attestation::{Answer, Keys, Question, qualifier};
 
-/// The registers of the policy; see above.
-const PCRS: [u32; 2] = [7, 12];
+/// The condition under which the TPM opens what it sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Binding {
+    /// The registers of the policy are as they were.
+    Registers,
+    /// It is the same TPM, whatever its registers have.
+    TpmAlone,
+}
+
+impl Binding {
+    /// The registers of the policy; see above.
+    #[must_use]
+    pub fn pcrs(self) -> &'static [u32] {
+        match self {
+            Self::Registers => &[7, 12],
+            Self::TpmAlone => &[],
+        }
+    }
+}
 
 /// The purpose that the secrets of a node are sealed for.
 const SECRETS: &[u8] = b"polis node secrets";
@@ -62,6 +80,16 @@ impl<T> Guarded<T> {
     pub fn is_sealed(&self) -> bool {
         matches!(self, Self::Tpm(_))
     }
+
+    /// The condition under which the TPM opens it; `None` if it needs no TPM.
+    #[must_use]
+    pub fn binding(&self) -> Option<Binding> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Tpm(blob) if blob.pcrs.is_empty() => Some(Binding::TpmAlone),
+            Self::Tpm(_) => Some(Binding::Registers),
+        }
+    }
 }
 
 impl<T> fmt::Debug for Guarded<T> {
@@ -75,12 +103,12 @@ pub trait Tpm: fmt::Debug + Send + Sync {
     /// Whether the machine has one.
     fn is_there(&self) -> bool;
 
-    /// Seals `secret` for `purpose`. Blocks.
+    /// Seals `secret` for `purpose`, under a policy of the registers `pcrs`. Blocks.
     ///
     /// # Errors
     ///
     /// [`tpm::Error`].
-    fn seal(&self, purpose: &[u8], secret: &[u8]) -> Result<Blob, tpm::Error>;
+    fn seal(&self, pcrs: &[u32], purpose: &[u8], secret: &[u8]) -> Result<Blob, tpm::Error>;
 
     /// Opens a secret that it sealed for `purpose`. Blocks.
     ///
@@ -116,8 +144,8 @@ impl Tpm for Machine {
         Device::open(&self.dev).is_ok()
     }
 
-    fn seal(&self, purpose: &[u8], secret: &[u8]) -> Result<Blob, tpm::Error> {
-        patiently(|| tpm::seal(&mut Device::open(&self.dev)?, &PCRS, purpose, secret))
+    fn seal(&self, pcrs: &[u32], purpose: &[u8], secret: &[u8]) -> Result<Blob, tpm::Error> {
+        patiently(|| tpm::seal(&mut Device::open(&self.dev)?, pcrs, purpose, secret))
     }
 
     fn unseal(&self, purpose: &[u8], blob: &Blob) -> Result<Zeroizing<Vec<u8>>, tpm::Error> {
@@ -202,9 +230,23 @@ impl Sealer {
         secrets: &Secrets,
     ) -> Result<Guarded<Secrets>, Error> {
         let message = Zeroizing::new(secrets_message(secrets).encode_to_vec());
-        match self.seal(mode, SECRETS, &message)? {
+        match self.seal(mode, Binding::Registers, SECRETS, &message)? {
             Some(blob) => Ok(Guarded::Tpm(blob)),
             None => Ok(Guarded::Plain(secrets.clone())),
+        }
+    }
+
+    /// Seals the secrets of this node in `sealed` again, and checks that they open.
+    pub(in crate::cluster) fn hide_again(
+        &self,
+        sealed: &Blob,
+        binding: Binding,
+    ) -> Result<Guarded<Secrets>, Error> {
+        let bytes = self.unseal(SECRETS, sealed)?;
+        let again = self.tpm.seal(binding.pcrs(), SECRETS, &bytes).map_err(Error::Tpm)?;
+        match self.unseal(SECRETS, &again)? == bytes {
+            true => Ok(Guarded::Tpm(again)),
+            false => Err(Error::Tpm(tpm::Error::Mismatch)),
         }
     }
 
@@ -214,8 +256,10 @@ impl Sealer {
         like: &Guarded<Secrets>,
         share: &Half,
     ) -> Result<Guarded<Half>, Error> {
-        let mode = if like.is_sealed() { TpmMode::Required } else { TpmMode::Disabled };
-        match self.seal(mode, SHARE, share.bytes())? {
+        let sealed = like
+            .binding()
+            .map(|binding| self.tpm.seal(binding.pcrs(), SHARE, share.bytes()).map_err(Error::Tpm));
+        match sealed.transpose()? {
             Some(blob) => Ok(Guarded::Tpm(blob)),
             None => Ok(Guarded::Plain(share.clone())),
         }
@@ -242,11 +286,17 @@ impl Sealer {
         }
     }
 
-    fn seal(&self, mode: TpmMode, purpose: &[u8], secret: &[u8]) -> Result<Option<Blob>, Error> {
+    fn seal(
+        &self,
+        mode: TpmMode,
+        binding: Binding,
+        purpose: &[u8],
+        secret: &[u8],
+    ) -> Result<Option<Blob>, Error> {
         if mode == TpmMode::Disabled || (mode == TpmMode::BestEffort && !self.tpm.is_there()) {
             return Ok(None);
         }
-        match self.tpm.seal(purpose, secret) {
+        match self.tpm.seal(binding.pcrs(), purpose, secret) {
             Ok(blob) => Ok(Some(blob)),
             Err(error) if mode == TpmMode::BestEffort => {
                 let error = &error as &dyn std::error::Error;

@@ -1,0 +1,165 @@
+//! Firmware updates: seals the secrets of this node again, so that an announced update does not
+//! lock the disk.
+//!
+//! ```text
+//!           an owner announces              the next start, or an owner cancels
+//! [bound] ---------------------> [unbound] ------------------------------------> [bound]
+//!   registers 7 and 12             this TPM alone                  the registers of then
+//! ```
+//!
+//! The empty list of registers in the sealed configuration is the only mark of an announcement.
+//!
+//! Invariants:
+//! - The share changes first, then the sealed configuration; the TPM opens either before it is
+//!   written, and each opens with or without the other's change, so a power cut between them
+//!   locks nothing.
+//! - An owner receives the answer after both are on the ESP.
+//! - Secrets without a TPM stay as they are: their disk opens after every firmware update.
+//!
+//! What this module does not do: check the caller's permission (`rpc`), or decide when a start
+//! seals again (`join`).
+
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::keeper::{Keeper, Shares, Slot};
+use super::keys::Secrets;
+use super::sealer::{Binding, Guarded, Sealer};
+use crate::cluster::Error;
+use crate::cluster::error::Refusal;
+use crate::cluster::record::{self, Record};
+use crate::cluster::sealed::Sealed;
+use polis_base::files::Esp;
+use polis_runtime::supervisor::blocking;
+
+/// Owners announce one update at a time.
+const REQUESTS: usize = 1;
+
+/// What became of the secrets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The TPM does not keep them.
+    NotSealed,
+    /// They were sealed so before.
+    Unchanged,
+    /// The ESP has these now.
+    Sealed(Guarded<Secrets>),
+}
+
+/// Has the TPM seal the share and the secrets on the ESP under `binding`, where they are not.
+pub(in crate::cluster) async fn seal_again(
+    esp: &Esp,
+    sealer: &Sealer,
+    shares: &Shares,
+    binding: Binding,
+) -> Result<Outcome, Error> {
+    let file = esp.sealed_configuration.clone();
+    let sealed = match record::read_from(&file, Sealed::from_record).await? {
+        Record::Whole(sealed) => sealed,
+        Record::Absent => return Err(Refusal::SealedLost.into()),
+        Record::Damaged(damage) => return Err(Refusal::SealedDamaged(damage).into()),
+    };
+    let (sealer, shares) = (sealer.clone(), shares.clone());
+    blocking(move || {
+        let Some(Guarded::Tpm(blob)) = &sealed.secrets else { return Ok(Outcome::NotSealed) };
+        let own = Guarded::Tpm(blob.clone());
+        let is_other = own.binding() != Some(binding);
+        let share = shares
+            .find(Slot::Current)?
+            .filter(|(share, keeper)| *keeper == Keeper::Tpm && share.binding() != Some(binding));
+        if !is_other && share.is_none() {
+            return Ok(Outcome::Unchanged);
+        }
+        let secrets = if is_other { sealer.hide_again(blob, binding)? } else { own };
+        if let Some((share, _)) = share {
+            shares.keep(Slot::Current, &secrets, &sealer.open_share(&share)?)?;
+        }
+        if is_other {
+            let sealed = Sealed { secrets: Some(secrets.clone()), ..sealed };
+            file.write(&sealed.to_record())?;
+        }
+        Ok(Outcome::Sealed(secrets))
+    })
+    .await
+}
+
+/// The reason why nothing was announced or cancelled.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// The disk may not be open yet, or the cluster is removing the node.
+    #[error("this node is not home: nothing was sealed again")]
+    NotHome,
+    /// The TPM or the ESP failed. What was sealed before still opens the disk.
+    #[error("cannot seal the key of the disk again: {0}")]
+    Failed(String),
+}
+
+/// Whether the TPM keeps the secrets, or why they stay as they were.
+type Answer = Result<bool, Refused>;
+
+/// A wish of an owner.
+#[derive(Debug)]
+pub(in crate::cluster) struct Request {
+    /// How to seal.
+    pub(in crate::cluster) binding: Binding,
+    /// Where to say that it is done.
+    pub(in crate::cluster) answer: oneshot::Sender<Answer>,
+}
+
+/// A handle to the run that is home.
+#[derive(Clone, Debug, Default)]
+pub struct Open(Option<mpsc::Sender<Request>>);
+
+/// Where owners announce a firmware update.
+#[derive(Clone, Debug)]
+pub struct Announcements(watch::Receiver<Open>);
+
+impl Announcements {
+    /// Announcements to the service that publishes on the other end of `open`.
+    #[must_use]
+    pub fn new(open: watch::Receiver<Open>) -> Self {
+        Self(open)
+    }
+
+    /// Seals what opens the disk so that it opens under `binding`. Returns `false` where the TPM
+    /// does not keep it. Not cancel-safe: it may be sealed after the caller has gone.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`].
+    pub async fn bind(&self, binding: Binding) -> Result<bool, Refused> {
+        let open = self.0.borrow().0.clone().ok_or(Refused::NotHome)?;
+        let (answer, answered) = oneshot::channel();
+        open.send(Request { binding, answer }).await.map_err(|_gone| Refused::NotHome)?;
+        answered.await.unwrap_or(Err(Refused::NotHome))
+    }
+}
+
+/// Takes requests for as long as the value lives.
+#[derive(Debug)]
+pub struct Waiting<'a> {
+    open: &'a watch::Sender<Open>,
+    requests: mpsc::Receiver<Request>,
+}
+
+impl<'a> Waiting<'a> {
+    /// Publishes on `open` that requests are taken.
+    pub fn new(open: &'a watch::Sender<Open>) -> Self {
+        let (tx, requests) = mpsc::channel(REQUESTS);
+        open.send_replace(Open(Some(tx)));
+        Self { open, requests }
+    }
+
+    /// The next request. Cancel-safe. Never ends: what is published holds a sender.
+    pub(in crate::cluster) async fn next(&mut self) -> Request {
+        match self.requests.recv().await {
+            Some(request) => request,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.open.send_replace(Open(None));
+    }
+}
