@@ -151,6 +151,7 @@ fn a_system_that_is_ready_and_harms_etcd_does_not_stay() -> Result<()> {
     ensure!(failed.is("result", "failed") && cause.contains("etcd"), "{failed}");
     let guru = machine.wait_for("guru", BOOT, |_| true)?;
     ensure!(guru.get("code").is_some_and(|code| code.contains("0311")), "{guru}");
+    machine.wait_for("off", BOOT, |off| off.is("reason", "reboot"))?;
     runs(&mut machine, "A", &world.manifest.version)?;
     let left = machine.wait_for("update", BOOT, |event| event.is("phase", "rollback"))?;
     ensure!(left.get("cause").is_some_and(|cause| cause.contains("0311")), "{left}");

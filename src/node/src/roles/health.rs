@@ -68,21 +68,21 @@ fn look(cluster: &cluster::Status, consensus: &consensus::Status) -> ClusterHeal
     ClusterHealth { fault: fault(cluster, consensus), term: consensus.term }
 }
 
+/// etcd first: a node whose member fails loses its cluster by it.
 fn fault(cluster: &cluster::Status, consensus: &consensus::Status) -> Option<String> {
-    if cluster.state != cluster::State::Home {
-        return Some(format!("the node is {} and not home", cluster.state));
+    if cluster.roles.contains(&Role::ConsensusMember) {
+        if consensus.standing != MemberStatus::Voter {
+            return Some(format!("the node's member of etcd is {}", consensus.standing.name()));
+        }
+        if consensus.leader.is_none() {
+            return Some("etcd has no leader".to_owned());
+        }
+        if consensus.alarms.contains(&Alarm::Corrupt) {
+            return Some(format!("etcd has the alarm {}", Alarm::Corrupt));
+        }
     }
-    if !cluster.roles.contains(&Role::ConsensusMember) {
-        return None;
-    }
-    if consensus.standing != MemberStatus::Voter {
-        return Some(format!("the node's member of etcd is {}", consensus.standing.name()));
-    }
-    if consensus.leader.is_none() {
-        return Some("etcd has no leader".to_owned());
-    }
-    let corrupt = consensus.alarms.contains(&Alarm::Corrupt);
-    corrupt.then(|| format!("etcd has the alarm {}", Alarm::Corrupt))
+    let home = cluster.state == cluster::State::Home;
+    (!home).then(|| format!("the node is {} and not home", cluster.state))
 }
 
 #[cfg(test)]
@@ -107,6 +107,7 @@ mod tests {
         assert_eq!(fault(&cluster, &consensus), "", "an update changes nothing about that");
         consensus.alarms.push(Alarm::Corrupt);
         assert_eq!(fault(&cluster, &consensus), "etcd has the alarm CORRUPT");
+        consensus.alarms.clear();
         cluster.state = cluster::State::Split;
         assert_eq!(fault(&cluster, &consensus), "the node is split and not home");
     }
