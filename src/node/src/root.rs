@@ -317,7 +317,6 @@ impl Base {
                 trial: update::TRIAL,
                 ready: root.ready.subscribe(),
                 health: values.cluster_health.subscribe(),
-                settled: update::SETTLED,
                 status: values.update.clone(),
             },
             parameters: parameters::Service {

@@ -81,7 +81,7 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
             let (_, entries) = read(&session).await?;
             let views: Vec<_> = entries.iter().map(view).collect();
             let rows: Vec<_> = views.iter().map(row).collect();
-            let head = ["NUMBER", "TIME", "WHO", "FROM", "CALL", "WHAT", "RESULT"];
+            let head = ["NUMBER", "TIME", "WHO", "FROM", "AT", "CALL", "WHAT", "RESULT"];
             global.out.print(&Document::new(&views, table(&head, &rows))?)
         }
     }
@@ -208,8 +208,9 @@ fn row(view: &View) -> Vec<String> {
         units::text(view.time),
         or_dash(&view.who),
         or_dash(&view.from),
+        or_dash(&view.at),
         view.call.clone(),
-        or_dash([&*view.at, &*view.what].join(" ").trim()),
+        or_dash(&view.what),
         result,
     ]
 }

@@ -35,6 +35,35 @@ const DOMAIN: &[u8] = b"polis audit entry 1\0";
 /// The hash before the first entry.
 pub const BEGINNING: [u8; 32] = [0; 32];
 
+/// Every call of `NodeManagement`, and whether it is recorded. Programs that only read, of which
+/// a console does so every second, would fill the log.
+pub const NODE_CALLS: &[(&str, bool)] = &[
+    ("AnnounceFirmwareUpdate", true),
+    ("Attest", true),
+    ("Console", false),
+    ("Drain", true),
+    ("FetchBundle", false),
+    // The first half of `Attest`.
+    ("GetAttestationKeys", false),
+    ("GetFirewall", false),
+    ("GetStatus", false),
+    ("Logs", false),
+    ("Reboot", true),
+    ("Reset", true),
+    ("Services", false),
+    ("StoreBundle", true),
+    ("Unlock", true),
+    ("Update", true),
+];
+
+/// Whether a node records a call, by the `/package.Service/Method` of gRPC; one that is missing
+/// from the table is recorded.
+#[must_use]
+pub fn is_recorded(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    NODE_CALLS.iter().find(|(known, _)| *known == name).is_none_or(|(_, recorded)| *recorded)
+}
+
 /// The entry of a call that begins now, by `path`, the `/package.Service/Method` of gRPC.
 #[must_use]
 pub fn begun(caller: Option<&Caller>, path: &str) -> AuditEntry {
@@ -239,6 +268,7 @@ fn holds(head: &AuditHead, entries: &[AuditEntry], noted: Mark) -> Result<(), Br
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rpc::{Role, Table};
 
     pub(super) fn chain(numbers: std::ops::RangeInclusive<u64>) -> (AuditHead, Vec<AuditEntry>) {
         let (first, mut entries) = (*numbers.start(), Vec::new());
@@ -263,6 +293,24 @@ mod tests {
 
     pub(super) fn mark(entry: &AuditEntry) -> Mark {
         Mark { number: entry.number, hash: hash(entry) }
+    }
+
+    #[test]
+    fn every_call_of_a_node_is_in_the_table_in_its_order() {
+        const SERVICE: &str = "/polis.v1.NodeManagement/";
+        let table = Table::polis().unwrap();
+        let served = table.rules();
+        let served = served.filter_map(|(path, rule)| Some((path.strip_prefix(SERVICE)?, rule)));
+        let served: Vec<_> = served.collect();
+        let names: Vec<_> = served.iter().map(|(name, _)| *name).collect();
+        let rows: Vec<_> = NODE_CALLS.iter().map(|(name, _)| *name).collect();
+        assert_eq!(rows, names);
+        for (name, rule) in served {
+            let more = rule.least_role() > Some(Role::Viewer);
+            let reads = ["FetchBundle", "GetAttestationKeys"].contains(&name);
+            assert!(is_recorded(&format!("{SERVICE}{name}")) || !more || reads, "{name}");
+        }
+        assert!(is_recorded("/polis.v1.NodeManagement/NoSuch"));
     }
 
     #[test]

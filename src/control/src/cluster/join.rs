@@ -101,7 +101,11 @@ impl<C: Consensus> Service<C> {
         let Unlocker { root, sealer, shares, .. } = self.config.unlocker(self.disk());
         match seal_again(&root.esp, &sealer, &shares, Binding::Registers).await {
             Ok(Outcome::Sealed(secrets)) => {
-                info!("the key of the disk is sealed to the registers of this start again");
+                warn!(
+                    "the announcement of a firmware update is over: the key of the disk is sealed \
+                     to the registers of this start; announce again if the new firmware is still \
+                     to come, and look at Secure Boot, which an update may have switched off"
+                );
                 Keys { secrets, ..keys }
             }
             Ok(Outcome::Unchanged | Outcome::NotSealed) => keys,

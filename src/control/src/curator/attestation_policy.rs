@@ -65,7 +65,7 @@ pub(super) fn check(
     Err(Error::AttestationPolicy { why })
 }
 
-/// What of a proof differs from the policy.
+/// The differences between a proof and the policy.
 fn differences(
     policy: &AttestationPolicy,
     proof: &v1::TpmAttestation,

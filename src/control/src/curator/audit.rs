@@ -53,6 +53,8 @@ pub struct Audit {
     newest: watch::Sender<u64>,
     /// What nodes may add to it.
     pub(super) budgets: Budgets,
+    /// Held while the report of a node is written.
+    pub(super) reports: Arc<Mutex<()>>,
 }
 
 impl Audit {
@@ -238,6 +240,7 @@ fn leave_in_log(entry: &AuditEntry) {
         by = entry.who,
         key = entry.key,
         from = entry.from,
+        at = entry.at,
         what = entry.what,
         code = entry.code,
         reason = entry.reason,

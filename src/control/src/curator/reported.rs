@@ -1,12 +1,13 @@
 //! The calls that nodes were given, for the audit log: what a leader takes of a report.
 //!
 //! A node reports the calls of operators that it answered itself (`NodeManagement`). The
-//! leader believes it about them, so an entry names the node, and a node that is not honest
-//! can fill only so much of the log.
+//! leader believes it about their callers and results, so an entry names the node, and a node
+//! that is not honest can fill only a little of the log.
 //!
 //! Invariants:
-//! - A node adds at most [`CALLS_MAX`] entries in a minute.
+//! - A node reports at most [`CALLS_MAX`] entries at once, and then one each [`PACE`].
 //! - The node that reports an entry is the one that the entry names, whatever it says.
+//! - Its call is one of those that a node serves.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,24 +15,26 @@ use std::time::Duration;
 
 use polis_proto::v1::AuditEntry;
 use tokio::time::Instant;
+use tonic::Code;
 
+use polis_wire::audit::NODE_CALLS;
 use polis_wire::identity::NodeId;
 
-/// Entries of one node in a minute: more than operators make by hand, and an eightieth of the
-/// log.
+/// Entries of one node after a time without any: more than operators make by hand, and an
+/// eightieth of the log.
 pub(super) const CALLS_MAX: u32 = 120;
 
+/// The time after which a node may report one more: the log of ten thousand entries holds those
+/// of more than three days.
+pub(super) const PACE: Duration = Duration::from_secs(30);
+
 /// Entries of one report.
-pub(super) const REPORT_MAX: usize = 16;
+pub(super) const REPORT_MAX: u32 = 16;
 
-/// The time in which the entries of a node are counted.
-const WINDOW: Duration = Duration::from_secs(60);
-
-/// Bytes of the texts that the chain does not cut itself: a name of an RPC, a fingerprint, an
-/// address.
+/// Bytes of the texts that the chain does not cut itself: a fingerprint, an address.
 const WORD_MAX: usize = 64;
 
-/// The number of entries of each node in its minute. Clones share it.
+/// The number of entries that each node may still report. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Budgets(Arc<Mutex<BTreeMap<NodeId, Budget>>>);
 
@@ -41,36 +44,48 @@ struct Budget {
     used: u32,
 }
 
+impl Budget {
+    /// What is used at `now`.
+    fn used(&self, now: Instant) -> u32 {
+        let back = now.duration_since(self.since).as_secs() / PACE.as_secs();
+        self.used.saturating_sub(u32::try_from(back).unwrap_or(u32::MAX))
+    }
+}
+
 impl Budgets {
-    /// Takes the place of one entry; false: the node has used all of its minute.
-    pub(super) fn take(&self, node: NodeId) -> bool {
+    /// Takes the places of `count` entries, those that are in the log already among them; false
+    /// if the node has fewer left.
+    pub(super) fn take(&self, node: NodeId, count: u32) -> bool {
         let now = Instant::now();
         let mut budgets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Nodes whose minute is over need no place here.
-        budgets.retain(|_, budget| now.duration_since(budget.since) < WINDOW);
+        // Nodes that may report all again need no place here.
+        budgets.retain(|_, budget| budget.used(now) > 0);
         let budget = budgets.entry(node).or_insert(Budget { since: now, used: 0 });
-        let left = budget.used < CALLS_MAX;
-        budget.used += u32::from(left);
+        let used = budget.used(now) + count;
+        let left = used <= CALLS_MAX;
+        if left {
+            *budget = Budget { since: now, used };
+        }
         left
     }
 }
 
-/// The entry that `node` reports, with the fields that it may set.
-pub(super) fn entry(node: NodeId, told: AuditEntry) -> AuditEntry {
-    let AuditEntry { time_unix_ms, who, what, code, reason, repeats, .. } = told;
-    AuditEntry {
+/// The entry that `node` reports, with the fields that it may set; `None` for a call that nodes
+/// do not record.
+pub(super) fn entry(node: NodeId, reported: AuditEntry) -> Option<AuditEntry> {
+    let AuditEntry { time_unix_ms, who, what, reason, call, .. } = reported;
+    NODE_CALLS.contains(&(&*call, true)).then(|| AuditEntry {
         time_unix_ms,
         who,
-        key: word(&told.key),
-        from: word(&told.from),
-        call: word(&told.call),
+        key: word(&reported.key),
+        from: word(&reported.from),
+        call,
         what,
-        code,
+        code: Code::from_i32(reported.code).into(),
         reason,
-        repeats,
         at: node.to_string(),
         ..AuditEntry::default()
-    }
+    })
 }
 
 /// A text of printable ASCII without spaces, which is what these fields are.
@@ -96,46 +111,59 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_node_fills_its_own_minute_only() {
+    async fn a_node_fills_little_of_the_log_however_long_it_tries() {
         let budgets = Budgets::default();
-        let taken = (0..1000).filter(|_| budgets.take(id(1))).count();
-        assert_eq!(taken, 120);
-        assert!(budgets.take(id(2)));
-        tokio::time::advance(WINDOW).await;
-        assert!(budgets.take(id(1)));
-        assert_eq!(budgets.0.lock().unwrap().len(), 1, "the others are forgotten");
+        let taken = |node| (0..1000).filter(|_| budgets.take(id(node), 1)).count();
+        assert_eq!(taken(1), 120);
+        assert!(!budgets.take(id(2), 121) && budgets.take(id(2), 16));
+        tokio::time::advance(PACE * 10).await;
+        assert_eq!(taken(1), 10);
+        tokio::time::advance(PACE * 119).await;
+        assert!(budgets.take(id(3), 1));
+        assert_eq!(budgets.0.lock().unwrap().len(), 2, "the second one is forgotten");
+        tokio::time::advance(PACE * 500).await;
+        assert_eq!(taken(1), 120);
     }
 
     #[test]
     fn a_node_reports_calls_of_its_own_alone() {
-        let told = AuditEntry {
+        let reported = AuditEntry {
             number: 7,
             who: "owner ann".to_owned(),
-            call: "Re\u{1b}[2Jboot".to_owned(),
+            call: "Reboot".to_owned(),
             from: "x".repeat(1000),
+            key: "a\u{1b}[2Jb".to_owned(),
+            code: 900,
+            repeats: u64::MAX,
             at: id(2).to_string(),
             node: id(2).to_string(),
             hash: vec![1],
             previous: vec![2],
             ..AuditEntry::default()
         };
-        let entry = entry(id(1), told.clone());
         let expected = AuditEntry {
-            who: told.who,
-            call: "Re[2Jboot".to_owned(),
+            who: "owner ann".to_owned(),
+            call: "Reboot".to_owned(),
             from: "x".repeat(64),
+            key: "a[2Jb".to_owned(),
+            code: Code::Unknown.into(),
             at: id(1).to_string(),
             ..AuditEntry::default()
         };
-        assert_eq!(entry, expected);
+        assert_eq!(entry(id(1), reported.clone()), Some(expected));
+        for call in ["ApproveNode", "", "Reboot ", "Console"] {
+            let reported = AuditEntry { call: call.to_owned(), ..reported.clone() };
+            assert_eq!(entry(id(1), reported), None, "{call}");
+        }
     }
 
     #[test]
     fn what_the_leader_sets_does_not_make_another_call_of_it() {
-        let told = AuditEntry { time_unix_ms: 5, call: "Reboot".to_owned(), ..Default::default() };
-        let written = AuditEntry { number: 9, node: "polis-1".to_owned(), ..told.clone() };
-        assert!(is_same(&told, &written));
-        let later = AuditEntry { time_unix_ms: 6, ..told.clone() };
+        let reported =
+            AuditEntry { time_unix_ms: 5, call: "Reboot".to_owned(), ..Default::default() };
+        let written = AuditEntry { number: 9, node: "polis-1".to_owned(), ..reported.clone() };
+        assert!(is_same(&reported, &written));
+        let later = AuditEntry { time_unix_ms: 6, ..reported };
         assert!(!is_same(&later, &written));
     }
 }

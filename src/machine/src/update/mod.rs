@@ -5,8 +5,8 @@
 //!                                                             |
 //!   the loader takes the try: polis-V+0-1.efi <---------------+
 //!         |                        |
-//!         | ready, and the cluster | never ready, a cluster that is not well, a guru, a
-//!         v is well: polis-V.efi   v panic: the loader starts the system before, which says so
+//!         | ready, and the cluster | never ready, an unhealthy cluster, a guru, a panic: the
+//!         v healthy: polis-V.efi   v loader starts the system before, which says so
 //!       [kept]                  [gone back]
 //! ```
 //!
@@ -43,7 +43,7 @@ use tokio::sync::{OwnedMutexGuard, watch};
 pub use self::entry::{Entry, Standing};
 pub use self::install::{Installed, Phase, Progress};
 pub use self::pieces::{PIECES, Pieces};
-pub use self::service::{ClusterHealth, SETTLED, Service, TRIAL};
+pub use self::service::{ClusterHealth, Service, TRIAL};
 pub use self::store::{Kept, Store};
 use crate::storage::slot;
 use polis_base::environment::Environment;

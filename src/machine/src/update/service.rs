@@ -3,14 +3,14 @@
 //!
 //! ```text
 //! the running kernel image has a counter --> [trial]
-//!   --ready--> [settling] --well for ten seconds--> the name without counter
+//!   --ready--> [settling] --cluster healthy for a while--> the name without counter
 //!      |           \--two minutes--> guru 0311 -\
 //!      \--ten minutes--> guru 0310 --------------+--> the loader starts the one before
 //! ```
 //!
 //! Invariants:
-//! - A system is marked good only when this node was ready, and then for [`SETTLED`] at home in
-//!   a cluster that is well.
+//! - A system is marked good only when this node was ready, and its cluster then stayed healthy
+//!   for as long as [`ClusterHealth`] asks.
 
 use std::time::Duration;
 
@@ -31,21 +31,19 @@ use polis_runtime::supervisor::{Context, blocking};
 /// the slowest start takes that waits for others.
 pub const TRIAL: Duration = Duration::from_secs(600);
 
-/// How long its cluster must then be well without a change: etcd elects a leader in less, and a
-/// member that ends again and again is seen.
-pub const SETTLED: Duration = Duration::from_secs(10);
-
 /// How long that may take after the node is ready. A cluster whose leader was the node that
-/// restarted is well within seconds.
+/// restarted is healthy within seconds.
 const SETTLE_MAX: Duration = Duration::from_secs(120);
 
-/// What is wrong with the cluster, as this node sees it.
+/// The health of the cluster, as this node sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterHealth {
     /// What is wrong; `None` if nothing is.
     pub fault: Option<String>,
     /// The number of elections of etcd, where this node is a member.
     pub term: u64,
+    /// How long it has to stay so before it counts.
+    pub settled: Duration,
 }
 
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
@@ -59,10 +57,8 @@ pub struct Service {
     pub trial: Duration,
     /// Whether the node is ready.
     pub ready: watch::Receiver<bool>,
-    /// What is wrong with its cluster.
+    /// The health of its cluster.
     pub health: watch::Receiver<ClusterHealth>,
-    /// How long the cluster must be well once the node is ready.
-    pub settled: Duration,
     /// The systems of this machine.
     pub status: watch::Sender<Status>,
 }
@@ -139,13 +135,13 @@ impl Service {
         }
         told(Step::Boot, "done");
         told(Step::Commit, "started");
-        let settled = timeout(SETTLE_MAX, settled(&mut self.health, self.settled));
+        let settled = timeout(SETTLE_MAX, settled(&mut self.health));
         match ctx.until_cancelled(settled).await {
             None => return Ok(None),
             Some(Ok(settled)) => settled?,
             Some(Err(_elapsed)) => {
-                let fault = self.health.borrow().fault.clone();
-                return failed(Step::Commit, unwell(fault)).await;
+                let report = unhealthy(&self.health.borrow());
+                return failed(Step::Commit, report).await;
             }
         }
         let kernels = self.config.kernels.clone();
@@ -187,17 +183,15 @@ fn left(other: &Other, ctx: &Context) {
     let Other { version, slot, cause, .. } = other;
     let unknown = "it ended without a report";
     let cause = cause.as_deref().unwrap_or(unknown);
-    warn!(%version, slot, cause, "the new system did not get ready; this is the one before it");
+    warn!(%version, slot, cause, "the new system did not stay; this is the one before it");
     ctx.lines().event(Step::Rollback.line(version, slot, "done").field("cause", cause));
 }
 
-/// Waits until nothing was wrong, and no leader was elected, for so long.
-async fn settled(
-    health: &mut watch::Receiver<ClusterHealth>,
-    long: Duration,
-) -> Result<(), Closed> {
+/// Waits until the cluster was healthy without a change for as long as it has to be.
+async fn settled(health: &mut watch::Receiver<ClusterHealth>) -> Result<(), Closed> {
     loop {
-        until(health, "the health", |health| health.fault.is_none().then_some(())).await?;
+        let healthy = |health: &ClusterHealth| health.fault.is_none().then_some(health.settled);
+        let long = until(health, "the health", healthy).await?;
         match timeout(long, health.changed()).await {
             Err(_elapsed) => return Ok(()),
             Ok(changed) => changed.map_err(|_closed| Closed("the health"))?,
@@ -205,15 +199,17 @@ async fn settled(
     }
 }
 
-/// The report of a trial after which the cluster is not well.
-fn unwell(fault: Option<String>) -> Report {
+/// The report of a trial in which the cluster did not settle.
+fn unhealthy(health: &ClusterHealth) -> Report {
     let first = format!(
-        "the new system was ready, and its cluster was not well for {} s in the {} s after that",
-        SETTLED.as_secs(),
-        SETTLE_MAX.as_secs()
+        "in the {} s after the new system was ready, its cluster was never healthy for {} s at a \
+         stretch",
+        SETTLE_MAX.as_secs(),
+        health.settled.as_secs()
     );
-    let last = fault.unwrap_or_else(|| "it was well at times".to_owned());
-    Report::new(code::TRIAL_NOT_WELL, vec![first, last])
+    let changes = || format!("it changes again and again; etcd is in term {}", health.term);
+    let last = health.fault.clone().unwrap_or_else(changes);
+    Report::new(code::TRIAL_UNHEALTHY, vec![first, last])
 }
 
 /// The report of a trial that has taken too long.
@@ -243,7 +239,6 @@ mod tests {
             trial: Duration::ZERO,
             ready: watch::Sender::new(ready).subscribe(),
             health: watch::Sender::new(ClusterHealth::default()).subscribe(),
-            settled: Duration::ZERO,
             status: machine.status.clone(),
         }
     }
@@ -254,7 +249,7 @@ mod tests {
         let (ctx, mut handles) = Context::for_test();
         let mut status = machine.status.subscribe();
         let owner = watch::Sender::new(false);
-        let (_well, health) = watch::channel(ClusterHealth::default());
+        let (_owner, health) = watch::channel(ClusterHealth::default());
         let (trial, ready) = (Duration::MAX, owner.subscribe());
         let service = Service { trial, ready, health, ..service(&machine, false, None) };
         owner.send_replace(true);
@@ -310,25 +305,27 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_system_that_is_ready_stays_once_its_cluster_is_well_without_a_change() {
+    async fn a_system_that_is_ready_stays_once_its_cluster_is_healthy_without_a_change() {
+        const SETTLED: Duration = Duration::from_secs(10);
         let machine = Machine::new("polis-1.1.0+0-1.efi");
         let (ctx, handles) = Context::for_test();
-        let fault = |fault: &str, term| ClusterHealth { fault: Some(fault.to_owned()), term };
+        let settled = SETTLED;
+        let fault =
+            |fault: &str, term| ClusterHealth { fault: Some(fault.to_owned()), term, settled };
         let (owner, health) = watch::channel(fault("no leader", 0));
-        let (trial, settled) = (Duration::MAX, SETTLED);
-        let service =
-            Service { trial, health: health.clone(), settled, ..service(&machine, true, None) };
+        let trial = Duration::MAX;
+        let service = Service { trial, health: health.clone(), ..service(&machine, true, None) };
         let mut status = machine.status.subscribe();
         let end = async {
             // Elections, and a fault: each begins the ten seconds anew.
             for term in 1..4 {
-                owner.send_replace(ClusterHealth { fault: None, term });
+                owner.send_replace(ClusterHealth { fault: None, term, settled });
                 sleep(SETTLED - Duration::from_secs(1)).await;
             }
             owner.send_replace(fault("stopped", 3));
             sleep(SETTLED * 2).await;
             assert!(machine.kernels().contains(&"polis-1.1.0+0-1.efi".to_owned()), "it is kept");
-            owner.send_replace(ClusterHealth { fault: None, term: 3 });
+            owner.send_replace(ClusterHealth { fault: None, term: 3, settled });
             status.wait_for(|status| status.other.is_some() && !status.trial).await.unwrap();
             handles.cancel().await;
         };
@@ -340,12 +337,12 @@ mod tests {
         let machine = Machine::new("polis-1.1.0+0-1.efi");
         let (ctx, mut handles) = Context::for_test();
         owner.send_replace(fault("no leader", 3));
-        let service = Service { trial, health, settled, ..self::service(&machine, true, None) };
+        let service = Service { trial, health, ..self::service(&machine, true, None) };
         let report = tokio::select! {
             ended = service.run(ctx) => panic!("{ended:?}"),
             report = until(&mut handles.trapdoor, "trapdoor", Clone::clone) => report.unwrap(),
         };
-        assert_eq!(report.code, code::TRIAL_NOT_WELL);
+        assert_eq!(report.code, code::TRIAL_UNHEALTHY);
         assert_eq!(report.causes.last().unwrap(), "no leader");
         let lines = handles.take_lines();
         let failed = "phase=commit version=1.1.0 slot=A result=failed cause=";

@@ -38,7 +38,7 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
     let work = async {
         loop {
             let _seen = *new.borrow_and_update();
-            let oldest = calls.oldest(REPORT_MAX).await;
+            let oldest = calls.oldest(REPORT_MAX);
             if oldest.is_empty() {
                 new.changed().await.map_err(|_closed| Closed("the calls"))?;
                 continue;

@@ -7,22 +7,25 @@
 //!                                   +--> agent --ReportCalls--> leader, audit log --> dropped
 //! ```
 //!
-//! [`Recorded`] is around `NodeManagement`, so no handler can forget its entry; [`CALLS`] says
-//! of every call whether it has one.
+//! [`Recorded`] is around `NodeManagement`, so no handler can forget its entry;
+//! [`NODE_CALLS`](polis_wire::audit::NODE_CALLS) says of every call whether it has one.
 //!
 //! Invariants:
-//! - The answer of a recorded call leaves after its entry is on the disk, where there is one:
-//!   a machine that ends by the call reports it after its next start.
-//! - A disk that takes no entry delays a call by [`PATIENCE`] at most, and prevents none: who
-//!   reboots a broken machine must be able to.
+//! - A call has an entry once it has reached its handler, also where its caller leaves before
+//!   the answer.
+//! - The answer of a recorded call leaves after its entry is on the disk, once that is open: a
+//!   machine that ends by the call reports it after its next start.
+//! - A disk that takes no entry delays an answer by [`PATIENCE`] at most, and prevents none: an
+//!   operator must be able to reboot a broken machine.
 //! - At most [`KEPT_MAX`] entries wait; the oldest goes first. The log of the node has each.
+//! - The file has the newest state of all that were asked to be written: one write at a time.
 //!
 //! What this module does not do: record what the permissions of a caller rule out, or vouch
 //! for the node: the leader takes its word.
 
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -30,7 +33,7 @@ use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use polis_proto::v1::{self, AuditEntry, CallJournal};
 use prost::Message as _;
-use tokio::sync::{Mutex, watch};
+use tokio::sync::watch;
 use tokio::time::timeout;
 use tonic::body::Body;
 use tonic::codegen::Service;
@@ -39,31 +42,9 @@ use tonic::{Code, Status};
 use tracing::warn;
 
 use polis_base::files::File;
-use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::blocking;
-use polis_wire::audit::{begun, reason};
+use polis_wire::audit::{begun, is_recorded, reason};
 use polis_wire::rpc::{Caller, Peer};
-
-/// Every call of `NodeManagement`, and whether it is recorded. Programs that only read, of
-/// which a console does so every second, would fill the log.
-const CALLS: &[(&str, bool)] = &[
-    ("/polis.v1.NodeManagement/AnnounceFirmwareUpdate", true),
-    ("/polis.v1.NodeManagement/Attest", true),
-    ("/polis.v1.NodeManagement/Console", false),
-    ("/polis.v1.NodeManagement/Drain", true),
-    ("/polis.v1.NodeManagement/FetchBundle", false),
-    // The first half of `Attest`.
-    ("/polis.v1.NodeManagement/GetAttestationKeys", false),
-    ("/polis.v1.NodeManagement/GetFirewall", false),
-    ("/polis.v1.NodeManagement/GetStatus", false),
-    ("/polis.v1.NodeManagement/Logs", false),
-    ("/polis.v1.NodeManagement/Reboot", true),
-    ("/polis.v1.NodeManagement/Reset", true),
-    ("/polis.v1.NodeManagement/Services", false),
-    ("/polis.v1.NodeManagement/StoreBundle", true),
-    ("/polis.v1.NodeManagement/Unlock", true),
-    ("/polis.v1.NodeManagement/Update", true),
-];
 
 /// What a request says.
 type Detail = fn(&[u8]) -> String;
@@ -83,16 +64,13 @@ const KEPT_MAX: usize = 256;
 /// Longest that the answer of a call waits for the disk.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Whether a call is recorded; one that is missing from the table is.
-fn is_recorded(path: &str) -> bool {
-    CALLS.iter().find(|(known, _)| *known == path).is_none_or(|(_, recorded)| *recorded)
-}
-
 /// The calls that wait. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Calls {
     file: File,
     kept: Arc<Mutex<Kept>>,
+    /// Held by the thread that writes the file.
+    writes: Arc<tokio::sync::Mutex<()>>,
     /// Grows with each call.
     number: watch::Sender<u64>,
 }
@@ -109,7 +87,8 @@ impl Calls {
     /// No calls yet: those in `file` follow with [`Calls::open`].
     #[must_use]
     pub fn new(file: File) -> Self {
-        Self { file, kept: Arc::default(), number: watch::Sender::default() }
+        let (kept, writes) = (Arc::default(), Arc::default());
+        Self { file, kept, writes, number: watch::Sender::default() }
     }
 
     /// Changes with each new call.
@@ -118,67 +97,104 @@ impl Calls {
         self.number.subscribe()
     }
 
-    /// Reads the calls of earlier boots, once the data partition is open.
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads the calls of earlier boots, once the data partition is open. A file that the disk
+    /// does not return stays as it is.
     pub async fn open(&self) {
-        let mut kept = self.kept.lock().await;
-        if kept.opened {
+        if self.kept().opened {
             return;
         }
         let file = self.file.clone();
-        let mut calls = blocking(move || read(&file)).await;
-        calls.append(&mut kept.calls);
-        kept.calls = calls;
-        kept.opened = true;
-        self.bound_and_store(&mut kept).await;
+        let Some(mut calls) = blocking(move || read(&file)).await else { return };
+        {
+            let mut kept = self.kept();
+            calls.append(&mut kept.calls);
+            kept.calls = calls;
+            kept.opened = true;
+            kept.bound();
+        }
+        self.store().await;
     }
 
-    /// Keeps a call.
-    async fn add(&self, call: AuditEntry) {
-        let mut kept = self.kept.lock().await;
+    /// Keeps a call, in memory at once.
+    fn push(&self, call: AuditEntry) {
+        let mut kept = self.kept();
         kept.calls.push(call);
+        kept.bound();
+        drop(kept);
         self.number.send_modify(|number| *number += 1);
-        self.bound_and_store(&mut kept).await;
+    }
+
+    /// Keeps a call, on the disk once that is open.
+    async fn add(&self, call: AuditEntry) {
+        self.push(call);
+        self.store().await;
     }
 
     /// The oldest calls, at most so many.
-    pub async fn oldest(&self, count: usize) -> Vec<AuditEntry> {
-        self.kept.lock().await.calls.iter().take(count).cloned().collect()
+    #[must_use]
+    pub fn oldest(&self, count: usize) -> Vec<AuditEntry> {
+        self.kept().calls.iter().take(count).cloned().collect()
     }
 
     /// Drops calls that the leader has, or refuses for good.
     pub async fn drop_all(&self, gone: &[AuditEntry]) {
-        let mut kept = self.kept.lock().await;
-        kept.calls.retain(|call| !gone.contains(call));
-        self.bound_and_store(&mut kept).await;
+        self.kept().calls.retain(|call| !gone.contains(call));
+        self.store().await;
     }
 
-    async fn bound_and_store(&self, kept: &mut Kept) {
-        let beyond = kept.calls.len().saturating_sub(KEPT_MAX);
-        for lost in kept.calls.drain(..beyond) {
-            warn!(by = lost.who, call = lost.call, "a call is not in the audit log: too many wait");
-        }
-        if !kept.opened {
-            return;
-        }
-        let journal = CallJournal { calls: kept.calls.clone() };
-        if let Err(error) = self.file.save(journal.encode_to_vec()).await {
+    /// Writes what waits by then, once the disk is open. A dropped wait leaves the write to its
+    /// thread.
+    async fn store(&self) {
+        let turn = Arc::clone(&self.writes).lock_owned().await;
+        let (file, journal) = {
+            let kept = self.kept();
+            if !kept.opened {
+                return;
+            }
+            (self.file.clone(), CallJournal { calls: kept.calls.clone() })
+        };
+        let written = blocking(move || {
+            let written = file.write(&journal.encode_to_vec());
+            drop(turn);
+            written
+        });
+        if let Err(error) = written.await {
             let error: &dyn std::error::Error = &error;
             warn!(error, "cannot store the calls that wait for the audit log");
         }
     }
 }
 
-/// The calls on the disk; a file that cannot be read has none.
-fn read(file: &File) -> Vec<AuditEntry> {
+impl Kept {
+    fn bound(&mut self) {
+        let beyond = self.calls.len().saturating_sub(KEPT_MAX);
+        for lost in self.calls.drain(..beyond) {
+            warn!(by = lost.who, call = lost.call, "a call is not in the audit log: too many wait");
+        }
+    }
+}
+
+/// The calls on the disk; `None` if the disk does not return them. A damaged file has none.
+fn read(file: &File) -> Option<Vec<AuditEntry>> {
     let warned = |error: &(dyn std::error::Error + 'static)| {
         warn!(error, "cannot read the calls that waited for the audit log");
     };
-    let bytes = file.read().inspect_err(|error| warned(error)).ok().flatten().unwrap_or_default();
+    let bytes = match file.read() {
+        Ok(bytes) => bytes.unwrap_or_default(),
+        Err(error) => {
+            warned(&error);
+            return None;
+        }
+    };
     let journal = CallJournal::decode(bytes.as_slice()).inspect_err(|error| warned(error));
-    journal.unwrap_or_default().calls
+    Some(journal.unwrap_or_default().calls)
 }
 
-/// A service, each of whose calls by a user is kept as [`CALLS`] says.
+/// A service, each of whose recorded calls by a user is kept.
 #[derive(Clone, Debug)]
 pub(super) struct Recorded<S> {
     pub(super) inner: S,
@@ -246,7 +262,9 @@ where
         entry.what = bytes.get(FRAME_HEAD..).map(detail).unwrap_or_default();
         request = Request::from_parts(parts, Body::new(Full::new(bytes)));
     }
+    let mut cut_off = CutOff { calls: &calls, entry: Some(entry) };
     let response = inner.call(request).await?;
+    let Some(mut entry) = cut_off.entry.take() else { return Ok(response) };
     let status = Status::from_header_map(response.headers());
     if let Some(status) = status.filter(|status| status.code() != Code::Ok) {
         (entry.code, entry.reason) = (status.code().into(), reason(&status));
@@ -256,6 +274,24 @@ where
         warn!(by = %caller.peer, call, "the disk did not take a call for the audit log in time");
     }
     Ok(response)
+}
+
+/// Keeps the entry of a call that ends without an answer: its caller has left, or its time is
+/// over. What it asked for may have been done.
+struct CutOff<'a> {
+    calls: &'a Calls,
+    entry: Option<AuditEntry>,
+}
+
+impl Drop for CutOff<'_> {
+    fn drop(&mut self) {
+        if let Some(entry) = self.entry.take() {
+            let reason = "it ended without an answer; what it asked for may have been done";
+            let (code, reason) = (Code::Cancelled.into(), reason.to_owned());
+            // The next write of the file takes it along.
+            self.calls.push(AuditEntry { code, reason, ..entry });
+        }
+    }
 }
 
 /// Whether an announcement ends.
@@ -273,7 +309,6 @@ fn end(message: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use polis_base::files::Root;
-    use polis_wire::rpc::{Role, Table};
 
     use super::*;
 
@@ -281,20 +316,18 @@ mod tests {
         AuditEntry { time_unix_ms: number, call: "Reboot".to_owned(), ..Default::default() }
     }
 
-    #[test]
-    fn every_call_of_a_node_is_in_the_table_in_its_order() {
-        let table = Table::polis().unwrap();
-        let served = table.rules().filter(|(path, _)| path.contains(".NodeManagement/"));
-        let served: Vec<_> = served.collect();
-        let paths: Vec<_> = served.iter().map(|(path, _)| *path).collect();
-        let rows: Vec<_> = CALLS.iter().map(|(path, _)| *path).collect();
-        assert_eq!(rows, paths);
-        for (path, rule) in served {
-            let more = rule.least_role() > Some(Role::Viewer);
-            let read = ["/FetchBundle", "/GetAttestationKeys"].iter().any(|it| path.ends_with(it));
-            assert!(is_recorded(path) || !more || read, "{path}");
-        }
-        assert!(is_recorded("/polis.v1.NodeManagement/NoSuch"));
+    #[tokio::test]
+    async fn a_call_that_is_cut_off_or_finds_no_disk_is_kept() {
+        let disk = tempfile::tempdir().unwrap();
+        let calls = Calls::new(Root::at(disk.path()).data.node.calls);
+        // A write that takes its time.
+        let turn = Arc::clone(&calls.writes).lock_owned().await;
+        assert!(timeout(Duration::from_millis(10), calls.add(call(1))).await.is_err());
+        drop(CutOff { calls: &calls, entry: Some(call(2)) });
+        drop(CutOff { calls: &calls, entry: None });
+        drop(turn);
+        let kept: Vec<_> = calls.oldest(9).iter().map(|it| (it.time_unix_ms, it.code)).collect();
+        assert_eq!(kept, [(1, 0), (2, Code::Cancelled.into())]);
     }
 
     #[tokio::test]
@@ -311,22 +344,22 @@ mod tests {
         let mut follow = calls.follow();
         calls.add(call(2)).await;
         assert!(follow.has_changed().unwrap());
-        assert_eq!(calls.oldest(9).await, [call(2)], "the disk is locked");
+        assert_eq!(calls.oldest(9), [call(2)], "the disk is locked");
         calls.open().await;
-        assert_eq!(calls.oldest(9).await, [call(1), call(2)]);
-        assert_eq!(read(&file), [call(1), call(2)]);
+        assert_eq!(calls.oldest(9), [call(1), call(2)]);
+        assert_eq!(read(&file).unwrap(), [call(1), call(2)]);
         calls.drop_all(&[call(1)]).await;
-        assert_eq!(read(&file), [call(2)]);
+        assert_eq!(read(&file).unwrap(), [call(2)]);
         follow.borrow_and_update();
 
         for number in 3..400 {
             calls.add(call(number)).await;
         }
-        let kept = read(&file);
+        let kept = read(&file).unwrap();
         assert_eq!((kept.len(), &kept[0]), (KEPT_MAX, &call(400 - 256)));
         file.write(&[0xff; 9]).unwrap();
         let damaged = Calls::new(file);
         damaged.open().await;
-        assert_eq!(damaged.oldest(9).await, []);
+        assert_eq!(damaged.oldest(9), []);
     }
 }

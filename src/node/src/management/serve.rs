@@ -324,6 +324,7 @@ impl NodeManagement for Handlers {
             let text = refused.to_string();
             match refused {
                 firmware::Refused::NotHome => Status::failed_precondition(text),
+                firmware::Refused::Unknown => Status::unavailable(text),
                 firmware::Refused::Failed(_) => Status::internal(text),
             }
         })?;

@@ -240,7 +240,7 @@ async fn only_who_operates_ends_the_machine_and_gets_a_reply_before() {
     operator.reboot(request).await.unwrap();
     assert_eq!(*running.end.borrow(), Some(Reason::PowerOff));
     // Only the call that was made is reported, and before its answer it was on the disk.
-    let calls = running.owned.calls.oldest(9).await;
+    let calls = running.owned.calls.oldest(9);
     let told: Vec<_> = calls.iter().map(|it| (&*it.who, &*it.call, &*it.what, it.code)).collect();
     assert_eq!(told, [("operator operator", "Reboot", "power off", 0)]);
     assert_eq!(calls[0].from, "127.0.0.1");

@@ -1,12 +1,14 @@
-//! What is wrong with the cluster as this node sees it, for a system on trial: a new one that
-//! is ready and harms etcd must not stay.
+//! The health of the cluster as this node sees it, for a system on trial: a new one that is
+//! ready and harms etcd must not stay.
 //!
 //! Invariants:
 //! - Each change of etcd's term is a change of the value: a member that makes the others elect
-//!   a leader again and again is never well for long.
+//!   a leader again and again is never healthy for long.
+//! - A cluster without a quorum is not healthy, and neither is one that gives no sign of life.
 //!
-//! What this module does not do: compare with the time before the update. A cluster that has
-//! its quorum is well, and a node without one does not get ready at all.
+//! What this module does not do: compare with the time before the update.
+
+use std::time::Duration;
 
 use tokio::sync::watch;
 
@@ -17,6 +19,14 @@ use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
 use polis_wire::node_roles::Role;
 
+/// How long etcd must serve without a change: it elects a leader in less, and a member that ends
+/// again and again is seen.
+const SETTLED: Duration = Duration::from_secs(10);
+
+/// The same for a node without a member: longer than it takes until a node that hears nothing
+/// from its leader is cut off.
+const SETTLED_WITHOUT: Duration = Duration::from_secs(30);
+
 /// Inputs and output. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub struct Service {
@@ -24,7 +34,7 @@ pub struct Service {
     pub cluster: watch::Receiver<cluster::Status>,
     /// Its etcd member.
     pub consensus: watch::Receiver<consensus::Status>,
-    /// What is wrong.
+    /// The health of the cluster.
     pub health: watch::Sender<ClusterHealth>,
 }
 
@@ -61,11 +71,14 @@ impl Service {
 /// Until the first look.
 #[must_use]
 pub fn unknown() -> ClusterHealth {
-    ClusterHealth { fault: Some("nothing is known of the cluster yet".to_owned()), term: 0 }
+    let fault = Some("nothing is known of the cluster yet".to_owned());
+    ClusterHealth { fault, ..ClusterHealth::default() }
 }
 
 fn look(cluster: &cluster::Status, consensus: &consensus::Status) -> ClusterHealth {
-    ClusterHealth { fault: fault(cluster, consensus), term: consensus.term }
+    let votes = cluster.roles.contains(&Role::ConsensusMember);
+    let settled = if votes { SETTLED } else { SETTLED_WITHOUT };
+    ClusterHealth { fault: fault(cluster, consensus), term: consensus.term, settled }
 }
 
 /// etcd first: a node whose member fails loses its cluster by it.
@@ -92,17 +105,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cluster_is_well_with_a_voter_that_has_a_leader_and_every_other_state_is_named() {
+    fn a_cluster_is_healthy_with_a_voter_that_has_a_leader_and_every_other_state_is_named() {
         let mut cluster = cluster::Status { state: cluster::State::Home, ..Default::default() };
         let mut consensus = consensus::Status::default();
-        assert_eq!(look(&cluster, &consensus), ClusterHealth::default(), "no member of etcd");
+        let healthy = |term, settled| ClusterHealth { fault: None, term, settled };
+        assert_eq!(look(&cluster, &consensus), healthy(0, SETTLED_WITHOUT));
         cluster.roles = vec![Role::ConsensusMember];
         let fault = |cluster: &_, consensus: &_| fault(cluster, consensus).unwrap_or_default();
         assert_eq!(fault(&cluster, &consensus), "the node's member of etcd is starting");
         consensus.standing = MemberStatus::Voter;
         assert_eq!(fault(&cluster, &consensus), "etcd has no leader");
         (consensus.leader, consensus.term) = (Some(MemberId(1)), 3);
-        assert_eq!(look(&cluster, &consensus), ClusterHealth { fault: None, term: 3 });
+        assert_eq!(look(&cluster, &consensus), healthy(3, SETTLED));
         consensus.alarms = vec![Alarm::NoSpace];
         assert_eq!(fault(&cluster, &consensus), "", "an update changes nothing about that");
         consensus.alarms.push(Alarm::Corrupt);

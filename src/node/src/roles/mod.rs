@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! readiness   when this node is ready: at home, and what its roles need serves  a service
-//! health      what is wrong with the cluster, for a system on trial             a service
+//! health      the health of the cluster, for a system on trial                   a service
 //! enlist      makes this node a member of etcd while it has the role            a service
 //! ```
 

@@ -84,6 +84,9 @@ pub(super) struct View {
     images: Vec<Image>,
     /// The subjects of the certificates.
     makers: Vec<String>,
+    /// Why the leader cannot use it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    invalid: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -96,8 +99,15 @@ impl View {
     /// The policy in a configuration; `None`: there is none.
     pub(super) fn of(configuration: &v1::ClusterConfiguration) -> Option<Self> {
         let policy = configuration.attestation.as_ref()?;
-        let read = parameters::attestation_policy(policy, "attestation").ok().flatten();
-        let AttestationPolicy { systems, makers } = read?;
+        let read = match parameters::attestation_policy(policy, "attestation") {
+            Ok(read) => read?,
+            Err(invalid) => {
+                let invalid =
+                    Some(format!("{invalid}; no machine enters until another one is set"));
+                return Some(Self { images: Vec::new(), makers: Vec::new(), invalid });
+            }
+        };
+        let AttestationPolicy { systems, makers } = read;
         let image = |system: parameters::System| Image {
             name: system.name,
             register_11: hex::encode(&system.kernel_image),
@@ -105,6 +115,7 @@ impl View {
         Some(Self {
             images: systems.into_iter().map(image).collect(),
             makers: makers.iter().map(|maker| clean(&maker.subject)).collect(),
+            invalid: None,
         })
     }
 
@@ -115,7 +126,8 @@ impl View {
         };
         let images = self.images.iter().map(image);
         let makers = self.makers.iter().map(|maker| format!("maker {maker}"));
-        images.chain(makers).collect::<Vec<_>>().join("\n")
+        let invalid = self.invalid.iter().map(|invalid| format!("invalid: {invalid}"));
+        images.chain(makers).chain(invalid).collect::<Vec<_>>().join("\n")
     }
 }
 
@@ -181,5 +193,10 @@ mod tests {
         let digits = &hex::encode(&value)[..16];
         assert!(shown.starts_with(&format!("image {digits}… (a.efi)\nmaker CN=")), "{shown}");
         assert!(View::of(&v1::ClusterConfiguration::default()).is_none());
+        let attestation = v1::AttestationPolicy { makers: vec![vec![7]], ..Default::default() };
+        let attestation = Some(attestation);
+        let damaged = v1::ClusterConfiguration { attestation, ..Default::default() };
+        let shown = View::of(&damaged).unwrap().text();
+        assert!(shown.starts_with("invalid: ") && shown.ends_with("is set"), "{shown}");
     }
 }

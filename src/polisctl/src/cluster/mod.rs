@@ -199,7 +199,13 @@ async fn configure(wish: &Wish, dry_run: DryRun, global: &Global) -> Result<(), 
     }
     let (log, target, key) = (logs.named()?, snapshots.named()?, snapshots.credentials()?);
     let policy = attestation.named()?;
-    let effect = format!("The settings of all nodes change: {}.", wish.options());
+    let mut effect = format!("The settings of all nodes change: {}.", wish.options());
+    if !attestation.is_empty() {
+        effect.push_str(
+            " The attestation policy is then as named here: images and makers that are not named \
+             do not stay in it.",
+        );
+    }
     if dry_run.of(global, &effect)? == Go::NoFurther {
         return Ok(());
     }

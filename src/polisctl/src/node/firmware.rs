@@ -50,9 +50,10 @@ pub(super) async fn run(arguments: &Arguments, global: &Global) -> Result<(), Er
         }
         false => {
             let effect = format!(
-                "{name} at {} opens its disk at its next start whatever the firmware measures, \
-                 also for a person who starts another system on this machine; that start seals the \
-                 key of the disk to its firmware again.",
+                "{name} at {} opens its disk at its next start whatever the firmware measures. \
+                 Until then, another system that is started on this machine can open it, too, and \
+                 with a copy of the ESP from that time also later. The next start seals the key of \
+                 the disk to its firmware and ends this, even if that firmware is the old one.",
                 reached.address
             );
             sure.of(global, &effect)?
@@ -79,8 +80,8 @@ fn text(name: &str, sealed: bool, cancel: bool) -> String {
              announcement"
         ),
         (true, false) => format!(
-            "{name} is ready for a firmware update: update it, and start the machine; what clears \
-             its TPM needs the recovery key all the same"
+            "{name} is ready for new firmware: install it now, since the next start of Polis ends \
+             the announcement; if it clears the TPM, the recovery key is needed all the same"
         ),
         (true, true) => format!("{name} expects its present firmware at its next start"),
     }
@@ -107,7 +108,7 @@ mod tests {
         world.runs(&[&announce[..], &["--cancel", "--dry-run"]].concat());
         assert_eq!(cluster.asked(), [""; 0]);
         let ended = world.asks(&announce, "y\n");
-        assert!(ended.stdout.contains("is ready for a firmware update"), "{}", ended.stderr);
+        assert!(ended.stdout.contains("is ready for new firmware"), "{}", ended.stderr);
         assert_eq!(cluster.asked(), ["AnnounceFirmwareUpdate"]);
         let output = world.runs(&[&announce[..], &["--cancel"]].concat());
         assert!(output.contains("expects its present firmware"), "{output}");

@@ -27,7 +27,7 @@ use polis_wire::rpc::client::Channel;
 const WHAT: &str = "update the node";
 
 /// How long the node may take to be back, without `--timeout`: a system on trial has ten
-/// minutes, and then the one before starts.
+/// minutes, its cluster two more, and then the one before starts.
 const BACK: Duration = Duration::from_secs(20 * 60);
 /// Between two attempts to reach it.
 const RETRY: Duration = Duration::from_secs(1);
@@ -173,7 +173,8 @@ fn came_back(
     let new = status.version == manifest.version.to_string();
     match (new, ready) {
         (true, true) if !status.trial => Ok(None),
-        (true, _) => Ok(Some("its new system is on trial, and not ready yet")),
+        (true, true) => Ok(Some("its new system is on trial: ready, and its cluster is watched")),
+        (true, false) => Ok(Some("its new system is on trial, and not ready yet")),
         // It says so only once it has looked at its disk.
         (false, true) if !status.other_system.is_empty() => {
             Err(Error::new(format!("other system: {}", status.other_system))

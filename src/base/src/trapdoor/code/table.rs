@@ -90,8 +90,8 @@ failures! {
          it with the file from polis/guru/ of the EFI system partition.";
     /// A system on trial did not get ready in time.
     TRIAL_NOT_READY = System 10: SYSTEM_BEFORE;
-    /// A system on trial got ready, and its cluster is not well with it.
-    TRIAL_NOT_WELL = System 11: SYSTEM_BEFORE;
+    /// A system on trial got ready, and its cluster is not healthy with it.
+    TRIAL_UNHEALTHY = System 11: SYSTEM_BEFORE;
     /// A service of `node` died more often than it may, up to the root of the tree.
     SERVICE_GAVE_UP = System 31: "read the last log lines and reboot; report this if it recurs";
     /// The main task of `node` panicked.

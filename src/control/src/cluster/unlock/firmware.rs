@@ -88,6 +88,9 @@ pub enum Refused {
     /// The disk may not be open yet, or the cluster is removing the node.
     #[error("this node is not home: nothing was sealed again")]
     NotHome,
+    /// The run that took the request ended.
+    #[error("it is not known whether the key was sealed again: look at the status of the node")]
+    Unknown,
     /// The TPM or the ESP failed. What was sealed before still opens the disk.
     #[error("cannot seal the key of the disk again: {0}")]
     Failed(String),
@@ -130,7 +133,7 @@ impl Announcements {
         let open = self.0.borrow().0.clone().ok_or(Refused::NotHome)?;
         let (answer, answered) = oneshot::channel();
         open.send(Request { binding, answer }).await.map_err(|_gone| Refused::NotHome)?;
-        answered.await.unwrap_or(Err(Refused::NotHome))
+        answered.await.unwrap_or(Err(Refused::Unknown))
     }
 }
 

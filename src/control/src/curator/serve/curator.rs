@@ -108,28 +108,36 @@ impl Curator for Handlers {
         let id = node(&request)?;
         let lead = self.lead()?;
         let calls = request.into_inner().calls;
-        if calls.len() > reported::REPORT_MAX {
+        let count = u32::try_from(calls.len()).unwrap_or(u32::MAX);
+        if count > reported::REPORT_MAX {
             return Err(Status::invalid_argument(format!(
-                "calls: {} in one report, and at most {} are allowed",
-                calls.len(),
+                "calls: {count} in one report, and at most {} are allowed",
                 reported::REPORT_MAX
             )));
         }
-        for told in calls {
-            let entry = reported::entry(id, told);
-            let newest = lead.store().audit_newest(&self.0.audit).await;
-            let newest = newest.map_err(|error| lead.refuse(error))?;
+        // Before etcd is asked for anything.
+        if !self.0.audit.budgets.take(id, count) {
+            return Err(Status::resource_exhausted(format!(
+                "a node reports at most {} calls at once, and one each {} s after that; it \
+                 reports the others later",
+                reported::CALLS_MAX,
+                reported::PACE.as_secs()
+            )));
+        }
+        let entries = calls.into_iter().map(|call| reported::entry(id, call));
+        let entries: Option<Vec<_>> = entries.collect();
+        let entries = entries.ok_or_else(|| {
+            Status::invalid_argument("calls: one of them is none that nodes record")
+        })?;
+        // A report that is repeated waits for its first attempt.
+        let _turn = self.0.audit.reports.lock().await;
+        let newest = lead.store().audit_newest(&self.0.audit).await;
+        let newest = newest.map_err(|error| lead.refuse(error))?;
+        for entry in entries {
             // The answer to an earlier report was lost.
-            if newest.iter().any(|known| reported::is_same(known, &entry)) {
-                continue;
+            if !newest.iter().any(|known| reported::is_same(known, &entry)) {
+                self.audit(entry).await?;
             }
-            if !self.0.audit.budgets.take(id) {
-                return Err(Status::resource_exhausted(format!(
-                    "a node reports at most {} calls a minute; it reports the others later",
-                    reported::CALLS_MAX
-                )));
-            }
-            self.audit(entry).await?;
         }
         Ok(Response::new(v1::ReportCallsResponse {}))
     }
