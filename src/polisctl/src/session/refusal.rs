@@ -56,9 +56,9 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
         }
         ("attestation-policy", _) => {
             "start the machine with a system of the policy and without additions: it proves its \
-             TPM anew at each start; or set another policy: `polisctl cluster configure` with all \
-             of its images and makers, since these options replace the whole policy; `polisctl \
-             cluster info` shows it"
+             TPM anew at each start; or set another policy: `polisctl cluster configure \
+             --attestation-image FILE`, with each image and each maker that is to be in it, since \
+             these options replace the whole policy"
         }
         ("still-up", _) => {
             "decommission it first: `polisctl node decommission NODE`; or, if the machine is \
