@@ -164,7 +164,11 @@ impl Service {
             Fault::LoseEtcd if first => {
                 // The next one must not start while half of it is there.
                 lose();
-                process::find("etcd").into_iter().for_each(kill);
+                for victim in process::find("etcd") {
+                    kill_and_see(victim).await;
+                }
+                // The services that keep its certificates may have written them again meanwhile.
+                lose();
             }
             Fault::KillNode => kill(getpid()),
             Fault::FlappingEtcd => {
