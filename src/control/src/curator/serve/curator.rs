@@ -127,7 +127,7 @@ impl Curator for Handlers {
         let entries = calls.into_iter().map(|call| reported::entry(id, call));
         let entries: Option<Vec<_>> = entries.collect();
         let entries = entries.ok_or_else(|| {
-            Status::invalid_argument("calls: one of them is none that nodes record")
+            Status::invalid_argument("calls: one of them is not a call that nodes record")
         })?;
         // A report that is repeated waits for its first attempt.
         let _turn = self.0.audit.reports.lock().await;
