@@ -58,9 +58,13 @@ fn a_bond_loses_a_leg_and_a_wrong_vlan_is_given_back_within_a_minute() -> Result
     cluster.boot(MEMBER)?;
     cluster.let_in(&[(MEMBER, Part::Worker)])?;
     cluster.wait_whole(2)?;
-    let shown = links(&cluster)?;
-    let kinds = |name: &str| shown["links"].as_array()?.iter().find(|link| link["name"] == name);
-    let vlan = kinds("bond0.7").with_context(|| format!("no VLAN: {shown}"))?;
+    // A node reports its links after it has joined.
+    let (shown, vlan) = ask_until("a VLAN", || {
+        let shown = links(&cluster)?;
+        let mut all = shown["links"].as_array().into_iter().flatten();
+        let vlan = all.find(|link| link["name"] == "bond0.7").cloned();
+        Ok(vlan.map(|vlan| (shown, vlan)))
+    })?;
     ensure!(vlan["on"] == "bond0" && vlan["vlan"] == VLAN && vlan["carrier"] == true, "{vlan}");
     let members = shown["links"].as_array().into_iter().flatten();
     let members = members.filter(|link| link["kind"] == "card" && link["on"] == "bond0").count();

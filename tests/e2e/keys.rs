@@ -284,7 +284,7 @@ fn an_announced_firmware_update_needs_no_recovery_key_and_one_that_was_not_does(
     let announce = |owner: &Owner, identity: &Identity, machine: &mut Machine| {
         let command = ["node", "announce-firmware-update", &identity.node, "--yes"];
         let answer = owner.run(&command)?;
-        ensure!(answer.contains("is ready for a firmware update"), "{answer}");
+        ensure!(answer.contains("is ready for new firmware"), "{answer}");
         machine.wait_until_text("A FIRMWARE UPDATE IS ANNOUNCED", SOON)?;
         let status = owner.run(&["node", "status", &identity.node])?;
         ensure!(status.contains("whatever it measures"), "it is not shown: {status}");

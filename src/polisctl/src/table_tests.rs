@@ -664,25 +664,37 @@ fn every_command_is_refused_to_the_roles_below_the_one_that_the_access_table_nam
 fn every_command_whose_cluster_is_gone_ends_on_time_with_a_reason() {
     let (world, cluster) = prepared();
     let (_bound, closed) = closed_port();
-    let mut faults = Faults::default();
-    for (path, arguments, kind, _) in CASES {
-        if matches!(kind, Kind::Local | Kind::Script) {
-            continue;
-        }
+    let ended = of_remote(|path, arguments| {
         let mut line = line(path, arguments, &cluster);
-        if *path == "node unlock" {
+        if path == "node unlock" {
             line[4].clone_from(&closed);
         }
         line.extend(["--timeout", "1500ms", "--endpoint", &closed].map(str::to_owned));
         let begun = Instant::now();
-        let ended = run(&world, Some(80), &line);
-        let took = begun.elapsed();
+        (run(&world, Some(80), &line), begun.elapsed())
+    });
+    let mut faults = Faults::default();
+    for (path, (ended, took)) in ended {
         let says = [1, 3].contains(&ended.status) && ended.stderr.contains("error: ");
         let on_time = took < Duration::from_secs(8);
         faults.expect(says && on_time && ended.stdout.is_empty(), path, &ended);
         faults.expect_fits(Some(80), path, &ended);
     }
     faults.none();
+}
+
+/// What `run` returns for each command that asks a cluster, all at once, since they wait.
+fn of_remote<T: Send>(
+    run: impl Fn(&str, &'static [&'static str]) -> T + Sync,
+) -> Vec<(&'static str, T)> {
+    let run = &run;
+    std::thread::scope(|scope| {
+        let remote = CASES.iter().filter(|case| !matches!(case.2, Kind::Local | Kind::Script));
+        let begun: Vec<_> = remote
+            .map(|(path, arguments, _, _)| (*path, scope.spawn(move || run(path, arguments))))
+            .collect();
+        begun.into_iter().map(|(path, ended)| (path, ended.join().unwrap())).collect()
+    })
 }
 
 /// An address that accepts connections and never answers.
@@ -699,19 +711,13 @@ const SIGN_MAX: Duration = Duration::from_secs(1);
 fn every_command_gives_a_sign_of_life_within_a_second_while_nothing_answers() {
     let (world, cluster) = prepared();
     let (_listens, silent) = silent_port();
-    let ended: Vec<(&str, Ended)> = std::thread::scope(|scope| {
-        let remote = CASES.iter().filter(|case| !matches!(case.2, Kind::Local | Kind::Script));
-        let begun = remote.map(|(path, arguments, _, _)| {
-            let mut line = line(path, arguments, &cluster);
-            if *path == "node unlock" {
-                line[4].clone_from(&silent);
-            }
-            line.extend(["--timeout", "4s", "--endpoint", &silent].map(str::to_owned));
-            let world = &world;
-            (path, scope.spawn(move || run(world, None, &line)))
-        });
-        let begun: Vec<_> = begun.collect();
-        begun.into_iter().map(|(path, ended)| (*path, ended.join().unwrap())).collect()
+    let ended = of_remote(|path, arguments| {
+        let mut line = line(path, arguments, &cluster);
+        if path == "node unlock" {
+            line[4].clone_from(&silent);
+        }
+        line.extend(["--timeout", "4s", "--endpoint", &silent].map(str::to_owned));
+        run(&world, None, &line)
     });
     for (path, ended) in ended {
         assert!([1, 3].contains(&ended.status), "{path}: {}", ended.stderr);

@@ -224,6 +224,9 @@ fn quick(filter: Option<&str>) -> Command {
     // Of the programs only this one has tests of its own; `--bins` would link each of them as
     // an empty test.
     command.args(["test", "--workspace", "--lib", "--bin", "xtask", "--no-fail-fast"]).args(filter);
+    // The programs run one after another, and many tests wait: for an answer, a deadline.
+    let threads = thread::available_parallelism().map_or(1, usize::from) * 2;
+    command.env("RUST_TEST_THREADS", threads.to_string());
     command
 }
 
