@@ -2,13 +2,18 @@
 //!
 //! The fault `kill-by-pods` kills what a pod names (`docs/testing.md`). The death of `node` is
 //! another matter: it opens the trapdoor, so the machine reboots, and the pods begin anew.
+//!
+//! At the end the machine is off for so long that every certificate of Kubernetes has ended.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use polis_qemu::{Event, Machine};
+use polis_base::sys::clock;
+use polis_qemu::{Config, Event, Machine};
 use polis_tests::{Story, skip, story};
 use serde_json::Value;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 use super::kubectl::Kubectl;
 use super::{ACCESS, GONE, KUBECTL, PART, large, serves, takes_both_roles};
@@ -45,6 +50,10 @@ spec:
       imagePullPolicy: IfNotPresent
 ";
 
+/// How long the machine is off at the end: a day longer than a certificate of Kubernetes is
+/// valid. That of the owner is valid for a month.
+const OFF: Duration = Duration::from_secs(4 * 24 * 60 * 60);
+
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] =
     &[story!(a_pod_goes_on_while_what_runs_it_is_killed).cluster().takes(600)];
@@ -56,7 +65,8 @@ fn a_pod_goes_on_while_what_runs_it_is_killed() -> Result<()> {
     let world = World::of_full("killed")?;
     let owner = Owner::with_ports(&world.path("owner"), &[ACCESS])?;
     let small = world.bootstrap_config("polis.fault=kill-by-pods polis.guru-countdown=1")?;
-    let mut machine = world.boot(&large(&world, &owner, small)?)?;
+    let config = large(&world, &owner, small)?;
+    let mut machine = world.boot(&config)?;
     let founded = home(&mut machine)?;
     owner.take(&founded.ca)?;
     takes_both_roles(&owner, &mut machine, &founded.node)?;
@@ -91,6 +101,19 @@ fn a_pod_goes_on_while_what_runs_it_is_killed() -> Result<()> {
     kubectl.run(&["wait", "--for=condition=Ready", "pod/witness", KUBECTL], "")?;
     let after = life(&kubectl)?;
     ensure!(after.restarts == before.restarts + 1, "after a reboot: {after:?}");
+
+    machine.kill();
+    let mut machine = world.boot(&Config { clock: Some(clock::now() + OFF), ..config })?;
+    let back = home(&mut machine)?;
+    ensure!(back == founded, "after four days: {back:?}, before: {founded:?}");
+    serves(&mut machine)?;
+    whole(&kubectl)?;
+    kubectl.run(&["wait", "--for=condition=Ready", "pod/witness", KUBECTL], "")?;
+    let last = life(&kubectl)?;
+    ensure!(last.restarts == after.restarts + 1, "after four days: {last:?}");
+    let begun = OffsetDateTime::from(clock::now() + OFF / 2).format(&Rfc3339)?;
+    ensure!(last.since > begun, "its clock is that of the host: {last:?}, not after {begun}");
+    eprintln!("          whole after all certificates of Kubernetes had ended: {last:?}");
     Ok(())
 }
 
