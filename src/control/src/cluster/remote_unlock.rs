@@ -26,7 +26,7 @@ use super::sealed::Sealed;
 use super::service::Consensus;
 use super::unlock::keeper::Slot;
 use super::unlock::keys::Half;
-use super::unlock::request::{self, Waiting};
+use super::unlock::request;
 use super::unlock::sealer::{Guarded, Sealer};
 use super::unlock::{Keys, Unlocker};
 use super::{Error, Service};
@@ -117,8 +117,8 @@ impl<C: Consensus> Service<C> {
             }
         };
         tokio::pin!(asked);
-        let mut waiting =
-            Waiting::new(&self.unlock_requests, credentials.map(|(credentials, _)| credentials));
+        let credentials = credentials.map(|(credentials, _)| credentials);
+        let mut waiting = request::wait(&self.unlock_requests, credentials);
         self.status.waits_for_key(true);
         let opened = loop {
             let request = tokio::select! {

@@ -209,7 +209,7 @@ impl<C: Consensus> Service<C> {
             std::future::pending::<()>().await;
         };
         tokio::pin!(removed, follow);
-        let mut announcements = firmware::Waiting::new(&self.announcements);
+        let mut announcements = firmware::wait(&self.announcements);
         loop {
             let request = tokio::select! {
                 // Cancel-safe, all: they wait, and publish or take in one step.

@@ -7,7 +7,7 @@
 //!                                   +--> agent --ReportCalls--> leader, audit log --> dropped
 //! ```
 //!
-//! [`Recorded`] is around `NodeManagement`, so no handler can forget its entry;
+//! [`Calls`] are around `NodeManagement`, so no handler can forget its entry;
 //! [`NODE_CALLS`](polis_wire::audit::NODE_CALLS) says of every call whether it has one.
 //!
 //! Invariants:
@@ -23,26 +23,21 @@
 //! What this module does not do: record what the permissions of a caller rule out, or vouch
 //! for the node: the leader takes its word.
 
-use std::convert::Infallible;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::{Request, Response};
-use http_body_util::{BodyExt as _, Full};
+use http::Request;
 use polis_proto::v1::{self, AuditEntry, CallJournal};
 use prost::Message as _;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tonic::body::Body;
-use tonic::codegen::Service;
-use tonic::server::NamedService;
 use tonic::{Code, Status};
 use tracing::warn;
 
 use polis_base::files::File;
 use polis_runtime::supervisor::blocking;
+use polis_wire::audit::layer::{self, Answer, Audit, Handler, UnderWay};
 use polis_wire::audit::{begun, is_recorded, reason};
 use polis_wire::rpc::{Caller, Peer};
 
@@ -54,9 +49,6 @@ const DETAILS: [(&str, Detail); 2] = [
     ("/polis.v1.NodeManagement/AnnounceFirmwareUpdate", cancel),
     ("/polis.v1.NodeManagement/Reboot", end),
 ];
-
-/// Bytes of a gRPC frame before its message: whether it is compressed, and its length.
-const FRAME_HEAD: usize = 5;
 
 /// Entries that wait for a leader: some 100 KB.
 const KEPT_MAX: usize = 256;
@@ -194,43 +186,37 @@ fn read(file: &File) -> Option<Vec<AuditEntry>> {
     Some(journal.unwrap_or_default().calls)
 }
 
-/// A service, each of whose recorded calls by a user is kept.
-#[derive(Clone, Debug)]
-pub(super) struct Recorded<S> {
-    pub(super) inner: S,
-    pub(super) calls: Calls,
-}
-
-impl<S: NamedService> NamedService for Recorded<S> {
-    const NAME: &'static str = S::NAME;
-}
-
-impl<S> Service<Request<Body>> for Recorded<S>
-where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>
-        + Clone
-        + Send
-        + 'static,
-    S::Future: Send,
-{
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, task: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.inner.poll_ready(task)
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        // The clone that was made ready serves this call.
-        let waiting = self.inner.clone();
-        let mut inner = std::mem::replace(&mut self.inner, waiting);
-        match request.extensions().get::<Caller>().filter(|caller| is_user(caller)).cloned() {
-            Some(caller) if is_recorded(request.uri().path()) => {
-                Box::pin(recorded(inner, self.calls.clone(), caller, request))
-            }
-            _ => Box::pin(inner.call(request)),
+impl Audit for Calls {
+    /// Keeps each recorded call of a user.
+    async fn serve(self, mut handler: impl Handler, request: Request<Body>) -> Answer {
+        let path = request.uri().path().to_owned();
+        let caller = request.extensions().get::<Caller>().filter(|caller| is_user(caller));
+        let Some(caller) = caller.filter(|_user| is_recorded(&path)).cloned() else {
+            return handler.call(request).await;
+        };
+        let mut entry = begun(Some(&caller), &path);
+        let mut request = request;
+        if let Some((_, detail)) = DETAILS.iter().find(|(known, _)| *known == path) {
+            let message;
+            (request, message) = match layer::message(request).await {
+                Ok(read) => read,
+                Err(status) => return Ok(status.into_http()),
+            };
+            entry.what = message.map(|message| detail(&message)).unwrap_or_default();
         }
+        // The next write of the file takes a call along that is cut off.
+        let call = UnderWay::new(entry, |entry| self.push(entry));
+        let response = handler.call(request).await?;
+        let mut entry = call.end();
+        let status = Status::from_header_map(response.headers());
+        if let Some(status) = status.filter(|status| status.code() != Code::Ok) {
+            (entry.code, entry.reason) = (status.code().into(), reason(&status));
+        }
+        let call = entry.call.clone();
+        if timeout(PATIENCE, self.add(entry)).await.is_err() {
+            warn!(by = %caller.peer, call, "the disk did not take a call for the audit log in time");
+        }
+        Ok(response)
     }
 }
 
@@ -238,59 +224,6 @@ fn is_user(caller: &Caller) -> bool {
     match caller.peer {
         Peer::User { .. } => true,
         Peer::None | Peer::Key(_) | Peer::Node(_) => false,
-    }
-}
-
-async fn recorded<S>(
-    mut inner: S,
-    calls: Calls,
-    caller: Caller,
-    mut request: Request<Body>,
-) -> Result<Response<Body>, Infallible>
-where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
-{
-    let mut entry = begun(Some(&caller), request.uri().path());
-    let detail = DETAILS.iter().find(|(path, _)| *path == request.uri().path());
-    if let Some((_, detail)) = detail {
-        let (parts, body) = request.into_parts();
-        // One message, which the server layer bounds.
-        let bytes = match body.collect().await {
-            Ok(body) => body.to_bytes(),
-            Err(status) => return Ok(status.into_http()),
-        };
-        entry.what = bytes.get(FRAME_HEAD..).map(detail).unwrap_or_default();
-        request = Request::from_parts(parts, Body::new(Full::new(bytes)));
-    }
-    let mut cut_off = CutOff { calls: &calls, entry: Some(entry) };
-    let response = inner.call(request).await?;
-    let Some(mut entry) = cut_off.entry.take() else { return Ok(response) };
-    let status = Status::from_header_map(response.headers());
-    if let Some(status) = status.filter(|status| status.code() != Code::Ok) {
-        (entry.code, entry.reason) = (status.code().into(), reason(&status));
-    }
-    let call = entry.call.clone();
-    if timeout(PATIENCE, calls.add(entry)).await.is_err() {
-        warn!(by = %caller.peer, call, "the disk did not take a call for the audit log in time");
-    }
-    Ok(response)
-}
-
-/// Keeps the entry of a call that ends without an answer: its caller has left, or its time is
-/// over. What it asked for may have been done.
-struct CutOff<'a> {
-    calls: &'a Calls,
-    entry: Option<AuditEntry>,
-}
-
-impl Drop for CutOff<'_> {
-    fn drop(&mut self) {
-        if let Some(entry) = self.entry.take() {
-            let reason = "it ended without an answer; what it asked for may have been done";
-            let (code, reason) = (Code::Cancelled.into(), reason.to_owned());
-            // The next write of the file takes it along.
-            self.calls.push(AuditEntry { code, reason, ..entry });
-        }
     }
 }
 
@@ -323,8 +256,7 @@ mod tests {
         // A write that takes its time.
         let turn = Arc::clone(&calls.writes).lock_owned().await;
         assert!(timeout(Duration::from_millis(10), calls.add(call(1))).await.is_err());
-        drop(CutOff { calls: &calls, entry: Some(call(2)) });
-        drop(CutOff { calls: &calls, entry: None });
+        drop(UnderWay::new(call(2), |call| calls.push(call)));
         drop(turn);
         let kept: Vec<_> = calls.oldest(9).iter().map(|it| (it.time_unix_ms, it.code)).collect();
         assert_eq!(kept, [(1, 0), (2, Code::Cancelled.into())]);

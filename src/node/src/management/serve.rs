@@ -16,7 +16,7 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::{info, warn};
 use zeroize::Zeroizing;
 
-use super::calls::{Calls, Recorded};
+use super::calls::Calls;
 use super::{Inputs, attest, console, drain, firewall, logs, update};
 use polis_base::sys::clock;
 use polis_base::sys::reboot::Reason;
@@ -29,6 +29,7 @@ use polis_runtime::lines::Lines;
 use polis_runtime::logtree;
 use polis_runtime::supervisor::Tree;
 use polis_runtime::sys::process;
+use polis_wire::audit::layer::Audited;
 use polis_wire::rpc::Peer;
 use polis_workload::Part;
 
@@ -70,7 +71,7 @@ impl Handlers {
         let (_reporter, health) = tonic_health::server::health_reporter();
         let mut routes = RoutesBuilder::default();
         routes
-            .add_service(Recorded { inner: NodeManagementServer::new(self), calls })
+            .add_service(Audited::new(NodeManagementServer::new(self), calls))
             .add_service(describe().build_v1()?)
             .add_service(describe().build_v1alpha()?)
             .add_service(health);

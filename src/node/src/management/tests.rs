@@ -14,7 +14,7 @@ use super::*;
 use polis_base::recovery::form;
 use polis_base::stage::Stages;
 use polis_control::cluster::unlock::Announcements;
-use polis_control::cluster::unlock::request::{Open, Requests, Waiting};
+use polis_control::cluster::unlock::request::{self, Open, Requests};
 use polis_runtime::supervisor::Handles;
 use polis_wire::identity::NodeId;
 use polis_wire::rpc::Role;
@@ -360,7 +360,7 @@ async fn a_node_that_waits_for_its_key_takes_it_only_from_an_owner() {
     let join = self_signed(9, Some(authority.der.clone()));
     let waits = watch::Sender::default();
     let open = waits.clone();
-    let mut waiting = Waiting::new(&open, Some(join.clone()));
+    let mut waiting = request::wait(&open, Some(join.clone()));
     let running = Running::start_with(authority, None, waits).await;
     let text = form::write(&[7; form::SIZE]);
     let unlock = async |role: Role| {

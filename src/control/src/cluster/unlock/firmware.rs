@@ -24,15 +24,13 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::keeper::{Keeper, Shares, Slot};
 use super::keys::Secrets;
 use super::sealer::{Binding, Guarded, Sealer};
+use super::waiting;
 use crate::cluster::Error;
 use crate::cluster::error::Refusal;
 use crate::cluster::record::{self, Record};
 use crate::cluster::sealed::Sealed;
 use polis_base::files::Esp;
 use polis_runtime::supervisor::blocking;
-
-/// Owners announce one update at a time.
-const REQUESTS: usize = 1;
 
 /// What became of the secrets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -137,32 +135,10 @@ impl Announcements {
     }
 }
 
-/// Takes requests for as long as the value lives.
-#[derive(Debug)]
-pub struct Waiting<'a> {
-    open: &'a watch::Sender<Open>,
-    requests: mpsc::Receiver<Request>,
-}
+/// The run that takes announcements.
+pub(in crate::cluster) type Waiting<'a> = waiting::Waiting<'a, Open, Request>;
 
-impl<'a> Waiting<'a> {
-    /// Publishes on `open` that requests are taken.
-    pub fn new(open: &'a watch::Sender<Open>) -> Self {
-        let (tx, requests) = mpsc::channel(REQUESTS);
-        open.send_replace(Open(Some(tx)));
-        Self { open, requests }
-    }
-
-    /// The next request. Cancel-safe. Never ends: what is published holds a sender.
-    pub(in crate::cluster) async fn next(&mut self) -> Request {
-        match self.requests.recv().await {
-            Some(request) => request,
-            None => std::future::pending().await,
-        }
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.open.send_replace(Open(None));
-    }
+/// Publishes on `open` that announcements are taken.
+pub(in crate::cluster) fn wait(open: &watch::Sender<Open>) -> Waiting<'_> {
+    Waiting::new(open, |requests| Open(Some(requests)))
 }

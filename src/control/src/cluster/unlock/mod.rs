@@ -26,6 +26,7 @@
 //! disk     the requests to storage, and their results
 //! request  where a recovery key is given over the network
 //! firmware sealing again, for a firmware update that an owner announces
+//! waiting  the end of both queues at the run that takes from them
 //! ```
 //!
 //! Invariants:
@@ -43,6 +44,7 @@ pub mod keeper;
 pub mod keys;
 pub mod request;
 pub mod sealer;
+mod waiting;
 
 use uuid::Uuid;
 

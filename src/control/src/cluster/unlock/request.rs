@@ -13,12 +13,10 @@ use std::fmt;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::waiting;
 use polis_base::recovery::form;
 use polis_machine::storage::key::RecoveryKey;
 use polis_wire::rpc::Credentials;
-
-/// People type one key at a time.
-const REQUESTS: usize = 1;
 
 /// The reason why a recovery key did not open the disk.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -101,34 +99,12 @@ impl Requests {
     }
 }
 
-/// Takes requests for as long as the value lives.
-#[derive(Debug)]
-pub struct Waiting<'a> {
-    open: &'a watch::Sender<Open>,
-    requests: mpsc::Receiver<Request>,
-}
+/// The run that waits for keys.
+pub type Waiting<'a> = waiting::Waiting<'a, Open, Request>;
 
-impl<'a> Waiting<'a> {
-    /// Publishes on `open` that keys are taken; the run has `credentials` meanwhile.
-    pub fn new(open: &'a watch::Sender<Open>, credentials: Option<Credentials>) -> Self {
-        let (tx, requests) = mpsc::channel(REQUESTS);
-        open.send_replace(Open(Some((tx, credentials))));
-        Self { open, requests }
-    }
-
-    /// The next key. Cancel-safe. Never ends: what is published holds a sender.
-    pub async fn next(&mut self) -> Request {
-        match self.requests.recv().await {
-            Some(request) => request,
-            None => std::future::pending().await,
-        }
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.open.send_replace(Open(None));
-    }
+/// Publishes on `open` that keys are taken; the run has `credentials` meanwhile.
+pub fn wait(open: &watch::Sender<Open>, credentials: Option<Credentials>) -> Waiting<'_> {
+    Waiting::new(open, |requests| Open(Some((requests, credentials))))
 }
 
 #[cfg(test)]
@@ -141,7 +117,7 @@ mod tests {
         let requests = Requests::new(open.subscribe());
         let text = form::write(&[7; form::SIZE]);
         assert_eq!(requests.unlock(&text).await, Err(Refused::NotWaiting));
-        let mut waiting = Waiting::new(&open, None);
+        let mut waiting = wait(&open, None);
         assert!(requests.is_open());
         assert_eq!(requests.unlock("abc").await, Err(Refused::Malformed(form::Error::Length(3))));
         let (answered, ()) = tokio::join!(requests.unlock(&text), async {

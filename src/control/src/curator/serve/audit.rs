@@ -1,7 +1,7 @@
 //! The audit of the calls of operators: one entry for each call that changes something, reads
 //! a secret, or was refused.
 //!
-//! [`Audited`] is around the services `Aaa` and `Management`, so no handler can forget its
+//! [`Handlers`] audit the services `Aaa` and `Management`, so no handler can forget its
 //! entry; [`CALLS`] says of every call whether it has one.
 //!
 //! ```text
@@ -20,20 +20,15 @@
 //! call is made again at the leader), or calls to nodes, which those report (`reported`).
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context as Task, Poll};
 use std::time::Duration;
 
-use http::{Request, Response};
-use http_body_util::{BodyExt as _, Full};
+use http::Request;
 use polis_proto::v1::{self, AuditEntry};
 use prost::Message;
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::{MissedTickBehavior, interval};
 use tonic::body::Body;
-use tonic::server::NamedService;
 use tonic::{Code, Status};
 use tracing::{info, warn};
 
@@ -41,6 +36,7 @@ use super::{Handlers, Lead, Stream};
 use crate::curator::audit::page_after;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
+use polis_wire::audit::layer::{self, Answer, Audit, Handler, UnderWay};
 use polis_wire::audit::{begun, reason};
 use polis_wire::node_roles::Role;
 use polis_wire::rpc::{self, Caller};
@@ -104,98 +100,43 @@ const KINDS_MAX: usize = 64;
 /// The time in which refusals of one kind are counted.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Bytes of a gRPC frame before its message: whether it is compressed, and its length.
-const FRAME_HEAD: usize = 5;
-
-/// A service, each of whose calls passes the audit log.
-#[derive(Clone, Debug)]
-pub(super) struct Audited<S> {
-    pub(super) inner: S,
-    pub(super) handlers: Handlers,
-}
-
-impl<S: NamedService> NamedService for Audited<S> {
-    const NAME: &'static str = S::NAME;
-}
-
-impl<S> tower::Service<Request<Body>> for Audited<S>
-where
-    S: tower::Service<Request<Body>, Response = Response<Body>, Error = Infallible>
-        + Clone
-        + Send
-        + 'static,
-    S::Future: Send,
-{
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, task: &mut Task<'_>) -> Poll<Result<(), Infallible>> {
-        self.inner.poll_ready(task)
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        // The clone that was made ready serves this call.
-        let waiting = self.inner.clone();
-        let inner = std::mem::replace(&mut self.inner, waiting);
-        match kind(request.uri().path()) {
-            No => {
-                let mut inner = inner;
-                Box::pin(inner.call(request))
+impl Audit for Handlers {
+    async fn serve(self, mut handler: impl Handler, request: Request<Body>) -> Answer {
+        let kind = kind(request.uri().path());
+        if kind == No {
+            return handler.call(request).await;
+        }
+        let (request, message) = match layer::message(request).await {
+            Ok(read) => read,
+            Err(status) => return Ok(status.into_http()),
+        };
+        let path = request.uri().path();
+        let entry = AuditEntry {
+            what: message.map(|message| what(path, &message)).unwrap_or_default(),
+            ..begun(request.extensions().get::<Caller>(), path)
+        };
+        // A caller that hangs up drops this future: the change may have happened.
+        let call = UnderWay::new(entry, |entry| self.0.attempts.tell(entry));
+        let response = handler.call(request).await?;
+        let status = Status::from_header_map(response.headers());
+        if let Some(status) = status.filter(|status| status.code() != Code::Ok) {
+            let entry = call.end();
+            if !rpc::is_not_leader(&status) {
+                let (code, reason) = (status.code().into(), reason(&status));
+                self.0.attempts.tell(AuditEntry { code, reason, ..entry });
             }
-            kind @ (Changes | ReadsSecret) => {
-                Box::pin(audited(inner, self.handlers.clone(), kind, request))
+            return Ok(response);
+        }
+        let written = self.audit(call.entry()).await;
+        let _done = call.end();
+        Ok(match written {
+            Ok(()) => response,
+            Err(status) => {
+                warn!("the answer of a call is held back: {status}");
+                unwritten(kind).into_http()
             }
-        }
+        })
     }
-}
-
-async fn audited<S>(
-    mut inner: S,
-    handlers: Handlers,
-    kind: Kind,
-    request: Request<Body>,
-) -> Result<Response<Body>, Infallible>
-where
-    S: tower::Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
-{
-    let (parts, body) = request.into_parts();
-    // One message, which the server layer bounds.
-    let bytes = match body.collect().await {
-        Ok(body) => body.to_bytes(),
-        Err(status) => return Ok(status.into_http()),
-    };
-    let caller = parts.extensions.get::<Caller>().cloned();
-    let entry = AuditEntry {
-        what: bytes
-            .get(FRAME_HEAD..)
-            .map(|message| what(parts.uri.path(), message))
-            .unwrap_or_default(),
-        ..begun(caller.as_ref(), parts.uri.path())
-    };
-    // A caller that hangs up drops this future: the change may have happened.
-    let mut cut_off = CutOff { handlers: &handlers, entry: Some(entry) };
-    let response = inner.call(Request::from_parts(parts, Body::new(Full::new(bytes)))).await?;
-    let status = Status::from_header_map(response.headers());
-    if let Some(status) = status.filter(|status| status.code() != Code::Ok) {
-        if let Some(entry) = cut_off.entry.take()
-            && !rpc::is_not_leader(&status)
-        {
-            let reason = reason(&status);
-            handlers.0.attempts.tell(AuditEntry { code: status.code().into(), reason, ..entry });
-        }
-        return Ok(response);
-    }
-    let Some(entry) = cut_off.entry.clone() else { return Ok(response) };
-    let written = handlers.audit(entry).await;
-    let _done = cut_off.entry.take();
-    Ok(match written {
-        Ok(()) => response,
-        Err(status) => {
-            warn!("the answer of a call is held back: {status}");
-            unwritten(kind).into_http()
-        }
-    })
 }
 
 /// The answer of a call whose entry cannot be written.
@@ -204,23 +145,6 @@ fn unwritten(kind: Kind) -> Status {
         ReadsSecret => "the audit log cannot be written, so this is not shown; try again",
         Changes | No => "the change was made, and the audit log cannot be written; try again",
     })
-}
-
-/// Reports a call that ends without an answer.
-struct CutOff<'a> {
-    handlers: &'a Handlers,
-    entry: Option<AuditEntry>,
-}
-
-impl Drop for CutOff<'_> {
-    fn drop(&mut self) {
-        if let Some(entry) = self.entry.take() {
-            let reason =
-                "the caller left before the answer; the call may have been done".to_owned();
-            let code = Code::Cancelled.into();
-            self.handlers.0.attempts.tell(AuditEntry { code, reason, ..entry });
-        }
-    }
 }
 
 /// What a call names: never a secret of its request.

@@ -64,6 +64,7 @@ use crate::consensus::client::User;
 use crate::consensus::{self, Members, Peer};
 use polis_base::sys::clock;
 use polis_runtime::event::until;
+use polis_wire::audit::layer::Audited;
 use polis_wire::identity::NodeId;
 use polis_wire::rpc::{self, Credentials};
 
@@ -156,8 +157,8 @@ impl Handlers {
                 .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         };
         let (aaa, management) = (AaaServer::new(self.clone()), ManagementServer::new(self.clone()));
-        Ok(Routes::new(audit::Audited { inner: aaa, handlers: self.clone() })
-            .add_service(audit::Audited { inner: management, handlers: self.clone() })
+        Ok(Routes::new(Audited::new(aaa, self.clone()))
+            .add_service(Audited::new(management, self.clone()))
             .add_service(CuratorServer::new(self.clone()))
             .add_service(CuratorLocalServer::new(self.clone()))
             .add_service(health)

@@ -12,8 +12,14 @@
 //! Invariants:
 //! - A hash covers every field of its entry, the hash of the entry before among them.
 //!
+//! The layer that makes entries of the calls of a service is in [`layer`].
+//!
 //! What this module does not do: sign. A person who can write etcd can make a whole new
 //! chain; a [`Mark`] of the old one, kept elsewhere, shows that.
+
+#[cfg(test)]
+mod fuzz_tests;
+pub mod layer;
 
 use std::fmt;
 use std::str::FromStr;
@@ -395,7 +401,3 @@ mod tests {
         }
     }
 }
-
-#[cfg(test)]
-#[path = "audit_fuzz_tests.rs"]
-mod fuzz_tests;
