@@ -11,7 +11,7 @@ pub(crate) const CMDLINE: &str = "console=tty0 console=ttyS0,115200 quiet loglev
 
 /// The word for the key whose update bundles a node takes, as 64 hexadecimal digits.
 const RELEASE_KEY: &str = "polis.release-key=";
-/// What follows it in an image without keys; signing writes the key in its place.
+/// The text behind it in an image without keys; signing writes the key in its place.
 const NO_KEY: [u8; 64] = [b'0'; 64];
 
 /// The place of the release key on a command line: where its digits begin, and how many

@@ -129,7 +129,7 @@ pub enum Error {
         program: String,
         /// The missing word.
         expected: String,
-        /// What it reports.
+        /// Its report.
         output: String,
     },
     /// A program of the payload needs a library that the payload lacks.

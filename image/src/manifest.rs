@@ -22,7 +22,7 @@ use crate::{
 /// Name of the file in the output folder.
 pub(crate) const FILE: &str = "manifest.json";
 
-/// What `os-release` has before the word of a variant; the base variant has no such line.
+/// The text of `os-release` before the word of a variant; the base variant has no such line.
 pub(crate) const VARIANT: &str = "POLIS_VARIANT=";
 
 /// Default size of an image: the system, and some gigabytes for data.
@@ -64,7 +64,7 @@ impl fmt::Display for Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Variant {
-    /// What every node needs, without workloads: quick to build.
+    /// The packages that every node needs, without workloads: quick to build.
     Base,
     /// The same, with containerd and Kubernetes.
     Full,

@@ -63,7 +63,7 @@ pub const IMAGES: [Image; 2] = [
 ];
 
 impl Image {
-    /// What is in it, with the program from this folder.
+    /// Its content, with the program from this folder.
     fn contents(&self, programs: &Path) -> Contents {
         let mut root = Tree::default();
         root.program(self.program, programs.join(self.program));

@@ -48,7 +48,7 @@ pub mod containerd {
             }
         }
 
-        /// What the collector of garbage spares.
+        /// The objects that the garbage collector spares.
         pub mod leases {
             /// Version 1.
             pub mod v1 {

@@ -52,7 +52,7 @@ const SHOWN: &str = "fingerprint is ";
 pub struct Milestone {
     /// Which node, from 0.
     pub node: usize,
-    /// What.
+    /// The name of the event.
     pub what: &'static str,
     /// Since the fleet began.
     pub at: Duration,

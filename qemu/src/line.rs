@@ -172,7 +172,7 @@ pub fn clean(bytes: &[u8]) -> String {
 /// instruction that another is changing.
 pub(crate) const RACE: &str = "the guest's kernel tripped over an old race in QEMU's translator";
 
-/// What firmware says of a disk that it cannot start. It turns to the next one then.
+/// The message of firmware about a disk that it cannot start. It turns to the next one then.
 pub(crate) const NOT_STARTED: &str = "BdsDxe: failed to load";
 
 /// Why a guest that printed this line will never reach a story's goal.
@@ -184,7 +184,7 @@ pub fn fatal(text: &str) -> Option<&'static str> {
         ("Kernel panic", "the guest's kernel panicked"),
         ("Oops: int3", RACE),
     ];
-    // What `init` reports about the boot before.
+    // The report of `init` about the boot before.
     if text.contains("init: last words: ") {
         return None;
     }

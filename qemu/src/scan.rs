@@ -54,7 +54,7 @@ impl Source {
     }
 }
 
-/// What a machine answered.
+/// The answer of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answers {
     /// A connection could be opened.

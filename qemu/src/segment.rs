@@ -20,7 +20,7 @@
 //!
 //! Links are cut, slowed and healed here, pair by pair, while the machines keep their
 //! carrier: like a broken switch between two racks. A pulled cable is `set_link` of the
-//! machine's own protocol. What the switch delivers can be captured here, too.
+//! machine's own protocol. The frames that the switch delivers can be captured here, too.
 //!
 //! Invariants:
 //! - A port that does not drain loses frames, as on a real switch, and does not slow

@@ -62,7 +62,7 @@ impl Machine {
     }
 }
 
-/// What becomes of a frame of a machine.
+/// The fate of a frame of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// The switch delivers it.
@@ -82,7 +82,7 @@ pub(crate) struct Router {
 }
 
 impl Router {
-    /// What becomes of a frame that a machine sent.
+    /// The fate of a frame that a machine sent.
     pub(crate) fn sent(&self, frame: &[u8]) -> Outcome {
         let Ok(packet) = SlicedPacket::from_ethernet(frame) else { return Outcome::Lost };
         let Some(NetSlice::Ipv6(ip)) = &packet.net else { return Outcome::Lost };

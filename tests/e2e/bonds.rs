@@ -85,7 +85,7 @@ fn a_bond_loses_a_leg_and_a_wrong_vlan_is_given_back_within_a_minute() -> Result
     a_trial_ends_with_the_power(&mut cluster)
 }
 
-/// What the operator sees of the node.
+/// The node as the operator sees it.
 fn links(cluster: &Fleet) -> Result<Value> {
     let id = &cluster.nodes[MEMBER].id;
     Ok(cluster.operator.document(&["--timeout", "1m", "node", "network", id])?)

@@ -272,7 +272,7 @@ fn turns(cluster: &Fleet, done: usize) -> Result<usize> {
 fn of_one(cluster: &Fleet, update: &Value, state: &str) -> Result<usize> {
     let [id] = &named(update, state)[..] else { bail!("not one node is {state}: {update}") };
     let number = cluster.nodes.iter().position(|node| node.id == *id);
-    number.with_context(|| format!("{id} is no node of the story"))
+    number.with_context(|| format!("{id} is not a node of the story"))
 }
 
 /// The nodes whose step is in this state.

@@ -81,7 +81,7 @@ fn restored(world: &World, cluster: &mut Fleet, before: &Summary, intact: usize)
     for id in &old {
         let is_it = |node: &&serde_json::Value| node["id"] == **id;
         let node = nodes.iter().find(is_it).with_context(|| format!("{id} was forgotten"))?;
-        ensure!(node["former_voter"] == true, "{id} is said to vote: {node}");
+        ensure!(node["former_voter"] == true, "{id} has no mark of a former voter: {node}");
     }
     for id in &old[..intact] {
         cluster.operator.run(&["--timeout", "2m", "node", "delete", id, "--force", "--yes"])?;

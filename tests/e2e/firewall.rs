@@ -87,7 +87,7 @@ fn each_port_is_reached_by_its_callers_alone_and_no_rule_locks_its_owner_out() -
     cluster.boot(WORKER)?;
     let machine = cluster.machine(WORKER)?;
     machine.wait_for("cluster", crate::world::BOOT, |event| event.is("state", "home"))?;
-    ask_until("a node without a leader has the firewall of before", || {
+    ask_until("a node without a leader has the former firewall", || {
         let answers = scanned(&cluster, stranger, WORKER)?;
         Ok((answers.open == BTreeSet::from([MANAGEMENT])).then_some(()))
     })?;

@@ -133,7 +133,7 @@ fn shipped(world: &World, owner: &Owner) -> Result<()> {
     Ok(())
 }
 
-/// What the cluster says of the deliveries of a node.
+/// The deliveries of a node by the cluster's report.
 fn deliveries(owner: &Owner, node: &str) -> Result<Vec<Value>> {
     let described = owner.run(&["node", "describe", node, "--output", "json"])?;
     let described: Value = serde_json::from_str(&described)?;

@@ -34,8 +34,8 @@ const CURATOR: u16 = 7835;
 const MANAGEMENT: u16 = 7839;
 const METRICS: u16 = 7840;
 
-/// Callers of the port of etcd's peers are members only; what is behind the firewall has to hold
-/// without it.
+/// Callers of the port of etcd's peers are members only; the services behind the firewall have
+/// to hold without it.
 const OPEN: &str = "polis.fault=no-firewall";
 
 /// Every port that a node opens.

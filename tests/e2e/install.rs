@@ -203,7 +203,7 @@ fn target(world: &World, bus: Bus, size: u64) -> Result<Disk> {
 /// A machine whose firmware starts from `first`, if it can, and else from `second`.
 fn behind_firmware(world: &World, first: &Disk, second: &Disk) -> Result<Config> {
     let flash = world.path("flash");
-    // What another start has left there must not decide.
+    // The remains of another start there must not decide.
     if flash.exists() {
         fs::remove_dir_all(&flash)?;
     }

@@ -307,7 +307,7 @@ fn an_announced_firmware_update_needs_no_recovery_key_and_one_that_was_not_does(
     let again = machine.lines().iter().any(|line| line.text.contains(sealed));
     ensure!(!again, "the key was sealed again at the second start, too");
     machine.kill();
-    // The firmware of before is another one, too, and was not announced.
+    // The former firmware is another one, too, and was not announced.
     let copy = member.copy("not-announced")?;
     copy.locked(&member, "0412", "registers", Mend::Not)
 }

@@ -44,7 +44,7 @@ const TELL_MAX: usize = 3;
 /// The number of a disk that no machine has.
 const SPARE: usize = 99;
 
-/// Whose power goes.
+/// The machine whose power goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Victim {
     Newcomer,

@@ -29,7 +29,7 @@ const UPDATE: &str = "8m";
 /// finds no `init`, and starts the machine again after a second.
 const WORDS: &[u8] = b"quiet loglevel=4 panic=30";
 const PANICS: &[u8] = b"rdinit=/absent panic=1   ";
-/// What makes the same system kill etcd once it is ready.
+/// The fault that makes the same system kill etcd once it is ready.
 const HARMS: &[u8] = b"polis.fault=flapping-etcd";
 /// How long a system that harms etcd may take to give up: its two minutes, the countdown of the
 /// guru meditation, and time to spare.
@@ -184,7 +184,7 @@ fn refused(outcome: Result<String>, why: &str) -> Result<()> {
     Ok(())
 }
 
-/// What `node status` or `node describe` prints.
+/// The output of `node status` or `node describe`.
 fn told(owner: &Owner, command: &[&str]) -> Result<Value> {
     let output = owner.run(&[command, &["--output", "json"]].concat())?;
     serde_json::from_str(&output).with_context(|| output)

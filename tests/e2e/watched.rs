@@ -41,7 +41,7 @@ const SIZE: [NonZero<u16>; 2] = [NonZero::new(40).unwrap(), NonZero::new(120).un
 /// Between two questions of the watcher, and two looks at what it noted.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// What a view says of the cluster.
+/// The cluster in a view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Says {
     /// It is healthy.

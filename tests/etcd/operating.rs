@@ -23,7 +23,7 @@ use crate::curator::{admit, invite, invite_with, reason, write};
 use crate::curators::{BootstrapNode, Cluster, Curator, address, credentials, self_signed};
 use crate::harness::{Machine, Node};
 
-/// What the holder of a key decrypts with.
+/// The key that its holder decrypts with.
 pub(crate) fn identity(key: &NodeKey) -> age::Identity {
     let der = key.to_pkcs8_der().unwrap();
     age::Identity::of_key(&SigningKey::from_pkcs8_der(&der).unwrap())

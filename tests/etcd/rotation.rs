@@ -38,7 +38,7 @@ async fn starts_again(node: &Node) {
     node.waits("to have started with the authorities of now", current).await;
 }
 
-/// What a thief makes who has the key of the authority from a disk.
+/// The certificate of a thief who has the key of the authority from a disk.
 async fn forged(node: &Node, wish: &Certificate) -> Issued {
     let etcd = node.peers_pki().await;
     let memory = Memory::default();

@@ -49,7 +49,7 @@ enum Change {
     Splice(Index, Index, Index),
 }
 
-/// Inputs near `samples`, and a few random ones; none is longer than `length_max`.
+/// Inputs near `samples`, and a few random ones, of at most `length_max` bytes.
 pub(crate) fn inputs(samples: &[Vec<u8>], length_max: usize) -> BoxedStrategy<Vec<u8>> {
     let random = vec(any::<u8>(), 0..=length_max.min(512));
     if samples.is_empty() {

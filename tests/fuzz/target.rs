@@ -65,7 +65,7 @@ pub struct Target {
     memory: usize,
 }
 
-/// What a run used.
+/// The figures of a run.
 #[derive(Default)]
 struct Figures {
     inputs: u64,

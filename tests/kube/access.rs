@@ -1,4 +1,4 @@
-//! What users of Polis may do in Kubernetes, through the proxy and with their certificates.
+//! The rights of Polis users in Kubernetes, through the proxy and with their certificates.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ const ROLES: [Role; 3] = [Role::Owner, Role::Operator, Role::Viewer];
 
 const SECRETS: &str = "/api/v1/namespaces/default/secrets";
 
-/// What somebody asks for.
+/// The request of a caller.
 struct Question {
     name: &'static str,
     method: Method,
@@ -147,7 +147,7 @@ fn code(answer: &str) -> u16 {
     answer.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or_default()
 }
 
-/// What a status code says about permission: a pod that does not exist was looked for.
+/// The meaning of a status code for permission: a pod that does not exist was looked for.
 fn word(status: u16) -> &'static str {
     match status {
         200 | 201 | 404 | 400 => "yes",

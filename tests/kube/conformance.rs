@@ -165,7 +165,7 @@ fn operate(cluster: &Path, args: &[&str]) -> Result<()> {
     said(Command::new(cluster.join("polisctl")).args(args)).map(drop)
 }
 
-/// What a command prints.
+/// The output of a command.
 fn said(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
     let said = String::from_utf8_lossy(&output.stderr);

@@ -83,7 +83,7 @@ impl Kubelet {
         self.posts("/api/v1/nodes").await
     }
 
-    /// What the API server would say to a registration.
+    /// The answer of the API server to a registration.
     async fn would_register(&self) -> (u16, Value) {
         self.posts("/api/v1/nodes?dryRun=All").await
     }
@@ -379,7 +379,7 @@ async fn a_node_that_is_no_worker_any_more_is_cut_off() {
     assert_eq!(asks(&kubelet.api, Method::POST, token, JSON, &wish).await.0, 403);
     let secrets = "/api/v1/namespaces/default/secrets/s";
     assert_eq!(asks(&kubelet.api, Method::GET, secrets, JSON, &Value::Null).await.0, 403);
-    // What the Node authorizer lets every kubelet read, it reads until its certificate ends.
+    // It reads until its certificate ends, as far as the Node authorizer lets every kubelet.
     assert_eq!(asks(&kubelet.api, Method::GET, services, JSON, &Value::Null).await.0, 200);
 
     // With the role it is a worker again; without a record it is gone again.

@@ -192,7 +192,7 @@ impl Drop for Containerd {
     }
 }
 
-/// What the story asks of the image service of the container runtime interface.
+/// The requests of the story to the image service of the container runtime interface.
 mod cri {
     /// An image by its name.
     #[derive(Clone, PartialEq, prost::Message)]

@@ -18,12 +18,12 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
-/// The media type of a blob that is no manifest.
+/// The media type of a blob that is not a manifest.
 const BLOB: &str = "application/octet-stream";
 /// The longest head of a request.
 const HEAD_MAX: usize = 64 << 10;
 
-/// What a registry has: the media type and the bytes of each path.
+/// The content of a registry: the media type and the bytes of each path.
 pub(crate) type Content = BTreeMap<String, (String, Vec<u8>)>;
 
 /// A running registry. It ends with the runtime of the story.

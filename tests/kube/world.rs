@@ -78,7 +78,7 @@ pub(crate) struct Controller {
     /// Where users are let in.
     pub(crate) access: SocketAddr,
     roles: watch::Sender<Option<v1::NodeRoles>>,
-    /// What the leader of the cluster reports.
+    /// The report of the leader of the cluster.
     nodes: watch::Sender<Option<Arc<Nodes>>>,
     /// Values that have to live as long as the service.
     _values: (

@@ -15,7 +15,7 @@ pub(crate) type References = BTreeMap<String, BTreeSet<String>>;
 /// exist where an import has the name of its crate (`use ring::ring`).
 const HOPS: usize = 8;
 
-/// What a path leads to.
+/// The item that a path leads to.
 #[derive(Clone, Copy, PartialEq)]
 enum Target {
     Module(Id),

@@ -30,7 +30,7 @@ pub(crate) struct Module {
     pub(crate) imports: Vec<Import>,
     /// Paths of two and more words in code, those in the arguments of macros included.
     pub(crate) paths: BTreeSet<Names>,
-    /// What the module defines itself.
+    /// The items that the module defines itself.
     pub(crate) items: BTreeSet<String>,
 }
 

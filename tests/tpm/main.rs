@@ -251,7 +251,7 @@ fn a_quote_of_the_asked_tpm_verifies_and_its_keys_outlive_restarts() {
     let proof = answer(&mut bus, &challenge, NODE).unwrap();
     challenge.check(NODE, &REGISTERS, &proof).unwrap();
     assert_eq!(proof.registers[&11], [0; 32]);
-    // What was measured shows.
+    // The measurements show.
     bus.measure(11);
     let challenge = Challenge::new(&found).unwrap();
     let proof = answer(&mut bus, &challenge, NODE).unwrap();

@@ -44,7 +44,7 @@ fn a_node_that_runs_with_errors_is_not_shown_as_healthy() {
     assert!(boot.contains("▲ Running, 1 warning."), "{boot}");
 }
 
-/// Three nodes of which the new leader has not heard yet.
+/// Three nodes without a heartbeat at the new leader yet.
 fn after_a_change_of_leader() -> Snapshot {
     let mut snapshot = samples::ordinary();
     for node in &mut snapshot.nodes.as_mut().unwrap().nodes {

@@ -35,7 +35,7 @@ pub(crate) fn draw(snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
     };
     let how = Row::default().put(state, &format!(" {} {word} ", mark.glyph()));
     let who = Row::indented(1).put(strong, "POLIS").gap(2);
-    // How it stands is always there; a name that leaves no room for it is cut.
+    // Its state is always there; a name that leaves no room for it is cut.
     let room = usize::from(area.width).saturating_sub(who.used() + how.used() + 1);
     let node = clean(header.node.as_deref().unwrap_or("no node ID yet"));
     let who = who.put(BAR, &cut(&node, room));

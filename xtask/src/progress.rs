@@ -1,4 +1,4 @@
-//! What a terminal shows of a build: a line for each step, and the work under way.
+//! The output of a build on a terminal: a line for each step, and the work under way.
 
 use std::{
     sync::{Mutex, PoisonError},

@@ -29,8 +29,8 @@ impl Tail {
         Self { log: log.to_owned(), at, reader: None, line: Vec::new() }
     }
 
-    /// After the log's last report that its node is ready: what this boot says of the node's
-    /// roles follows it. The present end where there is none.
+    /// After the log's last report that its node is ready: the lines of this boot about the
+    /// node's roles follow it. The present end where there is none.
     pub(crate) fn after_ready(log: &Path) -> Self {
         const READY: &[u8] = b"POLIS ready ";
         let bytes = std::fs::read(log).unwrap_or_default();

@@ -80,7 +80,7 @@ const SHIM: &str = "no_grpc,no_tracing,urfave_cli_no_docs,netgo,osusergo,static_
 pub(crate) const MODULES: &[Module] =
     &[RUNC, CNI, COREDNS, POLICY, GVISOR, CONTAINERD, KUBECTL, KUBE, AGNHOST, E2E];
 
-/// What starts a container. It enters namespaces before Go's runtime starts, in C.
+/// The program that starts a container. It enters namespaces before Go's runtime starts, in C.
 const RUNC: Module = Module {
     name: "runc",
     origin: "github.com/opencontainers/runc",
@@ -305,7 +305,7 @@ impl Program {
             // The commit of this repository is not that of the program.
             "-buildvcs=false",
             "-mod=readonly",
-            // The linker leaves debug information out, so none is compiled: an eighth of a build.
+            // The linker leaves debug information out, so it is not compiled: an eighth of a build.
             "-gcflags=all=-dwarf=false",
             "-tags",
             self.tags,

@@ -259,7 +259,7 @@ impl<'a> Builder<'a> {
         fs::write(&path, bytes.at("describe", &path)?).at("write", &path)
     }
 
-    /// What `go list` prints of every package of a program.
+    /// The output of `go list` for every package of a program.
     fn list(&self, module: &Module, program: &Program, format: &str) -> Result<String> {
         let mut go = self.toolchain.go(&self.folder(module), program.code, Network::Off);
         go.args(["list", "-deps", "-mod=readonly", "-tags", program.tags, "-f", format]);

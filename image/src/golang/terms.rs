@@ -15,8 +15,8 @@ use std::{
 
 use crate::error::{At as _, Error, Result};
 
-/// What `go list` prints for a package: its module and version, the module's folder,
-/// its own folder. Packages of Go itself and of ours print no module.
+/// The output of `go list` for a package: its module and version, the module's folder, its
+/// own folder. Packages of Go itself and of ours print no module.
 pub(super) const FORMAT: &str = "{{with .Module}}{{if not .Main}}\
     {{with .Replace}}{{.Path}}@{{.Version}}{{else}}{{.Path}}@{{.Version}}{{end}}\
     \t{{.Dir}}\t{{$.Dir}}{{end}}{{end}}";

@@ -5,7 +5,7 @@
 //!                       ^ not hashed ^ not hashed                        ^ not hashed
 //! ```
 //!
-//! What is hashed follows the Microsoft PE and COFF specification. A file whose sections
+//! The hashed ranges follow the Microsoft PE and COFF specification. A file whose sections
 //! leave gaps or overlap is refused: its gaps would be covered by no signature, and readers
 //! differ in what they hash of it.
 //!

@@ -128,7 +128,7 @@ impl Keys {
         Identity::new(pair(&found.private)?, signer).ok_or_else(|| failed("its halves differ"))
     }
 
-    /// What a build of an image needs of them.
+    /// The keys that a build of an image needs.
     ///
     /// # Errors
     ///
@@ -139,7 +139,7 @@ impl Keys {
         Ok(ImageSigner { identity, enrolment: self.enrolment.clone(), release })
     }
 
-    /// What signs their update bundles.
+    /// The key that signs their update bundles.
     ///
     /// # Errors
     ///
@@ -376,7 +376,7 @@ impl ImageSigner {
     }
 }
 
-/// What signs an update bundle.
+/// The key that signs an update bundle.
 pub struct ReleaseKey(SigningKey);
 
 impl ReleaseKey {
@@ -413,7 +413,7 @@ impl fmt::Debug for ReleaseKey {
 /// The files of one key in a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
-    /// What it is for.
+    /// Its purpose.
     pub purpose: Purpose,
     /// The file of the public half.
     pub file: PathBuf,

@@ -54,9 +54,9 @@ pub enum Purpose {
     Exchange,
     /// UEFI's db: signs the programs that the firmware starts.
     Signature,
-    /// Whose measurements open a disk.
+    /// Signs the measurements that open a disk.
     Policy,
-    /// Whose updates a cluster takes.
+    /// Signs the updates that a cluster takes.
     Release,
 }
 
@@ -161,7 +161,7 @@ pub enum Error {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What it should be.
+        /// The expected content.
         expected: &'static str,
         /// The fault.
         reason: String,
@@ -217,7 +217,7 @@ impl Error {
     }
 }
 
-/// What to do about a file that the folder lacks.
+/// The remedy for a file that the folder lacks.
 fn missing(path: &Path) -> String {
     let folder = path.parent().unwrap_or(path);
     let is_there = |purpose: Purpose| folder.join(folder::public_file(purpose)).exists();

@@ -38,7 +38,7 @@ const TIME: [u8; 16] = [0xea, 0x07, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 /// Revision of a `WIN_CERTIFICATE`, and its type with a GUID.
 const REVISION: u16 = 0x0200;
 const KIND: u16 = 0x0ef1;
-/// Plain data: what is signed lies outside.
+/// Plain data: the signed bytes lie outside.
 const DATA: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.113549.1.7.1");
 
 /// A variable of the firmware.

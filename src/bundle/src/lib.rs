@@ -44,7 +44,7 @@ const KEY: usize = 32;
 const SIGNATURE: usize = 64;
 const LENGTH: usize = 4;
 
-/// What the release key signs.
+/// The bytes that the release key signs.
 fn signed(manifest: &[u8]) -> Vec<u8> {
     let length = u32::try_from(manifest.len()).unwrap_or(u32::MAX).to_le_bytes();
     [&MAGIC[..], &length, manifest].concat()

@@ -1,4 +1,4 @@
-//! What a bundle says of itself, and whether it suits a machine.
+//! The manifest of a bundle, and whether it suits a machine.
 
 use semver::Version;
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ pub struct Manifest {
     pub architecture: String,
     /// Which programs the system has: `base` or `full`.
     pub variant: String,
-    /// What nodes print as `image=`: the beginning of a hash over the content.
+    /// The image as nodes print it, `image=`: the beginning of a hash over the content.
     pub image: String,
     /// The oldest version that it updates.
     pub from: Version,

@@ -77,7 +77,7 @@ impl<R: Read> Bundle<R> {
         Ok(Self { reader, signer, manifest })
     }
 
-    /// What the bundle says of itself.
+    /// The manifest of the bundle.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }

@@ -50,7 +50,7 @@ pub fn write(
     out.write_all(&key.sign(&signed).to_bytes())?;
     out.write_all(&signed[MAGIC.len()..])?;
     for (part, (name, described)) in parts.into_iter().zip(manifest.parts()) {
-        // A part that changed since it was measured would make a bundle that no one takes.
+        // A part that changed since it was measured would make a bundle that every node refuses.
         let mut hash = Hashing { out, hash: Sha256::new() };
         let size = io::copy(part, &mut hash)?;
         let hash = hash.hash.finalize();

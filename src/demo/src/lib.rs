@@ -40,7 +40,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const HEAD_MAX: usize = 8 << 10;
 const UNKNOWN: &str = "unknown";
 
-/// What the answer says.
+/// The facts in the answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// The ID of the node.
@@ -82,7 +82,7 @@ impl fmt::Display for Facts {
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// The error of the kernel.
 pub fn listen() -> io::Result<TcpListener> {
     // The socket of IPv6 takes both; a kernel without IPv6 has only the other.
     TcpListener::bind((Ipv6Addr::UNSPECIFIED, PORT))

@@ -1,5 +1,5 @@
-//! What a pod can do to its node, on request: fill its disk, its memory, its files and its
-//! processes, to see where the limits of the pod are.
+//! The load that a pod can put on its node, on request: it fills its disk, its memory, its
+//! files and its processes, to see where the limits of the pod are.
 //!
 //! Each function stops at the number that it was given, or where the kernel refuses, and
 //! returns one line that says how far it came: a refusal is the answer, not a failure. Nothing
@@ -62,7 +62,7 @@ pub fn write(path: &Path, bytes: u64) -> io::Result<String> {
             }
         }
     }
-    // What does not fit may be refused only now.
+    // Bytes that do not fit may be refused only now.
     let flushed = file.sync_all().err();
     Ok(line("wrote", written, bytes, "bytes", refused.or(flushed).as_ref()))
 }

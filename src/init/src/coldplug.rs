@@ -172,8 +172,8 @@ impl Worker {
         }
     }
 
-    /// The next modalias; `None` when the machine ends. Once none comes for [`SETTLED`], the
-    /// machine gets a watchdog.
+    /// The next modalias; `None` when the machine ends. Once no device comes for
+    /// [`SETTLED`], the machine gets a watchdog.
     fn next(&mut self, settled: &mut bool) -> Option<String> {
         if !*settled {
             match self.received.recv_timeout(SETTLED) {

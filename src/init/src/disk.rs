@@ -155,7 +155,7 @@ pub fn choose(
         candidates.into_iter().partition(|found| leads(found) == Some(true));
     let (unknown, far): (Vec<_>, Vec<_>) =
         other.into_iter().partition(|found| leads(found).is_none());
-    // Without a way, nothing speaks against a disk; what is proved goes before.
+    // Without a way, nothing speaks against a disk; a proved disk goes before.
     let proved = !near.is_empty();
     if !proved {
         near = unknown;
@@ -334,7 +334,7 @@ mod tests {
     fn a_disk_that_is_proved_goes_before_one_whose_way_is_not_known() {
         let known = |disk: &str| two_ways(disk).filter(|_| disk == "sda");
         let Choice::This(found) = choose(twins(), two_ways("sda").as_ref(), known) else {
-            panic!("none is chosen")
+            panic!("no disk is chosen")
         };
         assert_eq!(found.disk, "sda");
     }

@@ -30,7 +30,7 @@ pub enum Error {
     /// Disks are present, but not the one that the machine was started from.
     #[error("{wanted}, from which this machine was started, has not appeared within {} s; disks: {disks}", .waited.as_secs())]
     NoEsp {
-        /// What was waited for.
+        /// The awaited device.
         wanted: String,
         /// The disks that are present.
         disks: String,
@@ -56,7 +56,7 @@ pub enum Error {
     OtherSystem {
         /// The disk.
         disk: String,
-        /// What was found in each partition.
+        /// The content of each partition.
         reasons: String,
     },
     /// The device mapper rejected the device.

@@ -52,7 +52,7 @@ const LINE_MAX: usize = 200;
 /// How the kernel begins the line with its reason.
 const REASON: &str = "Kernel panic - not syncing: ";
 
-/// What a kernel wrote before it ended.
+/// The last lines of a kernel before it ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LastWords {
     /// Whether there is a record of a panic; the kernel survives other errors. Several panics

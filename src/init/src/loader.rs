@@ -8,9 +8,9 @@
 //! ```text
 //! stage 1 --names--> [queue] --> [thread] --> kernel
 //!    ^                  |            |
-//!    |                  | none of the threads has ended anything for STUCK
+//!    |                  | no thread has finished a module for STUCK
 //!    |                  +-------> [another thread] --> kernel
-//!    +------------- what was loaded, and a wake ----+
+//!    +------------- loaded modules, and a wake -----+
 //! ```
 //!
 //! Invariants:
@@ -40,7 +40,7 @@ const THREADS_MAX: usize = 8;
 /// Hands one module to the kernel; `Modules::load` on a machine.
 pub type Load = Arc<dyn Fn(&str) -> Result<(), Error> + Send + Sync>;
 
-/// What the kernel said of one module.
+/// The kernel's answer about one module.
 #[derive(Debug)]
 pub struct Done {
     /// The module.
@@ -53,7 +53,7 @@ pub struct Done {
 #[derive(Debug)]
 struct Thread {
     orders: Sender<String>,
-    /// What it loads, and since when.
+    /// The module that it loads, and since when.
     busy: Option<(String, Duration)>,
 }
 
@@ -134,8 +134,8 @@ impl Loader {
         self.queue.is_empty() && self.busy().next().is_none()
     }
 
-    /// Whether another module would be handed over at once: nothing waits, and what is loading
-    /// is stuck.
+    /// Whether another module would be handed over at once: nothing waits, and the module that
+    /// is loading is stuck.
     #[must_use]
     pub fn has_room(&self, now: Duration) -> bool {
         self.queue.is_empty() && self.busy().all(|(_name, since)| is_stuck(since, now))

@@ -327,7 +327,7 @@ impl Machine {
         let subsystem = event.get("SUBSYSTEM").unwrap_or_default();
         let is_watchdog = match (subsystem, name.strip_prefix("watchdog")) {
             ("watchdog", Some(number)) => number.parse::<u8>().is_ok(),
-            // A driver of before the kernel's core for them has only this name.
+            // A driver older than the kernel's core for them has only this name.
             ("misc", Some(rest)) => rest.is_empty(),
             _ => false,
         };

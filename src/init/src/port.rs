@@ -54,7 +54,7 @@ impl Port {
         let ports = uart::ports(Path::new(SYS));
         let mut outlets = ports.iter().map(Outlet::open);
         if let Some(first) = outlets.next() {
-            // What was said before it was open.
+            // The lines from before it was open.
             let relay = std::mem::take(&mut self.first.relay);
             self.first = Outlet { relay, ..first };
         }

@@ -19,7 +19,7 @@ use super::attempts::{Ledger, number_line};
 use super::machine::{Identity, Machine};
 use super::patience;
 
-/// What became of the report and the count of failed boots.
+/// The fate of the report and the count of failed boots.
 #[derive(Debug)]
 pub(super) enum Kept {
     /// The count is on the ESP.

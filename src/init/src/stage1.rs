@@ -61,8 +61,8 @@ const SYSTEM: &str = "/system";
 /// The name of the verified device.
 const VERIFIED: &str = "polis-system";
 
-/// How long the disk may take once no driver looks for devices any more, and none has been
-/// announced: a USB disk behind hubs takes ten seconds.
+/// How long the disk may take once no driver looks for devices any more, and no disk has
+/// been announced: a USB disk behind hubs takes ten seconds.
 const DISK_DEADLINE: Duration = Duration::from_secs(30);
 /// How long announcements put that off: a plug with a loose contact announces without end.
 const ANNOUNCED_MAX: Duration = Duration::from_secs(300);
@@ -313,7 +313,7 @@ impl Drivers {
     }
 }
 
-/// What the firmware reports about the place that it started the machine from.
+/// The firmware's report about the place that it started the machine from.
 #[derive(Debug, Default)]
 struct Firmware {
     /// The partition.
@@ -483,7 +483,7 @@ fn slow(busy: &[(String, Duration)], now: Duration) -> impl Iterator<Item = (&st
     times.filter(|(_, time)| *time >= PATIENCE).map(|(name, time)| (name, time.as_secs()))
 }
 
-/// What the machine waits for, and what would help.
+/// The device that the machine waits for, and the remedy.
 fn awaited(wanted: &str, disks: &str, busy: &[(String, Duration)], now: Duration) -> String {
     let slow: Vec<String> =
         slow(busy, now).map(|(name, seconds)| format!("{name} ({seconds} s)")).collect();

@@ -1,4 +1,4 @@
-//! What the threads of a process wait for, for the report of a hanging one.
+//! The waits of the threads of a process, for the report of a hanging one.
 //!
 //! A line for all of them says where in the kernel each sleeps. Where it came from in the
 //! program is in its stack: the words there that point into the program's code are return

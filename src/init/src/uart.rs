@@ -7,7 +7,7 @@
 //! ttyS0 ---------------------------------+
 //! consoles of the kernel command line ---+--> the ports
 //! the console of the firmware (SPCR) ----+
-//! the first that is there ---------------+    only where none of these is
+//! the first that is there ---------------+    only without all of these
 //! ```
 //!
 //! The table of the firmware is parsed as foreign bytes: lengths, checksum, and an address that

@@ -1,4 +1,4 @@
-//! What a node knows of the machine that it runs on, and what it does to it.
+//! The machine under a node: its disks, network, TPM, parameters and systems.
 //!
 //! Nothing here knows a cluster. Each module is one service, or one device:
 //!

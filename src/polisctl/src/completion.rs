@@ -20,7 +20,7 @@ use super::session::Session;
 /// Longest that a shell waits for the cluster.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// What is to be printed.
+/// The script to print.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Target {
     /// A script.

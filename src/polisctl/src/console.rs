@@ -126,7 +126,7 @@ pub(super) async fn attach(session: &mut Session, target: &Target) -> Result<(),
     }
 }
 
-/// What a node shows at this moment.
+/// The present screen of a node.
 pub(super) async fn glance(session: &Session, target: &Target) -> Result<Snapshot, Error> {
     let (shown, newest) = watch::channel(Shown::new());
     let mut frames = open(session, target).await?;

@@ -49,7 +49,7 @@ const NODE: Duration = Duration::from_secs(3);
 const LEADER: Duration = Duration::from_secs(4);
 /// Silence after which an Escape is the key, and not the start of a sequence.
 const ESCAPE: Duration = Duration::from_millis(50);
-/// What a node waits for and warns of, at most so many notes.
+/// The waits and warnings of a node, at most so many notes.
 const NOTES_MAX: usize = 3;
 /// Columns before a note.
 const INDENT: usize = 5;
@@ -93,7 +93,7 @@ struct Card {
     word: String,
     roles: String,
     load: String,
-    /// What it waits for, and what a person should know.
+    /// The reason to wait, and notes for a person.
     notes: Vec<String>,
     target: Option<Target>,
 }
@@ -230,7 +230,7 @@ impl Card {
     }
 }
 
-/// What a node waits for, and warns of.
+/// The waits and warnings of a node.
 fn needs(snapshot: &Snapshot) -> Vec<String> {
     let waits = snapshot.stages.iter().filter_map(|stage| match &stage.state {
         StageState::Waiting { what, since } => {
@@ -343,7 +343,7 @@ struct Row {
     style: Style,
 }
 
-/// What a key asks for.
+/// The command of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wish {
     Nothing,

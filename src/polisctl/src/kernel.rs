@@ -24,7 +24,7 @@ const READ_MAX: u64 = 4 * KERNEL_MAX;
 /// The type of an ESP in a partition table.
 const ESP: &str = "C12A7328-F81F-11D2-BA4B-00A0C93EC93B";
 
-/// What firmware starts, and where a loader looks.
+/// The file that firmware starts, and the folder in which a loader looks.
 const FIRST: &str = "EFI/BOOT/BOOTX64.EFI";
 const KERNELS: &str = "EFI/Linux";
 
@@ -42,7 +42,7 @@ pub(super) fn registers(file: &Path) -> Result<Registers, Error> {
     polis_bundle::registers(&kernel).doing(what).help(|| HELP.to_owned())
 }
 
-/// What to name instead.
+/// The file to name instead.
 const HELP: &str = "name an update bundle, a raw disk image, or a kernel image (.efi)";
 
 fn of_bundle(file: &Path) -> Result<Vec<u8>, Error> {

@@ -171,7 +171,7 @@ enum Command {
     Version,
 }
 
-/// What `get` lists.
+/// The kinds that `get` lists.
 #[derive(Debug, Subcommand)]
 enum Get {
     /// List the nodes.

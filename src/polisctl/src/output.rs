@@ -44,7 +44,7 @@ pub(super) struct Document {
     text: Text,
 }
 
-/// What a person reads: paragraphs and tables, which fit into the terminal.
+/// Output for a person: paragraphs and tables, which fit into the terminal.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Text(Vec<Part>);
 

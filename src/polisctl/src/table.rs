@@ -18,7 +18,7 @@ use super::text::{clean, fit};
 /// Between two columns.
 const GAP: usize = 2;
 
-/// What every node ID starts with, and how many digits follow.
+/// The beginning of every node ID, and the number of digits that follow.
 const PREFIX: &str = "polis-";
 const DIGITS: usize = 32;
 /// Fewest digits that are shown: more than a command needs, so that a new node rarely
@@ -229,7 +229,7 @@ mod tests {
         table(&heads, &[row(1), row(2), row(3)])
     }
 
-    /// What stands in the columns, without blanks and line breaks.
+    /// The text in the columns, without blanks and line breaks.
     fn letters(text: &str) -> std::collections::BTreeMap<char, usize> {
         let mut counts = std::collections::BTreeMap::new();
         text.chars()

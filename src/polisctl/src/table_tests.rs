@@ -13,7 +13,7 @@ use super::update::tests::bundle;
 use polis_wire::rpc::Role;
 use polis_wire::rpc::testing::node_id;
 
-/// What a command needs, and what it prints.
+/// The inputs of a command, and its output.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// Nothing but files.
@@ -387,7 +387,7 @@ fn run(world: &World, columns: Option<usize>, line: &[String]) -> Ended {
     }
 }
 
-/// What is wrong with the commands of a table, so that a run names all of it.
+/// The faults of the commands of a table, so that a run names all of them.
 #[derive(Default)]
 struct Faults(Vec<String>);
 
@@ -606,8 +606,8 @@ fn every_command_refuses_wrong_input_and_changes_nothing() {
     assert_eq!(changes(&cluster), [""; 0], "something was changed");
 }
 
-/// What changes something without a dry run: the first shows what it compares before it does
-/// anything.
+/// Commands that change something without a dry run: the first shows the comparison before
+/// it acts.
 const WITHOUT_DRY_RUN: [&str; 1] = ["cluster take-ownership"];
 
 #[test]

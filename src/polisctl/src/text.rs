@@ -14,7 +14,7 @@ pub(super) fn clean(text: &str) -> String {
         .collect()
 }
 
-/// What TLS calls the refusals of the other end, and what they mean. rustls prints the names.
+/// The names in TLS of the refusals of the other end, and their meaning. rustls prints the names.
 const ALERTS: [(&str, &str); 7] = [
     (
         "HandshakeFailure",
@@ -77,7 +77,7 @@ fn fit_line(line: &str, columns: usize) -> String {
     for piece in pieces(rest) {
         let wide = width(piece);
         if at + gap + wide > columns {
-            // What is too wide for its column begins further left.
+            // A text that is too wide for its column begins further left.
             let indent = hang.min(columns.saturating_sub(wide));
             text.truncate(text.trim_end_matches(' ').len());
             text.push_str(if text.is_empty() { "" } else { "\n" });

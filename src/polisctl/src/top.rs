@@ -161,7 +161,7 @@ fn silent(trouble: Option<String>) -> Error {
 /// The time that the use of the processor is measured over.
 const SAMPLE: Duration = Duration::from_secs(1);
 
-/// What a process uses, as programs read it.
+/// The resources that a process uses, as programs read them.
 #[derive(Debug, PartialEq, Serialize)]
 struct Process {
     node: String,
@@ -227,7 +227,7 @@ async fn listed(session: &Session, target: &Target) -> Result<v1::ServicesRespon
     }
 }
 
-/// What each process used between two answers of its node.
+/// The resources that each process used between two answers of its node.
 fn processes(
     node: &str,
     first: &v1::ServicesResponse,

@@ -121,7 +121,7 @@ mod tests {
             let second = begin(&out);
             first.write(b"le").unwrap();
             first.finish().unwrap();
-            // Whether the start succeeds depends on the file system.
+            // Some file systems let the start succeed.
             let refused = second.and_then(|mut second| {
                 second.write(b"another")?;
                 second.finish()

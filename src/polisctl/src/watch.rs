@@ -196,7 +196,7 @@ mod tests {
         states(&crate::command(), "", &mut found);
         let state = ["status", "list", "nodes", "services", "firewall", "members", "top"];
         for (path, watches) in found {
-            // Contexts are files of the person who would watch them, and a bucket is no part of
+            // Contexts are files of the person who would watch them, and a bucket is outside of
             // the cluster.
             let elsewhere = ["context list", "snapshot list"].contains(&path.as_str());
             let shows = state.iter().any(|word| path.ends_with(word)) && !elsewhere;

@@ -80,7 +80,7 @@ pub enum Error {
     Write(#[source] io::Error),
 }
 
-/// Whom a file is encrypted to.
+/// The recipient of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recipient(MontgomeryPoint);
 

@@ -90,7 +90,7 @@ pub enum Error {
     Connect {
         /// The server.
         address: SocketAddr,
-        /// What the kernel, or the other end, says.
+        /// The error of the kernel, or of the other end.
         source: io::Error,
     },
     /// It does not speak HTTP.
@@ -98,7 +98,7 @@ pub enum Error {
     Http {
         /// The server.
         address: SocketAddr,
-        /// What the library says.
+        /// The error of the library.
         source: anyhow::Error,
     },
     /// The request timed out.

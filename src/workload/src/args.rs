@@ -135,7 +135,7 @@ pub(super) fn scheduler(site: &Site) -> Vec<String> {
     flags.0
 }
 
-/// What the controller manager and the scheduler have in common.
+/// The options that the controller manager and the scheduler have in common.
 fn component(
     flags: &mut Flags,
     site: &Site,

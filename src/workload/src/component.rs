@@ -93,7 +93,7 @@ pub enum Error {
     Outdated {
         /// Which one.
         part: Part,
-        /// What has changed.
+        /// The change.
         what: &'static str,
     },
     /// The owner of an input ended.

@@ -50,7 +50,7 @@ const LABEL: &str = "polis.internal/builtin";
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 
-/// What marks the class of claims that name none.
+/// The mark of the class for claims without a class.
 const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
 
 /// The groups of users, by their role in the cluster.
@@ -71,8 +71,8 @@ const DNS: &str = "polis:dns";
 /// The role of the programs that enforce NetworkPolicies, and its binding.
 const POLICY: &str = "polis:policy";
 
-/// The role that a kubelet needs to write, its binding, and the policy that demands it. What
-/// it permits exists for that policy alone.
+/// The role that a kubelet needs to write, its binding, and the policy that demands it. Its
+/// permission exists for that policy alone.
 const WORKER: &str = "polis:worker";
 const WORKERS: &str = "polis:workers";
 const WORKERS_GUARD: &str = "polis-workers";
@@ -92,7 +92,7 @@ const CSI: &str = "polis:csi";
 const CSI_VOLUMES: &str = "polis-csi-volumes";
 const CSI_CLAIMS: &str = "polis-csi-claims";
 
-/// What the processes of gVisor take in a pod with one idle container, rounded up
+/// The memory of gVisor's processes in a pod with one idle container, rounded up
 /// (`docs/worker.md` has the measurement).
 const SENTRY_MEMORY: &str = "64Mi";
 
@@ -204,8 +204,8 @@ fn everything() -> Value {
     })
 }
 
-/// What the storage driver of a worker does: no more, and of whole kinds, since a role knows
-/// no nodes; see the policies.
+/// The rights of a worker's storage driver: no more than it uses, and of whole kinds, since
+/// a role knows no nodes; see the policies.
 fn csi_role() -> Object {
     let rule = |group: &str, resource: &str, verbs: &[&str]| json!({"apiGroups": [group], "resources": [resource], "verbs": verbs});
     let volumes = ["get", "list", "watch", "create", "patch", "delete"];
@@ -381,7 +381,7 @@ fn cluster_viewer() -> Object {
     object("ClusterRole", "clusterroles", CLUSTER_VIEWER, &[("rules", rules)])
 }
 
-/// What a name server answers from.
+/// The sources of a name server's answers.
 fn dns() -> Object {
     let rules = [
         watched("", &["services", "namespaces", "pods"]),

@@ -70,7 +70,7 @@ impl Config {
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// What is fixed.
+    /// The fixed inputs.
     pub config: Config,
     /// This node, and whether it is a member.
     pub cluster: watch::Receiver<cluster::Status>,
@@ -86,7 +86,7 @@ pub struct Service {
     pub containerd: watch::Receiver<runtime::Status>,
     /// The way to the leader.
     pub client: Client,
-    /// What the proxy for users of Polis serves with.
+    /// The credentials of the proxy for users of Polis.
     pub identity: access::Identity,
     /// The published status.
     pub status: watch::Sender<Status>,

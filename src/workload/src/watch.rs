@@ -43,7 +43,7 @@ const LINE_MAX: usize = 4 << 20;
 /// Bytes of an answer other than a watch.
 const ANSWER_MAX: usize = 64 << 10;
 
-/// What has happened to an object.
+/// The change of an object.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Event {
     /// It exists, as it is now.

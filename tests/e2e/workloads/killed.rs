@@ -90,7 +90,7 @@ fn a_pod_goes_on_while_what_runs_it_is_killed() -> Result<()> {
         kubectl.delete(&[&format!("pod/kill-{program}")], GONE)?;
     }
 
-    // What runs everything else: the machine says so, and begins anew.
+    // The program that runs everything else: the machine says so, and begins anew.
     kubectl.run(&["apply", "--filename", "-"], &order("node"))?;
     let guru = machine.wait_for("guru", PART, |_| true)?;
     ensure!(guru.text("cause").contains("signal"), "another cause: {guru}");

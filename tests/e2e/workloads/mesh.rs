@@ -6,7 +6,7 @@
 //! - pods reach each other across the machines by address, by name and by NodePort, and
 //!   nothing of it is on the wire in clear;
 //! - a NetworkPolicy decides about a client on another machine;
-//! - a user is revoked, and what the user has open ends;
+//! - a user is revoked, and the open requests of the user end;
 //! - etcd loses its quorum, pods go on, and all is whole again by itself;
 //! - a worker is decommissioned, and its pod moves to the other.
 //!

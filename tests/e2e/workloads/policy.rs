@@ -61,7 +61,7 @@ pub(super) const DEMO: &str = "demo.demo.svc.cluster.local:80";
 /// Longest from a change of a policy until every node decides by it.
 const KNOWN: Duration = Duration::from_secs(180);
 
-/// What came of a question.
+/// The result of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// The server answered.

@@ -1,4 +1,4 @@
-//! What a pod of the demo reports of its limits, and what etcd notices of it.
+//! The report of a demo pod about its limits, and their effect on etcd.
 
 use std::time::Duration;
 

@@ -14,7 +14,7 @@ use crate::fleet::ask_until;
 use crate::owner::Owner;
 
 const MIB: u64 = 1 << 20;
-/// What the file system itself takes from the quota of a volume.
+/// The part of a volume's quota that the file system itself takes.
 const OWN: u64 = 4 * MIB;
 
 /// Cuts in an ordinary run, and in a run of everything.

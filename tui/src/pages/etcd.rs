@@ -335,7 +335,7 @@ fn rows(
         words
     };
     let standing = match (member.standing, member.answers) {
-        // How far it was when it last answered is nothing to wait for.
+        // Its last answer is nothing to wait for.
         (MemberStatus::Learner { caught_up: Some(percent) }, Some(true)) => {
             let percent = percent.min(100);
             let row = Row::default().put(mark.style(), "learner ");
@@ -417,14 +417,14 @@ fn kept(snapshots: &Snapshots) -> String {
     )
 }
 
-/// The snapshots outside of the cluster, and below it why none can be sent.
+/// The snapshots outside of the cluster, and below it the reason why they cannot be sent.
 fn sent(bucket: &Bucket, lead: &Row, mark: &Row) -> Vec<(Row, Style, String)> {
     let newest = bucket.newest.as_ref().map(|newest| {
         let (age, size) = (duration(newest.age), bytes(newest.bytes));
         format!("the newest {age} ago: {size}, revision {}", count(newest.revision))
     });
     let waits = bucket.waits_for.as_ref().map(|it| format!("waits for {it}"));
-    let known = newest.or(waits).unwrap_or_else(|| "none is known there yet".to_owned());
+    let known = newest.or(waits).unwrap_or_else(|| "no known snapshot yet".to_owned());
     let problem = bucket.problem.as_ref().map(|problem| {
         let failing = duration(bucket.failing.unwrap_or_default());
         (mark.clone(), ATTENTION, format!("fails for {failing}: {problem}"))
@@ -451,7 +451,7 @@ mod tests {
         };
         let url = "s3+https://s3.example:443/bucket".to_owned();
         let none = Bucket { url, ..Bucket::default() };
-        assert_eq!(shown(&none), ["to s3+https://s3.example:443/bucket, none is known there yet"]);
+        assert_eq!(shown(&none), ["to s3+https://s3.example:443/bucket, no known snapshot yet"]);
         let first = Bucket { waits_for: Some("the first one".to_owned()), ..none.clone() };
         assert_eq!(shown(&first), ["to s3+https://s3.example:443/bucket, waits for the first one"]);
         let newest = Some(Taken { age: Duration::from_secs(120), bytes: 8 << 20, revision: 1234 });

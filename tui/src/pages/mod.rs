@@ -1,4 +1,4 @@
-//! What the pages show: each answers one question of a person, with the answer on top.
+//! The pages of the console: each answers one question of a person, with the answer on top.
 
 pub(crate) mod boot;
 pub(crate) mod cluster;

@@ -260,7 +260,7 @@ fn row_of(part: &Part, width: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// A number of restarts; none is nothing to look at.
+/// A number of restarts; 0 needs no attention.
 fn some(restarts: u64) -> String {
     if restarts == 0 { String::new() } else { count(restarts) }
 }

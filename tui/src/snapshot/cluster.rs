@@ -54,7 +54,7 @@ pub struct Node {
     pub version: Option<String>,
     /// How its clock stood in a heartbeat: set by a source, and how far from it.
     pub clock: Option<String>,
-    /// Whether it voted in the cluster of before, from whose snapshot this one was founded
+    /// Whether it voted in the former cluster, from whose snapshot this one was founded
     /// again.
     pub former_voter: bool,
     /// Whether it is the curator's leader.

@@ -52,11 +52,11 @@ pub struct Bucket {
     pub url: String,
     /// The newest snapshot there, once that is known.
     pub newest: Option<Taken>,
-    /// What it waits for without a problem.
+    /// The reason to wait, without a problem.
     pub waits_for: Option<String>,
-    /// Why none can be sent, and what would help.
+    /// Why snapshots cannot be sent, and the remedy.
     pub problem: Option<String>,
-    /// For how long none can be sent.
+    /// For how long they cannot be sent.
     #[serde(with = "time::optional")]
     pub failing: Option<Duration>,
 }

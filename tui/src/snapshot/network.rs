@@ -30,7 +30,7 @@ pub struct Network {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Change {
-    /// `trying`, `confirmed`, `reverted` or `refused`; empty: none was ordered.
+    /// `trying`, `confirmed`, `reverted` or `refused`; empty: no order.
     pub state: String,
     /// Why it is reverted or refused.
     pub cause: String,
@@ -56,7 +56,7 @@ pub struct Interface {
     pub received: Vec<u64>,
     /// Bytes that went out, a second, the newest last.
     pub sent: Vec<u64>,
-    /// What it is; empty for a card that is in no bond.
+    /// Its kind; empty for a card that is in no bond.
     pub kind: String,
     /// Bytes in a packet; zero: not known.
     pub mtu: u32,

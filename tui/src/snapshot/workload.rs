@@ -15,7 +15,7 @@ pub struct Workloads {
     pub roles: Vec<String>,
     /// Why the node cannot serve its roles, with the remedy.
     pub unfit: Option<String>,
-    /// What the roles need, in the order of their start.
+    /// The parts that the roles need, in the order of their start.
     pub parts: Vec<Part>,
     /// The conditions outside of the parts that the parts wait for, in words.
     pub waits: Vec<String>,
@@ -64,7 +64,7 @@ pub enum PartState {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Quota {
-    /// What it limits, in words.
+    /// Its object, in words.
     pub name: String,
     /// Bytes in use.
     pub used: u64,

@@ -34,7 +34,7 @@ use crate::{host, image, parameters, run};
 /// A plain disk: `bench storage` measures encryption.
 const POLICY: StorageSecurityPolicy = StorageSecurityPolicy::NeedsInsecure;
 
-/// What `node` itself may take more with the roles than without, in KiB.
+/// The additional memory of `node` itself with the roles, in KiB.
 const NODE_GOAL: f64 = 8192.0;
 
 /// Upper bound of a wait; an API server that is translated needs minutes.

@@ -44,7 +44,7 @@ const COPIES: &[(&str, &str)] =
 /// The folder that the stand-in of a web server serves.
 const PAGES: &str = "usr/share/nginx/html";
 
-/// What an image runs.
+/// The program of an image.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Process {
     user: &'static str,
@@ -52,7 +52,7 @@ struct Process {
     command: &'static [&'static str],
 }
 
-/// What the stand-in of the image with this name runs, if it has one.
+/// The program of the stand-in for the image with this name, if it has one.
 fn process(name: &str) -> Option<Process> {
     let agnhost: &[_] = &["/agnhost"];
     let of = |command| Process { command, ..Process::default() };

@@ -146,7 +146,7 @@ fn existing(kubeconfig: &Path) -> Result<PathBuf> {
         ))
 }
 
-/// What the story runs, for [`command`]: this program, and its arguments but for the
+/// The command of the story, for [`command`]: this program, and its arguments but for the
 /// kubeconfig.
 fn arguments(own: &Path, args: &Args) -> String {
     let mut list = vec![own.display().to_string()];

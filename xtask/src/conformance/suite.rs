@@ -201,7 +201,7 @@ impl Spec {
         words.join(" ")
     }
 
-    /// What the suite says about it, in one line.
+    /// The result of the suite, in one line.
     fn message(&self) -> String {
         let Some(Failure { message, location }) = &self.failure else { return String::new() };
         let line = message.split_whitespace().collect::<Vec<_>>().join(" ");

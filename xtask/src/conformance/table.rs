@@ -6,7 +6,7 @@
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// What a test needs.
+/// The needs of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Need {
     /// The control plane.

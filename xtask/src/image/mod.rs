@@ -60,7 +60,7 @@ enum Sub {
 /// Which programs an image has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Programs {
-    /// What every node needs, without workloads: quick to build.
+    /// The packages that every node needs, without workloads: quick to build.
     Base,
     /// The same, with containerd and Kubernetes.
     #[default]
@@ -347,7 +347,7 @@ fn build(config: &Config, beside: &[&str]) -> Result<Manifest> {
     assembled(config)
 }
 
-/// What an image contains of this workspace.
+/// The parts of this workspace in an image.
 fn programs_of(config: &Config) -> Vec<&'static str> {
     match config.source.variant {
         Variant::Base => PROGRAMS.to_vec(),

@@ -1,4 +1,4 @@
-//! What `cargo xtask image` prints of an image that was built, or that it inspects.
+//! The report of `cargo xtask image` about an image that was built, or that it inspects.
 
 use std::path::Path;
 

@@ -164,7 +164,7 @@ impl Plan {
         Ok(fleet)
     }
 
-    /// What `--kubernetes` does with a cluster that is up.
+    /// The steps of `--kubernetes` with a cluster that is up.
     fn deployment(&self, fleet: &Fleet, report: fn(&str)) -> Deployment {
         let nodes = fleet.nodes.iter().enumerate().map(|(number, node)| kubernetes::Node {
             id: node.id.clone(),

@@ -33,8 +33,8 @@ use crate::{conformance, gallery, host, image, run, trees};
 /// The logs of stories, a folder each.
 const STORIES: &str = "target/e2e";
 
-/// What a run of all parts leaves in an empty `target/`, programs of Kubernetes included, and the
-/// disks of the stories that run at one time.
+/// The size of an empty `target/` after a run of all parts, programs of Kubernetes included, and
+/// of the disks of the stories that run at one time.
 const SPACE: u64 = 20 << 30;
 
 /// The output of each story, and the results of all.
@@ -53,7 +53,7 @@ const UPDATES: [&str; 2] = ["update::", "cluster_update::"];
 /// The stories of the image with Kubernetes, where its programs were built before.
 const WORKLOADS: &str = "workloads::";
 
-/// What they need of the programs that a build of the image, or of `run --kubernetes`, leaves.
+/// The programs for them that a build of the image, or of `run --kubernetes`, leaves.
 const WORKLOAD_PROGRAMS: &[&str] = &["kube", "kubectl", "containerd", "runsc"];
 
 /// Arguments of `cargo xtask test`.
@@ -194,7 +194,7 @@ fn product_image() -> Result<()> {
 struct Behind(JoinHandle<Result<()>>);
 
 impl Behind {
-    /// Steps of `nice`: what runs beside it goes first.
+    /// Steps of `nice`: other work goes first.
     const STEPS: i32 = 19;
 
     fn begin(build: fn() -> Result<()>) -> Self {

@@ -34,8 +34,8 @@ use crate::users::User;
 /// any key, certificate or record, far below what would hurt memory.
 pub(crate) const SIZE_MAX: u64 = 1 << 20;
 
-/// What is overwritten last, and shows whether a file has content: the first page of a
-/// snapshot of etcd is never zero.
+/// The part that is overwritten last, and shows whether a file has content: the first page
+/// of a snapshot of etcd is never zero.
 const HEAD: usize = 4096;
 
 /// How much is overwritten at a time.

@@ -66,7 +66,7 @@ const DIGITS: usize = 10;
 const CHECKSUM: usize = 64;
 const SEAL: usize = SEAL_START.len() + DIGITS + SEAL_MIDDLE.len() + CHECKSUM + 1;
 
-/// What a file has, and whether both of its copies say so.
+/// The content of a file, and whether both of its copies agree on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     /// `None` if it was never written or was cleared, or does not exist.
@@ -169,7 +169,7 @@ enum Which {
     Second,
 }
 
-/// What two copies can be kept on; a simulated disk in tests.
+/// The medium of two copies; a simulated disk in tests.
 trait Medium {
     /// Reads a copy.
     fn read(&self, which: Which) -> io::Result<Zeroizing<Vec<u8>>>;

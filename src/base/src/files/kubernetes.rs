@@ -81,13 +81,13 @@ pub struct KubernetesRun {
     pub service_account_key: File,
     /// The public keys that verify them, PEM.
     pub service_account_public: File,
-    /// Who may be anonymous.
+    /// The callers that may be anonymous.
     pub authentication: File,
     /// The configuration of admission plugins.
     pub admission: File,
     /// How Secrets are encrypted in etcd, with the key.
     pub encryption: File,
-    /// What is audited.
+    /// The audited requests.
     pub audit_policy: File,
     /// The way of the controller manager to the API server.
     pub controller_manager: File,

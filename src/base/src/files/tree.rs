@@ -205,7 +205,7 @@ pub struct Data {
     pub kubelet: Dir,
     /// The sockets of kubelet's plugins in it.
     pub kubelet_plugins: Dir,
-    /// What containers write.
+    /// The files that containers write.
     pub pod_logs: Dir,
     /// The mesh between the nodes.
     pub mesh: Dir,
@@ -423,7 +423,7 @@ pub struct Ephemeral {
     pub containerd_config: File,
     /// How each registry is reached; one directory a registry.
     pub registries: Dir,
-    /// What containerd needs only while it works on it.
+    /// The content that containerd needs only while it works on it.
     pub containerd_scratch: Dir,
     /// The directory in which containerd looks for the configuration of the pod network.
     pub pod_network: Dir,

@@ -126,7 +126,7 @@ impl DeviceMapper {
     ///
     /// # Errors
     ///
-    /// What the kernel says; its log says more.
+    /// The error of the kernel; its log says more.
     pub fn create_read_only(&self, name: &str, table: &Table) -> io::Result<PathBuf> {
         let device = self.call(Command::Create, name, 0, None)?;
         let loaded = self

@@ -77,7 +77,7 @@ impl Variable {
     ///
     /// # Errors
     ///
-    /// What the kernel says, or that the content does not read back.
+    /// The error of the kernel, or that the content does not read back.
     pub fn write(&self, content: &[u8]) -> io::Result<()> {
         self.unlock()?;
         // One call is one change of the variable, all or nothing.

@@ -92,7 +92,7 @@ impl Mount {
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// The error of the kernel.
 pub fn detached(device: &Path, kind: &str, options: &[(&str, &str)]) -> io::Result<OwnedFd> {
     let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_set_string(&context, "source", device)?;
@@ -124,18 +124,18 @@ pub fn move_to(from: &Path, to: &Path) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// The error of the kernel.
 pub fn share_all() -> io::Result<()> {
     let shared = MountPropagationFlags::SHARED | MountPropagationFlags::REC;
     Ok(rustix::mount::mount_change("/", shared)?)
 }
 
-/// Makes the directory `source` appear at the existing directory `target`, too. What is
-/// mounted below one of both later does not appear below the other.
+/// Makes the directory `source` appear at the existing directory `target`, too. Later
+/// mounts below one of both do not appear below the other.
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// The error of the kernel.
 pub fn bind(source: &Path, target: &Path) -> io::Result<()> {
     rustix::mount::mount_bind(source, target)?;
     // A bind of a shared mount joins its group, where each later mount below one of both
@@ -158,7 +158,7 @@ pub fn change_bind(target: &Path, flags: MountFlags) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// The error of the kernel.
 pub fn points() -> io::Result<Vec<PathBuf>> {
     Ok(points_of(&std::fs::read_to_string("/proc/self/mounts")?))
 }

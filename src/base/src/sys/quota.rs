@@ -162,7 +162,7 @@ pub fn set_limits(root: BorrowedFd<'_>, project: Project, limits: Limits) -> io:
     call(root, SET_LIMITS, project, &mut quota)
 }
 
-/// What `project` has on the file system of `root`, any open file of it.
+/// The usage of `project` on the file system of `root`, any open file of it.
 ///
 /// # Errors
 ///

@@ -107,7 +107,7 @@ impl Terminal {
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The error of the driver.
     pub fn set_mode(&self, mode: Mode) -> io::Result<()> {
         let mut modes = self.before.clone();
         modes.make_raw();
@@ -141,7 +141,7 @@ impl Terminal {
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The error of the driver.
     pub fn set_up_if_serial(&self, path: &Path) -> io::Result<()> {
         if !is_serial(path) {
             return Ok(());
@@ -166,7 +166,7 @@ impl Terminal {
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The error of the driver.
     pub fn set_speed(&self, baud: u32) -> io::Result<()> {
         let mut modes = termios::tcgetattr(&self.file)?;
         modes.set_speed(baud)?;

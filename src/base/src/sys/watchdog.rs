@@ -53,7 +53,7 @@ impl Watchdog {
         Ok(watchdog)
     }
 
-    /// What its driver calls it.
+    /// The name that its driver gives it.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -87,7 +87,7 @@ impl Watchdog {
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The error of the driver.
     pub fn pet(&mut self) -> io::Result<()> {
         self.file.write_all(b"\0")
     }

@@ -20,7 +20,7 @@ fn discovery_messages() {
 
 #[test]
 fn discovery_messages_of_a_member() {
-    // What a member may sign: its kind, its address and its number.
+    // The kinds of messages that a member may sign, with its address and its number.
     let sample = [&[1, 10, 0, 2, 17][..], &NONCE].concat();
     Target::new("control.discovery_content").samples([sample]).length_max(64).run(|input| {
         let mut bytes = message(Kind::Asks, &key(1), NONCE);

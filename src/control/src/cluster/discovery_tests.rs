@@ -91,7 +91,7 @@ async fn a_message_by_ipv6_leaves_from_the_address_that_it_names() {
 fn an_answer_that_was_recorded_before_the_question_is_refused() {
     let answer = message(Kind::Answers, &key(1), NONCE);
     assert_eq!(received(&answer, HERE).unwrap().kind, Kind::Answers);
-    // Recorded in an earlier outage, and sent from the address of then.
+    // Recorded in an earlier outage, and sent from the former address.
     assert_eq!(received(&message(Kind::Answers, &key(1), [4; 16]), HERE), None);
     // The random number of another's question, in an answer that was not signed for it.
     let recorded = message(Kind::Answers, &key(1), [4; 16]);

@@ -76,7 +76,7 @@ pub enum Membership {
 ///
 /// # Errors
 ///
-/// What [`Client::call`] fails with.
+/// The errors of [`Client::call`].
 pub async fn membership(
     client: &Client,
     own: NodeId,

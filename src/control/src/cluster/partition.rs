@@ -66,7 +66,7 @@ pub(super) fn plan(
     Ok((make(storage::key::Keys { passphrase, recovery }), Some(begun)))
 }
 
-/// What opens an encrypted partition.
+/// The secrets and keys that open an encrypted partition.
 pub(super) struct Opened {
     pub(super) secrets: Secrets,
     pub(super) keys: Keys,

@@ -45,7 +45,7 @@ pub(super) fn is_only_voter(
     }
 }
 
-/// What a node waits for whose own etcd has not answered since this time of this boot.
+/// The wait, in words, of a node whose own etcd has not answered since this time of this boot.
 pub(super) fn slow(since: Duration) -> String {
     format!(
         "the etcd of this node, which does not answer since second {} of this boot: its disk or \

@@ -89,9 +89,9 @@ pub(super) struct Credentials {
     pub(super) crl: Vec<u8>,
 }
 
-/// What etcd trusts, as it reads it at its start: the authorities, and the certificates of members
-/// that were away during the last rotation, each by itself (Go's `Verify` accepts a certificate that
-/// is in the pool).
+/// The certificates that etcd trusts, as it reads them at its start: the authorities, and the
+/// certificates of members that were away during the last rotation, each by itself (Go's `Verify`
+/// accepts a certificate that is in the pool).
 pub(super) fn trusted_pem(authorities: &Authorities) -> Vec<u8> {
     let pinned = authorities.pinned.iter().map(Vec::as_slice);
     pki::certificates_pem(authorities.trusted().chain(pinned))

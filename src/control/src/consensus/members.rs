@@ -188,7 +188,7 @@ impl Members {
         Ok(answering)
     }
 
-    /// What this member has done since it was started.
+    /// The numbers of this member since it was started.
     ///
     /// # Errors
     ///

@@ -64,7 +64,7 @@ pub(super) async fn answering(socket: &Path) -> io::Result<BTreeSet<MemberId>> {
     Ok(parse(&metrics(socket).await?))
 }
 
-/// What the member behind this socket has done.
+/// The numbers of the member behind this socket.
 pub(super) async fn work(socket: &Path) -> io::Result<Work> {
     Ok(parse_work(&metrics(socket).await?))
 }

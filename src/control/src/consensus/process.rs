@@ -87,8 +87,8 @@ async fn admit(config: &Config) -> Result<(), Error> {
     Ok(blocking(move || tree.admit().and_then(|()| sockets.give(user))).await?)
 }
 
-/// What etcd may do: serve peers and the socket, and use its own files. Its user may enter
-/// neither the rest of the data partition nor the ESP.
+/// The rights of etcd: it may serve peers and the socket, and use its own files. Its user
+/// may enter neither the rest of the data partition nor the ESP.
 fn confinement(config: &Config) -> Confinement {
     let confinement = Confinement::new()
         .writes(config.tree.data.path())

@@ -63,7 +63,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 /// A start that takes longer deserves an explanation on the screen.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// What the watch shares with the rest of the node.
+/// The state that the watch shares with the rest of the node.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Channels {
     pub(super) status: watch::Sender<Status>,

@@ -76,7 +76,7 @@ pub struct Service {
 pub struct Restarts(Arc<Notify>);
 
 impl Restarts {
-    /// Asks for it. A second question before the first is heard counts once.
+    /// Asks for it. A second question before the first is read counts once.
     pub fn ask(&self) {
         self.0.notify_one();
     }

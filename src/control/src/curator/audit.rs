@@ -44,14 +44,14 @@ const TEXT_MAX: usize = 200;
 /// Entries of a page: the keys whose number differs only in its last two digits.
 const PAGE: u64 = 100;
 
-/// What one process knows about the chain. Cheap to clone.
+/// The knowledge of one process about the chain. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Audit {
     /// The head that was read or written last; held while the chain is read or written.
     chain: Arc<Mutex<AuditHead>>,
     /// The number of the newest entry, for readers that follow.
     newest: watch::Sender<u64>,
-    /// What nodes may add to it.
+    /// The entries that nodes may add to it.
     pub(super) budgets: Budgets,
     /// Held while the report of a node is written.
     pub(super) reports: Arc<Mutex<()>>,

@@ -1,14 +1,15 @@
 //! Whether a machine has the memory and the disk that a role of Kubernetes needs. Pure.
 //!
 //! Without this, kubelet would end again and again, and workloads would have no quota. The
-//! figures are those of the node's last report; what a node has not reported is not checked.
+//! figures are those of the node's last report; a figure that a node has not reported is not
+//! checked.
 
 use polis_proto::v1;
 use polis_wire::node_roles::{RESERVED_CONTROLLER, RESERVED_SYSTEM, RESERVED_WORKER};
 
 const MIB: u64 = 1 << 20;
 
-/// What a machine has too little of.
+/// The resource that a machine has too little of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Shortage {
     /// The machine has too little memory for the roles.

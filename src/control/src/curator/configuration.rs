@@ -95,7 +95,8 @@ impl<S: pki::Store + Clone> Store<S> {
         written.await
     }
 
-    /// Ends the trial of `firewall`: it stays. What was confirmed before is confirmed again.
+    /// Ends the trial of `firewall`: it stays. A configuration that was confirmed before is
+    /// confirmed again.
     ///
     /// # Errors
     ///
@@ -159,8 +160,8 @@ impl Firewalls {
         self.trial.as_ref().filter(|trial| (1..=longest).contains(&left(trial)))
     }
 
-    /// The trial of `desired`. One that goes on is not begun again, and what is confirmed needs
-    /// none.
+    /// The trial of `desired`. One that goes on is not begun again, and a confirmed
+    /// configuration needs no trial.
     fn trial_of(&self, desired: &Firewall, now: SystemTime) -> Option<v1::FirewallTrial> {
         let desired = Some(desired.to_message()).filter(|it| *it != self.confirmed)?;
         let goes_on =

@@ -143,7 +143,7 @@ pub(super) fn update_report(mut report: v1::UpdateReport) -> v1::UpdateReport {
     report
 }
 
-/// What a node says of the deliveries of its log, within bounds.
+/// The deliveries of a node's log by its own report, within bounds.
 pub(super) fn log_deliveries(mut all: Vec<v1::LogDelivery>) -> Vec<v1::LogDelivery> {
     all.truncate(LOG_TARGETS_MAX);
     for delivery in &mut all {
@@ -153,7 +153,7 @@ pub(super) fn log_deliveries(mut all: Vec<v1::LogDelivery>) -> Vec<v1::LogDelive
     all
 }
 
-/// What a node says of the snapshots that it sends, within bounds.
+/// The snapshots that a node sends by its own report, within bounds.
 pub(super) fn snapshot_delivery(mut delivery: v1::SnapshotDelivery) -> v1::SnapshotDelivery {
     let v1::SnapshotDelivery { target, failure, help, waits_for, .. } = &mut delivery;
     for text in [target, failure, help, waits_for] {

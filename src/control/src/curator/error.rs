@@ -180,7 +180,7 @@ pub enum Error {
     /// etcd ended a snapshot before its checksum.
     #[error("etcd sent only {size} bytes of its snapshot; take another one")]
     CutSnapshot {
-        /// What it sent.
+        /// The bytes that it sent.
         size: u64,
     },
     /// etcd keeps what it deletes while one is taken.

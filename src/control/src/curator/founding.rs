@@ -125,8 +125,8 @@ impl<S: pki::Store + Clone> Store<S> {
         }
     }
 
-    /// Marks the voters of the cluster of before: their members of etcd are not members of
-    /// the one that began with the snapshot, and do not become any by themselves.
+    /// Marks the voters of the former cluster: their members of etcd are not members of the
+    /// one that began with the snapshot, and do not become any by themselves.
     async fn former_voters(&self) -> Result<(Vec<Guard>, Vec<Write>), Error> {
         let (mut guards, mut writes) = (Vec::new(), Vec::new());
         for (key, entry) in self.kv.list(NODES).await.map_err(Error::Store)? {

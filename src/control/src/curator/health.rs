@@ -53,7 +53,7 @@ struct Beat {
     consensus: Option<v1::ConsensusFigures>,
     /// The node's clock.
     clock: Option<v1::ClockFigures>,
-    /// What the node says of its systems.
+    /// The systems of the node.
     update: Option<Arc<v1::UpdateReport>>,
     /// SHA-256 of the authorities that the node keeps.
     authorities: Vec<u8>,
@@ -143,7 +143,7 @@ impl Heartbeats {
         self.beat(id)?.snapshot_delivery
     }
 
-    /// What a node said of its systems in its last heartbeat.
+    /// The systems of a node, by its last heartbeat.
     #[must_use]
     pub fn update(&self, id: NodeId) -> Option<Arc<v1::UpdateReport>> {
         self.beat(id)?.update

@@ -152,7 +152,7 @@ impl Service {
         tokio::select! {
             // Cancel-safe: only waits and publishes.
             closed = observed => closed,
-            // Cancel-safe: what it ends is ended as a whole.
+            // Cancel-safe: the services that it ends are ended as a whole.
             closed = succession.run() => closed.map(|never| match never {}),
             // Not cancel-safe, and never dropped except by a bug: it ends when cancelled.
             () = self.stand(&ctx) => Ok(()),

@@ -45,7 +45,7 @@ struct Budget {
 }
 
 impl Budget {
-    /// What is used at `now`.
+    /// The entries that count at `now`.
     fn used(&self, now: Instant) -> u32 {
         let back = now.duration_since(self.since).as_secs() / PACE.as_secs();
         self.used.saturating_sub(u32::try_from(back).unwrap_or(u32::MAX))

@@ -13,7 +13,7 @@ use super::store::{Error, Outcome, ROTATION, Store, authority};
 use polis_wire::identity::NodeId;
 use polis_wire::pki;
 
-/// What the leader knows of a node that is up.
+/// The leader's view of a node that is up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Node {
     /// Which one.
@@ -26,7 +26,7 @@ pub(super) struct Node {
     pub(super) peer: Option<Member>,
 }
 
-/// What the leader knows of a member of etcd.
+/// The leader's view of a member of etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Member {
     /// It serves.

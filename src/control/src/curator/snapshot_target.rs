@@ -26,7 +26,7 @@ use polis_wire::s3::{Bucket, Credentials};
 pub struct Target {
     /// Where it goes.
     pub bucket: Bucket,
-    /// What the store knows the cluster by.
+    /// The credentials of the cluster at the store.
     pub credentials: Credentials,
     /// Those who can decrypt it.
     pub owners: Vec<Recipient>,
@@ -70,7 +70,7 @@ pub(super) fn change(
     desired: Option<&v1::SnapshotConfiguration>,
     credentials: Option<&v1::SnapshotCredentials>,
 ) -> Result<(Option<v1::SnapshotConfiguration>, Vec<Write>), Error> {
-    // What was stored was checked.
+    // The stored bytes were checked.
     let before = target(old).unwrap_or_default();
     let after = match desired {
         Some(_) => target(desired).map_err(|error| Error::Field(error.to_string()))?,

@@ -78,7 +78,7 @@ pub enum Request {
     /// checks that no other node has it.
     Name(String),
     /// An operator orders another network for it. The number is of this order, unless it is the
-    /// one of before.
+    /// former one.
     Network(v1::NetworkOrder),
     /// The owner has saved the recovery key.
     ForgetRecoveryKey,
@@ -114,7 +114,7 @@ pub struct Registration {
     pub now: i64,
     /// Chosen after the key was received; the first registration of a node keeps it.
     pub nonce: Nonce,
-    /// What its TPM has proved since the last time; `None`: nothing new.
+    /// The proof of its TPM since the last time; `None`: nothing new.
     pub attestation: Option<v1::TpmAttestation>,
 }
 

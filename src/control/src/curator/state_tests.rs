@@ -162,7 +162,7 @@ fn a_network_is_ordered_again_only_after_the_node_gave_it_up() {
     for (state, expected) in [(Trying, 7), (Confirmed, 7), (Reverted, 8), (Refused, 8)] {
         let again = number(reported(7, state), order(8, "192.0.2.1"));
         assert_eq!(again, expected, "{state:?}");
-        // What it reports of an earlier order says nothing of this one.
+        // Its report about an earlier order does not count for this one.
         assert_eq!(number(reported(6, state), order(8, "192.0.2.1")), 7);
     }
 }

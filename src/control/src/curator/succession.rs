@@ -3,7 +3,7 @@
 //! A new leader of etcd grants every lease its whole time anew, so that a holder which was cut
 //! off for a moment keeps its lock. The lock of a holder that is dead lasts as long, from the
 //! end of the election on. Where the machine of the holder was etcd's leader, the election
-//! itself says that a majority does not hear it:
+//! itself says that a majority does not receive its messages:
 //!
 //! ```text
 //! etcd's leader moves away from the holder's machine
@@ -49,9 +49,9 @@ pub(super) struct Service {
     pub(super) lease: Duration,
     /// The curator's part of etcd.
     pub(super) client: Client,
-    /// Whose member leads etcd.
+    /// The node whose member leads etcd.
     pub(super) consensus: watch::Receiver<consensus::Status>,
-    /// Who holds the lock.
+    /// The holder of the lock.
     pub(super) directory: watch::Receiver<Directory>,
 }
 

@@ -540,7 +540,7 @@ async fn a_firewall_that_makes_no_sense_is_refused() {
         let refused = store.configure(wish(bad), None, noon()).await;
         assert!(matches!(refused, Err(Error::Field(_))), "{bad:?}: {refused:?}");
     }
-    // What is on trial is not for callers to say.
+    // Callers cannot say which configuration is on trial.
     let trial = v1::ClusterConfiguration {
         firewall_trial: Some(v1::FirewallTrial::default()),
         ..Default::default()

@@ -135,7 +135,7 @@ impl<S: pki::Store + Clone> Store<S> {
         Ok(guards)
     }
 
-    /// Whom the secrets of owners are encrypted to: the owners in the order of their names, the
+    /// The recipients of the secrets of owners: the owners in the order of their names, the
     /// holder of the key that the cluster was founded with before the others. That key counts
     /// until it has taken ownership; then the record of its user does, as for every user.
     ///

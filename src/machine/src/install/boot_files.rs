@@ -6,7 +6,7 @@
 //!
 //! Invariants:
 //! - The records of the installed node are empty.
-//! - What the medium has is bounded before it is read.
+//! - The files of the medium are bounded before they are read.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
@@ -16,7 +16,7 @@ use polis_layout::esp::{self, Entry};
 
 /// The folders with what starts a machine.
 const FOLDERS: [&str; 2] = ["EFI", "loader"];
-/// What the loader writes there: a seed of random numbers, which no two machines may share.
+/// The loader's file of random numbers, a seed which no two machines may share.
 const SEED: &str = "loader/random-seed";
 /// A kernel image that an update has not finished.
 const UNFINISHED: &str = "EFI/Linux/polis.new";

@@ -1,5 +1,5 @@
-//! What a disk carries, as far as an installation asks: nothing, an installation that was cut
-//! off, an installed system, the data of a node, or any other data.
+//! The content of a disk, as far as an installation asks: nothing, an installation that was
+//! cut off, an installed system, the data of a node, or any other data.
 //!
 //! ```text
 //! table of an installer --> start of its ESP --blank--> cut off
@@ -35,7 +35,7 @@ const NAMES: &str = "POLIS-";
 const PROTECTIVE: (usize, u8) = (450, 0xee);
 const CODE_END: usize = 440;
 
-/// What a disk carries.
+/// The content of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     /// Nothing.
@@ -105,7 +105,7 @@ impl Seen {
     }
 
     /// Whether the start of the disk has nothing, or only a table of which a power cut has
-    /// left any part: then its backup is no rest of an earlier use.
+    /// left any part: then its backup is not left from an earlier use.
     fn has_only_a_table(&self) -> bool {
         let zero = |bytes: Option<&[u8]>| bytes.is_some_and(|b| b.iter().all(|byte| *byte == 0));
         let first = self.head.get(..self.table_end.min(512)).unwrap_or_default();
@@ -115,7 +115,7 @@ impl Seen {
         record && zero(self.head.get(self.table_end..))
     }
 
-    /// What a disk without a whole copy of a table carries.
+    /// The content of a disk without a whole copy of a table.
     fn without_table(&self) -> Content {
         // The copy at the end is as long as the first one without its block for the MBR.
         let block = self.esp.len();

@@ -33,7 +33,7 @@ pub enum Error {
         name: String,
         /// The disk in words.
         disk: String,
-        /// What it carries.
+        /// Its content.
         found: String,
         /// The word of `--install-wipe` for it.
         word: &'static str,

@@ -238,7 +238,7 @@ async fn settle(ctx: &Context, config: &Config, order: &Install) -> Vec<Disk> {
     }
 }
 
-/// What the disk carries, if it may be written or has the system already.
+/// The content of the disk, if it may be written or has the system already.
 fn admitted(dev: &Path, disk: &Disk, id: &[u8], wipe: Wipe) -> Result<Content, Error> {
     let opened = write::open(&dev.join(&disk.name)).map_err(Error::io("open", "the disk"))?;
     let content = content::look(&opened, id).map_err(Error::io("read", "the disk"))?;

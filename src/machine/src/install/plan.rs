@@ -52,7 +52,7 @@ pub(super) struct Plan {
     pub(super) esp: Range<u64>,
     /// Where the system begins.
     pub(super) system: u64,
-    /// What is overwritten with zeros once the table is there.
+    /// The ranges that are overwritten with zeros once the table is there.
     pub(super) clear: Vec<Range<u64>>,
 }
 

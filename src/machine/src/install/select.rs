@@ -15,7 +15,7 @@ pub enum Refusal {
     /// No disk fits.
     #[error("no disk of this machine fits the selector {selector}")]
     NoDisk {
-        /// What was looked for.
+        /// The selector.
         selector: String,
     },
     /// The only one is that of the running system.
@@ -24,7 +24,7 @@ pub enum Refusal {
          started"
     )]
     Medium {
-        /// What was looked for.
+        /// The selector.
         selector: String,
         /// The kernel's name of the disk.
         name: String,
@@ -32,7 +32,7 @@ pub enum Refusal {
     /// Several fit.
     #[error("{} disks fit the selector {selector}: {}", names.len(), names.join(", "))]
     Several {
-        /// What was looked for.
+        /// The selector.
         selector: String,
         /// The kernel's names of the disks.
         names: Vec<String>,
@@ -184,7 +184,7 @@ mod tests {
         assert!(lines[0].ends_with(": it has 107374182400 bytes, fewer than 1099511627776"));
         assert!(lines[2].contains("this machine was started from it; it has"), "{lines:?}");
         let part = selector(|it| it.path = Some("pci0000:00/0000:00:04".to_owned()));
-        assert!(choose(&disks, &part).is_err(), "a part of a name is no part of a path");
+        assert!(choose(&disks, &part).is_err(), "a part of a name does not fit a path");
         assert_eq!(explain(&[], &nvme), ["this machine has no disk"]);
     }
 

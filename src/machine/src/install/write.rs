@@ -56,7 +56,7 @@ impl System {
     }
 }
 
-/// What is installed.
+/// The system to install.
 #[derive(Debug)]
 pub(super) struct Job<'a> {
     pub(super) plan: &'a Plan,

@@ -17,7 +17,7 @@ const SIZE: u64 = 8 << 30;
 /// Blocks of a system with a tree of two levels.
 const BLOCKS: usize = 300;
 
-/// What a medium has.
+/// The files of a medium.
 struct Medium {
     system: System,
     source: File,

@@ -55,7 +55,7 @@ pub(super) enum Dhcp {
 /// The order of addresses; the least is the best.
 type Rank<'a> = (bool, bool, &'a str, u32, Cidr);
 
-/// What has been chosen.
+/// The chosen address.
 #[derive(Debug, Default)]
 pub(super) struct Advertised {
     chosen: Option<(u32, Cidr)>,

@@ -64,8 +64,8 @@ struct Trying {
 }
 
 impl Changes {
-    /// What the disk has. A record that cannot be read is an error in words; without it, the
-    /// network is that of the parameters.
+    /// The network on the disk. A record that cannot be read is an error in words; without
+    /// it, the network is that of the parameters.
     pub(super) fn read(bytes: &[u8]) -> Result<Self, String> {
         let record = v1::NetworkRecord::decode(bytes);
         let record = record.map_err(|error| format!("it is damaged: {error}"))?;
@@ -89,7 +89,7 @@ impl Changes {
         Ok(changes)
     }
 
-    /// What the disk is to have.
+    /// The network that the disk is to have.
     pub(super) fn record(&self) -> Vec<u8> {
         let record = v1::NetworkRecord {
             number: self.number,

@@ -136,7 +136,7 @@ fn any_event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    /// Whatever happens, the network in force is one that was confirmed, or one that is tried for
+    /// At every moment, the network in force is one that was confirmed, or one that is tried for
     /// less than the time of a trial.
     #[test]
     fn only_confirmed_networks_last(events in prop::collection::vec(any_event(), 0..40)) {

@@ -121,7 +121,7 @@ pub struct Interface {
     pub index: u32,
     /// Its name in the kernel.
     pub name: String,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// Its hardware address; that of a member of a bond is the one of the bond.
     pub mac: Mac,
@@ -143,7 +143,7 @@ pub struct Interface {
     pub leased: Option<Leased>,
 }
 
-/// What a link is.
+/// The kind of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A card, and the bond that it is a member of.

@@ -81,8 +81,8 @@ pub(super) async fn observe(
     Ok(observed)
 }
 
-/// Leaves out cards that another link owns which is no bond, and VLANs on links that are not
-/// observed.
+/// Leaves out cards that another link owns which is not a bond, and VLANs on links that are
+/// not observed.
 fn known(mut links: BTreeMap<u32, Link>, interfaces: Interfaces) -> BTreeMap<u32, Link> {
     let kinds: BTreeMap<u32, Kind> =
         links.iter().map(|(index, link)| (*index, link.kind)).collect();
@@ -188,7 +188,7 @@ fn link(message: &LinkMessage, interfaces: Interfaces) -> Option<Link> {
     ours.then_some(link)
 }
 
-/// What a bond knows of its member.
+/// The state of a member in its bond.
 fn port(info: &[LinkInfo]) -> &[InfoBondPort] {
     let data = info.iter().find_map(|part| match part {
         LinkInfo::PortData(InfoPortData::BondPort(data)) => Some(data.as_slice()),

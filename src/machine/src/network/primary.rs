@@ -50,7 +50,7 @@ struct Class {
 /// The order of links with a lease.
 type Rank<'a> = (Class, &'a str, u32);
 
-/// What has been chosen.
+/// The chosen link.
 #[derive(Debug, Default)]
 pub(super) struct Primary {
     chosen: Option<(u32, Class)>,

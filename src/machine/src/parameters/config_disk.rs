@@ -77,8 +77,8 @@ impl Disks {
         names
     }
 
-    /// What `name` carries; `None` for a disk of another kind, and for one that cannot be read:
-    /// an empty drive is one, and a broken disk is the business of its user.
+    /// The content of `name`; `None` for a disk of another kind, and for one that cannot be
+    /// read: an empty drive is one, and a broken disk is the business of its user.
     fn examine(&self, name: String) -> Option<Found> {
         let path = self.dev.join(&name);
         let nonblock = OFlags::NONBLOCK.bits().cast_signed();

@@ -75,10 +75,10 @@ impl Looked {
     }
 }
 
-/// What a driver that did not start means for the operator.
+/// The meaning of a driver that did not start.
 pub(super) const NO_DRIVER: &str = "the driver of the device did not start";
 
-/// What disks that hang mean.
+/// The meaning of disks that hang.
 pub(super) const NO_ANSWER: &str = "a disk of this machine does not answer";
 
 /// Looks at the places that the machine has from its start, the first one first.

@@ -104,7 +104,8 @@ pub enum Error {
         /// The output of `xfs_growfs`.
         source: process::Error,
     },
-    /// What is recognised of a partition that was given up cannot be overwritten.
+    /// The start of a partition that was given up, by which it is recognised, cannot be
+    /// overwritten.
     #[error("cannot overwrite the start of {device}")]
     Clear {
         /// The partition.

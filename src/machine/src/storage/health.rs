@@ -96,7 +96,7 @@ impl Health {
 /// A message of the kernel about a device of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What.
+    /// Its kind.
     pub what: What,
     /// The partition, or the device as the kernel calls it.
     pub device: String,
@@ -139,7 +139,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Whose messages count.
+/// The devices whose messages count.
 #[derive(Clone, Debug)]
 pub struct Devices {
     /// The disk, as the kernel calls it: `vda`.
@@ -178,7 +178,7 @@ pub fn read(message: &str, devices: &Devices) -> Option<Fault> {
     failed(status, rest).map(|what| fault(what, name))
 }
 
-/// What the failure of a request means. The kernel (`blk_print_req_error`) writes its status
+/// The meaning of a failed request. The kernel (`blk_print_req_error`) writes its status
 /// before the device, and the operation behind it: `op 0x1:(WRITE)`.
 fn failed(status: &str, rest: &str) -> Option<What> {
     let operation = rest.split_once(":(").and_then(|(_, rest)| rest.split(')').next());

@@ -68,7 +68,7 @@ impl Cause {
         if random::is_ready() { Self::Disk } else { Self::Random }
     }
 
-    /// What the boot waits for.
+    /// The wait of the boot, in words.
     fn wait(self, what: &str, seconds: u64) -> String {
         match self {
             Self::Disk => format!("{what}; the disk is slow, and the boot stops after {seconds} s"),

@@ -5,10 +5,10 @@
 //! every program that writes with it.
 //!
 //! ```text
-//!            requests, and none has ended for SLOW,           none for HUNG
+//!            requests without an end of one for SLOW,         or for HUNG
 //!            or a flush that has not
 //! [answers] ---------------------------------------> [stalled] ----------> given up
-//!     ^                one ended, or none is left       |
+//!     ^                one ended, or no request is left |
 //!     +-------------------------------------------------+
 //! ```
 //!
@@ -51,7 +51,7 @@ pub fn deadline(line: &str) -> Duration {
     command_line::seconds(line, "polis.disk-deadline", HUNG_SECONDS).unwrap_or(HUNG)
 }
 
-/// What the kernel counts for a disk, in `/sys/block/DISK/stat`.
+/// The kernel's counters of a disk, in `/sys/block/DISK/stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Requests {
     /// Reads, writes, discards and flushes that have ended since the disk was found.
@@ -97,7 +97,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Notes what the kernel counts `now`; returns since when requests wait and none has ended.
+    /// Notes what the kernel counts `now`; returns since when requests wait without an end of one.
     pub fn look(&mut self, requests: Option<Requests>, now: Duration) -> Option<Duration> {
         let gap = self.looks.gap(now);
         if let Some((_done, since)) = &mut self.still {

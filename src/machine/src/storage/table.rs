@@ -15,7 +15,7 @@
 //! - One of the two copies on the disk is whole at every moment: the backup is
 //!   flushed before the primary is touched.
 //! - On a disk without a table, no header of the backup stands without its entries: they are
-//!   flushed before it, and what a cut leaves of them is read by [`read_headless`].
+//!   flushed before it, and [`read_headless`] reads the entries that a cut leaves.
 //! - The primary copy goes to the disk in one write.
 //! - Where a power cut tore the primary copy, the backup counts, and stays as it
 //!   is until the primary is whole again: see [`restore`].

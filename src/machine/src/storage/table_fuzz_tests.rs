@@ -15,7 +15,7 @@ const HEAD: usize = 1024 + 4 * 128;
 /// A view of the disk in memory: both copies.
 const MEMORY: usize = 1 << 20;
 
-/// What must hold of a table, however it came to be.
+/// The rules of a table, however it came to be.
 fn check(disk: &File, before: &[u8]) -> Accepted {
     let _backup = read_backup(disk);
     let table = read(disk);

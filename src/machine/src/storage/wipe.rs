@@ -47,8 +47,8 @@ pub const STEP: u64 = 16 << 20;
 /// on a slow disk. Most disks are smaller.
 pub const FIRST_MAX: u64 = 512 << 30;
 
-/// What a file system grows by at once: some seconds' writing, which a power cut loses, or a
-/// full file system waits for.
+/// The step by which a file system grows: some seconds' writing, which a power cut loses, or
+/// a full file system waits for.
 const GROWTH_STEP: u64 = 1 << 30;
 
 /// With less free space than this, the wipe does not yield to other work.
@@ -73,7 +73,7 @@ const HEADS: u64 = 16 << 20;
 /// The first copy of the header; the second follows it.
 const FIRST_HEADER: u64 = 16 << 10;
 
-/// What is looked at, at the end of a stretch.
+/// The bytes at the end of a stretch that are examined.
 const TAIL: u64 = super::probe::TAIL as u64;
 
 /// How the file system is divided.

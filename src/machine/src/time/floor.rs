@@ -11,7 +11,7 @@ use super::Status;
 use polis_base::sys::clock;
 
 /// Sets the clock forward to the date in `os_release` where it stands before it. Called before
-/// any service starts, so that none sees a date from before the image.
+/// any service starts, so a service never sees a date from before the image.
 #[must_use]
 pub fn raise(os_release: &Path) -> Status {
     // Without the file, the date of this code is the floor.

@@ -77,7 +77,7 @@ impl State {
     }
 }
 
-/// What the clock follows.
+/// The source of the clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Source {
     /// Nothing.
@@ -107,9 +107,9 @@ impl fmt::Display for Source {
 pub struct Status {
     /// Its standing.
     pub state: State,
-    /// What it follows.
+    /// Its source.
     pub source: Source,
-    /// What it is ahead of its source, in microseconds; `None` without a measurement.
+    /// The lead over its source, in microseconds; `None` without a measurement.
     pub offset: Option<i64>,
     /// How far from the time of the first server of the chain it may be, in microseconds.
     pub error: Option<u64>,
@@ -164,7 +164,7 @@ impl Status {
     }
 }
 
-/// What this clock is ahead of each server and voter that answers, in microseconds.
+/// The lead of this clock over each server and voter that answers, in microseconds.
 pub type Ahead = BTreeMap<IpAddr, i64>;
 
 /// Microseconds as seconds, for display.

@@ -30,7 +30,7 @@ const PEERS_MAX: usize = 16;
 /// The port of NTP (RFC 5905).
 pub const PORT: u16 = 123;
 
-/// What a plan follows from.
+/// The inputs of a plan.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known<'a> {
     /// This node, once it has a key.
@@ -68,7 +68,7 @@ pub(super) struct Plan {
     serving: Serving,
 }
 
-/// Whom a node serves.
+/// The clients of a node's clock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 enum Serving {
     /// It serves no node.

@@ -149,7 +149,7 @@ pub struct Service {
     pub inputs: Inputs,
     /// The published status, which [`super::raise`] has begun.
     pub status: watch::Sender<Status>,
-    /// What this clock is ahead of each source that answers.
+    /// The lead of this clock over each source that answers.
     pub ahead: watch::Sender<Ahead>,
 }
 
@@ -196,7 +196,7 @@ impl Service {
         }
     }
 
-    /// What chronyd may do: change its user, serve the port of NTP, set the clock.
+    /// The rights of chronyd: it may change its user, serve the port of NTP, set the clock.
     fn confinement(&self) -> Confinement {
         Confinement::new()
             .keeps(CapabilitySet::SETUID | CapabilitySet::SETGID)
@@ -223,7 +223,7 @@ impl Service {
         debug!(?plan, "chronyd has new sources of time");
         let mut inputs = self.inputs.clone();
         let next = tokio::select! {
-            // Cancel-safe, all of them: what they leave is ended below.
+            // Cancel-safe, all of them: the work that they leave is ended below.
             () = ctx.cancelled() => Ok(Next::Stop),
             exit = child.wait() => Err(child.failed(exit?).into()),
             next = self.watch(ctx, plan) => next,

@@ -1,5 +1,5 @@
-//! What chronyd says of the clock and of its sources: questions and answers on chronyd's
-//! command socket.
+//! The state of the clock and of its sources: questions and answers on chronyd's command
+//! socket.
 //!
 //! The format is that of `candm.h` in the sources of chrony 4.6, version 6 of the protocol: all
 //! numbers are big-endian, and a request is as long as its longest answer.
@@ -61,7 +61,7 @@ const SOURCE: Question = Question { command: 15, reply: 3, length: 76 };
 /// How long an answer may take: chronyd is on this machine, and never blocks for long.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// The stratum of a voter that lends its own clock, and what follows it is above. Servers that
+/// The stratum of a voter that lends its own clock, and its followers are above. Servers that
 /// are of use outside are below it.
 pub(super) const STRATUM_OWN: u16 = 10;
 
@@ -292,7 +292,7 @@ mod tests {
     use super::*;
     use polis_base::hex;
 
-    /// What chronyd 4.6.1 answered as its own reference, to question 7.
+    /// The answer of chronyd 4.6.1 about its own reference, to question 7.
     const OWN: &str = "06020000002100050000000000000000000000070000000000000000\
                        7f7f01010000000000000000000000000000000000000000000a0000\
                        000000006b0442b81080834b\

@@ -204,9 +204,9 @@ pub struct Service {
     pub outputs: Outputs,
     /// The way to start etcd again.
     pub restarts: consensus::Restarts,
-    /// What an update of the cluster needs of this node.
+    /// The parts of this node that an update of the cluster needs.
     pub tools: Tools,
-    /// What operators asked of this node, for the audit log.
+    /// The calls of operators to this node, for the audit log.
     pub calls: Calls,
 }
 

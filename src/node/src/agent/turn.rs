@@ -70,7 +70,7 @@ pub struct Taking {
     cause: String,
 }
 
-/// What an update needs of the machine.
+/// The parts of the machine that an update needs.
 #[derive(Clone, Debug)]
 pub struct Tools {
     /// Where another system is taken.
@@ -81,7 +81,7 @@ pub struct Tools {
     pub drains: Drains,
 }
 
-/// What this node says of its systems in a heartbeat.
+/// The systems of this node, for a heartbeat.
 pub(super) async fn report(service: &Service) -> v1::UpdateReport {
     let bundles = service.tools.bundles.clone();
     let kept = timeout(LOOK_MAX, blocking(move || bundles.kept())).await;
@@ -102,8 +102,8 @@ pub(super) async fn report(service: &Service) -> v1::UpdateReport {
     }
 }
 
-/// Whether the next start may begin another system than this one: so it is until the names on
-/// the ESP were read.
+/// Whether the next start may begin another system than this one: true until the names on the
+/// ESP were read.
 fn on_trial(status: &update::Status) -> bool {
     !status.known || status.trial
 }
@@ -170,7 +170,7 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
     }
 }
 
-/// What there is to do in a turn.
+/// The next step of a turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Do {
     /// The new version runs.

@@ -246,7 +246,7 @@ fn interface(interface: &network::Interface, values: &Values, uptime: Duration) 
     }
 }
 
-/// What a link is; empty for a card that is in no bond.
+/// The kind of a link; empty for a card that is in no bond.
 fn kind(kind: &network::Kind) -> String {
     match kind {
         network::Kind::Card(None) => String::new(),
@@ -480,7 +480,7 @@ fn span(from: SystemTime, to: SystemTime) -> i64 {
     (OffsetDateTime::from(to) - OffsetDateTime::from(from)).whole_seconds()
 }
 
-/// The 32 bytes of a fingerprint; what is not one shows as zeros.
+/// The 32 bytes of a fingerprint; any other text shows as zeros.
 fn bytes(digits: &str) -> [u8; 32] {
     hex::decode_name(digits).unwrap_or_default()
 }

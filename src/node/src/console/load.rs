@@ -42,7 +42,7 @@ pub(super) struct Load {
     pub(super) metrics: Metrics,
     /// Of each network interface, by name.
     pub(super) interfaces: BTreeMap<String, Traffic>,
-    /// What workloads have on the data partition; `None` where they have no limit.
+    /// The space of workloads on the data partition; `None` where they have no limit.
     pub(super) quota: Option<Usage>,
 }
 
@@ -87,7 +87,7 @@ impl Service {
         Ok(())
     }
 
-    /// What workloads have, where they have a limit.
+    /// The usage of workloads, where they have a limit.
     fn quota(&self) -> Option<Usage> {
         ground::quota::usage(&self.tree).ok().filter(|usage| usage.limits.bytes > 0)
     }

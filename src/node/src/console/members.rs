@@ -83,7 +83,7 @@ pub(super) struct Reported {
     pub(super) reaches: Option<Vec<u64>>,
 }
 
-/// What is kept from one round to the next.
+/// The state that is kept from one round to the next.
 #[derive(Debug, Default)]
 struct Kept {
     /// To the node of each member.

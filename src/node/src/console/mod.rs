@@ -114,7 +114,7 @@ pub struct Inputs {
     pub roles: watch::Receiver<Option<v1::NodeRoles>>,
     /// The parts of Kubernetes.
     pub workload: watch::Receiver<workload::Status>,
-    /// What runs the pods.
+    /// The service that runs the pods.
     pub containerd: watch::Receiver<runtime::Status>,
     /// The pods of this node.
     pub pods: watch::Receiver<Option<runtime::Pods>>,

@@ -22,7 +22,7 @@ use tokio::time::sleep;
 use polis_control::consensus::{Members, Status, Work};
 use polis_runtime::supervisor::Context;
 
-/// What a column of a chart stands for. The metrics of etcd have some hundred kilobytes.
+/// The meaning of a column of a chart. The metrics of etcd have some hundred kilobytes.
 const PACE: Duration = Duration::from_secs(120);
 /// Columns that are kept: an hour.
 const SAMPLES: usize = 30;

@@ -1,9 +1,9 @@
 //! The memory line: prints how much memory the processes of a node at rest take.
 //!
-//! A machine has no shell in which somebody could look, and what a node costs is
-//! a promise that the tests and the measurements keep. So it reads `/proc` some
-//! time after it was ready, and prints one line; and once more some time after everything
-//! that its roles of Kubernetes ask for was ready:
+//! A machine has no shell in which somebody could look, and the tests and the measurements
+//! keep a promise about the memory of a node. So it reads `/proc` some time after it was
+//! ready, and prints one line; and once more some time after everything that its roles of
+//! Kubernetes ask for was ready:
 //!
 //! ```text
 //! POLIS memory init=2140 node=21500 etcd=61000 t=31.002      (KiB, resident)

@@ -42,7 +42,7 @@ pub use self::counters::Counted;
 pub use self::rules::{Callers, Rule};
 pub use self::service::{Config, Inputs, Service, State, Status};
 
-/// What the cluster orders.
+/// The order of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Order {
     /// The configuration that is not in question.

@@ -15,7 +15,7 @@ use polis_wire::parameters::Cidr;
 use polis_wire::parameters::{Firewall, Ports, Protocol};
 use polis_workload::{API_PORT, KUBELET_PORT, NODE_PORTS, mesh};
 
-/// What the rules follow from.
+/// The inputs of the rules.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known<'a> {
     /// The roles that the cluster gives to this node.
@@ -33,7 +33,7 @@ pub(super) struct Known<'a> {
     pub(super) metadata: Metadata,
 }
 
-/// Who reaches the metadata service of the cloud that the machine runs in. It answers questions
+/// The users of this machine that reach the metadata service of its cloud. It answers questions
 /// about the machine, and gives credentials of the cloud, to every process that asks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Metadata {
@@ -44,7 +44,7 @@ pub enum Metadata {
     Closed,
 }
 
-/// Whose packets a rule accepts.
+/// The senders of the packets that a rule accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Callers {
     /// Those of any address.
@@ -60,11 +60,11 @@ pub struct Rule {
     pub name: String,
     /// The ports.
     pub ports: Ports,
-    /// Whose packets it accepts.
+    /// The senders of the packets that it accepts.
     pub callers: Callers,
     /// Whether pods of any node reach it, too.
     pub pods: bool,
-    /// What is behind it.
+    /// The service behind it.
     pub purpose: &'static str,
 }
 
@@ -77,7 +77,7 @@ pub struct Rules {
     pub members: BTreeSet<IpAddr>,
     /// The sources; empty: any address.
     pub sources: Vec<Cidr>,
-    /// Who reaches the metadata service.
+    /// The users that reach the metadata service.
     pub metadata: Metadata,
 }
 

@@ -170,7 +170,7 @@ pub enum State {
     Starting,
     /// It has them.
     InForce,
-    /// It has those of before, or none.
+    /// It has the former ones, or no rules.
     Failed(String),
     /// Every packet is accepted: the fault that a story asks for.
     Open,
@@ -201,7 +201,7 @@ enum Error {
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// What is fixed.
+    /// The fixed inputs.
     pub config: Config,
     /// The values that it reads.
     pub inputs: Inputs,

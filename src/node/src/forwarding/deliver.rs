@@ -7,9 +7,9 @@
 //!          +----- cancelled ------------+-- backoff ----+
 //! ```
 //!
-//! An answer of HTTP settles a batch at once. What a syslog receiver's kernel took settles when
-//! the connection is still open [`SETTLE`] later: until then the receiver may die with it
-//! unread, and it is sent again.
+//! An answer of HTTP settles a batch at once. A line that a syslog receiver's kernel took
+//! settles when the connection is still open [`SETTLE`] later: until then the receiver may die
+//! with it unread, and it is sent again.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -272,7 +272,7 @@ impl Delivery {
     }
 }
 
-/// What one connection achieved.
+/// The result of one connection.
 struct Session {
     taken: VecDeque<Taken>,
     /// Whether a batch has settled.

@@ -68,7 +68,7 @@ struct Open {
     driver: BoxFuture<'static, Result<(), hyper::Error>>,
 }
 
-/// What a collector says of a request.
+/// The answer of a collector to a request.
 enum Answer {
     /// It has them, but for so many.
     Taken(u64),
@@ -176,7 +176,7 @@ fn rejected(body: &[u8]) -> u64 {
     u64::try_from(partial.rejected_log_records).unwrap_or(0)
 }
 
-/// What a refusal says, as the end of a sentence.
+/// The text of a refusal, as the end of a sentence.
 fn said(body: &[u8], binary: bool) -> String {
     let text = match Status::decode(body) {
         Ok(status) if binary => status.message,

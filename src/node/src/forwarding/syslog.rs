@@ -71,7 +71,7 @@ impl Connection {
         self.stream.flush().await?;
         while socket::unacknowledged(self.stream.get_ref().0)? > 0 {
             tokio::select! {
-                // Cancel-safe: what a receiver says is not kept.
+                // Cancel-safe: the text of a receiver is not kept.
                 lost = closed(&mut self.stream) => return Err(lost),
                 // Cancel-safe: only waits.
                 () = sleep(LOOK) => {}
@@ -105,7 +105,7 @@ async fn closed(stream: &mut TlsStream<TcpStream>) -> io::Error {
     poll_fn(|cx| poll_closed(stream, cx).map_or(Poll::Pending, Poll::Ready)).await
 }
 
-/// Why the connection has ended, if it has. A receiver says nothing; what it says is dropped.
+/// Why the connection has ended, if it has. A receiver says nothing; any text of it is dropped.
 fn poll_closed(
     stream: &mut TlsStream<TcpStream>,
     cx: &mut std::task::Context<'_>,

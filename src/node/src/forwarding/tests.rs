@@ -68,7 +68,7 @@ impl Boot {
     }
 }
 
-/// What the lines of a node arrive as: boot, number, text.
+/// The lines of a node as they arrive: boot, number, text.
 type Received = Arc<Mutex<Vec<(String, u64, String)>>>;
 
 /// A stand-in of a collector, which may die and come back on its port.

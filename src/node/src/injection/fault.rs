@@ -68,7 +68,7 @@ pub enum Fault {
     KillByPods,
     /// Every worker of the runtime is blocked.
     NodeHangs,
-    /// The kernel panics, as early as it can be told to.
+    /// The kernel panics, as early as it takes an order to.
     KernelPanic,
     /// The firewall accepts everything.
     NoFirewall,

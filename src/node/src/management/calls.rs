@@ -41,7 +41,7 @@ use polis_wire::audit::layer::{self, Answer, Audit, Handler, UnderWay};
 use polis_wire::audit::{begun, is_recorded, reason};
 use polis_wire::rpc::{Caller, Peer};
 
-/// What a request says.
+/// Reads the detail of a request.
 type Detail = fn(&[u8]) -> String;
 
 /// The calls whose request says more than their name.
@@ -214,7 +214,8 @@ impl Audit for Calls {
         }
         let call = entry.call.clone();
         if timeout(PATIENCE, self.add(entry)).await.is_err() {
-            warn!(by = %caller.peer, call, "the disk did not take a call for the audit log in time");
+            let by = &caller.peer;
+            warn!(%by, call, "the disk did not take a call for the audit log in time");
         }
         Ok(response)
     }

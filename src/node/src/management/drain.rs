@@ -11,7 +11,7 @@ use tonic::{Code, Status};
 use polis_wire::rpc::REASON;
 use polis_workload::drain::{Failure, Held, Progress, State, TIMEOUT_MAX};
 
-/// What a caller asks for.
+/// The wish of a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Asked {
     pub(super) timeout: Duration,

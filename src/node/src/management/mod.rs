@@ -145,7 +145,7 @@ pub struct Service {
     pub update: Door,
     /// Where a bundle is kept for other nodes.
     pub bundles: Store,
-    /// What operators asked of this node, for the audit log.
+    /// The calls of operators to this node, for the audit log.
     pub calls: Calls,
     /// How the firewall is asked.
     pub firewall: firewall::Config,

@@ -126,7 +126,7 @@ fn received(
     })
 }
 
-/// What an upload reports next.
+/// The next report of an upload.
 enum Next {
     Progress(v1::UpdateProgress),
     Done(v1::UpdateProgress),

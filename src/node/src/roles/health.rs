@@ -23,8 +23,8 @@ use polis_wire::node_roles::Role;
 /// again and again is seen.
 const SETTLED: Duration = Duration::from_secs(10);
 
-/// The same for a node without a member: longer than it takes until a node that hears nothing
-/// from its leader is cut off.
+/// The same for a node without a member: longer than it takes until a node without an answer
+/// of its leader is cut off.
 const SETTLED_WITHOUT: Duration = Duration::from_secs(30);
 
 /// Inputs and output. Cloned into every run; holds no progress.

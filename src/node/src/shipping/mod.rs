@@ -38,14 +38,14 @@ use polis_proto::v1;
 
 pub use self::service::{Config, Inputs, Service};
 
-/// What has reached the bucket, while this node sends snapshots; an event value.
+/// The state of the bucket, while this node sends snapshots; an event value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// `None`: the cluster names no bucket, or another node leads.
     pub delivery: Option<Delivery>,
 }
 
-/// What has reached the bucket.
+/// The snapshots in the bucket, and the attempts to send more.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Delivery {
     /// Its URL.
@@ -54,7 +54,7 @@ pub struct Delivery {
     pub newest: Option<Shipped>,
     /// The snapshots that this node has sent since it leads.
     pub sent: u64,
-    /// What it waits for without a failure.
+    /// The reason to wait, without a failure.
     pub waits_for: Option<String>,
     /// Why the newest snapshot of this node does not reach it.
     pub failure: Option<Failure>,
@@ -76,7 +76,7 @@ pub struct Shipped {
 pub struct Failure {
     /// The cause of the last attempt, in words.
     pub cause: String,
-    /// What would help.
+    /// The remedy.
     pub help: Option<String>,
     /// When the first attempt failed.
     pub since: SystemTime,

@@ -25,8 +25,8 @@ pub(super) fn begin(folder: &str, taken: &Taken) -> String {
     format!("{folder}{}", Name::before(seconds))
 }
 
-/// The snapshots among these objects, in the order of their names; what has another name is a
-/// person's.
+/// The snapshots among these objects, in the order of their names; objects with another name
+/// belong to a person.
 pub(super) fn snapshots(folder: &str, objects: &[Object]) -> Vec<Shipped> {
     let read = |object: &Object| {
         let name = Name::parse(object.key.strip_prefix(folder)?)?;
@@ -106,7 +106,7 @@ mod tests {
                 *has >= revision && at.saturating_add(24 * HOUR) > now.max(24 * HOUR)
             });
             prop_assert_eq!(instead(&shipped, &taken).is_some(), as_new);
-            // What the listing leaves out would make none superfluous.
+            // Objects that the listing leaves out would not make any superfluous.
             let begin = begin("f/", &taken);
             for (at, has) in &there {
                 let listed = object("f/", *at, *has).key > begin;

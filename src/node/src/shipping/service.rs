@@ -7,7 +7,7 @@
 //!        |                                          [done] <-----------------------+     |  |
 //!        |                                             \--another snapshot, bucket----->-+  |
 //!        |                                                                 failed --backoff-+
-//!        +-- another leader, or no bucket: from anywhere, and what is sent is dropped
+//!        +-- another leader, or no bucket: from anywhere; a transfer is dropped
 //! ```
 
 use std::convert::Infallible;
@@ -78,7 +78,7 @@ pub struct Service {
     pub status: watch::Sender<Status>,
 }
 
-/// What is to be done: the reason to begin anew where it changes.
+/// The task: the reason to begin anew where it changes.
 #[derive(Clone, Debug, PartialEq)]
 struct Order {
     term: Term,
@@ -110,7 +110,7 @@ impl Service {
                 let read = parameters::snapshot_target(&order.target, "snapshots");
                 read.ok().flatten().map_or_else(|| order.target.url.clone(), |it| it.url())
             });
-            // What is known of one target says nothing about another.
+            // The state of one target says nothing about another.
             self.status.send_replace(Status {
                 delivery: url.map(|target| Delivery { target, ..Delivery::default() }),
             });
@@ -136,7 +136,7 @@ impl Service {
         }
     }
 
-    /// What is to be done now.
+    /// The present task.
     fn order(&self) -> Option<Order> {
         let term = self.inputs.curator.borrow().leadership.term.clone()?;
         let target = self.inputs.directory.borrow().configuration().snapshots.clone()?;
@@ -149,7 +149,7 @@ impl Service {
         self.inputs.consensus.borrow().snapshots.as_ref()?.newest
     }
 
-    /// What is missing before the first snapshot of this node.
+    /// The reason why this node has no snapshot to send yet.
     fn missing(&self) -> String {
         let local = self.inputs.consensus.borrow().snapshots.clone();
         let first = "the first checked snapshot on the disk of this node";

@@ -60,7 +60,7 @@ pub(super) enum Error {
 }
 
 impl Error {
-    /// What a person can do about it; `None`: nothing but wait.
+    /// The remedy for a person; `None`: nothing but wait.
     pub(super) fn help(&self) -> Option<String> {
         match self {
             Self::Store(error) => error.help(),
@@ -91,7 +91,7 @@ pub(super) struct Way {
 /// A snapshot that was read for the first time.
 struct Measured {
     file: File,
-    /// What encrypts it the second time, and the first bytes of the object.
+    /// The key of the second encryption, and the first bytes of the object.
     encryptor: Encryptor,
     begun: Vec<u8>,
     bytes: u64,

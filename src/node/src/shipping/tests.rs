@@ -129,7 +129,7 @@ async fn a_line_that_is_cut_leaves_nothing_and_the_next_attempt_sends_all_of_it(
     let error = way.send(&taken).await.unwrap_err();
     assert!(error.help().unwrap().contains("loses objects"), "{error}");
     store.with(|state| state.fault = None);
-    // The sender loses its power in the middle: what it does next is a look at the bucket.
+    // The sender loses its power in the middle: its next step is a look at the bucket.
     store.with(|state| state.fault = Some(Fault::Hangs));
     let cut = tokio::time::timeout(Duration::from_millis(500), way.send(&taken)).await;
     assert!(cut.is_err() && stored(&store).is_empty());

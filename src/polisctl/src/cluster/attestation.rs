@@ -20,7 +20,7 @@ const KERNEL_IMAGE: u32 = 11;
 /// Digits of a value that people compare; a program gets all.
 const DIGITS: usize = 16;
 
-/// What an operator may say about the attestation policy.
+/// The options of the attestation policy.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Policy {
     /// A system that a machine may have started to enter the cluster, as its TPM proves: an
@@ -42,7 +42,7 @@ impl Policy {
         self.images.is_empty() && self.makers.is_empty() && !self.no_attestation
     }
 
-    /// What is said, as options.
+    /// The given options.
     pub(super) fn options(&self) -> Vec<String> {
         let images = self.images.iter().map(|file| format!("{OPTION} {}", file.display()));
         let makers = self.makers.iter();

@@ -30,7 +30,7 @@ const CALLS_MAX: usize = 32;
 /// How long nodes may take to apply it and to answer through it: half of the trial.
 const ANSWER: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 60_000 });
 
-/// What an operator may say about the firewall.
+/// The options of the firewall.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Wish {
     /// A network, or an address, from which operators, collectors of metrics and clients of
@@ -58,7 +58,7 @@ impl Wish {
             && !self.no_firewall_ports
     }
 
-    /// What is said, as options.
+    /// The given options.
     pub(super) fn options(&self) -> Vec<String> {
         let flag = |set: bool, name: &str| set.then(|| name.to_owned());
         let sources = self.sources.iter().map(|source| format!("--firewall-source {source}"));
@@ -68,7 +68,7 @@ impl Wish {
         sources.chain(any).chain(ports).chain(none).collect()
     }
 
-    /// The firewall after the change; what is not named stays as it was confirmed.
+    /// The firewall after the change; a part that is not named stays as it was confirmed.
     fn of(&self, confirmed: v1::FirewallConfiguration) -> v1::FirewallConfiguration {
         let sources = !self.sources.is_empty() || self.firewall_any_source;
         let ports = !self.ports.is_empty() || self.no_firewall_ports;
@@ -99,7 +99,7 @@ pub(super) async fn confirm(
 ) -> Result<(), Error> {
     let trial = configured.firewall_trial.as_ref();
     let Some(tried) = trial.and_then(|trial| trial.configuration.clone()) else {
-        // It is the one of before.
+        // It is the former one.
         return Ok(());
     };
     let reached = Box::pin(reach(&tried, session, global)).await;

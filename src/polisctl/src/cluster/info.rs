@@ -34,7 +34,7 @@ pub(super) struct Info {
     log_targets: Vec<String>,
     /// Where the leader sends snapshots of etcd; empty: nowhere.
     snapshot_target: String,
-    /// What the TPM of a machine has to prove; `null`: nothing.
+    /// The proofs that the TPM of a machine has to give; `null`: nothing.
     attestation_policy: Option<attestation::View>,
     /// Callers that are not nodes; empty: any address.
     firewall_sources: Vec<String>,

@@ -6,7 +6,7 @@ use polis_wire::parameters;
 use crate::bucket;
 use crate::error::{Error, Explain as _};
 
-/// What an operator may say about the targets of logs.
+/// The options of the targets of logs.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Targets {
     /// Where every node sends its log: syslog+tls://HOST[:PORT] or
@@ -24,7 +24,7 @@ impl Targets {
         self.targets.is_empty() && !self.no_log_targets
     }
 
-    /// What is said, as options.
+    /// The given options.
     pub(super) fn options(&self) -> Vec<String> {
         let targets = self.targets.iter().map(|target| format!("--log-target {target}"));
         let none = self.no_log_targets.then(|| "--no-log-targets".to_owned());

@@ -160,7 +160,7 @@ pub(super) async fn overview(session: &Session) -> Result<serde_json::Value, Err
     Ok(serde_json::json!({ "status": status, "info": info }))
 }
 
-/// What an operator wants changed.
+/// The changes that an operator asks for.
 struct Wish {
     rules: parameters::Rules,
     logs: logs::Targets,
@@ -176,7 +176,7 @@ impl Wish {
         rules.is_empty() && places && attestation.is_empty() && firewall.is_empty()
     }
 
-    /// What is said, as options.
+    /// The given options.
     fn options(&self) -> String {
         let Self { rules, logs, snapshots, attestation, firewall } = self;
         let options = [rules.options()].into_iter().chain(logs.options());

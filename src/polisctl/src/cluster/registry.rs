@@ -24,7 +24,7 @@ use polis_wire::rpc::client::Repeat;
 pub(crate) enum Registry {
     /// List the registries that have an entry.
     List(Watch),
-    /// Set how workers reach a registry; what is left out is none.
+    /// Set how workers reach a registry; options left out are removed.
     ///
     /// Workers follow within seconds, and running pods do not notice. A mirror that has an
     /// entry of its own is reached with the authority and the user of that entry.

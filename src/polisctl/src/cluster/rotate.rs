@@ -26,7 +26,7 @@ use polis_wire::rpc::client::Repeat;
 /// Between two questions how far it is.
 const LOOK: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 1000 });
 
-/// What a rotation does.
+/// The effect of a rotation.
 const ROTATION: &str = "The cluster gets another CA, and etcd another authority of its members. \
                         Every node and user gets another certificate for the same key; the members \
                         of etcd start again one by one. Nothing that was signed with the former \
@@ -148,7 +148,7 @@ impl View {
         ids.iter().map(name).collect::<Vec<_>>().join(", ")
     }
 
-    /// What it waits for, in a sentence.
+    /// The reason to wait, in a sentence.
     fn waits(&self) -> String {
         if self.waits_for_update {
             return "waiting for the end of the update of the cluster".to_owned();
@@ -180,8 +180,8 @@ impl View {
             lines.push(("away", format!("{away}: they learn of it when they are back")));
         }
         if self.ended.is_some() {
-            let next = "take a new snapshot, and write new parameters for machines to come: those \
-                        of before name the former CA";
+            let next = "take a new snapshot, and write new parameters for machines to come: \
+                        earlier ones name the former CA";
             lines.push(("next", next.to_owned()));
         }
         Document::new(self, fields(&lines))

@@ -11,7 +11,7 @@ use crate::error::{Error, Explain as _};
 
 const OPTION: &str = "--snapshot-target";
 
-/// What an operator may say about the target of snapshots.
+/// The options of the target of snapshots.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Target {
     /// The bucket of an S3-compatible store that the leader sends every hourly snapshot of etcd
@@ -34,7 +34,7 @@ impl Target {
         self.target.is_none() && self.snapshot_credentials.is_none() && !self.no_snapshot_target
     }
 
-    /// What is said, as options.
+    /// The given options.
     pub(super) fn options(&self) -> Vec<String> {
         let target = self.target.iter().map(|target| format!("{OPTION} {target}"));
         let file = self.snapshot_credentials.iter();

@@ -105,7 +105,7 @@ impl Status {
             .then(|| format!("switch it on; if its machine is lost:\n{}", commands.join("\n")))
     }
 
-    /// What to do about the voters of the cluster of before a snapshot was restored.
+    /// The remedy for the voters of the former cluster, whose snapshot was restored.
     fn former(&self) -> Option<String> {
         let advice =
             |node: &View| Some(format!("{}: {}", node.called(), node.return_of_former_voter()?));

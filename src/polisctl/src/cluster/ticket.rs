@@ -28,7 +28,7 @@ pub(crate) enum Ticket {
     },
 }
 
-/// What a rotation does.
+/// The effect of a rotation.
 const ROTATION: &str = "The cluster makes a new ticket, and rejects every machine that has the \
                         present one and is not approved yet.";
 

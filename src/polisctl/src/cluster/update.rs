@@ -50,7 +50,7 @@ pub(crate) struct Arguments {
     sure: Sure,
 }
 
-/// What to do with the update that goes on.
+/// The control of the update that goes on.
 #[derive(Debug, clap::Subcommand)]
 enum Part {
     /// Show how far the update is, or how the last one ended.

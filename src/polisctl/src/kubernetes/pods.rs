@@ -93,7 +93,7 @@ fn waiting(status: &Value) -> Option<(String, String)> {
     Some((text(&waiting["reason"]), why))
 }
 
-/// What helps where an image cannot be pulled, by the words of containerd.
+/// The remedy where an image cannot be pulled, by the words of containerd.
 fn pull_help(message: &str) -> Option<String> {
     let has = |words: &str| message.contains(words);
     if !has("failed to pull") {

@@ -99,7 +99,7 @@ pub(super) async fn run(watch: Watch, global: &Global) -> Result<(), Error> {
     watch.run(global, ask).await
 }
 
-/// The parts of a role; none of a node that does not answer.
+/// The parts of a role; empty for a node that does not answer.
 async fn parts_of(session: &Session, node: &Member, branch: &Branch) -> Vec<Part> {
     let parts = timeout(ANSWER, Box::pin(parts(session, node, branch))).await;
     parts.ok().and_then(Result::ok).unwrap_or_default()

@@ -113,7 +113,7 @@ pub(super) const KEPT_OUT: &str = "203.0.113.0/24";
 /// A name server: the node gives up a network with it.
 pub(super) const REVERTS: &str = "192.0.2.66";
 
-/// What a server shows.
+/// The certificate that a server shows.
 type Shown = watch::Sender<Option<Credentials>>;
 
 /// Answers every call of a node.
@@ -144,7 +144,7 @@ struct Served {
     tpm: Arc<Mutex<Tpm>>,
 }
 
-/// What only the owner of the cluster can read.
+/// The secrets that only the owner of the cluster can read.
 pub(super) fn encrypted(plain: &[u8]) -> Vec<u8> {
     let owner = Recipient::of_key(key(PERSON).verifying_key().as_bytes()).unwrap();
     age::encrypt(&[owner], plain).unwrap()
@@ -835,7 +835,7 @@ impl Served {
     }
 }
 
-/// What the node reports about an order: it gives up one with the name server [`REVERTS`].
+/// The report of the node about an order: it gives up one with the name server [`REVERTS`].
 fn network_report(order: Option<&v1::NetworkOrder>) -> v1::NetworkReport {
     let card = v1::NetworkLink {
         name: "eth0".to_owned(),

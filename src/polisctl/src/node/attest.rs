@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
     at: At,
 }
 
-/// What the proof of a TPM is compared with.
+/// The expected values of the proof of a TPM.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Wanted {
     /// A system that the node may have started: an update bundle, a raw disk image, or a

@@ -149,7 +149,7 @@ impl Drain {
     }
 }
 
-/// What a drain waits for, and since when.
+/// The line about a drain: for how long, and the reason to wait.
 fn line(name: &str, drain: Drain, report: &v1::DrainProgress) -> String {
     let elapsed = Duration::try_from_secs_f64(report.elapsed_seconds).unwrap_or_default();
     format!(

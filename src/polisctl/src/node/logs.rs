@@ -258,7 +258,7 @@ impl Log {
         let restarted = status.uptime_seconds < self.last;
         self.from = if restarted { f64::NEG_INFINITY } else { self.last };
         self.last = self.from;
-        // What was asked for of the first log was read; now every line counts.
+        // The asked part of the first log was read; now every line counts.
         let request = v1::LogsRequest { backlog: -1, ..self.request.clone() };
         self.lines = client.logs(request).await.map_err(failed)?.into_inner();
         Ok(restarted)

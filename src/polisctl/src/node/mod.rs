@@ -403,7 +403,7 @@ async fn decommission(node: &str, drain: Drain, sure: Sure, global: &Global) -> 
     described(&answer.node.unwrap_or_default(), global)
 }
 
-/// What the end of a worker's keys means for its pods.
+/// The consequence of the end of a worker's keys for its pods.
 fn volumes_end(node: &v1::NodeInfo) -> &'static str {
     let worker = node.roles.as_ref().is_some_and(|roles| roles.kubernetes_worker.is_some());
     if worker { " The persistent volumes on it are lost." } else { "" }

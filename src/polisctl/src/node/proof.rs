@@ -1,5 +1,5 @@
-//! What a TPM has proved, compared with what is wanted: by `node attest`, which asked the node,
-//! and in the record of a node, for which the leader did.
+//! The proof of a TPM, compared with the expected values: by `node attest`, which asked the
+//! node, and in the record of a node, for which the leader did.
 //!
 //! ```text
 //! keys, registers, both proved --> maker, and each register: expected | actual
@@ -21,7 +21,7 @@ use crate::text::clean;
 use crate::units;
 use polis_wire::attestation::{self, Certificate, EndorsementKey, Keys, REGISTERS};
 
-/// What firmware, boot stub and kernel measure into the registers.
+/// The measurements of firmware, boot stub and kernel in the registers.
 const MEASURED: [(u32, &str); REGISTERS.len()] = [
     (0, "firmware"),
     (1, "settings of the firmware"),
@@ -43,7 +43,7 @@ const EMPTY: [u32; 2] = [12, 13];
 /// Digits of a value that people compare; a program gets all.
 const DIGITS: usize = 16;
 
-/// What a proof is compared with.
+/// The expected values of a proof.
 pub(super) struct Known {
     /// The systems, of which the node should have started one.
     pub(super) systems: Vec<System>,
@@ -57,7 +57,7 @@ pub(super) struct View {
     node: String,
     tpm: Tpm,
     /// The named file that the node has started, or the first that it should have; `null`:
-    /// none was named.
+    /// no file was named.
     image: Option<PathBuf>,
     registers: Vec<Register>,
     as_expected: bool,
@@ -85,7 +85,7 @@ struct Register {
     as_expected: Option<bool>,
 }
 
-/// What register 11 proves, and what it does not.
+/// The limits of the proof by register 11.
 const ANCHOR: &str = "Register 11 proves the system only of a machine whose firmware starts none \
                       but yours: any other system can extend it to the same value. Secure Boot \
                       with your keys shows in register 7; compare that with a machine you know.";
@@ -96,7 +96,7 @@ pub(super) struct System {
     pub(super) registers: Registers,
 }
 
-/// What was proved, and what of it differs from what is wanted.
+/// The proof, and its differences from the expected values.
 pub(super) fn judged(
     node: &str,
     keys: &Keys,
@@ -171,7 +171,7 @@ impl Recorded {
     }
 }
 
-/// What the record of a node says, or why that proves nothing.
+/// The proof in the record of a node, or why it proves nothing.
 pub(super) fn proved(node: &v1::NodeInfo, known: &Known) -> Result<(View, Vec<String>), String> {
     let nothing = || "it has proved no TPM to the cluster".to_owned();
     let attestation = node.attestation.clone().ok_or_else(nothing)?;
@@ -184,7 +184,7 @@ pub(super) fn proved(node: &v1::NodeInfo, known: &Known) -> Result<(View, Vec<St
     judged.map_err(|error| error.to_string())
 }
 
-/// What the certificate of the TPM says, and what is wrong with it.
+/// The content of the TPM's certificate, and its faults.
 fn certified(keys: &Keys, makers: &[Vec<u8>]) -> Result<(Tpm, Vec<String>), attestation::Error> {
     let endorsement = EndorsementKey::read(&keys.endorsement)?;
     let key = match endorsement {
@@ -198,7 +198,7 @@ fn certified(keys: &Keys, makers: &[Vec<u8>]) -> Result<(Tpm, Vec<String>), atte
         None => faults.push("its TPM has no certificate of a maker".to_owned()),
         Some(certificate) => {
             let certificate = certificate?;
-            // Whatever the machine has put there.
+            // Any text that the machine has put there.
             tpm.issuer = Some(clean(&certificate.issuer()));
             certificate.certifies(&endorsement)?;
             if !makers.is_empty() {
@@ -241,7 +241,7 @@ fn short(value: &str) -> &str {
 }
 
 impl Register {
-    /// What is wrong with it.
+    /// Its fault.
     fn fault(&self) -> Option<String> {
         let expected = self.expected.as_deref().filter(|_value| self.as_expected == Some(false))?;
         let Self { number, measures, actual, .. } = self;

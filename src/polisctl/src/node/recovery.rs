@@ -86,7 +86,7 @@ async fn read(session: &Session, node_id: &str) -> Result<Zeroizing<String>, Err
     age::decrypt(session.identity(), &*encrypted, &mut *key).map_err(|error| {
         let help = match &error {
             age::Error::OtherRecipients { .. } => {
-                "an owner can read it who was one when the node joined; if none of them is left, \
+                "an owner of the time when the node joined can read it; if all of them are gone, \
                  decommission the node, and register it again with an empty disk"
             }
             _ => {

@@ -110,7 +110,7 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
     global.out.print(&Document::new(&value, text)?)
 }
 
-/// What a node says of itself.
+/// The report of a node about itself.
 #[derive(Clone, Debug, Default)]
 struct Said {
     ready: bool,

@@ -66,7 +66,7 @@ pub(crate) struct View {
     /// Whether its next start opens the disk whatever the firmware measures.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     firmware_update_announced: bool,
-    /// Whether it voted in the cluster of before, from whose snapshot this one was founded
+    /// Whether it voted in the former cluster, from whose snapshot this one was founded
     /// again.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     former_voter: bool,
@@ -85,7 +85,7 @@ pub(crate) struct View {
     /// The state of its drain, while it is drained.
     #[serde(skip_serializing_if = "String::is_empty")]
     drain: String,
-    /// What the machine has; absent where it has not reported it.
+    /// The hardware of the machine; absent where it has not reported it.
     #[serde(skip_serializing_if = "Option::is_none")]
     memory_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -170,7 +170,7 @@ impl View {
         or_dash(&self.roles.join(", "))
     }
 
-    /// How it comes back, if it voted in the cluster of before a snapshot was restored.
+    /// How it comes back, if it voted in the former cluster, whose snapshot was restored.
     pub(crate) fn return_of_former_voter(&self) -> Option<String> {
         let Self { id, .. } = self;
         // With all of the ID, the command would be wider than a terminal.
@@ -339,13 +339,13 @@ impl View {
     }
 }
 
-/// What a node expects of its firmware, if an update is announced.
+/// The update of its firmware that a node expects, if one is announced.
 pub(super) fn firmware(announced: bool) -> Option<(&'static str, String)> {
     let text = "update announced: the next start opens the disk whatever it measures";
     announced.then(|| ("firmware", text.to_owned()))
 }
 
-/// How a node stands with the network that was ordered for it; empty: none was.
+/// The state of the network that was ordered for a node; empty: no order.
 fn ordered(report: Option<&v1::NetworkReport>) -> String {
     let Some(report) = report else { return String::new() };
     match (report.state(), clean(&report.cause)) {
@@ -411,16 +411,16 @@ impl Delivery {
 #[derive(Debug, Serialize)]
 struct Shipped {
     target: String,
-    /// When the newest there was begun; `null`: none is there yet.
+    /// When the newest there was begun; `null`: there is no snapshot yet.
     newest_at: Option<units::Time>,
     newest_revision: u64,
     newest_bytes: u64,
-    /// What it waits for without a failure.
+    /// The reason to wait, without a failure.
     waits_for: String,
     /// Why the newest snapshot is not sent; empty: it is.
     failure: String,
     failing_since: Option<units::Time>,
-    /// What would help.
+    /// The remedy.
     help: String,
 }
 
@@ -446,7 +446,7 @@ impl Shipped {
                 let size = bytes(*newest_bytes);
                 format!("{target} has the one of {at}: {size}, revision {newest_revision}")
             }
-            None => format!("{target}: none is known there yet"),
+            None => format!("{target}: no known snapshot yet"),
         }];
         parts.extend((!waits_for.is_empty()).then(|| format!("waits for {waits_for}")));
         if !failure.is_empty() {

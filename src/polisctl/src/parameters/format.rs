@@ -56,7 +56,7 @@ impl Format {
 const EC2_MAX: usize = 16 << 10;
 
 impl Format {
-    /// What an operator should know of a file with so many bytes.
+    /// The warning about a file with so many bytes.
     pub(super) fn warning(self, bytes: usize) -> Option<String> {
         let large = self == Self::Text && bytes > EC2_MAX;
         large.then(|| {

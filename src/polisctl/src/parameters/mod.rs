@@ -93,7 +93,7 @@ impl Rules {
             && !self.no_time_servers
     }
 
-    /// What is said, as options.
+    /// The given options.
     pub(super) fn options(&self) -> String {
         use clap::ValueEnum as _;
         let word = |name: &str, value: Option<clap::builder::PossibleValue>| {

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::output::or_dash;
 use polis_wire::parameters::{Bonding, Card, LinkSettings, Network};
 
-/// What follows the link in each option.
+/// The text behind the link in each option.
 const SETTINGS: &str = "dhcp, address=CIDR, route=CIDR@GATEWAY[@METRIC], mtu=BYTES, primary";
 
 /// The links of a machine.

@@ -68,7 +68,7 @@ struct Missing {
     reason: String,
 }
 
-/// What the archive says about itself.
+/// The head of the archive.
 #[derive(Debug, Serialize)]
 struct About<'a> {
     polisctl: &'static str,

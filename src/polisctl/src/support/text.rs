@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use polis_base::recovery::form;
 
-/// What is written in place of a word that could be a key.
+/// The text in place of a word that could be a key.
 const LEFT_OUT: &str = "(left out: it could be a key)";
 /// So many hexadecimal digits are a secret of 32 bytes, or a hash that a report can miss.
 const DIGITS: usize = 64;

@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(it.severity, Severity::Warning);
         assert_eq!(it.stamp.as_deref(), Some("2026-11-26T04:00:00.1Z"));
         assert_eq!(Body::Levelled(it).to_string(), "cleanup failed error=\"no such file\"");
-        // What a shim or a library writes beside it stays as it is.
+        // Other text of a shim or a library beside it stays as it is.
         assert_eq!(Parser::Json.parse("panic: nil"), Body::Raw("panic: nil".to_owned()));
     }
 

@@ -24,7 +24,7 @@ const WINDOW: Duration = Duration::from_secs(30);
 /// How many different lines are remembered; the oldest makes room.
 const LINES_MAX: usize = 32;
 
-/// What a program wrote lately, oldest first.
+/// The recent lines of a program, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Repeats(VecDeque<Line>);
 
@@ -37,7 +37,7 @@ struct Line {
 }
 
 impl Line {
-    /// The line with the number of those that were left out; `None` if none was.
+    /// The line with the number of those that were left out; `None` if all were written.
     fn counted(self) -> Option<Body> {
         (self.left_out > 0).then(|| {
             let mut body = super::Levelled::new(self.severity, self.text);
@@ -94,7 +94,7 @@ mod tests {
         Body::Levelled(Levelled::new(Severity::Error, text))
     }
 
-    /// What is written for lines that come at these seconds.
+    /// The lines that are written for lines that come at these seconds.
     fn written(repeats: &mut Repeats, lines: &[(u64, &str)]) -> Vec<String> {
         let write = |(at, text): &(u64, &str)| repeats.filter(Duration::from_secs(*at), body(text));
         lines.iter().flat_map(write).map(|body| body.to_string()).collect()

@@ -19,7 +19,7 @@ pub struct Sink {
     rule: Option<Rule>,
 }
 
-/// What all clones share. Its end writes what was only counted.
+/// The state that all clones share. Its end writes what was only counted.
 #[derive(Debug)]
 struct File {
     tree: Tree,

@@ -79,7 +79,7 @@ enum Clock {
     Set,
 }
 
-/// What a program may do.
+/// The rights of a program.
 #[derive(Clone, Debug)]
 #[must_use = "a confinement has no effect until a command has it"]
 pub struct Confinement {
@@ -305,8 +305,9 @@ const KIND: u64 = 0xf;
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// The filter that denies with EPERM. Whatever it does not name is allowed: a program's next
-/// version may use other calls, and must not fail years later on a path that is rare.
+/// The filter that denies with EPERM. Every call that it does not name is allowed: a
+/// program's next version may use other calls, and must not fail years later on a path that
+/// is rare.
 fn denied(clock: Clock) -> Result<BpfProgram, Error> {
     let always = |call: &i64| (*call, Vec::new());
     let mut rules: Rules = DENIED.iter().map(always).collect();

@@ -92,7 +92,7 @@ fn is_root() -> bool {
     is_root
 }
 
-/// What came of an act.
+/// The result of an act.
 async fn attempt(act: &str, place: &Path, confinement: Option<Confinement>) -> String {
     // By this name, a user can run it who may not pass through the directories before it.
     let mut command = Command::new("/proc/self/exe")

@@ -1,5 +1,5 @@
-//! What a child receives between fork and exec: its control group, its place in the order of
-//! the OOM killer, the number of files that it may open, and its confinement.
+//! The settings of a child between fork and exec: its control group, its place in the order
+//! of the OOM killer, the number of files that it may open, and its confinement.
 //!
 //! [`Limits::open`] runs in the node and does everything that allocates or may fail with a
 //! path in its error; [`Opened::apply`] runs in the child and makes system calls only.
@@ -30,7 +30,7 @@ pub(super) struct Limits {
     pub(super) oom_score_adj: Option<i16>,
     /// The bound of open descriptors, soft and hard.
     pub(super) open_files: Option<u64>,
-    /// What it may do at all. On the heap, since futures hold a command.
+    /// Its confinement. On the heap, since futures hold a command.
     pub(super) confinement: Option<Box<Confinement>>,
 }
 

@@ -270,7 +270,7 @@ impl Command {
         self
     }
 
-    /// What it may do at all; without this, whatever the node may.
+    /// Its confinement; without it, the rights of the node.
     pub fn confined(mut self, confinement: Confinement) -> Self {
         self.limits.confinement = Some(Box::new(confinement));
         self
@@ -472,7 +472,7 @@ impl Drop for Listed {
     }
 }
 
-/// What a process uses.
+/// The resources that a process uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Load {
     /// The dotted name of its log.
@@ -485,8 +485,8 @@ pub struct Load {
     pub memory: u64,
 }
 
-/// What this process uses, under the name `own`, and what each of its running children does
-/// that has a log. What has just ended is left out.
+/// The resources of this process, under the name `own`, and of each of its running children
+/// that has a log. A child that has just ended is left out.
 #[must_use]
 pub fn loads(own: &str) -> Vec<Load> {
     let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner).clone();

@@ -63,7 +63,7 @@ pub fn attestation_template() -> Vec<u8> {
     Writer::default().bytes(&attestation()).sized(&[]).sized(&[]).done()
 }
 
-/// What all endorsement keys of a kind have in common.
+/// The properties that all endorsement keys of a kind have in common.
 fn endorsement(kind: Kind) -> Vec<u8> {
     let algorithm = if kind == Kind::Ecc { ALG_ECC } else { ALG_RSA };
     let common = Writer::default()
@@ -82,7 +82,7 @@ fn endorsement(kind: Kind) -> Vec<u8> {
     }
 }
 
-/// What all attestation keys have in common.
+/// The properties that all attestation keys have in common.
 fn attestation() -> Vec<u8> {
     Writer::default()
         .u16(ALG_ECC)
@@ -135,7 +135,7 @@ pub struct AttestationKey {
 
 impl AttestationKey {
     /// Reads a public area: of a key that never leaves its TPM, and signs only what the TPM
-    /// itself has made. Whether there is such a TPM, a [credential](super::Challenge) shows.
+    /// itself has made. A [credential](super::Challenge) shows whether there is such a TPM.
     ///
     /// # Errors
     ///
@@ -153,7 +153,7 @@ pub fn name(public: &[u8]) -> Vec<u8> {
     Writer::default().u16(ALG_SHA256).bytes(&Sha256::digest(public)).done()
 }
 
-/// The last field of a key of P-256. Whether it is on the curve is seen when it is used.
+/// The last field of a key of P-256. Its use shows whether it is on the curve.
 fn point(bytes: &[u8]) -> Option<Point> {
     let mut reader = Reader(bytes);
     let point = (coordinate(reader.sized().ok()?)?, coordinate(reader.sized().ok()?)?);

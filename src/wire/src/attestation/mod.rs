@@ -89,15 +89,15 @@ pub enum Error {
     /// The certificate is for another key.
     #[error("the certificate is for another endorsement key")]
     CertificateKey,
-    /// None of the given authorities signed it.
-    #[error("none of the given makers has signed the certificate of the endorsement key")]
+    /// It is not signed by a given authority.
+    #[error("the certificate of the endorsement key is not signed by a given maker")]
     CertificateIssuer,
     /// The system has no random numbers.
     #[error("the system gives no random numbers")]
     Random,
 }
 
-/// What a node says of its keys. Nothing of it is proved.
+/// The report of a node about its keys. Nothing of it is proved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keys {
     /// The public area of the endorsement key.
@@ -182,7 +182,7 @@ impl Challenge {
     }
 }
 
-/// What the TPM of this node signs for this nonce.
+/// The signature of this node's TPM for this nonce.
 #[must_use]
 pub fn qualifier(nonce: &[u8], node: &str) -> [u8; SIZE] {
     let hash = Sha256::new_with_prefix(QUESTION).chain_update(node).chain_update([0]);

@@ -124,7 +124,7 @@ impl Maker {
         Self { issuer: Issuer::new(params, key), der }
     }
 
-    /// What a TPM of this maker says of its keys.
+    /// The report of a TPM of this maker about its keys.
     #[must_use]
     pub fn keys(&self) -> Keys {
         let endorsement = endorsement();
@@ -159,7 +159,7 @@ impl Default for Software {
 }
 
 impl Software {
-    /// What it says of its keys.
+    /// Its report about its keys.
     #[must_use]
     pub fn keys(&self) -> Keys {
         let template = endorsement_template(Kind::Rsa);

@@ -53,7 +53,7 @@ const TEXT_MAX: usize = 256;
 /// Keeps the digest of a registration apart from that of a bare key.
 const REGISTRATION: &[u8] = b"polis registration 1";
 
-/// What the leader adds to the key of a node that registers: random, chosen after the key.
+/// The leader's addition to the key of a node that registers: random, chosen after the key.
 pub type Nonce = [u8; 16];
 
 /// SHA-256 of a certificate's DER, of a raw public key, or of a registration.

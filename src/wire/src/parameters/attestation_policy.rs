@@ -20,7 +20,7 @@ const NAME_MAX: usize = 128;
 /// Bytes of one certificate: several times what makers issue.
 const CERTIFICATE_MAX: usize = 4096;
 
-/// What the TPM of a machine has to prove.
+/// The proofs that the TPM of a machine has to give.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AttestationPolicy {
     /// The systems, of which the machine has started one; empty: any.

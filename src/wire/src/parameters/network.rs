@@ -130,7 +130,7 @@ pub enum Bonding {
     ActiveBackup,
     /// All of them, as negotiated with the switch (IEEE 802.3ad).
     Lacp {
-        /// What decides which member sends a packet.
+        /// The rule by which a member sends a packet.
         hash: Hash,
         /// With fewer members that carry, the bond has no carrier; 0 and 1 mean the same.
         min_links: u32,
@@ -149,7 +149,7 @@ impl fmt::Display for Bonding {
     }
 }
 
-/// What decides which member of a bond sends a packet.
+/// The rule by which a member of a bond sends a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hash {
     /// Hardware addresses. The default.

@@ -152,7 +152,7 @@ async fn only_authorities_that_follow_replace_the_known_ones() {
     for (new, old) in [(&sole, &both), (&both, &after), (&both, &later), (&after, &later)] {
         assert!(!new.follow(old), "{new:?} after {old:?}");
     }
-    // What a thief of the first key would send.
+    // The message of a thief of the first key.
     let foreign = known(&other).await.signing;
     for bad in [
         Authorities { leaving: Some(foreign.clone()), ..sole.clone() },

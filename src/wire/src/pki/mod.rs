@@ -156,13 +156,13 @@ pub enum Error {
     Damaged {
         /// Certificate, key or CRL.
         what: &'static str,
-        /// Whose it is.
+        /// Its holder.
         name: String,
     },
     /// The kernel gave no random bytes for a key.
     #[error("cannot make a key for {name}: no random bytes")]
     Random {
-        /// Whose key it was to be.
+        /// The holder that the key was to have.
         name: String,
         /// The kernel's error.
         source: rand::rngs::SysError,

@@ -57,7 +57,7 @@ pub enum Pin {
     Away,
 }
 
-/// What [`Namespace::ensure`] found in the store.
+/// The state that [`Namespace::ensure`] found in the store.
 struct Found {
     der: Vec<u8>,
     revision: i64,

@@ -44,7 +44,7 @@ pub struct AuthorityView {
 pub struct RevokedView {
     /// The serial number in lower-case hexadecimal.
     pub serial: String,
-    /// Whose certificate it was, if the authority's list still contains it.
+    /// The holder of the certificate, if the authority's list still contains it.
     pub subject: Option<String>,
     /// When it was revoked.
     pub at: SystemTime,
@@ -69,7 +69,7 @@ pub struct CertificateView {
     pub namespace: String,
     /// Its issuer.
     pub issuer: String,
-    /// Whose it is.
+    /// Its holder.
     pub name: String,
     /// The serial number in lower-case hexadecimal.
     pub serial: String,

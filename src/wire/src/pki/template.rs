@@ -392,7 +392,7 @@ pub(super) fn pkcs8(key: &SigningKey) -> Zeroizing<Vec<u8>> {
     Zeroizing::new(der.as_bytes().to_vec())
 }
 
-/// What [`pem`] armoured, if it has this label.
+/// The content that [`pem`] armoured, if it has this label.
 pub(super) fn from_pem(label: &'static str, text: &[u8]) -> Option<Vec<u8>> {
     armour::decode_vec(text).ok().filter(|(found, _)| *found == label).map(|(_, der)| der)
 }

@@ -25,7 +25,7 @@ const POLICY_GROUP: &str = "polis:policy";
 /// The group of the storage drivers.
 pub const CSI_GROUP: &str = "polis:csi";
 
-/// What begins the user name of a storage driver; its node follows.
+/// The beginning of the user name of a storage driver; its node follows.
 pub const CSI_USER: &str = "polis:csi:";
 
 /// The purpose of one certificate of a worker.

@@ -11,7 +11,7 @@ use super::access::METRICS;
 use super::testing::node_id;
 use super::*;
 
-/// What a caller can have.
+/// The keys and secrets that a caller can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Thing {
     /// The ticket, from a call or from the parameters of a machine.

@@ -1,4 +1,4 @@
-//! What all connections of a server share: its inputs, its limits, its counters.
+//! The shared state of a server's connections: its inputs, its limits, its counters.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};

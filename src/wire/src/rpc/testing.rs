@@ -70,7 +70,7 @@ impl Authority {
         Self { namespace, certificate, admitted: Arc::default(), der }
     }
 
-    /// What its nodes know of it.
+    /// The authorities that its nodes know.
     pub async fn authorities(&self) -> Arc<Authorities> {
         self.namespace.authorities(&self.certificate).await.unwrap().unwrap().into()
     }

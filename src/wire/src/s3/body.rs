@@ -20,7 +20,7 @@ pub(super) struct Cut {
     left: u64,
 }
 
-/// What is sent.
+/// The content to send.
 #[derive(Debug)]
 pub(super) enum Outgoing {
     /// Nothing.

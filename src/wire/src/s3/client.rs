@@ -57,7 +57,7 @@ pub struct Object {
 pub struct Client {
     /// The bucket.
     pub bucket: Bucket,
-    /// What signs.
+    /// The credentials that sign.
     pub credentials: Credentials,
     /// The file of the public authorities, in PEM.
     pub bundle: PathBuf,

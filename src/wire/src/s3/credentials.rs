@@ -29,7 +29,7 @@ pub struct Invalid(&'static str);
 pub struct Credentials {
     /// Which key it is.
     pub access_key_id: String,
-    /// What signs.
+    /// The key that signs.
     pub secret_access_key: Zeroizing<String>,
 }
 

@@ -53,10 +53,10 @@ pub enum Error {
     Answer {
         /// The bucket.
         url: String,
-        /// What is wrong with it.
+        /// Its fault.
         why: String,
     },
-    /// What was received cannot be kept.
+    /// The received bytes cannot be kept.
     #[error("cannot keep what {url} sends")]
     Keep {
         /// The bucket.
@@ -78,7 +78,7 @@ fn said(status: StatusCode, refusal: &Refusal) -> String {
 }
 
 impl Error {
-    /// What a person can do about it; `None`: nothing but wait.
+    /// The remedy for a person; `None`: nothing but wait.
     #[must_use]
     pub fn help(&self) -> Option<String> {
         match self {

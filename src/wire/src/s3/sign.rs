@@ -8,7 +8,7 @@
 //! This module only computes: it reads no clock.
 //!
 //! Invariants:
-//! - What is signed is what is sent: path and query are encoded here, once, for both.
+//! - The signed request is the sent one: path and query are encoded here, once, for both.
 
 use std::fmt::Write as _;
 use std::time::SystemTime;
@@ -45,7 +45,7 @@ pub(super) struct Request<'a> {
     pub(super) content: &'a str,
 }
 
-/// What a signature adds to a request.
+/// The headers that a signature adds to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Signed {
     /// Path and query, encoded.

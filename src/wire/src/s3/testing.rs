@@ -45,7 +45,7 @@ const PAGE: usize = 3;
 /// How far a time may be from its own.
 const SKEW_MAX: u64 = 15 * 60;
 
-/// What it does wrong.
+/// Its fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Refuses every request with this status, code and region.
@@ -69,7 +69,7 @@ pub enum Fault {
 pub struct State {
     /// Every object by its key.
     pub objects: BTreeMap<String, Vec<u8>>,
-    /// What it does wrong from now on.
+    /// Its fault from now on.
     pub fault: Option<Fault>,
     /// Each request: method, path without query, and the code of a refusal.
     pub requests: Vec<String>,
@@ -381,7 +381,7 @@ fn verified(request: &Request, behind: Duration) -> Result<(), Refused> {
     if hex::encode(&digest) != content {
         return Err(Refused(400, "XAmzContentSHA256Mismatch", ""));
     }
-    // What an object lock demands; every header of this kind must be signed.
+    // The demand of an object lock; every header of this kind must be signed.
     if request.method == "PUT" {
         let checksum = "x-amz-checksum-sha256";
         if header(checksum) != Base64::encode_string(&digest) {
@@ -413,7 +413,7 @@ fn seconds(time: SystemTime) -> u64 {
 /// The seconds of the newest moment that is written so, or zero.
 fn seconds_of(text: &str) -> u64 {
     let format = format_description!("[year][month][day]T[hour][minute][second]Z");
-    // Written by a search: the parser of the library is no part of this build.
+    // Written by a search: this build does not have the parser of the library.
     let (mut low, mut high) = (0, 1 << 36);
     while low + 1 < high {
         let middle = low + (high - low) / 2;

@@ -54,7 +54,7 @@ pub(super) fn page(text: &str) -> Result<Page, String> {
     Ok(Page { objects, more })
 }
 
-/// Reads a refusal; what cannot be read says nothing.
+/// Reads a refusal; a body that cannot be read says nothing.
 pub(super) fn refusal(text: &str) -> Refusal {
     let Ok(document) = parsed(text) else { return Refusal::default() };
     let root = document.root_element();

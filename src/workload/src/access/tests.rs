@@ -139,7 +139,7 @@ impl World {
         self.connect(Some(&self.user(role).await), &[b"h2", b"http/1.1"]).await
     }
 
-    /// What the proxy answers to one request, as text.
+    /// The answer of the proxy to one request, as text.
     async fn asked(&self, own: Option<&Credentials>, request: &str) -> String {
         let mut connection = self.connect(own, &[]).await;
         ask(&mut connection, &format!("{request}connection: close\r\n\r\n")).await;
@@ -389,7 +389,7 @@ async fn while_the_api_server_is_down_the_answer_names_the_next_step() {
     assert!(body.contains("`polisctl kubernetes status`"), "{body}");
     assert!(body.contains("Connection refused"), "{body}");
     world.server_starts().await;
-    // What is left of the first answer ends with its last brace.
+    // The rest of the first answer ends with its last brace.
     let mut connection = world.connected(Role::Viewer).await;
     ask(&mut connection, "GET /last HTTP/1.1\r\nhost: a\r\n\r\n").await;
     read_to(&mut connection, "bye").await;

@@ -72,7 +72,7 @@ impl Claim {
         })
     }
 
-    /// What to do about it on this node.
+    /// The step for it on this node.
     pub(super) fn wish(&self, node: NodeId) -> Wish {
         let selected = self.selected_node.as_deref() == Some(node.to_string().as_str());
         match self.volume.as_deref() {
@@ -141,7 +141,7 @@ impl Claim {
     }
 }
 
-/// What a claim asks of this node.
+/// The request of a claim to this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wish {
     /// Nothing: it is not of this node, or has what it wants.
@@ -249,7 +249,7 @@ impl Volume {
     }
 }
 
-/// What becomes of a volume without a claim.
+/// The fate of a volume without a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// Its content goes, then its object.

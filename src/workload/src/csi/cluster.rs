@@ -1,4 +1,4 @@
-//! What the provisioner asks of the API server.
+//! The requests of the provisioner to the API server.
 //!
 //! Every change names the state that it was made for, or may be repeated: an object that
 //! exists already, or is gone already, is what was wanted.

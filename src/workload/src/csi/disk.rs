@@ -14,13 +14,13 @@ use polis_base::files;
 use super::trash::{self, Swept};
 use crate::ground::quota::{Kernel, Projects};
 
-/// What the store does to the disk.
+/// The operations of the store on the disk.
 pub trait Disk: Projects {
     /// Makes a directory with exactly this mode; one that exists gets the mode.
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The error of the kernel.
     fn make(&self, directory: &Path, mode: u32) -> io::Result<()> {
         match DirBuilder::new().mode(mode).create(directory) {
             Ok(()) => {}
@@ -35,7 +35,7 @@ pub trait Disk: Projects {
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The error of the kernel.
     fn write(&self, file: &files::File, content: &[u8]) -> io::Result<()> {
         file.write(content).map_err(files::Error::into_io)
     }
@@ -44,7 +44,7 @@ pub trait Disk: Projects {
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The error of the kernel.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         std::fs::rename(from, to)
     }
@@ -53,7 +53,7 @@ pub trait Disk: Projects {
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The error of the kernel.
     fn remove(&self, directory: &Path) -> io::Result<()> {
         std::fs::remove_dir(directory)
     }
@@ -71,7 +71,7 @@ pub trait Disk: Projects {
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The error of the kernel.
     fn flush(&self, directory: &Path) -> io::Result<()> {
         File::open(directory)?.sync_all()
     }

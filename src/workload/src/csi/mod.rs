@@ -24,7 +24,7 @@
 //! scheduler has chosen it for the first pod of a claim.
 //!
 //! Invariants:
-//! - What is known of a volume lies on the disk: a restart begins with what it finds there.
+//! - The state of a volume lies on the disk: a restart begins with it.
 //! - The part is ready when kubelet has taken the driver, and the provisioner sees the claims.
 //!
 //! What this module does not do: divide the partition (`ground::quota`), or grant rights
@@ -95,7 +95,7 @@ pub(super) enum Error {
     Listen {
         /// The socket.
         path: PathBuf,
-        /// What the kernel says.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// The server ended.

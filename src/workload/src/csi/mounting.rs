@@ -27,7 +27,7 @@ const OPTIONS: [(&str, MountFlags, Effect); 9] = [
     ("nodev", MountFlags::NODEV, Effect::Sets),
 ];
 
-/// What an option does to its flag.
+/// The effect of an option on its flag.
 #[derive(Clone, Copy, Debug)]
 enum Effect {
     Sets,
@@ -87,7 +87,7 @@ pub(super) trait Mounts: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The error of the kernel.
     fn at(&self, target: &Path) -> io::Result<usize>;
 
     /// Makes a directory appear at `target`, with these flags. Between the two steps the
@@ -95,21 +95,21 @@ pub(super) trait Mounts: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The error of the kernel.
     fn bind(&self, source: &Path, target: &Path, flags: Flags) -> io::Result<()>;
 
     /// Changes the flags of the mount at `target`.
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The error of the kernel.
     fn remount(&self, target: &Path, flags: Flags) -> io::Result<()>;
 
     /// Unmounts the uppermost mount at `target`.
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The error of the kernel.
     fn unmount(&self, target: &Path) -> io::Result<()>;
 }
 

@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Each worker watches all claims and volumes and acts on its own, so no node has to ask
-//! another one anything. An event is the whole state of one object: what fails is kept and
-//! tried again, until a newer state takes its place. A watch begins anew every five minutes
-//! with every object that exists, so nothing is missed for longer.
+//! another one anything. An event is the whole state of one object: a state that fails is
+//! kept and tried again, until a newer one takes its place. A watch begins anew every five
+//! minutes with every object that exists, so nothing is missed for longer.
 //!
 //! Invariants:
 //! - A volume has its size and its limits before its object exists; its object is gone only
@@ -114,7 +114,7 @@ pub struct Provisioner {
     pub node: NodeId,
     /// Its volumes.
     pub store: Store,
-    /// What everyone else may know.
+    /// The state that the rest of the node reads.
     pub status: watch::Sender<Status>,
 }
 
@@ -123,7 +123,7 @@ impl Provisioner {
     ///
     /// # Errors
     ///
-    /// None: what fails is tried again.
+    /// None: a failed step is tried again.
     pub async fn run(self, ctx: Context) -> Result<(), std::convert::Infallible> {
         self.status.send_replace(Status::Starting);
         let mut pass = Pass::new(Cluster(self.api.clone()), self.node, self.store.clone());
@@ -159,7 +159,7 @@ impl Provisioner {
 
     /// One pair of watches, from their start to the end of one.
     async fn round(&self, pass: &mut Pass<Api>, lost: &mut cause::Last) -> Result<(), Error> {
-        // What is left over from before keeps no volume waiting.
+        // Objects that are left over from before keep no volume waiting.
         match pass.tidy().await {
             Ok(()) => pass.untidy.clear(),
             Err(error) => {
@@ -207,7 +207,7 @@ impl Provisioner {
 ///
 /// # Errors
 ///
-/// None: what fails is tried again.
+/// None: a failed step is tried again.
 pub(super) async fn sweeper(store: Store, ctx: Context) -> Result<(), std::convert::Infallible> {
     ctx.healthy();
     let mut refused = cause::Last::default();
@@ -322,7 +322,7 @@ impl<S: Server> Pass<S> {
         }
     }
 
-    /// Does what an object asks for. What fails waits for another attempt.
+    /// Does what an object asks for. A failed step waits for another attempt.
     async fn item(&mut self, item: Item) {
         let key = item.key();
         let mut cause = self.waiting.remove(&key).map(|before| before.cause).unwrap_or_default();
@@ -531,7 +531,7 @@ impl<S: Server> Pass<S> {
     }
 }
 
-/// What has become of an object.
+/// The state of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Served {
     /// Nothing is left to do until it changes.

@@ -229,7 +229,7 @@ impl World {
         self.pass.serve(&claim).await
     }
 
-    /// What Kubernetes does with a volume and its claim.
+    /// The steps of Kubernetes with a volume and its claim.
     fn bind(&self) {
         let mut claim = self.server.get(CLAIM).unwrap();
         let mut volume = self.server.get(&self.volume).unwrap();

@@ -10,13 +10,13 @@ use tonic::{Request, Response, Status};
 
 use super::names::DRIVER;
 
-/// What kubelet calls a driver of volumes.
+/// The kind of a volume driver in kubelet's words.
 const KIND: &str = "CSIPlugin";
 
 /// The versions of the interface that kubelet looks for.
 const VERSIONS: [&str; 1] = ["1.0.0"];
 
-/// What kubelet has said.
+/// The answer of kubelet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Registered {
     /// Nothing yet.

@@ -81,11 +81,11 @@ pub enum Error {
     /// The kernel refused.
     #[error("cannot {operation} {}", path.display())]
     Disk {
-        /// What it refused.
+        /// The request that it refused.
         operation: &'static str,
         /// On which path.
         path: PathBuf,
-        /// What it said.
+        /// Its error.
         source: io::Error,
     },
     /// A file of the tree cannot be used.
@@ -342,7 +342,7 @@ impl Store {
         Ok(swept)
     }
 
-    /// What stands in the place of a volume.
+    /// The object in the place of a volume.
     fn found(&self, id: &VolumeId) -> Result<Option<Found>, Error> {
         let place = self.place(id);
         if !place.is_dir() {
@@ -416,7 +416,7 @@ impl Store {
     }
 }
 
-/// What stands in the place of a volume.
+/// The object in the place of a volume.
 #[derive(Debug)]
 struct Found {
     project: Option<Project>,

@@ -32,7 +32,7 @@ struct State {
     journal: Vec<Change>,
     /// Steps until the power fails; `None` for never.
     left: Option<u32>,
-    /// What a sweep says.
+    /// The result of a sweep.
     sweep_fails: bool,
 }
 

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// What begins the name of each volume.
+/// The beginning of the name of each volume.
 const PREFIX: &str = "pvc-";
 
 /// The groups of digits in a UID, and what separates them.

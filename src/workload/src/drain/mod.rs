@@ -47,7 +47,7 @@ pub use self::state::{Failure, State};
 /// The longest deadline of a drain: a day.
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What a caller wants.
+/// The wish of a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Order {
     number: u64,

@@ -8,8 +8,8 @@
 //! The kernel's limits of these directories are those of the data partition: `nosuid` and
 //! `nodev` hold for volumes of pods, too. The roots of containers are mounts of their own.
 //!
-//! Invariant: what is mounted below a path here does not appear below its directory on the
-//! data partition (`sys::mount::bind`).
+//! Invariant: a mount below a path here does not appear below its directory on the data
+//! partition (`sys::mount::bind`).
 
 use std::collections::BTreeSet;
 use std::io;
@@ -20,7 +20,7 @@ use rustix::mount::MountFlags;
 use polis_base::files::{self, Data};
 use polis_base::sys::mount::{self, Mount};
 
-/// What stands at a path.
+/// The object at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
     /// A directory of the data partition.
@@ -34,7 +34,7 @@ pub enum Content {
 pub struct Wanted {
     /// The path that Kubernetes knows.
     pub target: PathBuf,
-    /// What stands there.
+    /// The object at that place.
     pub content: Content,
 }
 
@@ -44,7 +44,7 @@ pub enum Error {
     /// The kernel does not list the mounts.
     #[error("cannot read the table of mounts")]
     Table {
-        /// What it said.
+        /// Its error.
         source: io::Error,
     },
     /// The image has no such directory: it is not of the full variant.
@@ -63,7 +63,7 @@ pub enum Error {
         directory: PathBuf,
         /// The path.
         target: PathBuf,
-        /// What it said.
+        /// Its error.
         source: io::Error,
     },
     /// The kernel refuses to mount memory.

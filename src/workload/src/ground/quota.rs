@@ -95,11 +95,11 @@ pub enum Error {
     /// The kernel refused.
     #[error("cannot {operation} {}", path.display())]
     Kernel {
-        /// What it refused.
+        /// The request that it refused.
         operation: &'static str,
         /// On which file or directory.
         path: PathBuf,
-        /// What it said.
+        /// Its error.
         source: io::Error,
     },
 }
@@ -144,35 +144,35 @@ pub trait Projects: Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The error of the kernel.
     fn size(&self) -> io::Result<u64>;
 
     /// The project of a directory.
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The error of the kernel.
     fn project(&self, directory: &Path) -> io::Result<Option<Project>>;
 
     /// Gives a directory its project.
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The error of the kernel.
     fn set_project(&self, directory: &Path, project: Project) -> io::Result<()>;
 
     /// The usage and the limits of a project; `None` for one without files and limits.
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The error of the kernel.
     fn usage(&self, project: Project) -> io::Result<Option<Usage>>;
 
     /// Sets the limits of a project.
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The error of the kernel.
     fn set_limits(&self, project: Project, limits: Limits) -> io::Result<()>;
 }
 
@@ -319,7 +319,7 @@ pub fn apply(data: &Data) -> Result<Limits, Error> {
     Ok(limits)
 }
 
-/// What workloads have on the mounted data partition, and may have. Blocks.
+/// The usage and the limits of workloads on the mounted data partition. Blocks.
 ///
 /// # Errors
 ///

@@ -48,5 +48,5 @@ pub use polis_wire::pod_network::Prefix;
 pub const DEVICE: &str = "polis0";
 /// The UDP port of every node.
 pub const PORT: u16 = 7838;
-/// What an Ethernet frame holds beside WireGuard's own header over IPv6.
+/// The room that WireGuard's own header over IPv6 leaves in an Ethernet frame.
 pub const MTU: u32 = 1420;

@@ -61,12 +61,12 @@ pub struct Mesh {
     /// The device's address, with all 32 bits: packets of the node itself to pods of others
     /// come from it, so that answers find their way back through the tunnel.
     pub address: Ipv4Addr,
-    /// What is routed into the device, from `address`.
+    /// The routes into the device, from `address`.
     ///
     /// The network of Services is among it. The kernel routes a packet of this node to a
     /// Service before kube-proxy sends it on to a pod, so there has to be a route, and it
-    /// chooses the packet's source. What kube-proxy does not send on ends in the device,
-    /// where no peer takes it.
+    /// chooses the packet's source. Packets that kube-proxy does not send on end in the
+    /// device, where no peer takes them.
     pub routes: Vec<Prefix>,
     /// The others, by their keys.
     pub peers: BTreeMap<PublicKey, Peer>,

@@ -11,7 +11,7 @@ use polis_wire::pod_network::{PODS, Prefix, SERVICES};
 use super::key::PublicKey;
 use super::plan::{self, Member, Mesh, Rejected};
 
-/// What the records mean for one node.
+/// The records, as one node uses them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// It has no place yet: what it waits for.

@@ -11,7 +11,7 @@
 //!
 //! Invariants:
 //! - Only the kernel knows its state: a pass reads it again, at the latest after [`REVIEW`],
-//!   so a restart of the node finds the device of before, and sessions with other nodes go on.
+//!   so a restart of the node finds the former device, and sessions with other nodes go on.
 //! - While the records are unknown, what is there stays.
 //! - The mesh goes after the last pod: a pod's last packet is encrypted, as all before it.
 //! - A refusal ends nothing: it is the status, and tried again.
@@ -95,7 +95,7 @@ impl Config {
 /// Configuration, inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// What is fixed.
+    /// The fixed inputs.
     pub config: Config,
     /// This node, and whether it is a member.
     pub cluster: watch::Receiver<cluster::Status>,
@@ -131,7 +131,7 @@ enum Error {
     Unfit(String),
 }
 
-/// What this node needs.
+/// The inputs from this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     /// The node does not know its roles yet, or its last pods end: the present mesh stays.
@@ -169,7 +169,7 @@ async fn in_time(pass: impl Future<Output = Result<Status, Error>>) -> Result<St
     timeout(PASS_MAX, pass).await.unwrap_or(Err(Error::Slow))
 }
 
-/// What a run remembers.
+/// The memory of a run.
 #[derive(Debug, Default)]
 struct Run {
     /// Whether the kernel has the table of rules; `None` at first.

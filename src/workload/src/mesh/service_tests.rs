@@ -28,7 +28,7 @@ fn only_a_node_that_knows_its_roles_removes_a_mesh() {
         for state in [cluster::State::Home, cluster::State::Split] {
             assert_eq!(with(state, role(kubernetes)), Wanted::Mesh(id(1)));
         }
-        // At the start of the process, the mesh of before goes on.
+        // At the start of the process, the former mesh goes on.
         assert_eq!(with(cluster::State::Unknown, role(kubernetes)), Wanted::Stays);
         assert_eq!(with(cluster::State::Disowning, role(kubernetes)), Wanted::Nothing);
     }

@@ -1,4 +1,4 @@
-//! What the rest of the node may know of the mesh: event values.
+//! The state of the mesh for the rest of the node: event values.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

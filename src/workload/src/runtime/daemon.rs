@@ -69,7 +69,7 @@ pub enum Error {
     Silent(#[source] Box<tonic::Status>),
 }
 
-/// What a run needs. Cloned into every run; holds no progress.
+/// The inputs of a run. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
 pub(super) struct Daemon {
     pub(super) config: Config,

@@ -20,7 +20,7 @@ pub struct Condition {
     pub reason: String,
 }
 
-/// What containerd says of itself.
+/// The state of containerd by its own report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
     /// Whether it can run containers.
@@ -33,7 +33,7 @@ pub struct Health {
 ///
 /// # Errors
 ///
-/// What containerd says; [`tonic::Code::DeadlineExceeded`] when it says nothing.
+/// The error of containerd; [`tonic::Code::DeadlineExceeded`] if it does not answer.
 pub async fn ask(channel: &Channel) -> Result<Health, Status> {
     let mut client = RuntimeServiceClient::new(channel.clone());
     let asked = timeout(ANSWER_MAX, client.status(StatusRequest::default())).await;

@@ -55,11 +55,11 @@ pub enum Error {
     /// containerd refused.
     #[error("containerd does not {operation} {object}")]
     Refused {
-        /// What it was asked for.
+        /// The request.
         operation: &'static str,
         /// The image, or the blob.
         object: String,
-        /// What it said.
+        /// Its error.
         source: Box<Status>,
     },
     /// The system's own file cannot be read.

@@ -215,7 +215,7 @@ async fn a_newer_system_replaces_its_image_and_keeps_the_others() {
     let channel = served(&fake, &folder).await;
     import(&channel, &images(&folder, b"old")).await.unwrap();
     let newer = images(&folder, b"new");
-    // The import of before was cut off when it had its lease.
+    // The former import was cut off when it had its lease.
     fake.state().leases.insert(LEASE.to_owned());
     let ends = import(&channel, &newer).await.unwrap();
     assert_eq!(ends, [Imported::Now, Imported::Present]);

@@ -36,7 +36,7 @@ pub enum Error {
     /// A name that would leave the folder of blobs.
     #[error("the image layout has no blob {digest}")]
     Digest {
-        /// What stands there instead.
+        /// The object in its place.
         digest: String,
     },
 }
@@ -45,7 +45,7 @@ pub enum Error {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Descriptor {
-    /// What it is.
+    /// Its kind.
     pub media_type: String,
     /// `sha256:` and 64 hexadecimal digits.
     pub digest: String,

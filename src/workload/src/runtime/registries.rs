@@ -150,7 +150,7 @@ pub fn write(registries: &Dir, files: &Files) -> Result<bool, Error> {
     Ok(changed)
 }
 
-/// What is in a directory.
+/// The files of a directory.
 fn names(directory: &Path) -> Result<BTreeSet<String>, Error> {
     let fail = |error| Error::io("list", directory, error);
     let entries = fs::read_dir(directory).map_err(fail)?;

@@ -36,7 +36,7 @@ use polis_wire::node_roles::Role;
 /// How long pods have to end when the role is taken away: Kubernetes' own default.
 const PODS_WITHOUT_ROLE: Duration = Duration::from_secs(30);
 
-/// What this node needs.
+/// The inputs from this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     /// The node does not know its roles yet, or has no data partition: what runs goes on.
@@ -62,7 +62,7 @@ pub struct Service {
     pub workload: watch::Receiver<crate::Status>,
     /// The Ethernet interfaces, of which one may be plugged in at any time.
     pub network: watch::Receiver<network::Status>,
-    /// What everyone else may know.
+    /// The state that the rest of the node reads.
     pub status: watch::Sender<Status>,
     /// The pods; `None` while containerd does not answer.
     pub pods: watch::Sender<Option<Pods>>,

@@ -93,7 +93,7 @@ impl Service {
         loopback(Change::Remove, configuration::DNS_ADDRESS).await
     }
 
-    /// What the program needs: the address, and its file.
+    /// The inputs of the program: the address, and its file.
     async fn prepare(&mut self) -> Result<(), Error> {
         loopback(Change::Give, configuration::DNS_ADDRESS).await?;
         self.write().await
@@ -121,7 +121,7 @@ impl Service {
     }
 }
 
-/// What becomes of an address.
+/// The fate of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
     Give,

@@ -151,7 +151,7 @@ fn path(node: NodeId) -> String {
     format!("/api/v1/nodes/{node}")
 }
 
-/// What an answer to a request for the Node object says.
+/// The state of the Node object in an answer.
 fn state(status: u16, object: &Value) -> PartState {
     let failed = |cause: &str| PartState::Failed { cause: cause.to_owned() };
     if status != 200 {

@@ -10,7 +10,7 @@
 use super::Code;
 use crate::stage::Stage;
 
-/// What is known about a failure before it occurs.
+/// The facts about a failure, known before it occurs.
 pub(super) struct Failure {
     pub(super) code: Code,
     pub(super) locked: bool,

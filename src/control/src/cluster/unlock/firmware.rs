@@ -4,7 +4,7 @@
 //! ```text
 //!           an owner announces              the next start, or an owner cancels
 //! [bound] ---------------------> [unbound] ------------------------------------> [bound]
-//!   registers 7 and 12             this TPM alone                  the registers of then
+//!   registers 7 and 12             this TPM alone                  the present registers
 //! ```
 //!
 //! The empty list of registers in the sealed configuration is the only mark of an announcement.
@@ -32,7 +32,7 @@ use crate::cluster::sealed::Sealed;
 use polis_base::files::Esp;
 use polis_runtime::supervisor::blocking;
 
-/// What became of the secrets.
+/// The result for the secrets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The TPM does not keep them.
@@ -89,7 +89,7 @@ pub enum Refused {
     /// The run that took the request ended.
     #[error("it is not known whether the key was sealed again: look at the status of the node")]
     Unknown,
-    /// The TPM or the ESP failed. What was sealed before still opens the disk.
+    /// The TPM or the ESP failed. The former seal still opens the disk.
     #[error("cannot seal the key of the disk again: {0}")]
     Failed(String),
 }

@@ -35,7 +35,7 @@ pub enum Refused {
 /// A key from a caller.
 #[derive(Debug)]
 pub struct Request {
-    /// What to try.
+    /// The key to try.
     pub key: RecoveryKey,
     /// Where to say whether it opens the disk.
     pub answer: oneshot::Sender<Result<(), Refused>>,

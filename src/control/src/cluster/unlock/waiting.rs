@@ -25,7 +25,7 @@ impl<'a, Open: Default, Request> Waiting<'a, Open, Request> {
         Self { open, requests }
     }
 
-    /// The next request. Cancel-safe. Never ends: what is published holds a sender.
+    /// The next request. Cancel-safe. Never ends: the published value holds a sender.
     pub async fn next(&mut self) -> Request {
         match self.requests.recv().await {
             Some(request) => request,

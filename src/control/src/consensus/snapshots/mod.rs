@@ -139,7 +139,7 @@ impl Service {
         let mut found = match blocking(move || folder::look(&dir)).await {
             Ok(found) => found,
             Err(error) => {
-                // What was known of the folder stays known.
+                // The former state of the folder stays known.
                 let known = self.published.borrow().snapshots.clone().unwrap_or_default();
                 return self.failed(known, &error.into(), logged);
             }

@@ -147,7 +147,7 @@ fn unwritten(kind: Kind) -> Status {
     })
 }
 
-/// What a call names: never a secret of its request.
+/// The object of a call: never a secret of its request.
 fn what(path: &str, message: &[u8]) -> String {
     fn read<M: Message + Default>(message: &[u8], text: impl Fn(M) -> String) -> String {
         M::decode(message).map(text).unwrap_or_default()

@@ -203,7 +203,7 @@ impl Curator for Handlers {
         let node = registered.await.map_err(|error| lead.reject(identity, from, error))?;
         let configuration = lead.store().configuration().await;
         let configuration = configuration.map_err(|error| lead.refuse(error))?;
-        // A stranger with a ticket does not learn the expected values.
+        // An outsider with a ticket does not learn the expected values.
         let configuration = v1::ClusterConfiguration { attestation: None, ..configuration };
         // A machine that may register is asked, unless it has just answered.
         let keys = request.tpm_keys.filter(|_keys| attestation.is_none());

@@ -104,7 +104,7 @@ pub struct Parts {
     pub members: Members,
     /// The address of new members.
     pub naming: Naming,
-    /// What the update of the cluster waits for.
+    /// The reason why the update of the cluster waits.
     pub waiting: watch::Sender<Option<Waiting>>,
     /// The node that may restart in its turn, and when that was found.
     pub leave: watch::Sender<Option<(NodeId, Instant)>>,

@@ -85,7 +85,7 @@ impl Rotating {
     }
 }
 
-/// What a step rests on.
+/// The facts behind a step.
 struct Seen {
     nodes: Vec<Node>,
     /// The CA of the cluster and those before it.
@@ -191,7 +191,7 @@ impl Lead {
         update.is_some_and(|update| journal::is_open(&update))
     }
 
-    /// What the leader knows of each node, compared with the digests of the authorities of the
+    /// The leader's view of each node, compared with the digests of the authorities of the
     /// cluster and of the peers.
     fn rotated_nodes(&self, current: Option<([u8; 32], [u8; 32])>) -> Vec<Node> {
         let (cluster, peers) = current.unzip();

@@ -39,7 +39,7 @@ const EVERY: Duration = Duration::from_secs(1);
 /// How long the leave to restart counts: what it rests on may have changed since.
 const LEAVE: Duration = Duration::from_secs(3);
 
-/// What an update waits for.
+/// The reason why an update waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
     what: String,
@@ -164,7 +164,7 @@ impl Lead {
         Fact::all(&parts.directory.borrow(), &parts.heartbeats, parts.node)
     }
 
-    /// What a node does for an update; `None` while the copy may be behind.
+    /// The part of a node in an update; `None` while the copy may be behind.
     pub(super) fn orders(&self, node: NodeId) -> Option<v1::UpdateOrders> {
         let directory = self.handlers.0.directory.borrow();
         let needed = self.term.revision().max(self.term.store.kv.written());

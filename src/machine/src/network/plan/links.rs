@@ -1,14 +1,14 @@
-//! Which link each part of the configuration means, and the bonds and VLANs that are to be made.
+//! The link of each part of the configuration, and the bonds and VLANs that are to be made.
 //!
 //! ```text
 //! configuration, cards --> Layout --> actions: bonds and VLANs of others go, missing ones are
 //!                            |                 made, cards leave and join bonds
 //!                            +------> settings, by link
-//!                            +------> faults: what the machine does not have once
+//!                            +------> faults: parts without exactly one link
 //! ```
 //!
 //! A link that an action makes has no index yet: the caller applies the actions, observes, and
-//! plans again, until none is left.
+//! plans again, until no action is left.
 //!
 //! Invariants:
 //! - A card is selected by exactly one part of the configuration, or not at all.
@@ -33,7 +33,7 @@ pub(in super::super) struct Layout<'a> {
     pub(in super::super) actions: Vec<Action>,
     /// Why a part has no link.
     pub(in super::super) faults: Vec<String>,
-    /// What selected each card.
+    /// The name or the address that selected each card.
     used: BTreeMap<u32, String>,
     /// The bonds and VLANs that stay.
     kept: BTreeSet<u32>,
@@ -188,7 +188,7 @@ impl<'a> Layout<'a> {
             }
         }
         if actions.iter().any(|action| matches!(action, Action::RemoveLink(_))) {
-            // What takes their names or cards comes in the next round.
+            // A part that takes their names or cards comes in the next round.
             self.actions = actions;
         } else {
             actions.append(&mut self.actions);

@@ -36,7 +36,7 @@ pub(super) struct Observed {
     pub(super) links: BTreeMap<u32, Link>,
     /// Without link-local ones.
     pub(super) addresses: BTreeSet<(u32, Cidr)>,
-    /// What speaks against some of them; IPv6 only.
+    /// The faults of some of them; IPv6 only.
     pub(super) flaws: BTreeMap<(u32, Cidr), Flaw>,
     /// Those that this module or its former runs added.
     pub(super) own: BTreeSet<(u32, Cidr)>,
@@ -178,8 +178,8 @@ const METRIC_DEFAULT_V6: u32 = 1024;
 /// less than a TCP connection notices.
 pub(super) const MIIMON: u32 = 100;
 
-/// What the node notes beside an address that it adds: the number of a static route. The kernel
-/// notes other numbers beside its own.
+/// The mark of the node beside an address that it adds: the number of a static route. The
+/// kernel notes other numbers beside its own.
 pub(super) const OWN: u8 = 4;
 
 /// The MTU of a bond or a VLAN for which nothing says another.

@@ -283,7 +283,7 @@ fn a_vlan_takes_no_more_bytes_than_the_link_below_it() {
     assert_eq!(mtus(&alone), [(4, 1500)], "the card has 1500");
     let mut plain = all;
     plain.vlans[0].settings.mtu = None;
-    assert_eq!(mtus(&plain), [(2, 9000), (4, 1500)], "one of before does not stay");
+    assert_eq!(mtus(&plain), [(2, 9000), (4, 1500)], "a former one does not stay");
     // A card for which nothing says an MTU any more gets its own back.
     let mut wanted = wanted(&observed, Some(&network(vec![])), &BTreeMap::new());
     wanted.restore(&observed, &BTreeMap::from([(2, 1480)]));

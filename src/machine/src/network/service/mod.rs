@@ -184,7 +184,7 @@ struct Run {
     network: Option<parameters::Network>,
     is_known: bool,
     changes: Changes,
-    /// What the disk has of them.
+    /// The orders on the disk.
     recorded: Option<Vec<u8>>,
     /// The last change that was reported.
     said: Change,

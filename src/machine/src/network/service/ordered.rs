@@ -56,7 +56,7 @@ impl Run {
         let network = self.due();
         if network != self.network {
             self.network = network;
-            // The leases and the choice of before belong to other links.
+            // The former leases and the former choice belong to other links.
             self.primary = Primary::default();
             self.advertised = Advertised::after(self.service.status.borrow().primary);
             self.started = Instant::now();
@@ -112,7 +112,7 @@ impl Run {
     }
 }
 
-/// What the ESP has, and as it has it. What cannot be read is as nothing.
+/// The orders on the ESP, parsed, and the bytes there. A record that cannot be read counts as none.
 pub(super) async fn recorded(file: &File) -> (Changes, Option<Vec<u8>>) {
     let record = file.clone();
     let bytes = match blocking(move || record.read()).await {

@@ -87,7 +87,7 @@ pub(super) enum Trouble {
     Status {
         /// The status.
         status: StatusCode,
-        /// What was asked for.
+        /// The request.
         path: &'static str,
     },
     /// The session token of EC2 cannot be sent back.
@@ -173,7 +173,7 @@ async fn token(address: SocketAddr) -> Result<HeaderValue, Trouble> {
     match exchange(address, &ask).await {
         Ok((StatusCode::OK, token)) => token_of(&token),
         Ok((status, _body)) => Err(Trouble::Status { status, path: ask.path }),
-        // A token is no user data.
+        // A token is not user data.
         Err(Trouble::Http(exchange::Error::TooLarge)) => Err(Trouble::Token),
         Err(trouble) => Err(trouble),
     }

@@ -172,7 +172,7 @@ async fn user_data_has_a_bound_in_each_encoding() {
         || Answer::Whole([&b"HTTP/1.1 200 OK\r\n\r\n"[..], &vec![b'x'; 1 << 20]].concat());
     assert_eq!(plain(|_| endless()).await.unwrap_err(), too_large);
     for (length, is_too_large) in [("65536", false), ("65537", true), ("99999999999", true)] {
-        // The length alone is no answer.
+        // The length alone does not make an answer.
         let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\nabc");
         let trouble = plain(|_| whole(&head)).await.unwrap_err();
         assert_eq!(trouble == too_large, is_too_large, "{length}: {trouble}");

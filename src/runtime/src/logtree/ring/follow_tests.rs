@@ -197,7 +197,7 @@ proptest! {
             if step != 1 {
                 let (numbers, missing, next) = disk.rest(place);
                 if !began && let Some(first) = numbers.first() {
-                    // What was gone before the first look does not count.
+                    // Entries that were gone before the first look do not count.
                     missed += first;
                     began = true;
                 }

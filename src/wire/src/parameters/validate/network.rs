@@ -1,7 +1,7 @@
 //! Validation of the network: each link is described once, and can be made as described.
 //!
-//! What one message alone shows is checked here. Whether the cards are there is known on the
-//! machine alone (`network` of the machine).
+//! The faults that one message alone shows are found here. Only the machine knows whether
+//! the cards are there (`network` of the machine).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,7 +26,7 @@ const PER_LINK_MAX: usize = 64;
 const MTU: std::ops::RangeInclusive<u32> = 1280..=65_535;
 /// The MTU of a link for which nothing says another.
 const MTU_DEFAULT: u32 = 1500;
-/// The IDs of VLANs: 0 is no VLAN, and 4095 is reserved.
+/// The IDs of VLANs: 0 marks a frame outside of every VLAN, and 4095 is reserved.
 const VLAN_IDS: std::ops::RangeInclusive<u16> = 1..=4094;
 /// The name of a bond begins so, and no card does: names of VLANs on it have room for the ID in
 /// the 15 bytes of a name.

@@ -1,4 +1,5 @@
-//! Interfaces, bonds and VLANs: what is accepted can be made, and what is refused names its field.
+//! Interfaces, bonds and VLANs: an accepted configuration can be made, and a refusal names its
+//! field.
 
 use polis_proto::v1::NetworkConfiguration;
 use polis_proto::v1::network_configuration::{Bond, Card, Interface, Settings, Vlan};
@@ -108,7 +109,7 @@ fn what_a_vlan_cannot_be_names_its_field() {
     ] {
         assert_eq!(refused(of(two(), vlans)).0, format!("network.{path}"));
     }
-    // What is allowed is said, with what there is.
+    // The error names the allowed values, and the given one.
     let text = refused(of(two(), vec![vlan("bond1", 7)])).1;
     assert!(text.contains("\"bond1\"") && text.contains("(bond0)"), "{text}");
     assert!(refused(of(two(), vec![vlan("bond0", 0)])).1.contains("1 to 4094"));

@@ -209,7 +209,7 @@ fn the_time_servers_of_a_cluster_are_hosts_each_named_once() {
         parse(&read(&[("ntp.example.org", true), ("192.0.2.1", false)]).encode_to_vec()).is_ok()
     );
     const PATH: &str = "cluster_bootstrap.cluster_configuration.time.servers";
-    // What would become a second directive of chronyd, or an option of the first.
+    // Text that would become a second directive of chronyd, or an option of the first.
     for host in ["a b", "a\nallow all", "a#", "1.2.3", "", "-x"] {
         let error = refused(&read(&[("good", false), (host, false)]));
         assert_eq!((error.path, error.number), (format!("{PATH}[1].host"), 1), "{host:?}");

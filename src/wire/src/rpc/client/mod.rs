@@ -175,7 +175,7 @@ struct Found {
     leader: Option<Leader>,
     /// Where the last leader was: the next one is often the same.
     last: Option<Candidate>,
-    /// The curators that announce the next leader, while none is known.
+    /// The curators that announce the next leader, while the leader is unknown.
     followers: Vec<Follower>,
     count: u64,
 }
@@ -362,7 +362,7 @@ impl Client {
         Ok(leader)
     }
 
-    /// DER of the certificate that the known leader has shown; `None` while none is known.
+    /// DER of the certificate that the known leader has shown; `None` while it is unknown.
     pub async fn leader_certificate(&self) -> Option<Vec<u8>> {
         let found = self.found.lock().await;
         found.leader.as_ref().map(|leader| leader.connection.certificate.clone())
@@ -378,7 +378,7 @@ impl Client {
     }
 }
 
-/// What to do about a call that failed.
+/// The next step after a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Final,

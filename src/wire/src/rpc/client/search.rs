@@ -68,7 +68,7 @@ pub(super) struct Follower {
     names: Option<Candidate>,
 }
 
-/// What a curator says of the leader.
+/// The answer of a curator about the leader.
 #[derive(Debug, PartialEq, Eq)]
 enum Says {
     /// It leads.
@@ -91,7 +91,7 @@ enum Answer {
     Refused(Box<Status>),
 }
 
-/// What is the same for all candidates of a search.
+/// The part of a search that is the same for all candidates.
 #[derive(Clone, Debug)]
 pub(super) struct Search<'a> {
     pub(super) credentials: &'a Credentials,
@@ -274,7 +274,7 @@ async fn ask(candidate: &Candidate, credentials: &Credentials, access_list: &Acc
     Follower { candidate, connection, updates, dialled, names: None }.answer(&reply)
 }
 
-/// What the curator `own` says of the leader.
+/// The answer of the curator `own` about the leader.
 fn says(reply: &v1::GetCurrentLeaderResponse, own: &str) -> Says {
     if reply.leader_id == own {
         return Says::Leads;

@@ -84,7 +84,7 @@ pub async fn connected<T, E: From<Error>>(
         netlink_proto::new_connection(NETLINK_GENERIC).map_err(Error::Connect)?;
     let kernel = Kernel { links: handle, generic: Generic::new(family, device) };
     tokio::select! {
-        // Each ends only with its socket; what is cut off is read again in the next pass.
+        // Each ends only with its socket; a list that is cut off is read again in the next pass.
         () = links => Err(Error::Closed.into()),
         () = families => Err(Error::Closed.into()),
         () = devices => Err(Error::Closed.into()),

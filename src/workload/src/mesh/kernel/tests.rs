@@ -110,7 +110,7 @@ fn the_addresses_and_routes_of_an_interface_are_set_read_and_removed() {
     });
 }
 
-/// What the two machines of the story know of each other.
+/// The facts that the two machines of the story know of each other.
 #[derive(Clone, Copy)]
 struct Known {
     keys: [PublicKey; 2],
