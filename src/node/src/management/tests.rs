@@ -127,6 +127,7 @@ impl Running {
             time: watch::Sender::default().subscribe(),
             forwarding: watch::Sender::default().subscribe(),
             shipping: watch::Sender::default().subscribe(),
+            cluster_update: watch::Sender::default().subscribe(),
             firewall: watch::Sender::default().subscribe(),
         };
         let bound = || Listen::Bound(Arc::new(TcpListener::bind("127.0.0.1:0").unwrap()));
