@@ -347,7 +347,11 @@ async fn fetch(
     let (received, installed): (Result<(), Trouble>, _) = tokio::join!(receiving, installing);
     // A stream that broke off is why the bundle is too short.
     received?;
-    Ok(installed?)
+    installed.map_err(|error| match error {
+        // What was received before may be of another build: the next attempt begins anew.
+        Error::Differs(_) if at > 0 => way(cause::line(&error)),
+        error => error.into(),
+    })
 }
 
 /// Passes the pieces that the holder sends on to the thread that writes them.
