@@ -21,12 +21,15 @@ use tonic::{Response, Status, Streaming};
 use super::error::{Error, Explain as _};
 use super::session::refused;
 use super::{Global, update};
-use polis_wire::rpc::resumes_at;
+use polis_wire::rpc::{REASON, resumes_at};
 
 /// How much is sent at once; a node takes at most sixteen times that.
 const PIECE: usize = 256 << 10;
 /// Pieces that wait to be sent.
 const PIECES: usize = 4;
+
+/// The next step after a transfer that broke.
+const AGAIN: &str = "run the command again: it continues where this transfer broke";
 
 /// The pieces of a bundle, as a call takes them.
 pub(super) type Pieces = futures::channel::mpsc::Receiver<v1::UpdateRequest>;
@@ -77,7 +80,7 @@ where
         continues.send(at).unwrap_or_default();
         let mut answers = answers.into_inner();
         while let Some(report) = answers.next().await {
-            let report = report.map_err(|status| refused(what, &status))?;
+            let report = report.map_err(|status| ended(what, &status))?;
             match report.phase() {
                 Phase::Installed | Phase::Stored => return Ok(report),
                 Phase::Verify => progress.says(&line("reading back", &report)),
@@ -85,7 +88,7 @@ where
             }
         }
         Err(Error::new("the node has ended the connection before the update was whole")
-            .or_help("run the command again: it continues where this transfer broke"))
+            .or_help(AGAIN))
     };
     let sending = async { sending.await.doing(reading) };
     tokio::pin!(sending, receiving);
@@ -95,6 +98,16 @@ where
         report = &mut receiving => return report,
     }
     receiving.await
+}
+
+/// The error of a transfer that has begun. A node that refuses it has a word for the reason;
+/// without one, the way to the node broke.
+fn ended(what: &str, status: &Status) -> Error {
+    let error = refused(what, status);
+    match status.metadata().contains_key(REASON) {
+        true => error,
+        false => error.help_if_late(AGAIN).or_help(AGAIN),
+    }
 }
 
 /// The bytes of a bundle before its parts.
@@ -136,6 +149,18 @@ mod tests {
         // A part of another bundle does not count.
         *cluster.part.lock().unwrap() = update::tests::bundle(&key(4));
         assert_eq!(sends(), ["Update 1.0.0"]);
+    }
+
+    #[test]
+    fn a_transfer_that_broke_says_that_it_may_be_continued_and_one_that_is_refused_does_not() {
+        for broke in [Status::unknown("the connection broke"), Status::deadline_exceeded("")] {
+            let text = ended("update the node", &broke).render();
+            assert!(text.contains(AGAIN), "{text}");
+        }
+        let mut refused = Status::failed_precondition("its system was changed");
+        refused.metadata_mut().insert(REASON, "update-refused".parse().unwrap());
+        let text = ended("update the node", &refused).render();
+        assert!(!text.contains(AGAIN), "{text}");
     }
 
     #[test]
