@@ -91,6 +91,7 @@ pub(super) async fn run(folder: &Path, etcd: &Path, nodes: usize) -> Result<()> 
         access_list: watch::Sender::new(Arc::<AccessList>::default()),
         directory: watch::Sender::default(),
         reached: watch::Sender::default(),
+        update: watch::Sender::default(),
         status: watch::Sender::default(),
     };
     let (mut status, mut serving) = (member.status(), curator.status.subscribe());

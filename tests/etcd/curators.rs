@@ -48,6 +48,8 @@ pub(crate) struct Curator {
     pub(crate) status: watch::Receiver<curator::Status>,
     /// Its copy of the records.
     pub(crate) directory: watch::Receiver<curator::Directory>,
+    /// The update of the cluster, as its node shows it.
+    pub(crate) update: watch::Receiver<Option<v1::GetUpdateResponse>>,
     /// The time by which its clock is ahead of the others.
     pub(crate) ahead: watch::Sender<time::Ahead>,
     _network: watch::Sender<network::Status>,
@@ -90,9 +92,11 @@ impl Curator {
             access_list: watch::Sender::new(Arc::<AccessList>::default()),
             directory: watch::Sender::default(),
             reached: watch::Sender::default(),
+            update: watch::Sender::default(),
             status: watch::Sender::default(),
         };
         let (status, directory) = (service.status.subscribe(), service.directory.subscribe());
+        let update = service.update.subscribe();
         let running = supervise("curator", move |ctx| service.clone().run(ctx));
         Self {
             id: machine.key.id(),
@@ -100,6 +104,7 @@ impl Curator {
             supervisor: running.supervisor,
             status,
             directory,
+            update,
             ahead,
             _network: network,
             _identity: identity,

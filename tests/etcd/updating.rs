@@ -250,6 +250,18 @@ async fn an_update_of_the_cluster_goes_from_turn_to_turn_also_under_the_next_lea
     for node in &nodes {
         assert_eq!(node.beat().await.turn, None, "a turn in a pause");
     }
+    // Every node shows it, and the leader what it waits for.
+    for (curator, leads) in [(&curator_one, true), (&curator_two, false), (&curator_three, false)] {
+        let mut update = curator.update.clone();
+        let shown = update.wait_for(|shown| {
+            let known = |shown: &v1::GetUpdateResponse| {
+                shown.update.as_ref() == Some(&paused)
+                    && shown.waits_for.contains("paused") == leads
+            };
+            shown.as_ref().is_some_and(known)
+        });
+        patiently(SOON, shown).await.expect("shown in time").unwrap();
+    }
     control(&owner, Control::Resume).await.unwrap();
 
     // The second turn, in which the leader goes: the next one knows whose turn it is.

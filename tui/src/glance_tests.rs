@@ -1,7 +1,9 @@
 //! Tests of the marks by which a page points at the others.
 
 use super::*;
-use crate::snapshot::{Health, PartState, PodState, ServiceState, StageState, Workloads};
+use crate::snapshot::{
+    Health, PartState, PodState, ServiceState, StageState, Update, UpdateState, Workloads,
+};
 
 /// The row of keys.
 fn keys(snapshot: &Snapshot, page: Page) -> String {
@@ -268,4 +270,35 @@ fn the_owner_s_certificate_is_yellow_only_when_somebody_has_to_use_it() {
     let node = late.pki.as_mut().unwrap().certificates.iter_mut().find(|it| !it.when_used);
     node.unwrap().used = 90;
     assert_eq!(Page::Pki.answer(&late).unwrap().0, Mark::Attention);
+}
+
+#[test]
+fn an_update_of_the_cluster_that_has_stopped_is_on_its_page_and_marks_it_on_the_others() {
+    let mut snapshot = samples::ordinary();
+    let node = snapshot.nodes.as_ref().unwrap().nodes[2].id.clone();
+    let mut shows = |state, waits_for: &str| {
+        snapshot.nodes.as_mut().unwrap().update = Some(Update {
+            version: "0.2.0".to_owned(),
+            state,
+            done: 1,
+            total: 3,
+            node: Some(node.clone()),
+            since: Some("2026-02-17 13:58 UTC".to_owned()),
+            waits_for: waits_for.to_owned(),
+        });
+        let page = screen(&snapshot, &view(Page::Cluster, 120, 40), 120, 40);
+        (page, Page::Cluster.answer(&snapshot).unwrap())
+    };
+    let (page, (mark, _)) = shows(UpdateState::Running, &format!("{node}: it restarts"));
+    let line =
+        "Update to 0.2.0: 1 of 3 nodes; polis-5c2e90b1 since 2026-02-17 13:58 UTC: it restarts.";
+    assert!(page.contains(line), "{page}");
+    assert_eq!(mark, crate::theme::Mark::Good);
+    let (page, _) = shows(UpdateState::Paused, "");
+    assert!(page.contains("Update to 0.2.0 paused: 1 of 3 nodes"), "{page}");
+    let (page, (mark, said)) = shows(UpdateState::Failed, "guru 0310");
+    assert!(page.contains("Update to 0.2.0 failed: 1 of 3 nodes"), "{page}");
+    assert!(page.contains("guru 0310.") && page.contains("polisctl cluster update status"));
+    assert_eq!(mark, crate::theme::Mark::Attention);
+    assert!(said.starts_with("The update to 0.2.0 has stopped. 3 nodes"), "{said}");
 }

@@ -38,6 +38,7 @@ pub enum Error {
 #[derive(Debug)]
 pub struct Bundle<R> {
     reader: Counted<R>,
+    head: Vec<u8>,
     signer: VerifyingKey,
     manifest: Manifest,
 }
@@ -60,11 +61,13 @@ impl<R: Read> Bundle<R> {
         }
         let key: [u8; KEY] = reader.array()?;
         let signature: [u8; SIGNATURE] = reader.array()?;
-        let length = u32::from_le_bytes(reader.array::<LENGTH>()?);
+        let length_bytes = reader.array::<LENGTH>()?;
+        let length = u32::from_le_bytes(length_bytes);
         let length = usize::try_from(length).ok().filter(|length| *length <= MANIFEST_MAX);
         // The length is not believed yet; a long one is refused as what it is, changed.
         let mut manifest = vec![0; length.ok_or(Refusal::Signature)?];
         reader.fill(&mut manifest)?;
+        let head = [&magic[..], &key, &signature, &length_bytes, &manifest].concat();
         if let Some(expected) = expected.filter(|expected| *expected.as_bytes() != key) {
             let (found, expected) = (digits(&key), digits(expected.as_bytes()));
             return Err(Refusal::Signer { found, expected }.into());
@@ -74,7 +77,13 @@ impl<R: Read> Bundle<R> {
             .verify_strict(&signed(&manifest), &Signature::from_bytes(&signature))
             .map_err(|_forged| Refusal::Signature)?;
         let manifest = Manifest::parse(&manifest)?;
-        Ok(Self { reader, signer, manifest })
+        Ok(Self { reader, head, signer, manifest })
+    }
+
+    /// Its bytes before the parts, as they were read. The hashes of the parts are in them, so
+    /// two bundles with the same head are the same.
+    pub fn head(&self) -> &[u8] {
+        &self.head
     }
 
     /// The manifest of the bundle.
@@ -85,6 +94,13 @@ impl<R: Read> Bundle<R> {
     /// The key that signed it.
     pub fn signer(&self) -> &VerifyingKey {
         &self.signer
+    }
+
+    /// Begins the parts with the bytes of `there`, which were received before, and continues
+    /// with those of the reader.
+    pub fn resumed<T: Read>(self, there: T) -> Bundle<io::Chain<T, R>> {
+        let Self { reader: Counted { reader, count }, head, signer, manifest } = self;
+        Bundle { reader: Counted { reader: there.chain(reader), count }, head, signer, manifest }
     }
 
     /// Reads the parts to their ends, and writes them to their places. What was written
@@ -225,6 +241,26 @@ mod tests {
         let bundle = bundle();
         let open = Bundle::open(&*bundle, None).unwrap();
         assert_eq!((open.manifest(), open.signer()), (&manifest(), &key().verifying_key()));
+    }
+
+    #[test]
+    fn a_bundle_in_two_pieces_is_read_as_one_and_a_wrong_first_piece_is_refused() {
+        let bundle = bundle();
+        let head = Bundle::open(&*bundle, None).unwrap().head().to_vec();
+        assert!(head == bundle[..bundle.len() - KERNEL.len() - SYSTEM.len()]);
+        for at in [0, 1, KERNEL.len(), KERNEL.len() + 10, KERNEL.len() + SYSTEM.len()] {
+            let (there, rest) = bundle[head.len()..].split_at(at);
+            let read = |there: &[u8]| {
+                let open = Bundle::open(head.chain(rest), None).unwrap().resumed(there);
+                open.parts([&mut io::sink(), &mut io::sink()], &mut |_bytes| ())
+            };
+            assert_eq!(read(there).unwrap(), manifest(), "{at}");
+            let mut wrong = there.to_vec();
+            let Some(last) = wrong.last_mut() else { continue };
+            *last ^= 1;
+            let refused = read(&wrong).unwrap_err();
+            assert!(matches!(refused, Error::Refused(Refusal::Changed { .. })), "{at}");
+        }
     }
 
     #[test]

@@ -157,6 +157,8 @@ struct Values {
     /// Until when the removal of this node is to wipe its disk, too.
     reset: watch::Sender<Option<Instant>>,
     update: watch::Sender<update::Status>,
+    /// The update of the cluster, as the curator of this node knows it.
+    cluster_update: watch::Sender<Option<v1::GetUpdateResponse>>,
     /// Where another system is taken: by an operator, or in an update of the cluster.
     door: update::Door,
     bundles: update::Store,
@@ -221,6 +223,7 @@ impl Values {
             network: watch::Sender::default(),
             network_order: watch::Sender::default(),
             reached: watch::Sender::default(),
+            cluster_update: watch::Sender::default(),
             proof: watch::Sender::default(),
             storage: watch::Sender::new(storage::Status::Starting),
             health: watch::Sender::default(),
@@ -506,6 +509,7 @@ impl Control {
                 access_list: values.access_list.clone(),
                 directory: values.directory.clone(),
                 reached: values.reached.clone(),
+                update: values.cluster_update.clone(),
                 status: values.curator.clone(),
             },
             shipping: shipping::Service {
@@ -654,6 +658,7 @@ impl Faces {
                 leader: values.client.leader_id(),
                 consensus: member.status(),
                 own: values.cluster.subscribe(),
+                update: values.cluster_update.subscribe(),
                 shown: values.cluster_nodes.clone(),
             },
             management: management::Service {
@@ -680,6 +685,7 @@ impl Faces {
                     time: values.time.subscribe(),
                     forwarding: values.forwarding.subscribe(),
                     shipping: values.shipping.subscribe(),
+                    cluster_update: values.cluster_update.subscribe(),
                     firewall: values.firewall.subscribe(),
                 },
                 table: Arc::clone(&values.table),

@@ -8,7 +8,9 @@ use ratatui::text::Line;
 
 use super::Content;
 use super::naming::{called, short};
-use crate::snapshot::{Cluster, Health, MemberStatus, Node, NodeState, Nodes, Snapshot};
+use crate::snapshot::{
+    Cluster, Health, MemberStatus, Node, NodeState, Nodes, Snapshot, Update, UpdateState,
+};
 use crate::text::{clean, duration, plural, width as cells};
 use crate::theme::{ATTENTION, DIM, Mark, PLAIN, STRONG};
 use crate::widgets::Row;
@@ -49,6 +51,9 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
         let text = format!("No curator answers: this list is {} old.", duration(stale));
         head.extend(note(Mark::Bad, &text, width));
     }
+    if let Some(update) = &known.update {
+        head.extend(update_lines(update, known, width));
+    }
     head.push(blank());
     let columns = Columns::of(width, known);
     head.push(columns.head(known.nodes.len(), width));
@@ -67,6 +72,44 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     body.extend(super::reach::block(snapshot, width));
     body.extend(identity(snapshot, width));
     Content { head, body, ..Content::default() }
+}
+
+/// The update of the cluster that goes on.
+fn update_lines(update: &Update, known: &Nodes, width: usize) -> Vec<Line<'static>> {
+    let (mark, word) = match update.state {
+        UpdateState::Loading | UpdateState::Running => (Mark::Busy, ""),
+        UpdateState::Paused => (Mark::Attention, " paused"),
+        UpdateState::Failed => (Mark::Bad, " failed"),
+        UpdateState::Unknown => (Mark::Attention, ", in a state that this version does not know"),
+    };
+    let Update { version, done, total, .. } = update;
+    let mut text =
+        format!("Update to {version}{word}: {done} of {}", plural(*total as u64, "node"));
+    let named = |id: &str| {
+        let node = known.nodes.iter().find(|node| node.id == id);
+        node.map_or_else(|| short(id), called)
+    };
+    // The turn is named already.
+    let prefix = update.node.as_ref().map(|id| format!("{id}: "));
+    let waits = prefix.and_then(|prefix| update.waits_for.strip_prefix(&*prefix));
+    let waits = waits.unwrap_or(&update.waits_for);
+    let waits = known.nodes.iter().fold(waits.to_owned(), |text, node| match &*node.id {
+        "" => text,
+        id => text.replace(id, &called(node)),
+    });
+    if let Some(id) = &update.node {
+        let since = update.since.iter().map(|since| format!(" since {since}"));
+        text.extend(["; ".to_owned(), named(id)].into_iter().chain(since));
+    }
+    match waits.as_str() {
+        "" => text.push('.'),
+        waits => text.extend([": ", waits, "."]),
+    }
+    let mut lines = note(mark, &text, width);
+    if mark == Mark::Bad {
+        lines.extend(command("polisctl cluster update status", width));
+    }
+    lines
 }
 
 /// The reason why no nodes are shown.
@@ -180,6 +223,18 @@ pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
 }
 
 fn classify(known: &Nodes, unreachable: &BTreeSet<&str>) -> (Mark, String) {
+    let (mark, text) = classify_nodes(known, unreachable);
+    let failed = known.update.as_ref().filter(|update| update.state == UpdateState::Failed);
+    match failed {
+        // The nodes run, each with a version that is good, and the update waits for a person.
+        Some(update) if mark == Mark::Good => {
+            (Mark::Attention, format!("The update to {} has stopped. {text}", update.version))
+        }
+        _ => (mark, text),
+    }
+}
+
+fn classify_nodes(known: &Nodes, unreachable: &BTreeSet<&str>) -> (Mark, String) {
     let of = |word: &str| -> Vec<&Node> {
         known.nodes.iter().filter(|node| standing(node, unreachable).1 == word).collect()
     };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{NODES, interface, member, ordinary, percents, remember, say, service_of, wave};
 use crate::snapshot::{
     Health, Interface, Member, MemberStatus, Node, NodeState, ServiceState, Severity, Snapshot,
-    Warning,
+    Update, UpdateState, Warning,
 };
 
 const NEWCOMERS: [&str; 2] =
@@ -25,6 +25,15 @@ pub fn busy() -> Snapshot {
         help: Some(format!("polisctl node recovery-key {}", NODES[0])),
     }];
     if let Some(nodes) = &mut snapshot.nodes {
+        nodes.update = Some(Update {
+            version: "0.2.0".to_owned(),
+            state: UpdateState::Running,
+            done: 1,
+            total: 3,
+            node: Some(NODES[2].to_owned()),
+            since: Some("2026-02-17 13:58 UTC".to_owned()),
+            waits_for: format!("{}: it writes the new system to its disk", NODES[2]),
+        });
         let own = &mut nodes.nodes[0].roles;
         own.extend(super::workloads::ROLES.map(str::to_owned));
         nodes.nodes.push(Node {

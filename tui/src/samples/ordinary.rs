@@ -96,6 +96,7 @@ pub fn ordinary() -> Snapshot {
             leader: Some(NODES[1].to_owned()),
             stale: None,
             late_after: Some(Duration::from_secs(15)),
+            update: None,
         }),
         etcd: Some(etcd()),
         pki: Some(pki()),

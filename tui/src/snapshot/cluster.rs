@@ -23,6 +23,46 @@ pub struct Nodes {
     /// one is below it and is not shown.
     #[serde(with = "time::optional")]
     pub late_after: Option<Duration>,
+    /// The update of the cluster, while one goes on and a curator runs on this node.
+    pub update: Option<Update>,
+}
+
+/// An update of the cluster that goes on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Update {
+    /// The new version.
+    pub version: String,
+    /// How it goes.
+    pub state: UpdateState,
+    /// Nodes of the plan that run the new version.
+    pub done: usize,
+    /// All nodes of the plan.
+    pub total: usize,
+    /// The ID of the node that has its turn, or that did not take the version.
+    pub node: Option<String>,
+    /// When its turn began, or it failed: a time of day.
+    pub since: Option<String>,
+    /// What it waits for, as far as this node knows; after a failure its cause.
+    pub waits_for: String,
+}
+
+/// How an update goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UpdateState {
+    /// The bundle is on its way.
+    Loading,
+    /// Nodes take turns.
+    Running,
+    /// An owner holds it.
+    Paused,
+    /// A node did not take the version.
+    Failed,
+    /// Of a newer version.
+    #[default]
+    #[serde(other)]
+    Unknown,
 }
 
 /// A node of the cluster.

@@ -32,7 +32,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use self::boot::{Stage, StageState};
-pub use self::cluster::{Health, Node, NodeState, Nodes};
+pub use self::cluster::{Health, Node, NodeState, Nodes, Update, UpdateState};
 pub use self::etcd::{Bucket, Etcd, Member, MemberStatus, Past, Snapshots, Taken};
 pub use self::logs::{LogEntry, Logs, Severity};
 pub use self::metrics::Metrics;

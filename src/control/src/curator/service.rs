@@ -131,6 +131,9 @@ pub struct Service {
     pub directory: watch::Sender<Directory>,
     /// Learns when another machine reached this curator over a new connection.
     pub reached: watch::Sender<Option<tokio::time::Instant>>,
+    /// The update of the cluster that goes on, or the last one; `None` without one, and while
+    /// no curator runs here.
+    pub update: watch::Sender<Option<polis_proto::v1::GetUpdateResponse>>,
     /// The published status.
     pub status: watch::Sender<Status>,
 }
@@ -171,6 +174,7 @@ impl Service {
         });
         let left = ctx.until_cancelled(left).await;
         self.status.send_replace(Status::default());
+        self.update.send_replace(None);
         match left {
             // The supervisor ends every child here, and starts it again: the new run waits
             // until a member exists once more.
@@ -200,6 +204,7 @@ impl Service {
             members: self.members.clone(),
             naming: self.config.naming,
             waiting: watch::Sender::default(),
+            update: self.update.clone(),
             leave: watch::Sender::default(),
             restart: watch::Sender::default(),
             changing: Mutex::default(),

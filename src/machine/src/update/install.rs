@@ -8,7 +8,8 @@
 //! Invariants:
 //! - The manifest is checked, signature and all, before anything is changed.
 //! - A run that ends anywhere leaves the running system as the only one that the loader
-//!   lists, or both whole. The next run begins anew.
+//!   lists, or both whole. The next run begins anew, or goes on where the transfer of the same
+//!   bundle broke (`receive`).
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -21,34 +22,14 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::entry::{self, Entry, Standing, UNFINISHED};
-use super::{Config, Error, Other, Status, Step, Turn};
+use super::receive::{self, Unfinished};
+use super::{Config, Error, Other, Phase, Progress, Status, Step, Turn};
 use crate::storage::slot::Slot;
 use polis_base::hex;
 use polis_base::sys::files::forget;
 
 /// How much is read back at a time.
 const CHUNK: usize = 1 << 20;
-
-/// What is being done with the bytes of a bundle.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Phase {
-    /// They are received, and written.
-    #[default]
-    Write,
-    /// They are read back.
-    Verify,
-}
-
-/// How far an update is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
-    /// What is being done.
-    pub phase: Phase,
-    /// Bytes that this was done with.
-    pub bytes: u64,
-    /// Bytes in all; zero until the manifest has come.
-    pub total: u64,
-}
 
 /// A system that is on the disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,12 +44,16 @@ impl Turn {
     /// Reads a bundle and puts its system on the disk; the next start of the machine tries it.
     /// Blocks for as long as the disk and the sender take.
     ///
+    /// `bundle` begins at the byte `at` of the bundle: zero, or where the unfinished one of this
+    /// purpose ends.
+    ///
     /// # Errors
     ///
     /// [`Error`]: the running system is as it was.
     pub fn install(
-        self,
+        mut self,
         bundle: impl Read,
+        at: u64,
         progress: &watch::Sender<Progress>,
     ) -> Result<Installed, Error> {
         let config = &*self.door.config;
@@ -81,25 +66,37 @@ impl Turn {
             kernels: &config.kernels,
             running: &running.file,
         };
-        let bundle = Bundle::open(bundle, Some(&self.key)).map_err(unread)?;
-        let manifest = bundle.manifest().clone();
+        let unfinished = self.left.system.as_ref();
+        let (bundle, mut written) = receive::open(unfinished, at, bundle, &self.key)?;
+        let (head, manifest) = (bundle.head().to_vec(), bundle.manifest().clone());
         manifest.suits(&place.target(config)?)?;
+        self.left.system = None;
         self.changed(None);
         let version = &manifest.version;
         let event = |step: Step, result: &str| step.line(version, place.slot.name, result);
-        info!(%version, image = manifest.image, slot = place.slot.name, "an update is written");
+        let (image, slot) = (&manifest.image, place.slot.name);
+        info!(%version, image, slot, there = written, "an update is written");
         self.lines.event(event(Step::Write, "started"));
         let failed = |step, error: &Error| {
             let cause = polis_base::cause::line(error);
             warn!(%version, cause, "the update was not installed");
             self.lines.event(event(step, "failed").field("cause", cause));
-            place.clear_unfinished();
         };
-        place.write(bundle, progress).inspect_err(|error| failed(Step::Write, error))?;
+        if let Err(error) = place.write(bundle, &mut written, progress) {
+            failed(Step::Write, &error);
+            self.left.system = Unfinished::after(&error, &head, image, written);
+            if self.left.system.is_none() {
+                place.clear_unfinished();
+            }
+            return Err(error);
+        }
         self.lines.event(event(Step::Write, "done"));
         self.lines.event(event(Step::Verify, "started"));
         let verified = place.verify(&manifest, progress).and_then(|()| place.name(version));
-        verified.inspect_err(|error| failed(Step::Verify, error))?;
+        verified.inspect_err(|error| {
+            failed(Step::Verify, error);
+            place.clear_unfinished();
+        })?;
         self.lines.event(event(Step::Verify, "done"));
         info!(%version, "the update is on the disk; the next start tries it");
         self.changed(Some(Other {
@@ -113,17 +110,6 @@ impl Turn {
 
     fn changed(&self, other: Option<Other>) {
         self.door.status.send_modify(|Status { other: known, .. }| *known = other);
-    }
-}
-
-/// Why a bundle could not be read.
-pub(super) fn unread(error: polis_bundle::Error) -> Error {
-    match error {
-        polis_bundle::Error::Refused(refusal) => refusal.into(),
-        polis_bundle::Error::Read(source) => Error::io("receive the bundle")(source),
-        polis_bundle::Error::Write { part, source } => {
-            Error::io(format!("write its {part}"))(source)
-        }
     }
 }
 
@@ -171,13 +157,16 @@ impl Place<'_> {
         Ok(files)
     }
 
-    /// Removes the other kernel images, and writes both parts.
+    /// Removes the other kernel images, and writes both parts, but for the first `written`
+    /// bytes, which are there.
     fn write<R: Read>(
         &self,
         bundle: Bundle<R>,
+        written: &mut u64,
         progress: &watch::Sender<Progress>,
     ) -> Result<(), Error> {
-        for file in self.others()? {
+        let resumes = *written > 0;
+        for file in self.others()?.iter().filter(|file| !resumes || *file != UNFINISHED) {
             let path = self.kernels.join(file);
             fs::remove_file(&path).map_err(Error::io(format!("remove {}", path.display())))?;
         }
@@ -185,28 +174,24 @@ impl Place<'_> {
         self.flush()?;
         let path = self.kernels.join(UNFINISHED);
         let creating = || Error::io(format!("create {}", path.display()));
-        let kernel = File::create(&path).map_err(creating())?;
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(!resumes);
+        let kernel = options.open(&path).map_err(creating())?;
         let device = || self.slot.device.display();
         let opened = self.slot.open();
         let system = opened.map_err(Error::io(format!("open {}", device())))?;
-        let manifest = bundle.manifest();
-        let total = total(manifest);
-        let [mut kernel_part, mut system_part] =
-            [(&kernel, manifest.kernel.size), (&system, manifest.system.size)]
-                .map(|(file, size)| Steady { file, left: size, unflushed: 0 });
-        let mut bytes = 0;
-        let mut more = |count| {
-            bytes += count;
-            progress.send_replace(Progress { phase: Phase::Write, bytes, total });
-        };
-        bundle.parts([&mut kernel_part, &mut system_part], &mut more).map_err(unread)?;
-        kernel.sync_all().map_err(Error::io(format!("flush {}", path.display())))?;
+        let places = [&kernel, &system].map(|file| receive::Place { file, at: 0 });
+        let received = receive::parts(bundle, places, written, progress);
+        // Also where the transfer broke: a file on the ESP is at risk until it is flushed.
+        let flushed = kernel.sync_all();
+        received?;
+        flushed.map_err(Error::io(format!("flush {}", path.display())))?;
         system.sync_all().map_err(Error::io(format!("flush {}", device())))
     }
 
     /// Reads both parts back from the disk.
     fn verify(&self, manifest: &Manifest, progress: &watch::Sender<Progress>) -> Result<(), Error> {
-        let total = total(manifest);
+        let total = receive::total(manifest);
         let mut bytes = 0;
         let mut more = |count| {
             bytes += count;
@@ -240,40 +225,6 @@ impl Place<'_> {
     fn clear_unfinished(&self) {
         fs::remove_file(self.kernels.join(UNFINISHED)).unwrap_or_default();
     }
-}
-
-/// A file that the disk gets in steps. One flush of a whole system would keep the disk from
-/// etcd for as long as it takes, and a file on the ESP is at risk until it is flushed.
-struct Steady<'a> {
-    file: &'a File,
-    /// Bytes until the end.
-    left: u64,
-    unflushed: u64,
-}
-
-/// Bytes between two flushes.
-const STEP: u64 = 32 << 20;
-
-impl io::Write for Steady<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut file = self.file;
-        let written = file.write(bytes)?;
-        self.left = self.left.saturating_sub(written as u64);
-        self.unflushed += written as u64;
-        if self.left == 0 || self.unflushed >= STEP {
-            file.sync_all()?;
-            self.unflushed = 0;
-        }
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-pub(super) fn total(manifest: &Manifest) -> u64 {
-    manifest.kernel.size + manifest.system.size
 }
 
 /// Whether a file begins with a part.
@@ -323,7 +274,7 @@ pub(super) mod tests {
 
     use super::*;
     use crate::storage::slot::tests::disk;
-    use crate::update::Door;
+    use crate::update::{Door, Purpose};
 
     const KERNEL: &[u8] = &[7; 30_000];
     const SYSTEM: &[u8] = &[9; 3 << 20];
@@ -354,7 +305,7 @@ pub(super) mod tests {
         folder: TempDir,
         pub(crate) config: Config,
         pub(crate) status: watch::Sender<Status>,
-        door: Door,
+        pub(crate) door: Door,
         lines: Lines,
         said: Receiver<String>,
     }
@@ -400,7 +351,7 @@ pub(super) mod tests {
 
         fn take(&self, bundle: &[u8]) -> Result<Installed, Error> {
             let progress = watch::Sender::default();
-            let installed = self.door.enter(self.lines.clone())?.install(bundle, &progress)?;
+            let installed = self.door.enter(self.lines.clone())?.install(bundle, 0, &progress)?;
             let total = (KERNEL.len() + SYSTEM.len()) as u64;
             let end = Progress { phase: Phase::Verify, bytes: total, total };
             assert_eq!(*progress.borrow(), end);
@@ -508,7 +459,7 @@ pub(super) mod tests {
         let whole = bundle("1.1.0", &key());
         let mut flipped = whole.clone();
         *flipped.last_mut().unwrap() ^= 1;
-        for bundle in [&flipped[..], &whole[..whole.len() - 1], &[&whole[..], &[0]].concat()] {
+        for bundle in [&flipped[..], &[&whole[..], &[0]].concat()] {
             let error = machine.take(bundle).unwrap_err();
             assert!(matches!(error, Error::Refused(_)), "{error:?}");
             assert_eq!(machine.kernels(), ["other.efi", "polis-1.0.0.efi"]);
@@ -519,6 +470,51 @@ pub(super) mod tests {
             assert!(failed.contains("phase=write") && failed.contains("result=failed cause="));
         }
         machine.take(&whole).unwrap();
+    }
+
+    #[test]
+    fn a_transfer_that_broke_goes_on_where_it_was_and_its_bytes_are_checked_again() {
+        let machine = Machine::new("polis-1.0.0.efi");
+        let whole = bundle("1.1.0", &key());
+        let progress = watch::Sender::default();
+        let left = || machine.enter().unfinished(Purpose::Install).cloned();
+        let sends = |from: u64, to: usize| {
+            machine.enter().install(&whole[usize::try_from(from).unwrap()..to], from, &progress)
+        };
+        let breaks = |from: u64, to: usize| {
+            let error = sends(from, to).unwrap_err();
+            assert!(matches!(error, Error::Refused(Refusal::Short { .. })), "{error:?}");
+            assert_eq!(machine.kernels(), ["other.efi", "polis-1.0.0.efi", UNFINISHED]);
+            assert!(machine.is_as_it_was());
+            let left = left().unwrap();
+            assert!(left.at() > from && left.at() <= to as u64, "{left:?}");
+            assert!(left.is_of(Bundle::open(&*whole, None).unwrap().head()));
+            left.at()
+        };
+        assert!(sends(0, 100).is_err() && left().is_none());
+        let first = breaks(0, whole.len() - SYSTEM.len());
+        let second = breaks(first, whole.len() - 10);
+        // The rest of it alone, at another byte than it begins at, is no bundle.
+        assert!(sends(second - 1, whole.len()).is_err() && left().is_some());
+        sends(second, whole.len()).unwrap();
+        assert!(fs::read(machine.device("disk3")).unwrap() == SYSTEM);
+        assert!(fs::read(machine.config.kernels.join("polis-1.1.0+1.efi")).unwrap() == KERNEL);
+        assert_eq!(left(), None);
+        // Bytes that changed on the disk, or are gone, do not become a system.
+        let unfinished = machine.config.kernels.join(UNFINISHED);
+        let change = || fs::write(machine.device("disk3"), vec![8; 3 << 20]).unwrap();
+        let empty = || fs::write(&unfinished, "").unwrap();
+        for spoil in [&change as &dyn Fn(), &empty] {
+            let from = breaks(0, whole.len() - 10);
+            spoil();
+            let error = sends(from, whole.len()).unwrap_err();
+            assert_eq!(error.word(), "update-failed", "{error:?}");
+            assert_eq!((left(), machine.kernels().len()), (None, 2));
+        }
+        // Another bundle begins anew.
+        breaks(0, whole.len() - 10);
+        machine.take(&bundle("1.2.0", &key())).unwrap();
+        assert_eq!(machine.kernels(), ["other.efi", "polis-1.0.0.efi", "polis-1.2.0+1.efi"]);
     }
 
     #[test]
@@ -533,7 +529,7 @@ pub(super) mod tests {
         let bundle = bundle("1.1.0", &key());
         let bundle = Bundle::open(&*bundle, None).unwrap();
         let manifest = bundle.manifest().clone();
-        place.write(bundle, &progress).unwrap();
+        place.write(bundle, &mut 0, &progress).unwrap();
         place.verify(&manifest, &progress).unwrap();
         let unfinished = machine.config.kernels.join(UNFINISHED);
         for (part, path) in

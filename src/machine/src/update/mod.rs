@@ -28,6 +28,7 @@
 mod entry;
 mod install;
 mod pieces;
+mod receive;
 mod service;
 mod store;
 
@@ -41,8 +42,10 @@ use semver::Version;
 use tokio::sync::{OwnedMutexGuard, watch};
 
 pub use self::entry::{Entry, Standing};
-pub use self::install::{Installed, Phase, Progress};
+pub use self::install::Installed;
 pub use self::pieces::{PIECES, Pieces};
+use self::receive::Left;
+pub use self::receive::{Purpose, Unfinished};
 pub use self::service::{ClusterHealth, Service, TRIAL};
 pub use self::store::{Kept, Store};
 use crate::storage::slot;
@@ -217,12 +220,33 @@ impl std::fmt::Display for Other {
     }
 }
 
+/// What is being done with the bytes of a bundle.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Phase {
+    /// They are received, and written.
+    #[default]
+    Write,
+    /// They are read back.
+    Verify,
+}
+
+/// How far an update is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// What is being done.
+    pub phase: Phase,
+    /// Bytes that this was done with.
+    pub bytes: u64,
+    /// Bytes in all; zero until the manifest has come.
+    pub total: u64,
+}
+
 /// Lets one update at a time in. Cheap to clone; all clones are of one door.
 #[derive(Clone, Debug)]
 pub struct Door {
     config: Arc<Config>,
     status: watch::Sender<Status>,
-    turn: Arc<tokio::sync::Mutex<()>>,
+    turn: Arc<tokio::sync::Mutex<Left>>,
 }
 
 impl Door {
@@ -245,8 +269,23 @@ impl Door {
     /// [`Error::NoKey`], [`Error::Busy`].
     pub fn enter(&self, lines: Lines) -> Result<Turn, Error> {
         let key = self.config.release_key.ok_or(Error::NoKey)?;
-        let turn = Arc::clone(&self.turn).try_lock_owned().map_err(|_taken| Error::Busy)?;
-        Ok(Turn { door: self.clone(), key, lines, _turn: turn })
+        let left = Arc::clone(&self.turn).try_lock_owned().map_err(|_taken| Error::Busy)?;
+        Ok(Turn { door: self.clone(), key, lines, left })
+    }
+
+    /// Removes every bundle but that of `image` from the store, also one that did not come
+    /// whole; an empty word means all. A transfer that goes on keeps its bytes.
+    pub fn keep_only(&self, store: &Store, image: &str) {
+        store.keep_only(image);
+        if !store.has_unfinished() {
+            return;
+        }
+        let Ok(mut left) = self.turn.try_lock() else { return };
+        // One of an earlier start of the machine is of no use.
+        if left.bundle.as_ref().is_none_or(|bundle| bundle.image() != image) {
+            left.bundle = None;
+            store.clear_unfinished();
+        }
     }
 }
 
@@ -256,7 +295,18 @@ pub struct Turn {
     door: Door,
     key: VerifyingKey,
     lines: Lines,
-    _turn: OwnedMutexGuard<()>,
+    left: OwnedMutexGuard<Left>,
+}
+
+impl Turn {
+    /// The bundle of this purpose that did not come whole.
+    #[must_use]
+    pub fn unfinished(&self, purpose: Purpose) -> Option<&Unfinished> {
+        match purpose {
+            Purpose::Install => self.left.system.as_ref(),
+            Purpose::Keep => self.left.bundle.as_ref(),
+        }
+    }
 }
 
 /// The steps of an update, as the serial line has them.

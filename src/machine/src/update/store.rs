@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! pieces --checked on the way--> unfinished --flushed, renamed--> <image>.bundle --> other nodes
+//!                      \--the transfer breaks: the next one goes on
 //!                                                                       \--no update needs it: removed
 //! ```
 //!
@@ -15,7 +16,8 @@
 //! `files::File`.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Write as _};
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -24,14 +26,12 @@ use semver::Version;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::install::{total, unread};
-use super::{Error, Phase, Progress, Turn};
+use super::receive::{self, Unfinished};
+use super::{Error, Progress, Turn};
 use polis_base::files::Dir;
 
 /// Bytes that stay free beside a bundle: what etcd and the logs write during an update.
 const RESERVE: u64 = 128 << 20;
-/// Bytes between two flushes: etcd waits for the disk as long as one takes.
-const STEP: u64 = 32 << 20;
 /// The end of the name of a bundle.
 const END: &str = ".bundle";
 /// The name of one that is not whole.
@@ -78,7 +78,7 @@ impl Store {
     }
 
     /// Removes every bundle but that of `image`; an empty word means all.
-    pub fn keep_only(&self, image: &str) {
+    pub(super) fn keep_only(&self, image: &str) {
         while let Some(other) = self.kept().filter(|kept| kept != image) {
             let path = self.path(&other);
             if let Err(error) = fs::remove_file(&path) {
@@ -88,6 +88,20 @@ impl Store {
             }
             info!(image = other, "the bundle of an update is not needed here any more");
         }
+    }
+
+    fn unfinished(&self) -> PathBuf {
+        self.0.path().join(UNFINISHED)
+    }
+
+    /// Whether there is a bundle that did not come whole.
+    pub(super) fn has_unfinished(&self) -> bool {
+        self.unfinished().exists()
+    }
+
+    /// Removes a bundle that did not come whole. One that stays is overwritten by the next.
+    pub(super) fn clear_unfinished(&self) {
+        fs::remove_file(self.unfinished()).unwrap_or_default();
     }
 
     fn path(&self, image: &str) -> PathBuf {
@@ -102,78 +116,75 @@ impl Store {
         let has = (space.f_bavail * space.f_frsize).saturating_sub(RESERVE);
         if needs > has { Err(Error::Space { needs, has }) } else { Ok(()) }
     }
+
+    /// Writes a bundle, but for the first `written` bytes of its parts, which are there.
+    fn receive<R: Read>(
+        &self,
+        bundle: Bundle<R>,
+        written: &mut u64,
+        progress: &watch::Sender<Progress>,
+    ) -> Result<Kept, Error> {
+        let path = self.unfinished();
+        let creating = || Error::io(format!("create {}", path.display()));
+        self.0.create().map_err(|error| creating()(io::Error::other(error)))?;
+        let resumes = *written > 0;
+        if !resumes {
+            // Another one makes room.
+            self.clear_unfinished();
+        }
+        // The same one stays until this one is whole.
+        let manifest = bundle.manifest();
+        self.keep_only(&manifest.image);
+        self.room(receive::total(manifest).saturating_sub(*written))?;
+        let kernel = bundle.head().len() as u64;
+        let system = kernel + manifest.kernel.size;
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(!resumes);
+        let file = options.open(&path).map_err(creating())?;
+        if !resumes {
+            file.write_all_at(bundle.head(), 0).map_err(Error::io("write the bundle"))?;
+        }
+        let places = [kernel, system].map(|at| receive::Place { file: &file, at });
+        let manifest = receive::parts(bundle, places, written, progress)?;
+        file.sync_all().map_err(Error::io("flush the bundle"))?;
+        let named = self.path(&manifest.image);
+        let naming = || Error::io(format!("make {}", named.display()));
+        fs::rename(&path, &named).map_err(naming())?;
+        self.0.flush().map_err(|error| naming()(io::Error::other(error)))?;
+        info!(version = %manifest.version, image = manifest.image, "a bundle is kept for others");
+        Ok(Kept { version: manifest.version })
+    }
 }
 
 impl Turn {
     /// Reads a bundle and keeps it for other nodes, in place of any other. Blocks for as long as
     /// the disk and the sender take.
     ///
+    /// `bundle` begins at the byte `at` of the bundle: zero, or where the unfinished one of this
+    /// purpose ends.
+    ///
     /// # Errors
     ///
     /// [`Error`]: no bundle is kept.
     pub fn keep(
-        self,
+        mut self,
         bundle: impl Read,
+        at: u64,
         store: &Store,
         progress: &watch::Sender<Progress>,
     ) -> Result<Kept, Error> {
-        let unfinished = store.0.path().join(UNFINISHED);
-        let creating = || Error::io(format!("create {}", unfinished.display()));
-        store.0.create().map_err(|error| creating()(io::Error::other(error)))?;
-        let file = File::create(&unfinished).map_err(creating())?;
-        let written = self.keep_in(Copied { from: bundle, file, unflushed: 0 }, store, progress);
-        if written.is_err() {
-            // Useless, and the next one begins anew.
-            fs::remove_file(&unfinished).unwrap_or_default();
+        let unfinished = self.left.bundle.as_ref();
+        let (bundle, mut written) = receive::open(unfinished, at, bundle, &self.key)?;
+        let (head, image) = (bundle.head().to_vec(), bundle.manifest().image.clone());
+        self.left.bundle = None;
+        let kept = store.receive(bundle, &mut written, progress);
+        if let Err(error) = &kept {
+            self.left.bundle = Unfinished::after(error, &head, &image, written);
+            if self.left.bundle.is_none() {
+                store.clear_unfinished();
+            }
         }
-        written
-    }
-
-    fn keep_in<R: Read>(
-        &self,
-        mut copied: Copied<R>,
-        store: &Store,
-        progress: &watch::Sender<Progress>,
-    ) -> Result<Kept, Error> {
-        let bundle = Bundle::open(&mut copied, Some(&self.key)).map_err(unread)?;
-        // Another one makes room; the same one stays until this one is whole.
-        store.keep_only(&bundle.manifest().image);
-        let total = total(bundle.manifest());
-        store.room(total)?;
-        let mut bytes = 0;
-        let mut more = |count| {
-            bytes += count;
-            progress.send_replace(Progress { phase: Phase::Write, bytes, total });
-        };
-        let manifest = bundle.parts([&mut io::sink(), &mut io::sink()], &mut more);
-        let manifest = manifest.map_err(unread)?;
-        copied.file.sync_all().map_err(Error::io("flush the bundle"))?;
-        let path = store.path(&manifest.image);
-        let naming = || Error::io(format!("make {}", path.display()));
-        fs::rename(store.0.path().join(UNFINISHED), &path).map_err(naming())?;
-        store.0.flush().map_err(|error| naming()(io::Error::other(error)))?;
-        info!(version = %manifest.version, image = manifest.image, "a bundle is kept for others");
-        Ok(Kept { version: manifest.version })
-    }
-}
-
-/// A reader whose bytes go to a file, too.
-struct Copied<R> {
-    from: R,
-    file: File,
-    unflushed: u64,
-}
-
-impl<R: Read> Read for Copied<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.from.read(buffer)?;
-        self.file.write_all(&buffer[..count])?;
-        self.unflushed += count as u64;
-        if self.unflushed >= STEP {
-            self.file.sync_data()?;
-            self.unflushed = 0;
-        }
-        Ok(count)
+        kept
     }
 }
 
@@ -183,6 +194,7 @@ mod tests {
     use polis_bundle::Refusal;
 
     use super::*;
+    use crate::update::Purpose;
     use crate::update::install::tests::{Machine, bundle, key};
 
     const IMAGE: &str = "0123456789abcdef";
@@ -192,7 +204,7 @@ mod tests {
     }
 
     fn keep(machine: &Machine, store: &Store, bundle: &[u8]) -> Result<Kept, Error> {
-        machine.enter().keep(bundle, store, &watch::Sender::default())
+        machine.enter().keep(bundle, 0, store, &watch::Sender::default())
     }
 
     #[test]
@@ -228,7 +240,7 @@ mod tests {
         *flipped.last_mut().unwrap() ^= 1;
         let foreign = bundle("1.1.0", &SigningKey::from_bytes(&[2; 32]));
         let longer = [&whole[..], &[0]].concat();
-        for wrong in [&flipped[..], &whole[..whole.len() - 1], &foreign, &longer] {
+        for wrong in [&flipped[..], &whole[..20], &foreign, &longer] {
             let error = keep(&machine, &store, wrong).unwrap_err();
             assert!(matches!(error, Error::Refused(_)), "{error:?}");
             assert_eq!(store.kept(), None);
@@ -238,5 +250,48 @@ mod tests {
         assert!(matches!(refused, Error::Refused(Refusal::Signer { .. })));
         let error = store.room(u64::MAX).unwrap_err();
         assert_eq!(error.word(), "update-no-space");
+    }
+
+    #[test]
+    fn a_transfer_that_broke_goes_on_where_it_was_for_as_long_as_its_update_does() {
+        let folder = tempfile::tempdir().unwrap();
+        let (machine, store) = (Machine::new("polis-1.0.0.efi"), store(&folder));
+        fs::create_dir_all(folder.path().join("data")).unwrap();
+        let whole = bundle("1.1.0", &key());
+        let half = whole.len() - (1 << 20) - 1;
+        let at = || machine.enter().unfinished(Purpose::Keep).map_or(0, Unfinished::at);
+        let breaks = || {
+            let error = keep(&machine, &store, &whole[..half]).unwrap_err();
+            assert!(matches!(error, Error::Refused(Refusal::Short { .. })), "{error:?}");
+            assert!(at() > 0 && store.kept().is_none() && store.has_unfinished());
+        };
+        breaks();
+        machine.door.keep_only(&store, IMAGE);
+        let from = at();
+        let turn = machine.enter();
+        machine.door.keep_only(&store, "00");
+        assert!(store.has_unfinished(), "a transfer goes on");
+        let rest = &whole[usize::try_from(from).unwrap()..];
+        turn.keep(rest, from, &store, &watch::Sender::default()).unwrap();
+        let mut bytes = Vec::new();
+        store.open(IMAGE).unwrap().unwrap().read_to_end(&mut bytes).unwrap();
+        assert!(bytes == whole && at() == 0);
+        // Bytes that changed on the disk are not kept.
+        store.keep_only("");
+        breaks();
+        let from = at();
+        let mut bytes = fs::read(store.unfinished()).unwrap();
+        bytes[1 << 20] ^= 1;
+        fs::write(store.unfinished(), bytes).unwrap();
+        let kept = machine.enter().keep(rest, from, &store, &watch::Sender::default());
+        assert!(matches!(kept, Err(Error::Differs(_))), "{kept:?}");
+        assert!(at() == 0 && store.kept().is_none() && !store.has_unfinished());
+        // Another update, or none, needs its room; and so it is after a loss of power.
+        breaks();
+        machine.door.keep_only(&store, "");
+        assert!(at() == 0 && !store.has_unfinished());
+        fs::write(store.unfinished(), "of an earlier start").unwrap();
+        machine.door.keep_only(&store, IMAGE);
+        assert!(!store.has_unfinished());
     }
 }

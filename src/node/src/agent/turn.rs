@@ -34,6 +34,7 @@ use polis_proto::v1::update_report::Phase;
 use semver::Version;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
+use tonic::{Status, Streaming};
 use tracing::{debug, info, warn};
 
 use super::Service;
@@ -41,12 +42,14 @@ use polis_base::cause;
 use polis_base::hex;
 use polis_base::sys::reboot::Reason;
 use polis_machine::update::{
-    self, Door, Error, Installed, Other, PIECES, Pieces, Progress, Standing, Store,
+    self, Door, Error, Installed, Other, PIECES, Pieces, Progress, Purpose, Standing, Store,
+    Unfinished,
 };
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::NodeId;
 use polis_wire::rpc::client::{Expect, Trust, dial};
+use polis_wire::rpc::resumes_at;
 use polis_workload::Part;
 use polis_workload::drain::{Drains, State};
 
@@ -124,9 +127,9 @@ pub(super) async fn ordered(service: &Service, orders: Option<v1::UpdateOrders>)
         *known = turn;
         changed
     });
-    let bundles = service.tools.bundles.clone();
+    let (door, bundles) = (service.tools.door.clone(), service.tools.bundles.clone());
     // It goes on behind the next heartbeat, which a slow disk must not delay.
-    let _removed = timeout(LOOK_MAX, blocking(move || bundles.keep_only(&keep))).await;
+    let _removed = timeout(LOOK_MAX, blocking(move || door.keep_only(&bundles, &keep))).await;
 }
 
 /// Carries out turns until cancelled.
@@ -317,7 +320,7 @@ async fn fetch(
         let file = blocking(move || bundles.open(&own)).await?;
         let file = file.ok_or_else(|| way("this node no longer has the bundle".to_owned()))?;
         note(Phase::Install, String::new());
-        let read = move || entered.install(std::io::BufReader::new(file), &progress);
+        let read = move || entered.install(std::io::BufReader::new(file), 0, &progress);
         return Ok(blocking(read).await?);
     }
     let credentials = service.outputs.credentials.borrow().clone();
@@ -328,33 +331,46 @@ async fn fetch(
     let connection =
         Box::pin(dial(&turn.holder_address, port, expect, &trust, credentials.as_ref())).await;
     let connection = connection.map_err(|error| way(cause::line(&error)))?;
+    let unfinished = entered.unfinished(Purpose::Install);
+    let unfinished = unfinished.filter(|unfinished| unfinished.image() == image);
+    let at = unfinished.map_or(0, Unfinished::at);
     let asked = NodeManagementClient::new(connection.channel)
-        .fetch_bundle(v1::FetchBundleRequest { image })
+        .fetch_bundle(v1::FetchBundleRequest { image, at })
         .await;
-    let refused = |status: tonic::Status| way(format!("{holder}: {}", status.message()));
-    let mut stream = asked.map_err(refused)?.into_inner();
+    let answer = asked.map_err(|status| way(format!("{holder}: {}", status.message())))?;
+    // A holder that does not know of `at` sends everything.
+    let at = resumes_at(answer.metadata());
     note(Phase::Install, String::new());
     let (pieces, received) = mpsc::channel(PIECES);
-    let receiving = async move {
-        loop {
-            let silent =
-                |_elapsed| way(format!("{holder} has sent nothing for {} s", STALL.as_secs()));
-            let Some(piece) =
-                timeout(STALL, stream.message()).await.map_err(silent)?.map_err(refused)?
-            else {
-                return Ok(());
-            };
-            // The thread wants no more: it has an outcome.
-            if pieces.send(piece.data).await.is_err() {
-                return Ok(());
-            }
-        }
-    };
-    let installing = blocking(move || entered.install(Pieces::new(received), &progress));
+    let receiving = passed_on(holder, answer.into_inner(), pieces);
+    let installing = blocking(move || entered.install(Pieces::new(received), at, &progress));
     let (received, installed): (Result<(), Trouble>, _) = tokio::join!(receiving, installing);
     // A stream that broke off is why the bundle is too short.
     received?;
-    Ok(installed?)
+    installed.map_err(|error| match error {
+        // What was received before may be of another build: the next attempt begins anew.
+        Error::Differs(_) if at > 0 => way(cause::line(&error)),
+        error => error.into(),
+    })
+}
+
+/// Passes the pieces that the holder sends on to the thread that writes them.
+async fn passed_on(
+    holder: NodeId,
+    mut stream: Streaming<v1::UpdateRequest>,
+    pieces: mpsc::Sender<Vec<u8>>,
+) -> Result<(), Trouble> {
+    let silent =
+        |_elapsed| Trouble::Way(format!("{holder} has sent nothing for {} s", STALL.as_secs()));
+    let refused = |status: Status| Trouble::Way(format!("{holder}: {}", status.message()));
+    loop {
+        let piece = timeout(STALL, stream.message()).await.map_err(silent)?.map_err(refused)?;
+        let Some(piece) = piece else { return Ok(()) };
+        // The thread wants no more: it has an outcome.
+        if pieces.send(piece.data).await.is_err() {
+            return Ok(());
+        }
+    }
 }
 
 /// Moves the pods away, where there are any. The node takes pods again once the returned value

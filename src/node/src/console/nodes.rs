@@ -10,13 +10,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use polis_proto::v1;
-use polis_tui::snapshot::{Health, MemberStatus, Node, NodeState, Nodes};
+use polis_proto::v1::cluster_update::step::State as Progress;
+use polis_tui::snapshot::{Health, MemberStatus, Node, NodeState, Nodes, Update, UpdateState};
+use time::OffsetDateTime;
+use time::format_description::BorrowedFormatItem;
+use time::macros::format_description;
 use tokio::sync::watch;
 
 use super::ClusterNodes;
 use polis_base::sys::clock;
 use polis_control::cluster::State;
 use polis_control::consensus;
+use polis_control::curator::update::journal;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::{Fingerprint, NodeId};
@@ -24,6 +29,10 @@ use polis_wire::node_roles::{self, LATE, Role};
 
 /// Nodes that wait for approval and have their words shown: a screen does not hold more.
 const WORDS_MAX: usize = 32;
+
+/// The beginning of a turn: not an age, so that a page with it stands still.
+const MINUTE: &[BorrowedFormatItem<'_>] =
+    format_description!("[year]-[month]-[day] [hour]:[minute] UTC");
 
 /// Inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
@@ -36,6 +45,8 @@ pub struct Service {
     pub consensus: watch::Receiver<consensus::Status>,
     /// This node.
     pub own: watch::Receiver<polis_control::cluster::Status>,
+    /// The update of the cluster that goes on, or the last one.
+    pub update: watch::Receiver<Option<v1::GetUpdateResponse>>,
     /// The displayed state.
     pub shown: watch::Sender<ClusterNodes>,
 }
@@ -64,15 +75,17 @@ impl Service {
                 _ => None,
             };
             let members = self.consensus.borrow_and_update().members.clone();
+            let goes_on = self.update.borrow_and_update().as_ref().and_then(update);
             if let Some(received) = received {
                 spell(&received, &mut words).await;
                 let leader = *self.leader.borrow_and_update();
                 let nodes = fold(&received, &words, leader, own.node, &members);
+                let nodes = Nodes { update: goes_on, ..nodes };
                 let nodes = aged(nodes, now.saturating_sub(updated_at), cut_off.map(|at| now - at));
                 self.shown.send_replace(ClusterNodes { at: now, nodes: Some(nodes) });
             }
             let changed = async {
-                let Self { nodes, leader, own: standing, consensus, .. } = &mut self;
+                let Self { nodes, leader, own: standing, consensus, update, .. } = &mut self;
                 let differs = |status: &consensus::Status| status.members != members;
                 let moved = |status: &polis_control::cluster::Status| *status != own;
                 tokio::select! {
@@ -85,6 +98,9 @@ impl Service {
                     }
                     changed = standing.wait_for(moved) => {
                         changed.map(|_| false).map_err(|_closed| Closed("this node"))
+                    }
+                    changed = update.changed() => {
+                        changed.map(|()| false).map_err(|_closed| Closed("the cluster's update"))
                     }
                     changed = consensus.wait_for(differs) => {
                         changed.map(|_| false).map_err(|_closed| Closed("the etcd member"))
@@ -183,7 +199,32 @@ fn fold(
         leader: leader.map(|id| id.to_string()),
         stale: None,
         late_after: Some(LATE),
+        update: None,
     }
+}
+
+/// The update of the cluster, while it goes on.
+fn update(known: &v1::GetUpdateResponse) -> Option<Update> {
+    let update = known.update.as_ref().filter(|update| journal::is_open(update))?;
+    let failed = update.steps.iter().find(|step| step.state() == Progress::Failed);
+    let step = journal::in_turn(update).or(failed);
+    let cause = failed.map(|step| step.cause.clone()).filter(|cause| !cause.is_empty());
+    let since = step.and_then(|step| OffsetDateTime::from_unix_timestamp(step.since).ok());
+    Some(Update {
+        version: update.bundle.clone().unwrap_or_default().version,
+        state: match journal::word(update) {
+            "loading" => UpdateState::Loading,
+            "running" => UpdateState::Running,
+            "paused" => UpdateState::Paused,
+            "failed" => UpdateState::Failed,
+            _ => UpdateState::Unknown,
+        },
+        done: journal::done(update),
+        total: update.steps.len(),
+        node: step.map(|step| step.node_id.clone()),
+        since: since.and_then(|since| since.format(MINUTE).ok()),
+        waits_for: cause.unwrap_or_else(|| known.waits_for.clone()),
+    })
 }
 
 /// How a clock stands, for a person; `None` before its node has reported it.
@@ -239,6 +280,39 @@ mod tests {
         assert!(node.leader && node.own && node.words.is_none());
         assert_eq!((node.state, node.roles.join(",")), (NodeState::Up, "consensus member".into()));
         assert_eq!(shown.leader, Some(id.to_string()));
+    }
+
+    #[test]
+    fn an_update_of_the_cluster_is_shown_while_it_goes_on() {
+        use polis_proto::v1::cluster_update::{State, Step};
+        let step = |node: &str, state: Progress, cause: &str| Step {
+            node_id: node.to_owned(),
+            state: state.into(),
+            since: 86_400,
+            cause: cause.to_owned(),
+            ..Step::default()
+        };
+        let shown = |state: State, steps: Vec<Step>| {
+            let (waits_for, state) = ("b: it restarts".to_owned(), state.into());
+            let journal = v1::ClusterUpdate { state, steps, ..Default::default() };
+            update(&v1::GetUpdateResponse { update: Some(journal), waits_for, waits_since: 7 })
+        };
+        let steps = |state, cause| vec![step("a", Progress::Done, ""), step("b", state, cause)];
+        let running = shown(State::Running, steps(Progress::Turn, "")).unwrap();
+        let expected = Update {
+            version: String::new(),
+            state: UpdateState::Running,
+            done: 1,
+            total: 2,
+            node: Some("b".to_owned()),
+            since: Some("1970-01-02 00:00 UTC".to_owned()),
+            waits_for: "b: it restarts".to_owned(),
+        };
+        assert_eq!(running, expected);
+        let failed = shown(State::Failed, steps(Progress::Failed, "guru 0310")).unwrap();
+        let waits_for = "guru 0310".to_owned();
+        assert_eq!(failed, Update { state: UpdateState::Failed, waits_for, ..expected });
+        assert_eq!(shown(State::Done, steps(Progress::Done, "")), None);
     }
 
     #[test]

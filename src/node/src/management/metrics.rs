@@ -4,7 +4,7 @@
 //! `docs/metrics.md`.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::Inputs;
 use super::text::{Kind, Page};
@@ -13,8 +13,10 @@ use polis_base::stage::{self, Stages};
 use polis_base::sys::clock;
 use polis_control::consensus::MemberStatus;
 use polis_control::consensus::snapshots::Snapshots;
+use polis_control::curator::update::journal;
 use polis_control::{cluster, consensus};
 use polis_machine::time;
+use polis_proto::v1;
 use polis_runtime::logtree;
 use polis_runtime::supervisor::{State, Tree};
 use polis_runtime::sys::process;
@@ -96,6 +98,7 @@ impl Sources {
         drop(ring);
         forwarding(&mut page, &self.inputs.forwarding.borrow());
         shipping(&mut page, &self.inputs.shipping.borrow(), clock::now());
+        cluster_update(&mut page, self.inputs.cluster_update.borrow().as_ref(), clock::now());
         if let Some(kibibytes) = process::resident("self") {
             let help = "Memory of the node's process that is resident.";
             page.one("process_resident_memory_bytes", Kind::Gauge, help, kibibytes * 1024);
@@ -250,6 +253,31 @@ fn shipping(page: &mut Page, status: &shipping::Status, now: SystemTime) {
     one("polis_snapshot_target_failing", Kind::Gauge, help, delivery.failure.is_some().into());
 }
 
+/// Left out on a node without a curator, and before the first update.
+fn cluster_update(page: &mut Page, known: Option<&v1::GetUpdateResponse>, now: SystemTime) {
+    let Some(update) = known.and_then(|known| known.update.as_ref()) else { return };
+    let version = update.bundle.as_ref().map_or("", |bundle| &bundle.version);
+    let help = "1 for the state of the update of the cluster that goes on, or of the last one.";
+    let mut family = page.family("polis_cluster_update_state", Kind::Gauge, help);
+    for word in journal::WORDS {
+        let labels = [("version", version), ("state", word)];
+        family.sample(&labels, u8::from(word == journal::word(update)));
+    }
+    let help = "Nodes in the plan of that update.";
+    let mut family = page.family("polis_cluster_update_nodes", Kind::Gauge, help);
+    family.sample(&[("version", version)], update.steps.len());
+    let help = "Nodes of the plan that run the new version and are ready.";
+    let mut family = page.family("polis_cluster_update_nodes_done", Kind::Gauge, help);
+    family.sample(&[("version", version)], journal::done(update));
+    let step = journal::in_turn(update).filter(|_| journal::is_open(update));
+    let Some(step) = step else { return };
+    let help = "Seconds since the turn of a node began; without a turn, left out.";
+    let mut family = page.family("polis_cluster_update_turn_seconds", Kind::Gauge, help);
+    let began = Duration::from_secs(u64::try_from(step.since).unwrap_or_default());
+    let since = now.duration_since(SystemTime::UNIX_EPOCH + began).unwrap_or_default();
+    family.sample(&[("version", version), ("node", &step.node_id)], since.as_secs());
+}
+
 fn certificates(page: &mut Page, pki: &Overview, own: Option<&Facts>, now: SystemTime) {
     let help = "Seconds until a certificate ends; negative after it.";
     let mut family = page.family("polis_certificate_remaining_seconds", Kind::Gauge, help);
@@ -354,11 +382,50 @@ fn calls(page: &mut Page, servers: &[(&'static str, Arc<Metrics>)]) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use polis_control::consensus::snapshots::Taken;
+    use polis_proto::v1::cluster_update::step::State as Progress;
+    use polis_proto::v1::cluster_update::{State, Step};
 
     use super::*;
+
+    #[test]
+    fn an_update_of_the_cluster_has_its_state_its_nodes_and_the_age_of_the_turn() {
+        let shown = |known: Option<&v1::GetUpdateResponse>| {
+            let mut page = Page::default();
+            cluster_update(&mut page, known, SystemTime::UNIX_EPOCH + Duration::from_secs(107));
+            let text = page.into_text();
+            let lines = text.lines().filter(|line| !line.starts_with('#') && !line.ends_with(" 0"));
+            lines.map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert!(shown(None).is_empty(), "no curator, or no update");
+        let step = |state: Progress, since| {
+            let (state, node_id) = (state.into(), format!("polis-{since}"));
+            Step { state, node_id, since, ..Step::default() }
+        };
+        let bundle = v1::UpdateBundle { version: "1.1.0".to_owned(), ..Default::default() };
+        let mut update = v1::ClusterUpdate {
+            bundle: Some(bundle),
+            state: State::Running.into(),
+            steps: vec![step(Progress::Done, 90), step(Progress::Turn, 100)],
+            ..v1::ClusterUpdate::default()
+        };
+        let known = |update: &v1::ClusterUpdate| v1::GetUpdateResponse {
+            update: Some(update.clone()),
+            ..Default::default()
+        };
+        let lines = [
+            "polis_cluster_update_state{version=\"1.1.0\",state=\"running\"} 1",
+            "polis_cluster_update_nodes{version=\"1.1.0\"} 2",
+            "polis_cluster_update_nodes_done{version=\"1.1.0\"} 1",
+            "polis_cluster_update_turn_seconds{version=\"1.1.0\",node=\"polis-100\"} 7",
+        ];
+        assert_eq!(shown(Some(&known(&update))), lines);
+        update.paused = true;
+        assert!(shown(Some(&known(&update)))[0].contains("state=\"paused\""));
+        // A turn that an owner has ended is none.
+        update.set_state(State::Aborted);
+        assert_eq!(shown(Some(&known(&update))).len(), 3);
+    }
 
     #[test]
     fn a_target_of_snapshots_has_its_age_and_whether_it_fails_while_this_node_leads() {

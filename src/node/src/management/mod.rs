@@ -122,6 +122,8 @@ pub struct Inputs {
     pub forwarding: watch::Receiver<crate::forwarding::Status>,
     /// Which snapshot of etcd its target has, while this node leads.
     pub shipping: watch::Receiver<crate::shipping::Status>,
+    /// The update of the cluster that goes on, or the last one.
+    pub cluster_update: watch::Receiver<Option<polis_proto::v1::GetUpdateResponse>>,
     /// The firewall.
     pub firewall: watch::Receiver<crate::firewall::Status>,
 }

@@ -235,7 +235,8 @@ impl NodeManagement for Handlers {
         let entered = self.update.enter(self.lines.clone());
         let turn = entered.map_err(|error| update::refused(&error))?;
         warn!(%actor, "an update of this node was requested");
-        Ok(Response::new(Box::pin(update::install(turn, request.into_inner()))))
+        let installing = update::install(turn, request.into_inner()).await?;
+        Ok(installing.map(|answers| Box::pin(answers) as Self::UpdateStream))
     }
 
     type StoreBundleStream = Answers<v1::UpdateProgress>;
@@ -249,7 +250,8 @@ impl NodeManagement for Handlers {
         let turn = entered.map_err(|error| update::refused(&error))?;
         warn!(%actor, "this node is to keep a bundle for an update of the cluster");
         let bundles = self.bundles.clone();
-        Ok(Response::new(Box::pin(update::keep(turn, bundles, request.into_inner()))))
+        let keeping = update::keep(turn, bundles, request.into_inner()).await?;
+        Ok(keeping.map(|answers| Box::pin(answers) as Self::StoreBundleStream))
     }
 
     type FetchBundleStream = Answers<v1::UpdateRequest>;
@@ -258,8 +260,8 @@ impl NodeManagement for Handlers {
         &self,
         request: Request<v1::FetchBundleRequest>,
     ) -> Result<Response<Self::FetchBundleStream>, Status> {
-        let pieces = update::fetch(&self.bundles, &request.into_inner().image).await?;
-        Ok(Response::new(Box::pin(pieces)))
+        let pieces = update::fetch(&self.bundles, request.into_inner()).await?;
+        Ok(pieces.map(|pieces| Box::pin(pieces) as Self::FetchBundleStream))
     }
 
     async fn get_attestation_keys(

@@ -19,7 +19,8 @@ use polis_runtime::supervisor::Handles;
 use polis_wire::identity::NodeId;
 use polis_wire::rpc::Role;
 use polis_wire::rpc::client::{Channel, Expect, Trust, dial};
-use polis_wire::rpc::testing::{Authority, SOON, node_id, self_signed};
+use polis_wire::rpc::resumes_at;
+use polis_wire::rpc::testing::{Authority, SOON, key, node_id, self_signed};
 
 struct Running {
     addresses: [SocketAddr; 2],
@@ -55,7 +56,7 @@ struct Owned {
     snapshot: watch::Sender<Arc<Snapshot>>,
     _unlock_requests: watch::Sender<Open>,
     calls: Calls,
-    _disk: tempfile::TempDir,
+    disk: tempfile::TempDir,
 }
 
 impl Running {
@@ -69,6 +70,15 @@ impl Running {
         authority: Authority,
         credentials: Option<Credentials>,
         unlock_requests: watch::Sender<Open>,
+    ) -> Self {
+        Self::start_on(authority, credentials, unlock_requests, unsigned()).await
+    }
+
+    async fn start_on(
+        authority: Authority,
+        credentials: Option<Credentials>,
+        unlock_requests: watch::Sender<Open>,
+        machine: polis_machine::update::Config,
     ) -> Self {
         let node = node_id(1);
         let status = cluster::Status {
@@ -117,6 +127,7 @@ impl Running {
             time: watch::Sender::default().subscribe(),
             forwarding: watch::Sender::default().subscribe(),
             shipping: watch::Sender::default().subscribe(),
+            cluster_update: watch::Sender::default().subscribe(),
             firewall: watch::Sender::default().subscribe(),
         };
         let bound = || Listen::Bound(Arc::new(TcpListener::bind("127.0.0.1:0").unwrap()));
@@ -142,8 +153,8 @@ impl Running {
             servers: Vec::new(),
             end,
             reset,
-            update: Door::new(unsigned(), watch::Sender::default()),
-            bundles: Store::new(polis_base::files::Root::at("/nonexistent".as_ref()).data.update),
+            update: Door::new(machine, watch::Sender::default()),
+            bundles: Store::new(root.data.update),
             calls: calls.clone(),
             firewall: crate::firewall::Config::live(false),
             listening,
@@ -165,7 +176,7 @@ impl Running {
             snapshot,
             _unlock_requests: unlock_requests,
             calls,
-            _disk: disk,
+            disk,
         };
         Self { addresses, end: ends, reset: resets, authority, handles, ctx, task, owned }
     }
@@ -425,7 +436,7 @@ async fn only_an_owner_announces_a_firmware_update_and_only_to_a_node_that_is_ho
 #[tokio::test]
 async fn only_an_owner_updates_a_node_and_an_image_without_keys_takes_nothing() {
     let running = Running::start().await;
-    let piece = || futures::stream::iter([v1::UpdateRequest { data: vec![1; 100] }]);
+    let piece = || futures::stream::iter([v1::UpdateRequest { data: vec![1; 100], resume: false }]);
     for role in [Role::Viewer, Role::Operator] {
         let refused = running.client(role).await.update(piece()).await.unwrap_err();
         assert_eq!(refused.code(), Code::PermissionDenied, "{role:?}");
@@ -434,5 +445,78 @@ async fn only_an_owner_updates_a_node_and_an_image_without_keys_takes_nothing() 
     assert_eq!(refused.code(), Code::FailedPrecondition);
     assert_eq!(refused.metadata().get(polis_wire::rpc::REASON).unwrap(), "update-no-key");
     assert!(refused.message().contains("was built without keys"), "{refused}");
+    running.stop().await;
+}
+
+/// A bundle of the signer with this seed.
+fn bundle(signer: u8) -> Vec<u8> {
+    let (kernel, system) = ([1; 300], vec![2; 3 << 20]);
+    let manifest = polis_bundle::Manifest {
+        version: semver::Version::new(0, 2, 0),
+        security_level: polis_bundle::SECURITY_LEVEL,
+        architecture: std::env::consts::ARCH.to_owned(),
+        variant: "base".to_owned(),
+        image: "00ff".to_owned(),
+        from: semver::Version::new(0, 1, 0),
+        kernel: polis_bundle::Part::of(&kernel[..]).unwrap(),
+        system: polis_bundle::Part::of(&*system).unwrap(),
+    };
+    let mut bundle = Vec::new();
+    let parts: [&mut dyn std::io::Read; 2] = [&mut &kernel[..], &mut &*system];
+    polis_bundle::write(&mut bundle, &manifest, &key(signer), parts).unwrap();
+    bundle
+}
+
+#[tokio::test]
+async fn a_bundle_whose_transfer_broke_is_received_from_where_it_broke() {
+    let authority = Authority::new().await;
+    let credentials = Some(authority.node(1).await);
+    let release_key = Some(key(3).verifying_key());
+    let machine = polis_machine::update::Config { release_key, ..unsigned() };
+    let open = watch::Sender::default();
+    let running = Running::start_on(authority, credentials, open, machine).await;
+    let mut owner = running.client(Role::Owner).await;
+    let whole = bundle(3);
+    let head = |bundle: &[u8]| {
+        let data = polis_bundle::Bundle::open(bundle, None).unwrap().head().to_vec();
+        v1::UpdateRequest { data, resume: true }
+    };
+    // Sends the head, then the bytes from where the node continues up to `end`.
+    let mut sends = async |whole: &[u8], end: usize| {
+        let first = head(whole);
+        let begin = first.data.len();
+        let (mut pieces, sent) = futures::channel::mpsc::channel(32);
+        pieces.try_send(first).unwrap();
+        let answer = owner.store_bundle(sent).await.unwrap();
+        let at = usize::try_from(resumes_at(answer.metadata())).unwrap();
+        for piece in whole[at.max(begin)..end].chunks(256 << 10) {
+            let piece = v1::UpdateRequest { data: piece.to_vec(), resume: false };
+            // A node that has an answer takes no more.
+            if pieces.try_send(piece).is_err() {
+                break;
+            }
+        }
+        drop(pieces);
+        let mut answers = answer.into_inner();
+        let mut last = Ok(v1::UpdateProgress::default());
+        while let Some(next) = answers.message().await.transpose() {
+            last = next;
+        }
+        (at, last)
+    };
+    let (at, last) = sends(&whole, whole.len() - 10).await;
+    assert_eq!((at, last.unwrap_err().code()), (0, Code::FailedPrecondition));
+    // That of another signer is another bundle, and changes nothing of this one.
+    let foreign = bundle(4);
+    let (at, last) = sends(&foreign, foreign.len()).await;
+    assert_eq!((at, last.unwrap_err().code()), (0, Code::FailedPrecondition));
+    let (at, last) = sends(&whole, whole.len()).await;
+    assert_eq!(at, whole.len() - (1 << 20));
+    assert_eq!(last.unwrap().phase(), v1::update_progress::Phase::Stored);
+    let root = polis_base::files::Root::at(running.owned.disk.path());
+    assert!(std::fs::read(root.data.update.path().join("00ff.bundle")).unwrap() == whole);
+    // Nothing is left of it to go on with.
+    let (at, _last) = sends(&whole, whole.len()).await;
+    assert_eq!(at, 0);
     running.stop().await;
 }

@@ -8,25 +8,31 @@
 //! the bundle that is kept --pieces--> a node whose turn it is
 //! ```
 //!
+//! The first message is read before the answer begins, since it may ask where the transfer
+//! continues: the metadata of the answer says so.
+//!
 //! Invariants:
 //! - A caller that sends nothing for [`STALL`] loses its turn.
 //! - The thread asks for the pieces: a slow disk slows the caller down, and no more than the
 //!   queue is in memory.
 
+use std::io::SeekFrom;
 use std::time::Duration;
 
 use futures::Stream;
 use polis_proto::v1;
 use polis_proto::v1::update_progress::Phase as Reported;
-use tokio::io::AsyncReadExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tonic::metadata::MetadataValue;
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Response, Status, Streaming};
 
-use polis_machine::update::{Error, Installed, PIECES, Phase, Pieces, Progress, Store, Turn};
-use polis_wire::rpc::REASON;
+use polis_machine::update::{
+    Error, Installed, PIECES, Phase, Pieces, Progress, Purpose, Store, Turn, Unfinished,
+};
+use polis_wire::rpc::{REASON, resume_at};
 
 /// How much of a bundle is sent at once; a caller takes at most sixteen times that.
 const PIECE: usize = 256 << 10;
@@ -46,69 +52,115 @@ struct Upload {
 }
 
 /// Installs the bundle that comes in; every change of the progress, then the outcome.
-pub(super) fn install(
+///
+/// # Errors
+///
+/// The caller sends nothing.
+pub(super) async fn install(
     turn: Turn,
     incoming: Streaming<v1::UpdateRequest>,
-) -> impl Stream<Item = Result<v1::UpdateProgress, Status>> + Send {
-    received(incoming, move |pieces, reported| {
-        let Installed { version, slot } = turn.install(pieces, reported)?;
+) -> Result<Response<impl Stream<Item = Result<v1::UpdateProgress, Status>> + Send>, Status> {
+    let begun = begin(&turn, Purpose::Install, incoming).await?;
+    let at = begun.at;
+    Ok(received(begun, move |pieces, reported| {
+        let Installed { version, slot } = turn.install(pieces, at, reported)?;
         let phase = Reported::Installed.into();
         let (version, slot) = (version.to_string(), slot.to_owned());
         Ok(v1::UpdateProgress { phase, version, slot, ..Default::default() })
-    })
+    }))
 }
 
 /// Keeps the bundle that comes in for other nodes; every change of the progress, then the
 /// outcome.
-pub(super) fn keep(
+///
+/// # Errors
+///
+/// The caller sends nothing.
+pub(super) async fn keep(
     turn: Turn,
     store: Store,
     incoming: Streaming<v1::UpdateRequest>,
-) -> impl Stream<Item = Result<v1::UpdateProgress, Status>> + Send {
-    received(incoming, move |pieces, reported| {
-        let version = turn.keep(pieces, &store, reported)?.version.to_string();
+) -> Result<Response<impl Stream<Item = Result<v1::UpdateProgress, Status>> + Send>, Status> {
+    let begun = begin(&turn, Purpose::Keep, incoming).await?;
+    let at = begun.at;
+    Ok(received(begun, move |pieces, reported| {
+        let version = turn.keep(pieces, at, &store, reported)?.version.to_string();
         Ok(v1::UpdateProgress { phase: Reported::Stored.into(), version, ..Default::default() })
-    })
+    }))
 }
 
 /// The pieces of the bundle that this node keeps.
 ///
 /// # Errors
 ///
-/// NOT_FOUND where it is another one, or none.
+/// NOT_FOUND where it is another one, or none; INTERNAL where the disk fails.
 pub(super) async fn fetch(
     store: &Store,
-    image: &str,
-) -> Result<impl Stream<Item = Result<v1::UpdateRequest, Status>> + Send + use<>, Status> {
-    let file = store.open(image).map_err(|error| refused(&error))?.ok_or_else(|| {
+    request: v1::FetchBundleRequest,
+) -> Result<Response<impl Stream<Item = Result<v1::UpdateRequest, Status>> + Send + use<>>, Status>
+{
+    let v1::FetchBundleRequest { image, at } = request;
+    let file = store.open(&image).map_err(|error| refused(&error))?.ok_or_else(|| {
         let mut status = Status::not_found("this node does not keep that bundle");
         status.metadata_mut().insert(REASON, MetadataValue::from_static("no-bundle"));
         status
     })?;
-    Ok(futures::stream::unfold(Some(tokio::fs::File::from_std(file)), |file| async move {
+    let unreadable =
+        |error: std::io::Error| Status::internal(format!("cannot read the bundle: {error}"));
+    let mut file = tokio::fs::File::from_std(file);
+    let size = file.metadata().await.map_err(unreadable)?.len();
+    // A caller that has more than there is has something else.
+    let at = if at <= size { at } else { 0 };
+    file.seek(SeekFrom::Start(at)).await.map_err(unreadable)?;
+    let pieces = futures::stream::unfold(Some(file), move |file| async move {
         let mut file = file?;
         let mut data = vec![0; PIECE];
         match file.read(&mut data).await {
             Ok(0) => None,
             Ok(count) => {
                 data.truncate(count);
-                Some((Ok(v1::UpdateRequest { data }), Some(file)))
+                Some((Ok(v1::UpdateRequest { data, resume: false }), Some(file)))
             }
-            Err(error) => {
-                Some((Err(Status::internal(format!("cannot read the bundle: {error}"))), None))
-            }
+            Err(error) => Some((Err(unreadable(error)), None)),
         }
-    }))
+    });
+    Ok(resume_at(Response::new(pieces), at))
+}
+
+/// A transfer whose first message is here.
+struct Begun {
+    /// What it begins with; `None` where the bytes are here already.
+    first: Option<Vec<u8>>,
+    /// The byte of the bundle at which it continues; zero: it begins there.
+    at: u64,
+    incoming: Streaming<v1::UpdateRequest>,
+}
+
+/// Reads the first message, and finds where the transfer continues.
+async fn begin(
+    turn: &Turn,
+    purpose: Purpose,
+    mut incoming: Streaming<v1::UpdateRequest>,
+) -> Result<Begun, Status> {
+    let v1::UpdateRequest { data, resume } = message(&mut incoming).await?.unwrap_or_default();
+    let unfinished =
+        turn.unfinished(purpose).filter(|unfinished| resume && unfinished.is_of(&data));
+    let at = unfinished.map_or(0, Unfinished::at);
+    Ok(Begun { first: (at == 0).then_some(data), at, incoming })
 }
 
 /// Passes the pieces that come in to a thread that does `work` with them.
 fn received(
-    incoming: Streaming<v1::UpdateRequest>,
+    begun: Begun,
     work: impl FnOnce(Pieces, &watch::Sender<Progress>) -> Result<v1::UpdateProgress, Error>
     + Send
     + 'static,
-) -> impl Stream<Item = Result<v1::UpdateProgress, Status>> + Send {
+) -> Response<impl Stream<Item = Result<v1::UpdateProgress, Status>> + Send> {
+    let Begun { first, at, incoming } = begun;
     let (pieces, received) = mpsc::channel(PIECES);
+    if let Some(first) = first {
+        pieces.try_send(first).expect("an empty queue has room");
+    }
     let (reported, progress) = watch::channel(Progress::default());
     let span = tracing::Span::current();
     let work = tokio::task::spawn_blocking(move || {
@@ -116,14 +168,15 @@ fn received(
     });
     let reported = Progress::default();
     let upload = Upload { incoming, pieces: Some(pieces), progress, reported, work };
-    futures::stream::unfold(Some(upload), |upload| async move {
+    let answers = futures::stream::unfold(Some(upload), |upload| async move {
         let mut upload = upload?;
         match upload.next().await {
             Ok(Next::Progress(reported)) => Some((Ok(reported), Some(upload))),
             Ok(Next::Done(reported)) => Some((Ok(reported), None)),
             Err(status) => Some((Err(status), None)),
         }
-    })
+    });
+    resume_at(Response::new(answers), at)
 }
 
 /// The next report of an upload.
@@ -166,17 +219,24 @@ async fn feed(
     let Some(pieces) = pieces else { return Ok(false) };
     // The thread wants no more: it has an outcome.
     let Ok(room) = pieces.reserve().await else { return Ok(false) };
-    let silent = |_elapsed| {
-        let text = format!("nothing was received for {} s", STALL.as_secs());
-        Status::deadline_exceeded(text)
-    };
-    match timeout(STALL, incoming.message()).await.map_err(silent)?? {
-        Some(v1::UpdateRequest { data }) => {
+    match message(incoming).await? {
+        Some(v1::UpdateRequest { data, .. }) => {
             room.send(data);
             Ok(true)
         }
         None => Ok(false),
     }
+}
+
+/// The next message; `None` after the last one.
+async fn message(
+    incoming: &mut Streaming<v1::UpdateRequest>,
+) -> Result<Option<v1::UpdateRequest>, Status> {
+    let silent = |_elapsed| {
+        let text = format!("nothing was received for {} s", STALL.as_secs());
+        Status::deadline_exceeded(text)
+    };
+    timeout(STALL, incoming.message()).await.map_err(silent)?
 }
 
 fn progress(Progress { phase, bytes, total }: Progress) -> v1::UpdateProgress {
@@ -216,11 +276,18 @@ mod tests {
         std::fs::write(dir.path().join("00ff.bundle"), &whole).unwrap();
         std::fs::write(dir.path().join("unfinished"), "").unwrap();
         let store = Store::new(dir);
-        let pieces: Vec<_> = fetch(&store, "00ff").await.unwrap().collect().await;
-        let pieces = pieces.into_iter().map(|piece| piece.unwrap().data);
-        assert!(pieces.collect::<Vec<_>>().concat() == whole);
+        let asked = |image: &str, at| v1::FetchBundleRequest { image: image.to_owned(), at };
+        let size = whole.len() as u64;
+        for (at, from) in [(0, 0), (7, 7), (size, size), (size + 1, 0), (u64::MAX, 0)] {
+            let answer = fetch(&store, asked("00ff", at)).await.unwrap();
+            assert_eq!(polis_wire::rpc::resumes_at(answer.metadata()), from);
+            let pieces: Vec<_> = answer.into_inner().collect().await;
+            let pieces = pieces.into_iter().map(|piece| piece.unwrap().data);
+            let rest = &whole[usize::try_from(from).unwrap()..];
+            assert!(pieces.collect::<Vec<_>>().concat() == rest, "{at}");
+        }
         for other in ["", "00fe", "unfinished", "../update/00ff"] {
-            let refused = fetch(&store, other).await.err().unwrap();
+            let refused = fetch(&store, asked(other, 0)).await.err().unwrap();
             let word = refused.metadata().get(REASON).unwrap();
             assert!(refused.code() == Code::NotFound && word == "no-bundle", "{other}");
         }

@@ -18,6 +18,7 @@ use polis_proto::v1::aaa_server::{Aaa, AaaServer};
 use polis_proto::v1::curator_local_server::{CuratorLocal, CuratorLocalServer};
 use polis_proto::v1::management_server::{Management, ManagementServer};
 use polis_proto::v1::node_management_server::{NodeManagement, NodeManagementServer};
+use polis_proto::v1::update_progress::Phase;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 use tonic::body::Body;
@@ -30,7 +31,9 @@ use polis_wire::age::{self, Recipient};
 use polis_wire::attestation::software::Software;
 use polis_wire::attestation::{Answer, Challenge, Keys, Question, Registers, qualifier};
 use polis_wire::rpc::testing::{Authority, Running, key, node_id};
-use polis_wire::rpc::{App, Caller, Credentials, Exchange, Gateway, Limits, REASON, Role};
+use polis_wire::rpc::{
+    App, Caller, Credentials, Exchange, Gateway, Limits, REASON, Role, resume_at,
+};
 use polis_wire::s3;
 use polis_wire::s3::testing::Store;
 use polis_wire::snapshot::object::{self, Name};
@@ -75,6 +78,8 @@ pub(super) struct Cluster {
     audit: Arc<Mutex<(v1::AuditHead, Vec<v1::AuditEntry>)>>,
     shown: Arc<Mutex<Vec<Shown>>>,
     tpm: Arc<Mutex<Tpm>>,
+    /// What it has of a bundle whose transfer broke.
+    pub(super) part: Arc<Mutex<Vec<u8>>>,
     /// A bucket with a snapshot, and how the command line names it.
     bucket: Option<(Store, String)>,
 }
@@ -142,6 +147,8 @@ struct Served {
     /// The certificates that its servers show.
     shown: Arc<Mutex<Vec<Shown>>>,
     tpm: Arc<Mutex<Tpm>>,
+    /// What the node has of a bundle whose transfer broke.
+    part: Arc<Mutex<Vec<u8>>>,
 }
 
 /// The secrets that only the owner of the cluster can read.
@@ -168,6 +175,7 @@ impl Cluster {
         let audit = Arc::new(Mutex::new(super::audit::tests::log()));
         let shown: Arc<Mutex<Vec<Shown>>> = Arc::default();
         let tpm: Arc<Mutex<Tpm>> = Arc::default();
+        let part: Arc<Mutex<Vec<u8>>> = Arc::default();
         let (authority, running) = runtime.block_on(async {
             let authority = Authority::new().await;
             let served = Served {
@@ -187,6 +195,7 @@ impl Cluster {
                 network: Arc::default(),
                 shown: Arc::clone(&shown),
                 tpm: Arc::clone(&tpm),
+                part: Arc::clone(&part),
             };
             let mut routes = RoutesBuilder::default();
             routes
@@ -216,6 +225,7 @@ impl Cluster {
             audit,
             shown,
             tpm,
+            part,
             bucket: None,
         };
         cluster.equip(world);
@@ -419,6 +429,36 @@ impl Cluster {
 }
 
 impl Served {
+    /// Takes any bundle to its end, from where a transfer of it broke, and refuses one that this
+    /// node cannot use.
+    async fn receives(
+        &self,
+        call: &'static str,
+        phase: Phase,
+        mut incoming: Streaming<v1::UpdateRequest>,
+    ) -> Result<Response<Answers<v1::UpdateProgress>>, Status> {
+        let v1::UpdateRequest { data: head, resume } = incoming.message().await?.unwrap();
+        let part = self.part.lock().unwrap().clone();
+        let part = if resume && part.starts_with(&head) { part } else { Vec::new() };
+        let (served, at) = (self.clone(), part.len() as u64);
+        let receiving = async move {
+            let mut bundle = if part.is_empty() { head } else { part };
+            while let Some(piece) = incoming.message().await? {
+                bundle.extend(piece.data);
+            }
+            let bundle = polis_bundle::Bundle::open(&*bundle, None).unwrap();
+            let version = bundle.manifest().version.to_string();
+            let mut sinks = [std::io::sink(), std::io::sink()];
+            let [kernel, system] = &mut sinks;
+            bundle.parts([kernel, system], &mut |_bytes| ()).unwrap();
+            let from = if at > 0 { format!(" from {at}") } else { String::new() };
+            served.note(&format!("{call} {version}{from}"));
+            let (phase, slot) = (phase.into(), "B".to_owned());
+            Ok(v1::UpdateProgress { phase, version, slot, ..Default::default() })
+        };
+        Ok(resume_at(Response::new(stream::once(receiving).boxed()), at))
+    }
+
     fn note(&self, call: &str) {
         self.asked.lock().unwrap().push(call.to_owned());
     }
@@ -675,43 +715,20 @@ impl NodeManagement for Served {
 
     type UpdateStream = Answers<v1::UpdateProgress>;
 
-    /// Takes any bundle to its end, and refuses one that this node cannot use.
     async fn update(
         &self,
         request: Request<Streaming<v1::UpdateRequest>>,
     ) -> Result<Response<Self::UpdateStream>, Status> {
-        let mut incoming = request.into_inner();
-        let mut bundle = Vec::new();
-        while let Some(piece) = incoming.message().await? {
-            bundle.extend(piece.data);
-        }
-        let bundle = polis_bundle::Bundle::open(&*bundle, None).unwrap();
-        let version = bundle.manifest().version.to_string();
-        self.note(&format!("Update {version}"));
-        let phase = v1::update_progress::Phase::Installed.into();
-        let slot = "B".to_owned();
-        let report = v1::UpdateProgress { phase, version, slot, ..Default::default() };
-        Ok(Response::new(stream::iter([Ok(report)]).boxed()))
+        self.receives("Update", Phase::Installed, request.into_inner()).await
     }
 
     type StoreBundleStream = Answers<v1::UpdateProgress>;
 
-    /// Takes any bundle to its end.
     async fn store_bundle(
         &self,
         request: Request<Streaming<v1::UpdateRequest>>,
     ) -> Result<Response<Self::StoreBundleStream>, Status> {
-        let mut incoming = request.into_inner();
-        let mut bundle = Vec::new();
-        while let Some(piece) = incoming.message().await? {
-            bundle.extend(piece.data);
-        }
-        let bundle = polis_bundle::Bundle::open(&*bundle, None).unwrap();
-        let version = bundle.manifest().version.to_string();
-        self.note(&format!("StoreBundle {version}"));
-        let phase = v1::update_progress::Phase::Stored.into();
-        let report = v1::UpdateProgress { phase, version, ..Default::default() };
-        Ok(Response::new(stream::iter([Ok(report)]).boxed()))
+        self.receives("StoreBundle", Phase::Stored, request.into_inner()).await
     }
 
     type FetchBundleStream = Answers<v1::UpdateRequest>;

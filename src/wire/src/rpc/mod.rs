@@ -56,7 +56,7 @@ mod tests;
 
 use std::net::SocketAddr;
 
-use tonic::metadata::MetadataValue;
+use tonic::metadata::{MetadataMap, MetadataValue};
 
 use crate::identity::NodeId;
 
@@ -83,6 +83,25 @@ pub const LEADER_ID: &str = "polis-leader-id";
 
 /// Metadata of the same refusal: where it is, address and port.
 pub const LEADER_ADDRESS: &str = "polis-leader-address";
+
+/// Metadata of an answer to the transfer of a bundle: the byte of the bundle at which it
+/// continues. Without it, the transfer begins anew.
+const RESUME_AT: &str = "polis-resume-at";
+
+/// Has an answer say that a transfer continues at a byte; zero says nothing.
+pub fn resume_at<T>(mut answer: tonic::Response<T>, at: u64) -> tonic::Response<T> {
+    if at > 0 {
+        answer.metadata_mut().insert(RESUME_AT, MetadataValue::from(at));
+    }
+    answer
+}
+
+/// The byte at which a transfer continues, by the metadata of the answer; zero: it begins anew.
+#[must_use]
+pub fn resumes_at(answer: &MetadataMap) -> u64 {
+    let value = answer.get(RESUME_AT).and_then(|value| value.to_str().ok());
+    value.and_then(|value| value.parse().ok()).unwrap_or_default()
+}
 
 /// The refusal of a curator that does not lead; it names the leader if that is known.
 #[must_use]

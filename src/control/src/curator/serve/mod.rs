@@ -106,6 +106,8 @@ pub struct Parts {
     pub naming: Naming,
     /// The reason why the update of the cluster waits.
     pub waiting: watch::Sender<Option<Waiting>>,
+    /// The update of the cluster, for this node's screen and metrics.
+    pub update: watch::Sender<Option<polis_proto::v1::GetUpdateResponse>>,
     /// The node that may restart in its turn, and when that was found.
     pub leave: watch::Sender<Option<(NodeId, Instant)>>,
     /// The node whose member of etcd starts again now.

@@ -65,6 +65,7 @@ impl Updating {
                         "cannot go on with the update"
                     );
                 }
+                self.show();
                 sleep(EVERY).await;
             };
             if ctx.until_cancelled(Box::pin(pass)).await.is_none() {
@@ -109,6 +110,18 @@ impl Updating {
     fn rest(&self) {
         self.wait(None);
         self.handlers.0.leave.send_replace(None);
+    }
+
+    /// Shows the update to the rest of this node. Only the leader knows what it waits for.
+    fn show(&self) {
+        let parts = &self.handlers.0;
+        let update = parts.directory.borrow().update();
+        let now = update.map(|update| with_wait(&update, parts.waiting.borrow().clone()));
+        parts.update.send_if_modified(|shown| {
+            let changed = *shown != now;
+            *shown = now;
+            changed
+        });
     }
 
     fn wait(&self, what: Option<String>) {
@@ -260,7 +273,7 @@ impl Lead {
         let directory = self.current().await?;
         let update = directory.borrow().update();
         let update = update.ok_or_else(|| self.refuse(Error::NoUpdate("was ever begun")))?;
-        Ok(self.update_with_wait(&update))
+        Ok(with_wait(&update, self.handlers.0.waiting.borrow().clone()))
     }
 
     /// The update that goes on.
@@ -269,15 +282,15 @@ impl Lead {
         directory: &Directory,
     ) -> Option<v1::GetUpdateResponse> {
         let update = directory.update().filter(|update| journal::is_open(update))?;
-        Some(self.update_with_wait(&update))
+        Some(with_wait(&update, self.handlers.0.waiting.borrow().clone()))
     }
+}
 
-    fn update_with_wait(&self, update: &v1::ClusterUpdate) -> v1::GetUpdateResponse {
-        let waiting = self.handlers.0.waiting.borrow().clone();
-        let waiting = waiting.filter(|_| journal::is_open(update));
-        let (waits_for, waits_since) =
-            waiting.map(|waiting| (waiting.what, waiting.since)).unwrap_or_default();
-        let update = Some(update.clone());
-        v1::GetUpdateResponse { update, waits_for, waits_since }
-    }
+/// The update, with what it waits for while it goes on.
+fn with_wait(update: &v1::ClusterUpdate, waiting: Option<Waiting>) -> v1::GetUpdateResponse {
+    let waiting = waiting.filter(|_| journal::is_open(update));
+    let (waits_for, waits_since) =
+        waiting.map(|waiting| (waiting.what, waiting.since)).unwrap_or_default();
+    let update = Some(update.clone());
+    v1::GetUpdateResponse { update, waits_for, waits_since }
 }

@@ -69,6 +69,35 @@ pub fn is_open(journal: &v1::ClusterUpdate) -> bool {
     }
 }
 
+/// The words for the states of an update, in their order.
+pub const WORDS: [&str; 6] = ["loading", "running", "paused", "failed", "done", "aborted"];
+
+/// The word for the state of an update, one of [`WORDS`]; `unknown` for that of a newer version.
+#[must_use]
+pub fn word(journal: &v1::ClusterUpdate) -> &'static str {
+    match journal.state() {
+        State::Loading => "loading",
+        State::Running if journal.paused => "paused",
+        State::Running => "running",
+        State::Failed => "failed",
+        State::Done => "done",
+        State::Aborted => "aborted",
+        State::Unspecified => "unknown",
+    }
+}
+
+/// How many steps are done.
+#[must_use]
+pub fn done(journal: &v1::ClusterUpdate) -> usize {
+    journal.steps.iter().filter(|step| step.state() == Progress::Done).count()
+}
+
+/// The step that has its turn.
+#[must_use]
+pub fn in_turn(journal: &v1::ClusterUpdate) -> Option<&Step> {
+    journal.steps.iter().find(|step| step.state() == Progress::Turn)
+}
+
 /// The journal of an update that begins.
 #[must_use]
 pub fn begun(
@@ -142,8 +171,7 @@ pub fn turn(
     address: impl FnOnce(NodeId) -> Option<String>,
 ) -> Option<v1::UpdateTurn> {
     let open = journal.state() == State::Running;
-    let step = journal.steps.iter().find(|step| step.state() == Progress::Turn);
-    let step = step.filter(|step| open && step.node_id == node.to_string())?;
+    let step = in_turn(journal).filter(|step| open && step.node_id == node.to_string())?;
     let holder_address = journal.holder.parse().ok().and_then(address).unwrap_or_default();
     Some(v1::UpdateTurn {
         began: step.since,
@@ -158,8 +186,7 @@ pub fn turn(
 /// The node that may restart now, if one is to.
 #[must_use]
 pub fn leave(journal: &v1::ClusterUpdate, facts: &Facts) -> Option<NodeId> {
-    let step = journal.steps.iter().find(|step| step.state() == Progress::Turn);
-    let step = step.filter(|_| journal.state() == State::Running)?;
+    let step = in_turn(journal).filter(|_| journal.state() == State::Running)?;
     let fact = facts.nodes.iter().find(|fact| fact.id.to_string() == step.node_id)?;
     let ready = matches!(taking(journal, step, fact), Taking::Ready);
     let noted = !step.left.is_empty() && step.left == boot_id(fact);
