@@ -202,7 +202,7 @@ mod tests {
                 *used
             };
             if self.hangs == Some(used) {
-                std::future::pending().await
+                std::future::pending::<()>().await;
             }
         }
     }

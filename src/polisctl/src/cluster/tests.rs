@@ -376,7 +376,7 @@ fn a_member_that_does_not_fit_the_attestation_policy_is_a_problem() {
     let node = v1::NodeInfo { attestation_fault: fault.to_owned(), ..node(1, Up, Healthy) };
     let consensus =
         v1::ConsensusStatus { members: consensus().members[..1].to_vec(), ..consensus() };
-    let status = Status::of(&info(), &[node.clone()], &consensus);
+    let status = Status::of(&info(), std::slice::from_ref(&node), &consensus);
     let said = format!("polis-01010101010101010101010101010101: {fault}");
     assert_eq!((status.problems, status.healthy), (vec![said.clone()], false));
     assert_eq!(crate::node::faults(&[View::of(&node)]), format!("{said}\n"));
