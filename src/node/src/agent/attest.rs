@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tonic::Status;
 use tracing::{info, warn};
@@ -79,12 +80,7 @@ enum Trouble {
 /// Proves until cancelled.
 pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
     ctx.healthy();
-    ctx.until_cancelled(Box::pin(work(&service))).await.unwrap_or(Ok(()))
-}
-
-async fn work(service: &Service) -> Result<(), Closed> {
-    let mut wanted = service.outputs.prove_tpm.subscribe();
-    let (mut failures, mut failed) = (0, cause::Last::default());
+    let service = &service;
     let call = |request: v1::ProveTpmRequest| async move {
         let call = |channel| {
             let request = request.clone();
@@ -93,16 +89,40 @@ async fn work(service: &Service) -> Result<(), Closed> {
         let response = service.client.call(Repeat::Allowed, call).await?;
         Ok(response.into_inner())
     };
+    let named = || Named {
+        node: service.own().map(|node| node.to_string()).unwrap_or_default(),
+        boot_id: service.outputs.report.borrow().boot_id.clone(),
+    };
+    let work = work(&service.tpm, &service.outputs.prove_tpm, named, call);
+    ctx.until_cancelled(Box::pin(work)).await.unwrap_or(Ok(()))
+}
+
+/// What a proof is of.
+struct Named {
+    node: String,
+    boot_id: String,
+}
+
+/// Proves each time that `asked` says so; `call` reaches the leader.
+async fn work<P: Prover, F>(
+    tpm: &P,
+    asked: &watch::Sender<bool>,
+    named: impl Fn() -> Named,
+    call: impl Fn(v1::ProveTpmRequest) -> F,
+) -> Result<(), Closed>
+where
+    F: Future<Output = Result<v1::ProveTpmResponse, Status>>,
+{
+    let mut wanted = asked.subscribe();
+    let (mut failures, mut failed) = (0, cause::Last::default());
     let fault = loop {
         until(&mut wanted, "the heartbeat", |wanted| wanted.then_some(())).await?;
-        let boot_id = service.outputs.report.borrow().boot_id.clone();
-        let node = service.own().map(|node| node.to_string()).unwrap_or_default();
-        match prove(&service.tpm, &node, &boot_id, &call).await {
+        match prove(tpm, &named(), &call).await {
             Ok(()) => {
                 info!("the leader has what the TPM proves of this boot");
                 failed.clear();
                 // The next heartbeat sets it again where that is not enough.
-                service.outputs.prove_tpm.send_replace(false);
+                asked.send_replace(false);
             }
             Err(Trouble::Absent(status)) => break status.message().to_owned(),
             Err(Trouble::Tpm(status)) => {
@@ -120,20 +140,8 @@ async fn work(service: &Service) -> Result<(), Closed> {
         }
         sleep(PAUSE).await;
     };
-    give_up(service, fault, call).await
-}
-
-/// Reports to the leader why nothing is proved in this boot, and leaves the TPM alone.
-async fn give_up<F>(
-    service: &Service,
-    fault: String,
-    call: impl Fn(v1::ProveTpmRequest) -> F,
-) -> Result<(), Closed>
-where
-    F: Future<Output = Result<v1::ProveTpmResponse, Status>>,
-{
-    let boot_id = service.outputs.report.borrow().boot_id.clone();
-    let request = v1::ProveTpmRequest { boot_id, fault, ..Default::default() };
+    // The leader learns why nothing is proved in this boot, and the TPM is left alone.
+    let request = v1::ProveTpmRequest { boot_id: named().boot_id, fault, ..Default::default() };
     while call(request.clone()).await.is_err() {
         sleep(PAUSE).await;
     }
@@ -143,20 +151,19 @@ where
 /// One exchange with the leader.
 async fn prove<P: Prover, F>(
     tpm: &P,
-    node: &str,
-    boot_id: &str,
+    named: &Named,
     call: impl Fn(v1::ProveTpmRequest) -> F,
 ) -> Result<(), Trouble>
 where
     F: Future<Output = Result<v1::ProveTpmResponse, Status>>,
 {
-    let boot_id = boot_id.to_owned();
+    let boot_id = named.boot_id.clone();
     let keys = Some(in_time(tpm.keys()).await?);
     let request = v1::ProveTpmRequest { boot_id, keys, ..Default::default() };
     let response = call(request.clone()).await.map_err(Trouble::Leader)?;
     // The record has a proof of this boot.
     let Some(question) = response.question else { return Ok(()) };
-    let answer = Some(in_time(tpm.answer(node, question)).await?);
+    let answer = Some(in_time(tpm.answer(&named.node, question)).await?);
     let request = v1::ProveTpmRequest { keys: None, answer, ..request };
     call(request).await.map(drop).map_err(Trouble::Leader)
 }
@@ -186,7 +193,11 @@ mod tests {
 
     const NODE: &str = "polis-1";
 
-    /// A TPM in software, or one that hangs at its first or second use.
+    fn named() -> Named {
+        Named { node: NODE.to_owned(), boot_id: "boot".to_owned() }
+    }
+
+    /// A TPM in software, or one that hangs from its first or second use on.
     #[derive(Default)]
     struct Emulated {
         software: Software,
@@ -201,7 +212,7 @@ mod tests {
                 *used += 1;
                 *used
             };
-            if self.hangs == Some(used) {
+            if self.hangs.is_some_and(|first| used >= first) {
                 std::future::pending::<()>().await;
             }
         }
@@ -264,12 +275,12 @@ mod tests {
     #[tokio::test]
     async fn a_boot_is_proved_once_to_a_leader_that_asks() {
         let (tpm, leader) = (Emulated::default(), Leader::default());
-        prove(&tpm, NODE, "boot", |request| leader.prove_tpm(request)).await.unwrap();
+        prove(&tpm, &named(), |request| leader.prove_tpm(request)).await.unwrap();
         assert_eq!(leader.proved.lock().unwrap().as_deref(), Some("boot"));
         assert_eq!(*tpm.used.lock().unwrap(), 2);
 
         let (tpm, leader) = (Emulated::default(), Leader { knows: true, ..Default::default() });
-        prove(&tpm, NODE, "boot", |request| leader.prove_tpm(request)).await.unwrap();
+        prove(&tpm, &named(), |request| leader.prove_tpm(request)).await.unwrap();
         assert_eq!(*leader.proved.lock().unwrap(), None);
         assert_eq!(*tpm.used.lock().unwrap(), 1, "it signs nothing");
     }
@@ -279,11 +290,45 @@ mod tests {
         for hangs in [1, 2] {
             let tpm = Emulated { hangs: Some(hangs), ..Default::default() };
             let (leader, began) = (Leader::default(), Instant::now());
-            let failed = prove(&tpm, NODE, "boot", |request| leader.prove_tpm(request)).await;
+            let failed = prove(&tpm, &named(), |request| leader.prove_tpm(request)).await;
             let Err(Trouble::Tpm(status)) = failed else { panic!("{failed:?}") };
             assert_eq!(status.message(), "the TPM did not answer within 60 s");
             assert_eq!(began.elapsed(), TPM_MAX);
             assert_eq!(*leader.proved.lock().unwrap(), None);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_tpm_that_hangs_is_left_alone_after_some_attempts_and_the_leader_learns_why() {
+        let tpm = Emulated { hangs: Some(1), ..Default::default() };
+        let reported = Mutex::<Vec<(String, String)>>::default();
+        let call = |request: v1::ProveTpmRequest| {
+            let mut reported = reported.lock().unwrap();
+            reported.push((request.boot_id, request.fault));
+            // The first report is lost.
+            std::future::ready(match reported.len() {
+                1 => Err(Status::unavailable("no leader")),
+                _ => Ok(v1::ProveTpmResponse::default()),
+            })
+        };
+        let asked = watch::Sender::new(true);
+        let hour = Duration::from_secs(3600);
+        assert!(timeout(hour, work(&tpm, &asked, named, call)).await.is_err());
+        let expected = ("boot".to_owned(), "the TPM did not answer within 60 s".to_owned());
+        assert_eq!(*reported.lock().unwrap(), [expected.clone(), expected]);
+        assert_eq!(*tpm.used.lock().unwrap(), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_proof_is_made_again_only_if_a_heartbeat_asks_for_it() {
+        let (tpm, leader) = (Emulated::default(), Leader::default());
+        let asked = watch::Sender::new(true);
+        let hour = Duration::from_secs(3600);
+        let call = |request| leader.prove_tpm(request);
+        for proofs in [1, 2] {
+            assert!(timeout(hour, work(&tpm, &asked, named, call)).await.is_err());
+            assert_eq!(*tpm.used.lock().unwrap(), 2 * proofs);
+            assert!(!asked.send_replace(true));
         }
     }
 
@@ -292,7 +337,7 @@ mod tests {
         let dev = tempfile::tempdir().unwrap();
         let tpm = Tpm::new(dev.path().to_owned());
         let call = |_request| async { panic!("the leader is asked") };
-        let failed = prove(&tpm, NODE, "boot", call).await;
+        let failed = prove(&tpm, &named(), call).await;
         assert!(matches!(failed, Err(Trouble::Absent(_))), "{failed:?}");
     }
 }
