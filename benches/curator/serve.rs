@@ -202,6 +202,7 @@ async fn node(store: &Store<Client>, ticket: &[u8]) -> Result<Caller> {
         cluster_unlock_key: Vec::new(),
         storage_kind: v1::StorageKind::Insecure,
         recovery_key: Vec::new(),
+        boot_id: String::new(),
     };
     store.enter(identity, commitment).await?;
     store.join(&join_key).await?;

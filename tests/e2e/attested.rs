@@ -1,5 +1,6 @@
 //! A machine with a TPM proves what it was started with, and an addition to its command line
-//! shows; a cluster with an attestation policy lets only machines in that fit it.
+//! shows, to an operator who asks and in the health of a cluster with an attestation policy; such
+//! a cluster lets only machines in that fit it.
 
 use anyhow::{Result, bail, ensure};
 use polis_qemu::fleet::{Asks, asks};
@@ -10,13 +11,13 @@ use polis_tests::{Story, story};
 use prost::Message as _;
 use serde_json::Value;
 
-use crate::fleet::{blank_disk, of};
+use crate::fleet::{ask_until, blank_disk, of};
 use crate::owner::Owner;
 use crate::world::{BOOT, World, bootstrap, home};
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
-    story!(a_machine_proves_what_it_was_started_with_and_an_addition_shows).takes(200),
+    story!(a_machine_proves_what_it_was_started_with_and_an_addition_shows).takes(220),
     story!(a_machine_enters_only_with_a_start_and_a_maker_of_the_policy).cluster().takes(200),
 ];
 
@@ -54,6 +55,15 @@ fn a_machine_proves_what_it_was_started_with_and_an_addition_shows() -> Result<(
     }
     // A TPM without a certificate has no maker.
     ensure!(proved["tpm"]["issuer"].is_null(), "{proved}");
+
+    // The first node of a cluster has proved its start to the leader, too. The cluster wants the
+    // image that it runs, and is healthy.
+    let first = recorded(&owner, &identity.node, None)?;
+    let recorded_11 = register_of(&first, 11);
+    ensure!(recorded_11.is_some() && recorded_11 == register_of(&proved, 11), "{first}");
+    let policy = ["cluster", "configure", "--attestation-image", &image];
+    owner.run(&policy)?;
+    owner.run(&["cluster", "wait"])?;
     machine.kill();
 
     let changed = Config { firmware: firmware("polis.guru-countdown=61")?, ..config };
@@ -66,7 +76,41 @@ fn a_machine_proves_what_it_was_started_with_and_an_addition_shows() -> Result<(
     };
     ensure!(refused.contains("register 12 (additions to the command line)"), "{refused}");
     ensure!(!refused.contains("register 11"), "{refused}");
+
+    // The member proves that start to the leader, which lets it stay, and says so.
+    let again = recorded(&owner, &identity.node, first["attestation"]["boot_id"].as_str())?;
+    ensure!(register_of(&again, 11) == register_of(&first, 11), "{again}");
+    let addition = "started with another system: register 12 (additions to the command line) is ";
+    let status = ["cluster", "status", "--output", "json"];
+    let problems = ask_until("the addition is a problem of the cluster", || {
+        let status: Value = serde_json::from_str(&owner.run(&status)?)?;
+        let problems = status["problems"].to_string();
+        Ok(problems.contains(addition).then_some(problems))
+    })?;
+    ensure!(!problems.contains("register 11"), "{problems}");
+    let described = owner.run(&["node", "describe", &identity.node])?;
+    ensure!(described.contains("SOMETHING WAS ADDED to its start"), "{described}");
+    ensure!(described.contains(addition), "{described}");
+    ensure!(!described.contains("EARLIER BOOT"), "{described}");
     Ok(())
+}
+
+/// The node as the leader knows it, once its record has a proof that is not of the boot `former`.
+fn recorded(owner: &Owner, node: &str, former: Option<&str>) -> Result<Value> {
+    let describe = ["node", "describe", node, "--output", "json"];
+    ask_until("the record has a proof of this boot", || {
+        let described: Value = serde_json::from_str(&owner.run(&describe)?)?;
+        let boot_id = described["attestation"]["boot_id"].as_str();
+        let is_new = boot_id.is_some() && boot_id != former;
+        Ok(is_new.then_some(described))
+    })
+}
+
+/// The value of a register in the output of `node attest`, or of `node describe`.
+fn register_of(shown: &Value, number: u64) -> Option<String> {
+    let registers = shown["registers"].as_array().or(shown["attestation"]["registers"].as_array());
+    let found = registers?.iter().find(|register| register["number"] == number)?;
+    found["actual"].as_str().map(str::to_owned)
 }
 
 fn a_machine_enters_only_with_a_start_and_a_maker_of_the_policy() -> Result<()> {

@@ -24,7 +24,7 @@ use crate::harness::Machine;
 const CALLERS: [&str; 6] = ["nobody", "key", "node", "viewer", "operator", "owner"];
 
 /// Each RPC, and a mark for each of [`CALLERS`].
-const ROWS: [(&str, &str); 61] = [
+const ROWS: [(&str, &str); 62] = [
     ("polis.v1.Aaa/Escrow", ".x...."),
     ("polis.v1.Aaa/Renew", "...xxx"),
     ("polis.v1.Aaa/CreateUser", ".....x"),
@@ -34,6 +34,7 @@ const ROWS: [(&str, &str); 61] = [
     ("polis.v1.Curator/UpdateNodeStatus", "..x..."),
     ("polis.v1.Curator/ReportCalls", "..x..."),
     ("polis.v1.Curator/Heartbeat", "..x..."),
+    ("polis.v1.Curator/ProveTpm", "..x..."),
     ("polis.v1.Curator/RegisterNode", ".x...."),
     ("polis.v1.Curator/CommitNode", ".x...."),
     ("polis.v1.Curator/JoinNode", ".x...."),

@@ -8,6 +8,7 @@
 #![expect(clippy::print_stdout, reason = "the runner keeps what a story says")]
 
 mod access;
+mod attesting;
 mod auditing;
 mod bootstrap;
 mod certificates;
@@ -41,6 +42,7 @@ const SUITE: Suite =
 
 const FILES: &[&[Story]] = &[
     access::STORIES,
+    attesting::STORIES,
     auditing::STORIES,
     bootstrap::STORIES,
     certificates::STORIES,

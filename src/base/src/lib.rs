@@ -3,11 +3,12 @@
 //! It contains no domain logic and links no async runtime, so that `init` cannot use
 //! one.
 //!
-//! - How a boot is described: `stage`, `serial`, `trapdoor`, `environment`, `cause`.
+//! - How a boot is described: `boot`, `stage`, `serial`, `trapdoor`, `environment`, `cause`.
 //! - The machine: `sys`, `files`, `canvas`, `recovery`.
 //! - The users of the system: `users`.
 //! - How bytes are written: `hex`.
 
+pub mod boot;
 pub mod canvas;
 pub mod cause;
 pub mod environment;

@@ -39,6 +39,7 @@ use super::unlock::keys::{Half, Secrets};
 use super::unlock::sealer::Sealer;
 use super::unlock::{Keys, Unlocker};
 use super::{Service, membership};
+use polis_base::boot;
 use polis_base::stage::{self, Stage};
 use polis_machine::parameters::{self, ClusterConfiguration, ColdStart, Register, TpmMode};
 use polis_machine::storage::Kind;
@@ -192,6 +193,7 @@ impl<C: Consensus> Service<C> {
                 .unwrap_or_default(),
             storage_kind: super::sealed::kind_message(*kind).into(),
             recovery_key: recovery.as_ref().map(|key| key.bytes().to_vec()).unwrap_or_default(),
+            boot_id: boot::id(),
         };
         loop {
             let committed = asking
@@ -290,6 +292,7 @@ impl<C: Consensus> Service<C> {
             name: named.as_ref().map(ToString::to_string).unwrap_or_default(),
             tpm_keys,
             tpm_answer: None,
+            boot_id: boot::id(),
         };
         loop {
             let mut answer = curators

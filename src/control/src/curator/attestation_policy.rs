@@ -1,19 +1,22 @@
-//! The attestation policy: decides whether a machine may enter the cluster by what its TPM has
-//! proved.
+//! The attestation policy: compares what the TPM of a machine has proved with what the cluster
+//! wants.
 //!
 //! ```text
 //! policy in the configuration --+
 //! newest proof in the record ---+--> it fits, or each difference: expected | actual
 //! ```
 //!
-//! `nodes` asks at the approval of a machine, and again when the machine commits.
+//! `nodes` asks at the approval of a machine, and again when the machine commits: one that does
+//! not fit stays out. `attested` asks for members: a difference is reported, and keeps no member
+//! out.
 //!
 //! Invariants:
 //! - Without a policy every machine fits, and one that cannot be read admits no machine.
 //! - A machine without a proof that holds never fits a policy.
 //!
-//! What this module does not do: check a proof (`attesting`), or compare nodes that are in: an
-//! update gives them other systems.
+//! What this module does not do: check a proof (`attesting`).
+
+use std::fmt;
 
 use polis_proto::v1;
 
@@ -38,6 +41,33 @@ const SHOWN: usize = 8;
 /// Characters of the name of a maker, which a machine may have made up.
 const NAME_MAX: usize = 128;
 
+/// Why a machine does not fit a policy. Its text has each difference, with *expected* and
+/// *actual*.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Misfit {
+    /// Its TPM has proved nothing, for this reason.
+    Unproved(String),
+    /// Its TPM has proved something else.
+    Differs {
+        /// How the kernel image differs from those of the policy, if it does.
+        image: Option<String>,
+        /// The other differences.
+        others: Vec<String>,
+    },
+}
+
+impl fmt::Display for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unproved(why) => f.write_str(why),
+            Self::Differs { image, others } => {
+                let all: Vec<_> = image.iter().chain(others).map(String::as_str).collect();
+                f.write_str(&all.join("; "))
+            }
+        }
+    }
+}
+
 /// Fails unless the TPM that gave this proof fits the policy.
 ///
 /// # Errors
@@ -47,29 +77,41 @@ pub(super) fn check(
     policy: Option<&v1::AttestationPolicy>,
     proof: Option<&v1::TpmAttestation>,
 ) -> Result<(), Error> {
-    let Some(policy) = policy else { return Ok(()) };
-    let read = parameters::attestation_policy(policy, "attestation");
-    let damaged = |_invalid| store::Error::Damaged { key: CONFIGURATION.to_owned() };
-    let Some(policy) = read.map_err(damaged)? else { return Ok(()) };
-    let why = match proof {
-        None => "its TPM has proved nothing to the leader".to_owned(),
-        Some(proof) if !proof.fault.is_empty() => {
-            format!("its TPM has proved nothing: {}", proof.fault)
-        }
-        Some(proof) => match differences(&policy, proof) {
-            Ok(differences) if differences.is_empty() => return Ok(()),
-            Ok(differences) => differences.join("; "),
-            Err(error) => format!("the proof of its TPM does not hold: {error}"),
-        },
-    };
-    Err(Error::AttestationPolicy { why })
+    match misfit(policy, proof)? {
+        None => Ok(()),
+        Some(misfit) => Err(Error::AttestationPolicy { why: misfit.to_string() }),
+    }
 }
 
-/// The differences between a proof and the policy.
+/// Why the TPM that gave this proof does not fit the policy; `None` if it does.
+///
+/// # Errors
+///
+/// [`store::Error::Damaged`] for a policy that cannot be read.
+pub(super) fn misfit(
+    policy: Option<&v1::AttestationPolicy>,
+    proof: Option<&v1::TpmAttestation>,
+) -> Result<Option<Misfit>, store::Error> {
+    let Some(policy) = policy else { return Ok(None) };
+    let read = parameters::attestation_policy(policy, "attestation");
+    let damaged = |_invalid| store::Error::Damaged { key: CONFIGURATION.to_owned() };
+    let Some(policy) = read.map_err(damaged)? else { return Ok(None) };
+    Ok(match proof {
+        None => Some(Misfit::Unproved("its TPM has proved nothing to the leader".to_owned())),
+        Some(proof) if !proof.fault.is_empty() => {
+            Some(Misfit::Unproved(format!("its TPM has proved nothing: {}", proof.fault)))
+        }
+        Some(proof) => differences(&policy, proof).unwrap_or_else(|error| {
+            Some(Misfit::Unproved(format!("the proof of its TPM does not hold: {error}")))
+        }),
+    })
+}
+
+/// The differences between a proof and the policy; `None` without any.
 fn differences(
     policy: &AttestationPolicy,
     proof: &v1::TpmAttestation,
-) -> Result<Vec<String>, Unproved> {
+) -> Result<Option<Misfit>, Unproved> {
     let keys = Keys::from_message(proof.keys.clone().unwrap_or_default());
     let registers = from_messages(proof.registers.clone())?;
     let image = image(&policy.systems, &registers);
@@ -78,7 +120,9 @@ fn differences(
         (!is_empty).then(|| register(*number, measures, &registers, &short(&[0; 32])))
     });
     let maker = maker(&policy.makers, &keys)?;
-    Ok(image.into_iter().chain(added).chain(maker).collect())
+    let others: Vec<_> = added.chain(maker).collect();
+    let fits = image.is_none() && others.is_empty();
+    Ok((!fits).then_some(Misfit::Differs { image, others }))
 }
 
 /// How the kernel image differs from all of these systems.
@@ -161,7 +205,7 @@ mod tests {
             at: 1,
             keys: Some(keys.into_message()),
             registers: to_messages(registers),
-            fault: String::new(),
+            ..Default::default()
         }
     }
 

@@ -73,6 +73,7 @@ pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::No
         clock: heartbeats.clock(id),
         nonce,
         attestation,
+        attestation_fault: known.attestation_fault.clone(),
         log_deliveries: heartbeats.log_deliveries(id),
         network_order,
         snapshot_delivery: heartbeats.snapshot_delivery(id),
@@ -160,6 +161,28 @@ pub(super) fn snapshot_delivery(mut delivery: v1::SnapshotDelivery) -> v1::Snaps
         cut(text, TEXT_MAX);
     }
     delivery
+}
+
+/// Why the TPM of a node proves nothing, as the node says, within bounds.
+pub(super) fn tpm_fault(mut fault: String) -> String {
+    cut(&mut fault, TEXT_MAX);
+    fault
+}
+
+/// The name of a boot, or nothing if the field is empty.
+pub(super) fn boot_id(text: String, field: &str) -> Result<String, Error> {
+    check_word(&text, field)?;
+    Ok(text)
+}
+
+/// Checks a word that a node says of itself.
+fn check_word(word: &str, field: &str) -> Result<(), Error> {
+    if word.len() > WORD_MAX || !word.chars().all(|c| c.is_ascii_graphic()) {
+        return Err(Error::Field(format!(
+            "{field}: allowed are at most {WORD_MAX} printed characters without spaces"
+        )));
+    }
+    Ok(())
 }
 
 fn cut(text: &mut String, max: usize) {
@@ -254,11 +277,7 @@ pub(super) fn status(status: Option<v1::NodeStatus>) -> Result<v1::NodeStatus, E
         ("status.slot", &status.slot),
     ];
     for (field, word) in words {
-        if word.len() > WORD_MAX || !word.chars().all(|c| c.is_ascii_graphic()) {
-            return Err(Error::Field(format!(
-                "{field}: allowed are at most {WORD_MAX} printed characters without spaces"
-            )));
-        }
+        check_word(word, field)?;
     }
     let texts = [
         ("status.workload_fault", &status.workload_fault),

@@ -22,8 +22,8 @@
 //! - Records that vanished during a gap between two watches are removed by the first
 //!   listing of the next watch: a node may leave etcd and enter it once more.
 //!
-//! What this module does not do: write (`fenced`), or determine health by itself (`health`
-//! supplies it).
+//! What this module does not do: write (`fenced`), or determine by itself health (`health`
+//! supplies it) and whether a member fits the attestation policy (`attested`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -55,6 +55,8 @@ pub struct Known {
     pub node: Arc<v1::Node>,
     /// Its health, by its heartbeats.
     pub health: v1::NodeHealth,
+    /// Why it does not fit the attestation policy, by `attested`; empty: it does.
+    pub attestation_fault: String,
     changed: u64,
 }
 
@@ -221,6 +223,14 @@ impl Directory {
         true
     }
 
+    /// Sets why a member does not fit the attestation policy; returns whether that changed.
+    pub fn set_attestation_fault(&mut self, id: NodeId, fault: &str) -> bool {
+        let known = self.nodes.get(&id).filter(|known| known.attestation_fault != fault);
+        let Some(known) = known.cloned() else { return false };
+        self.put(id, Known { attestation_fault: fault.to_owned(), ..known });
+        true
+    }
+
     /// Applies the changes that a watch received.
     pub fn apply(&mut self, mirror: &Mirror, changes: &[Change]) {
         let mut of_users = false;
@@ -273,8 +283,12 @@ impl Directory {
         if let Some(id) = kv.key.strip_prefix(NODES) {
             let Ok(id) = id.parse::<NodeId>() else { return damaged() };
             let Ok(node) = v1::Node::decode(kv.value.as_slice()) else { return damaged() };
-            let health = self.nodes.get(&id).map_or(v1::NodeHealth::Unknown, |known| known.health);
-            self.put(id, Known { node: Arc::new(node), health, changed: 0 });
+            let known = self.nodes.get(&id);
+            let health = known.map_or(v1::NodeHealth::Unknown, |known| known.health);
+            let attestation_fault =
+                known.map(|known| known.attestation_fault.clone()).unwrap_or_default();
+            let node = Arc::new(node);
+            self.put(id, Known { node, health, attestation_fault, changed: 0 });
         } else if let Some(name) = kv.key.strip_prefix(USERS) {
             let Ok(user) = v1::User::decode(kv.value.as_slice()) else { return damaged() };
             self.users.insert(name.to_owned(), user);

@@ -86,6 +86,9 @@ pub enum Error {
         /// Each difference, with *expected* and *actual*.
         why: String,
     },
+    /// As many questions to TPMs of members wait as may.
+    #[error("as many TPMs are questioned as the leader can remember; the node asks again")]
+    TpmQuestions,
     /// A field is not valid.
     #[error("{0}")]
     Field(String),
@@ -249,6 +252,7 @@ impl Error {
             Self::TpmRequired => (FailedPrecondition, "tpm-required"),
             Self::TpmUnproved { .. } => (FailedPrecondition, "tpm-unproved"),
             Self::AttestationPolicy { .. } => (FailedPrecondition, "attestation-policy"),
+            Self::TpmQuestions => (ResourceExhausted, "tpm-questions"),
             Self::Field(_) => (InvalidArgument, "field"),
             Self::NotOwner => (PermissionDenied, "not-owner"),
             Self::UserRevoked { .. } => (PermissionDenied, "user-revoked"),

@@ -7,10 +7,12 @@ use polis_fuzz::{Accepted, Target};
 use polis_proto::v1;
 use prost::Message;
 
+use super::attesting::Questions;
 use super::directory::{Directory, Leader};
 use super::{access_list, convert, store};
 use crate::consensus::client::{Change, Kv, Mirror};
 use polis_machine::parameters;
+use polis_wire::attestation::software::Software;
 use polis_wire::identity::NodeId;
 use polis_wire::registry::Registry;
 
@@ -108,7 +110,7 @@ fn checked<M: Message + Default>(bytes: &[u8], check: impl FnOnce(M) -> bool) ->
     M::decode(bytes).is_ok_and(check)
 }
 
-const CHECKS: [Check; 7] = [
+const CHECKS: [Check; 8] = [
     |bytes| {
         checked(bytes, |call: v1::UpdateNodeStatusRequest| {
             convert::mesh_key(&call.wireguard_public_key, "wireguard_public_key").is_ok()
@@ -149,6 +151,17 @@ const CHECKS: [Check; 7] = [
     |bytes| {
         checked(bytes, |call: v1::ConfigureNodeNetworkRequest| {
             convert::network_order(call.configuration).is_ok_and(|order| order.number != 0)
+        })
+    },
+    |bytes| {
+        checked(bytes, |call: v1::ProveTpmRequest| {
+            let (questions, id) = (Questions::default(), NodeId::from_public_key(&[7; 32]));
+            let asked = call.keys.is_some_and(|keys| questions.ask(id, keys).is_ok());
+            let judged = questions.judge(id, &call.boot_id, call.answer.unwrap_or_default(), 1);
+            // Nothing is proved without the secret of the question.
+            assert_eq!(judged.map(|proof| proof.fault.is_empty()), asked.then_some(false));
+            assert!(convert::tpm_fault(call.fault).len() <= 1024);
+            convert::boot_id(call.boot_id, "boot_id").is_ok_and(|boot_id| boot_id.len() <= 64)
         })
     },
 ];
@@ -201,6 +214,12 @@ fn requests() {
     let ordered = v1::NetworkConfiguration { bonds: vec![bond], ..Default::default() };
     let network =
         v1::ConfigureNodeNetworkRequest { node_id: ID.to_owned(), configuration: Some(ordered) };
+    let proof = v1::ProveTpmRequest {
+        boot_id: "5f3a0c11".to_owned(),
+        keys: Some(Software::default().keys().into_message()),
+        answer: Some(v1::TpmAnswer { secret: vec![7; 32], ..Default::default() }),
+        fault: "ü".repeat(20),
+    };
     let credentials = v1::SnapshotCredentials {
         access_key_id: "AKIA".to_owned(),
         secret_access_key: "secret".to_owned(),
@@ -218,6 +237,7 @@ fn requests() {
         v1::SetRegistryRequest { registry: Some(registry) }.encode_to_vec(),
         report.encode_to_vec(),
         network.encode_to_vec(),
+        proof.encode_to_vec(),
     ];
     let samples: Vec<_> =
         (0_u8..).zip(samples).map(|(number, bytes)| [&[number][..], &bytes].concat()).collect();

@@ -9,11 +9,12 @@
 //! store      records <-> bytes, read-modify-write
 //! founding   the first records of a cluster, all at once
 //! state      what may become of a node's record              pure
-//! attesting  the questions to the TPMs of machines that register
-//! attestation_policy  whether a machine may enter by what its TPM proved   pure
+//! attesting  the questions to the TPMs of machines that register, and of members
+//! attestation_policy  whether a machine fits by what its TPM proved   pure
 //! nodes, tickets, users, configuration, registries, pod_network   changes of records
 //! update     the update of all nodes: plan and journal          pure
 //! health     the heartbeats                                  a service
+//! attested   the members that do not fit the attestation policy  a service
 //! leader     the election                                    a service
 //! proof      the certificate of this node as a curator      a service
 //! skew       ends the term of a leader with a wrong clock    a service
@@ -33,6 +34,7 @@
 
 pub mod access_list;
 mod attestation_policy;
+mod attested;
 pub mod attesting;
 pub mod audit;
 mod capacity;

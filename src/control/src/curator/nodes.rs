@@ -12,6 +12,7 @@ use subtle::ConstantTimeEq as _;
 use tracing::{info, warn};
 
 use super::attestation_policy;
+use super::attesting;
 use super::capacity;
 use super::disk_keys::encrypted;
 use super::error::Error;
@@ -189,12 +190,13 @@ impl<S: pki::Store + Clone> Store<S> {
             if old.as_ref().is_some_and(|old| old.public_key != identity.public_key) {
                 return Err(Error::Refused(Refusal::Known));
             }
+            let proof = old.as_ref().and_then(|old| present(old, &commitment.boot_id));
             if let Some(old) = old.as_ref().filter(|_old| needs_tpm) {
-                check_tpm(old)?;
+                check_tpm(old, proof.as_ref())?;
             }
             // Once more: it may have proved another start since its approval.
-            if let Some(old) = old.as_ref().filter(|old| enters(old)) {
-                attestation_policy::check(policy.as_ref(), old.attestation.as_ref())?;
+            if old.as_ref().is_some_and(enters) {
+                attestation_policy::check(policy.as_ref(), proof.as_ref())?;
             }
             applied(id, old, Request::Commit(commitment.clone()), None)
         });
@@ -278,7 +280,7 @@ impl<S: pki::Store + Clone> Store<S> {
     }
 }
 
-/// Logs the change of roles or labels as an event.
+/// Logs the change of roles or labels as an event, and a new proof.
 fn record(id: NodeId, before: Option<&v1::Node>, node: &v1::Node) {
     let Some(before) = before else { return };
     if before.roles != node.roles {
@@ -288,6 +290,12 @@ fn record(id: NodeId, before: Option<&v1::Node>, node: &v1::Node) {
     }
     if before.network_order != node.network_order {
         info!(event = "network", node = %id, "another network was ordered for a node");
+    }
+    if before.attestation != node.attestation {
+        match node.attestation.as_ref().map(|proof| proof.fault.as_str()) {
+            Some("") | None => info!(node = %id, "the TPM of a node proved its start"),
+            Some(fault) => warn!(node = %id, fault, "the TPM of a node proves nothing"),
+        }
     }
     if before.labels != node.labels {
         info!(event = "labels", node = %id, "the labels of a node were changed");
@@ -371,16 +379,27 @@ fn enters(node: &v1::Node) -> bool {
     matches!(node.state(), v1::NodeState::Standby | v1::NodeState::Up) && !node.joined
 }
 
+/// The newest proof of a machine, as far as it counts in this boot of the machine.
+fn present(node: &v1::Node, boot_id: &str) -> Option<v1::TpmAttestation> {
+    let proof = node.attestation.clone()?;
+    if proof.boot_id == boot_id {
+        return Some(proof);
+    }
+    let fault = "the proof in its record is of an earlier start of the machine".to_owned();
+    Some(attesting::failed(&proof.boot_id, fault, proof.at))
+}
+
 /// Whether a node of a cluster that requires a TPM has one: a machine can say so and have none.
+/// `proof` is the one that counts.
 ///
 /// # Errors
 ///
 /// [`Error::TpmRequired`], [`Error::TpmUnproved`].
-fn check_tpm(node: &v1::Node) -> Result<(), Error> {
+fn check_tpm(node: &v1::Node, proof: Option<&v1::TpmAttestation>) -> Result<(), Error> {
     if !node.tpm {
         return Err(Error::TpmRequired);
     }
-    let why = match &node.attestation {
+    let why = match proof {
         Some(proof) if proof.fault.is_empty() => return Ok(()),
         Some(proof) => proof.fault.clone(),
         None => "it did not answer the leader".to_owned(),

@@ -31,6 +31,7 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use super::access_list;
+use super::attested;
 use super::attesting::Questions;
 use super::audit::Audit;
 use super::directory::{self, Directory};
@@ -200,6 +201,7 @@ impl Service {
             heartbeats: heartbeats.clone(),
             refusals: Refusals::default(),
             questions: Questions::default(),
+            member_questions: Questions::default(),
             consensus: self.consensus.clone(),
             members: self.members.clone(),
             naming: self.config.naming,
@@ -239,6 +241,10 @@ impl Service {
                 leadership: leadership.subscribe(),
                 heartbeats,
                 members: self.members.clone(),
+                directory: self.directory.clone(),
+            },
+            attested: attested::Service {
+                leadership: leadership.subscribe(),
                 directory: self.directory.clone(),
             },
             access_list: access_list::Service {
@@ -294,6 +300,7 @@ impl Service {
 struct Services {
     directory: directory::Service,
     health: health::Service,
+    attested: attested::Service,
     access_list: access_list::Service,
     status_reporter: Reporter,
     departures: DeparturesService,
@@ -313,6 +320,7 @@ impl Services {
         let Self {
             directory,
             health,
+            attested,
             access_list,
             status_reporter,
             departures,
@@ -328,6 +336,7 @@ impl Services {
         let forever = Policy::forever();
         ctx.spawn("directory", forever, move |ctx| directory.clone().run(ctx));
         ctx.spawn("health", forever, move |ctx| health.clone().run(ctx));
+        ctx.spawn("attested", forever, move |ctx| attested.clone().run(ctx));
         ctx.spawn("access", forever, move |ctx| access_list.clone().run(ctx));
         let parent = ctx.clone();
         ctx.spawn("status", forever, move |ctx| status_reporter.clone().run(ctx, parent.clone()));

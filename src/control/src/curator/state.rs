@@ -7,6 +7,7 @@
 //! | commit          | not found | refused        | UP             | same, new keys | refused    | refused        |
 //! | join            | not found | refused        | refused        | joined         | same       | refused        |
 //! | status          | not found | refused        | refused        | joined         | same       | refused        |
+//! | prove           | not found | refused        | refused        | yes⁵           | yes⁵       | refused        |
 //! | roles, labels   | not found | yes            | yes            | yes            | yes        | refused²       |
 //! | name            | not found | yes            | yes            | yes            | yes        | refused²       |
 //! | network         | not found | refused        | refused        | yes            | yes        | refused        |
@@ -20,6 +21,8 @@
 //!   name that is taken away is free for another node.
 //! ³ unless forced.
 //! ⁴ meanwhile the role consensus member cannot be given; taking it ends the departure.
+//! ⁵ one proof for a boot: later ones of that boot change nothing. A machine without a TPM
+//!   leaves no fault.
 //!
 //! No request leaves a node with the role Kubernetes controller and without the role consensus
 //! member: its API server reads and writes the etcd beside it.
@@ -60,6 +63,8 @@ pub enum Request {
     Join,
     /// The node sends its status.
     Status(v1::NodeStatus),
+    /// The TPM of a member has proved a start of it, or proves nothing of it.
+    Prove(v1::TpmAttestation),
     /// An operator gives and takes roles.
     Roles {
         /// The roles to give.
@@ -127,6 +132,8 @@ pub struct Commitment {
     pub storage_kind: v1::StorageKind,
     /// The key that opens its disk alone; empty without encryption.
     pub recovery_key: Vec<u8>,
+    /// The boot that commits; not kept.
+    pub boot_id: String,
 }
 
 /// Hides the keys.
@@ -264,6 +271,13 @@ pub fn step(node: Option<v1::Node>, request: Request) -> Result<Step, Refusal> {
             member(state)?;
             v1::Node { joined: true, status: Some(status), ..node }
         }
+        Request::Prove(proof) => {
+            member(state)?;
+            match proves(&node, &proof) {
+                true => v1::Node { attestation: Some(proof), ..node },
+                false => node,
+            }
+        }
         Request::Roles { add, remove } => {
             let (enters, leaves) =
                 (add.consensus_member.is_some(), remove.consensus_member.is_some());
@@ -369,6 +383,22 @@ fn register(registration: Registration) -> v1::Node {
         nonce: nonce.to_vec(),
         attestation,
         ..Default::default()
+    }
+}
+
+/// Whether the machine of a node is known to have a TPM.
+pub(super) fn has_tpm(node: &v1::Node) -> bool {
+    node.tpm || node.attestation.is_some()
+}
+
+/// Whether a proof says something new of a member.
+fn proves(node: &v1::Node, new: &v1::TpmAttestation) -> bool {
+    let failed = |proof: &v1::TpmAttestation| !proof.fault.is_empty();
+    match &node.attestation {
+        // A fault may pass: a proof of the same boot ends it.
+        Some(known) if known.boot_id == new.boot_id => failed(known) && !failed(new),
+        Some(_) => true,
+        None => has_tpm(node) || !failed(new),
     }
 }
 

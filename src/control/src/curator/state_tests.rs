@@ -41,11 +41,41 @@ fn the_newest_proof_of_a_machine_counts_and_no_news_changes_nothing() {
     }
 }
 
+#[test]
+fn a_member_proves_each_boot_once_and_a_machine_without_a_tpm_leaves_no_fault() {
+    let [_, _, _, _, (_, joined), _] = columns();
+    let proof = |at, boot: &str, fault: &str| v1::TpmAttestation {
+        at,
+        boot_id: boot.to_owned(),
+        fault: fault.to_owned(),
+        ..Default::default()
+    };
+    let prove = |node: &v1::Node, proof| match step(Some(node.clone()), Request::Prove(proof)) {
+        Ok(Step::Keep(node) | Step::Put(node)) => *node,
+        other => panic!("{other:?}"),
+    };
+    let at = |node: &v1::Node| node.attestation.as_ref().map_or(0, |proof| proof.at);
+    let none = v1::Node { tpm: false, attestation: None, ..joined.unwrap() };
+    assert_eq!(at(&prove(&none, proof(1, "a", "no TPM"))), 0);
+    let sealed = v1::Node { tpm: true, ..none.clone() };
+    assert_eq!(at(&prove(&sealed, proof(1, "a", "no TPM"))), 1);
+    let known = prove(&none, proof(2, "a", ""));
+    assert_eq!(at(&known), 2);
+    for again in [proof(3, "a", ""), proof(3, "a", "silent")] {
+        assert_eq!(at(&prove(&known, again)), 2);
+    }
+    let failed = prove(&known, proof(4, "b", "silent"));
+    assert_eq!(at(&failed), 4);
+    assert_eq!(at(&prove(&failed, proof(5, "b", "silent"))), 4, "no write for each attempt");
+    assert_eq!(at(&prove(&failed, proof(6, "b", ""))), 6);
+}
+
 fn commitment(key: u8) -> Commitment {
     Commitment {
         cluster_unlock_key: vec![key; 32],
         storage_kind: v1::StorageKind::Authenticated,
         recovery_key: vec![key; 32],
+        boot_id: String::new(),
     }
 }
 
@@ -101,6 +131,7 @@ fn every_request_in_every_state_is_as_the_table_says() {
         ("commit, other keys", Request::Commit(commitment(2))),
         ("join", Request::Join),
         ("status", Request::Status(status)),
+        ("prove", Request::Prove(v1::TpmAttestation { at: 7, ..Default::default() })),
         (
             "roles",
             roles(v1::NodeRoles {

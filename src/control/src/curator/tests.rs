@@ -71,6 +71,7 @@ fn commitment() -> Commitment {
         cluster_unlock_key: vec![5; 32],
         storage_kind: v1::StorageKind::Encrypted,
         recovery_key: vec![6; 32],
+        boot_id: String::new(),
     }
 }
 
@@ -283,7 +284,7 @@ fn started(image: u8) -> v1::TpmAttestation {
         at: 1,
         keys: Some(Software::default().keys().into_message()),
         registers: [(11, image), (12, 0), (13, 0)].map(register).to_vec(),
-        fault: String::new(),
+        ..Default::default()
     }
 }
 
@@ -316,6 +317,11 @@ async fn a_machine_is_compared_with_the_attestation_policy_until_it_is_in() {
     assert!(refused(store.approve(id, None).await).contains("register 11 (kernel image) is 0808"));
     store.register(&ticket, machine(Some(started(7)))).await.unwrap();
     store.approve(id, None).await.unwrap();
+
+    // A proof of an earlier boot of the machine does not count.
+    let restarted = Commitment { boot_id: "later".to_owned(), ..commitment() };
+    let why = refused(store.enter(machine(None).identity, restarted).await);
+    assert!(why.contains("an earlier start of the machine"), "{why}");
 
     // Before the commit: it was started anew, or the policy has changed. A repeated approval
     // changes nothing.

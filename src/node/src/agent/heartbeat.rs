@@ -60,6 +60,9 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
                 proves(&service, began);
                 let response = response.into_inner();
                 interval = asked(&response, service.config.heartbeat);
+                let asks = response.prove_tpm;
+                let prove = &service.outputs.prove_tpm;
+                prove.send_if_modified(|known| std::mem::replace(known, asks) != asks);
                 if response.restart_etcd {
                     service.restarts.ask();
                 }

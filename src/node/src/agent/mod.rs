@@ -19,6 +19,7 @@
 //!              +--> standing, where no curator runs
 //! users      the list of users --> disk, and back at the next start
 //! calls      what operators asked of this node, for the audit log
+//! attest     what this boot was started with, by the TPM, where a heartbeat asks for it
 //! ```
 //!
 //! Invariants:
@@ -29,6 +30,7 @@
 //! What this module does not do: lead a machine home (`cluster`), or start what a
 //! role asks for (`roles`).
 
+mod attest;
 mod calls;
 mod candidates;
 mod heartbeat;
@@ -43,7 +45,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::firewall::{self, Order};
-use crate::management::Calls;
+use crate::management::{Calls, Tpm};
 use crate::{forwarding, shipping};
 use polis_proto::v1;
 use tokio::sync::watch;
@@ -181,6 +183,8 @@ pub struct Outputs {
     pub cluster: cluster::Writer,
     /// When the leader answered last.
     pub contact: watch::Sender<Option<Instant>>,
+    /// Whether the leader wants a proof of this boot by the TPM.
+    pub prove_tpm: watch::Sender<bool>,
     /// The turn that the leader gives this node in an update of the cluster.
     pub turn: watch::Sender<Option<v1::UpdateTurn>>,
     /// The number of the turn in which this node may restart now.
@@ -208,6 +212,8 @@ pub struct Service {
     pub tools: Tools,
     /// The calls of operators to this node, for the audit log.
     pub calls: Calls,
+    /// The TPM of this machine.
+    pub tpm: Tpm,
 }
 
 impl Service {
@@ -236,6 +242,7 @@ impl Service {
             "turn" turn
             "users" users
             "calls" calls
+            "attest" attest
         }
         let client = self.client.clone();
         ctx.spawn("leader", forever, move |ctx| {

@@ -13,8 +13,8 @@ use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use super::Service;
-use polis_base::cause;
 use polis_base::sys::clock;
+use polis_base::{boot, cause};
 use polis_control::cluster::{Keeper, KeyStatus};
 use polis_control::{cluster, consensus};
 use polis_machine::{network, storage, update};
@@ -30,8 +30,6 @@ use polis_workload::mesh::PublicKey;
 
 /// Between two attempts, once the client has lost its patience.
 const RETRY: Duration = Duration::from_secs(5);
-/// The kernel's name for this boot.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Addresses beside the primary one that a report has.
 const ADDRESSES_MAX: usize = 16;
@@ -194,7 +192,7 @@ fn keeper(keys: Option<&KeyStatus>) -> v1::KeyKeeper {
 
 /// Keeps the event value, and pushes it.
 pub(super) async fn run(mut service: Service, ctx: Context) -> Result<(), Closed> {
-    let boot_id = std::fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned();
+    let boot_id = boot::id();
     let mut nodes = service.outputs.nodes.subscribe();
     let mut pushed = None;
     let mut failed = cause::Last::default();

@@ -11,14 +11,12 @@ use std::time::UNIX_EPOCH;
 
 use tokio::sync::watch;
 
+use polis_base::boot;
 use polis_base::sys::clock;
 use polis_machine::storage;
 use polis_runtime::event::{self, Closed};
 use polis_runtime::logtree::ring;
 use polis_runtime::supervisor::Context;
-
-/// Where the kernel shows its name for this boot.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The service.
 #[derive(Clone, Debug)]
@@ -56,7 +54,7 @@ impl Service {
         let Some(ready) = ctx.until_cancelled(ready).await else { return Ok(()) };
         let ready = ready?;
         // Without a name every run is a boot of its own: better than no boot.
-        let boot_id = std::fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned();
+        let boot_id = boot::id();
         let since = clock::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let config = ring::Config {
             dir: ready.root.data.logs.path().to_owned(),

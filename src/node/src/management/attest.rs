@@ -1,5 +1,5 @@
 //! The calls `GetAttestationKeys` and `Attest`: have the TPM of this machine prove its keys and
-//! its registers to the caller.
+//! its registers to the caller. The agent proves them to the leader by the same [`Tpm`].
 //!
 //! Nothing is kept between the two calls: the TPM makes both keys anew for each.
 //!
@@ -23,9 +23,12 @@ use polis_machine::tpm::{self, Device, Error};
 use polis_wire::attestation::{Question, qualifier};
 use polis_wire::rpc::REASON;
 
-/// The TPM of this machine, shared by all calls that attest.
+/// The reason of a machine without a TPM.
+const NO_TPM: &str = "no-tpm";
+
+/// The TPM of this machine, shared by all who attest.
 #[derive(Clone, Debug)]
-pub(super) struct Tpm {
+pub struct Tpm {
     /// The directory of devices.
     dev: PathBuf,
     turn: Arc<Semaphore>,
@@ -43,7 +46,8 @@ pub(super) fn asked(request: v1::AttestRequest) -> Result<Question, Status> {
 
 impl Tpm {
     /// The TPM in this directory of devices.
-    pub(super) fn new(dev: PathBuf) -> Self {
+    #[must_use]
+    pub fn new(dev: PathBuf) -> Self {
         Self { dev, turn: Arc::new(Semaphore::new(1)) }
     }
 
@@ -52,7 +56,7 @@ impl Tpm {
     /// # Errors
     ///
     /// A status with the reason.
-    pub(super) async fn keys(&self) -> Result<v1::GetAttestationKeysResponse, Status> {
+    pub async fn keys(&self) -> Result<v1::GetAttestationKeysResponse, Status> {
         let keys = self.run(tpm::keys).await?.into_message();
         Ok(v1::GetAttestationKeysResponse { keys: Some(keys) })
     }
@@ -62,11 +66,7 @@ impl Tpm {
     /// # Errors
     ///
     /// A status with the reason.
-    pub(super) async fn attest(
-        &self,
-        node: &str,
-        asked: Question,
-    ) -> Result<v1::AttestResponse, Status> {
+    pub async fn attest(&self, node: &str, asked: Question) -> Result<v1::AttestResponse, Status> {
         let Question { credential, nonce, registers } = asked;
         let question = qualifier(&nonce, node);
         let proved =
@@ -92,10 +92,16 @@ impl Tpm {
     }
 }
 
+/// Whether this is the failure of a machine that has no TPM.
+#[must_use]
+pub(crate) fn is_absent(failure: &Status) -> bool {
+    failure.metadata().get(REASON).is_some_and(|reason| reason == NO_TPM)
+}
+
 /// The status of a failure.
 fn refused(error: &Error) -> Status {
     let (code, reason) = match error {
-        Error::Absent => (Code::FailedPrecondition, "no-tpm"),
+        Error::Absent => (Code::FailedPrecondition, NO_TPM),
         Error::Credential => (Code::FailedPrecondition, "tpm-keys"),
         Error::NoBank => (Code::FailedPrecondition, "tpm-bank"),
         error if error.retriable() => (Code::Unavailable, "tpm-silent"),
@@ -127,6 +133,7 @@ mod tests {
         for refused in [keys, answer] {
             assert_eq!(refused.code(), Code::FailedPrecondition);
             assert_eq!(refused.metadata().get(REASON).unwrap(), "no-tpm");
+            assert!(is_absent(&refused));
             assert_eq!(refused.message(), "this machine has no TPM 2.0");
         }
     }

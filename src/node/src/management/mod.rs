@@ -33,10 +33,11 @@ mod tests;
 mod text;
 mod update;
 
+pub use self::attest::Tpm;
+pub(crate) use self::attest::is_absent;
 pub use self::calls::Calls;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use polis_tui::Snapshot;
@@ -66,8 +67,6 @@ pub struct Config {
     pub metrics: Listen,
     /// The limits for callers.
     pub limits: Limits,
-    /// The directory of devices, with the TPM.
-    pub dev: PathBuf,
 }
 
 impl Config {
@@ -80,7 +79,6 @@ impl Config {
             listen: Listen::Everywhere(MANAGEMENT_PORT),
             metrics: Listen::Everywhere(METRICS_PORT),
             limits,
-            dev: PathBuf::from("/dev"),
         }
     }
 }
@@ -151,6 +149,8 @@ pub struct Service {
     pub calls: Calls,
     /// How the firewall is asked.
     pub firewall: firewall::Config,
+    /// The TPM of this machine.
+    pub tpm: Tpm,
     /// Where management and metrics listen, while they do.
     pub listening: [watch::Sender<Option<SocketAddr>>; 2],
 }
@@ -171,7 +171,7 @@ impl Service {
     /// [`Error`].
     pub async fn run(self, ctx: Context) -> Result<(), Error> {
         let Self { config, inputs, table, mut servers, end, reset, .. } = self;
-        let Self { update, bundles, calls, firewall, listening, .. } = self;
+        let Self { update, bundles, calls, firewall, tpm, listening, .. } = self;
         let [grpc_listens, page_listens] = listening;
         let management = Arc::new(Metrics::new(&table));
         let pages = Arc::new(Metrics::new(&table));
@@ -186,7 +186,7 @@ impl Service {
             update,
             bundles,
             firewall,
-            tpm: attest::Tpm::new(config.dev.clone()),
+            tpm,
             lines: ctx.lines().clone(),
         };
         let sources = metrics::Sources {

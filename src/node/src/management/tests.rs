@@ -142,12 +142,8 @@ impl Running {
         let (end, ends) = watch::channel(None);
         let (reset, resets) = watch::channel(None);
         let service = Service {
-            config: Config {
-                listen: bound(),
-                metrics: bound(),
-                limits,
-                dev: "/nonexistent".into(),
-            },
+            config: Config { listen: bound(), metrics: bound(), limits },
+            tpm: Tpm::new("/nonexistent".into()),
             inputs,
             table: Arc::new(Table::polis().unwrap()),
             servers: Vec::new(),

@@ -92,7 +92,8 @@ pub(super) enum Command {
     /// Wait until the cluster is healthy.
     ///
     /// A cluster is healthy when a curator leads, every node in state up is healthy, no part
-    /// of Kubernetes ends again and again, and every member of etcd votes and answers.
+    /// of Kubernetes ends again and again, every member of etcd votes and answers, and no node
+    /// differs from the attestation policy.
     Wait {
         /// Wait also for this number of nodes in state up.
         #[arg(long, default_value_t = 1, value_name = "N")]

@@ -11,6 +11,7 @@ use crate::node::{View, called, faults, nodes_table};
 use crate::output::{Document, Text, fields, or_dash};
 use crate::session::Session;
 use crate::table::table;
+use crate::text::clean;
 use crate::{etcd, units};
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::is_consensus_member;
@@ -225,6 +226,9 @@ fn problems(
         if let Some(said) = crash_loop.filter(|said| !said.is_empty()) {
             problems.push(format!("{}: {said}", called(node)));
         }
+    }
+    for node in nodes.iter().filter(|node| !node.attestation_fault.is_empty()) {
+        problems.push(format!("{}: {}", called(node), clean(&node.attestation_fault)));
     }
     for node in nodes.iter().filter(|node| node.state() == v1::NodeState::Standby) {
         problems.push(format!("{} has not committed yet", called(node)));

@@ -370,6 +370,21 @@ fn a_part_in_a_crash_loop_is_a_problem_with_its_last_words() {
 }
 
 #[test]
+fn a_member_that_does_not_fit_the_attestation_policy_is_a_problem() {
+    use v1::{NodeHealth::*, NodeState::*};
+    let fault = "started with another system: register 11 (kernel image) is 08…, expected 07…";
+    let node = v1::NodeInfo { attestation_fault: fault.to_owned(), ..node(1, Up, Healthy) };
+    let consensus =
+        v1::ConsensusStatus { members: consensus().members[..1].to_vec(), ..consensus() };
+    let status = Status::of(&info(), std::slice::from_ref(&node), &consensus);
+    let said = format!("polis-01010101010101010101010101010101: {fault}");
+    assert_eq!((status.problems, status.healthy), (vec![said.clone()], false));
+    assert_eq!(crate::node::faults(&[View::of(&node)]), format!("{said}\n"));
+    let described = crate::node::described_view(&node).fields();
+    assert!(described.contains(&format!("attestation   {fault}")), "{described}");
+}
+
+#[test]
 fn a_node_is_described_with_its_words() {
     use crate::output::Format;
     use v1::{NodeHealth::*, NodeState::*};

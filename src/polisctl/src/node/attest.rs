@@ -276,7 +276,7 @@ mod tests {
             at: 1_700_000_000,
             keys: Some(Software::default().keys().into_message()),
             registers: attestation::to_messages(registers),
-            fault: String::new(),
+            ..Default::default()
         }
     }
 
@@ -333,6 +333,19 @@ mod tests {
         let register = added.registers.iter_mut().find(|register| register.number == 12);
         register.unwrap().value = vec![1; 32];
         assert!(told(added).ends_with("SOMETHING WAS ADDED to its start"));
+        // A member that has started again since.
+        let status = v1::NodeStatus { boot_id: "b".to_owned(), ..Default::default() };
+        let of =
+            |boot_id: &str| v1::TpmAttestation { boot_id: boot_id.to_owned(), ..proof(b"kernel") };
+        let member =
+            |boot_id| v1::NodeInfo { status: Some(status.clone()), ..waiting(Some(of(boot_id))) };
+        let told_of = |boot_id| Recorded::of(&member(boot_id)).unwrap().text();
+        assert!(
+            told_of("a").contains("22:13:20 UTC, of an EARLIER BOOT; maker"),
+            "{}",
+            told_of("a")
+        );
+        assert!(!told_of("b").contains("BOOT"), "{}", told_of("b"));
         let failed = v1::TpmAttestation { fault: "it is forged".to_owned(), ..Default::default() };
         assert!(told(failed).starts_with("FAILED at "));
         assert!(Recorded::of(&waiting(None)).is_none());

@@ -124,10 +124,15 @@ pub(super) fn judged(
     Ok((view, faults))
 }
 
-/// The proof of a TPM that the leader keeps in the record of a node, as programs read it.
+/// The newest proof of a TPM that the leader keeps in the record of a node, as programs read it.
 #[derive(Debug, Serialize)]
 pub(super) struct Recorded {
     at: Option<units::Time>,
+    /// The boot of the node that it is of.
+    boot_id: String,
+    /// Whether the node has started again since.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    earlier_boot: bool,
     /// Why nothing is proved; `null`: it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     fault: Option<String>,
@@ -142,18 +147,22 @@ impl Recorded {
     pub(super) fn of(node: &v1::NodeInfo) -> Option<Self> {
         let attestation = node.attestation.clone()?;
         let at = units::since_1970(attestation.at).map(units::Time);
+        let boot_id = clean(&attestation.boot_id);
+        let now = node.status.as_ref().map(|status| status.boot_id.as_str()).unwrap_or_default();
+        // A machine that registers does not report its boot.
+        let earlier_boot = !now.is_empty() && now != attestation.boot_id;
         let nothing = Known { systems: Vec::new(), makers: Vec::new() };
-        Some(match proved(node, &nothing) {
-            Ok((view, _faults)) => {
-                Self { at, fault: None, tpm: Some(view.tpm), registers: view.registers }
-            }
-            Err(fault) => Self { at, fault: Some(fault), tpm: None, registers: Vec::new() },
-        })
+        let (fault, tpm, registers) = match proved(node, &nothing) {
+            Ok((view, _faults)) => (None, Some(view.tpm), view.registers),
+            Err(fault) => (Some(clean(&fault)), None, Vec::new()),
+        };
+        Some(Self { at, boot_id, earlier_boot, fault, tpm, registers })
     }
 
     /// The same in a line or two.
     pub(super) fn text(&self) -> String {
-        let at = or_dash(&units::text(self.at));
+        let boot = if self.earlier_boot { ", of an EARLIER BOOT" } else { "" };
+        let at = format!("{}{boot}", or_dash(&units::text(self.at)));
         let Some(tpm) = &self.tpm else {
             return format!("FAILED at {at}: {}", self.fault.as_deref().unwrap_or_default());
         };

@@ -59,9 +59,12 @@ pub(crate) struct View {
     storage: String,
     key_keeper: String,
     tpm: bool,
-    /// What its TPM proved to the leader while it registered.
+    /// What its TPM proved to the leader last.
     #[serde(skip_serializing_if = "Option::is_none")]
     attestation: Option<Recorded>,
+    /// Why it does not fit the attestation policy of the cluster.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    attestation_fault: String,
     recovery_key_unsaved: bool,
     /// Whether its next start opens the disk whatever the firmware measures.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -136,6 +139,7 @@ impl View {
             snapshots: node.snapshot_delivery.as_ref().map(Shipped::of),
             tpm: node.tpm,
             attestation: Recorded::of(node),
+            attestation_fault: clean(&node.attestation_fault),
             recovery_key_unsaved: node.recovery_key_unsaved,
             former_voter: node.former_voter,
             registered_at: registered.map(units::Time),
@@ -329,6 +333,8 @@ impl View {
         ]);
         lines.extend(firmware(self.firmware_update_announced));
         lines.extend(self.attestation.as_ref().map(|proof| ("TPM proved", proof.text())));
+        let misfit = Some(self.attestation_fault.clone()).filter(|fault| !fault.is_empty());
+        lines.extend(misfit.map(|fault| ("attestation", fault)));
         lines.extend([
             ("recovery key", recovery),
             ("labels", parameters::labels(&self.labels)),
@@ -515,8 +521,13 @@ pub(crate) fn nodes_table(nodes: &[View]) -> Table {
 
 /// A line for each node that cannot serve its roles.
 pub(crate) fn faults(nodes: &[View]) -> String {
-    let line = |node: &View| Some(format!("{}: {}\n", clean(&node.called()), clean(node.fault()?)));
-    nodes.iter().filter_map(line).collect()
+    let lines = |node: &View| {
+        let misfit = Some(node.attestation_fault.as_str()).filter(|fault| !fault.is_empty());
+        let faults = node.fault().into_iter().chain(misfit);
+        let line = |fault| format!("{}: {}\n", clean(&node.called()), clean(fault));
+        faults.map(line).collect::<String>()
+    };
+    nodes.iter().map(lines).collect()
 }
 
 fn roles(roles: Option<&v1::NodeRoles>) -> Vec<&'static str> {

@@ -26,6 +26,7 @@ const SERVED: &[(&str, &str)] = &[
     ("/polis.v1.Curator/IssueWorkerCertificate", "..n..."),
     ("/polis.v1.Curator/JoinConsensus", "..n..."),
     ("/polis.v1.Curator/JoinNode", ".k...."),
+    ("/polis.v1.Curator/ProveTpm", "..n..."),
     ("/polis.v1.Curator/RegisterNode", ".k...."),
     ("/polis.v1.Curator/ReportCalls", "..n..."),
     ("/polis.v1.Curator/UpdateNodeStatus", "..n..."),

@@ -40,7 +40,7 @@ const MESSAGES: [(&str, Decode); COUNT] = messages! {
     IssueWorkerCertificateResponse JoinConsensusRequest JoinConsensusResponse
     JoinNodeRequest JoinNodeResponse ListRegistriesRequest ListRegistriesResponse
     ListUsersRequest ListUsersResponse LogsRequest LogsResponse NameNodeRequest NodeInfo
-    RebootRequest RebootResponse RegisterNodeRequest RegisterNodeResponse Registries
+    ProveTpmRequest ProveTpmResponse RebootRequest RebootResponse RegisterNodeRequest RegisterNodeResponse Registries
     RenewRequest ReportCallsRequest ReportCallsResponse ResetRequest ResetResponse
     RevokeUserRequest RevokeUserResponse RotateAuthoritiesRequest Rotation
     ServicesRequest ServicesResponse SetRegistryRequest SetRegistryResponse SnapshotChunk
@@ -48,7 +48,7 @@ const MESSAGES: [(&str, Decode); COUNT] = messages! {
     UpdateNodeRolesRequest UpdateNodeStatusRequest UpdateNodeStatusResponse UpdateProgress
     UpdateRequest WatchEvent WatchRegistriesRequest WatchRequest
 };
-const COUNT: usize = 107;
+const COUNT: usize = 109;
 
 /// How deep messages in messages go in a sample.
 const DEPTH_MAX: usize = 4;

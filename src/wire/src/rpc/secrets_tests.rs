@@ -61,6 +61,7 @@ const STEPS: &[Step] = &[
     ("Curator/JoinConsensus", &[Voter], &[Store, RecoveryKeys, Passwords, Owner]),
     // The half of the key of the machine's own disk.
     ("Curator/JoinNode", &[Node], &[]),
+    ("Curator/ProveTpm", &[], &[]),
     ("Curator/RegisterNode", &[Ticket], &[Registered]),
     ("Curator/ReportCalls", &[], &[]),
     ("Curator/UpdateNodeStatus", &[], &[]),

@@ -14,6 +14,7 @@ use crate::curator::error::Error;
 use crate::curator::nodes;
 use crate::curator::reported;
 use crate::curator::state::{Commitment, Refusal, Registration, Request as Change};
+use crate::curator::{attested, attesting};
 use polis_base::sys::clock;
 use polis_wire::identity::{Identity, NodeId};
 use polis_wire::rpc::{Caller, Peer};
@@ -56,6 +57,43 @@ impl Lead {
             self.handlers.0.refusals.add(who.public_key, from, reason, seconds());
         }
         self.refuse(error)
+    }
+
+    /// Takes the next step of the proof of a member's start; returns the question to its TPM, if
+    /// there is one.
+    async fn prove(
+        &self,
+        id: NodeId,
+        boot_id: &str,
+        keys: Option<v1::TpmKeys>,
+        answer: Option<v1::TpmAnswer>,
+        fault: String,
+    ) -> Result<Option<v1::TpmQuestion>, Error> {
+        let questions = &self.handlers.0.member_questions;
+        let failed = |fault| attesting::failed(boot_id, convert::tpm_fault(fault), seconds());
+        let proof = match (answer, fault.is_empty()) {
+            // Without a question the answer says nothing: another leader asked. The node
+            // learns with its next heartbeat that it is asked anew.
+            (Some(answer), _) => questions.judge(id, boot_id, answer, seconds()),
+            (None, false) => Some(failed(fault)),
+            (None, true) => {
+                let node = self.store().node(id).await?;
+                let Some(keys) = keys.filter(|_keys| attested::awaits(&node, boot_id)) else {
+                    return Ok(None);
+                };
+                if !questions.has_room(id) {
+                    return Err(Error::TpmQuestions);
+                }
+                match questions.ask(id, keys) {
+                    Ok(question) => return Ok(Some(question)),
+                    Err(error) => Some(failed(error.to_string())),
+                }
+            }
+        };
+        if let Some(proof) = proof {
+            self.store().change(id, Change::Prove(proof)).await?;
+        }
+        Ok(None)
     }
 }
 
@@ -153,11 +191,15 @@ impl Curator for Handlers {
         request.log_deliveries = convert::log_deliveries(request.log_deliveries);
         request.snapshot_delivery = request.snapshot_delivery.map(convert::snapshot_delivery);
         request.consensus = request.consensus.map(convert::figures);
+        let boot_id = request.update.as_ref().map(|update| update.boot_id.clone());
         self.0.heartbeats.record(id, request);
         // The next check would publish it too, half a second later.
-        let back = {
+        let (back, prove_tpm) = {
             let directory = self.0.directory.borrow();
-            directory.node(id).is_some_and(|known| known.health != v1::NodeHealth::Healthy)
+            let known = directory.node(id);
+            let back = known.is_some_and(|known| known.health != v1::NodeHealth::Healthy);
+            let boot_id = boot_id.unwrap_or_default();
+            (back, known.is_some_and(|known| attested::awaits(&known.node, &boot_id)))
         };
         if back {
             self.0
@@ -167,7 +209,23 @@ impl Curator for Handlers {
         let interval_ms = u32::try_from(lead.pace().as_millis()).unwrap_or(u32::MAX);
         let restart_etcd = *self.0.restart.borrow() == Some(id);
         let update = lead.orders(id);
-        Ok(Response::new(v1::HeartbeatResponse { interval_ms, update, restart_etcd }))
+        Ok(Response::new(v1::HeartbeatResponse { interval_ms, update, restart_etcd, prove_tpm }))
+    }
+
+    async fn prove_tpm(
+        &self,
+        request: Request<v1::ProveTpmRequest>,
+    ) -> Result<Response<v1::ProveTpmResponse>, Status> {
+        let id = node(&request)?;
+        let lead = self.lead()?;
+        let v1::ProveTpmRequest { boot_id, keys, answer, fault } = request.into_inner();
+        let boot_id = convert::boot_id(boot_id, "boot_id")?;
+        if boot_id.is_empty() {
+            return Err(Error::Field("boot_id is missing".to_owned()).into());
+        }
+        let proved = lead.prove(id, &boot_id, keys, answer, fault).await;
+        let question = proved.map_err(|error| lead.refuse(error))?;
+        Ok(Response::new(v1::ProveTpmResponse { question }))
     }
 
     async fn register_node(
@@ -180,9 +238,10 @@ impl Curator for Handlers {
         let request = request.into_inner();
         let name = convert::name(&request.name, "name")?;
         let v1::RegisterNodeRequest { register_ticket, join_key, tpm, labels, .. } = request;
+        let boot_id = convert::boot_id(request.boot_id, "boot_id")?;
         let questions = &self.0.questions;
-        let judged = request.tpm_answer.map(|told| questions.judge(identity.id, told, seconds()));
-        let attestation = judged.flatten();
+        let judge = |told| questions.judge(identity.id, &boot_id, told, seconds());
+        let attestation = request.tpm_answer.and_then(judge);
         let external_address = request.external_address;
         let address = convert::address(&external_address, "external_address")?;
         let registration = Registration {
@@ -228,6 +287,7 @@ impl Curator for Handlers {
             storage_kind: request.storage_kind(),
             cluster_unlock_key: request.cluster_unlock_key,
             recovery_key: request.recovery_key,
+            boot_id: convert::boot_id(request.boot_id, "boot_id")?,
         };
         let entered = lead.store().enter(identity, commitment).await;
         entered.map_err(|error| lead.reject(identity, from, error))?;

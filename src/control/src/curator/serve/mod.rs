@@ -98,6 +98,8 @@ pub struct Parts {
     pub refusals: Refusals,
     /// The questions to the TPMs of machines that register.
     pub questions: Questions,
+    /// The questions to the TPMs of members: a machine that registers cannot displace one.
+    pub member_questions: Questions,
     /// The member of etcd beside this curator.
     pub consensus: watch::Receiver<consensus::Status>,
     /// The way to change the members of etcd.
