@@ -409,7 +409,6 @@ fn the_logs_of_several_nodes_are_merged_and_name_their_nodes() {
 }
 
 #[test]
-#[expect(clippy::disallowed_methods, reason = "the test has no runtime of its own")]
 fn a_watch_of_a_node_reads_the_user_s_key_once() {
     std::thread::scope(|scope| {
         for (command, call) in [("status", "GetStatus"), ("services", "Services")] {
@@ -420,6 +419,7 @@ fn a_watch_of_a_node_reads_the_user_s_key_once() {
 
 /// A passphrase would be asked for where the file of the key is read, so it goes away after the
 /// first call of a watch.
+#[expect(clippy::disallowed_methods, reason = "the test has no runtime of its own")]
 fn watched_without_the_key(command: &str, call: &str) {
     let world = World::new();
     let cluster = Cluster::new(&world);
