@@ -295,7 +295,7 @@ fn an_announced_firmware_update_needs_no_recovery_key_and_one_that_was_not_does(
     // Other firmware, as an update brings it.
     let firmware = world.image.uefi(Flash::Plain, &world.path("flash"), "")?;
     let updated = Config { firmware, ..member.config.clone() };
-    let sealed = "is sealed to the registers of this start again";
+    let sealed = "is sealed to the registers of this start;";
     for first in [true, false] {
         let mut machine = world.boot(&updated)?;
         let back = home(&mut machine)?;
