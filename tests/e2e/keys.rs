@@ -27,7 +27,7 @@ const SHARE: &str = "polis/cold_start.pb";
 
 /// The defaults of `cluster_bootstrap`: authenticated, a TPM where there is one, and home
 /// without help.
-fn ordinary() -> Vec<u8> {
+pub(crate) fn ordinary() -> Vec<u8> {
     let bootstrap = ClusterBootstrap {
         owner_public_key: OWNER.to_vec(),
         cluster_configuration: Some(ClusterConfiguration::default()),

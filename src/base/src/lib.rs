@@ -4,13 +4,14 @@
 //! one.
 //!
 //! - How a boot is described: `stage`, `serial`, `trapdoor`, `environment`, `cause`.
-//! - The machine: `sys`, `files`, `canvas`, `recovery`.
+//! - The machine: `sys`, `files`, `canvas`, `recovery`, `extra`.
 //! - The users of the system: `users`.
 //! - How bytes are written: `hex`.
 
 pub mod canvas;
 pub mod cause;
 pub mod environment;
+pub mod extra;
 pub mod files;
 pub mod hex;
 pub mod recovery;
