@@ -407,7 +407,10 @@ impl Builder<'_> {
             polis_layout::SOURCES,
             include_str!("manifest.rs"),
             include_str!("starting.rs"),
+            include_str!("uki.rs"),
+            polis_bundle::MEASURE_RECIPE,
             include_str!("signing/authenticode.rs"),
+            include_str!("signing/policy.rs"),
             include_str!("signing/signed_data.rs"),
         ];
         let signer = self.config.signer.as_ref();

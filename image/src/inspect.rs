@@ -341,6 +341,13 @@ mod tests {
         assert_ne!(disk("a", b"one"), disk("b", b"two"));
     }
 
+    /// The kernel image of a signed disk.
+    fn esp_kernel(disk: &Path) -> Vec<u8> {
+        let start = inspect(disk).unwrap().partitions[0].place;
+        let window = Window::new(File::open(disk).unwrap(), start.0, start.1);
+        esp::read(window, "EFI/Linux/polis-0.efi").unwrap().unwrap()
+    }
+
     #[test]
     fn a_signed_disk_has_a_loader_and_says_who_signed_both() {
         let folder = tempfile::tempdir().unwrap();
@@ -364,8 +371,22 @@ mod tests {
             let Signature::Whole { subject, .. } = signature else { panic!("{path}") };
             assert!(subject.starts_with("CN=Polis signature key "), "{subject}");
         }
-        assert_eq!(sha256(&signed).unwrap(), sha256(&disk("again", Some(signer))).unwrap());
+        assert_eq!(sha256(&signed).unwrap(), sha256(&disk("again", Some(signer.clone()))).unwrap());
+        // The policy key approves the measurements of the whole image, signature or not.
+        let kernel = esp_kernel(&signed);
+        let sections = uki::sections(Path::new("x"), &kernel).unwrap();
+        let section = |name: &str| {
+            let mut found = sections.iter().filter(|section| section.name == name);
+            let (first, second) = (found.next().unwrap(), found.next());
+            assert_eq!(second, None, "{name}");
+            String::from_utf8(first.content.clone()).unwrap()
+        };
+        let policy = polis_bundle::policy(&found.registers[&11]);
+        assert_eq!(section(".pcrsig"), signer.approve(&policy).unwrap());
+        assert_eq!(section(".pcrpkey"), signer.policy_key().unwrap());
         let plain = inspect(&disk("plain", None)).unwrap();
+        let unsigned = |name: &str| plain.sections.iter().all(|(section, _)| section != name);
+        assert!(unsigned(".pcrsig") && unsigned(".pcrpkey"));
         // The kernel image is measured, and not the loader: the two differ by the key in it.
         let [signed, plain_11] = [&found, &plain].map(|found| found.registers[&11]);
         assert!(signed != plain_11 && plain_11 != [0; 32]);

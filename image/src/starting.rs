@@ -14,10 +14,10 @@
 //! between firmware and kernel.
 
 use crate::{
-    error::Result,
+    error::{Error, Result},
     esp::{self, Entry},
     signing::{Fault, ImageSigner, Signer, claimed, verify},
-    uki,
+    uki::{self, Section},
 };
 
 /// The folder in which systemd-boot looks for unified kernel images.
@@ -55,9 +55,14 @@ pub(crate) fn signed(
 }
 
 /// A unified kernel image for the machines of this signer: with the key whose bundles they
-/// take, and signed.
+/// take, with the measurements for which their TPMs open the disk, and signed.
 pub(crate) fn kernel_of(kernel: &[u8], signer: &ImageSigner) -> Result<Vec<u8>> {
     let kernel = uki::with_release_key(kernel, signer.release())?;
+    // The boot stub measures the policy key, and not what that key signs.
+    let kernel = uki::build(&kernel, &[Section::new(".pcrpkey", signer.policy_key()?)])?;
+    let policy = polis_bundle::approval(&kernel)
+        .map_err(|unmeasurable| Error::Uki { reason: unmeasurable.to_string() })?;
+    let kernel = uki::build(&kernel, &[Section::new(".pcrsig", signer.approve(&policy)?)])?;
     Ok(signer.sign("the unified kernel image", &kernel)?)
 }
 

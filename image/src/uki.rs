@@ -54,7 +54,7 @@ impl Section {
     }
 }
 
-/// Appends sections to a stub.
+/// Appends sections to a stub, or to what was built from one.
 pub(crate) fn build(stub: &[u8], sections: &[Section]) -> Result<Vec<u8>> {
     let wrong = |reason: &str| Error::Uki { reason: reason.to_owned() };
     let parsed = PeFile64::parse(stub).map_err(|error| wrong(&error.to_string()))?;

@@ -27,7 +27,7 @@ const SHARE: &str = "polis/cold_start.pb";
 
 /// The defaults of `cluster_bootstrap`: authenticated, a TPM where there is one, and home
 /// without help.
-fn ordinary() -> Vec<u8> {
+pub(crate) fn ordinary() -> Vec<u8> {
     let bootstrap = ClusterBootstrap {
         owner_public_key: OWNER.to_vec(),
         cluster_configuration: Some(ClusterConfiguration::default()),
@@ -295,7 +295,7 @@ fn an_announced_firmware_update_needs_no_recovery_key_and_one_that_was_not_does(
     // Other firmware, as an update brings it.
     let firmware = world.image.uefi(Flash::Plain, &world.path("flash"), "")?;
     let updated = Config { firmware, ..member.config.clone() };
-    let sealed = "is sealed to the registers of this start again";
+    let sealed = "is sealed to the registers of this start;";
     let mut machine = world.boot(&updated)?;
     let back = home(&mut machine)?;
     ensure!(back == member.identity, "another node: {back:?}");

@@ -45,6 +45,7 @@ mod restart;
 mod rotation;
 mod secure_boot;
 mod segment;
+mod signed_disk;
 mod sources;
 mod stolen;
 mod storage;
@@ -97,6 +98,7 @@ const FILES: &[&[Story]] = &[
     rotation::STORIES,
     secure_boot::STORIES,
     segment::STORIES,
+    signed_disk::STORIES,
     sources::STORIES,
     storage_faults::STORIES,
     storage_kinds::STORIES,

@@ -54,12 +54,23 @@ impl sealer::Tpm for Emulated {
         true
     }
 
-    fn seal(&self, pcrs: &[u32], purpose: &[u8], secret: &[u8]) -> Result<Blob, tpm::Error> {
+    fn signer(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    fn seal(
+        &self,
+        signer: &[u8],
+        pcrs: &[u32],
+        purpose: &[u8],
+        secret: &[u8],
+    ) -> Result<Blob, tpm::Error> {
         Ok(Blob {
             public: purpose.to_vec(),
             private: Vec::new(),
             root: vec![1],
             pcrs: pcrs.to_vec(),
+            signer: signer.to_vec(),
             nonce: vec![0; 12],
             ciphertext: secret.to_vec(),
         })
@@ -108,7 +119,10 @@ impl Newcomer {
     fn new() -> Self {
         let disk = tempfile::tempdir().unwrap();
         Root::at(disk.path()).esp.create().unwrap();
-        let tpm = Arc::new(sealer::Machine { dev: disk.path().to_owned() });
+        let tpm = Arc::new(sealer::Machine {
+            dev: disk.path().to_owned(),
+            extra: disk.path().to_owned(),
+        });
         Self { disk, has_data: false, hook: Hook::default(), tpm }
     }
 

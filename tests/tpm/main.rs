@@ -8,7 +8,10 @@ use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use polis_machine::tpm::{Blob, Error, Transport, keys, prove, seal, unseal};
+use polis_image::signing::{ImageSigner, Keys as OwnersKeys};
+use polis_machine::tpm::{
+    Blob, Error, SignedSystem, Transport, Unapproved, confirm, keys, prove, seal, unseal,
+};
 use polis_qemu::tpm::Tpm;
 use polis_tests::{Story, Suite, story};
 use polis_wire::attestation::{
@@ -21,6 +24,7 @@ use rcgen::{
 };
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _};
+use sha2::{Digest as _, Sha256};
 
 /// A TPM that is on, and what went over its bus.
 struct Bus {
@@ -115,6 +119,10 @@ const STORIES: &[Story] = &[
     story!(who_listens_to_the_bus_learns_neither_the_key_nor_the_secret),
     story!(a_changed_register_differs_from_a_cleared_tpm),
     story!(a_blob_without_registers_opens_after_any_change_and_in_no_other_tpm),
+    story!(each_system_of_one_policy_key_opens_what_another_one_sealed),
+    story!(a_system_of_another_key_a_changed_one_and_a_flipped_signature_are_refused),
+    story!(what_was_sealed_without_a_policy_key_opens_for_a_signed_system_and_is_sealed_anew),
+    story!(a_blob_of_a_policy_key_without_registers_opens_after_new_firmware),
     story!(a_blob_opens_for_its_own_purpose_only),
     story!(a_tpm_that_is_gone_is_an_outage_and_not_a_refusal),
     story!(a_tpm_without_the_bank_seals_nothing_and_says_so),
@@ -129,12 +137,12 @@ const STORIES: &[Story] = &[
 
 fn what_was_sealed_opens_after_a_restart_and_as_often_as_one_likes() {
     let state = tempfile::tempdir().unwrap();
-    let blob = seal(&mut Bus::switch_on(state.path()), &[7, 12], b"test", SECRET).unwrap();
+    let blob = seal(&mut Bus::switch_on(state.path()), None, &[7, 12], b"test", SECRET).unwrap();
     for _boot in 0..2 {
         let mut bus = Bus::switch_on(state.path());
         // More often than a TPM has room for objects or sessions: all are given back.
         for _time in 0..5 {
-            assert_eq!(**unseal(&mut bus, b"test", &blob).unwrap(), *SECRET);
+            assert_eq!(**unseal(&mut bus, None, b"test", &blob).unwrap(), *SECRET);
         }
     }
 }
@@ -143,8 +151,8 @@ fn who_listens_to_the_bus_learns_neither_the_key_nor_the_secret() {
     let state = tempfile::tempdir().unwrap();
     let mut bus = Bus::switch_on(state.path());
     // A key of one repeated byte would show; the TPM is asked with ours.
-    let blob = seal(&mut bus, &[7], b"test", SECRET).unwrap();
-    let opened = unseal(&mut bus, b"test", &blob).unwrap();
+    let blob = seal(&mut bus, None, &[7], b"test", SECRET).unwrap();
+    let opened = unseal(&mut bus, None, b"test", &blob).unwrap();
     assert!(!bus.has_seen(&opened));
     // The key in the TPM opens the ciphertext: no 32 bytes of the bus are it.
     let keys = bus.seen.windows(32).map(|key| <[u8; 32]>::try_from(key).unwrap());
@@ -156,63 +164,205 @@ fn who_listens_to_the_bus_learns_neither_the_key_nor_the_secret() {
 fn a_changed_register_differs_from_a_cleared_tpm() {
     let state = tempfile::tempdir().unwrap();
     let mut bus = Bus::switch_on(state.path());
-    let blob = seal(&mut bus, &[7, 12], b"test", SECRET).unwrap();
+    let blob = seal(&mut bus, None, &[7, 12], b"test", SECRET).unwrap();
     // A register that the policy does not speak of changes nothing.
     bus.measure(11);
-    unseal(&mut bus, b"test", &blob).unwrap();
+    unseal(&mut bus, None, b"test", &blob).unwrap();
     bus.measure(12);
-    let refused = unseal(&mut bus, b"test", &blob).unwrap_err();
+    let refused = unseal(&mut bus, None, b"test", &blob).unwrap_err();
     assert!(matches!(&refused, Error::Changed(pcrs) if *pcrs == [7, 12]), "{refused:?}");
     // Started as it was, it opens again.
     drop(bus);
-    unseal(&mut Bus::switch_on(state.path()), b"test", &blob).unwrap();
+    unseal(&mut Bus::switch_on(state.path()), None, b"test", &blob).unwrap();
 
     let other = tempfile::tempdir().unwrap();
     let mut bus = Bus::switch_on(other.path());
-    let refused = unseal(&mut bus, b"test", &blob).unwrap_err();
+    let refused = unseal(&mut bus, None, b"test", &blob).unwrap_err();
     assert!(matches!(refused, Error::Cleared), "{refused:?}");
     // Also where somebody wrote this TPM's name into the blob.
-    let root = seal(&mut bus, &[7, 12], b"test", SECRET).unwrap().root;
-    let refused = unseal(&mut bus, b"test", &Blob { root, ..blob }).unwrap_err();
+    let root = seal(&mut bus, None, &[7, 12], b"test", SECRET).unwrap().root;
+    let refused = unseal(&mut bus, None, b"test", &Blob { root, ..blob }).unwrap_err();
     assert!(matches!(refused, Error::Cleared), "{refused:?}");
 }
 
 fn a_blob_without_registers_opens_after_any_change_and_in_no_other_tpm() {
     let state = tempfile::tempdir().unwrap();
     let mut bus = Bus::switch_on(state.path());
-    let bound = seal(&mut bus, &[7, 12], b"test", SECRET).unwrap();
-    let free = seal(&mut bus, &[], b"test", SECRET).unwrap();
+    let bound = seal(&mut bus, None, &[7, 12], b"test", SECRET).unwrap();
+    let free = seal(&mut bus, None, &[], b"test", SECRET).unwrap();
     assert_eq!(free.pcrs, [0; 0]);
     bus.measure(7);
     bus.measure(12);
-    assert_eq!(**unseal(&mut bus, b"test", &free).unwrap(), *SECRET);
-    unseal(&mut bus, b"test", &bound).unwrap_err();
+    assert_eq!(**unseal(&mut bus, None, b"test", &free).unwrap(), *SECRET);
+    unseal(&mut bus, None, b"test", &bound).unwrap_err();
     // Nor does the TPM open what is bound if somebody deletes the registers from the blob.
     let stripped = Blob { pcrs: Vec::new(), ..bound.clone() };
-    let refused = unseal(&mut bus, b"test", &stripped).unwrap_err();
+    let refused = unseal(&mut bus, None, b"test", &stripped).unwrap_err();
     assert!(matches!(refused, Error::Changed(_)), "{refused:?}");
     drop(bus);
     // The next start: both open, also more often than a TPM has room for sessions.
     let mut bus = Bus::switch_on(state.path());
     for _time in 0..5 {
-        unseal(&mut bus, b"test", &free).unwrap();
+        unseal(&mut bus, None, b"test", &free).unwrap();
     }
-    unseal(&mut bus, b"test", &bound).unwrap();
+    unseal(&mut bus, None, b"test", &bound).unwrap();
 
     let other = tempfile::tempdir().unwrap();
     let mut bus = Bus::switch_on(other.path());
-    let refused = unseal(&mut bus, b"test", &free).unwrap_err();
+    let refused = unseal(&mut bus, None, b"test", &free).unwrap_err();
     assert!(matches!(refused, Error::Cleared), "{refused:?}");
-    let root = seal(&mut bus, &[], b"test", SECRET).unwrap().root;
-    let refused = unseal(&mut bus, b"test", &Blob { root, ..free }).unwrap_err();
+    let root = seal(&mut bus, None, &[], b"test", SECRET).unwrap().root;
+    let refused = unseal(&mut bus, None, b"test", &Blob { root, ..free }).unwrap_err();
     assert!(matches!(refused, Error::Cleared), "{refused:?}");
+}
+
+/// The policy keys of two owners.
+fn owners() -> [ImageSigner; 2] {
+    [(); 2].map(|()| OwnersKeys::generate().unwrap().image_signer().unwrap())
+}
+
+/// The value of register 11 after so many measurements of [`Bus::measure`].
+fn sections(times: u8) -> [u8; 32] {
+    (0..times).fold([0; 32], |value, _time| {
+        Sha256::new_with_prefix(value).chain_update([7; 32]).finalize().into()
+    })
+}
+
+/// What the image has whose start measures so many times, signed by this owner.
+fn signed(owner: &ImageSigner, times: u8) -> SignedSystem {
+    let signature = owner.approve(&polis_bundle::policy(&sections(times))).unwrap();
+    SignedSystem::read(signature.as_bytes(), owner.policy_key().unwrap().as_bytes()).unwrap()
+}
+
+/// The start of that image.
+fn start(state: &std::path::Path, times: u8) -> Bus {
+    let mut bus = Bus::switch_on(state);
+    (0..times).for_each(|_time| bus.measure(11));
+    bus
+}
+
+fn each_system_of_one_policy_key_opens_what_another_one_sealed() {
+    let state = tempfile::tempdir().unwrap();
+    let [owner, _other] = owners();
+    let mut bus = start(state.path(), 1);
+    let old = signed(&owner, 1);
+    confirm(&mut bus, &old).unwrap();
+    let blob = seal(&mut bus, Some(&old), &[7, 12], b"test", SECRET).unwrap();
+    assert_eq!((&*blob.signer, &*blob.pcrs), (&*old.signer(), &[7, 12][..]));
+    drop(bus);
+    // The same system, and the next one: more often than a TPM has room for objects.
+    for times in [1, 2] {
+        let mut bus = start(state.path(), times);
+        let system = signed(&owner, times);
+        for _time in 0..5 {
+            let opened = unseal(&mut bus, Some(&system), b"test", &blob).unwrap();
+            assert_eq!(**opened, *SECRET);
+            confirm(&mut bus, &system).unwrap();
+        }
+    }
+    // The new system seals, and the one before it opens that, too.
+    let new = signed(&owner, 2);
+    let blob = seal(&mut start(state.path(), 2), Some(&new), &[7, 12], b"test", SECRET).unwrap();
+    unseal(&mut start(state.path(), 1), Some(&old), b"test", &blob).unwrap();
+}
+
+/// Why the TPM does not open a blob for this system.
+fn why(bus: &mut Bus, system: Option<&SignedSystem>, blob: &Blob) -> Unapproved {
+    match unseal(bus, system, b"test", blob).unwrap_err() {
+        Error::Unapproved(why) => why,
+        error => panic!("{error:?}"),
+    }
+}
+
+/// The same with a flipped bit in the signature.
+fn flipped(owner: &ImageSigner, times: u8) -> SignedSystem {
+    let text = owner.approve(&polis_bundle::policy(&sections(times))).unwrap();
+    let place = text.find(r#""sig":""#).unwrap() + 40;
+    let digit = if &text[place..=place] == "A" { "B" } else { "A" };
+    let flipped = [&text[..place], digit, &text[place + 1..]].concat();
+    SignedSystem::read(flipped.as_bytes(), owner.policy_key().unwrap().as_bytes()).unwrap()
+}
+
+fn a_system_of_another_key_a_changed_one_and_a_flipped_signature_are_refused() {
+    let state = tempfile::tempdir().unwrap();
+    let [owner, other] = owners();
+    let (own, foreign) = (signed(&owner, 1), signed(&other, 1));
+    let mut bus = start(state.path(), 1);
+    let blob = seal(&mut bus, Some(&own), &[7, 12], b"test", SECRET).unwrap();
+    assert_eq!(why(&mut bus, None, &blob), Unapproved::Unsigned);
+    assert_eq!(why(&mut bus, Some(&foreign), &blob), Unapproved::OtherKey);
+    // Also where somebody writes the other key's name into the blob, or none: the TPM knows.
+    for (system, signer) in [(&foreign, foreign.signer()), (&own, Vec::new())] {
+        let renamed = Blob { signer, ..blob.clone() };
+        let refused = unseal(&mut bus, Some(system), b"test", &renamed).unwrap_err();
+        assert!(matches!(refused, Error::Changed(_)), "{refused:?}");
+    }
+    let damaged = flipped(&owner, 1);
+    assert_eq!(why(&mut bus, Some(&damaged), &blob), Unapproved::Damaged);
+    let refused = seal(&mut bus, Some(&damaged), &[7, 12], b"test", SECRET).unwrap_err();
+    assert!(matches!(refused, Error::Unapproved(Unapproved::Damaged)), "{refused:?}");
+
+    // A changed system, as one with another command line, brings the signature along.
+    bus.measure(11);
+    assert_eq!(why(&mut bus, Some(&own), &blob), Unapproved::Changed);
+    for refused in [
+        confirm(&mut bus, &own).unwrap_err(),
+        seal(&mut bus, Some(&own), &[7, 12], b"test", SECRET).unwrap_err(),
+    ] {
+        assert!(matches!(refused, Error::Unapproved(Unapproved::Changed)), "{refused:?}");
+    }
+    drop(bus);
+    // Other firmware, and an addition to the command line, as without a policy key.
+    for register in [7, 12] {
+        let mut bus = start(state.path(), 1);
+        bus.measure(register);
+        let refused = unseal(&mut bus, Some(&own), b"test", &blob).unwrap_err();
+        assert!(matches!(&refused, Error::Changed(pcrs) if *pcrs == [7, 12]), "{refused:?}");
+    }
+    unseal(&mut start(state.path(), 1), Some(&own), b"test", &blob).unwrap();
+    // A TPM that was cleared is named as such.
+    let cleared = tempfile::tempdir().unwrap();
+    let refused = unseal(&mut start(cleared.path(), 1), Some(&own), b"test", &blob).unwrap_err();
+    assert!(matches!(refused, Error::Cleared), "{refused:?}");
+}
+
+fn what_was_sealed_without_a_policy_key_opens_for_a_signed_system_and_is_sealed_anew() {
+    let state = tempfile::tempdir().unwrap();
+    let [owner, _other] = owners();
+    let old = seal(&mut start(state.path(), 3), None, &[7, 12], b"test", SECRET).unwrap();
+    assert_eq!(old.signer, [0; 0]);
+    let system = signed(&owner, 1);
+    let mut bus = start(state.path(), 1);
+    let opened = unseal(&mut bus, Some(&system), b"test", &old).unwrap();
+    let new = seal(&mut bus, Some(&system), &[7, 12], b"test", &opened).unwrap();
+    assert_eq!(**unseal(&mut bus, Some(&system), b"test", &new).unwrap(), *SECRET);
+    drop(bus);
+    // The system before opens the old one, and not the new one.
+    let mut bus = start(state.path(), 3);
+    unseal(&mut bus, None, b"test", &old).unwrap();
+    assert_eq!(why(&mut bus, None, &new), Unapproved::Unsigned);
+}
+
+fn a_blob_of_a_policy_key_without_registers_opens_after_new_firmware() {
+    let state = tempfile::tempdir().unwrap();
+    let [owner, other] = owners();
+    let system = signed(&owner, 1);
+    let blob = seal(&mut start(state.path(), 1), Some(&system), &[], b"test", SECRET).unwrap();
+    let mut bus = start(state.path(), 1);
+    bus.measure(7);
+    bus.measure(12);
+    assert_eq!(**unseal(&mut bus, Some(&system), b"test", &blob).unwrap(), *SECRET);
+    assert_eq!(why(&mut bus, None, &blob), Unapproved::Unsigned);
+    assert_eq!(why(&mut bus, Some(&signed(&other, 1)), &blob), Unapproved::OtherKey);
+    bus.measure(11);
+    assert_eq!(why(&mut bus, Some(&system), &blob), Unapproved::Changed);
 }
 
 fn a_blob_opens_for_its_own_purpose_only() {
     let state = tempfile::tempdir().unwrap();
     let mut bus = Bus::switch_on(state.path());
-    let blob = seal(&mut bus, &[7], b"one", SECRET).unwrap();
-    let refused = unseal(&mut bus, b"two", &blob).unwrap_err();
+    let blob = seal(&mut bus, None, &[7], b"one", SECRET).unwrap();
+    let refused = unseal(&mut bus, None, b"two", &blob).unwrap_err();
     assert!(matches!(refused, Error::Mismatch), "{refused:?}");
 }
 
@@ -220,14 +370,15 @@ fn a_tpm_that_is_gone_is_an_outage_and_not_a_refusal() {
     let state = tempfile::tempdir().unwrap();
     let mut bus = Bus::switch_on(state.path());
     bus.stream.shutdown(std::net::Shutdown::Both).unwrap();
-    let error = seal(&mut bus, &[7], b"test", SECRET).unwrap_err();
+    let error = seal(&mut bus, None, &[7], b"test", SECRET).unwrap_err();
     assert!(error.retriable(), "{error:?}");
 }
 
 fn a_tpm_without_the_bank_seals_nothing_and_says_so() {
     let state = tempfile::tempdir().unwrap();
     Bus::switch_on(state.path()).drop_sha256();
-    let error = seal(&mut Bus::switch_on(state.path()), &[7, 12], b"test", SECRET).unwrap_err();
+    let error =
+        seal(&mut Bus::switch_on(state.path()), None, &[7, 12], b"test", SECRET).unwrap_err();
     assert!(matches!(error, Error::NoBank), "{error:?}");
     assert!(!error.retriable(), "{error}");
 }
@@ -468,10 +619,10 @@ fn an_attestation_leaves_nothing_in_the_tpm() {
         answer(&mut bus, &Challenge::new(&wrong).unwrap(), NODE).unwrap_err();
     }
     // Neither does it disturb what is sealed.
-    let blob = seal(&mut bus, &[7, 12], b"test", SECRET).unwrap();
+    let blob = seal(&mut bus, None, &[7, 12], b"test", SECRET).unwrap();
     let challenge = Challenge::new(&keys(&mut bus).unwrap()).unwrap();
     answer(&mut bus, &challenge, NODE).unwrap();
-    assert_eq!(**unseal(&mut bus, b"test", &blob).unwrap(), *SECRET);
+    assert_eq!(**unseal(&mut bus, None, b"test", &blob).unwrap(), *SECRET);
 }
 
 fn main() -> ExitCode {

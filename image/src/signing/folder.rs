@@ -33,12 +33,14 @@ use pkcs8::{
 };
 use polis_base::hex;
 use rand::{TryRng as _, rngs::SysRng};
+use ring::rsa::KeyPair;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use zeroize::{Zeroize as _, Zeroizing};
 
 use super::{
     Error, Passphrase, Purpose, authenticode, hash,
-    identity::{Identity, Signer, certify, generate, pair, public},
+    identity::{Identity, PUBLIC, Signer, certify, generate, pair, public},
+    policy::PolicyKey,
     variables::{self, DB, KEK, PK},
 };
 
@@ -47,7 +49,6 @@ const FILE_MAX: u64 = 64 * 1024;
 
 const ENCRYPTED: &str = "ENCRYPTED PRIVATE KEY";
 const CERTIFICATE: &str = "CERTIFICATE";
-const PUBLIC: &str = "PUBLIC KEY";
 
 /// New keys, with their private halves.
 pub struct Keys {
@@ -136,7 +137,17 @@ impl Keys {
     pub fn image_signer(&self) -> Result<ImageSigner, Error> {
         let identity = self.identity(Purpose::Signature)?;
         let release = *self.release_key()?.key().verifying_key().as_bytes();
-        Ok(ImageSigner { identity, enrolment: self.enrolment.clone(), release })
+        let policy = self.policy_key()?;
+        Ok(ImageSigner { identity, enrolment: self.enrolment.clone(), release, policy })
+    }
+
+    /// What approves the measurements of their images.
+    fn policy_key(&self) -> Result<PolicyKey, Error> {
+        let failed = |reason: &str| Error::Generate { reason: reason.to_owned() };
+        let found = self.pairs.iter().find(|pair| pair.purpose == Purpose::Policy);
+        let found = found.ok_or_else(|| failed("it was not made"))?;
+        PolicyKey::new(pair(&found.private)?, found.public.clone())
+            .ok_or_else(|| failed("its halves differ"))
     }
 
     /// The key that signs their update bundles.
@@ -269,6 +280,21 @@ fn open(folder: &Path, purpose: Purpose, passphrase: &Passphrase) -> Result<Secr
     sealed.decrypt(passphrase.as_bytes()).map_err(|_wrong| Error::Passphrase { path: path.clone() })
 }
 
+/// Reads a private RSA key; returns its file, too.
+fn rsa(
+    folder: &Path,
+    purpose: Purpose,
+    passphrase: &Passphrase,
+) -> Result<(KeyPair, PathBuf), Error> {
+    let private = open(folder, purpose, passphrase)?;
+    let path = folder.join(private_file(purpose));
+    let expected = "RSA key";
+    match pair(&private) {
+        Ok(pair) => Ok((pair, path)),
+        Err(error) => Err(Error::Malformed { path, expected, reason: error.to_string() }),
+    }
+}
+
 /// Reads a public half, in DER.
 fn public_half(folder: &Path, purpose: Purpose) -> Result<Vec<u8>, Error> {
     let path = folder.join(public_file(purpose));
@@ -314,19 +340,20 @@ pub(super) fn public_file(purpose: Purpose) -> String {
     format!("{purpose}.{}", if purpose.certified() { "crt" } else { "pub" })
 }
 
-/// The signer of an image: the signature key, the files that enrol it, and the release key,
-/// whose update bundles the image takes.
+/// The signer of an image: the signature key, the files that enrol it, the policy key, which
+/// approves the image's measurements, and the release key, whose update bundles the image takes.
 #[derive(Debug)]
 pub struct ImageSigner {
     identity: Identity,
     enrolment: Vec<(String, Vec<u8>)>,
     /// The public half of the release key.
     release: [u8; 32],
+    policy: PolicyKey,
 }
 
 impl ImageSigner {
-    /// Opens a folder of keys. Of the private keys only the one for signatures has to be
-    /// there.
+    /// Opens a folder of keys. Of the private keys, those for signatures and for policies have
+    /// to be there.
     ///
     /// # Errors
     ///
@@ -340,17 +367,32 @@ impl ImageSigner {
         let files = [PK, KEK, DB].map(|variable| variable.file());
         let enrolment = files.into_iter().map(|name| Ok((name.clone(), read(&folder.join(name))?)));
         let enrolment = enrolment.collect::<Result<_, Error>>()?;
-        let private = open(folder, purpose, passphrase)?;
-        let path = folder.join(private_file(purpose));
-        let expected = "RSA key";
-        let pair = pair(&private).map_err(|error| Error::Malformed {
-            path: path.clone(),
-            expected,
-            reason: error.to_string(),
-        })?;
+        let (pair, path) = rsa(folder, purpose, passphrase)?;
         let identity = Identity::new(pair, signer).ok_or(Error::Mismatch { path })?;
+        let public = public_half(folder, Purpose::Policy)?;
+        let (pair, path) = rsa(folder, Purpose::Policy, passphrase)?;
+        let policy = PolicyKey::new(pair, public).ok_or(Error::Mismatch { path })?;
         let release = release_half(folder)?;
-        Ok(Self { identity, enrolment, release })
+        Ok(Self { identity, enrolment, release, policy })
+    }
+
+    /// The public half of the policy key, in PEM: the section `.pcrpkey` of a kernel image.
+    ///
+    /// # Errors
+    ///
+    /// The key cannot be encoded.
+    pub fn policy_key(&self) -> Result<String, Error> {
+        self.policy.section()
+    }
+
+    /// Approves the measurements of a kernel image that satisfy the TPM policy with the digest
+    /// `policy`: the section `.pcrsig`, JSON in the format of `systemd-measure`.
+    ///
+    /// # Errors
+    ///
+    /// The key cannot be used.
+    pub fn approve(&self, policy: &[u8; 32]) -> Result<String, Error> {
+        self.policy.approve(policy)
     }
 
     /// The public half of the release key.
@@ -371,7 +413,11 @@ impl ImageSigner {
     /// Changes when another key or other files for enrolment are used.
     pub(crate) fn fingerprint(&self) -> String {
         let files = self.enrolment.iter().map(|(_, update)| hash(update));
-        let keys = [self.identity.signer().fingerprint(), hex::encode(&self.release)];
+        let keys = [
+            self.identity.signer().fingerprint(),
+            hex::encode(&self.release),
+            self.policy.fingerprint(),
+        ];
         keys.into_iter().chain(files).collect()
     }
 }
@@ -523,7 +569,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_build_needs_the_signature_key_alone() {
+    fn a_build_needs_the_signature_and_the_policy_key_alone() {
         let parent = tempfile::tempdir().unwrap();
         let folder = parent.path().join("keys");
         keys().store(&folder, &passphrase("x")).unwrap();
@@ -535,6 +581,17 @@ pub(crate) mod tests {
         assert_eq!(private, [false, false, true, true, true]);
         assert!(shown[2].name.starts_with("CN=Polis signature key "), "{}", shown[2].name);
         assert!(shown[4].name.starts_with("Ed25519 "), "{}", shown[4].name);
+        // The policy key of another owner, or none.
+        let policy = folder.join("policy.pub");
+        let right = fs::read(&policy).unwrap();
+        other_keys().store(&parent.path().join("other"), &passphrase("x")).unwrap();
+        fs::copy(parent.path().join("other/policy.pub"), &policy).unwrap();
+        let refused = ImageSigner::open(&folder, &passphrase("x")).unwrap_err();
+        assert!(matches!(refused, Error::Mismatch { .. }), "{refused}");
+        fs::write(&policy, right).unwrap();
+        fs::remove_file(folder.join("policy.key")).unwrap();
+        let refused = ImageSigner::open(&folder, &passphrase("x")).unwrap_err();
+        assert!(refused.help().unwrap().contains("keys show"), "{refused}");
     }
 
     #[test]

@@ -25,6 +25,9 @@ use x509_cert::{
 
 use super::{Error, Purpose, hash, sign};
 
+/// The label of a public half in PEM.
+pub(super) const PUBLIC: &str = "PUBLIC KEY";
+
 /// Bits of an RSA key.
 const BITS: usize = 2048;
 /// Years in which a certificate is valid. Firmware has no clock that it trusts and does not
@@ -81,7 +84,11 @@ impl rcgen::SigningKey for Certifying<'_> {
     }
 }
 
-fn signature(pair: &KeyPair, message: &[u8]) -> Result<Vec<u8>, ring::error::Unspecified> {
+/// RSASSA-PKCS1-v1_5 over the SHA-256 of a message.
+pub(super) fn signature(
+    pair: &KeyPair,
+    message: &[u8],
+) -> Result<Vec<u8>, ring::error::Unspecified> {
     let mut signature = vec![0; pair.public().modulus_len()];
     // The padding has nothing random in it, whatever the generator gives.
     pair.sign(&RSA_PKCS1_SHA256, &SystemRandom::new(), message, &mut signature)?;

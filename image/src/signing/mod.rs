@@ -5,24 +5,25 @@
 //! exchange (KEK) --signs--> db.auth    | the machine's firmware takes these once
 //! platform (PK) --signs--> PK.auth    /
 //! signature (db) --signs--> systemd-boot, unified kernel image
-//! policy    --will sign--> the measurements that open a disk
+//! policy    --signs--> the measurements of the kernel image, which open a disk
 //! release   --signs--> update bundles
 //! ```
 //!
 //! The enrolment files are made together with the keys and are public, so a build opens the
-//! private half of the signature key alone; the platform and the exchange key may be kept
-//! where no build host reaches them.
+//! private halves of the signature and the policy key alone; the platform and the exchange key
+//! may be kept where no build host reaches them.
 //!
 //! Invariants:
 //! - RSA signatures are PKCS #1 1.5 and have no time in them: the same inputs and the same
 //!   keys give the same bytes.
 //! - Private keys are written encrypted, and no type of this module prints one.
 //!
-//! What this module does not do: keep keys in a PKCS #11 token, and sign measurements.
+//! What this module does not do: keep keys in a PKCS #11 token.
 
 mod authenticode;
 mod folder;
 mod identity;
+mod policy;
 mod signed_data;
 mod variables;
 

@@ -4,7 +4,7 @@
 //! one.
 //!
 //! - How a boot is described: `boot`, `stage`, `serial`, `trapdoor`, `environment`, `cause`.
-//! - The machine: `sys`, `files`, `canvas`, `recovery`.
+//! - The machine: `sys`, `files`, `canvas`, `recovery`, `extra`.
 //! - The users of the system: `users`.
 //! - How bytes are written: `hex`.
 
@@ -12,6 +12,7 @@ pub mod boot;
 pub mod canvas;
 pub mod cause;
 pub mod environment;
+pub mod extra;
 pub mod files;
 pub mod hex;
 pub mod recovery;

@@ -25,7 +25,9 @@ mod refusal;
 mod writer;
 
 pub use self::manifest::{Manifest, Part, Target};
-pub use self::measure::{Registers, Unmeasurable, registers};
+pub use self::measure::{
+    RECIPE as MEASURE_RECIPE, Registers, Unmeasurable, approval, policy, registers,
+};
 pub use self::reader::{Bundle, Error};
 pub use self::refusal::{PartName, Refusal};
 pub use self::writer::write;

@@ -1,5 +1,5 @@
 //! The values that a machine's TPM has in its registers after the boot stub of a kernel image
-//! has started that image.
+//! has started that image, and the policy of a TPM that these values satisfy.
 //!
 //! The stub (systemd's) extends register 11 with the name and the content of each section that
 //! it uses, in an order of its own. It extends 12 and 13 with what it finds beside the image:
@@ -52,6 +52,14 @@ const PROFILE: &[u8] = b".profile";
 const ENTRY: usize = 40;
 const NAME: usize = 8;
 
+/// This file's own text: a recipe for what is signed of an image.
+pub const RECIPE: &str = include_str!("measure.rs");
+
+/// `TPM_CC_PolicyPCR`.
+const POLICY_PCR: [u8; 4] = 0x17f_u32.to_be_bytes();
+/// `TPML_PCR_SELECTION` of register 11: one bank, SHA-256, three bytes with a bit a register.
+const SELECTION: [u8; 10] = [0, 0, 0, 1, 0, 0x0b, 3, 0, 8, 0];
+
 /// An image whose registers cannot be computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a unified kernel image: {0}")]
@@ -79,6 +87,30 @@ pub fn registers(kernel: &[u8]) -> Result<Registers, Unmeasurable> {
     let mut registers: Registers = ADDITIONS.into_iter().map(|number| (number, [0; 32])).collect();
     registers.insert(SECTIONS, value);
     Ok(registers)
+}
+
+/// The digest of the TPM policy that holds after a start of this kernel image, and after no
+/// start of another one: what the policy key of an image's owner signs.
+///
+/// # Errors
+///
+/// [`Unmeasurable`].
+pub fn approval(kernel: &[u8]) -> Result<[u8; 32], Unmeasurable> {
+    let registers = registers(kernel)?;
+    let sections = registers.get(&SECTIONS).ok_or(Unmeasurable("it has no kernel"))?;
+    Ok(policy(sections))
+}
+
+/// The digest of the TPM policy that holds while register 11 has the value `sections`
+/// (`TPM2_PolicyPCR` in a new session: TPM 2.0 Library, part 3, 23.7).
+#[must_use]
+pub fn policy(sections: &[u8; 32]) -> [u8; 32] {
+    Sha256::new_with_prefix([0; 32])
+        .chain_update(POLICY_PCR)
+        .chain_update(SELECTION)
+        .chain_update(Sha256::digest(sections))
+        .finalize()
+        .into()
 }
 
 /// A register after something was measured into it.
@@ -165,6 +197,27 @@ pub(crate) mod tests {
         assert_eq!(registers(&image(&turned)).unwrap(), measured);
         turned[1].1 = b"another kernel";
         assert_ne!(registers(&image(&turned)).unwrap(), measured);
+    }
+
+    #[test]
+    fn the_policy_is_the_one_that_a_tpm_computes() {
+        // By hand: SHA-256 of 32 zeros, 0000017f, 00000001 000b 03 000800, SHA-256 of the value.
+        let zeros = "fd32fa22c52cfc8e1a0c29eb38519f87084cab0b04b0d8f020a4d38b2f4e223e";
+        let sevens = "cc72550c0b76b3246d8e115bd8d82f1a37d4332f9bbbd379f8289d863d06cad0";
+        for (value, expected) in [(0, zeros), (7, sevens)] {
+            let digits = policy(&[value; 32]).map(|byte| format!("{byte:02x}"));
+            assert_eq!(digits.concat(), expected);
+        }
+        let kernel = image(&[(".linux", b"kernel"), (".pcrsig", b"one")]);
+        let sections = registers(&kernel).unwrap()[&11];
+        assert_eq!(approval(&kernel).unwrap(), policy(&sections));
+        // The signature is never measured, and the key is.
+        let approved = |parts: &[(&str, &[u8])]| approval(&image(parts)).unwrap();
+        assert_eq!(approved(&[(".linux", b"kernel")]), approval(&kernel).unwrap());
+        assert_ne!(
+            approved(&[(".linux", b"kernel"), (".pcrpkey", b"key")]),
+            approval(&kernel).unwrap()
+        );
     }
 
     #[test]

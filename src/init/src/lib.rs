@@ -27,6 +27,7 @@ pub mod command_line;
 pub mod disk;
 pub mod early;
 pub mod error;
+pub mod extra;
 pub mod gpt;
 pub mod guru;
 pub mod heartbeat;

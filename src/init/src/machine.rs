@@ -23,6 +23,7 @@ use polis_base::trapdoor::{Report, code};
 use super::attempts::Store;
 use super::buttons::Buttons;
 use super::command_line::{COUNTDOWN, CommandLine, INIT_DEADLINE};
+use super::extra::Extra;
 use super::kernel_log::KernelEvent;
 use super::port::Port;
 
@@ -66,6 +67,8 @@ pub struct Start {
     pub disk: PathBuf,
     /// The ESP's device.
     pub esp: PathBuf,
+    /// What the boot stub added to the initramfs.
+    pub extra: Extra,
     /// The parsed kernel command line.
     pub command_line: CommandLine,
 }

@@ -26,6 +26,7 @@ use std::time::Duration;
 use rustix::mount::MountFlags;
 use rustix::process::Signal;
 
+use polis_base::extra;
 use polis_base::serial::Severity;
 use polis_base::stage::Stage;
 use polis_base::sys::dm::{DeviceMapper, Table};
@@ -43,6 +44,7 @@ use super::command_line::{self, CommandLine, Verity};
 use super::disk::{self, Choice, Device, Disk, Found, Slot};
 use super::early::Early;
 use super::error::Error;
+use super::extra::Extra;
 use super::gpt::Guid;
 use super::guru;
 use super::loader::Loader;
@@ -133,9 +135,13 @@ pub fn run(machine: &mut Machine) -> Result<Start, Error> {
     let Device { path, numbers } = device;
     let system = System { partition: slot.partition(), device: path, numbers };
     machine.system = Some(system.clone());
+    let (extra, faults) = Extra::take(Path::new(extra::IN_INITRAMFS));
+    for fault in faults {
+        machine.port.log(Severity::Warning, &fault);
+    }
     enter(machine, &system, &command_line, early)?;
     machine.done(Stage::Initramfs);
-    Ok(Start { disk, esp: esp.path, command_line })
+    Ok(Start { disk, esp: esp.path, extra, command_line })
 }
 
 /// Sets up all that reporting a failure needs, and the thread that loads modules.
@@ -347,9 +353,7 @@ fn firmware(machine: &mut Machine, drivers: &mut Drivers) -> Firmware {
         }
         _ => None,
     };
-    let image = efivar::of_loader(Path::new(mounts::VARIABLES), efivar::IMAGE);
-    // A loader that could not count the try starts the same system again.
-    let trial = image.ok().flatten().is_some_and(|image| image.contains("+0-"));
+    let trial = efivar::on_trial(Path::new(mounts::VARIABLES));
     Firmware { esp, path, trial }
 }
 

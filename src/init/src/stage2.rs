@@ -24,6 +24,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use polis_base::cause;
+use polis_base::extra;
 use polis_base::files;
 use polis_base::recovery;
 use polis_base::serial::{EventLine, Severity};
@@ -89,6 +90,10 @@ pub fn run(machine: &mut Machine, start: Start) -> Result<End, Error> {
     // Only a hint: a fault of the file is reported when it is started.
     sys_files::readahead(Path::new(NODE)).ok();
     mount_tree(machine)?;
+    if let Err(error) = start.extra.give(Path::new(extra::DIRECTORY)) {
+        let text = format!("cannot hand on the signed measurements of this system: {error}");
+        machine.port.log(Severity::Error, &text);
+    }
     // A placeholder until the machine has a name.
     rustix::system::sethostname(b"polis").ok();
     greet();

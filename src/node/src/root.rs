@@ -31,7 +31,7 @@ use crate::{agent, console, firewall, forwarding, management, shipping};
 use polis_base::environment::Environment;
 use polis_base::sys::efivar;
 use polis_base::sys::reboot::Reason;
-use polis_base::{files, recovery};
+use polis_base::{extra, files, recovery};
 use polis_control::{cluster, consensus, curator};
 use polis_machine::network::{self, names};
 use polis_machine::{install, parameters, storage, time, update};
@@ -431,7 +431,10 @@ impl Membership {
                 config: cluster::Config {
                     root: tree.clone(),
                     probe: cluster::Probe::default(),
-                    tpm: Arc::new(cluster::unlock::sealer::Machine { dev: PathBuf::from("/dev") }),
+                    tpm: Arc::new(cluster::unlock::sealer::Machine {
+                        dev: PathBuf::from("/dev"),
+                        extra: PathBuf::from(extra::DIRECTORY),
+                    }),
                     efivars: PathBuf::from(efivar::DIRECTORY),
                     recovery: root.recovery.clone(),
                     install: install::Config::live(&root.environment, tree),

@@ -144,6 +144,14 @@ pub fn of_loader(directory: &Path, name: &str) -> io::Result<Option<String>> {
     Ok(String::from_utf16(&units).ok().filter(|text| !text.is_empty()))
 }
 
+/// Whether the loader counted this start as the one try of the running kernel image, by the
+/// variables in `directory`. A loader that could not count it starts the same system again.
+#[must_use]
+pub fn on_trial(directory: &Path) -> bool {
+    let image = of_loader(directory, IMAGE);
+    image.ok().flatten().is_some_and(|image| image.contains("+0-"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,6 +167,10 @@ mod tests {
         let path = directory.path().join(format!("{IMAGE}-{LOADER}"));
         fs::write(&path, &content).unwrap();
         assert_eq!(read().as_deref(), Some(text));
+        assert!(!on_trial(directory.path()));
+        let tried = r"\EFI\Linux\polis-1+0-1.efi".encode_utf16().flat_map(u16::to_le_bytes);
+        fs::write(&path, [6, 0, 0, 0].into_iter().chain(tried).collect::<Vec<u8>>()).unwrap();
+        assert!(on_trial(directory.path()));
         // An odd byte, half a surrogate, nothing.
         fs::write(&path, [6, 0, 0, 0, 0x41, 0, 7]).unwrap();
         assert_eq!(read().as_deref(), Some("A"));

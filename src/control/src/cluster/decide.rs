@@ -49,7 +49,7 @@ pub enum Decision {
     /// The machine creates a cluster.
     Bootstrap(Bootstrap),
     /// The machine continues to create a cluster, which an earlier boot began.
-    GoOn(Begun),
+    GoOn(Box<Begun>),
     /// The machine registers with a cluster.
     Register(Register),
     /// The machine continues a registration or a commit that an earlier boot began.
@@ -85,7 +85,7 @@ pub fn decide(
         (Record::Whole(_), Data::Absent, _) => Err(Refusal::DataLost),
         (Record::Absent | Record::Damaged(_), Data::Present, Record::Whole(journal)) => {
             Ok(match journal.clone() {
-                Journal::Bootstrap(begun) => Decision::GoOn(begun),
+                Journal::Bootstrap(begun) => Decision::GoOn(Box::new(begun)),
                 Journal::Register(begun) => Decision::GoOnRegistering(Box::new(begun)),
             })
         }
@@ -245,11 +245,11 @@ mod tests {
     fn a_begun_bootstrap_goes_on_as_it_was_begun_whatever_the_parameters_say_now() {
         let journal = founding();
         let decided = decide(&Record::Absent, &journal, Data::Present, None);
-        assert_eq!(decided, Ok(Decision::GoOn(begun())));
+        assert_eq!(decided, Ok(Decision::GoOn(Box::new(begun()))));
         let other = Bootstrap { owner_public_key: [9; 32], ..bootstrap() };
         let configured = Cluster::Bootstrap(other.clone());
         let decided = decide(&Record::Absent, &journal, Data::Present, Some(&configured));
-        assert_eq!(decided, Ok(Decision::GoOn(begun())));
+        assert_eq!(decided, Ok(Decision::GoOn(Box::new(begun()))));
         // Before anything was made, the newest parameters are used.
         let decided = decide(&Record::Absent, &journal, Data::Absent, Some(&configured));
         assert_eq!(decided, Ok(Decision::Bootstrap(other)));
@@ -269,7 +269,7 @@ mod tests {
     fn a_configuration_that_was_being_written_is_written_again() {
         let damaged = Record::Damaged(Damage::Magic);
         let decided = decide(&damaged, &founding(), Data::Present, None);
-        assert_eq!(decided, Ok(Decision::GoOn(begun())));
+        assert_eq!(decided, Ok(Decision::GoOn(Box::new(begun()))));
     }
 
     #[test]

@@ -200,7 +200,7 @@ impl Error {
                 Refusal::WipesOther { .. } => code::CLUSTER_WIPES_OTHER,
             },
             Self::Tpm(error) => match error {
-                tpm::Error::Changed(_) => code::STORAGE_TPM_REFUSES,
+                tpm::Error::Changed(_) | tpm::Error::Unapproved(_) => code::STORAGE_TPM_REFUSES,
                 tpm::Error::Cleared | tpm::Error::Mismatch => code::STORAGE_TPM_CLEARED,
                 tpm::Error::Absent => code::STORAGE_TPM_ABSENT,
                 _ => code::STORAGE_TPM_FAILS,

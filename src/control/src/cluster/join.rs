@@ -95,23 +95,31 @@ impl<C: Consensus> Service<C> {
     }
 
     /// Ends an announcement of a firmware update, as far as an earlier start has not: seals the
-    /// keys that opened the disk to the registers of this start. A failure leaves them to the
-    /// next one.
+    /// keys that opened the disk to the registers of this start, and to the policy key of its
+    /// system. A failure leaves them to the next one.
     async fn bind_again(&self, keys: Keys) -> Keys {
         let Unlocker { root, sealer, shares, .. } = self.config.unlocker(self.disk());
         match seal_again(&root.esp, &sealer, &shares, Binding::Registers).await {
             Ok(Outcome::Sealed(secrets)) => {
-                warn!(
-                    "the announcement of a firmware update is over: the key of the disk is sealed \
-                     to the registers of this start; announce again if the new firmware is still \
-                     to come, and look at Secure Boot, which an update may have switched off"
-                );
+                let before = &keys.secrets;
+                let signed = before.signer() != secrets.signer();
+                if signed {
+                    info!("from now on, only systems of this system's policy key open the disk");
+                }
+                if !signed || before.binding() == Some(Binding::TpmAlone) {
+                    warn!(
+                        "the announcement of a firmware update is over: the key of the disk is \
+                         sealed to the registers of this start; announce again if the new \
+                         firmware is still to come, and look at Secure Boot, which an update may \
+                         have switched off"
+                    );
+                }
                 Keys { secrets, ..keys }
             }
             Ok(Outcome::Unchanged | Outcome::NotSealed) => keys,
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                warn!(error, "cannot seal the key of the disk to the registers of this start");
+                warn!(error, "cannot seal the key of the disk to this start");
                 keys
             }
         }

@@ -330,3 +330,127 @@ async fn an_attended_machine_and_one_without_a_tpm_take_an_announcement_too() {
     assert_eq!(machine.root().esp.sealed_configuration.read().unwrap(), before);
     assert_eq!(machine.bindings(), [None; 2]);
 }
+
+impl Machine {
+    /// Which policy key signed the running system.
+    fn runs_system_of(&self, signer: &[u8]) {
+        *self.tpm.signer.lock().unwrap() = signer.to_vec();
+    }
+
+    /// The policy keys that the secrets and the share are bound to.
+    fn signers(&self) -> [Vec<u8>; 2] {
+        let share = self.shares().find(Slot::Current).unwrap().unwrap().0;
+        [self.secrets().signer().to_vec(), share.signer().to_vec()]
+    }
+
+    /// Whether the loader counted the next starts as tries of a new system.
+    fn on_trial(&self, trial: bool) {
+        let path = "StubImageIdentifier-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
+        let path = self.efivars().join(path);
+        let name = if trial { r"\polis-1+0-1.efi" } else { r"\polis-1.efi" };
+        let units = name.encode_utf16().flat_map(u16::to_le_bytes);
+        std::fs::write(path, [6, 0, 0, 0].into_iter().chain(units).collect::<Vec<u8>>()).unwrap();
+    }
+}
+
+/// A policy key, another one, and none.
+const OWN: &[u8] = &[9];
+const OTHER: &[u8] = &[8];
+const NONE: &[u8] = &[];
+
+#[tokio::test]
+async fn a_signed_system_binds_the_key_to_its_policy_key_and_no_other_system_opens_it() {
+    let (machine, saved) = Machine::with_tpm().member(automatic()).await;
+    assert_eq!(machine.signers(), [NONE, NONE]);
+    machine.runs_system_of(OWN);
+    for _start in 0..2 {
+        machine.boot_home().await;
+        assert_eq!(machine.signers(), [OWN, OWN]);
+        assert_eq!(machine.bindings(), [Some(Binding::Registers); 2]);
+    }
+    let before = machine.partition.lock().unwrap().clone();
+    for other in [OTHER, NONE] {
+        machine.runs_system_of(other);
+        let report = machine.boot_refused(None).await;
+        assert_eq!(report.code, code::STORAGE_TPM_REFUSES);
+        assert!(report.unlock);
+        assert_eq!(*machine.partition.lock().unwrap(), before);
+    }
+    // The recovery key opens it for the other system, and binds the new halves to that one.
+    machine.runs_system_of(OTHER);
+    let machine = machine.recovers(saved).await;
+    assert_eq!(machine.signers(), [OTHER, OTHER]);
+    machine.runs_system_of(OWN);
+    assert_eq!(machine.boot_refused(None).await.code, code::STORAGE_TPM_REFUSES);
+}
+
+#[tokio::test]
+async fn a_machine_that_is_founded_by_a_signed_system_is_bound_to_it_at_once() {
+    let machine = Machine::with_tpm();
+    machine.runs_system_of(OWN);
+    let (machine, _saved) = machine.member(automatic()).await;
+    assert_eq!(machine.signers(), [OWN, OWN]);
+    machine.runs_system_of(NONE);
+    assert_eq!(machine.boot_refused(None).await.code, code::STORAGE_TPM_REFUSES);
+}
+
+#[tokio::test]
+async fn a_system_on_trial_leaves_the_way_back_to_one_that_is_not_signed() {
+    let machine = Machine { firmware: true, ..Machine::with_tpm() };
+    let (machine, _saved) = machine.member(automatic()).await;
+    machine.runs_system_of(OWN);
+    machine.on_trial(true);
+    machine.boot_home().await;
+    assert_eq!(machine.signers(), [NONE, NONE]);
+    // The trial failed.
+    machine.runs_system_of(NONE);
+    machine.on_trial(false);
+    machine.boot_home().await;
+    // Another one did not, and the next start is none.
+    machine.runs_system_of(OWN);
+    machine.on_trial(true);
+    machine.boot_home().await;
+    machine.on_trial(false);
+    machine.boot_home().await;
+    assert_eq!(machine.signers(), [OWN, OWN]);
+    // A trial of the same key changes nothing of that.
+    machine.on_trial(true);
+    machine.boot_home().await;
+    assert_eq!(machine.signers(), [OWN, OWN]);
+}
+
+#[tokio::test]
+async fn a_power_cut_while_the_key_is_bound_to_a_signed_system_locks_nothing() {
+    let (machine, _saved) = Machine::with_tpm().member(automatic()).await;
+    let esp = machine.root().esp;
+    let read = || [&esp.cold_start, &esp.sealed_configuration].map(|file| file.read().unwrap());
+    let [_, sealed] = read();
+    machine.runs_system_of(OWN);
+    machine.boot_home().await;
+    let [share, _] = read();
+    // The share comes first.
+    esp.cold_start.write(&share.unwrap()).unwrap();
+    esp.sealed_configuration.write(&sealed.unwrap()).unwrap();
+    assert_eq!(machine.signers(), [NONE, OWN]);
+    machine.boot_home().await;
+    assert_eq!(machine.signers(), [OWN, OWN]);
+}
+
+#[tokio::test]
+async fn an_announced_firmware_update_lets_no_system_of_another_key_in() {
+    let machine = Machine::with_tpm();
+    machine.runs_system_of(OWN);
+    let (mut machine, _saved) = machine.member(automatic()).await;
+    machine.seals = Some(Binding::TpmAlone);
+    assert!(machine.boot_home().await.keys.unwrap().firmware_update_announced);
+    machine.seals = None;
+    assert_eq!(machine.bindings(), [Some(Binding::TpmAlone); 2]);
+    assert_eq!(machine.signers(), [OWN, OWN]);
+    machine.set(Tpms::One(1, 2));
+    machine.runs_system_of(OTHER);
+    assert_eq!(machine.boot_refused(None).await.code, code::STORAGE_TPM_REFUSES);
+    machine.runs_system_of(OWN);
+    machine.boot_home().await;
+    assert_eq!(machine.bindings(), [Some(Binding::Registers); 2]);
+    assert_eq!(machine.signers(), [OWN, OWN]);
+}

@@ -190,6 +190,7 @@ mod tests {
             private: vec![2],
             root: vec![3],
             pcrs: vec![7, 12],
+            signer: Vec::new(),
             nonce: vec![4; 12],
             ciphertext: vec![5; 48],
         }
@@ -197,7 +198,11 @@ mod tests {
 
     /// A simulated TPM; `tests/tpm` has a real one.
     #[derive(Debug)]
-    pub(super) struct FakeTpm(pub(super) Mutex<Tpms>);
+    pub(super) struct FakeTpm {
+        pub(super) machine: Mutex<Tpms>,
+        /// The policy key that signed the running system.
+        pub(super) signer: Mutex<Vec<u8>>,
+    }
 
     /// The TPM of a machine.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,29 +214,45 @@ mod tests {
 
     impl Default for FakeTpm {
         fn default() -> Self {
-            Self(Mutex::new(Tpms::One(1, 1)))
+            Self { machine: Mutex::new(Tpms::One(1, 1)), signer: Mutex::default() }
         }
     }
 
     impl Tpm for FakeTpm {
         fn is_there(&self) -> bool {
-            *self.0.lock().unwrap() != Tpms::None
+            *self.machine.lock().unwrap() != Tpms::None
         }
 
-        fn seal(&self, pcrs: &[u32], purpose: &[u8], secret: &[u8]) -> Result<Blob, tpm::Error> {
-            let Tpms::One(tpm, start) = *self.0.lock().unwrap() else {
+        fn signer(&self) -> Vec<u8> {
+            self.signer.lock().unwrap().clone()
+        }
+
+        fn seal(
+            &self,
+            signer: &[u8],
+            pcrs: &[u32],
+            purpose: &[u8],
+            secret: &[u8],
+        ) -> Result<Blob, tpm::Error> {
+            if !signer.is_empty() && signer != Tpm::signer(self) {
+                return Err(tpm::Error::Unapproved(tpm::Unapproved::OtherKey));
+            }
+            let Tpms::One(tpm, start) = *self.machine.lock().unwrap() else {
                 return Err(tpm::Error::Absent);
             };
             let ciphertext = secret.iter().map(|byte| byte ^ 0x55).collect();
             let (public, private) = (purpose.to_vec(), vec![start]);
-            let pcrs = pcrs.to_vec();
-            Ok(Blob { public, private, root: vec![tpm], pcrs, ciphertext, ..blob() })
+            let (pcrs, signer) = (pcrs.to_vec(), signer.to_vec());
+            Ok(Blob { public, private, root: vec![tpm], pcrs, signer, ciphertext, ..blob() })
         }
 
         fn unseal(&self, purpose: &[u8], blob: &Blob) -> Result<Zeroizing<Vec<u8>>, tpm::Error> {
-            match *self.0.lock().unwrap() {
+            match *self.machine.lock().unwrap() {
                 Tpms::None => Err(tpm::Error::Absent),
                 Tpms::One(tpm, _) if blob.root != [tpm] => Err(tpm::Error::Cleared),
+                Tpms::One(..) if !blob.signer.is_empty() && blob.signer != Tpm::signer(self) => {
+                    Err(tpm::Error::Unapproved(tpm::Unapproved::Changed))
+                }
                 Tpms::One(_, start) if !blob.pcrs.is_empty() && blob.private != [start] => {
                     Err(tpm::Error::Changed(blob.pcrs.clone()))
                 }

@@ -114,7 +114,7 @@ pub struct Config {
 
 impl Config {
     pub(super) fn unlocker(&self, disk: Disk) -> Unlocker {
-        let sealer = Sealer::new(Arc::clone(&self.tpm));
+        let sealer = Sealer::new(Arc::clone(&self.tpm), &self.efivars);
         let shares = Shares::new(sealer.clone(), &self.root.esp, &self.efivars);
         Unlocker { root: self.root.clone(), sealer, shares, disk }
     }

@@ -104,7 +104,7 @@ impl Machine {
         Self {
             disk: tempfile::tempdir().unwrap(),
             etcd: Memory::default(),
-            tpm: Arc::new(FakeTpm(Mutex::new(Tpms::None))),
+            tpm: Arc::new(FakeTpm { machine: Mutex::new(Tpms::None), ..FakeTpm::default() }),
             partition: Arc::default(),
             recovery: None,
             firmware: false,
@@ -158,7 +158,7 @@ impl Machine {
     }
 
     fn set(&self, tpms: Tpms) {
-        *self.tpm.0.lock().unwrap() = tpms;
+        *self.tpm.machine.lock().unwrap() = tpms;
     }
 
     fn unlocker(&self) -> Unlocker {

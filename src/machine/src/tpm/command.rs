@@ -20,7 +20,8 @@ use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
 use super::session::{CONTINUE, DECRYPT, ENCRYPT, SIZE, Salt, Session, Unusable};
-use super::{Error, Transport};
+use super::signed::{SECTIONS, SignedSystem};
+use super::{Error, Transport, Unapproved};
 use polis_wire::attestation::format::{Reader, Short, Writer};
 use polis_wire::attestation::{derive, name};
 
@@ -34,6 +35,7 @@ const PASSWORD: u32 = 0x4000_0009;
 
 const ALG_AES: u16 = 0x0006;
 const ALG_KEYED_HASH: u16 = 0x0008;
+const ALG_RSASSA: u16 = 0x0014;
 pub(super) const ALG_SHA256: u16 = 0x000b;
 pub(super) const ALG_NULL: u16 = 0x0010;
 const ALG_ECC: u16 = 0x0023;
@@ -59,6 +61,9 @@ pub(super) enum Code {
     Load = 0x157,
     Unseal = 0x15e,
     FlushContext = 0x165,
+    LoadExternal = 0x167,
+    PolicyAuthorize = 0x16a,
+    VerifySignature = 0x177,
     ActivateCredential = 0x147,
     NvRead = 0x14e,
     PolicySecret = 0x151,
@@ -79,6 +84,9 @@ impl Code {
             Self::Load => "TPM2_Load",
             Self::Unseal => "TPM2_Unseal",
             Self::FlushContext => "TPM2_FlushContext",
+            Self::LoadExternal => "TPM2_LoadExternal",
+            Self::PolicyAuthorize => "TPM2_PolicyAuthorize",
+            Self::VerifySignature => "TPM2_VerifySignature",
             Self::ActivateCredential => "TPM2_ActivateCredential",
             Self::NvRead => "TPM2_NV_Read",
             Self::PolicySecret => "TPM2_PolicySecret",
@@ -92,7 +100,10 @@ impl Code {
     }
 
     fn returns_handle(self) -> bool {
-        matches!(self, Self::CreatePrimary | Self::Load | Self::StartAuthSession)
+        matches!(
+            self,
+            Self::CreatePrimary | Self::Load | Self::LoadExternal | Self::StartAuthSession
+        )
     }
 }
 
@@ -114,6 +125,25 @@ impl Object {
 pub(super) struct Root {
     pub(super) object: Object,
     point: ([u8; SIZE], [u8; SIZE]),
+}
+
+/// A policy that the TPM knows to be signed.
+pub(super) struct Approval {
+    /// The digest of the policy.
+    policy: [u8; 32],
+    /// The name of the key that signed it.
+    pub(super) signer: Vec<u8>,
+    /// `TPMT_TK_VERIFIED`: by it the TPM knows that it verified the signature.
+    ticket: Vec<u8>,
+}
+
+/// The condition under which a sealed object opens.
+#[derive(Clone, Copy)]
+pub(super) struct Terms<'a> {
+    /// The running system is one that this key signed.
+    pub(super) approval: Option<&'a Approval>,
+    /// These registers are as they were.
+    pub(super) pcrs: &'a [u32],
 }
 
 /// Which first parameter is encrypted.
@@ -320,14 +350,49 @@ impl<T: Transport + ?Sized> Tpm<'_, T> {
         Ok(Session::new(answer.handle, salt.as_ref(), ours, theirs))
     }
 
-    /// Binds a policy session to the registers as they are now; to nothing where there are none.
-    fn bind(&mut self, session: u32, pcrs: &[u32]) -> Result<(), Error> {
+    /// Has the TPM verify who signed a system.
+    pub(super) fn approve(&mut self, system: &SignedSystem) -> Result<Approval, Error> {
+        // Without a private part. The owner's hierarchy, since a ticket of none proves nothing.
+        let parameters = Writer::default().sized(&[]).sized(&system.key).u32(OWNER).done();
+        let handle = self.run(Code::LoadExternal, &[], Auth::None, parameters)?.handle;
+        let signer = name(&system.key);
+        let key = Object { handle, name: signer.clone() };
+        let parameters = Writer::default()
+            .sized(&Sha256::digest(system.policy))
+            .u16(ALG_RSASSA)
+            .u16(ALG_SHA256)
+            .sized(&system.signature)
+            .done();
+        let verified = self.run(Code::VerifySignature, &[&key], Auth::None, parameters);
+        self.flush(handle);
+        let answer = verified.map_err(approving)?;
+        let mut reader = Reader(&answer.parameters);
+        let (tag, hierarchy, digest) = (reader.u16()?, reader.u32()?, reader.sized()?);
+        let ticket = Writer::default().u16(tag).u32(hierarchy).sized(digest).done();
+        Ok(Approval { policy: system.policy, signer, ticket })
+    }
+
+    /// Binds a policy session to `terms`: to the registers as they are now, and to nothing where
+    /// there are no terms.
+    fn bind(&mut self, session: u32, terms: Terms<'_>) -> Result<(), Error> {
+        let object = Object::of(session);
+        if let Some(Approval { policy, signer, ticket }) = terms.approval {
+            self.bind_to_registers(&object, &[SECTIONS])?;
+            let parameters =
+                Writer::default().sized(policy).sized(&[]).sized(signer).bytes(ticket).done();
+            // From here on the session's digest names the key alone, whatever it signed.
+            self.run(Code::PolicyAuthorize, &[&object], Auth::None, parameters)
+                .map_err(approving)?;
+        }
+        self.bind_to_registers(&object, terms.pcrs)
+    }
+
+    fn bind_to_registers(&mut self, session: &Object, pcrs: &[u32]) -> Result<(), Error> {
         if pcrs.is_empty() {
             return Ok(());
         }
-        let session = Object::of(session);
         let parameters = Writer::default().sized(&[]).bytes(&selection(pcrs)?).done();
-        self.run(Code::PolicyPcr, &[&session], Auth::None, parameters).map(drop)
+        self.run(Code::PolicyPcr, &[session], Auth::None, parameters).map(drop)
     }
 
     /// Fails unless the TPM has these registers in its SHA-256 bank. A policy over registers that
@@ -346,17 +411,19 @@ impl<T: Transport + ?Sized> Tpm<'_, T> {
         }
     }
 
-    /// The digest of a policy of the registers as they are now. Without registers, it is the one
-    /// that each new session has: the TPM that made the object is the only condition.
-    pub(super) fn policy(&mut self, pcrs: &[u32]) -> Result<Vec<u8>, Error> {
-        self.has(pcrs)?;
-        let trial = self.session(SessionKind::Trial, None)?.handle;
-        let session = Object::of(trial);
-        let digest = self.bind(trial, pcrs).and_then(|()| {
+    /// The digest of a policy of these terms, with the registers as they are now. Without terms,
+    /// it is the one that each new session has: the TPM that made the object is the only
+    /// condition. The session is no trial: an approval that does not hold fails here, and not
+    /// when the object is to open.
+    pub(super) fn policy(&mut self, terms: Terms<'_>) -> Result<Vec<u8>, Error> {
+        self.has(terms.pcrs)?;
+        let handle = self.session(SessionKind::Policy, None)?.handle;
+        let session = Object::of(handle);
+        let digest = self.bind(handle, terms).and_then(|()| {
             let answer = self.run(Code::PolicyGetDigest, &[&session], Auth::None, Vec::new())?;
             Ok(Reader(&answer.parameters).sized()?.to_vec())
         });
-        self.flush(trial);
+        self.flush(handle);
         digest
     }
 
@@ -403,15 +470,15 @@ impl<T: Transport + ?Sized> Tpm<'_, T> {
         Ok(Object { handle: loaded?.handle, name: name(public) })
     }
 
-    /// Opens a sealed object, if the registers are as they were.
+    /// Opens a sealed object, if its terms hold.
     pub(super) fn unseal(
         &mut self,
         root: &Root,
         object: &Object,
-        pcrs: &[u32],
+        terms: Terms<'_>,
     ) -> Result<Zeroizing<Vec<u8>>, Error> {
         let mut session = self.session(SessionKind::Policy, Some(root))?;
-        let opened = self.bind(session.handle, pcrs).and_then(|()| {
+        let opened = self.bind(session.handle, terms).and_then(|()| {
             let auth = Auth::Session(&mut session, Some(Hide::Answer));
             self.run(Code::Unseal, &[object], auth, Vec::new())
         });
@@ -432,7 +499,25 @@ impl<T: Transport + ?Sized> Tpm<'_, T> {
 pub(super) enum SessionKind {
     Hmac = 0,
     Policy = 1,
-    Trial = 3,
+}
+
+/// A system that the key did not sign, or a signature that is not of the key.
+pub(super) fn approving(error: Error) -> Error {
+    /// `TPM_RC_VALUE` for the first parameter: the policy that the session has is another one.
+    const OTHER_POLICY: u32 = 0x1c4;
+    /// `TPM_RC_SIGNATURE`, for any parameter.
+    const SIGNATURE: u32 = 0x0db;
+    match error {
+        Error::Refused { command, rc: OTHER_POLICY } if command == Code::PolicyAuthorize.name() => {
+            Error::Unapproved(Unapproved::Changed)
+        }
+        Error::Refused { command, rc }
+            if command == Code::VerifySignature.name() && rc & 0x0ff == SIGNATURE =>
+        {
+            Error::Unapproved(Unapproved::Damaged)
+        }
+        other => other,
+    }
 }
 
 fn authorization(session: u32, nonce: &[u8], attributes: u8, proof: &[u8]) -> Vec<u8> {

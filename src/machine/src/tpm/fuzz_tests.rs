@@ -34,7 +34,7 @@ fn tpm_answers() {
     let samples = [root(), vec![0; 60]];
     Target::new("machine.tpm").samples(samples).run(|input| {
         for answer in [input.to_vec(), framed(input)] {
-            assert!(unseal(&mut Answers(vec![answer]), b"test", &blob()).is_err());
+            assert!(unseal(&mut Answers(vec![answer]), None, b"test", &blob()).is_err());
         }
         Accepted::Yes
     });
@@ -58,8 +58,14 @@ fn tpm_conversations() {
         }
         answers.push(framed(&[]));
         let sealed = Blob { pcrs: vec![7, 12], ..blob() };
-        assert!(unseal(&mut Answers(answers.clone()), b"test", &sealed).is_err());
-        assert!(seal(&mut Answers(answers.clone()), &[7, 12], b"test", b"secret").is_err());
+        assert!(unseal(&mut Answers(answers.clone()), None, b"test", &sealed).is_err());
+        assert!(seal(&mut Answers(answers.clone()), None, &[7, 12], b"test", b"secret").is_err());
+        let policy = [7; 32];
+        let system = SignedSystem { policy, signature: vec![5; 256], key: vec![1; 278] };
+        let signed = seal(&mut Answers(answers.clone()), Some(&system), &[7], b"test", b"secret");
+        assert!(signed.is_err());
+        // The answers of no session prove anything, and nothing depends on them alone.
+        let _confirmed = confirm(&mut Answers(answers.clone()), &system);
         // A verifier judges what is returned here.
         let credential = Credential { blob: vec![1; 68], secret: vec![2; 68] };
         let _keys = keys(&mut Answers(answers.clone()));

@@ -12,6 +12,15 @@
 //!          Cleared          Cleared   Changed
 //! ```
 //!
+//! The policy may also demand that the running system is one that its owner's policy key signed
+//! ([`SignedSystem`]): then each of them opens the blob, and no other.
+//!
+//! ```text
+//! LoadExternal(key), VerifySignature -> ticket
+//! PolicyPCR(11), PolicyAuthorize(key, ticket), PolicyPCR(registers)
+//!                     | register 11 is not as signed: Unapproved
+//! ```
+//!
 //! Each secret crosses the bus encrypted, see [`session`]; the name of its root key,
 //! which the blob has, exposes an attacker who could also answer in the TPM's name.
 //!
@@ -25,6 +34,7 @@ mod command;
 mod device;
 mod proof;
 mod session;
+mod signed;
 
 use std::io;
 use std::time::Duration;
@@ -33,9 +43,10 @@ use ring::aead::{self, Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, Un
 use ring::rand::{SecureRandom as _, SystemRandom};
 use zeroize::Zeroizing;
 
-use self::command::Tpm;
+use self::command::{Approval, Terms, Tpm};
 pub use self::device::Device;
 pub use self::proof::{keys, prove};
+pub use self::signed::{SignedSystem, Unreadable};
 
 /// The lengths that a blob's parts may have. Those of a TPM are some hundred bytes.
 const PART_MAX: usize = 1024;
@@ -69,6 +80,9 @@ pub enum Error {
          {0:?} has changed"
     )]
     Changed(Vec<u32>),
+    /// The running system is not one that the policy key of the blob signed.
+    #[error("the key of the disk opens for systems that its owner's policy key signed")]
+    Unapproved(#[source] Unapproved),
     /// The command or the answer got lost; another attempt may do better.
     #[error("cannot speak to the TPM")]
     Transport(#[source] io::Error),
@@ -115,6 +129,25 @@ impl Error {
     }
 }
 
+/// Why a system is not one that a policy key signed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unapproved {
+    /// It has no signed measurements.
+    #[error("this system has no signed measurements")]
+    Unsigned,
+    /// Another key signed it.
+    #[error("the policy key of another owner signed this system")]
+    OtherKey,
+    /// Its register 11 is not the signed one.
+    #[error(
+        "this system, or its command line, is not the one that was signed: register 11 differs"
+    )]
+    Changed,
+    /// The signature is not of the key beside it.
+    #[error("the signature of this system's measurements is damaged")]
+    Damaged,
+}
+
 /// The data that a TPM sealed. Of no use without it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blob {
@@ -126,6 +159,8 @@ pub struct Blob {
     pub root: Vec<u8>,
     /// The registers of the policy; empty: the TPM opens it whatever they have.
     pub pcrs: Vec<u32>,
+    /// The name of the policy key whose systems open it; empty: every system does.
+    pub signer: Vec<u8>,
     /// Of the ciphertext.
     pub nonce: Vec<u8>,
     /// The data that the sealed key encrypts.
@@ -133,7 +168,8 @@ pub struct Blob {
 }
 
 /// Seals `secret` to the registers `pcrs` as they are now; without any, this TPM opens it
-/// whatever the machine was started with. `purpose` is asked for again when it is unsealed: one
+/// whatever the machine was started with. With `system`, which has to be the running one, only
+/// systems of the same policy key open it. `purpose` is asked for again when it is unsealed: one
 /// blob is never taken for another.
 ///
 /// # Errors
@@ -141,6 +177,7 @@ pub struct Blob {
 /// [`Error`].
 pub fn seal(
     transport: &mut (impl Transport + ?Sized),
+    system: Option<&SignedSystem>,
     pcrs: &[u32],
     purpose: &[u8],
     secret: &[u8],
@@ -152,8 +189,10 @@ pub fn seal(
     random.fill(&mut nonce).map_err(|_unspecified| Error::Session)?;
 
     let mut tpm = Tpm(transport);
+    let approval = system.map(|system| tpm.approve(system)).transpose()?;
+    let terms = Terms { approval: approval.as_ref(), pcrs };
     let root = tpm.root()?;
-    let made = tpm.policy(pcrs).and_then(|policy| tpm.create(&root, &policy, &*key));
+    let made = tpm.policy(terms).and_then(|policy| tpm.create(&root, &policy, &*key));
     tpm.flush(root.object.handle);
     let (public, private) = made?;
     Ok(Blob {
@@ -161,18 +200,20 @@ pub fn seal(
         private,
         root: root.object.name,
         pcrs: pcrs.to_vec(),
+        signer: approval.map(|approval| approval.signer).unwrap_or_default(),
         nonce: nonce.to_vec(),
         ciphertext: encrypt(&key, nonce, purpose, secret)?,
     })
 }
 
-/// Opens what [`seal`] made.
+/// Opens what [`seal`] made; `system` is the running one, where it is signed.
 ///
 /// # Errors
 ///
-/// [`Error::Cleared`], [`Error::Changed`], or what stands between.
+/// [`Error::Cleared`], [`Error::Changed`], [`Error::Unapproved`], or what stands between.
 pub fn unseal(
     transport: &mut (impl Transport + ?Sized),
+    system: Option<&SignedSystem>,
     purpose: &[u8],
     blob: &Blob,
 ) -> Result<Zeroizing<Vec<u8>>, Error> {
@@ -182,9 +223,10 @@ pub fn unseal(
     let mut tpm = Tpm(transport);
     let root = tpm.root()?;
     let opened = if root.object.name == blob.root {
-        let loaded = tpm.load(&root, &blob.public, &blob.private).map_err(loading);
-        loaded.and_then(|object| {
-            let opened = tpm.unseal(&root, &object, &blob.pcrs);
+        approved(&mut tpm, system, blob).and_then(|approval| {
+            let terms = Terms { approval: approval.as_ref(), pcrs: &blob.pcrs };
+            let object = tpm.load(&root, &blob.public, &blob.private).map_err(loading)?;
+            let opened = tpm.unseal(&root, &object, terms);
             tpm.flush(object.handle);
             opened.map_err(|error| opening(error, &blob.pcrs))
         })
@@ -195,6 +237,36 @@ pub fn unseal(
     let key = opened?.as_slice().try_into().map(Zeroizing::new);
     let key = key.map_err(|_length| Error::Mismatch)?;
     decrypt(&key, &blob.nonce, purpose, &blob.ciphertext)
+}
+
+/// Fails unless the TPM agrees that this system, which it was started with, is one of its key.
+///
+/// # Errors
+///
+/// [`Error::Unapproved`], or what stands between.
+pub fn confirm(
+    transport: &mut (impl Transport + ?Sized),
+    system: &SignedSystem,
+) -> Result<(), Error> {
+    let mut tpm = Tpm(transport);
+    let approval = tpm.approve(system)?;
+    tpm.policy(Terms { approval: Some(&approval), pcrs: &[] }).map(drop)
+}
+
+/// What the policy of a blob needs of the running system.
+fn approved<T: Transport + ?Sized>(
+    tpm: &mut Tpm<'_, T>,
+    system: Option<&SignedSystem>,
+    blob: &Blob,
+) -> Result<Option<Approval>, Error> {
+    if blob.signer.is_empty() {
+        return Ok(None);
+    }
+    let system = system.ok_or(Error::Unapproved(Unapproved::Unsigned))?;
+    if system.signer() != blob.signer {
+        return Err(Error::Unapproved(Unapproved::OtherKey));
+    }
+    tpm.approve(system).map(Some)
 }
 
 /// A blob whose root key is there and that cannot be loaded is not that TPM's.

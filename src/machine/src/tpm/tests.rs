@@ -25,6 +25,7 @@ pub(super) fn blob() -> Blob {
         private: vec![2],
         root: vec![3],
         pcrs: vec![7],
+        signer: Vec::new(),
         nonce: vec![0; NONCE_LEN],
         ciphertext: vec![4; 40],
     }
@@ -47,15 +48,22 @@ fn each_refusal_has_its_cause() {
     assert!(matches!(opening(refused(0x99d), &[7]), Error::Changed(pcrs) if pcrs == [7]));
     assert!(matches!(opening(refused(0x128), &[7]), Error::Changed(_)));
     assert!(matches!(opening(refused(0x902), &[7]), Error::Refused { .. }));
+    let approving = |command, rc| command::approving(Error::Refused { command, rc });
+    let (authorize, verify) = ("TPM2_PolicyAuthorize", "TPM2_VerifySignature");
+    assert!(matches!(approving(authorize, 0x1c4), Error::Unapproved(Unapproved::Changed)));
+    assert!(matches!(approving(verify, 0x2db), Error::Unapproved(Unapproved::Damaged)));
+    // Another parameter, and another command.
+    assert!(matches!(approving(authorize, 0x4c4), Error::Refused { .. }));
+    assert!(matches!(approving(verify, 0x1c4), Error::Refused { .. }));
 }
 
 #[test]
 fn a_tpm_that_is_busy_is_asked_again_and_not_for_ever() {
     let mut tpm = Answers(vec![refusal(0x922), refusal(0x90a), refusal(0x101)]);
-    let error = unseal(&mut tpm, b"test", &blob()).unwrap_err();
+    let error = unseal(&mut tpm, None, b"test", &blob()).unwrap_err();
     assert!(matches!(error, Error::Refused { rc: 0x101, .. }), "{error:?}");
     let mut tpm = Answers(vec![refusal(0x922)]);
-    assert!(unseal(&mut tpm, b"test", &blob()).unwrap_err().retriable());
+    assert!(unseal(&mut tpm, None, b"test", &blob()).unwrap_err().retriable());
 }
 
 #[test]
@@ -77,7 +85,7 @@ proptest! {
         let whole = u32::try_from(bytes.len() + 10).unwrap().to_be_bytes();
         let framed = [&[0x80, 0x02][..], &whole, &[0; 4], &bytes].concat();
         for answer in [bytes, framed] {
-            prop_assert!(unseal(&mut Answers(vec![answer]), b"test", &blob()).is_err());
+            prop_assert!(unseal(&mut Answers(vec![answer]), None, b"test", &blob()).is_err());
         }
     }
 }

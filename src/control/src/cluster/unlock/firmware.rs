@@ -1,11 +1,14 @@
-//! Firmware updates: seals the secrets of this node again, so that an announced update does not
-//! lock the disk.
+//! Sealing again: an announced firmware update does not lock the disk, and a system with signed
+//! measurements binds it to them.
 //!
 //! ```text
 //!           an owner announces              the next start, or an owner cancels
 //! [bound] ---------------------> [unbound] ------------------------------------> [bound]
 //!   registers 7 and 12             this TPM alone                  the present registers
 //! ```
+//!
+//! Either state names the policy key of the running system, if it has one: an announcement is
+//! about the firmware, and lets no other owner's system in.
 //!
 //! The empty list of registers in the sealed configuration is the only mark of an announcement.
 //!
@@ -43,7 +46,8 @@ pub enum Outcome {
     Sealed(Guarded<Secrets>),
 }
 
-/// Has the TPM seal the share and the secrets on the ESP under `binding`, where they are not.
+/// Has the TPM seal the share and the secrets on the ESP under `binding`, and to the policy key of
+/// the running system, where they are not.
 pub(in crate::cluster) async fn seal_again(
     esp: &Esp,
     sealer: &Sealer,
@@ -60,14 +64,16 @@ pub(in crate::cluster) async fn seal_again(
     blocking(move || {
         let Some(Guarded::Tpm(blob)) = &sealed.secrets else { return Ok(Outcome::NotSealed) };
         let own = Guarded::Tpm(blob.clone());
-        let is_other = own.binding() != Some(binding);
-        let share = shares
-            .find(Slot::Current)?
-            .filter(|(share, keeper)| *keeper == Keeper::Tpm && share.binding() != Some(binding));
+        let signer = sealer.signer(Some(blob));
+        let is_other = own.binding() != Some(binding) || own.signer() != signer;
+        let share = shares.find(Slot::Current)?.filter(|(share, keeper)| {
+            let is_other = share.binding() != Some(binding) || share.signer() != signer;
+            *keeper == Keeper::Tpm && is_other
+        });
         if !is_other && share.is_none() {
             return Ok(Outcome::Unchanged);
         }
-        let secrets = if is_other { sealer.hide_again(blob, binding)? } else { own };
+        let secrets = if is_other { sealer.hide_again(blob, &signer, binding)? } else { own };
         if let Some((share, _)) = share {
             shares.keep(Slot::Current, &secrets, &sealer.open_share(&share)?)?;
         }

@@ -246,7 +246,7 @@ mod tests {
             std::fs::create_dir(&efivars).unwrap();
             std::fs::write(efivars.join("Boot0000-of-the-firmware"), b"").unwrap();
         }
-        let sealer = Sealer::new(Arc::new(FakeTpm::default()));
+        let sealer = Sealer::new(Arc::new(FakeTpm::default()), &efivars);
         let shares = Shares::new(sealer, &root.esp, &efivars);
         World { base, shares }
     }
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn the_strongest_keeper_keeps_it_and_only_the_last_shows_it_on_the_disk() {
-        let sealed = Sealer::new(Arc::new(FakeTpm::default()))
+        let sealed = Sealer::new(Arc::new(FakeTpm::default()), Path::new("/"))
             .hide(
                 polis_machine::parameters::TpmMode::Required,
                 &Secrets { node: half(1), join: half(2), key: None },
@@ -291,7 +291,7 @@ mod tests {
     fn a_share_moves_and_is_never_in_two_places() {
         let world = world(true);
         world.shares.keep(Slot::Current, &plain(), &half(7)).unwrap();
-        let sealed = Sealer::new(Arc::new(FakeTpm::default()))
+        let sealed = Sealer::new(Arc::new(FakeTpm::default()), Path::new("/"))
             .hide(
                 polis_machine::parameters::TpmMode::Required,
                 &Secrets { node: half(1), join: half(2), key: None },

@@ -15,10 +15,15 @@
 //! 11) are not, and an update would lock its own disk. While a firmware update is announced,
 //! the policy covers no register (`firmware`): the TPM alone is the condition.
 //!
+//! Where the running system has signed measurements, the policy also demands a system of the
+//! same policy key: every one that the key signed, and no other. A system on trial binds
+//! nothing new to its signature, since the one before it, to which the machine may go back,
+//! need not have one; its next start does.
+//!
 //! What this module does not do: choose the place of the result (`sealed`, `keeper`).
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use polis_proto::v1;
@@ -30,8 +35,9 @@ use super::keys::{Half, Secrets};
 use crate::cluster::Error;
 use crate::cluster::record::Damage;
 use polis_base::cause;
+use polis_base::sys::efivar;
 use polis_machine::parameters::TpmMode;
-use polis_machine::tpm::{self, Blob, Device};
+use polis_machine::tpm::{self, Blob, Device, SignedSystem, Unapproved};
 use polis_wire::attestation::{Answer, Keys, Question, qualifier};
 
 /// The condition under which the TPM opens what it sealed.
@@ -81,6 +87,15 @@ impl<T> Guarded<T> {
         matches!(self, Self::Tpm(_))
     }
 
+    /// The policy key whose systems alone open it, as TPMs name it; empty: every system does.
+    #[must_use]
+    pub fn signer(&self) -> &[u8] {
+        match self {
+            Self::Plain(_) => &[],
+            Self::Tpm(blob) => &blob.signer,
+        }
+    }
+
     /// The condition under which the TPM opens it; `None` if it needs no TPM.
     #[must_use]
     pub fn binding(&self) -> Option<Binding> {
@@ -103,12 +118,23 @@ pub trait Tpm: fmt::Debug + Send + Sync {
     /// Whether the machine has one.
     fn is_there(&self) -> bool;
 
-    /// Seals `secret` for `purpose`, under a policy of the registers `pcrs`. Blocks.
+    /// The policy key that signed the running system, as the TPM names it; empty where there is
+    /// none, or the TPM was not started with that system. Blocks.
+    fn signer(&self) -> Vec<u8>;
+
+    /// Seals `secret` for `purpose`, under a policy of the policy key `signer`, unless it is
+    /// empty, and of the registers `pcrs`. Blocks.
     ///
     /// # Errors
     ///
     /// [`tpm::Error`].
-    fn seal(&self, pcrs: &[u32], purpose: &[u8], secret: &[u8]) -> Result<Blob, tpm::Error>;
+    fn seal(
+        &self,
+        signer: &[u8],
+        pcrs: &[u32],
+        purpose: &[u8],
+        secret: &[u8],
+    ) -> Result<Blob, tpm::Error>;
 
     /// Opens a secret that it sealed for `purpose`. Blocks.
     ///
@@ -137,6 +163,19 @@ pub trait Tpm: fmt::Debug + Send + Sync {
 pub struct Machine {
     /// The directory of devices.
     pub dev: PathBuf,
+    /// The directory of the signed measurements of the running system.
+    pub extra: PathBuf,
+}
+
+impl Machine {
+    /// The signed measurements of the running system.
+    fn system(&self) -> Option<SignedSystem> {
+        SignedSystem::load(&self.extra).unwrap_or_else(|error| {
+            let error = cause::line(&error);
+            warn!(error, "the signed measurements of this system cannot be used");
+            None
+        })
+    }
 }
 
 impl Tpm for Machine {
@@ -144,12 +183,41 @@ impl Tpm for Machine {
         Device::open(&self.dev).is_ok()
     }
 
-    fn seal(&self, pcrs: &[u32], purpose: &[u8], secret: &[u8]) -> Result<Blob, tpm::Error> {
-        patiently(|| tpm::seal(&mut Device::open(&self.dev)?, pcrs, purpose, secret))
+    fn signer(&self) -> Vec<u8> {
+        let Some(system) = self.system() else { return Vec::new() };
+        match patiently(|| tpm::confirm(&mut Device::open(&self.dev)?, &system)) {
+            Ok(()) => system.signer(),
+            Err(error) => {
+                let error = cause::line(&error);
+                warn!(error, "the key of the disk is not sealed to the signature of this system");
+                Vec::new()
+            }
+        }
+    }
+
+    fn seal(
+        &self,
+        signer: &[u8],
+        pcrs: &[u32],
+        purpose: &[u8],
+        secret: &[u8],
+    ) -> Result<Blob, tpm::Error> {
+        let system = match signer {
+            [] => None,
+            signer => Some(
+                self.system()
+                    .filter(|system| system.signer() == signer)
+                    .ok_or(tpm::Error::Unapproved(Unapproved::OtherKey))?,
+            ),
+        };
+        let seal = |mut device| tpm::seal(&mut device, system.as_ref(), pcrs, purpose, secret);
+        patiently(|| seal(Device::open(&self.dev)?))
     }
 
     fn unseal(&self, purpose: &[u8], blob: &Blob) -> Result<Zeroizing<Vec<u8>>, tpm::Error> {
-        patiently(|| tpm::unseal(&mut Device::open(&self.dev)?, purpose, blob))
+        let system = self.system();
+        let unseal = |mut device| tpm::unseal(&mut device, system.as_ref(), purpose, blob);
+        patiently(|| unseal(Device::open(&self.dev)?))
     }
 
     fn keys(&self) -> Result<Keys, tpm::Error> {
@@ -184,11 +252,23 @@ fn patiently<T>(call: impl Fn() -> Result<T, tpm::Error>) -> Result<T, tpm::Erro
 #[derive(Clone, Debug)]
 pub(in crate::cluster) struct Sealer {
     tpm: std::sync::Arc<dyn Tpm>,
+    /// Where the kernel shows the variables of the firmware.
+    efivars: PathBuf,
 }
 
 impl Sealer {
-    pub(in crate::cluster) fn new(tpm: std::sync::Arc<dyn Tpm>) -> Self {
-        Self { tpm }
+    pub(in crate::cluster) fn new(tpm: std::sync::Arc<dyn Tpm>, efivars: &Path) -> Self {
+        Self { tpm, efivars: efivars.to_owned() }
+    }
+
+    /// The policy key to seal to, where `before` is what this seal replaces. What was bound to a
+    /// key stays bound to it: only a recovery, which makes new halves, forgets the key.
+    pub(in crate::cluster) fn signer(&self, before: Option<&Blob>) -> Vec<u8> {
+        match before {
+            Some(blob) if !blob.signer.is_empty() => blob.signer.clone(),
+            _ if efivar::on_trial(&self.efivars) => Vec::new(),
+            _ => self.tpm.signer(),
+        }
     }
 
     /// The keys of the TPM, as a message; `None` if it does not name them, which the log says.
@@ -230,20 +310,21 @@ impl Sealer {
         secrets: &Secrets,
     ) -> Result<Guarded<Secrets>, Error> {
         let message = Zeroizing::new(secrets_message(secrets).encode_to_vec());
-        match self.seal(mode, Binding::Registers, SECRETS, &message)? {
+        match self.seal(mode, SECRETS, &message)? {
             Some(blob) => Ok(Guarded::Tpm(blob)),
             None => Ok(Guarded::Plain(secrets.clone())),
         }
     }
 
-    /// Seals the secrets of this node in `sealed` again, and checks that they open.
+    /// Seals the secrets of this node in `sealed` again, to `signer`, and checks that they open.
     pub(in crate::cluster) fn hide_again(
         &self,
         sealed: &Blob,
+        signer: &[u8],
         binding: Binding,
     ) -> Result<Guarded<Secrets>, Error> {
         let bytes = self.unseal(SECRETS, sealed)?;
-        let again = self.tpm.seal(binding.pcrs(), SECRETS, &bytes).map_err(Error::Tpm)?;
+        let again = self.tpm.seal(signer, binding.pcrs(), SECRETS, &bytes).map_err(Error::Tpm)?;
         match self.unseal(SECRETS, &again)? == bytes {
             true => Ok(Guarded::Tpm(again)),
             false => Err(Error::Tpm(tpm::Error::Mismatch)),
@@ -256,10 +337,11 @@ impl Sealer {
         like: &Guarded<Secrets>,
         share: &Half,
     ) -> Result<Guarded<Half>, Error> {
-        let sealed = like
-            .binding()
-            .map(|binding| self.tpm.seal(binding.pcrs(), SHARE, share.bytes()).map_err(Error::Tpm));
-        match sealed.transpose()? {
+        let seal = |binding: Binding| {
+            let sealed = self.tpm.seal(like.signer(), binding.pcrs(), SHARE, share.bytes());
+            sealed.map_err(Error::Tpm)
+        };
+        match like.binding().map(seal).transpose()? {
             Some(blob) => Ok(Guarded::Tpm(blob)),
             None => Ok(Guarded::Plain(share.clone())),
         }
@@ -286,17 +368,11 @@ impl Sealer {
         }
     }
 
-    fn seal(
-        &self,
-        mode: TpmMode,
-        binding: Binding,
-        purpose: &[u8],
-        secret: &[u8],
-    ) -> Result<Option<Blob>, Error> {
+    fn seal(&self, mode: TpmMode, purpose: &[u8], secret: &[u8]) -> Result<Option<Blob>, Error> {
         if mode == TpmMode::Disabled || (mode == TpmMode::BestEffort && !self.tpm.is_there()) {
             return Ok(None);
         }
-        match self.tpm.seal(binding.pcrs(), purpose, secret) {
+        match self.tpm.seal(&self.signer(None), Binding::Registers.pcrs(), purpose, secret) {
             Ok(blob) => Ok(Some(blob)),
             Err(error) if mode == TpmMode::BestEffort => {
                 let error = &error as &dyn std::error::Error;
@@ -359,11 +435,11 @@ pub(in crate::cluster) fn from_fields(
 }
 
 pub(in crate::cluster) fn blob_message(blob: &Blob) -> v1::TpmSealed {
-    let Blob { public, private, root, pcrs, nonce, ciphertext } = blob.clone();
-    v1::TpmSealed { public, private, pcrs, nonce, ciphertext, root }
+    let Blob { public, private, root, pcrs, signer, nonce, ciphertext } = blob.clone();
+    v1::TpmSealed { public, private, pcrs, nonce, ciphertext, root, signer }
 }
 
 pub(in crate::cluster) fn blob_value(message: v1::TpmSealed) -> Blob {
-    let v1::TpmSealed { public, private, pcrs, nonce, ciphertext, root } = message;
-    Blob { public, private, root, pcrs, nonce, ciphertext }
+    let v1::TpmSealed { public, private, pcrs, nonce, ciphertext, root, signer } = message;
+    Blob { public, private, root, pcrs, signer, nonce, ciphertext }
 }
