@@ -164,7 +164,7 @@ pub(super) fn the_disk(
     let ready = ["wait", "--for=condition=Ready", KUBECTL];
     kubectl.run(&[&ready[..], &pods[..]].concat(), "")?;
     Trial::run(kubectl, "bounded", &["write", "/scratch/file", "32Mi"])?.is_whole()?;
-    is_evicted(kubectl, owner, console, "bounded", "exceeds the limit")?;
+    is_evicted(kubectl, owner, console, "bounded", OF_THE_POD, "exceeds the limit")?;
 
     let ways = [full_of_bytes, full_of_files];
     let drawn = if draws_all() { vec![0, 1] } else { pick(seed()?, "full", ways.len(), 1) };
@@ -192,7 +192,8 @@ fn full_of_bytes(
     // The volumes of others, and etcd, have room of their own.
     Trial::run(kubectl, beside, &["write", "/box/while-full", "1Mi"])?.is_whole()?;
     kubectl.run(&["create", "configmap", "full", "--from-literal=disk=full"], "")?;
-    is_evicted(kubectl, owner, console, "greedy", "low on resource: ephemeral-storage")
+    let why = "low on resource: ephemeral-storage";
+    is_evicted(kubectl, owner, console, "greedy", OF_THE_NODE, why)
 }
 
 /// A pod takes all files that pods may have.
@@ -205,7 +206,7 @@ fn full_of_files(
     // It ends before its last file, or with an error: kubelet ends the pod.
     let files = ["exec", "swarming", "--", "/demo", "files", "/scratch/many", "1000000000"];
     let _files = kubectl.start(&files)?;
-    is_evicted(kubectl, owner, console, "swarming", "low on resource: inodes")
+    is_evicted(kubectl, owner, console, "swarming", OF_THE_NODE, "low on resource: inodes")
 }
 
 /// Waits until a pod is so, and asks the console for its pages meanwhile.
@@ -226,17 +227,31 @@ fn waits(kubectl: &Kubectl, console: &mut Terminal, so: &str, pod: &str) -> Resu
     kubectl.run(&wait, "").map(drop)
 }
 
+/// Where kubelet writes why it evicts a pod: what `kubectl wait` waits for, and the words.
+type Written = (&'static str, &'static str);
+
+/// For a limit of the pod's own.
+const OF_THE_POD: Written =
+    ("--for=jsonpath={.status.reason}=Evicted", "jsonpath={.status.message}");
+
+/// For a node that is short of something. The reason of the pod itself may be that its container
+/// ended in order.
+const OF_THE_NODE: Written = (
+    "--for=condition=DisruptionTarget",
+    "jsonpath={.status.conditions[?(@.type=='DisruptionTarget')].message}",
+);
+
 fn is_evicted(
     kubectl: &Kubectl,
     owner: &Owner,
     console: &mut Terminal,
     pod: &str,
+    (written, words): Written,
     why: &str,
 ) -> Result<()> {
     let begun = Instant::now();
-    waits(kubectl, console, "--for=jsonpath={.status.reason}=Evicted", pod)?;
-    let message = "jsonpath={.status.message}";
-    let message = kubectl.run(&["get", "pod", pod, "--output", message], "")?;
+    waits(kubectl, console, written, pod)?;
+    let message = kubectl.run(&["get", "pod", pod, "--output", words], "")?;
     println!("{pod}: Evicted after {:.0} s: {message}", begun.elapsed().as_secs_f64());
     ensure!(message.contains(why), "{pod} was evicted: {message}");
     is_shown(owner, pod, &["Evicted"])

@@ -54,6 +54,9 @@ fn trouble(pod: &Value) -> Option<(String, String)> {
         let since = text(&pod["metadata"]["deletionTimestamp"]);
         return Some(("Terminating".to_owned(), format!("is to end by {since}")));
     }
+    if let Some(why) = evicted(status) {
+        return Some(("Evicted".to_owned(), why));
+    }
     match phase.as_str() {
         "Succeeded" => None,
         "Failed" | "Unknown" => {
@@ -66,6 +69,18 @@ fn trouble(pod: &Value) -> Option<(String, String)> {
             .or_else(|| condition(status, "PodScheduled"))
             .or_else(|| Some((named(text(&status["reason"])), text(&status["message"])))),
     }
+}
+
+/// Why a node was rid of a pod that took too much. A container that ends with 0 when it is asked
+/// to leaves the pod in the phase *Succeeded*, and kubelet's reason in this condition alone.
+fn evicted(status: &Value) -> Option<String> {
+    let all = status["conditions"].as_array()?;
+    let is = |one: &&Value| {
+        one["type"] == "DisruptionTarget"
+            && one["status"] == "True"
+            && one["reason"] == "TerminationByKubelet"
+    };
+    all.iter().find(is).map(|one| text(&one["message"]))
 }
 
 /// The containers of a pod, those that prepare it first.
@@ -252,6 +267,11 @@ mod tests {
         assert_eq!(pod(&unready), said("NotReady", "container c is not ready"));
         let evicted = json!({"phase": "Failed", "reason": "Evicted", "message": "disk"});
         assert_eq!(pod(&evicted), said("Evicted", "disk"));
+        let mut ended = json!({"phase": "Succeeded", "conditions": [{"type": "DisruptionTarget",
+            "status": "True", "reason": "TerminationByKubelet", "message": "full"}]});
+        assert_eq!(pod(&ended), said("Evicted", "full"));
+        ended["conditions"][0]["reason"] = json!("EvictionByEvictionAPI");
+        assert_eq!(pod(&ended), None);
         let failed = json!({"phase": "Failed", "containerStatuses": [
             {"name": "c", "state": {"terminated": {"exitCode": 1, "reason": "Error"}}},
         ]});
