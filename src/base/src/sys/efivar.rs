@@ -152,6 +152,17 @@ pub fn on_trial(directory: &Path) -> bool {
     image.ok().flatten().is_some_and(|image| image.contains("+0-"))
 }
 
+/// Whether the machine may go back from the running kernel image to another one, by the variables
+/// in `directory`: its name has a counter, also one that the loader could not count down, or
+/// cannot be read.
+#[must_use]
+pub fn may_be_left(directory: &Path) -> bool {
+    match of_loader(directory, IMAGE) {
+        Ok(image) => image.is_some_and(|image| image.contains('+')),
+        Err(_unknown) => true,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -167,10 +178,13 @@ mod tests {
         let path = directory.path().join(format!("{IMAGE}-{LOADER}"));
         fs::write(&path, &content).unwrap();
         assert_eq!(read().as_deref(), Some(text));
-        assert!(!on_trial(directory.path()));
+        assert!(!on_trial(directory.path()) && !may_be_left(directory.path()));
         let tried = r"\EFI\Linux\polis-1+0-1.efi".encode_utf16().flat_map(u16::to_le_bytes);
         fs::write(&path, [6, 0, 0, 0].into_iter().chain(tried).collect::<Vec<u8>>()).unwrap();
-        assert!(on_trial(directory.path()));
+        assert!(on_trial(directory.path()) && may_be_left(directory.path()));
+        let uncounted = r"\EFI\Linux\polis-1+1.efi".encode_utf16().flat_map(u16::to_le_bytes);
+        fs::write(&path, [6, 0, 0, 0].into_iter().chain(uncounted).collect::<Vec<u8>>()).unwrap();
+        assert!(!on_trial(directory.path()) && may_be_left(directory.path()));
         // An odd byte, half a surrogate, nothing.
         fs::write(&path, [6, 0, 0, 0, 0x41, 0, 7]).unwrap();
         assert_eq!(read().as_deref(), Some("A"));

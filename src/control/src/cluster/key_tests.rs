@@ -343,15 +343,20 @@ impl Machine {
         [self.secrets().signer().to_vec(), share.signer().to_vec()]
     }
 
-    /// Whether the loader counted the next starts as tries of a new system.
-    fn on_trial(&self, trial: bool) {
+    /// The name by which the loader starts the kernel image from now on.
+    fn starts(&self, name: &str) {
         let path = "StubImageIdentifier-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
-        let path = self.efivars().join(path);
-        let name = if trial { r"\polis-1+0-1.efi" } else { r"\polis-1.efi" };
         let units = name.encode_utf16().flat_map(u16::to_le_bytes);
-        std::fs::write(path, [6, 0, 0, 0].into_iter().chain(units).collect::<Vec<u8>>()).unwrap();
+        let content: Vec<u8> = [6, 0, 0, 0].into_iter().chain(units).collect();
+        std::fs::write(self.efivars().join(path), content).unwrap();
     }
 }
+
+/// The names of a kernel image that is good, of one on trial, and of one whose try the loader
+/// could not count.
+const GOOD: &str = r"\polis-1.efi";
+const ON_TRIAL: &str = r"\polis-1+0-1.efi";
+const UNCOUNTED: &str = r"\polis-1+1.efi";
 
 /// A policy key, another one, and none.
 const OWN: &[u8] = &[9];
@@ -399,22 +404,24 @@ async fn a_system_on_trial_leaves_the_way_back_to_one_that_is_not_signed() {
     let machine = Machine { firmware: true, ..Machine::with_tpm() };
     let (machine, _saved) = machine.member(automatic()).await;
     machine.runs_system_of(OWN);
-    machine.on_trial(true);
-    machine.boot_home().await;
-    assert_eq!(machine.signers(), [NONE, NONE]);
+    for trial in [ON_TRIAL, UNCOUNTED] {
+        machine.starts(trial);
+        machine.boot_home().await;
+        assert_eq!(machine.signers(), [NONE, NONE], "{trial}");
+    }
     // The trial failed.
     machine.runs_system_of(NONE);
-    machine.on_trial(false);
+    machine.starts(GOOD);
     machine.boot_home().await;
     // Another one did not, and the next start is none.
     machine.runs_system_of(OWN);
-    machine.on_trial(true);
+    machine.starts(ON_TRIAL);
     machine.boot_home().await;
-    machine.on_trial(false);
+    machine.starts(GOOD);
     machine.boot_home().await;
     assert_eq!(machine.signers(), [OWN, OWN]);
     // A trial of the same key changes nothing of that.
-    machine.on_trial(true);
+    machine.starts(ON_TRIAL);
     machine.boot_home().await;
     assert_eq!(machine.signers(), [OWN, OWN]);
 }

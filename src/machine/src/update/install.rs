@@ -183,9 +183,10 @@ impl Place<'_> {
         let places = [&kernel, &system].map(|file| receive::Place { file, at: 0 });
         let received = receive::parts(bundle, places, written, progress);
         // Also where the transfer broke: a file on the ESP is at risk until it is flushed.
-        let flushed = kernel.sync_all();
+        let flushed = kernel.sync_all().map_err(Error::io(format!("flush {}", path.display())));
+        // A disk that fails leaves nothing to continue, whatever the transfer came to.
+        flushed?;
         received?;
-        flushed.map_err(Error::io(format!("flush {}", path.display())))?;
         system.sync_all().map_err(Error::io(format!("flush {}", device())))
     }
 

@@ -21,7 +21,7 @@
 //!
 //! In an update of the whole cluster, one node keeps the bundle for the others ([`Store`]).
 //!
-//! What this module does not do: receive a bundle (`management`, and `agent` in an update of the
+//! What this module does not do: take the pieces of a bundle from the network (`management`, and `agent` in an update of the
 //! cluster), reboot (the same), and choose the
 //! slot at a start (`init` finds the system by its root hash).
 

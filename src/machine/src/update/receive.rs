@@ -19,7 +19,7 @@ use std::io::{self, Cursor, Read};
 use std::os::unix::fs::FileExt as _;
 
 use ed25519_dalek::VerifyingKey;
-use polis_bundle::{Bundle, Manifest, Refusal};
+use polis_bundle::{Bundle, Manifest, PartName, Refusal};
 use tokio::sync::watch;
 
 use super::{Error, Phase, Progress};
@@ -114,6 +114,10 @@ pub(super) fn parts<R: Read>(
     let (before, total) = (*written, total(manifest));
     let sizes = [manifest.kernel.size, manifest.system.size];
     let there = [before.min(sizes[0]), before.saturating_sub(sizes[0])];
+    let has_old = |part| match part {
+        PartName::Kernel => there[0] > 0,
+        PartName::System => there[1] > 0,
+    };
     let [kernel, system] = [0, 1].map(|part| Again { place: places[part], left: there[part] });
     let [mut kernel_part, mut system_part] = [0, 1].map(|part| Steady {
         place: places[part],
@@ -130,7 +134,7 @@ pub(super) fn parts<R: Read>(
     let bundle = bundle.resumed(kernel.chain(system));
     bundle.parts([&mut kernel_part, &mut system_part], &mut more).map_err(|error| match error {
         // The sender did not send these bytes now, so it can do nothing about them.
-        polis_bundle::Error::Refused(Refusal::Changed { part }) if before > 0 => {
+        polis_bundle::Error::Refused(Refusal::Changed { part }) if has_old(part) => {
             Error::Differs(part)
         }
         error => unread(error),

@@ -254,10 +254,10 @@ async fn fetched(
     turn: &v1::UpdateTurn,
     note: &impl Fn(Phase, String),
 ) -> Result<(), String> {
-    let (mut begun, mut furthest) = (Instant::now(), 0);
+    let (mut begun, mut furthest, mut anew) = (Instant::now(), 0, false);
     loop {
         let progress = watch::Sender::new(Progress::default());
-        let fetched = fetch(service, ctx, turn, note, progress.clone()).await;
+        let fetched = fetch(service, ctx, turn, note, progress.clone(), &mut anew).await;
         let came = progress.borrow().bytes;
         if came > furthest {
             // The holder sends, and more than before: what broke is the way.
@@ -308,6 +308,7 @@ async fn fetch(
     turn: &v1::UpdateTurn,
     note: &impl Fn(Phase, String),
     progress: watch::Sender<Progress>,
+    anew: &mut bool,
 ) -> Result<Installed, Trouble> {
     let entered = service.tools.door.enter(ctx.lines().clone())?;
     let way = |text: String| Trouble::Way(text);
@@ -332,7 +333,7 @@ async fn fetch(
         Box::pin(dial(&turn.holder_address, port, expect, &trust, credentials.as_ref())).await;
     let connection = connection.map_err(|error| way(cause::line(&error)))?;
     let unfinished = entered.unfinished(Purpose::Install);
-    let unfinished = unfinished.filter(|unfinished| unfinished.image() == image);
+    let unfinished = unfinished.filter(|unfinished| !*anew && unfinished.image() == image);
     let at = unfinished.map_or(0, Unfinished::at);
     let asked = NodeManagementClient::new(connection.channel)
         .fetch_bundle(v1::FetchBundleRequest { image, at })
@@ -347,10 +348,14 @@ async fn fetch(
     let (received, installed): (Result<(), Trouble>, _) = tokio::join!(receiving, installing);
     // A stream that broke off is why the bundle is too short.
     received?;
-    installed.map_err(|error| match error {
-        // What was received before may be of another build: the next attempt begins anew.
-        Error::Differs(_) if at > 0 => way(cause::line(&error)),
-        error => error.into(),
+    installed.map_err(|error| match at {
+        0 => error.into(),
+        // The bytes of before may be of another build of the image, or the disk may have lost
+        // them: the next attempt begins anew.
+        _ => {
+            *anew = true;
+            way(cause::line(&error))
+        }
     })
 }
 

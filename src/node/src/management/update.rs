@@ -12,7 +12,8 @@
 //! continues: the metadata of the answer says so.
 //!
 //! Invariants:
-//! - A caller that sends nothing for [`STALL`] loses its turn.
+//! - A caller that sends nothing for [`STALL`], or no first message within [`FIRST`], loses its
+//!   turn.
 //! - The thread asks for the pieces: a slow disk slows the caller down, and no more than the
 //!   queue is in memory.
 
@@ -136,13 +137,17 @@ struct Begun {
     incoming: Streaming<v1::UpdateRequest>,
 }
 
+/// Longest until the first message: the server ends a call that has no answer after 30 s.
+const FIRST: Duration = Duration::from_secs(25);
+
 /// Reads the first message, and finds where the transfer continues.
 async fn begin(
     turn: &Turn,
     purpose: Purpose,
     mut incoming: Streaming<v1::UpdateRequest>,
 ) -> Result<Begun, Status> {
-    let v1::UpdateRequest { data, resume } = message(&mut incoming).await?.unwrap_or_default();
+    let v1::UpdateRequest { data, resume } =
+        message(&mut incoming, FIRST).await?.unwrap_or_default();
     let unfinished =
         turn.unfinished(purpose).filter(|unfinished| resume && unfinished.is_of(&data));
     let at = unfinished.map_or(0, Unfinished::at);
@@ -219,7 +224,7 @@ async fn feed(
     let Some(pieces) = pieces else { return Ok(false) };
     // The thread wants no more: it has an outcome.
     let Ok(room) = pieces.reserve().await else { return Ok(false) };
-    match message(incoming).await? {
+    match message(incoming, STALL).await? {
         Some(v1::UpdateRequest { data, .. }) => {
             room.send(data);
             Ok(true)
@@ -231,12 +236,13 @@ async fn feed(
 /// The next message; `None` after the last one.
 async fn message(
     incoming: &mut Streaming<v1::UpdateRequest>,
+    longest: Duration,
 ) -> Result<Option<v1::UpdateRequest>, Status> {
     let silent = |_elapsed| {
-        let text = format!("nothing was received for {} s", STALL.as_secs());
+        let text = format!("nothing was received for {} s", longest.as_secs());
         Status::deadline_exceeded(text)
     };
-    timeout(STALL, incoming.message()).await.map_err(silent)?
+    timeout(longest, incoming.message()).await.map_err(silent)?
 }
 
 fn progress(Progress { phase, bytes, total }: Progress) -> v1::UpdateProgress {

@@ -119,7 +119,7 @@ async fn begin(file: &std::path::Path, sure: Sure, global: &Global) -> Result<()
         let stored = upload::send(STORE, file, global, |pieces| client.store_bundle(pieces)).await;
         stored.map_err(|error| {
             error
-                .context("the cluster waits for the bundle")
+                .context("the cluster waits for the bundle, or for `polisctl cluster update abort`")
                 .or_help("repeat the command, or end it: `polisctl cluster update abort`")
         })?;
         session.limit_all(global);

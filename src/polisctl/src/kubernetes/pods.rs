@@ -54,14 +54,12 @@ fn trouble(pod: &Value) -> Option<(String, String)> {
         let since = text(&pod["metadata"]["deletionTimestamp"]);
         return Some(("Terminating".to_owned(), format!("is to end by {since}")));
     }
-    if let Some(why) = evicted(status) {
-        return Some(("Evicted".to_owned(), why));
-    }
     match phase.as_str() {
-        "Succeeded" => None,
+        "Succeeded" => evicted(status).map(|why| ("Evicted".to_owned(), why)),
         "Failed" | "Unknown" => {
             let why = text(&status["message"]);
-            let why = if why.is_empty() { ended(status).unwrap_or_default() } else { why };
+            let others = || evicted(status).or_else(|| ended(status)).unwrap_or_default();
+            let why = if why.is_empty() { others() } else { why };
             Some((named(text(&status["reason"])), why))
         }
         "Running" => waiting(status).or_else(|| not_ready(status)),
@@ -267,6 +265,9 @@ mod tests {
         assert_eq!(pod(&unready), said("NotReady", "container c is not ready"));
         let evicted = json!({"phase": "Failed", "reason": "Evicted", "message": "disk"});
         assert_eq!(pod(&evicted), said("Evicted", "disk"));
+        let silent = json!({"phase": "Failed", "reason": "Evicted", "conditions": [{"type":
+            "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet", "message": "full"}]});
+        assert_eq!(pod(&silent), said("Evicted", "full"));
         let mut ended = json!({"phase": "Succeeded", "conditions": [{"type": "DisruptionTarget",
             "status": "True", "reason": "TerminationByKubelet", "message": "full"}]});
         assert_eq!(pod(&ended), said("Evicted", "full"));

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Either state names the policy key of the running system, if it has one: an announcement is
-//! about the firmware, and lets no other owner's system in.
+//! about the firmware, and lets no other owner's system in that is
+//! measured by its boot stub.
 //!
 //! The empty list of registers in the sealed configuration is the only mark of an announcement.
 //!

@@ -261,12 +261,13 @@ impl Sealer {
         Self { tpm, efivars: efivars.to_owned() }
     }
 
-    /// The policy key to seal to, where `before` is what this seal replaces. What was bound to a
-    /// key stays bound to it: only a recovery, which makes new halves, forgets the key.
+    /// The policy key to seal to, where `before` is what this seal replaces. A secret that
+    /// is bound to a key stays bound to it: only a recovery, which makes new halves, forgets the
+    /// key. A system that the machine may go back from binds nothing.
     pub(in crate::cluster) fn signer(&self, before: Option<&Blob>) -> Vec<u8> {
         match before {
             Some(blob) if !blob.signer.is_empty() => blob.signer.clone(),
-            _ if efivar::on_trial(&self.efivars) => Vec::new(),
+            _ if efivar::may_be_left(&self.efivars) => Vec::new(),
             _ => self.tpm.signer(),
         }
     }

@@ -69,6 +69,8 @@ impl Updating {
                 sleep(EVERY).await;
             };
             if ctx.until_cancelled(Box::pin(pass)).await.is_none() {
+                // Last of all: without a curator this node knows nothing of it.
+                self.handlers.0.update.send_replace(None);
                 return Ok(());
             }
         }
