@@ -141,7 +141,7 @@ impl Keys {
         Ok(ImageSigner { identity, enrolment: self.enrolment.clone(), release, policy })
     }
 
-    /// What approves the measurements of their images.
+    /// The key that approves the measurements of their images.
     fn policy_key(&self) -> Result<PolicyKey, Error> {
         let failed = |reason: &str| Error::Generate { reason: reason.to_owned() };
         let found = self.pairs.iter().find(|pair| pair.purpose == Purpose::Policy);

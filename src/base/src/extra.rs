@@ -1,5 +1,5 @@
-//! What the boot stub adds to the initramfs, and `init` hands on: the signed measurements of
-//! the kernel image, in two files with systemd's names.
+//! The files that the boot stub adds to the initramfs, and `init` hands on: the signed measurements
+//! of the kernel image, under systemd's names.
 //!
 //! What this module does not do: read them (`polis_machine::tpm`).
 

@@ -103,8 +103,8 @@ impl<R: Read> Bundle<R> {
         Bundle { reader: Counted { reader: there.chain(reader), count }, head, signer, manifest }
     }
 
-    /// Reads the parts to their ends, and writes them to their places. What was written
-    /// counts only if this succeeds. `progress` gets the bytes of each piece.
+    /// Reads the parts to their ends, and writes them to their places. The written
+    /// bytes count only if this succeeds. `progress` gets the bytes of each piece.
     ///
     /// # Errors
     ///

@@ -67,7 +67,7 @@ pub struct Start {
     pub disk: PathBuf,
     /// The ESP's device.
     pub esp: PathBuf,
-    /// What the boot stub added to the initramfs.
+    /// The files that the boot stub added to the initramfs.
     pub extra: Extra,
     /// The parsed kernel command line.
     pub command_line: CommandLine,
@@ -112,7 +112,7 @@ pub struct Machine {
     pub countdown: Duration,
     /// How long `init` may be silent where only the kernel watches it.
     pub init_deadline: Duration,
-    /// Whether the loader tries this system: the next start is that of the one before.
+    /// The loader tries this system: the next start is that of the one before.
     pub trial: bool,
     /// The times of the stages.
     pub times: Times,

@@ -683,7 +683,7 @@ fn every_command_whose_cluster_is_gone_ends_on_time_with_a_reason() {
     faults.none();
 }
 
-/// What `run` returns for each command that asks a cluster, all at once, since they wait.
+/// The results of `run` for each command that asks a cluster, all at once, since they wait.
 fn of_remote<T: Send>(
     run: impl Fn(&str, &'static [&'static str]) -> T + Sync,
 ) -> Vec<(&'static str, T)> {

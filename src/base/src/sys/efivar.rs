@@ -123,17 +123,17 @@ impl Variable {
 /// The text of the boot stub with the path of the kernel image that runs.
 pub const IMAGE: &str = "StubImageIdentifier";
 
-/// A text that the loader or the boot stub has set in `directory` for this boot, as
-/// [`IMAGE`]: UTF-16, perhaps closed by a NUL. `None` if it has not, or where the
-/// content is not text.
+/// The path of the kernel image that the loader started, as the boot stub in it has set
+/// [`IMAGE`] in `directory`: UTF-16, perhaps closed by a NUL. `None` without a boot stub, or where
+/// the content is not text.
 ///
 /// # Errors
 ///
 /// The kernel's error.
-pub fn of_loader(directory: &Path, name: &str) -> io::Result<Option<String>> {
+pub fn image(directory: &Path) -> io::Result<Option<String>> {
     let variable = Variable {
         directory: directory.to_owned(),
-        path: directory.join(format!("{name}-{LOADER}")),
+        path: directory.join(format!("{IMAGE}-{LOADER}")),
     };
     let Some(content) = variable.read()? else { return Ok(None) };
     let units: Vec<u16> = content
@@ -148,8 +148,7 @@ pub fn of_loader(directory: &Path, name: &str) -> io::Result<Option<String>> {
 /// variables in `directory`. A loader that could not count it starts the same system again.
 #[must_use]
 pub fn on_trial(directory: &Path) -> bool {
-    let image = of_loader(directory, IMAGE);
-    image.ok().flatten().is_some_and(|image| image.contains("+0-"))
+    image(directory).ok().flatten().is_some_and(|image| image.contains("+0-"))
 }
 
 /// Whether the machine may go back from the running kernel image to another one, by the variables
@@ -157,7 +156,7 @@ pub fn on_trial(directory: &Path) -> bool {
 /// cannot be read.
 #[must_use]
 pub fn may_be_left(directory: &Path) -> bool {
-    match of_loader(directory, IMAGE) {
+    match image(directory) {
         Ok(image) => image.is_some_and(|image| image.contains('+')),
         Err(_unknown) => true,
     }
@@ -170,7 +169,7 @@ mod tests {
     #[test]
     fn the_loader_says_what_it_started() {
         let directory = tempfile::tempdir().unwrap();
-        let read = || of_loader(directory.path(), IMAGE).unwrap();
+        let read = || image(directory.path()).unwrap();
         assert_eq!(read(), None);
         let text = r"\EFI\Linux\polis-1.efi";
         let units = text.encode_utf16().chain([0]).flat_map(u16::to_le_bytes);

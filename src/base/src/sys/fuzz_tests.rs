@@ -32,7 +32,7 @@ fn announcements_of_devices() {
 
 #[test]
 fn variables_of_the_loader() {
-    /// The vendor of `efivar::of_loader`.
+    /// The vendor of `efivar::image`.
     const VENDOR: &str = "4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(format!("{}-{VENDOR}", efivar::IMAGE));
@@ -42,7 +42,7 @@ fn variables_of_the_loader() {
     let file = RefCell::new(path);
     Target::new("base.efivar").samples([variable]).length_max(512).run(|input| {
         fs::write(&*file.borrow(), input).unwrap();
-        let text = efivar::of_loader(folder.path(), efivar::IMAGE).unwrap();
+        let text = efivar::image(folder.path()).unwrap();
         text.is_some_and(|text| !text.is_empty() && !text.contains('\0')).into()
     });
 }

@@ -10,13 +10,12 @@
 //! specification is systemd's Automatic Boot Assessment.
 //!
 //! Invariants:
-//! - Which kernel image runs is taken from the boot stub inside of it (`StubImageIdentifier`).
+//! - The boot stub inside of the running kernel image names it (`StubImageIdentifier`).
 //!   The loader's own variable still names one that the firmware refused before.
 
 use std::cmp::Reverse;
 use std::fmt;
 use std::fs;
-use std::io;
 use std::path::Path;
 
 use semver::Version;
@@ -125,11 +124,7 @@ pub(super) fn running(efivars: &Path, kernels: &Path) -> Result<Entry, Error> {
 
 /// The kernel image that the loader started, by its name at that time.
 fn started(efivars: &Path) -> Result<Entry, Error> {
-    let text = match efivar::of_loader(efivars, efivar::IMAGE) {
-        Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => return Err(Error::io("read what the loader has started")(error)),
-    };
+    let text = efivar::image(efivars).map_err(Error::io("read what the loader has started"))?;
     let Some(text) = text else { return Err(Error::NoLoader("no firmware".to_owned())) };
     let folder = text.get(..FOLDER.len()).filter(|start| start.eq_ignore_ascii_case(FOLDER));
     let entry = folder.and_then(|folder| Entry::parse(&text[folder.len()..]));

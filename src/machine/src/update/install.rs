@@ -184,7 +184,7 @@ impl Place<'_> {
         let received = receive::parts(bundle, places, written, progress);
         // Also where the transfer broke: a file on the ESP is at risk until it is flushed.
         let flushed = kernel.sync_all().map_err(Error::io(format!("flush {}", path.display())));
-        // A disk that fails leaves nothing to continue, whatever the transfer came to.
+        // A disk that fails leaves nothing to continue, also after a transfer that broke.
         flushed?;
         received?;
         system.sync_all().map_err(Error::io(format!("flush {}", device())))

@@ -21,9 +21,9 @@
 //!
 //! In an update of the whole cluster, one node keeps the bundle for the others ([`Store`]).
 //!
-//! What this module does not do: take the pieces of a bundle from the network (`management`, and `agent` in an update of the
-//! cluster), reboot (the same), and choose the
-//! slot at a start (`init` finds the system by its root hash).
+//! What this module does not do: take the pieces of a bundle from the network (`management`, and
+//! `agent` in an update of the cluster), reboot (the same), and choose the slot at a start (`init`
+//! finds the system by its root hash).
 
 mod entry;
 mod install;

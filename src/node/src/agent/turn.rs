@@ -332,8 +332,10 @@ async fn fetch(
     let connection =
         Box::pin(dial(&turn.holder_address, port, expect, &trust, credentials.as_ref())).await;
     let connection = connection.map_err(|error| way(cause::line(&error)))?;
+    // Once: a transfer that begins now and breaks is continued again.
+    let begins = std::mem::take(anew);
     let unfinished = entered.unfinished(Purpose::Install);
-    let unfinished = unfinished.filter(|unfinished| !*anew && unfinished.image() == image);
+    let unfinished = unfinished.filter(|unfinished| !begins && unfinished.image() == image);
     let at = unfinished.map_or(0, Unfinished::at);
     let asked = NodeManagementClient::new(connection.channel)
         .fetch_bundle(v1::FetchBundleRequest { image, at })

@@ -22,7 +22,7 @@
 //! - At most one step has its turn.
 //! - A step gets its turn, and its node the leave to restart, only while every node that is up is
 //!   healthy and ready, and a voter only while etcd keeps its quorum without it.
-//! - Which step is next depends on the present leader, not on the leader at the time of the plan.
+//! - The next step depends on the present leader, not on the leader at the time of the plan.
 //! - A turn that failed and a turn that is repeated have different numbers.
 
 use polis_proto::v1;
