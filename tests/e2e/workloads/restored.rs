@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use polis_qemu::{Event, Machine};
 
 use super::kubectl::Kubectl;
-use super::{GONE, IN_DEMO, KUBECTL, large, takes_both_roles, visited};
+use super::{GONE, IN_DEMO, KUBECTL, boot_despite_races, large, takes_both_roles, visited};
 use crate::esp;
 use crate::owner::Owner;
 use crate::world::{BOOT, SNAPSHOT, SOON, World};
@@ -32,14 +32,19 @@ pub(super) fn lives_on(
     let config = large(world, owner, world.bootstrap_config("")?)?;
     let disk = config.disk.as_ref().context("no disk")?;
     esp::write(&disk.file, SNAPSHOT, &std::fs::read(snapshot)?)?;
-    let mut machine = world.boot(&config)?;
-    let node = machine.wait_for("ready", BOOT, |_| true)?.text("node").to_owned();
+    let mut machine = boot_despite_races(|| {
+        let mut machine = world.boot(&config)?;
+        machine.wait_for("ready", BOOT, |_| true)?;
+        // Its line may have come before that of the node.
+        let votes = |event: &Event| event.word == "etcd" && event.is("state", "voter");
+        if machine.seen(votes).is_empty() {
+            machine.wait_for("etcd", SOON, votes)?;
+        }
+        Ok(machine)
+    })?;
+    let ready = machine.seen(|event| event.word == "ready");
+    let node = ready.last().context("no `POLIS ready`")?.text("node").to_owned();
     ensure!(node != lost, "a new machine is {lost}");
-    // Its line may have come before that of the node.
-    let votes = |event: &Event| event.word == "etcd" && event.is("state", "voter");
-    if machine.seen(votes).is_empty() {
-        machine.wait_for("etcd", SOON, votes)?;
-    }
 
     owner.run(&["node", "delete", lost, "--force", "--yes"])?;
     takes_both_roles(owner, &mut machine, &node)?;
