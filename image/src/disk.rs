@@ -122,61 +122,11 @@ fn write_table(path: &Path, file: &mut File, layout: &Layout) -> Result<()> {
     Ok(())
 }
 
-/// A range of bytes of a file, as a disk of its own.
-#[derive(Debug)]
-pub(crate) struct Window<D> {
-    disk: D,
-    start: u64,
-    length: u64,
-    at: u64,
-}
-
-impl<D> Window<D> {
-    pub(crate) fn new(disk: D, start: u64, length: u64) -> Self {
-        Self { disk, start, length, at: 0 }
-    }
-
-    fn clamp(&self, wanted: usize) -> usize {
-        usize::try_from(self.length.saturating_sub(self.at)).unwrap_or(usize::MAX).min(wanted)
-    }
-}
-
-impl<D: io::Read + io::Seek> io::Read for Window<D> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.clamp(buffer.len());
-        self.disk.seek(SeekFrom::Start(self.start + self.at))?;
-        let count = self.disk.read(&mut buffer[..count])?;
-        self.at += count as u64;
-        Ok(count)
-    }
-}
-
-/// The library that reads the ESP requires a writer; this one rejects every write.
-impl<D> io::Write for Window<D> {
-    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
-        Err(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "opened to be looked at"))
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<D> io::Seek for Window<D> {
-    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        let at = match to {
-            SeekFrom::Start(at) => Some(at),
-            SeekFrom::End(by) => self.length.checked_add_signed(by),
-            SeekFrom::Current(by) => self.at.checked_add_signed(by),
-        };
-        self.at = at.ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(self.at)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::{io::Read as _, os::unix::fs::MetadataExt as _};
+
+    use polis_layout::Window;
 
     use super::*;
     use crate::layout;

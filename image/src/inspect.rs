@@ -13,11 +13,11 @@ use std::{
 
 use gpt::{GptConfig, partition::Partition};
 use polis_bundle::Registers;
+use polis_layout::Window;
 
 use crate::{
     difference,
     digest::hex,
-    disk::Window,
     error::{At as _, Error, Result},
     esp,
     layout::{self, SECTOR},
@@ -44,7 +44,7 @@ pub struct Inspection {
     pub os_release: String,
     /// The purpose of the image, if it is recorded.
     pub kind: Option<Kind>,
-    /// Which programs it has, if the image says so in a word that is known.
+    /// Its programs, if the image says so in a word that is known.
     pub variant: Option<Variant>,
     /// Release of the kernel.
     pub kernel_release: String,

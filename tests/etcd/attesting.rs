@@ -8,6 +8,7 @@ use polis_proto::v1::curator_client::CuratorClient;
 use polis_tests::{Story, patiently, story};
 use polis_wire::attestation::software::Software;
 use polis_wire::attestation::{Question, REGISTERS, Registers, qualifier};
+use polis_wire::rpc::REASON;
 use polis_wire::rpc::client::{Client, Repeat};
 use tonic::{Code, Streaming};
 
@@ -86,15 +87,30 @@ impl Pretended {
         self.call(v1::ProveTpmRequest { keys, ..Default::default() }).await.unwrap()
     }
 
-    /// Answers a question as the node with this ID.
-    async fn answers(&self, name: &str, question: v1::TpmQuestion, registers: Registers) {
+    /// The answer to a question as that of the node with this ID.
+    fn answer(
+        &self,
+        name: &str,
+        question: v1::TpmQuestion,
+        registers: Registers,
+    ) -> v1::ProveTpmRequest {
         let question = Question::from_message(question).unwrap();
         let qualifier = qualifier(&question.nonce, name);
         let answer = self.tpm.prove(&question.credential, &qualifier, registers).unwrap();
-        let answer = Some(answer.into_message());
-        let next = self.call(v1::ProveTpmRequest { answer, ..Default::default() }).await.unwrap();
-        assert_eq!(next, None);
+        v1::ProveTpmRequest { answer: Some(answer.into_message()), ..Default::default() }
     }
+
+    /// Answers a question.
+    async fn answers(&self, name: &str, question: v1::TpmQuestion, registers: Registers) {
+        let answer = self.answer(name, question, registers);
+        assert_eq!(self.call(answer).await.unwrap(), None);
+    }
+}
+
+/// The word of a refusal.
+fn reason(status: &tonic::Status) -> &str {
+    let reason = status.metadata().get(REASON).expect("a reason");
+    reason.to_str().unwrap()
 }
 
 /// The registers after a start of [`IMAGE`] with this addition.
@@ -189,8 +205,18 @@ async fn a_member_proves_each_start_and_one_that_does_not_fit_is_reported() {
     let refused = member.call(v1::ProveTpmRequest::default()).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
 
-    // The right system again; and without a policy nothing is compared.
+    // A register that changed after its reading: the leader has nothing to note, and asks again.
     member.starts("fifth").await;
+    let before = proof().await;
+    let question = member.asks().await.unwrap();
+    let mut changed = member.answer(&name, question, started(0));
+    changed.answer.as_mut().unwrap().registers[0].value = vec![9; 32];
+    let refused = member.call(changed).await.unwrap_err();
+    assert_eq!((refused.code(), reason(&refused)), (Code::Aborted, "tpm-undecided"));
+    assert_eq!(proof().await, before);
+    member.is_asked_soon(true).await;
+
+    // The right system again; and without a policy nothing is compared.
     let question = member.asks().await.unwrap();
     member.answers(&name, question, started(0)).await;
     shows(&mut watch, "no fault", |node| node.attestation_fault.is_empty()).await;
@@ -201,6 +227,20 @@ async fn a_member_proves_each_start_and_one_that_does_not_fit_is_reported() {
     // An empty one ends it.
     set_policy(&cluster, v1::AttestationPolicy::default()).await;
     shows(&mut watch, "no fault", |node| node.attestation_fault.is_empty()).await;
+
+    // A member that asks as fast as it can has few questions.
+    member.starts("seventh").await;
+    let mut asked = 0;
+    let refused = loop {
+        let keys = Some(member.tpm.keys().into_message());
+        match member.call(v1::ProveTpmRequest { keys, ..Default::default() }).await {
+            Ok(question) => assert!(question.is_some()),
+            Err(status) => break status,
+        }
+        asked += 1;
+        assert!(asked <= 12, "{asked} questions in a row");
+    };
+    assert_eq!((refused.code(), reason(&refused)), (Code::ResourceExhausted, "tpm-proofs"));
     curator.supervisor.stop().await;
     node.stop().await;
 }

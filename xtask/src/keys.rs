@@ -10,9 +10,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::{Context as _, Result, anyhow};
 use clap::Subcommand;
-use polis_image::signing::{Keys, Passphrase, Private, Shown, show};
+use polis_image::signing::{Keys, Passphrase, Private, Shown, ensure_free, show};
 use zeroize::Zeroizing;
 
 use crate::host::Help;
@@ -29,9 +29,9 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Sub {
-    /// Make all keys in a new folder, encrypted with one passphrase.
+    /// Make all keys of an owner in a folder, encrypted with one passphrase.
     Create {
-        /// The folder; it must not exist.
+        /// The folder: empty, or not there yet.
         folder: PathBuf,
         #[command(flatten)]
         passphrase: PassphraseFrom,
@@ -115,12 +115,6 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
 }
 
-fn ensure_free(folder: &Path) -> Result<()> {
-    let free = folder.symlink_metadata().is_err();
-    ensure!(free, polis_image::signing::Error::Taken { path: folder.to_owned() });
-    Ok(())
-}
-
 fn list(folder: &Path) -> Result<()> {
     for Shown { purpose, file, name, fingerprint, private } in show(folder)? {
         println!("{purpose:<9}  {name}");
@@ -152,13 +146,14 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_exists_is_refused_before_a_passphrase_is_asked_for() {
+    fn a_folder_with_content_is_refused_before_a_passphrase_is_asked_for() {
         let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("mine"), "x").unwrap();
         let sub = Sub::Create {
             folder: folder.path().to_owned(),
             passphrase: PassphraseFrom { passphrase_file: Some("/nonexistent".into()) },
         };
         let error = run(Args { command: sub }).unwrap_err();
-        assert!(error.to_string().contains("exists already"), "{error}");
+        assert!(error.to_string().contains("is not an empty folder"), "{error}");
     }
 }

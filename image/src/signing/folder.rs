@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Invariants:
-//! - The folder appears whole, or not at all; one that exists is left alone.
+//! - The folder appears whole, or not at all; one that has anything in it is left alone.
 //! - Private keys have mode 0600 from their first byte on, the folder 0700.
 
 use std::{
@@ -34,7 +34,6 @@ use pkcs8::{
 use polis_base::hex;
 use rand::{TryRng as _, rngs::SysRng};
 use ring::rsa::KeyPair;
-use rustix::fs::{CWD, RenameFlags, renameat_with};
 use zeroize::{Zeroize as _, Zeroizing};
 
 use super::{
@@ -163,13 +162,13 @@ impl Keys {
         key.map(ReleaseKey).map_err(|error| failed(error.to_string()))
     }
 
-    /// Writes them to a new folder.
+    /// Writes them to a folder that does not exist, or is empty.
     ///
     /// # Errors
     ///
-    /// The folder exists, or cannot be written.
+    /// The folder has content, or cannot be written.
     pub fn store(&self, folder: &Path, passphrase: &Passphrase) -> Result<(), Error> {
-        free(folder)?;
+        ensure_free(folder)?;
         let mut name = folder.file_name().unwrap_or_default().to_owned();
         name.push(format!(".new-{}", std::process::id()));
         let aside = folder.with_file_name(name);
@@ -201,20 +200,38 @@ impl Keys {
     }
 }
 
-/// Refuses a folder that exists, before anything is made for it.
-fn free(folder: &Path) -> Result<(), Error> {
+/// Checks that new keys can have this path: nothing is there, or an empty folder.
+///
+/// # Errors
+///
+/// [`Error::Taken`], or the path cannot be read.
+pub fn ensure_free(folder: &Path) -> Result<(), Error> {
+    let taken = || Error::Taken { path: folder.to_owned() };
     match folder.symlink_metadata() {
-        Ok(_) => Err(Error::Taken { path: folder.to_owned() }),
+        Ok(metadata) if metadata.is_dir() => {
+            let mut entries = fs::read_dir(folder).map_err(at("look at", folder))?;
+            if entries.next().is_some() { Err(taken()) } else { Ok(()) }
+        }
+        Ok(_) => Err(taken()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(at("look at", folder)(error)),
     }
 }
 
-/// Gives the finished folder its name.
+/// Gives the finished folder its name. The kernel replaces an empty folder, and nothing else.
 fn appear(aside: &Path, folder: &Path) -> Result<(), Error> {
-    match renameat_with(CWD, aside, CWD, folder, RenameFlags::NOREPLACE) {
-        Err(rustix::io::Errno::EXIST) => return Err(Error::Taken { path: folder.to_owned() }),
-        renamed => renamed.map_err(io::Error::from).map_err(at("make", folder))?,
+    match fs::rename(aside, folder) {
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::AlreadyExists
+                    | io::ErrorKind::DirectoryNotEmpty
+                    | io::ErrorKind::NotADirectory
+            ) =>
+        {
+            return Err(Error::Taken { path: folder.to_owned() });
+        }
+        renamed => renamed.map_err(at("make", folder))?,
     }
     let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
     sync(parent.unwrap_or(Path::new(".")))
@@ -554,18 +571,39 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_folder_that_exists_is_left_alone() {
+    fn a_folder_with_content_and_another_file_are_left_alone() {
+        let parent = tempfile::tempdir().unwrap();
+        let (full, file) = (parent.path().join("full"), parent.path().join("file"));
+        let link = parent.path().join("link");
+        fs::create_dir(&full).unwrap();
+        fs::write(full.join("mine"), "x").unwrap();
+        fs::write(&file, "x").unwrap();
+        fs::create_dir(parent.path().join("empty")).unwrap();
+        std::os::unix::fs::symlink("empty", &link).unwrap();
+        let aside = parent.path().join("aside");
+        fs::create_dir(&aside).unwrap();
+        for path in [&full, &file, &link] {
+            let taken = keys().store(path, &passphrase("x")).unwrap_err();
+            assert!(matches!(taken, Error::Taken { .. }), "{taken}");
+            assert!(taken.help().unwrap().contains("an empty one"));
+            // Also where it appears while the keys are made.
+            let taken = appear(&aside, path).unwrap_err();
+            assert!(matches!(taken, Error::Taken { .. }), "{taken}");
+        }
+        assert_eq!(fs::read_to_string(full.join("mine")).unwrap(), "x");
+        assert_eq!(fs::read_to_string(file).unwrap(), "x");
+        assert!(fs::symlink_metadata(link).unwrap().is_symlink());
+    }
+
+    #[test]
+    fn an_empty_folder_takes_the_keys_and_becomes_private() {
         let parent = tempfile::tempdir().unwrap();
         let folder = parent.path().join("keys");
         fs::create_dir(&folder).unwrap();
-        let taken = keys().store(&folder, &passphrase("x")).unwrap_err();
-        assert!(matches!(taken, Error::Taken { .. }), "{taken}");
-        assert!(taken.help().unwrap().contains("another folder"));
-        // Also one that appears while the keys are made.
-        let aside = parent.path().join("aside");
-        fs::create_dir(&aside).unwrap();
-        assert!(matches!(appear(&aside, &folder), Err(Error::Taken { .. })));
-        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+        fs::set_permissions(&folder, Permissions::from_mode(0o755)).unwrap();
+        keys().store(&folder, &passphrase("x")).unwrap();
+        assert_eq!(fs::metadata(&folder).unwrap().mode() & 0o777, 0o700);
+        ImageSigner::open(&folder, &passphrase("x")).unwrap();
     }
 
     #[test]

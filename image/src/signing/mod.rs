@@ -40,7 +40,7 @@ pub use self::authenticode::Fault;
 pub(crate) use self::authenticode::{claimed, verify};
 #[cfg(test)]
 pub(crate) use self::folder::tests::{keys, other_keys};
-pub use self::folder::{ImageSigner, Keys, Private, ReleaseKey, Shown, show};
+pub use self::folder::{ImageSigner, Keys, Private, ReleaseKey, Shown, ensure_free, show};
 pub(crate) use self::identity::Signer;
 
 /// Far above the length of a typed passphrase.
@@ -121,8 +121,8 @@ impl fmt::Debug for Passphrase {
 /// Why something could not be signed, or a key not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The folder for new keys is there already.
-    #[error("{path} exists already; keys are never overwritten", path = path.display())]
+    /// The place for new keys has something else, or keys.
+    #[error("{path} is not an empty folder; keys are never overwritten", path = path.display())]
     Taken {
         /// The folder.
         path: PathBuf,
@@ -200,7 +200,10 @@ impl Error {
     #[must_use]
     pub fn help(&self) -> Option<String> {
         Some(match self {
-            Self::Taken { .. } => "use these keys, or name another folder".to_owned(),
+            Self::Taken { .. } => {
+                "name an empty one, or one that does not exist; keys in it can be used as they are"
+                    .to_owned()
+            }
             Self::File { what: "read", path, source }
                 if source.kind() == io::ErrorKind::NotFound =>
             {

@@ -50,7 +50,7 @@ use super::machine::{Machine, reap};
 use super::record::{self, Kept, Uncounted, count, remember};
 use super::screen::{POLL_INTERVAL, SILENCE, Screen};
 
-/// How much longer than usual the machine counts down when its disk does not answer.
+/// The factor of the countdown when the disk does not answer.
 const UNANSWERED: u32 = 10;
 
 /// The keys while it counts down.
@@ -134,9 +134,7 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Action {
     explain(machine, &mut report);
     // The log up to the failure, without the lines about the failure itself.
     let log: Vec<String> = machine.port.kept().map(str::to_owned).collect();
-    // In case a screen is drawn there, the line starts on a line of its own.
     machine.port.come_back();
-    machine.port.line("");
     announce(machine, &report);
     let mut kept = remember(machine, &report, &log);
     let attempt = match &kept {
@@ -405,7 +403,7 @@ impl Line {
         let before = self.view.asks();
         if let (None, Key::Char('l' | 'L')) = (before, key) {
             for line in &shown.log {
-                machine.port.line(&format!("  {line}"));
+                machine.port.log(Severity::Info, line);
             }
             return None;
         }

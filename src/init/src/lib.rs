@@ -163,6 +163,7 @@ fn hold(machine: &mut Machine, text: &str) -> ! {
         .field("stage", Stage::System)
         .field("cause", text)
         .field("next", "Reset the machine.");
+    machine.port.come_back();
     machine.port.force(line);
     rustix::system::reboot(rustix::system::RebootCommand::CadOn).ok();
     loop {

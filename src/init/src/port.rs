@@ -27,7 +27,7 @@ const SYS: &str = "/sys";
 /// The longest time for the driver to send a full buffer: 4 KiB at 115,200 baud. A port
 /// is considered dead if it sends nothing for so long.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
-/// How long all pending output may take: a full buffer needs six seconds.
+/// The longest time for all pending output: a full buffer needs six seconds.
 const DRAIN_ALL_MAX: Duration = Duration::from_secs(10);
 
 /// The serial ports; without one, the lines are only remembered.
@@ -124,9 +124,14 @@ impl Port {
         });
     }
 
-    /// Writes lines to every port again, also to those with a screen.
+    /// Writes lines to every port again, also to those with a screen, where they start below
+    /// the cursor.
     pub fn come_back(&mut self) {
-        self.each(|outlet| outlet.relay.mute(false));
+        self.each(|outlet| {
+            if outlet.relay.mute(false) {
+                outlet.relay.echo("\n");
+            }
+        });
     }
 
     /// Gives the ports as many bytes as they accept at once.
@@ -290,8 +295,11 @@ mod tests {
         assert_eq!(port.typed(), b"a");
         assert_eq!(port.keys().count(), 1);
         port.come_back();
+        port.come_back();
         port.line("three");
-        assert_eq!((received(&far_first), received(&far_other)), both("three\r\n"));
+        assert_eq!(received(&far_first), "three\r\n");
+        // Once, where a screen had left the cursor in a line.
+        assert_eq!(received(&far_other), "\r\nthree\r\n");
         assert_eq!(port.kept().collect::<Vec<_>>(), ["one", "two", "three"]);
     }
 

@@ -25,7 +25,7 @@ use polis_base::serial::{Severity, log_line};
 const PENDING_MAX: usize = 64 << 10;
 /// The part of it that log lines may not use.
 const EVENTS_ONLY: usize = 8 << 10;
-/// How many lines a guru meditation can show.
+/// The lines that a guru meditation can show.
 const KEPT: usize = 200;
 /// A longer line is cut: the longest screen shows less.
 const LINE_MAX: usize = 2048;
@@ -139,9 +139,10 @@ impl Relay {
         self.kept.iter().map(String::as_str)
     }
 
-    /// Stops all output to the port (a screen is drawn there), or starts it again.
-    pub fn mute(&mut self, muted: bool) {
-        self.muted = muted;
+    /// Stops all output to the port (a screen is drawn there), or starts it again; returns
+    /// whether it was stopped before.
+    pub fn mute(&mut self, muted: bool) -> bool {
+        std::mem::replace(&mut self.muted, muted)
     }
 
     fn confess(&mut self, now: Duration) {

@@ -5,7 +5,8 @@
 //!    partitions  esp                              verity
 //! ```
 //!
-//! Pure: bytes and tables come out, and the caller writes them.
+//! Pure: bytes and tables come out, and the caller writes them. A [`Window`] reads one partition of a
+//! disk.
 //!
 //! What this crate does not do: make POLIS-DATA (`storage` of the machine), or write to a
 //! disk.
@@ -13,8 +14,10 @@
 pub mod esp;
 pub mod partitions;
 pub mod verity;
+mod window;
 
 pub use self::verity::Verity;
+pub use self::window::Window;
 
 /// The sources of this crate: the builder of images begins again when one of them changes.
 pub const SOURCES: &str =

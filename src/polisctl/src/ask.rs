@@ -3,6 +3,7 @@
 use super::Global;
 use super::error::{Error, Explain as _};
 use super::output::Document;
+use super::text::clean_lines;
 
 /// Option of every command that changes something in the cluster.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -93,7 +94,7 @@ pub(super) fn answer(global: &Global, question: &str, instead: &str) -> Result<S
     if !streams.has_person() {
         return Err(Error::new("not a terminal").or_help(instead));
     }
-    streams.stderr(&format!("{question} "));
+    streams.stderr(&format!("{} ", clean_lines(question)));
     streams.line().doing(|| "cannot read the answer".to_owned())
 }
 

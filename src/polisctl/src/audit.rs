@@ -16,6 +16,7 @@ use super::error::Error;
 use super::output::{Document, Text, fields, or_dash};
 use super::session::{Session, refused};
 use super::table::table;
+use super::text::clean;
 use super::{Global, units};
 use polis_wire::audit::{Mark, check};
 use polis_wire::rpc::client::Repeat;
@@ -172,8 +173,8 @@ async fn follow(session: &Session, global: &Global) -> Result<(), Error> {
 
 fn line(entry: &AuditEntry) -> Result<Document, Error> {
     let view = view(entry);
-    let text = row(&view).join("  ");
-    Document::new(&view, Text::from(text))
+    // An entry is one line: a text of a caller cannot forge another.
+    Document::new(&view, Text::from(clean(&row(&view).join("  "))))
 }
 
 fn view(entry: &AuditEntry) -> View {
@@ -234,6 +235,7 @@ fn code(code: Code) -> String {
 pub(super) mod tests {
     use super::*;
     use crate::loopback::Cluster;
+    use crate::output::Format;
     use crate::testing::World;
     use polis_wire::audit::{BEGINNING, hash};
 
@@ -276,6 +278,15 @@ pub(super) mod tests {
         assert_eq!(entries[0]["result"], "OK");
         assert_eq!(entries[1]["result"], "PERMISSION_DENIED");
         assert_eq!(entries[1]["repeats"], 3);
+    }
+
+    #[test]
+    fn an_entry_that_is_followed_is_one_line_whatever_its_caller_wrote() {
+        let (_, mut entries) = log();
+        entries[1].reason = "x\u{1b}[2J\n3  2023-11-14  owner ann".to_owned();
+        let text = line(&entries[1]).unwrap().render(Format::Table).unwrap();
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(text.contains("x?[2J 3  2023") && !text.contains('\u{1b}'), "{text}");
     }
 
     #[test]

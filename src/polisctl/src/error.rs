@@ -91,7 +91,7 @@ impl Error {
             let _written = writeln!(text, "{label}: {cause}");
         }
         if let Some(help) = &self.help {
-            let _written = writeln!(text, "help: {help}");
+            let _written = writeln!(text, "help: {}", super::text::clean_lines(help));
         }
         text
     }
@@ -151,6 +151,8 @@ mod tests {
     #[test]
     fn what_came_from_outside_cannot_move_the_cursor() {
         assert_eq!(Error::new("a\u{1b}[2Jb\nc").render(), "error: a?[2Jb c\n");
+        let helped = Error::new("a").or_help("b\u{1b}[2J\nc").render();
+        assert_eq!(helped, "error: a\nhelp: b?[2J\nc\n");
     }
 
     #[test]

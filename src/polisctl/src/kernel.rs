@@ -8,11 +8,12 @@
 //! ```
 
 use std::fs::File;
-use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufReader, Read};
 use std::path::Path;
 
 use fatfs::{FileSystem, FsOptions, LossyOemCpConverter, NullTimeProvider, StdIoWrapper};
 use polis_bundle::{Bundle, Registers};
+use polis_layout::Window;
 
 use super::error::{Error, Explain as _};
 use super::update;
@@ -78,9 +79,9 @@ fn of_disk(file: &Path) -> Result<Registers, anyhow::Error> {
     let esp = esp.ok_or_else(|| io::Error::other("the disk image has no ESP"))?;
     let block = disk.logical_block_size();
     let (start, length) = (esp.bytes_start(*block)?, esp.bytes_len(*block)?);
-    let window = Window { disk: File::open(file)?, start, length, at: 0, left: READ_MAX };
+    let window = Window::new(File::open(file)?, start, length).at_most(READ_MAX);
     let options = FsOptions::new().time_provider(NullTimeProvider::new()).strict(false);
-    let fat: FileSystem<StdIoWrapper<Window>, NullTimeProvider, LossyOemCpConverter> =
+    let fat: FileSystem<StdIoWrapper<Window<File>>, NullTimeProvider, LossyOemCpConverter> =
         FileSystem::new(window, options)?;
     let read = |path: &str| -> io::Result<Vec<u8>> {
         let mut file = fat.root_dir().open_file(path)?;
@@ -112,56 +113,10 @@ fn of_disk(file: &Path) -> Result<Registers, anyhow::Error> {
     Ok(polis_bundle::registers(&read(&format!("{KERNELS}/{name}"))?)?)
 }
 
-/// A partition of a disk image, read only.
-struct Window {
-    disk: File,
-    start: u64,
-    length: u64,
-    at: u64,
-    /// The bytes that may still be read: a damaged file system may have circles.
-    left: u64,
-}
-
-impl Read for Window {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let room = usize::try_from(self.length.saturating_sub(self.at)).unwrap_or(usize::MAX);
-        let wanted = buffer.len().min(room);
-        let left = self.left.checked_sub(wanted as u64);
-        self.left = left.ok_or_else(|| io::Error::other("its ESP is damaged"))?;
-        self.disk.seek(SeekFrom::Start(self.start + self.at))?;
-        let count = self.disk.read(&mut buffer[..wanted])?;
-        if count == 0 && !buffer.is_empty() {
-            return Err(io::Error::other("it is cut short"));
-        }
-        self.at += count as u64;
-        Ok(count)
-    }
-}
-
-impl Write for Window {
-    fn write(&mut self, _buffer: &[u8]) -> io::Result<usize> {
-        Err(io::ErrorKind::ReadOnlyFilesystem.into())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Seek for Window {
-    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        let at = match to {
-            SeekFrom::Start(at) => Some(at),
-            SeekFrom::End(by) => self.length.checked_add_signed(by),
-            SeekFrom::Current(by) => self.at.checked_add_signed(by),
-        };
-        self.at = at.ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(self.at)
-    }
-}
-
 #[cfg(test)]
 pub(super) mod tests {
+    use std::io::{Seek as _, SeekFrom, Write as _};
+
     use ed25519_dalek::SigningKey;
     use gpt::mbr::ProtectiveMBR;
 

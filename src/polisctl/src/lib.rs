@@ -330,7 +330,7 @@ mod tests {
         node describe, node firewall, node network, node update, update inspect, \
         node approve, node roles, node label, node reboot, node poweroff, node decommission, \
         node delete, node logs, node attest, etcd members, etcd status, etcd snapshot, \
-        snapshot list, snapshot fetch, console, \
+        snapshot list, snapshot fetch, console, kubernetes kubeconfig, kubernetes status, \
         audit, audit verify";
 
     fn paths(command: &clap::Command, path: &str) -> Vec<String> {

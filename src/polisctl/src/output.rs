@@ -22,7 +22,7 @@ use serde::Serialize;
 use super::error::{Error, Explain as _};
 use super::rights;
 use super::table::Table;
-use super::text::{clean, fit};
+use super::text::{clean, clean_lines, fit};
 use polis_wire::rpc::Role;
 
 /// How a document is printed.
@@ -63,7 +63,7 @@ impl Text {
 
     /// The same with lines after it.
     pub(super) fn and(mut self, text: impl Into<String>) -> Self {
-        self.0.push(Part::Plain(text.into()));
+        self.0.push(Part::Plain(clean_lines(&text.into())));
         self
     }
 
@@ -376,7 +376,7 @@ impl Out {
 
     /// A remark for a person, on standard error.
     pub(super) fn remark(&self, text: &str) {
-        self.streams.stderr(&format!("{text}\n"));
+        self.streams.stderr(&format!("{}\n", clean_lines(text)));
     }
 
     /// A progress line; invisible without a terminal.
@@ -495,6 +495,15 @@ mod tests {
         - "true"
         name: "a: b"
         "#);
+    }
+
+    #[test]
+    fn text_for_people_cannot_control_the_terminal_and_keeps_its_lines() {
+        let hostile = "a\u{1b}[2J\u{9b}31m\r\u{202e}b\n\nc\n";
+        let document = Document::new(&hostile, hostile).unwrap();
+        assert_eq!(document.render(Format::Table).unwrap(), "a?[2J?31m ?b\n\nc\n");
+        let value: String = serde_json::from_str(&document.render(Format::Json).unwrap()).unwrap();
+        assert_eq!(value, hostile);
     }
 
     #[test]

@@ -51,7 +51,7 @@ pub(super) fn spelled(text: &str) -> String {
 
 /// The same for a text of several lines, which stay.
 pub(super) fn clean_lines(text: &str) -> String {
-    text.lines().map(clean).collect::<Vec<_>>().join("\n")
+    text.split('\n').map(clean).collect::<Vec<_>>().join("\n")
 }
 
 /// The words of an enum of the API: `TPM_MODE_BEST_EFFORT` is `best_effort`.

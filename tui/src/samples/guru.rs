@@ -11,8 +11,8 @@ pub fn guru() -> Guru {
         causes: vec!["this machine has no node parameters".to_owned()],
         tried: [
             "fw_cfg item opt/polis/parameters.pb: absent",
-            "SMBIOS OEM string (type 11): absent",
             "polis/parameters.pb on the ESP: absent",
+            "SMBIOS OEM string (type 11): absent",
             "user-data on a disk labelled cidata: absent",
             "openstack/latest/user_data on a disk labelled config-2: absent",
         ]

@@ -96,7 +96,7 @@ pub(super) fn measure(runs: u32) -> Result<Table> {
 
 impl Place {
     fn build(&self) -> Result<()> {
-        image::build_programs(Kind::Development, &[self.program])
+        image::build_programs(Kind::Development, &[self.program]).map(drop)
     }
 
     fn test(&self) -> Result<()> {

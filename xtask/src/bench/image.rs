@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn the_time_of_cargo_is_taken_off() {
-        let text = "cargo         80.31 s\npayload        0.00 s  cached\ntotal 85.50 s\n";
+        let text = "cargo        80.31 s  built (compiled node)\npayload        0.00 s  cached\ntotal 85.50 s\n";
         assert!((behind_cargo(text).unwrap() - 5.19).abs() < 1e-9);
         assert_eq!(behind_cargo("total 1.00 s\n"), None);
     }

@@ -43,7 +43,7 @@ enum Sub {
     },
     /// Build twice from the same inputs and compare every byte.
     Verify {
-        /// Which programs the images have.
+        /// The programs of the images.
         #[arg(long, value_enum, default_value_t = Programs::Base)]
         variant: Programs,
     },
@@ -57,7 +57,7 @@ enum Sub {
     },
 }
 
-/// Which programs an image has.
+/// The programs of an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Programs {
     /// The packages that every node needs, without workloads: quick to build.
@@ -78,7 +78,7 @@ impl From<Programs> for Variant {
 
 #[derive(Debug, clap::Args)]
 struct Build {
-    /// Which programs the image has.
+    /// The programs of the image.
     #[arg(long, value_enum, default_value_t)]
     variant: Programs,
     /// Write the image here as well.
@@ -96,7 +96,7 @@ struct Build {
     #[arg(long, value_name = "FILE", requires = "keys")]
     bundle: Option<PathBuf>,
     /// The version that the image has [default: that of the sources].
-    #[arg(long, value_name = "V")]
+    #[arg(long, value_name = "V", value_parser = version)]
     version: Option<Version>,
     /// Put this parameters file on the ESP.
     #[arg(long, value_name = "FILE")]
@@ -134,6 +134,15 @@ enum FileFormat {
     Qcow2,
 }
 
+/// Reads the version of an image.
+fn version(text: &str) -> Result<Version, String> {
+    let version = Version::parse(text).map_err(|error| {
+        format!("{error}; allowed is a semantic version, as 1.2.3 or 1.2.3-rc.1")
+    })?;
+    // In the name of a kernel image, loaders count tries by it.
+    if version.build.is_empty() { Ok(version) } else { Err("it must have no `+`".to_owned()) }
+}
+
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<()> {
     match args.command {
@@ -155,8 +164,6 @@ fn build_and_report(arguments: &Build) -> Result<()> {
     let mut config = config(Kind::Product, arguments.variant.into(), &arguments.packages);
     config.size = arguments.size;
     if let Some(version) = &arguments.version {
-        // In the name of a kernel image, loaders count tries by it.
-        anyhow::ensure!(version.build.is_empty(), "--version {version} must have no `+`");
         config.version = version.to_string();
     }
     // Before the build, so that the passphrase is not requested at its end.
@@ -432,7 +439,40 @@ pub(crate) fn verify(kind: Kind, variant: Variant) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use clap::{Parser, error::ErrorKind};
+
     use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    /// The build that these options ask for, or the error of the parser.
+    fn parsed(options: &[&str]) -> Result<Build, clap::Error> {
+        Cli::try_parse_from([&["image"], options].concat()).map(|cli| cli.args.build)
+    }
+
+    #[test]
+    fn a_bundle_without_keys_is_wrong_usage_and_the_error_names_them() {
+        let error = parsed(&["--bundle", "file"]).unwrap_err();
+        assert_eq!((error.exit_code(), error.kind()), (2, ErrorKind::MissingRequiredArgument));
+        assert!(error.to_string().contains("--keys <DIR>"), "{error}");
+        parsed(&["--bundle", "file", "--keys", "keys", "--version", "2.0.0"]).unwrap();
+    }
+
+    #[test]
+    fn a_version_alone_is_that_of_the_image_and_a_bad_one_is_wrong_usage() {
+        let version = parsed(&["--version", "1.2.3-rc.1"]).unwrap().version.unwrap();
+        assert_eq!(version.to_string(), "1.2.3-rc.1");
+        for (bad, reason) in [("1.2.3+4", "no `+`"), ("1.2", "semantic version"), ("", "semantic")]
+        {
+            let error = parsed(&["--version", bad]).unwrap_err();
+            assert_eq!(error.exit_code(), 2);
+            assert!(error.to_string().contains(reason), "{error}");
+        }
+    }
 
     #[test]
     fn every_image_has_a_folder_of_its_own() {

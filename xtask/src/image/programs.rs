@@ -3,17 +3,18 @@
 use std::{
     env,
     ffi::OsStr,
-    io::{self, IsTerminal as _},
+    io::{self, BufRead as _, BufReader, IsTerminal as _},
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
     time::Instant,
 };
 
 use anyhow::{Context as _, Result};
-use polis_image::Kind;
+use polis_image::{Kind, Observer as _, Report};
+use serde::Deserialize;
 
-use crate::host;
+use crate::{host, progress::Terminal};
 
 /// Cargo's target folder below the workspace, with a folder for each profile.
 const TARGET: &str = "target/x86_64-unknown-linux-gnu";
@@ -59,8 +60,8 @@ fn of_this_package(variable: &OsStr) -> bool {
 /// Builds the programs of an image of this kind, in one run of cargo.
 pub(super) fn cargo_build(kind: Kind, programs: &[&str]) -> Result<()> {
     let start = Instant::now();
-    build_programs(kind, programs)?;
-    println!("{:<10} {:>7.2} s", "cargo", start.elapsed().as_secs_f64());
+    let why = why(&build_programs(kind, programs)?);
+    Terminal::default().step(&Report { name: "cargo", time: start.elapsed(), why });
     Ok(())
 }
 
@@ -88,16 +89,55 @@ pub(super) fn programs(kind: Kind) -> PathBuf {
     })
 }
 
-pub(crate) fn build_programs(kind: Kind, programs: &[&str]) -> Result<()> {
+/// Builds programs; returns the crates that cargo compiled for it, in its order.
+pub(crate) fn build_programs(kind: Kind, programs: &[&str]) -> Result<Vec<String>> {
     let workspace = workspace();
-    let status = cargo(&workspace)
+    let mut cargo = cargo(&workspace)
         .args(if io::stderr().is_terminal() { &["build"][..] } else { &["build", "--quiet"] })
+        // Errors of the compiler go to the standard error as text all the same.
+        .arg("--message-format=json-render-diagnostics")
         .args(cargo_arguments(kind, &workspace, programs))
         .args(programs.iter().flat_map(|program| ["--bin", program]))
-        .status()
+        .stdout(Stdio::piped())
+        .spawn()
         .context("cannot start cargo")?;
+    let mut compiled = Vec::new();
+    for line in cargo.stdout.take().into_iter().flat_map(|lines| BufReader::new(lines).lines()) {
+        compiled.extend(compiled_by(&line.context("cannot read the messages of cargo")?));
+    }
+    let status = cargo.wait().context("cannot wait for cargo")?;
     anyhow::ensure!(status.success(), "cargo build ended with {status}");
-    Ok(())
+    Ok(compiled)
+}
+
+/// The part of a message of cargo that says whether a crate was compiled.
+#[derive(Deserialize)]
+struct Message {
+    reason: String,
+    target: Option<Target>,
+    #[serde(default)]
+    fresh: bool,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    name: String,
+}
+
+/// The crate that a message of cargo calls compiled. Other lines, as of build scripts, name none.
+fn compiled_by(line: &str) -> Option<String> {
+    let message: Message = serde_json::from_str(line).ok()?;
+    let compiled = message.reason == "compiler-artifact" && !message.fresh;
+    message.target.filter(|_target| compiled).map(|target| target.name)
+}
+
+/// Why cargo had work to do; `None`: it had none.
+fn why(compiled: &[String]) -> Option<String> {
+    match compiled {
+        [] => None,
+        [one] => Some(format!("compiled {one}")),
+        [first, others @ ..] => Some(format!("compiled {first} and {} more", others.len())),
+    }
 }
 
 /// The cargo arguments by which the kinds of images differ.
@@ -169,6 +209,30 @@ mod tests {
             assert!(env::var_os(name).is_some());
             assert!(set.contains(&(name.as_ref(), None)), "{name}");
         }
+    }
+
+    #[test]
+    fn the_crates_that_cargo_compiled_are_why_it_ran() {
+        let artifact = |name: &str, fresh: bool| {
+            format!(
+                r#"{{"reason":"compiler-artifact","package_id":"path+file:///w#0.1.0",
+                "target":{{"kind":["lib"],"name":"{name}"}},"filenames":[],"fresh":{fresh}}}"#
+            )
+        };
+        let others = [
+            r#"{"reason":"build-script-executed","package_id":"x","linked_libs":[]}"#,
+            r#"{"reason":"build-finished","success":true}"#,
+            "a line of a build script",
+        ];
+        let of = |lines: &[String]| {
+            let lines = lines.iter().map(String::as_str).chain(others);
+            why(&lines.filter_map(compiled_by).collect::<Vec<_>>())
+        };
+        assert_eq!(of(&[artifact("polis_base", true), artifact("init", true)]), None);
+        let one = [artifact("polis_base", true), artifact("node", false)];
+        assert_eq!(of(&one).unwrap(), "compiled node");
+        let all = ["polis_base", "init", "node"].map(|name| artifact(name, false));
+        assert_eq!(of(&all).unwrap(), "compiled polis_base and 2 more");
     }
 
     #[test]

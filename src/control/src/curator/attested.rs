@@ -9,6 +9,8 @@
 //! ```
 //!
 //! Invariants:
+//! - The directory is locked while its records are looked at, and not while they are compared: with
+//!   many members and makers that takes as long as a thousand checks of signatures.
 //! - Without a policy, and without a TPM in its record, a member has no fault.
 //! - A member that has started again has [`PROOF_MAX`] to prove that: a restart alone is no fault.
 //!
@@ -25,7 +27,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::attestation_policy::{self, Misfit};
-use super::directory::Directory;
+use super::directory::{Directory, Known};
 use super::leader::Leadership;
 use super::state::has_tpm;
 use polis_runtime::event::{Closed, until};
@@ -35,11 +37,11 @@ use polis_wire::identity::NodeId;
 /// The time between two looks at the members.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long a member that has started may be without a proof: longer than a node tries, which
+/// The time that a member has after its start to prove it: longer than a node tries, which
 /// then reports why its TPM fails, and longer than a thousand members take together.
 const PROOF_MAX: Duration = Duration::from_secs(300);
 
-/// What an owner does after an update.
+/// The next step of an owner after an update.
 const NAME_IT: &str = "if this is the cluster's update, name its image: `polisctl cluster \
                        configure --attestation-image FILE`, with each image and each maker that \
                        is to be in the policy";
@@ -100,10 +102,21 @@ impl Compared {
 
     /// Whether this record has the same facts as the one that was compared.
     fn is_of(&self, node: &Arc<v1::Node>) -> bool {
-        let facts = |node: &v1::Node| (node.state, node.tpm, boot_id(node).to_owned());
-        Arc::ptr_eq(&self.node, node)
-            || (facts(&self.node) == facts(node) && self.node.attestation == node.attestation)
+        let is_same = |known: &v1::Node| {
+            (known.state, known.tpm, boot_id(known)) == (node.state, node.tpm, boot_id(node))
+                && known.attestation == node.attestation
+        };
+        Arc::ptr_eq(&self.node, node) || is_same(&self.node)
     }
+}
+
+/// The directory at one moment, as far as members are compared.
+#[derive(Debug)]
+struct Seen {
+    /// The policy, if it is another one than that of the last comparison.
+    policy: Option<Option<v1::AttestationPolicy>>,
+    /// Each member, and its fault in the directory.
+    members: Vec<(NodeId, Arc<v1::Node>, String)>,
 }
 
 /// The members, as this leader compared them last.
@@ -114,36 +127,45 @@ struct Members {
 }
 
 impl Members {
-    /// Compares what has changed; returns the members whose fault in the directory is not the
-    /// present one.
-    fn look(&mut self, directory: &Directory) -> Vec<(NodeId, String)> {
-        let policy = directory.configuration().attestation.as_ref();
-        let same_policy = self.policy.as_ref() == policy;
-        if !same_policy {
-            self.policy = policy.cloned();
+    /// Copies what a comparison needs. Does no work beside that: the directory is locked.
+    fn see(&self, directory: &Directory) -> Seen {
+        let policy = &directory.configuration().attestation;
+        let member = |(id, known): (NodeId, &Known)| {
+            (id, Arc::clone(&known.node), known.attestation_fault.clone())
+        };
+        Seen {
+            policy: (self.policy != *policy).then(|| policy.clone()),
+            members: directory.nodes().map(member).collect(),
         }
-        self.compared.retain(|id, _| directory.node(*id).is_some());
+    }
+
+    /// Compares the members that have changed, and all of them with a new policy; returns the
+    /// members whose fault in the directory is not the present one. Gives way to other work after
+    /// each comparison.
+    async fn compare(&mut self, seen: Seen) -> Vec<(NodeId, String)> {
+        let is_new_policy = seen.policy.is_some();
+        if let Some(policy) = seen.policy {
+            self.policy = policy;
+        }
+        let mut before = std::mem::take(&mut self.compared);
         let mut changed = Vec::new();
-        for (id, known) in directory.nodes() {
-            let mut is_new = !same_policy;
-            let compared = self.compared.entry(id).or_insert_with(|| {
-                is_new = true;
-                Compared::new(&known.node)
-            });
-            if compared.is_of(&known.node) {
-                compared.node = Arc::clone(&known.node);
-            } else {
-                is_new = true;
-                *compared = Compared::new(&known.node);
-            }
+        for (id, node, known_fault) in seen.members {
+            let known = before.remove(&id).filter(|compared| compared.is_of(&node));
+            let is_new = is_new_policy || known.is_none();
+            let mut compared = match known {
+                Some(compared) => Compared { node, ..compared },
+                None => Compared::new(&node),
+            };
             let late = compared.since.elapsed() >= PROOF_MAX;
             if is_new || compared.late != late {
                 compared.late = late;
-                compared.fault = fault(policy, &known.node, late);
+                compared.fault = fault(self.policy.as_ref(), &compared.node, late);
+                tokio::task::yield_now().await;
             }
-            if compared.fault != known.attestation_fault {
+            if compared.fault != known_fault {
                 changed.push((id, compared.fault.clone()));
             }
+            self.compared.insert(id, compared);
         }
         changed
     }
@@ -175,7 +197,8 @@ impl Service {
             let term = until(&mut self.leadership, "the election", leads).await?;
             let mut members = Members::default();
             while self.leadership.borrow().term.as_ref() == Some(&term) {
-                let changed = members.look(&self.directory.borrow());
+                let seen = members.see(&self.directory.borrow());
+                let changed = members.compare(seen).await;
                 self.report(&changed);
                 tokio::time::sleep(POLL_INTERVAL).await;
             }
@@ -301,41 +324,89 @@ mod tests {
         let id = NodeId::from_public_key(&[1; 32]);
         let mut members = Members::default();
         let mut directory = Directory::default();
-        let mut look = |node: &v1::Node, policy: Option<u8>| {
-            let attestation = policy.map(self::policy);
-            let configuration = v1::ClusterConfiguration { attestation, ..Default::default() };
-            let records = [
-                (CONFIGURATION.to_owned(), configuration.encode_to_vec()),
-                (node_key(id), node.encode_to_vec()),
-            ];
-            let changes = records.map(|(key, value)| {
-                Change::Put(Kv { key, value, created: 1, modified: 1, lease: 0 })
-            });
-            directory.apply(&Mirror::default(), &changes);
-            let changed = members.look(&directory);
+        let mut look = async |node: &v1::Node, policy: Option<u8>| {
+            put(&mut directory, [(id, node)], policy);
+            let changed = members.compare(members.see(&directory)).await;
             for (id, fault) in &changed {
                 assert!(directory.set_attestation_fault(*id, fault));
             }
             changed.into_iter().map(|(_, fault)| fault).collect::<Vec<_>>()
         };
         let right = member("a", Some(proof("a", 7, 0)));
-        assert!(look(&right, Some(7)).is_empty());
+        assert!(look(&right, Some(7)).await.is_empty());
         let again = v1::Node { tpm: true, ..member("b", right.attestation.clone()) };
-        assert!(look(&again, Some(7)).is_empty());
+        assert!(look(&again, Some(7)).await.is_empty());
         tokio::time::advance(PROOF_MAX).await;
-        let [nothing] = &look(&again, Some(7))[..] else { panic!("one") };
+        let [nothing] = &look(&again, Some(7)).await[..] else { panic!("one") };
         assert!(nothing.contains("nothing in this boot"), "{nothing}");
-        assert!(look(&again, Some(7)).is_empty());
+        assert!(look(&again, Some(7)).await.is_empty());
         let proved = member("b", Some(proof("b", 8, 0)));
-        let [other] = &look(&proved, Some(7))[..] else { panic!("one") };
+        let [other] = &look(&proved, Some(7)).await[..] else { panic!("one") };
         assert!(other.contains("register 11"), "{other}");
         // Another report of its status is nothing new.
         let report = v1::NodeStatus { version: "2".to_owned(), ..proved.status.clone().unwrap() };
         let reported = v1::Node { status: Some(report), ..proved };
-        assert!(look(&reported, Some(7)).is_empty());
-        assert_eq!(look(&reported, Some(8)), [""]);
-        let [other] = &look(&reported, Some(7))[..] else { panic!("one") };
+        assert!(look(&reported, Some(7)).await.is_empty());
+        assert_eq!(look(&reported, Some(8)).await, [""]);
+        let [other] = &look(&reported, Some(7)).await[..] else { panic!("one") };
         assert!(other.contains("register 11"), "{other}");
-        assert_eq!(look(&reported, None), [""]);
+        assert_eq!(look(&reported, None).await, [""]);
+    }
+
+    /// Writes records of nodes and a policy into a directory, as a watch does.
+    fn put<'a>(
+        directory: &mut Directory,
+        nodes: impl IntoIterator<Item = (NodeId, &'a v1::Node)>,
+        policy: Option<u8>,
+    ) {
+        let attestation = policy.map(self::policy);
+        let configuration = v1::ClusterConfiguration { attestation, ..Default::default() };
+        let node = |(id, node): (NodeId, &v1::Node)| (node_key(id), node.encode_to_vec());
+        let records = std::iter::once((CONFIGURATION.to_owned(), configuration.encode_to_vec()))
+            .chain(nodes.into_iter().map(node));
+        let put = |(key, value)| Change::Put(Kv { key, value, created: 1, modified: 1, lease: 0 });
+        directory.apply(&Mirror::default(), &records.map(put).collect::<Vec<_>>());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_thousand_members_are_compared_while_others_write_to_the_directory() {
+        let id = |number: u16| {
+            let mut key = [0; 32];
+            key[..2].copy_from_slice(&number.to_le_bytes());
+            NodeId::from_public_key(&key)
+        };
+        let other = member("a", Some(proof("a", 8, 0)));
+        let directory = watch::Sender::<Directory>::default();
+        let nodes = (0..1000).map(|number| (id(number), &other));
+        directory.send_modify(|directory| put(directory, nodes, Some(7)));
+        let mut members = Members::default();
+        let seen = members.see(&directory.borrow());
+        assert_eq!(seen.members.len(), 1000);
+        // One comparison after the other, with room for others in between.
+        let mut compare = Box::pin(members.compare(seen));
+        let mut turns = 0;
+        let changed = loop {
+            let turn = std::future::poll_fn(|context| {
+                std::task::Poll::Ready(compare.as_mut().poll(context))
+            });
+            if let std::task::Poll::Ready(changed) = turn.await {
+                break changed;
+            }
+            // A lock that the comparison held would end this test here.
+            directory.send_modify(|directory| {
+                directory.set_health(id(turns), v1::NodeHealth::Healthy);
+            });
+            turns += 1;
+        };
+        drop(compare);
+        assert_eq!((turns, changed.len()), (1000, 1000));
+        // The next look compares no member that is as it was.
+        let seen = members.see(&directory.borrow());
+        assert!(seen.policy.is_none());
+        let mut compare = std::pin::pin!(members.compare(seen));
+        let changed =
+            std::future::poll_fn(|context| std::task::Poll::Ready(compare.as_mut().poll(context)));
+        let std::task::Poll::Ready(changed) = changed.await else { panic!("it compares again") };
+        assert_eq!(changed.len(), 1000, "their faults were not written");
     }
 }

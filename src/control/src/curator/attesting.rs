@@ -13,6 +13,8 @@
 //! - At most [`QUESTIONS_MAX`] questions wait. A machine that is asked anew loses its own first,
 //!   else the oldest one goes. A member asks for room before it is asked: if all members start at
 //!   once, they take turns, and each question that was asked can be answered.
+//! - A member begins at most [`PROOFS_MAX`] proofs in a row, and then one each [`PROOFS_PACE`]: each
+//!   is an operation with a key of its TPM, a check of a signature and a write.
 //!
 //! What this module does not do: decide which machine enters (an operator does, with the
 //! outcome), or whether a member fits (`attested`).
@@ -24,17 +26,29 @@ use std::time::Duration;
 use polis_proto::v1;
 use tokio::time::Instant;
 
+use super::budgets::Budgets;
 use polis_wire::attestation::{Answer, Challenge, Error, Keys, REGISTERS, Registers, to_messages};
 use polis_wire::identity::NodeId;
 
 /// A machine answers within seconds, and an operator lets in few at a time.
 const QUESTIONS_MAX: usize = 256;
 
-/// How long a question of a member keeps its place: longer than a node gives its TPM.
+/// The time for which a question of a member keeps its place: longer than a node gives its TPM.
 const ANSWER_MAX: Duration = Duration::from_secs(120);
+
+/// The proofs that a member may begin in a row: twice as many as a node tries in a boot.
+pub(super) const PROOFS_MAX: u32 = 12;
+
+/// The time after which a member may begin one more: the pause of a node between two.
+pub(super) const PROOFS_PACE: Duration = Duration::from_secs(10);
 
 /// Bytes of the longest certificate that a record keeps: several times what makers issue.
 const CERTIFICATE_MAX: usize = 4096;
+
+/// The number of proofs that members may begin.
+pub(super) fn budgets() -> Budgets {
+    Budgets::new(PROOFS_MAX, PROOFS_PACE)
+}
 
 /// The questions that wait for an answer. Clones share them.
 #[derive(Clone, Debug, Default)]
@@ -79,7 +93,7 @@ impl Questions {
         Ok(question)
     }
 
-    /// What an answer proves of the boot `boot_id`, at `at` in seconds since 1970; `None` if this
+    /// The proof in an answer of the boot `boot_id`, at `at` in seconds since 1970; `None` if this
     /// leader has not asked.
     pub(super) fn judge(
         &self,
@@ -87,19 +101,24 @@ impl Questions {
         boot_id: &str,
         answer: v1::TpmAnswer,
         at: i64,
-    ) -> Option<v1::TpmAttestation> {
+    ) -> Option<Result<v1::TpmAttestation, Error>> {
         let asked = self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&id)?;
-        Some(match proved(id, &asked.challenge, answer) {
-            Ok(registers) => v1::TpmAttestation {
-                at,
-                keys: Some(asked.keys),
-                registers: to_messages(registers),
-                fault: String::new(),
-                boot_id: boot_id.to_owned(),
-            },
-            Err(error) => failed(boot_id, error.to_string(), at),
-        })
+        let proved = proved(id, &asked.challenge, answer);
+        Some(proved.map(|registers| v1::TpmAttestation {
+            at,
+            keys: Some(asked.keys),
+            registers: to_messages(registers),
+            fault: String::new(),
+            boot_id: boot_id.to_owned(),
+        }))
     }
+}
+
+/// Whether the check decided nothing, so that another question may have a proof as its answer:
+/// a register changed between its reading and the signature, the answer is to an earlier question
+/// of a curator that leads again, or this machine has no random numbers.
+pub(super) fn is_undecided(error: &Error) -> bool {
+    matches!(error, Error::Registers | Error::Activation | Error::Random)
 }
 
 /// The entry in a record for a boot of which the TPM proves nothing, for this reason.
@@ -146,7 +165,7 @@ mod tests {
         let keys = || tpm.keys().into_message();
         let question = questions.ask(node(1), keys()).unwrap();
         let told = answer(&tpm, node(1), question);
-        let found = questions.judge(node(1), "boot", told.clone(), 7).unwrap();
+        let found = questions.judge(node(1), "boot", told.clone(), 7).unwrap().unwrap();
         assert_eq!((found.at, &*found.fault, found.keys), (7, "", Some(keys())));
         assert_eq!(found.boot_id, "boot");
         assert_eq!(found.registers, to_messages(registers()));
@@ -156,15 +175,49 @@ mod tests {
 
         // The answer of another node, and none that holds.
         let question = questions.ask(node(1), keys()).unwrap();
-        let fault = |told| questions.judge(node(1), "boot", told, 8).unwrap();
-        let found = fault(answer(&tpm, node(2), question));
-        assert_eq!(found.boot_id, "boot");
-        assert!(found.fault.contains("another question"), "{found:?}");
-        assert!(found.keys.is_none() && found.registers.is_empty(), "{found:?}");
+        let error = |told| questions.judge(node(1), "boot", told, 8).unwrap().unwrap_err();
+        assert_eq!(error(answer(&tpm, node(2), question)), Error::Question);
         questions.ask(node(1), keys()).unwrap();
-        let found = fault(v1::TpmAnswer::default());
-        assert!(found.fault.contains("not in the TPM"), "{found:?}");
+        assert_eq!(error(v1::TpmAnswer::default()), Error::Activation);
         assert_eq!(questions.ask(node(1), v1::TpmKeys::default()), Err(Error::EndorsementKey));
+    }
+
+    #[test]
+    fn a_check_that_another_question_may_settle_is_told_from_one_that_failed() {
+        let (questions, tpm) = (Questions::default(), Software::default());
+        let ask = || questions.ask(node(1), tpm.keys().into_message()).unwrap();
+        let judge = |told| questions.judge(node(1), "boot", told, 7).unwrap();
+        // A register that changed after the TPM signed it.
+        let mut changed = answer(&tpm, node(1), ask());
+        changed.registers[0].value = vec![9; 32];
+        assert!(is_undecided(&judge(changed).unwrap_err()));
+        // The answer to the question before.
+        let earlier = answer(&tpm, node(1), ask());
+        ask();
+        assert!(is_undecided(&judge(earlier).unwrap_err()));
+        // An answer of another node, one without a signature, and keys that no TPM has.
+        let other = answer(&tpm, node(2), ask());
+        assert!(!is_undecided(&judge(other).unwrap_err()));
+        let mut unsigned = answer(&tpm, node(1), ask());
+        unsigned.signature = vec![0; 8];
+        assert!(!is_undecided(&judge(unsigned).unwrap_err()));
+        let keys = questions.ask(node(1), v1::TpmKeys::default());
+        assert!(!is_undecided(&keys.unwrap_err()));
+        // Right in the end.
+        let right = answer(&tpm, node(1), ask());
+        assert_eq!(judge(right).unwrap().fault, "");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_member_begins_few_proofs_in_a_row_and_a_node_that_tries_has_always_one() {
+        let budgets = budgets();
+        let begun = (0..1000).filter(|_| budgets.take(node(1), 1)).count();
+        assert_eq!(begun, 12);
+        assert!(budgets.take(node(2), 1), "each member has its own");
+        for _ in 0..100 {
+            tokio::time::advance(PROOFS_PACE).await;
+            assert!(budgets.take(node(1), 1) && !budgets.take(node(1), 1));
+        }
     }
 
     #[test]
@@ -201,7 +254,7 @@ mod tests {
         // It may be asked anew, and another one waits.
         assert!(questions.has_room(id(0)) && !questions.has_room(id(1000)));
         let told = answer(&tpm, id(0), first.unwrap());
-        assert_eq!(questions.judge(id(0), "boot", told, 7).unwrap().fault, "");
+        assert_eq!(questions.judge(id(0), "boot", told, 7).unwrap().unwrap().fault, "");
         assert!(questions.has_room(id(1000)));
         questions.ask(id(1000), tpm.keys().into_message()).unwrap();
         assert!(!questions.has_room(id(1001)));

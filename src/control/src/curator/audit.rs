@@ -23,7 +23,8 @@ use prost::Message as _;
 use tokio::sync::{Mutex, MutexGuard, watch};
 use tracing::{error, info};
 
-use super::reported::Budgets;
+use super::budgets::Budgets;
+use super::reported;
 use super::store::{CONFLICTS_MAX, Error, Store, decode};
 use polis_base::hex;
 use polis_wire::audit::{BEGINNING, hash};
@@ -45,7 +46,7 @@ const TEXT_MAX: usize = 200;
 const PAGE: u64 = 100;
 
 /// The knowledge of one process about the chain. Cheap to clone.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Audit {
     /// The head that was read or written last; held while the chain is read or written.
     chain: Arc<Mutex<AuditHead>>,
@@ -55,6 +56,17 @@ pub struct Audit {
     pub(super) budgets: Budgets,
     /// Held while the report of a node is written.
     pub(super) reports: Arc<Mutex<()>>,
+}
+
+impl Default for Audit {
+    fn default() -> Self {
+        Self {
+            chain: Arc::default(),
+            newest: watch::Sender::default(),
+            budgets: reported::budgets(),
+            reports: Arc::default(),
+        }
+    }
 }
 
 impl Audit {

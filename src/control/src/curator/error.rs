@@ -6,6 +6,7 @@
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Status};
 
+use super::attesting;
 use super::capacity::Shortage;
 use super::fenced::Deposed;
 use super::state::Refusal;
@@ -89,6 +90,20 @@ pub enum Error {
     /// As many questions to TPMs of members wait as may.
     #[error("as many TPMs are questioned as the leader can remember; the node asks again")]
     TpmQuestions,
+    /// A member has begun more proofs than its budget has.
+    #[error(
+        "a member begins at most {max} proofs of its TPM in a row, and one each {pace} s after \
+         that; the node asks again",
+        max = attesting::PROOFS_MAX,
+        pace = attesting::PROOFS_PACE.as_secs()
+    )]
+    TpmProofs,
+    /// The check of an answer decided nothing; another question may.
+    #[error("the answer of the TPM could not be checked: {why}")]
+    TpmUndecided {
+        /// The reason.
+        why: String,
+    },
     /// A field is not valid.
     #[error("{0}")]
     Field(String),
@@ -216,7 +231,7 @@ impl Error {
     /// The code and the reason of a rejection.
     fn class(&self) -> (Code, &'static str) {
         use Code::{
-            AlreadyExists, FailedPrecondition, Internal, InvalidArgument, NotFound,
+            Aborted, AlreadyExists, FailedPrecondition, Internal, InvalidArgument, NotFound,
             PermissionDenied, ResourceExhausted, Unavailable,
         };
         match self {
@@ -253,6 +268,8 @@ impl Error {
             Self::TpmUnproved { .. } => (FailedPrecondition, "tpm-unproved"),
             Self::AttestationPolicy { .. } => (FailedPrecondition, "attestation-policy"),
             Self::TpmQuestions => (ResourceExhausted, "tpm-questions"),
+            Self::TpmProofs => (ResourceExhausted, "tpm-proofs"),
+            Self::TpmUndecided { .. } => (Aborted, "tpm-undecided"),
             Self::Field(_) => (InvalidArgument, "field"),
             Self::NotOwner => (PermissionDenied, "not-owner"),
             Self::UserRevoked { .. } => (PermissionDenied, "user-revoked"),

@@ -21,6 +21,7 @@
 //! directory  a copy of all records, for any number of readers  a service
 //! access_list  the current access list, for the servers of this node  a service
 //! audit      the chain of the audit log, in etcd
+//! budgets    the calls that a node may make in a row
 //! serve      the services of the API
 //! service    all of it, beside a member of etcd
 //! ```
@@ -37,6 +38,7 @@ mod attestation_policy;
 mod attested;
 pub mod attesting;
 pub mod audit;
+pub mod budgets;
 mod capacity;
 pub mod configuration;
 mod convert;

@@ -9,14 +9,12 @@
 //! - The node that reports an entry is the one that the entry names, whatever it says.
 //! - Its call is one of those that a node serves.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use polis_proto::v1::AuditEntry;
-use tokio::time::Instant;
 use tonic::Code;
 
+use super::budgets::Budgets;
 use polis_wire::audit::NODE_CALLS;
 use polis_wire::identity::NodeId;
 
@@ -34,40 +32,9 @@ pub(super) const REPORT_MAX: u32 = 16;
 /// Bytes of the texts that the chain does not cut itself: a fingerprint, an address.
 const WORD_MAX: usize = 64;
 
-/// The number of entries that each node may still report. Clones share it.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Budgets(Arc<Mutex<BTreeMap<NodeId, Budget>>>);
-
-#[derive(Debug)]
-struct Budget {
-    since: Instant,
-    used: u32,
-}
-
-impl Budget {
-    /// The entries that count at `now`.
-    fn used(&self, now: Instant) -> u32 {
-        let back = now.duration_since(self.since).as_secs() / PACE.as_secs();
-        self.used.saturating_sub(u32::try_from(back).unwrap_or(u32::MAX))
-    }
-}
-
-impl Budgets {
-    /// Takes the places of `count` entries, those that are in the log already among them; false
-    /// if the node has fewer left.
-    pub(super) fn take(&self, node: NodeId, count: u32) -> bool {
-        let now = Instant::now();
-        let mut budgets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Nodes that may report all again need no place here.
-        budgets.retain(|_, budget| budget.used(now) > 0);
-        let budget = budgets.entry(node).or_insert(Budget { since: now, used: 0 });
-        let used = budget.used(now) + count;
-        let left = used <= CALLS_MAX;
-        if left {
-            *budget = Budget { since: now, used };
-        }
-        left
-    }
+/// The number of entries that nodes may report.
+pub(super) fn budgets() -> Budgets {
+    Budgets::new(CALLS_MAX, PACE)
 }
 
 /// The entry that `node` reports, with the fields that it may set; `None` for a call that nodes
@@ -108,21 +75,6 @@ mod tests {
 
     fn id(seed: u8) -> NodeId {
         NodeId::from_public_key(&[seed; 32])
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_node_fills_little_of_the_log_however_long_it_tries() {
-        let budgets = Budgets::default();
-        let taken = |node| (0..1000).filter(|_| budgets.take(id(node), 1)).count();
-        assert_eq!(taken(1), 120);
-        assert!(!budgets.take(id(2), 121) && budgets.take(id(2), 16));
-        tokio::time::advance(PACE * 10).await;
-        assert_eq!(taken(1), 10);
-        tokio::time::advance(PACE * 119).await;
-        assert!(budgets.take(id(3), 1));
-        assert_eq!(budgets.0.lock().unwrap().len(), 2, "the second one is forgotten");
-        tokio::time::advance(PACE * 500).await;
-        assert_eq!(taken(1), 120);
     }
 
     #[test]

@@ -32,7 +32,7 @@ use tonic_health::server::HealthReporter;
 
 use super::access_list;
 use super::attested;
-use super::attesting::Questions;
+use super::attesting::{self, Questions};
 use super::audit::Audit;
 use super::directory::{self, Directory};
 use super::health::{self, Heartbeats};
@@ -202,6 +202,7 @@ impl Service {
             refusals: Refusals::default(),
             questions: Questions::default(),
             member_questions: Questions::default(),
+            proofs: attesting::budgets(),
             consensus: self.consensus.clone(),
             members: self.members.clone(),
             naming: self.config.naming,

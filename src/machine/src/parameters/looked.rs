@@ -88,7 +88,7 @@ pub(super) fn of_machine(places: &Places, fw_cfg: FwCfg) -> Vec<Looked> {
         FwCfg::Missing => Looked::new(Source::FwCfg, Ok(None)),
         FwCfg::Starting => Looked { note: Some(NO_DRIVER), ..Looked::new(Source::FwCfg, Ok(None)) },
     };
-    let others = [Source::Smbios, Source::Esp];
+    let others = [Source::Esp, Source::Smbios];
     let others = others.map(|source| Looked::new(source, places.read(source)));
     std::iter::once(from_fw_cfg).chain(others).collect()
 }
@@ -159,12 +159,24 @@ pub(super) mod tests {
         assert!(warning.contains("(sdb)") && warning.contains("(sdc)"), "{warning}");
     }
 
-    fn three(fw_cfg: Read, smbios: Read, esp: Read) -> Vec<Looked> {
+    fn three(fw_cfg: Read, esp: Read, smbios: Read) -> Vec<Looked> {
         vec![
             Looked::new(Source::FwCfg, fw_cfg),
-            Looked::new(Source::Smbios, smbios),
             Looked::new(Source::Esp, esp),
+            Looked::new(Source::Smbios, smbios),
         ]
+    }
+
+    #[test]
+    fn a_machine_looks_in_fw_cfg_then_on_its_esp_then_in_smbios() {
+        let root = tempfile::tempdir().unwrap();
+        let esp = polis_base::files::Root::at(root.path()).esp.parameters;
+        let places = Places::new(&root.path().join("sys"), &esp);
+        for fw_cfg in [FwCfg::Ready, FwCfg::Missing, FwCfg::Starting] {
+            let looked = of_machine(&places, fw_cfg);
+            let sources: Vec<_> = looked.into_iter().map(|looked| looked.source).collect();
+            assert_eq!(sources, [Source::FwCfg, Source::Esp, Source::Smbios]);
+        }
     }
 
     #[test]
@@ -177,15 +189,17 @@ pub(super) mod tests {
             assert!(warning.contains(place), "{warning}");
         }
         let loaded = decide(three(Ok(None), Ok(Some(valid(&[]))), theirs())).unwrap();
-        assert_eq!(loaded.found.unwrap().1, Source::Smbios);
-        assert!(!loaded.warning.unwrap().contains("fw_cfg"));
+        assert_eq!(loaded.found.unwrap().1, Source::Esp);
+        let warning = loaded.warning.unwrap();
+        assert!(warning.contains("SMBIOS") && warning.contains("on the ESP"), "{warning}");
+        assert!(!warning.contains("fw_cfg"), "{warning}");
     }
 
     #[test]
     fn the_same_content_at_a_second_place_is_named_in_either_form() {
         // The text of `valid(&[])`.
         let text = b"polis-parameters-v1:CiIKIFhmZmZmZmZmZmZmZmZmZmZmZmZmZmZmZmZmZmZmZmZm".to_vec();
-        let loaded = decide(three(Ok(Some(valid(&[]))), Ok(Some(text)), Ok(None))).unwrap();
+        let loaded = decide(three(Ok(Some(valid(&[]))), Ok(None), Ok(Some(text)))).unwrap();
         let warning = loaded.warning.unwrap();
         assert!(warning.contains("opt/polis/parameters.pb"), "{warning}");
         assert!(warning.contains("SMBIOS") && warning.contains("has the same"), "{warning}");
@@ -193,29 +207,29 @@ pub(super) mod tests {
 
     #[test]
     fn the_esp_is_used_when_the_other_places_have_nothing() {
-        let loaded = decide(three(Ok(None), Ok(None), Ok(Some(valid(&[]))))).unwrap();
+        let loaded = decide(three(Ok(None), Ok(Some(valid(&[]))), Ok(None))).unwrap();
         assert_eq!(loaded.found.unwrap().1, Source::Esp);
         assert_eq!(loaded.warning, None);
     }
 
     #[test]
     fn bad_bytes_do_not_fall_back_to_a_later_place() {
-        let esp = || Ok(Some(valid(&[])));
-        let failed = decide(three(Ok(Some(vec![])), Ok(None), esp())).unwrap_err();
+        let later = || Ok(Some(valid(&[])));
+        let failed = decide(three(Ok(Some(vec![])), Ok(None), later())).unwrap_err();
         assert!(matches!(failed.error, Error::NothingChosen));
         assert_eq!(failed.source, Source::FwCfg);
         let noise = Ok(Some(b"polis-parameters-v1:%%".to_vec()));
-        let failed = decide(three(Ok(None), noise, esp())).unwrap_err();
+        let failed = decide(three(Ok(None), noise, later())).unwrap_err();
         assert!(matches!(failed.error, Error::NotBase64));
         let report = failed.error.report(failed.source, failed.tried);
         assert_eq!(report.code, code::PARAMETERS_MALFORMED);
-        assert!(report.next.contains("SMBIOS"), "{}", report.next);
+        assert!(report.next.contains("on the ESP"), "{}", report.next);
     }
 
     #[test]
     fn a_bad_file_on_the_esp_is_a_warning_while_fw_cfg_is_used() {
         let esp = Err(Error::TooLarge);
-        let loaded = decide(three(Ok(Some(valid(&[]))), Ok(None), esp)).unwrap();
+        let loaded = decide(three(Ok(Some(valid(&[]))), esp, Ok(None))).unwrap();
         assert!(loaded.warning.unwrap().contains("65536"));
     }
 
@@ -231,7 +245,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_driver_that_never_starts_is_a_warning() {
-        let mut looked = three(Ok(None), Ok(None), Ok(Some(valid(&[]))));
+        let mut looked = three(Ok(None), Ok(Some(valid(&[]))), Ok(None));
         looked[0].note = Some(NO_DRIVER);
         let loaded = decide(looked).unwrap();
         assert!(loaded.warning.unwrap().contains("driver"));

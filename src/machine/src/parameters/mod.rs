@@ -6,8 +6,8 @@
 //!
 //! ```text
 //! fw_cfg ------+
-//! SMBIOS ------+
-//! ESP ---------+--> bytes --> polis_wire::parameters --> Loaded (event value)
+//! ESP ---------+
+//! SMBIOS ------+--> bytes --> polis_wire::parameters --> Loaded (event value)
 //! config disk -+                                     +-> trapdoor, a code for each cause
 //! metadata ----+
 //! ```

@@ -3,7 +3,7 @@
 //! ```text
 //! [Looking] --fw_cfg's driver is not done--> [Waiting] --done, or FW_CFG_WAIT over--+
 //!     |                                                                             v
-//!     +------------------------------------------------------> read fw_cfg, SMBIOS, ESP
+//!     +------------------------------------------------------> read fw_cfg, ESP, SMBIOS
 //!                                                                                   |
 //!     +--nothing there, disk without a home, within DISK_WAIT--+                    v
 //!     +------------------------------------------------------->+------> look at config disks
@@ -34,25 +34,25 @@ use polis_base::stage::{Stage, State};
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
 
-/// How often a driver that is not done is looked at. sysfs does not notify of changes, and the
+/// Between two looks at a driver that is not done. sysfs does not notify of changes, and the
 /// driver is usually done within some hundredths of a second.
 const POLL: Duration = Duration::from_millis(5);
 
-/// How long anything may take before the console shows what the boot waits for.
+/// The time after which the console shows what the boot waits for.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long the driver may take before the boot goes on without fw_cfg. Loading
+/// The time after which the boot goes on without the driver of fw_cfg. Loading
 /// it takes a tenth of a second on a slow machine.
 const FW_CFG_WAIT: Duration = Duration::from_secs(10);
 
-/// How often disks are looked at. `init` still loads the drivers of some.
+/// Between two looks at the disks. `init` still loads the drivers of some.
 const DISK_POLL: Duration = Duration::from_millis(250);
 
-/// How long a disk with user data may take to appear on a machine that has nothing else: `init`
+/// The time for a disk with user data to appear on a machine that has nothing else: `init`
 /// loads the driver of a CD-ROM drive once this waits, and that takes some seconds to find it.
 const DISK_WAIT: Duration = Duration::from_secs(10);
 
-/// How long disks may take to be read only to compare them.
+/// The time for disks that are read only to be compared.
 const COMPARE_WAIT: Duration = Duration::from_secs(1);
 
 /// Where to look.

@@ -4,6 +4,7 @@
 //! ```text
 //! heartbeat: the record has no proof of this boot
 //!   --> keys of the TPM --> question of the leader --> answer of the TPM --> the record has it
+//!   --> the leader could not check it --> again, later
 //!   --> the TPM fails [`ATTEMPTS`] times, or there is none --> the leader learns why
 //! ```
 //!
@@ -30,6 +31,7 @@ use polis_base::cause;
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::Context;
 use polis_wire::attestation::Question;
+use polis_wire::rpc::REASON;
 use polis_wire::rpc::client::Repeat;
 
 /// The time for one use of the TPM: some need half a minute for an RSA key.
@@ -38,9 +40,19 @@ const TPM_MAX: Duration = Duration::from_secs(60);
 /// Uses of a TPM that fail before this boot is given up.
 const ATTEMPTS: u32 = 3;
 
+/// Answers in a row that the leader could not check before this boot is given up.
+const UNDECIDED_MAX: u32 = 5;
+
+/// The reason of a leader that could not check an answer: another exchange may end otherwise.
+const UNDECIDED: &str = "tpm-undecided";
+
 /// Between two exchanges with the leader: two heartbeats, so that the newest one says whether
 /// another is wanted.
 const PAUSE: Duration = Duration::from_secs(10);
+
+/// The longest pause: all answers that a leader may fail to check are within the time that it gives
+/// a member to prove its start.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// The uses of a TPM in an exchange.
 trait Prover: Sync {
@@ -73,8 +85,20 @@ enum Trouble {
     Absent(Status),
     /// The TPM failed, or did not answer.
     Tpm(Status),
+    /// The leader could not check the answer.
+    Undecided(Status),
     /// The leader was not reached, or refused.
     Leader(Status),
+}
+
+impl Trouble {
+    /// The failure of a call of the leader.
+    fn of_leader(status: Status) -> Self {
+        match status.metadata().get(REASON).is_some_and(|reason| reason == UNDECIDED) {
+            true => Self::Undecided(status),
+            false => Self::Leader(status),
+        }
+    }
 }
 
 /// Proves until cancelled.
@@ -97,7 +121,7 @@ pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {
     ctx.until_cancelled(Box::pin(work)).await.unwrap_or(Ok(()))
 }
 
-/// What a proof is of.
+/// The node and the boot that a proof is of.
 struct Named {
     node: String,
     boot_id: String,
@@ -114,13 +138,14 @@ where
     F: Future<Output = Result<v1::ProveTpmResponse, Status>>,
 {
     let mut wanted = asked.subscribe();
-    let (mut failures, mut failed) = (0, cause::Last::default());
+    let (mut failures, mut undecided, mut failed) = (0, 0, cause::Last::default());
     let fault = loop {
         until(&mut wanted, "the heartbeat", |wanted| wanted.then_some(())).await?;
         match prove(tpm, &named(), &call).await {
             Ok(()) => {
                 info!("the leader has what the TPM proves of this boot");
                 failed.clear();
+                undecided = 0;
                 // The next heartbeat sets it again where that is not enough.
                 asked.send_replace(false);
             }
@@ -132,13 +157,20 @@ where
                     break status.message().to_owned();
                 }
             }
+            Err(Trouble::Undecided(status)) => {
+                undecided += 1;
+                warn!(%status, undecided, "the leader could not check what the TPM proves");
+                if undecided == UNDECIDED_MAX {
+                    break status.message().to_owned();
+                }
+            }
             Err(Trouble::Leader(status)) => {
                 if failed.is_new(&status.to_string()) {
                     warn!(%status, "cannot prove to the leader what this node was started with");
                 }
             }
         }
-        sleep(PAUSE).await;
+        sleep(pause(undecided)).await;
     };
     // The leader learns why nothing is proved in this boot, and the TPM is left alone.
     let request = v1::ProveTpmRequest { boot_id: named().boot_id, fault, ..Default::default() };
@@ -146,6 +178,12 @@ where
         sleep(PAUSE).await;
     }
     std::future::pending().await
+}
+
+/// The pause before the next exchange, after so many answers in a row that were not checked.
+fn pause(undecided: u32) -> Duration {
+    let factor = 2_u32.saturating_pow(undecided.saturating_sub(1));
+    PAUSE.saturating_mul(factor).min(PAUSE_MAX)
 }
 
 /// One exchange with the leader.
@@ -160,12 +198,12 @@ where
     let boot_id = named.boot_id.clone();
     let keys = Some(in_time(tpm.keys()).await?);
     let request = v1::ProveTpmRequest { boot_id, keys, ..Default::default() };
-    let response = call(request.clone()).await.map_err(Trouble::Leader)?;
+    let response = call(request.clone()).await.map_err(Trouble::of_leader)?;
     // The record has a proof of this boot.
     let Some(question) = response.question else { return Ok(()) };
     let answer = Some(in_time(tpm.answer(&named.node, question)).await?);
     let request = v1::ProveTpmRequest { keys: None, answer, ..request };
-    call(request).await.map(drop).map_err(Trouble::Leader)
+    call(request).await.map(drop).map_err(Trouble::of_leader)
 }
 
 /// The result of a use of the TPM, which may hang.
@@ -247,6 +285,10 @@ mod tests {
         knows: bool,
         challenge: Mutex<Option<Challenge>>,
         proved: Mutex<Option<String>>,
+        /// Answers that it cannot check, before the first that it can.
+        unable: Mutex<u32>,
+        /// The reported causes.
+        faults: Mutex<Vec<String>>,
     }
 
     impl Leader {
@@ -254,8 +296,19 @@ mod tests {
             &self,
             request: v1::ProveTpmRequest,
         ) -> Result<v1::ProveTpmResponse, Status> {
-            let v1::ProveTpmRequest { boot_id, keys, answer, .. } = request;
+            let v1::ProveTpmRequest { boot_id, keys, answer, fault } = request;
+            if !fault.is_empty() {
+                self.faults.lock().unwrap().push(fault);
+                return Ok(v1::ProveTpmResponse::default());
+            }
             let asked = self.challenge.lock().unwrap().take();
+            let mut unable = self.unable.lock().unwrap();
+            if answer.is_some() && *unable > 0 {
+                *unable -= 1;
+                let mut status = Status::aborted("the answer could not be checked");
+                status.metadata_mut().insert(REASON, UNDECIDED.parse().unwrap());
+                return Err(status);
+            }
             if let (Some(answer), Some(asked)) = (answer, asked) {
                 let answer = polis_wire::attestation::Answer::from_message(answer).unwrap();
                 asked.check(NODE, &REGISTERS, &answer).unwrap();
@@ -330,6 +383,33 @@ mod tests {
             assert_eq!(*tpm.used.lock().unwrap(), 2 * proofs);
             assert!(!asked.send_replace(true));
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_the_leader_could_not_check_is_given_again_later() {
+        let leader = Leader { unable: Mutex::new(UNDECIDED_MAX - 1), ..Default::default() };
+        let (tpm, asked, began) = (Emulated::default(), watch::Sender::new(true), Instant::now());
+        let call = |request| leader.prove_tpm(request);
+        let mut until_proved = asked.subscribe();
+        let proved = until_proved.wait_for(|wanted| !wanted);
+        tokio::select! {
+            ended = work(&tpm, &asked, named, call) => panic!("{ended:?}"),
+            proved = proved => drop(proved.unwrap()),
+        }
+        assert_eq!(leader.proved.lock().unwrap().as_deref(), Some("boot"));
+        assert_eq!(began.elapsed(), Duration::from_secs(10 + 20 + 40 + 60));
+        assert!(leader.faults.lock().unwrap().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leader_that_can_never_check_learns_that_and_the_tpm_is_left_alone() {
+        let leader = Leader { unable: Mutex::new(u32::MAX), ..Default::default() };
+        let (tpm, asked) = (Emulated::default(), watch::Sender::new(true));
+        let call = |request| leader.prove_tpm(request);
+        let hour = Duration::from_secs(3600);
+        assert!(timeout(hour, work(&tpm, &asked, named, call)).await.is_err());
+        assert_eq!(*leader.faults.lock().unwrap(), ["the answer could not be checked"]);
+        assert_eq!(*tpm.used.lock().unwrap(), 2 * UNDECIDED_MAX as usize);
     }
 
     #[tokio::test]

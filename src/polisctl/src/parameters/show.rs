@@ -9,6 +9,7 @@ use super::format::{Decoded, Format};
 use super::network;
 use crate::error::Error;
 use crate::output::{Document, fields, or_dash};
+use crate::text::clean;
 use polis_base::hex;
 use polis_wire::identity::Fingerprint;
 use polis_wire::parameters::{
@@ -250,6 +251,7 @@ fn text(view: &View, format: Option<String>) -> String {
 
 /// `a=1, b=2`, or a dash.
 pub(crate) fn labels(labels: &BTreeMap<String, String>) -> String {
-    let labels: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let label = |(key, value): (&String, &String)| clean(&format!("{key}={value}"));
+    let labels: Vec<String> = labels.iter().map(label).collect();
     or_dash(&labels.join(", "))
 }

@@ -126,7 +126,7 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
     for Missing { part, reason } in &missing {
         text.push_str(&format!("\nmissing: {part}: {reason}"));
     }
-    global.out.print(&Document::new(&value, super::text::clean_lines(&text))?)
+    global.out.print(&Document::new(&value, text)?)
 }
 
 /// The cluster as a whole.

@@ -16,10 +16,10 @@ pub const FW_CFG_ITEM: &str = "opt/polis/parameters.pb";
 pub enum Source {
     /// The hypervisor, by fw_cfg.
     FwCfg,
-    /// The hypervisor or the firmware, by an OEM string of the SMBIOS table.
-    Smbios,
     /// The EFI system partition.
     Esp,
+    /// The hypervisor or the firmware, by an OEM string of the SMBIOS table.
+    Smbios,
     /// A disk with user data for a machine without a cloud, as cloud-init calls it.
     NoCloud,
     /// The disk on which OpenStack gives user data.
@@ -36,8 +36,8 @@ impl Source {
     pub fn place(self) -> String {
         match self {
             Self::FwCfg => format!("fw_cfg item {FW_CFG_ITEM}"),
-            Self::Smbios => "SMBIOS OEM string (type 11)".to_owned(),
             Self::Esp => "polis/parameters.pb on the ESP".to_owned(),
+            Self::Smbios => "SMBIOS OEM string (type 11)".to_owned(),
             Self::NoCloud => "user-data on a disk labelled cidata".to_owned(),
             Self::ConfigDrive => {
                 "openstack/latest/user_data on a disk labelled config-2".to_owned()
@@ -54,8 +54,8 @@ impl fmt::Display for Source {
             Self::Metadata(platform) => return write!(f, "the metadata service of {platform}"),
             Self::Kept => "the copy on the ESP of the user data of a metadata service",
             Self::FwCfg => "fw_cfg",
-            Self::Smbios => "an SMBIOS OEM string",
             Self::Esp => "the ESP",
+            Self::Smbios => "an SMBIOS OEM string",
             Self::NoCloud => "a NoCloud disk",
             Self::ConfigDrive => "a config drive",
         })

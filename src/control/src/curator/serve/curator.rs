@@ -16,6 +16,7 @@ use crate::curator::reported;
 use crate::curator::state::{Commitment, Refusal, Registration, Request as Change};
 use crate::curator::{attested, attesting};
 use polis_base::sys::clock;
+use polis_wire::attestation;
 use polis_wire::identity::{Identity, NodeId};
 use polis_wire::rpc::{Caller, Peer};
 
@@ -71,11 +72,26 @@ impl Lead {
     ) -> Result<Option<v1::TpmQuestion>, Error> {
         let questions = &self.handlers.0.member_questions;
         let failed = |fault| attesting::failed(boot_id, convert::tpm_fault(fault), seconds());
+        let decided = |error: attestation::Error| match attesting::is_undecided(&error) {
+            true => Err(Error::TpmUndecided { why: error.to_string() }),
+            false => Ok(failed(error.to_string())),
+        };
+        // An answer needs none: its question had one.
+        let begin = || match self.handlers.0.proofs.take(id, 1) {
+            true => Ok(()),
+            false => Err(Error::TpmProofs),
+        };
         let proof = match (answer, fault.is_empty()) {
             // Without a question the answer says nothing: another leader asked. The node
             // learns with its next heartbeat that it is asked anew.
-            (Some(answer), _) => questions.judge(id, boot_id, answer, seconds()),
-            (None, false) => Some(failed(fault)),
+            (Some(answer), _) => match questions.judge(id, boot_id, answer, seconds()) {
+                Some(judged) => Some(judged.or_else(decided)?),
+                None => None,
+            },
+            (None, false) => {
+                begin()?;
+                Some(failed(fault))
+            }
             (None, true) => {
                 let node = self.store().node(id).await?;
                 let Some(keys) = keys.filter(|_keys| attested::awaits(&node, boot_id)) else {
@@ -84,9 +100,10 @@ impl Lead {
                 if !questions.has_room(id) {
                     return Err(Error::TpmQuestions);
                 }
+                begin()?;
                 match questions.ask(id, keys) {
                     Ok(question) => return Ok(Some(question)),
-                    Err(error) => Some(failed(error.to_string())),
+                    Err(error) => Some(decided(error)?),
                 }
             }
         };
@@ -240,7 +257,13 @@ impl Curator for Handlers {
         let v1::RegisterNodeRequest { register_ticket, join_key, tpm, labels, .. } = request;
         let boot_id = convert::boot_id(request.boot_id, "boot_id")?;
         let questions = &self.0.questions;
-        let judge = |told| questions.judge(identity.id, &boot_id, told, seconds());
+        let judge = |told| {
+            let judged = questions.judge(identity.id, &boot_id, told, seconds())?;
+            let failed = |error: attestation::Error| {
+                attesting::failed(&boot_id, error.to_string(), seconds())
+            };
+            Some(judged.unwrap_or_else(failed))
+        };
         let attestation = request.tpm_answer.and_then(judge);
         let external_address = request.external_address;
         let address = convert::address(&external_address, "external_address")?;
@@ -408,7 +431,7 @@ impl Handlers {
     }
 }
 
-/// How many nodes wait for approval, and the bytes of their records.
+/// The number of nodes that wait for approval, and the bytes of their records.
 fn pending<'a>(nodes: impl Iterator<Item = &'a v1::Node>) -> (usize, usize) {
     nodes
         .filter(|node| node.state() == v1::NodeState::New)

@@ -53,6 +53,7 @@ pub(super) use self::updating::Updating;
 pub use self::updating::Waiting;
 use super::attesting::Questions;
 use super::audit::Audit;
+use super::budgets::Budgets;
 use super::directory::Directory;
 use super::error::Error;
 use super::fenced::Fenced;
@@ -100,6 +101,8 @@ pub struct Parts {
     pub questions: Questions,
     /// The questions to the TPMs of members: a machine that registers cannot displace one.
     pub member_questions: Questions,
+    /// The proofs that members may begin.
+    pub proofs: Budgets,
     /// The member of etcd beside this curator.
     pub consensus: watch::Receiver<consensus::Status>,
     /// The way to change the members of etcd.

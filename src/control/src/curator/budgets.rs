@@ -1,0 +1,69 @@
+//! A budget for each node: what one may ask of the leader in a row, and how fast that comes back.
+//!
+//! The records and the log of a cluster are for all of its nodes, so one that an intruder has
+//! taken must not fill or occupy them alone. The server's own limit of calls (`rpc`) is far
+//! higher, since most calls cost little.
+//!
+//! Invariants:
+//! - A node takes at most `max` at once, and then one each `pace`.
+//! - Only nodes that have taken something recently need memory here.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use polis_wire::identity::NodeId;
+
+/// The budgets of all nodes. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Budgets {
+    max: u32,
+    pace: Duration,
+    /// When each node has all of its budget again.
+    whole: Arc<Mutex<BTreeMap<NodeId, Instant>>>,
+}
+
+impl Budgets {
+    /// Budgets of `max`, of which one comes back each `pace`.
+    pub(super) fn new(max: u32, pace: Duration) -> Self {
+        Self { max, pace, whole: Arc::default() }
+    }
+
+    /// Takes `count`; false, and nothing is taken, if the node has fewer left.
+    pub(super) fn take(&self, node: NodeId, count: u32) -> bool {
+        let now = Instant::now();
+        let mut whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+        whole.retain(|_, at| *at > now);
+        let owed = whole.get(&node).map_or(Duration::ZERO, |at| at.duration_since(now));
+        let owed = owed.saturating_add(self.pace.saturating_mul(count));
+        let left = owed <= self.pace.saturating_mul(self.max);
+        if left {
+            whole.insert(node, now + owed);
+        }
+        left
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_takes_its_budget_at_once_and_then_one_at_a_time() {
+        let pace = Duration::from_secs(30);
+        let budgets = Budgets::new(120, pace);
+        let id = |seed: u8| NodeId::from_public_key(&[seed; 32]);
+        let taken = |node| (0..1000).filter(|_| budgets.take(id(node), 1)).count();
+        assert_eq!(taken(1), 120);
+        assert!(!budgets.take(id(2), 121) && budgets.take(id(2), 16));
+        tokio::time::advance(pace * 10).await;
+        assert_eq!(taken(1), 10);
+        tokio::time::advance(pace * 119).await;
+        assert!(budgets.take(id(3), 1));
+        assert_eq!(budgets.whole.lock().unwrap().len(), 2, "the second one is forgotten");
+        tokio::time::advance(pace * 500).await;
+        assert_eq!(taken(1), 120);
+    }
+}
