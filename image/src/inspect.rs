@@ -23,6 +23,7 @@ use crate::{
     layout::{self, SECTOR},
     manifest::{self, Kind, Variant},
     moved::Moved,
+    signing,
     starting::{self, Signature},
     uki,
     verity::{self, BLOCK},
@@ -61,6 +62,9 @@ pub struct Inspection {
     pub system: System,
     /// The registers of the machine's TPM after a start of the image.
     pub registers: Registers,
+    /// The hash by which firmware knows the unified kernel image (Authenticode, SHA-256), if that
+    /// is a program that can be signed.
+    pub authenticode: Option<[u8; 32]>,
     /// The programs that the machine starts from the ESP, by their paths there: the unified
     /// kernel image last, and before it the loader that starts it, if there is one.
     pub signatures: Vec<(String, Signature)>,
@@ -172,6 +176,7 @@ fn inspect_raw(named: &Path, path: &Path) -> Result<Inspection> {
         system: verity.check(window(system)?, path)?,
         registers: polis_bundle::registers(&kernel)
             .map_err(|unmeasurable| foreign(&unmeasurable.to_string()))?,
+        authenticode: signing::authenticode_hash(&kernel).ok(),
         signatures,
         cmdline,
     })
@@ -374,6 +379,8 @@ mod tests {
         assert_eq!(sha256(&signed).unwrap(), sha256(&disk("again", Some(signer.clone()))).unwrap());
         // The policy key approves the measurements of the whole image, signature or not.
         let kernel = esp_kernel(&signed);
+        assert_eq!(found.authenticode, signing::authenticode_hash(&kernel).ok());
+        assert_eq!(crate::authenticode_hash(&signed).ok(), found.authenticode);
         let sections = uki::sections(Path::new("x"), &kernel).unwrap();
         let section = |name: &str| {
             let mut found = sections.iter().filter(|section| section.name == name);
@@ -410,6 +417,12 @@ mod tests {
         bundle.parts([&mut kernel, &mut system], &mut |_bytes| ()).unwrap();
         assert!(system == fs::read(folder.path().join("system.img")).unwrap());
         assert!(matches!(Signature::of(&kernel), Signature::Whole { .. }));
+        // The hash by which firmware knows it, of the bundle and of the kernel image alone.
+        let hash = crate::authenticode_hash(&file).unwrap();
+        assert_eq!(hash, signing::authenticode_hash(&kernel).unwrap());
+        let program = folder.path().join("polis.efi");
+        assert_ne!(crate::authenticode_hash(&program).unwrap(), hash);
+        assert!(crate::authenticode_hash(&folder.path().join("system.img")).is_err());
         // A malformed version, and one older than the oldest version that the bundle updates.
         for version in ["1", "0.0.1"] {
             let manifest = Manifest { version: version.to_owned(), ..manifest.clone() };

@@ -12,6 +12,7 @@
 mod apt;
 #[cfg(test)]
 mod archive_tests;
+mod authenticode;
 mod authorities;
 mod build;
 mod bundle;
@@ -46,6 +47,7 @@ mod uki;
 mod verify;
 pub mod workload;
 
+pub use authenticode::authenticode_hash;
 pub use build::{Config, build};
 pub use bundle::bundle;
 pub use digest::sha256;

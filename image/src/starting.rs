@@ -6,7 +6,7 @@
 //! with keys      EFI/BOOT/BOOTX64.EFI   systemd-boot, signed
 //!                EFI/Linux/polis-V.efi  the unified kernel image, signed
 //!                loader/loader.conf
-//!                loader/keys/auto/      PK.auth, KEK.auth, db.auth
+//!                loader/keys/auto/      PK.auth, KEK.auth, db.auth; dbx.auth if some was revoked
 //! ```
 //!
 //! systemd-boot enrols the keys of `loader/keys/auto` while the firmware is in setup mode,

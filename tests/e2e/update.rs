@@ -2,7 +2,8 @@
 //! back. All that its disk gets is recorded, and the power goes in the middle of it.
 //!
 //! The new system is the image of the next version; one that fails has a kernel that finds no
-//! `init`, another one gets ready and kills etcd from then on.
+//! `init`, another one gets ready and kills etcd from then on, and a third one is no program that
+//! firmware starts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ use serde_json::Value;
 
 use crate::owner::Owner;
 use crate::update_cut::{Record, Versions};
-use crate::world::{BOOT, NEXT, World, bootstrap, home};
+use crate::world::{BOOT, Identity, NEXT, World, bootstrap, home};
 
 /// How long `polisctl node update` may take: it waits for two starts of a machine.
 const UPDATE: &str = "8m";
@@ -31,6 +32,11 @@ const WORDS: &[u8] = b"quiet loglevel=4 panic=30";
 const PANICS: &[u8] = b"rdinit=/absent panic=1   ";
 /// The fault that makes the same system kill etcd once it is ready.
 const HARMS: &[u8] = b"polis.fault=flapping-etcd";
+/// The loader passes on that the firmware refuses a kernel image.
+pub(crate) const REFUSED_BY_LOADER: &str = "Error loading \\EFI\\Linux\\polis-";
+/// Values of the field `Subsystem` in the header of a program.
+const EFI_APPLICATION: [u8; 2] = [10, 0];
+const WINDOWS_CONSOLE: [u8; 2] = [3, 0];
 /// How long a system that harms etcd may take to give up: its two minutes, the countdown of the
 /// guru meditation, and time to spare.
 const GIVEN_UP: Duration = Duration::from_secs(300);
@@ -39,6 +45,7 @@ const GIVEN_UP: Duration = Duration::from_secs(300);
 pub(crate) const STORIES: &[Story] = &[
     story!(a_node_takes_another_system_and_goes_back_from_one_that_panics).takes(150),
     story!(a_system_that_is_ready_and_harms_etcd_does_not_stay).takes(250),
+    story!(a_kernel_image_that_the_firmware_refuses_leads_back).takes(100),
 ];
 
 fn a_node_takes_another_system_and_goes_back_from_one_that_panics() -> Result<()> {
@@ -160,6 +167,50 @@ fn a_system_that_is_ready_and_harms_etcd_does_not_stay() -> Result<()> {
     Ok(())
 }
 
+/// Without Secure Boot, on firmware that has a shell behind the disk in its list of options.
+fn a_kernel_image_that_the_firmware_refuses_leads_back() -> Result<()> {
+    let world = World::new("update_refused")?;
+    let next = next()?;
+    let keys = Keys::generate()?;
+    let owner = Owner::new(&world.path("owner"))?;
+    let config = Config {
+        firmware: world.image.uefi(Flash::Plain, &world.path("flash"), "")?,
+        disk: Some(world.signed_disk("disk-signed.img", &keys)?),
+        fw_cfg: world.fw_cfg(&bootstrap().encode_to_vec())?,
+        forwards: owner.forwards.clone(),
+        ..world.bare("")
+    };
+    let mut machine = world.boot(&config)?;
+    let founded = home(&mut machine)?;
+    owner.take(&founded.ca)?;
+    let other = with_kernel(&world, &next, for_another_system(&world, &next)?)?;
+    let other = bundle(&world, "refused.update", &other, &keys)?;
+    leads_back(&world, &owner, &mut machine, &founded, &other)
+}
+
+/// Sends a bundle whose kernel image the firmware refuses to start: the machine is home again by
+/// itself, with the system before, and says why.
+pub(crate) fn leads_back(
+    world: &World,
+    owner: &Owner,
+    machine: &mut Machine,
+    founded: &Identity,
+    bundle: &Path,
+) -> Result<()> {
+    const CAUSE: &str = "the firmware refused its kernel image";
+    let file = bundle.display().to_string();
+    let update = ["node", "update", &founded.node, &file, "--yes"];
+    refused(owner.run_within(UPDATE, &update), CAUSE)?;
+    machine.wait_for("off", BOOT, |off| off.is("reason", "reboot"))?;
+    machine.wait_for_text(REFUSED_BY_LOADER, BOOT)?;
+    runs(machine, "A", &world.manifest.version)?;
+    let left = machine.wait_for("update", BOOT, |event| event.is("phase", "rollback"))?;
+    ensure!(left.is("slot", "B") && left.is("cause", CAUSE), "{left}");
+    let back = home(machine)?;
+    ensure!(back == *founded, "after going back: {back:?}, before: {founded:?}");
+    Ok(())
+}
+
 /// The image of the next version.
 pub(crate) fn next() -> Result<Manifest> {
     let next = std::env::var_os(NEXT)
@@ -213,13 +264,32 @@ fn foreign(world: &World, bundle: &Path) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// The image with a kernel that panics before `init`, so it gets no system worth sending.
+/// The image with a kernel that panics before `init`.
 pub(crate) fn panicking(world: &World, image: &Manifest) -> Result<Manifest> {
-    let uki = with_words(world, image, PANICS)?;
+    with_kernel(world, image, with_words(world, image, PANICS)?)
+}
+
+/// The image with another kernel image, by its absolute path. It never opens its system, so it
+/// gets none that is worth sending.
+pub(crate) fn with_kernel(world: &World, image: &Manifest, uki: PathBuf) -> Result<Manifest> {
     let system = std::path::absolute(world.path("none.img"))?;
     fs::write(&system, [0; 4096])?;
     // Absolute paths count as they are.
     Ok(Manifest { uki, system, ..image.clone() })
+}
+
+/// The kernel image of an image as a program for another operating system: the loader lists it,
+/// and firmware does not load it.
+fn for_another_system(world: &World, image: &Manifest) -> Result<PathBuf> {
+    let mut kernel = fs::read(image.path(&image.uki))?;
+    // The PE signature, and from there on the field `Subsystem` of the optional header.
+    let start: [u8; 4] = kernel[0x3c..0x40].try_into()?;
+    let place = usize::try_from(u32::from_le_bytes(start))? + 24 + 68;
+    ensure!(kernel[place..place + 2] == EFI_APPLICATION, "it is no program for UEFI");
+    kernel[place..place + 2].copy_from_slice(&WINDOWS_CONSOLE);
+    let uki = std::path::absolute(world.path("other-system.efi"))?;
+    fs::write(&uki, kernel)?;
+    Ok(uki)
 }
 
 /// The kernel image of an image with other words on its command line, by its absolute path.

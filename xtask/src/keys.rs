@@ -1,4 +1,4 @@
-//! `cargo xtask keys`: makes the keys of an owner, or lists them.
+//! `cargo xtask keys`: makes the keys of an owner, lists them, or revokes what they signed.
 //!
 //! A passphrase comes from a terminal without echo, or from a file; never from the command
 //! line, which every process on the machine can read.
@@ -12,7 +12,10 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow};
 use clap::Subcommand;
-use polis_image::signing::{Keys, Passphrase, Private, Shown, ensure_free, show};
+use polis_image::{
+    authenticode_hash,
+    signing::{Keys, Passphrase, Private, Shown, ensure_free, revoke, revoked, show},
+};
 use zeroize::Zeroizing;
 
 use crate::host::Help;
@@ -40,6 +43,17 @@ enum Sub {
     Show {
         /// The folder.
         folder: PathBuf,
+    },
+    /// Revoke kernel images that these keys signed: firmware that takes the list `dbx.auth`
+    /// starts them no more.
+    Revoke {
+        /// The folder; the exchange key must be in it.
+        folder: PathBuf,
+        /// An update bundle, a disk image, or a program for UEFI.
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+        #[command(flatten)]
+        passphrase: PassphraseFrom,
     },
 }
 
@@ -112,6 +126,25 @@ pub(crate) fn run(args: Args) -> Result<()> {
             Ok(())
         }
         Sub::Show { folder } => list(&folder),
+        Sub::Revoke { folder, files, passphrase } => {
+            // A folder without keys is refused before anything else.
+            show(&folder)?;
+            let hashes = files.iter().map(|file| Ok(authenticode_hash(file)?));
+            let hashes = hashes.collect::<Result<Vec<_>>>()?;
+            let passphrase = passphrase.read("Passphrase of the keys: ")?;
+            let added = revoke(&folder, &passphrase, &hashes)?;
+            let list = folder.join("dbx.auth");
+            if added == 0 {
+                println!("all of them were revoked before; {} is as it was", list.display());
+                return Ok(());
+            }
+            println!("{added} new in {}, {} in all", list.display(), revoked(&folder)?.len());
+            println!(
+                "images that you build from now on enrol it with the keys; give it to machines \
+                 that have the keys already as docs/images.md says, *Revoking*"
+            );
+            Ok(())
+        }
     }
 }
 
@@ -123,6 +156,9 @@ fn list(folder: &Path) -> Result<()> {
         if private == Private::Elsewhere {
             println!("           its private half is not in this folder");
         }
+    }
+    for hash in revoked(folder)? {
+        println!("revoked    Authenticode SHA-256 {hash}");
     }
     Ok(())
 }

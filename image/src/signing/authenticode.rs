@@ -259,6 +259,13 @@ pub(super) fn sign(name: &str, file: &[u8], identity: &Identity) -> Result<Vec<u
     Ok(file)
 }
 
+/// The hash by which firmware knows a program, signed or not: what a signature of it states, and
+/// what a list of revoked programs has. A program without a signature has that of a signed one if
+/// it needs no padding and its checksum is zero.
+pub(crate) fn hash(file: &[u8]) -> Result<[u8; 32], Fault> {
+    Ok(Places::of(file)?.hash(file))
+}
+
 /// Checks that this signer signed this program, with [`sign`], and that nothing of it has
 /// changed since.
 pub(crate) fn verify(file: &[u8], signer: &Signer) -> Result<(), Fault> {

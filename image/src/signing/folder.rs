@@ -6,10 +6,12 @@
 //! policy.key    policy.pub                    RSA-2048
 //! release.key   release.pub                   Ed25519
 //! PK.auth       KEK.auth      db.auth         for firmware in setup mode
+//! dbx.auth                                    what was revoked; not there before that
 //! ```
 //!
 //! Invariants:
-//! - The folder appears whole, or not at all; one that has anything in it is left alone.
+//! - The folder appears whole, or not at all; one that has anything in it is left alone, but for
+//!   `dbx.auth`, which is replaced as a whole.
 //! - Private keys have mode 0600 from their first byte on, the folder 0700.
 
 use std::{
@@ -20,6 +22,7 @@ use std::{
         DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
     },
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use ed25519_dalek::{
@@ -40,7 +43,8 @@ use super::{
     Error, Passphrase, Purpose, authenticode, hash,
     identity::{Identity, PUBLIC, Signer, certify, generate, pair, public},
     policy::PolicyKey,
-    variables::{self, DB, KEK, PK},
+    revocation::Revoked,
+    variables::{self, DB, DBX, KEK, PK, TIME},
 };
 
 /// Far above the size of any file here.
@@ -113,7 +117,8 @@ impl Keys {
         for (variable, certificate, signer) in
             [(PK, &platform, &platform), (KEK, &exchange, &platform), (DB, &signature, &exchange)]
         {
-            let update = variable.update(certificate.signer(), &owner, signer)?;
+            let list = variables::certificate(certificate.signer(), &owner)?;
+            let update = variable.update(&list, &TIME, signer)?;
             keys.enrolment.push((variable.file(), update));
         }
         Ok(keys)
@@ -137,7 +142,8 @@ impl Keys {
         let identity = self.identity(Purpose::Signature)?;
         let release = *self.release_key()?.key().verifying_key().as_bytes();
         let policy = self.policy_key()?;
-        Ok(ImageSigner { identity, enrolment: self.enrolment.clone(), release, policy })
+        let (enrolment, revoked) = (self.enrolment.clone(), Revoked::default());
+        Ok(ImageSigner { identity, enrolment, revoked, release, policy })
     }
 
     /// The key that approves the measurements of their images.
@@ -312,6 +318,81 @@ fn rsa(
     }
 }
 
+/// Reads a key that has a certificate, for use.
+fn identity(folder: &Path, purpose: Purpose, passphrase: &Passphrase) -> Result<Identity, Error> {
+    let signer = signer(folder, purpose)?;
+    let (pair, path) = rsa(folder, purpose, passphrase)?;
+    Identity::new(pair, signer).ok_or(Error::Mismatch { path })
+}
+
+/// Reads a certificate.
+fn signer(folder: &Path, purpose: Purpose) -> Result<Signer, Error> {
+    let der = public_half(folder, purpose)?;
+    Signer::parse(&der).map_err(|error| Error::Malformed {
+        path: folder.join(public_file(purpose)),
+        expected: "certificate",
+        reason: error.to_string(),
+    })
+}
+
+/// The list of what was revoked: the file as it is, and its content. `None` if nothing was.
+fn revocation(folder: &Path) -> Result<Option<(Vec<u8>, Revoked)>, Error> {
+    let path = folder.join(DBX.file());
+    let update = match read(&path) {
+        Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            return Ok(None);
+        }
+        read => read?,
+    };
+    let owner = variables::owner(&signer(folder, Purpose::Platform)?);
+    match Revoked::parse(&update, &owner) {
+        Ok(revoked) => Ok(Some((update, revoked))),
+        Err(reason) => {
+            let (expected, reason) = ("list of revoked programs", reason.to_owned());
+            Err(Error::Malformed { path, expected, reason })
+        }
+    }
+}
+
+/// Revokes programs, by their hashes ([`crate::authenticode_hash`]): writes the list `dbx.auth` of
+/// a folder of keys anew, with the exchange key. Returns how many of them are new in it; the file
+/// stays as it is if none is.
+///
+/// # Errors
+///
+/// A file is missing or damaged, the passphrase is wrong, or the list cannot be written.
+pub fn revoke(
+    folder: &Path,
+    passphrase: &Passphrase,
+    programs: &[[u8; 32]],
+) -> Result<usize, Error> {
+    let (_update, mut revoked) = revocation(folder)?.unwrap_or_default();
+    let exchange = identity(folder, Purpose::Exchange, passphrase)?;
+    let added = revoked.add(programs);
+    if added == 0 {
+        return Ok(0);
+    }
+    let owner = variables::owner(&signer(folder, Purpose::Platform)?);
+    let update = revoked.update(&exchange, &owner, SystemTime::now())?;
+    let path = folder.join(DBX.file());
+    let aside = folder.join(format!("{}.new-{}", DBX.file(), std::process::id()));
+    write(&aside, &update, 0o644)?;
+    fs::rename(&aside, &path).map_err(at("write", &path))?;
+    sync(folder)?;
+    Ok(added)
+}
+
+/// The hashes of the programs that were revoked with a folder of keys, as digits. Needs no
+/// passphrase.
+///
+/// # Errors
+///
+/// The list is malformed.
+pub fn revoked(folder: &Path) -> Result<Vec<String>, Error> {
+    let (_update, revoked) = revocation(folder)?.unwrap_or_default();
+    Ok(revoked.hashes().map(|hash| hex::encode(hash)).collect())
+}
+
 /// Reads a public half, in DER.
 fn public_half(folder: &Path, purpose: Purpose) -> Result<Vec<u8>, Error> {
     let path = folder.join(public_file(purpose));
@@ -363,6 +444,7 @@ pub(super) fn public_file(purpose: Purpose) -> String {
 pub struct ImageSigner {
     identity: Identity,
     enrolment: Vec<(String, Vec<u8>)>,
+    revoked: Revoked,
     /// The public half of the release key.
     release: [u8; 32],
     policy: PolicyKey,
@@ -376,21 +458,18 @@ impl ImageSigner {
     ///
     /// A file is missing or damaged, or the passphrase is wrong.
     pub fn open(folder: &Path, passphrase: &Passphrase) -> Result<Self, Error> {
-        let purpose = Purpose::Signature;
-        let der = public_half(folder, purpose)?;
-        let path = folder.join(public_file(purpose));
-        let malformed = |reason: String| Error::Malformed { path, expected: "certificate", reason };
-        let signer = Signer::parse(&der).map_err(|error| malformed(error.to_string()))?;
         let files = [PK, KEK, DB].map(|variable| variable.file());
         let enrolment = files.into_iter().map(|name| Ok((name.clone(), read(&folder.join(name))?)));
-        let enrolment = enrolment.collect::<Result<_, Error>>()?;
-        let (pair, path) = rsa(folder, purpose, passphrase)?;
-        let identity = Identity::new(pair, signer).ok_or(Error::Mismatch { path })?;
+        let mut enrolment = enrolment.collect::<Result<Vec<_>, Error>>()?;
+        let revocation = revocation(folder)?;
+        let (update, revoked) = revocation.unzip();
+        enrolment.extend(update.map(|update| (DBX.file(), update)));
+        let identity = identity(folder, Purpose::Signature, passphrase)?;
         let public = public_half(folder, Purpose::Policy)?;
         let (pair, path) = rsa(folder, Purpose::Policy, passphrase)?;
         let policy = PolicyKey::new(pair, public).ok_or(Error::Mismatch { path })?;
         let release = release_half(folder)?;
-        Ok(Self { identity, enrolment, release, policy })
+        Ok(Self { identity, enrolment, revoked: revoked.unwrap_or_default(), release, policy })
     }
 
     /// The public half of the policy key, in PEM: the section `.pcrpkey` of a kernel image.
@@ -417,9 +496,14 @@ impl ImageSigner {
         &self.release
     }
 
-    /// Signs a program for UEFI; `name` is for errors.
+    /// Signs a program for UEFI, unless it was revoked; `name` is for errors.
     pub(crate) fn sign(&self, name: &str, program: &[u8]) -> Result<Vec<u8>, Error> {
-        authenticode::sign(name, program, &self.identity)
+        let signed = authenticode::sign(name, program, &self.identity)?;
+        let fault = |source| Error::Program { name: name.to_owned(), source };
+        match self.revoked.has(&authenticode::hash(&signed).map_err(fault)?) {
+            true => Err(Error::Revoked { name: name.to_owned() }),
+            false => Ok(signed),
+        }
     }
 
     /// The files for firmware in setup mode: name and content.
@@ -507,12 +591,7 @@ pub fn show(folder: &Path) -> Result<Vec<Shown>, Error> {
         let der = public_half(folder, purpose)?;
         let file = folder.join(public_file(purpose));
         let (name, fingerprint) = if purpose.certified() {
-            let malformed = |reason: String| Error::Malformed {
-                path: file.clone(),
-                expected: "certificate",
-                reason,
-            };
-            let signer = Signer::parse(&der).map_err(|error| malformed(error.to_string()))?;
+            let signer = signer(folder, purpose)?;
             (signer.subject(), signer.fingerprint())
         } else if purpose == Purpose::Release {
             // The last 32 bytes are the key itself, which nodes receive.
@@ -630,6 +709,48 @@ pub(crate) mod tests {
         fs::remove_file(folder.join("policy.key")).unwrap();
         let refused = ImageSigner::open(&folder, &passphrase("x")).unwrap_err();
         assert!(refused.help().unwrap().contains("keys show"), "{refused}");
+    }
+
+    #[test]
+    fn what_was_revoked_is_enrolled_and_not_signed_again() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("keys");
+        let passphrase = passphrase("x");
+        keys().store(&folder, &passphrase).unwrap();
+        let open = || ImageSigner::open(&folder, &passphrase).unwrap();
+        let program = crate::uki::build(&crate::uki::tests::stub(), &[]).unwrap();
+        let before = open();
+        let signed = before.sign("program", &program).unwrap();
+        assert_eq!(before.enrolment().len(), 3);
+        let hash = authenticode::hash(&signed).unwrap();
+        assert_eq!(revoke(&folder, &passphrase, &[hash, [5; 32]]).unwrap(), 2);
+        let list = fs::read(folder.join("dbx.auth")).unwrap();
+        assert_eq!(revoke(&folder, &passphrase, &[hash]).unwrap(), 0);
+        assert_eq!(fs::read(folder.join("dbx.auth")).unwrap(), list);
+        let mut expected = [hex::encode(&hash), "05".repeat(32)];
+        expected.sort();
+        assert_eq!(revoked(&folder).unwrap(), expected);
+        let after = open();
+        assert_eq!(after.enrolment()[3], ("dbx.auth".to_owned(), list.clone()));
+        assert_ne!(after.fingerprint(), before.fingerprint());
+        let refused = after.sign("program", &program).unwrap_err();
+        assert!(matches!(&refused, Error::Revoked { name } if name == "program"), "{refused}");
+        assert!(refused.help().unwrap().contains("another version"));
+        // The list of another owner, and a damaged one.
+        let other = parent.path().join("other");
+        other_keys().store(&other, &passphrase).unwrap();
+        fs::write(other.join("dbx.auth"), &list).unwrap();
+        let foreign = revoked(&other).unwrap_err().to_string();
+        assert!(foreign.ends_with("it is of another owner"), "{foreign}");
+        fs::write(folder.join("dbx.auth"), &list[..list.len() - 1]).unwrap();
+        let damaged = ImageSigner::open(&folder, &passphrase).unwrap_err();
+        assert!(matches!(damaged, Error::Malformed { .. }), "{damaged}");
+        // It cannot be written without the exchange key, which a build does not need.
+        fs::write(folder.join("dbx.auth"), &list).unwrap();
+        fs::remove_file(folder.join("exchange.key")).unwrap();
+        let refused = revoke(&folder, &passphrase, &[[6; 32]]).unwrap_err();
+        assert!(refused.help().unwrap().contains("backup"), "{refused}");
+        open();
     }
 
     #[test]

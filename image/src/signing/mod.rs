@@ -4,6 +4,7 @@
 //! platform (PK) --signs--> KEK.auth   \
 //! exchange (KEK) --signs--> db.auth    | the machine's firmware takes these once
 //! platform (PK) --signs--> PK.auth    /
+//! exchange (KEK) --signs--> dbx.auth: programs that were signed and are revoked
 //! signature (db) --signs--> systemd-boot, unified kernel image
 //! policy    --signs--> the measurements of the kernel image, which open a disk
 //! release   --signs--> update bundles
@@ -24,6 +25,7 @@ mod authenticode;
 mod folder;
 mod identity;
 mod policy;
+mod revocation;
 mod signed_data;
 mod variables;
 
@@ -37,10 +39,12 @@ use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
 pub use self::authenticode::Fault;
-pub(crate) use self::authenticode::{claimed, verify};
+pub(crate) use self::authenticode::{claimed, hash as authenticode_hash, verify};
 #[cfg(test)]
 pub(crate) use self::folder::tests::{keys, other_keys};
-pub use self::folder::{ImageSigner, Keys, Private, ReleaseKey, Shown, ensure_free, show};
+pub use self::folder::{
+    ImageSigner, Keys, Private, ReleaseKey, Shown, ensure_free, revoke, revoked, show,
+};
 pub(crate) use self::identity::Signer;
 
 /// Far above the length of a typed passphrase.
@@ -193,6 +197,12 @@ pub enum Error {
         /// The fault.
         source: Fault,
     },
+    /// A program that firmware with these keys would refuse.
+    #[error("cannot sign {name}: it was revoked")]
+    Revoked {
+        /// The program.
+        name: String,
+    },
 }
 
 impl Error {
@@ -212,6 +222,10 @@ impl Error {
             Self::Mode { path, .. } => format!("chmod 600 {}", path.display()),
             Self::Passphrase { .. } => {
                 "try again; without the passphrase the key is lost".to_owned()
+            }
+            Self::Revoked { .. } => {
+                "build another version; `dbx.auth` in the folder of keys has what was revoked"
+                    .to_owned()
             }
             Self::Malformed { .. } | Self::Mismatch { .. } => {
                 "take the folder from a backup, as a whole".to_owned()

@@ -23,6 +23,10 @@ pub(super) fn report(manifest: &Manifest, file: &Path, sha256: &str) {
     println!("sha256 {sha256}");
 }
 
+fn digits(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 pub(super) fn print(inspection: &Inspection) {
     println!("partitions:");
     for part in &inspection.partitions {
@@ -53,10 +57,12 @@ pub(super) fn print(inspection: &Inspection) {
             Signature::Damaged(fault) => println!("{path}: DAMAGED ({fault})"),
         }
     }
+    if let Some(hash) = &inspection.authenticode {
+        println!("Authenticode SHA-256 of the kernel image: {}", digits(hash));
+    }
     println!("registers of a TPM after its start:");
     for (number, value) in &inspection.registers {
-        let digits: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
-        println!("  {number:<2} {digits}");
+        println!("  {number:<2} {}", digits(value));
     }
     match &inspection.system {
         System::Intact => println!("system: intact"),

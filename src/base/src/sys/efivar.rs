@@ -21,6 +21,9 @@ const VENDOR: &str = "7b0f5cf7-8a1c-4f3e-9d0c-5d1f6a2e94b3";
 /// interface.
 const LOADER: &str = "4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
 
+/// The vendor of the variables that the UEFI specification names.
+const UEFI: &str = "8be4df61-93ca-11d2-aa0d-00e098032b8c";
+
 /// Kept without power, and readable by loaders and the running system: a variable
 /// that the system may write must have all three.
 const ATTRIBUTES: [u8; 4] = 7_u32.to_le_bytes();
@@ -131,9 +134,54 @@ pub const IMAGE: &str = "StubImageIdentifier";
 ///
 /// The kernel's error.
 pub fn image(directory: &Path) -> io::Result<Option<String>> {
+    text(directory, IMAGE)
+}
+
+/// The text of the loader with the path of the kernel image whose try it took last.
+pub const COUNTED: &str = "LoaderBootCountPath";
+
+/// The path of the kernel image whose try the loader took last since the machine was switched on
+/// or reset, by [`COUNTED`] in `directory`. Where another one runs, the firmware refused that one:
+/// the loader returned, and was started once more.
+///
+/// # Errors
+///
+/// The kernel's error.
+pub fn counted(directory: &Path) -> io::Result<Option<String>> {
+    text(directory, COUNTED)
+}
+
+/// Has the firmware begin the next start with the boot option of this one (`BootNext`), and go
+/// through its list of options after that, in which that option is again: a loader that returns
+/// is started a second time, and the firmware does not come to the next option, which may be a
+/// shell that waits for a person.
+///
+/// False if the variables in `directory` do not say how this start began (`BootCurrent`).
+///
+/// # Errors
+///
+/// The kernel's error, or that the firmware did not store the variable.
+pub fn repeat_start(directory: &Path) -> io::Result<bool> {
+    let variable = |name: &str| Variable {
+        directory: directory.to_owned(),
+        path: directory.join(format!("{name}-{UEFI}")),
+    };
+    let Some(option) = variable("BootCurrent").read()? else { return Ok(false) };
+    if option.len() != OPTION {
+        return Ok(false);
+    }
+    variable("BootNext").write(&option)?;
+    Ok(true)
+}
+
+/// Bytes of the number of a boot option.
+const OPTION: usize = 2;
+
+/// A text of the loader or the boot stub.
+fn text(directory: &Path, name: &str) -> io::Result<Option<String>> {
     let variable = Variable {
         directory: directory.to_owned(),
-        path: directory.join(format!("{IMAGE}-{LOADER}")),
+        path: directory.join(format!("{name}-{LOADER}")),
     };
     let Some(content) = variable.read()? else { return Ok(None) };
     let units: Vec<u16> = content
@@ -191,6 +239,24 @@ mod tests {
         assert_eq!(read(), None);
         fs::write(&path, [6, 0, 0, 0]).unwrap();
         assert_eq!(read(), None);
+    }
+
+    #[test]
+    fn the_next_start_begins_as_this_one_did() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = |name: &str| directory.path().join(format!("{name}-{UEFI}"));
+        assert!(!repeat_start(directory.path()).unwrap());
+        for wrong in [&[6, 0, 0, 0, 1][..], &[6, 0, 0, 0, 1, 0, 0]] {
+            fs::write(file("BootCurrent"), wrong).unwrap();
+            assert!(!repeat_start(directory.path()).unwrap(), "{wrong:?}");
+        }
+        assert!(!file("BootNext").exists());
+        fs::write(file("BootCurrent"), [6, 0, 0, 0, 3, 0]).unwrap();
+        assert!(repeat_start(directory.path()).unwrap());
+        assert_eq!(fs::read(file("BootNext")).unwrap(), [7, 0, 0, 0, 3, 0]);
+        fs::remove_file(file("BootNext")).unwrap();
+        fs::create_dir(file("BootNext")).unwrap();
+        assert!(repeat_start(directory.path()).is_err());
     }
 
     #[test]

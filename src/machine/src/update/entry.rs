@@ -126,9 +126,22 @@ pub(super) fn running(efivars: &Path, kernels: &Path) -> Result<Entry, Error> {
 fn started(efivars: &Path) -> Result<Entry, Error> {
     let text = efivar::image(efivars).map_err(Error::io("read what the loader has started"))?;
     let Some(text) = text else { return Err(Error::NoLoader("no firmware".to_owned())) };
-    let folder = text.get(..FOLDER.len()).filter(|start| start.eq_ignore_ascii_case(FOLDER));
-    let entry = folder.and_then(|folder| Entry::parse(&text[folder.len()..]));
-    entry.ok_or(Error::NoLoader(text))
+    at(&text).ok_or(Error::NoLoader(text))
+}
+
+/// Whether the firmware refused this kernel image in the present start of the machine: the loader
+/// took its try, and another one runs. Not known once the machine was started again.
+pub(super) fn was_refused(efivars: &Path, entry: &Entry) -> bool {
+    // Only words for a person depend on it.
+    let counted = efivar::counted(efivars).ok().flatten();
+    let counted = counted.and_then(|text| at(&text));
+    counted.is_some_and(|counted| counted.file.eq_ignore_ascii_case(&entry.file))
+}
+
+/// The kernel image at a path, as firmware writes it.
+fn at(path: &str) -> Option<Entry> {
+    let folder = path.get(..FOLDER.len()).filter(|start| start.eq_ignore_ascii_case(FOLDER))?;
+    Entry::parse(&path[folder.len()..])
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! manifest checked --> other kernel images removed --> kernel: polis.new, system: the other slot
-//!   --> flushed --> read back from the disk --> polis-V+1.efi --> flushed
+//!   --> flushed --> read back from the disk --> BootNext --> polis-V+1.efi --> flushed
 //! ```
 //!
 //! Invariants:
@@ -26,6 +26,7 @@ use super::receive::{self, Unfinished};
 use super::{Config, Error, Other, Phase, Progress, Status, Step, Turn};
 use crate::storage::slot::Slot;
 use polis_base::hex;
+use polis_base::sys::efivar;
 use polis_base::sys::files::forget;
 
 /// How much is read back at a time.
@@ -92,7 +93,11 @@ impl Turn {
         }
         self.lines.event(event(Step::Write, "done"));
         self.lines.event(event(Step::Verify, "started"));
-        let verified = place.verify(&manifest, progress).and_then(|()| place.name(version));
+        let verified = place.verify(&manifest, progress).and_then(|()| {
+            // Before the name: without a new kernel image, it changes nothing.
+            prepare_a_second_attempt(&config.efivars);
+            place.name(version)
+        });
         verified.inspect_err(|error| {
             failed(Step::Verify, error);
             place.clear_unfinished();
@@ -226,6 +231,22 @@ impl Place<'_> {
     fn clear_unfinished(&self) {
         fs::remove_file(self.kernels.join(UNFINISHED)).unwrap_or_default();
     }
+}
+
+/// Has the firmware start the loader a second time if that returns at the next start, since the
+/// firmware refused the new kernel image. Its try is taken then, so the second attempt starts the
+/// system that runs now.
+fn prepare_a_second_attempt(efivars: &Path) {
+    let cause = match efivar::repeat_start(efivars) {
+        Ok(true) => return,
+        Ok(false) => "it does not say how it started this system".to_owned(),
+        Err(error) => polis_base::cause::line(&error),
+    };
+    warn!(
+        cause,
+        "the firmware makes no second attempt at the next start: if it refuses the new kernel \
+         image, the machine may wait for a person, and its next reset starts this system"
+    );
 }
 
 /// Whether a file begins with a part.
@@ -409,6 +430,23 @@ pub(super) mod tests {
         // And again, with another one: the last counts.
         machine.take(&bundle("1.2.0", &key())).unwrap();
         assert_eq!(machine.kernels(), ["other.efi", "polis-1.0.0.efi", "polis-1.2.0+1.efi"]);
+    }
+
+    #[test]
+    fn the_firmware_starts_the_loader_again_if_it_refuses_the_new_system() {
+        let machine = Machine::new("polis-1.0.0.efi");
+        let vendor = "8be4df61-93ca-11d2-aa0d-00e098032b8c";
+        let variable = |name: &str| machine.config.efivars.join(format!("{name}-{vendor}"));
+        fs::write(variable("BootCurrent"), [6, 0, 0, 0, 1, 0]).unwrap();
+        let whole = bundle("1.1.0", &key());
+        machine.take(&whole[..whole.len() - 1]).unwrap_err();
+        assert!(!variable("BootNext").exists(), "there is no new system");
+        machine.take(&whole).unwrap();
+        assert_eq!(fs::read(variable("BootNext")).unwrap(), [7, 0, 0, 0, 1, 0]);
+        // Firmware that does not store it is no reason against the system.
+        fs::remove_file(variable("BootNext")).unwrap();
+        fs::create_dir(variable("BootNext")).unwrap();
+        machine.take(&bundle("1.2.0", &key())).unwrap();
     }
 
     /// The stub's variable has the name with which the system was started until the next boot.

@@ -46,7 +46,7 @@ pub use self::install::Installed;
 pub use self::pieces::{PIECES, Pieces};
 use self::receive::Left;
 pub use self::receive::{Purpose, Unfinished};
-pub use self::service::{ClusterHealth, Service, TRIAL};
+pub use self::service::{ClusterHealth, NO_REPORT, Service, TRIAL};
 pub use self::store::{Kept, Store};
 use crate::storage::slot;
 use polis_base::environment::Environment;

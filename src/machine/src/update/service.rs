@@ -35,6 +35,11 @@ pub const TRIAL: Duration = Duration::from_secs(600);
 /// restarted is healthy within seconds.
 const SETTLE_MAX: Duration = Duration::from_secs(120);
 
+/// The cause where the loader returned from the new system in the present start.
+const REFUSED: &str = "the firmware refused its kernel image";
+/// The cause of a system that left no word.
+pub const NO_REPORT: &str = "it was not started, or ended without a report";
+
 /// The health of the cluster, as this node sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterHealth {
@@ -87,7 +92,7 @@ impl Service {
         let config = self.config.clone();
         match blocking(move || look(&config)).await {
             Ok((running, other)) => {
-                let other = other.map(|entry| self.other(entry));
+                let other = other.map(|(entry, refused)| self.other(entry, refused));
                 // A loader that could not count the try leaves `+1`.
                 let trial = running.standing != Standing::Good;
                 if let Some(other) = other.as_ref().filter(|_good| !trial) {
@@ -159,20 +164,26 @@ impl Service {
         Ok(Some(()))
     }
 
-    fn other(&self, entry: Entry) -> Other {
+    fn other(&self, entry: Entry, refused: bool) -> Other {
         let Entry { version, standing, .. } = entry;
         // The ledger of failures is empty after a good boot, so this is most likely the trial's.
-        let cause = self.previous.clone().filter(|_text| standing == Standing::Tried);
+        let cause = if refused { Some(REFUSED.to_owned()) } else { self.previous.clone() };
+        let cause = cause.filter(|_text| standing == Standing::Tried);
         Other { version, slot: self.config.other_slot(), standing, cause }
     }
 }
 
-/// The kernel image that runs, and the newest beside it.
-fn look(config: &Config) -> Result<(Entry, Option<Entry>), Error> {
+/// The kernel image that runs, and the newest beside it, with whether the firmware refused that
+/// one.
+fn look(config: &Config) -> Result<(Entry, Option<(Entry, bool)>), Error> {
     let running = entry::running(&config.efivars, &config.kernels)?;
     let mut others = entry::list(&config.kernels)?;
     others.retain(|entry| !entry.file.eq_ignore_ascii_case(&running.file));
-    Ok((running, others.into_iter().next()))
+    let other = others.into_iter().next().map(|entry| {
+        let refused = entry::was_refused(&config.efivars, &entry);
+        (entry, refused)
+    });
+    Ok((running, other))
 }
 
 /// Says that a system was tried and did not stay.
@@ -181,8 +192,7 @@ fn left(other: &Other, ctx: &Context) {
         return;
     }
     let Other { version, slot, cause, .. } = other;
-    let unknown = "it ended without a report";
-    let cause = cause.as_deref().unwrap_or(unknown);
+    let cause = cause.as_deref().unwrap_or(NO_REPORT);
     warn!(%version, slot, cause, "the new system did not stay; this is the one before it");
     ctx.lines().event(Step::Rollback.line(version, slot, "done").field("cause", cause));
 }
@@ -370,5 +380,31 @@ mod tests {
         assert!(lines[0].starts_with(
             "POLIS update phase=rollback version=1.1.0 slot=B result=done cause=\"guru #0310.0000: late\""
         ), "{lines:?}");
+    }
+
+    #[test]
+    fn a_kernel_image_that_the_loader_counted_and_did_not_start_was_refused() {
+        let machine = Machine::new("polis-1.0.0.efi");
+        fs::write(machine.config.kernels.join("polis-1.1.0+0-1.efi"), "").unwrap();
+        let refused = || look(&machine.config).unwrap().1.unwrap().1;
+        assert!(!refused());
+        let counted = |path: &str| {
+            let text = path.encode_utf16().chain([0]).flat_map(u16::to_le_bytes);
+            let content: Vec<u8> = [6, 0, 0, 0].into_iter().chain(text).collect();
+            let vendor = "4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
+            let name = format!("{}-{vendor}", polis_base::sys::efivar::COUNTED);
+            fs::write(machine.config.efivars.join(name), content).unwrap();
+        };
+        counted(r"\EFI\Linux\polis-1.2.0+0-1.efi");
+        assert!(!refused());
+        counted(r"\EFI\LINUX\polis-1.1.0+0-1.efi");
+        assert!(refused());
+        let service = service(&machine, true, Some("guru #0310.0000: late"));
+        let other = |standing| {
+            let version = Version::new(1, 1, 0);
+            service.other(Entry { file: String::new(), version, standing }, true)
+        };
+        assert_eq!(other(Standing::Tried).cause.as_deref(), Some(REFUSED));
+        assert_eq!(other(Standing::Good).cause, None);
     }
 }

@@ -202,7 +202,7 @@ fn decide(turn: &v1::UpdateTurn, version: &str, boot_id: &str, other: Option<&Ot
         }
         Some(Other { standing: Standing::Untried, .. }) => Do::Restart,
         Some(other @ Other { standing: Standing::Tried, .. }) if boot_id != turn.boot_id => {
-            let cause = other.cause.as_deref().unwrap_or("it ended without a report");
+            let cause = other.cause.as_deref().unwrap_or(update::NO_REPORT);
             Do::Failed(format!("the new system did not stay: {cause}"))
         }
         Some(_) | None => Do::Install,
