@@ -18,6 +18,7 @@ mod ctl;
 mod curator;
 mod curators;
 mod damage;
+mod drift;
 mod enlisting;
 mod full;
 mod harness;
@@ -51,6 +52,7 @@ const FILES: &[&[Story]] = &[
     ctl::STORIES,
     curator::STORIES,
     damage::STORIES,
+    drift::STORIES,
     enlisting::STORIES,
     full::STORIES,
     independent::STORIES,

@@ -162,7 +162,32 @@ fn last_lines<'a>(output: impl DoubleEndedIterator<Item = &'a Body> + Clone) -> 
 
 #[cfg(test)]
 mod tests {
+    use polis_base::files::Root;
+    use polis_runtime::sys::acts;
+
+    use super::super::restore;
     use super::*;
+
+    /// Not a test: what the children of the next one do.
+    #[test]
+    fn act_of_a_confined_child() {
+        acts::child();
+    }
+
+    #[tokio::test]
+    async fn etcd_and_a_restore_reach_neither_the_kernel_s_interface_nor_the_node_s_key() {
+        let base = tempfile::tempdir().unwrap();
+        let root = Root::at(base.path());
+        root.create().unwrap();
+        let key = &root.data.node.credentials.key;
+        key.write(b"key").unwrap();
+        let config = Config::live(&root);
+        let (snapshot, data) = (config.snapshot.path(), config.tree.data.path());
+        for confinement in [confinement(&config), restore::confinement(snapshot, data)] {
+            let test = "consensus::process::tests::act_of_a_confined_child";
+            acts::keeps_from_all(test, &confinement, &[], key.path()).await;
+        }
+    }
 
     #[test]
     fn the_last_line_is_the_newest_complaint() {

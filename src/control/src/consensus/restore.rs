@@ -13,6 +13,8 @@
 //! What this module does not do: remove the snapshot (`cluster::membership`, once this node
 //! is a member), or add this node to the records.
 
+use std::path::Path;
+
 use tracing::warn;
 
 use super::{Config, Error, Orders};
@@ -43,11 +45,8 @@ pub(super) async fn restore(config: &Config, ctx: &Context, orders: &Orders) -> 
     let name = orders.key.id().to_string();
     warn!(snapshot = %snapshot.display(), "this cluster starts from a snapshot");
     let data = config.tree.data.path();
-    // As root, which alone may read the ESP, and without the rights of root beyond that. The
-    // directory is new and so root's; the start of etcd gives it away with all that is in it.
-    let confinement = Confinement::new().reads(&snapshot).writes(data);
     let command = Command::new(&config.restorer)
-        .confined(confinement)
+        .confined(confinement(&snapshot, data))
         .args(["snapshot", "restore"])
         .arg(&snapshot)
         .args(["--data-dir".as_ref(), data.as_os_str()])
@@ -56,4 +55,11 @@ pub(super) async fn restore(config: &Config, ctx: &Context, orders: &Orders) -> 
         .args(["--bump-revision", &REVISIONS.to_string(), "--mark-compacted"])
         .log(ctx.sink("etcdutl", Parser::Json));
     command.run().await.map(drop).map_err(Error::Snapshot)
+}
+
+/// The rights of `etcdutl`: as root, which alone may read the ESP, and without the rights of root
+/// beyond that. The directory is new and so root's; the start of etcd gives it away with all that
+/// is in it.
+pub(super) fn confinement(snapshot: &Path, data: &Path) -> Confinement {
+    Confinement::new().reads(snapshot).writes(data)
 }

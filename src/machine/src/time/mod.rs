@@ -41,7 +41,7 @@ use polis_base::serial::EventLine;
 use polis_proto::v1;
 
 pub use self::floor::raise;
-pub use self::plan::PORT;
+pub use self::plan::{Asked, Known, PORT, Plan};
 pub use self::service::{Config, Error, Inputs, Service};
 
 /// The standing of the clock.

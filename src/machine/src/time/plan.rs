@@ -32,26 +32,26 @@ pub const PORT: u16 = 123;
 
 /// The inputs of a plan.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Known<'a> {
+pub struct Known<'a> {
     /// This node, once it has a key.
-    pub(super) own: Option<NodeId>,
+    pub own: Option<NodeId>,
     /// The roles that the cluster gives to this node.
-    pub(super) roles: Option<&'a v1::NodeRoles>,
+    pub roles: Option<&'a v1::NodeRoles>,
     /// The members; `None` before the leader has named them.
-    pub(super) nodes: Option<&'a Nodes>,
+    pub nodes: Option<&'a Nodes>,
     /// The nodes of the last boot, and those that were found on the segment.
-    pub(super) peers: &'a Peers,
+    pub peers: &'a Peers,
     /// The servers in the cluster's configuration.
-    pub(super) cluster: &'a [NtpServer],
+    pub cluster: &'a [NtpServer],
     /// The servers of parameters and DHCP.
-    pub(super) network: &'a [String],
+    pub network: &'a [String],
     /// Whether this node has asked the other voters in this run.
-    pub(super) asked: Asked,
+    pub asked: Asked,
 }
 
 /// Whether this node has asked the other voters for their time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Asked {
+pub enum Asked {
     /// Not for long enough.
     Not,
     /// It follows their time now, or they gave none.
@@ -60,7 +60,7 @@ pub(super) enum Asked {
 
 /// The sources of time, and whom this node serves. `Default` is neither.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Plan {
+pub struct Plan {
     /// Servers by host, and whether their answers must be authenticated.
     servers: BTreeMap<String, bool>,
     /// Voters.
@@ -81,7 +81,9 @@ enum Serving {
 }
 
 impl Plan {
-    pub(super) fn new(known: &Known<'_>) -> Self {
+    /// The sources and clients that follow from what is known.
+    #[must_use]
+    pub fn new(known: &Known<'_>) -> Self {
         let mut servers: BTreeMap<String, bool> =
             known.network.iter().map(|host| (host.clone(), false)).collect();
         // The owner's word about a host counts more than that of its network.
@@ -118,7 +120,8 @@ impl Plan {
     }
 
     /// The configuration of chronyd, whose command socket is `socket`.
-    pub(super) fn configuration(&self, socket: &Path) -> String {
+    #[must_use]
+    pub fn configuration(&self, socket: &Path) -> String {
         let mut text = String::new();
         let mut line = |words: std::fmt::Arguments<'_>| {
             // Writing to a string cannot fail.

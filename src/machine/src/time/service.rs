@@ -76,6 +76,16 @@ impl Config {
     fn socket(&self) -> PathBuf {
         self.sockets.path().join("chronyd.sock")
     }
+
+    /// The rights of chronyd: it may change its user, serve the port of NTP, set the clock.
+    fn confinement(&self) -> Confinement {
+        Confinement::new()
+            .keeps(CapabilitySet::SETUID | CapabilitySet::SETGID)
+            .keeps(CapabilitySet::NET_BIND_SERVICE | CapabilitySet::SYS_TIME)
+            .sets_clock()
+            .reads(self.configuration.path())
+            .writes(self.sockets.path())
+    }
 }
 
 /// The values that it reads.
@@ -196,16 +206,6 @@ impl Service {
         }
     }
 
-    /// The rights of chronyd: it may change its user, serve the port of NTP, set the clock.
-    fn confinement(&self) -> Confinement {
-        Confinement::new()
-            .keeps(CapabilitySet::SETUID | CapabilitySet::SETGID)
-            .keeps(CapabilitySet::NET_BIND_SERVICE | CapabilitySet::SYS_TIME)
-            .sets_clock()
-            .reads(self.config.configuration.path())
-            .writes(self.config.sockets.path())
-    }
-
     /// Runs a chronyd for this plan, until another one is needed.
     async fn serve(&mut self, ctx: &Context, plan: &Plan, asked: Asked) -> Result<Next, Error> {
         let text = plan.configuration(&self.config.socket());
@@ -214,7 +214,7 @@ impl Service {
         // It refuses a directory of another user.
         blocking(move || sockets.create().and_then(|()| sockets.give(users::CHRONY))).await?;
         let mut child = Command::new(&self.config.binary)
-            .confined(self.confinement())
+            .confined(self.config.confinement())
             .args(["-d", "-F", FILTER, "-u", users::CHRONY.name, "-f"])
             .arg(self.config.configuration.path())
             .log(ctx.sink("chronyd", Parser::Raw))
@@ -330,7 +330,27 @@ async fn end(child: &mut Child) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use polis_runtime::sys::acts;
+
     use super::*;
+
+    /// Not a test: what the children of the next one do.
+    #[test]
+    fn act_of_a_confined_child() {
+        acts::child();
+    }
+
+    #[tokio::test]
+    async fn chronyd_reaches_the_clock_and_neither_the_kernel_s_interface_nor_the_node_s_key() {
+        let base = tempfile::tempdir().unwrap();
+        let root = files::Root::at(base.path());
+        root.create().unwrap();
+        let key = &root.data.node.credentials.key;
+        key.write(b"key").unwrap();
+        let confinement = Config::live(&root).confinement();
+        let test = "time::service::tests::act_of_a_confined_child";
+        acts::keeps_from_all(test, &confinement, &["clock"], key.path()).await;
+    }
 
     /// The owners of the inputs.
     struct Owners {

@@ -88,10 +88,9 @@ impl Config {
         }
     }
 
-    /// `nft` with the right to configure the network, and no other.
+    /// `nft`, confined.
     fn command(&self) -> Command {
-        let confinement = Confinement::new().keeps(CapabilitySet::NET_ADMIN);
-        Command::new(&self.nft).confined(confinement)
+        Command::new(&self.nft).confined(confinement())
     }
 }
 
@@ -293,5 +292,35 @@ impl Service {
             *known = status;
             changed
         });
+    }
+}
+
+/// The rights of `nft`: it may configure the network, and has no file beside those of the system.
+fn confinement() -> Confinement {
+    Confinement::new().keeps(CapabilitySet::NET_ADMIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use polis_base::files::Root;
+    use polis_runtime::sys::acts;
+
+    use super::*;
+
+    /// Not a test: what the children of the next one do.
+    #[test]
+    fn act_of_a_confined_child() {
+        acts::child();
+    }
+
+    #[tokio::test]
+    async fn nft_reaches_neither_the_kernel_s_interface_nor_the_node_s_key() {
+        let base = tempfile::tempdir().unwrap();
+        let root = Root::at(base.path());
+        root.create().unwrap();
+        let key = &root.data.node.credentials.key;
+        key.write(b"key").unwrap();
+        let test = "firewall::service::tests::act_of_a_confined_child";
+        acts::keeps_from_all(test, &confinement(), &[], key.path()).await;
     }
 }

@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use ed25519_dalek::SigningKey;
 use polis_proto::v1;
@@ -211,6 +211,8 @@ impl Session {
                 return;
             }
             let shown = self.client.leader_certificate().await;
+            let ahead = shown.as_deref().and_then(|shown| ahead(shown, clock::now()));
+            ahead.into_iter().for_each(|text| self.out.remark(&text));
             let known = self.credentials.authorities.as_ref();
             if shown.zip(known).is_none_or(|(shown, known)| known.signed(&shown)) {
                 return;
@@ -340,5 +342,35 @@ impl Session {
             context.settings.nodes = nodes;
             self.contexts.save(&context)
         });
+    }
+}
+
+/// What a person is told where the certificate of the leader begins later than `now`. It is
+/// accepted all the same, so that a person can mend such a clock.
+fn ahead(certificate: &[u8], now: SystemTime) -> Option<String> {
+    let begins = Facts::read(certificate)?.not_before;
+    (now < begins).then(|| {
+        let date = units::date(begins);
+        format!("the leader's certificate begins on {date}: compare its clock with this machine's")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polis_wire::pki::Template;
+    use polis_wire::rpc::testing::Authority;
+
+    #[tokio::test]
+    async fn a_leader_whose_clock_is_ahead_is_pointed_out() {
+        let authority = Authority::new().await;
+        let now = clock::now();
+        let made = now + Duration::from_secs(90 * 24 * 60 * 60);
+        let template = Template::Curator { node: "x".to_owned() };
+        let shown = authority.sign("x.curator", template, 1, made).await.certificate;
+        let text = ahead(&shown, now).unwrap();
+        assert!(text.contains("compare its clock"), "{text}");
+        assert_eq!(ahead(&shown, made), None);
+        assert_eq!(ahead(b"noise", now), None);
     }
 }

@@ -185,6 +185,12 @@ impl Files {
     }
 }
 
+/// Whether this kernel has Landlock.
+#[cfg(any(test, feature = "testing"))]
+pub(super) fn has_landlock() -> bool {
+    Files::default().open(Path::new("/bin/sh")).is_ok_and(|rules| rules.is_some())
+}
+
 /// Everything that files and directories of a program's own take; no devices, which only root
 /// can make, and no links, by which root could be led elsewhere.
 fn written() -> BitFlags<AccessFs> {

@@ -1,81 +1,20 @@
-//! Each layer of the confinement by itself, in a child that tries what a program must not: the
-//! test's own program, started again with the name of an act in its environment.
+//! Each layer of the confinement by itself, in a child that tries what a program must not.
 //!
 //! Every act is shown to pass the layer when the layer is not there.
 
 use std::fs;
-use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 
 use polis_base::users::ETCD;
-use rustix::net::{AddressFamily, SocketType, ipproto};
 
+use super::super::acts::{self, ACTS};
 use super::super::process::Command;
 use super::*;
-
-/// Names the act for the child.
-const ACT: &str = "POLIS_CONFINED_ACT";
-/// The file or directory that the act is about.
-const PLACE: &str = "POLIS_CONFINED_PLACE";
-/// Flags that no kernel knows.
-const WRONG_FLAGS: libc::c_long = 0x7ff0;
-/// Stands before the result in the child's output.
-const DONE: &str = "act:";
 
 /// Not a test: what the children of the tests do.
 #[test]
 fn act_of_a_confined_child() {
-    let Ok(act) = std::env::var(ACT) else { return };
-    let place = std::env::var(PLACE).unwrap_or_default();
-    let ended = match act.as_str() {
-        "mount" => mount(),
-        // Of a process that does not exist: the end of a traced child wakes no pidfd, and the
-        // test would wait for it without end.
-        "ptrace" => call(libc::SYS_ptrace, [libc::c_long::from(libc::PTRACE_DETACH), 0, 0]),
-        // Flags that no kernel knows: it refuses them after it has checked the right.
-        "kexec" => call(libc::SYS_kexec_load, [0, 0, 0]),
-        "unshare" => call(libc::SYS_unshare, [libc::c_long::from(libc::CLONE_NEWUTS), 0, 0]),
-        "module" => call(libc::SYS_delete_module, [0, 0, 0]),
-        "keyring" => call(libc::SYS_keyctl, [0, 0, 0]),
-        "clock" => call(libc::SYS_clock_settime, [-1, 0, 0]),
-        "raw" => socket(AddressFamily::INET, SocketType::RAW),
-        "packet" => socket(AddressFamily::PACKET, SocketType::DGRAM),
-        "stream" => socket(AddressFamily::INET, SocketType::STREAM),
-        "open" => done(fs::read(&place).map(drop)),
-        "write" => done(fs::write(format!("{place}/new"), "new")),
-        unknown => panic!("{unknown}"),
-    };
-    std::io::stdout().write_all(format!("\n{DONE}{ended}\n").as_bytes()).unwrap();
-}
-
-fn done(ended: std::io::Result<()>) -> String {
-    match ended {
-        Ok(()) => "done".to_owned(),
-        Err(error) => match error.raw_os_error() {
-            Some(libc::EPERM) => "EPERM".to_owned(),
-            Some(libc::EACCES) => "EACCES".to_owned(),
-            _ => error.to_string(),
-        },
-    }
-}
-
-fn mount() -> String {
-    let flags = rustix::mount::MountFlags::empty();
-    done(rustix::mount::mount("none", "/no/such/place", "tmpfs", flags, None).map_err(Into::into))
-}
-
-fn socket(family: AddressFamily, kind: SocketType) -> String {
-    let protocol = (kind == SocketType::RAW).then_some(ipproto::ICMP);
-    done(rustix::net::socket(family, kind, protocol).map(drop).map_err(Into::into))
-}
-
-#[expect(unsafe_code, reason = "no crate has these calls, since no program should need them")]
-fn call(number: libc::c_long, arguments: [libc::c_long; 3]) -> String {
-    let [one, two, three] = arguments;
-    // SAFETY: every call here is one that the kernel refuses before it reads memory, or that
-    // takes numbers only; a null pointer is refused with EFAULT.
-    let ended = unsafe { libc::syscall(number, one, two, three, WRONG_FLAGS) };
-    done(if ended == -1 { Err(std::io::Error::last_os_error()) } else { Ok(()) })
+    acts::child();
 }
 
 /// The layers of a test: root with every capability, and with every file.
@@ -94,18 +33,7 @@ fn is_root() -> bool {
 
 /// The result of an act.
 async fn attempt(act: &str, place: &Path, confinement: Option<Confinement>) -> String {
-    // By this name, a user can run it who may not pass through the directories before it.
-    let mut command = Command::new("/proc/self/exe")
-        .args(["--exact", "sys::confine::tests::act_of_a_confined_child", "--nocapture"])
-        .args(["--test-threads", "1"])
-        .env(ACT, act)
-        .env(PLACE, place);
-    if let Some(confinement) = confinement {
-        command = command.confined(confinement);
-    }
-    let output = String::from_utf8(command.run().await.unwrap()).unwrap();
-    let (_, ended) = output.split_once(DONE).unwrap_or_else(|| panic!("{output}"));
-    ended.lines().next().unwrap().to_owned()
+    acts::attempt("sys::confine::tests::act_of_a_confined_child", act, place, confinement).await
 }
 
 async fn status(confinement: Option<Confinement>) -> String {
@@ -122,9 +50,7 @@ async fn the_filter_alone_keeps_root_from_the_kernel_s_interface_to_itself() {
     if !is_root() {
         return;
     }
-    let filtered =
-        ["mount", "ptrace", "kexec", "unshare", "module", "keyring", "clock", "raw", "packet"];
-    for act in filtered {
+    for act in ACTS {
         let free = attempt(act, Path::new(""), None).await;
         if free == "EPERM" {
             println!("not tested: this host refuses {act} to root, too");
@@ -163,7 +89,7 @@ async fn landlock_alone_keeps_root_from_the_node_s_key() {
     let key = &root.data.node.credentials.key;
     key.write(b"key").unwrap();
     let only = |confinement: Confinement| Some(confinement.keeps(CapabilitySet::all()));
-    if Files::default().open(Path::new("/bin/sh")).unwrap().is_none() {
+    if !has_landlock() {
         println!("not tested: this kernel has no Landlock");
         return;
     }

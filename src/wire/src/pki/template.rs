@@ -31,6 +31,11 @@ pub const CURATOR_NAME: &str = "curator.polis.internal";
 /// rejected as not valid yet.
 pub(super) const CLOCK_TOLERANCE: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// How far the clock of an authority's maker may be ahead. etcd and Kubernetes check the dates of
+/// an authority and of etcd's peers: a cluster whose voters all lost their clocks, or whose first
+/// voter was ahead when it founded the cluster, must have a quorum all the same.
+const AUTHORITY_TOLERANCE: Duration = AUTHORITY_LIFETIME;
+
 /// Authorities outlive the machines that created them.
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
@@ -153,6 +158,22 @@ impl Template {
             Self::Curator { .. } => CURATOR_LIFETIME,
             Self::User { .. } => USER_LIFETIME,
             Self::KubernetesServer { .. } | Self::KubernetesClient { .. } => KUBERNETES_LIFETIME,
+        }
+    }
+
+    /// How long before its making it is valid from.
+    fn tolerance(&self) -> Duration {
+        match self {
+            Self::EtcdAuthority
+            | Self::ClusterAuthority
+            | Self::KubernetesAuthority
+            | Self::FrontProxyAuthority
+            | Self::EtcdPeer { .. } => AUTHORITY_TOLERANCE,
+            Self::Node
+            | Self::Curator { .. }
+            | Self::User { .. }
+            | Self::KubernetesServer { .. }
+            | Self::KubernetesClient { .. } => CLOCK_TOLERANCE,
         }
     }
 
@@ -279,7 +300,7 @@ impl Template {
         };
         params.key_usages = self.usages();
         params.extended_key_usages = self.extended_usages();
-        params.not_before = OffsetDateTime::from(now - CLOCK_TOLERANCE);
+        params.not_before = OffsetDateTime::from(now - self.tolerance());
         params.not_after = OffsetDateTime::from(now + self.lifetime());
         params.use_authority_key_identifier_extension = true;
         Ok(params)

@@ -98,6 +98,18 @@ async fn peers_take_each_other_s_certificates_for_as_long_as_their_authority_liv
 }
 
 #[tokio::test]
+async fn peers_and_their_authority_are_valid_by_a_clock_that_is_years_behind_their_maker_s() {
+    let pki = Namespace::new(Memory::default(), "");
+    let made = pki.ensure(&peer("a", Mode::Managed), noon()).await.unwrap();
+    for der in [&made.der, &made.issuer_der] {
+        let facts = Facts::read(der).unwrap();
+        assert!(facts.not_before < noon() - DAY * 365 * 9, "{facts:?}");
+        assert!(!facts.renewal_due(noon() - DAY * 365 * 9), "{facts:?}");
+        assert!(!facts.renewal_due(noon() + DAY * 365 * 3), "{facts:?}");
+    }
+}
+
+#[tokio::test]
 async fn ensuring_twice_gives_the_same_certificate_and_key() {
     let pki = Namespace::new(Memory::default(), "pki/");
     let first = pki.ensure(&peer("a", Mode::Managed), noon()).await.unwrap();
@@ -188,7 +200,7 @@ async fn a_certificate_is_renewed_after_two_thirds_and_keeps_its_key() {
 #[tokio::test]
 async fn a_certificate_from_the_future_is_renewed_at_once() {
     let pki = Namespace::new(Memory::default(), "");
-    pki.ensure(&peer("a", Mode::Managed), noon() + DAY * 400).await.unwrap();
+    pki.ensure(&peer("a", Mode::Managed), noon() + DAY * 4000).await.unwrap();
     assert!(pki.renew(&peer("a", Mode::Managed), noon()).await.unwrap().is_some());
 }
 

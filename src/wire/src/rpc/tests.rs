@@ -164,6 +164,28 @@ async fn a_certificate_that_is_no_caller_s_ends_the_handshake() {
 }
 
 #[tokio::test]
+async fn a_certificate_by_a_clock_that_was_ahead_is_accepted_on_both_sides_and_an_ended_one_not() {
+    let authority = Authority::new().await;
+    let days = |days: u64| Duration::from_secs(days * 24 * 60 * 60);
+    let node = |seed, at| {
+        let authority = authority.clone();
+        async move { authority.sign(&node_id(seed).to_string(), Template::Node, seed, at).await }
+    };
+    let early = node(2, clock::now() + days(400)).await;
+    let running = server(&authority).await;
+    running.up(&[1, 2]);
+    let caller = who(&running, &authority, Some(&early)).await;
+    assert_eq!(caller.unwrap(), format!("node {}", node_id(2)));
+    running.credentials.send_replace(Some(early));
+    assert!(who(&running, &authority, None).await.is_ok());
+    let ended = node(3, clock::now() - days(91)).await;
+    running.credentials.send_replace(Some(ended));
+    let refused = running.dial(&authority, None).await.unwrap_err();
+    assert!(refused.help().contains("compare the clock"), "{refused:?}");
+    running.stop().await;
+}
+
+#[tokio::test]
 async fn a_node_that_is_not_up_is_refused_at_each_call() {
     let authority = Authority::new().await;
     let running = server(&authority).await;

@@ -7,9 +7,12 @@
 //!   and so does a user's that is on the CRL, expired or not for a caller. A node's
 //!   certificate on the CRL is rejected at each call, with a status that the node acts
 //!   on; so is a user that is not listed, which may have been made a moment ago.
+//! - A certificate that has ended is rejected, and one that has not begun is not: see
+//!   [`judged_at`].
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
+use std::time::UNIX_EPOCH;
 
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::CryptoProvider;
@@ -25,7 +28,7 @@ use zeroize::Zeroizing;
 
 use super::access_list::AccessList;
 use super::peer::{self, Peer};
-use crate::pki::Authorities;
+use crate::pki::{Authorities, Facts};
 
 /// The cryptography provider of every TLS connection.
 ///
@@ -122,6 +125,17 @@ pub(super) fn roots<'a>(
     Ok(roots)
 }
 
+/// The moment at which a certificate is verified: `now`, or its beginning if that is later.
+///
+/// The cluster's CA dates nothing ahead by intent, so a certificate that has not begun only shows
+/// that the clock of its maker was ahead, or that this one is behind. To reject it would lock a
+/// node out until its clock reaches that date; the clock may never be set without it.
+pub(super) fn judged_at(certificate: &CertificateDer<'_>, now: UnixTime) -> UnixTime {
+    let begins = Facts::read(certificate).map(|facts| facts.not_before);
+    let begins = begins.and_then(|begins| begins.duration_since(UNIX_EPOCH).ok());
+    begins.map_or(now, |begins| now.max(UnixTime::since_unix_epoch(begins)))
+}
+
 /// The configuration of a server with these credentials.
 pub(super) fn server(
     credentials: &Credentials,
@@ -189,7 +203,8 @@ impl ClientCertVerifier for Verifier {
             Some(None) => {}
         }
         let cluster = self.cluster.as_ref().ok_or(CertificateError::UnknownIssuer)?;
-        let verified = cluster.verify_client_cert(end_entity, intermediates, now).map_err(
+        let at = judged_at(end_entity, now);
+        let verified = cluster.verify_client_cert(end_entity, intermediates, at).map_err(
             |error| match error {
                 // Another cluster's CA has the same name, and another key.
                 rustls::Error::InvalidCertificate(CertificateError::BadSignature) => {

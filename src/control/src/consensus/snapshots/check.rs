@@ -10,7 +10,7 @@
 //!
 //! What this module does not do: read a database in the node's own process.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use polis_base::files::{self, Dir};
@@ -61,9 +61,8 @@ pub(super) async fn check(tool: PathBuf, dir: &Dir, ctx: &Context) -> Result<Che
     let own = dir.clone();
     let bytes = blocking(move || folder::whole(&own)).await?.ok_or(Error::Sum)?;
     let file = dir.path().join(folder::UNFINISHED);
-    // It opens the file for reading alone, as root, its owner.
     let command = Command::new(tool)
-        .confined(Confinement::new().reads(&file))
+        .confined(confinement(&file))
         .oom_score_adj(OOM_FIRST)
         .args(["snapshot", "status"])
         .arg(&file)
@@ -88,9 +87,29 @@ fn revision(answer: &[u8]) -> Result<u64, Error> {
 /// Bytes of an answer that a message quotes.
 const ANSWER_MAX: usize = 100;
 
+/// The rights of `etcdutl`: it opens the file for reading alone, as root, its owner.
+fn confinement(file: &Path) -> Confinement {
+    Confinement::new().reads(file)
+}
+
 #[cfg(test)]
 mod tests {
+    use polis_base::files::Root;
+    use polis_runtime::sys::acts;
+
     use super::*;
+
+    #[tokio::test]
+    async fn the_check_of_a_snapshot_reaches_neither_the_kernel_s_interface_nor_the_node_s_key() {
+        let base = tempfile::tempdir().unwrap();
+        let root = Root::at(base.path());
+        root.create().unwrap();
+        let key = &root.data.node.credentials.key;
+        key.write(b"key").unwrap();
+        let test = "consensus::process::tests::act_of_a_confined_child";
+        let confinement = confinement(root.esp.etcd_snapshot.path());
+        acts::keeps_from_all(test, &confinement, &[], key.path()).await;
+    }
 
     #[test]
     fn the_revision_is_read_from_the_answer_of_the_tool() {

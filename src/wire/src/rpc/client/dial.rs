@@ -21,7 +21,9 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::client::{WebPkiServerVerifier, verify_server_name};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
-use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, SignatureScheme};
+use rustls::{
+    AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, SignatureScheme,
+};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -33,7 +35,9 @@ use super::channel::{self, Channel};
 use crate::endpoint::at;
 use crate::identity::NodeId;
 use crate::pki::{Authorities, CURATOR_NAME, Facts};
-use crate::rpc::tls::{Credentials, SCHEMES, provider, refuse_tls12, roots, verify_tls13};
+use crate::rpc::tls::{
+    Credentials, SCHEMES, judged_at, provider, refuse_tls12, roots, verify_tls13,
+};
 
 /// Longest that one address may take to answer.
 const CONNECT: Duration = Duration::from_secs(4);
@@ -195,10 +199,7 @@ fn handshake_help(source: &io::Error) -> &'static str {
                 "the machine at this address belongs to another cluster: check the address, and \
                  which context is in use"
             }
-            CertificateError::Expired
-            | CertificateError::ExpiredContext { .. }
-            | CertificateError::NotValidYet
-            | CertificateError::NotValidYetContext { .. } => {
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
                 "compare the clock of this machine with that of the node"
             }
             CertificateError::Other(other) if other.0.is::<NoCurator>() => {
@@ -208,6 +209,10 @@ fn handshake_help(source: &io::Error) -> &'static str {
             CertificateError::Other(_) => "this address leads to another node: check it",
             _ => "the machine at this address has no certificate of a node: check the port",
         },
+        Some(rustls::Error::AlertReceived(AlertDescription::CertificateExpired)) => {
+            "compare the clock of this machine with that of the node; where both are right, get a \
+             new certificate"
+        }
         Some(rustls::Error::AlertReceived(_)) => {
             "the node rejects the certificate of this caller: get a new one, or ask an owner \
              whether it was revoked"
@@ -409,7 +414,8 @@ impl ServerCertVerifier for Verifier {
         // Under the name derived from its key: a node has no other name.
         let name = ServerName::try_from(node.to_string())
             .map_err(|_invalid| CertificateError::BadEncoding)?;
-        let verified = cluster.verify_server_cert(end_entity, intermediates, &name, &[], now)?;
+        let at = judged_at(end_entity, now);
+        let verified = cluster.verify_server_cert(end_entity, intermediates, &name, &[], at)?;
         if let Expect::Curator(_) = self.expect {
             let name = ServerName::try_from(CURATOR_NAME)
                 .map_err(|_invalid| CertificateError::BadEncoding)?;
