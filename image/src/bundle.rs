@@ -15,10 +15,10 @@ use semver::Version;
 use crate::{
     disk,
     error::{At as _, Error, Result},
-    layout,
+    etcd, layout,
     manifest::Manifest,
     signing::{ImageSigner, ReleaseKey},
-    starting,
+    starting, uki,
 };
 
 /// The oldest version that a system of these sources updates: older ones keep something on
@@ -42,7 +42,8 @@ pub fn bundle(
     let version = Version::parse(&manifest.version)
         .map_err(|error| invalid(format!("the version {}: {error}", manifest.version)))?;
     let uki = manifest.path(&manifest.uki);
-    let kernel = starting::kernel_of(&fs::read(&uki).at("read", &uki)?, signer)?;
+    let unsigned = fs::read(&uki).at("read", &uki)?;
+    let kernel = starting::kernel_of(&unsigned, signer)?;
     let system = manifest.path(&manifest.system);
     let open = || File::open(&system).at("open", &system);
     let contents = Contents {
@@ -52,6 +53,7 @@ pub fn bundle(
         variant: manifest.variant.word().to_owned(),
         image: manifest.image_version.clone(),
         from: UPDATES_FROM,
+        etcd: etcd_of(&uki, &unsigned)?,
         kernel: Part::of(&kernel[..]).at("hash", &uki)?,
         system: Part::of(open()?).at("hash", &system)?,
     };
@@ -71,4 +73,16 @@ pub fn bundle(
         fs::remove_file(&aside).unwrap_or_default();
     }
     written.at("write", out)
+}
+
+/// The version of etcd in the system of a kernel image, which lists its packages.
+fn etcd_of(path: &Path, kernel: &[u8]) -> Result<Version> {
+    let sections = uki::sections(path, kernel)?;
+    let packages = sections.iter().find(|section| section.name == ".pkgs");
+    let packages = packages.map(|section| String::from_utf8_lossy(&section.content));
+    let version = packages.and_then(|packages| etcd::version(&packages));
+    version.ok_or_else(|| {
+        let reason = format!("the image lists no version of {}", etcd::PACKAGE);
+        Error::Bundle(Refusal::Manifest { reason })
+    })
 }

@@ -14,12 +14,13 @@ use std::{
 use gpt::{GptConfig, partition::Partition};
 use polis_bundle::Registers;
 use polis_layout::Window;
+use semver::Version;
 
 use crate::{
     difference,
     digest::hex,
     error::{At as _, Error, Result},
-    esp,
+    esp, etcd,
     layout::{self, SECTOR},
     manifest::{self, Kind, Variant},
     moved::Moved,
@@ -54,6 +55,8 @@ pub struct Inspection {
     /// The packages, a line each: category, name, version, SHA-256, and for those that
     /// differ from the lock, the locked version.
     pub packages: String,
+    /// The version of its etcd, if the list of packages has one.
+    pub etcd: Option<Version>,
     /// The packages that differ from the lock.
     pub moved: Vec<Moved>,
     /// Length of the parameters file on the ESP, if present.
@@ -167,6 +170,7 @@ fn inspect_raw(named: &Path, path: &Path) -> Result<Inspection> {
         os_release,
         kernel_release: text(".uname").unwrap_or_default(),
         moved: difference::marked(&packages),
+        etcd: etcd::version(&packages),
         packages,
         sections: sections
             .into_iter()
@@ -259,7 +263,7 @@ mod tests {
         verity::Verity,
     };
 
-    const PACKAGES: &str = "node etcd 2 00 locked=1\nnode xfsprogs 1 00\n";
+    const PACKAGES: &str = "node etcd-server 3.5.16-4 00 locked=3.5.15-1\nnode xfsprogs 1 00\n";
 
     /// Parts like those of a build, but small.
     fn parts(folder: &Path) -> Manifest {
@@ -323,7 +327,8 @@ mod tests {
         assert_eq!(found.kind, Some(manifest.kind));
         assert_eq!(found.variant, Some(manifest.variant));
         assert_eq!(found.moved, manifest.moved);
-        assert_eq!(found.moved[0].to_string(), "etcd 1 -> 2");
+        assert_eq!(found.moved[0].to_string(), "etcd-server 3.5.15-1 -> 3.5.16-4");
+        assert_eq!(found.etcd, Some(Version::new(3, 5, 16)));
         assert_eq!(found.system, System::Intact);
         let names: Vec<_> = found.partitions.iter().map(|part| part.name.as_str()).collect();
         assert_eq!(names, ["POLIS-ESP", "POLIS-SYSTEM-A", "POLIS-SYSTEM-B"]);
@@ -413,6 +418,7 @@ mod tests {
         crate::bundle(&manifest, &signer, &release, &file).unwrap();
         let bundle = Bundle::open(File::open(&file).unwrap(), None).unwrap();
         assert_eq!(bundle.manifest().variant, "full");
+        assert_eq!(bundle.manifest().etcd, Version::new(3, 5, 16));
         let (mut kernel, mut system) = (Vec::new(), Vec::new());
         bundle.parts([&mut kernel, &mut system], &mut |_bytes| ()).unwrap();
         assert!(system == fs::read(folder.path().join("system.img")).unwrap());

@@ -23,6 +23,7 @@ mod digest;
 mod disk;
 mod elf;
 mod error;
+mod etcd;
 pub mod golang;
 mod inspect;
 mod lock;

@@ -141,13 +141,22 @@ fn bundle(version: &str) -> v1::UpdateBundle {
         image: "00ff".to_owned(),
         variant: "base".to_owned(),
         signer: SIGNER.to_owned(),
+        etcd: "3.5.16".to_owned(),
     }
 }
 
 async fn begin(owner: &Client, version: &str, dry_run: bool) -> Result<v1::ClusterUpdate, Status> {
+    let bundle = Some(bundle(version));
+    asked(owner, v1::BeginUpdateRequest { bundle, dry_run, one_way: false }).await
+}
+
+async fn asked(
+    owner: &Client,
+    request: v1::BeginUpdateRequest,
+) -> Result<v1::ClusterUpdate, Status> {
     owner
         .call(Repeat::Allowed, |channel| {
-            let request = v1::BeginUpdateRequest { bundle: Some(bundle(version)), dry_run };
+            let request = request.clone();
             async move {
                 Ok(ManagementClient::new(channel).begin_update(request).await?.into_inner())
             }
@@ -222,6 +231,21 @@ async fn an_update_of_the_cluster_goes_from_turn_to_turn_also_under_the_next_lea
     assert_eq!(reason(&read(&owner).await.unwrap_err()), "no-update");
     let older = begin(&owner, "0.9.0", true).await.unwrap_err();
     assert!(older.message().contains("which is not newer"), "{older}");
+
+    // The etcd of the bundle is compared with the one that runs.
+    assert_eq!(planned.etcd, "3.5");
+    let with_etcd = |etcd: &str, dry_run| {
+        let bundle = Some(v1::UpdateBundle { etcd: etcd.to_owned(), ..bundle("1.1.0") });
+        asked(&owner, v1::BeginUpdateRequest { bundle, dry_run, one_way: false })
+    };
+    assert_eq!(with_etcd("3.6.0", true).await.unwrap().steps.len(), 3);
+    let refused = with_etcd("3.6.0", false).await.unwrap_err();
+    assert_eq!((refused.code(), reason(&refused)), (Code::FailedPrecondition, "update-one-way"));
+    for etcd in ["3.4.9", "3.7.0"] {
+        let refused = with_etcd(etcd, true).await.unwrap_err();
+        assert_eq!(reason(&refused), "update-plan", "{refused}");
+    }
+    assert_eq!(reason(&read(&owner).await.unwrap_err()), "no-update");
 
     // Begun, and begun again by a caller that got no answer.
     let begun = begin(&owner, "1.1.0", false).await.unwrap();

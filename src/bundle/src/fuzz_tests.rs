@@ -23,6 +23,7 @@ fn manifest() -> Manifest {
         variant: "full".to_owned(),
         image: "0123456789abcdef".to_owned(),
         from: "1.0.0-rc.1".parse().unwrap(),
+        etcd: Version::new(3, 5, 16),
         kernel: Part::of(KERNEL).unwrap(),
         system: Part::of(SYSTEM).unwrap(),
     }

@@ -16,6 +16,7 @@
 //!
 //! What this crate does not do: choose the trusted keys, or write to a disk.
 
+mod etcd;
 #[cfg(test)]
 mod fuzz_tests;
 mod manifest;
@@ -24,6 +25,7 @@ mod reader;
 mod refusal;
 mod writer;
 
+pub use self::etcd::{ClusterVersion, EtcdRefusal, EtcdTarget, NoClusterVersion};
 pub use self::manifest::{Manifest, Part, Target};
 pub use self::measure::{
     RECIPE as MEASURE_RECIPE, Registers, Unmeasurable, approval, policy, registers,

@@ -3,6 +3,7 @@
 use semver::Version;
 use serde::{Deserialize, Serialize};
 
+use crate::etcd::EtcdTarget;
 use crate::refusal::{PartName, Refusal};
 
 /// Longest word of an architecture, of a variant, of the name of an image.
@@ -28,6 +29,8 @@ pub struct Manifest {
     pub image: String,
     /// The oldest version that it updates.
     pub from: Version,
+    /// The version of its etcd.
+    pub etcd: Version,
     /// The unified kernel image, signed.
     pub kernel: Part,
     /// The system with its hash tree.
@@ -55,6 +58,8 @@ pub struct Target {
     pub architecture: String,
     /// Which programs the running system has.
     pub variant: String,
+    /// The etcd of the cluster.
+    pub etcd: EtcdTarget,
     /// Bytes of a system partition.
     pub slot: u64,
     /// Bytes that are free on the ESP.
@@ -96,7 +101,8 @@ impl Manifest {
                 ));
             }
         }
-        for (field, version) in [("version", &self.version), ("from", &self.from)] {
+        let versions = [("version", &self.version), ("from", &self.from), ("etcd", &self.etcd)];
+        for (field, version) in versions {
             if version.to_string().len() > VERSION_MAX {
                 return malformed(format!("{field} is longer than {VERSION_MAX} characters"));
             }
@@ -153,6 +159,7 @@ impl Manifest {
             let (from, running) = (self.from.clone(), target.version.clone());
             return Err(Refusal::From { from, running });
         }
+        target.etcd.takes(&self.etcd)?;
         for ((part, Part { size, .. }), room) in
             self.parts().into_iter().zip([target.esp, target.slot])
         {

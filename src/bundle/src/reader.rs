@@ -189,7 +189,7 @@ mod tests {
     use semver::Version;
 
     use super::*;
-    use crate::{Part, Target, write};
+    use crate::{EtcdRefusal, EtcdTarget, Part, Target, write};
 
     const KERNEL: &[u8] = &[7; 3000];
     const SYSTEM: &[u8] = &[9; 5000];
@@ -206,6 +206,7 @@ mod tests {
             variant: "full".to_owned(),
             image: "0123456789abcdef".to_owned(),
             from: Version::new(1, 0, 0),
+            etcd: Version::new(3, 6, 4),
             kernel: Part::of(KERNEL).unwrap(),
             system: Part::of(SYSTEM).unwrap(),
         }
@@ -331,6 +332,8 @@ mod tests {
             ("\"1.0.0\"", "\"1.3.0\"", "from is 1.3.0, after version 1.2.0"),
             ("\"1.2.0\"", "\"1.2.0+3\"", "version 1.2.0+3 has a `+`"),
             ("\"1.0.0\"", "\"1.0\"", "unexpected end"),
+            ("\"3.6.4\"", "\"3.6\"", "unexpected end"),
+            ("\"etcd\":\"3.6.4\",", "", "missing field `etcd`"),
             ("\"size\":3000", "\"size\":0", "kernel image is empty"),
             ("\"size\":3000", "\"size\":-1", "invalid value"),
             ("\"sha256\":\"", "\"sha256\":\"0", "is not 64 digits"),
@@ -353,6 +356,7 @@ mod tests {
             security_level: 3,
             architecture: "x86_64".to_owned(),
             variant: "full".to_owned(),
+            etcd: EtcdTarget { runs: Some("3.6".parse().unwrap()), one_way: false },
             slot: 5000,
             esp: 3000,
         };
@@ -370,6 +374,14 @@ mod tests {
         assert_eq!(refused(&safer), Refusal::Level { found: 3, running: 4 });
         let ancient = Target { version: Version::new(0, 9, 0), ..target.clone() };
         assert_eq!(refused(&ancient).help(), "update to version 1.0.0 first");
+        let before = Some("3.5".parse().unwrap());
+        let one_way =
+            |one_way| Target { etcd: EtcdTarget { runs: before, one_way }, ..target.clone() };
+        assert!(matches!(refused(&one_way(false)), Refusal::Etcd(EtcdRefusal::OneWay { .. })));
+        assert_eq!(manifest().suits(&one_way(true)), Ok(()));
+        let after = EtcdTarget { runs: Some("3.7".parse().unwrap()), one_way: true };
+        let after = Target { etcd: after, ..target.clone() };
+        assert!(matches!(refused(&after), Refusal::Etcd(EtcdRefusal::Older { .. })));
         let small = Target { slot: 4999, ..target.clone() };
         let system = Refusal::Large { part: PartName::System, size: 5000, room: 4999 };
         assert_eq!(refused(&small), system);

@@ -4,6 +4,8 @@ use std::fmt;
 
 use semver::Version;
 
+use crate::etcd::EtcdRefusal;
+
 /// A part of a bundle, in the order of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PartName {
@@ -109,6 +111,9 @@ pub enum Refusal {
         /// The version that runs.
         running: Version,
     },
+    /// Its etcd does not suit that of the cluster.
+    #[error(transparent)]
+    Etcd(#[from] EtcdRefusal),
     /// A part does not fit.
     #[error("its {part} has {size} bytes, and there is room for {room}")]
     Large {
@@ -140,6 +145,7 @@ impl Refusal {
             }
             Self::Older { .. } | Self::Level { .. } => "name a newer bundle",
             Self::From { from, .. } => return format!("update to version {from} first"),
+            Self::Etcd(refusal) => return refusal.help(),
             Self::Large { .. } => "build a smaller system: --variant base has no workloads",
         }
         .to_owned()

@@ -57,6 +57,11 @@ impl Sure {
             .or_help("confirm with --yes, or see the effect with --dry-run"))
     }
 
+    /// Whether the person only wants to know the effect.
+    pub(super) fn is_dry_run(self) -> bool {
+        self.dry_run.dry_run
+    }
+
     /// Prints the effect of the command and its object, and asks for confirmation.
     pub(super) fn of(self, global: &Global, effect: &str) -> Result<Go, Error> {
         let go = self.only_shown(global, effect)?;

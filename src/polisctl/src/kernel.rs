@@ -144,7 +144,7 @@ pub(super) mod tests {
         let part = |bytes: &[u8]| serde_json::to_string(&polis_bundle::Part::of(bytes).unwrap());
         let text = format!(
             r#"{{"version":"1.0.0","security_level":1,"architecture":"x86_64","variant":"base",
-            "image":"00","from":"0.9.0","kernel":{},"system":{}}}"#,
+            "image":"00","from":"0.9.0","etcd":"3.5.16","kernel":{},"system":{}}}"#,
             part(kernel).unwrap(),
             part(&[2; 500]).unwrap(),
         );

@@ -71,6 +71,7 @@ const ATTENDED: &str =
 const OPERATED: &str = "an_owner_sees_the_cluster_its_logs_and_its_screen_and_reboots_the_machine";
 const UPDATED: &str = "a_node_takes_another_system_and_goes_back_from_one_that_panics";
 const CARRIED: &str = "an_update_of_the_cluster_tells_how_it_goes_on";
+const ONE_WAY: &str = "an_update_that_cannot_be_undone_says_so_and_asks_for_its_option";
 const KUBECTL: &str = "a_context_names_the_cluster_and_the_way_to_a_credential";
 const PARTS: &str = "an_api_server_that_starts_says_what_it_waits_for";
 const INSTALLS: &str = "an_installation_names_a_disk_and_the_data_that_it_may_overwrite";
@@ -143,6 +144,7 @@ const TOLD: &[Suggestion] = &[
     ("etcd decrypt", "guru 0804: the snapshot on the ESP is encrypted", LOCAL, &[LOST]),
     ("etcd members", "a member that has no quorum", LOCAL, &[OUTAGE, OPERATED]),
     ("etcd snapshot", "guru 0801: most voters lost their data", LOCAL, &[LOST]),
+    ("etcd snapshot -o FILE", "an update that cannot be undone", OWNERS, &[ONE_WAY]),
     ("etcd status", "the store is full", USERS, &[WATCHED]),
     ("key create -o FILE", "a new user without a key", USERS, &[INVITED]),
     ("key create -o ann.key", "the help of user create", LOCAL, &[INVITED]),
@@ -514,6 +516,50 @@ fn an_update_of_the_cluster_tells_how_it_goes_on() {
     let ended: serde_json::Value = serde_json::from_str(&ended).unwrap();
     assert_eq!(ended["state"], "aborted", "{ended}");
     assert!(!world.runs(&["cluster", "status"]).contains("cluster update"));
+}
+
+#[test]
+fn an_update_that_cannot_be_undone_says_so_and_asks_for_its_option() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let release = ed25519_dalek::SigningKey::from_bytes(&[3; 32]);
+    super::contexts::write(&world.path("update"), &super::update::tests::bundle(&release)).unwrap();
+    let runs = |version: &str| version.clone_into(&mut cluster.etcd_cluster.lock().unwrap());
+    let said = "The bundle has etcd 3.5.16, and the cluster runs 3.4: once every member has the \
+                newer one, this cannot be undone.";
+    let node = ["node", "update", "web-1", "@update", "--no-reboot"];
+    for (command, began) in [
+        (&["cluster", "update", "@update"][..], "BeginUpdate 1.0.0, one way"),
+        (&node[..], "Update 1.0.0, one way"),
+    ] {
+        let with = |options: &[&'static str]| [command, options].concat();
+        let began = |asked: Vec<String>| asked.iter().any(|call| call == began);
+        runs("3.4");
+        let shown = world.runs(&with(&["--dry-run"]));
+        assert!(shown.contains(&format!("{said} The command needs --one-way.")), "{shown}");
+        let shown = world.runs(&with(&["--dry-run", "--one-way"]));
+        assert!(shown.contains(said) && !shown.contains("needs"), "{shown}");
+        let refused = world.refuses(&with(&["--yes"]));
+        assert!(refused.contains("this cannot be undone"), "{refused}");
+        let file = |command: &str| Some(command.replace("FILE", "@saved"));
+        assert_eq!(follow(&world, &refused, file), ["etcd snapshot -o FILE"]);
+        std::fs::remove_file(world.path("saved")).unwrap();
+        assert!(!began(cluster.asked()));
+        world.runs(&with(&["--yes", "--one-way"]));
+        assert!(began(cluster.asked()), "{command:?}");
+        // No option helps here.
+        for (version, help) in [("3.6", "a bundle with etcd 3.6"), ("3.3", "with etcd 3.4 first")] {
+            runs(version);
+            let refused = world.refuses(&with(&["--yes", "--one-way"]));
+            assert!(refused.contains(help), "{refused}");
+        }
+        // And nothing is said where nothing changes, or nothing is known.
+        for version in ["3.5", ""] {
+            runs(version);
+            let shown = world.runs(&with(&["--dry-run"]));
+            assert!(!shown.contains("etcd"), "{shown}");
+        }
+    }
 }
 
 #[test]

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use ed25519_dalek::VerifyingKey;
 use polis_base::hex;
-use polis_bundle::{Bundle, Error as Fault, Manifest};
+use polis_bundle::{Bundle, ClusterVersion, Error as Fault, EtcdRefusal, EtcdTarget, Manifest};
 
+use super::ask::Sure;
 use super::error::{Error, Explain as _};
 use super::output::{Document, fields};
 use super::{Global, key};
@@ -45,6 +46,7 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
         ("version", manifest.version.to_string()),
         ("image", manifest.image.clone()),
         ("updates from", manifest.from.to_string()),
+        ("etcd", manifest.etcd.to_string()),
         ("security level", manifest.security_level.to_string()),
         ("architecture", manifest.architecture.clone()),
         ("variant", manifest.variant.clone()),
@@ -54,6 +56,44 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
         ("parts", "whole".to_owned()),
     ];
     global.out.print(&Document::new(&value, fields(&lines))?)
+}
+
+/// Option of the commands that bring another system to machines.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(super) struct OneWay {
+    /// Also if it cannot be undone, as with a newer minor version of etcd.
+    #[arg(long)]
+    pub(super) one_way: bool,
+}
+
+impl OneWay {
+    /// The sentence about an update that cannot be undone, with a blank before it; empty for any
+    /// other. `runs` is the cluster version of etcd as a node has it; empty: not known.
+    ///
+    /// # Errors
+    ///
+    /// The etcd of the bundle does not suit the cluster, or this option is missing.
+    pub(super) fn warning(
+        self,
+        runs: &str,
+        manifest: &Manifest,
+        sure: Sure,
+    ) -> Result<String, Error> {
+        let runs = runs.parse::<ClusterVersion>().ok();
+        match (EtcdTarget { runs, one_way: false }).takes(&manifest.etcd) {
+            Ok(()) => Ok(String::new()),
+            Err(refusal @ EtcdRefusal::OneWay { .. }) if self.one_way || sure.is_dry_run() => {
+                let needs = if self.one_way { "" } else { " The command needs --one-way." };
+                Ok(format!(" {}.{needs}", refusal.to_string().replacen("the", "The", 1)))
+            }
+            Err(refusal) => {
+                let help = refusal.help();
+                Err(Error::from(anyhow::Error::from(refusal))
+                    .context("cannot use the bundle")
+                    .or_help(help))
+            }
+        }
+    }
 }
 
 /// The key in a file.
@@ -102,7 +142,7 @@ pub(super) mod tests {
         let (kernel, system) = ([1; 300], [2; 500]);
         let text = format!(
             r#"{{"version":"1.0.0","security_level":1,"architecture":"x86_64","variant":"base",
-            "image":"00","from":"0.9.0","kernel":{},"system":{}}}"#,
+            "image":"00","from":"0.9.0","etcd":"3.5.16","kernel":{},"system":{}}}"#,
             serde_json::to_string(&Part::of(&kernel[..]).unwrap()).unwrap(),
             serde_json::to_string(&Part::of(&system[..]).unwrap()).unwrap(),
         );

@@ -34,10 +34,12 @@ const AGAIN: &str = "run the command again: it continues where this transfer bro
 /// The pieces of a bundle, as a call takes them.
 pub(super) type Pieces = futures::channel::mpsc::Receiver<v1::UpdateRequest>;
 
-/// Sends a bundle by `call`; returns the last word of the node: INSTALLED or STORED.
+/// Sends a bundle by `call`; returns the last word of the node: INSTALLED or STORED. `one_way`
+/// allows the node what cannot be undone.
 pub(super) async fn send<C>(
     what: &str,
     file: &Path,
+    one_way: bool,
     global: &Global,
     call: impl FnOnce(Pieces) -> C,
 ) -> Result<v1::UpdateProgress, Error>
@@ -53,7 +55,8 @@ where
     let sending = async move {
         let begin = head.len() as u64;
         // A node that has an answer takes no more, here and below.
-        if pieces.send(v1::UpdateRequest { data: head, resume: true }).await.is_err() {
+        let first = v1::UpdateRequest { data: head, resume: true, one_way };
+        if pieces.send(first).await.is_err() {
             return io::Result::Ok(());
         }
         let Ok(at) = next.await else { return Ok(()) };
@@ -62,7 +65,8 @@ where
             let mut data = vec![0; PIECE];
             let count = bundle.read(&mut data).await?;
             data.truncate(count);
-            if count == 0 || pieces.send(v1::UpdateRequest { data, resume: false }).await.is_err() {
+            let piece = v1::UpdateRequest { data, ..Default::default() };
+            if count == 0 || pieces.send(piece).await.is_err() {
                 return Ok(());
             }
         }

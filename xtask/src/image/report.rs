@@ -43,6 +43,10 @@ pub(super) fn print(inspection: &Inspection) {
         println!("  {line}");
     }
     println!("kernel {}", inspection.kernel_release);
+    match &inspection.etcd {
+        Some(version) => println!("etcd {version}"),
+        None => println!("etcd unknown"),
+    }
     println!("command line: {}", inspection.cmdline);
     match inspection.parameters {
         Some(length) => println!("parameters on the ESP: {length} bytes"),

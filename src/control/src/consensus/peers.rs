@@ -10,6 +10,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
+use polis_bundle::ClusterVersion;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 
@@ -21,8 +22,8 @@ const ANSWER_MAX: u64 = 8 << 20;
 /// They are computed in milliseconds.
 const ANSWER_TIME: Duration = Duration::from_secs(5);
 
-/// Version 1.0 of HTTP: the answer comes in one piece and ends with the connection.
-const REQUEST: &[u8] = b"GET /metrics HTTP/1.0\r\nHost: etcd\r\n\r\n";
+/// Where etcd serves its metrics.
+const METRICS: &str = "/metrics";
 
 /// One for each peer; 1 while a connection exists in either direction.
 const METRIC: &str = "etcd_network_active_peers{";
@@ -61,24 +62,39 @@ pub(super) async fn reachable(members: &[Member]) -> BTreeSet<MemberId> {
 
 /// The peers that the member behind this socket is connected to.
 pub(super) async fn answering(socket: &Path) -> io::Result<BTreeSet<MemberId>> {
-    Ok(parse(&metrics(socket).await?))
+    Ok(parse(&get(socket, METRICS).await?))
+}
+
+/// The cluster version that the member behind this socket knows; `None` before the first voters
+/// have agreed on one.
+pub(super) async fn cluster_version(socket: &Path) -> io::Result<Option<ClusterVersion>> {
+    Ok(parse_version(&get(socket, "/version").await?))
 }
 
 /// The numbers of the member behind this socket.
 pub(super) async fn work(socket: &Path) -> io::Result<Work> {
-    Ok(parse_work(&metrics(socket).await?))
+    Ok(parse_work(&get(socket, METRICS).await?))
 }
 
-async fn metrics(socket: &Path) -> io::Result<String> {
+async fn get(socket: &Path, path: &str) -> io::Result<String> {
+    // Version 1.0 of HTTP: the answer comes in one piece and ends with the connection.
+    let request = format!("GET {path} HTTP/1.0\r\nHost: etcd\r\n\r\n");
     let asked = async {
         let mut stream = UnixStream::connect(socket).await?;
-        stream.write_all(REQUEST).await?;
+        stream.write_all(request.as_bytes()).await?;
         let mut answer = Vec::new();
         stream.take(ANSWER_MAX).read_to_end(&mut answer).await?;
         Ok::<_, io::Error>(answer)
     };
     let answer = tokio::time::timeout(ANSWER_TIME, asked).await??;
     Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+/// `{"etcdserver":"3.5.16","etcdcluster":"3.5.0"}`, behind the head of the answer.
+fn parse_version(answer: &str) -> Option<ClusterVersion> {
+    let (_head, body) = answer.split_once("\r\n\r\n")?;
+    let versions: serde_json::Value = serde_json::from_str(body).ok()?;
+    versions.get("etcdcluster")?.as_str()?.parse().ok()
 }
 
 /// `etcd_server_leader_changes_seen_total 3`; zero for what is missing.
@@ -138,6 +154,20 @@ mod tests {
         assert_eq!(parse_work(metrics), work);
         let wrong = "etcd_server_leader_changes_seen_total NaN\n";
         assert_eq!(parse_work(wrong), Work::default());
+    }
+
+    #[test]
+    fn the_cluster_version_is_read_once_there_is_one() {
+        let read = |body: &str| {
+            let answer = format!("HTTP/1.0 200 OK\r\nContent-Length: 45\r\n\r\n{body}");
+            parse_version(&answer).map(|version| version.to_string())
+        };
+        let known = r#"{"etcdserver":"3.6.1","etcdcluster":"3.5.0"}"#;
+        assert_eq!(read(known), Some("3.5".to_owned()));
+        for none in [r#"{"etcdserver":"3.5.16","etcdcluster":"not_decided"}"#, "{}", "404", ""] {
+            assert_eq!(read(none), None, "{none}");
+        }
+        assert_eq!(parse_version(known), None, "an answer has a head");
     }
 
     #[tokio::test]

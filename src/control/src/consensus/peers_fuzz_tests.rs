@@ -2,7 +2,7 @@
 
 use polis_fuzz::{Accepted, Target};
 
-use super::{parse, parse_work};
+use super::{parse, parse_version, parse_work};
 
 #[test]
 fn metrics_of_etcd() {
@@ -17,6 +17,9 @@ fn metrics_of_etcd() {
         let work = parse_work(&text);
         for value in [work.commits, work.commit_seconds, work.leader_changes] {
             assert!(value.is_finite() && value >= 0.0);
+        }
+        if let Some(version) = parse_version(&text) {
+            assert_eq!(version.to_string().parse(), Ok(version));
         }
         assert!(parse(&text).len() <= text.lines().count());
         Accepted::Yes

@@ -434,6 +434,8 @@ async fn look(
         }
     };
     let members = members.map_or(before.members, |list| members_of(list.members()));
+    let version = timeout(ANSWER_MAX, peers::cluster_version(&config.sockets.http())).await;
+    let cluster_version = version.ok().and_then(Result::ok).flatten();
     let index = answer.raft_index();
     let applied = answer.raft_applied_index();
     let standing = if answer.is_learner() {
@@ -450,6 +452,7 @@ async fn look(
         cluster: header.map(etcd_client::ResponseHeader::cluster_id),
         peer_url: before.peer_url,
         version: answer.version().to_owned(),
+        cluster_version: cluster_version.or(before.cluster_version),
         leader,
         term: answer.raft_term(),
         index,

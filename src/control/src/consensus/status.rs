@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use polis_bundle::ClusterVersion;
 use polis_proto::v1;
 
 use super::client::Clients;
@@ -120,6 +121,8 @@ pub struct Status {
     pub peer_url: String,
     /// etcd's version.
     pub version: String,
+    /// The cluster version, once this member has known it in this start of the machine.
+    pub cluster_version: Option<ClusterVersion>,
     /// The leader, if there is one.
     pub leader: Option<MemberId>,
     /// The number of elections so far.

@@ -3,6 +3,7 @@
 //! Each rejection has a reason of its own, which programs read in the trailer [`REASON`];
 //! the text is for people. Reasons are never renamed.
 
+use polis_bundle::EtcdRefusal;
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Status};
 
@@ -280,6 +281,9 @@ impl Error {
             Self::NameTaken { .. } => (FailedPrecondition, "name-taken"),
             Self::Fixed { .. } => (FailedPrecondition, "fixed"),
             Self::NoTrial => (FailedPrecondition, "no-trial"),
+            Self::Plan(Against::Etcd(EtcdRefusal::OneWay { .. })) => {
+                (FailedPrecondition, "update-one-way")
+            }
             Self::Plan(_) => (FailedPrecondition, "update-plan"),
             Self::UpdateGoesOn { .. } => (FailedPrecondition, "update-going-on"),
             Self::NoUpdate(_) => (NotFound, "no-update"),

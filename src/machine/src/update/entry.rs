@@ -5,9 +5,12 @@
 //! | `polis-1.2.0.efi` | good |
 //! | `polis-1.2.0+1.efi` | untried: the loader has one try |
 //! | `polis-1.2.0+0-1.efi` | tried: it runs, or it did not get ready |
+//! | `polis-1.2.0+0-2.efi` | tried, and the system before has reported that it did not stay |
 //!
 //! The loader itself counts: it renames a file with a try before it starts it. The
-//! specification is systemd's Automatic Boot Assessment.
+//! specification is systemd's Automatic Boot Assessment. Behind the tries that are left it has the
+//! number of those that were made; the loader looks at that number only to order images without
+//! a try among each other, and the report counts as one more.
 //!
 //! Invariants:
 //! - The boot stub inside of the running kernel image names it (`StubImageIdentifier`).
@@ -61,26 +64,35 @@ pub struct Entry {
     pub version: Version,
     /// What became of it.
     pub standing: Standing,
+    /// Whether it was reported that it did not stay.
+    pub reported: bool,
 }
 
 impl Entry {
     /// Reads a name; `None` for what is not ours.
     pub(super) fn parse(file: &str) -> Option<Self> {
         let name = file.strip_prefix(START)?.strip_suffix(END)?;
-        let (version, standing) = match name.rsplit_once('+') {
-            None => (name, Standing::Good),
+        let (version, standing, reported) = match name.rsplit_once('+') {
+            None => (name, Standing::Good, false),
             Some((version, tries)) => {
                 let (left, done) = tries.split_once('-').unwrap_or((tries, "0"));
-                let (left, _done): (u32, u32) = (left.parse().ok()?, done.parse().ok()?);
-                (version, if left == 0 { Standing::Tried } else { Standing::Untried })
+                let (left, done): (u32, u32) = (left.parse().ok()?, done.parse().ok()?);
+                let standing = if left == 0 { Standing::Tried } else { Standing::Untried };
+                (version, standing, left == 0 && done > 1)
             }
         };
-        Some(Self { file: file.to_owned(), version: Version::parse(version).ok()?, standing })
+        let version = Version::parse(version).ok()?;
+        Some(Self { file: file.to_owned(), version, standing, reported })
     }
 
     /// The name without a counter.
     pub(super) fn good(version: &Version) -> String {
         format!("{START}{version}{END}")
+    }
+
+    /// The name after the report that it did not stay.
+    pub(super) fn reported(version: &Version) -> String {
+        format!("{START}{version}+0-2{END}")
     }
 
     /// The name with one try. A loader that the firmware refuses to start the file for does
@@ -116,6 +128,7 @@ pub(super) fn running(efivars: &Path, kernels: &Path) -> Result<Entry, Error> {
         file: Entry::good(&started.version),
         version: started.version.clone(),
         standing: Standing::Good,
+        reported: false,
     };
     let is_there = |entry: &Entry| kernels.join(&entry.file).exists();
     let found = [started.clone(), kept].into_iter().find(is_there);
@@ -167,6 +180,13 @@ mod tests {
         let untried = Entry::parse(&Entry::untried(&version)).unwrap();
         assert_eq!((untried.version, untried.standing), (version.clone(), Standing::Untried));
         assert_eq!(standing(&Entry::good(&version)), Some(Standing::Good));
+        let reported = |file: &str| Entry::parse(file).is_some_and(|entry| entry.reported);
+        assert!(reported(&Entry::reported(&version)));
+        assert_eq!(standing(&Entry::reported(&version)), Some(Standing::Tried));
+        for file in ["polis-1.2.0.efi", "polis-1.2.0+1.efi", "polis-1.2.0+2-2.efi"] {
+            assert!(!reported(file), "{file}");
+        }
+        assert!(!reported("polis-1.2.0+0-1.efi"));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
-use polis_bundle::{Bundle, Manifest, Part, SECURITY_LEVEL, Target};
+use polis_bundle::{Bundle, EtcdTarget, Manifest, Part, SECURITY_LEVEL, Target};
 use semver::Version;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
@@ -46,7 +46,7 @@ impl Turn {
     /// Blocks for as long as the disk and the sender take.
     ///
     /// `bundle` begins at the byte `at` of the bundle: zero, or where the unfinished one of this
-    /// purpose ends.
+    /// purpose ends. `etcd` is that of the cluster, as far as this node knows it.
     ///
     /// # Errors
     ///
@@ -55,6 +55,7 @@ impl Turn {
         mut self,
         bundle: impl Read,
         at: u64,
+        etcd: EtcdTarget,
         progress: &watch::Sender<Progress>,
     ) -> Result<Installed, Error> {
         let config = &*self.door.config;
@@ -70,7 +71,7 @@ impl Turn {
         let unfinished = self.left.system.as_ref();
         let (bundle, mut written) = receive::open(unfinished, at, bundle, &self.key)?;
         let (head, manifest) = (bundle.head().to_vec(), bundle.manifest().clone());
-        manifest.suits(&place.target(config)?)?;
+        manifest.suits(&place.target(config, etcd)?)?;
         self.left.system = None;
         self.changed(None);
         let version = &manifest.version;
@@ -129,7 +130,7 @@ struct Place<'a> {
 
 impl Place<'_> {
     /// The machine and system that a bundle has to suit.
-    fn target(&self, config: &Config) -> Result<Target, Error> {
+    fn target(&self, config: &Config, etcd: EtcdTarget) -> Result<Target, Error> {
         let version = Version::parse(&config.version)
             .map_err(|_not_a_version| Error::Version(config.version.clone()))?;
         Ok(Target {
@@ -137,6 +138,7 @@ impl Place<'_> {
             security_level: SECURITY_LEVEL,
             architecture: std::env::consts::ARCH.to_owned(),
             variant: config.variant.clone(),
+            etcd,
             slot: self.slot.size,
             esp: self.room()?,
         })
@@ -314,6 +316,7 @@ pub(super) mod tests {
             variant: "base".to_owned(),
             image: "0123456789abcdef".to_owned(),
             from: Version::new(0, 1, 0),
+            etcd: Version::new(3, 5, 16),
             kernel: Part::of(KERNEL).unwrap(),
             system: Part::of(SYSTEM).unwrap(),
         };
@@ -373,7 +376,8 @@ pub(super) mod tests {
 
         fn take(&self, bundle: &[u8]) -> Result<Installed, Error> {
             let progress = watch::Sender::default();
-            let installed = self.door.enter(self.lines.clone())?.install(bundle, 0, &progress)?;
+            let entered = self.door.enter(self.lines.clone())?;
+            let installed = entered.install(bundle, 0, EtcdTarget::default(), &progress)?;
             let total = (KERNEL.len() + SYSTEM.len()) as u64;
             let end = Progress { phase: Phase::Verify, bytes: total, total };
             assert_eq!(*progress.borrow(), end);
@@ -487,9 +491,16 @@ pub(super) mod tests {
         assert_eq!(refused(&forged), Refusal::Signature);
         assert!(matches!(refused(&same), Refusal::Older { .. }));
         assert!(matches!(refused(&forged[..100]), Refusal::Short { .. }));
+        // Its etcd is one minor version newer, and no owner has allowed that.
+        let etcd = EtcdTarget { runs: Some("3.4".parse().unwrap()), one_way: false };
+        let (newer, progress) = (bundle("1.1.0", &key()), watch::Sender::default());
+        let one_way = machine.enter().install(&*newer, 0, etcd, &progress).unwrap_err();
+        assert_eq!(one_way.word(), "update-one-way");
         assert_eq!(machine.kernels(), before);
         assert_eq!(fs::read(machine.device("disk3")).unwrap(), b"other");
         assert!(machine.is_as_it_was() && machine.said().is_empty());
+        let allowed = EtcdTarget { one_way: true, ..etcd };
+        machine.enter().install(&*newer, 0, allowed, &progress).unwrap();
     }
 
     #[test]
@@ -518,7 +529,8 @@ pub(super) mod tests {
         let progress = watch::Sender::default();
         let left = || machine.enter().unfinished(Purpose::Install).cloned();
         let sends = |from: u64, to: usize| {
-            machine.enter().install(&whole[usize::try_from(from).unwrap()..to], from, &progress)
+            let piece = &whole[usize::try_from(from).unwrap()..to];
+            machine.enter().install(piece, from, EtcdTarget::default(), &progress)
         };
         let breaks = |from: u64, to: usize| {
             let error = sends(from, to).unwrap_err();

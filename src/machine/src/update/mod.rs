@@ -37,7 +37,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ed25519_dalek::VerifyingKey;
-use polis_bundle::Refusal;
+use polis_bundle::{EtcdRefusal, Refusal};
 use semver::Version;
 use tokio::sync::{OwnedMutexGuard, watch};
 
@@ -175,6 +175,7 @@ impl Error {
             Self::NoLoader(_) => "update-no-loader",
             Self::Busy => "update-busy",
             Self::OnTrial => "update-trial",
+            Self::Refused(Refusal::Etcd(EtcdRefusal::OneWay { .. })) => "update-one-way",
             Self::Refused(_) => "update-refused",
             Self::Version(_) | Self::Slot(_) => "update-no-place",
             Self::Space { .. } => "update-no-space",

@@ -92,11 +92,16 @@ impl Service {
         let config = self.config.clone();
         match blocking(move || look(&config)).await {
             Ok((running, other)) => {
-                let other = other.map(|(entry, refused)| self.other(entry, refused));
                 // A loader that could not count the try leaves `+1`.
                 let trial = running.standing != Standing::Good;
-                if let Some(other) = other.as_ref().filter(|_good| !trial) {
-                    left(other, &ctx);
+                let failed = other
+                    .as_ref()
+                    .map(|(entry, _refused)| entry)
+                    .filter(|other| !trial && other.standing == Standing::Tried && !other.reported)
+                    .cloned();
+                let other = other.map(|(entry, refused)| self.other(entry, refused));
+                if let Some((failed, other)) = failed.zip(other.as_ref()) {
+                    self.left(failed, other, &ctx).await;
                 }
                 self.status.send_replace(Status { known: true, trial, other });
                 if trial && self.trial(running, &ctx).await?.is_none() {
@@ -164,6 +169,21 @@ impl Service {
         Ok(Some(()))
     }
 
+    /// Says once that a system was tried and did not stay.
+    async fn left(&self, entry: Entry, other: &Other, ctx: &Context) {
+        let Other { version, slot, cause, .. } = other;
+        let cause = cause.as_deref().unwrap_or(NO_REPORT);
+        warn!(%version, slot, cause, "the new system did not stay; this is the one before it");
+        ctx.lines().event(Step::Rollback.line(version, slot, "done").field("cause", cause));
+        let kernels = self.config.kernels.clone();
+        let reported = Entry::reported(&entry.version);
+        let noted = blocking(move || rename(&kernels, &entry.file, &reported)).await;
+        if let Err(error) = noted {
+            // The next start says it again.
+            debug!(error = &error as &dyn std::error::Error, "cannot note that this was said");
+        }
+    }
+
     fn other(&self, entry: Entry, refused: bool) -> Other {
         let Entry { version, standing, .. } = entry;
         // The ledger of failures is empty after a good boot, so this is most likely the trial's.
@@ -184,17 +204,6 @@ fn look(config: &Config) -> Result<(Entry, Option<(Entry, bool)>), Error> {
         (entry, refused)
     });
     Ok((running, other))
-}
-
-/// Says that a system was tried and did not stay.
-fn left(other: &Other, ctx: &Context) {
-    if other.standing != Standing::Tried {
-        return;
-    }
-    let Other { version, slot, cause, .. } = other;
-    let cause = cause.as_deref().unwrap_or(NO_REPORT);
-    warn!(%version, slot, cause, "the new system did not stay; this is the one before it");
-    ctx.lines().event(Step::Rollback.line(version, slot, "done").field("cause", cause));
 }
 
 /// Waits until the cluster was healthy without a change for as long as it has to be.
@@ -361,25 +370,43 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_system_before_says_what_became_of_the_new_one() {
+    async fn the_system_before_says_once_what_became_of_the_new_one() {
         let machine = Machine::new("polis-1.0.0.efi");
         fs::write(machine.config.kernels.join("polis-1.1.0+0-1.efi"), "").unwrap();
-        let (ctx, mut handles) = Context::for_test();
-        let mut status = machine.status.subscribe();
-        let service = service(&machine, true, Some("guru #0310.0000: late"));
-        let end = async {
-            status.wait_for(|status| status.other.is_some()).await.unwrap();
-            handles.cancel().await;
+        // What a start says on the serial line.
+        let start = async |previous: Option<&str>| {
+            let (ctx, mut handles) = Context::for_test();
+            machine.status.send_replace(Status::default());
+            let mut status = machine.status.subscribe();
+            let service = service(&machine, true, previous);
+            let end = async {
+                status.wait_for(|status| status.other.is_some()).await.unwrap();
+                handles.cancel().await;
+            };
+            let (ended, ()) = tokio::join!(service.run(ctx), end);
+            ended.unwrap();
+            handles.take_lines()
         };
-        let (ended, ()) = tokio::join!(service.run(ctx), end);
-        ended.unwrap();
-        let other = machine.status.borrow().other.clone().unwrap();
-        assert_eq!((other.version.clone(), other.slot), (Version::new(1, 1, 0), "B"));
-        assert_eq!(other.to_string(), "1.1.0 in slot B, failed: guru #0310.0000: late");
-        let lines = handles.take_lines();
+        let other = || machine.status.borrow().other.clone().unwrap();
+        let lines = start(Some("guru #0310.0000: late")).await;
+        assert_eq!((other().version, other().slot), (Version::new(1, 1, 0), "B"));
+        assert_eq!(other().to_string(), "1.1.0 in slot B, failed: guru #0310.0000: late");
         assert!(lines[0].starts_with(
             "POLIS update phase=rollback version=1.1.0 slot=B result=done cause=\"guru #0310.0000: late\""
         ), "{lines:?}");
+        // The next start knows it, and has nothing to say of it.
+        assert_eq!(start(None).await, Vec::<String>::new());
+        assert_eq!(other().to_string(), "1.1.0 in slot B, failed");
+        // A power cut before that was noted.
+        let name = |file: &str| machine.config.kernels.join(file);
+        fs::rename(name("polis-1.1.0+0-2.efi"), name("polis-1.1.0+0-1.efi")).unwrap();
+        assert_eq!(start(None).await.len(), 1);
+        // A try of the same version in another update is another event.
+        fs::remove_file(name("polis-1.1.0+0-2.efi")).unwrap();
+        fs::write(name("polis-1.1.0+1.efi"), "").unwrap();
+        assert_eq!(start(None).await, Vec::<String>::new());
+        fs::rename(name("polis-1.1.0+1.efi"), name("polis-1.1.0+0-1.efi")).unwrap();
+        assert_eq!(start(None).await.len(), 1);
     }
 
     #[test]
@@ -402,7 +429,7 @@ mod tests {
         let service = service(&machine, true, Some("guru #0310.0000: late"));
         let other = |standing| {
             let version = Version::new(1, 1, 0);
-            service.other(Entry { file: String::new(), version, standing }, true)
+            service.other(Entry { file: String::new(), version, standing, reported: false }, true)
         };
         assert_eq!(other(Standing::Tried).cause.as_deref(), Some(REFUSED));
         assert_eq!(other(Standing::Good).cause, None);

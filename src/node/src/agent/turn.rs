@@ -28,6 +28,7 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
+use polis_bundle::EtcdTarget;
 use polis_proto::v1;
 use polis_proto::v1::node_management_client::NodeManagementClient;
 use polis_proto::v1::update_report::Phase;
@@ -315,13 +316,15 @@ async fn fetch(
     let image = turn.bundle.clone().unwrap_or_default().image;
     let holder: NodeId = turn.holder.parse().map_err(|_id| way("no node has the bundle".into()))?;
     note(Phase::Fetch, String::new());
+    let runs = service.inputs.consensus.borrow().cluster_version;
+    let etcd = EtcdTarget { runs, one_way: turn.one_way };
     if service.own() == Some(holder) {
         let bundles = service.tools.bundles.clone();
         let own = image.clone();
         let file = blocking(move || bundles.open(&own)).await?;
         let file = file.ok_or_else(|| way("this node no longer has the bundle".to_owned()))?;
         note(Phase::Install, String::new());
-        let read = move || entered.install(std::io::BufReader::new(file), 0, &progress);
+        let read = move || entered.install(std::io::BufReader::new(file), 0, etcd, &progress);
         return Ok(blocking(read).await?);
     }
     let credentials = service.outputs.credentials.borrow().clone();
@@ -346,7 +349,7 @@ async fn fetch(
     note(Phase::Install, String::new());
     let (pieces, received) = mpsc::channel(PIECES);
     let receiving = passed_on(holder, answer.into_inner(), pieces);
-    let installing = blocking(move || entered.install(Pieces::new(received), at, &progress));
+    let installing = blocking(move || entered.install(Pieces::new(received), at, etcd, &progress));
     let (received, installed): (Result<(), Trouble>, _) = tokio::join!(receiving, installing);
     // A stream that broke off is why the bundle is too short.
     received?;

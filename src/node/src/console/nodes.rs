@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use polis_proto::v1;
+use polis_proto::v1::cluster_update::State as Journal;
 use polis_proto::v1::cluster_update::step::State as Progress;
 use polis_tui::snapshot::{Health, MemberStatus, Node, NodeState, Nodes, Update, UpdateState};
 use time::OffsetDateTime;
@@ -205,20 +206,21 @@ fn fold(
 
 /// The update of the cluster, while it goes on.
 fn update(known: &v1::GetUpdateResponse) -> Option<Update> {
-    let update = known.update.as_ref().filter(|update| journal::is_open(update))?;
+    let update = known.update.as_ref()?;
+    let state = match update.state() {
+        Journal::Loading => UpdateState::Loading,
+        Journal::Running if update.paused => UpdateState::Paused,
+        Journal::Running => UpdateState::Running,
+        Journal::Failed => UpdateState::Failed,
+        Journal::Done | Journal::Aborted | Journal::Unspecified => return None,
+    };
     let failed = update.steps.iter().find(|step| step.state() == Progress::Failed);
     let step = journal::in_turn(update).or(failed);
     let cause = failed.map(|step| step.cause.clone()).filter(|cause| !cause.is_empty());
     let since = step.and_then(|step| OffsetDateTime::from_unix_timestamp(step.since).ok());
     Some(Update {
         version: update.bundle.clone().unwrap_or_default().version,
-        state: match journal::word(update) {
-            "loading" => UpdateState::Loading,
-            "running" => UpdateState::Running,
-            "paused" => UpdateState::Paused,
-            "failed" => UpdateState::Failed,
-            _ => UpdateState::Unknown,
-        },
+        state,
         done: journal::done(update),
         total: update.steps.len(),
         node: step.map(|step| step.node_id.clone()),

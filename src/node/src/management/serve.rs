@@ -124,7 +124,9 @@ impl NodeManagement for Handlers {
         let report = self.inputs.report.borrow().clone();
         // Borrowed once: between two, the console may begin to wait for the first to end.
         let snapshot = Arc::clone(&self.inputs.snapshot.borrow());
-        let etcd = member(&self.inputs.consensus.borrow(), &snapshot);
+        let consensus = self.inputs.consensus.borrow().clone();
+        let etcd = member(&consensus, &snapshot);
+        let version = consensus.cluster_version.filter(|_known| etcd.is_some());
         Ok(Response::new(v1::GetStatusResponse {
             node_id: cluster.node.map(|id| id.to_string()).unwrap_or_default(),
             status: Some(report),
@@ -133,6 +135,7 @@ impl NodeManagement for Handlers {
             uptime_seconds: clock::uptime().as_secs_f64(),
             etcd,
             waits_for: waits_for(&snapshot),
+            etcd_cluster: version.map(|version| version.to_string()).unwrap_or_default(),
         }))
     }
 
@@ -235,7 +238,8 @@ impl NodeManagement for Handlers {
         let entered = self.update.enter(self.lines.clone());
         let turn = entered.map_err(|error| update::refused(&error))?;
         warn!(%actor, "an update of this node was requested");
-        let installing = update::install(turn, request.into_inner()).await?;
+        let runs = self.inputs.consensus.borrow().cluster_version;
+        let installing = update::install(turn, runs, request.into_inner()).await?;
         Ok(installing.map(|answers| Box::pin(answers) as Self::UpdateStream))
     }
 

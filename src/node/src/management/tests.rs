@@ -432,7 +432,8 @@ async fn only_an_owner_announces_a_firmware_update_and_only_to_a_node_that_is_ho
 #[tokio::test]
 async fn only_an_owner_updates_a_node_and_an_image_without_keys_takes_nothing() {
     let running = Running::start().await;
-    let piece = || futures::stream::iter([v1::UpdateRequest { data: vec![1; 100], resume: false }]);
+    let piece =
+        || futures::stream::iter([v1::UpdateRequest { data: vec![1; 100], ..Default::default() }]);
     for role in [Role::Viewer, Role::Operator] {
         let refused = running.client(role).await.update(piece()).await.unwrap_err();
         assert_eq!(refused.code(), Code::PermissionDenied, "{role:?}");
@@ -454,6 +455,7 @@ fn bundle(signer: u8) -> Vec<u8> {
         variant: "base".to_owned(),
         image: "00ff".to_owned(),
         from: semver::Version::new(0, 1, 0),
+        etcd: semver::Version::new(3, 5, 16),
         kernel: polis_bundle::Part::of(&kernel[..]).unwrap(),
         system: polis_bundle::Part::of(&*system).unwrap(),
     };
@@ -475,7 +477,7 @@ async fn a_bundle_whose_transfer_broke_is_received_from_where_it_broke() {
     let whole = bundle(3);
     let head = |bundle: &[u8]| {
         let data = polis_bundle::Bundle::open(bundle, None).unwrap().head().to_vec();
-        v1::UpdateRequest { data, resume: true }
+        v1::UpdateRequest { data, resume: true, one_way: false }
     };
     // Sends the head, then the bytes from where the node continues up to `end`.
     let mut sends = async |whole: &[u8], end: usize| {
@@ -486,7 +488,7 @@ async fn a_bundle_whose_transfer_broke_is_received_from_where_it_broke() {
         let answer = owner.store_bundle(sent).await.unwrap();
         let at = usize::try_from(resumes_at(answer.metadata())).unwrap();
         for piece in whole[at.max(begin)..end].chunks(256 << 10) {
-            let piece = v1::UpdateRequest { data: piece.to_vec(), resume: false };
+            let piece = v1::UpdateRequest { data: piece.to_vec(), ..Default::default() };
             // A node that has an answer takes no more.
             if pieces.try_send(piece).is_err() {
                 break;

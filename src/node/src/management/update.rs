@@ -21,6 +21,7 @@ use std::io::SeekFrom;
 use std::time::Duration;
 
 use futures::Stream;
+use polis_bundle::{ClusterVersion, EtcdTarget};
 use polis_proto::v1;
 use polis_proto::v1::update_progress::Phase as Reported;
 use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
@@ -52,19 +53,21 @@ struct Upload {
     work: JoinHandle<Result<v1::UpdateProgress, Error>>,
 }
 
-/// Installs the bundle that comes in; every change of the progress, then the outcome.
+/// Installs the bundle that comes in; every change of the progress, then the outcome. `runs` is
+/// the cluster version of etcd, where this node has a member that knows it.
 ///
 /// # Errors
 ///
 /// The caller sends nothing.
 pub(super) async fn install(
     turn: Turn,
+    runs: Option<ClusterVersion>,
     incoming: Streaming<v1::UpdateRequest>,
 ) -> Result<Response<impl Stream<Item = Result<v1::UpdateProgress, Status>> + Send>, Status> {
     let begun = begin(&turn, Purpose::Install, incoming).await?;
-    let at = begun.at;
+    let (at, etcd) = (begun.at, EtcdTarget { runs, one_way: begun.one_way });
     Ok(received(begun, move |pieces, reported| {
-        let Installed { version, slot } = turn.install(pieces, at, reported)?;
+        let Installed { version, slot } = turn.install(pieces, at, etcd, reported)?;
         let phase = Reported::Installed.into();
         let (version, slot) = (version.to_string(), slot.to_owned());
         Ok(v1::UpdateProgress { phase, version, slot, ..Default::default() })
@@ -120,7 +123,7 @@ pub(super) async fn fetch(
             Ok(0) => None,
             Ok(count) => {
                 data.truncate(count);
-                Some((Ok(v1::UpdateRequest { data, resume: false }), Some(file)))
+                Some((Ok(v1::UpdateRequest { data, ..Default::default() }), Some(file)))
             }
             Err(error) => Some((Err(unreadable(error)), None)),
         }
@@ -134,6 +137,8 @@ struct Begun {
     first: Option<Vec<u8>>,
     /// The byte of the bundle at which it continues; zero: it begins there.
     at: u64,
+    /// Whether its owner allows what cannot be undone.
+    one_way: bool,
     incoming: Streaming<v1::UpdateRequest>,
 }
 
@@ -146,12 +151,12 @@ async fn begin(
     purpose: Purpose,
     mut incoming: Streaming<v1::UpdateRequest>,
 ) -> Result<Begun, Status> {
-    let v1::UpdateRequest { data, resume } =
+    let v1::UpdateRequest { data, resume, one_way } =
         message(&mut incoming, FIRST).await?.unwrap_or_default();
     let unfinished =
         turn.unfinished(purpose).filter(|unfinished| resume && unfinished.is_of(&data));
     let at = unfinished.map_or(0, Unfinished::at);
-    Ok(Begun { first: (at == 0).then_some(data), at, incoming })
+    Ok(Begun { first: (at == 0).then_some(data), at, one_way, incoming })
 }
 
 /// Passes the pieces that come in to a thread that does `work` with them.
@@ -161,7 +166,7 @@ fn received(
     + Send
     + 'static,
 ) -> Response<impl Stream<Item = Result<v1::UpdateProgress, Status>> + Send> {
-    let Begun { first, at, incoming } = begun;
+    let Begun { first, at, incoming, .. } = begun;
     let (pieces, received) = mpsc::channel(PIECES);
     if let Some(first) = first {
         pieces.try_send(first).expect("an empty queue has room");
@@ -301,11 +306,19 @@ mod tests {
 
     #[test]
     fn an_update_that_is_not_installed_says_why_with_a_word() {
+        let runs = Some("3.5".parse().unwrap());
+        let target = EtcdTarget { runs, one_way: false };
+        let one_way = target.takes(&semver::Version::new(3, 6, 0)).unwrap_err();
         for (error, code, word) in [
             (Error::NoKey, Code::FailedPrecondition, "update-no-key"),
             (Error::Busy, Code::Aborted, "update-busy"),
             (Error::Differs(polis_bundle::PartName::System), Code::Internal, "update-failed"),
             (polis_bundle::Refusal::Foreign.into(), Code::FailedPrecondition, "update-refused"),
+            (
+                polis_bundle::Refusal::from(one_way).into(),
+                Code::FailedPrecondition,
+                "update-one-way",
+            ),
         ] {
             let status = refused(&error);
             assert_eq!((status.code(), status.message()), (code, &*error.to_string()));

@@ -5,7 +5,7 @@
 //!     --> the cluster goes on by itself; `status` shows how far it is
 //! ```
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use polis_base::hex;
@@ -25,6 +25,7 @@ use crate::node::called;
 use crate::output::{Document, Text, fields, or_dash};
 use crate::session::{PATIENCE, Session};
 use crate::table::table;
+use crate::update::OneWay;
 use crate::watch::Watch;
 use crate::{Global, units, update, upload};
 use polis_base::sys::clock;
@@ -47,6 +48,8 @@ pub(crate) struct Arguments {
     #[arg(required = true)]
     file: Option<PathBuf>,
     #[command(flatten)]
+    one_way: OneWay,
+    #[command(flatten)]
     sure: Sure,
 }
 
@@ -65,7 +68,7 @@ enum Part {
 
 /// Runs the command.
 pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Error> {
-    let Arguments { part, file, sure } = arguments;
+    let Arguments { part, file, one_way, sure } = arguments;
     match part {
         Some(Part::Status(watch)) => {
             let session = Session::brief(global).await?;
@@ -93,30 +96,35 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
             }
             control(Control::Abort, global).await
         }
-        None => begin(&file.unwrap_or_default(), sure, global).await,
+        None => begin(&file.unwrap_or_default(), one_way, sure, global).await,
     }
 }
 
-async fn begin(file: &std::path::Path, sure: Sure, global: &Global) -> Result<(), Error> {
+async fn begin(file: &Path, one_way: OneWay, sure: Sure, global: &Global) -> Result<(), Error> {
     sure.can_be(global)?;
     let (signer, manifest) = update::checked(file)?;
     let bundle = bundle(&manifest, signer.as_bytes());
     let mut session = Session::prepare(global, PATIENCE)?;
-    let planned = plan(&session, &bundle, true).await?;
+    let planned = plan(&session, &bundle, None).await?;
     let nodes = session.nodes(&[]).await?;
-    let effect = effect(&planned, &nodes, &manifest);
+    let warning = match planned.steps.is_empty() {
+        true => String::new(),
+        false => one_way.warning(&planned.etcd, &manifest, sure)?,
+    };
+    let effect = format!("{}{warning}", effect(&planned, &nodes, &manifest));
     if sure.of(global, &effect)? == Go::NoFurther {
         return Ok(());
     }
     session.begin_anew();
-    let begun = plan(&session, &bundle, false).await?;
+    let begun = plan(&session, &bundle, Some(one_way)).await?;
     if begun.state() == State::Loading {
         let target = session.target(Some(&begun.holder), None).await?;
         let channel = session.connect(&target).await?.channel;
         // It goes on as long as bytes do, and the node ends one that stalls.
         session.go_on();
         let mut client = NodeManagementClient::new(channel);
-        let stored = upload::send(STORE, file, global, |pieces| client.store_bundle(pieces)).await;
+        let stored =
+            upload::send(STORE, file, false, global, |pieces| client.store_bundle(pieces)).await;
         stored.map_err(|error| {
             error
                 .context("the cluster waits for the bundle, or for `polisctl cluster update abort`")
@@ -134,15 +142,19 @@ async fn begin(file: &std::path::Path, sure: Sure, global: &Global) -> Result<()
     global.out.print(&shown(&session, Some(&begun)).await?)
 }
 
-/// Has the leader plan, and begin unless it is a trial run.
+/// Has the leader plan, and with `begins` also begin.
 async fn plan(
     session: &Session,
     bundle: &v1::UpdateBundle,
-    dry_run: bool,
+    begins: Option<OneWay>,
 ) -> Result<v1::ClusterUpdate, Error> {
     session
         .call("plan the update", Repeat::Allowed, |channel| {
-            let request = v1::BeginUpdateRequest { bundle: Some(bundle.clone()), dry_run };
+            let request = v1::BeginUpdateRequest {
+                bundle: Some(bundle.clone()),
+                dry_run: begins.is_none(),
+                one_way: begins.is_some_and(|allowed| allowed.one_way),
+            };
             async move { ManagementClient::new(channel).begin_update(request).await }
         })
         .await
@@ -155,6 +167,7 @@ fn bundle(manifest: &Manifest, signer: &[u8]) -> v1::UpdateBundle {
         image: manifest.image.clone(),
         variant: manifest.variant.clone(),
         signer: hex::encode(signer),
+        etcd: manifest.etcd.to_string(),
     }
 }
 
@@ -309,8 +322,8 @@ impl View {
     fn next(&self) -> Option<&'static str> {
         match self.state {
             "failed" => Some(
-                "the node runs the system before: see its log, then `polisctl cluster update \
-                 resume`, or `polisctl cluster update abort`",
+                "mend the cause: see the node and its log; then `polisctl cluster update resume`, or \
+                 `polisctl cluster update abort`",
             ),
             "paused" => Some("`polisctl cluster update resume` goes on"),
             "loading" => Some(

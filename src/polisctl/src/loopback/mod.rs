@@ -80,6 +80,8 @@ pub(super) struct Cluster {
     tpm: Arc<Mutex<Tpm>>,
     /// What it has of a bundle whose transfer broke.
     pub(super) part: Arc<Mutex<Vec<u8>>>,
+    /// The cluster version of its etcd; empty: not known.
+    pub(super) etcd_cluster: Arc<Mutex<String>>,
     /// A bucket with a snapshot, and how the command line names it.
     bucket: Option<(Store, String)>,
 }
@@ -149,6 +151,7 @@ struct Served {
     tpm: Arc<Mutex<Tpm>>,
     /// What the node has of a bundle whose transfer broke.
     part: Arc<Mutex<Vec<u8>>>,
+    etcd_cluster: Arc<Mutex<String>>,
 }
 
 /// The secrets that only the owner of the cluster can read.
@@ -176,6 +179,7 @@ impl Cluster {
         let shown: Arc<Mutex<Vec<Shown>>> = Arc::default();
         let tpm: Arc<Mutex<Tpm>> = Arc::default();
         let part: Arc<Mutex<Vec<u8>>> = Arc::default();
+        let etcd_cluster: Arc<Mutex<String>> = Arc::default();
         let (authority, running) = runtime.block_on(async {
             let authority = Authority::new().await;
             let served = Served {
@@ -196,6 +200,7 @@ impl Cluster {
                 shown: Arc::clone(&shown),
                 tpm: Arc::clone(&tpm),
                 part: Arc::clone(&part),
+                etcd_cluster: Arc::clone(&etcd_cluster),
             };
             let mut routes = RoutesBuilder::default();
             routes
@@ -226,6 +231,7 @@ impl Cluster {
             shown,
             tpm,
             part,
+            etcd_cluster,
             bucket: None,
         };
         cluster.equip(world);
@@ -437,7 +443,7 @@ impl Served {
         phase: Phase,
         mut incoming: Streaming<v1::UpdateRequest>,
     ) -> Result<Response<Answers<v1::UpdateProgress>>, Status> {
-        let v1::UpdateRequest { data: head, resume } = incoming.message().await?.unwrap();
+        let v1::UpdateRequest { data: head, resume, one_way } = incoming.message().await?.unwrap();
         let part = self.part.lock().unwrap().clone();
         let part = if resume && part.starts_with(&head) { part } else { Vec::new() };
         let (served, at) = (self.clone(), part.len() as u64);
@@ -452,7 +458,8 @@ impl Served {
             let [kernel, system] = &mut sinks;
             bundle.parts([kernel, system], &mut |_bytes| ()).unwrap();
             let from = if at > 0 { format!(" from {at}") } else { String::new() };
-            served.note(&format!("{call} {version}{from}"));
+            let one_way = if one_way { ", one way" } else { "" };
+            served.note(&format!("{call} {version}{from}{one_way}"));
             let (phase, slot) = (phase.into(), "B".to_owned());
             Ok(v1::UpdateProgress { phase, version, slot, ..Default::default() })
         };
@@ -600,6 +607,7 @@ impl NodeManagement for Served {
             node_id,
             uptime_seconds,
             waits_for,
+            etcd_cluster: self.etcd_cluster.lock().unwrap().clone(),
             ..Default::default()
         }))
     }
@@ -1112,11 +1120,14 @@ impl Management for Served {
         &self,
         request: Request<v1::BeginUpdateRequest>,
     ) -> Result<Response<v1::ClusterUpdate>, Status> {
-        let v1::BeginUpdateRequest { bundle, dry_run } = request.into_inner();
+        let v1::BeginUpdateRequest { bundle, dry_run, one_way } = request.into_inner();
         let bundle = bundle.unwrap();
         let call = if dry_run { "PlanUpdate" } else { "BeginUpdate" };
-        self.note(&format!("{call} {}", bundle.version));
+        let consent = if one_way { ", one way" } else { "" };
+        self.note(&format!("{call} {}{consent}", bundle.version));
+        let etcd = self.etcd_cluster.lock().unwrap().clone();
         let update = update_of(bundle, v1::cluster_update::State::Loading);
+        let update = v1::ClusterUpdate { etcd, one_way, ..update };
         if !dry_run {
             *self.update.lock().unwrap() = Some(update.clone());
         }

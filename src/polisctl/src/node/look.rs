@@ -220,7 +220,7 @@ mod tests {
             ready: true,
             uptime_seconds: 75.25,
             etcd: None,
-            waits_for: String::new(),
+            ..Default::default()
         };
         let document = Status::of(answer).document().unwrap();
         insta::assert_snapshot!(document.render(Format::Table).unwrap(), @r"

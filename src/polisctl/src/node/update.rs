@@ -21,6 +21,7 @@ use super::{At, Drain, Go, Sure, view};
 use crate::error::Error;
 use crate::output::Document;
 use crate::session::{PATIENCE, Session, Target, refused};
+use crate::update::OneWay;
 use crate::{Global, units, update, upload};
 use polis_wire::rpc::client::Channel;
 
@@ -45,6 +46,8 @@ pub(crate) struct Arguments {
     #[arg(long)]
     no_reboot: bool,
     #[command(flatten)]
+    one_way: OneWay,
+    #[command(flatten)]
     at: At,
     #[command(flatten)]
     drain: Drain,
@@ -54,7 +57,7 @@ pub(crate) struct Arguments {
 
 /// Runs the command.
 pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Error> {
-    let Arguments { node, file, no_reboot, at, drain, sure } = arguments;
+    let Arguments { node, file, no_reboot, one_way, at, drain, sure } = arguments;
     sure.can_be(global)?;
     let (_signer, manifest) = update::checked(&file)?;
     let mut session = Session::prepare(global, PATIENCE)?;
@@ -67,8 +70,9 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
         true => "tries it at its next reboot",
         false => "reboots into it",
     };
+    let warning = one_way.warning(&before.etcd, &manifest, sure)?;
     let effect = format!(
-        "{name} at {}, which runs {}, gets version {} and {then}.",
+        "{name} at {}, which runs {}, gets version {} and {then}.{warning}",
         reached.address, before.status.version, manifest.version,
     );
     if sure.of(global, &effect)? == Go::NoFurther {
@@ -76,7 +80,8 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
     }
     // It goes on as long as bytes do, and the node ends one that stalls.
     session.go_on();
-    let installed = upload::send(WHAT, &file, global, |pieces| client.update(pieces)).await?;
+    let installed =
+        upload::send(WHAT, &file, one_way.one_way, global, |pieces| client.update(pieces)).await?;
     let v1::UpdateProgress { version, slot, .. } = installed;
     if no_reboot {
         let value = serde_json::json!({
@@ -115,11 +120,14 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
 struct Said {
     ready: bool,
     status: v1::NodeStatus,
+    /// The cluster version of etcd; empty: the node does not know it.
+    etcd: String,
 }
 
 async fn status(client: &mut NodeManagementClient<Channel>) -> Result<Said, Status> {
     let answer = client.get_status(v1::GetStatusRequest {}).await?.into_inner();
-    Ok(Said { ready: answer.ready, status: answer.status.unwrap_or_default() })
+    let v1::GetStatusResponse { ready, status, etcd_cluster, .. } = answer;
+    Ok(Said { ready, status: status.unwrap_or_default(), etcd: etcd_cluster })
 }
 
 /// Waits until the node is back.
@@ -166,7 +174,7 @@ fn came_back(
     before: &Said,
     manifest: &Manifest,
 ) -> Result<Option<&'static str>, Error> {
-    let Said { ready, status } = said;
+    let Said { ready, status, .. } = said;
     if status.boot_id.is_empty() || status.boot_id == before.status.boot_id {
         return Ok(Some("it reboots"));
     }
@@ -206,7 +214,7 @@ mod tests {
         let (slot, other_system) = ("A".to_owned(), other.to_owned());
         let status =
             v1::NodeStatus { boot_id, version, slot, trial, other_system, ..Default::default() };
-        Said { ready, status }
+        Said { ready, status, ..Said::default() }
     }
 
     #[test]

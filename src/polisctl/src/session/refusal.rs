@@ -86,6 +86,10 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
             "`polisctl update inspect FILE` prints what the bundle is for and who signed it, and \
              `polisctl node status NODE` what runs"
         }
+        ("update-one-way", _) => {
+            "take a snapshot (`polisctl etcd snapshot -o FILE`), then repeat the command with \
+             --one-way"
+        }
         ("update-no-key", _) => {
             "build the image with `cargo xtask image --keys DIR` and write it to the disk, once: a \
              node takes the bundles that the keys of its image signed"

@@ -308,7 +308,7 @@ async fn an_upload_is_as_long_as_it_is_and_each_piece_of_it_is_bounded() {
     let limits = Limits { message: 64 << 10, ..Limits::default() };
     let siege = Siege::begin(limits).await;
     let upload = async |size: usize, count: usize| {
-        let piece = v1::UpdateRequest { data: vec![7; size], resume: false };
+        let piece = v1::UpdateRequest { data: vec![7; size], ..Default::default() };
         let pieces = futures::stream::iter(std::iter::repeat_n(piece, count));
         let answer = siege.client().await.update(pieces).await?;
         let mut told = answer.into_inner();

@@ -16,6 +16,7 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
+use polis_bundle::EtcdTarget;
 use polis_proto::v1;
 use polis_proto::v1::cluster_update::State;
 use polis_proto::v1::cluster_update::step::State as Progress;
@@ -209,10 +210,13 @@ impl Lead {
         &self,
         request: v1::BeginUpdateRequest,
     ) -> Result<v1::ClusterUpdate, Error> {
-        let v1::BeginUpdateRequest { bundle, dry_run } = request;
+        let v1::BeginUpdateRequest { bundle, dry_run, one_way } = request;
         let message = bundle.ok_or_else(|| Error::Field("bundle is missing".to_owned()))?;
         let bundle = Bundle::read(&message).map_err(|invalid| Error::Field(invalid.to_string()))?;
         let (facts, now) = (self.facts(), seconds());
+        let runs = self.handlers.0.consensus.borrow().cluster_version;
+        // A plan says what it asks for.
+        let etcd = EtcdTarget { runs, one_way: one_way || dry_run };
         let begin = |old: Option<&v1::ClusterUpdate>| {
             if let Some(old) = old.filter(|old| journal::is_open(old)) {
                 let same = old.bundle.as_ref() == Some(&message);
@@ -222,8 +226,13 @@ impl Lead {
                 let version = old.bundle.clone().unwrap_or_default().version;
                 return Err(Error::UpdateGoesOn { version, state: state(old.state()) });
             }
-            let turns = plan(&facts, &bundle)?;
-            Ok(Some(journal::begun(message.clone(), self.handlers.0.node, &turns, &facts, now)))
+            let turns = plan(&facts, &bundle, etcd)?;
+            let own = self.handlers.0.node;
+            Ok(Some(v1::ClusterUpdate {
+                etcd: runs.map(|runs| runs.to_string()).unwrap_or_default(),
+                one_way,
+                ..journal::begun(message.clone(), own, &turns, &facts, now)
+            }))
         };
         if dry_run {
             let known = self.handlers.0.directory.borrow().update();

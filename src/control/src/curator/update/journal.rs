@@ -11,7 +11,7 @@
 //!                          [aborted] <--+ abort
 //!
 //! step:  waiting --every node healthy, etcd spares it--> turn --runs it, ready--> done
-//!           \--the node is down----------> gone           \--says that it gave up--> failed
+//!           \--the node is down----------> gone           \--gave up, or is not back--> failed
 //!
 //! turn:  fetched, installed, drained --every other node healthy, etcd spares it--> restarts
 //! ```
@@ -24,7 +24,11 @@
 //!   healthy and ready, and a voter only while etcd keeps its quorum without it.
 //! - The next step depends on the present leader, not on the leader at the time of the plan.
 //! - A turn that failed and a turn that is repeated have different numbers.
+//! - A turn ends within [`RESTART_MAX`] of the leave to restart.
 
+use std::time::Duration;
+
+use polis_machine::update::TRIAL;
 use polis_proto::v1;
 use polis_proto::v1::cluster_update::step::State as Progress;
 use polis_proto::v1::cluster_update::{State, Step};
@@ -37,6 +41,13 @@ use polis_wire::identity::NodeId;
 
 /// Bytes of the longest cause that is kept.
 const CAUSE_MAX: usize = 512;
+
+/// Longest from the leave to restart until the node runs the new version and is ready: a trial
+/// that fails, the start of the former system, and the firmware before each.
+const RESTART_MAX: Duration = TRIAL.saturating_mul(3);
+
+/// Between two notes that a node which had its leave is held back.
+const HELD: Duration = Duration::from_secs(60);
 
 /// What the leader does next.
 #[derive(Clone, Debug, PartialEq)]
@@ -124,6 +135,7 @@ pub fn begun(
         steps: steps.collect(),
         began_at: now,
         changed_at: now,
+        ..v1::ClusterUpdate::default()
     }
 }
 
@@ -180,6 +192,7 @@ pub fn turn(
         holder_address,
         boot_id: step.boot_id.clone(),
         left: step.left.clone(),
+        one_way: journal.one_way,
     })
 }
 
@@ -216,42 +229,12 @@ fn loading(journal: &v1::ClusterUpdate, facts: &[Fact], now: i64) -> Next {
 
 fn running(journal: &v1::ClusterUpdate, facts: &Facts, now: i64) -> Next {
     let Facts { nodes, .. } = facts;
-    let written = |at: usize, state: Progress, cause: &str| {
-        let mut journal = journal.clone();
-        change(&mut journal.steps[at], state, cause, now);
-        journal.changed_at = now;
-        journal
-    };
-    let fact_of = |step: &Step| nodes.iter().find(|fact| fact.id.to_string() == step.node_id);
     let at = |state: Progress| journal.steps.iter().position(|step| step.state() == state);
     if let Some(at) = at(Progress::Turn) {
-        let step = &journal.steps[at];
-        let Some(fact) = fact_of(step) else {
-            return Next::Write(Box::new(written(at, Progress::Gone, "it left the cluster")));
-        };
-        return match taking(journal, step, fact) {
-            Taking::Done => Next::Write(Box::new(written(at, Progress::Done, ""))),
-            Taking::Failed(cause) => {
-                let mut journal = written(at, Progress::Failed, &cause);
-                journal.set_state(State::Failed);
-                Next::Write(Box::new(journal))
-            }
-            Taking::Ready => match obstacle(fact, facts) {
-                Some(what) => Next::Wait(format!("{what}, before {} may restart", fact.id)),
-                None if step.left == boot_id(fact) => {
-                    Next::Wait(format!("{}: it is to restart", fact.id))
-                }
-                // By this the node knows a restart that did not start the new system.
-                None => {
-                    let mut journal = journal.clone();
-                    journal.steps[at].left = boot_id(fact);
-                    journal.changed_at = now;
-                    Next::Write(Box::new(journal))
-                }
-            },
-            Taking::On(what) => Next::Wait(format!("{}: {what}", fact.id)),
-        };
+        return turn_goes_on(journal, at, facts, now);
     }
+    let written = |at, state, cause: &str| written(journal, at, state, cause, now);
+    let fact_of = |step: &Step| nodes.iter().find(|fact| fact.id.to_string() == step.node_id);
     // Removed by an operator meanwhile, or updated by itself.
     for (at, step) in
         (0..).zip(&journal.steps).filter(|(_, step)| step.state() == Progress::Waiting)
@@ -293,8 +276,73 @@ fn running(journal: &v1::ClusterUpdate, facts: &Facts, now: i64) -> Next {
     let mut journal = written(at, Progress::Turn, "");
     journal.steps[at].since = now.max(last.saturating_add(1));
     journal.steps[at].boot_id = boot_id(fact);
-    journal.steps[at].left.clear();
+    (journal.steps[at].left, journal.steps[at].left_at) = (String::new(), 0);
     Next::Write(Box::new(journal))
+}
+
+/// The journal with another state of a step.
+fn written(
+    journal: &v1::ClusterUpdate,
+    at: usize,
+    state: Progress,
+    cause: &str,
+    now: i64,
+) -> v1::ClusterUpdate {
+    let mut journal = journal.clone();
+    change(&mut journal.steps[at], state, cause, now);
+    journal.changed_at = now;
+    journal
+}
+
+/// The next change while the node of a step has its turn.
+fn turn_goes_on(journal: &v1::ClusterUpdate, at: usize, facts: &Facts, now: i64) -> Next {
+    let step = &journal.steps[at];
+    let Some(fact) = facts.nodes.iter().find(|fact| fact.id.to_string() == step.node_id) else {
+        let gone = written(journal, at, Progress::Gone, "it left the cluster", now);
+        return Next::Write(Box::new(gone));
+    };
+    let failed = |cause: &str| {
+        let mut journal = written(journal, at, Progress::Failed, cause, now);
+        journal.set_state(State::Failed);
+        Next::Write(Box::new(journal))
+    };
+    let leave = |left: String| {
+        let mut journal = journal.clone();
+        (journal.steps[at].left, journal.steps[at].left_at) = (left, now);
+        journal.changed_at = now;
+        Next::Write(Box::new(journal))
+    };
+    let has_leave = step.left == boot_id(fact);
+    match taking(journal, step, fact) {
+        Taking::Done => Next::Write(Box::new(written(journal, at, Progress::Done, "", now))),
+        Taking::Failed(cause) => failed(&cause),
+        Taking::On(what) if passed(step, RESTART_MAX, now) => failed(&overdue(&what)),
+        Taking::On(what) => Next::Wait(format!("{}: {what}", fact.id)),
+        Taking::Ready => match obstacle(fact, facts) {
+            // The time while it is held back does not count.
+            Some(_) if has_leave && passed(step, HELD, now) => leave(step.left.clone()),
+            Some(what) => Next::Wait(format!("{what}, before {} may restart", fact.id)),
+            // By this the node knows a restart that did not start the new system.
+            None if !has_leave => leave(boot_id(fact)),
+            None if passed(step, RESTART_MAX, now) => failed(&overdue("it does not restart")),
+            None => Next::Wait(format!("{}: it is to restart", fact.id)),
+        },
+    }
+}
+
+/// Whether so much time has passed since the node of a step had its leave to restart.
+fn passed(step: &Step, time: Duration, now: i64) -> bool {
+    let passed = u64::try_from(now.saturating_sub(step.left_at)).unwrap_or_default();
+    !step.left.is_empty() && passed >= time.as_secs()
+}
+
+/// The cause of a turn that has taken too long.
+fn overdue(what: &str) -> String {
+    let minutes = RESTART_MAX.as_secs() / 60;
+    bounded(format!(
+        "{what}, {minutes} minutes after it was to restart: see the screen of the machine, and \
+         repair it or delete the node"
+    ))
 }
 
 /// The boot of a node, as it says; empty before it has.
@@ -378,8 +426,7 @@ mod tests {
     use polis_proto::v1::NodeHealth;
     use proptest::prelude::*;
 
-    use super::super::plan::plan;
-    use super::super::plan::tests::{bundle, fact, five, id, report};
+    use super::super::plan::tests::{bundle, fact, five, id, planned, report};
     use super::*;
 
     fn message() -> v1::UpdateBundle {
@@ -389,6 +436,7 @@ mod tests {
             image: "00ff".to_owned(),
             variant: "base".to_owned(),
             signer: "aa11".to_owned(),
+            etcd: "3.5.16".to_owned(),
         }
     }
 
@@ -402,7 +450,7 @@ mod tests {
 
     impl World {
         fn new(facts: Vec<Fact>) -> Self {
-            let turns = plan(&facts, &bundle()).unwrap();
+            let turns = planned(&facts, &bundle()).unwrap();
             let journal = begun(message(), id(1), &turns, &facts, 100);
             Self { facts, spare: 1, journal, now: 100 }
         }
@@ -468,6 +516,7 @@ mod tests {
     #[test]
     fn nodes_take_turns_until_all_are_done() {
         let mut world = World::new(five(2));
+        world.journal.one_way = true;
         assert!(world.settle().ends_with("does not have the bundle yet"));
         assert_eq!(world.turn(), None);
         assert_eq!(keeps(&world.journal, id(1)), "00ff");
@@ -478,6 +527,7 @@ mod tests {
             let Some((node, turn)) = world.turn() else { break };
             assert!(waits.ends_with("it is to begin"), "{waits}");
             assert_eq!(turn.boot_id, "boot of 1.0.0");
+            assert!(turn.one_way, "the consent of the owner goes to the node");
             assert_eq!(keeps(&world.journal, id(1)), "00ff");
             // It is away, and the others have no turn.
             world.fact(node).health = NodeHealth::Late;
@@ -606,6 +656,80 @@ mod tests {
         world.journal = controlled(&world.journal, Control::Abort, world.now);
         world.report(node, |report| report.turn -= 1);
         assert_eq!(leave(&world.journal, &world.seen()), None);
+    }
+
+    /// A turn in which the node had its leave to restart.
+    fn left() -> (World, NodeId) {
+        let mut world = World::loaded(five(1)[..3].to_vec());
+        world.settle();
+        let (node, turn) = world.turn().unwrap();
+        world.report(node, |report| {
+            report.turn = turn.began;
+            report.set_phase(Phase::Ready);
+        });
+        assert!(world.settle().ends_with("it is to restart"));
+        (world, node)
+    }
+
+    #[test]
+    fn a_node_that_does_not_come_back_from_its_restart_stops_the_update() {
+        let minutes = |count: i64| count * 60;
+        // It is away, its new system is never ready, or it does not even restart.
+        for (at, says) in [
+            (0, "it sends no heartbeats, 30 minutes after it was to restart: see the screen"),
+            (1, "it runs the new version; it is not ready, 30 minutes after"),
+            (2, "it does not restart, 30 minutes after"),
+        ] {
+            let (mut world, node) = left();
+            match at {
+                0 => {
+                    world.fact(node).health = NodeHealth::Late;
+                    world.report(node, |report| report.set_phase(Phase::Unspecified));
+                }
+                1 => {
+                    world.takes(node);
+                    world.report(node, |report| report.ready = false);
+                }
+                _ => {}
+            }
+            world.now += minutes(29);
+            world.settle();
+            assert!(world.turn().is_some(), "{says}");
+            world.now += minutes(1);
+            assert!(world.settle().starts_with("an owner"), "{says}");
+            assert_eq!((world.journal.state(), world.turn()), (State::Failed, None));
+            let failed = world.journal.steps.iter().find(|step| step.state() == Progress::Failed);
+            let failed = failed.unwrap();
+            assert_eq!(failed.node_id, node.to_string());
+            assert!(failed.cause.starts_with(says), "{}", failed.cause);
+            // It came back after all.
+            world.takes(node);
+            world.journal = controlled(&world.journal, Control::Resume, world.now);
+            world.settle();
+            assert_ne!(world.turn().unwrap().0, node, "it needs no other turn");
+        }
+    }
+
+    #[test]
+    fn the_time_of_a_turn_does_not_count_while_the_node_is_held_back() {
+        let (mut world, node) = left();
+        let other = world.facts.iter().map(|fact| fact.id).find(|other| *other != node).unwrap();
+        world.fact(other).health = NodeHealth::Late;
+        for _minute in 0..60 {
+            world.now += 60;
+            assert!(world.settle().ends_with("may restart"));
+        }
+        world.fact(other).health = NodeHealth::Healthy;
+        world.fact(node).health = NodeHealth::Late;
+        world.now += 28 * 60;
+        assert!(world.settle().ends_with("it sends no heartbeats"));
+        world.takes(node);
+        world.settle();
+        assert_ne!(world.turn().unwrap().0, node);
+        // Another turn has its own time.
+        let steps = &world.journal.steps;
+        assert_eq!(steps.iter().filter(|step| step.state() == Progress::Turn).count(), 1);
+        assert!(in_turn(&world.journal).is_some_and(|step| step.left_at == 0));
     }
 
     #[test]

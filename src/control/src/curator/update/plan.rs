@@ -8,7 +8,9 @@
 //! Invariants:
 //! - A plan has each node that needs the update once, and no other.
 //! - A plan in which a voter restarts leaves etcd a quorum while it does.
+//! - A plan that brings a newer minor version of etcd has the consent of an owner.
 
+use polis_bundle::{EtcdRefusal, EtcdTarget};
 use polis_proto::v1;
 use semver::Version;
 
@@ -29,6 +31,8 @@ pub struct Bundle {
     pub variant: String,
     /// The key that signed it, in hexadecimal digits.
     pub signer: String,
+    /// The version of its etcd.
+    pub etcd: Version,
 }
 
 /// A caller's description of a bundle is not valid: the field, and the allowed values.
@@ -43,7 +47,7 @@ impl Bundle {
     ///
     /// [`Invalid`].
     pub fn read(message: &v1::UpdateBundle) -> Result<Self, Invalid> {
-        let v1::UpdateBundle { version, from, image, variant, signer } = message;
+        let v1::UpdateBundle { version, from, image, variant, signer, etcd } = message;
         for (field, text) in [("image", image), ("variant", variant), ("signer", signer)] {
             let plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
             if text.is_empty() || text.len() > WORD_MAX || !plain {
@@ -64,6 +68,7 @@ impl Bundle {
             from: version_of("from", from)?,
             variant: variant.clone(),
             signer: signer.clone(),
+            etcd: version_of("etcd", etcd)?,
         })
     }
 }
@@ -90,6 +95,12 @@ pub enum Refusal {
         /// How many there are.
         voters: usize,
     },
+    /// The etcd of the bundle does not suit the cluster.
+    #[error(transparent)]
+    Etcd(#[from] EtcdRefusal),
+    /// There is nothing to compare the etcd of the bundle with.
+    #[error("the version of the etcd that runs is not known yet")]
+    EtcdUnknown,
     /// Its image knows no signer.
     #[error("the image of {node} was built without keys, so it takes no update")]
     NoKey {
@@ -143,7 +154,7 @@ pub enum Refusal {
 /// # Errors
 ///
 /// The first [`Refusal`].
-pub fn plan(facts: &[Fact], bundle: &Bundle) -> Result<Vec<NodeId>, Refusal> {
+pub fn plan(facts: &[Fact], bundle: &Bundle, etcd: EtcdTarget) -> Result<Vec<NodeId>, Refusal> {
     let mut turns = Vec::new();
     for fact in facts {
         let node = fact.id;
@@ -165,6 +176,10 @@ pub fn plan(facts: &[Fact], bundle: &Bundle) -> Result<Vec<NodeId>, Refusal> {
             return Err(Refusal::TooOld { node, has, from: bundle.from.clone() });
         }
         turns.push(fact);
+    }
+    if !turns.is_empty() {
+        etcd.runs.ok_or(Refusal::EtcdUnknown)?;
+        etcd.takes(&bundle.etcd)?;
     }
     let voters = voters(facts);
     if turns.iter().any(|fact| fact.voter) && !spares_one(voters) {
@@ -240,7 +255,14 @@ pub(super) mod tests {
             from: Version::new(1, 0, 0),
             variant: "base".to_owned(),
             signer: SIGNER.to_owned(),
+            etcd: Version::new(3, 5, 16),
         }
+    }
+
+    /// The plan for a cluster with etcd 3.5.
+    pub(crate) fn planned(facts: &[Fact], bundle: &Bundle) -> Result<Vec<NodeId>, Refusal> {
+        let etcd = EtcdTarget { runs: Some("3.5".parse().unwrap()), one_way: false };
+        plan(facts, bundle, etcd)
     }
 
     /// Three voters, of which `leader` leads, and two other nodes.
@@ -253,7 +275,7 @@ pub(super) mod tests {
     #[test]
     fn workers_come_first_then_voters_then_the_leader() {
         for leader in 1..=3 {
-            let turns = plan(&five(leader), &bundle()).unwrap();
+            let turns = planned(&five(leader), &bundle()).unwrap();
             assert_eq!(turns.len(), 5);
             assert!(turns[..2].iter().all(|node| [id(4), id(5)].contains(node)), "{turns:?}");
             assert_eq!(turns[4], id(leader));
@@ -264,10 +286,10 @@ pub(super) mod tests {
     fn a_node_with_the_version_gets_no_turn_and_a_finished_cluster_has_an_empty_plan() {
         let mut facts = five(1);
         facts[1] = fact(2, true, "1.1.0");
-        assert!(!plan(&facts, &bundle()).unwrap().contains(&id(2)));
+        assert!(!planned(&facts, &bundle()).unwrap().contains(&id(2)));
         let done: Vec<_> = (1..=2).map(|seed| fact(seed, true, "1.1.0")).collect();
         // Two voters cannot spare one, and none has to go.
-        assert_eq!(plan(&done, &bundle()), Ok(Vec::new()));
+        assert_eq!(planned(&done, &bundle()), Ok(Vec::new()));
     }
 
     #[test]
@@ -275,7 +297,7 @@ pub(super) mod tests {
         let changed = |change: &dyn Fn(&mut Fact)| {
             let mut facts = five(1);
             change(&mut facts[1]);
-            plan(&facts, &bundle()).unwrap_err()
+            planned(&facts, &bundle()).unwrap_err()
         };
         let node = id(2);
         let fault = |fault| Refusal::Fault { node, fault };
@@ -302,9 +324,35 @@ pub(super) mod tests {
         assert!(old.to_string().ends_with("runs 0.9.0, and the bundle updates 1.0.0 or newer"));
         for voters in [1, 2] {
             let facts: Vec<_> = (1..=voters).map(|seed| fact(seed, true, "1.0.0")).collect();
-            let refused = plan(&facts, &bundle()).unwrap_err();
+            let refused = planned(&facts, &bundle()).unwrap_err();
             assert_eq!(refused, Refusal::NoSpareVoter { voters: voters.into() });
         }
+    }
+
+    #[test]
+    fn another_etcd_comes_one_minor_version_at_a_time_and_with_the_consent_of_an_owner() {
+        let facts = five(1);
+        let outcome = |runs: Option<&str>, one_way, brings: &str| {
+            let runs = runs.map(|runs| runs.parse().unwrap());
+            let bundle = Bundle { etcd: brings.parse().unwrap(), ..bundle() };
+            plan(&facts, &bundle, EtcdTarget { runs, one_way }).map(|turns| turns.len())
+        };
+        let (runs, running) = (Some("3.5"), "3.5".parse().unwrap());
+        let found = Version::new(3, 6, 1);
+        assert_eq!(outcome(runs, true, "3.6.1"), Ok(5));
+        let one_way = EtcdRefusal::OneWay { found, running };
+        assert_eq!(outcome(runs, false, "3.6.1"), Err(one_way.into()));
+        for consent in [true, false] {
+            assert_eq!(outcome(runs, consent, "3.5.99"), Ok(5));
+            let far = outcome(runs, consent, "3.7.0");
+            assert!(matches!(far, Err(Refusal::Etcd(EtcdRefusal::Far { .. }))), "{far:?}");
+            let older = outcome(runs, consent, "3.4.0");
+            assert!(matches!(older, Err(Refusal::Etcd(EtcdRefusal::Older { .. }))), "{older:?}");
+            assert_eq!(outcome(None, consent, "3.5.16"), Err(Refusal::EtcdUnknown));
+        }
+        // No node takes it.
+        let done: Vec<_> = (1..=3).map(|seed| fact(seed, true, "1.1.0")).collect();
+        assert_eq!(plan(&done, &bundle(), EtcdTarget::default()), Ok(Vec::new()));
     }
 
     #[test]
@@ -315,6 +363,7 @@ pub(super) mod tests {
             image: "00ff".to_owned(),
             variant: "base".to_owned(),
             signer: SIGNER.to_owned(),
+            etcd: "3.5.16".to_owned(),
         };
         assert_eq!(Bundle::read(&good).unwrap(), bundle());
         let wrong = |change: &dyn Fn(&mut v1::UpdateBundle)| {
@@ -327,6 +376,7 @@ pub(super) mod tests {
         assert!(wrong(&|one| one.image = "../x".to_owned()).starts_with("bundle.image is"));
         assert!(wrong(&|one| one.variant = "x".repeat(65)).starts_with("bundle.variant is"));
         assert!(wrong(&|one| one.signer.clear()).starts_with("bundle.signer is"));
+        assert!(wrong(&|one| one.etcd = "3.5".to_owned()).starts_with("bundle.etcd is"));
     }
 
     proptest! {
@@ -345,7 +395,7 @@ pub(super) mod tests {
                 .map(|fact| fact.id)
                 .collect();
             let of = |node: &NodeId| facts.iter().find(|fact| fact.id == *node).unwrap();
-            match plan(&facts, &bundle()) {
+            match planned(&facts, &bundle()) {
                 Err(Refusal::NoSpareVoter { .. }) => {
                     prop_assert!(voters < 3);
                     prop_assert!(due.iter().any(|node| of(node).voter));
