@@ -22,7 +22,6 @@ use std::{
         DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
     },
     path::{Path, PathBuf},
-    time::SystemTime,
 };
 
 use ed25519_dalek::{
@@ -34,7 +33,7 @@ use pkcs8::{
     der::{Document, pem::LineEnding},
     pkcs5::{pbes2, scrypt},
 };
-use polis_base::hex;
+use polis_base::{hex, sys::clock};
 use rand::{TryRng as _, rngs::SysRng};
 use ring::rsa::KeyPair;
 use zeroize::{Zeroize as _, Zeroizing};
@@ -373,7 +372,7 @@ pub fn revoke(
         return Ok(0);
     }
     let owner = variables::owner(&signer(folder, Purpose::Platform)?);
-    let update = revoked.update(&exchange, &owner, SystemTime::now())?;
+    let update = revoked.update(&exchange, &owner, clock::now())?;
     let path = folder.join(DBX.file());
     let aside = folder.join(format!("{}.new-{}", DBX.file(), std::process::id()));
     write(&aside, &update, 0o644)?;
