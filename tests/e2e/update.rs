@@ -53,13 +53,7 @@ fn a_node_takes_another_system_and_goes_back_from_one_that_panics() -> Result<()
     let next = next()?;
     let keys = Keys::generate()?;
     let owner = Owner::new(&world.path("owner"))?;
-    let mut config = Config {
-        firmware: world.image.uefi(Flash::Plain, &world.path("flash"), "")?,
-        disk: Some(world.signed_disk("disk-signed.img", &keys)?),
-        fw_cfg: world.fw_cfg(&bootstrap().encode_to_vec())?,
-        forwards: owner.forwards.clone(),
-        ..world.bare("")
-    };
+    let mut config = signed(&world, &owner, &keys)?;
     let record = Record::begin(&world, &mut config)?;
     let mut machine = world.boot(&config)?;
     runs(&mut machine, "A", &world.manifest.version)?;
@@ -131,13 +125,7 @@ fn a_system_that_is_ready_and_harms_etcd_does_not_stay() -> Result<()> {
     let next = next()?;
     let keys = Keys::generate()?;
     let owner = Owner::new(&world.path("owner"))?;
-    let config = Config {
-        firmware: world.image.uefi(Flash::Plain, &world.path("flash"), "")?,
-        disk: Some(world.signed_disk("disk-signed.img", &keys)?),
-        fw_cfg: world.fw_cfg(&bootstrap().encode_to_vec())?,
-        forwards: owner.forwards.clone(),
-        ..world.bare("")
-    };
+    let config = signed(&world, &owner, &keys)?;
     let mut machine = world.boot(&config)?;
     let founded = home(&mut machine)?;
     owner.take(&founded.ca)?;
@@ -173,13 +161,7 @@ fn a_kernel_image_that_the_firmware_refuses_leads_back() -> Result<()> {
     let next = next()?;
     let keys = Keys::generate()?;
     let owner = Owner::new(&world.path("owner"))?;
-    let config = Config {
-        firmware: world.image.uefi(Flash::Plain, &world.path("flash"), "")?,
-        disk: Some(world.signed_disk("disk-signed.img", &keys)?),
-        fw_cfg: world.fw_cfg(&bootstrap().encode_to_vec())?,
-        forwards: owner.forwards.clone(),
-        ..world.bare("")
-    };
+    let config = signed(&world, &owner, &keys)?;
     let mut machine = world.boot(&config)?;
     let founded = home(&mut machine)?;
     owner.take(&founded.ca)?;
@@ -188,9 +170,20 @@ fn a_kernel_image_that_the_firmware_refuses_leads_back() -> Result<()> {
     leads_back(&world, &owner, &mut machine, &founded, &other)
 }
 
+/// A machine with firmware and a small disk that takes bundles of these keys.
+fn signed(world: &World, owner: &Owner, keys: &Keys) -> Result<Config> {
+    Ok(Config {
+        firmware: world.image.uefi(Flash::Plain, &world.path("flash"), "")?,
+        disk: Some(world.signed_disk("disk-signed.img", keys)?),
+        fw_cfg: world.fw_cfg(&bootstrap().encode_to_vec())?,
+        forwards: owner.forwards.clone(),
+        ..world.bare("")
+    })
+}
+
 /// Sends a bundle whose kernel image the firmware refuses to start: the machine is home again by
 /// itself, with the system before, and says why.
-pub(crate) fn leads_back(
+fn leads_back(
     world: &World,
     owner: &Owner,
     machine: &mut Machine,
@@ -271,7 +264,7 @@ pub(crate) fn panicking(world: &World, image: &Manifest) -> Result<Manifest> {
 
 /// The image with another kernel image, by its absolute path. It never opens its system, so it
 /// gets none that is worth sending.
-pub(crate) fn with_kernel(world: &World, image: &Manifest, uki: PathBuf) -> Result<Manifest> {
+fn with_kernel(world: &World, image: &Manifest, uki: PathBuf) -> Result<Manifest> {
     let system = std::path::absolute(world.path("none.img"))?;
     fs::write(&system, [0; 4096])?;
     // Absolute paths count as they are.

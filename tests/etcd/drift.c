@@ -2,8 +2,8 @@
  * Simulated time for one chronyd: preloaded into it, so that an hour of its life takes seconds.
  *
  * Every reading of a clock comes from here, and time passes only while the process waits in
- * select(): it then tells the simulation (drift.rs) until when it waits, and goes on at the time
- * that it is told, or once a packet is there. The sockets are real ones on the loopback device.
+ * select(): it then names to the simulation (drift.rs) the end of its wait, and goes on at the
+ * time in the answer, or once a packet is there. The sockets are real ones on the loopback device.
  *
  *   process --> simulation   struct waiting, whenever there is nothing to do
  *   simulation --> process   the time, in nanoseconds since the beginning

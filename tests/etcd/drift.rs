@@ -94,7 +94,7 @@ fn clocks_of_a_closed_network_agree_within_ten_milliseconds_over_an_hour() -> Re
     Ok(())
 }
 
-/// What a process says whenever it waits: `struct waiting` of `drift.c`.
+/// The message of a process that waits: `struct waiting` of `drift.c`.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     /// Nanoseconds since the beginning: until when it waits, and its time now.

@@ -1,4 +1,4 @@
-//! What an owner has revoked: signed programs that firmware with the owner's keys starts no more.
+//! The programs that an owner has revoked: firmware with the owner's keys starts them no more.
 //!
 //! The list is the file `dbx.auth` of a folder of keys, an update of the firmware's variable dbx
 //! that the exchange key signed. It replaces the list that a machine has, so it has every program
@@ -38,7 +38,7 @@ impl Revoked {
     ///
     /// # Errors
     ///
-    /// What is wrong with it, in words.
+    /// The first fault of the file, in words.
     pub(super) fn parse(update: &[u8], owner: &Uuid) -> Result<Self, &'static str> {
         let (time, hashes) = variables::read_hashes(update, owner)?;
         seconds(&time).ok_or("its time is impossible")?;

@@ -137,7 +137,7 @@ fn list(kind: Uuid, entries: &[&[u8]], owner: &Uuid) -> Result<Vec<u8>, Error> {
 ///
 /// # Errors
 ///
-/// What is wrong with it, in words.
+/// The first fault of the update, in words.
 pub(super) fn read_hashes(
     update: &[u8],
     owner: &Uuid,

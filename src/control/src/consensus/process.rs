@@ -178,14 +178,11 @@ mod tests {
     async fn etcd_and_a_restore_reach_neither_the_kernel_s_interface_nor_the_node_s_key() {
         let base = tempfile::tempdir().unwrap();
         let root = Root::at(base.path());
-        root.create().unwrap();
-        let key = &root.data.node.credentials.key;
-        key.write(b"key").unwrap();
         let config = Config::live(&root);
         let (snapshot, data) = (config.snapshot.path(), config.tree.data.path());
         for confinement in [confinement(&config), restore::confinement(snapshot, data)] {
             let test = "consensus::process::tests::act_of_a_confined_child";
-            acts::keeps_from_all(test, &confinement, &[], key.path()).await;
+            acts::keeps_from_all(test, &confinement, &[], &root).await;
         }
     }
 

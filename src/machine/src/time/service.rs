@@ -344,12 +344,9 @@ mod tests {
     async fn chronyd_reaches_the_clock_and_neither_the_kernel_s_interface_nor_the_node_s_key() {
         let base = tempfile::tempdir().unwrap();
         let root = files::Root::at(base.path());
-        root.create().unwrap();
-        let key = &root.data.node.credentials.key;
-        key.write(b"key").unwrap();
         let confinement = Config::live(&root).confinement();
         let test = "time::service::tests::act_of_a_confined_child";
-        acts::keeps_from_all(test, &confinement, &["clock"], key.path()).await;
+        acts::keeps_from_all(test, &confinement, &["clock"], &root).await;
     }
 
     /// The owners of the inputs.

@@ -373,7 +373,7 @@ mod tests {
     async fn the_system_before_says_once_what_became_of_the_new_one() {
         let machine = Machine::new("polis-1.0.0.efi");
         fs::write(machine.config.kernels.join("polis-1.1.0+0-1.efi"), "").unwrap();
-        // What a start says on the serial line.
+        // The event lines of a start.
         let start = async |previous: Option<&str>| {
             let (ctx, mut handles) = Context::for_test();
             machine.status.send_replace(Status::default());

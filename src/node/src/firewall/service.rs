@@ -317,10 +317,7 @@ mod tests {
     async fn nft_reaches_neither_the_kernel_s_interface_nor_the_node_s_key() {
         let base = tempfile::tempdir().unwrap();
         let root = Root::at(base.path());
-        root.create().unwrap();
-        let key = &root.data.node.credentials.key;
-        key.write(b"key").unwrap();
         let test = "firewall::service::tests::act_of_a_confined_child";
-        acts::keeps_from_all(test, &confinement(), &[], key.path()).await;
+        acts::keeps_from_all(test, &confinement(), &[], &root).await;
     }
 }

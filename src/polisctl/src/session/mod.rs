@@ -345,8 +345,8 @@ impl Session {
     }
 }
 
-/// What a person is told where the certificate of the leader begins later than `now`. It is
-/// accepted all the same, so that a person can mend such a clock.
+/// The remark for a person where the certificate of the leader begins later than `now`. The
+/// certificate is accepted all the same, so that such a clock can be mended.
 fn ahead(certificate: &[u8], now: SystemTime) -> Option<String> {
     let begins = Facts::read(certificate)?.not_before;
     (now < begins).then(|| {

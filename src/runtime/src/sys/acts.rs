@@ -10,6 +10,7 @@ use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 
+use polis_base::files::Root;
 use rustix::net::{AddressFamily, SocketType, ipproto};
 
 use super::confine::{Confinement, has_landlock};
@@ -19,7 +20,7 @@ use super::process::Command;
 const ACT: &str = "POLIS_CONFINED_ACT";
 /// The file or directory that the act is about.
 const PLACE: &str = "POLIS_CONFINED_PLACE";
-/// What no program of the node needs; chronyd alone sets the clock.
+/// The acts that no program of the node needs; chronyd alone sets the clock.
 pub const ACTS: [&str; 9] =
     ["mount", "ptrace", "kexec", "unshare", "module", "keyring", "clock", "raw", "packet"];
 /// Flags that no kernel knows.
@@ -27,7 +28,7 @@ const WRONG_FLAGS: libc::c_long = 0x7ff0;
 /// Stands before the result in the child's output.
 const DONE: &str = "act:";
 
-/// What the child of a test does: the act that its environment names, or nothing. Each binary
+/// Does the act that the environment names, if it names one, as the child of a test. Each binary
 /// with such tests has a test that calls it.
 pub fn child() {
     let Ok(act) = std::env::var(ACT) else { return };
@@ -106,12 +107,16 @@ pub async fn attempt(
 }
 
 /// Checks that a program with this confinement can do none of the [`ACTS`] but those that it
-/// `may`, and cannot read `key`, an existing file: the key of the node.
+/// `may`, and cannot read the key of the node below `root`, where one is made for the test.
 ///
 /// # Panics
 ///
 /// When it can.
-pub async fn keeps_from_all(test: &str, confinement: &Confinement, may: &[&str], key: &Path) {
+pub async fn keeps_from_all(test: &str, confinement: &Confinement, may: &[&str], root: &Root) {
+    root.create().unwrap();
+    let key = &root.data.node.credentials.key;
+    key.write(b"key").unwrap();
+    let key = key.path();
     let confined = |act, place| attempt(test, act, place, Some(confinement.clone()));
     for act in ACTS {
         let free = attempt(test, act, Path::new(""), None).await;
