@@ -1,6 +1,10 @@
 //! Text as it is shown: what other machines say cannot control the terminal, and lines fit
 //! into it.
 
+use std::time::{Duration, SystemTime};
+
+use super::units;
+
 /// Removes control sequences.
 pub(super) fn clean(text: &str) -> String {
     text.chars()
@@ -36,9 +40,29 @@ const ALERT: &str = "received fatal alert: ";
 const NO_CURATOR: (&str, &str) =
     ("invalid peer certificate: Other(OtherError(NoCurator { found: \"", "\" }))");
 
+/// How rustls prints that the certificate of the other end has ended: before the time of the check,
+/// between that and the end of the certificate, in seconds since 1970, and behind both.
+const ENDED: (&str, &str, &str) = (
+    "invalid peer certificate: certificate expired: verification time ",
+    " (UNIX), but certificate is not valid after ",
+    " seconds ago)",
+);
+
 /// A text with the meaning of an alert of TLS in place of its name.
 pub(super) fn spelled(text: &str) -> String {
     let mut spelled = text.to_owned();
+    while let Some((before, rest)) = spelled.split_once(ENDED.0) {
+        let Some((times, after)) = rest.split_once(ENDED.2) else { break };
+        let end = times.split_once(ENDED.1).and_then(|(_check, end)| end.split(' ').next());
+        let end =
+            end.and_then(|end| end.parse::<u32>().ok()).map(|end| Duration::from_secs(end.into()));
+        let Some(end) = end.and_then(|end| SystemTime::UNIX_EPOCH.checked_add(end)) else { break };
+        let date = units::date(end);
+        spelled = format!(
+            "{before}the certificate of the other end ended on {date}: compare its clock with this \
+             machine's{after}"
+        );
+    }
     while let Some((before, rest)) = spelled.split_once(NO_CURATOR.0) {
         let Some((node, after)) = rest.split_once(NO_CURATOR.1) else { break };
         spelled = format!("{before}{node} is not a curator: it has no certificate of one{after}");
@@ -175,6 +199,25 @@ mod tests {
             spelled("received fatal alert: DecodeError"),
             "received fatal alert: DecodeError"
         );
+    }
+
+    #[test]
+    fn a_certificate_that_has_ended_has_its_date_and_names_the_clock() {
+        let raw = "no secure connection to 127.0.0.1:7835: invalid peer certificate: certificate \
+                   expired: verification time 1795767031 (UNIX), but certificate is not valid \
+                   after 1790000000 (5767031 seconds ago); 127.0.0.1:7836: no answer";
+        let text = spelled(raw);
+        assert_eq!(
+            text,
+            format!(
+                "no secure connection to 127.0.0.1:7835: the certificate of the other end ended \
+                 on {}: compare its clock with this machine's; 127.0.0.1:7836: no answer",
+                units::date(SystemTime::UNIX_EPOCH + Duration::from_secs(1_790_000_000))
+            )
+        );
+        // A text that only begins like one stays.
+        let other = raw.replace("1790000000", "x");
+        assert_eq!(spelled(&other), other);
     }
 
     #[test]
