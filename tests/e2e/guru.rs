@@ -73,9 +73,12 @@ fn truncated_parameters_on_a_config_drive_are_called_malformed_there() -> Result
 
 fn noise_in_an_oem_string_of_smbios_is_called_malformed_there() -> Result<()> {
     let world = World::new("guru-smbios")?;
-    // A valid file on the ESP, which the machine must not fall back to.
+    // A config drive with valid ones comes later, and the machine must not fall back to it.
+    let disc = world.path("config-2.iso");
+    config_drive::write(&disc, &bootstrap().encode_to_vec())?;
     let config = Config {
-        disk: Some(world.disk(Some(&bootstrap().encode_to_vec()))?),
+        disk: Some(world.disk(None)?),
+        disc: Some(disc),
         oem_strings: vec!["polis-parameters-v1:%noise%".to_owned()],
         ..world.bare("")
     };
