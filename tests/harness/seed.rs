@@ -14,6 +14,9 @@ pub const SEED: &str = "POLIS_SEED";
 /// The variable that is there when every moment is to be shown.
 pub const ALL: &str = "POLIS_ALL";
 
+/// The variable with the number of power cuts in a story.
+const CUTS: &str = "POLIS_CUTS";
+
 /// How often a story cuts the power: `POLIS_CUTS`, or `all` in a run of everything, or
 /// `drawn`.
 ///
@@ -21,7 +24,13 @@ pub const ALL: &str = "POLIS_ALL";
 /// When the variable is not a number.
 pub fn cuts(drawn: u32, all: u32) -> Result<u32> {
     let usual = if draws_all() { all } else { drawn };
-    Ok(number("POLIS_CUTS")?.unwrap_or(usual))
+    Ok(number(CUTS)?.unwrap_or(usual))
+}
+
+/// How many times as long a story may take as in an ordinary run: one that is asked for every
+/// moment, or for a number of power cuts, boots a machine for each of them.
+pub(crate) fn patience() -> u32 {
+    if draws_all() || env::var_os(CUTS).is_some() { 4 } else { 1 }
 }
 
 /// Whether this run shows every moment, not a sample.

@@ -40,6 +40,7 @@ use tempfile::TempDir;
 use super::queue::{Job, Queue, Turn};
 use super::story::{Story, Suite};
 use crate::report::{Outcome, Report, StoryResult};
+use crate::seed::patience;
 
 /// How often the runner looks whether a story has ended. A story takes seconds.
 const LOOK: Duration = Duration::from_millis(100);
@@ -154,7 +155,7 @@ impl Runner<'_> {
 
     /// The longest that a story may take.
     fn deadline(&self, story: &Story) -> Duration {
-        story.deadline.unwrap_or(self.suite.deadline)
+        story.deadline.unwrap_or(self.suite.deadline) * patience()
     }
 
     /// Prints how a try ended; nothing if the story runs again.
