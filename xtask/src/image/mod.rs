@@ -77,6 +77,7 @@ impl From<Programs> for Variant {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("passphrase_file", |argument| argument.requires("keys")))]
 struct Build {
     /// The programs of the image.
     #[arg(long, value_enum, default_value_t)]
@@ -460,6 +461,14 @@ mod tests {
         assert_eq!((error.exit_code(), error.kind()), (2, ErrorKind::MissingRequiredArgument));
         assert!(error.to_string().contains("--keys <DIR>"), "{error}");
         parsed(&["--bundle", "file", "--keys", "keys", "--version", "2.0.0"]).unwrap();
+    }
+
+    #[test]
+    fn a_passphrase_without_keys_is_wrong_usage_and_the_error_names_them() {
+        let error = parsed(&["--passphrase-file", "file"]).unwrap_err();
+        assert_eq!((error.exit_code(), error.kind()), (2, ErrorKind::MissingRequiredArgument));
+        assert!(error.to_string().contains("--keys <DIR>"), "{error}");
+        parsed(&["--passphrase-file", "file", "--keys", "keys"]).unwrap();
     }
 
     #[test]
