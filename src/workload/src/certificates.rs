@@ -141,11 +141,6 @@ impl Service {
         for purpose in Purpose::ALL {
             self.certificate(&namespace, purpose).await?;
         }
-        let pruned = namespace.prune(&authority(), now).await?
-            + namespace.prune(&front_proxy_authority(), now).await?;
-        if pruned > 0 {
-            info!(pruned, "removed ended certificates from the list");
-        }
         Ok(())
     }
 

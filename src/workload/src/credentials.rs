@@ -129,12 +129,7 @@ pub(super) fn authority() -> Arc<Certificate> {
 
 /// The authority of the proxies that name a user.
 pub(super) fn front_proxy_authority() -> Arc<Certificate> {
-    Arc::new(Certificate {
-        issuer: Issuer::Itself,
-        name: "front-proxy".to_owned(),
-        template: Template::FrontProxyAuthority,
-        mode: Mode::Managed,
-    })
+    pki::front_proxy_authority()
 }
 
 fn subject(user: &str, group: Option<&str>) -> KubernetesSubject {

@@ -8,7 +8,7 @@
 //!      +--> access      the access list, for every server of this node
 //!      +--> status      the status for the node and `grpc.health`
 //!      +--> departures  nodes that are taken out
-//!      +--> pruning     the list of issued certificates
+//!      +--> pruning     the lists of issued certificates
 //!      +--> updating    the journal of an update of the cluster
 //!      +--> rotating    a rotation of the authorities
 //!      +--> proof       the certificate of this node as a curator
@@ -258,7 +258,7 @@ impl Service {
                 status: self.status.clone(),
                 reporter,
             },
-            pruning: Pruning { handlers: handlers.clone() },
+            pruning: Pruning { handlers: handlers.clone(), ahead: self.ahead.clone() },
             updating: Updating { handlers: handlers.clone() },
             rotating: Rotating { handlers: handlers.clone() },
             audit: AuditService { handlers: handlers.clone(), queue: attempted },

@@ -1,5 +1,5 @@
 //! The clock of the leader: a leader whose clock disagrees with the majority of the voters steps
-//! down, and says so.
+//! down, and says so, and one whose clock no other confirms forgets nothing by it.
 //!
 //! A leader whose clock is days ahead takes every certificate for ended: it refuses all nodes
 //! and users, and holds its lease. The differences are those that chronyd measures against the
@@ -109,6 +109,23 @@ impl Service {
     }
 }
 
+/// Whether a clock may decide what has ended for good: it is near those of a majority of the
+/// voters, of which `node` is one, and near one clock at least, of a voter or of a server.
+pub(super) fn is_confirmed(directory: &Directory, node: NodeId, ahead: &Ahead) -> bool {
+    confirmed(&others(directory, node), ahead)
+}
+
+fn confirmed(others: &BTreeSet<IpAddr>, ahead: &Ahead) -> bool {
+    let near: BTreeSet<_> = ahead.iter().filter(|(_, ahead)| is_near(**ahead)).collect();
+    let voters = 1 + near.iter().filter(|(address, _)| others.contains(address)).count();
+    !near.is_empty() && voters > (others.len() + 1) / 2
+}
+
+/// Whether clocks that are so many microseconds apart agree.
+fn is_near(ahead: i64) -> bool {
+    u128::from(ahead.unsigned_abs()) <= APART_MAX.as_micros()
+}
+
 /// The addresses of the other voters.
 fn others(directory: &Directory, own: NodeId) -> BTreeSet<IpAddr> {
     let voters = directory.nodes().filter(|(id, known)| {
@@ -126,7 +143,7 @@ fn others(directory: &Directory, own: NodeId) -> BTreeSet<IpAddr> {
 /// `ahead` are the measurements against the others that answer.
 fn disagrees(voters: usize, ahead: &[i64]) -> Option<i64> {
     let max = i64::try_from(APART_MAX.as_micros()).unwrap_or(i64::MAX);
-    if ahead.iter().any(|ahead| ahead.unsigned_abs() <= max.unsigned_abs()) {
+    if ahead.iter().any(|ahead| is_near(*ahead)) {
         return None;
     }
     let mut sorted = ahead.to_vec();
@@ -174,7 +191,46 @@ mod tests {
         assert_eq!(disagrees(3, &[10 * SECOND + 1, 10 * SECOND + 1]), Some(10 * SECOND + 1));
     }
 
+    fn address(last: u8) -> IpAddr {
+        [10, 0, 0, last].into()
+    }
+
+    fn measured(ahead: &[(u8, i64)]) -> Ahead {
+        ahead.iter().map(|(last, ahead)| (address(*last), *ahead)).collect()
+    }
+
+    #[test]
+    fn a_clock_that_is_90_days_ahead_of_the_majority_is_not_confirmed() {
+        let others = [1, 2].map(address).into();
+        assert!(!confirmed(&others, &measured(&[(1, DAYS_90), (2, DAYS_90)])));
+        assert!(!confirmed(&others, &measured(&[(1, DAYS_90)])));
+        assert!(confirmed(&others, &measured(&[(1, DAYS_90), (2, SECOND)])));
+        assert!(confirmed(&others, &measured(&[(1, -SECOND)])));
+        // A server confirms no clock against the voters.
+        assert!(!confirmed(&others, &measured(&[(1, DAYS_90), (2, DAYS_90), (9, 0)])));
+    }
+
+    #[test]
+    fn a_clock_that_was_compared_with_nothing_is_not_confirmed() {
+        assert!(!confirmed(&[1, 2].map(address).into(), &Ahead::new()));
+        assert!(!confirmed(&BTreeSet::new(), &Ahead::new()));
+        assert!(!confirmed(&BTreeSet::new(), &measured(&[(9, DAYS_90)])));
+        assert!(confirmed(&BTreeSet::new(), &measured(&[(9, SECOND)])));
+    }
+
     proptest! {
+        #[test]
+        fn no_clock_is_confirmed_by_which_a_leader_steps_down(
+            ahead in prop::collection::vec(any::<i64>(), 0..9),
+        ) {
+            let others: BTreeSet<_> = (0..8).map(address).collect();
+            let known: Ahead = (0..8).map(address).zip(ahead.iter().copied()).collect();
+            let ahead: Vec<_> = known.values().copied().collect();
+            prop_assert!(
+                disagrees(others.len() + 1, &ahead).is_none() || !confirmed(&others, &known)
+            );
+        }
+
         #[test]
         fn whatever_is_measured_a_leader_that_steps_down_is_far_from_a_majority(
             voters in 1_usize..9, ahead in prop::collection::vec(any::<i64>(), 0..9),

@@ -59,7 +59,9 @@ pub use self::service_account::{KeySet, ServiceAccounts};
 pub use self::store::memory;
 pub use self::store::{Entry, Guard, Store, Write};
 pub use self::template::{CURATOR_NAME, ETCD_PEER_NAME, Host, KubernetesSubject, Template};
-pub use self::worker::{CSI_GROUP, CSI_USER, PROXY_GROUP, WorkerPurpose, kubernetes_authority};
+pub use self::worker::{
+    CSI_GROUP, CSI_USER, PROXY_GROUP, WorkerPurpose, front_proxy_authority, kubernetes_authority,
+};
 
 /// The specification of a certificate: [`Namespace::ensure`] makes it exist.
 #[derive(Clone, Debug)]

@@ -120,6 +120,17 @@ pub fn kubernetes_authority() -> Arc<Certificate> {
     })
 }
 
+/// The authority of the proxies that name a user to the API server.
+#[must_use]
+pub fn front_proxy_authority() -> Arc<Certificate> {
+    Arc::new(Certificate {
+        issuer: Issuer::Itself,
+        name: "front-proxy".to_owned(),
+        template: Template::FrontProxyAuthority,
+        mode: Mode::Managed,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

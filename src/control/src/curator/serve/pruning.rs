@@ -1,18 +1,26 @@
 //! The pruning of issued certificates: while this curator leads, it removes the ones that
-//! have ended from the list of the cluster's authority, once an hour.
+//! have ended from the lists of the authorities, once an hour.
 //!
-//! Without it the list would grow with every renewal, for as long as the cluster lives.
+//! Without it the lists would grow with every renewal, for as long as the cluster lives.
+//!
+//! Invariant: a clock that no other confirms removes nothing. By one that is ahead, certificates
+//! have ended that are valid, and one that is not on the list any more cannot be revoked.
 
 use std::convert::Infallible;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{debug, info};
 
 use super::Handlers;
+use crate::consensus::client::User;
 use crate::curator::error::Error;
+use crate::curator::skew;
 use polis_base::sys::clock;
+use polis_machine::time::Ahead;
 use polis_runtime::supervisor::Context;
+use polis_wire::pki::{Namespace, front_proxy_authority, kubernetes_authority};
 
 /// Certificates live for days.
 const EVERY: Duration = Duration::from_secs(60 * 60);
@@ -21,6 +29,8 @@ const EVERY: Duration = Duration::from_secs(60 * 60);
 #[derive(Clone)]
 pub(in crate::curator) struct Pruning {
     pub(in crate::curator) handlers: Handlers,
+    /// The measurements of this node.
+    pub(in crate::curator) ahead: watch::Receiver<Ahead>,
 }
 
 impl Pruning {
@@ -47,6 +57,16 @@ impl Pruning {
 
     async fn prune(&self) -> Result<usize, Error> {
         let Ok(lead) = self.handlers.lead() else { return Ok(0) };
-        Ok(lead.store().prune(clock::now()).await?)
+        // A copy that is behind: the next pass has a better one.
+        let Ok(voters) = lead.current().await else { return Ok(0) };
+        if !skew::is_confirmed(&voters.borrow(), self.handlers.0.node, &self.ahead.borrow()) {
+            debug!("no other clock confirms that of this node: no certificate is removed");
+            return Ok(0);
+        }
+        let now = clock::now();
+        let kubernetes = Namespace::new(lead.fenced(User::KubernetesPki)?, "");
+        Ok(lead.store().prune(now).await?
+            + kubernetes.prune(&kubernetes_authority(), now).await?
+            + kubernetes.prune(&front_proxy_authority(), now).await?)
     }
 }
