@@ -28,7 +28,7 @@ const TABLES: [Table; 3] = [
             ("install", "storage"),
             ("parameters", "storage"),
             ("network", "parameters"),
-            ("time", "network parameters"),
+            ("time", "network parameters storage"),
         ],
     },
     Table {

@@ -386,7 +386,7 @@ impl Base {
                 status: values.forwarding.clone(),
             },
             time: time::Service {
-                config: time::Config::live(tree),
+                config: time::Config::live(tree, &values.time.borrow()),
                 inputs: time::Inputs {
                     identity: values.identity.subscribe(),
                     network: values.network.subscribe(),
@@ -394,6 +394,7 @@ impl Base {
                     nodes: values.nodes.subscribe(),
                     peers: values.peers.subscribe(),
                     servers: values.time_servers.subscribe(),
+                    storage: values.storage.subscribe(),
                 },
                 status: values.time.clone(),
                 ahead: values.ahead.clone(),

@@ -277,6 +277,8 @@ pub struct Node {
     pub firewall: File,
     /// The users that had access when the node last received them.
     pub users: File,
+    /// The last time that another clock confirmed: seconds since 1970, as a line.
+    pub clock: File,
     /// Calls that the audit log does not have yet: `v1.CallJournal`.
     pub calls: File,
     /// The targets of logs of the cluster in the last message: `v1.LogConfiguration`.
@@ -297,6 +299,7 @@ impl Node {
             roles: File::private(base.join("roles.pb")),
             firewall: File::private(base.join("firewall.pb")),
             users: File::private(base.join("users.pb")),
+            clock: File::private(base.join("clock")),
             calls: File::private(base.join("calls.pb")),
             log_targets: File::private(base.join("log_targets.pb")),
             log_cursors: File::private(base.join("log_cursors.json")),

@@ -5,6 +5,7 @@
 //! the cluster's configuration -----------+--> Plan --> chrony.conf --> chronyd --> the kernel's clock
 //! the voters, the members ---------------+     (pure)                     |
 //! os-release --> floor --> [Floor]                              tracking -+--> Status, Ahead, POLIS time
+//! the data partition --> kept --> the same        a time that was confirmed --> kept
 //! ```
 //!
 //! The voters serve time to the members, and ask each other, so that a cluster without a
@@ -29,6 +30,7 @@
 //! chronyd does. It authenticates no answer of a voter (`docs/time.md`).
 
 mod floor;
+mod kept;
 mod plan;
 mod service;
 mod tracking;
@@ -50,7 +52,8 @@ pub enum State {
     /// It runs as the machine had it, and was compared with nothing.
     #[default]
     Unset,
-    /// It was before the date of the image, was set to that, and was compared with nothing.
+    /// It was before the date of the image, was set to that or to the last known time, and was
+    /// compared with nothing.
     Floor,
     /// It follows the time that the voters of the cluster agree on.
     Cluster,
@@ -85,6 +88,8 @@ pub enum Source {
     None,
     /// The date of the image.
     Image,
+    /// The last known time, which the data partition has.
+    Kept,
     /// This voter's own clock, which the other members follow.
     Own,
     /// The server or voter with this address.
@@ -96,6 +101,7 @@ impl fmt::Display for Source {
         match self {
             Self::None => f.write_str("none"),
             Self::Image => f.write_str("image"),
+            Self::Kept => f.write_str("kept"),
             Self::Own => f.write_str("own"),
             Self::Address(address) => address.fmt(f),
         }

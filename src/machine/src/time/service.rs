@@ -19,15 +19,17 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
+use super::kept::{self, Keeper};
 use super::plan::{Asked, Known, Plan};
 use super::tracking::{Asker, Silence};
 use super::{Ahead, State, Status};
 use crate::network::{self, names::Peers};
 use crate::parameters::NtpServer;
+use crate::storage;
 use polis_base::files::{self, Dir, File};
 use polis_base::sys::clock;
 use polis_base::users;
-use polis_runtime::event::Closed;
+use polis_runtime::event::{Closed, until};
 use polis_runtime::logtree::Parser;
 use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::{Context, blocking};
@@ -60,13 +62,16 @@ pub struct Config {
     pub configuration: File,
     /// The directory of its socket.
     pub sockets: Dir,
+    /// The clock stood before the date of the image when the node started.
+    pub stood: bool,
 }
 
 impl Config {
     /// The clock of a running node.
     #[must_use]
-    pub fn live(tree: &files::Root) -> Self {
+    pub fn live(tree: &files::Root, raised: &Status) -> Self {
         Self {
+            stood: raised.state == State::Floor,
             binary: PathBuf::from("/usr/sbin/chronyd"),
             configuration: tree.ephemeral.chrony.clone(),
             sockets: tree.ephemeral.time.clone(),
@@ -103,6 +108,8 @@ pub struct Inputs {
     pub peers: watch::Receiver<Peers>,
     /// The servers in the cluster's configuration.
     pub servers: watch::Receiver<Vec<NtpServer>>,
+    /// The data partition, which has the last known time.
+    pub storage: watch::Receiver<storage::Status>,
 }
 
 impl Inputs {
@@ -128,6 +135,7 @@ impl Inputs {
             changed = self.nodes.changed() => (changed, "the nodes"),
             changed = self.peers.changed() => (changed, "the addresses of nodes"),
             changed = self.servers.changed() => (changed, "the cluster's time servers"),
+            changed = self.storage.changed() => (changed, "storage"),
         };
         changed.map_err(|_closed| Closed(name))
     }
@@ -167,7 +175,7 @@ pub struct Service {
 enum Next {
     /// The node ends.
     Stop,
-    /// The inputs make another plan.
+    /// The inputs make another plan, or have the last known time for this clock.
     Plan,
     /// The other voters have been asked.
     Asked,
@@ -182,8 +190,16 @@ impl Service {
     pub async fn run(mut self, ctx: Context) -> Result<(), Error> {
         ctx.lines().event(self.status.borrow().line());
         ctx.healthy();
-        let mut asked = Asked::Not;
+        let (mut asked, mut keeper) = (Asked::Not, Keeper::default());
+        let mut read = !self.config.stood;
         loop {
+            // No chronyd runs here, which would take it for an error of the clock.
+            if !read && let Some(file) = kept::wanted(&self.status, &self.inputs.storage) {
+                read = true;
+                if let Some(raised) = kept::raise(file, clock::set).await {
+                    self.publish(&ctx, |_before| raised);
+                }
+            }
             let plan = self.inputs.plan(asked);
             if plan.lends() {
                 // Another voter that comes is the one that asks.
@@ -196,7 +212,7 @@ impl Service {
                     Some(changed) => changed.map(|()| Next::Plan)?,
                 }
             } else {
-                Box::pin(self.serve(&ctx, &plan, asked)).await?
+                Box::pin(self.serve(&ctx, &plan, (asked, read), &mut keeper)).await?
             };
             match next {
                 Next::Stop => return Ok(()),
@@ -207,7 +223,14 @@ impl Service {
     }
 
     /// Runs a chronyd for this plan, until another one is needed.
-    async fn serve(&mut self, ctx: &Context, plan: &Plan, asked: Asked) -> Result<Next, Error> {
+    /// `read`: the last known time was read.
+    async fn serve(
+        &mut self,
+        ctx: &Context,
+        plan: &Plan,
+        (asked, read): (Asked, bool),
+        keeper: &mut Keeper,
+    ) -> Result<Next, Error> {
         let text = plan.configuration(&self.config.socket());
         self.config.configuration.save(text.into_bytes()).await?;
         let sockets = self.config.sockets.clone();
@@ -226,18 +249,38 @@ impl Service {
             // Cancel-safe, all of them: the work that they leave is ended below.
             () = ctx.cancelled() => Ok(Next::Stop),
             exit = child.wait() => Err(child.failed(exit?).into()),
-            next = self.watch(ctx, plan) => next,
+            next = self.watch(ctx, plan, read, keeper) => next,
             other = another(&mut inputs, plan, asked) => Ok(other.map(|()| Next::Plan)?),
+            opened = self.opened(), if !read => Ok(opened.map(|()| Next::Plan)?),
         };
+        if matches!(next, Ok(Next::Stop)) {
+            keeper.keep(&self.inputs.storage).await;
+        }
         end(&mut child).await?;
         // The measurements end with chronyd.
         self.ahead.send_replace(Ahead::default());
         next
     }
 
+    /// Waits until the last known time can be read, where the clock wants it.
+    async fn opened(&self) -> Result<(), Closed> {
+        let mut storage = self.inputs.storage.clone();
+        until(&mut storage, "storage", |storage| storage.ready().map(|_ready| ())).await?;
+        if kept::wanted(&self.status, &self.inputs.storage).is_none() {
+            std::future::pending::<()>().await;
+        }
+        Ok(())
+    }
+
     /// Asks chronyd again and again. Ends with an error, or once the other voters have been
     /// asked.
-    async fn watch(&self, ctx: &Context, plan: &Plan) -> Result<Next, Error> {
+    async fn watch(
+        &self,
+        ctx: &Context,
+        plan: &Plan,
+        read: bool,
+        keeper: &mut Keeper,
+    ) -> Result<Next, Error> {
         let mut began = Instant::now();
         let (mut asker, mut silent) = (None, 0);
         loop {
@@ -253,6 +296,11 @@ impl Service {
                     }
                     if follows || began.elapsed() >= FIRST {
                         self.publish(ctx, |_before| state);
+                        let confirmed = kept::is_confirmed(&state, &self.ahead.borrow().clone());
+                        // What the voters agree on must not replace a later time unread.
+                        if read || state.state == State::Synced {
+                            keeper.note(&self.inputs.storage, confirmed).await;
+                        }
                         if plan.is_asking() {
                             return Ok(Next::Asked);
                         }
@@ -344,7 +392,7 @@ mod tests {
     async fn chronyd_reaches_the_clock_and_neither_the_kernel_s_interface_nor_the_node_s_key() {
         let base = tempfile::tempdir().unwrap();
         let root = files::Root::at(base.path());
-        let confinement = Config::live(&root).confinement();
+        let confinement = Config::live(&root, &Status::default()).confinement();
         let test = "time::service::tests::act_of_a_confined_child";
         acts::keeps_from_all(test, &confinement, &["clock"], &root).await;
     }
@@ -357,6 +405,7 @@ mod tests {
         roles: watch::Sender<Option<v1::NodeRoles>>,
         nodes: watch::Sender<Option<Arc<Nodes>>>,
         peers: watch::Sender<Peers>,
+        storage: watch::Sender<storage::Status>,
     }
 
     fn inputs() -> (Owners, Inputs) {
@@ -367,6 +416,7 @@ mod tests {
             roles: watch::Sender::default(),
             nodes: watch::Sender::default(),
             peers: watch::Sender::default(),
+            storage: watch::Sender::new(storage::Status::Starting),
         };
         let inputs = Inputs {
             identity: owners.identity.subscribe(),
@@ -375,6 +425,7 @@ mod tests {
             nodes: owners.nodes.subscribe(),
             peers: owners.peers.subscribe(),
             servers: owners.servers.subscribe(),
+            storage: owners.storage.subscribe(),
         };
         (owners, inputs)
     }
