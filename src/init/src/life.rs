@@ -24,12 +24,16 @@ use polis_base::trapdoor::Report;
 
 /// How long `node` may take to stop everything in order.
 pub const STOP_DEADLINE: Duration = Duration::from_secs(30);
+/// How much longer it takes where it moves pods away first.
+pub const DRAIN_DEADLINE: Duration = Duration::from_secs(60);
 
 /// An event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// `node` reports that this boot is good.
     Ready,
+    /// `node` moves pods away before it stops.
+    Draining,
     /// `node` has stopped everything and asks for the machine's end.
     Off(Reason),
     /// `node` can't go on.
@@ -55,9 +59,22 @@ pub enum State {
         reason: Reason,
         /// Seconds since the kernel started at which it has had its time.
         deadline: Duration,
+        /// What it does about its pods.
+        pods: Pods,
     },
     /// The run is over.
     Over(Outcome),
+}
+
+/// What a `node` that stops does about its pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pods {
+    /// It has not said that it moves any.
+    Unknown,
+    /// It moves them away.
+    Leave,
+    /// It was asked again, and waits for them no more.
+    Stay,
 }
 
 /// How the run ended.
@@ -96,9 +113,20 @@ impl State {
             (Self::Running, Event::Hung(silent)) => over(Outcome::Hung(silent)),
             (Self::Running, Event::Asked(reason)) => {
                 let deadline = now + STOP_DEADLINE;
-                (Self::Stopping { reason, deadline }, vec![Effect::AskToStop(reason)])
+                let pods = Pods::Unknown;
+                (Self::Stopping { reason, deadline, pods }, vec![Effect::AskToStop(reason)])
             }
-            (Self::Running, Event::Tick) => (Self::Running, Vec::new()),
+            // The console asked, which needs no deadline: a person may ask again.
+            (Self::Running, Event::Tick | Event::Draining) => (Self::Running, Vec::new()),
+            (Self::Stopping { reason, deadline, pods: Pods::Unknown }, Event::Draining) => {
+                let deadline = deadline + DRAIN_DEADLINE;
+                (Self::Stopping { reason, deadline, pods: Pods::Leave }, Vec::new())
+            }
+            (Self::Stopping { reason, pods: Pods::Leave, .. }, Event::Asked(_)) => {
+                let deadline = now + STOP_DEADLINE;
+                let stopping = Self::Stopping { reason, deadline, pods: Pods::Stay };
+                (stopping, vec![Effect::AskToStop(reason)])
+            }
             (Self::Stopping { reason, .. }, Event::Off(_) | Event::NodeEnded(_)) => {
                 over(Outcome::Off(reason))
             }
@@ -106,15 +134,16 @@ impl State {
                 let text = format!("node failed while stopping: {}", report.cause());
                 (Self::Over(Outcome::Off(reason)), vec![Effect::Warn(text)])
             }
-            (Self::Stopping { reason, deadline }, Event::Tick) if now >= deadline => {
-                let text = format!("node has not stopped within {} s", STOP_DEADLINE.as_secs());
+            (Self::Stopping { reason, deadline, .. }, Event::Tick) if now >= deadline => {
+                let text = "node has not stopped in its time".to_owned();
                 (Self::Over(Outcome::Off(reason)), vec![Effect::Warn(text)])
             }
-            // The first request counts: a second press of the button changes nothing.
+            // The first request counts: a second press of the button changes nothing, unless
+            // pods are waited for.
             // Beats stop while everything stops: the stop has a deadline of its own.
             (
                 stopping @ Self::Stopping { .. },
-                Event::Tick | Event::Asked(_) | Event::Ready | Event::Hung(_),
+                Event::Tick | Event::Asked(_) | Event::Ready | Event::Hung(_) | Event::Draining,
             ) => (stopping, Vec::new()),
             (done @ Self::Over(_), _) => (done, Vec::new()),
         }
@@ -179,6 +208,26 @@ mod tests {
     }
 
     #[test]
+    fn pods_have_a_minute_more_and_none_once_the_button_is_pressed_again() {
+        let asked = Event::Asked(Reason::PowerOff);
+        let (stopping, _) = State::Running.step(asked.clone(), NOW);
+        let (draining, effects) = stopping.step(Event::Draining, NOW);
+        assert_eq!(effects, []);
+        let all = NOW + STOP_DEADLINE + DRAIN_DEADLINE;
+        assert_eq!(draining.deadline(), Some(all));
+        assert_eq!(draining.clone().step(Event::Draining, NOW).0, draining, "once");
+        let later = NOW + Duration::from_secs(10);
+        let (urged, effects) = draining.clone().step(asked.clone(), later);
+        assert_eq!(effects, [Effect::AskToStop(Reason::PowerOff)]);
+        assert_eq!(urged.deadline(), Some(later + STOP_DEADLINE));
+        for event in [Event::Draining, asked] {
+            assert_eq!(urged.clone().step(event, all).0, urged);
+        }
+        let off = State::Over(Outcome::Off(Reason::PowerOff));
+        assert_eq!(draining.step(Event::Tick, all).0, off);
+    }
+
+    #[test]
     fn a_hung_node_opens_the_trapdoor_unless_it_was_asked_to_stop() {
         let hung = Event::Hung(Duration::from_secs(60));
         let (state, _) = State::Running.step(hung.clone(), NOW);
@@ -202,6 +251,7 @@ mod tests {
             Just(Event::Asked(Reason::PowerOff)),
             Just(Event::Tick),
             Just(Event::Hung(NOW)),
+            Just(Event::Draining),
         ]
     }
 

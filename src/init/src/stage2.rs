@@ -521,6 +521,7 @@ impl Main<'_> {
                 self.load_the_rest();
                 self.step(Event::Ready);
             }
+            "draining" => self.step(Event::Draining),
             "off" => match message.get("reason").and_then(Reason::from_name) {
                 Some(reason) => self.step(Event::Off(reason)),
                 None => self.refuse("off needs reason=reboot or reason=poweroff"),

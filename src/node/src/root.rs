@@ -61,6 +61,13 @@ pub struct Root {
     /// The requests to end the machine, in order. The requester logs the request and its
     /// user.
     pub end: watch::Sender<Option<Reason>>,
+    /// The requests of somebody at the machine: a worker is drained first, and another request
+    /// ends the machine at once.
+    pub leave: watch::Sender<Option<Reason>>,
+    /// Where this node is drained.
+    pub drains: workload::drain::Drains,
+    /// The parts of Kubernetes on this node.
+    pub workload: watch::Sender<workload::Status>,
 }
 
 /// Starts every service, then waits.
@@ -254,8 +261,8 @@ impl Values {
             // Before any service could see a date from before the image.
             time: watch::Sender::new(time::raise(Path::new("/etc/os-release"))),
             ahead: watch::Sender::default(),
-            workload: watch::Sender::default(),
-            drains: workload::drain::Drains::default(),
+            workload: root.workload.clone(),
+            drains: root.drains.clone(),
             calls: management::Calls::new(tree.data.node.calls.clone()),
             tpm: management::Tpm::new(PathBuf::from("/dev")),
             cluster_health: watch::Sender::new(roles::health::unknown()),
@@ -642,7 +649,7 @@ impl Faces {
                     credentials: values.credentials.subscribe(),
                     port: MANAGEMENT_PORT,
                 },
-                end: root.end.clone(),
+                end: root.leave.clone(),
                 environment: root.environment.clone(),
                 inputs: console::Inputs {
                     known: values.known.subscribe(),

@@ -149,6 +149,9 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
 
     machine.wait_until_text(POWER_BUTTON, SOON)?;
     machine.qmp.power_button()?;
+    machine.wait_for("drain", SOON, |line| line.is("state", "draining"))?;
+    // A person who presses it again does not wait for pods.
+    machine.qmp.power_button()?;
     orderly_end(&mut machine, "poweroff")?;
     let open = "the partition stays open";
     let open: Vec<_> =

@@ -8,6 +8,7 @@
 //! [running] ------------------------------------> guru on the channel, status 70
 //!     |  \--- `stop` on the channel, or a
 //!     |       service asks for the end --> ordered stop --> `off` on it, status 0
+//!     |       where somebody at the machine asked, a worker's pods leave first: [`leave`]
 //!     |---- panic in the main task ---> guru on the channel, status 70
 //!     |---- `init` is gone -----------> status 71: no process is left to work for
 //!     +---- killed -------------------> `init` sees it, and says so itself
@@ -19,6 +20,7 @@
 //! - The end never waits for a thread of the runtime: the runtime is not dropped.
 
 pub mod heartbeat;
+mod leave;
 pub mod logs;
 pub mod memory;
 mod panics;
@@ -32,6 +34,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
+use self::leave::Leave;
 use crate::root::{self, Root};
 use polis_base::environment::Environment;
 use polis_base::recovery;
@@ -44,6 +47,7 @@ use polis_runtime::lines::Lines;
 use polis_runtime::logtree::{self, layer};
 use polis_runtime::supervisor::Supervisor;
 use polis_runtime::sys::control::{self, Channel};
+use polis_workload::drain::{Drains, Held};
 
 /// Status after the trapdoor: the report is on the channel.
 const STATUS_TRAPDOOR: u8 = 70;
@@ -164,9 +168,16 @@ async fn run(
     let (terminals, mut drawn_on) = watch::channel(Vec::new());
     let (beats, mut beaten) = watch::channel(0);
     let (end, mut asked_to_end) = watch::channel(None);
-    let root = Root { environment, recovery, ready, beats, terminals, end };
+    let (leave, mut asked_to_leave) = watch::channel(None);
+    let (drains, workload) = (Drains::default(), watch::Sender::default());
+    let pods = Leave { drains: drains.clone(), workload: workload.subscribe() };
+    let mut leaving = None;
+    let root =
+        Root { environment, recovery, ready, beats, terminals, end, leave, drains, workload };
     let supervisor =
         Supervisor::start(board, lines.clone(), logs, move |ctx| root::run(root.clone(), ctx));
+    // No new pod comes until everything has stopped.
+    let mut held = None;
     let end = loop {
         tokio::select! {
             // Cancel-safe: waits for an event value.
@@ -175,7 +186,12 @@ async fn run(
             message = control.receive() => match message {
                 Ok(Some(message)) => match EventLine::parse(&message) {
                     Some(line) if line.word() == "stop" => {
-                        break End::Stop(line.get("reason").unwrap_or("poweroff").to_owned());
+                        let reason = line.get("reason").unwrap_or("poweroff").to_owned();
+                        if leaving.is_some() || !pods.is_needed() {
+                            break End::Stop(reason);
+                        }
+                        send(control, &EventLine::new("draining")).await;
+                        leaving = Some((reason, Box::pin(pods.clone().drained())));
                     }
                     _ => warn!(message, "init sent an unknown message"),
                 },
@@ -191,6 +207,22 @@ async fn run(
                 if let Some(reason) = reason {
                     break End::Stop(reason.name().to_owned());
                 }
+            }
+            // Cancel-safe: waits for an event value.
+            Ok(()) = asked_to_leave.changed() => {
+                let reason: Option<Reason> = *asked_to_leave.borrow_and_update();
+                if let Some(reason) = reason {
+                    let reason = reason.name().to_owned();
+                    if leaving.is_some() || !pods.is_needed() {
+                        break End::Stop(reason);
+                    }
+                    leaving = Some((reason, Box::pin(pods.clone().drained())));
+                }
+            }
+            // Cancel-safe: the drain stays where it is, and is asked again.
+            left = gone(&mut leaving) => {
+                held = left.1;
+                break End::Stop(left.0);
             }
             // Cancel-safe: waits for an event value.
             Ok(()) = drawn_on.changed() => {
@@ -225,8 +257,22 @@ async fn run(
         }
         End::Orphaned => STATUS_BROKEN,
     };
+    drop(held);
     flush(&lines).await;
     status
+}
+
+/// Waits until the pods are gone, where they are to go; then why, and what keeps others away.
+async fn gone<F: Future<Output = Option<Held>> + Unpin>(
+    leaving: &mut Option<(String, F)>,
+) -> (String, Option<Held>) {
+    match leaving {
+        Some((reason, drained)) => {
+            let held = drained.await;
+            (std::mem::take(reason), held)
+        }
+        None => std::future::pending().await,
+    }
 }
 
 async fn send(control: &Channel, line: &EventLine) {

@@ -47,13 +47,37 @@ pub use self::state::{Failure, State};
 /// The longest deadline of a drain: a day.
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// How long a drain waits for an API server. A machine can be rebooted without Kubernetes.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// How long a person in front of the machine waits for pods: twice the grace that a pod has where
+/// it names none.
+const END_MAX: Duration = Duration::from_secs(60);
+
+/// And for an API server.
+const END_SILENCE_MAX: Duration = Duration::from_secs(5);
+
 /// The wish of a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Order {
     number: u64,
     since: Instant,
     timeout: Duration,
-    force: bool,
+    /// What becomes of pods that nothing would replace.
+    unmanaged: Unmanaged,
+    /// How long an API server is waited for.
+    silence: Duration,
+}
+
+/// What becomes of pods that nothing would replace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unmanaged {
+    /// The drain fails, and moves no pod.
+    Refuse,
+    /// They are evicted, too.
+    Evict,
+    /// They stay: the machine is there again, and they are.
+    Leave,
 }
 
 /// How far the drain of an order is.
@@ -82,10 +106,23 @@ impl Drains {
     /// are evicted, too, and the deadline ends the drain as [`State::GivenUp`].
     #[must_use]
     pub fn begin(&self, timeout: Duration, force: bool) -> Held {
+        let unmanaged = if force { Unmanaged::Evict } else { Unmanaged::Refuse };
+        self.ordered(timeout, unmanaged, SILENCE_MAX)
+    }
+
+    /// The same before an end of the machine that somebody in front of it asked for: for a
+    /// minute, for an API server for some seconds, and pods that nothing replaces stay.
+    #[must_use]
+    pub fn begin_before_end(&self) -> Held {
+        self.ordered(END_MAX, Unmanaged::Leave, END_SILENCE_MAX)
+    }
+
+    fn ordered(&self, timeout: Duration, unmanaged: Unmanaged, silence: Duration) -> Held {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed) + 1;
         let since = Instant::now();
         let timeout = timeout.min(TIMEOUT_MAX);
-        self.order.send_replace(Some(Order { number, since, timeout, force }));
+        let order = Order { number, since, timeout, unmanaged, silence };
+        self.order.send_replace(Some(order));
         Held { number, since, drains: self.clone() }
     }
 
@@ -162,7 +199,8 @@ mod tests {
         let second = drains.begin(Duration::from_secs(60), true);
         assert_eq!(first.next(None).await, Err(Taken));
         drop(first);
-        assert!(order.borrow().as_ref().unwrap().force, "the second one still holds");
+        let unmanaged = order.borrow().as_ref().unwrap().unmanaged;
+        assert_eq!(unmanaged, Unmanaged::Evict, "the second one still holds");
         drop(second);
         assert_eq!(*order.borrow(), None);
     }

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{debug, info, warn};
 
 use super::pods::{self, Evicted, Pod};
-use super::{Drains, Failure, Order, Progress, State};
+use super::{Drains, Failure, Order, Progress, State, Unmanaged};
 use crate::api::{Api, Error, JSON};
 use crate::parts::{Part, Parts, Status};
 use polis_base::cause;
@@ -30,9 +30,6 @@ const MERGE: &str = "application/merge-patch+json";
 /// Between two looks. A budget that forbids an eviction changes when a pod has become ready
 /// elsewhere, which takes seconds.
 const LOOK: Duration = Duration::from_secs(2);
-
-/// How long a drain waits for an API server. A machine can be rebooted without Kubernetes.
-const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// How long a drained node waits for its caller's next step before it takes pods again: a
 /// role that was taken away is known here in less.
@@ -108,13 +105,14 @@ impl Service {
     }
 
     async fn drain(&self, order: &Order) {
-        info!(timeout = order.timeout.as_secs(), force = order.force, "this node is drained");
+        let force = order.unmanaged == Unmanaged::Evict;
+        info!(timeout = order.timeout.as_secs(), force, "this node is drained");
         let deadline = order.since + order.timeout;
         let mut silent: Option<Instant> = None;
         let (mut left, mut waits) = (0, "the list of its pods".to_owned());
         loop {
             self.publish(order, State::Draining, left, &waits);
-            match timeout_at(deadline, self.pass(order.force)).await {
+            match timeout_at(deadline, self.pass(order.unmanaged)).await {
                 Ok(Ok(Look::Clear)) => return self.publish(order, State::Drained, 0, ""),
                 Ok(Ok(Look::Unmanaged(names))) => {
                     let cause = format!("no controller would replace {names}");
@@ -139,7 +137,7 @@ impl Service {
             }
             let late = Instant::now() >= deadline;
             if let Some(since) = silent
-                && (late || since.elapsed() >= SILENCE_MAX)
+                && (late || since.elapsed() >= order.silence)
             {
                 let seconds = since.elapsed().as_secs();
                 let cause = format!("no answer for {seconds} s from {waits}");
@@ -147,7 +145,7 @@ impl Service {
                 return self.publish(order, State::GivenUp, left, &cause);
             }
             if late {
-                let state = if order.force { State::GivenUp } else { State::Failed(Failure::Late) };
+                let state = if force { State::GivenUp } else { State::Failed(Failure::Late) };
                 warn!(pods = left, cause = waits, "this node is not drained in time");
                 return self.publish(order, state, left, &waits);
             }
@@ -157,15 +155,15 @@ impl Service {
     }
 
     /// Looks at the pods once, and evicts those that have to go.
-    async fn pass(&self, force: bool) -> Result<Look, Error> {
-        let mut leaving = self.leaving().await?;
-        if let Some(names) = unmanaged(&leaving, force) {
+    async fn pass(&self, rule: Unmanaged) -> Result<Look, Error> {
+        let mut leaving = self.leaving(rule).await?;
+        if let Some(names) = unmanaged(&leaving, rule) {
             return Ok(Look::Unmanaged(names));
         }
         if self.cordon().await? {
             // A pod may have been bound between the list and the cordon.
-            leaving = self.leaving().await?;
-            if let Some(names) = unmanaged(&leaving, force) {
+            leaving = self.leaving(rule).await?;
+            if let Some(names) = unmanaged(&leaving, rule) {
                 return Ok(Look::Unmanaged(names));
             }
         }
@@ -188,9 +186,10 @@ impl Service {
     }
 
     /// The pods of this node that have to go.
-    async fn leaving(&self) -> Result<Vec<Pod>, Error> {
+    async fn leaving(&self, rule: Unmanaged) -> Result<Vec<Pod>, Error> {
         let path = format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{}", self.node);
-        Ok(pods::leaving(&self.api.list(&path, PAGE).await?))
+        let leaving = pods::leaving(&self.api.list(&path, PAGE).await?);
+        Ok(leave(leaving, rule))
     }
 
     /// Evicts a pod, which its disruption budget may forbid.
@@ -289,10 +288,16 @@ impl Service {
     }
 }
 
-/// The pods that nothing would replace, unless they may be evicted all the same.
-fn unmanaged(leaving: &[Pod], force: bool) -> Option<String> {
+/// Without the pods that stay.
+fn leave(mut leaving: Vec<Pod>, rule: Unmanaged) -> Vec<Pod> {
+    leaving.retain(|pod| rule != Unmanaged::Leave || !pod.unmanaged);
+    leaving
+}
+
+/// The pods that nothing would replace, where they may not be evicted.
+fn unmanaged(leaving: &[Pod], rule: Unmanaged) -> Option<String> {
     let names = pods::names(leaving.iter().filter(|pod| pod.unmanaged));
-    (!force && !names.is_empty()).then_some(names)
+    (rule == Unmanaged::Refuse && !names.is_empty()).then_some(names)
 }
 
 #[cfg(test)]
@@ -300,6 +305,27 @@ mod tests {
     use polis_base::files;
 
     use super::*;
+
+    #[test]
+    fn before_an_end_at_the_machine_pods_that_nothing_replaces_stay_and_hold_up_nothing() {
+        let pod = |name: &str, unmanaged| Pod {
+            namespace: "default".to_owned(),
+            name: name.to_owned(),
+            uid: String::new(),
+            ends: false,
+            unmanaged,
+        };
+        let both = || vec![pod("alone", true), pod("replaced", false)];
+        for (rule, left, named) in [
+            (Unmanaged::Refuse, 2, true),
+            (Unmanaged::Evict, 2, false),
+            (Unmanaged::Leave, 1, false),
+        ] {
+            let leaving = leave(both(), rule);
+            assert_eq!(leaving.len(), left, "{rule:?}");
+            assert_eq!(unmanaged(&leaving, rule).is_some(), named, "{rule:?}");
+        }
+    }
 
     #[tokio::test]
     async fn a_drain_without_an_api_server_is_given_up_and_says_so() {
