@@ -15,7 +15,7 @@ pub const SEED: &str = "POLIS_SEED";
 pub const ALL: &str = "POLIS_ALL";
 
 /// The variable with the number of power cuts in a story.
-const CUTS: &str = "POLIS_CUTS";
+pub(crate) const CUTS: &str = "POLIS_CUTS";
 
 /// How often a story cuts the power: `POLIS_CUTS`, or `all` in a run of everything, or
 /// `drawn`.
@@ -25,12 +25,6 @@ const CUTS: &str = "POLIS_CUTS";
 pub fn cuts(drawn: u32, all: u32) -> Result<u32> {
     let usual = if draws_all() { all } else { drawn };
     Ok(number(CUTS)?.unwrap_or(usual))
-}
-
-/// How many times as long a story may take as in an ordinary run: one that is asked for every
-/// moment, or for a number of power cuts, boots a machine for each of them.
-pub(crate) fn patience() -> u32 {
-    if draws_all() || env::var_os(CUTS).is_some() { 4 } else { 1 }
 }
 
 /// Whether this run shows every moment, not a sample.
