@@ -1,6 +1,15 @@
-use std::sync::OnceLock;
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+    sync::OnceLock,
+};
 
-use super::*;
+use polis_base::hex;
+use zeroize::Zeroizing;
+
+use super::files::{appear, private_file};
+use super::{ImageSigner, Keys, Private, revoke, revoked, show};
+use crate::signing::{Error, Passphrase, Purpose, authenticode};
 
 /// Keys for all tests of this crate: making them takes a second.
 pub(crate) fn keys() -> &'static Keys {
