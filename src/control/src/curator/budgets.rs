@@ -1,8 +1,9 @@
-//! A budget for each node: what one may ask of the leader in a row, and how fast that comes back.
+//! The budgets of the nodes: how many costly requests a node may make to the leader in a row, and
+//! at what pace it gets them back.
 //!
-//! The records and the log of a cluster are for all of its nodes, so one that an intruder has
-//! taken must not fill or occupy them alone. The server's own limit of calls (`rpc`) is far
-//! higher, since most calls cost little.
+//! All nodes of a cluster share its records and its log, so a node that an intruder controls must
+//! not fill them. The limit of the server itself (`rpc`) counts all calls and is far higher, since
+//! most calls cost little.
 //!
 //! Invariants:
 //! - A node takes at most `max` at once, and then one each `pace`.
