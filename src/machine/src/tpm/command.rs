@@ -52,6 +52,10 @@ const SEALED_ATTRIBUTES: u32 = 0x0000_0412;
 const BUSY_MAX: u32 = 50;
 const BUSY_WAIT: std::time::Duration = std::time::Duration::from_millis(50);
 
+/// How often a policy session is started again because a register was extended meanwhile. A
+/// machine that starts loads some hundred drivers in bursts, and each is measured.
+const MEASURED_MAX: u32 = 32;
+
 /// A command that this module knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -263,6 +267,8 @@ impl<T: Transport + ?Sized> Tpm<'_, T> {
     fn transmit(&mut self, code: Code, command: &[u8]) -> Result<Zeroizing<Vec<u8>>, Error> {
         /// Try again; yielded; testing.
         const BUSY: [u32; 3] = [0x922, 0x908, 0x90a];
+        /// A register was extended, whichever, since the session named registers.
+        const PCR_CHANGED: u32 = 0x128;
         for _attempt in 0..BUSY_MAX {
             let answer = self.0.transmit(command).map_err(Error::Transport)?;
             let answer = Zeroizing::new(answer);
@@ -274,6 +280,7 @@ impl<T: Transport + ?Sized> Tpm<'_, T> {
             match reader.u32()? {
                 0 => return Ok(answer),
                 busy if BUSY.contains(&busy) => self.0.wait(BUSY_WAIT),
+                PCR_CHANGED => return Err(Error::Measured),
                 rc => return Err(Error::Refused { command: code.name(), rc }),
             }
         }
@@ -417,14 +424,32 @@ impl<T: Transport + ?Sized> Tpm<'_, T> {
     /// when the object is to open.
     pub(super) fn policy(&mut self, terms: Terms<'_>) -> Result<Vec<u8>, Error> {
         self.has(terms.pcrs)?;
-        let handle = self.session(SessionKind::Policy, None)?.handle;
-        let session = Object::of(handle);
-        let digest = self.bind(handle, terms).and_then(|()| {
-            let answer = self.run(Code::PolicyGetDigest, &[&session], Auth::None, Vec::new())?;
-            Ok(Reader(&answer.parameters).sized()?.to_vec())
-        });
-        self.flush(handle);
-        digest
+        self.undisturbed(|tpm| {
+            let handle = tpm.session(SessionKind::Policy, None)?.handle;
+            let session = Object::of(handle);
+            let digest = tpm.bind(handle, terms).and_then(|()| {
+                let answer = tpm.run(Code::PolicyGetDigest, &[&session], Auth::None, Vec::new())?;
+                Ok(Reader(&answer.parameters).sized()?.to_vec())
+            });
+            tpm.flush(handle);
+            digest
+        })
+    }
+
+    /// Repeats `work`, which has a policy session of its own, while the TPM ends it because some
+    /// register was extended meanwhile. The kernel does that for each module that it loads while
+    /// Secure Boot is on (register 10), so a machine that starts would often find its disk shut.
+    fn undisturbed<R>(
+        &mut self,
+        mut work: impl FnMut(&mut Self) -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        for _attempt in 1..MEASURED_MAX {
+            match work(self) {
+                Err(Error::Measured) => self.0.wait(BUSY_WAIT),
+                done => return done,
+            }
+        }
+        work(self)
     }
 
     /// Puts `secret` under `policy`; returns public and private part.
@@ -477,13 +502,15 @@ impl<T: Transport + ?Sized> Tpm<'_, T> {
         object: &Object,
         terms: Terms<'_>,
     ) -> Result<Zeroizing<Vec<u8>>, Error> {
-        let mut session = self.session(SessionKind::Policy, Some(root))?;
-        let opened = self.bind(session.handle, terms).and_then(|()| {
-            let auth = Auth::Session(&mut session, Some(Hide::Answer));
-            self.run(Code::Unseal, &[object], auth, Vec::new())
-        });
-        self.flush(session.handle);
-        Ok(Zeroizing::new(Reader(&opened?.parameters).sized()?.to_vec()))
+        self.undisturbed(|tpm| {
+            let mut session = tpm.session(SessionKind::Policy, Some(root))?;
+            let opened = tpm.bind(session.handle, terms).and_then(|()| {
+                let auth = Auth::Session(&mut session, Some(Hide::Answer));
+                tpm.run(Code::Unseal, &[object], auth, Vec::new())
+            });
+            tpm.flush(session.handle);
+            Ok(Zeroizing::new(Reader(&opened?.parameters).sized()?.to_vec()))
+        })
     }
 
     /// Flushes the object with this handle. A failure does no harm: the kernel flushes

@@ -21,6 +21,11 @@
 //!                     | register 11 is not as signed: Unapproved
 //! ```
 //!
+//! A policy session that has named registers ends when any register is extended, also one that
+//! the policy does not name (`TPM_RC_PCR_CHANGED`). The kernel extends register 10 for each
+//! module that it loads while Secure Boot is on, so such a session is started again, a bounded
+//! number of times.
+//!
 //! Each secret crosses the bus encrypted, see [`session`]; the name of its root key,
 //! which the blob has, exposes an attacker who could also answer in the TPM's name.
 //!
@@ -80,6 +85,9 @@ pub enum Error {
          {0:?} has changed"
     )]
     Changed(Vec<u32>),
+    /// Registers were extended during each of many attempts.
+    #[error("the machine extends the TPM's registers all the time, so that no policy holds")]
+    Measured,
     /// The running system is not one that the policy key of the blob signed.
     #[error("the key of the disk opens for systems that its owner's policy key signed")]
     Unapproved(#[source] Unapproved),
@@ -125,7 +133,7 @@ impl Error {
     /// Whether the same call may succeed if it is made again.
     #[must_use]
     pub fn retriable(&self) -> bool {
-        matches!(self, Self::Transport(_))
+        matches!(self, Self::Transport(_) | Self::Measured)
     }
 }
 
@@ -278,16 +286,12 @@ fn loading(error: Error) -> Error {
     }
 }
 
-/// A policy that does not hold, or does not any more.
+/// A policy that does not hold.
 fn opening(error: Error, pcrs: &[u32]) -> Error {
     /// `TPM_RC_POLICY_FAIL`, for any session.
     const POLICY_FAIL: u32 = 0x09d;
-    /// `TPM_RC_PCR_CHANGED`.
-    const PCR_CHANGED: u32 = 0x128;
     match error {
-        Error::Refused { rc, .. } if rc & 0xff == POLICY_FAIL || rc == PCR_CHANGED => {
-            Error::Changed(pcrs.to_vec())
-        }
+        Error::Refused { rc, .. } if rc & 0xff == POLICY_FAIL => Error::Changed(pcrs.to_vec()),
         other => other,
     }
 }
