@@ -683,7 +683,7 @@ impl NodeManagement for Served {
         _request: Request<v1::ServicesRequest>,
     ) -> Result<Response<v1::ServicesResponse>, Status> {
         self.note("Services");
-        let names = ["root", "root.consensus", "root.curator", "root.network"];
+        let names = ["root", "root.consensus", "root.curator", "root.kernel", "root.network"];
         let services = names.map(|name| v1::services_response::Service {
             name: name.to_owned(),
             ..Default::default()

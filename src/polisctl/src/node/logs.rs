@@ -303,10 +303,13 @@ const NEAR_MAX: usize = 8;
 /// The most edits between a mistyped name and a suggestion.
 const SLIPS_MAX: usize = 2;
 
+/// The name of the kernel's messages in the log of a node.
+const KERNEL: &str = "kernel";
+
 /// The full name of a log.
 ///
 /// The node lists the names of its services. Names that only the log has, such as those of
-/// the kernel and of child processes, are read from the log itself, which takes longer and
+/// child processes, are read from the log itself, which takes longer and
 /// happens only for names of other log writers.
 async fn known(
     session: &Session,
@@ -322,6 +325,8 @@ async fn known(
     let services = session.within("list the services", services).await?.into_inner();
     let mut names: BTreeSet<String> =
         services.services.into_iter().map(|service| service.name).collect();
+    // Beside it there is the service that copies its messages, `root.kernel`.
+    names.insert(KERNEL.to_owned());
     if let Some(name) = complete(&names, wanted) {
         return Ok(name);
     }

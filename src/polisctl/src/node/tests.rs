@@ -232,9 +232,14 @@ fn a_name_of_the_log_is_completed_and_an_unknown_one_is_an_error_with_near_names
         world.runs(&logs(typed).each_ref().map(|word| &**word));
         assert_eq!(cluster.asked(), ["Services".to_owned(), format!("Logs {name}")]);
     }
-    // The kernel is not a service.
-    world.runs(&logs("kernel").each_ref().map(|word| &**word));
-    assert_eq!(cluster.asked(), ["Services", "Logs ", "Logs kernel"]);
+    // The kernel is not a service; the one that copies its messages is meant in full alone.
+    for name in ["kernel", "root.kernel"] {
+        world.runs(&logs(name).each_ref().map(|word| &**word));
+        assert_eq!(cluster.asked(), ["Services".to_owned(), format!("Logs {name}")]);
+    }
+    // A child process has no service, and its name is read from the log.
+    world.refuses(&logs("chronyd").each_ref().map(|word| &**word));
+    assert_eq!(cluster.asked(), ["Services", "Logs "]);
     let output = world.refuses(&logs("cruator").each_ref().map(|word| &**word));
     assert_eq!(
         output,
