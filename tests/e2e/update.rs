@@ -183,7 +183,7 @@ fn signed(world: &World, owner: &Owner, keys: &Keys) -> Result<Config> {
 
 /// Sends a bundle whose kernel image the firmware refuses to start: the machine is home again by
 /// itself, with the system before, and says why.
-fn leads_back(
+pub(crate) fn leads_back(
     world: &World,
     owner: &Owner,
     machine: &mut Machine,
@@ -264,7 +264,7 @@ pub(crate) fn panicking(world: &World, image: &Manifest) -> Result<Manifest> {
 
 /// The image with another kernel image, by its absolute path. It never opens its system, so it
 /// gets none that is worth sending.
-fn with_kernel(world: &World, image: &Manifest, uki: PathBuf) -> Result<Manifest> {
+pub(crate) fn with_kernel(world: &World, image: &Manifest, uki: PathBuf) -> Result<Manifest> {
     let system = std::path::absolute(world.path("none.img"))?;
     fs::write(&system, [0; 4096])?;
     // Absolute paths count as they are.

@@ -48,7 +48,7 @@ const PRODUCT: &str = "product::";
 /// Names the folder of that newer image.
 const NEXT_IMAGE: &str = "POLIS_NEXT_IMAGE_DIR";
 /// The files of the stories that update machines to a newer image.
-const UPDATES: [&str; 3] = ["update::", "cluster_update::", "signed_disk::"];
+const UPDATES: [&str; 4] = ["update::", "cluster_update::", "secure_boot::", "signed_disk::"];
 
 /// The stories of the image with Kubernetes, where its programs were built before.
 const WORKLOADS: &str = "workloads::";
