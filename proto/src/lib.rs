@@ -18,7 +18,7 @@ pub mod v1 {
 
     unprintable! {
         ColdStartShare CommitNodeRequest GetRecoveryKeyResponse GetRegisterTicketResponse
-        JoinNodeResponse Node Registry SealedConfiguration SealedSecrets SnapshotCredentials
+        GiveParametersRequest JoinNodeResponse Node Registry SealedConfiguration SealedSecrets SnapshotCredentials
         UnlockRequest
     }
 }

@@ -4,7 +4,9 @@ use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::serial::EventLine;
 use crate::stage::{Entry, Stage, Stages, State};
+use crate::trapdoor::Report;
 
 /// The values that `init` passes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +30,8 @@ pub struct Environment {
     pub stages: Stages,
     /// Why the boot before this one failed, if it did.
     pub previous_guru: Option<String>,
+    /// Why this machine is in maintenance, if it is: `node` then serves nothing else.
+    pub maintenance: Option<Report>,
 }
 
 /// A variable is missing or invalid.
@@ -51,6 +55,11 @@ pub enum Error {
 const CONTROL: &str = "POLIS_CONTROL_FD";
 const RECOVERY: &str = "POLIS_RECOVERY_FD";
 const STAGES: &str = "POLIS_STAGES";
+
+/// The variable with the report of a machine in maintenance, as the line of an event.
+pub const MAINTENANCE: &str = "POLIS_MAINTENANCE";
+/// The log lines before that report, written by `init`.
+pub const MAINTENANCE_LOG: &str = "/run/maintenance.log";
 
 impl Environment {
     /// Reads the variables through `get`.
@@ -85,8 +94,19 @@ impl Environment {
                 expected: "a list of name=start-end in seconds",
             })?,
             previous_guru: get("POLIS_PREVIOUS_GURU").filter(|text| !text.is_empty()),
+            maintenance: get(MAINTENANCE).map(report).transpose()?,
         })
     }
+}
+
+/// The report of a machine in maintenance.
+fn report(line: String) -> Result<Report, Error> {
+    let report = EventLine::parse(&line).as_ref().and_then(Report::from_line);
+    report.ok_or(Error::Malformed {
+        name: MAINTENANCE,
+        value: line,
+        expected: "a line as that of an event, POLIS guru",
+    })
 }
 
 /// `kernel=0-4.310,initramfs=4.310-5.002`; an end may be missing.
@@ -143,6 +163,20 @@ mod tests {
     fn without_a_channel_node_knows_that_it_was_started_by_hand() {
         let error = Environment::from_variables(|_| None).unwrap_err();
         assert_eq!(error.to_string(), "POLIS_CONTROL_FD is not set");
+    }
+
+    #[test]
+    fn the_report_of_a_machine_in_maintenance_arrives_whole() {
+        let report = Report::new(crate::trapdoor::code::PARAMETERS_ABSENT, vec!["a \"b\"".into()]);
+        let with = |line: String| {
+            Environment::from_variables(|name| match name {
+                MAINTENANCE => Some(line.clone()),
+                name => variable(name),
+            })
+        };
+        assert_eq!(with(report.to_line().to_string()).unwrap().maintenance, Some(report));
+        assert!(matches!(with("POLIS ready".to_owned()), Err(Error::Malformed { .. })));
+        assert_eq!(Environment::from_variables(variable).unwrap().maintenance, None);
     }
 
     #[test]

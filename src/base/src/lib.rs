@@ -6,11 +6,12 @@
 //! - How a boot is described: `boot`, `stage`, `serial`, `trapdoor`, `environment`, `cause`.
 //! - The machine: `sys`, `files`, `canvas`, `recovery`, `extra`.
 //! - The users of the system: `users`.
-//! - How bytes are written: `hex`.
+//! - How bytes are written: `hex`, `crockford`.
 
 pub mod boot;
 pub mod canvas;
 pub mod cause;
+pub mod crockford;
 pub mod environment;
 pub mod extra;
 pub mod files;

@@ -8,6 +8,7 @@ pub mod attestation;
 pub mod audit;
 pub mod endpoint;
 pub mod identity;
+pub mod maintenance;
 pub mod node_roles;
 pub mod outside;
 pub mod parameters;

@@ -4,17 +4,16 @@
 //! 32 bytes | first 3 bytes of their SHA-256  --base32-->  14 groups of 4 characters
 //! ```
 //!
-//! The alphabet is Crockford's: digits, and letters without `I`, `L`, `O` and `U`. A
-//! character that is often mistaken for another is read as the right one; case, dashes
-//! and spaces do not matter.
+//! [`crockford`] has the alphabet.
 //!
 //! Invariants:
 //! - A mistyped character, or two swapped ones, are detected here (all but once in
 //!   sixteen million), before the disk rejects the key.
-//! - Buffers are wiped, and allocated once: a growing buffer leaves copies behind.
 
 use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
+
+use crate::crockford;
 
 /// Bytes of a key.
 pub const SIZE: usize = 32;
@@ -23,11 +22,7 @@ const CHECKSUM: usize = 3;
 const WHOLE: usize = SIZE + CHECKSUM;
 
 /// Characters without dashes.
-const CHARACTERS: usize = WHOLE * 8 / BITS;
-const GROUP: usize = 4;
-const BITS: usize = 5;
-
-const ALPHABET: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
+const CHARACTERS: usize = WHOLE * 8 / 5;
 
 /// Why a text is not a recovery key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,22 +39,19 @@ pub enum Error {
     Checksum,
 }
 
+impl From<crockford::Error> for Error {
+    fn from(error: crockford::Error) -> Self {
+        match error {
+            crockford::Error::Length(length) => Self::Length(length),
+            crockford::Error::Character(place) => Self::Character(place),
+        }
+    }
+}
+
 /// The text of a key.
 #[must_use]
 pub fn write(key: &[u8; SIZE]) -> Zeroizing<String> {
-    let whole = with_checksum(key);
-    let mut text = Zeroizing::new(String::with_capacity(CHARACTERS + CHARACTERS / GROUP));
-    for place in 0..CHARACTERS {
-        if place > 0 && place % GROUP == 0 {
-            text.push('-');
-        }
-        let value = (0..BITS).fold(0, |value, bit| {
-            let at = place * BITS + bit;
-            value << 1 | whole[at / 8] >> (7 - at % 8) & 1
-        });
-        text.push(char::from(ALPHABET[usize::from(value)]));
-    }
-    text
+    crockford::write(&*with_checksum(key), CHARACTERS)
 }
 
 /// The key of a text.
@@ -68,19 +60,7 @@ pub fn write(key: &[u8; SIZE]) -> Zeroizing<String> {
 ///
 /// [`Error`].
 pub fn read(text: &str) -> Result<Zeroizing<[u8; SIZE]>, Error> {
-    let characters = || text.chars().filter(|c| !c.is_whitespace() && *c != '-');
-    let length = characters().count();
-    if length != CHARACTERS {
-        return Err(Error::Length(length));
-    }
-    let mut whole = Zeroizing::new([0_u8; WHOLE]);
-    for (place, character) in characters().enumerate() {
-        let value = value(character).ok_or(Error::Character(place + 1))?;
-        for bit in 0..BITS {
-            let at = place * BITS + bit;
-            whole[at / 8] |= (value >> (BITS - 1 - bit) & 1) << (7 - at % 8);
-        }
-    }
+    let whole = crockford::read::<WHOLE>(text, CHARACTERS)?;
     let mut key = Zeroizing::new([0; SIZE]);
     key.copy_from_slice(&whole[..SIZE]);
     if *with_checksum(&key) != *whole {
@@ -96,21 +76,12 @@ fn with_checksum(key: &[u8; SIZE]) -> Zeroizing<[u8; WHOLE]> {
     whole
 }
 
-fn value(character: char) -> Option<u8> {
-    let character = match character.to_ascii_uppercase() {
-        'O' => '0',
-        'I' | 'L' => '1',
-        other => other,
-    };
-    let place = ALPHABET.iter().position(|known| char::from(*known) == character)?;
-    u8::try_from(place).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::crockford::ALPHABET;
 
     #[test]
     fn a_key_is_fourteen_groups_of_four() {

@@ -171,7 +171,7 @@ fn fetched(platform: Platform, answer: Read) -> Looked {
     }
 }
 
-fn kept_of(kept: Result<Option<Vec<u8>>, files::Error>) -> Read {
+pub(super) fn kept_of(kept: Result<Option<Vec<u8>>, files::Error>) -> Read {
     match kept {
         Ok(Some(bytes)) if bytes.len() as u64 > BYTES_MAX => Err(Error::TooLarge),
         Ok(bytes) => Ok(bytes),

@@ -30,6 +30,7 @@ mod metadata;
 mod places;
 mod service;
 mod smbios;
+mod survey;
 
 use std::sync::Arc;
 
@@ -37,6 +38,7 @@ pub use polis_wire::parameters::*;
 
 pub use self::metadata::ADDRESS as METADATA_ADDRESS;
 pub use self::service::{Config, RunError, Service};
+pub use self::survey::{Survey, survey};
 
 /// The event value of this module: `None` until every place was looked at.
 pub type Known = Option<Arc<Loaded>>;

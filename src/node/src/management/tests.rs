@@ -107,6 +107,7 @@ impl Running {
             image: "0123456789abcdef".to_owned(),
             stages: Stages::default(),
             previous_guru: None,
+            maintenance: None,
         };
         let announcements = watch::Sender::default();
         let inputs = Inputs {
