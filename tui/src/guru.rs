@@ -60,6 +60,8 @@ pub struct Guru {
     pub countdown: Countdown,
     /// Whether the recovery key of the disk would help.
     pub unlock: bool,
+    /// The command by which this machine is reached over the network; empty while it is not.
+    pub maintenance: String,
 }
 
 /// The effect if no key is pressed.
@@ -354,6 +356,11 @@ fn report(guru: &Guru, width: usize, rows: usize) -> Vec<Line<'static>> {
         .unwrap_or_else(|| causes(guru, width, 1));
     let mut lines = shorten(causes, left);
     lines.extend(next);
+    let maintenance = maintenance(guru, width);
+    // Cut, it would be of no use.
+    if lines.len() + maintenance.len() <= rows + 1 {
+        lines.extend(maintenance);
+    }
     let left = rows.saturating_sub(lines.len());
     lines.extend(shorten(tried(guru, width), left));
     let left = rows.saturating_sub(lines.len());
@@ -378,6 +385,7 @@ fn newest(guru: &Guru, width: usize, rows: usize) -> Vec<Line<'static>> {
 fn everything(guru: &Guru, width: usize) -> Vec<Line<'static>> {
     let mut lines = causes(guru, width, usize::MAX);
     lines.extend(next(guru, width));
+    lines.extend(maintenance(guru, width));
     lines.extend(tried(guru, width));
     lines.push(title("Last log lines"));
     if guru.log.is_empty() {
@@ -426,6 +434,17 @@ fn next(guru: &Guru, width: usize) -> Vec<Line<'static>> {
     let mut lines = vec![title("What to do")];
     let next = if guru.next.is_empty() { UNKNOWN } else { &guru.next };
     lines.extend(block(0, "► ", STRONG, next, width, usize::MAX));
+    lines.push(Line::default());
+    lines
+}
+
+/// How to reach this machine from another one.
+fn maintenance(guru: &Guru, width: usize) -> Vec<Line<'static>> {
+    if guru.maintenance.is_empty() {
+        return Vec::new();
+    }
+    let mut lines = vec![title("Over the network")];
+    lines.extend(block(2, "", STRONG, &guru.maintenance, width, usize::MAX));
     lines.push(Line::default());
     lines
 }

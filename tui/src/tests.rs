@@ -151,6 +151,7 @@ fn a_guru_fills_the_screen() {
     check_guru("empty", &Guru::default(), &[]);
     check_guru("locked", &samples::guru_locked(), &[]);
     check_guru("wide", &samples::guru_wide(), &[]);
+    check_guru("maintenance", &samples::guru_in_maintenance(), &[]);
 }
 
 #[test]

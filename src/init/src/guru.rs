@@ -23,6 +23,7 @@
 //! - Where the disk does not answer, the machine counts down ten times as long, asks it once more,
 //!   and reboots uncounted: only a reset helps such a disk, and the time keeps it from a loop.
 //! - The watchdog is petted: a holding machine is not reset.
+//! - A call that `node` in maintenance has admitted puts a reboot off, and never brings it nearer.
 //!
 //! What this module does not do: limit the reboots (`attempts`), write to the ESP (`record`) or
 //! draw (`polis_tui::guru`).
@@ -47,11 +48,15 @@ use polis_base::trapdoor::{Report, UNLOCK};
 
 use super::attempts::REBOOTS_MAX;
 use super::machine::{Machine, reap};
+use super::maintenance::{Maintenance, Wish};
 use super::record::{self, Kept, Uncounted, count, remember};
 use super::screen::{POLL_INTERVAL, SILENCE, Screen};
 
 /// The factor of the countdown when the disk does not answer.
 const UNANSWERED: u32 = 10;
+
+/// How long after a call the machine does not reboot by itself.
+const AFTER_CALL: Duration = Duration::from_secs(600);
 
 /// The keys while it counts down.
 const KEYS: &str = "H holds, R reboots, P powers off, L shows the log";
@@ -84,6 +89,14 @@ impl Countdown {
             Self::Held => guru::Countdown::Held,
             Self::Exhausted => guru::Countdown::Exhausted,
             Self::Uncounted => guru::Countdown::Uncounted,
+        }
+    }
+
+    /// The effect of a call from outside: the caller has some minutes for the next one.
+    fn called(self, now: Duration) -> Self {
+        match self {
+            Self::Until(end) => Self::Until(end.max(now + AFTER_CALL)),
+            held @ (Self::Held | Self::Exhausted | Self::Uncounted) => held,
         }
     }
 
@@ -166,6 +179,13 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Action {
     // Without a screen this fails, which is harmless.
     vt::activate(1).ok();
     let mut screens = Screens::default();
+    // A program on a disk that does not answer would never start, nor `init` go on.
+    let mut maintenance = match kept {
+        Kept::Unanswered => None,
+        Kept::Counted(_) | Kept::Nowhere => {
+            Maintenance::new(machine, &report, &log, clock::uptime())
+        }
+    };
     let mut shown = shown(machine, &report, attempt, log);
     let mut line = Line::new();
     loop {
@@ -191,18 +211,28 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Action {
             }
         }
         shown.countdown = countdown.countdown(now);
+        shown.maintenance = maintenance.as_ref().map_or("", Maintenance::text).to_owned();
         let phase = (now.as_millis() / PHASE.as_millis()).is_multiple_of(2);
         screens.draw(machine, &shown, phase, now);
-        wait(machine, &screens.open, until_next(now));
+        wait(machine, &screens.open, maintenance.as_ref(), until_next(now));
         machine.pet();
         machine.receive();
         machine.port.flush();
-        reap();
+        let (ended, _none_left) = reap();
         if let Some(reason) = wished(machine) {
             return Action::End(reason);
         }
+        let wishes = maintenance.as_mut().map(|it| it.turn(machine, &ended, clock::uptime()));
+        for wish in wishes.unwrap_or_default() {
+            match wish {
+                Wish::End(reason) => return Action::End(reason),
+                Wish::Called(caller) => countdown = called(machine, countdown, &caller),
+            }
+        }
         let (commands, typed) = received(machine, &mut screens.open, &mut line, &shown);
         if let Some(key) = typed {
+            // The next `node` needs its port.
+            machine.end_processes();
             return Action::Unlock(key);
         }
         for command in commands {
@@ -216,6 +246,19 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Action {
             }
         }
     }
+}
+
+/// Puts a reboot off, for a caller.
+fn called(machine: &mut Machine, countdown: Countdown, caller: &str) -> Countdown {
+    let later = countdown.called(clock::uptime());
+    let later_text = match later {
+        Countdown::Until(_) if later != countdown => {
+            format!("; no reboot for {} s", AFTER_CALL.as_secs())
+        }
+        _ => String::new(),
+    };
+    machine.port.log(Severity::Info, &format!("a call of {caller}{later_text}"));
+    later
 }
 
 fn announce(machine: &mut Machine, report: &Report) {
@@ -273,6 +316,7 @@ fn shown(machine: &Machine, report: &Report, attempt: u32, log: Vec<String>) -> 
         attempts_max: REBOOTS_MAX + 1,
         countdown: guru::Countdown::Held,
         unlock: report.unlock,
+        maintenance: String::new(),
     }
 }
 
@@ -308,8 +352,15 @@ fn until_next(now: Duration) -> Duration {
     Duration::from_nanos(u64::try_from(phase - now.as_nanos() % phase).unwrap_or(1))
 }
 
-fn wait(machine: &Machine, screens: &[Screen], time: Duration) {
+fn wait(
+    machine: &Machine,
+    screens: &[Screen],
+    maintenance: Option<&Maintenance>,
+    time: Duration,
+) {
     let mut waited = Vec::new();
+    let output = maintenance.into_iter().flat_map(Maintenance::descriptors);
+    waited.extend(output.map(|output| (output, Interest::Read)));
     for screen in screens {
         waited.push((screen.as_fd(), Interest::Read));
         if screen.is_behind() {
@@ -441,6 +492,18 @@ mod tests {
         );
         assert!(!countdown.is_over(before));
         assert!(countdown.is_over(end));
+    }
+
+    #[test]
+    fn a_call_puts_a_reboot_off_and_brings_none() {
+        let now = Duration::from_secs(10);
+        let soon = Countdown::Until(now + Duration::from_secs(5));
+        assert_eq!(soon.called(now), Countdown::Until(now + AFTER_CALL));
+        let late = Countdown::Until(now + AFTER_CALL * 2);
+        assert_eq!(late.called(now), late);
+        for holds in [Countdown::Held, Countdown::Exhausted, Countdown::Uncounted] {
+            assert_eq!(holds.called(now), holds);
+        }
     }
 
     #[test]

@@ -36,6 +36,7 @@ pub mod last_words;
 pub mod life;
 pub mod loader;
 pub mod machine;
+pub mod maintenance;
 pub mod modprobe;
 pub mod modules;
 pub mod mounts;

@@ -52,7 +52,7 @@ use super::relay::Partial;
 use super::threads;
 
 /// The program with all services.
-const NODE: &str = "/usr/bin/node";
+pub(super) const NODE: &str = "/usr/bin/node";
 
 /// How much of the drivers' thread's output is read at once.
 const READ_MAX: usize = 4 << 10;
@@ -277,7 +277,7 @@ fn count_panic(
 }
 
 /// The environment of `node`.
-fn variables(machine: &Machine) -> Vec<(String, String)> {
+pub(super) fn variables(machine: &Machine) -> Vec<(String, String)> {
     let mut variables = vec![
         ("PATH", "/usr/sbin:/usr/bin".to_owned()),
         ("POLIS_SLOT", machine.identity.slot.clone()),

@@ -8,6 +8,7 @@
 //! - `forwarding` sends the log to where the cluster wants it, `shipping` the snapshots of etcd.
 //! - `firewall`, `agent` and `roles` are the consequences of a membership.
 //! - `management` and `console` show all that.
+//! - `maintenance` is all that runs on a machine that holds at a guru meditation.
 //! - `root` is the only module that knows every service; `daemon` is the process around it.
 //! - `injection` breaks the node on purpose, in development images only.
 
@@ -18,6 +19,7 @@ pub mod firewall;
 pub mod forwarding;
 #[cfg(feature = "fault-injection")]
 pub mod injection;
+pub mod maintenance;
 pub mod management;
 pub mod roles;
 pub mod root;

@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 use crate::daemon::{heartbeat, logs, memory};
 use crate::roles;
-use crate::{agent, console, firewall, forwarding, management, shipping};
+use crate::{agent, console, firewall, forwarding, maintenance, management, shipping};
 use polis_base::environment::Environment;
 use polis_base::sys::efivar;
 use polis_base::sys::reboot::Reason;
@@ -68,16 +68,32 @@ pub struct Root {
     pub drains: workload::drain::Drains,
     /// The parts of Kubernetes on this node.
     pub workload: watch::Sender<workload::Status>,
+    /// What `init` shows of a machine in maintenance.
+    pub maintenance: watch::Sender<maintenance::Shown>,
 }
 
-/// Starts every service, then waits.
+/// Starts every service, then waits: those of a node, or those of a machine in maintenance.
 ///
 /// # Errors
 ///
-/// None: only a child's death can end it.
-pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallible> {
+/// Of maintenance alone; a node ends only by a child's death.
+pub async fn run(root: Root, ctx: Context) -> Result<(), maintenance::Error> {
+    if let Some(report) = &root.environment.maintenance {
+        let Root { environment, end, maintenance, .. } = &root;
+        let (end, shown) = (end.clone(), maintenance.clone());
+        let firewall = firewall_config();
+        return maintenance::Service::live(environment, report, firewall, end, shown)
+            .run(ctx)
+            .await;
+    }
+    serve(root, &ctx).await;
+    Ok(())
+}
+
+/// Runs the services of a node.
+async fn serve(root: Root, ctx: &Context) {
     let values = Values::new(&root);
-    let base = Base::new(&values, &root, &ctx);
+    let base = Base::new(&values, &root, ctx);
     let membership = Membership::new(&values, &root);
     let control = Control::new(&values, &root);
     let faces = Faces::new(&values, &root);
@@ -124,7 +140,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     // Last, so that it stops first.
     #[cfg(feature = "fault-injection")]
     crate::injection::start(
-        &ctx,
+        ctx,
         &ready,
         &values.member.status(),
         &root.recovery,
@@ -132,7 +148,6 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), std::convert::Infallibl
     );
     ctx.healthy();
     ctx.cancelled().await;
-    Ok(())
 }
 
 /// Every event value of the node, and the handles that several services share.

@@ -38,6 +38,7 @@ pub fn guru() -> Guru {
         attempts_max: 3,
         countdown: Countdown::Reboot { seconds: 42 },
         unlock: false,
+        maintenance: String::new(),
     }
 }
 
@@ -92,4 +93,11 @@ pub fn guru_wide() -> Guru {
         log: vec![format!("[    2.740] F root.{name}: {}", name.repeat(3))],
         ..guru()
     }
+}
+
+/// A machine that was given no parameters, and that can be reached.
+#[must_use]
+pub fn guru_in_maintenance() -> Guru {
+    let command = "polisctl maintenance describe 10.0.2.15 --code MYKT-F9X7-MYKT-F9X7-Z01G";
+    Guru { maintenance: command.to_owned(), ..guru() }
 }

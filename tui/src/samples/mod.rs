@@ -18,7 +18,7 @@ use std::time::Duration;
 pub use self::busy::busy;
 pub use self::crowd::crowd;
 pub use self::failing::failing;
-pub use self::guru::{guru, guru_locked, guru_overflowing, guru_wide};
+pub use self::guru::{guru, guru_in_maintenance, guru_locked, guru_overflowing, guru_wide};
 pub use self::ordinary::ordinary;
 pub use self::overflowing::overflowing;
 pub use self::worker::worker;

@@ -35,6 +35,7 @@ use tokio::sync::watch;
 use tracing::{error, info, warn};
 
 use self::leave::Leave;
+use crate::maintenance;
 use crate::root::{self, Root};
 use polis_base::environment::Environment;
 use polis_base::recovery;
@@ -172,8 +173,19 @@ async fn run(
     let (drains, workload) = (Drains::default(), watch::Sender::default());
     let pods = Leave { drains: drains.clone(), workload: workload.subscribe() };
     let mut leaving = None;
-    let root =
-        Root { environment, recovery, ready, beats, terminals, end, leave, drains, workload };
+    let (maintenance, mut shown) = watch::channel(maintenance::Shown::default());
+    let root = Root {
+        environment,
+        recovery,
+        ready,
+        beats,
+        terminals,
+        end,
+        leave,
+        drains,
+        workload,
+        maintenance,
+    };
     let supervisor =
         Supervisor::start(board, lines.clone(), logs, move |ctx| root::run(root.clone(), ctx));
     // No new pod comes until everything has stopped.
@@ -230,6 +242,12 @@ async fn run(
                 let line = EventLine::new("terminals");
                 let line = names.iter().fold(line, |line, name| line.field("tty", name));
                 send(control, &line).await;
+            }
+            // Cancel-safe: waits for an event value.
+            Ok(()) = shown.changed() => {
+                let maintenance::Shown { text, calls, caller } = shown.borrow_and_update().clone();
+                let line = EventLine::new("maintenance").field("text", text);
+                send(control, &line.field("calls", calls).field("caller", caller)).await;
             }
             // Cancel-safe: waits for an event value.
             Ok(()) = beaten.changed() => send(control, &EventLine::new("beat")).await,
