@@ -32,6 +32,7 @@ mod install;
 mod ipv6;
 mod keys;
 mod locked;
+mod maintenance;
 mod metadata;
 mod newcomer;
 mod operate;
@@ -87,6 +88,7 @@ const FILES: &[&[Story]] = &[
     install::STORIES,
     keys::STORIES,
     locked::STORIES,
+    maintenance::STORIES,
     newcomer::STORIES,
     operate::STORIES,
     outage::STORIES,

@@ -24,7 +24,7 @@ use crate::harness::Machine;
 const CALLERS: [&str; 6] = ["nobody", "key", "node", "viewer", "operator", "owner"];
 
 /// Each RPC, and a mark for each of [`CALLERS`].
-const ROWS: [(&str, &str); 62] = [
+const ROWS: [(&str, &str); 66] = [
     ("polis.v1.Aaa/Escrow", ".x...."),
     ("polis.v1.Aaa/Renew", "...xxx"),
     ("polis.v1.Aaa/CreateUser", ".....x"),
@@ -45,6 +45,10 @@ const ROWS: [(&str, &str); 62] = [
     ("polis.v1.Curator/GetConsensusStatus", "..xxxx"),
     ("polis.v1.CuratorLocal/GetCurrentLeader", ".xxxxx"),
     ("polis.v1.CuratorLocal/GetCaCertificate", "xxxxxx"),
+    ("polis.v1.Maintenance/Describe", ".x...x"),
+    ("polis.v1.Maintenance/ReadLog", ".x...x"),
+    ("polis.v1.Maintenance/GiveParameters", ".x...x"),
+    ("polis.v1.Maintenance/End", ".x...x"),
     ("polis.v1.Management/GetRegisterTicket", ".....x"),
     ("polis.v1.Management/GetClusterInfo", "..xxxx"),
     ("polis.v1.Management/GetNodes", "..xxxx"),

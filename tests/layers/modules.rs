@@ -42,6 +42,7 @@ const TABLES: [Table; 3] = [
             ("firewall", ""),
             ("forwarding", ""),
             ("shipping", ""),
+            ("maintenance", "firewall"),
             ("management", "firewall forwarding shipping"),
             ("agent", "firewall forwarding management shipping"),
             ("roles", ""),
@@ -51,9 +52,10 @@ const TABLES: [Table; 3] = [
             ("injection", ""),
             (
                 "root",
-                "agent console daemon firewall forwarding injection management roles shipping",
+                "agent console daemon firewall forwarding injection maintenance management roles \
+                 shipping",
             ),
-            ("daemon", "injection root"),
+            ("daemon", "injection maintenance root"),
         ],
     },
 ];

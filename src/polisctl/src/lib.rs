@@ -37,6 +37,7 @@ mod kubernetes;
 mod leaderless;
 #[cfg(test)]
 mod loopback;
+mod maintenance;
 #[cfg(test)]
 mod mentions_tests;
 mod node;
@@ -134,6 +135,9 @@ enum Command {
     /// List the nodes, as `node list` does.
     #[command(subcommand)]
     Get(Get),
+    /// Reach a machine that shows a guru meditation: its logs, its node parameters.
+    #[command(subcommand)]
+    Maintenance(maintenance::Command),
     /// Manage the users of the cluster.
     #[command(subcommand)]
     User(user::Command),
@@ -298,6 +302,7 @@ async fn perform(command: Command, global: &Global) -> Result<(), Error> {
         Command::Cluster(command) => cluster::run(command, global).await,
         Command::Node(command) => node::run(command, global).await,
         Command::Get(Get::Nodes(arguments)) => node::list(&arguments, global).await,
+        Command::Maintenance(command) => Box::pin(maintenance::run(command, global)).await,
         Command::User(command) => user::run(command, global).await,
         Command::Etcd(command) => etcd::run(command, global).await,
         Command::Snapshot(command) => Box::pin(snapshot::run(command, global)).await,
@@ -330,7 +335,8 @@ mod tests {
         node describe, node firewall, node network, node update, update inspect, \
         node approve, node roles, node label, node reboot, node poweroff, node decommission, \
         node delete, node logs, node attest, etcd members, etcd status, etcd snapshot, \
-        snapshot list, snapshot fetch, console, kubernetes kubeconfig, kubernetes status, \
+        snapshot list, snapshot fetch, maintenance describe, maintenance logs, \
+        maintenance parameters, maintenance reboot, maintenance poweroff, console, kubernetes kubeconfig, kubernetes status, \
         audit, audit verify";
 
     fn paths(command: &clap::Command, path: &str) -> Vec<String> {

@@ -33,7 +33,7 @@ type Wrong = (&'static [&'static str], u8, &'static str);
 type Case = (&'static str, &'static [&'static str], Kind, &'static [Wrong]);
 
 /// Every command, in an order in which each finds what it needs. `ID` is the node, `AT`
-/// where it is; `BUCKET` has a snapshot; a `@name` is a file. The wrong input is what clap cannot know to be wrong,
+/// where it is, `KEY` its fingerprint; `BUCKET` has a snapshot; a `@name` is a file. The wrong input is what clap cannot know to be wrong,
 /// or a value that it refuses; options that do not exist are tried with each.
 const CASES: &[Case] = &[
     ("owner create", &["-o", "@new.key"], Kind::Local, &[(&["-o", "@owner.key"], 1, "exists")]),
@@ -237,6 +237,40 @@ const CASES: &[Case] = &[
         ],
     ),
     (
+        "maintenance describe",
+        &["AT", "--fingerprint", "KEY"],
+        Kind::Remote,
+        &[
+            (&["AT", "--fingerprint", "zoo"], 2, "zoo"),
+            (&["AT", "--code", "MYKT-F9X7-MYKT-F9X7-Z01H"], 2, "mistyped"),
+            (&["AT"], 1, "--code CODE"),
+        ],
+    ),
+    (
+        "maintenance logs",
+        &["AT", "--fingerprint", "KEY"],
+        Kind::Remote,
+        &[(&["AT", "--log", "all"], 2, "possible values")],
+    ),
+    (
+        "maintenance parameters",
+        &["AT", "@node.pb", "--fingerprint", "KEY", "--yes"],
+        Kind::Remote,
+        &[(&["AT", "@wrong", "--fingerprint", "KEY", "--yes"], 1, "wrong")],
+    ),
+    (
+        "maintenance reboot",
+        &["AT", "--fingerprint", "KEY", "--yes"],
+        Kind::Remote,
+        &[(&[":", "--yes"], 2, "HOST")],
+    ),
+    (
+        "maintenance poweroff",
+        &["AT", "--fingerprint", "KEY", "--yes"],
+        Kind::Remote,
+        &[(&["AT", "--fingerprint", "KEY", "--owner-key", "@none", "--yes"], 1, "none")],
+    ),
+    (
         "user create",
         &["ann", "--role", "viewer", "--key", "@owner.key", "-o", "@ann.json"],
         Kind::Remote,
@@ -374,6 +408,7 @@ fn line(path: &str, arguments: &[&str], cluster: &Cluster) -> Vec<String> {
         "ID" => id.clone(),
         "AT" => cluster.address(),
         "BUCKET" => cluster.bucket(),
+        "KEY" => cluster.fingerprint(),
         word => word.replace("ID=", &format!("{id}=")),
     };
     path.split(' ').map(str::to_owned).chain(arguments.iter().map(filled)).collect()
@@ -413,7 +448,10 @@ impl Faults {
 }
 
 /// Calls that change nothing.
-const READS: [&str; 9] = [
+const READS: [&str; 12] = [
+    "CheckParameters",
+    "Describe",
+    "ReadLog",
     "Attest",
     "GetStatus",
     "GetFirewall",
@@ -478,6 +516,7 @@ fn the_help_of_every_command_fits_into_80_columns() {
         "context",
         "cluster",
         "node",
+        "maintenance",
         "get",
         "user",
         "etcd",
@@ -660,15 +699,23 @@ fn every_command_is_refused_to_the_roles_below_the_one_that_the_access_table_nam
     assert!(refused > 20, "only {refused} were refused");
 }
 
+/// The word of a command line that is the address of its machine, for a command that asks no
+/// cluster for it.
+fn names_itself(path: &str) -> Option<usize> {
+    match path {
+        "node unlock" => Some(4),
+        path if path.starts_with("maintenance ") => Some(2),
+        _ => None,
+    }
+}
+
 #[test]
 fn every_command_whose_cluster_is_gone_ends_on_time_with_a_reason() {
     let (world, cluster) = prepared();
     let (_bound, closed) = closed_port();
     let ended = of_remote(|path, arguments| {
         let mut line = line(path, arguments, &cluster);
-        if path == "node unlock" {
-            line[4].clone_from(&closed);
-        }
+        names_itself(path).into_iter().for_each(|at| line[at].clone_from(&closed));
         line.extend(["--timeout", "1500ms", "--endpoint", &closed].map(str::to_owned));
         let begun = Instant::now();
         (run(&world, Some(80), &line), begun.elapsed())
@@ -713,9 +760,7 @@ fn every_command_gives_a_sign_of_life_within_a_second_while_nothing_answers() {
     let (_listens, silent) = silent_port();
     let ended = of_remote(|path, arguments| {
         let mut line = line(path, arguments, &cluster);
-        if path == "node unlock" {
-            line[4].clone_from(&silent);
-        }
+        names_itself(path).into_iter().for_each(|at| line[at].clone_from(&silent));
         line.extend(["--timeout", "4s", "--endpoint", &silent].map(str::to_owned));
         run(&world, None, &line)
     });

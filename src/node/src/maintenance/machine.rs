@@ -117,6 +117,8 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let root = Root::at(base.path());
         root.create().unwrap();
+        let folder = root.esp.guru.reports[0].path().parent().unwrap();
+        fs::create_dir_all(folder).unwrap();
         for (place, number) in [(0, 8), (1, 1), (7, 7)] {
             let text = format!("number: {number}\nbody");
             root.esp.guru.reports[place].write(text.as_bytes()).unwrap();

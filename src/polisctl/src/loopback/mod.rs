@@ -17,6 +17,7 @@ use polis_proto::v1;
 use polis_proto::v1::aaa_server::{Aaa, AaaServer};
 use polis_proto::v1::curator_local_server::{CuratorLocal, CuratorLocalServer};
 use polis_proto::v1::management_server::{Management, ManagementServer};
+use polis_proto::v1::maintenance_server::{Maintenance, MaintenanceServer};
 use polis_proto::v1::node_management_server::{NodeManagement, NodeManagementServer};
 use polis_proto::v1::update_progress::Phase;
 use sha2::{Digest as _, Sha256};
@@ -207,6 +208,7 @@ impl Cluster {
                 .add_service(NodeManagementServer::new(served.clone()))
                 .add_service(ManagementServer::new(served.clone()))
                 .add_service(AaaServer::new(served.clone()))
+                .add_service(MaintenanceServer::new(served.clone()))
                 .add_service(CuratorLocalServer::new(served));
             let app = App::Grpc(routes.routes().prepare());
             let own = authority.curator(NODE).await;
@@ -297,6 +299,12 @@ impl Cluster {
     /// The address of the node, as a curator and as a node.
     pub(super) fn address(&self) -> String {
         self.running.address.to_string()
+    }
+
+    /// The fingerprint of the key of its only node, as the screen of a machine shows it.
+    pub(super) fn fingerprint(&self) -> String {
+        let facts = Facts::read(&self.running.credentials.borrow().as_ref().unwrap().certificate);
+        Fingerprint::of_key(&facts.unwrap().public_key).to_string()
     }
 
     /// DER of the CA.
@@ -585,6 +593,65 @@ type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 fn answers<T: Send + 'static>(all: Vec<T>) -> Response<Answers<T>> {
     Response::new(stream::iter(all.into_iter().map(Ok)).boxed())
+}
+
+#[tonic::async_trait]
+impl Maintenance for Served {
+    async fn describe(
+        &self,
+        _request: Request<v1::DescribeRequest>,
+    ) -> Result<Response<v1::DescribeResponse>, Status> {
+        self.note("Describe");
+        let disk = |name: &str, system| v1::MachineDisk {
+            name: name.to_owned(),
+            bytes: 3 << 30,
+            model: "Ultra".to_owned(),
+            serial: "S4EW".to_owned(),
+            system,
+        };
+        Ok(Response::new(v1::DescribeResponse {
+            code: "#0601.0000".to_owned(),
+            stage: "parameters".to_owned(),
+            causes: vec!["this machine has no node parameters".to_owned()],
+            next: "put them there".to_owned(),
+            version: "0.1.0".to_owned(),
+            image: "5d41402abc4b2a76".to_owned(),
+            slot: "A".to_owned(),
+            addresses: vec!["192.0.2.1".to_owned()],
+            disks: vec![disk("sda", false), disk("vda", true)],
+            parameters: vec!["SMBIOS OEM string (type 11): absent".to_owned()],
+            uptime_seconds: UPTIME,
+            ..v1::DescribeResponse::default()
+        }))
+    }
+
+    type ReadLogStream = Answers<v1::ReadLogResponse>;
+
+    async fn read_log(
+        &self,
+        request: Request<v1::ReadLogRequest>,
+    ) -> Result<Response<Self::ReadLogStream>, Status> {
+        self.note(&format!("ReadLog {}", request.into_inner().log));
+        let piece = v1::ReadLogResponse { text: "one\ntwo\u{1b}[2J\n".to_owned() };
+        Ok(Response::new(Box::pin(futures::stream::iter([Ok(piece)]))))
+    }
+
+    async fn give_parameters(
+        &self,
+        request: Request<v1::GiveParametersRequest>,
+    ) -> Result<Response<v1::GiveParametersResponse>, Status> {
+        let dry_run = request.into_inner().dry_run;
+        self.note(if dry_run { "CheckParameters" } else { "GiveParameters" });
+        Ok(Response::new(v1::GiveParametersResponse { replaced: vec!["the ESP".to_owned()] }))
+    }
+
+    async fn end(
+        &self,
+        request: Request<v1::EndRequest>,
+    ) -> Result<Response<v1::EndResponse>, Status> {
+        self.note(if request.into_inner().power_off { "End off" } else { "End" });
+        Ok(Response::new(v1::EndResponse {}))
+    }
 }
 
 #[tonic::async_trait]

@@ -451,6 +451,11 @@ fn checked(bytes: &[u8]) -> Result<parameters::Parameters, Error> {
         .help(|| "docs/parameters.md lists every field and its values".to_owned())
 }
 
+/// The message in a file of any format, and its content.
+pub(super) fn message_of(file: &Path) -> Result<(Vec<u8>, parameters::Parameters), Error> {
+    load(file).map(|(decoded, parameters)| (decoded.message, parameters))
+}
+
 /// Reads a file of any format, and checks its parameters as a machine does.
 fn load(file: &Path) -> Result<(Decoded, parameters::Parameters), Error> {
     let read = if file == Path::new("-") {

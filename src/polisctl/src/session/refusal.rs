@@ -50,6 +50,16 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
              more time: --drain-timeout, or go on with pods left: --force"
         }
         ("drain-taken", _) => "wait for the other command, and repeat this one",
+        ("gate", _) => {
+            "read the machine's screen: it shows a code (--code), or a fingerprint and wants the \
+             key of its owner (--owner-key), or of an owner of its cluster (--context)"
+        }
+        ("home", _) => {
+            "remove the node from its cluster and wipe its data partition first; see \
+             docs/maintenance.md"
+        }
+        ("fw-cfg", _) => "change them in the configuration of the hypervisor",
+        ("parameters", _) => "replace them: --replace",
         ("not-owner", _) => "name the owner's key with --owner-key",
         ("fingerprint", _) => {
             "compare with the machine's screen again; do not approve a fingerprint that differs"

@@ -69,6 +69,11 @@ const STEPS: &[Step] = &[
     ("Curator/WatchRegistries", &[Worker], &[Passwords]),
     ("CuratorLocal/GetCaCertificate", &[], &[]),
     ("CuratorLocal/GetCurrentLeader", &[], &[]),
+    // For the holder of the code of that machine, or its owner: a machine's own parameters.
+    ("Maintenance/Describe", &[], &[]),
+    ("Maintenance/End", &[], &[]),
+    ("Maintenance/GiveParameters", &[], &[]),
+    ("Maintenance/ReadLog", &[], &[]),
     ("Management/ApproveNode", &[Registered], &[Approved]),
     ("Management/BeginUpdate", &[], &[]),
     ("Management/ConfigureCluster", &[], &[]),
