@@ -179,6 +179,7 @@ impl Service {
     ) {
         let forever = Policy::forever();
         let asks = watch::Sender::new(false);
+        let (ordered, proof) = (watch::Sender::default(), watch::Sender::default());
         let network = network::Service {
             config: network::Config {
                 interfaces: network::Interfaces::Hardware,
@@ -187,8 +188,8 @@ impl Service {
                 record: self.tree.esp.network.clone(),
             },
             known: known.subscribe(),
-            order: watch::Sender::default().subscribe(),
-            proof: watch::Sender::default().subscribe(),
+            order: ordered.subscribe(),
+            proof: proof.subscribe(),
             asks: asks.subscribe(),
             status: status.clone(),
         };
@@ -200,7 +201,7 @@ impl Service {
             status: watch::Sender::default(),
         };
         // The values of a cluster that is not there live as long as the services that read them.
-        let held = (known.clone(), asks, apart);
+        let held = (known.clone(), asks, ordered, proof, apart);
         ctx.spawn("network", forever, move |ctx| {
             let _held = &held;
             network.clone().run(ctx)
