@@ -303,8 +303,8 @@ impl Cluster {
 
     /// The fingerprint of the key of its only node, as the screen of a machine shows it.
     pub(super) fn fingerprint(&self) -> String {
-        let facts = Facts::read(&self.running.credentials.borrow().as_ref().unwrap().certificate);
-        Fingerprint::of_key(&facts.unwrap().public_key).to_string()
+        let facts = polis_wire::pki::Facts::read(&self.running.credentials.borrow().as_ref().unwrap().certificate);
+        polis_wire::identity::Fingerprint::of_key(&facts.unwrap().public_key).to_string()
     }
 
     /// DER of the CA.
