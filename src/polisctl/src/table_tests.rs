@@ -243,7 +243,6 @@ const CASES: &[Case] = &[
         &[
             (&["AT", "--fingerprint", "zoo"], 2, "zoo"),
             (&["AT", "--code", "MYKT-F9X7-MYKT-F9X7-Z01H"], 2, "mistyped"),
-            (&["AT"], 1, "--code CODE"),
         ],
     ),
     (

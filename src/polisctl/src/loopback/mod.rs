@@ -632,7 +632,7 @@ impl Maintenance for Served {
         request: Request<v1::ReadLogRequest>,
     ) -> Result<Response<Self::ReadLogStream>, Status> {
         self.note(&format!("ReadLog {}", request.into_inner().log));
-        let piece = v1::ReadLogResponse { text: "one\ntwo\u{1b}[2J\n".to_owned() };
+        let piece = v1::ReadLogResponse { text: "one\u{1b}[2J\n".to_owned() };
         Ok(Response::new(Box::pin(futures::stream::iter([Ok(piece)]))))
     }
 
