@@ -79,6 +79,8 @@ const WRITTEN: &str = "what_bootstrap_writes_is_what_show_prints";
 const ROTATED: &str = "a_rotation_is_begun_after_a_question_and_waited_for_and_the_context_follows";
 const NETWORK: &str = "a_network_that_the_node_gives_up_is_a_failure_with_its_cause";
 const FIREWALL: &str = "a_firewall_is_confirmed_once_every_node_was_reached_through_it";
+const MAINTAINED: &str =
+    "a_machine_without_parameters_gets_them_by_its_code_and_then_obeys_its_owner_alone";
 const REGISTRY: &str = "a_registry_is_set_listed_and_deleted";
 const WORKLOADS: &str = "a_demo_answers_by_its_name_and_its_pods_end_with_the_machine";
 
@@ -150,6 +152,7 @@ const TOLD: &[Suggestion] = &[
     ("key create -o ann.key", "the help of user create", LOCAL, &[INVITED]),
     ("kubernetes kubeconfig", "a caller without a certificate on port 6444", LOCAL, &[KUBECTL]),
     ("kubernetes status", "no API server is ready", USERS, &[PARTS]),
+    ("maintenance describe _ _", "a guru meditation with a network", LOCAL, &[MAINTAINED]),
     ("node announce-firmware-update NODE", "guru 0412: the TPM refuses", LOCAL, &[FIRMWARE]),
     (
         "node approve _",
