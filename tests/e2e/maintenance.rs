@@ -22,10 +22,9 @@ const PORT: u16 = 7839;
 const REACH: &str = "in maintenance: polisctl maintenance describe 10.0.2.15 ";
 
 /// The stories of this file.
-pub(crate) const STORIES: &[Story] = &[
-    story!(a_machine_without_parameters_gets_them_by_its_code_and_then_obeys_its_owner_alone)
-        .takes(60),
-];
+pub(crate) const STORIES: &[Story] =
+    &[story!(a_machine_without_parameters_gets_them_by_its_code_and_then_obeys_its_owner_alone)
+        .takes(60)];
 
 fn a_machine_without_parameters_gets_them_by_its_code_and_then_obeys_its_owner_alone() -> Result<()>
 {

@@ -352,12 +352,7 @@ fn until_next(now: Duration) -> Duration {
     Duration::from_nanos(u64::try_from(phase - now.as_nanos() % phase).unwrap_or(1))
 }
 
-fn wait(
-    machine: &Machine,
-    screens: &[Screen],
-    maintenance: Option<&Maintenance>,
-    time: Duration,
-) {
+fn wait(machine: &Machine, screens: &[Screen], maintenance: Option<&Maintenance>, time: Duration) {
     let mut waited = Vec::new();
     let output = maintenance.into_iter().flat_map(Maintenance::descriptors);
     waited.extend(output.map(|output| (output, Interest::Read)));

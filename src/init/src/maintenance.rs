@@ -30,8 +30,7 @@ use polis_base::sys::spawn::{self, Ended};
 use polis_base::trapdoor::Report;
 
 use super::machine::Machine;
-use super::node::{Message, Node};
-use super::stage2;
+use super::node::{Message, NODE, Node, variables};
 
 /// Before a `node` that has died is started again, the first time and at most.
 const WAIT_MIN: Duration = Duration::from_secs(5);
@@ -69,7 +68,12 @@ pub struct Maintenance {
 impl Maintenance {
     /// Prepares the start at `now`. `None` on a machine that cannot have one: `node` needs the
     /// disk and its ESP.
-    pub fn new(machine: &mut Machine, report: &Report, log: &[String], now: Duration) -> Option<Self> {
+    pub fn new(
+        machine: &mut Machine,
+        report: &Report,
+        log: &[String],
+        now: Duration,
+    ) -> Option<Self> {
         machine.start.as_ref()?;
         machine.attempts.as_ref()?;
         let line = report.to_line().to_string();
@@ -80,7 +84,7 @@ impl Maintenance {
             let text = format!("cannot leave the log for maintenance: {error}");
             machine.port.log(Severity::Warning, &text);
         }
-        let mut variables = stage2::variables(machine);
+        let mut variables = variables(machine);
         variables.push((MAINTENANCE.to_owned(), line));
         Some(Self {
             variables,
@@ -123,7 +127,7 @@ impl Maintenance {
 
     fn start(&mut self, machine: &mut Machine, now: Duration) {
         let variables = self.variables.iter().map(|(name, value)| (name, value));
-        match spawn::start(Path::new(stage2::NODE), variables, None) {
+        match spawn::start(Path::new(NODE), variables, None) {
             Ok(started) => {
                 self.node = Some(Node::new(started));
                 self.calls = 0;
@@ -265,7 +269,8 @@ mod tests {
     fn its_event_lines_stay_off_the_port_and_its_log_lines_do_not() {
         let (mut maintenance, [out, err, theirs]) = maintenance();
         let mut machine = Machine::default();
-        rustix::io::write(&out, b"POLIS stage name=network state=done t=1.0\n[1] I x: y\n").unwrap();
+        rustix::io::write(&out, b"POLIS stage name=network state=done t=1.0\n[1] I x: y\n")
+            .unwrap();
         rustix::io::write(&err, b"panicked\n").unwrap();
         for junk in [&b"\xff"[..], b"POLIS guru", b"POLIS off reason=nonsense"] {
             rustix::net::send(&theirs, junk, SendFlags::empty()).unwrap();

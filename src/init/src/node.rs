@@ -1,4 +1,4 @@
-//! `node` as `init` sees it: its pipes, its messages, its last output.
+//! `node` as `init` sees it: its environment, its pipes, its messages, its last output.
 //!
 //! What this module does not do: classify (`life`) or act (`stage2`).
 
@@ -12,11 +12,15 @@ use rustix::process::Pid;
 
 use polis_base::serial::EventLine;
 use polis_base::stage::Stage;
-use polis_base::sys::spawn::{Ended, Started};
+use polis_base::sys::spawn::{self, Ended, Started};
 use polis_base::trapdoor::{Report, code};
 
 use super::kernel_log::KernelEvent;
+use super::machine::{Machine, Times};
 use super::relay::Partial;
+
+/// The program with all services.
+pub(super) const NODE: &str = "/usr/bin/node";
 
 /// The longest message on the control channel.
 const MESSAGE_MAX: usize = 16 << 10;
@@ -189,6 +193,37 @@ impl Node {
         let tried = tried.into_iter().collect();
         Report { tried, ..Report::new(code, causes) }
     }
+}
+
+/// The environment of `node`.
+pub(super) fn variables(machine: &Machine) -> Vec<(String, String)> {
+    let mut variables = vec![
+        ("PATH", "/usr/sbin:/usr/bin".to_owned()),
+        ("POLIS_SLOT", machine.identity.slot.clone()),
+        ("POLIS_VERSION", machine.identity.version.clone()),
+        ("POLIS_IMAGE", machine.identity.image.clone()),
+        ("POLIS_STAGES", stages(&machine.times)),
+        ("POLIS_CONTROL_FD", spawn::CONTROL_FD.to_string()),
+    ];
+    if let Some(start) = &machine.start {
+        variables.push(("POLIS_DISK", start.disk.display().to_string()));
+        // Without it the ESP is not mounted, and must not be written to.
+        if machine.attempts.is_some() {
+            variables.push(("POLIS_ESP", start.esp.display().to_string()));
+        }
+    }
+    if let Some(previous) = &machine.previous {
+        variables.push(("POLIS_PREVIOUS_GURU", previous.clone()));
+    }
+    variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// The stages that are over, as `name=start-end,...` in seconds.
+pub(super) fn stages(times: &Times) -> String {
+    let over = times.iter().filter_map(|(stage, (started, ended))| {
+        Some(format!("{stage}={:.3}-{:.3}", started.as_secs_f64(), (*ended)?.as_secs_f64()))
+    });
+    over.collect::<Vec<_>>().join(",")
 }
 
 /// Records the stage that a line of the board is about. Unknown names are not kept, so

@@ -43,16 +43,13 @@ use super::guru::reason_of;
 use super::heartbeat::Heartbeat;
 use super::last_words;
 use super::life::{Effect, Event, Outcome, State};
-use super::machine::{Identity, Machine, Start, Times, reap};
+use super::machine::{Identity, Machine, Start, reap};
 use super::mounts::{self, Need};
-use super::node::{Message, Node};
+use super::node::{Message, NODE, Node, variables};
 use super::patience;
 use super::record;
 use super::relay::Partial;
 use super::threads;
-
-/// The program with all services.
-pub(super) const NODE: &str = "/usr/bin/node";
 
 /// How much of the drivers' thread's output is read at once.
 const READ_MAX: usize = 4 << 10;
@@ -274,37 +271,6 @@ fn count_panic(
     // A report that cannot be written does not stop the count.
     let (ledger, _written) = store.remember(&counted, &summary, &text)?;
     Ok(Some(ledger.last.unwrap_or(summary)))
-}
-
-/// The environment of `node`.
-pub(super) fn variables(machine: &Machine) -> Vec<(String, String)> {
-    let mut variables = vec![
-        ("PATH", "/usr/sbin:/usr/bin".to_owned()),
-        ("POLIS_SLOT", machine.identity.slot.clone()),
-        ("POLIS_VERSION", machine.identity.version.clone()),
-        ("POLIS_IMAGE", machine.identity.image.clone()),
-        ("POLIS_STAGES", stages(&machine.times)),
-        ("POLIS_CONTROL_FD", spawn::CONTROL_FD.to_string()),
-    ];
-    if let Some(start) = &machine.start {
-        variables.push(("POLIS_DISK", start.disk.display().to_string()));
-        // Without it the ESP is not mounted, and must not be written to.
-        if machine.attempts.is_some() {
-            variables.push(("POLIS_ESP", start.esp.display().to_string()));
-        }
-    }
-    if let Some(previous) = &machine.previous {
-        variables.push(("POLIS_PREVIOUS_GURU", previous.clone()));
-    }
-    variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
-}
-
-/// The stages that are over, as `name=start-end,...` in seconds.
-fn stages(times: &Times) -> String {
-    let over = times.iter().filter_map(|(stage, (started, ended))| {
-        Some(format!("{stage}={:.3}-{:.3}", started.as_secs_f64(), (*ended)?.as_secs_f64()))
-    });
-    over.collect::<Vec<_>>().join(",")
 }
 
 /// Starts to load drivers; the thread's messages come out of the pipe.
@@ -597,6 +563,8 @@ impl Main<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::machine::Times;
+    use super::super::node::stages;
     use super::*;
 
     #[test]

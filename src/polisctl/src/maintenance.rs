@@ -449,11 +449,8 @@ async fn give(
     sure.can_be(global)?;
     let (message, parameters) = parameters::message_of(file)?;
     let reached = Reached::new(machine, global).await?;
-    let request = |dry_run| v1::GiveParametersRequest {
-        parameters: message.clone(),
-        replace,
-        dry_run,
-    };
+    let request =
+        |dry_run| v1::GiveParametersRequest { parameters: message.clone(), replace, dry_run };
     let failed = |status: Status| refused("give the machine node parameters", &status);
     // Before the person is asked: a machine may refuse them.
     let checked = reached.client().await?.give_parameters(request(true)).await.map_err(failed)?;

@@ -224,8 +224,8 @@ impl Maintenance for Handlers {
     ) -> Result<Response<v1::GiveParametersResponse>, Status> {
         let who = self.admit(&request)?;
         let v1::GiveParametersRequest { parameters, replace, dry_run } = request.into_inner();
-        let message = accepted(parameters)
-            .map_err(|error| Status::invalid_argument(cause::line(&error)))?;
+        let message =
+            accepted(parameters).map_err(|error| Status::invalid_argument(cause::line(&error)))?;
         let _turn = self.writing.lock().await;
         let replaced = self.checked(replace).await?;
         if !dry_run {

@@ -16,8 +16,8 @@ use futures::{Stream, StreamExt as _, stream};
 use polis_proto::v1;
 use polis_proto::v1::aaa_server::{Aaa, AaaServer};
 use polis_proto::v1::curator_local_server::{CuratorLocal, CuratorLocalServer};
-use polis_proto::v1::management_server::{Management, ManagementServer};
 use polis_proto::v1::maintenance_server::{Maintenance, MaintenanceServer};
+use polis_proto::v1::management_server::{Management, ManagementServer};
 use polis_proto::v1::node_management_server::{NodeManagement, NodeManagementServer};
 use polis_proto::v1::update_progress::Phase;
 use sha2::{Digest as _, Sha256};
@@ -303,7 +303,9 @@ impl Cluster {
 
     /// The fingerprint of the key of its only node, as the screen of a machine shows it.
     pub(super) fn fingerprint(&self) -> String {
-        let facts = polis_wire::pki::Facts::read(&self.running.credentials.borrow().as_ref().unwrap().certificate);
+        let facts = polis_wire::pki::Facts::read(
+            &self.running.credentials.borrow().as_ref().unwrap().certificate,
+        );
         polis_wire::identity::Fingerprint::of_key(&facts.unwrap().public_key).to_string()
     }
 

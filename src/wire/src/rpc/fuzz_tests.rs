@@ -20,35 +20,36 @@ macro_rules! messages {
 
 /// Each message that an RPC takes or returns.
 const MESSAGES: [(&str, Decode); COUNT] = messages! {
-    AnnounceFirmwareUpdateRequest AnnounceFirmwareUpdateResponse
-    ApproveNodeRequest ApproveNodeResponse AttestRequest AttestResponse BeginUpdateRequest
-    ClusterUpdate
+    AnnounceFirmwareUpdateRequest AnnounceFirmwareUpdateResponse ApproveNodeRequest
+    ApproveNodeResponse AttestRequest AttestResponse BeginUpdateRequest ClusterUpdate
     CommitNodeRequest CommitNodeResponse ConfigureClusterRequest ConfigureClusterResponse
-    ConfigureNodeNetworkRequest ConfirmFirewallRequest ConfirmFirewallResponse ConfirmRecoveryKeyRequest ConfirmRecoveryKeyResponse ConsensusStatus ConsoleFrame
+    ConfigureNodeNetworkRequest ConfirmFirewallRequest ConfirmFirewallResponse
+    ConfirmRecoveryKeyRequest ConfirmRecoveryKeyResponse ConsensusStatus ConsoleFrame
     ConsoleRequest ControlUpdateRequest CreateUserRequest DecommissionNodeRequest
     DecommissionNodeResponse DeleteNodeRequest DeleteNodeResponse DeleteRegistryRequest
-    DeleteRegistryResponse DrainProgress DrainRequest EscrowRequest EscrowResponse
-    FetchBundleRequest GetAttestationKeysRequest GetAttestationKeysResponse GetAuditRequest
-    GetAuditResponse GetCaCertificateRequest
-    GetCaCertificateResponse GetClusterInfoRequest GetClusterInfoResponse
-    GetConsensusStatusRequest GetCurrentLeaderRequest GetCurrentLeaderResponse
-    GetEtcdStatusRequest GetFirewallRequest GetFirewallResponse GetNodesRequest GetRecoveryKeyRequest GetRecoveryKeyResponse
-    GetRegisterTicketRequest GetRegisterTicketResponse GetRotationRequest
-    GetRotationResponse GetStatusRequest GetStatusResponse
-    GetUpdateRequest GetUpdateResponse HeartbeatRequest HeartbeatResponse
-    IssueCertificateRequest IssueCertificateResponse IssueWorkerCertificateRequest
-    IssueWorkerCertificateResponse JoinConsensusRequest JoinConsensusResponse
-    JoinNodeRequest JoinNodeResponse ListRegistriesRequest ListRegistriesResponse
-    ListUsersRequest ListUsersResponse LogsRequest LogsResponse NameNodeRequest NodeInfo
-    ProveTpmRequest ProveTpmResponse RebootRequest RebootResponse RegisterNodeRequest RegisterNodeResponse Registries
-    RenewRequest ReportCallsRequest ReportCallsResponse ResetRequest ResetResponse
-    RevokeUserRequest RevokeUserResponse RotateAuthoritiesRequest Rotation
-    ServicesRequest ServicesResponse SetRegistryRequest SetRegistryResponse SnapshotChunk
-    SnapshotEtcdRequest UnlockRequest UnlockResponse UpdateNodeLabelsRequest
-    UpdateNodeRolesRequest UpdateNodeStatusRequest UpdateNodeStatusResponse UpdateProgress
-    UpdateRequest WatchEvent WatchRegistriesRequest WatchRequest
+    DeleteRegistryResponse DescribeRequest DescribeResponse DrainProgress DrainRequest
+    EndRequest EndResponse EscrowRequest EscrowResponse FetchBundleRequest
+    GetAttestationKeysRequest GetAttestationKeysResponse GetAuditRequest GetAuditResponse
+    GetCaCertificateRequest GetCaCertificateResponse GetClusterInfoRequest
+    GetClusterInfoResponse GetConsensusStatusRequest GetCurrentLeaderRequest
+    GetCurrentLeaderResponse GetEtcdStatusRequest GetFirewallRequest GetFirewallResponse
+    GetNodesRequest GetRecoveryKeyRequest GetRecoveryKeyResponse GetRegisterTicketRequest
+    GetRegisterTicketResponse GetRotationRequest GetRotationResponse GetStatusRequest
+    GetStatusResponse GetUpdateRequest GetUpdateResponse GiveParametersRequest
+    GiveParametersResponse HeartbeatRequest HeartbeatResponse IssueCertificateRequest
+    IssueCertificateResponse IssueWorkerCertificateRequest IssueWorkerCertificateResponse
+    JoinConsensusRequest JoinConsensusResponse JoinNodeRequest JoinNodeResponse
+    ListRegistriesRequest ListRegistriesResponse ListUsersRequest ListUsersResponse LogsRequest
+    LogsResponse NameNodeRequest NodeInfo ProveTpmRequest ProveTpmResponse ReadLogRequest
+    ReadLogResponse RebootRequest RebootResponse RegisterNodeRequest RegisterNodeResponse
+    Registries RenewRequest ReportCallsRequest ReportCallsResponse ResetRequest ResetResponse
+    RevokeUserRequest RevokeUserResponse RotateAuthoritiesRequest Rotation ServicesRequest
+    ServicesResponse SetRegistryRequest SetRegistryResponse SnapshotChunk SnapshotEtcdRequest
+    UnlockRequest UnlockResponse UpdateNodeLabelsRequest UpdateNodeRolesRequest
+    UpdateNodeStatusRequest UpdateNodeStatusResponse UpdateProgress UpdateRequest WatchEvent
+    WatchRegistriesRequest WatchRequest
 };
-const COUNT: usize = 109;
+const COUNT: usize = 117;
 
 /// How deep messages in messages go in a sample.
 const DEPTH_MAX: usize = 4;
