@@ -25,6 +25,7 @@ mod firewall;
 mod first_boot;
 mod fleet;
 mod forwarding;
+mod further_disk;
 mod guru;
 mod hardware;
 mod hostile;
@@ -79,6 +80,7 @@ const FILES: &[&[Story]] = &[
     deaths::STORIES,
     disaster::STORIES,
     disks::STORIES,
+    further_disk::STORIES,
     firewall::STORIES,
     first_boot::STORIES,
     forwarding::STORIES,

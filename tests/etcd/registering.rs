@@ -161,6 +161,7 @@ impl Newcomer {
             console_tui: Vec::new(),
             wipes: None,
             install: None,
+            volumes: Vec::new(),
         });
         let loaded = Loaded {
             found: parameters.map(|parameters| (parameters, Source::Esp)),

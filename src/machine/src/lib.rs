@@ -8,7 +8,8 @@
 //! - `network` gives the machine its addresses, by its parameters or by DHCP;
 //! - `time` keeps its clock, by chronyd;
 //! - `update` writes another system beside the one that runs;
-//! - `install` writes the one that runs to another disk.
+//! - `install` writes the one that runs to another disk;
+//! - `volumes` takes further disks for volumes of workloads.
 
 pub mod install;
 pub mod network;
@@ -17,3 +18,4 @@ pub mod storage;
 pub mod time;
 pub mod tpm;
 pub mod update;
+pub mod volumes;

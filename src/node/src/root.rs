@@ -34,7 +34,7 @@ use polis_base::sys::reboot::Reason;
 use polis_base::{extra, files, recovery};
 use polis_control::{cluster, consensus, curator};
 use polis_machine::network::{self, names};
-use polis_machine::{install, parameters, storage, time, update};
+use polis_machine::{install, parameters, storage, time, update, volumes};
 use polis_runtime::logtree::{kernel, ring};
 use polis_runtime::supervisor::{Context, Policy};
 use polis_wire::endpoint::MANAGEMENT_PORT;
@@ -111,6 +111,7 @@ async fn serve(root: Root, ctx: &Context) {
         ctx.spawn("console", forever, move |ctx| faces.console.clone().run(ctx));
     }
     ctx.spawn("storage", forever, move |ctx| base.storage.clone().run(ctx));
+    ctx.spawn("volumes", forever, move |ctx| base.volumes.clone().run(ctx));
     ctx.spawn("logs", forever, move |ctx| base.logs.clone().run(ctx));
     ctx.spawn("update", forever, move |ctx| base.update.clone().run(ctx));
     ctx.spawn("network", forever, move |ctx| base.network.clone().run(ctx));
@@ -167,6 +168,8 @@ struct Values {
     proof: watch::Sender<Option<Instant>>,
     storage: watch::Sender<storage::Status>,
     health: watch::Sender<storage::Health>,
+    /// The volumes of further disks.
+    volumes: watch::Sender<volumes::Status>,
     ring: watch::Sender<ring::Status>,
     wanted: watch::Sender<Option<storage::Wanted>>,
     orders: watch::Sender<Option<consensus::Orders>>,
@@ -250,6 +253,7 @@ impl Values {
             proof: watch::Sender::default(),
             storage: watch::Sender::new(storage::Status::Starting),
             health: watch::Sender::default(),
+            volumes: watch::Sender::default(),
             ring: watch::Sender::default(),
             wanted: watch::Sender::new(None),
             identity: watch::Sender::new(None),
@@ -308,6 +312,7 @@ impl Values {
 struct Base {
     kernel: kernel::Service,
     storage: storage::Service,
+    volumes: volumes::Service,
     logs: logs::Service,
     update: update::Service,
     parameters: parameters::Service,
@@ -333,6 +338,13 @@ impl Base {
                 status: values.storage.clone(),
                 health: values.health.clone(),
             },
+            volumes: volumes::Service::live(
+                &root.environment,
+                tree.clone(),
+                values.known.subscribe(),
+                values.storage.subscribe(),
+                values.volumes.clone(),
+            ),
             logs: logs::Service {
                 image: root.environment.image.clone(),
                 storage: values.storage.subscribe(),
@@ -671,6 +683,7 @@ impl Faces {
                     network: values.network.subscribe(),
                     storage: values.storage.subscribe(),
                     health: values.health.subscribe(),
+                    volumes: values.volumes.subscribe(),
                     cluster: values.cluster.subscribe(),
                     consensus: member.status(),
                     pki: member.overview(),

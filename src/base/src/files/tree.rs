@@ -213,6 +213,8 @@ pub struct Data {
     pub mesh_key: File,
     /// Volumes of workloads.
     pub volumes: Dir,
+    /// The mount points of the volumes of further disks.
+    pub disks: Dir,
     /// Logs of this and former boots.
     pub logs: Dir,
     /// The update bundle that the node keeps for the others; see `update::store`.
@@ -235,6 +237,7 @@ impl Data {
             mesh: Dir::private(base.join("kubernetes/network")),
             mesh_key: File::private(base.join("kubernetes/network/key")),
             volumes: Dir::private(base.join("volumes")),
+            disks: Dir::private(base.join("disks")),
             logs: Dir::private(base.join("logs")),
             update: Dir::private(base.join("update")),
             unwritten: File::private(base.join(".unwritten")),
@@ -285,6 +288,8 @@ pub struct Node {
     pub log_targets: File,
     /// How far each target has the log; see `forwarding` of the node.
     pub log_cursors: File,
+    /// The volumes of further disks, with their keys; see `volumes` of `polis-machine`.
+    pub volumes: File,
     /// Present from the first vote of this node's member of etcd until it leaves: a
     /// member that loses its vote's data must not enter again as the same member.
     pub voter: File,
@@ -303,6 +308,7 @@ impl Node {
             calls: File::private(base.join("calls.pb")),
             log_targets: File::private(base.join("log_targets.pb")),
             log_cursors: File::private(base.join("log_cursors.json")),
+            volumes: File::private(base.join("volumes.json")),
             voter: File::private(base.join("voter")),
             leaving: File::private(base.join("leaving")),
             dir: Dir::private(base),

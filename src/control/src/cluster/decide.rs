@@ -308,6 +308,7 @@ mod tests {
             console_tui: Vec::new(),
             wipes: None,
             install: Some(install.clone()),
+            volumes: Vec::new(),
         };
         let asks = Some(&parameters);
         let (unused, no_journal) = (Record::Absent, Record::Absent);

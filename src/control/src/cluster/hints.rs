@@ -44,6 +44,7 @@ mod tests {
             console_tui: Vec::new(),
             wipes: None,
             install: None,
+            volumes: Vec::new(),
         };
         let found = Some((parameters, parameters::Source::Esp));
         let loaded = parameters::Loaded { found, warning: None, tried: Vec::new() };

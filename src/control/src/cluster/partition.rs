@@ -63,7 +63,7 @@ pub(super) fn plan(
         tpm::encrypt(&cover, nonce, RECOVERY, recovery.bytes()).map_err(|_error| Error::Random)?;
     let passphrase = keys::passphrase(&secrets.node, &cluster, partition)?;
     let begun = BegunKeys { secrets: hidden, recovery_nonce: nonce.to_vec(), recovery: covered };
-    Ok((make(storage::key::Keys { passphrase, recovery }), Some(begun)))
+    Ok((make(storage::key::Keys { passphrase, recovery: Some(recovery) }), Some(begun)))
 }
 
 /// The secrets and keys that open an encrypted partition.

@@ -76,7 +76,9 @@ struct Partition {
 
 impl Partition {
     fn made(make: &Make) -> Self {
-        let slots = make.keys().map(|keys| [keys.passphrase.text(), keys.recovery.text()]);
+        let slots = make
+            .keys()
+            .map(|keys| [keys.passphrase.text(), keys.recovery.as_ref().unwrap().text()]);
         let slots = slots.map_or_else(Default::default, |slots| slots.map(|text| text.to_vec()));
         Self { kind: make.kind(), slots }
     }
@@ -376,6 +378,7 @@ fn loaded(configured: Option<Cluster>, wipes: Option<NodeId>) -> Loaded {
         console_tui: Vec::new(),
         wipes,
         install: None,
+        volumes: Vec::new(),
     });
     Loaded {
         found: parameters.map(|parameters| (parameters, Source::Esp)),

@@ -16,9 +16,10 @@
 //! - A disk counts as empty only if its first and its last bytes are zero.
 //! - A stale backup of a table at the end of a disk hides nothing that its start carries.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::Path;
 
 use polis_layout::partitions::{self, ESP, SYSTEM_A, SYSTEM_B};
 
@@ -63,6 +64,21 @@ struct Seen {
     headless: Option<Table>,
     /// The first block of the place of an ESP.
     esp: Vec<u8>,
+}
+
+/// Opens a disk for this process alone: fails while anything uses it or a partition of it.
+pub(crate) fn open(disk: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).custom_flags(libc::O_EXCL).open(disk)
+}
+
+/// What a disk has, in words; `None` for an empty one. Blocks.
+pub(crate) fn found(disk: &File) -> io::Result<Option<String>> {
+    Ok(match look(disk, &[])? {
+        Content::Empty => None,
+        Content::Unfinished => Some("an installation that was cut off".to_owned()),
+        Content::Installed | Content::Member => Some("the data of a node".to_owned()),
+        Content::Other(found) => Some(found),
+    })
 }
 
 /// Looks at a disk for the installation `id`. Blocks.

@@ -26,25 +26,25 @@ const VPD_HEADER: usize = 4;
 
 /// A disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Disk {
+pub(crate) struct Disk {
     /// The kernel's name, for example `nvme0n1`.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// How it is connected, if that is known.
-    pub(super) transport: Option<Transport>,
-    pub(super) model: String,
-    pub(super) serial: String,
+    pub(crate) transport: Option<Transport>,
+    pub(crate) model: String,
+    pub(crate) serial: String,
     /// The identifier that its maker gave it.
-    pub(super) wwid: String,
+    pub(crate) wwid: String,
     /// The way to it through the buses.
-    pub(super) path: String,
+    pub(crate) path: String,
     /// Its size in bytes.
-    pub(super) size: u64,
+    pub(crate) size: u64,
     /// Whether it takes no writes.
-    pub(super) read_only: bool,
+    pub(crate) read_only: bool,
     /// Devices that are built on it, or on a partition of it.
-    pub(super) users: Vec<String>,
+    pub(crate) users: Vec<String>,
     /// Whether the machine was started from it.
-    pub(super) medium: bool,
+    pub(crate) medium: bool,
 }
 
 impl std::fmt::Display for Disk {
@@ -63,7 +63,7 @@ impl std::fmt::Display for Disk {
 
 /// Every disk of the machine, in the order of names; `medium` is the name of the one that it
 /// was started from.
-pub(super) fn list(sys: &Path, medium: &str) -> Vec<Disk> {
+pub(crate) fn list(sys: &Path, medium: &str) -> Vec<Disk> {
     let Ok(entries) = fs::read_dir(sys.join("block")) else { return Vec::new() };
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let mut disks: Vec<Disk> = names.filter_map(|name| describe(sys, name)).collect();

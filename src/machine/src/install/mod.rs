@@ -26,11 +26,11 @@
 //! (`cluster`).
 
 mod boot_files;
-mod content;
-mod disks;
+pub(crate) mod content;
+pub(crate) mod disks;
 mod error;
 mod plan;
-mod select;
+pub(crate) mod select;
 mod write;
 
 use std::fs::File;
@@ -240,7 +240,7 @@ async fn settle(ctx: &Context, config: &Config, order: &Install) -> Vec<Disk> {
 
 /// The content of the disk, if it may be written or has the system already.
 fn admitted(dev: &Path, disk: &Disk, id: &[u8], wipe: Wipe) -> Result<Content, Error> {
-    let opened = write::open(&dev.join(&disk.name)).map_err(Error::io("open", "the disk"))?;
+    let opened = content::open(&dev.join(&disk.name)).map_err(Error::io("open", "the disk"))?;
     let content = content::look(&opened, id).map_err(Error::io("read", "the disk"))?;
     let occupied = |found: String, word| {
         let (name, disk) = (disk.name.clone(), disk.to_string());
@@ -265,7 +265,7 @@ fn put(
     let system = running()?;
     let slot = Slot::of(&config.slot, &config.medium)?;
     let source = File::open(&slot.device).map_err(Error::io("open", "the system of the medium"))?;
-    let disk = write::open(&config.dev.join(name)).map_err(Error::io("open", "the disk"))?;
+    let disk = content::open(&config.dev.join(name)).map_err(Error::io("open", "the disk"))?;
     let measuring = || Error::io("measure", "the disk");
     let size = block::size(&disk).map_err(measuring())?;
     let block_size = u64::from(block::logical_block_size(&disk).map_err(measuring())?);

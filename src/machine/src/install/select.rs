@@ -54,7 +54,7 @@ pub enum Refusal {
 }
 
 /// Chooses the disk that fits.
-pub(super) fn choose<'a>(disks: &'a [Disk], selector: &Selector) -> Result<&'a Disk, Refusal> {
+pub(crate) fn choose<'a>(disks: &'a [Disk], selector: &Selector) -> Result<&'a Disk, Refusal> {
     let fit = |disk: &&Disk| differences(disk, selector).is_empty();
     let (mediums, fitting): (Vec<_>, Vec<_>) = disks.iter().filter(fit).partition(|d| d.medium);
     let name = |disk: &Disk| disk.name.clone();
@@ -76,7 +76,7 @@ pub(super) fn choose<'a>(disks: &'a [Disk], selector: &Selector) -> Result<&'a D
 }
 
 /// A line for each disk: what it is, and why it does not fit.
-pub(super) fn explain(disks: &[Disk], selector: &Selector) -> Vec<String> {
+pub(crate) fn explain(disks: &[Disk], selector: &Selector) -> Vec<String> {
     if disks.is_empty() {
         return vec!["this machine has no disk".to_owned()];
     }

@@ -14,10 +14,9 @@
 //! - The first block of the ESP is written only when all else was read back from the disk, and
 //!   the system hashes to the root hash of the running kernel.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
-use std::path::Path;
+use std::os::unix::fs::FileExt as _;
 
 use polis_layout::verity::{self, BLOCK};
 
@@ -64,11 +63,6 @@ pub(super) struct Job<'a> {
     /// The partition that the machine runs from.
     pub(super) source: &'a File,
     pub(super) esp: &'a [u8],
-}
-
-/// Opens the disk for this process alone: fails while anything uses it or a partition of it.
-pub(super) fn open(disk: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).custom_flags(libc::O_EXCL).open(disk)
 }
 
 /// Installs. Blocks; may be repeated, whatever an earlier run has left.

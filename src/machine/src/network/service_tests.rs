@@ -110,6 +110,7 @@ fn loaded(network: parameters::Network) -> Known {
         console_tui: Vec::new(),
         wipes: None,
         install: None,
+        volumes: Vec::new(),
     };
     let found = Some((parameters, parameters::Source::Esp));
     Some(Arc::new(Loaded { found, warning: None, tried: Vec::new() }))

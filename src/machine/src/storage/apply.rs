@@ -167,7 +167,7 @@ pub trait Machine {
 pub async fn apply(machine: &impl Machine, table: Table, plan: Plan) -> Result<Partition, Error> {
     match plan {
         Plan::Create { table, partition } => {
-            info!(partition = partition.number, "making the data partition");
+            info!(partition = partition.number, name = partition.name, "making the partition");
             machine.write_table(&table).await?;
             finish(machine, table, partition).await
         }
@@ -178,7 +178,7 @@ pub async fn apply(machine: &impl Machine, table: Table, plan: Plan) -> Result<P
             finish(machine, replaced(table, &partition), partition).await
         }
         Plan::Finish { partition } => {
-            info!(partition = partition.number, "finishing the data partition");
+            info!(partition = partition.number, name = partition.name, "finishing the partition");
             finish(machine, table, partition).await
         }
         Plan::Unlock { partition, .. } => {

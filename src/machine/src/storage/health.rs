@@ -148,6 +148,8 @@ pub struct Devices {
     pub partition: String,
     /// The mounted devices, by their names in the kernel: `vda4`, `dm-2`.
     pub mounted: String,
+    /// The integrity device below the mounted one, for the kind that has it: `dm-1`.
+    pub integrity: String,
 }
 
 /// Reads one message of the kernel.
@@ -158,9 +160,13 @@ pub fn read(message: &str, devices: &Devices) -> Option<Fault> {
         after.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
     };
     let fault = |what, device: &str| Fault { what, device: device.to_owned(), sector: sector() };
-    // No other device of this machine has tags: the kernel names it by its number only.
-    if message.contains("device-mapper: crypt:") && message.contains("INTEGRITY AEAD ERROR") {
-        return Some(fault(What::Changed, &devices.partition));
+    // The kernel names the device by its number only, that of either layer.
+    if let Some((_, rest)) = message.split_once("device-mapper: crypt: ")
+        && rest.contains("INTEGRITY AEAD ERROR")
+    {
+        let name = rest.split(':').next();
+        let ours = [&devices.mounted, &devices.integrity].into_iter().any(|it| name == Some(it));
+        return ours.then(|| fault(What::Changed, &devices.partition));
     }
     let mounted = format!("XFS ({})", devices.mounted);
     if message.starts_with(&mounted) {
@@ -205,7 +211,7 @@ fn is_of(name: &str, disk: &str) -> bool {
 }
 
 /// Reads one record of the kernel's log; those that processes wrote do not count.
-fn of(record: &Record, devices: &Devices) -> Option<Fault> {
+pub(crate) fn of(record: &Record, devices: &Devices) -> Option<Fault> {
     (record.facility == 0).then(|| read(&record.text, devices)).flatten()
 }
 
@@ -352,6 +358,7 @@ mod tests {
             disk: "vda".to_owned(),
             partition: "/dev/vda3".to_owned(),
             mounted: "dm-2".to_owned(),
+            integrity: "dm-1".to_owned(),
         }
     }
 

@@ -87,8 +87,8 @@ impl fmt::Debug for RecoveryKey {
 pub struct Keys {
     /// Slot 0.
     pub passphrase: Passphrase,
-    /// Slot 1.
-    pub recovery: RecoveryKey,
+    /// Slot 1; a volume of a further disk has none.
+    pub recovery: Option<RecoveryKey>,
 }
 
 /// The keys to try on a locked partition.
@@ -180,15 +180,15 @@ mod tests {
     #[test]
     fn a_key_prints_as_nothing_and_reads_as_hexadecimal() {
         let bytes = || Zeroizing::new([0xa7; SIZE]);
-        let keys =
-            Keys { passphrase: Passphrase::new(bytes()), recovery: RecoveryKey::new(bytes()) };
+        let recovery = RecoveryKey::new(bytes());
+        let keys = Keys { passphrase: Passphrase::new(bytes()), recovery: Some(recovery.clone()) };
         let wanted = Wanted::Make(Make::Authenticated(keys.clone()));
         let printed = format!("{wanted:?}");
         assert_eq!(
-            printed, "Make(Authenticated(Keys { passphrase: …, recovery: … }))",
+            printed, "Make(Authenticated(Keys { passphrase: …, recovery: Some(…) }))",
             "{printed}"
         );
         assert_eq!(*keys.passphrase.text(), "a7".repeat(SIZE).into_bytes());
-        assert_eq!(*Key::Recovery(keys.recovery).text(), "a7".repeat(SIZE).into_bytes());
+        assert_eq!(*Key::Recovery(recovery).text(), "a7".repeat(SIZE).into_bytes());
     }
 }

@@ -19,7 +19,6 @@ use zeroize::Zeroizing;
 use super::Kind;
 use super::header::{CIPHER, CIPHER_AUTHENTICATED, SECTOR_SIZE, SUBSYSTEM};
 use super::key::{self, Key, Keys, Passphrase};
-use super::plan::LABEL;
 use polis_base::sys::dm::DeviceMapper;
 use polis_runtime::logtree::Sink;
 use polis_runtime::sys::process::{Command, Error};
@@ -28,10 +27,10 @@ use polis_runtime::sys::process::{Command, Error};
 const CRYPTSETUP: &str = "/usr/sbin/cryptsetup";
 const MODPROBE: &str = "/usr/sbin/modprobe";
 
-/// The name of the open partition in the device mapper.
+/// The name of the open data partition in the device mapper.
 pub const NAME: &str = "polis-data";
-/// The name of the integrity device below it, given by `cryptsetup`.
-const INTEGRITY_NAME: &str = "polis-data_dif";
+/// How the name of the integrity device below it ends, given by `cryptsetup`.
+const INTEGRITY: &str = "_dif";
 
 /// Turns of the function that makes a key slot's key: the fewest that there can
 /// be. They make guessing a weak passphrase dear, and ours has 256 random bits.
@@ -57,10 +56,16 @@ pub enum OpenError {
     Failed(#[from] Error),
 }
 
-/// Where the open partition is found.
+/// Where the open partition with this name is found.
 #[must_use]
-pub fn path() -> PathBuf {
-    Path::new("/dev/mapper").join(NAME)
+pub fn path(name: &str) -> PathBuf {
+    Path::new("/dev/mapper").join(name)
+}
+
+/// Where the integrity device below it is found, for the kind that has one.
+#[must_use]
+pub fn integrity_path(name: &str) -> PathBuf {
+    path(&format!("{name}{INTEGRITY}"))
 }
 
 fn cryptsetup(action: &str, log: &Sink) -> Command {
@@ -105,20 +110,21 @@ fn modules(kind: Kind, processor: &str) -> Vec<&'static str> {
     modules
 }
 
-/// Puts a new header on `device`, with both keys; the content is lost.
+/// Puts a new header on `device`, with these keys; the content is lost.
 ///
 /// # Errors
 ///
 /// The output of `cryptsetup`.
 pub async fn format(
     device: &Path,
+    label: &str,
     id: Uuid,
     kind: Kind,
     keys: &Keys,
     log: &Sink,
 ) -> Result<(), Error> {
     let format = cryptsetup("luksFormat", log)
-        .args(["--type", "luks2", "--label", LABEL, "--subsystem", SUBSYSTEM])
+        .args(["--type", "luks2", "--label", label, "--subsystem", SUBSYSTEM])
         .arg(format!("--uuid={id}"))
         .arg(format!("--sector-size={SECTOR_SIZE}"))
         .args(SLOT);
@@ -130,7 +136,8 @@ pub async fn format(
         Kind::Encrypted | Kind::Insecure => format.args(["--cipher", CIPHER, "--key-size", "512"]),
     };
     format.arg(device).input(keys.passphrase.text().to_vec()).run().await?;
-    add(device, &keys.passphrase.text(), &keys.recovery.text(), 1, log).await
+    let Some(recovery) = &keys.recovery else { return Ok(()) };
+    add(device, &keys.passphrase.text(), &recovery.text(), 1, log).await
 }
 
 /// Adds the key `new` in `slot`; `known` opens another one.
@@ -156,12 +163,12 @@ async fn add(
         .map(drop)
 }
 
-/// Opens `device`.
+/// Opens `device` with this name.
 ///
 /// # Errors
 ///
 /// [`OpenError::Unfit`] when the key is wrong; then nothing has changed.
-pub async fn open(device: &Path, key: &Key, log: &Sink) -> Result<(), OpenError> {
+pub async fn open(device: &Path, name: &str, key: &Key, log: &Sink) -> Result<(), OpenError> {
     let slot = key.slot();
     let opened = cryptsetup("open", log)
         .args(["--type", "luks2", "--key-file=-"])
@@ -169,7 +176,7 @@ pub async fn open(device: &Path, key: &Key, log: &Sink) -> Result<(), OpenError>
         .args(["--perf-no_read_workqueue", "--perf-no_write_workqueue"])
         .arg(format!("--key-slot={slot}"))
         .arg(device)
-        .arg(NAME)
+        .arg(name)
         .input(key.text().to_vec())
         .run()
         .await;
@@ -200,14 +207,14 @@ pub async fn rekey(
     add(device, &known.text(), &passphrase.text(), 0, log).await
 }
 
-/// Closes the partition; nothing may use it any more. Blocks.
+/// Closes the partition with this name; nothing may use it any more. Blocks.
 ///
 /// # Errors
 ///
 /// An error of the kernel.
-pub fn close() -> std::io::Result<()> {
+pub fn close(name: &str) -> std::io::Result<()> {
     let mapper = DeviceMapper::open()?;
-    for name in [NAME, INTEGRITY_NAME] {
+    for name in [name, &format!("{name}{INTEGRITY}")] {
         match mapper.remove(name) {
             Ok(()) => {}
             // `encrypted` has no integrity device.
@@ -220,12 +227,13 @@ pub fn close() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Whether the partition is open.
+/// Whether the partition with this name is open.
 #[must_use]
-pub fn is_open() -> bool {
+pub fn is_open(name: &str) -> bool {
     let devices = std::fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
-    devices.map(|device| device.path().join("dm/name")).any(|name| {
-        std::fs::read_to_string(name).is_ok_and(|name| name.trim_end() == NAME) && path().exists()
+    devices.map(|device| device.path().join("dm/name")).any(|file| {
+        std::fs::read_to_string(file).is_ok_and(|found| found.trim_end() == name)
+            && path(name).exists()
     })
 }
 

@@ -5,12 +5,15 @@ use std::io;
 use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::mount::MountFlags;
+use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use super::Kind;
 use super::apply::{Error, Machine};
+use super::health::Devices;
 use super::key::{Key, Keys, Passphrase};
 use super::luks::{self, OpenError};
 use super::plan::{self, GROWTH_MIN, LABEL};
@@ -19,7 +22,7 @@ use super::table::{self, Partition, Table};
 use super::wipe::{self, Groups};
 use polis_base::files::Root;
 use polis_base::sys::block;
-use polis_base::sys::mount::Mount;
+use polis_base::sys::mount::{self, Mount};
 use polis_base::sys::xfs;
 use polis_runtime::logtree::Sink;
 use polis_runtime::supervisor::blocking;
@@ -28,6 +31,10 @@ use polis_runtime::sys::process::Command;
 /// Where the image keeps the programs of XFS.
 const MKFS: &str = "/usr/sbin/mkfs.xfs";
 const GROWFS: &str = "/usr/sbin/xfs_growfs";
+
+/// How long an open file may keep the file system, when everybody should have ended.
+const RELEASE: Duration = Duration::from_secs(5);
+const RELEASE_PACE: Duration = Duration::from_millis(50);
 
 /// The block of a file system: the one that `mkfs.xfs` takes by itself.
 const XFS_BLOCK: u64 = 4096;
@@ -40,13 +47,39 @@ pub const MOUNT_OPTIONS: &str = "prjquota";
 const MOUNT_FLAGS: MountFlags =
     MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOATIME);
 
+/// Where a partition goes: its mount, and its names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The mount point.
+    pub mount: PathBuf,
+    /// The file in it that holds what was never written; see `storage::wipe`.
+    pub hidden: PathBuf,
+    /// The name in the device mapper, once it is open.
+    pub mapper: String,
+    /// The label of the file system; XFS has room for twelve bytes.
+    pub label: &'static str,
+}
+
+impl Target {
+    /// That of the data partition.
+    #[must_use]
+    pub fn data(root: &Root) -> Self {
+        Self {
+            mount: root.data.mount.path().to_owned(),
+            hidden: root.data.unwritten.path().to_owned(),
+            mapper: luks::NAME.to_owned(),
+            label: LABEL,
+        }
+    }
+}
+
 /// The disk, and where its data partition is mounted.
 #[derive(Clone, Debug)]
 pub struct Live {
     /// A whole disk, for example `/dev/vda`.
     pub disk: PathBuf,
-    /// The tree; the data partition is mounted in it.
-    pub root: Root,
+    /// Where the partition goes.
+    pub target: Target,
     /// Options of the mount: [`MOUNT_OPTIONS`].
     pub mount_options: &'static str,
     /// Bytes in a block of the disk.
@@ -75,7 +108,7 @@ impl Live {
         match self.kind {
             // Nothing lies between the file system and the partition.
             Kind::Insecure => self.raw(partition),
-            Kind::Encrypted | Kind::Authenticated => luks::path(),
+            Kind::Encrypted | Kind::Authenticated => luks::path(&self.target.mapper),
         }
     }
 
@@ -88,11 +121,23 @@ impl Live {
     /// Whether an earlier run of the service has opened or mounted `partition`.
     #[must_use]
     pub fn is_in_use(&self, partition: &Partition) -> bool {
-        luks::is_open() || is_mounted(&self.raw(partition), self.mount_point())
+        self.is_open() || is_mounted(&self.raw(partition), self.mount_point())
+    }
+
+    /// Whether an earlier run of the service has opened the partition.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        luks::is_open(&self.target.mapper)
     }
 
     fn mount_point(&self) -> &Path {
-        self.root.data.mount.path()
+        &self.target.mount
+    }
+
+    /// Closes the layers below the file system. Blocks.
+    fn closing(&self) -> impl FnOnce() -> io::Result<()> + Send + 'static {
+        let name = self.target.mapper.clone();
+        move || luks::close(&name)
     }
 
     /// Opens `partition`, and gives it a new passphrase if there is one.
@@ -109,11 +154,11 @@ impl Live {
         let device = self.raw(partition);
         luks::load_ciphers(self.kind, &self.log).await;
         let before = self.integrity_size(partition).await;
-        luks::open(&device, key, &self.log).await?;
+        luks::open(&device, &self.target.mapper, key, &self.log).await?;
         if self.integrity_size(partition).await != before {
             // The partition has grown: the integrity device has just learnt that, and
             // the layers above it have not.
-            let closed = tokio::task::spawn_blocking(luks::close).await;
+            let closed = tokio::task::spawn_blocking(self.closing()).await;
             if let Ok(Err(error)) = closed {
                 warn!(
                     error = &error as &dyn std::error::Error,
@@ -121,7 +166,7 @@ impl Live {
                 );
                 return Ok(());
             }
-            luks::open(&device, key, &self.log).await?;
+            luks::open(&device, &self.target.mapper, key, &self.log).await?;
         }
         if let Some(passphrase) = rekey {
             luks::rekey(&device, key, passphrase, &self.log).await?;
@@ -163,6 +208,55 @@ impl Live {
             Ok((size >= end.saturating_add(GROWTH_MIN)).then_some(Room { end, size }))
         };
         tokio::task::spawn_blocking(look).await.unwrap_or(Ok(None))
+    }
+
+    /// The devices whose messages in the kernel's log are about `partition`, once it is open.
+    #[must_use]
+    pub fn devices(&self, partition: &Partition) -> Devices {
+        Devices {
+            disk: file_name(&self.disk),
+            partition: self.raw(partition).display().to_string(),
+            mounted: mounted(&self.device(partition)),
+            integrity: mounted(&luks::integrity_path(&self.target.mapper)),
+        }
+    }
+
+    /// Leaves the file system clean, if it is not in use any more, and closes the layers
+    /// below it.
+    /// Returns whether it is unmounted.
+    pub async fn leave(&self) -> bool {
+        let deadline = Instant::now() + RELEASE;
+        let partition = self.target.label;
+        loop {
+            let target = self.target.mount.clone();
+            let unmounted = tokio::task::spawn_blocking(move || mount::unmount(&target)).await;
+            match unmounted {
+                Ok(Ok(())) => break,
+                Ok(Err(_busy)) if Instant::now() < deadline => sleep(RELEASE_PACE).await,
+                Ok(Err(_busy)) => {
+                    let target = self.target.mount.clone();
+                    let sealed =
+                        tokio::task::spawn_blocking(move || mount::read_only(&target)).await;
+                    match sealed {
+                        Ok(Ok(())) => warn!(partition, "it is in use: it is read-only now"),
+                        // XFS has a journal: the next mount replays it.
+                        Ok(Err(error)) => warn!(
+                            error = &error as &dyn std::error::Error,
+                            partition, "it stays mounted"
+                        ),
+                        Err(_lost) => {}
+                    }
+                    return false;
+                }
+                Err(_lost) => return false,
+            }
+        }
+        if self.kind != Kind::Insecure
+            && let Ok(Err(error)) = tokio::task::spawn_blocking(self.closing()).await
+        {
+            warn!(error = &error as &dyn std::error::Error, partition, "it stays open");
+        }
+        true
     }
 
     /// Lets the mounted file system fill its device.
@@ -232,7 +326,7 @@ impl Live {
             .args(size.into_iter().flat_map(|size| ["-d".to_owned(), format!("size={size}")]))
             // Discarding the whole device first would take longer than all the rest,
             // and would undo what integrity needs.
-            .args(["-K", "-f", "-L", LABEL, "-m"])
+            .args(["-K", "-f", "-L", self.target.label, "-m"])
             // Distinguishes our file system from any other: see `plan`.
             .arg(format!("uuid={}", partition.id))
             .log(self.log.clone())
@@ -333,16 +427,20 @@ impl Machine for Live {
         let Some(keys) = &self.keys else { return Ok(()) };
         luks::load_ciphers(self.kind, &self.log).await;
         // An earlier run of the service may have come this far.
-        if luks::is_open() {
+        if self.is_open() {
             let number = partition.number;
             let failed = move |source| Error::Register { number, source };
-            blocking(move || luks::close().map_err(failed)).await?;
+            let close = self.closing();
+            blocking(move || close().map_err(failed)).await?;
         }
-        let made = luks::format(&device, partition.id, self.kind, keys, &self.log).await;
+        let made =
+            luks::format(&device, self.target.label, partition.id, self.kind, keys, &self.log)
+                .await;
         made.map_err(|source| Error::Protect { device: device.clone(), source })?;
         info!(kind = %self.kind, "the partition is encrypted");
         let key = Key::Passphrase(keys.passphrase.clone());
-        luks::open(&device, &key, &self.log).await.map_err(|error| match error {
+        luks::open(&device, &self.target.mapper, &key, &self.log).await.map_err(|error| match error
+        {
             OpenError::Failed(source) => Error::Open { device, source },
             OpenError::Unfit { .. } => Error::OwnKey { device },
         })
@@ -362,11 +460,10 @@ impl Machine for Live {
         if self.kind != Kind::Authenticated {
             return Ok(());
         }
-        let (device, root) = (self.device(partition), self.root.clone());
+        let (device, target) = (self.device(partition), self.target.clone());
         let reserved = blocking(move || {
             let failed = |source| Error::Wipe { device: device.clone(), source };
-            let hidden = root.data.unwritten.path();
-            wipe::reserve(&device, root.data.mount.path(), hidden).map_err(failed)
+            wipe::reserve(&device, &target.mount, &target.hidden).map_err(failed)
         });
         let written = reserved.await?;
         info!(mib = written >> 20, "the initial free space is written");
@@ -414,6 +511,20 @@ pub fn give_up(disk: &Path) -> Result<(), table::Error> {
     let opened = File::options().read(true).write(true).open(disk);
     let disk = opened.map_err(|source| table::Error::Io { operation: "open", source })?;
     table::write(&disk, &table)
+}
+
+/// The name of a device in the kernel.
+fn mounted(device: &Path) -> String {
+    let Ok(id) = std::fs::metadata(device).map(|metadata| metadata.rdev()) else {
+        return file_name(device);
+    };
+    let (major, minor) = (rustix::fs::major(id), rustix::fs::minor(id));
+    let name = std::fs::read_link(format!("/sys/dev/block/{major}:{minor}"));
+    name.map_or_else(|_error| file_name(device), |name| file_name(&name))
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// Whether `target` is where `device` is mounted: an earlier run of the service did it.

@@ -53,8 +53,8 @@ async fn wait(live: &Live) {
 async fn release(live: &Live) -> Result<(), Error> {
     let mut announced = false;
     loop {
-        let hidden = live.root.data.unwritten.path().to_owned();
-        let device = live.root.data.mount.path().to_owned();
+        let hidden = live.target.hidden.clone();
+        let device = live.target.mount.clone();
         let begun = Instant::now();
         let left = attempt(move || {
             let failed = |source| Error::Wipe { device: device.clone(), source };
@@ -62,13 +62,15 @@ async fn release(live: &Live) -> Result<(), Error> {
         });
         let Some(left) = left.await?? else {
             if announced {
-                info!("all free space of the data partition is written and usable");
+                let partition = live.target.label;
+                info!(partition, "all free space is written and usable");
             }
             return Ok(());
         };
         if !announced {
             let mib = left >> 20;
-            info!(mib, "writing the free space of the data partition, as integrity needs it");
+            let partition = live.target.label;
+            info!(mib, partition, "writing the free space, as integrity needs it");
             announced = true;
         }
         rest(live, begun.elapsed()).await;
@@ -128,6 +130,6 @@ async fn rest(live: &Live, worked: Duration) {
 }
 
 async fn urgent(live: &Live) -> bool {
-    let mount = live.root.data.mount.path().to_owned();
+    let mount = live.target.mount.clone();
     attempt(move || wipe::is_urgent(&mount)).await.unwrap_or(false)
 }

@@ -31,21 +31,19 @@
 //! What this module does not do: decide what to do with the disk (`plan`), or whether this
 //! machine may start over (`cluster`).
 
-use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::apply::{self, apply, before_unlock, clear};
-use super::health::{self, Devices, Health};
+use super::health::{self, Health};
 use super::key::{Key, Keys, Make, Passphrase};
-use super::luks::{self, OpenError};
-use super::machine::{self, Live};
+use super::luks::OpenError;
+use super::machine::{self, Live, Target};
 use super::maintenance::maintain;
 use super::patience::{Patient, within};
 use super::plan::{self, Place, Plan};
@@ -55,7 +53,7 @@ use super::table::Table;
 use super::{Error, Kind, Ready, Status, Wanted};
 use polis_base::files::Root;
 use polis_base::stage::{Stage, State};
-use polis_base::sys::{command_line, mount};
+use polis_base::sys::command_line;
 use polis_runtime::event::{self, Closed};
 use polis_runtime::logtree::Parser;
 use polis_runtime::supervisor::{Context, blocking};
@@ -108,10 +106,6 @@ impl<E: Into<Error>> From<E> for Stop {
 /// Longest that a look at the disk may take, and a key that is tried.
 const PROBE_MAX: Duration = Duration::from_secs(120);
 
-/// How long an open file may keep the file system, when everybody should have ended.
-const RELEASE: Duration = Duration::from_secs(5);
-const RELEASE_PACE: Duration = Duration::from_millis(50);
-
 impl Service {
     /// Runs until cancelled, and unmounts then.
     ///
@@ -163,7 +157,9 @@ impl Service {
             Some(None) => self.give_up(&ctx).await,
             None => {}
         }
-        self.unmount(live.kind).await;
+        if live.leave().await {
+            self.status.send_replace(Status::Starting);
+        }
         Ok(())
     }
 
@@ -184,7 +180,7 @@ impl Service {
 
     /// Watches and maintains the partition; returns when it cannot be used any more.
     async fn keep(&self, ctx: &Context, live: &Live, partition: &Partition) -> Error {
-        let devices = devices(live, partition);
+        let devices = live.devices(partition);
         let mount = self.config.root.data.mount.path();
         let hung = stall::deadline(&command_line::read().unwrap_or_default());
         let watched = health::watch(ctx, &self.health, &devices, mount, hung);
@@ -263,7 +259,7 @@ impl Service {
     fn live(&self, ctx: &Context, table: &Table, kind: Kind, keys: Option<Keys>) -> Live {
         Live {
             disk: self.config.disk.clone(),
-            root: self.config.root.clone(),
+            target: Target::data(&self.config.root),
             mount_options: self.config.mount_options,
             block_size: table.block_size,
             kind,
@@ -305,7 +301,7 @@ impl Service {
         live: &Live,
         partition: &Partition,
     ) -> Result<(), Stop> {
-        if luks::is_open() {
+        if live.is_open() {
             // An earlier run of the service did it.
             return Ok(());
         }
@@ -346,49 +342,6 @@ impl Service {
             changed.map_err(|_closed| Stop::Closed(Closed("the cluster manager")))?;
         }
     }
-
-    /// Leaves the file system clean, if it is not in use any more, and closes the layers
-    /// below it.
-    async fn unmount(&self, kind: Kind) {
-        let target = self.config.root.data.mount.path().to_owned();
-        let deadline = Instant::now() + RELEASE;
-        let unmounted = loop {
-            let target = target.clone();
-            let unmounted = tokio::task::spawn_blocking(move || mount::unmount(&target)).await;
-            match unmounted {
-                Ok(Err(_busy)) if Instant::now() < deadline => sleep(RELEASE_PACE).await,
-                Ok(Err(_busy)) => {
-                    let target = self.config.root.data.mount.path().to_owned();
-                    let sealed =
-                        tokio::task::spawn_blocking(move || mount::read_only(&target)).await;
-                    match sealed {
-                        Ok(Ok(())) => {
-                            warn!("the data partition is in use: it is read-only now");
-                        }
-                        // XFS has a journal: the next mount replays it.
-                        Ok(Err(error)) => warn!(
-                            error = &error as &dyn std::error::Error,
-                            "the data partition stays mounted"
-                        ),
-                        Err(_lost) => {}
-                    }
-                    break false;
-                }
-                Ok(Ok(())) => break true,
-                Err(_lost) => break false,
-            }
-        };
-        if !unmounted {
-            return;
-        }
-        if kind != Kind::Insecure {
-            let closed = tokio::task::spawn_blocking(luks::close).await;
-            if let Ok(Err(error)) = closed {
-                warn!(error = &error as &dyn std::error::Error, "the partition stays open");
-            }
-        }
-        self.status.send_replace(Status::Starting);
-    }
 }
 
 /// Waits until the cluster manager gives the partition up.
@@ -407,34 +360,12 @@ async fn explain(error: apply::Error, live: &Live, partition: &Partition) -> Err
     if !matches!(error, apply::Error::Mount(_) | apply::Error::Wipe { .. }) {
         return error.into();
     }
-    let devices = devices(live, partition);
+    let devices = live.devices(partition);
     let found = tokio::task::spawn_blocking(move || health::newest(&devices)).await;
     match found {
         Ok(Some(fault)) => Error::Failed { fault, source: Box::new(error) },
         Ok(None) | Err(_) => error.into(),
     }
-}
-
-fn devices(live: &Live, partition: &Partition) -> Devices {
-    Devices {
-        disk: file_name(&live.disk),
-        partition: live.raw(partition).display().to_string(),
-        mounted: mounted(&live.device(partition)),
-    }
-}
-
-/// The name of a device in the kernel.
-fn mounted(device: &Path) -> String {
-    let Ok(id) = std::fs::metadata(device).map(|metadata| metadata.rdev()) else {
-        return file_name(device);
-    };
-    let (major, minor) = (rustix::fs::major(id), rustix::fs::minor(id));
-    let name = std::fs::read_link(format!("/sys/dev/block/{major}:{minor}"));
-    name.map_or_else(|_error| file_name(device), |name| file_name(&name))
-}
-
-fn file_name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// Looks at the disk and decides. Blocks.

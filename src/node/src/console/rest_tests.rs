@@ -30,6 +30,7 @@ fn start() -> World {
     let (network, addresses) = watch::channel(network::Status::default());
     let (mounted, storage) = watch::channel(storage::Status::Starting);
     let (disk, health) = watch::channel(storage::Health::default());
+    let (_further, volumes) = watch::channel(volumes::Status::new());
     let (cluster, standing) = watch::channel(cluster::Status::default());
     let (received, cluster_nodes) = watch::channel(ClusterNodes::default());
     let (key, identity) = watch::channel(None);
@@ -47,6 +48,7 @@ fn start() -> World {
             network: addresses,
             storage,
             health,
+            volumes,
             cluster: standing,
             consensus: member.status(),
             pki: member.overview(),

@@ -18,7 +18,7 @@ use polis_base::environment::Environment;
 use polis_base::stage::Stages;
 use polis_control::{cluster, consensus};
 use polis_machine::parameters::Known;
-use polis_machine::{network, storage};
+use polis_machine::{network, storage, volumes};
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Tree;
 use polis_wire::identity::Identity;
@@ -38,6 +38,7 @@ pub(super) struct Values {
     pub(super) network: network::Status,
     pub(super) storage: storage::Status,
     pub(super) health: storage::Health,
+    pub(super) volumes: volumes::Status,
     pub(super) cluster: cluster::Status,
     pub(super) consensus: consensus::Status,
     pub(super) pki: Overview,
@@ -65,6 +66,7 @@ impl Values {
             network: network::Status::default(),
             storage: storage::Status::Starting,
             health: storage::Health::default(),
+            volumes: volumes::Status::new(),
             cluster: cluster::Status::default(),
             consensus: consensus::Status::default(),
             pki: Overview::default(),
@@ -109,6 +111,7 @@ impl Watched {
             network,
             storage,
             health,
+            volumes,
             cluster,
             consensus,
             pki,
@@ -129,6 +132,7 @@ impl Watched {
             renew(network, all, &mut values.network),
             renew(storage, all, &mut values.storage),
             renew(health, all, &mut values.health),
+            renew(volumes, all, &mut values.volumes),
             renew(cluster, all, &mut values.cluster),
             renew(consensus, all, &mut values.consensus),
             renew(pki, all, &mut values.pki),
@@ -162,6 +166,7 @@ impl Watched {
             pods,
             shipping,
             health: _,
+            volumes: _,
             consensus: _,
             cluster_nodes: _,
         } = &mut self.inputs;

@@ -195,6 +195,13 @@ struct Machine {
     /// The data that the installation may overwrite [default: none, the disk must be empty].
     #[arg(long, value_enum, requires = "install_disk")]
     install_wipe: Option<InstallWipe>,
+    /// A further disk for a volume of workloads; repeatable.
+    ///
+    /// `db:serial=S4EW`: a name, and a disk as for `--install-disk`. Exactly one disk must fit,
+    /// and it must be empty.
+    #[arg(long = "volume", value_name = "NAME:KEY=VALUE[,...]",
+          value_parser = parameters::DiskVolume::message)]
+    volumes: Vec<v1::DiskVolume>,
     /// The format of the file: a machine reads each of them.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -396,6 +403,7 @@ fn message(cluster: Cluster, machine: &Machine) -> Result<v1::NodeParameters, Er
         console: (!console.tui.is_empty()).then_some(console),
         wipes: wipes.map(|id| id.to_string()).unwrap_or_default(),
         install,
+        volumes: machine.volumes.clone(),
     })
 }
 

@@ -33,6 +33,9 @@ struct View {
     /// The disk that the machine installs to first.
     #[serde(skip_serializing_if = "Option::is_none")]
     install: Option<InstallView>,
+    /// The volumes of further disks, by name, and the disk of each.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    volumes: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -125,6 +128,11 @@ fn view(parameters: &Parameters) -> View {
         network: network::View::of(&parameters.network),
         console_tui: parameters.console_tui.clone(),
         wipes: parameters.wipes.map(|id| id.to_string()),
+        volumes: parameters
+            .volumes
+            .iter()
+            .map(|volume| (volume.name.to_string(), volume.disk.to_string()))
+            .collect(),
         install: parameters.install.as_ref().map(|install| InstallView {
             disk: install.disk.to_string(),
             wipe: install.wipe.name(),
@@ -216,6 +224,9 @@ fn text(view: &View, format: Option<String>) -> String {
     let mut lines: Vec<_> = format.map(|format| ("format", format)).into_iter().collect();
     if let Some(node) = &view.wipes {
         lines.push(("wipes", format!("the data partition of {node}, before all else")));
+    }
+    for (name, disk) in &view.volumes {
+        lines.push(("volume", format!("{name}, on the disk with {disk}")));
     }
     if let Some(InstallView { disk, wipe, id }) = &view.install {
         let over = match wipe {

@@ -156,6 +156,21 @@ fn an_installation_names_a_disk_and_the_data_that_it_may_overwrite() {
 }
 
 #[test]
+fn a_further_disk_is_named_with_its_volume() {
+    let world = world();
+    let volumes = ["--volume", "db:serial=S4EW", "--volume", "log:transport=nvme,min-size=1T"];
+    world.runs(&with(&BOOTSTRAP, &volumes));
+    let shown = world.runs(&["parameters", "show", "@p.pb"]);
+    for wanted in
+        ["db, on the disk with serial=S4EW", "log, on the disk with transport=nvme,min-size=1T"]
+    {
+        assert!(shown.contains(wanted), "{shown}");
+    }
+    let shown = world.runs(&["parameters", "show", "@p.pb", "--output", "json"]);
+    assert!(shown.contains("\"db\": \"serial=S4EW\""), "{shown}");
+}
+
+#[test]
 fn a_disk_that_nothing_selects_is_refused() {
     let world = world();
     for (more, status, words) in [

@@ -223,7 +223,7 @@ impl Install {
         message: &v1::Installation,
         node: &v1::NodeParameters,
     ) -> Result<Self, Error> {
-        let disk = selector(message.disk.as_ref().unwrap_or(&v1::DiskSelector::default()))?;
+        let disk = selector(message.disk.as_ref(), "install.disk")?;
         let unknown = |value: i32| Refusal::described(value, "a number from 0 to 2");
         let wipe = match v1::installation::Wipe::try_from(message.wipe) {
             Ok(v1::installation::Wipe::Unspecified) => Wipe::Nothing,
@@ -240,18 +240,20 @@ impl Install {
     }
 }
 
-fn selector(message: &v1::DiskSelector) -> Result<Selector, Error> {
+/// Checks a selector; `path` is its position as errors report it.
+pub(super) fn selector(message: Option<&v1::DiskSelector>, path: &str) -> Result<Selector, Error> {
+    let message = &message.cloned().unwrap_or_default();
     let number = message.transport;
     let transport = match usize::try_from(number) {
         Ok(0) => None,
         Ok(number) if number <= Transport::ALL.len() => Some(Transport::ALL[number - 1].0),
         Ok(_) | Err(_) => {
             let allowed = format!("a number from 0 to {}", Transport::ALL.len());
-            return Err(Refusal::described(number, allowed)).at("install.disk.transport", 1);
+            return Err(Refusal::described(number, allowed)).at(format!("{path}.transport"), 1);
         }
     };
     let text = |value: &str, key: &str, number| {
-        text(value).at(format!("install.disk.{key}"), number)?;
+        text(value).at(format!("{path}.{key}"), number)?;
         Ok::<_, Error>((!value.is_empty()).then(|| value.to_owned()))
     };
     let size = |bytes: u64| (bytes != 0).then_some(bytes);
@@ -267,14 +269,14 @@ fn selector(message: &v1::DiskSelector) -> Result<Selector, Error> {
     if selector == Selector::default() {
         let allowed = "a field of the disk at least: transport, model, serial, wwid, path, size_min \
                        or size_max";
-        return Err(Refusal::described("empty", allowed)).at("install.disk", 1);
+        return Err(Refusal::described("empty", allowed)).at(path, 1);
     }
     if let (Some(min), Some(max)) = (selector.size_min, selector.size_max)
         && min > max
     {
         let allowed = format!("{min} bytes, which is size_min, or more");
         return Err(Refusal::described(format!("{max} bytes"), allowed))
-            .at("install.disk.size_max", 7);
+            .at(format!("{path}.size_max"), 7);
     }
     Ok(selector)
 }

@@ -16,6 +16,7 @@ mod armour;
 mod attestation_policy;
 mod cidr;
 pub mod disk;
+mod disk_volume;
 mod error;
 mod firewall;
 mod install;
@@ -39,6 +40,7 @@ use crate::identity::{NodeId, NodeName};
 pub use self::armour::{ARMOUR, message, text};
 pub use self::attestation_policy::{AttestationPolicy, Maker, System, attestation_policy};
 pub use self::cidr::{Cidr, Mac};
+pub use self::disk_volume::{DiskVolume, VolumeName};
 pub use self::error::{Error, FieldError, absent};
 pub use self::firewall::{Firewall, Ports, Protocol};
 pub use self::install::{ID_BYTES, Install, Message, Selector, Transport, Wipe};
@@ -93,6 +95,8 @@ pub struct Parameters {
     pub wipes: Option<NodeId>,
     /// The disk that the machine installs its system to, if it is to.
     pub install: Option<Install>,
+    /// The volumes of further disks.
+    pub volumes: Vec<DiskVolume>,
 }
 
 /// The cluster to found or to register with.

@@ -143,6 +143,8 @@ const DISK_SELECTOR: &[Field] = &[
 const INSTALLATION: &[Field] =
     &[message(1, "disk", DISK_SELECTOR), plain(2, "wipe"), plain(3, "id")];
 
+const DISK_VOLUME: &[Field] = &[plain(1, "name"), message(2, "disk", DISK_SELECTOR)];
+
 /// `polis.v1.NodeParameters`.
 const PARAMETERS: &[Field] = &[
     message(1, "cluster_bootstrap", CLUSTER_BOOTSTRAP),
@@ -151,6 +153,7 @@ const PARAMETERS: &[Field] = &[
     message(4, "console", CONSOLE_CONFIGURATION),
     plain(5, "wipes"),
     message(6, "install", INSTALLATION),
+    message(7, "volumes", DISK_VOLUME),
 ];
 
 /// Fails on the first field of encoded node parameters that is not allowed.

@@ -15,8 +15,8 @@ use zeroize::Zeroizing;
 use super::error::Error;
 use super::text::{self, At as _, Refusal, located};
 use super::{
-    Bootstrap, Cidr, Cluster, ClusterConfiguration, ColdStart, DirectoryNode, Firewall, Install,
-    LogTarget, NtpServer, Parameters, Ports, Register, StoragePolicy, Ticket, TpmMode,
+    Bootstrap, Cidr, Cluster, ClusterConfiguration, ColdStart, DirectoryNode, DiskVolume, Firewall,
+    Install, LogTarget, NtpServer, Parameters, Ports, Register, StoragePolicy, Ticket, TpmMode,
     attestation_policy, snapshot_target, wire,
 };
 use crate::identity::{NodeId, NodeName};
@@ -65,7 +65,8 @@ pub fn parse(bytes: &[u8]) -> Result<Parameters, Error> {
     };
     let node = v1::NodeParameters { install: None, ..message.clone() };
     let install = message.install.map(|order| Install::read(&order, &node)).transpose()?;
-    Ok(Parameters { cluster, network, console_tui, wipes, install })
+    let volumes = DiskVolume::read_all(&message.volumes)?;
+    Ok(Parameters { cluster, network, console_tui, wipes, install, volumes })
 }
 
 /// Reads a raw Ed25519 public key; `path` is its position as errors report it.

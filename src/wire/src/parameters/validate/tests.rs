@@ -379,6 +379,7 @@ prop_compose! {
             console: Some(ConsoleConfiguration { tui }),
             wipes: String::new(),
             install: None,
+            volumes: Vec::new(),
         }
     }
 }

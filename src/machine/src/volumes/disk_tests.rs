@@ -1,0 +1,138 @@
+//! The choice of the disk of a volume, on files in the place of disks.
+
+use super::*;
+use polis_runtime::supervisor::Context;
+
+const SIZE: u64 = 640 << 20;
+
+struct World {
+    base: tempfile::TempDir,
+    machine: Machine,
+}
+
+fn disk(name: &str) -> Disk {
+    Disk { name: name.to_owned(), serial: name.to_owned(), size: SIZE, ..Disk::default() }
+}
+
+fn selector(serial: &str) -> Selector {
+    Selector { serial: Some(serial.to_owned()), ..Selector::default() }
+}
+
+impl World {
+    /// A machine with these empty disks.
+    fn new(disks: &[&str]) -> Self {
+        let base = tempfile::tempdir().unwrap();
+        for name in disks {
+            File::create(base.path().join(name)).unwrap().set_len(SIZE).unwrap();
+        }
+        let (ctx, _handles) = Context::for_test();
+        let machine = Machine {
+            sys: base.path().to_owned(),
+            dev: base.path().to_owned(),
+            medium: "vda".into(),
+            disks: Dir::private(base.path().join("disks")),
+            record: Record::new(files::File::private(base.path().join("volumes.json"))),
+            log: ctx.sink("disk", polis_runtime::logtree::Parser::Tool),
+        };
+        Self { base, machine }
+    }
+
+    fn find(
+        &self,
+        wanted: Option<&str>,
+        disks: &[Disk],
+        settled: bool,
+    ) -> Result<Option<(PathBuf, Entry)>, Error> {
+        let wanted = wanted.map(selector);
+        let name = "db".parse().unwrap();
+        self.machine.find(&name, wanted.as_ref(), Kind::Encrypted, disks, settled)
+    }
+
+    /// Whether nothing was ever written to this disk.
+    fn is_untouched(&self, name: &str) -> bool {
+        use std::os::unix::fs::MetadataExt as _;
+        self.base.path().join(name).metadata().unwrap().blocks() == 0
+    }
+
+    /// The first and the last bytes of this disk.
+    fn ends(&self, name: &str) -> Vec<u8> {
+        use std::os::unix::fs::FileExt as _;
+        let file = File::open(self.base.path().join(name)).unwrap();
+        let mut bytes = vec![0; 4 << 20];
+        let (head, tail) = bytes.split_at_mut(2 << 20);
+        file.read_exact_at(head, 0).unwrap();
+        file.read_exact_at(tail, SIZE - tail.len() as u64).unwrap();
+        bytes
+    }
+}
+
+#[tokio::test]
+async fn an_empty_disk_is_taken_once_and_found_by_its_identity_later() {
+    let world = World::new(&["vdb", "vdc"]);
+    let disks = [disk("vdb"), disk("vdc")];
+    assert!(world.find(Some("vdc"), &disks, false).unwrap().is_none(), "more may appear");
+    let (path, entry) = world.find(Some("vdc"), &disks, true).unwrap().unwrap();
+    assert_eq!(path, world.base.path().join("vdc"));
+    // The record has it, and the partition is marked: a power cut now is followed by a boot
+    // that finishes, whatever the selector would choose then.
+    let (_table, plan) = look(&path, entry.partition).unwrap();
+    assert!(matches!(plan, Plan::Finish { .. }), "{plan:?}");
+    for wanted in [Some("vdb"), Some("none"), None] {
+        let (again, found) = world.find(wanted, &disks, false).unwrap().unwrap();
+        assert_eq!((again, found), (path.clone(), entry.clone()));
+    }
+    assert!(world.is_untouched("vdb"), "the other disk has changed");
+}
+
+#[tokio::test]
+async fn a_whole_volume_is_never_made_again() {
+    let world = World::new(&["vdb", "vdc"]);
+    let disks = [disk("vdb"), disk("vdc")];
+    let (_path, mut entry) = world.find(Some("vdb"), &disks, true).unwrap().unwrap();
+    entry.whole = true;
+    world.machine.record.put(&entry).unwrap();
+    // Its disk was pulled, and the selector fits an empty one.
+    let error = world.find(Some("vdc"), &disks[1..], true).unwrap_err();
+    assert!(matches!(error, Error::Missing { .. }), "{error}");
+    assert!(world.is_untouched("vdc"), "an empty disk was taken");
+}
+
+#[tokio::test]
+async fn two_disks_with_the_same_volume_are_not_chosen_between() {
+    let world = World::new(&["vdb", "vdc"]);
+    let disks = [disk("vdb"), disk("vdc")];
+    world.find(Some("vdb"), &disks, true).unwrap().unwrap();
+    std::fs::copy(world.base.path().join("vdb"), world.base.path().join("vdc")).unwrap();
+    let error = world.find(Some("vdb"), &disks, true).unwrap_err();
+    assert!(matches!(&error, Error::Several { disks, .. } if disks.len() == 2), "{error}");
+}
+
+#[tokio::test]
+async fn a_disk_with_data_or_without_room_is_refused_and_stays_as_it_is() {
+    use std::os::unix::fs::FileExt as _;
+    let world = World::new(&["vdb"]);
+    let file = File::options().write(true).open(world.base.path().join("vdb")).unwrap();
+    for at in [0, SIZE - 4] {
+        file.write_all_at(b"data", at).unwrap();
+        let before = world.ends("vdb");
+        let error = world.find(Some("vdb"), &[disk("vdb")], true).unwrap_err();
+        assert!(matches!(error, Error::Occupied { .. }), "{at}: {error}");
+        assert!(world.ends("vdb") == before, "{at}: the disk has changed");
+        file.write_all_at(&[0; 4], at).unwrap();
+    }
+    assert_eq!(world.machine.record.get(&"db".parse().unwrap()).unwrap(), None);
+    file.set_len(plan::SIZE_MIN - 1).unwrap();
+    let error = world.find(Some("vdb"), &[disk("vdb")], true).unwrap_err();
+    assert!(matches!(error, Error::Refused(plan::Refusal::TooSmall { .. })), "{error}");
+}
+
+#[tokio::test]
+async fn a_disk_that_the_machine_runs_from_or_that_does_not_fit_is_not_taken() {
+    let world = World::new(&["vda", "vdb"]);
+    let medium = Disk { medium: true, ..disk("vda") };
+    for wanted in ["vda", "none"] {
+        let error = world.find(Some(wanted), &[medium.clone(), disk("vdb")], true).unwrap_err();
+        assert!(matches!(error, Error::Select { .. }), "{error}");
+        assert!(error.to_string().contains("vdb"), "{error}");
+    }
+}

@@ -1,0 +1,322 @@
+//! The volumes of further disks: takes an empty disk that the parameters select, encrypts it as
+//! the data partition is, and mounts it at `/data/disks/NAME`.
+//!
+//! ```text
+//! parameters --name, selector--+
+//! record ------name, identity--+--> one task for each volume
+//!
+//! no entry:  disks settle --> exactly one fits --> empty --> entry --> table, marked --+
+//! entry:     the disk with its partition -----------------------------------------+    |
+//!                                                                                 v    v
+//!            key, mount, entry whole  <-- the steps of `storage::apply` ---------------+
+//! ```
+//!
+//! A volume is one partition of a disk of its own, made by the steps of the data partition
+//! (`storage::apply`), so a power cut anywhere is followed by a boot that finishes. Its key is
+//! random and lies on the data partition (`record`): it is as safe as that, and ends with it.
+//!
+//! Invariants:
+//! - Only an empty disk is taken, and only if exactly one fits the selector.
+//! - A volume that was made to the end is found by its identity, and never made again.
+//! - Two disks with the identity of one volume are never chosen between.
+//! - A volume that is absent or fails stops nothing else: the node tries again.
+//! - Pods see `content` only; without the disk there is no such directory, so nothing that is
+//!   meant for the volume ever lands on the data partition.
+//!
+//! What this module does not do: bind a volume to a claim (Kubernetes, by an object of an
+//! operator).
+
+mod disk;
+mod record;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use polis_wire::parameters::{Selector, VolumeName};
+use tokio::io::Interest;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+use tracing::{error, info, warn};
+
+pub use self::disk::Error;
+use self::disk::{Machine, Opened};
+use self::record::Record;
+use crate::parameters::Known;
+use crate::storage::health::{self, Devices, Fault, What};
+use crate::storage::maintenance::maintain;
+use crate::storage::{self, Kind};
+use polis_base::cause;
+use polis_base::environment::Environment;
+use polis_base::files::Root;
+use polis_base::serial::EventLine;
+use polis_base::sys::kmsg::{From, Reader};
+use polis_runtime::event::{self, Closed};
+use polis_runtime::logtree::Parser;
+use polis_runtime::supervisor::{Context, Policy, blocking};
+use polis_runtime::sys::readiness;
+
+/// Between two attempts: somebody may plug a disk in, or mend one.
+const RETRY: Duration = Duration::from_secs(5);
+/// How often the list of disks is looked at.
+const POLL: Duration = Duration::from_secs(1);
+/// How long the list must stay as it is: `init` loads the last drivers five seconds after the
+/// start of the services, and a second disk that fits may come late.
+const QUIET: Duration = Duration::from_secs(10);
+
+/// The state of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Its disk is looked for, prepared or opened.
+    Starting,
+    /// It is mounted.
+    Ready,
+    /// It is not, or cannot be used any more.
+    Failed {
+        /// Why, for people.
+        cause: String,
+    },
+}
+
+/// Every volume of this node.
+pub type Status = BTreeMap<VolumeName, State>;
+
+/// The warnings of the console.
+#[must_use]
+pub fn warnings(status: &Status) -> Vec<String> {
+    let failed = status.iter().filter_map(|(name, state)| match state {
+        State::Failed { cause } => Some(format!("the volume {name} is not there: {cause}")),
+        State::Starting | State::Ready => None,
+    });
+    failed.collect()
+}
+
+/// The service. A run holds all progress.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// The disk that the machine runs from.
+    pub medium: PathBuf,
+    /// The tree; volumes are mounted in it.
+    pub root: Root,
+    /// The parameters of this machine.
+    pub known: watch::Receiver<Known>,
+    /// Whether the data partition is there.
+    pub storage: watch::Receiver<storage::Status>,
+    /// The published states.
+    pub status: watch::Sender<Status>,
+}
+
+/// Why a run ended.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// An owner of an input ended.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+    /// The record cannot be read.
+    #[error(transparent)]
+    Record(#[from] record::Error),
+}
+
+impl Service {
+    /// The service of a running node.
+    #[must_use]
+    pub fn live(
+        environment: &Environment,
+        root: Root,
+        known: watch::Receiver<Known>,
+        storage: watch::Receiver<storage::Status>,
+        status: watch::Sender<Status>,
+    ) -> Self {
+        Self { medium: environment.disk.clone(), root, known, storage, status }
+    }
+
+    /// Mounts every volume, and unmounts them when it is cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`RunError`]; a restart finds mounted volumes mounted.
+    pub async fn run(mut self, ctx: Context) -> Result<(), RunError> {
+        self.status.send_replace(Status::new());
+        let Some(inputs) = ctx.until_cancelled(self.inputs()).await else { return Ok(()) };
+        let (kind, orders) = inputs?;
+        let record = Record::new(self.root.data.node.volumes.clone());
+        let look = record.clone();
+        let made = blocking(move || look.names()).await?;
+        let mut wanted: BTreeMap<VolumeName, Option<Selector>> =
+            made.into_iter().map(|name| (name, None)).collect();
+        wanted.extend(orders.into_iter().map(|(name, disk)| (name, Some(disk))));
+        for (name, selector) in wanted {
+            let volume = Volume {
+                machine: Machine {
+                    sys: "/sys".into(),
+                    dev: "/dev".into(),
+                    medium: self.medium.clone(),
+                    disks: self.root.data.disks.clone(),
+                    record: record.clone(),
+                    log: ctx.sink("disk", Parser::Tool),
+                },
+                name: name.clone(),
+                selector,
+                kind,
+                status: self.status.clone(),
+            };
+            let service = format!("volume-{name}");
+            ctx.spawn(&service, Policy::forever(), move |ctx| Box::pin(volume.clone().run(ctx)));
+        }
+        ctx.healthy();
+        ctx.cancelled().await;
+        Ok(())
+    }
+
+    /// The protection of the data partition, and the volumes that the parameters ask for.
+    async fn inputs(&mut self) -> Result<(Kind, Vec<(VolumeName, Selector)>), Closed> {
+        let kind = event::until(&mut self.storage, "storage", |status| {
+            status.ready().map(|ready| ready.kind)
+        });
+        let kind = kind.await?;
+        let orders = event::until(&mut self.known, "parameters", |known| {
+            let parameters = known.as_ref()?.parameters();
+            let volumes = parameters.map(|parameters| parameters.volumes.clone());
+            Some(volumes.unwrap_or_default())
+        });
+        let orders = orders.await?;
+        Ok((kind, orders.into_iter().map(|volume| (volume.name, volume.disk)).collect()))
+    }
+}
+
+/// One volume.
+#[derive(Clone, Debug)]
+struct Volume {
+    machine: Machine,
+    name: VolumeName,
+    /// The disk that a new one takes; `None` once the parameters do not name it.
+    selector: Option<Selector>,
+    /// The protection of a new one.
+    kind: Kind,
+    status: watch::Sender<Status>,
+}
+
+impl Volume {
+    async fn run(self, ctx: Context) -> Result<(), std::convert::Infallible> {
+        self.set(State::Starting);
+        ctx.healthy();
+        let Some(opened) = ctx.until_cancelled(self.open(&ctx)).await else { return Ok(()) };
+        self.set(State::Ready);
+        info!(volume = %self.name, disk = %opened.live.disk.display(), kind = %opened.live.kind,
+            "the volume is mounted");
+        let line = self.line("ready").field("disk", opened.disk_name());
+        ctx.lines().event(line.field("kind", opened.live.kind));
+        let devices = opened.devices();
+        let kept = async {
+            tokio::select! {
+                // Cancel-safe: the maintenance may stop at any moment.
+                () = tend(&opened) => {}
+                // Cancel-safe: it waits for the kernel's log.
+                watched = self.watch(&ctx, &devices) => if let Err(error) = watched {
+                    self.unwatched(&error);
+                    std::future::pending::<()>().await;
+                },
+            }
+        };
+        ctx.until_cancelled(kept).await;
+        opened.live.leave().await;
+        Ok(())
+    }
+
+    /// Tries until the volume is mounted. Cancel-safe between two steps of the disk.
+    async fn open(&self, ctx: &Context) -> Opened {
+        let mut told = cause::Last::default();
+        let (mut since, mut disks) = (Instant::now(), None);
+        loop {
+            let machine = self.machine.clone();
+            let found = blocking(move || machine.disks()).await;
+            if disks.as_ref() != Some(&found) {
+                since = Instant::now();
+                disks = Some(found.clone());
+            }
+            // A disk that is known by its identity needs no wait.
+            let settled = since.elapsed() >= QUIET;
+            let tried =
+                self.machine.open(&self.name, self.selector.as_ref(), self.kind, found, settled);
+            match Box::pin(tried).await {
+                Ok(Some(opened)) => return opened,
+                Ok(None) => sleep(POLL).await,
+                Err(error) => {
+                    let cause = cause::line(&error);
+                    if told.is_new(&cause) {
+                        let error = &error as &dyn std::error::Error;
+                        warn!(error, volume = %self.name, "the volume is not there, and is tried again");
+                        ctx.lines().event(self.line("failed").field("cause", &cause));
+                    }
+                    self.set(State::Failed { cause });
+                    sleep(RETRY).await;
+                }
+            }
+        }
+    }
+
+    /// Reports what the kernel says of the disk, until its log cannot be read.
+    async fn watch(&self, ctx: &Context, devices: &Devices) -> std::io::Result<()> {
+        let mut log = Reader::open(From::Now)?;
+        let watched = readiness::watch(&log, Interest::READABLE)?;
+        let mut last = None;
+        loop {
+            // Cancel-safe: only waits.
+            let mut ready = watched.readable().await?;
+            while let Some(record) = log.next_record()? {
+                let fault = health::of(&record, devices);
+                if let Some(fault) = fault.filter(|fault| last.as_ref() != Some(fault)) {
+                    self.fault(ctx, &fault);
+                    last = Some(fault);
+                }
+            }
+            ready.clear_ready();
+        }
+    }
+
+    fn unwatched(&self, error: &std::io::Error) {
+        let error = error as &dyn std::error::Error;
+        warn!(error, volume = %self.name, "errors of its disk are not detected");
+    }
+
+    fn fault(&self, ctx: &Context, fault: &Fault) {
+        error!(volume = %self.name, "{fault}");
+        ctx.lines().event(self.line("failing").field("cause", fault));
+        match fault.what {
+            // Only a new mount knows what is on the disk.
+            What::Write | What::ShutDown | What::Hung => self.set(State::Failed {
+                cause: format!("{fault}; check the disk, and reboot the node"),
+            }),
+            What::Changed | What::Read | What::Corrupt => {}
+        }
+    }
+
+    fn line(&self, state: &str) -> EventLine {
+        EventLine::new("volume").field("name", &self.name).field("state", state)
+    }
+
+    fn set(&self, state: State) {
+        self.status.send_modify(|status| {
+            status.insert(self.name.clone(), state);
+        });
+    }
+}
+
+/// Maintains the mounted volume, and waits.
+async fn tend(opened: &Opened) {
+    maintain(&opened.live, &opened.partition).await;
+    std::future::pending::<()>().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_volume_that_failed_is_a_warning() {
+        let failed = State::Failed { cause: "no disk".to_owned() };
+        let states = [("a", State::Starting), ("b", State::Ready), ("c", failed)];
+        let status = states.map(|(name, state)| (name.parse().unwrap(), state)).into();
+        assert_eq!(warnings(&status), ["the volume c is not there: no disk"]);
+    }
+}

@@ -1,0 +1,117 @@
+//! A further disk of a machine, taken for a volume.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use gpt::GptConfig;
+use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration, DiskSelector, DiskVolume};
+use polis_proto::v1::{NodeParameters, cluster_configuration::StorageSecurityPolicy};
+use polis_qemu::args::{Cache, Disk};
+use polis_qemu::{Bus, Config, Event, Machine};
+use polis_tests::{Story, story};
+use prost::Message as _;
+
+use crate::world::{BOOT, OWNER, SOON, World, home, this_boot, with_cluster};
+
+/// Size of the further disk.
+const SIZE: u64 = 1 << 30;
+
+/// Where its partition begins.
+const PARTITION: u64 = 1 << 20;
+
+/// The stories of this file.
+pub(crate) const STORIES: &[Story] =
+    &[story!(a_further_disk_becomes_a_volume_that_only_its_own_disk_ever_has_again).takes(240)];
+
+fn a_further_disk_becomes_a_volume_that_only_its_own_disk_ever_has_again() -> Result<()> {
+    let world = World::new("further-disk")?;
+    let second =
+        Disk { file: world.path("disk-further.img"), bus: Bus::Virtio, cache: Cache::Unsafe };
+    File::create(&second.file)?.set_len(SIZE)?;
+    let founding = Config {
+        disk: Some(world.disk(None)?),
+        second_disk: Some(second.clone()),
+        fw_cfg: world.fw_cfg(&parameters().encode_to_vec())?,
+        ..world.bare("")
+    };
+    let mut machine = world.boot(&founding)?;
+    let node = home(&mut machine)?;
+    let ready = volume(&mut machine, "ready")?;
+    ensure!(ready.is("kind", "authenticated"), "protected otherwise: {ready}");
+    off(machine)?;
+    ensure!(names(&second.file)? == ["POLIS-VOLUME"], "{:?}", names(&second.file)?);
+    let mut start = [0; 6];
+    File::open(&second.file)?.read_exact_at(&mut start, PARTITION)?;
+    ensure!(start == *b"LUKS\xba\xbe", "the volume is not encrypted: it starts with {start:?}");
+
+    // Without its disk the node is whole, and says what is missing.
+    let alone = Config { second_disk: None, ..founding.clone() };
+    let mut machine = world.boot(&alone)?;
+    ensure!(home(&mut machine)? == node, "another node");
+    let failed = volume(&mut machine, "failed")?;
+    ensure!(failed.text("cause").contains("put its disk back"), "{failed}");
+    machine.kill();
+
+    // An empty disk that fits the selector does not take its place.
+    let empty = Disk { file: world.path("disk-empty.img"), ..second.clone() };
+    File::create(&empty.file)?.set_len(SIZE)?;
+    let mut machine =
+        world.boot(&Config { second_disk: Some(empty.clone()), ..founding.clone() })?;
+    ensure!(home(&mut machine)? == node, "another node");
+    let failed = volume(&mut machine, "failed")?;
+    ensure!(failed.text("cause").contains("put its disk back"), "{failed}");
+    machine.kill();
+    ensure!(fs::metadata(&empty.file)?.blocks() == 0, "the empty disk was taken");
+
+    // Its own disk is opened again, by the record of the node alone.
+    let silent = NodeParameters { volumes: Vec::new(), ..parameters() };
+    let fw_cfg = world.fw_cfg(&silent.encode_to_vec())?;
+    let mut machine = world.boot(&Config { fw_cfg, ..founding })?;
+    ensure!(home(&mut machine)? == node, "another node");
+    volume(&mut machine, "ready")?;
+    off(machine)
+}
+
+/// Parameters of a cluster with protected disks, and of a volume on the further disk.
+fn parameters() -> NodeParameters {
+    let bootstrap = with_cluster(ClusterBootstrap {
+        owner_public_key: OWNER.to_vec(),
+        cluster_configuration: Some(ClusterConfiguration {
+            storage_security_policy: StorageSecurityPolicy::NeedsEncryptionAndAuthentication.into(),
+            ..ClusterConfiguration::default()
+        }),
+        ..ClusterBootstrap::default()
+    });
+    let serial = "polis-second".to_owned();
+    let disk = Some(DiskSelector { serial, ..DiskSelector::default() });
+    NodeParameters { volumes: vec![DiskVolume { name: "db".to_owned(), disk }], ..bootstrap }
+}
+
+/// Waits for this state of the volume, which may have come before the node was ready.
+fn volume(machine: &mut Machine, state: &str) -> Result<Event> {
+    let wanted = |event: &Event| {
+        event.word == "volume" && event.is("name", "db") && event.is("state", state)
+    };
+    match this_boot(machine).into_iter().find(wanted) {
+        Some(event) => Ok(event),
+        None => Ok(machine.wait_for("volume", BOOT, wanted)?),
+    }
+}
+
+/// Ends the machine in good order: the volume is unmounted before the partition with its key.
+fn off(mut machine: Machine) -> Result<()> {
+    machine.qmp.power_button()?;
+    machine.wait_for("off", SOON, |off| off.is("reason", "poweroff"))?;
+    let lines = machine.lines();
+    let in_use = lines.iter().find(|line| line.text.contains("it is in use"));
+    ensure!(in_use.is_none(), "not unmounted: {in_use:?}");
+    Ok(())
+}
+
+/// The names of the partitions of a disk.
+fn names(disk: &Path) -> Result<Vec<String>> {
+    let table = GptConfig::new().open(disk).context("the further disk has no table")?;
+    Ok(table.partitions().values().map(|partition| partition.name.clone()).collect())
+}
