@@ -363,6 +363,7 @@ impl Base {
                     sys: PathBuf::from("/sys"),
                     dev: PathBuf::from("/dev"),
                     esp: tree.esp.parameters.clone(),
+                    given: tree.esp.given_parameters.clone(),
                     kept: tree.esp.user_data.clone(),
                     metadata: parameters::METADATA_ADDRESS,
                 },

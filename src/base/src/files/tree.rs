@@ -78,6 +78,8 @@ pub struct Esp {
     pub polis: Dir,
     /// The node parameters, put there by the creator of the disk.
     pub parameters: File,
+    /// The node parameters that a caller gave to the machine in maintenance.
+    pub given_parameters: File,
     /// The node parameters that a metadata service gave, for later boots: see `parameters` of
     /// `polis-machine`.
     pub user_data: File,
@@ -109,6 +111,7 @@ impl Esp {
         let file = |name: &str| File::in_place(polis.join(name));
         Self {
             parameters: File::given(polis.join("parameters.pb"), SIZE_MAX),
+            given_parameters: file("given_parameters.pb"),
             user_data: file("user_data.pb"),
             sealed_configuration: file("sealed_configuration.pb"),
             cluster_directory: file("cluster_directory.pb"),
@@ -135,6 +138,7 @@ impl Esp {
             polis: _,
             parameters: _,
             etcd_snapshot: _,
+            given_parameters,
             user_data,
             sealed_configuration,
             cluster_directory,
@@ -153,6 +157,7 @@ impl Esp {
             cold_start_next,
             key_change,
             network,
+            given_parameters,
             user_data,
             attempts,
         ];

@@ -118,7 +118,7 @@ pub(super) fn is_confirmed(directory: &Directory, node: NodeId, ahead: &Ahead) -
 fn confirmed(others: &BTreeSet<IpAddr>, ahead: &Ahead) -> bool {
     let near: BTreeSet<_> = ahead.iter().filter(|(_, ahead)| is_near(**ahead)).collect();
     let voters = 1 + near.iter().filter(|(address, _)| others.contains(address)).count();
-    !near.is_empty() && voters > (others.len() + 1) / 2
+    !near.is_empty() && voters > others.len().div_ceil(2)
 }
 
 /// Whether clocks that are so many microseconds apart agree.

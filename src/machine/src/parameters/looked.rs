@@ -88,7 +88,7 @@ pub(super) fn of_machine(places: &Places, fw_cfg: FwCfg) -> Vec<Looked> {
         FwCfg::Missing => Looked::new(Source::FwCfg, Ok(None)),
         FwCfg::Starting => Looked { note: Some(NO_DRIVER), ..Looked::new(Source::FwCfg, Ok(None)) },
     };
-    let others = [Source::Esp, Source::Smbios];
+    let others = [Source::Given, Source::Esp, Source::Smbios];
     let others = others.map(|source| Looked::new(source, places.read(source)));
     std::iter::once(from_fw_cfg).chain(others).collect()
 }
@@ -170,12 +170,12 @@ pub(super) mod tests {
     #[test]
     fn a_machine_looks_in_fw_cfg_then_on_its_esp_then_in_smbios() {
         let root = tempfile::tempdir().unwrap();
-        let esp = polis_base::files::Root::at(root.path()).esp.parameters;
-        let places = Places::new(&root.path().join("sys"), &esp);
+        let esp = polis_base::files::Root::at(root.path()).esp;
+        let places = Places::new(&root.path().join("sys"), &esp.parameters, &esp.given_parameters);
         for fw_cfg in [FwCfg::Ready, FwCfg::Missing, FwCfg::Starting] {
             let looked = of_machine(&places, fw_cfg);
             let sources: Vec<_> = looked.into_iter().map(|looked| looked.source).collect();
-            assert_eq!(sources, [Source::FwCfg, Source::Esp, Source::Smbios]);
+            assert_eq!(sources, [Source::FwCfg, Source::Given, Source::Esp, Source::Smbios]);
         }
     }
 

@@ -27,6 +27,7 @@ use super::smbios;
 pub(super) struct Places {
     sys: PathBuf,
     esp: File,
+    given: File,
 }
 
 /// The known state of fw_cfg at this moment.
@@ -41,9 +42,9 @@ pub(super) enum FwCfg {
 }
 
 impl Places {
-    /// `sys` is where sysfs is mounted, `esp` the file on the ESP.
-    pub(super) fn new(sys: &Path, esp: &File) -> Self {
-        Self { sys: sys.to_owned(), esp: esp.clone().at_most(BYTES_MAX) }
+    /// `sys` is where sysfs is mounted, `esp` the file on the ESP, `given` that of maintenance.
+    pub(super) fn new(sys: &Path, esp: &File, given: &File) -> Self {
+        Self { sys: sys.to_owned(), esp: esp.clone().at_most(BYTES_MAX), given: given.clone() }
     }
 
     /// Reads the kernel's state of fw_cfg.
@@ -89,10 +90,8 @@ impl Places {
             Source::Smbios => self.oem_string(),
             // Disks are found by their labels: `config_disk`; `elsewhere` looks at the rest.
             Source::NoCloud | Source::ConfigDrive | Source::Metadata(_) | Source::Kept => Ok(None),
-            Source::Esp => self.esp.read().map_err(|error| match error {
-                files::Error::TooLarge { .. } => Error::TooLarge,
-                other => Error::Unreadable(other.into_io()),
-            }),
+            Source::Given => read(&self.given),
+            Source::Esp => read(&self.esp),
         }
     }
 
@@ -111,6 +110,13 @@ impl Places {
         }
         if text.len() as u64 > BYTES_MAX { Err(Error::TooLarge) } else { Ok(Some(text.to_vec())) }
     }
+}
+
+fn read(file: &File) -> Result<Option<Vec<u8>>, Error> {
+    file.read().map_err(|error| match error {
+        files::Error::TooLarge { .. } => Error::TooLarge,
+        other => Error::Unreadable(other.into_io()),
+    })
 }
 
 /// Reads the start of a file that may be longer.
@@ -141,8 +147,8 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, content).unwrap();
         }
-        let esp = polis_base::files::Root::at(root.path()).esp.parameters;
-        let places = Places::new(&root.path().join("sys"), &esp);
+        let esp = polis_base::files::Root::at(root.path()).esp;
+        let places = Places::new(&root.path().join("sys"), &esp.parameters, &esp.given_parameters);
         (root, places)
     }
 

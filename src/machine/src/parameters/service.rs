@@ -64,6 +64,8 @@ pub struct Config {
     pub dev: PathBuf,
     /// The file on the ESP.
     pub esp: File,
+    /// The file on the ESP with what a caller in maintenance gave.
+    pub given: File,
     /// The copy on the ESP of what a metadata service gave.
     pub kept: File,
     /// Where metadata services answer.
@@ -102,7 +104,7 @@ impl Service {
     /// [`RunError`]; a restart is always right.
     pub async fn run(mut self, ctx: Context) -> Result<(), RunError> {
         ctx.stage(Stage::Parameters, State::Started);
-        let places = Places::new(&self.config.sys, &self.config.esp);
+        let places = Places::new(&self.config.sys, &self.config.esp, &self.config.given);
         let Some(fw_cfg) = ctx.until_cancelled(settle(&places, &ctx)).await else { return Ok(()) };
         let reading = tokio::task::spawn_blocking(move || of_machine(&places, fw_cfg));
         let Some(read) = ctx.until_cancelled(reading).await else { return Ok(()) };

@@ -20,7 +20,8 @@ fn service(base: &Path, status: storage::Status, metadata: SocketAddr) -> (Servi
     root.esp.create().unwrap();
     let (sys, dev) = (base.join("sys"), base.join("dev"));
     let (esp, kept) = (root.esp.parameters, root.esp.user_data);
-    let config = Config { sys, dev, esp, kept, metadata };
+    let given = root.esp.given_parameters;
+    let config = Config { sys, dev, esp, given, kept, metadata };
     let (disk, storage) = watch::channel(status);
     let (asks, asking) = watch::channel(false);
     let (known, found) = watch::channel(None);

@@ -39,7 +39,8 @@ impl Survey {
 
 /// Looks at every place of the machine.
 pub async fn survey(config: &Config) -> Survey {
-    let (places, kept) = (Places::new(&config.sys, &config.esp), config.kept.clone());
+    let (places, kept) =
+        (Places::new(&config.sys, &config.esp, &config.given), config.kept.clone());
     let mut looked = blocking(move || {
         let mut looked = of_machine(&places, places.fw_cfg());
         looked.push(Looked::new(Source::Kept, kept_of(kept.read())));
@@ -98,6 +99,7 @@ mod tests {
             sys: root.path().join("sys"),
             dev: root.path().join("dev"),
             esp: tree.esp.parameters,
+            given: tree.esp.given_parameters,
             kept: tree.esp.user_data,
             metadata: super::super::METADATA_ADDRESS,
         };

@@ -136,6 +136,7 @@ impl Service {
             sys,
             dev,
             esp: esp.parameters.clone(),
+            given: esp.given_parameters.clone(),
             kept: esp.user_data.clone(),
             metadata: METADATA_ADDRESS,
         }

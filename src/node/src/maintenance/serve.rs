@@ -229,13 +229,13 @@ impl Maintenance for Handlers {
         let _turn = self.writing.lock().await;
         let replaced = self.checked(replace).await?;
         if !dry_run {
-            let file = self.tree.esp.parameters.clone();
+            let file = self.tree.esp.given_parameters.clone();
             let written = blocking(move || file.write(&message)).await;
             written.map_err(|failed| {
                 error!(error = &failed as &dyn std::error::Error, "node parameters are not kept");
                 Status::internal(format!(
                     "cannot write {}: {}",
-                    Source::Esp.place(),
+                    Source::Given.place(),
                     cause::line(&failed)
                 ))
             })?;

@@ -16,6 +16,8 @@ pub const FW_CFG_ITEM: &str = "opt/polis/parameters.pb";
 pub enum Source {
     /// The hypervisor, by fw_cfg.
     FwCfg,
+    /// A caller of the machine in maintenance, who had them written to the EFI system partition.
+    Given,
     /// The EFI system partition.
     Esp,
     /// The hypervisor or the firmware, by an OEM string of the SMBIOS table.
@@ -36,6 +38,7 @@ impl Source {
     pub fn place(self) -> String {
         match self {
             Self::FwCfg => format!("fw_cfg item {FW_CFG_ITEM}"),
+            Self::Given => "polis/given_parameters.pb on the ESP, from maintenance".to_owned(),
             Self::Esp => "polis/parameters.pb on the ESP".to_owned(),
             Self::Smbios => "SMBIOS OEM string (type 11)".to_owned(),
             Self::NoCloud => "user-data on a disk labelled cidata".to_owned(),
@@ -54,6 +57,7 @@ impl fmt::Display for Source {
             Self::Metadata(platform) => return write!(f, "the metadata service of {platform}"),
             Self::Kept => "the copy on the ESP of the user data of a metadata service",
             Self::FwCfg => "fw_cfg",
+            Self::Given => "the ESP, given in maintenance",
             Self::Esp => "the ESP",
             Self::Smbios => "an SMBIOS OEM string",
             Self::NoCloud => "a NoCloud disk",
