@@ -86,7 +86,7 @@ pub async fn run(root: Root, ctx: Context) -> Result<(), maintenance::Error> {
             .run(ctx)
             .await;
     }
-    serve(root, &ctx).await;
+    Box::pin(serve(root, &ctx)).await;
     Ok(())
 }
 

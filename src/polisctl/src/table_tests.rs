@@ -253,7 +253,7 @@ const CASES: &[Case] = &[
     ),
     (
         "maintenance parameters",
-        &["AT", "@node.pb", "--fingerprint", "KEY", "--yes"],
+        &["AT", "@given.pb", "--fingerprint", "KEY", "--yes"],
         Kind::Remote,
         &[(&["AT", "@wrong", "--fingerprint", "KEY", "--yes"], 1, "wrong")],
     ),
@@ -473,6 +473,8 @@ fn prepared() -> (World, Cluster) {
     let mut cluster = Cluster::new(&world);
     cluster.has_controller(&world);
     cluster.has_bucket(&world);
+    let founds = ["parameters", "bootstrap", "--owner-key", "@owner.key", "-o", "@given.pb"];
+    assert_eq!(world.run(&founds).status, 0);
     let key = polis_base::recovery::form::write(&RECOVERY_KEY);
     super::contexts::write(&world.path("recovery"), key.as_bytes()).unwrap();
     super::contexts::write(&world.path("wrong"), b"nothing that fits").unwrap();

@@ -548,9 +548,9 @@ mod tests {
     #[test]
     fn the_image_has_every_file_of_the_esp_that_the_machine_writes() {
         let files = Esp::in_place();
-        assert_eq!(files.len(), 17);
+        assert_eq!(files.len(), 18);
         assert_eq!(files[0], Path::new("polis/sealed_configuration.pb"));
-        assert_eq!(files[16], Path::new("polis/guru/guru-7.txt"));
+        assert_eq!(files[17], Path::new("polis/guru/guru-7.txt"));
     }
 
     #[test]

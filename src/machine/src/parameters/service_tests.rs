@@ -70,7 +70,7 @@ async fn parameters_that_cannot_be_used_open_the_trapdoor_and_are_not_published(
         let report = until(&mut handles.trapdoor, "trapdoor", Clone::clone);
         let report = report.await.unwrap();
         assert_eq!(report.code, code::PARAMETERS_MALFORMED);
-        assert_eq!(report.tried.len(), 4);
+        assert_eq!(report.tried.len(), 5);
         assert_eq!(*known.borrow(), None);
     })
     .await;
@@ -244,7 +244,7 @@ async fn user_data_that_cannot_be_used_names_the_service_and_is_not_kept() {
     (short[1], short[3]) = (33, 31);
     let wrong: [(Vec<u8>, _); 3] = [
         (short, code::PARAMETERS_OWNER_KEY),
-        (b"<html>".to_vec(), code::PARAMETERS_UNKNOWN_FIELD),
+        (b"<html>".to_vec(), code::PARAMETERS_MALFORMED),
         (vec![0; 65_537], code::PARAMETERS_TOO_LARGE),
     ];
     for (body, code) in wrong {

@@ -21,7 +21,7 @@ fn start() -> World {
     let variable = |name: &str| match name {
         "POLIS_STAGES" => Some("kernel=0-4.5".to_owned()),
         "POLIS_CONTROL_FD" => Some("3".to_owned()),
-        "POLIS_RECOVERY_FD" => None,
+        "POLIS_RECOVERY_FD" | "POLIS_MAINTENANCE" => None,
         name => Some(name.to_owned()),
     };
     let (orders, ordered) = watch::channel(None);

@@ -189,7 +189,7 @@ async fn a_machine_that_registers_serves_the_owners_of_that_cluster() {
 #[tokio::test]
 async fn parameters_are_written_only_if_a_node_would_use_them() {
     let world = World::new(None).await;
-    let file = &world.service.tree.esp.parameters;
+    let file = &world.service.tree.esp.given_parameters;
     let mut client = world.as_caller(&of(&world.code().keys().caller)).await;
     let good = parameters().encode_to_vec();
 
@@ -213,7 +213,7 @@ async fn parameters_are_written_only_if_a_node_would_use_them() {
     assert_eq!((refused.code(), reason(&refused)), (StatusCode::FailedPrecondition, "parameters"));
     let replace = v1::GiveParametersRequest { replace: true, ..given(text) };
     let answer = client.give_parameters(replace.clone()).await.unwrap().into_inner();
-    assert!(answer.replaced[0].contains("polis/parameters.pb on the ESP"), "{answer:?}");
+    assert!(answer.replaced[0].contains("polis/given_parameters.pb on the ESP"), "{answer:?}");
     assert_eq!(file.read().unwrap(), Some(other.clone()), "the message, not its text");
 
     // fw_cfg takes precedence.
