@@ -144,12 +144,13 @@ fn files() -> Result<BTreeMap<String, String>> {
     Ok(files)
 }
 
-fn gurus() -> [(&'static str, Guru); 4] {
+fn gurus() -> [(&'static str, Guru); 5] {
     [
         ("ordinary", samples::guru()),
         ("locked", samples::guru_locked()),
         ("overflowing", samples::guru_overflowing()),
         ("wide", samples::guru_wide()),
+        ("maintenance", samples::guru_in_maintenance()),
     ]
 }
 
