@@ -34,7 +34,7 @@ fn a_machine_without_parameters_gets_them_by_its_code_and_then_obeys_its_owner_a
         disk: Some(world.disk(None)?),
         forwards: owner.forwards.clone(),
         // The node dies once it is ready, in each boot.
-        ..world.bare("polis.fault=kill-node polis.guru-countdown=900")
+        ..world.bare("polis.fault=kill-node polis.guru-countdown=300")
     };
     let mut machine = world.boot(&config)?;
     let at = owner.at(PORT)?;
