@@ -1,7 +1,7 @@
 //! The one-time code of a machine in maintenance, and the two keys that both ends derive from it.
 //!
-//! A machine without an owner knows no key of a caller. It shows a code, and whoever reads the
-//! code is its caller:
+//! A machine without an owner knows no key of a caller. It shows a code, which proves that a
+//! caller can read its screen:
 //!
 //! ```text
 //! 80 random bits --PBKDF2--> 32 bytes --HKDF--+--> key of the machine: its TLS certificate

@@ -215,7 +215,7 @@ impl Machine {
             Some(entry) => entry,
             None => Entry::new(name, kind),
         };
-        // A volume that was begun, and that nobody wants any more.
+        // A volume that was begun, and that the parameters do not name any more.
         let Some(selector) = selector else {
             return Err(Error::Missing { partition: entry.partition });
         };
