@@ -11,7 +11,7 @@
 //! - Everything that a connection started ends with it.
 
 use std::net::IpAddr;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -97,7 +97,9 @@ pub(super) async fn serve(
     let _set = tcp.set_nodelay(true);
     let reached = from_afar(&tcp, caller).then(Instant::now);
     let acceptor = TlsAcceptor::from(shared.tls.load_full());
-    let handshake = timeout(shared.limits.handshake, acceptor.accept(tcp));
+    // What is large is in a box of its own, and ends with it: a task has room for all that it ever
+    // moves, and ten thousand nodes each have a connection that rests.
+    let handshake = timeout(shared.limits.handshake, Box::pin(acceptor.accept(tcp)));
     let accepted = tokio::select! {
         // Cancel-safe, all three: the connection ends with the attempt.
         accepted = handshake => accepted,
@@ -108,7 +110,7 @@ pub(super) async fn serve(
         () = shared.stopping.cancelled() => return,
     };
     let tls = match accepted {
-        Ok(Ok(tls)) => tls,
+        Ok(Ok(tls)) => Box::new(tls),
         Ok(Err(error)) => return shared.handshake_failed(caller, &error.to_string()),
         Err(_elapsed) => return shared.handshake_failed(caller, "it took too long"),
     };
@@ -216,6 +218,7 @@ where
                 .keep_alive_interval(limits.keep_alive)
                 .keep_alive_timeout(limits.keep_alive_answer)
                 .serve_connection(io, service);
+            let connection = Box::pin(connection);
             drive(line, held, access_list, connection, |connection| connection.graceful_shutdown())
                 .await;
         }
@@ -225,6 +228,7 @@ where
                 .header_read_timeout(limits.handshake)
                 .max_buf_size(HEADERS_MAX as usize)
                 .serve_connection(io, service);
+            let connection = Box::pin(connection);
             drive(line, held, access_list, connection, |connection| connection.graceful_shutdown())
                 .await;
         }
@@ -236,12 +240,14 @@ where
                 .max_buf_size(GATEWAY_HEADERS_MAX)
                 .serve_connection(io, service)
                 .with_upgrades();
+            let connection = Box::pin(connection);
             drive(line, held, access_list, connection, |connection| connection.graceful_shutdown())
                 .await;
             let Some(upgraded) = line.upgraded() else { return };
             // A caller that lost its access in the meantime gets no tunnel.
             if access_list.borrow_and_update().check(&line.caller, clock::now()).is_ok() {
-                drive(line, held, access_list, upgraded.run(&line.end), |_tunnel| ()).await;
+                let tunnel = Box::pin(upgraded.run(&line.end));
+                drive(line, held, access_list, tunnel, |_tunnel| ()).await;
             }
         }
     }
@@ -262,7 +268,7 @@ async fn drive<C>(
     line: &Line,
     held: &Held,
     access_list: &mut watch::Receiver<Arc<AccessList>>,
-    connection: C,
+    mut connection: Pin<Box<C>>,
     finish: impl Fn(Pin<&mut C>),
 ) where
     C: Future<Output = Result<(), hyper::Error>>,
@@ -273,7 +279,6 @@ async fn drive<C>(
         Held::Untrusted(_) => limits.untrusted_idle,
         Held::Known(_) => limits.idle,
     };
-    let mut connection = pin!(connection);
     let mut look = interval(LOOK.min(limits.stall / 4).min(idle / 4).max(Duration::from_millis(1)));
     let mut finishing = false;
     let mut cut_at = None;
