@@ -110,10 +110,7 @@ fn size(cells: u16) -> Result<NonZero<u16>> {
 
 /// A machine whose console is on `hvc0` too, and on a serial port without a reader.
 pub(crate) fn with_terminal(world: &World, append: &str) -> Result<Config> {
-    let parameters = NodeParameters {
-        console: Some(ConsoleConfiguration { tui: ["hvc0", "ttyS1"].map(str::to_owned).into() }),
-        ..bootstrap()
-    };
+    let parameters = terminal_parameters();
     // First the machine, then its parameters: both write the same file.
     let bootstrap_config = world.bootstrap_config(append)?;
     Ok(Config {
@@ -122,6 +119,14 @@ pub(crate) fn with_terminal(world: &World, append: &str) -> Result<Config> {
         fw_cfg: world.fw_cfg(&parameters.encode_to_vec())?,
         ..bootstrap_config
     })
+}
+
+/// The parameters of that machine.
+pub(crate) fn terminal_parameters() -> NodeParameters {
+    NodeParameters {
+        console: Some(ConsoleConfiguration { tui: ["hvc0", "ttyS1"].map(str::to_owned).into() }),
+        ..bootstrap()
+    }
 }
 
 /// The stories of this file.

@@ -1,7 +1,8 @@
 //! A machine with the roles of Kubernetes: a demo answers, policies hold, volumes hold their
-//! size and survive power cuts, pods that take all they can get hurt nothing, and the machine ends
-//! in order. A snapshot remains, in which the demo lives on until the role goes.
+//! size and survive power cuts, a pod keeps what is on a further disk, pods that take all they
+//! can get hurt nothing, and the machine ends in order. A snapshot remains, in which the demo lives on until the role goes.
 
+mod further;
 pub(crate) mod killed;
 mod kubectl;
 mod limits;
@@ -92,7 +93,7 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     let owner = Owner::with_ports(&world.path("owner"), &[ACCESS])?;
     // It writes to etcd all the time, so that a wait of etcd is seen.
     let small = with_terminal(&world, "polis.exercise=append")?;
-    let config = large(&world, &owner, small)?;
+    let config = further::attached(&world, large(&world, &owner, small)?)?;
     let mut machine = world.boot(&config)?;
     let founded = home(&mut machine)?;
     owner.take(&founded.ca)?;
@@ -126,6 +127,7 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     kubectl.delete(&["pod/sandboxed"], GONE)?;
     println!("the gVisor pod was deleted in {:.1} s", begun.elapsed().as_secs_f64());
 
+    further::written(&kubectl, &founded.node)?;
     volumes::hold_their_size(&kubectl, &owner, &machine)?;
     // The pods are there again without a person.
     let mut machine = volumes::survive_power_cuts(&kubectl, machine, || {
@@ -138,6 +140,7 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
         })
     })?;
     kubectl.run(&["wait", "--for=condition=Available", "deployment/demo", IN_DEMO, KUBECTL], "")?;
+    further::kept(&kubectl)?;
 
     let mut console = Terminal::new(&mut machine, [30, 100])?;
     limits::memory_and_processes(&kubectl, &owner, &machine, &mut console)?;
