@@ -29,7 +29,7 @@ pub(super) const SYSTEM_IMAGES: &[&str] = &["demo", "pause"];
 const FAULTS: &str = "polis-node/fault-injection";
 /// The other features that tests want. The programs of the development image have them
 /// too, and so has this program (`.cargo/config.toml`): cargo would otherwise compile
-/// most crates twice, once for these programs and once for the tests.
+/// most dependencies twice, once for these programs and once for the tests.
 const TESTING: &str = "polis-runtime/testing,polis-wire/testing";
 
 /// Whether this process has built [`POLISCTL`] together with the development image.
