@@ -199,6 +199,7 @@ fn everyone_is_the_last_address_of_the_segment_and_the_group_of_all_nodes() {
             addresses: vec![cidr],
             asking: false,
             leased: None,
+            leased_v6: None,
         };
         let primary = Some(cidr.address());
         place(&network::Status { primary, interfaces: vec![interface], ..Default::default() })

@@ -311,11 +311,12 @@ fn network(report: &v1::NetworkReport) -> Result<(), Error> {
         return field("links", LINKS_MAX.to_string());
     }
     for link in &report.links {
-        let v1::NetworkLink { name, kind, mac, driver, path, addresses, on, .. } = link;
-        if addresses.len() > ADDRESSES_MAX {
+        let v1::NetworkLink { name, kind, mac, driver, path, addresses, on, origins, .. } = link;
+        if addresses.len().max(origins.len()) > ADDRESSES_MAX {
             return field("links.addresses", ADDRESSES_MAX.to_string());
         }
-        let mut words = [name, kind, mac, driver, path, on].into_iter().chain(addresses);
+        let words = [name, kind, mac, driver, path, on].into_iter();
+        let mut words = words.chain(addresses).chain(origins);
         if words.any(|word| word.len() > LINK_WORD_MAX || word.contains(char::is_control)) {
             return field("links", format!("{LINK_WORD_MAX} printed characters for each text"));
         }
@@ -450,6 +451,7 @@ mod tests {
             let link = v1::NetworkLink {
                 name: name.to_owned(),
                 addresses: vec!["192.0.2.7/24".to_owned(); addresses],
+                origins: vec!["DHCP".to_owned(); addresses],
                 ..Default::default()
             };
             let network = v1::NetworkReport { links: vec![link; links], ..Default::default() };

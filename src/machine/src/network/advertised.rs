@@ -1,9 +1,10 @@
-//! The address that routers give a node without DHCP: a rule, and no race of servers and routers.
+//! The address of IPv6 of a node without DHCP for IPv4: a rule, and no race of servers and routers.
 //!
-//! The kernel makes addresses of the prefixes that routers advertise (SLAAC). One of them becomes
-//! the node's where no link has a lease: a link of the machine before one behind USB, a global
-//! address before a unique local one, then the place of the link on its bus, then the lowest
-//! address. All of that is the same at each boot.
+//! The kernel makes addresses of the prefixes that routers advertise (SLAAC), and DHCPv6 servers
+//! give others. One of them becomes the node's where no link has a lease of IPv4: a link of the
+//! machine before one behind USB, a global address before a unique local one, one from a server
+//! before one of a prefix, then the place of the link on its bus, then the lowest address. All of
+//! that is the same at each boot.
 //!
 //! ```text
 //!           an address, and no lease for the time of a DHCP server
@@ -23,7 +24,7 @@
 //! - With the same links, routers and prefixes, the same address is chosen, whatever the order
 //!   of the advertisements within the wait.
 //!
-//! What this module does not do: make addresses or routes (the kernel), or ask DHCPv6.
+//! What this module does not do: make addresses or routes (the kernel), or ask DHCPv6 (`dhcpv6`).
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -53,7 +54,7 @@ pub(super) enum Dhcp {
 }
 
 /// The order of addresses; the least is the best.
-type Rank<'a> = (bool, bool, &'a str, u32, Cidr);
+type Rank<'a> = (bool, bool, bool, &'a str, u32, Cidr);
 
 /// The chosen address.
 #[derive(Debug, Default)]
@@ -145,7 +146,10 @@ fn rank(observed: &Observed, (index, cidr): (u32, Cidr)) -> Option<Rank<'_>> {
     let IpAddr::V6(address) = cidr.address() else { return None };
     let link = observed.links.get(&index).filter(|link| link.carrier && link.router.is_some())?;
     let flawless = !observed.flaws.contains_key(&(index, cidr));
-    flawless.then(|| (link.usb, address.is_unique_local(), link.place.as_str(), index, cidr))
+    // Of the node's own, only those from servers: it has no address in the parameters.
+    let of_prefix = !observed.own.contains(&(index, cidr));
+    let local = address.is_unique_local();
+    flawless.then_some((link.usb, local, of_prefix, link.place.as_str(), index, cidr))
 }
 
 fn patience(observed: &Observed, links: &[u32], dhcp: Dhcp) -> Duration {
@@ -206,6 +210,18 @@ mod tests {
         assert_eq!(advertised.review(&observed, &[2, 3], Dhcp::Asked, end), Some(address));
         assert_eq!((advertised.chosen(), advertised.deadline(end)), (Some(address), None));
         assert_eq!(advertised.review(&observed, &[2, 3], Dhcp::Asked, end), None, "once");
+    }
+
+    #[test]
+    fn an_address_of_a_dhcpv6_server_comes_before_one_of_a_prefix_and_after_a_global_one() {
+        let six = (3, cidr("2001:db8::77/128"));
+        let mut both = observed(&[(2, "2001:db8::5/64"), (3, "2001:db8::77/128")]);
+        assert_eq!(chosen(&both), Some((2, cidr("2001:db8::5/64"))));
+        both.own.insert(six);
+        assert_eq!(chosen(&both), Some(six));
+        let mut local = observed(&[(2, "2001:db8::5/64"), (3, "fd00::77/128")]);
+        local.own.insert((3, cidr("fd00::77/128")));
+        assert_eq!(chosen(&local), Some((2, cidr("2001:db8::5/64"))));
     }
 
     #[test]

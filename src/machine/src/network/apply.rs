@@ -11,11 +11,42 @@ use rtnetlink::{
     AddressMessageBuilder, Error, Handle, LinkBond, LinkUnspec, LinkVlan, RouteMessageBuilder,
 };
 
-use super::plan::{Action, MIIMON, OWN, Origin, Route};
+use super::plan::{Action, MIIMON, OWN, Origin, Route, Switches};
 use crate::parameters::{Bonding, Cidr, Hash, Mac};
 
+/// The switches of links for IPv6, a folder each.
+const SWITCHES: &str = "/proc/sys/net/ipv6/conf";
+
+/// Why the kernel refuses an action.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Refusal {
+    #[error(transparent)]
+    Netlink(#[from] Error),
+    #[error("cannot write {path}")]
+    Switch { path: String, source: std::io::Error },
+}
+
 /// Carries out one action.
-pub(super) async fn apply(handle: &Handle, action: &Action) -> Result<(), Error> {
+pub(super) async fn apply(handle: &Handle, action: &Action) -> Result<(), Refusal> {
+    match action {
+        Action::Switch(_, name, switches) => switch(name, *switches),
+        action => Ok(netlink(handle, action).await?),
+    }
+}
+
+/// Netlink reads these switches, and does not set them.
+fn switch(name: &str, switches: Switches) -> Result<(), Refusal> {
+    let values = [("autoconf", switches.slaac), ("disable_ipv6", switches.off)];
+    for (file, value) in values {
+        let path = format!("{SWITCHES}/{name}/{file}");
+        // The kernel answers at once: nothing is read from a disk.
+        std::fs::write(&path, if value { "1" } else { "0" })
+            .map_err(|source| Refusal::Switch { path, source })?;
+    }
+    Ok(())
+}
+
+async fn netlink(handle: &Handle, action: &Action) -> Result<(), Error> {
     match action {
         Action::RemoveLink(link) => {
             let gone = handle.link().del(*link).execute().await;
@@ -64,6 +95,8 @@ pub(super) async fn apply(handle: &Handle, action: &Action) -> Result<(), Error>
             ignore(gone, rustix::io::Errno::SRCH)
         }
         Action::AddRoute(route) => handle.route().add(message(route)).replace().execute().await,
+        // Not a message: see `switch`.
+        Action::Switch(..) => Ok(()),
     }
 }
 

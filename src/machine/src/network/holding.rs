@@ -153,7 +153,7 @@ mod tests {
             ntp_servers: Vec::new(),
             mtu: None,
             lifetime: Duration::from_secs(lifetime),
-            server: Ipv4Addr::new(10, 0, 2, 2),
+            server: Ipv4Addr::new(10, 0, 2, 2).into(),
         }
     }
 

@@ -4,7 +4,7 @@
 //! by field: a bad field that the node needs is refused with its reason, a bad field that
 //! it can do without is left out.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use mozim::DhcpV4Lease;
@@ -12,7 +12,7 @@ use mozim::DhcpV4Lease;
 use crate::parameters::Cidr;
 
 /// Servers of one kind that are kept: the resolver reads three.
-const SERVERS_MAX: usize = 3;
+pub(super) const SERVERS_MAX: usize = 3;
 /// Classless routes that are kept.
 const ROUTES_MAX: usize = 64;
 /// Shorter leases would be renewed without end.
@@ -33,14 +33,14 @@ pub(super) struct Lease {
     /// From the answer on.
     pub(super) lifetime: Duration,
     /// The server that gave it.
-    pub(super) server: Ipv4Addr,
+    pub(super) server: IpAddr,
 }
 
 /// Why an offer is not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refused {
     #[error("the address {0} is not a host address")]
-    Address(Ipv4Addr),
+    Address(IpAddr),
     #[error("the network mask {0} is invalid")]
     Mask(Ipv4Addr),
     #[error("the lease ends after {} s, allowed is at least {} s", .0.as_secs(), LIFETIME_MIN.as_secs())]
@@ -88,7 +88,29 @@ impl Lease {
             ntp_servers: servers(offer.ntp_srvs.as_deref()),
             mtu: offer.mtu.filter(|mtu| *mtu >= MTU_MIN).map(u32::from),
             lifetime,
-            server: offer.srv_id,
+            server: offer.srv_id.into(),
+        })
+    }
+}
+
+impl Lease {
+    /// Checks an address that a DHCPv6 server gave for `valid` seconds.
+    pub(super) fn check_v6(address: Ipv6Addr, valid: u32, server: IpAddr) -> Result<Self, Refused> {
+        // The routes are from routers: the network of the address is not the server's to say.
+        let whole = Cidr::new(address.into(), 128).filter(|_| is_host_v6(address));
+        let address = whole.ok_or(Refused::Address(address.into()))?;
+        let lifetime = Duration::from_secs(valid.into());
+        if lifetime < LIFETIME_MIN {
+            return Err(Refused::Lifetime(lifetime));
+        }
+        Ok(Self {
+            address,
+            routes: Vec::new(),
+            nameservers: Vec::new(),
+            ntp_servers: Vec::new(),
+            mtu: None,
+            lifetime,
+            server,
         })
     }
 }
@@ -109,7 +131,7 @@ fn cidr(address: Ipv4Addr, mask: Ipv4Addr) -> Result<Cidr, Refused> {
     // Networks of two addresses or one have neither a name nor a broadcast address.
     let reserved = ones < 31 && (host == 0 || host == host_bits);
     if !is_host(address) || reserved {
-        return Err(Refused::Address(address));
+        return Err(Refused::Address(address.into()));
     }
     u8::try_from(ones)
         .ok()
@@ -122,6 +144,12 @@ fn is_host(address: Ipv4Addr) -> bool {
     // 0.x.x.x is "this network"; from 224.0.0.0 on are multicast, reserved and broadcast.
     // Link-local ones are the business of the two ends: a management controller hands them out.
     !address.is_loopback() && !address.is_link_local() && (1..224).contains(&address.octets()[0])
+}
+
+/// The same for IPv6. Link-local addresses mean nothing without a link.
+pub(super) fn is_host_v6(address: Ipv6Addr) -> bool {
+    let special = address.is_unspecified() || address.is_loopback() || address.is_multicast();
+    !special && !address.is_unicast_link_local() && address.to_ipv4_mapped().is_none()
 }
 
 fn hosts(addresses: Option<&[Ipv4Addr]>) -> impl Iterator<Item = Ipv4Addr> {

@@ -7,7 +7,7 @@
 //! ```text
 //! kernel --links, addresses, routes--> Observed --+
 //! parameters, orders --> change -----> Network ---+--> plan --> Wanted --> actions --> apply
-//! DHCP ------------------------------> leases ----+      +----> Status (event value), resolv.conf
+//! DHCP, DHCPv6 ----------------------> leases ----+      +----> Status (event value), resolv.conf
 //! routers --addresses of the kernel--> advertised +
 //! ```
 //!
@@ -17,15 +17,16 @@
 //! - `Status::primary` is an address that the kernel has on an interface.
 //! - A network that the cluster orders stays only if another machine was reached over it
 //!   (`change`).
-//! - An answer of a DHCP server is bounded and checked before it is believed.
+//! - An answer of a DHCP or DHCPv6 server is bounded and checked before it is believed.
 //!
-//! What this module does not do: filter packets, ask DHCPv6, or make addresses of IPv6 beyond
-//! those of the parameters: the kernel accepts router advertisements by itself.
+//! What this module does not do: filter packets, or make addresses of the prefixes that routers
+//! advertise: the kernel does that by itself.
 
 mod advertised;
 mod apply;
 mod change;
 mod dhcp;
+mod dhcpv6;
 mod holding;
 mod lease;
 pub mod names;
@@ -141,6 +142,28 @@ pub struct Interface {
     pub asking: bool,
     /// The lease from a DHCP server.
     pub leased: Option<Leased>,
+    /// The lease from a DHCPv6 server.
+    pub leased_v6: Option<Leased>,
+}
+
+impl Interface {
+    /// Where an address of it is from: `DHCP`, `DHCPv6`, `configuration` or `router`; empty: not
+    /// known.
+    #[must_use]
+    pub fn origin(&self, address: &Cidr) -> &'static str {
+        let is = |leased: Option<Leased>| leased.is_some_and(|leased| leased.address == *address);
+        let planned = self.planned.as_ref();
+        match address.address() {
+            _ if is(self.leased) => "DHCP",
+            _ if is(self.leased_v6) => "DHCPv6",
+            _ if planned.is_some_and(|planned| planned.addresses.contains(address)) => {
+                "configuration"
+            }
+            // The kernel makes those by itself, of what routers advertise.
+            IpAddr::V6(_) => "router",
+            IpAddr::V4(_) => "",
+        }
+    }
 }
 
 /// The kind of a link.
@@ -175,4 +198,36 @@ pub struct Leased {
     pub address: Cidr,
     /// When it must be given back, in time since the kernel started; `None`: never.
     pub ends: Option<Duration>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_origin_of_an_address_is_a_server_the_configuration_a_router_or_unknown() {
+        let [fixed, four, six, advertised, other] =
+            ["192.168.40.7/22", "10.0.2.15/24", "2001:db8::7/128", "fd00::1/64", "192.168.40.8/22"]
+                .map(|text| text.parse::<Cidr>().unwrap());
+        let leased = |address| Some(Leased { address, ends: None });
+        let mut interface = Interface {
+            index: 2,
+            name: "eth0".to_owned(),
+            kind: Kind::Card(None),
+            mac: Mac([2, 0, 0, 0, 0, 1]),
+            carrier: true,
+            driver: None,
+            path: String::new(),
+            mtu: 1500,
+            planned: Some(LinkSettings { addresses: vec![fixed], ..LinkSettings::default() }),
+            addresses: Vec::new(),
+            asking: false,
+            leased: leased(four),
+            leased_v6: leased(six),
+        };
+        let from = [fixed, four, six, advertised, other].map(|address| interface.origin(&address));
+        assert_eq!(from, ["configuration", "DHCP", "DHCPv6", "router", ""]);
+        interface.planned = None;
+        assert_eq!(interface.origin(&fixed), "");
+    }
 }

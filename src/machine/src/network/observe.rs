@@ -23,7 +23,7 @@ use netlink_packet_route::route::{
 };
 use rtnetlink::{Handle, RouteMessageBuilder};
 
-use super::plan::{Flaw, Kind, Link, MIIMON, OWN, Observed, Origin, Route};
+use super::plan::{Flaw, Kind, Link, MIIMON, OWN, Observed, Origin, Route, Switches};
 use crate::parameters::{Bonding, Cidr, Hash, Mac};
 
 /// Which interfaces are the node's to configure.
@@ -141,11 +141,13 @@ fn link(message: &LinkMessage, interfaces: Interfaces) -> Option<Link> {
         usb: false,
         router: None,
         managed: false,
+        informed: false,
+        switches: None,
     };
     let (mut below, mut info, mut permanent) = (None, &[][..], None);
     for attribute in &message.attributes {
         match attribute {
-            LinkAttribute::AfSpecUnspec(families) => link.managed = managed(families),
+            LinkAttribute::AfSpecUnspec(families) => six(&mut link, families),
             LinkAttribute::IfName(name) => link.name.clone_from(name),
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
             LinkAttribute::Address(mac) => link.mac = Mac(mac.as_slice().try_into().ok()?),
@@ -245,15 +247,24 @@ fn address(message: &AddressMessage) -> Option<Cidr> {
     Cidr::new(local.or_else(own)?, message.header.prefix_len)
 }
 
-/// Whether routers say that a DHCPv6 server gives the addresses of this link.
-fn managed(families: &[AfSpecUnspec]) -> bool {
-    families.iter().any(|family| {
-        let AfSpecUnspec::Inet6(attributes) = family else { return false };
-        attributes.iter().any(|attribute| {
-            matches!(attribute, AfSpecInet6::Flags(flags)
-                if flags.contains(Inet6IfaceFlags::RaManaged))
-        })
-    })
+/// What routers say about DHCPv6 on this link, and what the kernel does about IPv6.
+fn six(link: &mut Link, families: &[AfSpecUnspec]) {
+    for family in families {
+        let AfSpecUnspec::Inet6(attributes) = family else { continue };
+        for attribute in attributes {
+            match attribute {
+                AfSpecInet6::Flags(flags) => {
+                    link.managed = flags.contains(Inet6IfaceFlags::RaManaged);
+                    link.informed = flags.contains(Inet6IfaceFlags::Otherconf);
+                }
+                AfSpecInet6::DevConf(conf) => {
+                    let (slaac, off) = (conf.autoconf != 0, conf.disable_ipv6 != 0);
+                    link.switches = Some(Switches { slaac, off });
+                }
+                _ => {}
+            }
+        }
+    }
 }
 
 /// Why an IPv6 address should not be chosen as the node's, if something speaks against it.
@@ -274,6 +285,13 @@ fn flaw(message: &AddressMessage) -> Option<Flaw> {
     } else {
         flags.intersects(passing).then_some(Flaw::Passing)
     }
+}
+
+/// The address that the kernel has just taken away because another machine of the segment has it.
+/// One that ends is not kept as a duplicate.
+pub(super) fn duplicate(message: &AddressMessage) -> Option<(u32, Cidr)> {
+    let is_duplicate = flaw(message) == Some(Flaw::Duplicate);
+    address(message).filter(|_| is_duplicate).map(|cidr| (message.header.index, cidr))
 }
 
 /// The link and the router of a default route that a router advertised.

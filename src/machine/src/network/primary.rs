@@ -197,7 +197,7 @@ mod tests {
             ntp_servers: Vec::new(),
             mtu: None,
             lifetime: Duration::from_secs(3600),
-            server: Ipv4Addr::new(10, 0, 2, 2),
+            server: Ipv4Addr::new(10, 0, 2, 2).into(),
         }
     }
 

@@ -380,16 +380,28 @@ fn the_stage_says_what_it_waits_for_and_then_that_it_is_done() {
     });
 }
 
+/// A prefix that is on the link, and of which addresses are made.
+const PREFIX_FOR_ADDRESSES: u8 = 0xc0;
+/// A prefix that is only on the link.
+const PREFIX: u8 = 0x80;
+/// What a router says about DHCPv6.
+const MANAGED: u8 = 0x80;
+const INFORMED: u8 = 0x40;
+
 /// The least that a router can be: it advertises itself and a prefix, on `wire`, again and again.
 async fn advertise(wire: &Wire) {
+    advertise_with(wire, 0, PREFIX_FOR_ADDRESSES).await;
+}
+
+async fn advertise_with(wire: &Wire, about_dhcp: u8, prefix: u8) {
     let (kind, flags) = (SocketType::RAW, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC);
     let icmp = Some(net::ipproto::ICMPV6);
     let socket = net::socket_with(AddressFamily::INET6, kind, flags, icmp).unwrap();
     sockopt::set_ipv6_multicast_hops(&socket, 255).unwrap();
-    let mut message = vec![134, 0, 0, 0, 64, 0];
+    let mut message = vec![134, 0, 0, 0, 64, about_dhcp];
     message.extend(1800_u16.to_be_bytes());
     message.extend([0; 8]);
-    message.extend([3, 4, 64, 0xc0]);
+    message.extend([3, 4, 64, prefix]);
     message.extend([0xff; 8]);
     message.extend([0; 4]);
     message.extend(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0).octets());
@@ -536,5 +548,171 @@ fn a_static_address_of_ipv6_alone_is_the_node_s() {
         .await;
         let observed = super::observe::observe(&wire.handle, INTERFACES).await.unwrap();
         assert_eq!(observed.routes.len(), 1, "{observed:?}");
+    });
+}
+
+const LEASED_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x77);
+const NAME_SERVER_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x53);
+
+/// The least that a DHCPv6 server can be, on `wire`: an address for everyone, for 60 seconds and
+/// renewed after `renew`, and a name server; each question is noted. While `silent`, it only notes.
+async fn serve_v6(
+    wire: &Wire,
+    renew: u32,
+    asked: &watch::Sender<Vec<u8>>,
+    silent: &watch::Sender<bool>,
+) {
+    let (family, flags) = (AddressFamily::INET6, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC);
+    let socket = net::socket_with(family, SocketType::DGRAM, flags, None).unwrap();
+    net::bind(&socket, &SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, 547, 0, 0)).unwrap();
+    let socket = UdpSocket::from_std(socket.into()).unwrap();
+    let all = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
+    socket.join_multicast_v6(&all, wire.index("wire").await).unwrap();
+    let mut question = [0; 1500];
+    loop {
+        let (length, from) = socket.recv_from(&mut question).await.unwrap();
+        asked.send_modify(|asked| asked.push(question[0]));
+        if *silent.borrow() {
+            continue;
+        }
+        let mut answer = vec![if question[0] == 1 { 2 } else { 7 }];
+        answer.extend(&question[1..4]);
+        // The identity comes first.
+        let client = usize::from(u16::from_be_bytes([question[6], question[7]]));
+        answer.extend(&question[4..8 + client]);
+        answer.extend([0, 2, 0, 3, 9, 9, 9]);
+        answer.extend([0, 23, 0, 16]);
+        answer.extend(NAME_SERVER_V6.octets());
+        if question[..length].windows(4).any(|option| option[..2] == [0, 3] && option[3] >= 12) {
+            answer.extend([0, 3, 0, 40, 0, 0, 0, 0]);
+            answer.extend(renew.to_be_bytes());
+            answer.extend((renew * 2).to_be_bytes());
+            answer.extend([0, 5, 0, 24]);
+            answer.extend(LEASED_V6.octets());
+            answer.extend([0, 0, 0, 60, 0, 0, 0, 60]);
+        }
+        // Until the wire has an address of its own, the kernel refuses.
+        let _sent = socket.send_to(&answer, from).await;
+    }
+}
+
+/// `eth0` with this setting for IPv6, and no DHCP for IPv4.
+fn with_ipv6(ipv6: parameters::Ipv6) -> Known {
+    loaded(eth0(LinkSettings { ipv6, ..LinkSettings::default() }))
+}
+
+#[test]
+fn a_router_that_says_so_leads_to_an_address_by_dhcpv6_that_is_renewed_and_kept_by_the_next_run() {
+    in_namespace(|wire| async move {
+        wire.cable(true).await;
+        let (service, _owner) = wire.service(with_ipv6(parameters::Ipv6::Auto));
+        let again = service.clone();
+        let (asked, silent) = (watch::Sender::default(), watch::Sender::new(false));
+        let story = async {
+            while_running(service, async |mut status| {
+                let status = until(&mut status, |s| s.primary.is_some()).await;
+                assert_eq!(status.primary, Some(LEASED_V6.into()));
+                assert!(matches!(status.gateway, Some(IpAddr::V6(_))), "{status:?}");
+                assert_eq!(status.nameservers, [IpAddr::from(NAME_SERVER_V6)]);
+                let leased = status.interfaces[0].leased_v6.expect("a lease");
+                assert_eq!(leased.address.to_string(), "2001:db8::77/128");
+                assert!(wire.resolv_conf().contains("nameserver 2001:db8::53"));
+                let mut asked = asked.subscribe();
+                event::until(&mut asked, "a renewal", |all: &Vec<u8>| {
+                    all.contains(&5).then_some(())
+                })
+                .await
+                .unwrap();
+                assert_eq!(asked.borrow()[..2], [1, 3], "an offer, and the request for it");
+            })
+            .await;
+            // A run whose server is silent has the address of the former one.
+            silent.send_replace(true);
+            while_running(again, async |mut status| {
+                until(&mut status, |s| s.primary == Some(LEASED_V6.into())).await;
+                tokio::time::sleep(Duration::from_secs(2)).await;
+                assert_eq!(status.borrow().primary, Some(LEASED_V6.into()));
+                // It goes with a configuration that does not ask.
+                let off = LinkSettings { ipv6: parameters::Ipv6::Off, ..LinkSettings::default() };
+                wire.order.send_replace(Some(Order { number: 1, network: Some(eth0(off)) }));
+                let gone = until(&mut status, |s| s.primary.is_none()).await;
+                assert_eq!(gone.interfaces[0].addresses, []);
+            })
+            .await;
+            let observed = super::observe::observe(&wire.handle, INTERFACES).await.unwrap();
+            let eth0 = &observed.links[&wire.index("eth0").await];
+            assert!(eth0.switches.is_some_and(|switches| switches.off), "{eth0:?}");
+        };
+        tokio::select! {
+            () = advertise_with(&wire, MANAGED, PREFIX) => {}
+            () = serve_v6(&wire, 5, &asked, &silent) => {}
+            () = story => {}
+        }
+    });
+}
+
+#[test]
+fn a_router_that_only_informs_leads_to_servers_and_its_prefix_to_the_address() {
+    in_namespace(|wire| async move {
+        wire.cable(true).await;
+        let (service, _owner) = wire.service(with_ipv6(parameters::Ipv6::Auto));
+        let (asked, silent) = (watch::Sender::default(), watch::Sender::new(false));
+        let story = while_running(service, async |mut status| {
+            let status = until(&mut status, |s| s.primary.is_some() && !s.nameservers.is_empty());
+            let status = status.await;
+            assert_ne!(status.primary, Some(LEASED_V6.into()));
+            assert_eq!(status.nameservers, [IpAddr::from(NAME_SERVER_V6)]);
+            assert_eq!(status.interfaces[0].leased_v6, None);
+            assert_eq!(*asked.borrow(), [11], "servers alone");
+        });
+        tokio::select! {
+            () = advertise_with(&wire, INFORMED, PREFIX_FOR_ADDRESSES) => {}
+            () = serve_v6(&wire, 5, &asked, &silent) => {}
+            () = story => {}
+        }
+    });
+}
+
+#[test]
+fn dhcpv6_alone_takes_no_address_of_a_prefix_and_needs_no_flag() {
+    in_namespace(|wire| async move {
+        wire.cable(true).await;
+        let (service, _owner) = wire.service(with_ipv6(parameters::Ipv6::Dhcpv6));
+        let (asked, silent) = (watch::Sender::default(), watch::Sender::new(false));
+        let story = while_running(service, async |mut status| {
+            let status = until(&mut status, |s| s.primary.is_some()).await;
+            assert_eq!(status.primary, Some(LEASED_V6.into()));
+            let addresses = &status.interfaces[0].addresses;
+            assert_eq!(*addresses, [Cidr::new(LEASED_V6.into(), 128).unwrap()]);
+        });
+        tokio::select! {
+            () = advertise_with(&wire, 0, PREFIX_FOR_ADDRESSES) => {}
+            () = serve_v6(&wire, 20, &asked, &silent) => {}
+            () = story => {}
+        }
+    });
+}
+
+#[test]
+fn an_address_by_dhcpv6_that_another_machine_has_is_declined() {
+    in_namespace(|wire| async move {
+        wire.cable(true).await;
+        let other = wire.index("wire").await;
+        wire.handle.address().add(other, LEASED_V6.into(), 128).execute().await.unwrap();
+        let (service, _owner) = wire.service(with_ipv6(parameters::Ipv6::Dhcpv6));
+        let (asked, silent) = (watch::Sender::default(), watch::Sender::new(false));
+        let story = while_running(service, async |mut status| {
+            let mut asked = asked.subscribe();
+            let declined = |all: &Vec<u8>| all.contains(&9).then_some(());
+            event::until(&mut asked, "a decline", declined).await.unwrap();
+            let none = |s: &Status| s.interfaces.iter().all(|link| link.leased_v6.is_none());
+            let status = until(&mut status, none).await;
+            assert_eq!(status.primary, None);
+        });
+        tokio::select! {
+            () = advertise_with(&wire, 0, PREFIX) => {}
+            () = serve_v6(&wire, 20, &asked, &silent) => {}
+            () = story => {}
+        }
     });
 }

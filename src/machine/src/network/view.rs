@@ -1,5 +1,6 @@
 //! The links as the status shows them: what is there, and what is planned.
 
+use super::dhcpv6::Want;
 use super::holding::Holding;
 use super::plan::{self, Layout, Link, Observed, Wanted};
 use super::{Interface, Kind, Membership};
@@ -9,7 +10,7 @@ pub(super) fn interfaces(
     observed: &Observed,
     wanted: &Wanted,
     layout: &Layout<'_>,
-    holding: &Holding,
+    [holding, holding_v6]: [&Holding; 2],
 ) -> Vec<Interface> {
     let links = observed.links.iter();
     let links = links.filter_map(|(index, link)| Some((*index, link, kind(observed, link)?)));
@@ -28,8 +29,10 @@ pub(super) fn interfaces(
                 mtu: link.mtu,
                 planned: planned.map(|(_, settings)| (*settings).clone()),
                 addresses: addresses.map(|(_, cidr)| *cidr).collect(),
-                asking: wanted.dhcp.contains(&index),
+                asking: wanted.dhcp.contains(&index)
+                    || wanted.dhcpv6.get(&index) == Some(&Want::Address),
                 leased: holding.leased(index),
+                leased_v6: holding_v6.leased(index),
             }
         })
         .collect()

@@ -131,7 +131,8 @@ fn links(network: &network::Status) -> v1::NetworkReport {
             network::Kind::Bond(_) => ("bond", None, 0),
             network::Kind::Vlan { on, id } => ("vlan", Some(on), *id),
         };
-        let addresses = interface.addresses.iter().take(ADDRESSES_MAX).map(ToString::to_string);
+        let addresses = || interface.addresses.iter().take(ADDRESSES_MAX);
+        let origins = addresses().map(|address| interface.origin(address).to_owned());
         v1::NetworkLink {
             name: interface.name.clone(),
             kind: kind.to_owned(),
@@ -140,7 +141,8 @@ fn links(network: &network::Status) -> v1::NetworkReport {
             driver: interface.driver.clone().unwrap_or_default(),
             path: interface.path.clone(),
             mtu: interface.mtu,
-            addresses: addresses.collect(),
+            addresses: addresses().map(ToString::to_string).collect(),
+            origins: origins.collect(),
             on: on.cloned().unwrap_or_default(),
             vlan: vlan.into(),
         }

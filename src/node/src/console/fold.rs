@@ -33,7 +33,7 @@ use crate::shipping;
 use polis_base::hex;
 use polis_base::stage::{self, Stages};
 use polis_control::{cluster, consensus};
-use polis_machine::parameters::{Cidr, LinkSettings};
+use polis_machine::parameters::Cidr;
 use polis_machine::{network, storage, volumes};
 use polis_proto::v1::NetworkState;
 use polis_runtime::supervisor::{self, Tree};
@@ -219,10 +219,11 @@ fn interface(interface: &network::Interface, values: &Values, uptime: Duration) 
     let traffic = values.load.as_ref().and_then(|load| load.interfaces.get(&interface.name));
     let traffic = traffic.cloned().unwrap_or_default();
     let address = |cidr: &Cidr| {
-        let leased = interface.leased.filter(|leased| leased.address == *cidr);
+        let mut leased = [interface.leased, interface.leased_v6].into_iter().flatten();
+        let leased = leased.find(|leased| leased.address == *cidr);
         Address {
             cidr: cidr.to_string(),
-            source: source(cidr, leased.is_some(), interface.planned.as_ref()).to_owned(),
+            source: interface.origin(cidr).to_owned(),
             primary: Some(cidr.address()) == values.network.primary,
             lease: leased.and_then(|it| it.ends).map(|ends| ends.saturating_sub(uptime)),
         }
@@ -241,7 +242,9 @@ fn interface(interface: &network::Interface, values: &Values, uptime: Duration) 
         planned: interface.planned.as_ref().map(ToString::to_string),
         silent: match (&interface.kind, &interface.planned) {
             (network::Kind::Card(Some(_)), _) => true,
-            (_, Some(planned)) => !planned.dhcp && planned.addresses.is_empty(),
+            (_, Some(planned)) => {
+                !planned.dhcp && planned.addresses.is_empty() && !interface.asking
+            }
             (_, None) => false,
         },
     }
@@ -258,18 +261,6 @@ fn kind(kind: &network::Kind) -> String {
         network::Kind::Bond(Some(mode)) => format!("bond, {mode}"),
         network::Kind::Bond(None) => "bond".to_owned(),
         network::Kind::Vlan { on, id } => format!("VLAN {id} on {on}"),
-    }
-}
-
-/// Where an address is from.
-fn source(address: &Cidr, leased: bool, planned: Option<&LinkSettings>) -> &'static str {
-    let is_fixed = planned.is_some_and(|planned| planned.addresses.contains(address));
-    match address.address() {
-        _ if leased => "DHCP",
-        _ if is_fixed => "configuration",
-        // The kernel makes those by itself, of what routers advertise.
-        IpAddr::V6(_) => "router",
-        IpAddr::V4(_) => "",
     }
 }
 

@@ -4,7 +4,7 @@ use polis_tui::snapshot::Node;
 
 use super::*;
 use polis_base::environment::Environment;
-use polis_machine::parameters::Bonding;
+use polis_machine::parameters::{Bonding, LinkSettings};
 
 fn values() -> Values {
     let variable = |name: &str| match name {
@@ -88,6 +88,7 @@ fn unknown_values_are_not_invented() {
 #[test]
 fn only_what_a_server_gave_has_a_lease_and_it_ends() {
     let address: Cidr = "10.0.2.15/24".parse().unwrap();
+    let six: Cidr = "2001:db8::7/128".parse().unwrap();
     let ends = Some(Duration::from_secs(69));
     let mut values = values();
     values.network.interfaces = vec![network::Interface {
@@ -100,23 +101,15 @@ fn only_what_a_server_gave_has_a_lease_and_it_ends() {
         mac: "52:54:00:00:00:01".parse().unwrap(),
         carrier: true,
         driver: None,
-        addresses: vec!["fd00::1/64".parse().unwrap(), address],
+        addresses: vec!["fd00::1/64".parse().unwrap(), address, six],
         asking: true,
         leased: Some(network::Leased { address, ends }),
+        leased_v6: Some(network::Leased { address: six, ends: None }),
     }];
     let shown = folded(&values).network.interfaces.remove(0).addresses;
     assert_eq!((&*shown[0].source, shown[0].lease), ("router", None));
     assert_eq!((&*shown[1].source, shown[1].lease), ("DHCP", Some(Duration::from_secs(60))));
-}
-
-#[test]
-fn the_source_of_an_address_is_the_configuration_a_router_or_unknown() {
-    let [fixed, advertised, other] =
-        ["192.168.40.7/22", "fd00::1/64", "192.168.40.8/22"].map(|it| it.parse::<Cidr>().unwrap());
-    let planned = LinkSettings { addresses: vec![fixed], ..LinkSettings::default() };
-    let from = [fixed, advertised, other].map(|address| source(&address, false, Some(&planned)));
-    assert_eq!(from, ["configuration", "router", ""]);
-    assert_eq!(source(&fixed, false, None), "");
+    assert_eq!((&*shown[2].source, shown[2].lease), ("DHCPv6", None));
 }
 
 #[test]
@@ -134,6 +127,7 @@ fn links_without_an_address_by_plan_are_not_missing_one() {
         addresses: Vec::new(),
         asking: false,
         leased: None,
+        leased_v6: None,
     };
     let member = network::Membership { bond: "bond0".to_owned(), active: false };
     let asking = LinkSettings { dhcp: true, ..LinkSettings::default() };
@@ -359,6 +353,7 @@ fn a_snapshot_that_grows_older_is_the_one_of_that_moment() {
         addresses: vec![address],
         asking: true,
         leased: Some(network::Leased { address, ends: Some(Duration::from_secs(69)) }),
+        leased_v6: None,
     }];
     let received = Node { heartbeat: Some(Duration::from_secs(2)), ..Node::default() };
     values.cluster_nodes = ClusterNodes {

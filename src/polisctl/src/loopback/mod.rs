@@ -952,6 +952,8 @@ fn network_report(order: Option<&v1::NetworkOrder>) -> v1::NetworkReport {
         name: "bond0.7".to_owned(),
         kind: "vlan".to_owned(),
         vlan: 7,
+        addresses: vec!["10.0.2.15/24".to_owned(), "2001:db8::7/128".to_owned()],
+        origins: vec!["DHCP".to_owned(), "DHCPv6".to_owned()],
         ..member.clone()
     };
     v1::NetworkReport {

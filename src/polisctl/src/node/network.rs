@@ -71,6 +71,8 @@ struct LinkView {
     kind: String,
     carrier: bool,
     addresses: Vec<String>,
+    /// Where each address is from: `DHCP`, `DHCPv6`, `configuration` or `router`.
+    origins: Vec<String>,
     mac: String,
     driver: String,
     path: String,
@@ -186,6 +188,7 @@ impl View {
             kind: clean(&link.kind),
             carrier: link.carrier,
             addresses: link.addresses.iter().map(|address| clean(address)).collect(),
+            origins: link.origins.iter().map(|origin| clean(origin)).collect(),
             mac: clean(&link.mac),
             driver: clean(&link.driver),
             path: clean(&link.path),
@@ -214,7 +217,7 @@ impl View {
                 link.name.clone(),
                 kind,
                 carrier.to_owned(),
-                or_dash(&link.addresses.join(", ")),
+                or_dash(&addresses(link).join(", ")),
                 link.mac.clone(),
                 or_dash(&link.driver),
                 or_dash(&link.path),
@@ -238,13 +241,26 @@ impl View {
     }
 }
 
+/// The addresses of a link, with where each is from.
+fn addresses(link: &LinkView) -> Vec<String> {
+    // Nodes of former versions do not report that.
+    let origins = link.origins.iter().map(String::as_str).chain(std::iter::repeat(""));
+    let all = link.addresses.iter().zip(origins);
+    let shown = all.map(|(address, origin)| match origin {
+        "" => address.clone(),
+        origin => format!("{address} by {origin}"),
+    });
+    shown.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use crate::loopback::{Cluster, NODE, REVERTS};
     use crate::testing::World;
     use polis_wire::rpc::testing::node_id;
 
-    const BOND: &[&str] = &["--bond", "bond0,member=eth0,member=eth1", "--vlan", "bond0,id=7,dhcp"];
+    const BOND: &[&str] =
+        &["--bond", "bond0,member=eth0,member=eth1", "--vlan", "bond0,id=7,dhcp,ipv6=dhcpv6"];
 
     #[test]
     fn a_network_that_the_node_confirms_is_shown_with_its_links() {
@@ -257,9 +273,10 @@ mod tests {
         for words in [
             "The ordered network: confirmed.",
             "bond0 of eth0 and eth1, active-backup",
-            "7 on bond0, DHCP",
+            "7 on bond0, DHCP, IPv6 dhcpv6",
             "VLAN 7 on bond0",
             "card in bond0",
+            "10.0.2.15/24 by DHCP, 2001:db8::7/128 by DHCPv6",
         ] {
             assert!(shown.contains(words), "{words}:\n{shown}");
         }

@@ -9,10 +9,11 @@ use serde::Serialize;
 
 use crate::error::Error;
 use crate::output::or_dash;
-use polis_wire::parameters::{Bonding, Card, LinkSettings, Network};
+use polis_wire::parameters::{Bonding, Card, Ipv6, LinkSettings, Network};
 
 /// The text behind the link in each option.
-const SETTINGS: &str = "dhcp, address=CIDR, route=CIDR@GATEWAY[@METRIC], mtu=BYTES, primary";
+const SETTINGS: &str = "dhcp, address=CIDR, route=CIDR@GATEWAY[@METRIC], mtu=BYTES, primary, \
+                        ipv6=auto|slaac|dhcpv6|off";
 
 /// The links of a machine.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -21,8 +22,8 @@ pub(crate) struct Links {
     ///
     /// `eth0,dhcp` or
     /// `eth0,address=192.0.2.7/24,route=0.0.0.0/0@192.0.2.1,mtu=9000`;
-    /// `address` and `route` may be repeated; a route may end in `@METRIC`. The card is a kernel
-    /// name, a MAC address, `path:0000:00:03.0` or `driver:virtio_net`, or several with `+`.
+    /// `address` and `route` may be repeated; a route may end in `@METRIC`. `ipv6=slaac`, `dhcpv6`
+    /// or `off` replaces what routers advertise. The card is a kernel name, a MAC address, `path:0000:00:03.0` or `driver:virtio_net`, or several with `+`.
     #[arg(long = "interface", value_name = "INTERFACE")]
     interfaces: Vec<String>,
     /// Several cards as one; repeatable.
@@ -73,6 +74,10 @@ fn setting(settings: &mut Settings, part: &str) -> Option<()> {
         None if part == "dhcp" => settings.dhcp = true,
         None if part == "primary" => settings.primary = true,
         Some(("address", address)) => settings.addresses.push(address.to_owned()),
+        Some(("ipv6", ipv6)) => {
+            let known = Ipv6::NAMES.iter().find(|(_, name)| *name == ipv6);
+            settings.ipv6 = known.map(|(ipv6, _)| ipv6.message().into())?;
+        }
         Some(("mtu", mtu)) => settings.mtu = mtu.parse().ok()?,
         Some(("route", route)) => {
             let mut fields = route.split('@');
@@ -103,9 +108,9 @@ fn interface(text: &str) -> Result<Interface, Error> {
     for part in parts {
         setting(&mut settings, part).ok_or_else(|| wrong("--interface", text, part, SETTINGS))?;
     }
-    let Settings { dhcp, addresses, routes, mtu, primary } = settings;
+    let Settings { dhcp, addresses, routes, mtu, primary, ipv6 } = settings;
     let v1::network_configuration::Card { r#match, path, driver } = card;
-    Ok(Interface { r#match, dhcp, addresses, routes, mtu, path, driver, primary })
+    Ok(Interface { r#match, dhcp, addresses, routes, mtu, path, driver, primary, ipv6 })
 }
 
 fn bond(text: &str) -> Result<Bond, Error> {
@@ -206,6 +211,9 @@ struct SettingsView {
     mtu: Option<u32>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     primary: bool,
+    /// `slaac`, `dhcpv6` or `off`; without: as routers advertise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ipv6: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -228,6 +236,7 @@ impl SettingsView {
             routes: routes.collect(),
             mtu: settings.mtu,
             primary: settings.primary,
+            ipv6: (settings.ipv6 != Ipv6::Auto).then(|| settings.ipv6.to_string()),
         }
     }
 }

@@ -260,12 +260,13 @@ fn a_command_line_that_makes_no_sense_is_wrong_usage() {
     };
     insta::assert_snapshot!(usage(&["--interface", "eth0,adress=192.0.2.7/24"]), @r#"
     error: --interface "eth0,adress=192.0.2.7/24": "adress=192.0.2.7/24" is not known
-    help: after the name: dhcp, address=CIDR, route=CIDR@GATEWAY[@METRIC], mtu=BYTES, primary
+    help: after the name: dhcp, address=CIDR, route=CIDR@GATEWAY[@METRIC], mtu=BYTES, primary, ipv6=auto|slaac|dhcpv6|off
     "#);
     insta::assert_snapshot!(usage(&["--label", "rack"]), @r#"error: --label "rack" is not KEY=VALUE"#);
     insta::assert_snapshot!(usage(&["--label", "a=1", "--label", "a=2"]), @r#"error: --label names "a" twice"#);
     usage(&["--interface", "eth0,route=0.0.0.0/0"]);
     usage(&["--interface", "eth0,mtu=many"]);
+    usage(&["--interface", "eth0,ipv6=on"]);
     usage(&["--tpm", "maybe"]);
 }
 

@@ -46,7 +46,8 @@ pub use self::firewall::{Firewall, Ports, Protocol};
 pub use self::install::{ID_BYTES, Install, Message, Selector, Transport, Wipe};
 pub use self::log_target::{LogProtocol, LogTarget};
 pub use self::network::{
-    Bond, Bonding, Card, Hash, Interface, LinkSettings, Match, Network, Parent, Place, Route, Vlan,
+    Bond, Bonding, Card, Hash, Interface, Ipv6, LinkSettings, Match, Network, Parent, Place, Route,
+    Vlan,
 };
 pub use self::platform::{Dmi, Platform};
 pub use self::snapshot_target::snapshot_target;

@@ -79,8 +79,9 @@ pub struct Interface {
 impl Interface {
     fn message(&self) -> wire::Interface {
         let wire::Card { r#match, path, driver } = self.card.message();
-        let wire::Settings { dhcp, addresses, routes, mtu, primary } = self.settings.message();
-        wire::Interface { r#match, dhcp, addresses, routes, mtu, path, driver, primary }
+        let wire::Settings { dhcp, addresses, routes, mtu, primary, ipv6 } =
+            self.settings.message();
+        wire::Interface { r#match, dhcp, addresses, routes, mtu, path, driver, primary, ipv6 }
     }
 }
 
@@ -224,6 +225,50 @@ pub struct LinkSettings {
     pub mtu: Option<u32>,
     /// Whether its address is the node's, whatever the order of the links.
     pub primary: bool,
+    /// Where its addresses of IPv6 come from, besides the fixed ones.
+    pub ipv6: Ipv6,
+}
+
+/// Where the addresses of IPv6 of a link come from, besides the fixed ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Ipv6 {
+    /// As routers advertise: SLAAC, DHCPv6, or both. The default.
+    #[default]
+    Auto,
+    /// Of the prefixes that routers advertise; DHCPv6 is not asked.
+    Slaac,
+    /// From a DHCPv6 server, and none of advertised prefixes.
+    Dhcpv6,
+    /// The link has no IPv6.
+    Off,
+}
+
+impl Ipv6 {
+    /// All of them, with their names on the command line.
+    pub const NAMES: [(Self, &'static str); 4] = [
+        (Self::Auto, "auto"),
+        (Self::Slaac, "slaac"),
+        (Self::Dhcpv6, "dhcpv6"),
+        (Self::Off, "off"),
+    ];
+
+    /// The value of the message that means it; the default is not written.
+    #[must_use]
+    pub fn message(self) -> wire::Ipv6 {
+        match self {
+            Self::Auto => wire::Ipv6::Unspecified,
+            Self::Slaac => wire::Ipv6::Slaac,
+            Self::Dhcpv6 => wire::Ipv6::Dhcpv6,
+            Self::Off => wire::Ipv6::Off,
+        }
+    }
+}
+
+impl fmt::Display for Ipv6 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Self::NAMES.iter().find(|(of, _)| of == self).map_or("", |(_, name)| *name);
+        f.write_str(name)
+    }
 }
 
 impl LinkSettings {
@@ -239,6 +284,7 @@ impl LinkSettings {
             routes: self.routes.iter().map(route).collect(),
             mtu: self.mtu.unwrap_or_default(),
             primary: self.primary,
+            ipv6: self.ipv6.message().into(),
         }
     }
 }
@@ -251,6 +297,7 @@ impl fmt::Display for LinkSettings {
         parts.extend(self.routes.iter().map(ToString::to_string));
         parts.extend(self.mtu.map(|mtu| format!("MTU {mtu}")));
         parts.extend(self.primary.then(|| "primary".to_owned()));
+        parts.extend((self.ipv6 != Ipv6::Auto).then(|| format!("IPv6 {}", self.ipv6)));
         f.write_str(&parts.join(", "))
     }
 }

@@ -96,6 +96,7 @@ const INTERFACE: &[Field] = &[
     plain(6, "path"),
     plain(7, "driver"),
     plain(8, "primary"),
+    plain(9, "ipv6"),
 ];
 
 const CARD: &[Field] = &[plain(1, "match"), plain(2, "path"), plain(3, "driver")];
@@ -106,6 +107,7 @@ const SETTINGS: &[Field] = &[
     message(3, "routes", ROUTE),
     plain(4, "mtu"),
     plain(5, "primary"),
+    plain(6, "ipv6"),
 ];
 
 const BOND: &[Field] = &[

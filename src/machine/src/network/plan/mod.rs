@@ -17,16 +17,19 @@
 //!   a restarted service leaves the address of its former run alone.
 
 mod links;
+mod six;
 mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
+use super::dhcpv6::Want;
 use super::lease::Lease;
-use crate::parameters::{self, Bonding, Cidr, LinkSettings, Mac};
+use crate::parameters::{self, Bonding, Cidr, Ipv6, LinkSettings, Mac};
 
 pub(super) use self::links::Layout;
+pub(super) use self::six::{Six, Switches, candidates as candidates_v6, modes};
 pub(super) use self::waiting::waiting;
 
 /// The state of the kernel.
@@ -91,8 +94,12 @@ pub(super) struct Link {
     pub(super) usb: bool,
     /// The router that advertises itself there as the way out, by IPv6.
     pub(super) router: Option<Ipv6Addr>,
-    /// Whether routers there say that a DHCPv6 server gives the addresses.
+    /// Whether routers there say that a DHCPv6 server gives the addresses (the flag M).
     pub(super) managed: bool,
+    /// Whether they say that it names servers (the flag O).
+    pub(super) informed: bool,
+    /// What the kernel does about IPv6; `None`: it has none at all.
+    pub(super) switches: Option<Switches>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,6 +144,11 @@ pub(super) struct Wanted {
     routes: BTreeSet<Route>,
     /// Links that ask DHCP.
     pub(super) dhcp: BTreeSet<u32>,
+    /// Links that ask DHCPv6, and what for.
+    pub(super) dhcpv6: BTreeMap<u32, Want>,
+    switches: BTreeMap<u32, Switches>,
+    /// Addresses that stay, although nothing wants them yet.
+    kept: BTreeSet<(u32, Cidr)>,
     /// The node's address, whether or not the kernel has it already.
     pub(super) primary: Option<(u32, Cidr)>,
     pub(super) gateway: Option<IpAddr>,
@@ -164,6 +176,8 @@ pub(super) enum Action {
     },
     Up(u32),
     Mtu(u32, u32),
+    /// The switches of the link with this name.
+    Switch(u32, String, Switches),
     RemoveAddress(u32, Cidr),
     /// Also renews the lifetime of an address that is there.
     AddAddress(u32, Cidr, Option<Duration>),
@@ -190,9 +204,12 @@ pub(super) fn candidates(observed: &Observed, config: &parameters::Network) -> V
     links_with(observed, config, |settings| settings.dhcp)
 }
 
-/// The links whose address a router may give: those without one in the parameters.
+/// The links whose address a router or a DHCPv6 server may give: those without one in the
+/// parameters.
 pub(super) fn routed(observed: &Observed, config: &parameters::Network) -> Vec<u32> {
-    links_with(observed, config, |settings| settings.addresses.is_empty())
+    links_with(observed, config, |settings| {
+        settings.addresses.is_empty() && settings.ipv6 != Ipv6::Off
+    })
 }
 
 /// The configured links whose settings are so, and every card without a configuration.
@@ -314,7 +331,7 @@ impl Wanted {
         }
     }
 
-    /// Takes an address of the kernel, by router advertisement, as the node's.
+    /// Takes an address that the kernel has, from a router or by DHCPv6, as the node's.
     pub(super) fn advertised(&mut self, observed: &Observed, (link, address): (u32, Cidr)) {
         self.primary = Some((link, address));
         let router = observed.links.get(&link).and_then(|link| link.router);
@@ -341,12 +358,17 @@ impl Wanted {
                 on_link: gateway.is_some_and(|gateway| !lease.address.contains(gateway.into())),
             });
         }
-        for server in &lease.nameservers {
+        self.serve(&lease.nameservers, &lease.ntp_servers);
+    }
+
+    /// Adds servers, behind those that are known.
+    fn serve(&mut self, nameservers: &[IpAddr], ntp_servers: &[IpAddr]) {
+        for server in nameservers {
             if !self.nameservers.contains(server) {
                 self.nameservers.push(*server);
             }
         }
-        for server in lease.ntp_servers.iter().map(ToString::to_string) {
+        for server in ntp_servers.iter().map(ToString::to_string) {
             if !self.ntp_servers.contains(&server) {
                 self.ntp_servers.push(server);
             }
@@ -371,12 +393,12 @@ pub(super) enum Former {
     Remove,
 }
 
-/// The difference. `renewed` is a link whose lease was just renewed.
+/// The difference. `renewed` is an address whose lease was just renewed.
 pub(super) fn actions(
     observed: &Observed,
     wanted: &Wanted,
     former: Former,
-    renewed: Option<u32>,
+    renewed: Option<(u32, Cidr)>,
 ) -> Vec<Action> {
     let mut actions = Vec::new();
     let links = &observed.links;
@@ -384,21 +406,38 @@ pub(super) fn actions(
     actions.extend(wanted.up.iter().filter(down).map(|index| Action::Up(*index)));
     let other = |(index, mtu): &(&u32, &u32)| links.get(index).is_some_and(|l| l.mtu != **mtu);
     actions.extend(wanted.mtu.iter().filter(other).map(|(index, mtu)| Action::Mtu(*index, *mtu)));
+    for (index, switches) in &wanted.switches {
+        let Some(link) = links.get(index) else { continue };
+        if link.switches.is_some_and(|is| is != *switches) {
+            actions.push(Action::Switch(*index, link.name.clone(), *switches));
+        }
+    }
 
     let is_ours = |index: &u32| links.get(index).is_some_and(|l| l.kind != Kind::Loopback);
     let wants_v4 = wanted.addresses.keys().any(|(_, cidr)| cidr.address().is_ipv4());
     if former == Former::Remove || wants_v4 {
         // Other IPv6 addresses are the kernel's, by router advertisement.
         let surplus = observed.addresses.iter().filter(|(index, cidr)| {
-            (cidr.address().is_ipv4() || observed.own.contains(&(*index, *cidr)))
+            let of = (*index, *cidr);
+            (cidr.address().is_ipv4() || observed.own.contains(&of))
                 && is_ours(index)
-                && !wanted.addresses.contains_key(&(*index, *cidr))
+                && !wanted.addresses.contains_key(&of)
+                && !wanted.kept.contains(&of)
         });
         actions.extend(surplus.map(|(index, cidr)| Action::RemoveAddress(*index, *cidr)));
     }
+    // Those that it made before it was told not to.
+    let prefixes_off = |index: &u32| wanted.switches.get(index).is_some_and(|it| !it.slaac);
+    let made = observed.addresses.iter().filter(|(index, cidr)| {
+        cidr.address().is_ipv6()
+            && !observed.own.contains(&(*index, *cidr))
+            && prefixes_off(index)
+            && !wanted.addresses.contains_key(&(*index, *cidr))
+    });
+    actions.extend(made.map(|(index, cidr)| Action::RemoveAddress(*index, *cidr)));
     for ((index, cidr), lifetime) in &wanted.addresses {
         let there = observed.addresses.contains(&(*index, *cidr));
-        if !there || (renewed == Some(*index) && lifetime.is_some()) {
+        if !there || (renewed == Some((*index, *cidr)) && lifetime.is_some()) {
             actions.push(Action::AddAddress(*index, *cidr, *lifetime));
         }
     }

@@ -22,6 +22,8 @@ pub(in super::super) fn observed() -> Observed {
         usb: false,
         router: None,
         managed: false,
+        informed: false,
+        switches: None,
     };
     let links = BTreeMap::from([
         (1, link(Kind::Loopback, "lo", 0)),
@@ -48,7 +50,7 @@ fn lease(address: &str, gateway: [u8; 4]) -> Lease {
         ntp_servers: Vec::new(),
         mtu: None,
         lifetime: Duration::from_secs(3600),
-        server: Ipv4Addr::from(gateway),
+        server: Ipv4Addr::from(gateway).into(),
     }
 }
 
@@ -94,6 +96,9 @@ pub(super) fn after(mut observed: Observed, actions: &[Action]) -> Observed {
             }
             Action::Up(link) => observed.links.get_mut(link).unwrap().up = true,
             Action::Mtu(link, mtu) => observed.links.get_mut(link).unwrap().mtu = *mtu,
+            Action::Switch(link, _, switches) => {
+                observed.links.get_mut(link).unwrap().switches = Some(*switches);
+            }
             Action::RemoveAddress(link, cidr) => {
                 assert!(observed.addresses.remove(&(*link, *cidr)));
             }
@@ -209,7 +214,7 @@ fn a_renewal_extends_the_address_in_place() {
     let wanted = wanted(&observed, Some(&network(vec![])), &BTreeMap::from([(2, &lease)]));
     observed = after(observed.clone(), &actions(&observed, &wanted, Former::Keep, None));
     assert_eq!(
-        actions(&observed, &wanted, Former::Remove, Some(2)),
+        actions(&observed, &wanted, Former::Remove, Some((2, cidr("10.0.2.15/24")))),
         [Action::AddAddress(2, lease.address, Some(lease.lifetime))]
     );
 }
@@ -301,7 +306,8 @@ fn servers_of_the_parameters_come_before_those_of_dhcp() {
 
 #[track_caller]
 fn waits(observed: &Observed, config: &parameters::Network) -> String {
-    let wanted = wanted(observed, Some(config), &BTreeMap::new());
+    let mut wanted = wanted(observed, Some(config), &BTreeMap::new());
+    wanted.six(observed, config, &Six::default());
     waiting(observed, Some(config), &wanted).unwrap()
 }
 
@@ -316,7 +322,7 @@ fn what_is_waited_for_says_what_would_help() {
     insta::assert_snapshot!(waits(&observed(), &all), @"an answer from a DHCP server on eth0, eth1, or an IPv6 address from a router: check that one of them serves this network, or configure an address in the node parameters");
     let mut managed = observed();
     managed.links.get_mut(&3).unwrap().managed = true;
-    insta::assert_snapshot!(waits(&managed, &all), @"an answer from a DHCP server for IPv4: the router on eth1 says that addresses are from DHCPv6, which this node does not ask; let the router advertise a prefix for SLAAC, or configure an address in the node parameters");
+    insta::assert_snapshot!(waits(&managed, &all), @"an answer from a DHCPv6 server on eth1: check that one serves this network, and that a router advertises a way out there, or configure an address in the node parameters");
     let routed = network(vec![by_name("eth0", &[])]);
     insta::assert_snapshot!(waits(&observed(), &routed), @"an IPv6 address from a router on eth0: check that one advertises itself and a prefix, or configure DHCP or an address in the node parameters");
     insta::assert_snapshot!(waits(&dark, &routed), @"a carrier on eth0: plug in the cable, check the switch");

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::super::dhcpv6::Want;
 use super::{Kind, Layout, Observed, Wanted, candidates, routed};
 use crate::parameters;
 
@@ -35,14 +36,13 @@ fn answer(observed: &Observed, config: &parameters::Network, wanted: &Wanted) ->
     let link = |index: &u32| observed.links.get(index).filter(|link| link.carrier);
     let routed = routed(observed, config).into_iter().filter(|index| link(index).is_some());
     let routed: BTreeSet<u32> = routed.collect();
-    let is_managed = |index: &u32| link(index).is_some_and(|link| link.managed);
-    let managed: BTreeSet<u32> = routed.iter().copied().filter(is_managed).collect();
-    if !managed.is_empty() {
+    let asks = |index: &u32| wanted.dhcpv6.get(index) == Some(&Want::Address);
+    let asked: BTreeSet<u32> = routed.iter().copied().filter(asks).collect();
+    if !asked.is_empty() {
         return Some(format!(
-            "an answer from a DHCP server for IPv4: the router on {} says that addresses are from \
-             DHCPv6, which this node does not ask; let the router advertise a prefix for SLAAC, \
-             or configure an address in the node parameters",
-            names(observed, &managed)
+            "an answer from a DHCPv6 server on {}: check that one serves this network, and that \
+             a router advertises a way out there, or configure an address in the node parameters",
+            names(observed, &asked)
         ));
     }
     if !wanted.dhcp.is_empty() {

@@ -22,9 +22,10 @@
 //! - An order is in the record on the ESP before it is in force (`change`).
 //! - A refused action ends nothing: it is logged once, and tried again.
 //!
-//! What this module does not do: decide (`plan`, `change`), or speak DHCP (`dhcp`).
+//! What this module does not do: decide (`plan`, `change`), or speak DHCP (`dhcp`, `dhcpv6`).
 
 mod ordered;
+mod six;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -42,6 +43,7 @@ use tracing::{info, warn};
 
 use super::advertised::{Advertised, Dhcp};
 use super::change::Changes;
+use super::dhcpv6;
 use super::holding::{Holding, Spare};
 use super::observe::Interfaces;
 use super::plan::{self, Action, Former, Layout, Observed, Wanted};
@@ -154,6 +156,7 @@ impl Service {
             primary: Primary::default(),
             advertised: Advertised::after(former),
             clients: StreamMap::new(),
+            v6: six::V6::default(),
             former: Former::Keep,
             renewed: None,
             failed: BTreeSet::new(),
@@ -196,8 +199,10 @@ struct Run {
     primary: Primary,
     advertised: Advertised,
     clients: StreamMap<u32, Client>,
+    v6: six::V6,
     former: Former,
-    renewed: Option<u32>,
+    /// An address whose lease was just renewed.
+    renewed: Option<(u32, parameters::Cidr)>,
     /// Actions whose last attempt failed: each failure is logged once.
     failed: BTreeSet<Action>,
     started: Instant,
@@ -211,6 +216,7 @@ enum Event {
     Look,
     Known(parameters::Network, bool),
     Dhcp(u32, dhcp::Event),
+    Dhcpv6(u32, dhcpv6::Event),
 }
 
 impl Run {
@@ -226,6 +232,7 @@ impl Run {
                 Event::Look => {}
                 Event::Known(network, given) => self.known(network, given),
                 Event::Dhcp(link, event) => self.answered(&observed, link, event),
+                Event::Dhcpv6(link, event) => self.answered_v6(&observed, link, event),
             }
         }
     }
@@ -255,6 +262,7 @@ impl Run {
                 self.holding.keep_only(link);
             }
         }
+        self.hold_v6(&observed);
         self.look_at_routers(&observed, candidates.is_empty());
         let wanted = self.wanted(&observed);
         let actions = plan::actions(&observed, &wanted, self.former, self.renewed.take());
@@ -333,6 +341,9 @@ impl Run {
                 wanted
             }
         };
+        if let Some(network) = &self.network {
+            wanted.six(observed, network, &self.v6.known());
+        }
         if let Some(chosen) = self.advertised.chosen() {
             wanted.advertised(observed, chosen);
         }
@@ -351,8 +362,8 @@ impl Run {
         let dhcp = if nothing_asks { Dhcp::Off } else { Dhcp::Asked };
         let chosen = self.advertised.review(observed, &links, dhcp, Instant::now());
         if let Some((link, cidr)) = chosen {
-            let name = name(observed, link);
-            info!("no DHCP server answered: {cidr} on {name}, from a router, is the node's");
+            let (name, from) = (name(observed, link), self.v6.origin(link, cidr));
+            info!("no DHCP server answered: {cidr} on {name}, {from}, is the node's");
         }
     }
 
@@ -388,6 +399,9 @@ impl Run {
                     self.mtus.entry(*link).or_insert(before.mtu);
                 }
             }
+            Action::Switch(link, ..) => {
+                info!("the switches of {} for IPv6 are set", name(observed, *link));
+            }
             Action::AddRoute(_) | Action::RemoveRoute(_) => {}
         }
     }
@@ -404,6 +418,7 @@ impl Run {
                 self.clients.insert(*index, Box::pin(client));
             }
         }
+        self.v6.ask(observed, &wanted.dhcpv6);
     }
 
     fn answered(&mut self, observed: &Observed, link: u32, event: dhcp::Event) {
@@ -414,7 +429,7 @@ impl Run {
                 let seconds = lease.lifetime.as_secs();
                 info!("DHCP server {server} leases {address} to {name} for {seconds} s");
                 self.holding.answered(link, lease, Instant::now());
-                self.renewed = Some(link);
+                self.renewed = Some((link, address));
             }
             dhcp::Event::Refused(refused) => {
                 warn!("a DHCP server's answer on {name} cannot be used: {refused}");
@@ -434,10 +449,11 @@ impl Run {
         let waiting = match (self.primary.deadline(), self.advertised.settled()) {
             (Some(settled), _) => Some(self.settling(observed, settled)),
             (None, Some(((link, cidr), settled))) => Some(format!(
-                "an answer from a DHCP server, for {} s at most: without one, {cidr} on {}, from a \
-                 router, becomes the address of this node",
+                "an answer from a DHCP server, for {} s at most: without one, {cidr} on {}, {}, \
+                 becomes the address of this node",
                 left(settled),
-                name(observed, link)
+                name(observed, link),
+                self.v6.origin(link, cidr)
             )),
             (None, None) => plan::waiting(observed, self.network.as_ref(), &wanted),
         };
@@ -476,7 +492,12 @@ impl Run {
             gateway: wanted.gateway,
             nameservers: wanted.nameservers.clone(),
             ntp_servers: wanted.ntp_servers.clone(),
-            interfaces: view::interfaces(observed, &wanted, &layout, &self.holding),
+            interfaces: view::interfaces(
+                observed,
+                &wanted,
+                &layout,
+                [&self.holding, &self.v6.holding],
+            ),
             faults: layout.faults,
             change: self.changes.change(),
             waiting,
@@ -515,17 +536,21 @@ impl Run {
             self.holding.deadline(now),
             self.primary.deadline(),
             self.advertised.deadline(now),
+            self.v6.holding.deadline(now),
             self.changes.deadline().filter(|at| *at > now),
             Some(patience).filter(|at| waiting && *at > now),
         ];
         let deadline = deadlines.into_iter().flatten().min().unwrap_or(now + REVIEW);
         let (is_known, trying) = (self.is_known, self.changes.is_trying());
         tokio::select! {
-            // Cancel-safe: a change is only a reason to look.
+            // Cancel-safe: a notice is taken or stays.
             notice = notices.next() => {
-                notice.ok_or(Error::Closed)?;
+                let (notice, _from) = notice.ok_or(Error::Closed)?;
+                self.v6.noticed(&notice);
                 // One look is enough for all that has piled up.
-                while let Some(Some(_)) = notices.next().now_or_never() {}
+                while let Some(Some((notice, _from))) = notices.next().now_or_never() {
+                    self.v6.noticed(&notice);
+                }
                 Ok(Event::Look)
             }
             // Cancel-safe: the value stays where it is.
@@ -546,8 +571,9 @@ impl Run {
             // Cancel-safe, too.
             asks = event::until(&mut self.service.asks, "parameters", |asks| asks.then_some(())),
                 if !is_known && self.network.is_none() => asks.map(|()| Event::Look).map_err(Into::into),
-            // Cancel-safe: the clients keep their progress.
+            // Cancel-safe, both: the clients keep their progress.
             Some((link, event)) = self.clients.next() => Ok(Event::Dhcp(link, event)),
+            Some((link, event)) = self.v6.clients.next() => Ok(Event::Dhcpv6(link, event)),
             // Cancel-safe: only waits.
             () = tokio::time::sleep_until(deadline) => Ok(Event::Look),
         }

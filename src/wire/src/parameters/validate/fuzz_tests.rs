@@ -42,6 +42,7 @@ fn samples() -> Vec<Vec<u8>> {
         path: "0000:00:03.0".to_owned(),
         driver: "virtio_net".to_owned(),
         primary: true,
+        ipv6: 3,
         ..eth0()
     };
     let card = |name: &str| Card { r#match: name.to_owned(), ..Card::default() };
@@ -51,6 +52,7 @@ fn samples() -> Vec<Vec<u8>> {
         routes: interface.routes.clone(),
         mtu: 1400,
         primary: false,
+        ipv6: 2,
     });
     let bond = Bond {
         name: "bond0".to_owned(),

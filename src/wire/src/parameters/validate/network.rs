@@ -10,11 +10,14 @@ use polis_proto::v1::network_configuration as wire;
 
 use super::super::error::Error;
 use super::super::network::{
-    Bond, Bonding, Card, Hash, Interface, LinkSettings, Match, Network, Parent, Route, Vlan,
+    Bond, Bonding, Card, Hash, Interface, Ipv6, LinkSettings, Match, Network, Parent, Route, Vlan,
 };
 use super::super::text::{self, At as _, Refusal};
 use super::super::{Cidr, Mac};
 use super::SERVERS_MAX;
+
+/// The numbers of a link's settings: addresses, routes, MTU, primary and IPv6.
+const SETTINGS: [u16; 5] = [2, 3, 4, 5, 6];
 
 const INTERFACES_MAX: usize = 32;
 const BONDS_MAX: usize = 16;
@@ -88,10 +91,11 @@ impl Links {
                 path: place,
                 driver,
                 primary,
+                ipv6,
             } = message;
             let card = card(wire::Card { r#match, path: place, driver }, &path, [1, 6, 7])?;
-            let settings = wire::Settings { dhcp, addresses, routes, mtu, primary };
-            let settings = self.settings(settings, &path, [3, 4, 5, 8])?;
+            let settings = wire::Settings { dhcp, addresses, routes, mtu, primary, ipv6 };
+            let settings = self.settings(settings, &path, [3, 4, 5, 8, 9])?;
             let mtu = settings.mtu.unwrap_or(MTU_DEFAULT);
             if self.mtus.insert(Parent::Card(card.clone()), mtu).is_some() {
                 let refusal = Refusal::of(&card.to_string(), "each interface once");
@@ -112,7 +116,7 @@ impl Links {
             bond_name(&name).at(format!("{path}.name"), 1)?;
             let members = self.members(members, &format!("{path}.members"))?;
             let settings = settings.unwrap_or_default();
-            let settings = self.settings(settings, &format!("{path}.settings"), [2, 3, 4, 5])?;
+            let settings = self.settings(settings, &format!("{path}.settings"), SETTINGS)?;
             let mtu = settings.mtu.unwrap_or(MTU_DEFAULT);
             if self.mtus.insert(Parent::Bond(name.clone()), mtu).is_some() {
                 return Err(Refusal::of(&name, "each bond once")).at(format!("{path}.name"), 1);
@@ -157,7 +161,7 @@ impl Links {
                 return Err(refusal).at(format!("{path}.id"), 3);
             }
             let place = format!("{path}.settings");
-            let settings = self.settings(settings.unwrap_or_default(), &place, [2, 3, 4, 5])?;
+            let settings = self.settings(settings.unwrap_or_default(), &place, SETTINGS)?;
             let below = self.mtus.get(&parent).copied().unwrap_or(MTU_DEFAULT);
             if let Some(mtu) = settings.mtu.filter(|mtu| *mtu > below) {
                 let allowed = format!("at most {below}, the MTU of {parent}: give that one more");
@@ -198,14 +202,14 @@ impl Links {
         }
     }
 
-    /// `numbers` are those of addresses, routes, MTU and primary.
+    /// `numbers` are those of addresses, routes, MTU, primary and IPv6.
     fn settings(
         &mut self,
         message: wire::Settings,
         path: &str,
-        numbers: [u16; 4],
+        numbers: [u16; 5],
     ) -> Result<LinkSettings, Error> {
-        let wire::Settings { dhcp, addresses, routes, mtu, primary } = message;
+        let wire::Settings { dhcp, addresses, routes, mtu, primary, ipv6 } = message;
         text::at_most(addresses.len(), PER_LINK_MAX, "addresses")
             .at(format!("{path}.addresses"), numbers[0])?;
         let mut read = Vec::with_capacity(addresses.len());
@@ -216,7 +220,7 @@ impl Links {
             .at(format!("{path}.routes"), numbers[1])?;
         let routes = routes.iter().enumerate();
         let routes = routes.map(|(i, message)| route(message, &format!("{path}.routes[{i}]")));
-        let routes = routes.collect::<Result<_, _>>()?;
+        let routes: Vec<_> = routes.collect::<Result<_, _>>()?;
         let mtu = (mtu != 0).then_some(mtu);
         if let Some(mtu) = mtu.filter(|mtu| !MTU.contains(mtu)) {
             let allowed = format!("a number from {} to {}", MTU.start(), MTU.end());
@@ -231,7 +235,30 @@ impl Links {
             let refusal = Refusal::described("set, as it is before", "one link at most");
             return Err(refusal).at(format!("{path}.primary"), numbers[3]);
         }
-        Ok(LinkSettings { dhcp, addresses: read, routes, mtu, primary })
+        let ipv6 = self::ipv6(ipv6, &read, &routes).at(format!("{path}.ipv6"), numbers[4])?;
+        Ok(LinkSettings { dhcp, addresses: read, routes, mtu, primary, ipv6 })
+    }
+}
+
+fn ipv6(number: i32, addresses: &[Cidr], routes: &[Route]) -> Result<Ipv6, Refusal> {
+    let ipv6 = match wire::Ipv6::try_from(number) {
+        Ok(wire::Ipv6::Unspecified | wire::Ipv6::Auto) => Ipv6::Auto,
+        Ok(wire::Ipv6::Slaac) => Ipv6::Slaac,
+        Ok(wire::Ipv6::Dhcpv6) => Ipv6::Dhcpv6,
+        Ok(wire::Ipv6::Off) => Ipv6::Off,
+        Err(_unknown) => {
+            let allowed = "a number from 0 to 4 that the proto file names";
+            return Err(Refusal::described(number, allowed));
+        }
+    };
+    let address = addresses.iter().find(|cidr| cidr.address().is_ipv6());
+    let route = routes.iter().map(|route| &route.destination).find(|to| to.address().is_ipv6());
+    match address.or(route).filter(|_| ipv6 == Ipv6::Off) {
+        Some(of) => {
+            let found = format!("OFF, and the link has {of}");
+            Err(Refusal::described(found, "OFF without addresses and routes of IPv6, or another"))
+        }
+        None => Ok(ipv6),
     }
 }
 

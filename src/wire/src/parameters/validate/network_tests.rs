@@ -204,3 +204,38 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn ipv6_is_one_of_the_enum_and_off_only_without_addresses_and_routes_of_it() {
+    use crate::parameters::Ipv6;
+    use polis_proto::v1::network_configuration::Route;
+    let with = |ipv6, settings| {
+        let settings = Some(Settings { ipv6, ..settings });
+        of(vec![Bond { settings, ..bond("bond0", &["eth0"]) }], Vec::new())
+    };
+    let known = [Ipv6::Auto, Ipv6::Auto, Ipv6::Slaac, Ipv6::Dhcpv6, Ipv6::Off];
+    for (number, ipv6) in (0..).zip(known) {
+        let network = read(with(number, settings(&["10.0.0.1/24"]))).unwrap();
+        assert_eq!(network.bonds[0].settings.ipv6, ipv6, "{number}");
+    }
+    for number in [5, -1] {
+        let (path, text) = refused(with(number, settings(&[])));
+        assert_eq!(path, "network.bonds[0].settings.ipv6");
+        assert!(text.contains("0 to 4"), "{text}");
+    }
+    let route = Route {
+        destination: "::/0".to_owned(),
+        gateway: "fe80::1".to_owned(),
+        ..Default::default()
+    };
+    let routed = Settings { routes: vec![route], ..settings(&[]) };
+    for (settings, of) in [(settings(&["fd00::7/64"]), "fd00::7/64"), (routed, "::/0")] {
+        let (path, text) = refused(with(4, settings.clone()));
+        assert_eq!(path, "network.bonds[0].settings.ipv6");
+        assert!(text.contains(&format!("OFF, and the link has {of}")), "{text}");
+        assert!(read(with(3, settings)).is_ok());
+    }
+    let interface = Interface { r#match: "eth0".to_owned(), ipv6: 9, ..Interface::default() };
+    let network = NetworkConfiguration { interfaces: vec![interface], ..Default::default() };
+    assert_eq!(refused(network).0, "network.interfaces[0].ipv6");
+}

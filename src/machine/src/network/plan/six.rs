@@ -1,0 +1,231 @@
+//! What each link does about IPv6: the switches of the kernel, and what is asked of DHCPv6.
+//!
+//! ```text
+//! AUTO    SLAAC;  flag M: an address by DHCPv6;  flag O alone: servers by DHCPv6
+//! SLAAC   SLAAC
+//! DHCPV6          an address by DHCPv6, without a flag, too
+//! OFF     nothing: the kernel has no IPv6 on the link
+//! ```
+//!
+//! What has been asked for is asked for as long as the link has a carrier: with two routers, the
+//! flags of the one that advertised last count in the kernel.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::super::dhcpv6::{Servers, Want};
+use super::super::lease::Lease;
+use super::{Cidr, Kind, Layout, Link, Observed, Wanted};
+use crate::parameters::{self, Ipv6};
+
+/// The switches of a link in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in super::super) struct Switches {
+    /// It makes addresses of advertised prefixes.
+    pub(in super::super) slaac: bool,
+    /// It has no IPv6.
+    pub(in super::super) off: bool,
+}
+
+impl Switches {
+    fn of(ipv6: Ipv6) -> Self {
+        Self { slaac: ipv6 != Ipv6::Dhcpv6, off: ipv6 == Ipv6::Off }
+    }
+}
+
+/// What is known about DHCPv6.
+#[derive(Debug, Default)]
+pub(in super::super) struct Six<'a> {
+    pub(in super::super) leases: BTreeMap<u32, &'a Lease>,
+    /// The servers that links without an address got.
+    pub(in super::super) servers: Option<&'a BTreeMap<u32, Servers>>,
+    /// What is asked for already.
+    pub(in super::super) asking: BTreeMap<u32, Want>,
+    /// Addresses of a former run that no server has given to this one yet.
+    pub(in super::super) inherited: Option<&'a BTreeSet<(u32, Cidr)>>,
+}
+
+/// The configuration of each link that has addresses.
+pub(in super::super) fn modes(
+    observed: &Observed,
+    config: &parameters::Network,
+) -> BTreeMap<u32, Ipv6> {
+    if config.is_automatic() {
+        return observed.free_cards().map(|index| (index, Ipv6::Auto)).collect();
+    }
+    let settings = Layout::of(observed, config).settings.into_iter();
+    settings.map(|(index, settings)| (index, settings.ipv6)).collect()
+}
+
+/// The links that may ask DHCPv6, with or without a carrier.
+pub(in super::super) fn candidates(modes: &BTreeMap<u32, Ipv6>) -> Vec<u32> {
+    let may = |(_, ipv6): &(&u32, &Ipv6)| matches!(ipv6, Ipv6::Auto | Ipv6::Dhcpv6);
+    modes.iter().filter(may).map(|(index, _)| *index).collect()
+}
+
+impl Wanted {
+    /// Adds what this configuration wants of IPv6.
+    pub(in super::super) fn six(
+        &mut self,
+        observed: &Observed,
+        config: &parameters::Network,
+        six: &Six<'_>,
+    ) {
+        let modes = modes(observed, config);
+        let is_own = |link: &Link| link.kind != Kind::Loopback && link.master.is_none();
+        let links = observed.links.iter().filter(|(_, link)| is_own(link));
+        self.switches = links
+            .map(|(index, _)| (*index, modes.get(index).copied().unwrap_or_default()))
+            .map(|(index, ipv6)| (index, Switches::of(ipv6)))
+            .collect();
+        for (index, ipv6) in &modes {
+            let link = observed.links.get(index).filter(|link| link.carrier);
+            let want = link.and_then(|link| want(link, *ipv6, six.asking.get(index).copied()));
+            self.dhcpv6.extend(want.map(|want| (*index, want)));
+        }
+        for index in candidates(&modes) {
+            if let Some(lease) = six.leases.get(&index) {
+                self.addresses.insert((index, lease.address), Some(lease.lifetime));
+                self.serve(&lease.nameservers, &lease.ntp_servers);
+            } else if let Some(servers) = six.servers.and_then(|servers| servers.get(&index)) {
+                self.serve(&servers.nameservers, &servers.ntp_servers);
+            }
+        }
+        let asks = |index: &u32| self.dhcpv6.get(index) == Some(&Want::Address);
+        let inherited = six.inherited.into_iter().flatten();
+        self.kept = inherited.filter(|(index, _)| asks(index)).copied().collect();
+    }
+}
+
+fn want(link: &Link, ipv6: Ipv6, asked: Option<Want>) -> Option<Want> {
+    match ipv6 {
+        Ipv6::Slaac | Ipv6::Off => None,
+        Ipv6::Dhcpv6 => Some(Want::Address),
+        Ipv6::Auto if link.managed || asked == Some(Want::Address) => Some(Want::Address),
+        Ipv6::Auto => asked.or(link.informed.then_some(Want::Servers)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{observed, unplug};
+    use super::super::{Action, Former, actions, wanted};
+    use super::*;
+    use crate::parameters::{Interface, LinkSettings, Network};
+
+    fn network(ipv6: Ipv6) -> Network {
+        let settings = LinkSettings { ipv6, ..LinkSettings::default() };
+        let card = super::super::tests::card("eth0");
+        Network { interfaces: vec![Interface { card, settings }], ..Network::default() }
+    }
+
+    /// `eth0` with a router that has these flags, and the kernel's usual switches.
+    fn advertised(managed: bool, informed: bool) -> Observed {
+        let mut observed = observed();
+        for link in observed.links.values_mut() {
+            link.switches = Some(Switches { slaac: true, off: false });
+        }
+        let eth0 = observed.links.get_mut(&2).unwrap();
+        (eth0.managed, eth0.informed) = (managed, informed);
+        observed
+    }
+
+    fn plan(observed: &Observed, config: &Network, six: &Six<'_>) -> Wanted {
+        let mut wanted = wanted(observed, Some(config), &BTreeMap::new());
+        wanted.six(observed, config, six);
+        wanted
+    }
+
+    #[test]
+    fn the_flags_of_a_router_count_where_the_configuration_leaves_it_to_them() {
+        let (address, servers) = (Some(Want::Address), Some(Want::Servers));
+        for (ipv6, managed, informed, want) in [
+            (Ipv6::Auto, false, false, None),
+            (Ipv6::Auto, false, true, servers),
+            (Ipv6::Auto, true, false, address),
+            (Ipv6::Auto, true, true, address),
+            (Ipv6::Slaac, true, true, None),
+            (Ipv6::Dhcpv6, false, false, address),
+            (Ipv6::Dhcpv6, false, true, address),
+            (Ipv6::Off, true, true, None),
+        ] {
+            let observed = advertised(managed, informed);
+            let wanted = plan(&observed, &network(ipv6), &Six::default());
+            assert_eq!(wanted.dhcpv6.get(&2).copied(), want, "{ipv6} {managed} {informed}");
+            assert_eq!(wanted.dhcpv6.get(&3), None, "a card that is not configured");
+        }
+        // Without a configuration, each card does as its router says.
+        let wanted = plan(&advertised(true, false), &Network::default(), &Six::default());
+        assert_eq!(wanted.dhcpv6, BTreeMap::from([(2, Want::Address)]));
+    }
+
+    #[test]
+    fn a_link_goes_on_asking_when_another_router_has_other_flags_and_not_without_a_carrier() {
+        let asking = BTreeMap::from([(2, Want::Address)]);
+        let six = || Six { asking: asking.clone(), ..Six::default() };
+        let (plain, auto) = (advertised(false, true), network(Ipv6::Auto));
+        assert_eq!(plan(&plain, &auto, &six()).dhcpv6, asking);
+        assert!(plan(&unplug(plain.clone(), 2), &auto, &six()).dhcpv6.is_empty());
+        assert!(plan(&plain, &network(Ipv6::Slaac), &six()).dhcpv6.is_empty());
+    }
+
+    #[test]
+    fn the_switches_of_the_kernel_follow_the_configuration_and_return() {
+        let turn = |slaac, off| Action::Switch(2, "eth0".to_owned(), Switches { slaac, off });
+        for (ipv6, expected) in [
+            (Ipv6::Auto, None),
+            (Ipv6::Slaac, None),
+            (Ipv6::Dhcpv6, Some(turn(false, false))),
+            (Ipv6::Off, Some(turn(true, true))),
+        ] {
+            let mut observed = advertised(false, false);
+            let wanted = plan(&observed, &network(ipv6), &Six::default());
+            let made = actions(&observed, &wanted, Former::Keep, None);
+            assert_eq!(made, expected.into_iter().collect::<Vec<_>>(), "{ipv6}");
+            // And back, as another network is in force.
+            observed.links.get_mut(&2).unwrap().switches = Some(Switches::of(ipv6));
+            let wanted = plan(&observed, &Network::default(), &Six::default());
+            let made = actions(&observed, &wanted, Former::Keep, None);
+            let back = (Switches::of(ipv6) != Switches::of(Ipv6::Auto)).then(|| turn(true, false));
+            assert_eq!(made, back.into_iter().collect::<Vec<_>>(), "from {ipv6}");
+        }
+    }
+
+    #[test]
+    fn an_address_of_a_server_is_whole_and_a_prefix_gives_none_where_dhcpv6_is_asked_alone() {
+        let lease = Lease::check_v6(
+            "2001:db8::7".parse().unwrap(),
+            600,
+            std::net::Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 2).into(),
+        );
+        let lease = lease.unwrap();
+        let six = Six { leases: BTreeMap::from([(2, &lease)]), ..Six::default() };
+        let made: Cidr = "2001:db8::5054:ff:fe00:2/64".parse().unwrap();
+        for (ipv6, stays) in [(Ipv6::Auto, true), (Ipv6::Dhcpv6, false)] {
+            let mut observed = advertised(true, false);
+            observed.addresses.insert((2, made));
+            let wanted = plan(&observed, &network(ipv6), &six);
+            let made_of_prefix = Action::RemoveAddress(2, made);
+            let all = actions(&observed, &wanted, Former::Keep, None);
+            assert!(all.contains(&Action::AddAddress(2, lease.address, Some(lease.lifetime))));
+            assert_eq!(all.contains(&made_of_prefix), !stays, "{ipv6}: {all:?}");
+        }
+    }
+
+    #[test]
+    fn an_address_of_a_former_run_stays_until_a_server_has_answered() {
+        let former = (2, "2001:db8::7/128".parse().unwrap());
+        let mut observed = advertised(true, false);
+        observed.addresses.insert(former);
+        observed.own.insert(former);
+        let inherited = BTreeSet::from([former]);
+        let removes = |inherited: &BTreeSet<(u32, Cidr)>, ipv6| {
+            let six = Six { inherited: Some(inherited), ..Six::default() };
+            let wanted = plan(&observed, &network(ipv6), &six);
+            let all = actions(&observed, &wanted, Former::Remove, None);
+            all.contains(&Action::RemoveAddress(former.0, former.1))
+        };
+        assert!(!removes(&inherited, Ipv6::Auto));
+        assert!(removes(&BTreeSet::new(), Ipv6::Auto), "a server has given another one");
+        assert!(removes(&inherited, Ipv6::Slaac), "nothing asks for it");
+    }
+}

@@ -1,0 +1,164 @@
+//! The part of a run about DHCPv6: starts and ends its clients, and holds what servers gave.
+//!
+//! What this module does not do: decide which links ask (`plan::six`), or choose the node's
+//! address (`advertised`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures::stream::Stream;
+use netlink_packet_route::RouteNetlinkMessage;
+use rtnetlink::packet_core::{NetlinkMessage, NetlinkPayload};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_stream::StreamMap;
+use tracing::{info, warn};
+
+use super::super::dhcpv6::{self, Client, Event, Servers, Want};
+use super::super::holding::{Holding, Spare};
+use super::super::observe;
+use super::super::plan::{self, Flaw, Kind, Observed, Six};
+use super::super::view::name;
+use super::Run;
+use crate::parameters::Cidr;
+use polis_base::cause;
+
+type Events = Pin<Box<dyn Stream<Item = Event> + Send>>;
+
+/// What a run knows of DHCPv6.
+#[derive(Default)]
+pub(super) struct V6 {
+    pub(super) clients: StreamMap<u32, Events>,
+    /// What each client asks for, and the means to decline its address.
+    asking: BTreeMap<u32, (Want, Arc<Notify>)>,
+    pub(super) holding: Holding,
+    /// The servers that links without an address got.
+    servers: BTreeMap<u32, Servers>,
+    /// The addresses of a former run that no server has given to this one yet; `None` before the
+    /// first look.
+    inherited: Option<BTreeSet<(u32, Cidr)>>,
+    /// Addresses that another machine has, since the last look.
+    duplicates: BTreeSet<(u32, Cidr)>,
+}
+
+impl V6 {
+    /// Looks at what the kernel announces. It takes an address that ends away when another machine
+    /// has it, and says why only once.
+    pub(super) fn noticed(&mut self, message: &NetlinkMessage<RouteNetlinkMessage>) {
+        if let NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelAddress(message)) =
+            &message.payload
+        {
+            self.duplicates.extend(observe::duplicate(message));
+        }
+    }
+
+    /// What the plan has to know.
+    pub(super) fn known(&self) -> Six<'_> {
+        Six {
+            leases: self.holding.leases(),
+            servers: Some(&self.servers),
+            asking: self.asking.iter().map(|(link, (want, _))| (*link, *want)).collect(),
+            inherited: self.inherited.as_ref(),
+        }
+    }
+
+    /// Where an address of IPv6 that the parameters do not give is from.
+    pub(super) fn origin(&self, link: u32, address: Cidr) -> &'static str {
+        let leased = self.holding.leased(link).is_some_and(|leased| leased.address == address);
+        if leased { "from a DHCPv6 server" } else { "from a router" }
+    }
+
+    /// Starts and ends clients.
+    pub(super) fn ask(&mut self, observed: &Observed, wanted: &BTreeMap<u32, Want>) {
+        let other = |link: &u32, want: Want| wanted.get(link) != Some(&want);
+        let gone = self.asking.iter().filter(|(link, (want, _))| other(link, *want));
+        for link in gone.map(|(link, _)| *link).collect::<Vec<_>>() {
+            self.asking.remove(&link);
+            self.clients.remove(&link);
+        }
+        for (index, want) in wanted {
+            let Some(link) = observed.links.get(index) else { continue };
+            if self.asking.contains_key(index) {
+                continue;
+            }
+            let association = match link.kind {
+                Kind::Vlan { id, .. } => id.into(),
+                Kind::Loopback | Kind::Ethernet | Kind::Bond(_) => 0,
+            };
+            let client = Client { mac: link.mac, association };
+            let asking = dhcpv6::ask(*index, link.name.clone(), client, *want);
+            self.clients.insert(*index, asking.events);
+            self.asking.insert(*index, (*want, asking.declined));
+        }
+    }
+}
+
+impl Run {
+    /// Gives up what cannot be held any longer, and declines what another machine has.
+    pub(super) fn hold_v6(&mut self, observed: &Observed) {
+        let Some(network) = &self.network else { return };
+        let own = || observed.own.iter().filter(|(_, cidr)| cidr.address().is_ipv6());
+        self.v6.inherited.get_or_insert_with(|| own().copied().collect());
+        let candidates = plan::candidates_v6(&plan::modes(observed, network));
+        self.v6.holding.keep(&candidates);
+        self.v6.servers.retain(|link, _servers| candidates.contains(link));
+        // Links do not stand in for each other: each has addresses of its own.
+        let given_up = self.v6.holding.review(observed, &[], Spare::Free, Instant::now());
+        for (link, reason) in given_up {
+            warn!("gives up the DHCPv6 address of {}: {reason}", name(observed, link));
+        }
+        // One without an end stays.
+        let flawed = observed.flaws.iter().filter(|(_, flaw)| **flaw == Flaw::Duplicate);
+        self.v6.duplicates.extend(flawed.map(|(of, _)| *of));
+        for (link, cidr) in std::mem::take(&mut self.v6.duplicates) {
+            if self.v6.holding.leased(link).is_none_or(|leased| leased.address != cidr) {
+                continue;
+            }
+            warn!(
+                "declines {cidr} on {}, which a DHCPv6 server gave: another machine on the \
+                 segment has it",
+                name(observed, link)
+            );
+            self.v6.holding.ended(link);
+            if let Some((_, declined)) = self.v6.asking.get(&link) {
+                declined.notify_one();
+            }
+        }
+    }
+
+    pub(super) fn answered_v6(&mut self, observed: &Observed, link: u32, event: Event) {
+        let name = name(observed, link);
+        match event {
+            Event::Leased(lease) => {
+                let (address, server) = (lease.address, lease.server);
+                let seconds = lease.lifetime.as_secs();
+                info!("DHCPv6 server {server} leases {address} to {name} for {seconds} s");
+                self.renewed = Some((link, address));
+                self.v6.holding.answered(link, lease, Instant::now());
+                if let Some(inherited) = &mut self.v6.inherited {
+                    inherited.retain(|(of, _)| *of != link);
+                }
+            }
+            Event::Told(servers) => {
+                let count = servers.nameservers.len() + servers.ntp_servers.len();
+                info!("a DHCPv6 server names {count} name and time servers on {name}");
+                self.v6.servers.insert(link, servers);
+            }
+            Event::Denied(status) => {
+                warn!("a DHCPv6 server gives {name} no address: {status}");
+            }
+            Event::Refused(refused) => {
+                warn!("a DHCPv6 server's answer on {name} cannot be used: {refused}");
+            }
+            Event::Ended => {
+                if let Some(lease) = self.v6.holding.ended(link) {
+                    warn!("the DHCPv6 lease of {} on {name} ended", lease.address);
+                }
+            }
+            Event::Failed(error) => {
+                warn!("cannot ask DHCPv6 on {name}: {}", cause::line(&error));
+            }
+        }
+    }
+}
