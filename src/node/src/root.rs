@@ -366,6 +366,7 @@ impl Base {
                     given: tree.esp.given_parameters.clone(),
                     kept: tree.esp.user_data.clone(),
                     metadata: parameters::METADATA_ADDRESS,
+                    metadata_v6: parameters::metadata_v6,
                 },
                 storage: values.storage.subscribe(),
                 asks: values.asks.clone(),

@@ -39,6 +39,9 @@ use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::Context;
 use polis_wire::parameters::disk::foreign;
 
+/// How long a machine without a route of IPv4 waits before it asks by IPv6.
+const IPV4_FIRST: Duration = Duration::from_secs(5);
+
 /// Before the service is asked again, the first time and at most. The first questions come before
 /// the machine has an address.
 const WAIT_MIN: Duration = Duration::from_millis(250);
@@ -134,7 +137,15 @@ impl Service {
         let (start, since) = (Instant::now(), clock::uptime().as_secs());
         let (mut wait, mut last) = (WAIT_MIN, cause::Last::default());
         loop {
-            let trouble = match metadata::ask(platform, address).await {
+            let mut asked = metadata::ask(platform, address).await;
+            // IPv4 comes first, also where a router is quicker than a DHCP server.
+            if let (Err(metadata::Trouble::NoRoute), Some(address)) =
+                (&asked, (self.config.metadata_v6)(platform))
+                && start.elapsed() >= IPV4_FIRST
+            {
+                asked = metadata::ask(platform, address).await;
+            }
+            let trouble = match asked {
                 Ok(answer) => return Ok(answer),
                 Err(trouble) if trouble.is_too_large() => return Err(Error::TooLarge),
                 Err(trouble) => cause::line(&trouble),

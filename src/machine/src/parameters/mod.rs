@@ -36,7 +36,7 @@ use std::sync::Arc;
 
 pub use polis_wire::parameters::*;
 
-pub use self::metadata::ADDRESS as METADATA_ADDRESS;
+pub use self::metadata::{ADDRESS as METADATA_ADDRESS, address_v6 as metadata_v6};
 pub use self::service::{Config, RunError, Service};
 pub use self::survey::{Survey, survey};
 

@@ -27,7 +27,7 @@ use tracing::{info, warn};
 use super::config_disk::Disks;
 use super::looked::{Looked, NO_ANSWER, decide, of_machine};
 use super::places::{FwCfg, Places};
-use super::{Asking, Known, Source};
+use super::{Asking, Known, Platform, Source};
 use crate::storage;
 use polis_base::files::File;
 use polis_base::stage::{Stage, State};
@@ -70,6 +70,8 @@ pub struct Config {
     pub kept: File,
     /// Where metadata services answer.
     pub metadata: SocketAddr,
+    /// Where that of a platform answers a machine without IPv4.
+    pub metadata_v6: fn(Platform) -> Option<SocketAddr>,
 }
 
 /// The service. A run holds all progress.

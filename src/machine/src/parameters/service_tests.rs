@@ -21,7 +21,7 @@ fn service(base: &Path, status: storage::Status, metadata: SocketAddr) -> (Servi
     let (sys, dev) = (base.join("sys"), base.join("dev"));
     let (esp, kept) = (root.esp.parameters, root.esp.user_data);
     let given = root.esp.given_parameters;
-    let config = Config { sys, dev, esp, given, kept, metadata };
+    let config = Config { sys, dev, esp, given, kept, metadata, metadata_v6: |_| None };
     let (disk, storage) = watch::channel(status);
     let (asks, asking) = watch::channel(false);
     let (known, found) = watch::channel(None);
@@ -311,4 +311,31 @@ async fn a_machine_asks_only_once_its_disk_says_that_it_has_no_home() {
         },
     );
     assert_eq!(heads.await.len(), 1);
+}
+
+/// The address of the service by IPv6, as far as the next test goes.
+static BY_IPV6: std::sync::OnceLock<SocketAddr> = std::sync::OnceLock::new();
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_without_ipv4_asks_by_ipv6_and_only_after_a_while() {
+    let base = tempfile::tempdir().unwrap();
+    in_cloud(base.path(), "Hetzner");
+    let (ctx, _handles) = Context::for_test();
+    let story = async |address, _heads| {
+        BY_IPV6.set(address).unwrap();
+        // No kernel has a way there for TCP.
+        let unreachable = SocketAddr::from(([224, 0, 0, 1], 80));
+        let (mut service, mut ends) = service(base.path(), ABSENT, unreachable);
+        service.config.metadata_v6 = |_platform| BY_IPV6.get().copied();
+        let began = Instant::now();
+        tokio::select! {
+            ended = service.run(ctx) => panic!("{ended:?}"),
+            loaded = loaded(&mut ends) => {
+                assert_eq!(loaded.found.as_ref().unwrap().1, Source::Metadata(Platform::Hetzner));
+            }
+        }
+        assert!(began.elapsed() >= Duration::from_secs(5), "{:?}", began.elapsed());
+    };
+    let (_, heads) = served(|_| answer(200, valid(&[])), story).await;
+    assert_eq!(heads.len(), 1);
 }

@@ -102,6 +102,7 @@ mod tests {
             given: tree.esp.given_parameters,
             kept: tree.esp.user_data,
             metadata: super::super::METADATA_ADDRESS,
+            metadata_v6: super::super::metadata_v6,
         };
         let survey = survey(&config).await;
         assert_eq!((survey.loaded.found, survey.fault), (None, None));

@@ -41,7 +41,7 @@ use polis_base::sys::reboot::Reason;
 use polis_base::trapdoor::Report;
 use polis_control::{cluster, consensus};
 use polis_machine::network;
-use polis_machine::parameters::{self, METADATA_ADDRESS};
+use polis_machine::parameters::{self, METADATA_ADDRESS, metadata_v6};
 use polis_runtime::supervisor::{Context, Policy, blocking};
 use polis_wire::endpoint::MANAGEMENT_PORT;
 use polis_wire::identity;
@@ -139,6 +139,7 @@ impl Service {
             given: esp.given_parameters.clone(),
             kept: esp.user_data.clone(),
             metadata: METADATA_ADDRESS,
+            metadata_v6,
         }
     }
 

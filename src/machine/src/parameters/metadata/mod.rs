@@ -17,6 +17,9 @@
 //! | Vultr | `GET /latest/user-data` | none |
 //! | `OpenStack` | `GET /openstack/latest/user_data` | none |
 //!
+//! EC2, Google Compute Engine and Oracle Cloud answer at an address of IPv6, too, for machines
+//! without IPv4.
+//!
 //! Invariants:
 //! - One question takes [`ASK_MAX`] at most, and reads a bounded number of bytes.
 //! - Nothing is decided by an answer of another status than 200 and 404.
@@ -27,7 +30,7 @@
 mod exchange;
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
 use std::time::Duration;
 
 use base64ct::{Base64, Encoding as _};
@@ -43,6 +46,22 @@ use self::exchange::Ask;
 /// router passes it on.
 pub const ADDRESS: SocketAddr =
     SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(169, 254, 169, 254), 80));
+
+/// Where the service of this platform answers by IPv6, if it does.
+#[must_use]
+pub fn address_v6(platform: Platform) -> Option<SocketAddr> {
+    let address = match platform {
+        Platform::Ec2 => Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254),
+        Platform::Gce => Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254),
+        Platform::Oracle => Ipv6Addr::new(0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe),
+        Platform::Azure
+        | Platform::Hetzner
+        | Platform::DigitalOcean
+        | Platform::Vultr
+        | Platform::OpenStack => return None,
+    };
+    Some(SocketAddr::new(address.into(), 80))
+}
 
 /// How long a connection may take. The service is one hop away.
 const CONNECT_MAX: Duration = Duration::from_secs(4);
@@ -214,7 +233,11 @@ async fn exchange(address: SocketAddr, ask: &Ask) -> Result<(StatusCode, Bytes),
         Err(_elapsed) => return Err(Trouble::Connect(io::ErrorKind::TimedOut.into())),
     };
     // Without the port, as it is the usual one: some services compare the name.
-    Ok(exchange::exchange(stream, &address.ip().to_string(), ask).await?)
+    let host = match address {
+        SocketAddr::V4(four) => four.ip().to_string(),
+        SocketAddr::V6(six) => format!("[{}]", six.ip()),
+    };
+    Ok(exchange::exchange(stream, &host, ask).await?)
 }
 
 /// Whether the kernel knows no way: no address yet, or none that leads there.
