@@ -155,6 +155,19 @@ impl Fleet {
         Self::on(dir, configs, operator, key, Segment::only_ipv6)
     }
 
+    /// The same with addresses by DHCPv6.
+    ///
+    /// # Errors
+    /// As [`Fleet::new`].
+    pub fn with_dhcpv6(
+        dir: &Path,
+        configs: Vec<Config>,
+        operator: Operator,
+        key: &Path,
+    ) -> Result<Self, Error> {
+        Self::on(dir, configs, operator, key, Segment::only_dhcpv6)
+    }
+
     fn on(
         dir: &Path,
         configs: Vec<Config>,

@@ -108,13 +108,23 @@ impl Segment {
         Ok(())
     }
 
-    /// Takes IPv4 and DHCP away from the machines, for good, and gives them a router of IPv6.
+    /// Takes IPv4 and DHCP away from the machines, for good, and gives them a router of IPv6. They
+    /// make their addresses of its prefix.
     pub fn only_ipv6(&self) {
+        self.route(six::Addresses::Prefix);
+    }
+
+    /// The same, with addresses by DHCPv6.
+    pub fn only_dhcpv6(&self) {
+        self.route(six::Addresses::Dhcpv6);
+    }
+
+    fn route(&self, addresses: six::Addresses) {
         let machines = (0_u8..).zip(&self.addresses).map(|(machine, four)| six::Machine {
             four: *four,
             hardware: self.plug(machine).hardware_address(),
         });
-        let router = six::Router { machines: machines.collect() };
+        let router = six::Router { machines: machines.collect(), addresses };
         self.switch.lock().router = Some(router);
     }
 
@@ -132,7 +142,7 @@ impl Segment {
     pub fn address(&self, machine: u8) -> IpAddr {
         let machine = usize::from(machine);
         match &self.switch.lock().router {
-            Some(router) => router.machines[machine].six().into(),
+            Some(router) => router.machines[machine].six(router.addresses).into(),
             None => self.addresses[machine].into(),
         }
     }
@@ -159,8 +169,11 @@ impl Segment {
             IpAddr::V4(four) => Some(four),
             IpAddr::V6(six) => {
                 let switch = self.switch.lock();
-                let mut machines = switch.router.iter().flat_map(|router| &router.machines);
-                machines.find(|machine| machine.six() == six).map(|machine| machine.four)
+                switch.router.as_ref().and_then(|router| {
+                    let mut machines = router.machines.iter();
+                    let machine = machines.find(|machine| machine.six(router.addresses) == six);
+                    machine.map(|machine| machine.four)
+                })
             }
         };
         let four = four.ok_or_else(|| Error::Host {

@@ -7,12 +7,14 @@
 //! machine --TCP over IPv6----------> the same over IPv4 --> gateway   (RFC 7915, one address
 //! machine <----------TCP over IPv6-- the same over IPv4 <-- gateway    for one address)
 //! machine --ARP, IPv4--------------> lost
+//! machine --DHCPv6-----------------> name servers, and with `Addresses::Dhcpv6` an address (RFC 8415)
 //! ```
 //!
-//! A machine makes its address of the prefix and its hardware address (EUI-64), so the address
-//! follows from its port. The router only answers: what it advertises outlasts every story.
+//! A machine makes its address of the prefix and its hardware address (EUI-64), or gets it by
+//! DHCPv6; both follow from its port. The router only answers: what it advertises outlasts every
+//! story, and an address by DHCPv6 is one that a machine soon has to renew.
 //!
-//! What this module does not do: translate anything but TCP, or name servers of names.
+//! What this module does not do: translate anything but TCP, or answer as a server of names.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -44,6 +46,34 @@ const HOPS: u8 = 64;
 /// How long the router is one, in seconds: the most that there is.
 const LIFETIME: u16 = 9000;
 
+/// The server of names that DHCPv6 names; nothing answers there.
+const NAME_SERVER: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 2, 0, 0, 0, 0x53);
+/// Ports of DHCPv6, kinds of its messages, and the numbers of its options (RFC 8415, RFC 3646).
+const DHCP_SERVER: u16 = 547;
+const DHCP_CLIENT: u16 = 546;
+const SOLICIT: u8 = 1;
+const ADVERTISE: u8 = 2;
+const REPLY: u8 = 7;
+const INFORMATION_REQUEST: u8 = 11;
+const CLIENT_ID: u16 = 1;
+const SERVER_ID: u16 = 2;
+const IA_NA: u16 = 3;
+const ADDRESS: u16 = 5;
+const NAME_SERVERS: u16 = 23;
+/// How long an address is a machine's, and when it has to ask again, in seconds.
+const VALID: u32 = 60;
+const RENEW: u32 = 6;
+const REBIND: u32 = 30;
+
+/// Where the addresses of machines come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Addresses {
+    /// The prefix; DHCPv6 names servers (the flag O).
+    Prefix,
+    /// DHCPv6 (the flag M); the prefix is only on the link.
+    Dhcpv6,
+}
+
 /// The addresses of one machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Machine {
@@ -54,10 +84,13 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// The address that the machine has: the prefix and its EUI-64.
-    pub(crate) fn six(&self) -> Ipv6Addr {
+    /// The address that the machine has: the prefix, and its EUI-64 or the end of that of IPv4.
+    pub(crate) fn six(&self, addresses: Addresses) -> Ipv6Addr {
         let [a, b, c, d, e, f] = self.hardware;
-        let suffix = u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
+        let suffix = match addresses {
+            Addresses::Prefix => u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]),
+            Addresses::Dhcpv6 => 0xd_0000 | u64::from(self.four.octets()[3]),
+        };
         Ipv6Addr::from_bits(PREFIX.to_bits() | u128::from(suffix))
     }
 }
@@ -79,6 +112,7 @@ pub(crate) enum Outcome {
 #[derive(Clone, Debug)]
 pub(crate) struct Router {
     pub(crate) machines: Vec<Machine>,
+    pub(crate) addresses: Addresses,
 }
 
 impl Router {
@@ -89,7 +123,7 @@ impl Router {
         let from = ip.header().source_addr();
         let outcome = match &packet.transport {
             Some(TransportSlice::Icmpv6(message)) => match message.type_u8() {
-                ROUTER_SOLICITATION => advertisement(),
+                ROUTER_SOLICITATION => advertisement(self.addresses),
                 NEIGHBOUR_SOLICITATION => {
                     let target = message.payload().first_chunk::<16>().copied();
                     let target = target.map(Ipv6Addr::from);
@@ -100,7 +134,8 @@ impl Router {
             }
             .map(Outcome::Answer),
             Some(TransportSlice::Tcp(tcp)) if ip.header().destination_addr() == GATEWAY => {
-                let machine = self.machines.iter().find(|machine| machine.six() == from);
+                let mut machines = self.machines.iter();
+                let machine = machines.find(|machine| machine.six(self.addresses) == from);
                 let packet = machine.and_then(|machine| {
                     let packet = PacketBuilder::ethernet2(machine.hardware, HARDWARE)
                         .ipv4(machine.four.octets(), GATEWAY_4.octets(), HOPS)
@@ -110,9 +145,66 @@ impl Router {
                 });
                 Some(packet.map_or(Outcome::Lost, Outcome::Gateway))
             }
+            Some(TransportSlice::Udp(udp)) if udp.destination_port() == DHCP_SERVER => {
+                let asker = frame.get(6..12).and_then(|it| <[u8; 6]>::try_from(it).ok());
+                let answer = asker.and_then(|asker| {
+                    let answer = self.dhcp(asker, udp.payload())?;
+                    let packet = PacketBuilder::ethernet2(HARDWARE, asker)
+                        .ipv6(ROUTER.octets(), from.octets(), HOPS)
+                        .udp(DHCP_SERVER, DHCP_CLIENT);
+                    let mut frame = Vec::with_capacity(packet.size(answer.len()));
+                    packet.write(&mut frame, &answer).ok().map(|()| frame)
+                });
+                Some(answer.map_or(Outcome::Lost, Outcome::Answer))
+            }
             _ => None,
         };
         outcome.unwrap_or(Outcome::Pass)
+    }
+
+    /// The answer of the DHCPv6 server to a message of the machine with this card.
+    fn dhcp(&self, hardware: [u8; 6], message: &[u8]) -> Option<Vec<u8>> {
+        let machine = self.machines.iter().find(|machine| machine.hardware == hardware)?;
+        let (head, mut rest) = message.split_first_chunk::<4>()?;
+        let (mut client, mut association) = (None, None);
+        while let Some((&[a, b, c, d], after)) = rest.split_first_chunk() {
+            let length = usize::from(u16::from_be_bytes([c, d]));
+            let (value, after) = after.split_at_checked(length)?;
+            match u16::from_be_bytes([a, b]) {
+                CLIENT_ID => client = Some(value),
+                IA_NA => association = value.first_chunk::<4>(),
+                _ => {}
+            }
+            rest = after;
+        }
+        let client = client?;
+        // It is its card's at each boot (RFC 8415, 11.4).
+        if client.strip_prefix(&[0, 3, 0, 1]) != Some(&hardware) {
+            return None;
+        }
+        let mut answer = vec![if head[0] == SOLICIT { ADVERTISE } else { REPLY }];
+        answer.extend(&head[1..]);
+        let mut put = |option: u16, value: &[u8]| {
+            answer.extend(option.to_be_bytes());
+            answer.extend(u16::try_from(value.len()).unwrap_or(u16::MAX).to_be_bytes());
+            answer.extend(value);
+        };
+        put(CLIENT_ID, client);
+        put(SERVER_ID, &[&[0, 3, 0, 1], &HARDWARE[..]].concat());
+        put(NAME_SERVERS, &NAME_SERVER.octets());
+        if head[0] != INFORMATION_REQUEST {
+            // A client that may make its address asks for none.
+            let six = Some(machine.six(self.addresses));
+            let six = six.filter(|_| self.addresses == Addresses::Dhcpv6)?;
+            let numbers = |all: [u32; 2]| all.map(u32::to_be_bytes).concat();
+            let mut value = [&association?[..], &numbers([RENEW, REBIND])].concat();
+            value.extend(ADDRESS.to_be_bytes());
+            value.extend([0, 24]);
+            value.extend(six.octets());
+            value.extend(numbers([VALID, VALID]));
+            put(IA_NA, &value);
+        }
+        Some(answer)
     }
 
     /// A frame of the gateway as the machine gets it, if it is one for a machine.
@@ -123,7 +215,7 @@ impl Router {
         let to = ip.header().destination_addr();
         let machine = self.machines.iter().find(|machine| machine.four == to)?;
         let packet = PacketBuilder::ethernet2(HARDWARE, machine.hardware)
-            .ipv6(GATEWAY.octets(), machine.six().octets(), HOPS)
+            .ipv6(GATEWAY.octets(), machine.six(self.addresses).octets(), HOPS)
             .tcp_header(tcp.to_header());
         let mut frame = Vec::with_capacity(packet.size(tcp.payload().len()));
         packet.write(&mut frame, tcp.payload()).ok()?;
@@ -131,20 +223,25 @@ impl Router {
     }
 }
 
-/// The router, its prefix, and that addresses are made of it (RFC 4861, 4.2 and 4.6).
-fn advertisement() -> Option<Vec<u8>> {
+/// The router, its prefix, and where addresses come from (RFC 4861, 4.2 and 4.6).
+fn advertisement(addresses: Addresses) -> Option<Vec<u8>> {
+    // The flags of the router, and those of the prefix: on the link, and for addresses.
+    let (flags, prefix) = match addresses {
+        Addresses::Prefix => (0x40, 0xc0),
+        Addresses::Dhcpv6 => (0x80, 0x80),
+    };
     let [high, low] = LIFETIME.to_be_bytes();
     let mut body = vec![0; 8];
     // The sender's hardware address.
     body.extend([1, 1]);
     body.extend(HARDWARE);
-    // The prefix, of 64 bits, on the link and for addresses; valid and preferred for ever.
-    body.extend([3, 4, 64, 0xc0]);
+    // The prefix, of 64 bits; valid and preferred for ever.
+    body.extend([3, 4, 64, prefix]);
     body.extend([0xff; 8]);
     body.extend([0; 4]);
     body.extend(PREFIX.octets());
     let to = (ALL_NODES, ALL_NODES_HARDWARE);
-    message(ROUTER, to, (ROUTER_ADVERTISEMENT, [HOPS, 0, high, low]), &body)
+    message(ROUTER, to, (ROUTER_ADVERTISEMENT, [HOPS, flags, high, low]), &body)
 }
 
 /// The answer to the question for an address, if the router has it (RFC 4861, 4.4).
@@ -183,7 +280,42 @@ mod tests {
         Machine { four: Ipv4Addr::new(10, 0, 2, 16), hardware: [0x52, 0x54, 0, 0x70, 0x6f, 1] };
 
     fn router() -> Router {
-        Router { machines: vec![MACHINE] }
+        Router { machines: vec![MACHINE], addresses: Addresses::Prefix }
+    }
+
+    fn six() -> Ipv6Addr {
+        MACHINE.six(Addresses::Prefix)
+    }
+
+    #[test]
+    fn dhcpv6_gives_an_address_to_the_card_that_asks_and_only_servers_where_the_prefix_does() {
+        let association = [0, 3, 0, 12, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0];
+        let asks = |kind, card: [u8; 6], addresses| {
+            let head = [kind, 1, 2, 3, 0, 1, 0, 10, 0, 3, 0, 1];
+            let message = [&head[..], &card, &association].concat();
+            let mut frame = Vec::new();
+            PacketBuilder::ethernet2(MACHINE.hardware, [0x33, 0x33, 0, 1, 0, 2])
+                .ipv6(ROUTER.octets(), ALL_NODES.octets(), 1)
+                .udp(DHCP_CLIENT, DHCP_SERVER)
+                .write(&mut frame, &message)
+                .unwrap();
+            Router { addresses, ..router() }.sent(&frame)
+        };
+        let text = |frame: Outcome| {
+            let Outcome::Answer(frame) = frame else { panic!("{frame:?}") };
+            let packet = SlicedPacket::from_ethernet(&frame).unwrap();
+            let Some(TransportSlice::Udp(udp)) = &packet.transport else { panic!("not UDP") };
+            udp.payload().to_vec()
+        };
+        let given = MACHINE.six(Addresses::Dhcpv6).octets();
+        let has = |answer: &[u8]| answer.windows(16).any(|window| window == given);
+        let offer = text(asks(SOLICIT, MACHINE.hardware, Addresses::Dhcpv6));
+        assert_eq!(offer[..4], [ADVERTISE, 1, 2, 3]);
+        assert!(has(&offer) && has(&text(asks(5, MACHINE.hardware, Addresses::Dhcpv6))));
+        let servers = text(asks(INFORMATION_REQUEST, MACHINE.hardware, Addresses::Prefix));
+        assert!(!has(&servers) && servers.ends_with(&NAME_SERVER.octets()));
+        assert_eq!(asks(SOLICIT, MACHINE.hardware, Addresses::Prefix), Outcome::Lost);
+        assert_eq!(asks(SOLICIT, [2; 6], Addresses::Dhcpv6), Outcome::Lost, "a foreign identity");
     }
 
     fn solicitation(kind: u8, from: Ipv6Addr, body: &[u8]) -> Vec<u8> {
@@ -208,7 +340,7 @@ mod tests {
 
     #[test]
     fn a_machine_learns_the_prefix_and_the_hardware_address_of_the_router() {
-        assert_eq!(MACHINE.six().to_string(), "2001:db8:0:2:5054:ff:fe70:6f01");
+        assert_eq!(six(), "2001:db8:0:2:5054:ff:fe70:6f01".parse::<Ipv6Addr>().unwrap());
         let asked = router().sent(&solicitation(ROUTER_SOLICITATION, ROUTER, &[]));
         let Outcome::Answer(answer) = asked else { panic!("{asked:?}") };
         assert_eq!(checked(&answer), (ROUTER_ADVERTISEMENT, ALL_NODES_HARDWARE));
@@ -216,11 +348,11 @@ mod tests {
         let asks = |target: Ipv6Addr, from| {
             router().sent(&solicitation(NEIGHBOUR_SOLICITATION, from, &target.octets()))
         };
-        let asked = asks(GATEWAY, MACHINE.six());
+        let asked = asks(GATEWAY, six());
         let Outcome::Answer(answer) = asked else { panic!("{asked:?}") };
         assert_eq!(checked(&answer), (NEIGHBOUR_ADVERTISEMENT, MACHINE.hardware));
         assert!(answer.ends_with(&HARDWARE));
-        assert_eq!(asks(MACHINE.six(), ROUTER), Outcome::Pass, "another machine's");
+        assert_eq!(asks(six(), ROUTER), Outcome::Pass, "another machine's");
         assert_eq!(asks(GATEWAY, Ipv6Addr::UNSPECIFIED), Outcome::Pass, "a machine's own check");
     }
 
@@ -238,16 +370,13 @@ mod tests {
         let packet = SlicedPacket::from_ethernet(&six).unwrap();
         let Some(NetSlice::Ipv6(ip)) = &packet.net else { panic!("not IPv6") };
         let Some(TransportSlice::Tcp(tcp)) = &packet.transport else { panic!("not TCP") };
-        assert_eq!(
-            (ip.header().source_addr(), ip.header().destination_addr()),
-            (GATEWAY, MACHINE.six())
-        );
+        assert_eq!((ip.header().source_addr(), ip.header().destination_addr()), (GATEWAY, six()));
         let sum = tcp.to_header().calc_checksum_ipv6(&ip.header().to_header(), payload).unwrap();
         assert_eq!((tcp.checksum(), tcp.payload()), (sum, &payload[..]));
 
         let mut outward = Vec::new();
         PacketBuilder::ethernet2(MACHINE.hardware, HARDWARE)
-            .ipv6(MACHINE.six().octets(), GATEWAY.octets(), HOPS)
+            .ipv6(six().octets(), GATEWAY.octets(), HOPS)
             .tcp(7835, 1234, 9, 1000)
             .write(&mut outward, payload)
             .unwrap();

@@ -70,6 +70,11 @@ pub(crate) fn with_ipv6_only(world: &World, machines: usize) -> Result<Fleet> {
     made(world, joining(world, world.bootstrap_config("")?, machines, "")?, Fleet::with_ipv6_only)
 }
 
+/// The same for one machine that gets its address by DHCPv6.
+pub(crate) fn with_dhcpv6(world: &World) -> Result<Fleet> {
+    made(world, vec![world.bootstrap_config("")?], Fleet::with_dhcpv6)
+}
+
 type Make = fn(&Path, Vec<Config>, Operator, &Path) -> Result<Fleet, polis_qemu::Error>;
 
 fn made(world: &World, configs: Vec<Config>, make: Make) -> Result<Fleet> {

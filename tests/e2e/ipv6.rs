@@ -1,4 +1,5 @@
-//! Three machines on a segment with IPv6 only: they found a cluster, join it, and come back.
+//! Machines on a segment with IPv6 only: three found a cluster, join it, and come back; one gets
+//! its address by DHCPv6.
 
 use std::net::IpAddr;
 
@@ -7,12 +8,14 @@ use polis_qemu::fleet::Part;
 use polis_qemu::{Event, Fleet};
 use polis_tests::{Story, story};
 
-use crate::fleet::with_ipv6_only;
+use crate::fleet::{ask_until, with_dhcpv6, with_ipv6_only};
 use crate::world::{BOOT, SOON, World};
 
 /// The stories of this file.
-pub(crate) const STORIES: &[Story] =
-    &[story!(three_machines_on_ipv6_alone_become_three_voters_and_come_back).cluster().takes(200)];
+pub(crate) const STORIES: &[Story] = &[
+    story!(three_machines_on_ipv6_alone_become_three_voters_and_come_back).cluster().takes(200),
+    story!(a_machine_gets_its_address_by_dhcpv6_and_renews_it).takes(50),
+];
 
 const MACHINES: usize = 3;
 
@@ -27,6 +30,8 @@ fn three_machines_on_ipv6_alone_become_three_voters_and_come_back() -> Result<()
         waits && stage.text("for").contains("becomes the address of this node")
     });
     ensure!(!waited.is_empty(), "the stage did not say what it waited for");
+    // The router informs: name servers are from DHCPv6, and the address is of its prefix.
+    says(&cluster, "a DHCPv6 server names 1 name and time servers on eth0", 1)?;
     cluster.admit(&[(1, Part::Voter), (2, Part::Voter)])?;
     for number in 0..MACHINES {
         let of_three = |etcd: &Event| {
@@ -68,4 +73,39 @@ fn is_at(cluster: &Fleet, number: usize, ready: &Event) -> Result<()> {
     ensure!(matches!(address, IpAddr::V6(_)), "{address} is not one of IPv6");
     ensure!(ready.is("address", &address.to_string()), "not at {address}: {ready}");
     Ok(())
+}
+
+fn a_machine_gets_its_address_by_dhcpv6_and_renews_it() -> Result<()> {
+    let world = World::new("dhcpv6")?;
+    let mut cluster = with_dhcpv6(&world)?;
+    let ready = cluster.found()?;
+    is_at(&cluster, 0, &ready)?;
+    // It has no other, and reports where this one is from.
+    let (id, address) = (cluster.nodes[0].id.clone(), cluster.nodes[0].address);
+    let eth0 = ask_until("the node reports its links", || {
+        let shown = cluster.operator.document(&["node", "network", &id])?;
+        Ok(shown["links"].as_array().and_then(|links| links.first()).cloned())
+    })?;
+    let (addresses, origins) = (&eth0["addresses"], &eth0["origins"]);
+    ensure!(*addresses == serde_json::json!([format!("{address}/128")]), "{eth0}");
+    ensure!(*origins == serde_json::json!(["DHCPv6"]), "{eth0}");
+    // The first lease, and its renewals.
+    says(&cluster, &format!("leases {address}/128 to eth0"), 3)?;
+    cluster.wait_whole(1).context("after the renewal")?;
+    let log = network_log(&cluster)?;
+    ensure!(!log.contains("no longer has the address"), "the address was away: {log}");
+    Ok(())
+}
+
+/// Waits until the first node has logged this text so often.
+fn says(cluster: &Fleet, text: &str, times: usize) -> Result<()> {
+    ask_until(text, || {
+        let log = network_log(cluster)?;
+        Ok((log.matches(text).count() >= times).then_some(()))
+    })
+}
+
+fn network_log(cluster: &Fleet) -> Result<String> {
+    let id = &cluster.nodes[0].id;
+    Ok(cluster.operator.run(&["--timeout", "10s", "node", "logs", id, "--name", "network"])?)
 }
