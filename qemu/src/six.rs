@@ -283,7 +283,7 @@ mod tests {
         Router { machines: vec![MACHINE], addresses: Addresses::Prefix }
     }
 
-    fn six() -> Ipv6Addr {
+    fn own() -> Ipv6Addr {
         MACHINE.six(Addresses::Prefix)
     }
 
@@ -340,7 +340,7 @@ mod tests {
 
     #[test]
     fn a_machine_learns_the_prefix_and_the_hardware_address_of_the_router() {
-        assert_eq!(six(), "2001:db8:0:2:5054:ff:fe70:6f01".parse::<Ipv6Addr>().unwrap());
+        assert_eq!(own(), "2001:db8:0:2:5054:ff:fe70:6f01".parse::<Ipv6Addr>().unwrap());
         let asked = router().sent(&solicitation(ROUTER_SOLICITATION, ROUTER, &[]));
         let Outcome::Answer(answer) = asked else { panic!("{asked:?}") };
         assert_eq!(checked(&answer), (ROUTER_ADVERTISEMENT, ALL_NODES_HARDWARE));
@@ -348,11 +348,11 @@ mod tests {
         let asks = |target: Ipv6Addr, from| {
             router().sent(&solicitation(NEIGHBOUR_SOLICITATION, from, &target.octets()))
         };
-        let asked = asks(GATEWAY, six());
+        let asked = asks(GATEWAY, own());
         let Outcome::Answer(answer) = asked else { panic!("{asked:?}") };
         assert_eq!(checked(&answer), (NEIGHBOUR_ADVERTISEMENT, MACHINE.hardware));
         assert!(answer.ends_with(&HARDWARE));
-        assert_eq!(asks(six(), ROUTER), Outcome::Pass, "another machine's");
+        assert_eq!(asks(own(), ROUTER), Outcome::Pass, "another machine's");
         assert_eq!(asks(GATEWAY, Ipv6Addr::UNSPECIFIED), Outcome::Pass, "a machine's own check");
     }
 
@@ -370,13 +370,13 @@ mod tests {
         let packet = SlicedPacket::from_ethernet(&six).unwrap();
         let Some(NetSlice::Ipv6(ip)) = &packet.net else { panic!("not IPv6") };
         let Some(TransportSlice::Tcp(tcp)) = &packet.transport else { panic!("not TCP") };
-        assert_eq!((ip.header().source_addr(), ip.header().destination_addr()), (GATEWAY, six()));
+        assert_eq!((ip.header().source_addr(), ip.header().destination_addr()), (GATEWAY, own()));
         let sum = tcp.to_header().calc_checksum_ipv6(&ip.header().to_header(), payload).unwrap();
         assert_eq!((tcp.checksum(), tcp.payload()), (sum, &payload[..]));
 
         let mut outward = Vec::new();
         PacketBuilder::ethernet2(MACHINE.hardware, HARDWARE)
-            .ipv6(six().octets(), GATEWAY.octets(), HOPS)
+            .ipv6(own().octets(), GATEWAY.octets(), HOPS)
             .tcp(7835, 1234, 9, 1000)
             .write(&mut outward, payload)
             .unwrap();
