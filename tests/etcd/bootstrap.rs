@@ -1,12 +1,13 @@
 //! A machine founds a cluster, in spite of every interruption.
 
 use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::Mutex;
 
 use polis_base::trapdoor::code;
+use polis_base::users;
 use polis_control::consensus::{Error, MemberStatus, Probe, Service, Start, Step};
 use polis_runtime::supervisor::Context;
 use polis_tests::{Story, story};
@@ -70,6 +71,14 @@ async fn etcd_runs_confined_on_a_disk_of_an_earlier_system_too() {
             "CapPrm: 0000000000000000",
             "CapBnd: 0000000000000000",
         ]);
+        // Root, etcd, and the API server by the group.
+        let sockets = &machine.config.sockets;
+        let (etcd, api_server) = (users::ETCD.id, users::API_SERVER.id);
+        assert_eq!(shown(sockets.dir.path()), (etcd, api_server, 0o2710));
+        for socket in [sockets.client(), &sockets.http()] {
+            let (owner, group, mode) = shown(socket);
+            assert_eq!((owner, group, mode & 0o077), (etcd, api_server, 0o070), "{mode:o}");
+        }
     } else {
         println!("not tested: its user, which only root can change");
     }
@@ -77,6 +86,12 @@ async fn etcd_runs_confined_on_a_disk_of_an_earlier_system_too() {
         assert!(status.lines().any(|it| it == line), "{line} in\n{status}");
     }
     node.stop().await;
+}
+
+/// Owner, group and mode.
+fn shown(path: &Path) -> (u32, u32, u32) {
+    let found = std::fs::symlink_metadata(path).unwrap();
+    (found.uid(), found.gid(), found.mode() & 0o7777)
 }
 
 async fn a_confined_tool_fills_a_new_cluster_from_a_snapshot() {

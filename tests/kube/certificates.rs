@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use polis_base::files::Group;
 use polis_tests::{Story, patiently, story};
 use polis_wire::pki::{Facts, certificate_der};
 use polis_wire::rpc::provider;
@@ -47,7 +48,8 @@ async fn new_certificates_are_taken_without_a_restart() {
         };
         patiently(PATIENCE, taken).await.unwrap_or_else(|_| panic!("{purpose} is the old one"));
         assert_eq!(controller.pid(part), pid, "{purpose}");
-        let file = controller.site.data.pair(purpose).certificate.read().unwrap().unwrap();
+        let file =
+            controller.site.data.pair(purpose, Group::Root).certificate.read().unwrap().unwrap();
         let facts = Facts::read(&certificate_der(&file).unwrap()).unwrap();
         assert_eq!(serial(&controller, address).await, facts.serial, "{purpose}");
     }

@@ -1,5 +1,6 @@
 //! The control plane comes up, keeps Secrets, survives the death of its parts, and goes.
 
+use polis_base::users::{self, KUBERNETES, User};
 use polis_tests::{Story, story};
 use polis_workload::{Part, PartState};
 use serde_json::{Value, json};
@@ -30,6 +31,7 @@ async fn a_controller_becomes_ready_and_ends_with_its_role() {
     assert!(at("reconciler") < at("scheduler"), "{ready:?}");
     assert_eq!(at("all"), ready.len() - 1, "{ready:?}");
 
+    every_program_is_confined(&controller);
     both_hold_their_leases(&controller).await;
     a_secret_is_encrypted_in_etcd(&controller).await;
     a_pod_above_baseline_is_refused(&controller).await;
@@ -41,6 +43,33 @@ async fn a_controller_becomes_ready_and_ends_with_its_role() {
     assert_eq!(lines.last().unwrap(), "part=all state=stopped", "{lines:?}");
     assert!(controller.master().get("/readyz").await.is_err(), "the API server has ended");
     controller.stop().await;
+}
+
+/// As the kernel shows it.
+fn every_program_is_confined(controller: &Controller) {
+    let programs = [
+        (Part::ApiServer, users::API_SERVER),
+        (Part::ControllerManager, users::CONTROLLER_MANAGER),
+        (Part::Scheduler, users::SCHEDULER),
+    ];
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        println!("not tested: the users of the programs, which only root can change");
+    }
+    for (part, User { id, .. }) in programs {
+        let pid = controller.pid(part).as_raw_nonzero();
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let status = status.replace('\t', " ");
+        let mut expected = vec!["NoNewPrivs: 1".to_owned(), "Seccomp: 2".to_owned()];
+        if is_root {
+            let none = "0000000000000000";
+            expected.extend([format!("Uid: {id} {id} {id} {id}"), format!("CapPrm: {none}")]);
+            expected.extend([format!("Groups: {}", KUBERNETES.id), format!("CapBnd: {none}")]);
+        }
+        for line in expected {
+            assert!(status.lines().any(|it| it.trim_end() == line), "{line} in\n{status}");
+        }
+    }
 }
 
 async fn both_hold_their_leases(controller: &Controller) {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ed25519_dalek::SigningKey;
+use polis_base::files::Group;
 use polis_base::sys::clock;
 use polis_control::cluster;
 use polis_control::consensus::Start;
@@ -103,7 +104,7 @@ impl Controller {
 
     /// Founds a cluster of one, and gives the node the role.
     pub(crate) async fn start() -> Self {
-        let machine = Machine::new();
+        let machine = Machine::new().with_user_of_etcd();
         let etcd = machine.start(Start::Bootstrap);
         etcd.voter().await;
         let site = site(&machine);
@@ -198,7 +199,7 @@ impl Controller {
         let wish = purpose.certificate(node, key.verifying_key().to_bytes());
         let client = self.etcd.status.borrow().voter().unwrap().user(User::KubernetesPki);
         let issued = Namespace::new(client, "").ensure(&wish, clock::now()).await.unwrap();
-        let pair = self.site.data.pair(purpose.name());
+        let pair = self.site.data.pair(purpose.name(), Group::Root);
         pair.certificate.write(pki::certificate_pem(&issued.der).as_bytes()).unwrap();
         pair.key.write(pki::key_pem(&key).as_bytes()).unwrap();
         self.api(purpose.name())
@@ -244,7 +245,7 @@ impl Controller {
 
     /// The way to the API server, as the holder of the certificate for `purpose`.
     pub(crate) fn api(&self, purpose: &str) -> Api {
-        let client = Some(self.site.data.pair(purpose));
+        let client = Some(self.site.data.pair(purpose, Group::Root));
         Api { address: self.site.api(), ca: self.site.run.ca.clone(), client }
     }
 
@@ -287,8 +288,13 @@ fn site(machine: &Machine) -> Site {
     let root = machine.root();
     let programs = root.ephemeral.mount.path().join("programs");
     std::fs::create_dir_all(&programs).unwrap();
-    for name in ["kube", "kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
-        symlink(kube(), programs.join(name)).unwrap();
+    let program = programs.join("kube");
+    // The users of the programs reach it there, and not everywhere else.
+    if std::fs::hard_link(kube(), &program).is_err() {
+        std::fs::copy(kube(), &program).unwrap();
+    }
+    for name in ["kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
+        symlink(&program, programs.join(name)).unwrap();
     }
     let live = Site::live(&root);
     let address = machine.config.listen.ip();

@@ -52,7 +52,7 @@ const RETRY: &str = "5s";
 /// The arguments of kube-apiserver; `advertise` is the address of the node.
 pub(super) fn api_server(site: &Site, advertise: IpAddr) -> Vec<String> {
     let run = &site.run;
-    let pair = |purpose: Purpose| site.data.pair(purpose.name());
+    let pair = |purpose: Purpose| purpose.pair(&site.data);
     let mut flags = Flags(Vec::new());
 
     flags.add("advertise-address", advertise);
@@ -103,6 +103,8 @@ pub(super) fn api_server(site: &Site, advertise: IpAddr) -> Vec<String> {
     );
     flags.file("service-account-key-file", &run.service_account_public);
     flags.file("service-account-signing-key-file", &run.service_account_key);
+    // Kubernetes would make the tokens of pods valid for a year, for clients of before 2021.
+    flags.add("service-account-extend-token-expiration", false);
     flags.add("service-cluster-ip-range", site.service_network());
     flags.add("profiling", false);
     flags.0
@@ -111,26 +113,27 @@ pub(super) fn api_server(site: &Site, advertise: IpAddr) -> Vec<String> {
 /// The arguments of kube-controller-manager.
 pub(super) fn controller_manager(site: &Site) -> Vec<String> {
     let mut flags = Flags(Vec::new());
-    let server = site.data.pair(Purpose::ControllerManagerServer.name());
+    let server = Purpose::ControllerManagerServer.pair(&site.data);
     let address = site.controller_manager();
     component(&mut flags, site, &site.run.controller_manager, &server, address);
     flags.file("root-ca-file", &site.run.ca);
-    flags.file("service-account-private-key-file", &site.run.service_account_key);
+    flags
+        .file("service-account-private-key-file", &site.run.controller_manager_service_account_key);
     flags.add("use-service-account-credentials", true);
     // The prefixes of pods are in the node records.
     flags.add("allocate-node-cidrs", false);
     // It would need the authority's private key.
     flags.add("controllers", "*,-certificatesigningrequest-signing-controller");
-    // The default is below /usr, and kubelet's own is there on workers only. No plugin is
-    // ever put there.
-    flags.add("flex-volume-plugin-dir", site.run.dir.path().join("flexvolume").display());
+    // The default is below /usr, where it cannot make it, and kubelet's own is there on workers
+    // only. No plugin is ever put there.
+    flags.path("flex-volume-plugin-dir", site.run.flexvolume.path());
     flags.0
 }
 
 /// The arguments of kube-scheduler.
 pub(super) fn scheduler(site: &Site) -> Vec<String> {
     let mut flags = Flags(Vec::new());
-    let server = site.data.pair(Purpose::SchedulerServer.name());
+    let server = Purpose::SchedulerServer.pair(&site.data);
     component(&mut flags, site, &site.run.scheduler, &server, site.scheduler());
     flags.0
 }

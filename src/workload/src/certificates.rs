@@ -127,10 +127,13 @@ impl Service {
         let (api, site) = (self.site.api(), self.site.clone());
         blocking(move || {
             data.create()?;
-            run.dir.create()?;
+            run.create()?;
             replace(&run.ca, pki::certificate_pem(&ca.der).as_bytes())?;
             replace(&run.front_proxy_ca, pki::certificate_pem(&front_proxy_ca.der).as_bytes())?;
-            replace(&run.service_account_key, accounts.signing.as_bytes())?;
+            // Two programs sign tokens, and neither reads a file of the other.
+            for file in [&run.service_account_key, &run.controller_manager_service_account_key] {
+                replace(file, accounts.signing.as_bytes())?;
+            }
             replace(&run.service_account_public, accounts.verifying.as_bytes())?;
             let key = Zeroizing::new(Base64::encode_string(&encryption));
             replace(&run.encryption, &configuration::encryption(&key))?;
@@ -150,7 +153,7 @@ impl Service {
         namespace: &Namespace<Client>,
         purpose: Purpose,
     ) -> Result<(), Error> {
-        let pair = self.site.data.pair(purpose.name());
+        let pair = purpose.pair(&self.site.data);
         let key = blocking({
             let pair = pair.clone();
             move || own_key(&pair)
@@ -198,15 +201,17 @@ fn write_configuration(site: &Site, api: SocketAddr) -> Result<(), Error> {
         (&run.scheduler, Purpose::Scheduler),
     ];
     for (file, purpose) in ways {
-        let client = site.data.pair(purpose.name());
+        let client = purpose.pair(&site.data);
         replace(file, &configuration::kubeconfig(api, &run.ca, &client))?;
     }
     Ok(())
 }
 
 /// The key of a pair, made if it is missing or damaged: another certificate replaces the one
-/// of a lost key. Blocks.
+/// of a lost key. The program of the pair may read both files afterwards, also those that an
+/// earlier system wrote. Blocks.
 pub(super) fn own_key(pair: &Pair) -> Result<SigningKey, Error> {
+    pair.settle()?;
     let stored = pair.key.read()?.map(Zeroizing::new);
     let text = stored.as_ref().and_then(|bytes| std::str::from_utf8(bytes).ok());
     if let Some(key) = text.and_then(|text| SigningKey::from_pkcs8_pem(text).ok()) {
@@ -252,6 +257,7 @@ pub(super) fn replace(file: &File, content: &[u8]) -> Result<bool, files::Error>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use polis_base::files::Group;
     use polis_wire::pki::memory::Memory;
 
     #[tokio::test]
@@ -270,7 +276,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let kubernetes = files::Root::at(base.path()).data.kubernetes;
         kubernetes.create().unwrap();
-        let pair = kubernetes.pair("test");
+        let pair = kubernetes.pair("test", Group::Root);
         let made = own_key(&pair).unwrap();
         assert_eq!(own_key(&pair).unwrap(), made);
         pair.key.write(b"noise").unwrap();
@@ -284,7 +290,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let kubernetes = files::Root::at(base.path()).data.kubernetes;
         kubernetes.create().unwrap();
-        let file = kubernetes.pair("test").certificate;
+        let file = kubernetes.pair("test", Group::Root).certificate;
         let writes = ["one", "one", "two"].map(|text| replace(&file, text.as_bytes()).unwrap());
         assert_eq!(writes, [true, false, true]);
     }

@@ -28,6 +28,7 @@ use polis_base::serial::Severity;
 use polis_runtime::logtree::{Body, Levelled, Parser};
 use polis_runtime::supervisor::Context;
 use polis_runtime::sys::cgroup::Group;
+use polis_runtime::sys::confine::Confinement;
 use polis_runtime::sys::process::{self, Child, Command, Exit};
 
 /// The supervisor waits for ten seconds; an API server ends within three.
@@ -159,6 +160,8 @@ pub(super) struct Component {
     pub(super) program: PathBuf,
     pub(super) args: Vec<String>,
     pub(super) process: Process,
+    /// Its rights; `None` are those of the node.
+    pub(super) confinement: Option<Confinement>,
     /// Its readiness check.
     pub(super) ready: Check,
     /// Checked as well, until the part is ready for the first time: work that the program does
@@ -209,6 +212,9 @@ impl Component {
         }
         if let Some(score) = self.process.oom_score {
             command = command.oom_score_adj(score);
+        }
+        if let Some(confinement) = &self.confinement {
+            command = command.confined(confinement.clone());
         }
         let mut child = command.spawn().await.map_err(process)?;
         let ended = tokio::select! {

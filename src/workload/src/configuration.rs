@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn a_kubeconfig_names_files() {
         let site = live();
-        let pair = site.data.pair(Purpose::Scheduler.name());
+        let pair = Purpose::Scheduler.pair(&site.data);
         insta::assert_snapshot!(text(&kubeconfig(site.api(), &site.run.ca, &pair)));
     }
 

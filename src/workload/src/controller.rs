@@ -11,7 +11,7 @@ use super::component::{Check, Component, Error, Process};
 use super::credentials::Purpose;
 use super::parts::{Part, Parts};
 use super::site::Site;
-use super::{access, args, certificates, ground, reconciler};
+use super::{access, args, certificates, confinement, ground, reconciler};
 use polis_base::cause;
 use polis_control::consensus;
 use polis_machine::network;
@@ -113,7 +113,7 @@ impl Controller {
 
     /// The client of this node, which may do everything.
     fn master(&self) -> Api {
-        Api { client: Some(self.site.data.pair(Purpose::Reconciler.name())), ..self.api() }
+        Api { client: Some(Purpose::Reconciler.pair(&self.site.data)), ..self.api() }
     }
 
     async fn api_server(mut self, ctx: &Context) -> Result<(), Error> {
@@ -126,17 +126,20 @@ impl Controller {
         let Some(address) = ctx.until_cancelled(address).await.transpose()? else {
             return Ok(());
         };
+        let (part, data) = (Part::ApiServer, self.site.data.clone());
+        let admitted = blocking(move || data.admit_audit());
+        admitted.await.map_err(|source| Error::Files { part, source })?;
         let component = Component {
-            part: Part::ApiServer,
+            part,
             program: self.site.programs.join("kube-apiserver"),
             args: args::api_server(&self.site, address),
             process: Process::KUBE,
+            confinement: Some(confinement::api_server(&self.site)),
             ready: Check::tls(&self.api(), API_READY),
             first: None,
             live: Check::tls(&self.api(), API_LIVE),
             parts: self.parts.clone(),
         };
-        let part = Part::ApiServer;
         let moved = async {
             // While the node has no address, the old one stays.
             let moved = until(&mut self.network, "the network", |status| {
@@ -157,6 +160,7 @@ impl Controller {
             program: self.site.programs.join("kube-controller-manager"),
             args: args::controller_manager(&self.site),
             process: Process::KUBE,
+            confinement: Some(confinement::controller_manager(&self.site)),
             ready: Check::tls(&api, MANAGER_HEALTH),
             first: Some(Check::tls(&self.master(), FIRST_ACCOUNT)),
             live: Check::tls(&api, MANAGER_HEALTH),
@@ -171,6 +175,7 @@ impl Controller {
             program: self.site.programs.join("kube-scheduler"),
             args: args::scheduler(&self.site),
             process: Process::KUBE,
+            confinement: Some(confinement::scheduler(&self.site)),
             ready: Check::tls(&api, SCHEDULER_READY),
             first: None,
             live: Check::tls(&api, SCHEDULER_LIVE),

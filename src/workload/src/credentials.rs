@@ -7,6 +7,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use super::site::Site;
+use polis_base::files::{Group, Kubernetes, Pair};
 use polis_wire::identity::NodeId;
 use polis_wire::pki::{self, Certificate, Host, Issuer, KubernetesSubject, Mode, Template};
 
@@ -75,6 +76,21 @@ impl Purpose {
             Self::FrontProxy => "front-proxy",
             Self::AuthProxy => "auth-proxy",
         }
+    }
+
+    /// The group of the program that reads its files; root's where the node itself does.
+    fn group(self) -> Group {
+        match self {
+            Self::ApiServer | Self::KubeletClient | Self::FrontProxy => Group::ApiServer,
+            Self::ControllerManager | Self::ControllerManagerServer => Group::ControllerManager,
+            Self::Scheduler | Self::SchedulerServer => Group::Scheduler,
+            Self::Reconciler | Self::AuthProxy => Group::Root,
+        }
+    }
+
+    /// Its files.
+    pub(super) fn pair(self, data: &Kubernetes) -> Pair {
+        data.pair(self.name(), self.group())
     }
 
     /// The authority that signs it.

@@ -26,6 +26,7 @@
 //! objects         the cluster's own objects               pure
 //! certificates    makes, writes and renews them           a service
 //! component       one child process, and its health
+//! confinement     the rights of each program              pure
 //! nodes           what the records want of Node objects   pure
 //! reconciler      applies the objects                     a service
 //! api, plain      requests to the parts on this machine
@@ -54,12 +55,16 @@
 //! What this module does not do: run etcd (`consensus`), or give roles to nodes
 //! (`curator`).
 
+// The configuration of kubelet is one `json!`, which takes a step for each of its words.
+#![recursion_limit = "256"]
+
 mod access;
 mod api;
 mod args;
 mod certificates;
 mod component;
 mod configuration;
+mod confinement;
 mod controller;
 mod credentials;
 pub mod csi;

@@ -113,7 +113,7 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     kubectl.run(&["apply", "--filename", "-"], policy::CLIENTS)?;
     kubectl.run(&["wait", "--for=condition=Ready", "pod/friend", "pod/stranger", KUBECTL], "")?;
     policy::decide(&kubectl)?;
-    policy::spare_the_node(&kubectl)?;
+    policy::spare_the_probes(&kubectl)?;
     kubectl.delete(&["pod/friend", "pod/stranger"], GONE)?;
 
     kubectl.run(&["apply", "--filename", "-"], MORE)?;

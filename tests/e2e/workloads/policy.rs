@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::IN_DEMO;
 use super::kubectl::Kubectl;
+use super::{IN_DEMO, KUBECTL};
 
 /// Two pods of the demo that ask others.
 pub(super) const CLIENTS: &str = "\
@@ -122,9 +122,9 @@ pub(super) fn decide(kubectl: &Kubectl) -> Result<()> {
     Ok(())
 }
 
-/// Shows that a node reaches its own pods, as kubelet's probes do, although a policy lets no pod
-/// in. The API server must run on the node of the demo.
-pub(super) fn spare_the_node(kubectl: &Kubectl) -> Result<()> {
+/// Shows that the probes of kubelet reach a pod although a policy lets no caller in, and that the
+/// API server, which is another user of the node, does not.
+pub(super) fn spare_the_probes(kubectl: &Kubectl) -> Result<()> {
     const DENY: &str = "\
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -133,16 +133,32 @@ spec:
   podSelector: {}
   policyTypes: [Ingress]
 ";
+    // It begins under the policy, so no connection to it is older.
+    const PROBED: &str = "\
+apiVersion: v1
+kind: Pod
+metadata: {name: probed, namespace: demo}
+spec:
+  automountServiceAccountToken: false
+  containers:
+    - name: demo
+      image: 'polis.internal/demo:1'
+      imagePullPolicy: IfNotPresent
+      readinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 2}
+";
     kubectl.run(&["apply", "--filename", "-"], DENY)?;
     becomes(kubectl, "friend", DEMO, Outcome::Refused)?;
-    let first = "jsonpath={.items[0].metadata.name}";
-    let pod = kubectl
-        .run(&["get", "pods", IN_DEMO, "--selector=app=demo", "--output", first], "")
-        .context("the demo has no pod")?;
-    let path = format!("/api/v1/namespaces/demo/pods/{pod}:8080/proxy/");
-    let answer = kubectl.run(&["get", "--raw", &path], "")?;
-    ensure!(answer.contains("pod "), "the node reaches its pod: {answer}");
+    kubectl.run(&["apply", "--filename", "-"], PROBED)?;
+    kubectl
+        .run(&["wait", "--for=condition=Ready", "pod/probed", IN_DEMO, KUBECTL], "")
+        .context("the probes of kubelet do not reach the pod")?;
+    let path = "/api/v1/namespaces/demo/pods/probed:8080/proxy/";
+    let answer = kubectl.run(&["get", "--raw", path, "--request-timeout=10s"], "");
+    ensure!(answer.is_err(), "the API server reaches the pod: {answer:?}");
     kubectl.run(&["delete", "networkpolicy", "deny", IN_DEMO], "")?;
     becomes(kubectl, "friend", DEMO, Outcome::Answered)?;
+    let answer = kubectl.run(&["get", "--raw", path], "")?;
+    ensure!(answer.contains("pod "), "the API server reaches the pod: {answer}");
+    kubectl.run(&["delete", "pod", "probed", IN_DEMO, "--now"], "")?;
     Ok(())
 }

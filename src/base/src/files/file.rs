@@ -308,6 +308,18 @@ impl Dir {
         Self { mode: 0o710, group, ..self }
     }
 
+    /// The same directory, through which this group may pass, and in which it may list and
+    /// watch what there is.
+    pub(super) fn watched_by(self, group: Group) -> Self {
+        Self { mode: 0o750, group, ..self }
+    }
+
+    /// The same directory, for sockets of a program that this group may reach: they have the
+    /// group from their first moment.
+    pub(super) fn for_sockets_of(self, group: Group) -> Self {
+        Self { mode: 0o2710, group, ..self }
+    }
+
     /// Where it is, for messages and for the command lines of child processes.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -325,14 +337,14 @@ impl Dir {
     }
 
     /// Makes `user` the owner of the directory and of everything below it, and follows no
-    /// link. No program of this user may run. Safe to repeat, after an end anywhere; does
+    /// link. The directory keeps the group of its place in the tree, if that is not root's. No program of this user may run. Safe to repeat, after an end anywhere; does
     /// nothing unless this process is root. Blocks.
     ///
     /// # Errors
     ///
     /// [`Error`] if the kernel refuses.
     pub fn give(&self, user: User) -> Result<(), Error> {
-        owner::give(&self.path, user)
+        owner::give(&self.path, user, self.group.number())
     }
 
     /// Makes the directory and its parents, if missing.

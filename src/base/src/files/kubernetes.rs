@@ -6,11 +6,19 @@
 //! /ephemeral/kubernetes        everything that a start writes again: keys that all controllers
 //!                              share lie here, in memory, and in etcd
 //! ```
+//!
+//! Invariants:
+//! - A file that a program reads is root's, with the group of this program's user: it can neither
+//!   change the file nor read that of another program. What two of them read is there twice,
+//!   unless it is public.
+//! - The programs watch the directories of their files, and learn no more there than names.
 
 use std::path::PathBuf;
 
 use super::error::Error;
 use super::file::{Dir, File};
+use super::owner::Group;
+use crate::users;
 
 /// Audit logs are rotated by their writer.
 const AUDIT_LOG: &str = "audit.log";
@@ -29,26 +37,37 @@ pub struct Kubernetes {
 impl Kubernetes {
     pub(super) fn at(base: PathBuf) -> Self {
         Self {
-            pki: Dir::private(base.join("pki")),
+            pki: Dir::private(base.join("pki")).watched_by(Group::Kubernetes),
             audit: Dir::private(base.join("audit")),
-            dir: Dir::private(base),
+            dir: Dir::private(base).passed_by(Group::Kubernetes),
         }
     }
 
-    /// Makes the directories.
+    /// Makes the directories, and lets the programs pass through those that an earlier system
+    /// made for root alone.
     ///
     /// # Errors
     ///
     /// The first that cannot be made.
     pub fn create(&self) -> Result<(), Error> {
-        [&self.dir, &self.pki, &self.audit].into_iter().try_for_each(Dir::create)
+        make([&self.dir, &self.pki, &self.audit])
     }
 
-    /// A key with its certificate. `name` is a constant of the caller.
+    /// Lets the user of the API server own the audit log. Call it before each start of the API
+    /// server, and never while it runs. Safe to repeat, after an end anywhere. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// The first file that the kernel refuses.
+    pub fn admit_audit(&self) -> Result<(), Error> {
+        self.audit.give(users::API_SERVER)
+    }
+
+    /// A key with its certificate, for root and this group. `name` is a constant of the caller.
     #[must_use]
-    pub fn pair(&self, name: &str) -> Pair {
+    pub fn pair(&self, name: &str, group: Group) -> Pair {
         debug_assert!(!name.contains(['/', '.']), "{name:?} would leave its directory");
-        let file = |suffix| File::private(self.pki.path().join(format!("{name}.{suffix}")));
+        let file = |suffix| shared(self.pki.path().join(format!("{name}.{suffix}")), group);
         Pair { key: file("key"), certificate: file("crt") }
     }
 
@@ -68,6 +87,32 @@ pub struct Pair {
     pub certificate: File,
 }
 
+impl Pair {
+    /// Gives files that an earlier system wrote the mode and the group of their place.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] if the kernel refuses.
+    pub fn settle(&self) -> Result<(), Error> {
+        self.key.settle()?;
+        self.certificate.settle()
+    }
+}
+
+/// Makes the directories, and gives those that are there the mode and the group of their place.
+fn make<const COUNT: usize>(directories: [&Dir; COUNT]) -> Result<(), Error> {
+    directories.into_iter().try_for_each(|directory| {
+        directory.create()?;
+        directory.settle()
+    })
+}
+
+/// A file for root, and for this group if it is another one.
+fn shared(path: PathBuf, group: Group) -> File {
+    let file = File::private(path);
+    if group == Group::Root { file } else { file.shared_with(group) }
+}
+
 /// `/ephemeral/kubernetes`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubernetesRun {
@@ -77,8 +122,10 @@ pub struct KubernetesRun {
     pub ca: File,
     /// The certificate of the authority of front proxies, PEM.
     pub front_proxy_ca: File,
-    /// The private key that signs the tokens of service accounts, PEM.
+    /// The private key that signs the tokens of service accounts, PEM, for the API server.
     pub service_account_key: File,
+    /// The same key for the controller manager.
+    pub controller_manager_service_account_key: File,
     /// The public keys that verify them, PEM.
     pub service_account_public: File,
     /// The callers that may be anonymous.
@@ -89,6 +136,8 @@ pub struct KubernetesRun {
     pub encryption: File,
     /// The audited requests.
     pub audit_policy: File,
+    /// Plugins of the controller manager for volumes: always empty.
+    pub flexvolume: Dir,
     /// The way of the controller manager to the API server.
     pub controller_manager: File,
     /// The way of the scheduler to the API server.
@@ -111,26 +160,40 @@ pub struct KubernetesRun {
 
 impl KubernetesRun {
     pub(super) fn at(base: PathBuf) -> Self {
-        let file = |name: &str| File::private(base.join(name));
+        let file = |name: &str, group| shared(base.join(name), group);
         Self {
-            ca: file("ca.crt"),
-            front_proxy_ca: file("front-proxy-ca.crt"),
-            service_account_key: file("service-account.key"),
-            service_account_public: file("service-account.pub"),
-            authentication: file("authentication.json"),
-            admission: file("admission.json"),
-            encryption: file("encryption.json"),
-            audit_policy: file("audit-policy.json"),
-            controller_manager: file("controller-manager.kubeconfig"),
-            scheduler: file("scheduler.kubeconfig"),
-            kubelet_config: file("kubelet.json"),
-            kubelet: file("kubelet.kubeconfig"),
-            kube_proxy_config: file("kube-proxy.json"),
-            kube_proxy: file("kube-proxy.kubeconfig"),
-            corefile: file("Corefile"),
-            dns: file("dns.kubeconfig"),
-            policy: file("policy.kubeconfig"),
-            dir: Dir::private(base),
+            ca: file("ca.crt", Group::Kubernetes),
+            front_proxy_ca: file("front-proxy-ca.crt", Group::Kubernetes),
+            service_account_key: file("service-account.key", Group::ApiServer),
+            controller_manager_service_account_key: file(
+                "controller-manager-service-account.key",
+                Group::ControllerManager,
+            ),
+            service_account_public: file("service-account.pub", Group::ApiServer),
+            authentication: file("authentication.json", Group::ApiServer),
+            admission: file("admission.json", Group::ApiServer),
+            encryption: file("encryption.json", Group::ApiServer),
+            audit_policy: file("audit-policy.json", Group::ApiServer),
+            flexvolume: Dir::private(base.join("flexvolume")).watched_by(Group::ControllerManager),
+            controller_manager: file("controller-manager.kubeconfig", Group::ControllerManager),
+            scheduler: file("scheduler.kubeconfig", Group::Scheduler),
+            kubelet_config: file("kubelet.json", Group::Root),
+            kubelet: file("kubelet.kubeconfig", Group::Root),
+            kube_proxy_config: file("kube-proxy.json", Group::KubeProxy),
+            kube_proxy: file("kube-proxy.kubeconfig", Group::KubeProxy),
+            corefile: file("Corefile", Group::CoreDns),
+            dns: file("dns.kubeconfig", Group::CoreDns),
+            policy: file("policy.kubeconfig", Group::Policy),
+            dir: Dir::private(base).watched_by(Group::Kubernetes),
         }
+    }
+
+    /// Makes the directories.
+    ///
+    /// # Errors
+    ///
+    /// The first that cannot be made.
+    pub fn create(&self) -> Result<(), Error> {
+        make([&self.dir, &self.flexvolume])
     }
 }

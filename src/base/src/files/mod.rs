@@ -32,4 +32,5 @@ pub use self::draft::{Draft, Space};
 pub use self::error::Error;
 pub use self::file::{Dir, File};
 pub use self::kubernetes::{Kubernetes, KubernetesRun, Pair};
+pub use self::owner::Group;
 pub use self::tree::{Credentials, Data, Ephemeral, Esp, Etcd, Guru, Node, PeerPki, Root, Sockets};

@@ -19,20 +19,41 @@ use crate::users::{self, User};
 
 /// The group of a file, beside the root that owns it. Small, since futures hold many files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Group {
+pub enum Group {
     /// That of root.
     Root,
     /// That of etcd's user.
     Etcd,
+    /// That of all programs of Kubernetes.
+    Kubernetes,
+    /// That of the API server's user.
+    ApiServer,
+    /// That of the controller manager's user.
+    ControllerManager,
+    /// That of the scheduler's user.
+    Scheduler,
+    /// That of kube-proxy's user.
+    KubeProxy,
+    /// That of CoreDNS' user.
+    CoreDns,
+    /// That of the user of the program that enforces NetworkPolicies.
+    Policy,
 }
 
 impl Group {
     /// Its number, unless a new file has it by itself.
     pub(super) fn number(self) -> Option<u32> {
-        match self {
-            Self::Root => None,
-            Self::Etcd => Some(users::ETCD.id),
-        }
+        Some(match self {
+            Self::Root => return None,
+            Self::Etcd => users::ETCD.id,
+            Self::Kubernetes => users::KUBERNETES.id,
+            Self::ApiServer => users::API_SERVER.id,
+            Self::ControllerManager => users::CONTROLLER_MANAGER.id,
+            Self::Scheduler => users::SCHEDULER.id,
+            Self::KubeProxy => users::KUBE_PROXY.id,
+            Self::CoreDns => users::COREDNS.id,
+            Self::Policy => users::POLICY.id,
+        })
     }
 }
 
@@ -61,19 +82,21 @@ pub(super) fn settle(path: &Path, mode: u32, group: Option<u32>) -> Result<(), E
     Ok(())
 }
 
-/// Makes `user` the owner of everything at and below `path`; a missing path is not an error.
-pub(super) fn give(path: &Path, user: User) -> Result<(), Error> {
+/// Makes `user` the owner of everything at and below `path`, and gives `path` itself this
+/// group, and everything below it that of the user; a missing path is not an error.
+pub(super) fn give(path: &Path, user: User, group: Option<u32>) -> Result<(), Error> {
     if !may_give() {
         return Ok(());
     }
     let Some(found) = look(path)? else { return Ok(()) };
-    if (found.uid(), found.gid()) != (user.id, user.id) {
-        lchown(path, Some(user.id), Some(user.id))
+    let group = group.unwrap_or(user.id);
+    if (found.uid(), found.gid()) != (user.id, group) {
+        lchown(path, Some(user.id), Some(group))
             .map_err(|e| Error::io("set the owner of", path, e))?;
     }
     if found.is_dir() {
         for entry in std::fs::read_dir(path).map_err(|e| Error::io("list", path, e))? {
-            give(&entry.map_err(|e| Error::io("list", path, e))?.path(), user)?;
+            give(&entry.map_err(|e| Error::io("list", path, e))?.path(), user, None)?;
         }
     }
     Ok(())

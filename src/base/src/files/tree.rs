@@ -11,7 +11,9 @@
 //! Invariants:
 //! - No two entries have the same path.
 //! - A file with a secret is mode 0600 in a directory of mode 0700. The credentials of etcd
-//!   are 0640 in directories of 0710, with the group of etcd's user.
+//!   are 0640 in directories of 0710, with the group of etcd's user. The files of a program of
+//!   Kubernetes are 0640 with the group of its user, in directories that the group of all these
+//!   programs may enter.
 //!
 //! What this module does not do: mount. Writing to `data` before storage is
 //! ready fails, since the directories are only made on the mounted partition.
@@ -427,7 +429,7 @@ impl PeerPki {
 pub struct Ephemeral {
     /// The mount point.
     pub mount: Dir,
-    /// Sockets of the etcd member.
+    /// Sockets of the etcd member, which the API server reaches, too.
     pub consensus: Sockets,
     /// Sockets of the curator.
     pub curator: Sockets,
@@ -468,7 +470,8 @@ impl Ephemeral {
     fn at(base: PathBuf) -> Self {
         let file = |name: &str| File::public(base.join(name));
         Self {
-            consensus: Sockets::at(base.join("consensus"), "client.sock"),
+            consensus: Sockets::at(base.join("consensus"), "client.sock")
+                .reached_by(Group::ApiServer),
             curator: Sockets::at(base.join("curator"), "curator.sock"),
             containerd: Sockets::at(base.join("containerd"), "client.sock"),
             containerd_config: file("containerd/config.toml"),
@@ -504,7 +507,7 @@ impl Ephemeral {
     }
 }
 
-/// A directory that makes a socket accessible to root only.
+/// A directory that makes a socket accessible to root only, unless its place says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sockets {
     /// The directory itself.
@@ -515,6 +518,12 @@ pub struct Sockets {
 impl Sockets {
     fn at(base: PathBuf, name: &str) -> Self {
         Self { client: base.join(name), dir: Dir::private(base) }
+    }
+
+    /// The same sockets, which this group may reach, too, if their owner makes them with a
+    /// mode that lets it.
+    fn reached_by(self, group: Group) -> Self {
+        Self { dir: self.dir.for_sockets_of(group), ..self }
     }
 
     /// Where clients connect.

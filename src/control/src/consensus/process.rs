@@ -24,6 +24,10 @@ use polis_runtime::sys::process::{Child, Command, Exit};
 /// supervisor waits for ten.
 pub(super) const STOP_MAX: Duration = Duration::from_secs(8);
 
+/// The group of the directory reaches the sockets in it, which etcd leaves to its umask. Its data
+/// has narrower modes.
+const UMASK: u32 = 0o007;
+
 /// The name of etcd's own log, below this service's.
 pub(super) const ETCD: &str = "etcd";
 
@@ -65,6 +69,7 @@ pub(super) async fn spawn(
     admit(config).await?;
     let mut command = Command::new(&config.binary)
         .confined(confinement(config))
+        .umask(UMASK)
         .args(args::arguments(&call))
         .directory(config.sockets.dir.path())
         .log(ctx.sink(ETCD, Parser::Json).ruled(chatter::quieten));
@@ -80,7 +85,7 @@ pub(super) async fn spawn(
 }
 
 /// Makes its files and the directory of its sockets those of its user. The node is root, and
-/// reads and writes them all the same.
+/// reads and writes them all the same; the directory keeps the group of the API server.
 async fn admit(config: &Config) -> Result<(), Error> {
     let Some(user) = config.user else { return Ok(()) };
     let (tree, sockets) = (config.tree.clone(), config.sockets.dir.clone());

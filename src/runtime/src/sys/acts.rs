@@ -8,7 +8,8 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::path::Path;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 
 use polis_base::files::Root;
 use rustix::net::{AddressFamily, SocketType, ipproto};
@@ -18,7 +19,7 @@ use super::process::Command;
 
 /// Names the act for the child.
 const ACT: &str = "POLIS_CONFINED_ACT";
-/// The file or directory that the act is about.
+/// The file or directory that the act is about; files for `readable`, with colons between them.
 const PLACE: &str = "POLIS_CONFINED_PLACE";
 /// The acts that no program of the node needs; chronyd alone sets the clock.
 pub const ACTS: [&str; 9] =
@@ -48,6 +49,11 @@ pub fn child() {
         "packet" => socket(AddressFamily::PACKET, SocketType::DGRAM),
         "stream" => socket(AddressFamily::INET, SocketType::STREAM),
         "open" => done(fs::read(&place).map(drop)),
+        "readable" => {
+            let readable = place.split(':').filter(|path| fs::File::open(path).is_ok());
+            readable.collect::<Vec<_>>().join(":")
+        }
+        "connect" => done(UnixStream::connect(&place).map(drop)),
         "write" => done(fs::write(format!("{place}/new"), "new")),
         unknown => format!("{unknown} is no act"),
     };
@@ -104,6 +110,13 @@ pub async fn attempt(
     let output = String::from_utf8(command.run().await.unwrap()).unwrap();
     let (_, ended) = output.split_once(DONE).unwrap_or_else(|| panic!("{output}"));
     ended.lines().next().unwrap().to_owned()
+}
+
+/// Those of the files that a program with this confinement can open for reading.
+pub async fn readable(test: &str, confinement: &Confinement, files: &[PathBuf]) -> Vec<PathBuf> {
+    let place = std::env::join_paths(files).unwrap();
+    let found = attempt(test, "readable", place.as_ref(), Some(confinement.clone())).await;
+    found.split(':').filter(|path| !path.is_empty()).map(PathBuf::from).collect()
 }
 
 /// Checks that a program with this confinement can do none of the [`ACTS`] but those that it

@@ -4,7 +4,8 @@
 //!
 //! ```text
 //! capabilities   all but the kept ones leave the bounding set, for good
-//! user           groups, group and user change; the permitted set is empty from then on
+//! user           groups, group and user change; from then on it has the kept ones and no others,
+//!                and so have the programs that it starts
 //! no new rights  no program that it starts has more than it has
 //! files          Landlock: the system to read and to run, and what the service names
 //! system calls   seccomp: what no program of the node needs fails with EPERM
@@ -38,8 +39,9 @@ use rustix::process::{Gid, Uid, geteuid};
 pub use rustix::thread::CapabilitySet;
 use rustix::thread::{
     CapabilitySets, capabilities, clear_ambient_capability_set,
-    remove_capability_from_bounding_set, set_capabilities, set_no_new_privs, set_thread_groups,
-    set_thread_res_gid, set_thread_res_uid,
+    configure_capability_in_ambient_set, remove_capability_from_bounding_set, set_capabilities,
+    set_keep_capabilities, set_no_new_privs, set_thread_groups, set_thread_res_gid,
+    set_thread_res_uid,
 };
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
@@ -57,6 +59,9 @@ const SYSTEM: [&str; 6] = ["/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc"];
 const KERNEL: [&str; 5] = ["/proc", "/sys", "/dev/urandom", "/dev/random", "/dev/zero"];
 /// To write to without an effect.
 const NULL: &str = "/dev/null";
+
+/// Further groups of a user.
+const GROUPS_MAX: usize = 4;
 
 /// Capability numbers that a kernel may know.
 const CAPABILITIES_MAX: u32 = 64;
@@ -120,7 +125,8 @@ impl Confinement {
         self
     }
 
-    /// It may have these capabilities. A program that changes its user itself needs them.
+    /// It may have these capabilities: one with a user of its own has them from its start, and so
+    /// have the programs that it starts. A program that changes its user itself needs them.
     pub fn keeps(mut self, capabilities: CapabilitySet) -> Self {
         self.kept |= capabilities;
         self
@@ -379,11 +385,8 @@ impl Opened {
         if let Some(kept) = self.kept {
             bound(kept)?;
         }
-        if let Some(User { id, .. }) = self.user {
-            set_thread_groups(&[])?;
-            let (group, user) = (Gid::from_raw(id), Uid::from_raw(id));
-            set_thread_res_gid(group, group, group)?;
-            set_thread_res_uid(user, user, user)?;
+        if let Some(user) = self.user {
+            become_user(user, self.kept.unwrap_or(CapabilitySet::empty()))?;
         }
         set_no_new_privs(true)?;
         if let Some(files) = &self.files {
@@ -395,6 +398,31 @@ impl Opened {
         }
         Ok(())
     }
+}
+
+/// Changes the user and its groups, with these capabilities and no others.
+fn become_user(user: User, kept: CapabilitySet) -> io::Result<()> {
+    let mut groups = [Gid::ROOT; GROUPS_MAX];
+    let count = user.groups.len().min(GROUPS_MAX);
+    for (place, group) in groups.iter_mut().zip(user.groups) {
+        *place = Gid::from_raw(group.id);
+    }
+    set_thread_groups(&groups[..count])?;
+    let (group, id) = (Gid::from_raw(user.id), Uid::from_raw(user.id));
+    set_thread_res_gid(group, group, group)?;
+    // Without this, the change of the user empties the permitted set.
+    set_keep_capabilities(!kept.is_empty())?;
+    set_thread_res_uid(id, id, id)?;
+    if kept.is_empty() {
+        return Ok(());
+    }
+    let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: kept };
+    set_capabilities(None, sets)?;
+    // What a program keeps that is not root's and has no capabilities of its file.
+    for capability in kept.iter() {
+        configure_capability_in_ambient_set(capability, true)?;
+    }
+    Ok(())
 }
 
 /// Takes all but the kept capabilities from what this process and its programs can ever have.

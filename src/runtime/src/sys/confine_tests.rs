@@ -5,7 +5,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
-use polis_base::users::ETCD;
+use polis_base::users::{ETCD, POLICY};
 
 use super::super::acts::{self, ACTS};
 use super::super::process::Command;
@@ -145,6 +145,37 @@ async fn a_confined_child_is_shown_as_such_by_the_kernel() {
     }
     let free = status(None).await;
     assert!(free.contains("NoNewPrivs: 0\n") && free.contains("Seccomp: 0\n"), "{free}");
+}
+
+#[tokio::test]
+async fn a_user_keeps_the_named_capability_and_the_groups_of_the_list_and_no_more() {
+    if !is_root() {
+        return;
+    }
+    let confinement = Confinement::new().user(POLICY).keeps(CapabilitySet::NET_ADMIN);
+    // A program that it starts is shown: it has what it starts with, and passes on as much.
+    let command = Command::new("/bin/sh").args(["-c", "cat /proc/self/status; true"]);
+    let output = command.env("PATH", "/usr/bin:/bin").confined(confinement).run().await.unwrap();
+    let seen = String::from_utf8(output).unwrap().replace('\t', " ");
+    for line in [
+        "Uid: 7843 7843 7843 7843",
+        "Gid: 7843 7843 7843 7843",
+        "Groups: 0 6440",
+        "CapInh: 0000000000001000",
+        "CapPrm: 0000000000001000",
+        "CapEff: 0000000000001000",
+        "CapBnd: 0000000000001000",
+        "CapAmb: 0000000000001000",
+    ] {
+        assert!(seen.lines().any(|it| it.trim_end() == line), "{line} in\n{seen}");
+    }
+}
+
+#[test]
+fn no_user_has_more_groups_than_a_child_takes() {
+    for user in polis_base::users::ALL {
+        assert!(user.groups.len() <= GROUPS_MAX, "{user:?}");
+    }
 }
 
 #[tokio::test]

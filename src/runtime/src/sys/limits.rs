@@ -1,5 +1,6 @@
 //! The settings of a child between fork and exec: its control group, its place in the order
-//! of the OOM killer, the number of files that it may open, and its confinement.
+//! of the OOM killer, the number of files that it may open, the modes of those that it makes, and
+//! its confinement.
 //!
 //! [`Limits::open`] runs in the node and does everything that allocates or may fail with a
 //! path in its error; [`Opened::apply`] runs in the child and makes system calls only.
@@ -30,6 +31,8 @@ pub(super) struct Limits {
     pub(super) oom_score_adj: Option<i16>,
     /// The bound of open descriptors, soft and hard.
     pub(super) open_files: Option<u64>,
+    /// The bits that no file of its making has.
+    pub(super) umask: Option<Mode>,
     /// Its confinement. On the heap, since futures hold a command.
     pub(super) confinement: Option<Box<Confinement>>,
 }
@@ -54,6 +57,7 @@ impl Limits {
             cgroup: cgroup.transpose()?,
             oom_score_adj: self.oom_score_adj.map(|score| score.to_string().into_bytes()),
             open_files: self.open_files,
+            umask: self.umask,
             confinement: self
                 .confinement
                 .map(|confinement| confinement.open(program).map(Box::new))
@@ -74,6 +78,7 @@ pub(super) struct Opened {
     cgroup: Option<OwnedFd>,
     oom_score_adj: Option<Vec<u8>>,
     open_files: Option<u64>,
+    umask: Option<Mode>,
     confinement: Option<Box<confine::Opened>>,
 }
 
@@ -91,6 +96,9 @@ impl Opened {
         if let Some(count) = self.open_files {
             let bound = Rlimit { current: Some(count), maximum: Some(count) };
             setrlimit(Resource::Nofile, bound)?;
+        }
+        if let Some(umask) = self.umask {
+            rustix::process::umask(umask);
         }
         // Last: the others need the rights of the node.
         self.confinement.as_ref().map_or(Ok(()), |confinement| confinement.apply())

@@ -27,6 +27,7 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use rustix::fs::Mode;
 use rustix::param::clock_ticks_per_second;
 use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
 use tokio::io::{
@@ -267,6 +268,13 @@ impl Command {
     /// node's own.
     pub fn open_files(mut self, count: u64) -> Self {
         self.limits.open_files = Some(count);
+        self
+    }
+
+    /// The bits that no file or socket of its making has, as `umask` takes them; without this,
+    /// the node's own.
+    pub fn umask(mut self, bits: u32) -> Self {
+        self.limits.umask = Some(Mode::from_raw_mode(bits));
         self
     }
 

@@ -96,7 +96,7 @@ impl Service {
         let upstream = Api {
             address: self.site.api(),
             ca: self.site.run.ca.clone(),
-            client: Some(self.site.data.pair(Purpose::AuthProxy.name())),
+            client: Some(Purpose::AuthProxy.pair(&self.site.data)),
         };
         let proxy = Proxy { node: self.node, upstream, parts: self.parts.clone() };
         let table = Arc::new(Table::users());

@@ -63,7 +63,7 @@ impl World {
         let base = tempfile::tempdir().unwrap();
         let mut site = Site::live(&files::Root::at(base.path()));
         site.data.create().unwrap();
-        site.run.dir.create().unwrap();
+        site.run.create().unwrap();
         let bound = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         site.listen = bound.local_addr().unwrap();
         drop(bound);
@@ -76,7 +76,7 @@ impl World {
         let public = |seed| key(seed).verifying_key().to_bytes();
         let own = Purpose::AuthProxy.wish(&site, node, public(2));
         let own = namespace.ensure(&own, now).await.unwrap();
-        let pair = site.data.pair(Purpose::AuthProxy.name());
+        let pair = Purpose::AuthProxy.pair(&site.data);
         pair.certificate.write(pki::certificate_pem(&own.der).as_bytes()).unwrap();
         pair.key.write(pki::key_pem(&key(2)).as_bytes()).unwrap();
         let server = Purpose::ApiServer.wish(&site, node, public(3));

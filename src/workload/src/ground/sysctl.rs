@@ -36,8 +36,8 @@ const WORKER: &[(&str, &str)] = &[
     // A node is the gateway of its pods, and must not send them elsewhere.
     ("net/ipv4/conf/all/send_redirects", "0"),
     ("net/ipv4/conf/default/send_redirects", "0"),
-    // kubelet sets the next six itself. They are set before it, so that a node does not
-    // change when kubelet starts; `panic` overrides the 30 seconds of the command line.
+    // kubelet does not start unless the next six have these values; `panic` overrides the 30
+    // seconds of the command line.
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),
     ("kernel/panic", "10"),

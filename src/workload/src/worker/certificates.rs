@@ -31,7 +31,7 @@ use crate::configuration::kubeconfig;
 use crate::parts::{Part, PartState, Parts};
 use crate::site::Site;
 use polis_base::cause;
-use polis_base::files;
+use polis_base::files::{self, Group, Kubernetes, Pair};
 use polis_base::sys::clock;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::NodeId;
@@ -119,7 +119,7 @@ impl Service {
 
     /// Asks for one certificate, and writes it.
     async fn certificate(&self, purpose: WorkerPurpose) -> Result<(), Error> {
-        let pair = self.site.data.pair(purpose.name());
+        let pair = pair(&self.site.data, purpose);
         let key = blocking({
             let pair = pair.clone();
             move || own_key(&pair)
@@ -163,7 +163,7 @@ impl Service {
             !matches!(purpose, WorkerPurpose::Csi | WorkerPurpose::Policy)
         };
         WorkerPurpose::ALL.into_iter().filter(needed).all(|purpose| {
-            let pair = self.site.data.pair(purpose.name());
+            let pair = pair(&self.site.data, purpose);
             let Some(der) = read(&pair.certificate) else { return false };
             let Some(facts) = Facts::read(&der) else { return false };
             let Ok(key) = own_key(&pair) else { return false };
@@ -176,7 +176,7 @@ impl Service {
     fn write_configuration(&self) -> Result<(), Error> {
         let (site, run) = (&self.site, &self.site.run);
         site.data.create()?;
-        run.dir.create()?;
+        run.create()?;
         replace(&run.kube_proxy_config, &configuration::kube_proxy(site, self.node))?;
         let ways = [
             (&run.kubelet, WorkerPurpose::Kubelet),
@@ -185,11 +185,23 @@ impl Service {
             (&run.policy, WorkerPurpose::Policy),
         ];
         for (file, purpose) in ways {
-            let client = site.data.pair(purpose.name());
+            let client = pair(&site.data, purpose);
             replace(file, &kubeconfig(site.api_balancer(), &run.ca, &client))?;
         }
         Ok(())
     }
+}
+
+/// The files of a certificate, for the one program that reads them.
+pub(crate) fn pair(data: &Kubernetes, purpose: WorkerPurpose) -> Pair {
+    let group = match purpose {
+        // kubelet is root, and the driver is in this process.
+        WorkerPurpose::Kubelet | WorkerPurpose::KubeletServer | WorkerPurpose::Csi => Group::Root,
+        WorkerPurpose::KubeProxy => Group::KubeProxy,
+        WorkerPurpose::Dns => Group::CoreDns,
+        WorkerPurpose::Policy => Group::Policy,
+    };
+    data.pair(purpose.name(), group)
 }
 
 /// The purpose on the wire.

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use super::certificates::pair;
 use crate::mesh::{self, Prefix};
 use crate::site::Site;
 use polis_base::files;
@@ -65,7 +66,7 @@ fn disk(value: &str) -> Value {
 /// kubelet's own file, on a node that is a controller, too, or not.
 pub(super) fn kubelet(site: &Site, tree: &files::Root, controller: bool) -> Vec<u8> {
     let reserved = RESERVED_WORKER + if controller { RESERVED_CONTROLLER } else { 0 };
-    let pair = site.data.pair(WorkerPurpose::KubeletServer.name());
+    let pair = pair(&site.data, WorkerPurpose::KubeletServer);
     let socket = tree.ephemeral.containerd.client();
     bytes(&json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -96,6 +97,11 @@ pub(super) fn kubelet(site: &Site, tree: &files::Root, controller: bool) -> Vec<
         "makeIPTablesUtilChains": false,
         "hairpinMode": "none",
         "failSwapOn": false,
+        // The node has set them before (`ground`).
+        "protectKernelDefaults": true,
+        // Profiles and log levels of kubelet itself; its logs and `exec` are other handlers.
+        "enableProfilingHandler": false,
+        "enableDebugFlagsHandler": false,
         "enableControllerAttachDetach": true,
         "serializeImagePulls": false,
         "maxPods": PODS_MAX,

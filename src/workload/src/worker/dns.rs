@@ -16,6 +16,7 @@ use tracing::warn;
 use super::{args, configuration};
 use crate::certificates::replace;
 use crate::component::{self, Check, Component, Process};
+use crate::confinement;
 use crate::mesh::kernel::ignore;
 use crate::parts::{Part, Parts};
 use crate::site::Site;
@@ -83,6 +84,7 @@ impl Service {
             program: self.site.programs.join("coredns"),
             args: args::dns(&self.site),
             process: Process::PLAIN,
+            confinement: Some(confinement::dns(&self.site)),
             ready: Check::plain(port(configuration::DNS_READY), READY),
             first: None,
             live: Check::plain(port(configuration::DNS_HEALTH), LIVE),

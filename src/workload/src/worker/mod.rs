@@ -43,6 +43,9 @@ mod node_object;
 mod pod_network;
 mod registries;
 
+#[cfg(test)]
+pub(super) use self::certificates::pair;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,7 +59,7 @@ use super::component::{Check, Component, Error, Process};
 use super::drain::{self, Drains};
 use super::parts::{API_STARTS, Part, PartState, Parts};
 use super::site::Site;
-use super::{csi, mesh, runtime};
+use super::{confinement, csi, mesh, runtime};
 use polis_base::cause;
 use polis_base::files;
 use polis_machine::network;
@@ -83,7 +86,7 @@ const POLICY_LIVE: &str = "/livez";
 /// One of the resources that it reads; its rights to all of them come together.
 const POLICIES: &str = "/apis/networking.k8s.io/v1/networkpolicies?limit=1";
 
-/// The kernel kills pods before kubelet.
+/// The kernel kills pods before kubelet and kube-proxy.
 const OOM_SCORE: i16 = -999;
 
 /// Configuration and inputs of the parts. Cloned into every run; holds no progress.
@@ -202,7 +205,7 @@ impl Worker {
         Api {
             address: self.site.api_balancer(),
             ca: self.site.run.ca.clone(),
-            client: Some(self.site.data.pair(purpose.name())),
+            client: Some(certificates::pair(&self.site.data, purpose)),
         }
     }
 
@@ -257,6 +260,7 @@ impl Worker {
             program: self.site.programs.join("policy"),
             args: args::policy(&self.site, self.node, prefix),
             process: Process::KUBE,
+            confinement: Some(confinement::policy(&self.site)),
             ready: Check::plain(health, POLICY_READY),
             live: Check::plain(health, POLICY_LIVE),
             first: None,
@@ -296,6 +300,7 @@ impl Worker {
             program: self.site.programs.join("kubelet"),
             args: args::kubelet(&self.site, self.node, address),
             process: Process { group: Group::Kubelet, oom_score: Some(OOM_SCORE), ..Process::KUBE },
+            confinement: None,
             ready: Check::plain(
                 self.site.loopback_port(configuration::KUBELET_HEALTH),
                 KUBELET_HEALTH,
@@ -339,7 +344,9 @@ impl Worker {
             part: Part::KubeProxy,
             program: self.site.programs.join("kube-proxy"),
             args: args::kube_proxy(&self.site),
-            process: Process::KUBE,
+            // It asks for this score itself, for which it has no right.
+            process: Process { oom_score: Some(OOM_SCORE), ..Process::KUBE },
+            confinement: Some(confinement::kube_proxy(&self.site)),
             ready: Check::plain(health, PROXY_HEALTH),
             first: None,
             live: Check::plain(health, PROXY_LIVE),
