@@ -290,9 +290,7 @@ fn site(machine: &Machine) -> Site {
     std::fs::create_dir_all(&programs).unwrap();
     let program = programs.join("kube");
     // The users of the programs reach it there, and not everywhere else.
-    if std::fs::hard_link(kube(), &program).is_err() {
-        std::fs::copy(kube(), &program).unwrap();
-    }
+    std::fs::copy(kube(), &program).unwrap();
     for name in ["kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
         symlink(&program, programs.join(name)).unwrap();
     }
