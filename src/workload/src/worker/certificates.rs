@@ -25,13 +25,13 @@ use polis_proto::v1::curator_client::CuratorClient;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use super::configuration;
+use super::configuration::{self, pair};
 use crate::certificates::{Error as FilesError, own_key, replace};
 use crate::configuration::kubeconfig;
 use crate::parts::{Part, PartState, Parts};
 use crate::site::Site;
 use polis_base::cause;
-use polis_base::files::{self, Group, Kubernetes, Pair};
+use polis_base::files;
 use polis_base::sys::clock;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::NodeId;
@@ -190,18 +190,6 @@ impl Service {
         }
         Ok(())
     }
-}
-
-/// The files of a certificate, for the one program that reads them.
-pub(crate) fn pair(data: &Kubernetes, purpose: WorkerPurpose) -> Pair {
-    let group = match purpose {
-        // kubelet is root, and the driver is in this process.
-        WorkerPurpose::Kubelet | WorkerPurpose::KubeletServer | WorkerPurpose::Csi => Group::Root,
-        WorkerPurpose::KubeProxy => Group::KubeProxy,
-        WorkerPurpose::Dns => Group::CoreDns,
-        WorkerPurpose::Policy => Group::Policy,
-    };
-    data.pair(purpose.name(), group)
 }
 
 /// The purpose on the wire.

@@ -6,10 +6,9 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::certificates::pair;
 use crate::mesh::{self, Prefix};
 use crate::site::Site;
-use polis_base::files;
+use polis_base::files::{self, Kubernetes, Pair};
 use polis_runtime::sys::cgroup::Group;
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::{RESERVED_CONTROLLER, RESERVED_SYSTEM, RESERVED_WORKER};
@@ -211,6 +210,20 @@ pub(super) fn pod_network(prefix: Prefix, state: &Path) -> Vec<u8> {
 /// JSON, indented.
 fn bytes(value: &Value) -> Vec<u8> {
     format!("{value:#}\n").into_bytes()
+}
+
+/// The files of a certificate, for the one program that reads them.
+pub(crate) fn pair(data: &Kubernetes, purpose: WorkerPurpose) -> Pair {
+    let group = match purpose {
+        // kubelet is root, and the driver is in this process.
+        WorkerPurpose::Kubelet | WorkerPurpose::KubeletServer | WorkerPurpose::Csi => {
+            files::Group::Root
+        }
+        WorkerPurpose::KubeProxy => files::Group::KubeProxy,
+        WorkerPurpose::Dns => files::Group::CoreDns,
+        WorkerPurpose::Policy => files::Group::Policy,
+    };
+    data.pair(purpose.name(), group)
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ mod pod_network;
 mod registries;
 
 #[cfg(test)]
-pub(super) use self::certificates::pair;
+pub(super) use self::configuration::pair;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -205,7 +205,7 @@ impl Worker {
         Api {
             address: self.site.api_balancer(),
             ca: self.site.run.ca.clone(),
-            client: Some(certificates::pair(&self.site.data, purpose)),
+            client: Some(configuration::pair(&self.site.data, purpose)),
         }
     }
 
