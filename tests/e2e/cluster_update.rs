@@ -59,7 +59,7 @@ fn a_cluster_takes_the_next_version_one_node_at_a_time_while_its_voters_write() 
     let file = bundle(&world, "next.update", &next, &keys)?;
     let size = std::fs::metadata(&file)?.len();
     let file = file.display().to_string();
-    let planned = cluster.operator.run(&["cluster", "update", &file, "--dry-run"])?;
+    let planned = planned(&cluster, &file)?;
     let whole = format!("{machines} nodes get version {}", next.version);
     ensure!(planned.contains(&whole) && planned.contains("Nothing was changed"), "{planned}");
 
@@ -205,15 +205,20 @@ fn raised(world: &World, keys: &Keys, machines: usize) -> Result<Fleet> {
     Ok(cluster)
 }
 
-/// Begins an update once the leader plans one: it refuses while a member of etcd last reported an
-/// election.
-fn begin(cluster: &Fleet, bundle: &str) -> Result<()> {
+/// The plan of an update, once the leader makes one: it refuses while a member of etcd last
+/// reported an election.
+fn planned(cluster: &Fleet, bundle: &str) -> Result<String> {
     let dry_run = ["--timeout", "5m", "cluster", "update", bundle, "--dry-run"];
     ask_until("the leader plans the update", || match cluster.operator.run(&dry_run) {
-        Ok(_) => Ok(Some(())),
+        Ok(plan) => Ok(Some(plan)),
         Err(refused) if refused.to_string().contains("knows no leader") => Ok(None),
         Err(error) => Err(error.into()),
-    })?;
+    })
+}
+
+/// Begins an update.
+fn begin(cluster: &Fleet, bundle: &str) -> Result<()> {
+    planned(cluster, bundle)?;
     cluster.operator.run(&["--timeout", "5m", "cluster", "update", bundle, "--yes"])?;
     Ok(())
 }

@@ -23,6 +23,9 @@ use rustix::fs::{Gid, Mode, OFlags};
 use super::error::Error;
 use super::owner;
 
+/// The part of a mode that is the owner's.
+const OWNERS: u32 = 0o700;
+
 /// Makes `content` the whole content of `path`, by way of `temporary`. The new file
 /// has `mode`, and belongs to `group` from before it has its name.
 ///
@@ -37,20 +40,24 @@ pub(super) fn replace(
     group: Option<u32>,
     content: &[u8],
 ) -> Result<(), Error> {
-    // Remove the rest of an interrupted write. Creating afresh follows no link and
-    // starts with the right mode.
+    // Remove the rest of an interrupted write. Creating afresh follows no link, and nobody of
+    // another group may open the file before it has its own: who has it open reads on.
     match rustix::fs::unlink(temporary) {
         Ok(()) | Err(rustix::io::Errno::NOENT) => {}
         Err(error) => return Err(Error::io("remove", temporary, error)),
     }
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let file = rustix::fs::open(temporary, flags, Mode::from_raw_mode(mode))
+    let file = rustix::fs::open(temporary, flags, Mode::from_raw_mode(mode & OWNERS))
         .map_err(|e| Error::io("create", temporary, e))?;
     if let Some(group) = group
         && owner::may_give()
     {
         rustix::fs::fchown(&file, None, Some(Gid::from_raw(group)))
             .map_err(|e| Error::io("set the group of", temporary, e))?;
+    }
+    if mode & !OWNERS != 0 {
+        rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))
+            .map_err(|e| Error::io("set the mode of", temporary, e))?;
     }
     let mut file = std::fs::File::from(file);
     file.write_all(content).map_err(|e| Error::io("write", temporary, e))?;

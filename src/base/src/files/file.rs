@@ -337,8 +337,9 @@ impl Dir {
     }
 
     /// Makes `user` the owner of the directory and of everything below it, and follows no
-    /// link. The directory keeps the group of its place in the tree, if that is not root's. No program of this user may run. Safe to repeat, after an end anywhere; does
-    /// nothing unless this process is root. Blocks.
+    /// link. The directory keeps the group of its place in the tree, if that is not root's. No
+    /// program of this user may run. Safe to repeat, after an end anywhere; does nothing unless
+    /// this process is root. Blocks.
     ///
     /// # Errors
     ///

@@ -83,20 +83,28 @@ pub(super) fn settle(path: &Path, mode: u32, group: Option<u32>) -> Result<(), E
 }
 
 /// Makes `user` the owner of everything at and below `path`, and gives `path` itself this
-/// group, and everything below it that of the user; a missing path is not an error.
+/// group, and everything below it that of the user; a missing path is not an error. A file with
+/// several names stays as it is.
 pub(super) fn give(path: &Path, user: User, group: Option<u32>) -> Result<(), Error> {
     if !may_give() {
         return Ok(());
     }
-    let Some(found) = look(path)? else { return Ok(()) };
-    let group = group.unwrap_or(user.id);
-    if (found.uid(), found.gid()) != (user.id, group) {
-        lchown(path, Some(user.id), Some(group))
-            .map_err(|e| Error::io("set the owner of", path, e))?;
-    }
-    if found.is_dir() {
-        for entry in std::fs::read_dir(path).map_err(|e| Error::io("list", path, e))? {
-            give(&entry.map_err(|e| Error::io("list", path, e))?.path(), user, None)?;
+    // Not by recursion: a program makes its directories as deep as it likes.
+    let mut waiting = vec![(path.to_owned(), group.unwrap_or(user.id))];
+    while let Some((path, group)) = waiting.pop() {
+        let Some(found) = look(&path)? else { continue };
+        // Another name of a file elsewhere would give that one away.
+        if found.is_file() && found.nlink() > 1 {
+            continue;
+        }
+        if (found.uid(), found.gid()) != (user.id, group) {
+            lchown(&path, Some(user.id), Some(group))
+                .map_err(|e| Error::io("set the owner of", &path, e))?;
+        }
+        if found.is_dir() {
+            for entry in std::fs::read_dir(&path).map_err(|e| Error::io("list", &path, e))? {
+                waiting.push((entry.map_err(|e| Error::io("list", &path, e))?.path(), user.id));
+            }
         }
     }
     Ok(())
@@ -139,6 +147,7 @@ mod tests {
             std::fs::write(file, "").unwrap();
         }
         std::os::unix::fs::symlink(&outside, wal.join("link")).unwrap();
+        std::fs::hard_link(&outside, wal.join("second-name")).unwrap();
         tree.peer_pki.key.write(b"key").unwrap();
         // As it was before etcd had a user.
         for (path, mode) in [
@@ -159,7 +168,7 @@ mod tests {
             assert_eq!(shown(tree.data.path()), (id, id, 0o700));
             assert_eq!(shown(&wal.join("0.wal")).0, id);
             assert_eq!(shown(&wal.join("link")).0, id);
-            assert_eq!(shown(&outside).0, 0, "a link is not followed");
+            assert_eq!(shown(&outside).0, 0, "a link is not followed, and a second name gives nothing away");
             tree.peer_pki.key.write(b"new key").unwrap();
             tree.peer_crl.write(b"crl").unwrap();
             assert_eq!(shown(tree.peer_pki.key.path()), (0, id, 0o640));

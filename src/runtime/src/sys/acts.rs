@@ -55,7 +55,7 @@ pub fn child() {
         }
         "connect" => done(UnixStream::connect(&place).map(drop)),
         "write" => done(fs::write(format!("{place}/new"), "new")),
-        unknown => format!("{unknown} is no act"),
+        unknown => format!("no act is called {unknown}"),
     };
     std::io::stdout().write_all(format!("\n{DONE}{ended}\n").as_bytes()).unwrap();
 }

@@ -13,7 +13,7 @@
 //! - Reading keeps at most [`SERVERS_MAX`] servers of each kind, and [`ID_MAX`] bytes of an ID.
 //!
 //! What this module does not do: decide whether an address may be used (`lease`), or wait
-//! (`client`).
+//! (`dhcpv6`).
 
 use std::net::Ipv6Addr;
 use std::time::Duration;
@@ -361,7 +361,14 @@ fn association(value: &[u8], of: u32) -> Result<Option<Association>, Unusable> {
                     return Ok(Some(Association::Refused(status)));
                 }
             }
-            (ADDRESS, value) => given = given.or(address(value, renew, rebind)?),
+            (ADDRESS, value) => {
+                // The former address, with no time left, may come before the new one.
+                let next = address(value, renew, rebind)?;
+                given = match (given, next) {
+                    (Some(Given { valid: 0, .. }) | None, Some(next)) => Some(next),
+                    (given, _) => given,
+                };
+            }
             _ => {}
         }
     }

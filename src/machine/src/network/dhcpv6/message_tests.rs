@@ -163,3 +163,21 @@ fn dhcpv6_answers() {
         Accepted::Yes
     });
 }
+
+#[test]
+fn a_former_address_without_time_does_not_hide_the_new_one() {
+    let part = |last: u8, valid: u32| {
+        let mut part = vec![0, 5, 0, 24];
+        part.extend(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last.into()).octets());
+        part.extend([0; 4]);
+        part.extend(valid.to_be_bytes());
+        part
+    };
+    let read = |parts: &[Vec<u8>]| association(&[vec![0; 12], parts.concat()].concat(), 0).unwrap();
+    for parts in [[part(1, 0), part(2, 3600)], [part(2, 3600), part(1, 0)]] {
+        let Some(Association::Given(given)) = read(&parts) else { panic!("no address") };
+        assert_eq!((given.address.octets()[15], given.valid), (2, 3600));
+    }
+    let Some(Association::Given(given)) = read(&[part(1, 0)]) else { panic!("no address") };
+    assert_eq!(given.valid, 0);
+}

@@ -20,7 +20,7 @@
 //! - The identity is that of the link, the same at each boot and before there is a disk: its
 //!   hardware address, as for IPv4, and the ID of a VLAN.
 //! - Nothing that a server says makes it send more often than once in [`RENEW_MIN`] for one
-//!   lease.
+//!   lease, or once in ten seconds, and then less and less often, without one.
 //!
 //! What this module does not do: touch the link (`apply`), keep a lease (`holding`), or decide
 //! which links ask (`plan`).
@@ -67,7 +67,7 @@ const REFRESH: Duration = Duration::from_secs(86_400);
 /// Wait after a failure of the client itself, for example without a socket.
 const FAILED_WAIT: Duration = Duration::from_secs(2);
 
-/// Wait after an answer that cannot be used, and after a declined address.
+/// First wait after an answer without an address that can be used, and after a declined one.
 const REFUSED_WAIT: Duration = Duration::from_secs(10);
 
 /// The waits between transmissions of one question (RFC 8415, 15): each is twice the one before,
@@ -140,18 +140,8 @@ pub(super) struct Asking {
 
 /// Asks on the link with this name and index; dropping the stream ends it.
 pub(super) fn ask(index: u32, name: String, client: Client, want: Want) -> Asking {
-    let declined = Arc::new(Notify::new());
-    let link = Link {
-        name,
-        index,
-        client,
-        want,
-        socket: None,
-        state: State::Waiting(FIRST_MAX.mul_f64(rand::random_range(0.0..1.0))),
-        wait_max: None,
-        denied: None,
-        declined: Arc::clone(&declined),
-    };
+    let link = Link::new(index, name, client, want);
+    let declined = Arc::clone(&link.declined);
     let events = Box::pin(stream::unfold(link, |mut link| async {
         let event = link.next().await;
         Some((event, link))
@@ -170,6 +160,8 @@ struct Link {
     wait_max: Option<Duration>,
     /// The status that was reported last.
     denied: Option<Status>,
+    /// The next wait after an answer without an address.
+    refused_wait: Duration,
     declined: Arc<Notify>,
 }
 
@@ -204,6 +196,21 @@ enum Heard {
 }
 
 impl Link {
+    fn new(index: u32, name: String, client: Client, want: Want) -> Self {
+        Self {
+            name,
+            index,
+            client,
+            want,
+            socket: None,
+            state: State::Waiting(FIRST_MAX.mul_f64(rand::random_range(0.0..1.0))),
+            wait_max: None,
+            denied: None,
+            refused_wait: REFUSED_WAIT,
+            declined: Arc::new(Notify::new()),
+        }
+    }
+
     async fn next(&mut self) -> Event {
         loop {
             match self.step().await {
@@ -238,15 +245,21 @@ impl Link {
 
     /// Collects offers for the first wait; after that, the first offer counts.
     async fn solicit(&mut self) -> io::Result<Option<Event>> {
-        let (mut best, mut waited, mut denied): (Option<(u8, Binding)>, _, _) = (None, false, None);
+        let (mut best, mut waited, mut failed): (Option<(u8, Binding)>, _, _) = (None, false, None);
         let pace = Pace { max: self.wait_max.unwrap_or(SOLICIT.max), ..SOLICIT };
         let offer = self.exchange(Question::Solicit, ADVERTISE, pace, None, |heard| {
-            let Some((answer, _from)) = heard else {
+            let Some((answer, from)) = heard else {
                 waited = true;
-                return best.take().map(|(_, binding)| Ok(binding)).or(denied.take().map(Err));
+                return best.take().map(|(_, binding)| Ok(binding)).or(failed.take().map(Err));
             };
             match answer.association {
+                // An offer that cannot be used must not keep the link from another server's.
                 Association::Given(given) => {
+                    // It must not keep the link from the offer of another server.
+                    if let Err(refused) = Lease::check_v6(given.address, given.valid, from) {
+                        failed = Some(Heard::Refused(refused));
+                        return None;
+                    }
                     let offer = Binding { server: answer.server, address: given.address };
                     if waited || answer.preference == u8::MAX {
                         return Some(Ok(offer));
@@ -257,7 +270,7 @@ impl Link {
                     None
                 }
                 Association::Refused(status) => {
-                    denied = Some(status);
+                    failed = Some(Heard::Denied(status));
                     None
                 }
                 Association::Absent => None,
@@ -268,7 +281,7 @@ impl Link {
                 self.state = State::Requesting(offer);
                 None
             }
-            Some(Err(status)) => self.denied(status),
+            Some(Err(failed)) => self.turn(failed),
             None => None,
         })
     }
@@ -337,22 +350,36 @@ impl Link {
                 let (lease, bound) = *leased;
                 self.state = State::Bound(bound);
                 self.denied = None;
+                self.refused_wait = REFUSED_WAIT;
                 Some(Event::Leased(lease))
             }
-            Heard::Withdrawn => Some(Event::Ended),
-            // The state is that of a client without a lease already.
-            Heard::Unknown => None,
+            Heard::Withdrawn => {
+                self.state = self.later();
+                Some(Event::Ended)
+            }
+            Heard::Unknown => {
+                self.state = self.later();
+                None
+            }
             Heard::Denied(status) => self.denied(status),
             Heard::Refused(refused) => {
-                self.state = State::Waiting(REFUSED_WAIT);
+                self.state = self.later();
                 Some(Event::Refused(refused))
             }
         }
     }
 
+    /// The wait after an answer without an address: each is twice the one before, until there is
+    /// a lease, so that a server without a free address is not asked every ten seconds for good.
+    fn later(&mut self) -> State {
+        let wait = self.refused_wait;
+        self.refused_wait = (wait * 2).min(self.wait_max.unwrap_or(SOLICIT.max)).max(REFUSED_WAIT);
+        State::Waiting(wait)
+    }
+
     /// A status is reported once.
     fn denied(&mut self, status: Status) -> Option<Event> {
-        self.state = State::Waiting(REFUSED_WAIT);
+        self.state = self.later();
         (self.denied.replace(status) != Some(status)).then_some(Event::Denied(status))
     }
 
@@ -394,7 +421,10 @@ impl Link {
                 let (length, from) = received?;
                 let bytes = buffer.get(..length).unwrap_or_default();
                 let answer = match (from, Answer::read(bytes, kind, self.client, transaction)) {
-                    (SocketAddr::V6(from), Ok(answer)) => (answer, IpAddr::V6(*from.ip())),
+                    // A server or relay of the link answers from its link-local address.
+                    (SocketAddr::V6(from), Ok(answer)) if from.ip().is_unicast_link_local() => {
+                        (answer, IpAddr::V6(*from.ip()))
+                    }
                     (_, Ok(_)) => continue,
                     (_, Err(unusable)) => {
                         debug!("leaves out an answer of DHCPv6 on {}: {unusable}", self.name);
@@ -545,5 +575,32 @@ mod tests {
         assert!(matches!(unknown, Some(Heard::Unknown)));
         let denied = judged(Association::Refused(Status::NoAddresses));
         assert!(matches!(denied, Some(Heard::Denied(Status::NoAddresses))));
+    }
+
+    /// The way of a server that always offers and never gives.
+    #[test]
+    fn no_answer_makes_the_client_ask_again_at_once() {
+        let client = Client { mac: crate::parameters::Mac([2, 0, 0, 0, 0, 1]), association: 1 };
+        let mut link = Link::new(2, "eth0".to_owned(), client, Want::Address);
+        let refused = || Heard::Refused(Refused::Address(Ipv6Addr::LOCALHOST.into()));
+        let answers = [
+            || Heard::Withdrawn,
+            || Heard::Unknown,
+            || Heard::Denied(Status::NoAddresses),
+            refused,
+        ];
+        let mut last = REFUSED_WAIT / 2;
+        for answer in answers.iter().cycle().take(12) {
+            link.state = State::Soliciting;
+            let _event = link.turn(answer());
+            let State::Waiting(wait) = link.state else { panic!("it asks at once") };
+            assert_eq!(wait, (last * 2).min(SOLICIT.max));
+            last = wait;
+        }
+        let now = Instant::now();
+        let from = IpAddr::from(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 2));
+        let lease = judged(answer(Association::Given(given(600, 1000, 0, 0))), from, now);
+        assert!(matches!(link.turn(lease.unwrap()), Some(Event::Leased(_))));
+        assert_eq!(link.refused_wait, REFUSED_WAIT);
     }
 }

@@ -426,7 +426,7 @@ pub(super) fn actions(
         });
         actions.extend(surplus.map(|(index, cidr)| Action::RemoveAddress(*index, *cidr)));
     }
-    // Those that it made before it was told not to.
+    // Those that it made before it got the order to make none.
     let prefixes_off = |index: &u32| wanted.switches.get(index).is_some_and(|it| !it.slaac);
     let made = observed.addresses.iter().filter(|(index, cidr)| {
         cidr.address().is_ipv6()
