@@ -40,8 +40,8 @@ pub(super) fn replace(
     group: Option<u32>,
     content: &[u8],
 ) -> Result<(), Error> {
-    // Remove the rest of an interrupted write. Creating afresh follows no link, and nobody of
-    // another group may open the file before it has its own: who has it open reads on.
+    // Remove the rest of an interrupted write. Creating afresh follows no link. Only the owner may
+    // open the file until it has its group: an open descriptor keeps its right to read.
     match rustix::fs::unlink(temporary) {
         Ok(()) | Err(rustix::io::Errno::NOENT) => {}
         Err(error) => return Err(Error::io("remove", temporary, error)),

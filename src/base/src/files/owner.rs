@@ -168,7 +168,11 @@ mod tests {
             assert_eq!(shown(tree.data.path()), (id, id, 0o700));
             assert_eq!(shown(&wal.join("0.wal")).0, id);
             assert_eq!(shown(&wal.join("link")).0, id);
-            assert_eq!(shown(&outside).0, 0, "a link is not followed, and a second name gives nothing away");
+            assert_eq!(
+                shown(&outside).0,
+                0,
+                "a link is not followed, and a second name gives nothing away"
+            );
             tree.peer_pki.key.write(b"new key").unwrap();
             tree.peer_crl.write(b"crl").unwrap();
             assert_eq!(shown(tree.peer_pki.key.path()), (0, id, 0o640));

@@ -3,7 +3,7 @@
 use polis_fuzz::{Accepted, Target};
 use proptest::prelude::*;
 
-use super::super::{judged, times};
+use super::super::{classified, times};
 use super::*;
 
 const CLIENT: Client = Client { mac: Mac([0x52, 0x54, 0, 0x70, 0x6f, 1]), association: 0 };
@@ -153,7 +153,7 @@ fn dhcpv6_answers() {
         }
         assert!(answer.wait_max.is_none_or(|wait| wait <= Duration::from_secs(86_400)));
         let from = std::net::IpAddr::from(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 2));
-        let heard = judged(answer, from, tokio::time::Instant::now());
+        let heard = classified(answer, from, tokio::time::Instant::now());
         if let Some(super::super::Heard::Lease(leased)) = heard {
             let (lease, bound) = *leased;
             assert!(lease.lifetime >= Duration::from_secs(30) && lease.routes.is_empty());

@@ -290,7 +290,7 @@ impl Link {
         let question = Question::Request(&offered);
         let heard = self.exchange(question, REPLY, REQUEST, None, |heard| {
             let (answer, from) = heard?;
-            judged(answer, from, Instant::now())
+            classified(answer, from, Instant::now())
         });
         let heard = heard.await?;
         Ok(heard.and_then(|heard| self.turn(heard)))
@@ -318,7 +318,7 @@ impl Link {
             let heard = self.exchange(question, REPLY, RENEW, Some(until), |heard| {
                 let (answer, from) = heard?;
                 // Another server may still have the address.
-                judged(answer, from, Instant::now())
+                classified(answer, from, Instant::now())
                     .filter(|heard| !matches!(heard, Heard::Denied(_) | Heard::Refused(_)))
             });
             if let Some(heard) = heard.await? {
@@ -446,7 +446,7 @@ impl Link {
 }
 
 /// Where a reply about an address leads to; `None` if it says nothing about one.
-fn judged(answer: Answer, from: IpAddr, now: Instant) -> Option<Heard> {
+fn classified(answer: Answer, from: IpAddr, now: Instant) -> Option<Heard> {
     let given = match answer.association {
         Association::Absent => return None,
         Association::Refused(Status::NoBinding) => return Some(Heard::Unknown),
@@ -555,25 +555,26 @@ mod tests {
     fn every_reply_leads_somewhere() {
         let from = IpAddr::from(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 2));
         let now = Instant::now();
-        let judged = |association| judged(answer(association), from, now);
-        let Some(Heard::Lease(leased)) = judged(Association::Given(given(600, 1000, 0, 0))) else {
+        let classified = |association| classified(answer(association), from, now);
+        let Some(Heard::Lease(leased)) = classified(Association::Given(given(600, 1000, 0, 0)))
+        else {
             panic!("no lease")
         };
         let (lease, bound) = *leased;
         assert_eq!(lease.address.to_string(), "2001:db8::7/128");
         assert_eq!((lease.server, lease.nameservers.len()), (from, 1));
         assert_eq!(bound.ends, now + Duration::from_secs(1000));
-        assert!(judged(Association::Absent).is_none());
-        let withdrawn = judged(Association::Given(given(0, 0, 0, 0)));
+        assert!(classified(Association::Absent).is_none());
+        let withdrawn = classified(Association::Given(given(0, 0, 0, 0)));
         assert!(matches!(withdrawn, Some(Heard::Withdrawn)));
-        let short = judged(Association::Given(given(10, 29, 0, 0)));
+        let short = classified(Association::Given(given(10, 29, 0, 0)));
         assert!(matches!(short, Some(Heard::Refused(Refused::Lifetime(_)))));
         let own = Given { address: Ipv6Addr::LOCALHOST, ..given(600, 1000, 0, 0) };
-        let own = judged(Association::Given(own));
+        let own = classified(Association::Given(own));
         assert!(matches!(own, Some(Heard::Refused(Refused::Address(_)))));
-        let unknown = judged(Association::Refused(Status::NoBinding));
+        let unknown = classified(Association::Refused(Status::NoBinding));
         assert!(matches!(unknown, Some(Heard::Unknown)));
-        let denied = judged(Association::Refused(Status::NoAddresses));
+        let denied = classified(Association::Refused(Status::NoAddresses));
         assert!(matches!(denied, Some(Heard::Denied(Status::NoAddresses))));
     }
 
@@ -599,7 +600,7 @@ mod tests {
         }
         let now = Instant::now();
         let from = IpAddr::from(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 2));
-        let lease = judged(answer(Association::Given(given(600, 1000, 0, 0))), from, now);
+        let lease = classified(answer(Association::Given(given(600, 1000, 0, 0))), from, now);
         assert!(matches!(link.turn(lease.unwrap()), Some(Event::Leased(_))));
         assert_eq!(link.refused_wait, REFUSED_WAIT);
     }
