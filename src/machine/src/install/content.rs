@@ -35,6 +35,13 @@ const NAMES: &str = "POLIS-";
 /// the code before it.
 const PROTECTIVE: (usize, u8) = (450, 0xee);
 const CODE_END: usize = 440;
+/// How long an MBR is, and a header of a table; how that begins.
+const RECORD: usize = 512;
+const HEADER: usize = 92;
+const SIGNATURE: &[u8] = b"EFI PART";
+/// How long an entry of a table is, and the type at its start.
+const ENTRY: usize = 128;
+const KIND: usize = 16;
 
 /// The content of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,6 +90,11 @@ pub(crate) fn found(disk: &File) -> io::Result<Option<String>> {
 
 /// Looks at a disk for the installation `id`. Blocks.
 pub(super) fn look(disk: &File, id: &[u8]) -> io::Result<Content> {
+    Ok(see(disk)?.classify(id))
+}
+
+/// Reads what is looked at. Blocks.
+fn see(disk: &File) -> io::Result<Seen> {
     let size = block::size(disk)?;
     let block_size = u64::from(block::logical_block_size(disk)?);
     let read = |at: u64, wanted: usize| {
@@ -92,7 +104,7 @@ pub(super) fn look(disk: &File, id: &[u8]) -> io::Result<Content> {
         Ok::<_, io::Error>(bytes)
     };
     let tail_start = size.saturating_sub(TAIL as u64);
-    let seen = Seen {
+    Ok(Seen {
         head: read(0, HEAD)?,
         tail: read(tail_start, TAIL)?,
         table_end: usize::try_from(table::end(block_size)).unwrap_or(HEAD),
@@ -100,8 +112,7 @@ pub(super) fn look(disk: &File, id: &[u8]) -> io::Result<Content> {
         backup: table::read_backup(disk),
         headless: table::read_headless(disk),
         esp: read(partitions::ALIGNMENT, usize::try_from(block_size).unwrap_or(HEAD))?,
-    };
-    Ok(seen.classify(id))
+    })
 }
 
 impl Seen {
@@ -121,23 +132,45 @@ impl Seen {
     }
 
     /// Whether the start of the disk has nothing, or only a table of which a power cut has
-    /// left any part: then its backup is not left from an earlier use.
+    /// left any part: then its backup is not left from an earlier use. A file system may leave
+    /// most of its start as zeros, so each place of the table has what belongs there.
     fn has_only_a_table(&self) -> bool {
-        let zero = |bytes: Option<&[u8]>| bytes.is_some_and(|b| b.iter().all(|byte| *byte == 0));
-        let first = self.head.get(..self.table_end.min(512)).unwrap_or_default();
+        let zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+        let block = self.esp.len();
+        let part = |range| self.head.get(range).unwrap_or_default();
+        let (first, header) = (part(0..block), part(block..2 * block));
         let (at, protective) = PROTECTIVE;
-        let record = zero(Some(first))
-            || (first.get(at) == Some(&protective) && zero(first.get(..CODE_END)));
-        record && zero(self.head.get(self.table_end..))
+        let record = zero(first)
+            || (first.get(at) == Some(&protective)
+                && first.get(..CODE_END).is_some_and(zero)
+                && first.get(RECORD..).is_some_and(zero));
+        let header = zero(header)
+            || (header.starts_with(SIGNATURE) && header.get(HEADER..).is_some_and(zero));
+        // Those of the backup lie before its header, at the very end.
+        let length = self.table_end.saturating_sub(2 * block);
+        let start = self.tail.len().saturating_sub(length + block);
+        let kinds = self.tail.get(start..start + length).unwrap_or_default();
+        let kinds: Vec<&[u8]> = kinds.chunks(ENTRY).filter_map(|entry| entry.get(..KIND)).collect();
+        let entries = part(2 * block..self.table_end).chunks(ENTRY).all(|entry| {
+            let kind = entry.get(..KIND).unwrap_or_default();
+            zero(entry) || (!zero(kind) && kinds.contains(&kind))
+        });
+        record && header && entries && self.head.get(self.table_end..).is_some_and(zero)
     }
 
-    /// The content of a disk without a whole copy of a table.
-    fn without_table(&self) -> Content {
+    /// Whether the disk has nothing but, at its end, room for the entries of a table.
+    fn has_only_entries(&self) -> bool {
         // The copy at the end is as long as the first one without its block for the MBR.
         let block = self.esp.len();
         let before = self.tail.len().saturating_sub(self.table_end.saturating_sub(block));
         let zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
-        let alone = zero(&self.head) && self.tail.get(..before).is_some_and(zero);
+        zero(&self.head) && self.tail.get(..before).is_some_and(zero)
+    }
+
+    /// The content of a disk without a whole copy of a table.
+    fn without_table(&self) -> Content {
+        let zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+        let alone = self.has_only_entries();
         let begun = |table: &Table| {
             let names: Vec<_> = table.partitions.iter().map(|it| it.name.as_str()).collect();
             is_installed(table) && names == [ESP, SYSTEM_A, SYSTEM_B].map(|kind| kind.name)
@@ -303,6 +336,10 @@ mod tests {
         file.write_all_at(&record, 0).unwrap();
         assert!(matches!(look(&file, &ID).unwrap(), Content::Other(_)), "partitions of an MBR");
         file.write_all_at(&vec![0; 512], 0).unwrap();
+        // A file system of the ext family, whose start is zero but for its superblock.
+        file.write_all_at(b"\x53\xef", 0x438).unwrap();
+        assert_eq!(look(&file, &ID).unwrap(), Content::Other("data (ext)".to_owned()));
+        file.write_all_at(b"\0\0", 0x438).unwrap();
         file.write_all_at(b"_BHRfS_M", 0x10040).unwrap();
         assert_eq!(look(&file, &ID).unwrap(), Content::Other("data (btrfs)".to_owned()));
     }
