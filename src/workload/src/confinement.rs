@@ -25,7 +25,7 @@ use polis_runtime::sys::confine::{CapabilitySet, Confinement};
 use super::site::Site;
 
 /// kube-proxy sets how long the kernel keeps connections there. The kernel lets a process with
-/// the capability for networks do that, whoever owns the files.
+/// the capability for networks do that, also where another user owns the files.
 const CONNECTIONS: &str = "/proc/sys/net/netfilter";
 
 pub(super) fn api_server(site: &Site) -> Confinement {

@@ -10,6 +10,7 @@ use prost::Message as _;
 
 use super::kubectl::Kubectl;
 use super::trial::{Trial, demo};
+use super::volumes::pod;
 use super::{GONE, KUBECTL};
 use crate::console::terminal_parameters;
 use crate::world::World;
@@ -80,18 +81,7 @@ spec:
   storageClassName: further-disk
   resources: {{requests: {{storage: 900Mi}}}}
 ---
-apiVersion: v1
-kind: Pod
-metadata: {{name: database}}
-spec:
-  automountServiceAccountToken: false
-  terminationGracePeriodSeconds: 1
-  containers:
-    - name: demo
-      image: polis.internal/demo:1
-      imagePullPolicy: IfNotPresent
-      volumeMounts: [{{name: box, mountPath: /box}}]
-  volumes: [{{name: box, persistentVolumeClaim: {{claimName: database}}}}]
-"
+{}",
+        pod("database")
     )
 }

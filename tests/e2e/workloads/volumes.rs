@@ -37,6 +37,15 @@ spec:
   accessModes: [ReadWriteOnce]
   resources: {{requests: {{storage: 64Mi}}}}
 ---
+{}",
+        pod(name)
+    )
+}
+
+/// A pod that has the claim of its name at `/box`.
+pub(super) fn pod(name: &str) -> String {
+    format!(
+        "\
 apiVersion: v1
 kind: Pod
 metadata: {{name: {name}, labels: {{volumes: ours}}}}

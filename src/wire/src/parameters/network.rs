@@ -237,7 +237,7 @@ pub enum Ipv6 {
     Auto,
     /// Of the prefixes that routers advertise; DHCPv6 is not asked.
     Slaac,
-    /// From a DHCPv6 server, and none of advertised prefixes.
+    /// From a DHCPv6 server, and not from advertised prefixes.
     Dhcpv6,
     /// The link has no IPv6.
     Off,
