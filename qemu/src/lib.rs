@@ -33,6 +33,7 @@ pub mod machine;
 pub mod operator;
 pub mod patience;
 pub mod plug;
+pub mod processor;
 pub mod qmp;
 pub mod recording;
 pub mod scan;

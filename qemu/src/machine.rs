@@ -35,6 +35,7 @@ use crate::args::{Config, Sockets, argv};
 use crate::host::QEMU;
 use crate::line::{Event, Line, NOT_STARTED, RACE, fatal};
 use crate::patience::Deadline;
+use crate::processor;
 use crate::qmp;
 use crate::screen::Picture;
 use crate::serial::{Next, Port};
@@ -405,6 +406,12 @@ impl Machine {
     #[must_use]
     pub fn started(&self) -> Instant {
         self.started
+    }
+
+    /// The processor time that QEMU has used so far.
+    #[must_use]
+    pub fn processor_time(&self) -> Option<Duration> {
+        processor::time(self.child.id())
     }
 
     /// Types at the serial port.

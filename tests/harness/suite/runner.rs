@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use polis_qemu::patience::Clock;
-use rustix::param::clock_ticks_per_second;
+use polis_qemu::processor;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use tempfile::TempDir;
 
@@ -218,9 +218,7 @@ impl Running {
 
     /// The processor time so far. Zero on a kernel that does not report it.
     fn processors(&self) -> Duration {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
-        let ticks = clock_ticks_per_second();
-        stat.ok().and_then(|stat| processor_time(&stat, ticks)).unwrap_or_default()
+        processor::time(self.child.id()).unwrap_or_default()
     }
 
     /// Kills everything that is left of the story's group, and reaps the story.
@@ -239,16 +237,6 @@ impl Drop for Running {
             let _ended = self.sweep();
         }
     }
-}
-
-/// The processor time in `/proc/<pid>/stat`: fields 14 to 17, in ticks, which are those of
-/// the process and of the children that it waited for, in user mode and in the kernel.
-fn processor_time(stat: &str, ticks_per_second: u64) -> Option<Duration> {
-    // The name, which is field 2, may have any character in it.
-    let fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11).take(4);
-    let times: Vec<u64> = fields.map(str::parse).collect::<Result<_, _>>().ok()?;
-    let ticks: u64 = (times.len() == 4).then(|| times.iter().sum())?;
-    Some(Duration::from_millis(ticks * 1000 / ticks_per_second.max(1)))
 }
 
 /// How many times as long a story may take as in an ordinary run: one that is asked for every
@@ -368,9 +356,6 @@ mod tests {
 
     #[test]
     fn the_processor_time_of_a_story_has_that_of_its_programs() {
-        let stat = "7 (a) b) Z 1 7 7 0 -1 4 0 0 0 0 10 20 300 4000 20 0 1 0 5 0 0";
-        assert_eq!(processor_time(stat, 100), Some(Duration::from_millis(43_300)));
-        assert_eq!(processor_time("7 (a) Z 1 7", 100), None);
         let dir = tempfile::tempdir().unwrap();
         // Some tenths of a second in a program that the story waits for.
         let busy = "sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done'; true";

@@ -2,14 +2,15 @@
 //!
 //! Each boot of Polis is compared with a boot of the floor, with the same kernel and the
 //! same arguments of QEMU. The configurations take turns, so that a slowdown of the host
-//! affects all of them.
+//! affects all of them; the processor time of QEMU varies less. `--beside FOLDER` adds another image, so that two versions of Polis
+//! are compared in the same rounds.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use polis_image::{Kind, Manifest};
+use polis_image::Kind;
 use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
 use polis_qemu::args::{Cache, Disk, FwCfg};
 use polis_qemu::host::{Preference, accelerator};
@@ -52,6 +53,8 @@ struct Configuration {
     word: &'static str,
     /// Seconds to that event: first boots, later boots.
     times: [Vec<f64>; 2],
+    /// Seconds of a processor that QEMU took until then.
+    processors: [Vec<f64>; 2],
     memory: [Vec<f64>; MEMORY_GOALS.len()],
 }
 
@@ -64,25 +67,19 @@ pub(super) fn measure(args: &Args) -> Result<Table> {
         fs::remove_dir_all(&folder).context("cannot empty target/bench/boot")?;
     }
     let floor = floor::make(&manifest, &folder)?;
-    let mut configurations = vec![
-        floor_configuration("floor, direct", Start::Direct, &image, &floor, &folder)?,
-        node_configuration("Polis, direct", Start::Direct, &image, &manifest, &folder)?,
+    let beside = args.beside.as_deref().map(Image::load).transpose()?;
+    let starts: &[(Start, [&'static str; 3])] = &[
+        (Start::Direct, ["floor, direct", "Polis, direct", "beside, direct"]),
+        (Start::Uefi, ["floor, UEFI", "Polis, UEFI", "beside, UEFI"]),
     ];
-    if !args.direct {
-        configurations.push(floor_configuration(
-            "floor, UEFI",
-            Start::Uefi,
-            &image,
-            &floor,
-            &folder,
-        )?);
-        configurations.push(node_configuration(
-            "Polis, UEFI",
-            Start::Uefi,
-            &image,
-            &manifest,
-            &folder,
-        )?);
+    let starts = if args.direct { &starts[..1] } else { starts };
+    let mut configurations = Vec::new();
+    for &(start, names) in starts {
+        configurations.push(floor_configuration(names[0], start, &image, &floor, &folder)?);
+        configurations.push(node_configuration(names[1], start, &image, &folder)?);
+        if let Some(image) = &beside {
+            configurations.push(node_configuration(names[2], start, image, &folder)?);
+        }
     }
     // The floor's machine has the same number of processors as the node's.
     for configuration in &mut configurations {
@@ -97,11 +94,34 @@ pub(super) fn measure(args: &Args) -> Result<Table> {
         }
     }
     let mut table = Table::new("boot", args.runs)?;
-    for pair in configurations.chunks_exact(2) {
-        let [floor, polis] = pair else { continue };
+    for group in configurations.chunks_exact(configurations.len() / starts.len()) {
+        let [floor, polis, beside @ ..] = group else { continue };
         rows(&mut table, floor, polis);
+        for other in beside {
+            compare(&mut table, polis, other);
+        }
     }
     Ok(table)
+}
+
+/// The rows of the image beside Polis, with the ratios of each round.
+fn compare(table: &mut Table, polis: &Configuration, other: &Configuration) {
+    for (boot, kind) in ["first boot", "later boot"].into_iter().enumerate() {
+        for (what, mine, theirs) in [
+            ("", &polis.times[boot], &other.times[boot]),
+            (", processor", &polis.processors[boot], &other.processors[boot]),
+        ] {
+            let row = Row::new(format!("{}, {kind}{what}", other.name), "s");
+            table.rows.push(Row { values: theirs.clone(), ..row });
+            let ratio = Row::new(format!("{}, {kind}{what} over beside", polis.name), "times");
+            let values = mine.iter().zip(theirs).map(|(mine, theirs)| mine / theirs).collect();
+            table.rows.push(Row { values, ..ratio });
+        }
+    }
+    for ((process, _), values) in MEMORY_GOALS.into_iter().zip(&other.memory) {
+        let row = Row::new(format!("{}, resident memory of {process}", other.name), "KiB");
+        table.rows.push(Row { values: values.clone(), ..row });
+    }
 }
 
 /// The rows of a floor and of Polis on it.
@@ -153,7 +173,6 @@ fn node_configuration(
     name: &'static str,
     start: Start,
     image: &Image,
-    manifest: &Manifest,
     folder: &Path,
 ) -> Result<Configuration> {
     let folder = folder.join(name.replace(", ", "-"));
@@ -161,8 +180,7 @@ fn node_configuration(
         Start::Direct => image.direct(""),
         Start::Uefi => image.uefi(Flash::Plain, &folder, "")?,
     };
-    let mut configuration =
-        configuration(name, "ready", folder, firmware, manifest.path(&manifest.image))?;
+    let mut configuration = configuration(name, "ready", folder, firmware, image.disk.clone())?;
     let file = configuration.folder.join("parameters.pb");
     let owner = parameters::owner_key(&configuration.folder)?;
     fs::write(&file, parameters::with_policy(&owner, None, POLICY))
@@ -189,6 +207,7 @@ fn configuration(
         fresh,
         word,
         times: Default::default(),
+        processors: Default::default(),
         memory: Default::default(),
     })
 }
@@ -202,14 +221,16 @@ impl Configuration {
             }
             booted => booted?,
         };
-        for (all, took) in self.times.iter_mut().zip(times) {
-            all.push(took);
+        for (boot, (wall, processor)) in times.into_iter().enumerate() {
+            self.times[boot].push(wall);
+            self.processors[boot].push(processor);
         }
         Ok(())
     }
 
-    /// A first boot, and the second on the same disk: seconds until the measured event.
-    fn boots(&mut self, round: u32) -> Result<Vec<f64>> {
+    /// A first boot, and the second on the same disk: seconds until the measured event, by the
+    /// wall and of a processor.
+    fn boots(&mut self, round: u32) -> Result<Vec<(f64, f64)>> {
         let mut times = Vec::new();
         let disk = self.folder.join("disk.img");
         polis_qemu::disk::copy(&self.fresh, &disk).context("cannot copy the disk")?;
@@ -217,8 +238,10 @@ impl Configuration {
             let folder = self.folder.join(format!("{round}-{}", boot + 1));
             let mut machine = Machine::start(&self.config, &folder)?;
             let event = machine.wait_for(self.word, LONG, |_| true)?;
-            println!("{:<14} {:>8.2} s", self.name, event.at.as_secs_f64());
-            times.push(event.at.as_secs_f64());
+            let processor = machine.processor_time().context("this kernel counts no ticks")?;
+            let took = (event.at.as_secs_f64(), processor.as_secs_f64());
+            println!("{:<14} {:>8.2} s {:>8.2} s of a processor", self.name, took.0, took.1);
+            times.push(took);
             if self.word == "ready" {
                 if boot == 0 {
                     self.remember(&mut machine)?;

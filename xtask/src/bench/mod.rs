@@ -15,6 +15,7 @@ mod kubernetes;
 mod storage;
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
@@ -38,6 +39,10 @@ pub(crate) struct Args {
     /// Only boot without firmware, in half the time.
     #[arg(long)]
     direct: bool,
+    /// Folder of another image, an earlier one for example, that boots beside this one
+    /// (`boot` alone).
+    #[arg(long, value_name = "FOLDER")]
+    beside: Option<PathBuf>,
     /// Nodes of the curator that is measured.
     #[arg(long, default_value_t = 1000, value_name = "N",
           value_parser = clap::value_parser!(u32).range(200..=10_000))]
