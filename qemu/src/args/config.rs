@@ -286,6 +286,8 @@ pub struct Config {
     pub tpm: Option<PathBuf>,
     /// The time of its clock when it starts; `None` for the host's time.
     pub clock: Option<SystemTime>,
+    /// A plugin of the translator: its file and arguments, as QEMU takes them.
+    pub plugin: Option<String>,
 }
 
 impl Config {
@@ -321,6 +323,7 @@ impl Config {
             reset: Reset::Restart,
             tpm: None,
             clock: None,
+            plugin: None,
         }
     }
 }

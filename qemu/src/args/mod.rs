@@ -115,6 +115,9 @@ pub fn argv(config: &Config, sockets: &Sockets) -> Vec<OsString> {
         );
         args.flag("-device", "acpi-erst,memdev=erst");
     }
+    if let Some(plugin) = &config.plugin {
+        args.flag("-plugin", plugin);
+    }
     if config.reset == Reset::Exit {
         args.word("-no-reboot");
     }

@@ -2,8 +2,8 @@
 //!
 //! Each boot of Polis is compared with a boot of the floor, with the same kernel and the
 //! same arguments of QEMU. The configurations take turns, so that a slowdown of the host
-//! affects all of them; the processor time of QEMU varies less. `--beside FOLDER` adds another image, so that two versions of Polis
-//! are compared in the same rounds.
+//! affects all of them. `--beside FOLDER` adds another image, so that two versions of Polis are
+//! compared in the same rounds, and `--count` counts instructions instead of seconds.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,6 +17,7 @@ use polis_qemu::host::{Preference, accelerator};
 use polis_qemu::image::Flash;
 use polis_qemu::{Bus, Config, Error, Firmware, Image, Machine};
 
+use super::count::{self, Plugin};
 use super::floor::{self, Floor};
 use super::{Args, Row, Table};
 use crate::{host, parameters, run};
@@ -51,11 +52,20 @@ struct Configuration {
     fresh: PathBuf,
     /// The event that ends the measurement.
     word: &'static str,
-    /// Seconds to that event: first boots, later boots.
-    times: [Vec<f64>; 2],
-    /// Seconds of a processor that QEMU took until then.
-    processors: [Vec<f64>; 2],
+    /// What counts instead of seconds.
+    plugin: Option<Plugin>,
+    /// Both quantities of [`quantities`] at that event, of first boots and of later ones.
+    costs: [[Vec<f64>; 2]; 2],
     memory: [Vec<f64>; MEMORY_GOALS.len()],
+}
+
+/// What is measured: name and unit.
+fn quantities(count: bool) -> [(&'static str, &'static str); 2] {
+    if count {
+        [(", instructions", "billions"), (", translated blocks", "thousands")]
+    } else {
+        [("", "s"), (", processor", "s")]
+    }
 }
 
 pub(super) fn measure(args: &Args) -> Result<Table> {
@@ -81,9 +91,13 @@ pub(super) fn measure(args: &Args) -> Result<Table> {
             configurations.push(node_configuration(names[2], start, image, &folder)?);
         }
     }
+    let plugin = args.count.then(|| Plugin::make(&folder)).transpose()?;
+    // Only a translator counts.
+    let preference = if args.count { Preference::Tcg } else { Preference::Auto };
     // The floor's machine has the same number of processors as the node's.
     for configuration in &mut configurations {
-        configuration.config.accelerator = accelerator(Preference::Auto, args.cpus);
+        configuration.plugin.clone_from(&plugin);
+        configuration.config.accelerator = accelerator(preference, args.cpus);
         configuration.config.cpus = args.cpus;
     }
     for round in 1..=args.runs {
@@ -96,26 +110,34 @@ pub(super) fn measure(args: &Args) -> Result<Table> {
     let mut table = Table::new("boot", args.runs)?;
     for group in configurations.chunks_exact(configurations.len() / starts.len()) {
         let [floor, polis, beside @ ..] = group else { continue };
-        rows(&mut table, floor, polis);
+        rows(&mut table, floor, polis, args.count);
         for other in beside {
-            compare(&mut table, polis, other);
+            compare(&mut table, polis, other, args.count);
         }
     }
     Ok(table)
 }
 
-/// The rows of the image beside Polis, with the ratios of each round.
-fn compare(table: &mut Table, polis: &Configuration, other: &Configuration) {
-    for (boot, kind) in ["first boot", "later boot"].into_iter().enumerate() {
-        for (what, mine, theirs) in [
-            ("", &polis.times[boot], &other.times[boot]),
-            (", processor", &polis.processors[boot], &other.processors[boot]),
-        ] {
-            let row = Row::new(format!("{}, {kind}{what}", other.name), "s");
+/// The names of both boots, with their goals relative to the floor.
+fn kinds() -> impl Iterator<Item = (usize, (&'static str, f64))> {
+    ["first boot", "later boot"].into_iter().zip(GOALS).enumerate()
+}
+
+/// The ratios of two configurations, each within a round, where they differ less.
+fn ratio(name: String, mine: &[f64], theirs: &[f64]) -> Row {
+    let values = mine.iter().zip(theirs).map(|(mine, theirs)| mine / theirs).collect();
+    Row { values, ..Row::new(name, "times") }
+}
+
+/// The rows of the image beside Polis.
+fn compare(table: &mut Table, polis: &Configuration, other: &Configuration, count: bool) {
+    for (boot, (kind, _goal)) in kinds() {
+        for (at, (what, unit)) in quantities(count).into_iter().enumerate() {
+            let (mine, theirs) = (&polis.costs[boot][at], &other.costs[boot][at]);
+            let row = Row::new(format!("{}, {kind}{what}", other.name), unit);
             table.rows.push(Row { values: theirs.clone(), ..row });
-            let ratio = Row::new(format!("{}, {kind}{what} over beside", polis.name), "times");
-            let values = mine.iter().zip(theirs).map(|(mine, theirs)| mine / theirs).collect();
-            table.rows.push(Row { values, ..ratio });
+            let name = format!("{}, {kind}{what} over beside", polis.name);
+            table.rows.push(ratio(name, mine, theirs));
         }
     }
     for ((process, _), values) in MEMORY_GOALS.into_iter().zip(&other.memory) {
@@ -124,20 +146,23 @@ fn compare(table: &mut Table, polis: &Configuration, other: &Configuration) {
     }
 }
 
-/// The rows of a floor and of Polis on it.
-fn rows(table: &mut Table, floor: &Configuration, polis: &Configuration) {
-    for (boot, (kind, goal)) in ["first boot", "later boot"].into_iter().zip(GOALS).enumerate() {
-        let row = |configuration: &Configuration| Row {
-            values: configuration.times[boot].clone(),
-            ..Row::new(format!("{}, {kind}", configuration.name), "s")
-        };
-        let (floor, polis) = (row(floor), row(polis));
-        let most = floor.median() * goal;
-        let mut ratio = Row::new(format!("{} over floor", polis.name), "times").goal(goal);
-        // Both ran in the same round, so their ratio varies less.
-        ratio.values =
-            polis.values.iter().zip(&floor.values).map(|(polis, floor)| polis / floor).collect();
-        table.rows.extend([floor, polis.goal(most), ratio]);
+/// The rows of a floor and of Polis on it. The goals are those of the wall time.
+fn rows(table: &mut Table, floor: &Configuration, polis: &Configuration, count: bool) {
+    for (boot, (kind, goal)) in kinds() {
+        for (at, (what, unit)) in quantities(count).into_iter().enumerate() {
+            let row = |configuration: &Configuration| Row {
+                values: configuration.costs[boot][at].clone(),
+                ..Row::new(format!("{}, {kind}{what}", configuration.name), unit)
+            };
+            let (floor, polis) = (row(floor), row(polis));
+            let most = floor.median() * goal;
+            let over = ratio(format!("{} over floor", polis.name), &polis.values, &floor.values);
+            if count || at > 0 {
+                table.rows.extend([floor, polis, over]);
+            } else {
+                table.rows.extend([floor, polis.goal(most), over.goal(goal)]);
+            }
+        }
     }
     for ((process, goal), values) in MEMORY_GOALS.into_iter().zip(&polis.memory) {
         let row = Row::new(format!("{}, resident memory of {process}", polis.name), "KiB");
@@ -206,42 +231,47 @@ fn configuration(
         config,
         fresh,
         word,
-        times: Default::default(),
-        processors: Default::default(),
+        plugin: None,
+        costs: Default::default(),
         memory: Default::default(),
     })
 }
 
 impl Configuration {
     fn round(&mut self, round: u32) -> Result<()> {
-        let times = match self.boots(round) {
+        let costs = match self.boots(round) {
             Err(error) if error.downcast_ref::<Error>().is_some_and(Error::is_race) => {
                 println!("{:<14} retry: a fault of QEMU ended the machine", self.name);
                 self.boots(round)?
             }
             booted => booted?,
         };
-        for (boot, (wall, processor)) in times.into_iter().enumerate() {
-            self.times[boot].push(wall);
-            self.processors[boot].push(processor);
+        for (all, cost) in self.costs.iter_mut().zip(costs) {
+            all[0].push(cost[0]);
+            all[1].push(cost[1]);
         }
         Ok(())
     }
 
-    /// A first boot, and the second on the same disk: seconds until the measured event, by the
-    /// wall and of a processor.
-    fn boots(&mut self, round: u32) -> Result<Vec<(f64, f64)>> {
-        let mut times = Vec::new();
+    /// A first boot, and the second on the same disk: what each takes until the measured event.
+    fn boots(&mut self, round: u32) -> Result<Vec<[f64; 2]>> {
+        let mut costs = Vec::new();
         let disk = self.folder.join("disk.img");
         polis_qemu::disk::copy(&self.fresh, &disk).context("cannot copy the disk")?;
-        for boot in 0..self.times.len() {
+        for boot in 0..self.costs.len() {
             let folder = self.folder.join(format!("{round}-{}", boot + 1));
+            let counters = self.folder.join("counters");
+            self.config.plugin = self.plugin.as_ref().map(|plugin| plugin.argument(&counters));
             let mut machine = Machine::start(&self.config, &folder)?;
             let event = machine.wait_for(self.word, LONG, |_| true)?;
-            let processor = machine.processor_time().context("this kernel counts no ticks")?;
-            let took = (event.at.as_secs_f64(), processor.as_secs_f64());
-            println!("{:<14} {:>8.2} s {:>8.2} s of a processor", self.name, took.0, took.1);
-            times.push(took);
+            let (cost, units) = if self.plugin.is_some() {
+                (count::read(&counters)?, "billions of instructions, thousands of blocks")
+            } else {
+                let processor = machine.processor_time().context("this kernel counts no ticks")?;
+                ([event.at, processor].map(|time| time.as_secs_f64()), "s, s of a processor")
+            };
+            println!("{:<14} {:>8.2} {:>8.2}   {units}", self.name, cost[0], cost[1]);
+            costs.push(cost);
             if self.word == "ready" {
                 if boot == 0 {
                     self.remember(&mut machine)?;
@@ -254,7 +284,7 @@ impl Configuration {
             machine.wait_end(LONG)?;
         }
         fs::remove_file(&disk).context("cannot remove the disk")?;
-        Ok(times)
+        Ok(costs)
     }
 
     /// Records the memory at rest, which the node reports some time after `ready`.

@@ -8,6 +8,7 @@ mod boot;
 mod build;
 mod cluster;
 mod console;
+mod count;
 mod curator;
 mod floor;
 mod image;
@@ -43,6 +44,10 @@ pub(crate) struct Args {
     /// (`boot` alone).
     #[arg(long, value_name = "FOLDER")]
     beside: Option<PathBuf>,
+    /// Count instructions and translated blocks instead of seconds (`boot` alone): what else the
+    /// host does changes neither.
+    #[arg(long)]
+    count: bool,
     /// Nodes of the curator that is measured.
     #[arg(long, default_value_t = 1000, value_name = "N",
           value_parser = clap::value_parser!(u32).range(200..=10_000))]
