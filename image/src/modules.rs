@@ -149,12 +149,11 @@ const LEFT_OUT: &[&str] = &[
 /// Modules of the initramfs that are in it unpacked, since most boots need
 /// them. Stage 1 loads the drivers of devices that are there, and the rest by name.
 const INITRAMFS_PLAIN: &[&str] = &[
-    // The way to the system: partition, verity, its hash by the processor's instructions, file
-    // system, firmware variables.
+    // The way to the system: partition, verity with its hash, file system, firmware variables.
+    "blake2b_generic",
     "dm_verity",
     "efivarfs",
     "erofs",
-    "sha256_ssse3",
     // The modules that `node` needs at once: the ESP, which also counts attempts, the
     // parameters, and the file system of the data partition.
     "nls_cp437",

@@ -8,7 +8,8 @@
 
 use std::time::Duration;
 
-use sha2::{Digest as _, Sha256};
+use blake2::digest::consts::U32;
+use blake2::{Blake2b, Digest as _};
 
 use polis_base::hex;
 use polis_base::sys::command_line::{seconds, value};
@@ -52,7 +53,7 @@ impl Verity {
     #[must_use]
     pub fn fits(&self, top: &[u8]) -> bool {
         let salt = hex::decode(self.salt.trim_matches('-')).unwrap_or_default();
-        let hash = Sha256::new().chain_update(salt).chain_update(top).finalize();
+        let hash = Blake2b::<U32>::new().chain_update(salt).chain_update(top).finalize();
         hex::encode(&hash) == self.root_hash
     }
 }

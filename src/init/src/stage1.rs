@@ -83,12 +83,8 @@ const UEFI: &str = "8be4df61-93ca-11d2-aa0d-00e098032b8c";
 
 /// The modules of the ESP's file system.
 const ESP_MODULES: [&str; 2] = ["nls_cp437", "vfat"];
-/// SHA-256 by the instructions of the processor: the kernel's own is several times as slow, and
-/// checks the modules and each block of the system that a boot reads. dm-verity keeps to what is
-/// loaded when its table is made. A processor without the instructions refuses the module.
-const HASH_MODULE: &str = "sha256_ssse3";
 /// The modules that verify and read the system.
-const SYSTEM_MODULES: [&str; 3] = [HASH_MODULE, "dm_verity", "erofs"];
+const SYSTEM_MODULES: [&str; 3] = ["blake2b_generic", "dm_verity", "erofs"];
 /// The data partition's file system.
 const DATA_MODULE: &str = "xfs";
 /// The driver of QEMU's fw_cfg, and its device.
@@ -169,8 +165,6 @@ fn prepare(machine: &mut Machine) -> Result<Option<Early>, Error> {
 /// loaded one after another.
 fn order_modules() -> Option<Early> {
     let early = Early::start(Path::new(MODULES)).ok()?;
-    // First, since it checks all others.
-    early.load(HASH_MODULE);
     ESP_MODULES.into_iter().for_each(|module| early.load(module));
     if Path::new(FW_CFG).exists() {
         early.load(FW_CFG_MODULE);
@@ -649,7 +643,7 @@ fn table(device: &Path, verity: &Verity) -> Table {
         length: blocks * (BLOCK / SECTOR),
         kind: "verity",
         parameters: format!(
-            "1 {device} {device} {BLOCK} {BLOCK} {blocks} {blocks} sha256 {root_hash} {salt}"
+            "1 {device} {device} {BLOCK} {BLOCK} {blocks} {blocks} blake2b-256 {root_hash} {salt}"
         ),
     }
 }
@@ -719,7 +713,7 @@ mod tests {
         let table = table(Path::new("/dev/vda2"), &verity);
         assert_eq!(table.length, 4096);
         let hash = "ab".repeat(32);
-        let expected = format!("1 /dev/vda2 /dev/vda2 4096 4096 512 512 sha256 {hash} 706f");
+        let expected = format!("1 /dev/vda2 /dev/vda2 4096 4096 512 512 blake2b-256 {hash} 706f");
         assert_eq!(table.parameters, expected);
     }
 
