@@ -1,8 +1,8 @@
 //! Counters of a translated guest: instructions and translated blocks.
 //!
-//! A busy host changes neither, so two versions of a program can be compared on any. They are
-//! counted by a plugin of QEMU's translator (`count.c`), which the compiler that cargo links
-//! with makes.
+//! A busy host changes them less than any time: only by what threads do that wait for a processor
+//! or a lock. They are counted by a plugin of QEMU's translator (`count.c`), which the compiler
+//! that cargo links with makes.
 
 use std::fs;
 use std::path::{Path, PathBuf};

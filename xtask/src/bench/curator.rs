@@ -106,16 +106,16 @@ fn once(program: &Path, etcd: &Path, nodes: usize) -> Result<[f64; 10]> {
     let curator = server.child.id();
     let etcd = child_of(curator)?;
     let started = Instant::now();
-    let before = [ticks(curator)?, ticks(etcd)?];
+    let before = [processor(curator)?, processor(etcd)?];
     let text = load.next_line()?;
-    let after = [ticks(curator)?, ticks(etcd)?];
+    let after = [processor(curator)?, processor(etcd)?];
     let seconds = started.elapsed().as_secs_f64();
     let memory = [memory(curator)?, memory(etcd)?];
     let mut seen: Seen = serde_json::from_str(&text).context("cannot read the measurements")?;
     load.end()?;
     server.end()?;
     ensure!(!seen.heartbeats.is_empty() && !seen.events.is_empty(), "nothing was measured");
-    let per_cent = |at: usize| (after[at] - before[at]) / seconds;
+    let per_cent = |at: usize| 100.0 * (after[at] - before[at]) / seconds;
     #[expect(clippy::cast_precision_loss, reason = "a count of calls")]
     let failed = seen.failed as f64;
     Ok([
@@ -183,19 +183,10 @@ fn percentile(values: &mut [f64], percent: usize) -> f64 {
     values.get(values.len() * percent / 100).or(values.get(last)).copied().unwrap_or(f64::NAN)
 }
 
-/// The fields of `/proc/<pid>/stat` after the name of the program.
-fn stat(pid: u32) -> Result<Vec<String>> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat"));
-    let text = text.with_context(|| format!("process {pid} is gone"))?;
-    let (_, fields) = text.rsplit_once(") ").context("cannot read a stat file")?;
-    Ok(fields.split(' ').map(str::to_owned).collect())
-}
-
-/// Processor time in hundredths of a second, the unit of Linux.
-fn ticks(pid: u32) -> Result<f64> {
-    let fields = stat(pid)?;
-    let field = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok());
-    field(11).zip(field(12)).map(|(user, system)| user + system).context("cannot read a stat file")
+/// Processor time in seconds.
+fn processor(pid: u32) -> Result<f64> {
+    let time = polis_qemu::processor::time(pid);
+    time.map(|time| time.as_secs_f64()).with_context(|| format!("process {pid} is gone"))
 }
 
 fn memory(pid: u32) -> Result<f64> {
@@ -210,8 +201,11 @@ fn memory(pid: u32) -> Result<f64> {
 fn child_of(parent: u32) -> Result<u32> {
     for entry in fs::read_dir("/proc").context("cannot read /proc")? {
         let name = entry.context("cannot read /proc")?.file_name();
-        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
-        if stat(pid).is_ok_and(|fields| fields.get(1) == Some(&parent.to_string())) {
+        let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        // A process that ended meanwhile is not the one.
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let fields = stat.rsplit_once(") ").map(|(_name, fields)| fields);
+        if fields.and_then(|fields| fields.split(' ').nth(1)) == Some(&parent.to_string()) {
             return Ok(pid);
         }
     }
@@ -232,7 +226,7 @@ mod tests {
 
     #[test]
     fn this_process_has_taken_time_and_memory() {
-        assert!(ticks(std::process::id()).unwrap() >= 0.0);
+        assert!(processor(std::process::id()).unwrap() >= 0.0);
         assert!(memory(std::process::id()).unwrap() > 0.0);
     }
 }

@@ -45,7 +45,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FOLDER")]
     beside: Option<PathBuf>,
     /// Count instructions and translated blocks instead of seconds (`boot` alone): what else the
-    /// host does changes neither.
+    /// host does changes them less.
     #[arg(long)]
     count: bool,
     /// Nodes of the curator that is measured.
