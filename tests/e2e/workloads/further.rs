@@ -39,7 +39,7 @@ pub(super) fn attached(world: &World, config: Config) -> Result<Config> {
 
 /// A pod of `node` writes to the volume.
 pub(super) fn written(kubectl: &Kubectl, node: &str) -> Result<()> {
-    kubectl.run(&["apply", "--filename", "-"], &objects(node))?;
+    kubectl.apply(&objects(node))?;
     kubectl.run(&["wait", "--for=condition=Ready", "pod/database", KUBECTL], "")?;
     Trial::run(kubectl, "database", &["write", "/box/kept", WRITTEN])?.is_whole()
 }

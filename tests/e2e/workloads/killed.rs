@@ -71,13 +71,13 @@ fn a_pod_goes_on_while_what_runs_it_is_killed() -> Result<()> {
     owner.take(&founded.ca)?;
     takes_both_roles(&owner, &mut machine, &founded.node)?;
     let kubectl = Kubectl::of(&world, &owner)?;
-    kubectl.run(&["apply", "--filename", "-"], WITNESS)?;
+    kubectl.apply(WITNESS)?;
     kubectl.run(&["wait", "--for=condition=Ready", "pod/witness", KUBECTL], "")?;
     let before = life(&kubectl)?;
 
     for (program, says) in PROGRAMS {
         catch_up(&mut machine);
-        kubectl.run(&["apply", "--filename", "-"], &order(program))?;
+        kubectl.apply(&order(program))?;
         let killed = format!("{program} is not killed");
         machine.wait_for_text("killing it, requested by polis.fault", PART).context(killed)?;
         let began = Instant::now();
@@ -91,7 +91,7 @@ fn a_pod_goes_on_while_what_runs_it_is_killed() -> Result<()> {
     }
 
     // The program that runs everything else: the machine says so, and begins anew.
-    kubectl.run(&["apply", "--filename", "-"], &order("node"))?;
+    kubectl.apply(&order("node"))?;
     let guru = machine.wait_for("guru", PART, |_| true)?;
     ensure!(guru.text("cause").contains("signal"), "another cause: {guru}");
     machine.wait_for("off", SOON, |off| off.is("reason", "reboot"))?;

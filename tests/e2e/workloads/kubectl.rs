@@ -13,7 +13,10 @@ use polis_tests::workspace;
 
 use super::KUBECTL;
 use crate::owner::Owner;
-use crate::world::World;
+use crate::world::{SOON, World};
+
+/// In an answer of the access proxy: the API server took no connection, or ended it.
+const BUSY: &str = "does not answer";
 
 /// `kubectl` with the access that a kubeconfig gives.
 pub(super) struct Kubectl {
@@ -49,6 +52,20 @@ impl Kubectl {
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "kubectl {args:?} ended with {}: {said}", output.status);
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Applies objects; again where the API server is too busy to take the call, which may be
+    /// repeated: for at most so long, in the time of the machines.
+    pub(super) fn apply(&self, objects: &str) -> Result<()> {
+        let mut deadline = Deadline::within(SOON);
+        loop {
+            match self.run(&["apply", "--filename", "-"], objects) {
+                Err(error) if error.to_string().contains(BUSY) && !deadline.is_over() => {
+                    thread::sleep(Duration::from_secs(1));
+                }
+                applied => return applied.map(drop),
+            }
+        }
     }
 
     /// Deletes objects, and waits until they are gone: at most so long, in the time of the

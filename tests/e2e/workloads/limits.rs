@@ -130,7 +130,7 @@ pub(super) fn memory_and_processes(
     console: &mut Terminal,
 ) -> Result<()> {
     let calm = Calm::begins(owner, machine)?;
-    kubectl.run(&["apply", "--filename", "-"], BRIEF)?;
+    kubectl.apply(BRIEF)?;
     waits(kubectl, console, "--for=jsonpath={.status.phase}=Succeeded", "forking")?;
     let forked = kubectl.run(&["logs", "forking"], "")?;
     println!("forking: {}", forked.trim());
@@ -158,7 +158,7 @@ pub(super) fn the_disk(
     beside: &str,
 ) -> Result<()> {
     let calm = Calm::begins(owner, machine)?;
-    kubectl.run(&["apply", "--filename", "-"], GREEDY)?;
+    kubectl.apply(GREEDY)?;
     let pods = ["bounded", "greedy", "swarming", "ballast"].map(|pod| format!("pod/{pod}"));
     let pods = pods.each_ref().map(String::as_str);
     let ready = ["wait", "--for=condition=Ready", KUBECTL];

@@ -158,7 +158,7 @@ impl Mesh {
         }
         let out = kubeconfig.display().to_string();
         mesh.cluster.operator.run(&["--timeout", "2m", "kubernetes", "kubeconfig", "-o", &out])?;
-        mesh.kubectl.run(&["apply", "--filename", "-"], WORKLOADS)?;
+        mesh.kubectl.apply(WORKLOADS)?;
         mesh.kubectl.run(&["wait", "--for=condition=Available", "deployment/web", KUBECTL], "")?;
         mesh.kubectl.run(&["wait", "--for=condition=Ready", "pod/idle", KUBECTL], "")?;
         chapter("the workloads run");
@@ -210,7 +210,7 @@ impl Mesh {
             ("by-service", format!("{service}:80")),
             ("by-name", WEB.to_owned()),
         ];
-        self.kubectl.run(&["apply", "--filename", "-"], &visitor(&asked))?;
+        self.kubectl.apply(&visitor(&asked))?;
         let done = "--for=jsonpath={.status.phase}=Succeeded";
         self.kubectl.run(&["wait", done, "pod/visitor", KUBECTL], "")?;
         for (how, _) in &asked {
@@ -233,10 +233,10 @@ impl Mesh {
     /// A policy decides about a client on another machine: it is refused, answered once it has
     /// the label that the policy names, and answered without the policy.
     fn policy_holds_across_machines(&self) -> Result<()> {
-        self.kubectl.run(&["apply", "--filename", "-"], CLIENT)?;
+        self.kubectl.apply(CLIENT)?;
         self.kubectl.run(&["wait", "--for=condition=Ready", "pod/client", KUBECTL], "")?;
         self.client_is(Outcome::Answered)?;
-        self.kubectl.run(&["apply", "--filename", "-"], ONLY_FRIENDS)?;
+        self.kubectl.apply(ONLY_FRIENDS)?;
         self.client_is(Outcome::Refused)?;
         self.kubectl.run(&["label", "pod", "client", "role=friend"], "")?;
         self.client_is(Outcome::Answered)?;

@@ -110,13 +110,13 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     let kubectl = Kubectl::of(&world, &owner)?;
     visited(&kubectl, &founded.node)?;
 
-    kubectl.run(&["apply", "--filename", "-"], policy::CLIENTS)?;
+    kubectl.apply(policy::CLIENTS)?;
     kubectl.run(&["wait", "--for=condition=Ready", "pod/friend", "pod/stranger", KUBECTL], "")?;
     policy::decide(&kubectl)?;
     policy::spare_the_probes(&kubectl)?;
     kubectl.delete(&["pod/friend", "pod/stranger"], GONE)?;
 
-    kubectl.run(&["apply", "--filename", "-"], MORE)?;
+    kubectl.apply(MORE)?;
     kubectl.run(&["wait", "--for=condition=Ready", "pod/keeper", "pod/sandboxed", KUBECTL], "")?;
     let at = |pod| format!("/api/v1/namespaces/default/pods/{pod}:8080/proxy/");
     let sandboxed = kubectl.run(&["get", "--raw", &at("sandboxed")], "")?;
@@ -205,7 +205,7 @@ fn takes_both_roles(owner: &Owner, machine: &mut Machine, node: &str) -> Result<
 
 /// Deploys the demo, and waits until a pod has asked it by its name; it must say this node.
 fn visited(kubectl: &Kubectl, node: &str) -> Result<()> {
-    kubectl.run(&["apply", "--filename", "-"], DEMO)?;
+    kubectl.apply(DEMO)?;
     kubectl.run(&["wait", "--for=condition=Complete", "job/visitor", IN_DEMO, KUBECTL], "")?;
     let answer = kubectl.run(&["logs", "job/visitor", IN_DEMO], "")?;
     ensure!(answer.contains(node), "the demo did not say its node: {answer}");

@@ -103,7 +103,7 @@ pub(super) fn decide(kubectl: &Kubectl) -> Result<()> {
         let without = asks(kubectl, pod, DEMO)?;
         ensure!(without == Outcome::Answered, "{pod} without a policy: {without:?}");
     }
-    kubectl.run(&["apply", "--filename", "-"], ONLY_FRIENDS)?;
+    kubectl.apply(ONLY_FRIENDS)?;
     let took = becomes(kubectl, "stranger", DEMO, Outcome::Refused)?;
     println!("the policy was in force after {:.1} s", took.as_secs_f64());
     let friend = asks(kubectl, "friend", DEMO)?;
@@ -112,7 +112,7 @@ pub(super) fn decide(kubectl: &Kubectl) -> Result<()> {
     ensure!(stranger == Outcome::Refused, "the stranger with the policy: {stranger:?}");
 
     // The name is found, since a client that finds none fails in another way.
-    kubectl.run(&["apply", "--filename", "-"], NO_WAY_OUT)?;
+    kubectl.apply(NO_WAY_OUT)?;
     becomes(kubectl, "friend", DEMO, Outcome::Refused)?;
     kubectl.run(&["delete", "networkpolicy", "no-way-out"], "")?;
     kubectl.run(&["delete", "networkpolicy", "only-friends", IN_DEMO], "")?;
@@ -146,9 +146,9 @@ spec:
       imagePullPolicy: IfNotPresent
       readinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 2}
 ";
-    kubectl.run(&["apply", "--filename", "-"], DENY)?;
+    kubectl.apply(DENY)?;
     becomes(kubectl, "friend", DEMO, Outcome::Refused)?;
-    kubectl.run(&["apply", "--filename", "-"], PROBED)?;
+    kubectl.apply(PROBED)?;
     kubectl
         .run(&["wait", "--for=condition=Ready", "pod/probed", IN_DEMO, KUBECTL], "")
         .context("the probes of kubelet do not reach the pod")?;

@@ -65,7 +65,7 @@ spec:
 /// The pods `full` and `beside` with a volume each, of which one is filled and then grows.
 pub(super) fn hold_their_size(kubectl: &Kubectl, owner: &Owner, machine: &Machine) -> Result<()> {
     let both = format!("{}---\n{}", pod_with_volume("full"), pod_with_volume("beside"));
-    kubectl.run(&["apply", "--filename", "-"], &both)?;
+    kubectl.apply(&both)?;
     kubectl.run(&["wait", "--for=condition=Ready", "pod/full", "pod/beside", KUBECTL], "")?;
     let calm = Calm::begins(owner, machine)?;
 
@@ -114,7 +114,7 @@ pub(super) fn survive_power_cuts(
         for kind in ["pod", "pvc"] {
             kubectl.run(&["delete", kind, &ending, "--wait=false"], "")?;
         }
-        kubectl.run(&["apply", "--filename", "-"], &pod_with_volume(&name))?;
+        kubectl.apply(&pod_with_volume(&name))?;
         let moment = CHANGE.mul_f64(share);
         while let Some(left) = moment.checked_sub(begun.elapsed()) {
             machine.next_line(left);
