@@ -39,6 +39,8 @@ use polis_proto::v1::NetworkState;
 use polis_runtime::supervisor::{self, Tree};
 use polis_wire::identity::Fingerprint;
 use polis_wire::pki::{AuthorityView, CertificateView, Overview, Renewal};
+use polis_workload as workload;
+use polis_workload::drain::State;
 
 /// The only kind of wall clock shown: machines of one cluster stand anywhere.
 pub(super) const CLOCK: &[BorrowedFormatItem<'_>] =
@@ -52,6 +54,9 @@ const SHARE_ON_DISK: &str =
 const SHARE_ON_DISK_HELP: &str = "use a machine with a TPM, or the cold start ATTENDED";
 const RECOVERY_KEY: &str = "The recovery key of this machine's disk is stored only in the \
                             cluster. An owner saves it:";
+
+const LEAVING_HELP: &str = "a machine that was asked to end goes off within a minute, and at once \
+                            if it is asked again";
 
 const UNOWNED: &str =
     "This cluster has no owner yet. The holder of its owner's key takes ownership:";
@@ -143,9 +148,22 @@ fn warnings(values: &Values) -> Vec<Warning> {
         }
     }
     warnings.extend(values.workload.unfit.as_deref().map(plain));
+    warnings.extend(drain(&values.workload));
     let reported = values.known.as_ref().and_then(|known| known.warning.clone());
     warnings.extend(reported.as_deref().map(plain));
     warnings
+}
+
+/// A drain, which also comes before an end that somebody at the machine asked for.
+fn drain(workload: &workload::Status) -> Option<Warning> {
+    let waits = match workload.drain_cause.as_str() {
+        "" => String::new(),
+        cause => format!(", and it waits for {cause}"),
+    };
+    (workload.drain == State::Draining).then(|| Warning {
+        text: format!("Pods leave this node{waits}."),
+        help: Some(LEAVING_HELP.to_owned()),
+    })
 }
 
 /// The first step of an operator with a new cluster, which cannot be operated before it.

@@ -413,3 +413,24 @@ fn a_snapshot_that_grows_older_is_the_one_of_that_moment() {
         assert_eq!(shown, then(uptime, now), "at {uptime}");
     }
 }
+
+#[test]
+fn pods_that_leave_are_a_warning_with_what_they_wait_for_until_they_are_gone() {
+    let mut values = values();
+    for (state, cause, wanted) in [
+        (State::Draining, "", Some("Pods leave this node.")),
+        (
+            State::Draining,
+            "the end of shop/web",
+            Some("Pods leave this node, and it waits for the end of shop/web."),
+        ),
+        (State::Drained, "", None),
+    ] {
+        values.workload.drain = state;
+        cause.clone_into(&mut values.workload.drain_cause);
+        let shown = warnings(&values);
+        let shown = shown.iter().find(|it| it.text.starts_with("Pods leave"));
+        assert_eq!(shown.map(|it| &*it.text), wanted);
+        assert!(shown.is_none_or(|it| it.help.as_deref() == Some(LEAVING_HELP)));
+    }
+}
