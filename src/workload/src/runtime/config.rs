@@ -127,7 +127,8 @@ config_path = {registries}
 
 /// Containers, and their network.
 fn runtime(tree: &Root) -> String {
-    // The kernel has AppArmor, and the image has no program that loads profiles of it.
+    // The image starts its kernel without AppArmor; another kernel's would lack the program
+    // that loads profiles.
     format!(
         r#"[plugins."io.containerd.cri.v1.runtime"]
 disable_apparmor = true
