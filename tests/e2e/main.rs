@@ -110,6 +110,7 @@ const FILES: &[&[Story]] = &[
     three::STORIES,
     update::STORIES,
     workloads::STORIES,
+    workloads::greedy::STORIES,
     workloads::killed::STORIES,
     workloads::mesh::STORIES,
 ];

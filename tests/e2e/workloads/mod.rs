@@ -1,8 +1,9 @@
-//! A machine with the roles of Kubernetes: a demo answers, policies hold, volumes hold their
-//! size and survive power cuts, a pod keeps what is on a further disk, pods that take all they
-//! can get hurt nothing, and the machine ends in order. A snapshot remains, in which the demo lives on until the role goes.
+//! A machine with the roles of Kubernetes: a demo answers, policies hold, a pod has a kernel of
+//! its own, and the machine ends in order while pods run. A snapshot remains, in which the demo
+//! lives on until the role goes.
 
 mod further;
+pub(crate) mod greedy;
 pub(crate) mod killed;
 mod kubectl;
 mod limits;
@@ -20,7 +21,7 @@ use polis_tests::{Story, skip, story};
 
 use self::kubectl::Kubectl;
 use self::trial::Calm;
-use crate::console::{Terminal, with_terminal};
+use crate::console::with_terminal;
 use crate::owner::Owner;
 use crate::restart::orderly_end;
 use crate::world::{FULL, POWER_BUTTON, SOON, World, home};
@@ -45,8 +46,8 @@ const DEMO: &str = include_str!("../../../xtask/src/kubernetes/demo.yaml");
 /// Its namespace, as an option of `kubectl`.
 const IN_DEMO: &str = "--namespace=demo";
 
-/// A pod with a volume of its own, and one with a kernel of its own.
-const MORE: &str = "\
+/// A pod with a volume of its own.
+const KEEPER: &str = "\
 apiVersion: v1
 kind: PersistentVolumeClaim
 metadata: {name: box}
@@ -65,7 +66,10 @@ spec:
       imagePullPolicy: IfNotPresent
       volumeMounts: [{name: box, mountPath: /box}]
   volumes: [{name: box, persistentVolumeClaim: {claimName: box}}]
----
+";
+
+/// A pod with a kernel of its own.
+const SANDBOXED: &str = "\
 apiVersion: v1
 kind: Pod
 metadata: {name: sandboxed}
@@ -82,18 +86,14 @@ spec:
 pub(crate) const STORIES: &[Story] =
     &[story!(a_demo_answers_by_its_name_and_its_pods_end_with_the_machine)
         .cluster()
-        .takes(1000)
+        .takes(700)
         .at_most(Duration::from_secs(40 * 60))];
 
 fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> {
     if std::env::var_os(FULL).is_none() {
         return skip("no image with Kubernetes was built: see docs/testing.md");
     }
-    let world = World::of_full("workloads")?;
-    let owner = Owner::with_ports(&world.path("owner"), &[ACCESS])?;
-    // It writes to etcd all the time, so that a wait of etcd is seen.
-    let small = with_terminal(&world, "polis.exercise=append")?;
-    let config = further::attached(&world, large(&world, &owner, small)?)?;
+    let (world, owner, config) = writing("workloads", |_world, config| Ok(config))?;
     let mut machine = world.boot(&config)?;
     let founded = home(&mut machine)?;
     owner.take(&founded.ca)?;
@@ -116,7 +116,7 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     policy::spare_the_probes(&kubectl)?;
     kubectl.delete(&["pod/friend", "pod/stranger"], GONE)?;
 
-    kubectl.apply(MORE)?;
+    kubectl.apply(&format!("{KEEPER}---\n{SANDBOXED}"))?;
     kubectl.run(&["wait", "--for=condition=Ready", "pod/keeper", "pod/sandboxed", KUBECTL], "")?;
     let at = |pod| format!("/api/v1/namespaces/default/pods/{pod}:8080/proxy/");
     let sandboxed = kubectl.run(&["get", "--raw", &at("sandboxed")], "")?;
@@ -127,27 +127,8 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     kubectl.delete(&["pod/sandboxed"], GONE)?;
     println!("the gVisor pod was deleted in {:.1} s", begun.elapsed().as_secs_f64());
 
-    further::written(&kubectl, &founded.node)?;
-    volumes::hold_their_size(&kubectl, &owner, &machine)?;
-    // The pods are there again without a person.
-    let mut machine = volumes::survive_power_cuts(&kubectl, machine, || {
-        boot_despite_races(|| {
-            let mut machine = world.boot(&config)?;
-            let back = home(&mut machine)?;
-            ensure!(back == founded, "after a power cut: {back:?}, before: {founded:?}");
-            serves(&mut machine)?;
-            Ok(machine)
-        })
-    })?;
-    kubectl.run(&["wait", "--for=condition=Available", "deployment/demo", IN_DEMO, KUBECTL], "")?;
-    further::kept(&kubectl)?;
-
-    let mut console = Terminal::new(&mut machine, [30, 100])?;
-    limits::memory_and_processes(&kubectl, &owner, &machine, &mut console)?;
-    limits::the_disk(&kubectl, &owner, &machine, &mut console, "keeper")?;
     kubectl.delete(&["pod/keeper"], GONE)?;
     kubectl.delete(&["pvc/box"], GONE)?;
-    volumes::leave_nothing(&kubectl, &mut machine)?;
     let snapshot = restored::saved(&world, &owner)?;
 
     machine.wait_until_text(POWER_BUTTON, SOON)?;
@@ -170,6 +151,19 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     })?;
     machine.wait_for("drain", PART, |event| event.is("state", "none"))?;
     Ok(())
+}
+
+/// A machine that writes to etcd all the time, so that a wait of etcd is seen, with room for
+/// workloads and with what `attach` adds to it.
+fn writing(
+    name: &str,
+    attach: impl FnOnce(&World, Config) -> Result<Config>,
+) -> Result<(World, Owner, Config)> {
+    let world = World::of_full(name)?;
+    let owner = Owner::with_ports(&world.path("owner"), &[ACCESS])?;
+    let small = with_terminal(&world, "polis.exercise=append")?;
+    let config = attach(&world, large(&world, &owner, small)?)?;
+    Ok((world, owner, config))
 }
 
 /// `small` with room for workloads, and with the owner's ways to it.
