@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::args::BAY;
+
 /// QEMU answers at once, except while its host is very busy or a screen is being written.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
@@ -137,6 +139,31 @@ impl Client {
             Some(reason) if !hold && reason.starts_with("Resuming") => Ok(()),
             Some(reason) => Err(Error::Refused { command: line, reason: reason.to_owned() }),
         }
+    }
+
+    /// Pulls a disk (`disk`, `second`) out of its bay: its machine has bays. The guest lets it go
+    /// a moment later.
+    ///
+    /// # Errors
+    /// When no such disk is there, or QEMU is gone.
+    pub fn pull(&mut self, disk: &str) -> Result<(), Error> {
+        self.execute("device_del", json!({ "id": disk })).map(drop)
+    }
+
+    /// Pushes the disk in `file`, a raw image, into the empty bay of `disk`, with this serial
+    /// number.
+    ///
+    /// # Errors
+    /// When the bay is not empty, or QEMU is gone.
+    pub fn push(&mut self, disk: &str, file: &Path, serial: &str) -> Result<(), Error> {
+        let node = format!("{disk}-pushed");
+        let backend = json!({ "node-name": node, "driver": "raw", "discard": "unmap",
+            "cache": { "no-flush": true },
+            "file": { "driver": "file", "filename": file } });
+        self.execute("blockdev-add", backend)?;
+        let device = json!({ "driver": "virtio-blk-pci", "drive": node, "id": disk,
+            "serial": serial, "bus": format!("{disk}{BAY}") });
+        self.execute("device_add", device).map(drop)
     }
 
     /// Ends QEMU in order.

@@ -35,6 +35,7 @@ mod keys;
 mod locked;
 mod maintenance;
 mod metadata;
+mod mirror;
 mod newcomer;
 mod operate;
 mod outage;
@@ -91,6 +92,7 @@ const FILES: &[&[Story]] = &[
     keys::STORIES,
     locked::STORIES,
     maintenance::STORIES,
+    mirror::STORIES,
     newcomer::STORIES,
     operate::STORIES,
     outage::STORIES,

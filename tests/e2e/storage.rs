@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use gpt::GptConfig;
 use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
-use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration};
+use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration, NodeParameters};
 use polis_qemu::args::Disk;
 use polis_qemu::{Config, Event, Machine};
 use prost::Message as _;
@@ -63,18 +63,22 @@ pub(crate) fn bootstrap_config_small(world: &World, kind: Kind, append: &str) ->
 }
 
 fn bootstrap_config_with(world: &World, disk: Disk, kind: Kind, append: &str) -> Result<Config> {
-    let parameters = with_cluster(ClusterBootstrap {
+    Ok(Config {
+        disk: Some(disk),
+        fw_cfg: world.fw_cfg(&parameters(kind).encode_to_vec())?,
+        ..world.bare(append)
+    })
+}
+
+/// Parameters that found a cluster whose policy asks for `kind`.
+pub(crate) fn parameters(kind: Kind) -> NodeParameters {
+    with_cluster(ClusterBootstrap {
         owner_public_key: OWNER.to_vec(),
         cluster_configuration: Some(ClusterConfiguration {
             storage_security_policy: kind.policy().into(),
             ..ClusterConfiguration::default()
         }),
         ..ClusterBootstrap::default()
-    });
-    Ok(Config {
-        disk: Some(disk),
-        fw_cfg: world.fw_cfg(&parameters.encode_to_vec())?,
-        ..world.bare(append)
     })
 }
 

@@ -162,6 +162,7 @@ impl Newcomer {
             wipes: None,
             install: None,
             volumes: Vec::new(),
+            mirror: None,
         });
         let loaded = Loaded {
             found: parameters.map(|parameters| (parameters, Source::Esp)),

@@ -27,6 +27,7 @@ const TABLES: [Table; 3] = [
             ("update", "storage"),
             ("install", "storage"),
             ("parameters", "storage"),
+            ("mirror", "install parameters storage"),
             ("volumes", "install parameters storage"),
             ("network", "parameters"),
             ("time", "network parameters storage"),

@@ -232,6 +232,9 @@ pub struct Config {
     pub disk: Option<Disk>,
     /// A second disk, which firmware turns to after the first.
     pub second_disk: Option<Disk>,
+    /// Whether its disks, which are virtio, can be pulled and pushed while it runs:
+    /// `qmp::Client::pull`.
+    pub bays: bool,
     /// The disc in the machine's CD-ROM drive, on the chipset's SATA controller, if it has one.
     pub disc: Option<PathBuf>,
     /// How the disk fails, if it does; it must be a raw one, and not recorded.
@@ -298,6 +301,7 @@ impl Config {
             firmware,
             disk: None,
             second_disk: None,
+            bays: false,
             disc: None,
             disk_fault: None,
             recording: None,

@@ -61,13 +61,24 @@ pub fn argv(config: &Config, sockets: &Sockets) -> Vec<OsString> {
             args.flag("-device", format!("pcie-root-port,id={slot},{place}"));
         }
     }
+    if config.bays {
+        for (number, name) in (11..).zip([DISK, SECOND]) {
+            let place = format!("chassis={number},slot={number},addr={:#x}", 7 + number);
+            args.flag("-device", format!("pcie-root-port,id={name}{BAY},{place}"));
+        }
+    }
     match &config.disk {
         Some(disk) if config.devices != Devices::Absent => self::disk(&mut args, config, disk),
         _ => {}
     }
     if let Some(disk) = &config.second_disk {
-        args.flag("-drive", drive("second", disk, &format!("file={}", path(&disk.file))));
-        attach(&mut args, disk.bus, "second", boot_index(config, 1));
+        args.flag("-drive", drive(SECOND, disk, &format!("file={}", path(&disk.file))));
+        attach(
+            &mut args,
+            disk.bus,
+            SECOND,
+            format!("{}{}", bay(config, SECOND), boot_index(config, 1)),
+        );
     }
     if let Some(file) = &config.disc {
         let file = path(file);
@@ -279,7 +290,8 @@ fn disk(args: &mut Args, config: &Config, disk: &Disk) {
     }
     let merging =
         if merges(config) || disk.bus != Bus::Virtio { "" } else { ",request-merging=off" };
-    attach(args, disk.bus, DISK, format!("{merging}{}", boot_index(config, 0)));
+    let rest = format!("{merging}{}{}", bay(config, DISK), boot_index(config, 0));
+    attach(args, disk.bus, DISK, rest);
 }
 
 /// The file with a layer above it that can fail or hold requests.
@@ -289,6 +301,15 @@ fn debugged(file: &str) -> String {
 
 /// The name of the first disk.
 const DISK: &str = "disk";
+/// The name of the second one.
+const SECOND: &str = "second";
+/// How the names of their bays end.
+pub(crate) const BAY: &str = "-bay";
+
+/// The bay of a disk, and the name of the device in it.
+fn bay(config: &Config, name: &str) -> String {
+    if config.bays { format!(",id={name},bus={name}{BAY}") } else { String::new() }
+}
 
 /// The content of a disk: `file` says where it is.
 fn drive(name: &str, disk: &Disk, file: &str) -> String {

@@ -4,6 +4,7 @@
 //! [`Machine`], so that the serial port is available in all of them.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,7 +18,7 @@ use polis_base::sys::signal::Signals;
 use polis_base::sys::spawn::{self, Ended, Reaped};
 use polis_base::sys::uevent::{self, Listener, Received};
 use polis_base::sys::watchdog::Watchdog;
-use polis_base::sys::{clock, kmsg, poll, signal};
+use polis_base::sys::{clock, dm, kmsg, poll, signal};
 use polis_base::trapdoor::{Report, code};
 
 use super::attempts::Store;
@@ -37,6 +38,8 @@ const KILL_TIME: Duration = Duration::from_secs(5);
 const REAP_INTERVAL: Duration = Duration::from_millis(100);
 /// Evidence beyond this repeats itself.
 const KERNEL_EVENTS_MAX: usize = 16;
+/// Where sysfs has block devices by their numbers.
+const BLOCK: &str = "/sys/dev/block";
 
 /// The system that the machine was started from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,6 +61,15 @@ pub struct System {
     pub device: PathBuf,
     /// `major:minor`, as the kernel's log names it.
     pub numbers: String,
+}
+
+impl System {
+    /// Whether it is read from the device `major:minor`, which the kernel describes below `block`:
+    /// its partition, or what a mirror has put in its place. A pod may have verified devices, too.
+    fn is_on(&self, block: &str, device: &str) -> bool {
+        let name = || fs::read_to_string(Path::new(block).join(device).join("dm/name"));
+        self.numbers == device || name().is_ok_and(|name| name.trim_end() == dm::SYSTEM_DISKS)
+    }
 }
 
 /// The input of stage 2.
@@ -214,7 +226,7 @@ impl Machine {
         while let Ok(Some(record)) = kernel.next_record() {
             let Some(kernel_log) = KernelEvent::find(&record) else { continue };
             damaged |= matches!(&kernel_log, KernelEvent::Corrupt { device, .. }
-                if self.system.as_ref().is_some_and(|system| system.numbers == *device));
+                if self.system.as_ref().is_some_and(|system| system.is_on(BLOCK, device)));
             if self.kernel_log.len() < KERNEL_EVENTS_MAX && !self.kernel_log.contains(&kernel_log) {
                 self.kernel_log.push(kernel_log);
             }
@@ -227,7 +239,7 @@ impl Machine {
     pub fn damage(&self) -> Option<(&System, &str, u64)> {
         let system = self.system.as_ref()?;
         self.kernel_log.iter().find_map(|kernel_log| match kernel_log {
-            KernelEvent::Corrupt { device, kind, block } if *device == system.numbers => {
+            KernelEvent::Corrupt { device, kind, block } if system.is_on(BLOCK, device) => {
                 Some((system, kind.as_str(), *block))
             }
             KernelEvent::Corrupt { .. } | KernelEvent::OutOfMemory { .. } => None,
@@ -419,5 +431,27 @@ pub fn reap() -> (Vec<(Pid, Ended)>, bool) {
             Reaped::NoneEnded => return (ended, false),
             Reaped::NoChildren => return (ended, true),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_device_of_the_system_counts_as_the_system() {
+        let block = tempfile::tempdir().unwrap();
+        for (numbers, name) in [("254:3", dm::SYSTEM_DISKS), ("254:7", "csi-volume")] {
+            let folder = block.path().join(numbers).join("dm");
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("name"), format!("{name}\n")).unwrap();
+        }
+        let system = System {
+            partition: "POLIS-SYSTEM-A",
+            device: "/dev/vda2".into(),
+            numbers: "254:2".to_owned(),
+        };
+        let is_on = |device| system.is_on(&block.path().display().to_string(), device);
+        assert_eq!(["254:2", "254:3", "254:7", "254:9"].map(is_on), [true, true, false, false]);
     }
 }

@@ -9,9 +9,11 @@
 //! - `time` keeps its clock, by chronyd;
 //! - `update` writes another system beside the one that runs;
 //! - `install` writes the one that runs to another disk;
+//! - `mirror` keeps the disk that the machine runs from on another one, too;
 //! - `volumes` takes further disks for volumes of workloads.
 
 pub mod install;
+pub mod mirror;
 pub mod network;
 pub mod parameters;
 pub mod storage;

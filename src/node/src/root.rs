@@ -34,7 +34,7 @@ use polis_base::sys::reboot::Reason;
 use polis_base::{extra, files, recovery};
 use polis_control::{cluster, consensus, curator};
 use polis_machine::network::{self, names};
-use polis_machine::{install, parameters, storage, time, update, volumes};
+use polis_machine::{install, mirror, parameters, storage, time, update, volumes};
 use polis_runtime::logtree::{kernel, ring};
 use polis_runtime::supervisor::{Context, Policy};
 use polis_wire::endpoint::MANAGEMENT_PORT;
@@ -110,6 +110,8 @@ async fn serve(root: Root, ctx: &Context) {
     if !console::is_off() {
         ctx.spawn("console", forever, move |ctx| faces.console.clone().run(ctx));
     }
+    // Before storage, which uses its device until it stops.
+    ctx.spawn("mirror", forever, move |ctx| base.mirror.clone().run(ctx));
     ctx.spawn("storage", forever, move |ctx| base.storage.clone().run(ctx));
     ctx.spawn("volumes", forever, move |ctx| base.volumes.clone().run(ctx));
     ctx.spawn("logs", forever, move |ctx| base.logs.clone().run(ctx));
@@ -168,6 +170,10 @@ struct Values {
     proof: watch::Sender<Option<Instant>>,
     storage: watch::Sender<storage::Status>,
     health: watch::Sender<storage::Health>,
+    /// On what the data partition lies.
+    ground: watch::Sender<Option<storage::Ground>>,
+    /// The mirror of the disk.
+    mirror: watch::Sender<mirror::Status>,
     /// The volumes of further disks.
     volumes: watch::Sender<volumes::Status>,
     ring: watch::Sender<ring::Status>,
@@ -253,6 +259,8 @@ impl Values {
             proof: watch::Sender::default(),
             storage: watch::Sender::new(storage::Status::Starting),
             health: watch::Sender::default(),
+            ground: watch::Sender::default(),
+            mirror: watch::Sender::default(),
             volumes: watch::Sender::default(),
             ring: watch::Sender::default(),
             wanted: watch::Sender::new(None),
@@ -311,6 +319,7 @@ impl Values {
 /// The services without a cluster: the machine, its disk, its network, its parameters.
 struct Base {
     kernel: kernel::Service,
+    mirror: mirror::Service,
     storage: storage::Service,
     volumes: volumes::Service,
     logs: logs::Service,
@@ -328,6 +337,16 @@ impl Base {
         let tree = &values.tree;
         Self {
             kernel: kernel::Service { tree: ctx.logs().clone() },
+            mirror: mirror::Service {
+                config: mirror::Config::live(&root.environment, tree),
+                known: values.known.subscribe(),
+                wanted: values.wanted.subscribe(),
+                storage: values.storage.subscribe(),
+                ready: root.ready.subscribe(),
+                end: root.end.clone(),
+                ground: values.ground.clone(),
+                status: values.mirror.clone(),
+            },
             storage: storage::Service {
                 config: storage::Config {
                     disk: root.environment.disk.clone(),
@@ -337,6 +356,7 @@ impl Base {
                 wanted: values.wanted.subscribe(),
                 status: values.storage.clone(),
                 health: values.health.clone(),
+                ground: values.ground.subscribe(),
             },
             volumes: volumes::Service::live(
                 &root.environment,
@@ -579,6 +599,7 @@ impl Control {
                     forwarding: values.forwarding.subscribe(),
                     shipping: values.shipping.subscribe(),
                     update: values.update.subscribe(),
+                    mirror: values.mirror.subscribe(),
                     mesh_key: values.mesh.key.subscribe(),
                     reached: values.reached.subscribe(),
                     ready: root.ready.subscribe(),
@@ -686,6 +707,7 @@ impl Faces {
                     storage: values.storage.subscribe(),
                     health: values.health.subscribe(),
                     volumes: values.volumes.subscribe(),
+                    mirror: values.mirror.subscribe(),
                     cluster: values.cluster.subscribe(),
                     consensus: member.status(),
                     pki: member.overview(),
@@ -731,6 +753,7 @@ impl Faces {
                     forwarding: values.forwarding.subscribe(),
                     shipping: values.shipping.subscribe(),
                     cluster_update: values.cluster_update.subscribe(),
+                    mirror: values.mirror.subscribe(),
                     firewall: values.firewall.subscribe(),
                 },
                 table: Arc::clone(&values.table),

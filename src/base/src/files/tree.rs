@@ -431,6 +431,8 @@ pub struct Ephemeral {
     pub mount: Dir,
     /// Sockets of the etcd member, which the API server reaches, too.
     pub consensus: Sockets,
+    /// Where the ESP of the other disk of a mirror is mounted while it is written.
+    pub mirror: Dir,
     /// Sockets of the curator.
     pub curator: Sockets,
     /// Sockets of the container runtime.
@@ -472,6 +474,7 @@ impl Ephemeral {
         Self {
             consensus: Sockets::at(base.join("consensus"), "client.sock")
                 .reached_by(Group::ApiServer),
+            mirror: Dir::private(base.join("mirror")),
             curator: Sockets::at(base.join("curator"), "curator.sock"),
             containerd: Sockets::at(base.join("containerd"), "client.sock"),
             containerd_config: file("containerd/config.toml"),

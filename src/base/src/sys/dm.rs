@@ -38,8 +38,15 @@ const REQUEST_MAX: usize = 4096;
 const REQUEST_SIZE: u32 = 4096;
 const DATA_START: u32 = 312;
 
+/// The device below the verified system, where a mirror has it read from two disks.
+pub const SYSTEM_DISKS: &str = "polis-system-disks";
+
 /// `DM_READONLY_FLAG`.
 const READ_ONLY: u32 = 1;
+/// `DM_STATUS_TABLE_FLAG`: the table and not what its targets report.
+const TABLE: u32 = 1 << 4;
+/// `DM_SKIP_LOCKFS_FLAG`: a file system on the device is not frozen meanwhile.
+const SKIP_FREEZE: u32 = 1 << 10;
 /// Version 4.0.0 of the interface: all that is used here is as old as that.
 const VERSION: [u32; 3] = [4, 0, 0];
 
@@ -51,6 +58,8 @@ enum Command {
     /// Resume, too: that is a suspend without the suspend flag.
     Suspend = 6,
     LoadTable = 9,
+    /// What the targets of the active table report, or that table.
+    Status = 12,
 }
 
 impl Command {
@@ -105,6 +114,26 @@ struct Request {
     data: [u8; REQUEST_MAX - HEADER_SIZE],
 }
 
+impl Request {
+    /// The length of the first target in an answer: behind its start.
+    fn length(&self) -> u64 {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&self.data[8..16]);
+        u64::from_ne_bytes(bytes)
+    }
+
+    /// The kind of the first target in an answer, and the text behind it.
+    fn text(&self) -> String {
+        let text = |bytes: &[u8]| {
+            let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+            String::from_utf8_lossy(&bytes[..end]).into_owned()
+        };
+        // Behind two numbers of 64 bits and two of 32.
+        let (target, parameters) = self.data.split_at(TARGET_SIZE);
+        format!("{} {}", text(&target[TARGET_SIZE - KIND_SIZE..]), text(parameters))
+    }
+}
+
 /// The open control device.
 #[derive(Debug)]
 pub struct DeviceMapper {
@@ -128,10 +157,23 @@ impl DeviceMapper {
     ///
     /// The error of the kernel; its log says more.
     pub fn create_read_only(&self, name: &str, table: &Table) -> io::Result<PathBuf> {
-        let device = self.call(Command::Create, name, 0, None)?;
+        self.make(name, table, READ_ONLY)
+    }
+
+    /// Makes the device `name` and returns its path.
+    ///
+    /// # Errors
+    ///
+    /// The error of the kernel; its log says more.
+    pub fn create(&self, name: &str, table: &Table) -> io::Result<PathBuf> {
+        self.make(name, table, 0)
+    }
+
+    fn make(&self, name: &str, table: &Table, flags: u32) -> io::Result<PathBuf> {
+        let device = self.call(Command::Create, name, 0, None)?.header.device;
         let loaded = self
-            .call(Command::LoadTable, name, READ_ONLY, Some(table))
-            .and_then(|_device| self.call(Command::Suspend, name, 0, None));
+            .call(Command::LoadTable, name, flags, Some(table))
+            .and_then(|_done| self.call(Command::Suspend, name, 0, None));
         if let Err(error) = loaded {
             // The first error is the one that matters.
             self.remove(name).ok();
@@ -140,6 +182,49 @@ impl DeviceMapper {
         // The minor number in the kernel's encoding: bits 0 to 7 and 20 to 31.
         let minor = (device & 0xff) | ((device >> 12) & !0xff);
         Ok(PathBuf::from(format!("/dev/dm-{minor}")))
+    }
+
+    /// Puts another table under the device `name`, which may be in use: requests wait while the
+    /// kernel changes over, in one call.
+    ///
+    /// # Errors
+    ///
+    /// The error of the kernel; the device keeps its table.
+    pub fn replace(&self, name: &str, table: &Table) -> io::Result<()> {
+        self.exchange(name, table, 0)
+    }
+
+    /// The same for a read-only device.
+    ///
+    /// # Errors
+    ///
+    /// The error of the kernel; the device keeps its table.
+    pub fn replace_read_only(&self, name: &str, table: &Table) -> io::Result<()> {
+        self.exchange(name, table, READ_ONLY)
+    }
+
+    fn exchange(&self, name: &str, table: &Table, flags: u32) -> io::Result<()> {
+        self.call(Command::LoadTable, name, flags, Some(table))?;
+        self.call(Command::Suspend, name, SKIP_FREEZE, None)?;
+        Ok(())
+    }
+
+    /// What the one target of the device `name` reports; its kind comes first.
+    ///
+    /// # Errors
+    ///
+    /// The error of the kernel: `ENXIO` without such a device.
+    pub fn status(&self, name: &str) -> io::Result<String> {
+        Ok(self.call(Command::Status, name, 0, None)?.text())
+    }
+
+    /// The kind of the one target of the device `name`, and its parameters.
+    ///
+    /// # Errors
+    ///
+    /// The error of the kernel: `ENXIO` without such a device.
+    pub fn table(&self, name: &str) -> io::Result<String> {
+        Ok(self.call(Command::Status, name, TABLE, None)?.text())
     }
 
     /// Removes the device `name`.
@@ -152,7 +237,16 @@ impl DeviceMapper {
         Ok(())
     }
 
-    /// One ioctl; returns the number of the device.
+    /// The length of the one target of the device `name`, in sectors of 512 bytes.
+    ///
+    /// # Errors
+    ///
+    /// The error of the kernel: `ENXIO` without such a device.
+    pub fn length(&self, name: &str) -> io::Result<u64> {
+        Ok(self.call(Command::Status, name, TABLE, None)?.length())
+    }
+
+    /// One ioctl; returns what the kernel left in the buffer.
     #[expect(unsafe_code, reason = "ioctls of the device mapper")]
     fn call(
         &self,
@@ -160,7 +254,7 @@ impl DeviceMapper {
         name: &str,
         flags: u32,
         table: Option<&Table>,
-    ) -> io::Result<u64> {
+    ) -> io::Result<Box<Request>> {
         if name.len() >= NAME_SIZE || name.contains('\0') {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -189,7 +283,7 @@ impl DeviceMapper {
         // initialised bytes that live across the call, as `data_size` says, and
         // the kernel reads and writes only within them.
         let result = unsafe { libc::ioctl(self.control.as_raw_fd(), command.request(), buffer) };
-        if result == 0 { Ok(request.header.device) } else { Err(io::Error::last_os_error()) }
+        if result == 0 { Ok(request) } else { Err(io::Error::last_os_error()) }
     }
 }
 
@@ -214,6 +308,28 @@ mod tests {
         assert_eq!(&bytes[20..24], &48_u32.to_ne_bytes());
         assert_eq!(&bytes[24..31], b"verity\0");
         assert_eq!(&bytes[40..], b"1 a b\0\0\0");
+    }
+
+    #[test]
+    fn an_answer_is_the_kind_of_its_target_and_the_text_behind_it() {
+        let header = Header {
+            version: VERSION,
+            data_size: 0,
+            data_start: DATA_START,
+            target_count: 1,
+            open_count: 0,
+            flags: 0,
+            event_number: 0,
+            padding: 0,
+            device: 0,
+            name: [0; NAME_SIZE],
+            uuid: [0; 129],
+            data: [0; 7],
+        };
+        let mut request = Request { header, data: [0; REQUEST_MAX - HEADER_SIZE] };
+        request.data[24..28].copy_from_slice(b"raid");
+        request.data[40..53].copy_from_slice(b"raid1 2 AA 8/");
+        assert_eq!(request.text(), "raid raid1 2 AA 8/");
     }
 
     #[test]

@@ -162,10 +162,7 @@ pub fn counted(directory: &Path) -> io::Result<Option<String>> {
 ///
 /// The kernel's error, or that the firmware did not store the variable.
 pub fn repeat_start(directory: &Path) -> io::Result<bool> {
-    let variable = |name: &str| Variable {
-        directory: directory.to_owned(),
-        path: directory.join(format!("{name}-{UEFI}")),
-    };
+    let variable = |name: &str| uefi(directory, name);
     let Some(option) = variable("BootCurrent").read()? else { return Ok(false) };
     if option.len() != OPTION {
         return Ok(false);
@@ -176,6 +173,91 @@ pub fn repeat_start(directory: &Path) -> io::Result<bool> {
 
 /// Bytes of the number of a boot option.
 const OPTION: usize = 2;
+
+/// A partition, as a boot option names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Counted from 1.
+    pub number: u32,
+    /// Its first block.
+    pub first: u64,
+    /// Its length in blocks.
+    pub blocks: u64,
+    /// Its GUID, as it is in the partition table.
+    pub id: [u8; 16],
+}
+
+/// Has the firmware begin the next start with the program `file` on the partition `place`
+/// (`BootNext`), by the boot option `number`, which is not in its list. False if that option is
+/// there already with this content: it was asked for before.
+///
+/// # Errors
+///
+/// The kernel's error, or that the firmware did not store a variable.
+pub fn start_once(
+    directory: &Path,
+    number: u16,
+    description: &str,
+    place: &Place,
+    file: &str,
+) -> io::Result<bool> {
+    let option = option(directory, number);
+    let content = load_option(description, place, file);
+    if option.read()?.as_ref() == Some(&content) {
+        return Ok(false);
+    }
+    option.write(&content)?;
+    uefi(directory, "BootNext").write(&number.to_le_bytes())?;
+    Ok(true)
+}
+
+/// Removes the boot option `number`; a missing one is not an error.
+///
+/// # Errors
+///
+/// The kernel's error.
+pub fn forget_option(directory: &Path, number: u16) -> io::Result<()> {
+    option(directory, number).remove()
+}
+
+fn option(directory: &Path, number: u16) -> Variable {
+    uefi(directory, &format!("Boot{number:04X}"))
+}
+
+fn uefi(directory: &Path, name: &str) -> Variable {
+    Variable { directory: directory.to_owned(), path: directory.join(format!("{name}-{UEFI}")) }
+}
+
+/// `EFI_LOAD_OPTION` of the UEFI specification: attributes, length of the path, description, and
+/// the path: a partition of a GPT disk, and a file on it.
+fn load_option(description: &str, place: &Place, file: &str) -> Vec<u8> {
+    const ACTIVE: u32 = 1;
+    // Type, subtype and length of each part of the path.
+    const PARTITION: [u8; 4] = [4, 1, 42, 0];
+    const FILE: [u8; 2] = [4, 4];
+    const END: [u8; 4] = [0x7f, 0xff, 4, 0];
+    // A table of GPT, and a GUID.
+    const FORMAT: [u8; 2] = [2, 2];
+    let text = |text: &str| -> Vec<u8> {
+        text.encode_utf16().chain([0]).flat_map(u16::to_le_bytes).collect()
+    };
+    let length = |bytes: usize| u16::try_from(bytes).unwrap_or(u16::MAX).to_le_bytes();
+    let file = text(file);
+    let path = [
+        &PARTITION[..],
+        &place.number.to_le_bytes(),
+        &place.first.to_le_bytes(),
+        &place.blocks.to_le_bytes(),
+        &place.id,
+        &FORMAT,
+        &FILE,
+        &length(file.len() + 4),
+        &file,
+        &END,
+    ]
+    .concat();
+    [&ACTIVE.to_le_bytes()[..], &length(path.len()), &text(description), &path].concat()
+}
 
 /// A text of the loader or the boot stub.
 fn text(directory: &Path, name: &str) -> io::Result<Option<String>> {
@@ -213,6 +295,27 @@ pub fn may_be_left(directory: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_boot_option_is_started_once_and_asked_for_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = Place { number: 1, first: 2048, blocks: 0x10_0000, id: [7; 16] };
+        let start = |place: &Place| start_once(folder.path(), 0x7150, "P", place, r"\A").unwrap();
+        assert!(start(&place));
+        assert!(!start(&place), "it was asked for before");
+        assert!(start(&Place { first: 4096, ..place }), "another disk");
+        assert!(start(&place));
+        let next = uefi(folder.path(), "BootNext").read().unwrap();
+        assert_eq!(next.as_deref(), Some(&[0x50, 0x71][..]));
+        let option = uefi(folder.path(), "Boot7150").read().unwrap().unwrap();
+        // Active, a path of 42 + 10 + 4 bytes, "P".
+        assert_eq!(option[..10], [1, 0, 0, 0, 56, 0, b'P', 0, 0, 0]);
+        assert_eq!(option[10..22], [4, 1, 42, 0, 1, 0, 0, 0, 0, 8, 0, 0]);
+        assert_eq!(option[34..54], [&[7; 16][..], &[2, 2, 4, 4]].concat());
+        assert_eq!(option[54..], [10, 0, b'\\', 0, b'A', 0, 0, 0, 0x7f, 0xff, 4, 0]);
+        forget_option(folder.path(), 0x7150).unwrap();
+        assert!(start(&place));
+    }
 
     #[test]
     fn the_loader_says_what_it_started() {

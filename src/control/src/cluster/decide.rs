@@ -309,6 +309,7 @@ mod tests {
             wipes: None,
             install: Some(install.clone()),
             volumes: Vec::new(),
+            mirror: None,
         };
         let asks = Some(&parameters);
         let (unused, no_journal) = (Record::Absent, Record::Absent);

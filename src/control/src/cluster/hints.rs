@@ -45,6 +45,7 @@ mod tests {
             wipes: None,
             install: None,
             volumes: Vec::new(),
+            mirror: None,
         };
         let found = Some((parameters, parameters::Source::Esp));
         let loaded = parameters::Loaded { found, warning: None, tried: Vec::new() };

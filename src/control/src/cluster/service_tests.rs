@@ -379,6 +379,7 @@ fn loaded(configured: Option<Cluster>, wipes: Option<NodeId>) -> Loaded {
         wipes,
         install: None,
         volumes: Vec::new(),
+        mirror: None,
     });
     Loaded {
         found: parameters.map(|parameters| (parameters, Source::Esp)),

@@ -284,6 +284,7 @@ pub(super) fn status(status: Option<v1::NodeStatus>) -> Result<v1::NodeStatus, E
         ("status.workload_crash_loop", &status.workload_crash_loop),
         ("status.firewall_fault", &status.firewall_fault),
         ("status.other_system", &status.other_system),
+        ("status.mirror", &status.mirror),
     ];
     for (field, text) in texts {
         if text.len() > TEXT_MAX {

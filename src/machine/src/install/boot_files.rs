@@ -26,7 +26,7 @@ const DEPTH_MAX: usize = 5;
 const BYTES_MAX: u64 = 256 << 20;
 
 /// The files of the medium, whose ESP is mounted at `root`, that start a machine.
-pub(super) fn read(root: &Path) -> io::Result<Vec<Entry>> {
+pub(crate) fn read(root: &Path) -> io::Result<Vec<Entry>> {
     let mut found = Found { files: Vec::new(), left: BYTES_MAX };
     for folder in FOLDERS {
         if root.join(folder).exists() {

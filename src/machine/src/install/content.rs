@@ -88,6 +88,20 @@ pub(crate) fn found(disk: &File) -> io::Result<Option<String>> {
     })
 }
 
+/// Whether a disk has nothing but the entries of a table that fits, at its end: what a power cut
+/// leaves of making that table. Blocks.
+pub(crate) fn is_begun(disk: &File, fits: impl Fn(&Table) -> bool) -> io::Result<bool> {
+    let seen = see(disk)?;
+    Ok(seen.has_only_entries() && seen.headless.as_ref().is_some_and(fits))
+}
+
+/// Whether the start of a disk has a whole table, or nothing but a part of one, so that the
+/// backup at its end is not left from an earlier use. Blocks.
+pub(crate) fn is_table_current(disk: &File) -> io::Result<bool> {
+    let seen = see(disk)?;
+    Ok(seen.primary.is_some() || seen.has_only_a_table())
+}
+
 /// Looks at a disk for the installation `id`. Blocks.
 pub(super) fn look(disk: &File, id: &[u8]) -> io::Result<Content> {
     Ok(see(disk)?.classify(id))

@@ -25,7 +25,7 @@
 //! What this module does not do: decide whether this machine installs, or end the machine
 //! (`cluster`).
 
-mod boot_files;
+pub(crate) mod boot_files;
 pub(crate) mod content;
 pub(crate) mod disks;
 mod error;

@@ -110,6 +110,7 @@ fn loaded(network: parameters::Network) -> Known {
         console_tui: Vec::new(),
         wipes: None,
         install: None,
+        mirror: None,
         volumes: Vec::new(),
     };
     let found = Some((parameters, parameters::Source::Esp));

@@ -55,16 +55,8 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> Code {
         match self {
-            Self::Disk { source: table::Error::Io { source, .. }, .. }
-            | Self::Content { source, .. } => code::STORAGE_DISK.with_error(source),
-            Self::Disk { source, .. } => match source {
-                table::Error::Unusual(_) | table::Error::Format { .. } => {
-                    code::STORAGE_PARTITION_TABLE
-                }
-                table::Error::Io { .. }
-                | table::Error::BlockSize(_)
-                | table::Error::TooSmall(_) => code::STORAGE_DISK,
-            },
+            Self::Content { source, .. } => code::STORAGE_DISK.with_error(source),
+            Self::Disk { source, .. } => table_code(source),
             Self::Refused(refusal) => match refusal {
                 plan::Refusal::TooSmall { .. } => code::STORAGE_TOO_SMALL,
                 plan::Refusal::TableFull => code::STORAGE_PARTITION_TABLE,
@@ -75,19 +67,7 @@ impl Error {
                     code::STORAGE_DAMAGED
                 }
             },
-            Self::Apply(error) => match error {
-                apply::Error::Table(_)
-                | apply::Error::Register { .. }
-                | apply::Error::Clear { .. }
-                | apply::Error::Lost => code::STORAGE_DISK,
-                apply::Error::Format { .. } | apply::Error::Wipe { .. } => code::STORAGE_FORMAT,
-                apply::Error::Protect { .. }
-                | apply::Error::Open { .. }
-                | apply::Error::OwnKey { .. } => code::STORAGE_CIPHER,
-                apply::Error::Late { .. } => code::STORAGE_LATE,
-                apply::Error::Random { .. } => code::STORAGE_RANDOM,
-                apply::Error::Mount(_) | apply::Error::Grow { .. } => code::STORAGE_MOUNT,
-            },
+            Self::Apply(error) => step_code(error),
             Self::Failed { .. } => code::STORAGE_MOUNT,
             Self::Failing(_) => code::STORAGE_FAILING,
             Self::File(_) => code::STORAGE_FILE,
@@ -98,5 +78,31 @@ impl Error {
     #[must_use]
     pub fn report(&self) -> Report {
         Report::from_error(self.code(), self)
+    }
+}
+
+/// The code of a partition table that cannot be used, also where the mirror reads it.
+pub(crate) fn table_code(error: &table::Error) -> Code {
+    match error {
+        table::Error::Io { source, .. } => code::STORAGE_DISK.with_error(source),
+        table::Error::Unusual(_) | table::Error::Format { .. } => code::STORAGE_PARTITION_TABLE,
+        table::Error::BlockSize(_) | table::Error::TooSmall(_) => code::STORAGE_DISK,
+    }
+}
+
+/// The code of a step that failed, also where the mirror takes it.
+pub(crate) fn step_code(error: &apply::Error) -> Code {
+    match error {
+        apply::Error::Table(_)
+        | apply::Error::Register { .. }
+        | apply::Error::Clear { .. }
+        | apply::Error::Lost => code::STORAGE_DISK,
+        apply::Error::Format { .. } | apply::Error::Wipe { .. } => code::STORAGE_FORMAT,
+        apply::Error::Protect { .. } | apply::Error::Open { .. } | apply::Error::OwnKey { .. } => {
+            code::STORAGE_CIPHER
+        }
+        apply::Error::Late { .. } => code::STORAGE_LATE,
+        apply::Error::Random { .. } => code::STORAGE_RANDOM,
+        apply::Error::Mount(_) | apply::Error::Grow { .. } => code::STORAGE_MOUNT,
     }
 }

@@ -142,8 +142,10 @@ impl fmt::Display for Fault {
 /// The devices whose messages count.
 #[derive(Clone, Debug)]
 pub struct Devices {
-    /// The disk, as the kernel calls it: `vda`.
+    /// The disk whose errors count, as the kernel calls it: `vda`.
     pub disk: String,
+    /// The device whose requests are counted: the disk, or that of a mirror.
+    pub counted: String,
     /// The data partition: `/dev/vda4`.
     pub partition: String,
     /// The mounted devices, by their names in the kernel: `vda4`, `dm-2`.
@@ -245,9 +247,9 @@ pub async fn watch(
     let watched = readiness::watch(&log, Interest::READABLE)?;
     let mut tick = tokio::time::interval(PACE);
     let mut last: Option<(Instant, Fault)> = None;
-    let counters = Path::new(BLOCK).join(&devices.disk).join("stat");
+    let counters = Path::new(BLOCK).join(&devices.counted).join("stat");
     let mut requests_watch = stall::Watch::default();
-    let mut flushes = stall::Flushes::of(&Path::new("/dev").join(&devices.disk));
+    let mut flushes = stall::Flushes::of(&Path::new("/dev").join(&devices.counted));
     let mut free = None;
     loop {
         tokio::select! {
@@ -277,7 +279,7 @@ pub async fn watch(
         let waits = requests_watch.look(requests, now).into_iter().chain(flushes.look(now)).min();
         let waits = waits.map(|since| (since, now.saturating_sub(since)));
         if waits.is_some_and(|(_, time)| time >= hung) {
-            return Ok(Fault { what: What::Hung, device: devices.disk.clone(), sector: None });
+            return Ok(Fault { what: What::Hung, device: devices.counted.clone(), sector: None });
         }
         let stalled = waits.filter(|(_, time)| *time >= stall::SLOW);
         let stalled = stalled.map(|(since, _)| Stalled { since, deadline: hung });
@@ -356,6 +358,7 @@ mod tests {
     fn devices() -> Devices {
         Devices {
             disk: "vda".to_owned(),
+            counted: "vda".to_owned(),
             partition: "/dev/vda3".to_owned(),
             mounted: "dm-2".to_owned(),
             integrity: "dm-1".to_owned(),

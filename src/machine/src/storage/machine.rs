@@ -13,6 +13,7 @@ use tracing::{info, warn};
 
 use super::Kind;
 use super::apply::{Error, Machine};
+use super::ground::{self, Ground};
 use super::health::Devices;
 use super::key::{Key, Keys, Passphrase};
 use super::luks::{self, OpenError};
@@ -82,6 +83,8 @@ pub struct Live {
     pub target: Target,
     /// Options of the mount: [`MOUNT_OPTIONS`].
     pub mount_options: &'static str,
+    /// On what the data partition lies.
+    pub ground: Ground,
     /// Bytes in a block of the disk.
     pub block_size: u64,
     /// How the data partition is protected.
@@ -112,10 +115,13 @@ impl Live {
         }
     }
 
-    /// The device of `partition` itself.
+    /// The device of `partition` itself, or of the mirror that it belongs to.
     #[must_use]
     pub fn raw(&self, partition: &Partition) -> PathBuf {
-        block::partition_path(&self.disk, partition.number)
+        match self.ground {
+            Ground::Partition => block::partition_path(&self.disk, partition.number),
+            Ground::Mirror { .. } => ground::path(),
+        }
     }
 
     /// Whether an earlier run of the service has opened or mounted `partition`.
@@ -213,8 +219,17 @@ impl Live {
     /// The devices whose messages in the kernel's log are about `partition`, once it is open.
     #[must_use]
     pub fn devices(&self, partition: &Partition) -> Devices {
+        let disk = file_name(&self.disk);
+        let (disk, counted) = match &self.ground {
+            Ground::Partition => (disk.clone(), disk),
+            Ground::Mirror { alone, .. } => {
+                let device = ground::kernel_name().unwrap_or(disk);
+                (alone.clone().unwrap_or_else(|| device.clone()), device)
+            }
+        };
         Devices {
-            disk: file_name(&self.disk),
+            disk,
+            counted,
             partition: self.raw(partition).display().to_string(),
             mounted: mounted(&self.device(partition)),
             integrity: mounted(&luks::integrity_path(&self.target.mapper)),
@@ -396,6 +411,10 @@ pub fn read_content(disk: &Path, table: &Table, partition: &Partition) -> io::Re
     // The cache of the disk does not see data that was written through the device of
     // the partition, and may still have older content.
     rustix::fs::fadvise(&disk, start, NonZeroU64::new(length), rustix::fs::Advice::DontNeed)?;
+    read_stretch(&disk, start, length)
+}
+
+fn read_stretch(disk: &File, start: u64, length: u64) -> io::Result<Content> {
     let take = |wanted: usize| usize::try_from(length).unwrap_or(usize::MAX).min(wanted);
     let mut head = vec![0; take(probe::HEAD)];
     disk.read_exact_at(&mut head, start)?;
@@ -403,6 +422,18 @@ pub fn read_content(disk: &Path, table: &Table, partition: &Partition) -> io::Re
     let tail_start = start + length - tail.len() as u64;
     disk.read_exact_at(&mut tail, tail_start)?;
     Ok(probe::recognise(&head, &tail))
+}
+
+/// Returns the content of a whole device. Blocks.
+///
+/// # Errors
+///
+/// An error of the kernel.
+pub fn read_device(device: &Path) -> io::Result<Content> {
+    let device = File::open(device)?;
+    polis_base::sys::files::forget(&device)?;
+    let size = block::size(&device)?;
+    read_stretch(&device, 0, size)
 }
 
 impl Machine for Live {
@@ -419,7 +450,14 @@ impl Machine for Live {
     async fn register(&self, partition: &Partition) -> Result<(), Error> {
         let wanted = self.extent(partition);
         let (live, number) = (self.clone(), partition.number);
-        blocking(move || live.tell_kernel(number, wanted)).await
+        blocking(move || {
+            live.tell_kernel(number, wanted)?;
+            let Ground::Mirror { last: Some(_), .. } = live.ground else { return Ok(()) };
+            let device = block::partition_path(&live.disk, number);
+            let failed = |source| Error::Register { number, source };
+            ground::make(&ground::linear(&device, wanted.1)).map_err(failed)
+        })
+        .await
     }
 
     async fn protect(&self, partition: &Partition) -> Result<(), Error> {

@@ -15,6 +15,7 @@
 //! maintenance, health  what is done and noticed while it is mounted
 //! key, luks  what opens an encrypted partition, and how
 //! slot   where another system goes
+//! ground  the device under the encryption: the partition, or one over two disks
 //! wipe   blocks of an authenticated device are written before they are used
 //! ```
 //!
@@ -26,6 +27,7 @@
 
 pub mod apply;
 pub mod error;
+pub mod ground;
 pub mod header;
 pub mod health;
 pub mod key;
@@ -48,6 +50,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 pub use self::error::Error;
+pub use self::ground::Ground;
 pub use self::health::Health;
 pub use self::key::{Make, Wanted};
 pub use self::service::{Config, RunError, Service};

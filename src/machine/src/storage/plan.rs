@@ -35,6 +35,7 @@
 use uuid::{Uuid, uuid};
 
 use super::Kind;
+use super::ground;
 use super::header::{Luks, SUBSYSTEM};
 use super::probe::{Content, Xfs};
 use super::table::{Partition, Table};
@@ -239,6 +240,36 @@ pub fn place(table: &Table, id: Uuid) -> Result<Place, Refusal> {
     }))
 }
 
+/// Places the records of the mirror `id` where the data partition would begin, on a disk without
+/// one. Returns the table with that partition, which the data partition follows.
+///
+/// # Errors
+///
+/// [`Refusal`].
+pub fn reserve(table: &Table, id: Uuid) -> Result<(Table, Partition), Refusal> {
+    let place = place(table, id)?;
+    let (number, first) = (place.partition().number, place.partition().first);
+    let partition = Partition {
+        number,
+        name: ground::PARTITION.to_owned(),
+        type_id: ground::TYPE_ID,
+        id,
+        first,
+        last: first + ground::SIZE / table.block_size - 1,
+        attributes: 0,
+    };
+    let mut table = table.clone();
+    table.partitions.push(partition.clone());
+    Ok((table, partition))
+}
+
+/// The last block that the data partition may have on two disks with so many usable blocks.
+#[must_use]
+pub fn last_of_both(table: &Table, other: Option<u64>) -> u64 {
+    let usable = table.last_usable();
+    align_end(table, usable.min(other.unwrap_or(usable)))
+}
+
 /// Data partitions of a `former` table that nothing in `table` has taken the room
 /// of. An image that was written over a disk brings a table of its own, and its
 /// system may end elsewhere: then no new partition would begin where the data is.
@@ -304,7 +335,8 @@ fn identified(mut table: Table, mut id: impl FnMut() -> Uuid) -> Table {
     }
     table.disk = id();
     let image = |partition: &&mut Partition| {
-        partition.type_id != TYPE_ID && partition.name.starts_with(NAMES)
+        ![TYPE_ID, ground::TYPE_ID].contains(&partition.type_id)
+            && partition.name.starts_with(NAMES)
     };
     for partition in table.partitions.iter_mut().filter(image) {
         partition.id = id();
@@ -397,6 +429,10 @@ fn describe_luks(luks: &Luks) -> String {
 /// The last block that the partition could have, if that is worth it; `used` bytes
 /// of it are in use.
 fn growth(table: &Table, partition: &Partition, used: u64) -> Option<u64> {
+    // The other disk has not grown.
+    if ground::is_mirrored(table) {
+        return None;
+    }
     let end = table
         .partitions
         .iter()

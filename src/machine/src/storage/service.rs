@@ -40,6 +40,7 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::apply::{self, apply, before_unlock, clear};
+use super::ground;
 use super::health::{self, Health};
 use super::key::{Key, Keys, Make, Passphrase};
 use super::luks::OpenError;
@@ -50,7 +51,7 @@ use super::plan::{self, Place, Plan};
 use super::stall;
 use super::table::Partition;
 use super::table::Table;
-use super::{Error, Kind, Ready, Status, Wanted};
+use super::{Error, Ground, Kind, Ready, Status, Wanted};
 use polis_base::files::Root;
 use polis_base::stage::{Stage, State};
 use polis_base::sys::command_line;
@@ -81,6 +82,8 @@ pub struct Service {
     pub status: watch::Sender<Status>,
     /// How the partition does while it is mounted.
     pub health: watch::Sender<Health>,
+    /// On what the partition lies, once that is known.
+    pub ground: watch::Receiver<Option<Ground>>,
 }
 
 /// Why a run ended.
@@ -104,7 +107,7 @@ impl<E: Into<Error>> From<E> for Stop {
 }
 
 /// Longest that a look at the disk may take, and a key that is tried.
-const PROBE_MAX: Duration = Duration::from_secs(120);
+pub(crate) const PROBE_MAX: Duration = Duration::from_secs(120);
 
 impl Service {
     /// Runs until cancelled, and unmounts then.
@@ -165,10 +168,26 @@ impl Service {
 
     /// Marks the partition, and waits for the end of the machine.
     async fn give_up(&self, ctx: &Context) {
-        let disk = self.config.disk.clone();
+        let disks = match &*self.ground.borrow() {
+            Some(Ground::Mirror { disks, .. }) => disks.clone(),
+            Some(Ground::Partition) | None => vec![self.config.disk.clone()],
+        };
         let marked = blocking(move || {
-            let opened = |source| Error::Disk { disk: disk.clone(), source };
-            machine::give_up(&disk).map_err(opened)
+            // The mark on one disk of a mirror counts for both.
+            let marked = disks
+                .into_iter()
+                .map(|disk| machine::give_up(&disk).map_err(|source| Error::Disk { disk, source }));
+            let (marked, failed): (Vec<_>, Vec<_>) = marked.partition(Result::is_ok);
+            let mut failed = failed.into_iter().filter_map(Result::err);
+            match failed.next() {
+                Some(error) if marked.is_empty() => Err(error),
+                Some(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    warn!(error, "a disk of the mirror is not marked");
+                    Ok(())
+                }
+                None => Ok(()),
+            }
         });
         if let Err(error) = within(ctx, "marking the data partition", PROBE_MAX, marked).await {
             match ctx.trapdoor(error.report()).await {}
@@ -180,10 +199,7 @@ impl Service {
 
     /// Watches and maintains the partition; returns when it cannot be used any more.
     async fn keep(&self, ctx: &Context, live: &Live, partition: &Partition) -> Error {
-        let devices = live.devices(partition);
-        let mount = self.config.root.data.mount.path();
-        let hung = stall::deadline(&command_line::read().unwrap_or_default());
-        let watched = health::watch(ctx, &self.health, &devices, mount, hung);
+        let watched = self.watch(ctx, live, partition);
         let tended = async {
             maintain(live, partition).await;
             std::future::pending::<()>().await;
@@ -208,6 +224,30 @@ impl Service {
         }
     }
 
+    /// Watches the partition and what it lies on, which changes where it is mirrored.
+    async fn watch(
+        &self,
+        ctx: &Context,
+        live: &Live,
+        partition: &Partition,
+    ) -> std::io::Result<health::Fault> {
+        let mount = self.config.root.data.mount.path();
+        let hung = stall::deadline(&command_line::read().unwrap_or_default());
+        let mut ground = self.ground.clone();
+        loop {
+            let now =
+                ground.borrow_and_update().clone().filter(|_| live.ground != Ground::Partition);
+            let on = Live { ground: now.unwrap_or_else(|| live.ground.clone()), ..live.clone() };
+            let devices = on.devices(partition);
+            tokio::select! {
+                // Cancel-safe per its docs.
+                found = health::watch(ctx, &self.health, &devices, mount, hung) => return found,
+                // Cancel-safe: only waits. Without an owner, nothing changes any more.
+                Ok(()) = ground.changed(), if live.ground != Ground::Partition => {}
+            }
+        }
+    }
+
     async fn prepare(&mut self, ctx: &Context) -> Result<(Live, Partition), Stop> {
         let root = self.config.root.clone();
         blocking(move || {
@@ -216,7 +256,7 @@ impl Service {
         })
         .await?;
 
-        let (table, plan) = self.look(ctx).await?;
+        let (mut table, mut plan) = self.look(ctx).await?;
         let (kind, keys) = match &plan {
             Plan::Create { partition, .. } | Plan::Finish { partition } => {
                 self.status.send_replace(Status::Absent { partition: partition.id });
@@ -225,12 +265,16 @@ impl Service {
                     Wanted::Open { .. } | Wanted::GiveUp => None,
                 });
                 let make: Make = make.await.map_err(Stop::Closed)?;
+                if let Plan::Create { partition, .. } = &plan {
+                    (table, plan) = self.place(ctx, partition.id).await?;
+                }
                 (make.kind(), make.keys().cloned())
             }
             Plan::Mount { .. } | Plan::Clear { .. } => (Kind::Insecure, None),
             Plan::Unlock { kind, .. } => (*kind, None),
         };
-        let live = self.live(ctx, &table, kind, keys);
+        let ground = self.ground(&table).await?;
+        let live = self.live(ctx, &table, ground, kind, keys);
         let subject = plan.partition().clone();
         let machine = Patient { machine: &live, ctx };
         let applied = async {
@@ -256,8 +300,34 @@ impl Service {
         Ok((live, partition))
     }
 
-    fn live(&self, ctx: &Context, table: &Table, kind: Kind, keys: Option<Keys>) -> Live {
+    /// On what the partition of a disk with this table lies.
+    async fn ground(&mut self, table: &Table) -> Result<Ground, Stop> {
+        if !ground::is_mirrored(table) {
+            return Ok(Ground::Partition);
+        }
+        let known = event::until(&mut self.ground, "the mirror", Option::clone);
+        known.await.map_err(Stop::Closed)
+    }
+
+    /// Looks again, once it is decided whether the new partition is mirrored.
+    async fn place(&mut self, ctx: &Context, id: Uuid) -> Result<(Table, Plan), Stop> {
+        let decided = event::until(&mut self.ground, "the mirror", Option::clone);
+        let ground = decided.await.map_err(Stop::Closed)?;
+        let disk = self.config.disk.clone();
+        let looked = blocking(move || look(disk, &ground, id));
+        Ok(within(ctx, "reading the disk", PROBE_MAX, looked).await?)
+    }
+
+    fn live(
+        &self,
+        ctx: &Context,
+        table: &Table,
+        ground: Ground,
+        kind: Kind,
+        keys: Option<Keys>,
+    ) -> Live {
         Live {
+            ground,
             disk: self.config.disk.clone(),
             target: Target::data(&self.config.root),
             mount_options: self.config.mount_options,
@@ -269,13 +339,19 @@ impl Service {
     }
 
     /// Looks at the disk until nothing of what was given up is left on it.
-    async fn look(&self, ctx: &Context) -> Result<(Table, Plan), Stop> {
+    async fn look(&mut self, ctx: &Context) -> Result<(Table, Plan), Stop> {
+        let disk = self.config.disk.clone();
+        let read = blocking(move || {
+            machine::read_table(&disk).map_err(|source| Error::Disk { disk, source })
+        });
+        let table = within(ctx, "reading the partition table", PROBE_MAX, read).await?;
+        let ground = self.ground(&table).await?;
         loop {
-            let disk = self.config.disk.clone();
-            let looked = blocking(move || look(disk));
+            let (disk, on) = (self.config.disk.clone(), ground.clone());
+            let looked = blocking(move || look(disk, &on, new_id()));
             let (table, plan) = within(ctx, "reading the disk", PROBE_MAX, looked).await?;
             let Plan::Clear { partition } = plan else { return Ok((table, plan)) };
-            let live = self.live(ctx, &table, Kind::Insecure, None);
+            let live = self.live(ctx, &table, ground.clone(), Kind::Insecure, None);
             if live.is_in_use(&partition) {
                 // It was marked in this boot, and only the next one may wipe it.
                 self.status.send_replace(Status::GivenUp);
@@ -368,18 +444,28 @@ async fn explain(error: apply::Error, live: &Live, partition: &Partition) -> Err
     }
 }
 
-/// Looks at the disk and decides. Blocks.
-fn look(disk: PathBuf) -> Result<(Table, Plan), Error> {
+/// Looks at the disk and decides; a new partition gets the identity `id`. Blocks.
+fn look(disk: PathBuf, ground: &Ground, id: Uuid) -> Result<(Table, Plan), Error> {
     let opened = |source| Error::Disk { disk: disk.clone(), source };
     let table = machine::read_table(&disk).map_err(opened)?;
-    let place = plan::place(&table, new_id())?;
-    let content = machine::read_content(&disk, &table, place.partition());
+    let mut place = plan::place(&table, id)?;
+    let content = match (&place, ground) {
+        // Of two disks, one may have old data.
+        (Place::Made(_), Ground::Mirror { last: None, .. }) => {
+            machine::read_device(&ground::path())
+        }
+        _ => machine::read_content(&disk, &table, place.partition()),
+    };
     let content = content.map_err(|source| match &place {
         Place::Free(_) => Error::Content { what: "free space".to_owned(), source },
         Place::Made(partition) => {
             Error::Content { what: format!("partition {}", partition.number), source }
         }
     })?;
+    if let (Place::Free(partition), Ground::Mirror { last: Some(last), .. }) = (&mut place, ground)
+    {
+        partition.last = partition.last.min(*last);
+    }
     let plan = plan::plan(&table, place, &content, new_id)?;
     if let Plan::Create { .. } = plan
         && let Some(backup) = machine::read_backup(&disk)

@@ -88,6 +88,7 @@ impl Disk {
             wanted: wanted.subscribe(),
             status,
             health: watch::Sender::default(),
+            ground: watch::Sender::new(Some(Ground::Partition)).subscribe(),
         };
         let (ctx, handles) = Context::for_test();
         let mut tasks = tokio::task::JoinSet::new();
@@ -237,10 +238,10 @@ fn an_image_written_over_a_disk_does_not_cost_the_data_behind_a_smaller_system()
     table::write(&disk, &table).unwrap();
     disk.write_all_at(&image, 0).unwrap();
 
-    let (_table, plan) = look(path.clone()).unwrap();
+    let (_table, plan) = look(path.clone(), &Ground::Partition, new_id()).unwrap();
     assert!(matches!(plan, Plan::Create { .. }), "{plan:?}");
     disk.write_all_at(b"XFSB", 96 * MIB).unwrap();
-    let refused = look(path.clone()).unwrap_err();
+    let refused = look(path.clone(), &Ground::Partition, new_id()).unwrap_err();
     assert!(matches!(refused, Error::Refused(plan::Refusal::Occupied { .. })), "{refused:?}");
     assert_eq!(machine::read_table(&path).unwrap().partitions.len(), 2);
 }

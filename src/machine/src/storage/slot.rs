@@ -13,14 +13,18 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use super::ground::is_mirrored;
 use super::table;
 use polis_base::sys::block;
 
 /// The names of both in the partition table, and what each is called.
 const SLOTS: [(&str, &str); 2] = [("A", "POLIS-SYSTEM-A"), ("B", "POLIS-SYSTEM-B")];
+
+/// The name of the ESP.
+const ESP: &str = "POLIS-ESP";
 
 /// Why another system has no place.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +35,12 @@ pub enum Error {
     /// The disk has only one.
     #[error("the disk has no partition {0}")]
     Absent(&'static str),
+    /// The disk of the mounted ESP is another one: that of a mirror that is left.
+    #[error(
+        "the disk that this machine was started from was lost, and it runs from the other one of \
+         its mirror; reboot it first"
+    )]
+    Left,
     /// The table cannot be read.
     #[error(transparent)]
     Table(#[from] table::Error),
@@ -80,6 +90,26 @@ impl Slot {
         let entry = entry.ok_or(Error::Absent(partition))?;
         let device = block::partition_path(disk, entry.number);
         Ok(Self { name, device, size: entry.blocks() * table.block_size })
+    }
+
+    /// Fails if the ESP that is mounted at `esp` is of another disk than that of a mirror.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub fn check(disk: &Path, esp: &Path) -> Result<(), Error> {
+        let failed = |source| Error::Disk { path: disk.to_owned(), source };
+        let table = table::read(&File::open(disk).map_err(failed)?)?;
+        if !is_mirrored(&table) {
+            return Ok(());
+        }
+        let entry = table.partitions.iter().find(|entry| entry.name == ESP);
+        let device = entry
+            .and_then(|entry| std::fs::metadata(block::partition_path(disk, entry.number)).ok());
+        match (device, std::fs::metadata(esp)) {
+            (Some(device), Ok(esp)) if device.rdev() != esp.dev() => Err(Error::Left),
+            _ => Ok(()),
+        }
     }
 
     /// Opens it for reading and writing, for this process alone.

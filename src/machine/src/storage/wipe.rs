@@ -161,6 +161,17 @@ pub fn heads(device: &Path, length: u64) -> io::Result<()> {
     Ok(())
 }
 
+/// Overwrites all of `device`, of `length` bytes. Blocks.
+///
+/// # Errors
+///
+/// An error of the kernel.
+pub fn all(device: &Path, length: u64) -> io::Result<()> {
+    let file = open(device)?;
+    zero(&file, 0, length)?;
+    file.sync_data()
+}
+
 /// Writes what `mkfs.xfs` and `xfs_repair` read before anything is there. Blocks.
 ///
 /// # Errors

@@ -63,6 +63,7 @@ impl Turn {
         if running.standing != Standing::Good {
             return Err(Error::OnTrial);
         }
+        Slot::check(&config.disk, &config.kernels)?;
         let place = Place {
             slot: Slot::beside(&config.slot, &config.disk)?,
             kernels: &config.kernels,

@@ -11,7 +11,6 @@ use uuid::{Uuid, uuid};
 use super::record::{self, Entry, Record};
 use crate::install::disks::{self, Disk};
 use crate::install::{content, select};
-use crate::storage::Kind;
 use crate::storage::apply::{self, apply, before_unlock};
 use crate::storage::health::Devices;
 use crate::storage::key::Key;
@@ -19,6 +18,7 @@ use crate::storage::luks::OpenError;
 use crate::storage::machine::{self, Live, MOUNT_OPTIONS, Target};
 use crate::storage::plan::{self, Place, Plan};
 use crate::storage::table::{self, Partition, Table};
+use crate::storage::{Ground, Kind};
 use polis_base::files::{self, Dir};
 use polis_base::sys::block;
 use polis_runtime::logtree::Sink;
@@ -278,6 +278,7 @@ impl Machine {
             disk: disk.to_owned(),
             target,
             mount_options: MOUNT_OPTIONS,
+            ground: Ground::Partition,
             block_size: table.block_size,
             kind: entry.kind,
             keys: Some(keys).filter(|_| entry.kind != Kind::Insecure),

@@ -17,7 +17,7 @@ use polis_base::sys::clock;
 use polis_base::{boot, cause};
 use polis_control::cluster::{Keeper, KeyStatus};
 use polis_control::{cluster, consensus};
-use polis_machine::{network, storage, update};
+use polis_machine::{mirror, network, storage, update};
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::Context;
 use polis_wire::endpoint::CURATOR_PORT;
@@ -67,6 +67,8 @@ pub struct Subject<'a> {
     pub slot: &'a str,
     /// The systems of this machine.
     pub update: &'a update::Status,
+    /// The mirror of the disk.
+    pub mirror: &'a mirror::Status,
 }
 
 impl Subject<'_> {
@@ -117,6 +119,7 @@ impl Subject<'_> {
                 .map(|other| bounded(other.to_string()))
                 .unwrap_or_default(),
             network: Some(links(self.network)),
+            mirror: self.mirror.as_ref().map(|it| bounded(it.text())).unwrap_or_default(),
             ..Default::default()
         }
     }
@@ -250,6 +253,7 @@ fn fold(service: &mut Service, boot_id: &str) -> v1::NodeStatus {
     let workload = inputs.workload.borrow_and_update().clone();
     let firewall = inputs.firewall.borrow_and_update().state.clone();
     let update = inputs.update.borrow_and_update().clone();
+    let mirror = inputs.mirror.borrow_and_update().clone();
     let keys = service.outputs.cluster.borrow().keys.clone();
     Subject {
         version: &inputs.environment.version,
@@ -264,6 +268,7 @@ fn fold(service: &mut Service, boot_id: &str) -> v1::NodeStatus {
         firewall: &firewall,
         slot: &inputs.environment.slot,
         update: &update,
+        mirror: &mirror,
     }
     .report()
 }
@@ -296,6 +301,7 @@ async fn changed(
         changed = inputs.firewall.changed() => changed.map_err(|_closed| Closed("the firewall")),
         changed = inputs.workload.changed() => changed.map_err(|_closed| Closed("the workload")),
         changed = inputs.update.changed() => changed.map_err(|_closed| Closed("the update")),
+        changed = inputs.mirror.changed() => changed.map_err(|_closed| Closed("the mirror")),
         changed = inputs.mesh_key.changed() => changed.map_err(|_closed| Closed("the mesh")),
         // Only a node in the mesh compares its record with its key.
         changed = nodes.changed(), if key.is_some() => {
@@ -398,6 +404,7 @@ mod tests {
                 firewall: &firewall::State::Failed("no".to_owned()),
                 slot: "B",
                 update: &update,
+                mirror: &None,
             }
             .report()
         };

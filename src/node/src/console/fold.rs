@@ -34,7 +34,7 @@ use polis_base::hex;
 use polis_base::stage::{self, Stages};
 use polis_control::{cluster, consensus};
 use polis_machine::parameters::Cidr;
-use polis_machine::{network, storage, volumes};
+use polis_machine::{mirror, network, storage, volumes};
 use polis_proto::v1::NetworkState;
 use polis_runtime::supervisor::{self, Tree};
 use polis_wire::identity::Fingerprint;
@@ -126,6 +126,7 @@ fn warnings(values: &Values) -> Vec<Warning> {
     let unowned = unowned(values);
     let mut warnings: Vec<_> = unowned.iter().cloned().collect();
     warnings.extend(values.health.warnings().iter().map(|text| plain(text)));
+    warnings.extend(mirror::warnings(&values.mirror).iter().map(|text| plain(text)));
     warnings.extend(volumes::warnings(&values.volumes).iter().map(|text| plain(text)));
     let ready = values.storage.ready();
     if ready.is_some_and(|ready| ready.kind == storage::Kind::Insecure) {

@@ -51,7 +51,7 @@ use polis_base::sys::reboot::Reason;
 use polis_base::{files, sys};
 use polis_control::{cluster, consensus};
 use polis_machine::parameters::Known;
-use polis_machine::{network, storage, volumes};
+use polis_machine::{mirror, network, storage, volumes};
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::{Context, Policy};
 use polis_wire::identity::{Fingerprint, Identity};
@@ -102,6 +102,8 @@ pub struct Inputs {
     pub health: watch::Receiver<storage::Health>,
     /// The volumes of further disks.
     pub volumes: watch::Receiver<volumes::Status>,
+    /// The mirror of the disk.
+    pub mirror: watch::Receiver<mirror::Status>,
     /// This node's state in its cluster.
     pub cluster: watch::Receiver<cluster::Status>,
     /// Its etcd member.

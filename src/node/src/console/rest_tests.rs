@@ -31,6 +31,7 @@ fn start() -> World {
     let (mounted, storage) = watch::channel(storage::Status::Starting);
     let (disk, health) = watch::channel(storage::Health::default());
     let (_further, volumes) = watch::channel(volumes::Status::new());
+    let (_mirrored, mirror) = watch::channel(None);
     let (cluster, standing) = watch::channel(cluster::Status::default());
     let (received, cluster_nodes) = watch::channel(ClusterNodes::default());
     let (key, identity) = watch::channel(None);
@@ -49,6 +50,7 @@ fn start() -> World {
             storage,
             health,
             volumes,
+            mirror,
             cluster: standing,
             consensus: member.status(),
             pki: member.overview(),

@@ -18,7 +18,7 @@ use polis_base::environment::Environment;
 use polis_base::stage::Stages;
 use polis_control::{cluster, consensus};
 use polis_machine::parameters::Known;
-use polis_machine::{network, storage, volumes};
+use polis_machine::{mirror, network, storage, volumes};
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Tree;
 use polis_wire::identity::Identity;
@@ -39,6 +39,7 @@ pub(super) struct Values {
     pub(super) storage: storage::Status,
     pub(super) health: storage::Health,
     pub(super) volumes: volumes::Status,
+    pub(super) mirror: mirror::Status,
     pub(super) cluster: cluster::Status,
     pub(super) consensus: consensus::Status,
     pub(super) pki: Overview,
@@ -67,6 +68,7 @@ impl Values {
             storage: storage::Status::Starting,
             health: storage::Health::default(),
             volumes: volumes::Status::new(),
+            mirror: None,
             cluster: cluster::Status::default(),
             consensus: consensus::Status::default(),
             pki: Overview::default(),
@@ -112,6 +114,7 @@ impl Watched {
             storage,
             health,
             volumes,
+            mirror,
             cluster,
             consensus,
             pki,
@@ -133,6 +136,7 @@ impl Watched {
             renew(storage, all, &mut values.storage),
             renew(health, all, &mut values.health),
             renew(volumes, all, &mut values.volumes),
+            renew(mirror, all, &mut values.mirror),
             renew(cluster, all, &mut values.cluster),
             renew(consensus, all, &mut values.consensus),
             renew(pki, all, &mut values.pki),
@@ -167,6 +171,7 @@ impl Watched {
             shipping,
             health: _,
             volumes: _,
+            mirror: _,
             consensus: _,
             cluster_nodes: _,
         } = &mut self.inputs;

@@ -15,7 +15,7 @@ use polis_control::consensus::MemberStatus;
 use polis_control::consensus::snapshots::Snapshots;
 use polis_control::curator::update::journal;
 use polis_control::{cluster, consensus};
-use polis_machine::time;
+use polis_machine::{mirror, time};
 use polis_proto::v1;
 use polis_runtime::logtree;
 use polis_runtime::supervisor::{State, Tree};
@@ -98,6 +98,7 @@ impl Sources {
         drop(ring);
         forwarding(&mut page, &self.inputs.forwarding.borrow());
         shipping(&mut page, &self.inputs.shipping.borrow(), clock::now());
+        mirror(&mut page, &self.inputs.mirror.borrow());
         cluster_update(&mut page, self.inputs.cluster_update.borrow().as_ref(), clock::now());
         if let Some(kibibytes) = process::resident("self") {
             let help = "Memory of the node's process that is resident.";
@@ -251,6 +252,16 @@ fn shipping(page: &mut Page, status: &shipping::Status, now: SystemTime) {
     one("polis_snapshot_target_sent_total", Kind::Counter, help, delivery.sent);
     let help = "Whether the newest snapshot of etcd does not reach its target.";
     one("polis_snapshot_target_failing", Kind::Gauge, help, delivery.failure.is_some().into());
+}
+
+/// Left out without a mirror.
+fn mirror(page: &mut Page, status: &mirror::Status) {
+    let Some(report) = status else { return };
+    let help = "1 for the state of the mirror of the disk that the node runs from.";
+    let mut family = page.family("polis_mirror_state", Kind::Gauge, help);
+    for state in mirror::State::NAMES {
+        family.sample(&[("state", state)], u8::from(state == report.state.name()));
+    }
 }
 
 /// Left out on a node without a curator, and before the first update.
@@ -425,6 +436,29 @@ mod tests {
         // A turn that an owner has ended is none.
         update.set_state(State::Aborted);
         assert_eq!(shown(Some(&known(&update))).len(), 3);
+    }
+
+    #[test]
+    fn a_mirror_has_a_state() {
+        let shown = |status| {
+            let mut page = Page::default();
+            super::mirror(&mut page, &status);
+            let text = page.into_text();
+            let lines = text.lines().filter(|line| !line.starts_with('#'));
+            lines.map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert!(shown(None).is_empty());
+        let state = mirror::State::Filling { percent: 7 };
+        let report = mirror::Report { state, whole: Vec::new(), filled: None, cause: None };
+        assert_eq!(
+            shown(Some(report)),
+            [
+                "polis_mirror_state{state=\"whole\"} 0",
+                "polis_mirror_state{state=\"comparing\"} 0",
+                "polis_mirror_state{state=\"filling\"} 1",
+                "polis_mirror_state{state=\"degraded\"} 0",
+            ]
+        );
     }
 
     #[test]

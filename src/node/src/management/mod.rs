@@ -122,6 +122,8 @@ pub struct Inputs {
     pub shipping: watch::Receiver<crate::shipping::Status>,
     /// The update of the cluster that goes on, or the last one.
     pub cluster_update: watch::Receiver<Option<polis_proto::v1::GetUpdateResponse>>,
+    /// The mirror of the disk.
+    pub mirror: watch::Receiver<polis_machine::mirror::Status>,
     /// The firewall.
     pub firewall: watch::Receiver<crate::firewall::Status>,
 }

@@ -57,6 +57,9 @@ pub(crate) struct View {
     #[serde(skip_serializing_if = "Option::is_none")]
     snapshots: Option<Shipped>,
     storage: String,
+    /// The mirror of its disk.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    mirror: String,
     key_keeper: String,
     tpm: bool,
     /// What its TPM proved to the leader last.
@@ -121,6 +124,7 @@ impl View {
             trial: status.trial,
             firmware_update_announced: status.firmware_update_announced,
             other_system: status.other_system,
+            mirror: status.mirror,
             image: status.image,
             workload_fault: status.workload_fault,
             firewall_fault: status.firewall_fault,
@@ -328,6 +332,10 @@ impl View {
             ("image", or_dash(&self.image)),
             ("boot", or_dash(&self.boot_id)),
             ("storage", self.storage_text()),
+        ]);
+        let mirror = Some(self.mirror.clone()).filter(|mirror| !mirror.is_empty());
+        lines.extend(mirror.map(|mirror| ("mirror", mirror)));
+        lines.extend([
             ("disk key in", self.key_keeper.clone()),
             ("TPM", if self.tpm { "yes" } else { "no" }.to_owned()),
         ]);

@@ -202,6 +202,12 @@ struct Machine {
     #[arg(long = "volume", value_name = "NAME:KEY=VALUE[,...]",
           value_parser = parameters::DiskVolume::message)]
     volumes: Vec<v1::DiskVolume>,
+    /// Mirror the disk that the machine runs from on this one, too.
+    ///
+    /// A disk as for `--install-disk`. Exactly one must fit, beside the one that the machine runs
+    /// from, and it must be empty. It also selects a disk that replaces either.
+    #[arg(long, value_name = "KEY=VALUE[,...]", value_parser = parameters::Selector::message)]
+    mirror_disk: Option<v1::DiskSelector>,
     /// The format of the file: a machine reads each of them.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -404,6 +410,7 @@ fn message(cluster: Cluster, machine: &Machine) -> Result<v1::NodeParameters, Er
         wipes: wipes.map(|id| id.to_string()).unwrap_or_default(),
         install,
         volumes: machine.volumes.clone(),
+        mirror: machine.mirror_disk.clone(),
     })
 }
 

@@ -36,6 +36,9 @@ struct View {
     /// The volumes of further disks, by name, and the disk of each.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     volumes: BTreeMap<String, String>,
+    /// The disk on which the one that the machine runs from is mirrored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mirror: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -133,6 +136,7 @@ fn view(parameters: &Parameters) -> View {
             .iter()
             .map(|volume| (volume.name.to_string(), volume.disk.to_string()))
             .collect(),
+        mirror: parameters.mirror.as_ref().map(ToString::to_string),
         install: parameters.install.as_ref().map(|install| InstallView {
             disk: install.disk.to_string(),
             wipe: install.wipe.name(),
@@ -227,6 +231,9 @@ fn text(view: &View, format: Option<String>) -> String {
     }
     for (name, disk) in &view.volumes {
         lines.push(("volume", format!("{name}, on the disk with {disk}")));
+    }
+    if let Some(disk) = &view.mirror {
+        lines.push(("mirror", format!("on the disk with {disk}")));
     }
     if let Some(InstallView { disk, wipe, id }) = &view.install {
         let over = match wipe {

@@ -171,6 +171,16 @@ fn a_further_disk_is_named_with_its_volume() {
 }
 
 #[test]
+fn the_disk_of_a_mirror_is_named() {
+    let world = world();
+    world.runs(&with(&BOOTSTRAP, &["--mirror-disk", "transport=nvme,min-size=1T"]));
+    let shown = world.runs(&["parameters", "show", "@p.pb"]);
+    assert!(shown.contains("on the disk with transport=nvme,min-size=1T"), "{shown}");
+    let shown = world.runs(&["parameters", "show", "@p.pb", "--output", "json"]);
+    assert!(shown.contains("\"mirror\": \"transport=nvme,min-size=1T\""), "{shown}");
+}
+
+#[test]
 fn a_disk_that_nothing_selects_is_refused() {
     let world = world();
     for (more, status, words) in [

@@ -98,6 +98,8 @@ pub struct Parameters {
     pub install: Option<Install>,
     /// The volumes of further disks.
     pub volumes: Vec<DiskVolume>,
+    /// The disk on which the one that the machine runs from is mirrored, if it is to be.
+    pub mirror: Option<Selector>,
 }
 
 /// The cluster to found or to register with.

@@ -156,6 +156,7 @@ const PARAMETERS: &[Field] = &[
     plain(5, "wipes"),
     message(6, "install", INSTALLATION),
     message(7, "volumes", DISK_VOLUME),
+    message(8, "mirror", DISK_SELECTOR),
 ];
 
 /// Fails on the first field of encoded node parameters that is not allowed.

@@ -170,6 +170,15 @@ failures! {
         "give the machine a source of random numbers, then reboot: a processor with RDRAND; in a \
          virtual machine a processor model that has it, or a virtio-rng device (QEMU: -device \
          virtio-rng-pci)";
+    /// The disk of a mirror that is there has old data.
+    MIRROR_OLD = Storage 25:
+        "put in the other disk of the mirror, which has the newest data, or start the machine from \
+         it; nothing was changed. A lost disk with the newest data means the loss of that data: \
+         then install the machine anew";
+    /// Both disks of a mirror have data that the other one lacks.
+    MIRROR_SPLIT = Storage 26:
+        "each disk of the mirror was used alone, or one is a copy: take out the disk whose data you \
+         give up, start the machine, and wipe that disk in another machine; nothing was changed";
 
     /// Not exactly one disk fits what the parameters say to install to.
     INSTALL_DISK = Storage 31:

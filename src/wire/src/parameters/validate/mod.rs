@@ -13,6 +13,7 @@ use prost::Message as _;
 use zeroize::Zeroizing;
 
 use super::error::Error;
+use super::install::selector;
 use super::text::{self, At as _, Refusal, located};
 use super::{
     Bootstrap, Cidr, Cluster, ClusterConfiguration, ColdStart, DirectoryNode, DiskVolume, Firewall,
@@ -66,7 +67,8 @@ pub fn parse(bytes: &[u8]) -> Result<Parameters, Error> {
     let node = v1::NodeParameters { install: None, ..message.clone() };
     let install = message.install.map(|order| Install::read(&order, &node)).transpose()?;
     let volumes = DiskVolume::read_all(&message.volumes)?;
-    Ok(Parameters { cluster, network, console_tui, wipes, install, volumes })
+    let mirror = message.mirror.as_ref().map(|disk| selector(Some(disk), "mirror")).transpose()?;
+    Ok(Parameters { cluster, network, console_tui, wipes, install, volumes, mirror })
 }
 
 /// Reads a raw Ed25519 public key; `path` is its position as errors report it.

@@ -380,6 +380,7 @@ prop_compose! {
             wipes: String::new(),
             install: None,
             volumes: Vec::new(),
+            mirror: None,
         }
     }
 }
@@ -413,7 +414,7 @@ proptest! {
     }
 
     #[test]
-    fn an_unknown_field_anywhere_at_the_top_is_refused(message in any_valid(), number in 8u8..15) {
+    fn an_unknown_field_anywhere_at_the_top_is_refused(message in any_valid(), number in 9u8..15) {
         let mut bytes = message.encode_to_vec();
         bytes.extend([number << 3, 1]);
         prop_assert_eq!(

@@ -1,0 +1,254 @@
+//! A mirror while the node runs: notes a disk that is lost, takes one that comes, and keeps what
+//! starts the machine the same on both.
+//!
+//! The service calls [`tend`], which looks once a second. What may take long, or hang, is one job
+//! beside that: a copy, or the search for a disk.
+//!
+//! Invariants:
+//! - A lost disk is noted on the other one before the kernel's device forgets it, and no job keeps
+//!   the look waiting.
+//! - A disk that is filled becomes one of both only when the machine starts from it alone.
+//! - What starts the machine is copied from a disk in use, to the other one.
+
+mod work;
+
+use std::time::Duration;
+
+use tokio::time::{Instant, MissedTickBehavior};
+use tracing::warn;
+
+use self::work::{Copied, Done, Job};
+use super::assemble::Mirror;
+use super::disks::Disk;
+use super::esp;
+use super::kernel::{Device, Health};
+use super::plan::{Leg, Used};
+use super::reads::Reads;
+use super::{Error, Report, Service, State, device, system};
+use polis_runtime::event::Closed;
+use polis_runtime::supervisor::{Context, blocking};
+
+/// How often the device and the ESP are looked at.
+const PACE: Duration = Duration::from_secs(1);
+
+/// The mirror that is tended, and what is known of it.
+struct Tended<'a> {
+    service: &'a mut Service,
+    ctx: &'a Context,
+    mirror: Mirror,
+    /// The disk that the kernel fills.
+    filled: Option<Leg>,
+    /// Whether the lost disk is still below a device, or its ESP mounted.
+    leaving: bool,
+    /// Why the last attempt to take or copy failed.
+    cause: Option<String>,
+    /// When a disk was last looked for.
+    searched: Option<Instant>,
+    reads: Reads,
+    copied: Copied,
+    job: Option<Job>,
+}
+
+/// Tends the mirror; returns only when an owner of an input has ended.
+pub(super) async fn tend(
+    service: &mut Service,
+    ctx: &Context,
+    mirror: Mirror,
+) -> Result<(), Closed> {
+    let below = blocking(device::below).await.unwrap_or_default();
+    let filled = match mirror.used {
+        Used::Only(leg) if below.starts_with("raid") => Some(leg.other()),
+        Used::Only(_) | Used::Both => None,
+    };
+    let mut tended = Tended {
+        // After a restart of the service, some of that may be left to do.
+        leaving: mirror.used != Used::Both && filled.is_none(),
+        service,
+        ctx,
+        mirror,
+        filled,
+        cause: None,
+        searched: None,
+        reads: Reads::default(),
+        copied: Copied::new(),
+        job: None,
+    };
+    let mut tick = tokio::time::interval(PACE);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let step = tokio::select! {
+            // Cancel-safe per its docs.
+            _now = tick.tick() => tended.look().await,
+            // Cancel-safe: the job stays in its place until it is done.
+            done = job(&mut tended.job) => {
+                tended.job = None;
+                tended.finish(done).await
+            }
+        };
+        if let Err(error) = step {
+            tended.failed(&error);
+        }
+    }
+}
+
+/// Waits for the job, if there is one.
+async fn job(job: &mut Option<Job>) -> Done {
+    match job {
+        Some(job) => job.await,
+        None => std::future::pending().await,
+    }
+}
+
+impl Tended<'_> {
+    /// A lost disk is noted first, whatever else is being done.
+    async fn look(&mut self) -> Result<(), Error> {
+        let ready = *self.service.ready.borrow();
+        self.copied.ready |= ready;
+        let state = self.state().await?;
+        self.publish(state);
+        if self.leaving {
+            return self.leave().await;
+        }
+        if self.job.is_some() {
+            return Ok(());
+        }
+        match (state, self.mirror.used, self.filled) {
+            (_, Used::Both, _) => self.compare(),
+            (State::Whole, Used::Only(_), Some(_)) if ready => self.compare(),
+            (_, Used::Only(_), None) if ready => self.search()?,
+            (_, Used::Only(_), _) => {}
+        }
+        Ok(())
+    }
+
+    /// The state of the device; goes on without a disk that is lost.
+    async fn state(&mut self) -> Result<State, Error> {
+        let source = match (self.mirror.used, self.filled) {
+            (Used::Both, _) => None,
+            (Used::Only(source), Some(_)) => Some(source),
+            (Used::Only(_), None) => return Ok(State::Degraded),
+        };
+        let (device, lost) = self.device().await?;
+        Ok(match (device, lost.as_slice()) {
+            // The one that was dropped has missed writes: it must not be noted as the newest, and
+            // what the kernel has is left to fail.
+            (_, [_, _]) if source.is_none() => return Err(Error::NoneLeft),
+            (_, &[lost, ..]) if Some(lost) != source => {
+                self.lose(lost).await?;
+                State::Degraded
+            }
+            (Some(device), _) if device.is_whole() => State::Whole,
+            (device, _) => {
+                let percent = device.map_or(0, |device| device.percent);
+                match self.filled {
+                    Some(_) => State::Filling { percent },
+                    None if device.is_none() => State::Whole,
+                    None => State::Comparing { percent },
+                }
+            }
+        })
+    }
+
+    /// What the kernel says of the device, and the disks that are lost.
+    async fn device(&mut self) -> Result<(Option<Device>, Vec<Leg>), Error> {
+        let device = Device::parse(&blocking(device::status).await?);
+        let lost = |leg: &Leg| {
+            let there = |disk: &Disk| disk.is_there(&self.service.config.sys);
+            let gone = !self.mirror.disk(*leg).is_some_and(there);
+            gone || device.is_some_and(|device| device.of(*leg) == Health::Dropped)
+        };
+        Ok((device, Leg::ALL.into_iter().filter(lost).collect()))
+    }
+
+    /// Notes the next use. What was written before an error stays known.
+    async fn raise(&mut self, used: Used) -> Result<(), Error> {
+        let (config, mut mirror) = (self.service.config.clone(), self.mirror.clone());
+        let (mirror, raised) = blocking(move || {
+            let raised = mirror.raise(&config, used);
+            (mirror, raised)
+        })
+        .await;
+        self.mirror = mirror;
+        raised
+    }
+
+    /// Goes on with the disk that is left.
+    async fn lose(&mut self, lost: Leg) -> Result<(), Error> {
+        let name = self.mirror.disk(lost).map(Disk::name).unwrap_or_default();
+        warn!(disk = name, "a disk of the mirror is lost: the data is on the other one alone");
+        self.raise(Used::Only(lost.other())).await?;
+        self.filled = None;
+        self.mirror.drop_disk(lost);
+        self.leaving = true;
+        Ok(())
+    }
+
+    /// Puts the disk that is left alone under the device, and has the machine run from it; tried
+    /// again until all of that is done.
+    async fn leave(&mut self) -> Result<(), Error> {
+        let Some(disk) = self.mirror.source().cloned() else { return Ok(()) };
+        let left = disk.clone();
+        blocking(move || device::alone(&left)).await?;
+        self.lies();
+        // It may still use the ESP.
+        if self.job.is_some() {
+            return Ok(());
+        }
+        let config = self.service.config.clone();
+        let moved = blocking(move || {
+            system::leave(&config.slot, &disk)?;
+            esp::instead(&config.esp, &disk)
+        });
+        if moved.await? {
+            warn!("the machine was started from the lost disk, and runs from the other one");
+        }
+        self.leaving = false;
+        self.copied = Copied::new();
+        Ok(())
+    }
+
+    /// Says on which disks the data lies.
+    fn lies(&self) {
+        let new = Some(self.mirror.ground(None));
+        self.service.ground.send_if_modified(|ground| {
+            let changed = *ground != new;
+            *ground = new;
+            changed
+        });
+    }
+
+    fn failed(&mut self, error: &Error) {
+        let cause = polis_base::cause::line(error);
+        if self.cause.as_ref() != Some(&cause) {
+            warn!(error = error as &dyn std::error::Error, "the mirror is not as it should be");
+        }
+        self.cause = Some(cause);
+        let state = self.service.status.borrow().as_ref().map(|report| report.state);
+        self.publish(state.unwrap_or(State::Degraded));
+    }
+
+    fn publish(&self, state: State) {
+        // A disk that is filled counts when it has what starts the machine, too.
+        let state = match (state, self.filled) {
+            (State::Whole, Some(_)) => State::Filling { percent: 100 },
+            (state, _) => state,
+        };
+        let name = |leg: Leg| self.mirror.disk(leg).map(Disk::name);
+        let whole = Leg::ALL.into_iter().filter(|leg| self.mirror.used.has(*leg));
+        let new = Report {
+            state,
+            whole: whole.filter_map(name).collect(),
+            filled: self.filled.and_then(name),
+            cause: self.cause.clone(),
+        };
+        let told = self.service.status.borrow().as_ref().map(|old| old.line().to_string());
+        if told != Some(new.line().to_string()) {
+            self.ctx.lines().event(new.line());
+        }
+        self.service.status.send_if_modified(|status| {
+            let changed = status.as_ref() != Some(&new);
+            *status = Some(new);
+            changed
+        });
+    }
+}

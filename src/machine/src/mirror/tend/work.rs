@@ -1,0 +1,300 @@
+//! What is done beside the look at a mirror: the search for a disk, its filling, and the copy of
+//! what starts the machine.
+//!
+//! ```text
+//! search --a disk to take--> fill --the kernel is done--> copy, anew --> both
+//! both --something changed---------------------------------> copy
+//! ```
+//!
+//! What may take long, or hang, is one [`Job`] at a time.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use tokio::time::Instant;
+use tracing::info;
+
+use super::Tended;
+use crate::mirror::disks::Disk;
+use crate::mirror::esp::{self, Seen};
+use crate::mirror::plan::{Leg, Used};
+use crate::mirror::reads::Reads;
+use crate::mirror::take::claim;
+use crate::mirror::{Error, State, copy, device, system};
+use polis_runtime::supervisor::blocking;
+
+/// How often a disk is looked for that could be taken.
+const SEARCH: Duration = Duration::from_secs(5);
+/// FAT keeps times of two seconds: a change within them is not seen, so a changed file is copied
+/// again when they are over.
+const GRAIN: Duration = Duration::from_secs(3);
+
+/// Work on other disks, which may take long, or hang.
+pub(super) type Job = BoxFuture<'static, Done>;
+
+/// What has ended of it.
+pub(super) enum Done {
+    /// The files of the ESP of the disk that the machine runs from.
+    Looked(Result<Seen, Error>),
+    /// The ESP as it was looked at before, and how many bytes of the systems were written.
+    Copied(Seen, Result<u64, Error>),
+    /// The source and a disk that can be filled from it.
+    Claimed(Reads, Box<Result<Option<(Disk, Disk)>, Error>>),
+}
+
+/// The files of the ESP that the other disk has.
+#[derive(Default)]
+pub(super) struct Copied {
+    /// Those at the last copy.
+    seen: Seen,
+    /// Those that changed since, or may have, and since when.
+    changed: Option<(BTreeSet<PathBuf>, Instant)>,
+    /// Whether kernel images came or went, or nothing was compared yet.
+    systems: bool,
+    /// Whether the node was ready: before that, records alone are copied.
+    pub(super) ready: bool,
+    /// When a failed copy is tried again.
+    retry: Option<Instant>,
+}
+
+impl Tended<'_> {
+    /// A job has ended.
+    pub(super) async fn finish(&mut self, done: Done) -> Result<(), Error> {
+        match done {
+            // The other disk was lost meanwhile.
+            Done::Looked(_) | Done::Copied(..) if self.leaving => Ok(()),
+            Done::Looked(now) => {
+                self.copy(now?);
+                Ok(())
+            }
+            Done::Claimed(reads, claimed) => {
+                self.reads = reads;
+                self.cause = None;
+                match (*claimed)? {
+                    Some((source, target)) => self.fill(source, target).await,
+                    None => Ok(()),
+                }
+            }
+            Done::Copied(seen, copied) => {
+                let result = match copied {
+                    Ok(written) => {
+                        self.copied_all(seen, written);
+                        self.whole().await
+                    }
+                    Err(error) => Err(error),
+                };
+                if result.is_err() {
+                    self.copied.systems = true;
+                    self.copied.retry = Some(Instant::now() + SEARCH);
+                }
+                result
+            }
+        }
+    }
+
+    fn copied_all(&mut self, seen: Seen, written: u64) {
+        if self.copied.ready && self.copied.systems {
+            let name = self.mirror.disk(self.mirror.started.other()).map(Disk::name);
+            info!(disk = name, mib = written >> 20, "it has what starts the machine");
+        }
+        self.copied.done(seen);
+        self.cause = None;
+    }
+
+    /// A disk that was filled has all data, and what starts the machine: it is one of both.
+    async fn whole(&mut self) -> Result<(), Error> {
+        let (Used::Only(source), Some(target)) = (self.mirror.used, self.filled) else {
+            return Ok(());
+        };
+        // A loss is noted at the next look.
+        if !self.device().await?.1.is_empty() {
+            return Ok(());
+        }
+        let [one, other] = [source, target].map(|leg| self.mirror.disk(leg).cloned());
+        let (Some(one), Some(other)) = (one, other) else { return Ok(()) };
+        blocking(move || other.confirm(&one)).await?;
+        if let Err(error) = self.raise(Used::Both).await {
+            // It takes no record, so it cannot count.
+            self.lose(target).await?;
+            return Err(error);
+        }
+        self.filled = None;
+        self.lies();
+        info!("the mirror is whole");
+        self.publish(State::Whole);
+        Ok(())
+    }
+
+    /// Looks for a disk to take, from time to time.
+    pub(super) fn search(&mut self) -> Result<(), Error> {
+        if self.searched.is_some_and(|at| at.elapsed() < SEARCH) {
+            return Ok(());
+        }
+        self.searched = Some(Instant::now());
+        self.mirror.dropped.take_if(|disk| !disk.is_there(&self.service.config.sys));
+        if let Some(disk) = &self.mirror.dropped {
+            let why = "it fails: pull it, and push in another one".to_owned();
+            return Err(Error::Unfit { disk: disk.name(), why });
+        }
+        let Some(source) = self.mirror.source().cloned() else { return Ok(()) };
+        let (config, selector) = (self.service.config.clone(), self.service.selector());
+        let mut reads = std::mem::take(&mut self.reads);
+        let claimed = async move {
+            let claimed = claim(config, selector, source, &mut reads).await;
+            Done::Claimed(reads, Box::new(claimed))
+        };
+        self.job = Some(claimed.boxed());
+        Ok(())
+    }
+
+    /// Has the kernel fill a disk.
+    async fn fill(&mut self, mut source: Disk, target: Disk) -> Result<(), Error> {
+        let leg = target.leg();
+        self.mirror.disks[source.leg().index()] = Some(source.clone());
+        info!(disk = target.name(), from = source.name(), "the disk is filled from the other one");
+        let other = target.clone();
+        blocking(move || {
+            source.forget()?;
+            let (first, second) = match leg {
+                Leg::First => (&other, &source),
+                Leg::Second => (&source, &other),
+            };
+            device::replace(&device::both(first, second, Some(leg)))
+        })
+        .await?;
+        self.mirror.disks[leg.index()] = Some(target);
+        self.filled = Some(leg);
+        // The whole of it, to a disk that has nothing.
+        self.copied = Copied { ready: true, ..Copied::new() };
+        self.publish(State::Filling { percent: 0 });
+        Ok(())
+    }
+
+    /// Looks whether there is anything to copy: that reads a disk, too.
+    pub(super) fn compare(&mut self) {
+        let Some((from, _)) = self.ends() else { return };
+        if self.copied.retry.is_some_and(|at| Instant::now() < at) {
+            return;
+        }
+        let root = self.service.config.esp.clone();
+        let looked = blocking(move || {
+            let failed =
+                |source| Error::Copy { operation: "read the ESP", disk: from.name(), source };
+            esp::look(&root).map_err(failed)
+        });
+        self.job = Some(looked.map(Done::Looked).boxed());
+    }
+
+    /// From which disk is copied, to which.
+    fn ends(&self) -> Option<(Disk, Disk)> {
+        let started = self.mirror.started;
+        let [from, to] = [started, started.other()].map(|leg| self.mirror.disk(leg).cloned());
+        from.zip(to).filter(|_| self.mirror.used.has(started))
+    }
+
+    /// Copies what has changed of the ESP, and the systems if kernel images came or went; all of
+    /// both to a disk that has just been filled.
+    fn copy(&mut self, now: Seen) {
+        let Some((from, to)) = self.ends() else { return };
+        let Some((now, files)) = self.copied.next_files(now) else { return };
+        let config = self.service.config.clone();
+        let (all, systems) = (self.copied.ready, self.copied.ready && self.copied.systems);
+        let anew = self.filled.is_some();
+        let work = move || {
+            let joined = Some(config.slot.as_str()).filter(|_| system::is_joined());
+            let written = if systems { copy::systems(&from, &to, joined)? } else { 0 };
+            if all && joined.is_none() {
+                system::join(&config.slot, &from, &to)?;
+            }
+            if anew {
+                esp::make(&config.esp, &to)?;
+            }
+            esp::copy(&config.esp, &to, &config.other_esp, &files, all)?;
+            Ok(written)
+        };
+        self.job = Some(blocking(work).map(|copied| Done::Copied(now, copied)).boxed());
+    }
+}
+
+impl Copied {
+    /// Nothing was compared yet.
+    pub(super) fn new() -> Self {
+        Self { systems: true, ..Self::default() }
+    }
+
+    /// What of `now` counts, and the files of it to copy now; `None` if nothing changed.
+    fn next_files(&mut self, mut now: Seen) -> Option<(Seen, BTreeSet<PathBuf>)> {
+        if !self.ready {
+            now.retain(|path, _| esp::is_record(path));
+        }
+        let new = |(path, facts): &(&PathBuf, &_)| self.seen.get(*path) != Some(*facts);
+        let mut files: BTreeSet<PathBuf> =
+            now.iter().filter(new).map(|(path, _)| path.clone()).collect();
+        let gone = self.seen.keys().any(|path| !now.contains_key(path));
+        let kernel = |path: &PathBuf| path.starts_with("EFI");
+        self.systems |= gone || files.iter().any(kernel);
+        let fresh = !files.is_empty() || gone;
+        if let Some((changed, since)) = &self.changed {
+            if !fresh && since.elapsed() < GRAIN {
+                return None;
+            }
+            files.extend(changed.iter().cloned());
+        } else if !(fresh || self.ready && self.systems) {
+            return None;
+        }
+        self.changed = fresh.then(|| (files.clone(), Instant::now()));
+        Some((now, files))
+    }
+
+    /// They were copied.
+    fn done(&mut self, now: Seen) {
+        (self.seen, self.retry) = (now, None);
+        if self.ready {
+            self.systems = false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(files: &[(&str, u64)]) -> Seen {
+        files.iter().map(|(path, length)| (PathBuf::from(path), (*length, None))).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn records_are_copied_before_the_node_is_ready_and_the_rest_after() {
+        const RECORD: &str = "polis/key_change.pb";
+        const KERNEL: &str = "EFI/Linux/polis-2.efi";
+        let files = |found: Option<(Seen, BTreeSet<PathBuf>)>| {
+            found.map(|(_, files)| {
+                files.iter().map(|path| path.display().to_string()).collect::<Vec<_>>()
+            })
+        };
+        let mut copied = Copied::new();
+        let now = || seen(&[(RECORD, 1), (KERNEL, 5)]);
+        let first = copied.next_files(now());
+        copied.done(first.clone().unwrap().0);
+        assert_eq!(files(first).unwrap(), [RECORD]);
+        assert!(copied.systems, "the systems were not compared");
+        // A change within the grain of FAT's times is copied once more.
+        assert_eq!(copied.next_files(now()), None);
+        tokio::time::advance(GRAIN).await;
+        assert_eq!(files(copied.next_files(now())).unwrap(), [RECORD]);
+        assert_eq!(copied.next_files(now()), None);
+        copied.ready = true;
+        let all = copied.next_files(now());
+        assert!(copied.systems);
+        copied.done(all.clone().unwrap().0);
+        assert_eq!(files(all).unwrap(), [KERNEL]);
+        assert!(!copied.systems);
+        tokio::time::advance(GRAIN).await;
+        copied.next_files(now()).unwrap();
+        // A kernel image that went has both systems compared again.
+        assert!(copied.next_files(seen(&[(RECORD, 1)])).is_some() && copied.systems);
+    }
+}
