@@ -43,12 +43,12 @@ pub enum Error {
         /// The kernel's name of it.
         disk: String,
     },
-    /// The machine was started from a disk with old data, and the newest is on another.
-    #[error("this machine was started from {started}, which has old data; {newest} has the newest")]
+    /// The machine was started from a disk with old data or an older ESP.
+    #[error("this machine was started from {started}, and {newest} is newer")]
     Started {
-        /// The disk with old data.
+        /// The disk that it was started from.
         started: String,
-        /// The disk with the newest.
+        /// The other disk.
         newest: String,
     },
     /// Two disks say that they are the same one.
