@@ -13,12 +13,18 @@ use serde_json::Value;
 
 use crate::fleet::{ask_until, blank_disk, of};
 use crate::owner::Owner;
+use crate::samples;
 use crate::world::{BOOT, World, bootstrap, home};
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
-    story!(a_machine_proves_what_it_was_started_with_and_an_addition_shows).takes(220),
-    story!(a_machine_enters_only_with_a_start_and_a_maker_of_the_policy).cluster().takes(200),
+    story!(a_machine_proves_what_it_was_started_with_and_an_addition_shows)
+        .takes(220)
+        .one_of(samples::TRUST),
+    story!(a_machine_enters_only_with_a_start_and_a_maker_of_the_policy)
+        .cluster()
+        .takes(200)
+        .one_of(samples::ADMISSION),
 ];
 
 /// The machine with an addition to its command line, and the one without.

@@ -13,13 +13,15 @@ use polis_tests::{Story, story};
 use serde_json::Value;
 
 use crate::fleet::{ask_until, blank_disk, of};
+use crate::samples;
 use crate::world::{BOOT, SOON, World};
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] =
     &[story!(a_bond_loses_a_leg_and_a_wrong_vlan_is_given_back_within_a_minute)
         .cluster()
-        .takes(300)];
+        .takes(300)
+        .one_of(samples::NETWORK)];
 
 const MEMBER: usize = 1;
 /// The VLAN of its ports, and one that the switch does not carry.

@@ -10,6 +10,7 @@ use polis_qemu::{Config, Event, Fleet, Machine};
 use polis_tests::{Story, draws_all, pick, seed, story};
 
 use crate::fleet::{ask_until, fleet};
+use crate::samples;
 use crate::world::{BOOT, SOON, World, home_with, this_boot};
 
 /// How far the clock of a voter is ahead: two hours, and what it takes to begin the search.
@@ -24,7 +25,8 @@ pub(crate) const STORIES: &[Story] = &[
     story!(voters_come_to_the_time_of_the_others_and_form_a_quorum_with_the_same_wrong_clock)
         .cluster()
         .takes(240)
-        .at_most(LONG),
+        .at_most(LONG)
+        .one_of(samples::VOTERS),
 ];
 
 /// With `--all`, each shows five clocks.

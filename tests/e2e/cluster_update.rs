@@ -23,6 +23,7 @@ use serde_json::Value;
 use crate::fleet::{APPEND, acknowledged_at, ask_until, checked, of, writes_go_on};
 use crate::newcomer::leaders;
 use crate::rotation::rotates;
+use crate::samples;
 use crate::update::{bundle, next, panicking};
 use crate::world::{BOOT, SOON, World, bootstrap};
 
@@ -40,12 +41,13 @@ pub(crate) const STORIES: &[Story] = &[
     story!(a_cluster_takes_the_next_version_one_node_at_a_time_while_its_voters_write)
         .cluster()
         .at_most(Duration::from_secs(40 * 60))
-        .takes(500),
+        .takes(500)
+        .one_of(samples::VOTERS),
     story!(an_update_outlives_a_failed_turn_dead_leaders_and_a_power_cut_of_all)
         .cluster()
         .at_most(Duration::from_secs(40 * 60))
         .takes(500)
-        .one_of("cluster_update", 0),
+        .of_all(),
 ];
 
 fn a_cluster_takes_the_next_version_one_node_at_a_time_while_its_voters_write() -> Result<()> {

@@ -8,6 +8,7 @@ use polis_tests::{Story, draws_all, story};
 
 use crate::esp;
 use crate::fleet::{APPEND, blank_disk, checked, fleet, writes_go_on};
+use crate::samples;
 use crate::world::{BOOT, SNAPSHOT, SOON, World};
 
 /// Voters in an ordinary run: the lost one and the intact one. With `--all` another one
@@ -19,7 +20,8 @@ const ALL: usize = 3;
 pub(crate) const STORIES: &[Story] =
     &[story!(a_cluster_that_is_lost_begins_again_from_a_snapshot_and_an_old_disk_comes_back)
         .cluster()
-        .takes(150)];
+        .takes(150)
+        .one_of(samples::VOTERS)];
 
 fn a_cluster_that_is_lost_begins_again_from_a_snapshot_and_an_old_disk_comes_back() -> Result<()> {
     let world = World::new("disaster")?;

@@ -12,13 +12,15 @@ use polis_tests::{Story, story};
 use serde_json::Value;
 
 use crate::fleet::{ask_until, fleet};
+use crate::samples;
 use crate::world::World;
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] =
     &[story!(each_port_is_reached_by_its_callers_alone_and_no_rule_locks_its_owner_out)
         .cluster()
-        .takes(180)];
+        .takes(180)
+        .one_of(samples::NETWORK)];
 
 const VOTER: usize = 0;
 const WORKER: usize = 1;

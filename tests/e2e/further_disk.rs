@@ -13,6 +13,7 @@ use polis_qemu::{Bus, Config, Event, Machine};
 use polis_tests::{Story, story};
 use prost::Message as _;
 
+use crate::samples;
 use crate::world::{BOOT, OWNER, SOON, World, home, this_boot, with_cluster};
 
 /// Size of the further disk.
@@ -23,7 +24,9 @@ const PARTITION: u64 = 1 << 20;
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] =
-    &[story!(a_further_disk_becomes_a_volume_that_only_its_own_disk_ever_has_again).takes(240)];
+    &[story!(a_further_disk_becomes_a_volume_that_only_its_own_disk_ever_has_again)
+        .takes(240)
+        .one_of(samples::DISKS)];
 
 fn a_further_disk_becomes_a_volume_that_only_its_own_disk_ever_has_again() -> Result<()> {
     let world = World::new("further-disk")?;

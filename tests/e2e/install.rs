@@ -18,7 +18,7 @@ use polis_qemu::cut::{Cut, Random};
 use polis_qemu::image::Flash;
 use polis_qemu::recording::Recording;
 use polis_qemu::{Bus, Config, Event, Machine};
-use polis_tests::{Story, cuts, seed, story};
+use polis_tests::{Sample, Story, cuts, seed, story};
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
 
@@ -40,11 +40,16 @@ const START: u64 = (1 << 20) + (64 << 10);
 /// The parameters on an ESP.
 const PARAMETERS: &str = "polis/parameters.pb";
 
+/// Each leaves no disk half installed.
+const REFUSED: Sample = Sample { of: "install", drawn: 1 };
+
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(a_stick_installs_to_an_empty_disk_once_and_the_machine_starts_from_it).takes(150),
-    story!(an_installation_to_a_disk_with_foreign_data_or_without_room_changes_nothing).takes(90),
-    story!(an_installation_whose_power_is_cut_is_finished).takes(300),
+    story!(an_installation_to_a_disk_with_foreign_data_or_without_room_changes_nothing)
+        .takes(90)
+        .one_of(REFUSED),
+    story!(an_installation_whose_power_is_cut_is_finished).takes(300).one_of(REFUSED),
 ];
 
 fn a_stick_installs_to_an_empty_disk_once_and_the_machine_starts_from_it() -> Result<()> {

@@ -9,11 +9,15 @@ use polis_qemu::{Event, Fleet};
 use polis_tests::{Story, story};
 
 use crate::fleet::{ask_until, with_dhcpv6, with_ipv6_only};
+use crate::samples;
 use crate::world::{BOOT, SOON, World};
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
-    story!(three_machines_on_ipv6_alone_become_three_voters_and_come_back).cluster().takes(200),
+    story!(three_machines_on_ipv6_alone_become_three_voters_and_come_back)
+        .cluster()
+        .takes(200)
+        .one_of(samples::NETWORK),
     story!(a_machine_gets_its_address_by_dhcpv6_and_renews_it).takes(50),
 ];
 

@@ -46,6 +46,7 @@ mod recorded;
 mod replaced;
 mod restart;
 mod rotation;
+mod samples;
 mod secure_boot;
 mod segment;
 mod signed_disk;

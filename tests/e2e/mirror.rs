@@ -11,6 +11,7 @@ use polis_qemu::{Config, Event, Machine};
 use polis_tests::{Story, story};
 use prost::Message as _;
 
+use crate::samples;
 use crate::storage::{COUNT, Kind, acknowledged, count_and_cut, home_and_counting, parameters};
 use crate::world::{BOOT, DISK_SIZE_SMALL, SOON, World, guru, this_boot};
 
@@ -19,7 +20,9 @@ const KIND: Kind = Kind::Encrypted;
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] =
-    &[story!(of_two_mirrored_disks_either_alone_has_every_acknowledged_write).takes(600)];
+    &[story!(of_two_mirrored_disks_either_alone_has_every_acknowledged_write)
+        .takes(600)
+        .one_of(samples::DISKS)];
 
 fn of_two_mirrored_disks_either_alone_has_every_acknowledged_write() -> Result<()> {
     let world = World::new("mirror")?;

@@ -59,7 +59,7 @@ pub(crate) const STORIES: &[Story] =
     &[story!(a_power_cut_of_any_machine_during_a_registration_leaves_a_voter)
         .cluster()
         .takes(400)
-        .one_of("newcomer", 0)];
+        .of_all()];
 
 fn a_power_cut_of_any_machine_during_a_registration_leaves_a_voter() -> Result<()> {
     let (seed, wanted) = (seed()?, cuts(CUTS, CUTS)?);

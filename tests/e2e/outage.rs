@@ -23,6 +23,7 @@ use crate::fleet::{
     APPEND, ask_until, becomes, catch_up, checked, fleet, writes_go_on, writes_have_stopped,
 };
 use crate::newcomer::{Ways, leaders};
+use crate::samples;
 use crate::watched::Watch;
 use crate::world::{BOOT, SOON, World};
 
@@ -37,7 +38,8 @@ const CUTS: u32 = 3;
 pub(crate) const STORIES: &[Story] =
     &[story!(three_voters_and_their_workers_keep_every_acknowledged_write_through_each_outage)
         .cluster()
-        .takes(320)];
+        .takes(320)
+        .one_of(samples::VOTERS)];
 
 fn three_voters_and_their_workers_keep_every_acknowledged_write_through_each_outage() -> Result<()>
 {

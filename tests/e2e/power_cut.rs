@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use polis_tests::{Story, seed, share, story};
+use polis_tests::{Sample, Story, seed, share, story};
 
 use crate::storage::{Kind, bootstrap_config, is_ready_as};
 use crate::world::{BOOT, World, home, on_esp};
@@ -33,7 +33,7 @@ macro_rules! moments {
     })*) => {
         /// The stories of this file.
         pub(crate) const STORIES: &[Story] =
-            &[$($(story!($name).takes($cost).one_of($promise, $drawn),)*)*];
+            &[$($(story!($name).takes($cost).one_of(Sample { of: $promise, drawn: $drawn }),)*)*];
 
         $($(
             fn $name() -> Result<()> {

@@ -11,6 +11,7 @@ use polis_qemu::host::free_port;
 use polis_tests::{Story, story};
 
 use crate::fleet::{ask_until, fleet};
+use crate::samples;
 use crate::stolen::Stolen;
 use crate::world::{BOOT, SOON, World, guru};
 
@@ -31,8 +32,10 @@ const OPEN: &str = "polis.fault=no-firewall";
 const AT_ONCE: Duration = Duration::from_secs(30);
 
 /// The stories of this file.
-pub(crate) const STORIES: &[Story] =
-    &[story!(a_dead_voter_is_replaced_and_removed_nodes_learn_it).cluster().takes(220)];
+pub(crate) const STORIES: &[Story] = &[story!(a_dead_voter_is_replaced_and_removed_nodes_learn_it)
+    .cluster()
+    .takes(220)
+    .one_of(samples::VOTERS)];
 
 fn a_dead_voter_is_replaced_and_removed_nodes_learn_it() -> Result<()> {
     let world = World::new("replaced")?;

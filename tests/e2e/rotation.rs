@@ -41,7 +41,7 @@ pub(crate) const STORIES: &[Story] =
         .cluster()
         .at_most(Duration::from_secs(60 * 60))
         .takes(500)
-        .one_of("rotation", 0)];
+        .of_all()];
 
 fn a_cluster_gets_another_ca_while_machines_are_off_and_lose_their_power() -> Result<()> {
     let (seed, wanted) = (seed()?, cuts(CUTS, CUTS)?);

@@ -21,6 +21,7 @@ use polis_tests::{Story, story};
 
 use crate::keys::ordinary;
 use crate::owner::Owner;
+use crate::samples;
 use crate::update::{REFUSED_BY_LOADER, bundle, leads_back, next, with_kernel};
 use crate::world::{BOOT, DISK_SIZE_SMALL, World, guru, home};
 
@@ -38,7 +39,7 @@ const FILES: u64 = 96 << 20;
 const PIECE: usize = 512;
 
 /// The stories of this file.
-pub(crate) const STORIES: &[Story] = &[story!(secure_boot).takes(170)];
+pub(crate) const STORIES: &[Story] = &[story!(secure_boot).takes(170).one_of(samples::TRUST)];
 
 fn secure_boot() -> Result<()> {
     let world = World::new("secure-boot")?;

@@ -20,6 +20,7 @@ use polis_tests::{Story, story};
 use crate::esp;
 use crate::keys::ordinary;
 use crate::owner::Owner;
+use crate::samples;
 use crate::update::{bundle, next};
 use crate::world::{BOOT, DISK_SIZE_SMALL, World, guru, home};
 
@@ -31,7 +32,9 @@ const OTHER_WORD: &[u8] = b"quiet loglevel=5";
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] =
-    &[story!(a_disk_opens_after_an_update_by_the_same_keys_and_for_no_other_system).takes(300)];
+    &[story!(a_disk_opens_after_an_update_by_the_same_keys_and_for_no_other_system)
+        .takes(300)
+        .one_of(samples::TRUST)];
 
 fn a_disk_opens_after_an_update_by_the_same_keys_and_for_no_other_system() -> Result<()> {
     let world = World::new("signed-disk")?;

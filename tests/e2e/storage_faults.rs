@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail, ensure};
 use polis_qemu::args::DiskFault;
 use polis_qemu::{Config, disk};
-use polis_tests::{Story, skip, story};
+use polis_tests::{Sample, Story, skip, story};
 use sha2::{Digest as _, Sha256};
 
 use crate::storage::{
@@ -23,13 +23,19 @@ const DATABASE: [u8; 12] = [0xed, 0xda, 0x0c, 0xed, 2, 0, 0, 0, 0, 0x10, 0, 0];
 /// Where a LUKS2 header of the usual size ends, and the integrity device begins.
 const LUKS_SIZE: u64 = 16 << 20;
 
+/// Each is a fault of the disk under a node that runs.
+const FAULTS: Sample = Sample { of: "storage_faults", drawn: 2 };
+
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(a_byte_that_was_changed_on_an_authenticated_disk_is_named_by_device_and_sector)
-        .takes(90),
-    story!(a_full_disk_is_reported_and_no_acknowledged_write_is_lost).takes(80),
-    story!(a_failed_write_is_reported_and_the_next_boot_has_acknowledged_writes).takes(70),
-    story!(a_disk_that_stops_answering_is_named_and_prevents_no_reboot).takes(250),
+        .takes(90)
+        .one_of(FAULTS),
+    story!(a_full_disk_is_reported_and_no_acknowledged_write_is_lost).takes(80).one_of(FAULTS),
+    story!(a_failed_write_is_reported_and_the_next_boot_has_acknowledged_writes)
+        .takes(70)
+        .one_of(FAULTS),
+    story!(a_disk_that_stops_answering_is_named_and_prevents_no_reboot).takes(250).one_of(FAULTS),
     story!(an_ext4_in_the_free_space_and_in_the_data_partition_is_left_alone),
     story!(a_foreign_luks_header_is_left_alone),
 ];

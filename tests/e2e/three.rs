@@ -15,16 +15,19 @@ use prost::Message as _;
 
 use crate::attended::{private, waits};
 use crate::fleet::joined_by;
+use crate::samples;
 use crate::world::{self, BOOT, DISK_SIZE_SMALL, SOON, World};
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_start)
         .cluster()
-        .takes(200),
+        .takes(200)
+        .one_of(samples::VOTERS),
     story!(an_encrypted_disk_is_opened_by_the_cluster_and_by_it_alone_until_the_node_is_deleted)
         .cluster()
-        .takes(120),
+        .takes(120)
+        .one_of(samples::ADMISSION),
 ];
 
 fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_start() -> Result<()>

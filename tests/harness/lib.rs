@@ -19,5 +19,5 @@ pub use report::{Outcome, Report, StoryResult};
 pub use seed::{ALL, SEED, cuts, draws_all, pick, seed, share};
 #[cfg(feature = "stories")]
 pub use suite::{
-    IntoResult, Skip, Story, Suite, block_on, main, patiently, polisctl, skip, workspace,
+    IntoResult, Sample, Skip, Story, Suite, block_on, main, patiently, polisctl, skip, workspace,
 };

@@ -120,6 +120,9 @@ impl Toolchain {
             .env("GOTELEMETRY", "off")
             // Otherwise only root could remove the cache again without a change of modes.
             .env("GOFLAGS", "-modcacherw")
+            // Of the compiler: it collects garbage less often than by default (100), which is a
+            // fifth of the processor time of a build of Kubernetes, and takes more memory.
+            .env("GOGC", "400")
             .envs([("GOOS", "linux"), ("GOARCH", "amd64"), ("GOAMD64", "v1")]);
         if network == Network::Off {
             go.envs([("GOENV", "off"), ("GOPROXY", "off"), ("GOSUMDB", "off")]);

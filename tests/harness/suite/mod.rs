@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use polis_qemu::patience::Deadline;
 
-pub use self::story::{IntoResult, Skip, Story, Suite, block_on, skip};
+pub use self::story::{IntoResult, Sample, Skip, Story, Suite, block_on, skip};
 
 /// The `main` of a binary with stories.
 #[must_use]

@@ -54,14 +54,16 @@ pub(crate) fn select(stories: &[Story], wanted: &Wanted) -> (Vec<Story>, usize) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::suite::story::Sample;
 
+    const B: Sample = Sample { of: "b", drawn: 1 };
     const NOTHING: fn() -> anyhow::Result<()> = || Ok(());
     const STORIES: [Story; 5] = [
         Story::new("e2e::a", "plain", NOTHING),
-        Story::new("e2e::b", "first", NOTHING).one_of("b", 1),
-        Story::new("e2e::b", "second", NOTHING).one_of("b", 1),
-        Story::new("e2e::b", "third", NOTHING).one_of("b", 1),
-        Story::new("e2e::c", "whole", NOTHING).one_of("c", 0),
+        Story::new("e2e::b", "first", NOTHING).one_of(B),
+        Story::new("e2e::b", "second", NOTHING).one_of(B),
+        Story::new("e2e::b", "third", NOTHING).one_of(B),
+        Story::new("e2e::c", "whole", NOTHING).of_all(),
     ];
 
     fn names(wanted: &Wanted) -> (Vec<String>, usize) {

@@ -38,11 +38,13 @@ pub struct Story {
     pub(crate) deadline: Option<Duration>,
 }
 
-/// The stories of one promise, of which an ordinary run draws some.
+/// Stories that show the same promise, or shares of one, of which an ordinary run draws some.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sample {
-    pub(crate) of: &'static str,
-    pub(crate) drawn: usize,
+pub struct Sample {
+    /// What they show.
+    pub of: &'static str,
+    /// How many an ordinary run draws.
+    pub drawn: usize,
 }
 
 impl Story {
@@ -74,11 +76,16 @@ impl Story {
         Self { places: CLUSTER, ..self }
     }
 
-    /// The same, as one of the stories that show the promise `of` at many moments: a
-    /// run runs `drawn` of them, and all with `--all`.
+    /// The same, as one of a sample: an ordinary run draws some of them, `--all` runs all.
     #[must_use]
-    pub const fn one_of(self, of: &'static str, drawn: usize) -> Self {
-        Self { sample: Some(Sample { of, drawn }), ..self }
+    pub const fn one_of(self, sample: Sample) -> Self {
+        Self { sample: Some(sample), ..self }
+    }
+
+    /// The same, which runs with `--all` alone, or by its name.
+    #[must_use]
+    pub const fn of_all(self) -> Self {
+        self.one_of(Sample { of: self.module, drawn: 0 })
     }
 
     /// Its file and its function.

@@ -19,7 +19,9 @@ use polis_image::{
 };
 use semver::Version;
 
-use self::programs::{POLISCTL, POLISCTL_BUILT, PROGRAMS, SYSTEM_IMAGES, cargo_build, programs};
+use self::programs::{
+    POLISCTL, POLISCTL_BUILT, PROGRAMS, SYSTEM_IMAGES, build_without_faults, cargo_build, programs,
+};
 pub(crate) use self::programs::{build_programs, cargo, curator_load, polisctl, workspace};
 use self::report::{print, report};
 use crate::{host, keys::PassphraseFrom, progress::Terminal};
@@ -297,18 +299,38 @@ pub(crate) fn built_from(kind: Kind, variant: Variant, packages: &Packages) -> R
 }
 
 /// The image that is a version newer than the base development image and otherwise the same,
-/// for the stories of updates. Its programs are those of that image, which is built already.
+/// for the stories of updates.
 pub(crate) fn built_next() -> Result<Manifest> {
     let mut config = config(Kind::Development, Variant::Base, &Packages::default());
     let version = Version::parse(&config.version).context("the version of the sources")?;
     config.version = Version::new(version.major, version.minor + 1, 0).to_string();
     config.out = folder_next();
-    polis_image::build(&config, &Terminal::default()).map_err(Into::into)
+    build(&config, &[])
 }
 
 /// The folder of [`built_next`].
 pub(crate) fn folder_next() -> PathBuf {
     folder(Kind::Development, Variant::Base).with_extension("next")
+}
+
+/// The product image with programs as quick to build as those of the development image, for
+/// the story of what the product leaves out.
+pub(crate) fn built_quick_product() -> Result<Manifest> {
+    let programs = programs(Kind::Development);
+    let config = Config {
+        init: programs.join("init"),
+        node: programs.join("node"),
+        out: folder_quick_product(),
+        ..config(Kind::Product, Variant::Base, &Packages::default())
+    };
+    prepare(&config)?;
+    build_without_faults()?;
+    assembled(&config)
+}
+
+/// The folder of [`built_quick_product`].
+pub(crate) fn folder_quick_product() -> PathBuf {
+    folder(Kind::Product, Variant::Base).with_extension("quick")
 }
 
 /// Builds an image; with the development image also [`polisctl`], so that no later step

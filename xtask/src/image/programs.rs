@@ -91,12 +91,25 @@ pub(super) fn programs(kind: Kind) -> PathBuf {
 
 /// Builds programs; returns the crates that cargo compiled for it, in its order.
 pub(crate) fn build_programs(kind: Kind, programs: &[&str]) -> Result<Vec<String>> {
-    let workspace = workspace();
-    let mut cargo = cargo(&workspace)
+    build_with(&cargo_arguments(kind, &workspace(), programs), programs)
+}
+
+/// Builds the programs of the development image without fault injection, in its place. Only one
+/// crate is compiled again for it; [`cargo_build`] brings the others back.
+pub(super) fn build_without_faults() -> Result<()> {
+    let start = Instant::now();
+    let arguments = ["--workspace", "--features", TESTING].map(str::to_owned);
+    let why = why(&build_with(&arguments, PROGRAMS)?);
+    Terminal::default().step(&Report { name: "cargo", time: start.elapsed(), why });
+    Ok(())
+}
+
+fn build_with(arguments: &[String], programs: &[&str]) -> Result<Vec<String>> {
+    let mut cargo = cargo(&workspace())
         .args(if io::stderr().is_terminal() { &["build"][..] } else { &["build", "--quiet"] })
         // Errors of the compiler go to the standard error as text all the same.
         .arg("--message-format=json-render-diagnostics")
-        .args(cargo_arguments(kind, &workspace, programs))
+        .args(arguments)
         .args(programs.iter().flat_map(|program| ["--bin", program]))
         .stdout(Stdio::piped())
         .spawn()

@@ -2,9 +2,8 @@
 //!
 //! All parts run even after a failure, so that one run lists every failure. The image is
 //! built once, before the first part that needs it. The programs of Kubernetes are built
-//! behind all other parts, and the product image behind the tests, both at the lowest
-//! priority: they take what waits, links and single-threaded compilers leave idle. The
-//! stories of `kube` come last.
+//! behind all other parts, at the lowest priority: they take what waits, links and
+//! single-threaded compilers leave idle. The stories of `kube` come last.
 //!
 //! Tests that cannot run on this host are listed with the reason: a missing tool, or a
 //! device that QEMU lacks.
@@ -45,7 +44,9 @@ const ETCD: &str = "target/payload/root/usr/bin/etcd";
 
 /// The stories of the product image, which is built only if one of them is selected.
 const PRODUCT: &str = "product::";
-/// Names the folder of that newer image.
+/// Names the folder of that image.
+const PRODUCT_IMAGE: &str = "POLIS_PRODUCT_IMAGE_DIR";
+/// Names the folder of the newer image.
 const NEXT_IMAGE: &str = "POLIS_NEXT_IMAGE_DIR";
 /// The files of the stories that update machines to a newer image.
 const UPDATES: [&str; 4] = ["update::", "cluster_update::", "secure_boot::", "signed_disk::"];
@@ -107,8 +108,6 @@ pub(crate) fn run(args: Args) -> Result<()> {
         println!("test: {warning}");
     }
     let mut report = Report::default();
-    let mut product = None;
-    let ahead = wanted(Part::E2e) && stories.boot_product();
     // Beside at least one other part, or it would only be slower.
     let behind = wanted(Part::Kube) && parts.len() > 1;
     let mut kubernetes = behind.then(|| Behind::begin(image::suite));
@@ -120,7 +119,6 @@ pub(crate) fn run(args: Args) -> Result<()> {
             Part::Unit => {
                 if wanted(Part::E2e) {
                     report.step("build", &mut everything());
-                    product = ahead.then(|| Behind::begin(product_image));
                 }
                 report.tests("unit", &mut quick(filter));
             }
@@ -134,8 +132,6 @@ pub(crate) fn run(args: Args) -> Result<()> {
             }
             Part::Etcd => {
                 if report.image() {
-                    // A run without the quick tests begins it here.
-                    product = product.or_else(|| ahead.then(|| Behind::begin(product_image)));
                     let mut command = stories.binary("etcd")?;
                     command.env("POLIS_ETCD", image::workspace().join(ETCD));
                     report.stories("etcd", &mut command);
@@ -143,7 +139,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             }
             Part::E2e => {
                 if report.image() {
-                    machines(&mut report, &stories, product.take())?;
+                    machines(&mut report, &stories)?;
                 }
             }
             Part::Kube => {
@@ -183,10 +179,6 @@ fn everything() -> Command {
     let mut command = cargo();
     command.args(["test", "--quiet", "--workspace", "--tests", "--no-run"]);
     command
-}
-
-fn product_image() -> Result<()> {
-    image::built(Kind::Product).map(drop)
 }
 
 /// A build on a thread of its own. Cargo has a folder and a lock for each profile, and Go has
@@ -262,9 +254,8 @@ fn kube(report: &mut Report, stories: &Stories<'_>, begun: Option<Behind>) -> Re
     Ok(())
 }
 
-/// The stories of whole machines; `product` is the build of their product image, if it has
-/// begun.
-fn machines(report: &mut Report, stories: &Stories<'_>, product: Option<Behind>) -> Result<()> {
+/// The stories of whole machines.
+fn machines(report: &mut Report, stories: &Stories<'_>) -> Result<()> {
     let folder = image::workspace().join(STORIES);
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {STORIES}"))?;
@@ -274,23 +265,23 @@ fn machines(report: &mut Report, stories: &Stories<'_>, product: Option<Behind>)
         println!("test: QEMU {major}.{minor}, {accelerator}; logs go to {STORIES}");
     }
     let mut command = stories.binary("e2e")?;
-    command.env("POLIS_IMAGE_DIR", images("POLIS_IMAGE_DIR", Kind::Development, Variant::Base)?);
+    let development = image::folder(Kind::Development, Variant::Base);
+    command.env("POLIS_IMAGE_DIR", named("POLIS_IMAGE_DIR", development)?);
     if stories.select(PRODUCT) {
-        if stories.boot_product() {
-            report.call("product", || match product {
-                Some(begun) => begun.wait(),
-                None => product_image(),
-            });
+        let (build, folder): (fn() -> _, _) = match stories.all {
+            true => (|| image::built(Kind::Product), image::folder(Kind::Product, Variant::Base)),
+            false => (image::built_quick_product, image::folder_quick_product()),
+        };
+        if env::var_os(PRODUCT_IMAGE).is_none() {
+            report.call("product", || build().map(drop));
         }
-        let product = images("POLIS_PRODUCT_IMAGE_DIR", Kind::Product, Variant::Base)?;
-        command.env("POLIS_PRODUCT_IMAGE_DIR", product);
+        command.env(PRODUCT_IMAGE, named(PRODUCT_IMAGE, folder)?);
     }
     if UPDATES.iter().any(|file| stories.select(file)) {
         if env::var_os(NEXT_IMAGE).is_none() {
             report.call("next", || image::built_next().map(drop));
         }
-        let next = env::var_os(NEXT_IMAGE).map_or_else(image::folder_next, PathBuf::from);
-        command.env(NEXT_IMAGE, std::path::absolute(next).context("no current folder")?);
+        command.env(NEXT_IMAGE, named(NEXT_IMAGE, image::folder_next())?);
     }
     // A cold build of Kubernetes takes half an hour, so no test begins one.
     if stories.select(WORKLOADS)
@@ -301,8 +292,8 @@ fn machines(report: &mut Report, stories: &Stories<'_>, product: Option<Behind>)
             let build = || image::built_from(Kind::Development, Variant::Full, &packages);
             report.call("full", || build().map(drop));
         }
-        let full = images("POLIS_FULL_IMAGE_DIR", Kind::Development, Variant::Full)?;
-        command.env("POLIS_FULL_IMAGE_DIR", full);
+        let full = image::folder(Kind::Development, Variant::Full);
+        command.env("POLIS_FULL_IMAGE_DIR", named("POLIS_FULL_IMAGE_DIR", full)?);
     }
     // A story fails with a sentence and the guest's last lines; a backtrace of the harness
     // would hide them.
@@ -354,11 +345,9 @@ fn names(level: &str, filter: &str) -> Result<Vec<String>> {
 }
 
 /// The folder of an image: the one that `variable` names, or the one of these sources.
-fn images(variable: &str, kind: Kind, variant: Variant) -> Result<PathBuf> {
-    match env::var_os(variable) {
-        Some(folder) => std::path::absolute(folder).context("cannot read the current folder"),
-        None => Ok(image::folder(kind, variant)),
-    }
+fn named(variable: &str, built: PathBuf) -> Result<PathBuf> {
+    let folder = env::var_os(variable).map_or(built, PathBuf::from);
+    std::path::absolute(folder).context("cannot read the current folder")
 }
 
 /// The arguments of every binary with stories.
@@ -374,11 +363,6 @@ impl Stories<'_> {
     /// Whether stories of this file are selected.
     fn select(&self, file: &str) -> bool {
         self.names.as_ref().is_none_or(|names| names.iter().any(|name| name.starts_with(file)))
-    }
-
-    /// Whether stories of the product image are selected, and its folder is not given.
-    fn boot_product(&self) -> bool {
-        self.select(PRODUCT) && env::var_os("POLIS_PRODUCT_IMAGE_DIR").is_none()
     }
 
     /// The command that runs one of the binaries in `tests/`. It leaves its report at

@@ -188,8 +188,7 @@ pub struct Place {
 }
 
 /// Has the firmware begin the next start with the program `file` on the partition `place`
-/// (`BootNext`), by the boot option `number`, which is not in its list. False if that option is
-/// there already with this content: it was asked for before.
+/// (`BootNext`), by the boot option `number`, which is not in its list.
 ///
 /// # Errors
 ///
@@ -200,15 +199,9 @@ pub fn start_once(
     description: &str,
     place: &Place,
     file: &str,
-) -> io::Result<bool> {
-    let option = option(directory, number);
-    let content = load_option(description, place, file);
-    if option.read()?.as_ref() == Some(&content) {
-        return Ok(false);
-    }
-    option.write(&content)?;
-    uefi(directory, "BootNext").write(&number.to_le_bytes())?;
-    Ok(true)
+) -> io::Result<()> {
+    option(directory, number).write(&load_option(description, place, file))?;
+    uefi(directory, "BootNext").write(&number.to_le_bytes())
 }
 
 /// Removes the boot option `number`; a missing one is not an error.
@@ -297,14 +290,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_boot_option_is_started_once_and_asked_for_once() {
+    fn a_boot_option_is_started_once() {
         let folder = tempfile::tempdir().unwrap();
         let place = Place { number: 1, first: 2048, blocks: 0x10_0000, id: [7; 16] };
         let start = |place: &Place| start_once(folder.path(), 0x7150, "P", place, r"\A").unwrap();
-        assert!(start(&place));
-        assert!(!start(&place), "it was asked for before");
-        assert!(start(&Place { first: 4096, ..place }), "another disk");
-        assert!(start(&place));
+        start(&Place { first: 4096, ..place });
+        start(&place);
         let next = uefi(folder.path(), "BootNext").read().unwrap();
         assert_eq!(next.as_deref(), Some(&[0x50, 0x71][..]));
         let option = uefi(folder.path(), "Boot7150").read().unwrap().unwrap();
@@ -314,7 +305,7 @@ mod tests {
         assert_eq!(option[34..54], [&[7; 16][..], &[2, 2, 4, 4]].concat());
         assert_eq!(option[54..], [10, 0, b'\\', 0, b'A', 0, 0, 0, 0x7f, 0xff, 4, 0]);
         forget_option(folder.path(), 0x7150).unwrap();
-        assert!(start(&place));
+        assert!(uefi(folder.path(), "Boot7150").read().unwrap().is_none());
     }
 
     #[test]

@@ -31,7 +31,8 @@ const CATCH_UP: u32 = 2000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
     /// For the only member of a cluster: it waits for no other vote, so a long timeout
-    /// would only delay its start. Never with a second voter: two members with different
+    /// would only delay its start. A shorter one than this costs more than it brings: each
+    /// heartbeat wakes the machine. Never with a second voter: two members with different
     /// timeouts depose each other without end.
     Alone,
     /// For members in one network: etcd's own default. Half of both deposes leaders on a
@@ -45,7 +46,7 @@ impl Pace {
     fn intervals(self) -> (u32, u32) {
         match self {
             // etcd wants the second to be at least five times the first.
-            Self::Alone => (10, 50),
+            Self::Alone => (25, 125),
             Self::Lan => (100, 1000),
         }
     }
@@ -208,8 +209,8 @@ mod tests {
         --listen-client-urls unix:///ephemeral/consensus/client.sock
         --listen-client-http-urls unix:///ephemeral/consensus/http.sock
         --advertise-client-urls unix://polis-a:0
-        --heartbeat-interval 10
-        --election-timeout 50
+        --heartbeat-interval 25
+        --election-timeout 125
         --quota-backend-bytes 2147483648
         --snapshot-count 1000
         --experimental-snapshot-catchup-entries 2000

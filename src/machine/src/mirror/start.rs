@@ -325,12 +325,13 @@ fn start_from(directory: &Path, disk: &Disk) -> bool {
     };
     let asked = Variable::new(directory, ASKED);
     let ask = || {
-        // Some firmware forgets an option that is not in its list.
+        // Of its own: some firmware forgets an option that is not in its list.
         if asked.read()?.as_deref() == Some(&place.id[..]) {
             return Ok(false);
         }
         asked.write(&place.id)?;
-        efivar::start_once(directory, OPTION, "Polis mirror", &place, LOADER)
+        efivar::start_once(directory, OPTION, "Polis mirror", &place, LOADER)?;
+        Ok::<_, std::io::Error>(true)
     };
     match ask() {
         Ok(new) => new,
