@@ -393,13 +393,16 @@ pub(crate) fn home_with<T>(
 /// The identity of a machine that is home, with every promise about that moment.
 fn identity(machine: &Machine, ready: &Event) -> Result<Identity> {
     let this_boot = this_boot(machine);
-    let last = |word: &str| {
-        let found = this_boot.iter().rev().find(|event| event.word == word);
+    let last = |word: &str, of: &[Event]| {
+        let found = of.iter().rev().find(|event| event.word == word).cloned();
         found.with_context(|| format!("ready without any `POLIS {word}`"))
     };
-    let cluster = last("cluster")?;
+    // On a host that is busy enough, etcd may be late and the node split by the time that this
+    // program reads of its readiness.
+    let until = this_boot.iter().position(|event| event.word == "ready").unwrap_or_default();
+    let cluster = last("cluster", &this_boot[..until])?;
     ensure!(cluster.is("state", "home"), "ready, but not home: {cluster}");
-    let etcd = last("etcd")?;
+    let etcd = last("etcd", &this_boot)?;
     ensure!(etcd.is("state", "voter") && etcd.is("members", "1"), "ready without a vote: {etcd}");
     let identity = Identity {
         node: ready.text("node").to_owned(),

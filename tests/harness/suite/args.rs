@@ -6,6 +6,7 @@ use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
@@ -36,6 +37,9 @@ struct Args {
     /// How many places there are; the suite says how many for each processor, unless given.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     places: Option<u32>,
+    /// Begin no story after so many seconds; those that are left are reported as skipped.
+    #[arg(long, value_name = "SECONDS")]
+    within: Option<u64>,
     /// Write what came of it to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -83,7 +87,8 @@ pub(crate) fn run(suite: Suite, stories: &[Story]) -> Result<ExitCode> {
     let logs = workspace().join("target/test").join(suite.name);
     // A reader that went away must not end the stories.
     let show = |line: &str| drop(writeln!(io::stdout(), "{line}"));
-    let runner = Runner { suite, places, logs, launch: &launch, show: &show };
+    let until = args.within.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let runner = Runner { suite, places, until, logs, launch: &launch, show: &show };
     let report = Report { not_drawn, ..runner.run(&selected)? };
     print(&suite, &report);
     if let Some(file) = &args.report {

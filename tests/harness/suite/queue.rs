@@ -103,6 +103,13 @@ impl Queue {
         self.sort();
     }
 
+    /// Takes out the stories that have not had a turn.
+    pub(crate) fn left(&mut self) -> Vec<Story> {
+        let (left, again) = self.waiting.drain(..).partition(|job| job.try_number == 1);
+        self.waiting = again;
+        Vec::into_iter(left).map(|job| job.story).collect()
+    }
+
     /// Whether every story has had its turn and has ended.
     pub(crate) fn is_over(&self) -> bool {
         self.waiting.is_empty() && self.running.is_empty()
@@ -198,6 +205,17 @@ mod tests {
         queue.again(first.0);
         let again = queue.next().unwrap().0;
         assert_eq!((again.story.name().as_str(), again.try_number), ("x::a", 2));
+    }
+
+    #[test]
+    fn what_has_had_no_turn_is_left_and_a_second_try_goes_on() {
+        let mut queue = Queue::new(&[single("a", 9), single("b", 8), single("c", 7)], 1);
+        let first = started(&mut queue);
+        queue.ended(&first[0].0, first[0].1);
+        queue.again(first[0].0);
+        let left: Vec<_> = queue.left().iter().map(Story::name).collect();
+        assert_eq!(left, ["x::c"]);
+        assert_eq!(names(&started(&mut queue)), [placed("a")]);
     }
 
     #[test]

@@ -52,6 +52,9 @@ const CLOCK: Duration = Duration::from_secs(10);
 /// Status of a story that this host cannot run. Nothing else here ends with it.
 pub(crate) const SKIPPED: u8 = 77;
 
+/// Why a story was not begun.
+const NO_TIME: &str = "the time of this run was over";
+
 /// How much of a failed story's output is shown: its end.
 const SHOWN: u64 = 64 * 1024;
 
@@ -59,6 +62,8 @@ const SHOWN: u64 = 64 * 1024;
 pub(crate) struct Runner<'a> {
     pub(crate) suite: Suite,
     pub(crate) places: u32,
+    /// No story begins after this moment.
+    pub(crate) until: Option<Instant>,
     /// The folder for the output of the stories.
     pub(crate) logs: PathBuf,
     /// The command that runs a story.
@@ -104,6 +109,9 @@ impl Runner<'_> {
         let mut running: Vec<Running> = Vec::new();
         let mut report = Report::default();
         while !queue.is_over() {
+            if self.until.is_some_and(|until| until < Instant::now()) {
+                report.stories.extend(queue.left().iter().map(|story| self.not_begun(story)));
+            }
             while let Some((job, turn)) = queue.next() {
                 running.push(self.start(job, turn)?);
             }
@@ -124,6 +132,14 @@ impl Runner<'_> {
             }
         }
         Ok(report)
+    }
+
+    /// The result of a story for which the run has no time.
+    fn not_begun(&self, story: &Story) -> StoryResult {
+        let name = story.name();
+        (self.show)(&format!("{:>8} {name}: {NO_TIME}", "skipped"));
+        let outcome = Outcome::Skipped(NO_TIME.to_owned());
+        StoryResult { name, outcome, seconds: 0.0, processor_seconds: 0.0, tries: 0 }
     }
 
     fn start(&self, job: Job, turn: Turn) -> Result<Running> {
@@ -283,6 +299,15 @@ mod tests {
 
     /// A runner whose stories are the scripts of these names.
     fn run(suite: Suite, stories: &[(&'static str, &str)], dir: &Path) -> Report {
+        run_until(None, suite, stories, dir)
+    }
+
+    fn run_until(
+        until: Option<Instant>,
+        suite: Suite,
+        stories: &[(&'static str, &str)],
+        dir: &Path,
+    ) -> Report {
         let launch = |story: &Story, _turn: Turn| {
             let script = stories.iter().find(|(name, _)| story.name() == format!("x::{name}"));
             let mut command = Command::new("sh");
@@ -291,7 +316,7 @@ mod tests {
         };
         let show = |_line: &str| ();
         let logs = dir.join("logs");
-        let runner = Runner { suite, places: 2, logs, launch: &launch, show: &show };
+        let runner = Runner { suite, places: 2, until, logs, launch: &launch, show: &show };
         let all: Vec<Story> = stories.iter().map(|(name, _)| fake(name)).collect();
         let mut report = runner.run(&all).unwrap();
         report.stories.sort_by(|one, other| one.name.cmp(&other.name));
@@ -352,6 +377,14 @@ mod tests {
             assert!(!lives(&dir.path().join(file)), "the {file} outlives its deadline");
         }
         assert!(began.elapsed() < Duration::from_secs(60), "the deadline was not checked");
+    }
+
+    #[test]
+    fn no_story_begins_when_the_time_of_the_run_is_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let report = run_until(Some(Instant::now()), SUITE, &[("a", "touch ran")], dir.path());
+        assert_eq!(report.stories[0].outcome, Outcome::Skipped(NO_TIME.to_owned()));
+        assert!(report.stories[0].tries == 0 && !dir.path().join("ran").exists());
     }
 
     #[test]

@@ -67,6 +67,9 @@ pub(crate) struct Args {
     /// Show each promise at every moment, where an ordinary run draws a sample.
     #[arg(long)]
     all: bool,
+    /// Begin no story after so many minutes: what is left is listed as skipped, and no failure.
+    #[arg(long, value_name = "MINUTES")]
+    within: Option<u64>,
 }
 
 /// An empty argument would be a filter that selects everything.
@@ -76,6 +79,7 @@ fn word(text: &str) -> Result<String, &'static str> {
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<()> {
+    let until = args.within.map(|minutes| Instant::now() + Duration::from_secs(minutes * 60));
     let Wanted { mut parts, filter, by_filter } =
         Wanted::read(&args.selection).map_err(host::Usage)?;
     let filter = filter.as_deref();
@@ -99,7 +103,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         Some(filter) if wanted(Part::E2e) => Some(names("e2e", filter)?),
         _ => None,
     };
-    let stories = Stories { filter, names, all: args.all, seed: seed()? };
+    let stories = Stories { filter, names, all: args.all, until, seed: seed()? };
     println!("test: {SEED}={} draws what this run shows of each sample", stories.seed);
     let root = image::workspace();
     let first = wanted(Part::E2e) && filter.is_none() && !root.join(STORIES).exists();
@@ -200,13 +204,18 @@ impl Behind {
     /// Longest that a build may go on once nothing runs beside it.
     const PATIENCE: Duration = Duration::from_secs(45 * 60);
 
-    fn wait(self) -> Result<()> {
+    /// Waits for its end; false if it has none until then.
+    fn wait(self, until: Option<Instant>) -> Result<bool> {
         let begun = Instant::now();
         while !self.0.is_finished() {
+            if until.is_some_and(|until| until < Instant::now()) {
+                return Ok(false);
+            }
             ensure!(begun.elapsed() < Self::PATIENCE, "it did not end in {:?}", Self::PATIENCE);
             thread::sleep(Duration::from_millis(200));
         }
-        self.0.join().unwrap_or_else(|_panic| bail!("the thread that built it panicked"))
+        let ended = self.0.join();
+        ended.unwrap_or_else(|_panic| bail!("the thread that built it panicked")).map(|()| true)
     }
 }
 
@@ -225,19 +234,29 @@ fn quick(filter: Option<&str>) -> Command {
 /// The stories of the control plane of Kubernetes, and the conformance tests that need no pod.
 /// A host without a way to Go's modules skips them.
 fn kube(report: &mut Report, stories: &Stories<'_>, begun: Option<Behind>) -> Result<()> {
-    let mut no_way = None;
+    let mut cannot = None;
     let built = report.call("kubernetes", || {
-        let built = begun.map_or_else(image::suite, Behind::wait);
-        built.or_else(|error| match error.downcast_ref::<polis_image::Error>() {
-            Some(cause) if cause.no_way_to_modules() => {
-                no_way = Some(format!("kube: {error:#}"));
-                Ok(())
+        let built = match begun {
+            Some(begun) => begun.wait(stories.until),
+            None => image::suite().map(|()| true),
+        };
+        match built {
+            Ok(true) => {}
+            Ok(false) => {
+                cannot =
+                    Some("kube: its programs were not built in the time of this run".to_owned());
             }
-            _ => Err(error),
-        })
+            Err(error) => match error.downcast_ref::<polis_image::Error>() {
+                Some(cause) if cause.no_way_to_modules() => {
+                    cannot = Some(format!("kube: {error:#}"));
+                }
+                _ => return Err(error),
+            },
+        }
+        Ok(())
     });
-    if let Some(no_way) = no_way {
-        report.skip(&no_way);
+    if let Some(cannot) = cannot {
+        report.skip(&cannot);
         return Ok(());
     }
     if !built {
@@ -356,6 +375,8 @@ struct Stories<'a> {
     /// The stories of machines that it selects.
     names: Option<Vec<String>>,
     all: bool,
+    /// No story begins after this moment.
+    until: Option<Instant>,
     seed: u64,
 }
 
@@ -376,6 +397,10 @@ impl Stories<'_> {
         // The whole workspace, so that features are those of all other builds.
         command.args(["test", "--quiet", "--workspace", "--test", name, "--"]);
         command.arg("--report").arg(file).args(self.filter);
+        if let Some(until) = self.until {
+            let left = until.saturating_duration_since(Instant::now());
+            command.arg("--within").arg(left.as_secs().to_string());
+        }
         command.env(SEED, self.seed.to_string());
         if self.all {
             command.env(ALL, "1");

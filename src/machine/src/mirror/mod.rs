@@ -7,6 +7,7 @@
 //! plan      which disk has the newest data?     records -> disks in use
 //! record    what a disk says of itself          disk <-> record, firmware's variable
 //! disks     a disk of a mirror                  its table, record, ESP
+//! firmware  which disk starts next              asked once
 //! reads     which disks are there               bounded in time
 //! start     the start of the service            waits for disks
 //! assemble  the start of the mirror             disks -> device
@@ -43,6 +44,7 @@ mod device;
 mod disks;
 mod error;
 mod esp;
+mod firmware;
 mod kernel;
 mod plan;
 mod reads;

@@ -12,7 +12,6 @@
 //! - No disk but the one that the machine was started from is waited for without a bound.
 //! - Nothing is done with an ESP that is older than the other one, where both are there.
 
-use std::path::Path;
 use std::time::Duration;
 
 use polis_wire::parameters::Selector;
@@ -22,6 +21,7 @@ use tracing::{info, warn};
 use super::assemble::{self, Mirror};
 use super::disks::{self, Disk};
 use super::esp::{self, Newer};
+use super::firmware;
 use super::plan::Used;
 use super::reads::Reads;
 use super::{Config, Error, Service};
@@ -32,7 +32,6 @@ use crate::storage::plan::{TYPE_ID, last_of_both};
 use crate::storage::service::PROBE_MAX;
 use crate::storage::{self, Ground, Wanted, machine, table};
 use polis_base::stage::{Stage, State as Progress};
-use polis_base::sys::efivar::{self, Variable};
 use polis_base::sys::reboot::Reason;
 use polis_runtime::event::{self, Closed};
 use polis_runtime::logtree::Parser;
@@ -54,13 +53,6 @@ const POLL: Duration = Duration::from_millis(500);
 const READING: &str = "reading the partition table";
 /// How long another disk may take for its ESP, or to say what it has.
 const OTHER_MAX: Duration = Duration::from_secs(10);
-
-/// The loader of a disk, as firmware finds it there.
-const LOADER: &str = r"\EFI\BOOT\BOOTX64.EFI";
-/// The boot option that is started once: the number is ours alone.
-const OPTION: u16 = 0x7150;
-/// The variable with the ESP that it was asked to start from.
-const ASKED: &str = "PolisMirrorStart";
 
 /// Why there is no mirror to tend.
 pub(super) enum Stop {
@@ -108,7 +100,7 @@ impl Service {
             self.catch_up(ctx, &mut mirror).await?;
         }
         let directory = self.config.efivars.clone();
-        blocking(move || forget(&directory)).await;
+        blocking(move || firmware::forget(&directory)).await;
         let config = self.config.clone();
         let mirror = blocking(move || assemble::start(&config, mirror)).await?;
         info!(used = ?mirror.used, "the mirror is in use");
@@ -234,7 +226,7 @@ impl Service {
         let error = Error::Started { started: started.clone(), newest: newest.clone() };
         let Some(source) = mirror.disk(mirror.newest()).cloned() else { return error };
         let directory = self.config.efivars.clone();
-        if !blocking(move || start_from(&directory, &source)).await {
+        if !blocking(move || firmware::start_from(&directory, &source)).await {
             return error;
         }
         self.reboot(ctx, &format!("from {newest}: {started} is older")).await
@@ -310,42 +302,5 @@ async fn load(ctx: &Context) {
             error = &error as &dyn std::error::Error,
             "the kernel's module of mirrors is missing"
         );
-    }
-}
-
-/// Has the firmware start the machine from `disk` the next time, once; false if it cannot, or was
-/// asked for it before. Blocks.
-fn start_from(directory: &Path, disk: &Disk) -> bool {
-    let Some((_, esp)) = disk.named(polis_layout::partitions::ESP.name) else { return false };
-    let place = efivar::Place {
-        number: esp.number,
-        first: esp.first,
-        blocks: esp.blocks(),
-        id: esp.id.to_bytes_le(),
-    };
-    let asked = Variable::new(directory, ASKED);
-    let ask = || {
-        // Of its own: some firmware forgets an option that is not in its list.
-        if asked.read()?.as_deref() == Some(&place.id[..]) {
-            return Ok(false);
-        }
-        asked.write(&place.id)?;
-        efivar::start_once(directory, OPTION, "Polis mirror", &place, LOADER)?;
-        Ok::<_, std::io::Error>(true)
-    };
-    match ask() {
-        Ok(new) => new,
-        Err(error) => {
-            warn!(error = &error as &dyn std::error::Error, "the firmware takes no boot option");
-            false
-        }
-    }
-}
-
-/// Forgets that the machine was started from another disk. Blocks.
-fn forget(directory: &Path) {
-    let forgotten = efivar::forget_option(directory, OPTION);
-    if let Err(error) = forgotten.and_then(|()| Variable::new(directory, ASKED).remove()) {
-        warn!(error = &error as &dyn std::error::Error, "the firmware keeps a boot option");
     }
 }
