@@ -4,7 +4,8 @@
 //! mostly wait. A story of one machine takes one, a story of a cluster three, or all where
 //! there are fewer. Clusters come first, so that the places do not have to be emptied for
 //! them one by one; among equals the longest comes first, so that no long one is left when
-//! the others have ended.
+//! the others have ended. In a run whose time is limited, stories of one machine come with the
+//! shortest first: as many as possible have their turn.
 //!
 //! Every story waits: for an election, a heartbeat, a countdown, a program. A story of one
 //! machine uses little more than half of a processor. So while all places are taken, stories
@@ -39,15 +40,17 @@ pub(crate) enum Turn {
 pub(crate) struct Queue {
     waiting: Vec<Job>,
     places: u32,
+    limited: bool,
     running: Vec<(u32, Turn)>,
     /// How many of these are stories of clusters.
     clusters: u32,
 }
 
 impl Queue {
-    pub(crate) fn new(stories: &[Story], places: u32) -> Self {
+    pub(crate) fn new(stories: &[Story], places: u32, limited: bool) -> Self {
         let waiting = stories.iter().map(|story| Job { story: *story, try_number: 1 }).collect();
-        let mut queue = Self { waiting, places: places.max(1), running: Vec::new(), clusters: 0 };
+        let (places, running) = (places.max(1), Vec::new());
+        let mut queue = Self { waiting, places, limited, running, clusters: 0 };
         queue.sort();
         queue
     }
@@ -56,7 +59,9 @@ impl Queue {
     fn sort(&mut self) {
         // Stable: equals stay in the order of their files.
         self.waiting.sort_by_key(|Job { story, .. }| {
-            std::cmp::Reverse((story.places.min(self.places), story.cost))
+            let cost = i64::from(story.cost);
+            let cost = if self.limited && story.places == 1 { -cost } else { cost };
+            std::cmp::Reverse((story.places.min(self.places), cost))
         });
     }
 
@@ -144,7 +149,7 @@ mod tests {
     fn the_longest_come_first_and_two_run_beside_the_two_with_places() {
         let [a, b, c] = [single("a", 50), single("b", 20), single("c", 5)];
         let stories = [single("e", 3), single("d", 4), c, a, b];
-        let mut queue = Queue::new(&stories, 2);
+        let mut queue = Queue::new(&stories, 2, false);
         let running = started(&mut queue);
         assert_eq!(names(&running), [placed("a"), placed("b"), beside("c"), beside("d")]);
         // The place goes to the next, while those beside stay where they are.
@@ -162,7 +167,7 @@ mod tests {
     fn on_two_processors_a_cluster_has_both_and_one_story_beside_it() {
         let cluster = |name, cost| single(name, cost).cluster();
         let stories = [single("a", 9), single("b", 8), cluster("c", 3), cluster("d", 4)];
-        let mut queue = Queue::new(&stories, 2);
+        let mut queue = Queue::new(&stories, 2, false);
         let first = started(&mut queue);
         assert_eq!(names(&first), [placed("d"), beside("a")]);
         // The next cluster does not wait for the story beside the last one.
@@ -181,14 +186,14 @@ mod tests {
     #[test]
     fn on_four_processors_a_cluster_takes_three_and_the_fourth_is_used() {
         let stories = [single("a", 9), single("b", 8), single("c", 3).cluster()];
-        let mut queue = Queue::new(&stories, 4);
+        let mut queue = Queue::new(&stories, 4, false);
         assert_eq!(names(&started(&mut queue)), [placed("c"), placed("a"), beside("b")]);
     }
 
     #[test]
     fn on_one_processor_everything_has_its_turn() {
         let stories = [single("a", 9), single("b", 8), single("c", 3).cluster()];
-        let mut queue = Queue::new(&stories, 1);
+        let mut queue = Queue::new(&stories, 1, false);
         // A cluster never runs beside another story, though it has one place like it here.
         let first = started(&mut queue);
         assert_eq!(names(&first), [placed("a"), beside("b")]);
@@ -199,7 +204,7 @@ mod tests {
     #[test]
     fn a_repeated_story_comes_in_its_order() {
         let stories = [single("a", 9), single("b", 8), single("c", 7)];
-        let mut queue = Queue::new(&stories, 1);
+        let mut queue = Queue::new(&stories, 1, false);
         let first = queue.next().unwrap();
         queue.ended(&first.0, first.1);
         queue.again(first.0);
@@ -208,8 +213,16 @@ mod tests {
     }
 
     #[test]
+    fn with_a_limit_the_shortest_of_one_machine_come_first() {
+        let clusters = [single("c", 3).cluster(), single("d", 4).cluster()];
+        let mut queue =
+            Queue::new(&[&clusters[..], &[single("a", 9), single("b", 8)]].concat(), 2, true);
+        assert_eq!(names(&started(&mut queue)), [placed("d"), beside("b")]);
+    }
+
+    #[test]
     fn what_has_had_no_turn_is_left_and_a_second_try_goes_on() {
-        let mut queue = Queue::new(&[single("a", 9), single("b", 8), single("c", 7)], 1);
+        let mut queue = Queue::new(&[single("a", 9), single("b", 8), single("c", 7)], 1, false);
         let first = started(&mut queue);
         queue.ended(&first[0].0, first[0].1);
         queue.again(first[0].0);
@@ -221,7 +234,7 @@ mod tests {
     #[test]
     fn a_repeated_cluster_gets_its_places_while_others_wait() {
         let stories = [single("a", 9), single("b", 8), single("e", 7), single("c", 3).cluster()];
-        let mut queue = Queue::new(&stories, 2);
+        let mut queue = Queue::new(&stories, 2, false);
         let first = started(&mut queue);
         assert_eq!(names(&first), [placed("c"), beside("a")]);
         queue.ended(&first[0].0, first[0].1);

@@ -105,11 +105,11 @@ impl Runner<'_> {
     pub(crate) fn run(&self, stories: &[Story]) -> Result<Report> {
         fs::create_dir_all(&self.logs)
             .with_context(|| format!("cannot make {}", self.logs.display()))?;
-        let mut queue = Queue::new(stories, self.places);
+        let mut queue = Queue::new(stories, self.places, self.until.is_some());
         let mut running: Vec<Running> = Vec::new();
         let mut report = Report::default();
         while !queue.is_over() {
-            if self.until.is_some_and(|until| until < Instant::now()) {
+            if self.is_late() {
                 report.stories.extend(queue.left().iter().map(|story| self.not_begun(story)));
             }
             while let Some((job, turn)) = queue.next() {
@@ -132,6 +132,11 @@ impl Runner<'_> {
             }
         }
         Ok(report)
+    }
+
+    /// Whether no story may begin any more, also for a second try.
+    fn is_late(&self) -> bool {
+        self.until.is_some_and(|until| until < Instant::now())
     }
 
     /// The result of a story for which the run has no time.
@@ -183,7 +188,8 @@ impl Runner<'_> {
             (Outcome::Passed, 2..) => Outcome::Flaky,
             (outcome, _) => outcome,
         };
-        let again = matches!(outcome, Outcome::Failed(_)) && tries <= self.suite.retries;
+        let again =
+            matches!(outcome, Outcome::Failed(_)) && tries <= self.suite.retries && !self.is_late();
         let word = match &outcome {
             Outcome::Passed => "ok",
             Outcome::Flaky => "FLAKY",

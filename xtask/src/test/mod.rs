@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use polis_image::{Kind, Variant};
-use polis_tests::{ALL, SEED};
+use polis_tests::{ALL, SEED, draws_all};
 
 use self::report::Report;
 use self::selection::{Part, Wanted};
@@ -68,7 +68,7 @@ pub(crate) struct Args {
     #[arg(long)]
     all: bool,
     /// Begin no story after so many minutes: what is left is listed as skipped, and no failure.
-    #[arg(long, value_name = "MINUTES")]
+    #[arg(long, value_name = "MINUTES", value_parser = clap::value_parser!(u64).range(1..=10_000))]
     within: Option<u64>,
 }
 
@@ -103,7 +103,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         Some(filter) if wanted(Part::E2e) => Some(names("e2e", filter)?),
         _ => None,
     };
-    let stories = Stories { filter, names, all: args.all, until, seed: seed()? };
+    let stories = Stories { filter, names, all: args.all || draws_all(), until, seed: seed()? };
     println!("test: {SEED}={} draws what this run shows of each sample", stories.seed);
     let root = image::workspace();
     let first = wanted(Part::E2e) && filter.is_none() && !root.join(STORIES).exists();
@@ -283,9 +283,8 @@ fn machines(report: &mut Report, stories: &Stories<'_>) -> Result<()> {
         let accelerator = polis_qemu::host::accelerator(polis_qemu::host::Preference::Auto, 1);
         println!("test: QEMU {major}.{minor}, {accelerator}; logs go to {STORIES}");
     }
-    let mut command = stories.binary("e2e")?;
     let development = image::folder(Kind::Development, Variant::Base);
-    command.env("POLIS_IMAGE_DIR", named("POLIS_IMAGE_DIR", development)?);
+    let mut folders = vec![("POLIS_IMAGE_DIR", named("POLIS_IMAGE_DIR", development)?)];
     if stories.select(PRODUCT) {
         let (build, folder): (fn() -> _, _) = match stories.all {
             true => (|| image::built(Kind::Product), image::folder(Kind::Product, Variant::Base)),
@@ -294,13 +293,13 @@ fn machines(report: &mut Report, stories: &Stories<'_>) -> Result<()> {
         if env::var_os(PRODUCT_IMAGE).is_none() {
             report.call("product", || build().map(drop));
         }
-        command.env(PRODUCT_IMAGE, named(PRODUCT_IMAGE, folder)?);
+        folders.push((PRODUCT_IMAGE, named(PRODUCT_IMAGE, folder)?));
     }
     if UPDATES.iter().any(|file| stories.select(file)) {
         if env::var_os(NEXT_IMAGE).is_none() {
             report.call("next", || image::built_next().map(drop));
         }
-        command.env(NEXT_IMAGE, named(NEXT_IMAGE, image::folder_next())?);
+        folders.push((NEXT_IMAGE, named(NEXT_IMAGE, image::folder_next())?));
     }
     // A cold build of Kubernetes takes half an hour, so no test begins one.
     if stories.select(WORKLOADS)
@@ -312,8 +311,11 @@ fn machines(report: &mut Report, stories: &Stories<'_>) -> Result<()> {
             report.call("full", || build().map(drop));
         }
         let full = image::folder(Kind::Development, Variant::Full);
-        command.env("POLIS_FULL_IMAGE_DIR", named("POLIS_FULL_IMAGE_DIR", full)?);
+        folders.push(("POLIS_FULL_IMAGE_DIR", named("POLIS_FULL_IMAGE_DIR", full)?));
     }
+    // Behind the builds: it says how much time is left.
+    let mut command = stories.binary("e2e")?;
+    command.envs(folders);
     // A story fails with a sentence and the guest's last lines; a backtrace of the harness
     // would hide them.
     command.env("RUST_LIB_BACKTRACE", "0");

@@ -34,8 +34,9 @@ pub(super) fn start_from(directory: &Path, disk: &Disk) -> bool {
         if asked.read()?.as_deref() == Some(&place.id[..]) {
             return Ok(false);
         }
-        asked.write(&place.id)?;
         efivar::start_once(directory, OPTION, "Polis mirror", &place, LOADER)?;
+        // Behind it: a power cut in between must not leave it unasked for ever.
+        asked.write(&place.id)?;
         Ok::<_, std::io::Error>(true)
     };
     match ask() {
