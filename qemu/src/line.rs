@@ -178,11 +178,13 @@ pub(crate) const NOT_STARTED: &str = "BdsDxe: failed to load";
 /// Why a guest that printed this line will never reach a story's goal.
 #[must_use]
 pub fn fatal(text: &str) -> Option<&'static str> {
-    const FATAL: [(&str, &str); 4] = [
+    const FATAL: [(&str, &str); 5] = [
         (NOT_STARTED, "the firmware found no boot file"),
         ("BdsDxe: No bootable option", "the firmware found no boot file"),
         ("Kernel panic", "the guest's kernel panicked"),
         ("Oops: int3", RACE),
+        // Behind an oops of any other kind: what the thread held is held for ever.
+        ("exited with irqs disabled", "a thread of the guest's kernel died"),
     ];
     // The report of `init` about the boot before.
     if text.contains("init: last words: ") {
@@ -243,6 +245,8 @@ mod tests {
         let line = r#"BdsDxe: failed to load Boot0001 "UEFI Misc Device" from PciRoot(0x0)"#;
         assert!(fatal(line).unwrap().contains("firmware"));
         assert_eq!(fatal(r#"BdsDxe: loading Boot0001 "UEFI Misc Device""#), None);
+        let died = "[    1.028674] note: kworker/0:0[9] exited with irqs disabled";
+        assert!(fatal(died).unwrap().contains("kernel"));
     }
 
     proptest! {
