@@ -1,11 +1,11 @@
 //! The product image; every other story boots the development image.
 //!
 //! With `--all` it is the image as `cargo xtask image` ships it, and in an ordinary run one whose
-//! programs are compiled as those of the development image, which takes a tenth of the time.
+//! `node` is compiled as that of the development image, which takes a part of the time.
 
 use anyhow::{Context as _, Result, ensure};
 use polis_qemu::Config;
-use polis_tests::{Story, draws_all, story};
+use polis_tests::{Story, story};
 
 use crate::restart::orderly_end;
 use crate::world::{POWER_BUTTON, SOON, World, home};
@@ -29,8 +29,6 @@ fn a_product_ignores_fault_injection_and_keeps_to_its_memory() -> Result<()> {
     for (process, most) in MEMORY {
         let resident: u64 =
             memory.text(process).parse().with_context(|| format!("no `{process}`: {memory}"))?;
-        // Code that is not optimised for its size takes more of it.
-        let most = if draws_all() { most } else { most + most / 4 };
         ensure!(resident <= most, "{process} has {resident} KiB resident, more than {most}");
     }
     let counted = machine.seen(|event| event.word == "exercise");

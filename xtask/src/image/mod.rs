@@ -313,18 +313,17 @@ pub(crate) fn folder_next() -> PathBuf {
     folder(Kind::Development, Variant::Base).with_extension("next")
 }
 
-/// The product image with programs as quick to build as those of the development image, for
+/// The product image with a `node` as quick to build as that of the development image, for
 /// the story of what the product leaves out.
 pub(crate) fn built_quick_product() -> Result<Manifest> {
-    let programs = programs(Kind::Development);
     let config = Config {
-        init: programs.join("init"),
-        node: programs.join("node"),
+        node: programs(Kind::Development).join("node"),
         out: folder_quick_product(),
         ..config(Kind::Product, Variant::Base, &Packages::default())
     };
     prepare(&config)?;
-    build_without_faults()?;
+    cargo_build(Kind::Product, &["init"])?;
+    build_without_faults("node")?;
     assembled(&config)
 }
 

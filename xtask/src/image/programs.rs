@@ -94,12 +94,12 @@ pub(crate) fn build_programs(kind: Kind, programs: &[&str]) -> Result<Vec<String
     build_with(&cargo_arguments(kind, &workspace(), programs), programs)
 }
 
-/// Builds the programs of the development image without fault injection, in its place. Only one
-/// crate is compiled again for it; [`cargo_build`] brings the others back.
-pub(super) fn build_without_faults() -> Result<()> {
+/// Builds a program of the development image without fault injection, in its place. Only one
+/// crate is compiled again for it; [`cargo_build`] brings the other one back.
+pub(super) fn build_without_faults(program: &str) -> Result<()> {
     let start = Instant::now();
     let arguments = ["--workspace", "--features", TESTING].map(str::to_owned);
-    let why = why(&build_with(&arguments, PROGRAMS)?);
+    let why = why(&build_with(&arguments, &[program])?);
     Terminal::default().step(&Report { name: "cargo", time: start.elapsed(), why });
     Ok(())
 }

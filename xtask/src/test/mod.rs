@@ -185,8 +185,8 @@ fn everything() -> Command {
     command
 }
 
-/// A build on a thread of its own. Cargo has a folder and a lock for each profile, and Go has
-/// its own, so it does not wait for the builds of the other parts.
+/// A build of Go on a thread of its own. Go has a folder and a lock of its own, so it does not
+/// wait for the builds of the other parts, which are cargo's.
 struct Behind(JoinHandle<Result<()>>);
 
 impl Behind {
