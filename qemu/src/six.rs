@@ -2,7 +2,7 @@
 //! host's ports by IPv4 alone.
 //!
 //! ```text
-//! machine --router solicitation----> router advertisement: a prefix, and a way out
+//! machine --router solicitation----> router advertisement: a prefix, a way out, a name server
 //! machine --neighbour solicitation-> neighbour advertisement, for the router's addresses
 //! machine --TCP over IPv6----------> the same over IPv4 --> gateway   (RFC 7915, one address
 //! machine <----------TCP over IPv6-- the same over IPv4 <-- gateway    for one address)
@@ -48,6 +48,8 @@ const LIFETIME: u16 = 9000;
 
 /// The server of names that DHCPv6 names; nothing answers there.
 const NAME_SERVER: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 2, 0, 0, 0, 0x53);
+/// The one that the router itself advertises.
+const ROUTERS_NAME_SERVER: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 2, 0, 0, 0, 0x54);
 /// Ports of DHCPv6, kinds of its messages, and the numbers of its options (RFC 8415, RFC 3646).
 const DHCP_SERVER: u16 = 547;
 const DHCP_CLIENT: u16 = 546;
@@ -235,6 +237,10 @@ fn advertisement(addresses: Addresses) -> Option<Vec<u8>> {
     // The sender's hardware address.
     body.extend([1, 1]);
     body.extend(HARDWARE);
+    // A name server, for ever (RFC 8106, 5.1).
+    body.extend([25, 3, 0, 0]);
+    body.extend([0xff; 4]);
+    body.extend(ROUTERS_NAME_SERVER.octets());
     // The prefix, of 64 bits; valid and preferred for ever.
     body.extend([3, 4, 64, prefix]);
     body.extend([0xff; 8]);

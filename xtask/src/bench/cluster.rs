@@ -25,7 +25,7 @@ use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
 use polis_qemu::args::{Cache, Disk, FwCfg};
 use polis_qemu::fleet::{Milestone, PARAMETERS, Part};
 use polis_qemu::host::{Preference, accelerator};
-use polis_qemu::{Bus, Config, Fleet, Image, Machine, Operator};
+use polis_qemu::{Bus, Config, Event, Fleet, Image, Machine, Operator};
 
 use super::{Row, Table};
 use crate::run::{self, several};
@@ -47,9 +47,6 @@ const WRITES_GOAL: f64 = 2.5;
 
 /// From the death of the curator that leads to the next call that succeeds, in seconds.
 const CALLS_GOAL: f64 = 5.0;
-
-/// The log line of a curator that adds a learner; the node's ID follows.
-const ADDED: &str = "added a learner node=";
 
 /// Makes each node write a history.
 const APPEND: &str = "polis.exercise=append";
@@ -174,23 +171,28 @@ fn fleet(image: &Image, folder: &Path) -> Result<Fleet> {
     Ok(fleet.reporting(|milestone| println!("cluster: {}", several::describe(milestone))))
 }
 
-/// How long a node was a learner: from the curator's log line to the node's event as a
-/// voter.
+/// How long a node was a learner: from the first event of another member that counts it to its
+/// own event as a voter. The nodes come one after the other, and a learner counts as a member.
 fn learnt(fleet: &mut Fleet, number: usize) -> Result<Duration> {
-    let added = format!("{ADDED}{}", fleet.nodes[number].id);
-    let machine = fleet.machine(number)?;
-    let votes = machine.seen(|event| event.word == "etcd" && event.is("state", "voter"));
-    let votes = votes.first().context("no vote")?.at;
-    let votes = machine.started() + votes;
+    let mut votes = Vec::new();
+    for number in 0..NODES.into() {
+        votes.push(first_etcd(fleet.machine(number)?, |_| true).context("no vote")?);
+    }
+    let own = votes[number];
+    let voters_before = votes.iter().filter(|vote| **vote < own).count();
+    let counts_it = |event: &Event| {
+        event.get("members").and_then(|members| members.parse().ok()) > Some(voters_before)
+    };
     let machines = fleet.nodes.iter().filter_map(|node| node.machine.as_ref());
-    // Any node may have led; after a lost answer the line comes twice, and the first
-    // counts.
-    let added = machines.flat_map(|machine| {
-        let lines = machine.lines().into_iter().filter(|line| line.text.contains(&added));
-        lines.map(|line| machine.started() + line.at).collect::<Vec<_>>()
-    });
-    let added = added.min().with_context(|| format!("node {} was not added", number + 1))?;
-    Ok(votes.saturating_duration_since(added))
+    let added = machines.filter_map(|machine| first_etcd(machine, counts_it)).min();
+    let added = added.with_context(|| format!("node {} was not added", number + 1))?;
+    Ok(own.saturating_duration_since(added))
+}
+
+/// When this machine was first a voter with an event like that.
+fn first_etcd(machine: &Machine, is: impl Fn(&Event) -> bool) -> Option<Instant> {
+    let votes = |event: &Event| event.word == "etcd" && event.is("state", "voter") && is(event);
+    Some(machine.started() + machine.seen(votes).first()?.at)
 }
 
 /// How long each part took, of each node; each starts at the end of the one before.

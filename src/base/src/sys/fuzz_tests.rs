@@ -1,12 +1,12 @@
 //! Fuzz targets of what the kernel and the firmware hand over: log records, announcements of
-//! devices, variables of the firmware, the kernel command line.
+//! devices and of routers, variables of the firmware, the kernel command line.
 
 use std::cell::RefCell;
 use std::fs;
 
 use polis_fuzz::{Accepted, Target};
 
-use super::{command_line, efivar, kmsg, uevent};
+use super::{command_line, efivar, kmsg, router, uevent};
 
 #[test]
 fn kernel_log_records() {
@@ -28,6 +28,15 @@ fn announcements_of_devices() {
     Target::new("base.uevent")
         .samples(samples)
         .run(|input| uevent::Event::parse(input).is_some().into());
+}
+
+#[test]
+fn announcements_of_routers() {
+    Target::new("base.router").samples([router::tests::sample()]).run(|input| {
+        let found = router::NameServers::parse(input);
+        assert!(found.iter().all(|found| !found.servers.is_empty()));
+        (!found.is_empty()).into()
+    });
 }
 
 #[test]

@@ -21,6 +21,7 @@ pub mod poll;
 pub mod quota;
 pub mod random;
 pub mod reboot;
+pub mod router;
 pub mod signal;
 pub mod socket;
 pub mod spawn;

@@ -9,6 +9,7 @@
 //! parameters, orders --> change -----> Network ---+--> plan --> Wanted --> actions --> apply
 //! DHCP, DHCPv6 ----------------------> leases ----+      +----> Status (event value), resolv.conf
 //! routers --addresses of the kernel--> advertised +
+//!         --name servers ------------> rdnss -----+
 //! ```
 //!
 //! Invariants:
@@ -33,6 +34,7 @@ pub mod names;
 mod observe;
 mod plan;
 mod primary;
+mod rdnss;
 mod service;
 #[cfg(test)]
 mod service_tests;

@@ -395,6 +395,16 @@ async fn advertise(wire: &Wire) {
 }
 
 async fn advertise_with(wire: &Wire, about_dhcp: u8, prefix: u8) {
+    advertise_servers(wire, about_dhcp, prefix, &watch::Sender::default()).await;
+}
+
+/// The same, with an option of name servers while there is one.
+async fn advertise_servers(
+    wire: &Wire,
+    about_dhcp: u8,
+    prefix: u8,
+    servers: &watch::Sender<Vec<u8>>,
+) {
     let (kind, flags) = (SocketType::RAW, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC);
     let icmp = Some(net::ipproto::ICMPV6);
     let socket = net::socket_with(AddressFamily::INET6, kind, flags, icmp).unwrap();
@@ -411,6 +421,7 @@ async fn advertise_with(wire: &Wire, about_dhcp: u8, prefix: u8) {
     let mut again = tokio::time::interval(Duration::from_millis(200));
     loop {
         again.tick().await;
+        let message = [&message[..], &servers.borrow()].concat();
         // Until the wire has an address of its own, the kernel refuses.
         let _sent = net::sendto(&socket, &message, net::SendFlags::empty(), &to);
     }
@@ -671,6 +682,75 @@ fn a_router_that_only_informs_leads_to_servers_and_its_prefix_to_the_address() {
             () = serve_v6(&wire, 5, &asked, &silent) => {}
             () = story => {}
         }
+    });
+}
+
+/// The option of a router for this name server (RFC 8106, 5.1).
+fn name_server(server: Ipv6Addr, seconds: u32) -> Vec<u8> {
+    [&[25, 3, 0, 0], &seconds.to_be_bytes()[..], &server.octets()].concat()
+}
+
+#[test]
+fn a_name_server_of_a_router_comes_behind_that_of_dhcpv6_and_goes_when_the_router_says_so() {
+    in_namespace(|wire| async move {
+        wire.cable(true).await;
+        let (service, _owner) = wire.service(with_ipv6(parameters::Ipv6::Auto));
+        let (asked, silent) = (watch::Sender::default(), watch::Sender::new(false));
+        let advertised = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x54);
+        let servers = watch::Sender::new(name_server(advertised, 1800));
+        let story = while_running(service, async |mut status| {
+            let both = [NAME_SERVER_V6, advertised].map(IpAddr::from);
+            until(&mut status, |s| s.nameservers == both).await;
+            let lines = "nameserver 2001:db8::53\nnameserver 2001:db8::54\n";
+            assert_eq!(wire.resolv_conf(), lines);
+            servers.send_replace(name_server(advertised, 0));
+            until(&mut status, |s| s.nameservers == both[..1]).await;
+        });
+        tokio::select! {
+            () = advertise_servers(&wire, INFORMED, PREFIX_FOR_ADDRESSES, &servers) => {}
+            () = serve_v6(&wire, 5, &asked, &silent) => {}
+            () = story => {}
+        }
+    });
+}
+
+#[test]
+fn a_service_that_starts_again_asks_the_routers_for_the_name_servers() {
+    in_namespace(|wire| async move {
+        wire.cable(true).await;
+        let (service, _owner) = wire.service(with_ipv6(parameters::Ipv6::Slaac));
+        let again = service.clone();
+        let servers = watch::Sender::new(name_server(NAME_SERVER_V6, 1800));
+        let named = |s: &Status| s.primary.is_some() && s.nameservers == [NAME_SERVER_V6];
+        let story = while_running(service, async |mut status| {
+            until(&mut status, named).await;
+        });
+        tokio::select! {
+            () = advertise_servers(&wire, 0, PREFIX_FOR_ADDRESSES, &servers) => {}
+            () = story => {}
+        }
+        // The router says nothing any longer unless it is asked.
+        let (kind, flags) = (SocketType::RAW, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC);
+        let icmp = Some(net::ipproto::ICMPV6);
+        let socket = net::socket_with(AddressFamily::INET6, kind, flags, icmp).unwrap();
+        let socket = UdpSocket::from_std(socket.into()).unwrap();
+        let routers = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
+        socket.join_multicast_v6(&routers, wire.index("wire").await).unwrap();
+        let asked = async {
+            let mut message = [0; 1500];
+            while message[0] != 133 {
+                socket.recv(&mut message).await.unwrap();
+            }
+        };
+        let story = while_running(again, async |mut status| {
+            asked.await;
+            let advertise = advertise_servers(&wire, 0, PREFIX_FOR_ADDRESSES, &servers);
+            tokio::select! {
+                () = advertise => {}
+                _status = until(&mut status, named) => {}
+            }
+        });
+        story.await;
     });
 }
 

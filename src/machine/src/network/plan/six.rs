@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::dhcpv6::{Servers, Want};
 use super::super::lease::Lease;
+use super::super::rdnss;
 use super::{Cidr, Kind, Layout, Link, Observed, Wanted};
 use crate::parameters::{self, Ipv6};
 
@@ -32,7 +33,7 @@ impl Switches {
     }
 }
 
-/// What is known about DHCPv6.
+/// What is known from DHCPv6 servers and from routers.
 #[derive(Debug, Default)]
 pub(in super::super) struct Six<'a> {
     pub(in super::super) leases: BTreeMap<u32, &'a Lease>,
@@ -42,6 +43,8 @@ pub(in super::super) struct Six<'a> {
     pub(in super::super) asking: BTreeMap<u32, Want>,
     /// Addresses of a former run that no server has given to this one yet.
     pub(in super::super) inherited: Option<&'a BTreeSet<(u32, Cidr)>>,
+    /// The name servers that routers advertise.
+    pub(in super::super) advertised: Option<&'a rdnss::Servers>,
 }
 
 /// The configuration of each link that has addresses.
@@ -88,6 +91,13 @@ impl Wanted {
                 self.serve(&lease.nameservers, &lease.ntp_servers);
             } else if let Some(servers) = six.servers.and_then(|servers| servers.get(&index)) {
                 self.serve(&servers.nameservers, &servers.ntp_servers);
+            }
+        }
+        // Behind those of DHCPv6 (RFC 8106, 5.3.1).
+        for (index, _) in modes.iter().filter(|(_, ipv6)| **ipv6 != Ipv6::Off) {
+            let has_carrier = observed.links.get(index).is_some_and(|link| link.carrier);
+            if let Some(advertised) = six.advertised.filter(|_| has_carrier) {
+                self.serve(&advertised.of(*index), &[]);
             }
         }
         let asks = |index: &u32| self.dhcpv6.get(index) == Some(&Want::Address);

@@ -117,6 +117,9 @@ pub enum Error {
     /// The kernel does not say what there is.
     #[error("cannot read links, addresses and routes")]
     Observe(#[source] rtnetlink::Error),
+    /// No socket for what routers advertise, or it failed.
+    #[error("cannot hear what routers advertise")]
+    Routers(#[source] std::io::Error),
     /// The owner of the parameters ended.
     #[error(transparent)]
     Lost(#[from] event::Closed),
@@ -156,7 +159,7 @@ impl Service {
             primary: Primary::default(),
             advertised: Advertised::after(former),
             clients: StreamMap::new(),
-            v6: six::V6::default(),
+            v6: six::V6::listen().map_err(Error::Routers)?,
             former: Former::Keep,
             renewed: None,
             failed: BTreeSet::new(),
@@ -217,6 +220,8 @@ enum Event {
     Known(parameters::Network, bool),
     Dhcp(u32, dhcp::Event),
     Dhcpv6(u32, dhcpv6::Event),
+    /// Routers name other servers on this link.
+    Named(u32),
 }
 
 impl Run {
@@ -224,6 +229,9 @@ impl Run {
         mut self,
         mut notices: UnboundedReceiver<Notice>,
     ) -> Result<std::convert::Infallible, Error> {
+        if self.service.status.borrow().primary.is_some() {
+            self.solicit().await?;
+        }
         loop {
             self.change().await?;
             let observed = self.reconcile().await?;
@@ -233,6 +241,7 @@ impl Run {
                 Event::Known(network, given) => self.known(network, given),
                 Event::Dhcp(link, event) => self.answered(&observed, link, event),
                 Event::Dhcpv6(link, event) => self.answered_v6(&observed, link, event),
+                Event::Named(link) => self.named(&observed, link),
             }
         }
     }
@@ -537,6 +546,7 @@ impl Run {
             self.primary.deadline(),
             self.advertised.deadline(now),
             self.v6.holding.deadline(now),
+            self.v6.routers.servers().deadline(),
             self.changes.deadline().filter(|at| *at > now),
             Some(patience).filter(|at| waiting && *at > now),
         ];
@@ -574,6 +584,10 @@ impl Run {
             // Cancel-safe, both: the clients keep their progress.
             Some((link, event)) = self.clients.next() => Ok(Event::Dhcp(link, event)),
             Some((link, event)) = self.v6.clients.next() => Ok(Event::Dhcpv6(link, event)),
+            // Cancel-safe, too.
+            named = self.v6.routers.changed() => {
+                named.map(Event::Named).map_err(Error::Routers)
+            }
             // Cancel-safe: only waits.
             () = tokio::time::sleep_until(deadline) => Ok(Event::Look),
         }

@@ -1,9 +1,11 @@
-//! The part of a run about DHCPv6: starts and ends its clients, and holds what servers gave.
+//! The part of a run about DHCPv6 and about name servers of routers: starts and ends clients, and
+//! holds what servers gave and routers advertise.
 //!
 //! What this module does not do: decide which links ask (`plan::six`), or choose the node's
 //! address (`advertised`).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -19,16 +21,18 @@ use super::super::dhcpv6::{self, Client, Event, Servers, Want};
 use super::super::holding::{Holding, Spare};
 use super::super::observe;
 use super::super::plan::{self, Flaw, Kind, Observed, Six};
+use super::super::rdnss::Routers;
 use super::super::view::name;
-use super::Run;
+use super::{Error, Run};
 use crate::parameters::Cidr;
 use polis_base::cause;
+use polis_base::sys::router;
 
 type Events = Pin<Box<dyn Stream<Item = Event> + Send>>;
 
-/// What a run knows of DHCPv6.
-#[derive(Default)]
+/// What a run knows of DHCPv6 and of routers.
 pub(super) struct V6 {
+    pub(super) routers: Routers,
     pub(super) clients: StreamMap<u32, Events>,
     /// What each client asks for, and the means to decline its address.
     asking: BTreeMap<u32, (Want, Arc<Notify>)>,
@@ -43,6 +47,19 @@ pub(super) struct V6 {
 }
 
 impl V6 {
+    /// Nothing is known yet. Routers are heard from now on.
+    pub(super) fn listen() -> io::Result<Self> {
+        Ok(Self {
+            routers: Routers::listen()?,
+            clients: StreamMap::new(),
+            asking: BTreeMap::new(),
+            holding: Holding::default(),
+            servers: BTreeMap::new(),
+            inherited: None,
+            duplicates: BTreeSet::new(),
+        })
+    }
+
     /// Looks at what the kernel announces. It takes an address that ends away when another machine
     /// has it, and says why only once.
     pub(super) fn noticed(&mut self, message: &NetlinkMessage<RouteNetlinkMessage>) {
@@ -60,6 +77,7 @@ impl V6 {
             servers: Some(&self.servers),
             asking: self.asking.iter().map(|(link, (want, _))| (*link, *want)).collect(),
             inherited: self.inherited.as_ref(),
+            advertised: Some(self.routers.servers()),
         }
     }
 
@@ -95,6 +113,30 @@ impl V6 {
 }
 
 impl Run {
+    /// Asks routers anew for what a former run heard from them.
+    pub(super) async fn solicit(&mut self) -> Result<(), Error> {
+        let observed = self.observe().await?;
+        for (index, link) in observed.links.iter().filter(|(_, link)| link.carrier) {
+            if link.kind != Kind::Loopback
+                && let Err(error) = router::solicit(*index)
+            {
+                info!("cannot ask the routers on {}: {error}", link.name);
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the log which name servers routers advertise on a link from now on.
+    pub(super) fn named(&self, observed: &Observed, link: u32) {
+        let servers = self.v6.routers.servers().of(link);
+        let servers: Vec<_> = servers.iter().map(ToString::to_string).collect();
+        let (name, servers) = (name(observed, link), servers.join(", "));
+        match servers.as_str() {
+            "" => info!("routers name no name server on {name} any longer"),
+            servers => info!("routers name name servers on {name}: {servers}"),
+        }
+    }
+
     /// Gives up what cannot be held any longer, and declines what another machine has.
     pub(super) fn hold_v6(&mut self, observed: &Observed) {
         let Some(network) = &self.network else { return };
@@ -103,6 +145,8 @@ impl Run {
         let candidates = plan::candidates_v6(&plan::modes(observed, network));
         self.v6.holding.keep(&candidates);
         self.v6.servers.retain(|link, _servers| candidates.contains(link));
+        let is_there = |link| observed.links.contains_key(&link);
+        self.v6.routers.servers_mut().review(is_there, Instant::now());
         // Links do not stand in for each other: each has addresses of its own.
         let given_up = self.v6.holding.review(observed, &[], Spare::Free, Instant::now());
         for (link, reason) in given_up {
