@@ -27,6 +27,9 @@ const ADDRESSES_MAX: usize = 16;
 const LOG_TARGETS_MAX: usize = 8;
 /// Links of a node that it reports, and bytes of a word about one.
 const LINKS_MAX: usize = 64;
+
+/// Further disks that a node may report: as many as its parameters may name.
+const VOLUMES_MAX: usize = 16;
 const LINK_WORD_MAX: usize = 256;
 /// Bytes of the longest text about workloads.
 const TEXT_MAX: usize = 1024;
@@ -294,6 +297,7 @@ pub(super) fn status(status: Option<v1::NodeStatus>) -> Result<v1::NodeStatus, E
     if let Some(report) = &status.network {
         network(report)?;
     }
+    volumes(&status.volumes)?;
     if status.curator_port > u32::from(u16::MAX) {
         return Err(Error::Field("status.curator_port: allowed are 0 to 65535".to_owned()));
     }
@@ -320,6 +324,22 @@ fn network(report: &v1::NetworkReport) -> Result<(), Error> {
         let mut words = words.chain(addresses).chain(origins);
         if words.any(|word| word.len() > LINK_WORD_MAX || word.contains(char::is_control)) {
             return field("links", format!("{LINK_WORD_MAX} printed characters for each text"));
+        }
+    }
+    Ok(())
+}
+
+/// The further disks of a node.
+fn volumes(reports: &[v1::VolumeReport]) -> Result<(), Error> {
+    if reports.len() > VOLUMES_MAX {
+        return Err(Error::Field(format!("status.volumes: allowed are at most {VOLUMES_MAX}")));
+    }
+    for v1::VolumeReport { name, state, cause } in reports {
+        check_word(name, "status.volumes.name")?;
+        check_word(state, "status.volumes.state")?;
+        if cause.len() > TEXT_MAX {
+            let field = "status.volumes.cause";
+            return Err(Error::Field(format!("{field}: allowed are at most {TEXT_MAX} bytes")));
         }
     }
     Ok(())
@@ -443,6 +463,23 @@ mod tests {
                 prop_assert!(status.version.len() <= WORD_MAX && status.curator_port <= 65535);
                 prop_assert!(status.version.chars().all(|c| c.is_ascii_graphic()));
             }
+        }
+    }
+
+    #[test]
+    fn what_a_node_says_of_its_further_disks_is_bounded() {
+        let reported = |count: usize, name: &str, cause: usize| {
+            let (name, state, cause) = (name.to_owned(), "failed".to_owned(), "x".repeat(cause));
+            let volumes = vec![v1::VolumeReport { name, state, cause }; count];
+            status(Some(v1::NodeStatus { volumes, ..Default::default() }))
+        };
+        assert!(reported(VOLUMES_MAX, "db", TEXT_MAX).is_ok());
+        for refused in [
+            reported(VOLUMES_MAX + 1, "db", 1),
+            reported(1, "d\nb", 1),
+            reported(1, "db", TEXT_MAX + 1),
+        ] {
+            assert!(refused.unwrap_err().to_string().contains("status.volumes"));
         }
     }
 

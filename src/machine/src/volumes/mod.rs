@@ -78,6 +78,30 @@ pub enum State {
     },
 }
 
+impl State {
+    /// Its words, as operators and metrics have them.
+    pub const NAMES: [&str; 3] = ["starting", "ready", "failed"];
+
+    /// The word of this state.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Ready => "ready",
+            Self::Failed { .. } => "failed",
+        }
+    }
+
+    /// Why it failed.
+    #[must_use]
+    pub fn cause(&self) -> Option<&str> {
+        match self {
+            Self::Failed { cause } => Some(cause),
+            Self::Starting | Self::Ready => None,
+        }
+    }
+}
+
 /// Every volume of this node.
 pub type Status = BTreeMap<VolumeName, State>;
 

@@ -56,7 +56,7 @@ use polis_base::files::{self, File};
 use polis_base::sys::reboot::Reason;
 use polis_control::{cluster, consensus};
 use polis_machine::network::names::Peers;
-use polis_machine::{mirror, network, parameters, storage, time, update};
+use polis_machine::{mirror, network, parameters, storage, time, update, volumes};
 use polis_runtime::supervisor::{Context, Policy};
 use polis_wire::endpoint::{CURATOR_PORT, MANAGEMENT_PORT};
 use polis_wire::identity::NodeId;
@@ -147,6 +147,8 @@ pub struct Inputs {
     pub update: watch::Receiver<update::Status>,
     /// The mirror of the disk.
     pub mirror: watch::Receiver<mirror::Status>,
+    /// Its further disks.
+    pub volumes: watch::Receiver<volumes::Status>,
     /// The key of this node in the mesh, while it has a role of Kubernetes.
     pub mesh_key: watch::Receiver<Option<workload::mesh::PublicKey>>,
     /// When another machine last opened a connection to the curator of this node.

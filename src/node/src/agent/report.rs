@@ -17,12 +17,13 @@ use polis_base::sys::clock;
 use polis_base::{boot, cause};
 use polis_control::cluster::{Keeper, KeyStatus};
 use polis_control::{cluster, consensus};
-use polis_machine::{mirror, network, storage, update};
+use polis_machine::{mirror, network, storage, update, volumes};
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::Context;
 use polis_wire::endpoint::CURATOR_PORT;
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::Nodes;
+use polis_wire::parameters::VolumeName;
 use polis_wire::rpc::client::Repeat;
 use polis_workload as workload;
 use polis_workload::drain;
@@ -69,6 +70,8 @@ pub struct Subject<'a> {
     pub update: &'a update::Status,
     /// The mirror of the disk.
     pub mirror: &'a mirror::Status,
+    /// Its further disks.
+    pub volumes: &'a volumes::Status,
 }
 
 impl Subject<'_> {
@@ -120,8 +123,17 @@ impl Subject<'_> {
                 .unwrap_or_default(),
             network: Some(links(self.network)),
             mirror: self.mirror.as_ref().map(|it| bounded(it.text())).unwrap_or_default(),
+            volumes: self.volumes.iter().map(volume).collect(),
             ..Default::default()
         }
+    }
+}
+
+fn volume((name, state): (&VolumeName, &volumes::State)) -> v1::VolumeReport {
+    v1::VolumeReport {
+        name: name.to_string(),
+        state: state.name().to_owned(),
+        cause: state.cause().map(|cause| bounded(cause.to_owned())).unwrap_or_default(),
     }
 }
 
@@ -254,6 +266,7 @@ fn fold(service: &mut Service, boot_id: &str) -> v1::NodeStatus {
     let firewall = inputs.firewall.borrow_and_update().state.clone();
     let update = inputs.update.borrow_and_update().clone();
     let mirror = inputs.mirror.borrow_and_update().clone();
+    let volumes = inputs.volumes.borrow_and_update().clone();
     let keys = service.outputs.cluster.borrow().keys.clone();
     Subject {
         version: &inputs.environment.version,
@@ -269,6 +282,7 @@ fn fold(service: &mut Service, boot_id: &str) -> v1::NodeStatus {
         slot: &inputs.environment.slot,
         update: &update,
         mirror: &mirror,
+        volumes: &volumes,
     }
     .report()
 }
@@ -302,6 +316,7 @@ async fn changed(
         changed = inputs.workload.changed() => changed.map_err(|_closed| Closed("the workload")),
         changed = inputs.update.changed() => changed.map_err(|_closed| Closed("the update")),
         changed = inputs.mirror.changed() => changed.map_err(|_closed| Closed("the mirror")),
+        changed = inputs.volumes.changed() => changed.map_err(|_closed| Closed("the volumes")),
         changed = inputs.mesh_key.changed() => changed.map_err(|_closed| Closed("the mesh")),
         // Only a node in the mesh compares its record with its key.
         changed = nodes.changed(), if key.is_some() => {
@@ -385,6 +400,8 @@ mod tests {
             cause: Some("guru 0310".to_owned()),
         };
         let update = update::Status { known: true, trial: true, other: Some(other) };
+        let failed = volumes::State::Failed { cause: "its disk is missing".to_owned() };
+        let volumes = volumes::Status::from([("db".parse().unwrap(), failed)]);
         let subject = |network: &network::Status| {
             Subject {
                 version: "0.1.0",
@@ -405,6 +422,7 @@ mod tests {
                 slot: "B",
                 update: &update,
                 mirror: &None,
+                volumes: &volumes,
             }
             .report()
         };
@@ -422,6 +440,9 @@ mod tests {
         assert!(early.firmware_update_announced);
         assert_eq!((early.slot.as_str(), early.trial), ("B", true));
         assert_eq!(early.other_system, "0.2.0 in slot A, failed: guru 0310");
+        let volume = &early.volumes[0];
+        let words = [&volume.name, &volume.state, &volume.cause];
+        assert_eq!(words, ["db", "failed", "its disk is missing"]);
         network.primary = Some([10, 0, 2, 15].into());
         let later = subject(&network);
         assert_eq!(later.external_address, "10.0.2.15");

@@ -15,7 +15,7 @@ use polis_control::consensus::MemberStatus;
 use polis_control::consensus::snapshots::Snapshots;
 use polis_control::curator::update::journal;
 use polis_control::{cluster, consensus};
-use polis_machine::{mirror, time};
+use polis_machine::{mirror, time, volumes};
 use polis_proto::v1;
 use polis_runtime::logtree;
 use polis_runtime::supervisor::{State, Tree};
@@ -99,6 +99,7 @@ impl Sources {
         forwarding(&mut page, &self.inputs.forwarding.borrow());
         shipping(&mut page, &self.inputs.shipping.borrow(), clock::now());
         mirror(&mut page, &self.inputs.mirror.borrow());
+        further_disks(&mut page, &self.inputs.volumes.borrow());
         cluster_update(&mut page, self.inputs.cluster_update.borrow().as_ref(), clock::now());
         if let Some(kibibytes) = process::resident("self") {
             let help = "Memory of the node's process that is resident.";
@@ -261,6 +262,22 @@ fn mirror(page: &mut Page, status: &mirror::Status) {
     let mut family = page.family("polis_mirror_state", Kind::Gauge, help);
     for state in mirror::State::NAMES {
         family.sample(&[("state", state)], u8::from(state == report.state.name()));
+    }
+}
+
+/// Left out without further disks.
+fn further_disks(page: &mut Page, status: &volumes::Status) {
+    if status.is_empty() {
+        return;
+    }
+    let help = "1 for the state of the volume on a further disk of the node.";
+    let mut family = page.family("polis_volume_state", Kind::Gauge, help);
+    for (name, state) in status {
+        for word in volumes::State::NAMES {
+            let labels = [("volume", name.to_string()), ("state", word.to_owned())];
+            let labels = labels.each_ref().map(|(key, value)| (*key, value.as_str()));
+            family.sample(&labels, u8::from(word == state.name()));
+        }
     }
 }
 
@@ -436,6 +453,25 @@ mod tests {
         // A turn that an owner has ended is none.
         update.set_state(State::Aborted);
         assert_eq!(shown(Some(&known(&update))).len(), 3);
+    }
+
+    #[test]
+    fn a_further_disk_has_a_state() {
+        let mut page = Page::default();
+        further_disks(&mut page, &volumes::Status::new());
+        let cause = "its disk is missing".to_owned();
+        let state = volumes::State::Failed { cause };
+        further_disks(&mut page, &[("db".parse().unwrap(), state)].into());
+        let text = page.into_text();
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        assert_eq!(
+            lines.collect::<Vec<_>>(),
+            [
+                "polis_volume_state{volume=\"db\",state=\"starting\"} 0",
+                "polis_volume_state{volume=\"db\",state=\"ready\"} 0",
+                "polis_volume_state{volume=\"db\",state=\"failed\"} 1",
+            ]
+        );
     }
 
     #[test]

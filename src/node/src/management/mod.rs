@@ -124,6 +124,8 @@ pub struct Inputs {
     pub cluster_update: watch::Receiver<Option<polis_proto::v1::GetUpdateResponse>>,
     /// The mirror of the disk.
     pub mirror: watch::Receiver<polis_machine::mirror::Status>,
+    /// The further disks.
+    pub volumes: watch::Receiver<polis_machine::volumes::Status>,
     /// The firewall.
     pub firewall: watch::Receiver<crate::firewall::Status>,
 }

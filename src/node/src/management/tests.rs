@@ -130,6 +130,7 @@ impl Running {
             shipping: watch::Sender::default().subscribe(),
             cluster_update: watch::Sender::default().subscribe(),
             mirror: watch::Sender::default().subscribe(),
+            volumes: watch::Sender::default().subscribe(),
             firewall: watch::Sender::default().subscribe(),
         };
         let bound = || Listen::Bound(Arc::new(TcpListener::bind("127.0.0.1:0").unwrap()));

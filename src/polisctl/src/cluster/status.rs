@@ -142,6 +142,13 @@ impl Status {
         (!lines.is_empty()).then(|| lines.join("\n"))
     }
 
+    /// The nodes that lack a disk of a mirror, or a further disk. The cluster is healthy all the
+    /// same: the nodes work.
+    fn disks(&self) -> Option<String> {
+        let lines: Vec<_> = self.nodes.iter().flat_map(View::disk_faults).collect();
+        (!lines.is_empty()).then(|| lines.join("\n"))
+    }
+
     /// Which snapshot of etcd is outside of the cluster. The cluster is healthy all the same:
     /// voters have theirs on their disks.
     fn shipped(&self) -> Option<String> {
@@ -184,6 +191,7 @@ impl Status {
         lines.extend(self.overdue().map(|advice| ("overdue", advice)));
         lines.extend(self.former().map(|advice| ("former voter", advice)));
         lines.extend(self.waiting().map(|advice| ("waiting", advice)));
+        lines.extend(self.disks().map(|text| ("disks", text)));
         lines.extend(self.undelivered().map(|text| ("logs", text)));
         lines.extend(self.shipped().map(|text| ("snapshots", text)));
         lines.extend(self.unsaved().map(|advice| ("recovery", advice)));

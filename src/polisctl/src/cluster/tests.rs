@@ -85,6 +85,42 @@ fn consensus() -> v1::ConsensusStatus {
 }
 
 #[test]
+fn disks_that_are_lacking_are_named_and_the_cluster_is_healthy_all_the_same() {
+    let with = |digit, mirror: &str, volumes: &[(&str, &str, &str)]| {
+        let mut node = node(digit, v1::NodeState::Up, v1::NodeHealth::Healthy);
+        let status = node.status.get_or_insert_default();
+        status.mirror = mirror.to_owned();
+        let report = |(name, state, cause): &(&str, &str, &str)| v1::VolumeReport {
+            name: (*name).to_owned(),
+            state: (*state).to_owned(),
+            cause: (*cause).to_owned(),
+        };
+        status.volumes = volumes.iter().map(report).collect();
+        node
+    };
+    let shown = |nodes: &[v1::NodeInfo]| {
+        let consensus = v1::ConsensusStatus {
+            leader: 1,
+            members: consensus().members.into_iter().take(1).collect(),
+            ..consensus()
+        };
+        let status = Status::of(&info(), nodes, &consensus);
+        assert!(status.healthy, "{:?}", status.problems);
+        status.document().unwrap().render(crate::output::Format::Table).unwrap()
+    };
+    let whole = with(1, "whole on vda and vdb", &[("db", "ready", ""), ("log", "starting", "")]);
+    assert!(!shown(&[whole]).contains("disks"));
+    for (mirror, volumes, says) in [
+        ("only on vda: replace the other disk", &[][..], ": mirror only on vda: replace"),
+        ("whole on vda and vdb; vdb fails reads", &[], ": mirror whole on vda and vdb; vdb"),
+        ("", &[("db", "failed", "its disk is missing")], ": volume db failed: its disk is missing"),
+    ] {
+        let text = shown(&[with(1, mirror, volumes)]);
+        assert!(text.contains(&format!("disks    {}{says}", id(1))), "{text}");
+    }
+}
+
+#[test]
 fn info_says_how_to_find_and_to_trust_the_cluster() {
     use crate::output::Format;
     let document = Info::document(&info()).unwrap();

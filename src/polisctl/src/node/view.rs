@@ -60,6 +60,9 @@ pub(crate) struct View {
     /// The mirror of its disk.
     #[serde(skip_serializing_if = "String::is_empty")]
     mirror: String,
+    /// Its further disks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    volumes: Vec<Volume>,
     key_keeper: String,
     tpm: bool,
     /// What its TPM proved to the leader last.
@@ -124,7 +127,8 @@ impl View {
             trial: status.trial,
             firmware_update_announced: status.firmware_update_announced,
             other_system: status.other_system,
-            mirror: status.mirror,
+            mirror: clean(&status.mirror),
+            volumes: status.volumes.iter().map(Volume::of).collect(),
             image: status.image,
             workload_fault: status.workload_fault,
             firewall_fault: status.firewall_fault,
@@ -273,6 +277,18 @@ impl View {
         failing.map(|it| format!("{}: {}", self.called(), it.text()))
     }
 
+    /// What is wrong with its mirror and its further disks.
+    pub(crate) fn disk_faults(&self) -> impl Iterator<Item = String> {
+        // A mirror that is whole and says more has a fault, too.
+        let is_whole = self.mirror.starts_with("whole on ") && !self.mirror.contains("; ");
+        let mirror = (!self.mirror.is_empty() && !is_whole).then_some(&self.mirror);
+        let mirror = mirror.map(|text| format!("{}: mirror {text}", self.called()));
+        let volumes = self.volumes.iter().filter(|volume| volume.state == "failed");
+        mirror
+            .into_iter()
+            .chain(volumes.map(|it| format!("{}: volume {}", self.called(), it.text())))
+    }
+
     /// Which snapshot of etcd its target has, if it sends them.
     pub(crate) fn shipped(&self) -> Option<String> {
         self.snapshots.as_ref().map(Shipped::text)
@@ -335,6 +351,8 @@ impl View {
         ]);
         let mirror = Some(self.mirror.clone()).filter(|mirror| !mirror.is_empty());
         lines.extend(mirror.map(|mirror| ("mirror", mirror)));
+        let volumes: Vec<_> = self.volumes.iter().map(Volume::text).collect();
+        lines.extend((!volumes.is_empty()).then(|| ("further disks", volumes.join("\n"))));
         lines.extend([
             ("disk key in", self.key_keeper.clone()),
             ("TPM", if self.tpm { "yes" } else { "no" }.to_owned()),
@@ -368,6 +386,30 @@ fn ordered(report: Option<&v1::NetworkReport>) -> String {
             let state = word(state.as_str_name(), "NETWORK_STATE_");
             if cause.is_empty() { state } else { format!("{state}: {cause}") }
         }
+    }
+}
+
+/// A further disk of a node.
+#[derive(Debug, Serialize)]
+struct Volume {
+    name: String,
+    /// `starting`, `ready` or `failed`.
+    state: String,
+    /// Why it failed.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    cause: String,
+}
+
+impl Volume {
+    fn of(report: &v1::VolumeReport) -> Self {
+        let [name, state, cause] = [&report.name, &report.state, &report.cause].map(|it| clean(it));
+        Self { name, state, cause }
+    }
+
+    fn text(&self) -> String {
+        let cause = Some(&self.cause).filter(|cause| !cause.is_empty());
+        let cause = cause.map(|cause| format!(": {cause}")).unwrap_or_default();
+        format!("{} {}{cause}", self.name, self.state)
     }
 }
 
