@@ -98,8 +98,8 @@ pub(super) async fn check<S: pki::Store + Clone>(
     sealed: &Sealed,
     node: Identity,
 ) -> Result<v1::Node, Error> {
-    let record = store.complete(node).await?;
-    let authorities = store.authorities().await?;
+    // At once: while a cluster starts, an answer of etcd may take a second.
+    let (record, authorities) = tokio::try_join!(store.complete(node), store.authorities())?;
     if !authorities.contains(&sealed.cluster_ca) && !authorities.contains(sealed.trusted()) {
         return Err(Error::OtherCluster);
     }

@@ -50,8 +50,11 @@ impl Fenced {
 }
 
 impl pki::Store for Fenced {
-    async fn get(&self, key: &str) -> anyhow::Result<Option<pki::Entry>> {
-        pki::Store::get(&self.client, key).await
+    async fn read<const N: usize>(
+        &self,
+        keys: [&str; N],
+    ) -> anyhow::Result<[Option<pki::Entry>; N]> {
+        pki::Store::read(&self.client, keys).await
     }
 
     async fn list(&self, prefix: &str) -> anyhow::Result<Vec<(String, pki::Entry)>> {

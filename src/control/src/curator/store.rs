@@ -158,15 +158,18 @@ impl<S: pki::Store + Clone> Store<S> {
     /// The first record that is missing or damaged.
     pub async fn complete(&self, node: Identity) -> Result<v1::Node, Error> {
         let key = node_key(node.id);
-        let found = self.read::<v1::Node>(&key).await?;
-        let found = found.ok_or_else(|| Error::Missing { key: key.clone() })?;
+        let missing = |key: &str| Error::Missing { key: key.to_owned() };
+        let read = self.kv.read([&key, OWNER, CONFIGURATION]).await.map_err(Error::Store)?;
+        let [found, owner, configuration] = read;
+        let found = found.ok_or_else(|| missing(&key))?;
+        let found: v1::Node = decode(&key, &found.value)?;
         if found.public_key != node.public_key {
             return Err(Error::Damaged { key });
         }
-        let missing = |key: &str| Error::Missing { key: key.to_owned() };
-        let _owner = self.read::<v1::InitialOwner>(OWNER).await?.ok_or_else(|| missing(OWNER))?;
-        let configuration = self.read::<v1::ClusterConfiguration>(CONFIGURATION).await?;
-        let _configuration = configuration.ok_or_else(|| missing(CONFIGURATION))?;
+        let owner = owner.ok_or_else(|| missing(OWNER))?;
+        let _owner: v1::InitialOwner = decode(OWNER, &owner.value)?;
+        let configuration = configuration.ok_or_else(|| missing(CONFIGURATION))?;
+        let _configuration: v1::ClusterConfiguration = decode(CONFIGURATION, &configuration.value)?;
         Ok(found)
     }
 
@@ -228,8 +231,8 @@ impl<S: pki::Store + Clone> Store<S> {
         now: SystemTime,
     ) -> Result<Issued, Error> {
         let (certificates, desired) = (self.certificates(), desired_curator(node));
-        match certificates.renew(&desired, now).await? {
-            Some(renewed) => Ok(renewed),
+        match certificates.current(&desired, now).await? {
+            Some(issued) => Ok(issued),
             None => Ok(certificates.ensure(&desired, now).await?),
         }
     }

@@ -20,7 +20,7 @@ use rand::TryRng as _;
 use rand::rngs::SysRng;
 use zeroize::Zeroizing;
 
-use super::store::{Guard, Store, Write};
+use super::store::{Entry, Guard, Store, Write};
 use super::template::{CLOCK_TOLERANCE, Signer, pkcs8, random_serial};
 use super::{
     Authorities, Certificate, Crl, Error, Facts, Issued, Issuer, Mode, Reason, Revoked, crl,
@@ -57,11 +57,18 @@ pub enum Pin {
     Away,
 }
 
-/// The state that [`Namespace::ensure`] found in the store.
+/// A certificate in the store.
 struct Found {
     der: Vec<u8>,
     revision: i64,
     key: Option<SigningKey>,
+}
+
+/// An authority and a certificate of it, of one moment.
+struct Stored {
+    /// `None`: it does not exist yet.
+    authority: Option<(Signer, SigningKey)>,
+    found: Option<Found>,
 }
 
 impl<S: Store> Namespace<S> {
@@ -84,8 +91,9 @@ impl<S: Store> Namespace<S> {
             }
             Issuer::Authority(authority) => {
                 check_name(&desired.name)?;
-                let (signer, _key) = self.ensure_authority(authority, now).await?;
-                match self.find(desired, authority).await? {
+                let stored = self.find(desired, authority).await?;
+                let signer = self.made(stored.authority, authority, now).await?;
+                match stored.found {
                     Some(found) if signed_by(&found.der, &signer.der) => {
                         let issuer_der = signer.der;
                         Ok(Issued { der: found.der, issuer_der, key: found.key })
@@ -107,17 +115,8 @@ impl<S: Store> Namespace<S> {
         desired: &Certificate,
         now: SystemTime,
     ) -> Result<Option<Issued>, Error> {
-        let Issuer::Authority(authority) = &desired.issuer else {
-            // An owner has an authority rotated.
-            return Ok(None);
-        };
-        let Some(found) = self.find(desired, authority).await? else { return Ok(None) };
-        let facts = Facts::read(&found.der).ok_or_else(|| damaged(&desired.name, "certificate"))?;
-        let (signer, _key) = self.ensure_authority(authority, now).await?;
-        if !facts.renewal_due(now) && signed_by(&found.der, &signer.der) {
-            return Ok(None);
-        }
-        self.issue(desired, authority, &signer, Some(found), now).await.map(Some)
+        let kept = self.kept(desired, now).await?;
+        Ok(kept.and_then(|(issued, is_new)| is_new.then_some(issued)))
     }
 
     /// The existing certificate, renewed if that is due. A missing certificate stays
@@ -131,13 +130,27 @@ impl<S: Store> Namespace<S> {
         desired: &Certificate,
         now: SystemTime,
     ) -> Result<Option<Issued>, Error> {
-        if let Some(renewed) = self.renew(desired, now).await? {
-            return Ok(Some(renewed));
-        }
+        Ok(self.kept(desired, now).await?.map(|(issued, _is_new)| issued))
+    }
+
+    /// The existing certificate, and whether it was renewed now. An authority is none of those:
+    /// an owner has it rotated.
+    async fn kept(
+        &self,
+        desired: &Certificate,
+        now: SystemTime,
+    ) -> Result<Option<(Issued, bool)>, Error> {
         let Issuer::Authority(authority) = &desired.issuer else { return Ok(None) };
-        let Some(found) = self.find(desired, authority).await? else { return Ok(None) };
-        let (signer, _key) = self.ensure_authority(authority, now).await?;
-        Ok(Some(Issued { der: found.der, issuer_der: signer.der, key: found.key }))
+        let stored = self.find(desired, authority).await?;
+        let Some(found) = stored.found else { return Ok(None) };
+        let facts = Facts::read(&found.der).ok_or_else(|| damaged(&desired.name, "certificate"))?;
+        let signer = self.made(stored.authority, authority, now).await?;
+        if facts.renewal_due(now) || !signed_by(&found.der, &signer.der) {
+            let issued = self.issue(desired, authority, &signer, Some(found), now).await?;
+            return Ok(Some((issued, true)));
+        }
+        let issued = Issued { der: found.der, issuer_der: signer.der, key: found.key };
+        Ok(Some((issued, false)))
     }
 
     /// Revokes everything that the authority ever issued to `name` and forgets
@@ -343,15 +356,14 @@ impl<S: Store> Namespace<S> {
         &self,
         authority: &Certificate,
     ) -> Result<Option<(Authorities, Guard)>, Error> {
-        let store = |source| Error::Store { name: authority.name.clone(), source };
-        let at = self.rotated_key(authority);
-        if let Some(entry) = self.store.get(&at).await.map_err(store)? {
+        let [at, certificate_at] =
+            ["rotated", "certificate"].map(|leaf| self.authority_key(authority, leaf));
+        let [rotated, certificate] = self.read(&authority.name, [&at, &certificate_at]).await?;
+        if let Some(entry) = rotated {
             let authorities = Authorities::from_record(&entry.value);
             let authorities = authorities.ok_or_else(|| damaged(&authority.name, "rotation"))?;
             return Ok(Some((authorities, Guard::Unchanged(at, entry.revision))));
         }
-        let certificate = self.authority_key(authority, "certificate");
-        let certificate = self.store.get(&certificate).await.map_err(store)?;
         let sole = certificate.map(|entry| Authorities::sole(entry.value));
         Ok(sole.map(|authorities| (authorities, Guard::Absent(at))))
     }
@@ -387,19 +399,36 @@ impl<S: Store> Namespace<S> {
         desired: &Certificate,
         now: SystemTime,
     ) -> Result<(Signer, SigningKey), Error> {
-        check_name(&desired.name)?;
-        if !desired.template.is_authority() || !matches!(desired.issuer, Issuer::Itself) {
-            return Err(Error::NoAuthority { name: desired.name.clone() });
+        check_authority(desired)?;
+        let at = ["certificate", "key"].map(|leaf| self.authority_key(desired, leaf));
+        let [certificate, key] =
+            self.read(&desired.name, at.each_ref().map(String::as_str)).await?;
+        match authority(&desired.name, certificate, key)? {
+            Some(found) => Ok(found),
+            None => self.create_authority(desired, now).await,
         }
-        let store = |source| Error::Store { name: desired.name.clone(), source };
+    }
+
+    /// The authority that was found, or a new one.
+    async fn made(
+        &self,
+        found: Option<(Signer, SigningKey)>,
+        desired: &Certificate,
+        now: SystemTime,
+    ) -> Result<Signer, Error> {
+        Ok(match found {
+            Some((signer, _key)) => signer,
+            None => self.create_authority(desired, now).await?.0,
+        })
+    }
+
+    async fn create_authority(
+        &self,
+        desired: &Certificate,
+        now: SystemTime,
+    ) -> Result<(Signer, SigningKey), Error> {
         let [certificate_at, key_at, crl_at] =
             ["certificate", "key", "crl"].map(|leaf| self.authority_key(desired, leaf));
-        if let Some(certificate) = self.store.get(&certificate_at).await.map_err(store)? {
-            let key = self.store.get(&key_at).await.map_err(store)?;
-            let key = key.ok_or_else(|| damaged(&desired.name, "key"))?;
-            let key = read_key(&desired.name, key.value)?;
-            return Ok((Signer::load(&desired.name, certificate.value, &key)?, key));
-        }
         let key = random_key(&desired.name)?;
         let signer = Signer::create(&desired.name, &desired.template, &key, now)?;
         let crl = crl::sign(&signer, &desired.name, 1, &[], now)?;
@@ -414,35 +443,18 @@ impl<S: Store> Namespace<S> {
         Ok((signer, key))
     }
 
-    /// Reads a certificate and makes sure that it matches the specification.
-    async fn find(
-        &self,
-        desired: &Certificate,
-        authority: &Certificate,
-    ) -> Result<Option<Found>, Error> {
-        let store = |source| Error::Store { name: desired.name.clone(), source };
-        if matches!(desired.mode, Mode::Ephemeral) {
-            return Ok(None);
-        }
-        let at = |leaf| self.certificate_key(authority, &desired.name, leaf);
-        let Some(entry) = self.store.get(&at("certificate")).await.map_err(store)? else {
-            return Ok(None);
-        };
-        let facts =
-            Facts::read(&entry.value).ok_or_else(|| damaged(&desired.name, "certificate"))?;
-        let (public, key) = match &desired.mode {
-            Mode::External(public) => (*public, None),
-            Mode::Managed | Mode::Ephemeral => {
-                let stored = self.store.get(&at("key")).await.map_err(store)?;
-                let stored = stored.ok_or_else(|| damaged(&desired.name, "key"))?;
-                let key = read_key(&desired.name, stored.value)?;
-                (key.verifying_key().to_bytes(), Some(key))
-            }
-        };
-        if public != facts.public_key {
-            return Err(Error::OtherKey { name: desired.name.clone() });
-        }
-        Ok(Some(Found { der: entry.value, revision: entry.revision, key }))
+    /// Reads the authority and the certificate, and makes sure that this matches the
+    /// specification.
+    async fn find(&self, desired: &Certificate, issuer: &Certificate) -> Result<Stored, Error> {
+        check_authority(issuer)?;
+        let [signer_at, signer_key_at] =
+            ["certificate", "key"].map(|leaf| self.authority_key(issuer, leaf));
+        let [at, key_at] =
+            ["certificate", "key"].map(|leaf| self.certificate_key(issuer, &desired.name, leaf));
+        let keys = [&*signer_at, &*signer_key_at, &*at, &*key_at];
+        let [signer, signer_key, certificate, key] = self.read(&desired.name, keys).await?;
+        let authority = authority(&issuer.name, signer, signer_key)?;
+        Ok(Stored { authority, found: found(desired, certificate, key)? })
     }
 
     /// Signs a certificate and stores it, in place of `old` if there is one.
@@ -489,6 +501,15 @@ impl<S: Store> Namespace<S> {
         Ok(Issued { der, issuer_der: signer.der.clone(), key })
     }
 
+    async fn read<const N: usize>(
+        &self,
+        name: &str,
+        keys: [&str; N],
+    ) -> Result<[Option<Entry>; N], Error> {
+        let read = self.store.read(keys).await;
+        read.map_err(|source| Error::Store { name: name.to_owned(), source })
+    }
+
     async fn commit(
         &self,
         name: &str,
@@ -509,6 +530,50 @@ impl<S: Store> Namespace<S> {
     fn certificate_key(&self, authority: &Certificate, name: &str, leaf: &str) -> String {
         format!("{}{CERTIFICATES}{}/{name}/{leaf}", self.folder, authority.name)
     }
+}
+
+fn check_authority(desired: &Certificate) -> Result<(), Error> {
+    check_name(&desired.name)?;
+    if !desired.template.is_authority() || !matches!(desired.issuer, Issuer::Itself) {
+        return Err(Error::NoAuthority { name: desired.name.clone() });
+    }
+    Ok(())
+}
+
+/// An authority as it is stored.
+fn authority(
+    name: &str,
+    certificate: Option<Entry>,
+    key: Option<Entry>,
+) -> Result<Option<(Signer, SigningKey)>, Error> {
+    let Some(certificate) = certificate else { return Ok(None) };
+    let key = key.ok_or_else(|| damaged(name, "key"))?;
+    let key = read_key(name, key.value)?;
+    Ok(Some((Signer::load(name, certificate.value, &key)?, key)))
+}
+
+/// A certificate as it is stored, which must match the specification.
+fn found(
+    desired: &Certificate,
+    certificate: Option<Entry>,
+    key: Option<Entry>,
+) -> Result<Option<Found>, Error> {
+    let Some(entry) = certificate.filter(|_entry| !matches!(desired.mode, Mode::Ephemeral)) else {
+        return Ok(None);
+    };
+    let facts = Facts::read(&entry.value).ok_or_else(|| damaged(&desired.name, "certificate"))?;
+    let (public, key) = match &desired.mode {
+        Mode::External(public) => (*public, None),
+        Mode::Managed | Mode::Ephemeral => {
+            let stored = key.ok_or_else(|| damaged(&desired.name, "key"))?;
+            let key = read_key(&desired.name, stored.value)?;
+            (key.verifying_key().to_bytes(), Some(key))
+        }
+    };
+    if public != facts.public_key {
+        return Err(Error::OtherKey { name: desired.name.clone() });
+    }
+    Ok(Some(Found { der: entry.value, revision: entry.revision, key }))
 }
 
 fn check_name(name: &str) -> Result<(), Error> {

@@ -52,8 +52,19 @@ impl fmt::Debug for Write {
 
 /// Keeps values under keys and changes several of them in one step.
 pub trait Store: Send + Sync {
+    /// Reads keys, all as of one moment.
+    fn read<const N: usize>(
+        &self,
+        keys: [&str; N],
+    ) -> impl Future<Output = anyhow::Result<[Option<Entry>; N]>> + Send;
+
     /// Reads one key.
-    fn get(&self, key: &str) -> impl Future<Output = anyhow::Result<Option<Entry>>> + Send;
+    fn get(&self, key: &str) -> impl Future<Output = anyhow::Result<Option<Entry>>> + Send {
+        async {
+            let [found] = self.read([key]).await?;
+            Ok(found)
+        }
+    }
 
     /// Reads every key that starts with `prefix`, in order.
     fn list(
@@ -105,8 +116,12 @@ pub mod memory {
     }
 
     impl Store for Memory {
-        async fn get(&self, key: &str) -> anyhow::Result<Option<Entry>> {
-            Ok(self.inner.lock().unwrap().1.get(key).cloned())
+        async fn read<const N: usize>(
+            &self,
+            keys: [&str; N],
+        ) -> anyhow::Result<[Option<Entry>; N]> {
+            let inner = self.inner.lock().unwrap();
+            Ok(keys.map(|key| inner.1.get(key).cloned()))
         }
 
         async fn list(&self, prefix: &str) -> anyhow::Result<Vec<(String, Entry)>> {

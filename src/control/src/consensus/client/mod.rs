@@ -33,7 +33,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use etcd_client::{ConnectOptions, GetOptions, PutOptions};
+use etcd_client::{ConnectOptions, GetOptions, PutOptions, TxnOp};
 use tonic::transport::Endpoint;
 
 use polis_wire::pki;
@@ -251,6 +251,21 @@ impl Client {
         Ok(response.kvs().first().map(|kv| self.inner(kv)))
     }
 
+    /// Reads keys, in their order and all as of one revision: one question to etcd, whose answer
+    /// needs a quorum.
+    ///
+    /// # Errors
+    ///
+    /// When etcd gives no answer for 10 seconds.
+    pub async fn get_all(&self, keys: &[&str]) -> Result<Vec<Option<Kv>>, Error> {
+        let response = self.read("read keys", || async {
+            let gets = keys.iter().map(|key| TxnOp::get(self.outer(key), None));
+            let txn = etcd_client::Txn::new().and_then(gets.collect::<Vec<_>>());
+            self.etcd.kv_client().txn(txn).await
+        });
+        Ok(Outcome::from_etcd(self, None, &response.await?).read)
+    }
+
     /// Reads every key that starts with `prefix`, all as of one revision.
     ///
     /// # Errors
@@ -402,9 +417,15 @@ pub(in crate::consensus) async fn call<T>(
 }
 
 impl pki::Store for Client {
-    async fn get(&self, key: &str) -> anyhow::Result<Option<pki::Entry>> {
-        let found = Self::get(self, key).await?;
-        Ok(found.map(|kv| pki::Entry { value: kv.value, revision: kv.modified }))
+    async fn read<const N: usize>(
+        &self,
+        keys: [&str; N],
+    ) -> anyhow::Result<[Option<pki::Entry>; N]> {
+        let mut found = self.get_all(&keys).await?.into_iter();
+        Ok(keys.map(|_key| {
+            let kv = found.next().flatten();
+            kv.map(|kv| pki::Entry { value: kv.value, revision: kv.modified })
+        }))
     }
 
     async fn list(&self, prefix: &str) -> anyhow::Result<Vec<(String, pki::Entry)>> {
