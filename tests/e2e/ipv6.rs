@@ -93,7 +93,7 @@ fn a_machine_gets_its_address_by_dhcpv6_and_renews_it() -> Result<()> {
     let (addresses, origins) = (&eth0["addresses"], &eth0["origins"]);
     ensure!(*addresses == serde_json::json!([format!("{address}/128")]), "{eth0}");
     ensure!(*origins == serde_json::json!(["DHCPv6"]), "{eth0}");
-    says(&cluster, "routers name name servers on eth0: 2001:db8:0:2::54", 1)?;
+    says(&cluster, "routers on eth0 advertise these name servers: 2001:db8:0:2::54", 1)?;
     // The first lease, and its renewals.
     says(&cluster, &format!("leases {address}/128 to eth0"), 3)?;
     cluster.wait_whole(1).context("after the renewal")?;

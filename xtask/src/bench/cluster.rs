@@ -183,7 +183,8 @@ fn learnt(fleet: &mut Fleet, number: usize) -> Result<Duration> {
     let counts_it = |event: &Event| {
         event.get("members").and_then(|members| members.parse().ok()) > Some(voters_before)
     };
-    let machines = fleet.nodes.iter().filter_map(|node| node.machine.as_ref());
+    let others = fleet.nodes.iter().enumerate().filter(|(other, _)| *other != number);
+    let machines = others.filter_map(|(_, node)| node.machine.as_ref());
     let added = machines.filter_map(|machine| first_etcd(machine, counts_it)).min();
     let added = added.with_context(|| format!("node {} was not added", number + 1))?;
     Ok(own.saturating_duration_since(added))

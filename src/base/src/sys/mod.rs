@@ -17,6 +17,7 @@ pub mod input;
 pub mod kmsg;
 pub mod module;
 pub mod mount;
+mod netlink;
 pub mod poll;
 pub mod quota;
 pub mod random;

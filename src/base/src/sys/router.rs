@@ -1,18 +1,19 @@
-//! What routers of IPv6 advertise, as the kernel passes it on, and the question for it.
+//! The name servers in router advertisements of IPv6, as the kernel announces them, and the
+//! solicitation of routers.
 //!
-//! The kernel makes addresses and routes of an advertisement itself. What it has no use for, it
-//! announces: `RTM_NEWNDUSEROPT` (`linux/rtnetlink.h`), one message for each option. Of these,
-//! name servers are read (RDNSS, RFC 8106, 5.1). An advertisement reaches this point only if it is
-//! a neighbour's: the kernel has checked its sender, its hop limit and its length.
+//! The kernel makes addresses and routes of an advertisement itself, and announces the options
+//! that it does not use: `RTM_NEWNDUSEROPT` (`linux/rtnetlink.h`), a message for each. Of these,
+//! this module reads name servers (RDNSS, RFC 8106, 5.1). The kernel has checked before that the
+//! sender is a neighbour, by the hop limit and the address, and the length.
 
 use std::io;
 use std::net::{Ipv6Addr, SocketAddrV6};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use rustix::io::Errno;
-use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
+use rustix::net::{self, AddressFamily, SendFlags, SocketFlags, SocketType, sockopt};
+
+use super::netlink::{self, Socket};
 
 /// The group of these announcements, `RTNLGRP_ND_USEROPT`, as a bit.
 const GROUP: u32 = 1 << (20 - 1);
@@ -29,6 +30,8 @@ const NAME_SERVERS: u8 = 25;
 const FOREVER: u32 = u32::MAX;
 /// An option has at most 255 times eight bytes.
 const DATAGRAM_MAX: usize = 4096;
+/// Many more than an advertisement has options; a segment full of them loses some.
+const BACKLOG_MAX: usize = 128 << 10;
 
 /// Name servers that a router advertises on a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,17 +101,17 @@ fn name_servers(link: u32, option: &[u8]) -> Option<NameServers> {
 /// The result of a read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// What routers advertise; may be nothing of use.
+    /// Name servers that routers advertise; empty where the announcement is about something else.
     Advertised(Vec<NameServers>),
+    /// Announcements were lost. Routers repeat theirs.
+    Lost,
     /// No more announcements for now.
     Nothing,
 }
 
 /// A socket that receives every announcement from now on.
 #[derive(Debug)]
-pub struct Listener {
-    socket: OwnedFd,
-}
+pub struct Listener(Socket);
 
 impl Listener {
     /// Opens the socket. Links that come up after this are not missed.
@@ -117,46 +120,32 @@ impl Listener {
     ///
     /// The kernel's error.
     pub fn open() -> io::Result<Self> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // No protocol: that of routes and links, whose number is zero (`NETLINK_ROUTE`).
-        let socket = net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
-        net::bind(&socket, &SocketAddrNetlink::new(0, GROUP))?;
-        Ok(Self { socket })
+        Socket::open(None, GROUP, BACKLOG_MAX).map(Self)
     }
 
-    /// The next announcement. Never blocks. One that was lost is not missed for long: routers
-    /// repeat theirs.
+    /// The next announcement. Never blocks.
     ///
     /// # Errors
     ///
     /// The kernel's error.
     pub fn next_announcement(&self) -> io::Result<Received> {
         let mut buffer = [0; DATAGRAM_MAX];
-        loop {
-            match net::recvfrom(&self.socket, &mut buffer, RecvFlags::empty()) {
-                Ok((length, _whole, from)) => {
-                    // Port 0 is the kernel; a process could pretend to be a router.
-                    let port = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
-                    if port.is_some_and(|port| port.pid() == 0) {
-                        return Ok(Received::Advertised(NameServers::parse(&buffer[..length])));
-                    }
-                }
-                Err(Errno::AGAIN) => return Ok(Received::Nothing),
-                Err(Errno::INTR | Errno::NOBUFS) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-        }
+        Ok(match self.0.next_datagram(&mut buffer)? {
+            netlink::Received::Datagram(bytes) => Received::Advertised(NameServers::parse(bytes)),
+            netlink::Received::Lost => Received::Lost,
+            netlink::Received::Nothing => Received::Nothing,
+        })
     }
 }
 
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.0.as_fd()
     }
 }
 
-/// Asks the routers of a link to advertise themselves now (RFC 4861, 4.1). The kernel asks by
-/// itself when a link comes up, and not later.
+/// Asks the routers of a link for an advertisement (RFC 4861, 4.1). The kernel solicits by itself
+/// when a link comes up, and not later.
 ///
 /// # Errors
 ///

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::io::Errno;
-use rustix::net::netlink::{self, SocketAddrNetlink};
-use rustix::net::{self, AddressFamily, RecvFlags, SocketFlags, SocketType, sockopt};
+use rustix::net::netlink::KOBJECT_UEVENT;
+
+use super::netlink::{self, Socket};
 
 /// The multicast group of the kernel's own messages. Group 2 is udev's.
 const GROUP_KERNEL: u32 = 1;
@@ -63,9 +63,7 @@ pub enum Received {
 
 /// A socket that receives every event from now on.
 #[derive(Debug)]
-pub struct Listener {
-    socket: OwnedFd,
-}
+pub struct Listener(Socket);
 
 impl Listener {
     /// Opens the socket. Look at `/sys` after this, and no event is missed in between.
@@ -74,18 +72,7 @@ impl Listener {
     ///
     /// The kernel's error.
     pub fn open() -> io::Result<Self> {
-        let socket = net::socket_with(
-            AddressFamily::NETLINK,
-            SocketType::DGRAM,
-            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-            Some(netlink::KOBJECT_UEVENT),
-        )?;
-        // Only root may exceed the system's bound; otherwise the default is used.
-        if sockopt::set_socket_recv_buffer_size_force(&socket, BACKLOG_MAX).is_err() {
-            sockopt::set_socket_recv_buffer_size(&socket, BACKLOG_MAX)?;
-        }
-        net::bind(&socket, &SocketAddrNetlink::new(0, GROUP_KERNEL))?;
-        Ok(Self { socket })
+        Socket::open(Some(KOBJECT_UEVENT), GROUP_KERNEL, BACKLOG_MAX).map(Self)
     }
 
     /// The next event. Never blocks.
@@ -96,21 +83,14 @@ impl Listener {
     pub fn next_event(&self) -> io::Result<Received> {
         let mut buffer = [0; EVENT_MAX];
         loop {
-            match net::recvfrom(&self.socket, &mut buffer, RecvFlags::empty()) {
-                Ok((length, _whole, from)) => {
-                    // Port 0 is the kernel; a process could pretend to be a device.
-                    let port = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
-                    if port.is_none_or(|port| port.pid() != 0) {
-                        continue;
-                    }
-                    if let Some(event) = Event::parse(&buffer[..length]) {
+            match self.0.next_datagram(&mut buffer)? {
+                netlink::Received::Datagram(bytes) => {
+                    if let Some(event) = Event::parse(bytes) {
                         return Ok(Received::Event(event));
                     }
                 }
-                Err(Errno::AGAIN) => return Ok(Received::Nothing),
-                Err(Errno::NOBUFS) => return Ok(Received::Lost),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
+                netlink::Received::Lost => return Ok(Received::Lost),
+                netlink::Received::Nothing => return Ok(Received::Nothing),
             }
         }
     }
@@ -118,7 +98,7 @@ impl Listener {
 
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.0.as_fd()
     }
 }
 

@@ -98,7 +98,7 @@ pub(super) async fn check<S: pki::Store + Clone>(
     sealed: &Sealed,
     node: Identity,
 ) -> Result<v1::Node, Error> {
-    // At once: while a cluster starts, an answer of etcd may take a second.
+    // Together: while a cluster starts, each linearizable read may take a second.
     let (record, authorities) = tokio::try_join!(store.complete(node), store.authorities())?;
     if !authorities.contains(&sealed.cluster_ca) && !authorities.contains(sealed.trusted()) {
         return Err(Error::OtherCluster);

@@ -27,10 +27,9 @@ const ADDRESSES_MAX: usize = 16;
 const LOG_TARGETS_MAX: usize = 8;
 /// Links of a node that it reports, and bytes of a word about one.
 const LINKS_MAX: usize = 64;
-
-/// Further disks that a node may report: as many as its parameters may name.
-const VOLUMES_MAX: usize = 16;
 const LINK_WORD_MAX: usize = 256;
+/// Further disks that a node reports; it leaves out those beyond.
+const VOLUMES_MAX: usize = 16;
 /// Bytes of the longest text about workloads.
 const TEXT_MAX: usize = 1024;
 

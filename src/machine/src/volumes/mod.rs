@@ -76,11 +76,13 @@ pub enum State {
         /// Why, for people.
         cause: String,
     },
+    /// Its disk is missing, and the parameters do not name it any more: the operator gave it up.
+    Absent,
 }
 
 impl State {
     /// Its words, as operators and metrics have them.
-    pub const NAMES: [&str; 3] = ["starting", "ready", "failed"];
+    pub const NAMES: [&str; 4] = ["starting", "ready", "failed", "absent"];
 
     /// The word of this state.
     #[must_use]
@@ -89,6 +91,7 @@ impl State {
             Self::Starting => "starting",
             Self::Ready => "ready",
             Self::Failed { .. } => "failed",
+            Self::Absent => "absent",
         }
     }
 
@@ -97,7 +100,7 @@ impl State {
     pub fn cause(&self) -> Option<&str> {
         match self {
             Self::Failed { cause } => Some(cause),
-            Self::Starting | Self::Ready => None,
+            Self::Starting | Self::Ready | Self::Absent => None,
         }
     }
 }
@@ -110,7 +113,7 @@ pub type Status = BTreeMap<VolumeName, State>;
 pub fn warnings(status: &Status) -> Vec<String> {
     let failed = status.iter().filter_map(|(name, state)| match state {
         State::Failed { cause } => Some(format!("the volume {name} is not there: {cause}")),
-        State::Starting | State::Ready => None,
+        State::Starting | State::Ready | State::Absent => None,
     });
     failed.collect()
 }
@@ -267,12 +270,18 @@ impl Volume {
                 Ok(None) => sleep(POLL).await,
                 Err(error) => {
                     let cause = cause::line(&error);
+                    let is_given_up =
+                        self.selector.is_none() && matches!(error, disk::Error::Missing { .. });
+                    let state = match is_given_up {
+                        true => State::Absent,
+                        false => State::Failed { cause: cause.clone() },
+                    };
                     if told.is_new(&cause) {
                         let error = &error as &dyn std::error::Error;
                         warn!(error, volume = %self.name, "the volume is not there, and is tried again");
-                        ctx.lines().event(self.line("failed").field("cause", &cause));
+                        ctx.lines().event(self.line(state.name()).field("cause", &cause));
                     }
-                    self.set(State::Failed { cause });
+                    self.set(state);
                     sleep(RETRY).await;
                 }
             }
@@ -339,7 +348,8 @@ mod tests {
     #[test]
     fn only_a_volume_that_failed_is_a_warning() {
         let failed = State::Failed { cause: "no disk".to_owned() };
-        let states = [("a", State::Starting), ("b", State::Ready), ("c", failed)];
+        let states =
+            [("a", State::Starting), ("b", State::Ready), ("c", failed), ("d", State::Absent)];
         let status = states.map(|(name, state)| (name.parse().unwrap(), state)).into();
         assert_eq!(warnings(&status), ["the volume c is not there: no disk"]);
     }

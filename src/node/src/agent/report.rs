@@ -38,6 +38,9 @@ const ADDRESSES_MAX: usize = 16;
 /// Links that a report has.
 const LINKS_MAX: usize = 64;
 
+/// Further disks that a report has.
+const VOLUMES_MAX: usize = 16;
+
 /// Bytes of a program's last words in a report. The whole is in the log.
 const WORDS_MAX: usize = 500;
 
@@ -123,18 +126,26 @@ impl Subject<'_> {
                 .unwrap_or_default(),
             network: Some(links(self.network)),
             mirror: self.mirror.as_ref().map(|it| bounded(it.text())).unwrap_or_default(),
-            volumes: self.volumes.iter().map(volume).collect(),
+            volumes: volumes(self.volumes),
             ..Default::default()
         }
     }
 }
 
-fn volume((name, state): (&VolumeName, &volumes::State)) -> v1::VolumeReport {
-    v1::VolumeReport {
+/// The further disks, those that failed first: a node may have more than a report.
+fn volumes(status: &volumes::Status) -> Vec<v1::VolumeReport> {
+    let mut all: Vec<_> = status.iter().collect();
+    all.sort_by_key(|(_, state)| match state {
+        volumes::State::Failed { .. } => 0,
+        volumes::State::Starting | volumes::State::Ready => 1,
+        volumes::State::Absent => 2,
+    });
+    let report = |(name, state): (&VolumeName, &volumes::State)| v1::VolumeReport {
         name: name.to_string(),
         state: state.name().to_owned(),
         cause: state.cause().map(|cause| bounded(cause.to_owned())).unwrap_or_default(),
-    }
+    };
+    all.into_iter().take(VOLUMES_MAX).map(report).collect()
 }
 
 /// The links, and how it stands with an order.
@@ -401,7 +412,10 @@ mod tests {
         };
         let update = update::Status { known: true, trial: true, other: Some(other) };
         let failed = volumes::State::Failed { cause: "its disk is missing".to_owned() };
-        let volumes = volumes::Status::from([("db".parse().unwrap(), failed)]);
+        let mut volumes = volumes::Status::from([("db".parse().unwrap(), failed)]);
+        for number in 0..VOLUMES_MAX {
+            volumes.insert(format!("a{number}").parse().unwrap(), volumes::State::Ready);
+        }
         let subject = |network: &network::Status| {
             Subject {
                 version: "0.1.0",
@@ -443,6 +457,7 @@ mod tests {
         let volume = &early.volumes[0];
         let words = [&volume.name, &volume.state, &volume.cause];
         assert_eq!(words, ["db", "failed", "its disk is missing"]);
+        assert_eq!(early.volumes.len(), VOLUMES_MAX, "what the leader takes");
         network.primary = Some([10, 0, 2, 15].into());
         let later = subject(&network);
         assert_eq!(later.external_address, "10.0.2.15");

@@ -470,6 +470,7 @@ mod tests {
                 "polis_volume_state{volume=\"db\",state=\"starting\"} 0",
                 "polis_volume_state{volume=\"db\",state=\"ready\"} 0",
                 "polis_volume_state{volume=\"db\",state=\"failed\"} 1",
+                "polis_volume_state{volume=\"db\",state=\"absent\"} 0",
             ]
         );
     }

@@ -142,10 +142,11 @@ impl Status {
         (!lines.is_empty()).then(|| lines.join("\n"))
     }
 
-    /// The nodes that lack a disk of a mirror, or a further disk. The cluster is healthy all the
-    /// same: the nodes work.
+    /// The faults of mirrors and further disks. The cluster is healthy all the same: the nodes
+    /// work.
     fn disks(&self) -> Option<String> {
-        let lines: Vec<_> = self.nodes.iter().flat_map(View::disk_faults).collect();
+        let nodes = self.nodes.iter().filter(|node| node.is_up());
+        let lines: Vec<_> = nodes.flat_map(View::disk_faults).collect();
         (!lines.is_empty()).then(|| lines.join("\n"))
     }
 

@@ -393,7 +393,7 @@ fn ordered(report: Option<&v1::NetworkReport>) -> String {
 #[derive(Debug, Serialize)]
 struct Volume {
     name: String,
-    /// `starting`, `ready` or `failed`.
+    /// `starting`, `ready`, `failed` or `absent`.
     state: String,
     /// Why it failed.
     #[serde(skip_serializing_if = "String::is_empty")]

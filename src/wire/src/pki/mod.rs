@@ -38,6 +38,7 @@ mod overview;
 mod parse;
 mod service_account;
 mod store;
+mod stored;
 mod template;
 #[cfg(test)]
 mod tests;

@@ -15,12 +15,12 @@
 use std::time::SystemTime;
 
 use ed25519_dalek::SigningKey;
-use ed25519_dalek::pkcs8::DecodePrivateKey as _;
 use rand::TryRng as _;
 use rand::rngs::SysRng;
 use zeroize::Zeroizing;
 
 use super::store::{Entry, Guard, Store, Write};
+use super::stored::{self, Found, damaged};
 use super::template::{CLOCK_TOLERANCE, Signer, pkcs8, random_serial};
 use super::{
     Authorities, Certificate, Crl, Error, Facts, Issued, Issuer, Mode, Reason, Revoked, crl,
@@ -57,13 +57,6 @@ pub enum Pin {
     Away,
 }
 
-/// A certificate in the store.
-struct Found {
-    der: Vec<u8>,
-    revision: i64,
-    key: Option<SigningKey>,
-}
-
 /// An authority and a certificate of it, of one moment.
 struct Stored {
     /// `None`: it does not exist yet.
@@ -92,7 +85,7 @@ impl<S: Store> Namespace<S> {
             Issuer::Authority(authority) => {
                 check_name(&desired.name)?;
                 let stored = self.find(desired, authority).await?;
-                let signer = self.made(stored.authority, authority, now).await?;
+                let signer = self.existing_or_new(stored.authority, authority, now).await?;
                 match stored.found {
                     Some(found) if signed_by(&found.der, &signer.der) => {
                         let issuer_der = signer.der;
@@ -133,8 +126,8 @@ impl<S: Store> Namespace<S> {
         Ok(self.kept(desired, now).await?.map(|(issued, _is_new)| issued))
     }
 
-    /// The existing certificate, and whether it was renewed now. An authority is none of those:
-    /// an owner has it rotated.
+    /// The existing certificate, and whether it was renewed now. `None` for an authority, which
+    /// only an owner rotates.
     async fn kept(
         &self,
         desired: &Certificate,
@@ -144,7 +137,7 @@ impl<S: Store> Namespace<S> {
         let stored = self.find(desired, authority).await?;
         let Some(found) = stored.found else { return Ok(None) };
         let facts = Facts::read(&found.der).ok_or_else(|| damaged(&desired.name, "certificate"))?;
-        let signer = self.made(stored.authority, authority, now).await?;
+        let signer = self.existing_or_new(stored.authority, authority, now).await?;
         if facts.renewal_due(now) || !signed_by(&found.der, &signer.der) {
             let issued = self.issue(desired, authority, &signer, Some(found), now).await?;
             return Ok(Some((issued, true)));
@@ -403,14 +396,14 @@ impl<S: Store> Namespace<S> {
         let at = ["certificate", "key"].map(|leaf| self.authority_key(desired, leaf));
         let [certificate, key] =
             self.read(&desired.name, at.each_ref().map(String::as_str)).await?;
-        match authority(&desired.name, certificate, key)? {
+        match stored::authority(&desired.name, certificate, key)? {
             Some(found) => Ok(found),
             None => self.create_authority(desired, now).await,
         }
     }
 
-    /// The authority that was found, or a new one.
-    async fn made(
+    /// The authority as it was read, or a new one.
+    async fn existing_or_new(
         &self,
         found: Option<(Signer, SigningKey)>,
         desired: &Certificate,
@@ -453,8 +446,8 @@ impl<S: Store> Namespace<S> {
             ["certificate", "key"].map(|leaf| self.certificate_key(issuer, &desired.name, leaf));
         let keys = [&*signer_at, &*signer_key_at, &*at, &*key_at];
         let [signer, signer_key, certificate, key] = self.read(&desired.name, keys).await?;
-        let authority = authority(&issuer.name, signer, signer_key)?;
-        Ok(Stored { authority, found: found(desired, certificate, key)? })
+        let authority = stored::authority(&issuer.name, signer, signer_key)?;
+        Ok(Stored { authority, found: stored::certificate(desired, certificate, key)? })
     }
 
     /// Signs a certificate and stores it, in place of `old` if there is one.
@@ -540,57 +533,12 @@ fn check_authority(desired: &Certificate) -> Result<(), Error> {
     Ok(())
 }
 
-/// An authority as it is stored.
-fn authority(
-    name: &str,
-    certificate: Option<Entry>,
-    key: Option<Entry>,
-) -> Result<Option<(Signer, SigningKey)>, Error> {
-    let Some(certificate) = certificate else { return Ok(None) };
-    let key = key.ok_or_else(|| damaged(name, "key"))?;
-    let key = read_key(name, key.value)?;
-    Ok(Some((Signer::load(name, certificate.value, &key)?, key)))
-}
-
-/// A certificate as it is stored, which must match the specification.
-fn found(
-    desired: &Certificate,
-    certificate: Option<Entry>,
-    key: Option<Entry>,
-) -> Result<Option<Found>, Error> {
-    let Some(entry) = certificate.filter(|_entry| !matches!(desired.mode, Mode::Ephemeral)) else {
-        return Ok(None);
-    };
-    let facts = Facts::read(&entry.value).ok_or_else(|| damaged(&desired.name, "certificate"))?;
-    let (public, key) = match &desired.mode {
-        Mode::External(public) => (*public, None),
-        Mode::Managed | Mode::Ephemeral => {
-            let stored = key.ok_or_else(|| damaged(&desired.name, "key"))?;
-            let key = read_key(&desired.name, stored.value)?;
-            (key.verifying_key().to_bytes(), Some(key))
-        }
-    };
-    if public != facts.public_key {
-        return Err(Error::OtherKey { name: desired.name.clone() });
-    }
-    Ok(Some(Found { der: entry.value, revision: entry.revision, key }))
-}
-
 fn check_name(name: &str) -> Result<(), Error> {
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if name.is_empty() || name.len() > NAME_LENGTH_MAX || !name.chars().all(fits) {
         return Err(Error::Name { name: name.to_owned() });
     }
     Ok(())
-}
-
-fn damaged(name: &str, what: &'static str) -> Error {
-    Error::Damaged { what, name: name.to_owned() }
-}
-
-fn read_key(name: &str, der: Vec<u8>) -> Result<SigningKey, Error> {
-    let der = Zeroizing::new(der);
-    SigningKey::from_pkcs8_der(&der).map_err(|_parse| damaged(name, "key"))
 }
 
 fn random_key(name: &str) -> Result<SigningKey, Error> {

@@ -251,8 +251,7 @@ impl Client {
         Ok(response.kvs().first().map(|kv| self.inner(kv)))
     }
 
-    /// Reads keys, in their order and all as of one revision: one question to etcd, whose answer
-    /// needs a quorum.
+    /// Reads keys, in their order and all as of one revision, by one request to etcd.
     ///
     /// # Errors
     ///

@@ -29,7 +29,7 @@ use super::lease::Lease;
 use crate::parameters::{self, Bonding, Cidr, Ipv6, LinkSettings, Mac};
 
 pub(super) use self::links::Layout;
-pub(super) use self::six::{Six, Switches, candidates as candidates_v6, modes};
+pub(super) use self::six::{Six, Switches, candidates as candidates_v6, listening, modes};
 pub(super) use self::waiting::waiting;
 
 /// The state of the kernel.

@@ -33,7 +33,7 @@ impl Switches {
     }
 }
 
-/// What is known from DHCPv6 servers and from routers.
+/// What is known about DHCPv6.
 #[derive(Debug, Default)]
 pub(in super::super) struct Six<'a> {
     pub(in super::super) leases: BTreeMap<u32, &'a Lease>,
@@ -43,8 +43,6 @@ pub(in super::super) struct Six<'a> {
     pub(in super::super) asking: BTreeMap<u32, Want>,
     /// Addresses of a former run that no server has given to this one yet.
     pub(in super::super) inherited: Option<&'a BTreeSet<(u32, Cidr)>>,
-    /// The name servers that routers advertise.
-    pub(in super::super) advertised: Option<&'a rdnss::Servers>,
 }
 
 /// The configuration of each link that has addresses.
@@ -93,17 +91,35 @@ impl Wanted {
                 self.serve(&servers.nameservers, &servers.ntp_servers);
             }
         }
-        // Behind those of DHCPv6 (RFC 8106, 5.3.1).
-        for (index, _) in modes.iter().filter(|(_, ipv6)| **ipv6 != Ipv6::Off) {
-            let has_carrier = observed.links.get(index).is_some_and(|link| link.carrier);
-            if let Some(advertised) = six.advertised.filter(|_| has_carrier) {
-                self.serve(&advertised.of(*index), &[]);
-            }
-        }
         let asks = |index: &u32| self.dhcpv6.get(index) == Some(&Want::Address);
         let inherited = six.inherited.into_iter().flatten();
         self.kept = inherited.filter(|(index, _)| asks(index)).copied().collect();
     }
+
+    /// Adds the name servers that routers advertise, those on the node's own link first. They come
+    /// behind the servers of DHCP (RFC 8106, 5.3.1).
+    pub(in super::super) fn name_servers(&mut self, links: &[u32], servers: &rdnss::Servers) {
+        let own = self.primary.map(|(link, _)| link).filter(|link| links.contains(link));
+        for link in own.iter().chain(links) {
+            self.serve(&servers.of(*link), &[]);
+        }
+    }
+}
+
+/// The links on which routers are listened to: those with a carrier and IPv6. Without a
+/// configuration yet, every card with a carrier.
+pub(in super::super) fn listening(
+    observed: &Observed,
+    config: Option<&parameters::Network>,
+) -> Vec<u32> {
+    let modes = config.map(|config| modes(observed, config));
+    let is_on = |index: &u32| match &modes {
+        Some(modes) => modes.get(index).is_some_and(|ipv6| *ipv6 != Ipv6::Off),
+        None => true,
+    };
+    let links = observed.links.iter();
+    let links = links.filter(|(_, link)| link.kind != Kind::Loopback && link.master.is_none());
+    links.filter(|(index, link)| link.carrier && is_on(index)).map(|(index, _)| *index).collect()
 }
 
 fn want(link: &Link, ipv6: Ipv6, asked: Option<Want>) -> Option<Want> {

@@ -117,8 +117,8 @@ pub enum Error {
     /// The kernel does not say what there is.
     #[error("cannot read links, addresses and routes")]
     Observe(#[source] rtnetlink::Error),
-    /// No socket for what routers advertise, or it failed.
-    #[error("cannot hear what routers advertise")]
+    /// No socket for router advertisements, or it failed.
+    #[error("cannot receive router advertisements")]
     Routers(#[source] std::io::Error),
     /// The owner of the parameters ended.
     #[error(transparent)]
@@ -220,8 +220,6 @@ enum Event {
     Known(parameters::Network, bool),
     Dhcp(u32, dhcp::Event),
     Dhcpv6(u32, dhcpv6::Event),
-    /// Routers name other servers on this link.
-    Named(u32),
 }
 
 impl Run {
@@ -229,9 +227,6 @@ impl Run {
         mut self,
         mut notices: UnboundedReceiver<Notice>,
     ) -> Result<std::convert::Infallible, Error> {
-        if self.service.status.borrow().primary.is_some() {
-            self.solicit().await?;
-        }
         loop {
             self.change().await?;
             let observed = self.reconcile().await?;
@@ -241,7 +236,6 @@ impl Run {
                 Event::Known(network, given) => self.known(network, given),
                 Event::Dhcp(link, event) => self.answered(&observed, link, event),
                 Event::Dhcpv6(link, event) => self.answered_v6(&observed, link, event),
-                Event::Named(link) => self.named(&observed, link),
             }
         }
     }
@@ -271,6 +265,7 @@ impl Run {
                 self.holding.keep_only(link);
             }
         }
+        self.hold_routers(&observed);
         self.hold_v6(&observed);
         self.look_at_routers(&observed, candidates.is_empty());
         let wanted = self.wanted(&observed);
@@ -355,6 +350,10 @@ impl Run {
         }
         if let Some(chosen) = self.advertised.chosen() {
             wanted.advertised(observed, chosen);
+        }
+        if let Some(network) = &self.network {
+            let links = plan::listening(observed, Some(network));
+            wanted.name_servers(&links, &self.v6.routers.servers);
         }
         wanted.restore(observed, &self.mtus);
         wanted
@@ -546,7 +545,8 @@ impl Run {
             self.primary.deadline(),
             self.advertised.deadline(now),
             self.v6.holding.deadline(now),
-            self.v6.routers.servers().deadline(),
+            self.v6.routers.servers.deadline(),
+            self.v6.routers.solicitations.deadline(),
             self.changes.deadline().filter(|at| *at > now),
             Some(patience).filter(|at| waiting && *at > now),
         ];
@@ -585,8 +585,8 @@ impl Run {
             Some((link, event)) = self.clients.next() => Ok(Event::Dhcp(link, event)),
             Some((link, event)) = self.v6.clients.next() => Ok(Event::Dhcpv6(link, event)),
             // Cancel-safe, too.
-            named = self.v6.routers.changed() => {
-                named.map(Event::Named).map_err(Error::Routers)
+            changed = self.v6.routers.changed() => {
+                changed.map(|()| Event::Look).map_err(Error::Routers)
             }
             // Cancel-safe: only waits.
             () = tokio::time::sleep_until(deadline) => Ok(Event::Look),

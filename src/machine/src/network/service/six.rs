@@ -1,11 +1,12 @@
-//! The part of a run about DHCPv6 and about name servers of routers: starts and ends clients, and
-//! holds what servers gave and routers advertise.
+//! The part of a run about DHCPv6 and name servers of routers: starts and ends clients, and holds
+//! leases and name servers.
 //!
 //! What this module does not do: decide which links ask (`plan::six`), or choose the node's
 //! address (`advertised`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ use super::super::observe;
 use super::super::plan::{self, Flaw, Kind, Observed, Six};
 use super::super::rdnss::Routers;
 use super::super::view::name;
-use super::{Error, Run};
+use super::Run;
 use crate::parameters::Cidr;
 use polis_base::cause;
 use polis_base::sys::router;
@@ -33,6 +34,8 @@ type Events = Pin<Box<dyn Stream<Item = Event> + Send>>;
 /// What a run knows of DHCPv6 and of routers.
 pub(super) struct V6 {
     pub(super) routers: Routers,
+    /// The name servers of routers that were logged last, by link.
+    advertised: BTreeMap<u32, Vec<IpAddr>>,
     pub(super) clients: StreamMap<u32, Events>,
     /// What each client asks for, and the means to decline its address.
     asking: BTreeMap<u32, (Want, Arc<Notify>)>,
@@ -47,10 +50,11 @@ pub(super) struct V6 {
 }
 
 impl V6 {
-    /// Nothing is known yet. Routers are heard from now on.
+    /// Without any knowledge yet. Advertisements are received from now on.
     pub(super) fn listen() -> io::Result<Self> {
         Ok(Self {
             routers: Routers::listen()?,
+            advertised: BTreeMap::new(),
             clients: StreamMap::new(),
             asking: BTreeMap::new(),
             holding: Holding::default(),
@@ -77,7 +81,6 @@ impl V6 {
             servers: Some(&self.servers),
             asking: self.asking.iter().map(|(link, (want, _))| (*link, *want)).collect(),
             inherited: self.inherited.as_ref(),
-            advertised: Some(self.routers.servers()),
         }
     }
 
@@ -113,28 +116,30 @@ impl V6 {
 }
 
 impl Run {
-    /// Asks routers anew for what a former run heard from them.
-    pub(super) async fn solicit(&mut self) -> Result<(), Error> {
-        let observed = self.observe().await?;
-        for (index, link) in observed.links.iter().filter(|(_, link)| link.carrier) {
-            if link.kind != Kind::Loopback
-                && let Err(error) = router::solicit(*index)
-            {
-                info!("cannot ask the routers on {}: {error}", link.name);
+    /// Removes name servers that end, solicits routers, and logs which servers there are.
+    pub(super) fn hold_routers(&mut self, observed: &Observed) {
+        let links = plan::listening(observed, self.network.as_ref());
+        let Routers { servers, solicitations, .. } = &mut self.v6.routers;
+        servers.review(|link| links.contains(&link), Instant::now());
+        let is_answered = |link| !servers.of(link).is_empty();
+        for link in solicitations.review(&links, is_answered, Instant::now()) {
+            if let Err(error) = router::solicit(link) {
+                info!("cannot solicit the routers on {}: {error}", name(observed, link));
             }
         }
-        Ok(())
-    }
-
-    /// Tells the log which name servers routers advertise on a link from now on.
-    pub(super) fn named(&self, observed: &Observed, link: u32) {
-        let servers = self.v6.routers.servers().of(link);
-        let servers: Vec<_> = servers.iter().map(ToString::to_string).collect();
-        let (name, servers) = (name(observed, link), servers.join(", "));
-        match servers.as_str() {
-            "" => info!("routers name no name server on {name} any longer"),
-            servers => info!("routers name name servers on {name}: {servers}"),
+        let all = links.iter().map(|link| (*link, servers.of(*link)));
+        let all: BTreeMap<_, _> = all.filter(|(_, servers)| !servers.is_empty()).collect();
+        for (link, servers) in &all {
+            if self.v6.advertised.get(link) != Some(servers) {
+                let servers: Vec<_> = servers.iter().map(ToString::to_string).collect();
+                let (name, servers) = (name(observed, *link), servers.join(", "));
+                info!("routers on {name} advertise these name servers: {servers}");
+            }
         }
+        for link in self.v6.advertised.keys().filter(|link| !all.contains_key(*link)) {
+            info!("no name server of a router is left on {}", name(observed, *link));
+        }
+        self.v6.advertised = all;
     }
 
     /// Gives up what cannot be held any longer, and declines what another machine has.
@@ -145,8 +150,6 @@ impl Run {
         let candidates = plan::candidates_v6(&plan::modes(observed, network));
         self.v6.holding.keep(&candidates);
         self.v6.servers.retain(|link, _servers| candidates.contains(link));
-        let is_there = |link| observed.links.contains_key(&link);
-        self.v6.routers.servers_mut().review(is_there, Instant::now());
         // Links do not stand in for each other: each has addresses of its own.
         let given_up = self.v6.holding.review(observed, &[], Spare::Free, Instant::now());
         for (link, reason) in given_up {

@@ -1,0 +1,61 @@
+//! Authorities and certificates as a store has them, and the checks of what was read.
+
+use ed25519_dalek::SigningKey;
+use ed25519_dalek::pkcs8::DecodePrivateKey as _;
+use zeroize::Zeroizing;
+
+use super::store::Entry;
+use super::template::Signer;
+use super::{Certificate, Error, Facts, Mode};
+
+/// A certificate in the store.
+pub(super) struct Found {
+    pub(super) der: Vec<u8>,
+    pub(super) revision: i64,
+    pub(super) key: Option<SigningKey>,
+}
+
+/// The authority `name`; `None` if it does not exist.
+pub(super) fn authority(
+    name: &str,
+    certificate: Option<Entry>,
+    key: Option<Entry>,
+) -> Result<Option<(Signer, SigningKey)>, Error> {
+    let Some(certificate) = certificate else { return Ok(None) };
+    let key = key.ok_or_else(|| damaged(name, "key"))?;
+    let key = read_key(name, key.value)?;
+    Ok(Some((Signer::load(name, certificate.value, &key)?, key)))
+}
+
+/// The certificate, which must match the specification; `None` if it does not exist.
+pub(super) fn certificate(
+    desired: &Certificate,
+    certificate: Option<Entry>,
+    key: Option<Entry>,
+) -> Result<Option<Found>, Error> {
+    let Some(entry) = certificate.filter(|_entry| !matches!(desired.mode, Mode::Ephemeral)) else {
+        return Ok(None);
+    };
+    let facts = Facts::read(&entry.value).ok_or_else(|| damaged(&desired.name, "certificate"))?;
+    let (public, key) = match &desired.mode {
+        Mode::External(public) => (*public, None),
+        Mode::Managed | Mode::Ephemeral => {
+            let stored = key.ok_or_else(|| damaged(&desired.name, "key"))?;
+            let key = read_key(&desired.name, stored.value)?;
+            (key.verifying_key().to_bytes(), Some(key))
+        }
+    };
+    if public != facts.public_key {
+        return Err(Error::OtherKey { name: desired.name.clone() });
+    }
+    Ok(Some(Found { der: entry.value, revision: entry.revision, key }))
+}
+
+fn read_key(name: &str, der: Vec<u8>) -> Result<SigningKey, Error> {
+    let der = Zeroizing::new(der);
+    SigningKey::from_pkcs8_der(&der).map_err(|_parse| damaged(name, "key"))
+}
+
+pub(super) fn damaged(name: &str, what: &'static str) -> Error {
+    Error::Damaged { what, name: name.to_owned() }
+}
