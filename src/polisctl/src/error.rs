@@ -1,8 +1,15 @@
 //! The errors of commands: exit status, causes and help.
 
 use std::fmt::Write as _;
+use std::io::ErrorKind;
 
 use polis_base::cause;
+
+/// The reader of standard output has closed it. A connection to a node that breaks has the same
+/// kind of I/O error, and is a failure.
+#[derive(Debug, thiserror::Error)]
+#[error("standard output is closed")]
+pub(super) struct OutputClosed;
 
 /// Why a command ended.
 #[derive(Debug)]
@@ -74,11 +81,23 @@ impl Error {
     }
 
     /// Whether the reader closed the output, as `head` does, which is not a failure.
-    pub(super) fn is_broken_pipe(&self) -> bool {
-        let io = |cause: &(dyn std::error::Error + 'static)| {
+    pub(super) fn is_output_closed(&self) -> bool {
+        self.cause.chain().any(|cause| cause.is::<OutputClosed>())
+    }
+
+    /// The same with a general next step, unless it has one.
+    pub(super) fn helpful(self) -> Self {
+        let of = |cause: &(dyn std::error::Error + 'static)| {
             cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind)
         };
-        self.cause.chain().any(|cause| io(cause) == Some(std::io::ErrorKind::BrokenPipe))
+        let help = match self.cause.chain().find_map(of) {
+            Some(ErrorKind::NotFound) => "check the path",
+            Some(ErrorKind::PermissionDenied) => {
+                "check the permissions of the file and its folders"
+            }
+            _ => "`--help` after a command explains it; docs/polisctl.md lists all commands",
+        };
+        self.or_help(help)
     }
 
     /// `error:`, the causes, `help:`.
@@ -146,6 +165,23 @@ mod tests {
     fn the_help_closest_to_the_cause_stays() {
         let error = Error::new("x").or_help("first").or_help("second").context("y");
         assert_eq!(error.render(), "error: y\ncause: x\nhelp: first\n");
+    }
+
+    #[test]
+    fn each_error_has_a_next_step() {
+        let help = |error: Error| error.helpful().help.unwrap();
+        assert_eq!(help(Error::new("x").or_help("find it")), "find it");
+        let of = |kind: ErrorKind| help(Error::from(std::io::Error::from(kind)));
+        assert_eq!(of(ErrorKind::NotFound), "check the path");
+        assert!(of(ErrorKind::PermissionDenied).contains("permissions"));
+        assert!(help(Error::new("x")).contains("--help"));
+    }
+
+    #[test]
+    fn a_connection_that_breaks_is_a_failure_and_a_closed_output_is_not() {
+        let broken = std::io::Error::from(ErrorKind::BrokenPipe);
+        assert!(!Error::from(broken).context("cannot reach the node").is_output_closed());
+        assert!(Error::from(OutputClosed).is_output_closed());
     }
 
     #[test]

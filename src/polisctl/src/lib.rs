@@ -255,8 +255,9 @@ fn run(
     };
     match start(cli, variable, streams) {
         Ok(()) => 0,
-        Err(error) if error.is_broken_pipe() => 0,
+        Err(error) if error.is_output_closed() => 0,
         Err(error) => {
+            let error = error.helpful();
             streams.stderr(&error.render());
             error.exit() as u8
         }

@@ -26,7 +26,7 @@ use tonic::{Code as StatusCode, Status};
 
 use super::ask::{Go, Sure};
 use super::error::{Error, Explain as _};
-use super::output::{Document, fields, or_dash};
+use super::output::{Document, Format, fields, or_dash};
 use super::session::{Limit, credentials, refused};
 use super::text::clean;
 use super::{Global, ask, key, ownership, parameters};
@@ -252,14 +252,21 @@ impl Reached {
         let failed = |status: Status| refused("read the log", &status);
         let mut client = self.client().await?;
         let mut pieces = client.read_log(request).await.map_err(failed)?.into_inner();
+        // A person sees each line at once; a document for programs is printed whole.
+        let is_whole = global.out.format != Format::Table;
+        let mut documents = Vec::new();
         while let Some(v1::ReadLogResponse { text }) = pieces.message().await.map_err(failed)? {
             for line in text.lines() {
                 let line = clean(line);
                 let value = serde_json::json!({ "line": line });
-                global.out.stream(&Document::new(&value, line)?)?;
+                let document = Document::new(&value, line)?;
+                match is_whole {
+                    true => documents.push(document),
+                    false => global.out.print(&document)?,
+                }
             }
         }
-        Ok(())
+        if is_whole { global.out.entries(documents) } else { Ok(()) }
     }
 
     async fn end(&self, power_off: bool) -> Result<(), Error> {

@@ -19,7 +19,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use super::error::{Error, Explain as _};
+use super::error::{Error, Explain as _, OutputClosed};
 use super::rights;
 use super::table::Table;
 use super::text::{clean, clean_lines, fit};
@@ -305,7 +305,10 @@ impl Out {
 
     /// Writes raw bytes, for output that is neither table nor document.
     pub(super) fn raw(&self, bytes: &[u8]) -> Result<(), Error> {
-        self.streams.stdout(bytes).doing(|| "cannot write to standard output".to_owned())
+        match self.streams.stdout(bytes) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(OutputClosed.into()),
+            written => written.doing(|| "cannot write to standard output".to_owned()),
+        }
     }
 
     /// Entries that are all there: a line each for people, one document for programs.

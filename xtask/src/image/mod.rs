@@ -264,6 +264,7 @@ fn build_go(names: &[String], packages: &Packages) -> Result<()> {
 /// Builds `kubectl`, which no image contains, and links it as [`KUBECTL`].
 pub(crate) fn kubectl(packages: &Packages) -> Result<()> {
     let config = config(Kind::Development, Variant::Full, packages);
+    host::require(&[host::PAYLOAD, host::BUILD])?;
     let names = ["kubectl".to_owned()];
     golang::programs(&config.source, &config.go, &names, &Terminal::default())?;
     link(&workspace().join(KUBECTL), Path::new("../go/bin/kubectl"))

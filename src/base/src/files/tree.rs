@@ -293,6 +293,8 @@ pub struct Node {
     pub calls: File,
     /// The targets of logs of the cluster in the last message: `v1.LogConfiguration`.
     pub log_targets: File,
+    /// The time servers of the cluster in the last message: `v1.TimeConfiguration`.
+    pub time_servers: File,
     /// How far each target has the log; see `forwarding` of the node.
     pub log_cursors: File,
     /// The volumes of further disks, with their keys; see `volumes` of `polis-machine`.
@@ -314,6 +316,7 @@ impl Node {
             clock: File::private(base.join("clock")),
             calls: File::private(base.join("calls.pb")),
             log_targets: File::private(base.join("log_targets.pb")),
+            time_servers: File::private(base.join("time_servers.pb")),
             log_cursors: File::private(base.join("log_cursors.json")),
             volumes: File::private(base.join("volumes.json")),
             voter: File::private(base.join("voter")),

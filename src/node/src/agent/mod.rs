@@ -82,6 +82,8 @@ pub struct Config {
     pub firewall: File,
     /// The targets of logs in the last message from the cluster.
     pub log_targets: File,
+    /// The time servers of the cluster in the last message.
+    pub time_servers: File,
     /// The users in the last message from the cluster.
     pub users: File,
     /// The node's own certificate.
@@ -107,6 +109,7 @@ impl Config {
             roles: root.data.node.roles.clone(),
             firewall: root.data.node.firewall.clone(),
             log_targets: root.data.node.log_targets.clone(),
+            time_servers: root.data.node.time_servers.clone(),
             users: root.data.node.users.clone(),
             certificate: root.data.node.credentials.certificate.clone(),
             authorities: root.data.node.credentials.authorities.clone(),

@@ -88,6 +88,8 @@ async fn remember(service: &Service) {
         }
         new
     });
+    let time = recall(&service.config.time_servers, "the time servers").await;
+    take_up(&service.outputs.time_servers, time);
     let firewall = recall(&service.config.firewall, "the firewall").await;
     let firewall = firewall.and_then(|kept| parameters::firewall(kept, "firewall").ok());
     if let Some(confirmed) = firewall {
@@ -105,6 +107,19 @@ async fn remember(service: &Service) {
             *known = roles;
         }
         new
+    });
+}
+
+/// The time servers of the last boot, unless the leader has sent newer ones.
+fn take_up(known: &watch::Sender<Vec<NtpServer>>, kept: Option<v1::TimeConfiguration>) {
+    let kept = kept.and_then(|kept| parameters::time_servers(kept, "time").ok());
+    let Some(servers) = kept.filter(|servers| !servers.is_empty()) else { return };
+    known.send_if_modified(|known| {
+        let is_first = known.is_empty();
+        if is_first {
+            *known = servers;
+        }
+        is_first
     });
 }
 
@@ -176,7 +191,10 @@ fn unknown_health(nodes: &watch::Sender<Option<Arc<Nodes>>>) {
 pub(super) struct Received {
     nodes: Nodes,
     revoked: Option<BTreeSet<Vec<u8>>>,
-    time_servers: Vec<NtpServer>,
+    /// The time servers, and as the message has them.
+    time: Option<(Vec<NtpServer>, v1::TimeConfiguration)>,
+    /// Those that the disk has.
+    kept_time: Option<v1::TimeConfiguration>,
     /// The targets of logs, and as the message has them.
     log: Option<(forwarding::Order, v1::LogConfiguration)>,
     /// Those that the disk has.
@@ -214,8 +232,8 @@ impl Received {
             }
         }
         if let Some(time) = event.time {
-            match parameters::time_servers(time, "time") {
-                Ok(servers) => self.time_servers = servers,
+            match parameters::time_servers(time.clone(), "time") {
+                Ok(servers) => self.time = Some((servers, time)),
                 Err(error) => error!(%error, "the time servers of the cluster are not used"),
             }
         }
@@ -282,11 +300,13 @@ async fn publish(service: &Service, own: NodeId, received: &mut Received) {
         outputs.cluster.recovery_key_unsaved(node.recovery_key_unsaved);
     }
     outputs.nodes.send_replace(Some(Arc::new(received.nodes.clone())));
-    outputs.time_servers.send_if_modified(|known| {
-        let changed = *known != received.time_servers;
-        known.clone_from(&received.time_servers);
-        changed
-    });
+    if let Some((servers, _)) = &received.time {
+        outputs.time_servers.send_if_modified(|known| {
+            let changed = known != servers;
+            known.clone_from(servers);
+            changed
+        });
+    }
     if let Some((order, _)) = &received.log {
         outputs.log_targets.send_if_modified(|known| {
             let changed = known.as_ref() != Some(order);
@@ -321,6 +341,13 @@ async fn publish(service: &Service, own: NodeId, received: &mut Received) {
         let record = log.encode_to_vec();
         if keep(&service.config.log_targets, record, "the targets of logs").await {
             received.kept_log = Some(log.clone());
+        }
+    }
+    let time = received.time.as_ref().map(|(_, time)| time);
+    if let Some(time) = time.filter(|time| Some(*time) != received.kept_time.as_ref()) {
+        let record = time.encode_to_vec();
+        if keep(&service.config.time_servers, record, "the time servers").await {
+            received.kept_time = Some(time.clone());
         }
     }
     let confirmed = received.firewall.as_ref().map(|order| &order.confirmed);
@@ -424,6 +451,27 @@ mod tests {
         assert!(!shown.has_changed().unwrap());
     }
 
+    #[tokio::test]
+    async fn the_time_servers_of_the_last_boot_count_until_the_leader_sends_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = File::private(folder.path().join("time_servers.pb"));
+        let of = |host: &str| {
+            let server = v1::NtpServer { host: host.to_owned(), nts: true };
+            v1::TimeConfiguration { servers: vec![server] }
+        };
+        assert!(keep(&file, of("192.0.2.1").encode_to_vec(), "the time servers").await);
+        let known = watch::Sender::new(Vec::new());
+        take_up(&known, recall(&file, "the time servers").await);
+        assert_eq!(known.borrow()[0].host, "192.0.2.1");
+        take_up(&known, Some(of("192.0.2.2")));
+        assert_eq!(known.borrow()[0].host, "192.0.2.1", "the leader's stay");
+        let known = watch::Sender::new(Vec::new());
+        for unusable in [None, Some(of("a b")), Some(v1::TimeConfiguration::default())] {
+            take_up(&known, unusable);
+            assert_eq!(known.borrow().len(), 0);
+        }
+    }
+
     #[test]
     fn an_order_is_handed_on_once_and_only_if_it_is_valid() {
         let known = watch::Sender::new(None);
@@ -475,7 +523,8 @@ mod tests {
             prop_assert!(order.map(ToString::to_string).all(|ports| ports == host));
             prop_assert!(received.revoked.is_none() && received.authorities.is_none());
             // A host is part of a line of chronyd's configuration.
-            prop_assert!(received.time_servers.iter().all(|server| !server.host.contains(char::is_whitespace)));
+            let servers = received.time.iter().flat_map(|(servers, _)| servers);
+            prop_assert!(servers.into_iter().all(|server| !server.host.contains(char::is_whitespace)));
         }
     }
 }

@@ -231,7 +231,7 @@ impl Log {
     ) -> Result<(), Error> {
         loop {
             match self.read(&show, &remark).await {
-                Err(error) if error.is_broken_pipe() => return Err(error),
+                Err(error) if error.is_output_closed() => return Err(error),
                 Err(error) => remark(&format!("{}: {}", self.node, error.summary())),
                 Ok(()) => remark(&format!("{}: the node ended the log", self.node)),
             }

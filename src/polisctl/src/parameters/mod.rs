@@ -22,7 +22,7 @@ use self::format::{Decoded, Format};
 pub(super) use self::show::labels;
 use super::cluster::ticket::Admission;
 use super::error::{Error, Explain as _};
-use super::output::Document;
+use super::output::{self, Document};
 use super::{Global, contexts, key};
 use polis_base::hex;
 use polis_wire::identity::{NodeId, NodeName};
@@ -446,6 +446,13 @@ fn written(message: &v1::NodeParameters, machine: &Machine, global: &Global) -> 
     let parameters = checked(&message)?;
     let bytes = format.encode(&message)?;
     if out == Path::new("-") {
+        if global.out.format != output::Format::Table {
+            return Err(Error::usage(
+                "-o - writes the parameters themselves to standard output, where --output has a \
+                 document; allowed is one of both",
+            )
+            .or_help("write the parameters to a file, as with -o parameters.pb"));
+        }
         return global.out.raw(&bytes);
     }
     // The ticket is a secret: others must not read it.

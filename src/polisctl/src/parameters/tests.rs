@@ -181,6 +181,18 @@ fn the_disk_of_a_mirror_is_named() {
 }
 
 #[test]
+fn parameters_on_standard_output_are_no_document_beside_them() {
+    let world = world();
+    let mut bootstrap = BOOTSTRAP.to_vec();
+    let out = bootstrap.iter().position(|word| *word == "@p.pb").unwrap();
+    bootstrap[out] = "-";
+    let ended = world.run(&[&bootstrap[..], &["--output", "json"]].concat());
+    assert_eq!((ended.status, ended.stdout.as_str()), (2, ""), "{}", ended.stderr);
+    assert!(ended.stderr.contains("help: write the parameters to a file"), "{}", ended.stderr);
+    assert_eq!(world.run(&bootstrap).status, 0);
+}
+
+#[test]
 fn a_disk_that_nothing_selects_is_refused() {
     let world = world();
     for (more, status, words) in [
@@ -272,8 +284,14 @@ fn a_command_line_that_makes_no_sense_is_wrong_usage() {
     error: --interface "eth0,adress=192.0.2.7/24": "adress=192.0.2.7/24" is not known
     help: after the name: dhcp, address=CIDR, route=CIDR@GATEWAY[@METRIC], mtu=BYTES, primary, ipv6=auto|slaac|dhcpv6|off
     "#);
-    insta::assert_snapshot!(usage(&["--label", "rack"]), @r#"error: --label "rack" is not KEY=VALUE"#);
-    insta::assert_snapshot!(usage(&["--label", "a=1", "--label", "a=2"]), @r#"error: --label names "a" twice"#);
+    insta::assert_snapshot!(usage(&["--label", "rack"]), @r#"
+    error: --label "rack" is not KEY=VALUE
+    help: `--help` after a command explains it; docs/polisctl.md lists all commands
+    "#);
+    insta::assert_snapshot!(usage(&["--label", "a=1", "--label", "a=2"]), @r#"
+    error: --label names "a" twice
+    help: `--help` after a command explains it; docs/polisctl.md lists all commands
+    "#);
     usage(&["--interface", "eth0,route=0.0.0.0/0"]);
     usage(&["--interface", "eth0,mtu=many"]);
     usage(&["--interface", "eth0,ipv6=on"]);
