@@ -277,7 +277,7 @@ impl View {
         failing.map(|it| format!("{}: {}", self.called(), it.text()))
     }
 
-    /// What is wrong with its mirror and its further disks.
+    /// The faults of its mirror and its further disks.
     pub(crate) fn disk_faults(&self) -> impl Iterator<Item = String> {
         // A mirror that is whole and says more has a fault, too.
         let is_whole = self.mirror.starts_with("whole on ") && !self.mirror.contains("; ");

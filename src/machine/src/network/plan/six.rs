@@ -106,8 +106,8 @@ impl Wanted {
     }
 }
 
-/// The links on which routers are listened to: those with a carrier and IPv6. Without a
-/// configuration yet, every card with a carrier.
+/// The links whose router advertisements count: those with a carrier and IPv6. Without a
+/// configuration yet, every link with a carrier that is not a member of a bond.
 pub(in super::super) fn listening(
     observed: &Observed,
     config: Option<&parameters::Network>,

@@ -31,7 +31,7 @@ use polis_base::sys::router;
 
 type Events = Pin<Box<dyn Stream<Item = Event> + Send>>;
 
-/// What a run knows of DHCPv6 and of routers.
+/// The state of a run about DHCPv6 and routers.
 pub(super) struct V6 {
     pub(super) routers: Routers,
     /// The name servers of routers that were logged last, by link.
