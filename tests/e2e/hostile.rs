@@ -172,14 +172,15 @@ impl Victim {
 
     async fn channel(&self, port: u16) -> Result<Channel> {
         let (host, port) = self.address(port).split_once(':').context("no port")?;
-        let trust = Trust::Cluster(self.credentials.authorities.clone().context("no CA")?);
+        let trust = Trust::cluster(self.credentials.authorities.clone().context("no CA")?);
         let own = Some(&self.credentials);
         Ok(dial(host, port.parse()?, Expect::AnyNode, &trust, own).await?.channel)
     }
 
     async fn nodes(&self) -> Result<()> {
         let mut client = ManagementClient::new(self.channel(CURATOR).await?);
-        let info = client.get_cluster_info(v1::GetClusterInfoRequest {}).await?.into_inner();
+        let info =
+            client.get_cluster_info(v1::GetClusterInfoRequest::default()).await?.into_inner();
         ensure!(info.leader == self.node, "another leads: {}", info.leader);
         Ok(())
     }

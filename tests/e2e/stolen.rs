@@ -111,7 +111,7 @@ impl Stolen {
     /// former credentials, at these ports of this host.
     pub(crate) async fn is_taken(&self, ports: [u16; 3], node: &str) -> Result<[bool; 3]> {
         let [curator, management, etcd] = ports;
-        let trust = Trust::Cluster(self.node.authorities.clone().context("no CA")?);
+        let trust = Trust::cluster(self.node.authorities.clone().context("no CA")?);
         let ask = async |port: u16, curator: bool| {
             let dialled = dial("127.0.0.1", port, Expect::AnyNode, &trust, Some(&self.node)).await;
             let channel = match dialled {

@@ -172,7 +172,7 @@ async fn ownership_is_taken_only_of_the_cluster_that_was_compared_and_by_its_key
     let host = address.ip().to_string();
     let connection = dial(&host, address.port(), Expect::AnyNode, &trust, None).await.unwrap();
     let refused = ManagementClient::new(connection.channel)
-        .get_cluster_info(v1::GetClusterInfoRequest {})
+        .get_cluster_info(v1::GetClusterInfoRequest::default())
         .await
         .unwrap_err();
     assert_eq!(refused.code(), Code::Unauthenticated);

@@ -442,8 +442,11 @@ async fn a_lone_curator_tells_all_there_is_to_know() {
     let BootstrapNode { node, cluster, curator, own, owner } = BootstrapNode::start(&machine).await;
     let mut management = ManagementClient::new(channel(&owner).await);
 
-    let info =
-        management.get_cluster_info(v1::GetClusterInfoRequest {}).await.unwrap().into_inner();
+    let info = management
+        .get_cluster_info(v1::GetClusterInfoRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
     assert_eq!((info.nodes_up, info.leader.as_str()), (1, machine.name().as_str()));
     assert_eq!(info.ca_certificate, cluster.authority);
     let directory = info.cluster_directory.unwrap();

@@ -206,7 +206,7 @@ async fn the_key_of_a_store_is_written_with_its_target_and_handed_out_by_no_call
 
     let answer = configure(&owner, Some(target(&store, "a")), Some(key(SECRET))).await.unwrap();
     let info = owner.call(Repeat::Allowed, |channel| async move {
-        let request = v1::GetClusterInfoRequest {};
+        let request = v1::GetClusterInfoRequest::default();
         Ok(ManagementClient::new(channel).get_cluster_info(request).await?.into_inner())
     });
     let audit = owner.call(Repeat::Allowed, |channel| async move {

@@ -8,6 +8,7 @@
 //!     context.json                endpoints, the user, where the key is
 //!     ca.pem                      the only authority that is trusted
 //!     certificate.pem             what the cluster gave for the key
+//!     crl.pem                     the certificates that the cluster has revoked
 //! ```
 //!
 //! Invariants:
@@ -28,6 +29,8 @@ use polis_wire::pki;
 
 /// Far above the size of a context or a certificate.
 const FILE_MAX: u64 = 256 * 1024;
+/// The same for a CRL: a message of the cluster has no more, and PEM makes three bytes four.
+const CRL_MAX: u64 = 6 * 1024 * 1024;
 
 /// The longest domain of a cluster, which names its context.
 const NAME_MAX: usize = 80;
@@ -68,12 +71,20 @@ pub(super) struct Context {
     pub(super) ca: Option<Vec<u8>>,
     /// DER of the user's certificate, once there is one.
     pub(super) certificate: Option<Vec<u8>>,
+    /// The CRL of the CA, once the cluster has sent it.
+    pub(super) crl: Option<pki::Crl>,
 }
 
 impl Context {
     /// An empty context.
     pub(super) fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), settings: Settings::default(), ca: None, certificate: None }
+        let (name, settings) = (name.to_owned(), Settings::default());
+        Self { name, settings, ca: None, certificate: None, crl: None }
+    }
+
+    /// The number of its CRL; zero: it has none.
+    pub(super) fn crl_number(&self) -> u64 {
+        self.crl.as_ref().map_or(0, |crl| crl.number)
     }
 }
 
@@ -177,11 +188,14 @@ impl Contexts {
             let file = folder.join(leaf);
             read(&file)?.map(|bytes| certificate(&file, &bytes)).transpose()
         };
+        let crl = folder.join("crl.pem");
+        let crl = read_up_to(CRL_MAX, &crl)?.map(|bytes| revoked(&crl, &bytes)).transpose()?;
         Ok(Some(Context {
             name: name.to_owned(),
             settings,
             ca: certificate("ca.pem")?,
             certificate: certificate("certificate.pem")?,
+            crl,
         }))
     }
 
@@ -210,6 +224,9 @@ impl Contexts {
             if let Some(der) = der {
                 write(&folder.join(leaf), pki::certificate_pem(der).as_bytes())?;
             }
+        }
+        if let Some(crl) = &context.crl {
+            write(&folder.join("crl.pem"), crl.pem().as_bytes())?;
         }
         // Written last: the context exists from then on.
         write(&folder.join("context.json"), &json)
@@ -279,6 +296,20 @@ pub(super) fn certificate(file: &Path, bytes: &[u8]) -> Result<Vec<u8>, Error> {
     Ok(der)
 }
 
+/// The CRL in `file`, in PEM.
+fn revoked(file: &Path, bytes: &[u8]) -> Result<pki::Crl, Error> {
+    let read = match x509_parser::pem::parse_x509_pem(bytes) {
+        Ok((_rest, pem)) if pem.label == "X509 CRL" => pki::Crl::read(&pem.contents),
+        _ => None,
+    };
+    read.ok_or_else(|| {
+        Error::new(format!("{} holds no CRL of a Polis cluster", file.display())).or_help(
+            "remove the file: the next command that reaches the leader writes it again, and a \
+             removed curator is not recognised until then",
+        )
+    })
+}
+
 /// Creates a folder with mode 0700 unless it exists.
 pub(super) fn private_folder(folder: &Path) -> Result<(), Error> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
@@ -287,16 +318,21 @@ pub(super) fn private_folder(folder: &Path) -> Result<(), Error> {
 
 /// The bytes of a file, if it exists.
 fn read(file: &Path) -> Result<Option<Vec<u8>>, Error> {
+    read_up_to(FILE_MAX, file)
+}
+
+/// The same for a file of at most `max` bytes.
+fn read_up_to(max: u64, file: &Path) -> Result<Option<Vec<u8>>, Error> {
     use std::io::Read as _;
     let mut bytes = Vec::new();
     let opened = match fs::File::open(file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened.doing(|| format!("cannot open {}", file.display()))?,
     };
-    let read = opened.take(FILE_MAX + 1).read_to_end(&mut bytes);
+    let read = opened.take(max + 1).read_to_end(&mut bytes);
     read.doing(|| format!("cannot read {}", file.display()))?;
-    if bytes.len() as u64 > FILE_MAX {
-        return Err(Error::new(format!("{} has more than {FILE_MAX} bytes", file.display()))
+    if bytes.len() as u64 > max {
+        return Err(Error::new(format!("{} has more than {max} bytes", file.display()))
             .or_help("name the file with the one certificate or document that is asked for"));
     }
     Ok(Some(bytes))
@@ -349,7 +385,7 @@ mod tests {
             key: "/keys/owner.key".into(),
             ..Settings::default()
         };
-        Context { name: name.to_owned(), settings, ca: None, certificate: None }
+        Context { settings, ..Context::new(name) }
     }
 
     #[test]
@@ -403,6 +439,9 @@ mod tests {
                 "-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n"
             );
             assert!(certificate(file, armoured.as_bytes()).is_err());
+            assert!(revoked(file, &bytes).is_err());
+            let armoured = format!("-----BEGIN X509 CRL-----\n{text}\n-----END X509 CRL-----\n");
+            assert!(revoked(file, armoured.as_bytes()).is_err());
         }
 
         #[test]

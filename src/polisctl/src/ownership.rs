@@ -21,14 +21,17 @@ use polis_proto::v1::aaa_client::AaaClient;
 use polis_proto::v1::curator_local_client::CuratorLocalClient;
 use polis_proto::v1::management_client::ManagementClient;
 use serde::Serialize;
+use tokio::sync::watch;
 
 use super::contexts::{Context, read_certificate};
 use super::error::{Error, Explain as _};
 use super::output::{Document, fields};
-use super::session::{Limit, PATIENCE, candidates, credentials, patience, refused, successor};
+use super::session::{
+    Limit, PATIENCE, access_list, candidates, credentials, patience, refused, successor,
+};
 use super::{Global, ask, key, units};
 use polis_wire::identity::{Fingerprint, Spoken};
-use polis_wire::pki::Facts;
+use polis_wire::pki::{Crl, Facts};
 use polis_wire::rpc::client::{Candidate, Client, DialError, Expect, Repeat, Trust, dial};
 
 /// Arguments of `cluster take-ownership`.
@@ -100,7 +103,7 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
     {
         return Err(another_cluster(&context.name));
     }
-    let certified = escrow(global, candidates, &key, &ca).await?;
+    let certified = escrow(global, candidates, &key, &ca, context.crl.clone()).await?;
     let context = named(global, context, certified, key_file)?;
     saved(global, context)
 }
@@ -189,6 +192,7 @@ struct Certified {
     /// DER of the CA that has signed it.
     ca: Vec<u8>,
     certificate: Vec<u8>,
+    crl: Option<Crl>,
     directory: Option<v1::ClusterDirectory>,
     domain: String,
 }
@@ -198,12 +202,14 @@ async fn escrow(
     candidates: Vec<Candidate>,
     key: &SigningKey,
     ca: &[u8],
+    crl: Option<Crl>,
 ) -> Result<Certified, Error> {
     let progress = global.out.progress();
     progress.says("proving the owner's key");
     let own = credentials(key, self_signed(key)?, Some(ca.to_vec()));
     let patience = patience(global, PATIENCE);
-    let client = Client::fixed(candidates.clone(), own, patience);
+    let (_fixed, revoked) = watch::channel(access_list(crl));
+    let client = Client::fixed(candidates.clone(), own, patience).wary(revoked.clone());
     let answer = client.call(Repeat::Allowed, |channel| async move {
         Ok(AaaClient::new(channel).escrow(v1::EscrowRequest {}).await?.into_inner())
     });
@@ -217,15 +223,16 @@ async fn escrow(
     let ca = successor(ca, &answer)?;
     // Uses the new certificate, which proves that it works.
     let owner = credentials(key, answer.certificate.clone(), Some(ca.clone()));
-    let client = Client::fixed(candidates, owner, patience);
+    let client = Client::fixed(candidates, owner, patience).wary(revoked);
     let info = client.call(Repeat::Allowed, |channel| async move {
-        let request = v1::GetClusterInfoRequest {};
+        let request = v1::GetClusterInfoRequest::default();
         Ok(ManagementClient::new(channel).get_cluster_info(request).await?.into_inner())
     });
     let info = info.await.map_err(|status| refused("use the new certificate", &status))?;
     Ok(Certified {
         ca,
         certificate: answer.certificate,
+        crl: Crl::read(&info.crl),
         domain: super::cluster::info::domain(&info),
         directory: info.cluster_directory,
     })
@@ -273,6 +280,7 @@ fn named(
         .unwrap_or_default();
     context.ca = Some(certified.ca);
     context.certificate = Some(certified.certificate);
+    context.crl = certified.crl;
     global.contexts.save(&context)?;
     global.contexts.set_current(&context.name)?;
     Ok(context)

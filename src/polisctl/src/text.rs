@@ -35,10 +35,19 @@ const ALERTS: [(&str, &str); 7] = [
 /// The words before the name of an alert.
 const ALERT: &str = "received fatal alert: ";
 
-/// How rustls prints that a node which was asked for the leader shows the certificate of any
-/// node: before its ID, and behind it.
-const NO_CURATOR: (&str, &str) =
-    ("invalid peer certificate: Other(OtherError(NoCurator { found: \"", "\" }))");
+/// How rustls prints that `polis_wire` rejects the certificate of a node: before its ID, and behind
+/// it; and the words between the two.
+const REJECTED: [(&str, &str); 2] = [
+    (
+        "invalid peer certificate: Other(OtherError(NoCurator { found: \"",
+        "is not a curator: it has no certificate of one",
+    ),
+    (
+        "invalid peer certificate: Other(OtherError(Revoked { found: \"",
+        "has a certificate that was revoked",
+    ),
+];
+const REJECTED_END: &str = "\" }))";
 
 /// How rustls prints that the certificate of the other end has ended: before the time of the check,
 /// between that and the end of the certificate, in seconds since 1970, and behind both.
@@ -63,9 +72,11 @@ pub(super) fn spelled(text: &str) -> String {
              machine's{after}"
         );
     }
-    while let Some((before, rest)) = spelled.split_once(NO_CURATOR.0) {
-        let Some((node, after)) = rest.split_once(NO_CURATOR.1) else { break };
-        spelled = format!("{before}{node} is not a curator: it has no certificate of one{after}");
+    for (raw, meaning) in REJECTED {
+        while let Some((before, rest)) = spelled.split_once(raw) {
+            let Some((node, after)) = rest.split_once(REJECTED_END) else { break };
+            spelled = format!("{before}{node} {meaning}{after}");
+        }
     }
     for (name, meaning) in ALERTS {
         spelled = spelled.replace(&format!("{ALERT}{name}"), meaning);
@@ -221,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_no_curator_is_named_in_words() {
+    fn a_node_whose_certificate_is_rejected_is_named_in_words() {
         let raw = "127.0.0.1:7835: no secure connection to 127.0.0.1:7835: invalid peer \
                    certificate: Other(OtherError(NoCurator { found: \"polis-1\" })); more";
         let text = "127.0.0.1:7835: no secure connection to 127.0.0.1:7835: polis-1 is not a \
@@ -229,6 +240,8 @@ mod tests {
         assert_eq!(spelled(raw), text);
         let cut = &raw[..raw.len() - 10];
         assert_eq!(spelled(cut), cut);
+        let revoked = spelled(&raw.replace("NoCurator", "Revoked"));
+        assert!(revoked.ends_with("polis-1 has a certificate that was revoked; more"), "{revoked}");
     }
 
     proptest! {

@@ -92,7 +92,7 @@ impl Remote {
         let certificate = key.proof().map_err(Error::Key)?;
         let der = key.to_pkcs8_der().map_err(Error::Key)?;
         let known = Arc::new(Authorities::sole(authority.to_vec()));
-        let trust = Trust::Cluster(Arc::clone(&known));
+        let trust = Trust::cluster(Arc::clone(&known));
         let credentials = Credentials { certificate, key: Arc::new(der), authorities: Some(known) };
         let client = Client::fixed(candidates.clone(), credentials, PATIENCE);
         Ok(Self { client, candidates, trust })

@@ -4,7 +4,6 @@
 //! Where a curator runs, access is decided by the content of etcd, milliseconds after it
 //! was written; nodes without one receive it from a curator.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use polis_proto::v1::NodeState;
@@ -15,7 +14,7 @@ use super::directory::Directory;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
 use polis_wire::pki::Crl;
-use polis_wire::rpc::{self, AccessList};
+use polis_wire::rpc::{self, AccessList, Serials};
 
 /// Publishes the access list. A service of every curator.
 #[derive(Clone, Debug)]
@@ -63,16 +62,14 @@ impl Service {
 #[derive(Default)]
 pub(super) struct Revoked {
     der: Arc<Vec<u8>>,
-    serials: BTreeSet<Vec<u8>>,
+    serials: Serials,
 }
 
 pub(super) fn of(directory: &Directory, read: &mut Revoked) -> AccessList {
     let der = directory.crl();
     if read.der != der {
         match Crl::read(&der) {
-            Some(crl) => {
-                read.serials = crl.revoked.into_iter().map(|entry| entry.serial).collect();
-            }
+            Some(crl) => read.serials = Arc::new(crl.serials()),
             // The names in the last CRL stay rejected.
             None => error!("the CRL of the cluster cannot be read and is not used"),
         }
@@ -85,7 +82,7 @@ pub(super) fn of(directory: &Directory, read: &mut Revoked) -> AccessList {
     AccessList {
         nodes: Some(in_state(NodeState::Up)),
         removed: in_state(NodeState::Decommissioned),
-        serials: read.serials.clone(),
+        serials: Arc::clone(&read.serials),
         users: Some(rpc::users(directory.users())),
     }
 }

@@ -39,7 +39,7 @@ use super::store::{self, CONFIGURATION, LEADERS, NODES, REGISTRIES, ROTATION, UP
 use crate::consensus::client::{Change, Client, Kv, Mirror};
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
-use polis_wire::pki::Authorities;
+use polis_wire::pki::{Authorities, Crl};
 
 /// The number of removed nodes that are remembered; deletions are rare and by hand.
 const GONE_MAX: usize = 1024;
@@ -122,6 +122,7 @@ pub struct Directory {
     update: Option<Arc<v1::ClusterUpdate>>,
     leaders: BTreeMap<String, (i64, Leader)>,
     crl: Arc<Vec<u8>>,
+    crl_number: u64,
     /// The certificate of the CA that signs, and the record of its rotations, if there is one.
     authority: Option<Vec<u8>>,
     rotated: Option<Arc<Authorities>>,
@@ -198,6 +199,12 @@ impl Directory {
     #[must_use]
     pub fn crl(&self) -> Arc<Vec<u8>> {
         Arc::clone(&self.crl)
+    }
+
+    /// Its number; zero before the first one.
+    #[must_use]
+    pub fn crl_number(&self) -> u64 {
+        self.crl_number
     }
 
     /// The cluster's CA and those before it; `None` before the first listing.
@@ -306,6 +313,7 @@ impl Directory {
             let Ok(read) = v1::ClusterUpdate::decode(kv.value.as_slice()) else { return damaged() };
             self.update = Some(Arc::new(read));
         } else if kv.key == store::crl_key() {
+            self.crl_number = Crl::read(&kv.value).map_or(0, |crl| crl.number);
             self.crl = Arc::new(kv.value.clone());
         } else if kv.key == store::authority_key() {
             self.authority = Some(kv.value.clone());

@@ -11,7 +11,6 @@
 //! and the old state holds until the new one is whole: all of it but the health of the
 //! nodes, which only the leader of the moment knows.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,7 +35,7 @@ use polis_wire::identity::NodeId;
 use polis_wire::node_roles::{Nodes, Role};
 use polis_wire::pki::{Authorities, Crl};
 use polis_wire::rpc::client::Repeat;
-use polis_wire::rpc::{self, AccessList, Users};
+use polis_wire::rpc::{self, AccessList, Serials, Users};
 
 /// Between two attempts at a stream.
 const RETRY: Duration = Duration::from_secs(1);
@@ -190,7 +189,7 @@ fn unknown_health(nodes: &watch::Sender<Option<Arc<Nodes>>>) {
 #[derive(Debug, Default)]
 pub(super) struct Received {
     nodes: Nodes,
-    revoked: Option<BTreeSet<Vec<u8>>>,
+    revoked: Option<Serials>,
     /// The time servers, and as the message has them.
     time: Option<(Vec<NtpServer>, v1::TimeConfiguration)>,
     /// Those that the disk has.
@@ -223,10 +222,7 @@ impl Received {
         }
         if !event.crl.is_empty() {
             match Crl::read(&event.crl) {
-                Some(crl) => {
-                    let serials = crl.revoked.into_iter().map(|entry| entry.serial);
-                    self.revoked = Some(serials.collect());
-                }
+                Some(crl) => self.revoked = Some(Arc::new(crl.serials())),
                 // A node that the last message named stays out.
                 None => error!("the CRL of the cluster cannot be read and is not used"),
             }
@@ -409,6 +405,8 @@ pub(super) async fn keep(file: &File, content: Vec<u8>, what: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -425,7 +423,7 @@ mod tests {
         received.apply(v1::WatchEvent { nodes, ..Default::default() });
         assert!(!received.current);
         received.apply(v1::WatchEvent { current: true, ..Default::default() });
-        let before = AccessList { serials: [vec![7]].into(), ..AccessList::default() };
+        let before = AccessList { serials: Arc::new([vec![7]].into()), ..AccessList::default() };
         let access_list = received.access_list(&before);
         assert_eq!(access_list.nodes, Some([NodeId::from_public_key(&[1; 32])].into()));
         assert_eq!(access_list.serials, before.serials, "without a new CRL the last one stays");

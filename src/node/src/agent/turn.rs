@@ -330,7 +330,7 @@ async fn fetch(
     let credentials = service.outputs.credentials.borrow().clone();
     let known = credentials.as_ref().and_then(|credentials| credentials.authorities.clone());
     let known = known.ok_or_else(|| way("this node has no certificate".to_owned()))?;
-    let (expect, trust) = (Expect::Node(holder), Trust::Cluster(known));
+    let (expect, trust) = (Expect::Node(holder), Trust::cluster(known));
     let port = service.config.management_port;
     let connection =
         Box::pin(dial(&turn.holder_address, port, expect, &trust, credentials.as_ref())).await;

@@ -222,7 +222,7 @@ impl Service {
             None => {
                 let node: NodeId = member.name.parse().ok()?;
                 let credentials = credentials?;
-                let trust = Trust::Cluster(credentials.authorities.clone()?);
+                let trust = Trust::cluster(credentials.authorities.clone()?);
                 let expect = Expect::Node(node);
                 let host = self.address(node)?;
                 let dialled = dial(&host, self.port, expect, &trust, Some(credentials));

@@ -82,7 +82,7 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
             })?;
         }
     }
-    session.follow_ca(true).await;
+    session.follow_ca().await;
     global.out.print(&view.document()?)
 }
 

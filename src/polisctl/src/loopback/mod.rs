@@ -31,6 +31,7 @@ use super::testing::World;
 use polis_wire::age::{self, Recipient};
 use polis_wire::attestation::software::Software;
 use polis_wire::attestation::{Answer, Challenge, Keys, Question, Registers, qualifier};
+use polis_wire::pki::Crl;
 use polis_wire::rpc::testing::{Authority, Running, key, node_id};
 use polis_wire::rpc::{
     App, Caller, Credentials, Exchange, Gateway, Limits, REASON, Role, resume_at,
@@ -66,6 +67,8 @@ pub(super) struct Cluster {
     /// The proxy to Kubernetes, once the node has the role.
     gateway: Option<Running>,
     kubernetes: Kubernetes,
+    /// What the curator has revoked.
+    crl: Arc<Mutex<Vec<u8>>>,
     asked: Arc<Mutex<Vec<String>>>,
     leads: Arc<AtomicBool>,
     /// Whether the member of etcd answers.
@@ -128,6 +131,7 @@ type Shown = watch::Sender<Option<Credentials>>;
 #[derive(Clone)]
 struct Served {
     ca: Vec<u8>,
+    crl: Arc<Mutex<Vec<u8>>>,
     authority: Authority,
     asked: Arc<Mutex<Vec<String>>>,
     leads: Arc<AtomicBool>,
@@ -170,6 +174,7 @@ impl Cluster {
             .build()
             .unwrap();
         let asked = Arc::default();
+        let crl: Arc<Mutex<Vec<u8>>> = Arc::default();
         let leads = Arc::new(AtomicBool::new(true));
         let answers = Arc::new(AtomicBool::new(true));
         let kubernetes = Kubernetes::default();
@@ -185,6 +190,7 @@ impl Cluster {
             let authority = Authority::new().await;
             let served = Served {
                 ca: authority.der.clone(),
+                crl: Arc::clone(&crl),
                 authority: authority.clone(),
                 asked: Arc::clone(&asked),
                 leads: Arc::clone(&leads),
@@ -223,6 +229,7 @@ impl Cluster {
             running,
             gateway,
             kubernetes,
+            crl,
             asked,
             leads,
             answers,
@@ -294,6 +301,12 @@ impl Cluster {
     pub(super) fn shows_the_next_ca(&self) {
         let own = self.runtime.block_on(self.authority.curator(NODE));
         self.running.credentials.send_replace(Some(own));
+    }
+
+    /// Revokes the certificate that the curator shows. It goes on to show it.
+    pub(super) fn revokes_its_curator(&self) {
+        let crl = self.runtime.block_on(self.authority.revoked_curator(NODE));
+        *self.crl.lock().unwrap() = crl;
     }
 
     /// The address of the node, as a curator and as a node.
@@ -899,6 +912,7 @@ impl CuratorLocal for Served {
         let this = v1::GetCurrentLeaderResponse {
             leader_id: if leads { id.clone() } else { String::new() },
             this_id: id,
+            crl_number: Crl::read(&self.crl.lock().unwrap()).map_or(0, |crl| crl.number),
             ..Default::default()
         };
         Ok(Response::new(stream::iter([Ok(this)]).chain(stream::pending()).boxed()))
@@ -982,9 +996,13 @@ impl Management for Served {
 
     async fn get_cluster_info(
         &self,
-        _request: Request<v1::GetClusterInfoRequest>,
+        request: Request<v1::GetClusterInfoRequest>,
     ) -> Result<Response<v1::GetClusterInfoResponse>, Status> {
+        let known = request.into_inner().crl_number;
+        let crl = self.crl.lock().unwrap().clone();
+        let other = Crl::read(&crl).filter(|crl| crl.number != known);
         Ok(Response::new(v1::GetClusterInfoResponse {
+            crl: other.map(|crl| crl.der).unwrap_or_default(),
             ca_certificate: self.ca.clone(),
             leader: node_id(NODE).to_string(),
             refused_registrations: self.crowd(crowd::refused),

@@ -8,6 +8,8 @@
 //! Invariants:
 //! - No request is sent to a cluster whose CA is neither in the context nor follows the one there.
 //! - No request is sent to a node whose certificate does not match the given ID or prefix.
+//! - No node whose certificate is on the CRL is asked, as far as the context has the CRL: the
+//!   first call of a command reads a new one.
 //! - A certificate past two thirds of its lifetime is renewed first; if that fails, the old
 //!   one is used until it ends. One of a former CA is renewed after the first call.
 //!
@@ -29,6 +31,7 @@ use ed25519_dalek::SigningKey;
 use polis_proto::v1;
 use polis_proto::v1::aaa_client::AaaClient;
 use polis_proto::v1::management_client::ManagementClient;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::{Response, Status};
 
@@ -45,9 +48,9 @@ use super::{Global, key, units};
 use polis_base::sys::clock;
 use polis_wire::age::Identity;
 use polis_wire::identity::Fingerprint;
-use polis_wire::pki::{Authorities, Facts};
-use polis_wire::rpc::Credentials;
+use polis_wire::pki::{Authorities, Crl, Facts};
 use polis_wire::rpc::client::{Channel, Client, Patience, Repeat};
+use polis_wire::rpc::{AccessList, Credentials};
 
 /// A user of a cluster, with a client for its leader.
 #[derive(Debug)]
@@ -57,12 +60,14 @@ pub(super) struct Session {
     /// Reads what the cluster encrypted to this user.
     identity: Identity,
     client: Client,
+    /// Has the certificates that the cluster has revoked.
+    access_list: watch::Sender<Arc<AccessList>>,
     /// The value of `--timeout`.
     limit: Option<Limit>,
     contexts: Contexts,
     out: Out,
-    /// Whether it was examined that the leader's certificate is of the CA in the context.
-    followed: AtomicBool,
+    /// Whether the CA and the CRL of the leader were compared with those in the context.
+    kept_up: AtomicBool,
 }
 
 /// The CA of now, if the one that is known leads to it.
@@ -158,18 +163,30 @@ impl Session {
         let identity = Identity::of_key(&key);
         let candidates = candidates(global, &context)?;
         let client = Client::fixed(candidates, credentials.clone(), patience(global, wait));
+        let access_list = watch::Sender::new(access_list(context.crl.clone()));
+        let client = client.wary(access_list.subscribe());
         let contexts = global.contexts.clone();
         let limit = global.timeout.map(Limit::new);
         let out = global.out.clone();
-        let followed = AtomicBool::new(false);
-        Ok(Self { context, credentials, identity, client, limit, contexts, out, followed })
+        Ok(Self {
+            context,
+            credentials,
+            identity,
+            client,
+            access_list,
+            limit,
+            contexts,
+            out,
+            kept_up: AtomicBool::new(false),
+        })
     }
 
     /// Forgets its connections: the next call opens another one, and a network or a firewall that
     /// lets one go on need not let another begin.
     pub(super) fn reconnect(&mut self, global: &Global) -> Result<(), Error> {
         let candidates = candidates(global, &self.context)?;
-        self.client = Client::fixed(candidates, self.credentials.clone(), self.client.patience());
+        let client = Client::fixed(candidates, self.credentials.clone(), self.client.patience());
+        self.client = client.wary(self.access_list.subscribe());
         Ok(())
     }
 
@@ -203,21 +220,40 @@ impl Session {
         Ok(context)
     }
 
-    /// Gets a certificate of the next CA if the leader has shown one of it, or in any case if this
-    /// command knows that the CA was rotated.
-    pub(super) async fn follow_ca(&self, rotated: bool) {
-        if !rotated {
-            if self.followed.swap(true, Ordering::Relaxed) {
-                return;
-            }
-            let shown = self.client.leader_certificate().await;
-            let ahead = shown.as_deref().and_then(|shown| ahead(shown, clock::now()));
-            ahead.into_iter().for_each(|text| self.out.remark(&text));
-            let known = self.credentials.authorities.as_ref();
-            if shown.zip(known).is_none_or(|(shown, known)| known.signed(&shown)) {
-                return;
-            }
+    /// Compares the CA and the CRL of the leader with those in the context, once.
+    async fn keep_up(&self) {
+        if self.kept_up.swap(true, Ordering::Relaxed) {
+            return;
         }
+        let Some(leader) = self.client.known_leader().await else { return };
+        let shown = &leader.connection.certificate;
+        ahead(shown, clock::now()).into_iter().for_each(|text| self.out.remark(&text));
+        let known = self.credentials.authorities.as_ref();
+        if known.is_some_and(|known| !known.signed(shown)) {
+            self.follow_ca().await;
+        }
+        if ![0, self.context.crl_number()].contains(&leader.crl_number)
+            && let Err(error) = self.read_crl().await
+        {
+            self.out.remark(error.render().trim_end());
+        }
+    }
+
+    /// Reads the CRL, for this command and the next.
+    async fn read_crl(&self) -> Result<(), Error> {
+        let crl_number = self.context.crl_number();
+        let client = self.client();
+        let read = client.call(Repeat::Allowed, |channel| async move {
+            let request = v1::GetClusterInfoRequest { crl_number };
+            Ok(ManagementClient::new(channel).get_cluster_info(request).await?.into_inner())
+        });
+        let info = self.within("read the list of revoked certificates", Box::pin(read)).await?;
+        self.learn(&info);
+        Ok(())
+    }
+
+    /// Gets a certificate of the next CA.
+    pub(super) async fn follow_ca(&self) {
         match self.renewed().await {
             Ok(context) => {
                 let ca = context.ca.as_deref().unwrap_or_default();
@@ -251,7 +287,7 @@ impl Session {
         });
         // On the heap: the futures of every command contain this one.
         let done = self.within(what, Box::pin(made)).await?;
-        Box::pin(self.follow_ca(false)).await;
+        Box::pin(self.keep_up()).await;
         Ok(done)
     }
 
@@ -314,35 +350,47 @@ impl Session {
         self.limit = global.timeout.map(Limit::new);
     }
 
-    /// Reads the description of the cluster, and stores the addresses of its curators.
+    /// Reads the description of the cluster, and stores what a later command needs of it.
     pub(super) async fn cluster_info(&self) -> Result<v1::GetClusterInfoResponse, Error> {
+        let crl_number = self.context.crl_number();
         let info = self
             .call("read the cluster's configuration", Repeat::Allowed, |channel| async move {
-                ManagementClient::new(channel).get_cluster_info(v1::GetClusterInfoRequest {}).await
+                let request = v1::GetClusterInfoRequest { crl_number };
+                ManagementClient::new(channel).get_cluster_info(request).await
             })
             .await?;
-        self.learn(info.cluster_directory.as_ref());
+        self.learn(&info);
         Ok(info)
     }
 
-    /// Stores the addresses of the curators for the time when the endpoints do not answer:
-    /// ownership is taken through one node only.
-    fn learn(&self, directory: Option<&v1::ClusterDirectory>) {
-        let Some(directory) = directory.filter(|directory| !directory.nodes.is_empty()) else {
-            return;
-        };
+    /// Stores the CRL, and the addresses of the curators for the time when the endpoints do not
+    /// answer: ownership is taken through one node only.
+    fn learn(&self, info: &v1::GetClusterInfoResponse) {
+        let crl = Crl::read(&info.crl);
+        if crl.is_some() {
+            self.access_list.send_replace(access_list(crl.clone()));
+        }
+        let directory = info.cluster_directory.as_ref();
+        let nodes = directory.into_iter().flat_map(|directory| &directory.nodes);
         let nodes: BTreeMap<_, _> =
-            directory.nodes.iter().map(|node| (node.id.clone(), node.addresses.clone())).collect();
+            nodes.map(|node| (node.id.clone(), node.addresses.clone())).collect();
         // Read again, since another command may have changed it. If the folder cannot be
         // written, this command still succeeds.
         let _forgotten = self.contexts.load(&self.context.name).and_then(|mut context| {
-            if context.settings.nodes == nodes {
-                return Ok(());
+            let before = context.clone();
+            if !nodes.is_empty() {
+                context.settings.nodes = nodes;
             }
-            context.settings.nodes = nodes;
-            self.contexts.save(&context)
+            context.crl = crl.or(context.crl);
+            if context == before { Ok(()) } else { self.contexts.save(&context) }
         });
     }
+}
+
+/// Rejects the certificates that the cluster has revoked.
+pub(super) fn access_list(crl: Option<Crl>) -> Arc<AccessList> {
+    let serials = crl.map(Crl::serials).unwrap_or_default();
+    Arc::new(AccessList { serials: Arc::new(serials), ..AccessList::default() })
 }
 
 /// The remark for a person where the certificate of the leader begins later than `now`. The
@@ -358,8 +406,32 @@ fn ahead(certificate: &[u8], now: SystemTime) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::loopback::Cluster;
+    use crate::testing::World;
     use polis_wire::pki::Template;
     use polis_wire::rpc::testing::Authority;
+
+    #[test]
+    fn a_curator_that_was_revoked_is_asked_once_and_never_again() {
+        let world = World::new();
+        let cluster = Cluster::new(&world);
+        world.runs(&["node", "list"]);
+        cluster.revokes_its_curator();
+        // It leads, as far as the context knows, and so this command learns of it.
+        world.runs(&["node", "list"]);
+        for command in [
+            &["node", "list"][..],
+            &["node", "logs", "polis-8a88", "--at", &cluster.address()],
+            &["cluster", "take-ownership", "--owner-key", "@owner.key"],
+        ] {
+            let refused = world.run(command);
+            assert_ne!(refused.status, 0, "{command:?}");
+            assert!(refused.stderr.contains("was revoked"), "{command:?}: {}", refused.stderr);
+        }
+        std::fs::write(world.path("polis/contexts/home/crl.pem"), "noise").unwrap();
+        let damaged = world.refuses(&["node", "list"]);
+        assert!(damaged.contains("holds no CRL of a Polis cluster"), "{damaged}");
+    }
 
     #[tokio::test]
     async fn a_leader_whose_clock_is_ahead_is_pointed_out() {

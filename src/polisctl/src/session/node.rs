@@ -1,5 +1,6 @@
 //! Calls to one node, at its own port or at its port for Kubernetes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -10,7 +11,7 @@ use super::target::Target;
 use crate::error::{Error, Explain as _};
 use polis_wire::endpoint::{Endpoint, KUBERNETES_PORT};
 use polis_wire::identity::{Fingerprint, Spoken};
-use polis_wire::pki::Facts;
+use polis_wire::pki::{Authorities, Facts};
 use polis_wire::rpc::Credentials;
 use polis_wire::rpc::client::https::{self, Answer};
 use polis_wire::rpc::client::{Channel, Connection, DialError, Expect, Trust, dial};
@@ -52,7 +53,9 @@ impl Session {
     /// Which certificates of nodes are good.
     fn trust(&self) -> Trust {
         let known = self.credentials.authorities.clone();
-        known.map_or_else(|| Trust::in_one(Vec::new()), Trust::Cluster)
+        let authorities = known.unwrap_or_else(|| Authorities::sole(Vec::new()).into());
+        let revoked = Arc::clone(&self.access_list.borrow().serials);
+        Trust::Cluster { authorities, revoked }
     }
 
     /// Connects to one node's own port.

@@ -32,6 +32,7 @@ impl Session {
             }
         });
         let mut nodes = self.within("list the nodes", Box::pin(nodes)).await?;
+        self.keep_up().await;
         nodes.sort_by(|a, b| a.id.cmp(&b.id));
         Ok(nodes)
     }

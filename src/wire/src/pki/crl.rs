@@ -3,6 +3,7 @@
 //! The stored CRL is the only record of revocations: it is read back, extended and
 //! signed again with the next number.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::SystemTime;
 
@@ -107,6 +108,12 @@ impl Crl {
     #[must_use]
     pub fn revokes(&self, serial: &[u8]) -> bool {
         self.revoked.iter().any(|entry| entry.serial == serial)
+    }
+
+    /// The serial numbers of all entries.
+    #[must_use]
+    pub fn serials(self) -> BTreeSet<Vec<u8>> {
+        self.revoked.into_iter().map(|entry| entry.serial).collect()
     }
 
     /// The list in PEM.

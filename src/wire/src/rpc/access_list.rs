@@ -12,6 +12,7 @@
 //!   rejected, however long their connection has been open.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use polis_proto::v1;
@@ -45,10 +46,13 @@ pub struct AccessList {
     /// The nodes that were members and never will be again.
     pub removed: BTreeSet<NodeId>,
     /// The serial numbers on the CRL of the cluster's CA, big-endian.
-    pub serials: BTreeSet<Vec<u8>>,
+    pub serials: Serials,
     /// The users, by name; `None` where they are not known yet.
     pub users: Option<Users>,
 }
+
+/// Serial numbers of certificates, big-endian.
+pub type Serials = Arc<BTreeSet<Vec<u8>>>;
 
 /// Every user that has access, by name.
 pub type Users = BTreeMap<String, Listed>;
@@ -202,7 +206,7 @@ mod tests {
         let access_list = listed("ann", KEY, Role::Owner);
         assert_eq!(access_list.check(&user, at(100)), Ok(()));
         assert_eq!(access_list.check(&user, at(101)), Err(Fallen::Ended("owner ann".to_owned())));
-        let access_list = AccessList { serials: [vec![7]].into(), ..access_list };
+        let access_list = AccessList { serials: Arc::new([vec![7]].into()), ..access_list };
         assert_eq!(access_list.check(&user, at(1)), Err(Fallen::Revoked("owner ann".to_owned())));
     }
 
@@ -253,7 +257,8 @@ mod tests {
 
     #[test]
     fn who_has_no_certificate_of_the_cluster_has_no_standing_to_lose() {
-        let access_list = AccessList { serials: [vec![7]].into(), ..AccessList::default() };
+        let access_list =
+            AccessList { serials: Arc::new([vec![7]].into()), ..AccessList::default() };
         assert_eq!(access_list.check(&caller(Peer::None), at(1000)), Ok(()));
         assert_eq!(access_list.check(&caller(Peer::Key([1; 32])), at(1000)), Ok(()));
     }

@@ -61,7 +61,7 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use crate::identity::NodeId;
 
 pub use self::access::Table;
-pub use self::access_list::{AccessList, Listed, Users, is_removal, users};
+pub use self::access_list::{AccessList, Listed, Serials, Users, is_removal, users};
 pub use self::app::{App, Page};
 pub use self::gateway::{Exchange, Gateway, Tunnel};
 pub use self::limits::Limits;

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::identity::NodeId;
 use crate::pki::memory::Memory;
-use crate::pki::{Authorities, Certificate, Issuer, Mode, Namespace, Pin, Template};
+use crate::pki::{Authorities, Certificate, Issuer, Mode, Namespace, Pin, Reason, Template};
 use polis_base::sys::clock;
 use polis_runtime::supervisor::{Context, Handles};
 
@@ -108,6 +108,15 @@ impl Authority {
     /// Credentials of a node.
     pub async fn node(&self, seed: u8) -> Credentials {
         self.sign(&node_id(seed).to_string(), Template::Node, seed, clock::now()).await
+    }
+
+    /// The CRL, once it names every certificate of a node as a curator.
+    pub async fn revoked_curator(&self, seed: u8) -> Vec<u8> {
+        let name = format!("{}.curator", node_id(seed));
+        let revoke =
+            self.namespace.revoke(&self.certificate, &name, Reason::KeyCompromise, clock::now());
+        assert_ne!(revoke.await.unwrap(), 0);
+        self.namespace.crl(&self.certificate).await.unwrap().unwrap().der
     }
 
     /// Credentials of a node as a curator.

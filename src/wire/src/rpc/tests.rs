@@ -62,6 +62,7 @@ impl CuratorLocal for Local {
                     leader_address: address.ip().to_string(),
                     leader_port: address.port().into(),
                     this_id,
+                    ..Default::default()
                 },
                 None => v1::GetCurrentLeaderResponse { this_id, ..Default::default() },
             })
@@ -135,7 +136,7 @@ async fn a_certificate_that_is_no_caller_s_ends_the_handshake() {
     let revoked = authority.user("eve", Role::Viewer, 4).await;
     let serial = Facts::read(&revoked.certificate).unwrap().serial;
     running.access_list.send_modify(|access_list| {
-        Arc::make_mut(access_list).serials = BTreeSet::from([serial]);
+        Arc::make_mut(access_list).serials = Arc::new(BTreeSet::from([serial]));
     });
     // A node under the name of another, a user with an unknown role.
     let pretender = authority.sign(&node_id(5).to_string(), Template::Node, 6, clock::now()).await;
@@ -207,7 +208,7 @@ async fn a_revoked_node_gets_the_reason_at_every_call() {
     let node = authority.node(2).await;
     let serial = Facts::read(&node.certificate).unwrap().serial;
     running.access_list.send_modify(|access_list| {
-        Arc::make_mut(access_list).serials = BTreeSet::from([serial]);
+        Arc::make_mut(access_list).serials = Arc::new(BTreeSet::from([serial]));
     });
     for _ in 0..20 {
         let refused = who(&running, &authority, Some(&node)).await.unwrap_err();
@@ -296,7 +297,7 @@ async fn a_revoked_caller_learns_the_reason_even_if_the_handshake_fails() {
         })
     };
     running.access_list.send_modify(|access_list| {
-        Arc::make_mut(access_list).serials.insert(serial);
+        Arc::make_mut(&mut Arc::make_mut(access_list).serials).insert(serial);
     });
     let refused = call().await.unwrap_err();
     assert!(is_removal(&refused), "{refused:?}");
@@ -380,7 +381,7 @@ async fn a_call_that_changes_something_is_in_the_log_with_its_user() {
         let user = authority.user(name, role, 3).await;
         let connection = running.dial(&authority, Some(&user)).await.unwrap();
         let mut client = ManagementClient::new(connection.channel);
-        let read = client.get_cluster_info(v1::GetClusterInfoRequest {}).await.unwrap_err();
+        let read = client.get_cluster_info(v1::GetClusterInfoRequest::default()).await.unwrap_err();
         assert_eq!(read.code(), Code::Unimplemented, "this server has no such service");
         let changed = client.approve_node(v1::ApproveNodeRequest::default()).await.unwrap_err();
         let refused = Code::PermissionDenied;
@@ -647,16 +648,15 @@ async fn a_removed_node_leads_no_client() {
     pair.leads(1);
     let shown = authority.curator(2).await.certificate;
     let serial = Facts::read(&shown).unwrap().serial;
-    let fallen = [
-        AccessList { serials: [serial].into(), ..AccessList::default() },
-        AccessList { removed: [node_id(2)].into(), ..AccessList::default() },
-    ];
-    for access_list in fallen {
+    let revoked = AccessList { serials: Arc::new([serial].into()), ..AccessList::default() };
+    let removed = AccessList { removed: [node_id(2)].into(), ..AccessList::default() };
+    let fallen = [(revoked, "Revoked"), (removed, "it was removed from the cluster")];
+    for (access_list, why) in fallen {
         let access_list = watch::Sender::new(Arc::new(access_list));
         let user = authority.user("ann", Role::Viewer, 3).await;
         let client = pair.of(user).wary(access_list.subscribe());
         let error = client.leader().await.unwrap_err().to_string();
-        assert!(error.contains("it was removed from the cluster"), "{error}");
+        assert!(error.contains(why), "{error}");
         access_list.send_replace(Arc::default());
         client.leader().await.unwrap();
     }
@@ -760,7 +760,7 @@ async fn a_former_ca_certifies_neither_servers_nor_unlisted_callers() {
     let (host, port) = (running.address.ip().to_string(), running.address.port());
     let by = |authorities: Arc<Authorities>| {
         let host = host.clone();
-        async move { dial(&host, port, Expect::Curator(None), &Trust::Cluster(authorities), None).await }
+        async move { dial(&host, port, Expect::Curator(None), &Trust::cluster(authorities), None).await }
     };
     assert!(by(both).await.is_ok(), "trusted until the rotation is over");
     let refused = by(after).await.unwrap_err();

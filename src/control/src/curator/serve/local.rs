@@ -17,12 +17,14 @@ impl CuratorLocal for Handlers {
     ) -> Result<Response<Self::GetCurrentLeaderStream>, Status> {
         let this_id = self.0.node.to_string();
         let leadership = self.0.leadership.clone();
+        let directory = self.0.directory.subscribe();
         let sent = None;
         let stream = futures::stream::unfold((leadership, sent), move |(mut leadership, sent)| {
             let this_id = this_id.clone();
+            let crl_number = directory.borrow().crl_number();
             async move {
                 loop {
-                    let now = answer(&leadership.borrow_and_update(), &this_id);
+                    let now = answer(&leadership.borrow_and_update(), &this_id, crl_number);
                     if sent.as_ref() != Some(&now) {
                         return Some((Ok(now.clone()), (leadership, Some(now))));
                     }
@@ -44,7 +46,7 @@ impl CuratorLocal for Handlers {
 
 /// The leader. This curator names itself only while it would serve: a caller that received
 /// its name from a curator that does not serve would ask no other.
-fn answer(leadership: &Leadership, this_id: &str) -> v1::GetCurrentLeaderResponse {
+fn answer(leadership: &Leadership, this_id: &str, crl_number: u64) -> v1::GetCurrentLeaderResponse {
     let leader = leadership
         .leader
         .as_ref()
@@ -57,6 +59,7 @@ fn answer(leadership: &Leadership, this_id: &str) -> v1::GetCurrentLeaderRespons
             .unwrap_or_default(),
         leader_port: leader.map_or(0, |leader| leader.port.into()),
         this_id: this_id.to_owned(),
+        crl_number: if leadership.term.is_some() { crl_number } else { 0 },
     }
 }
 
@@ -74,7 +77,8 @@ mod tests {
         let since = SystemTime::UNIX_EPOCH;
         let leader = Some(Leader { node, address: None, port: 7835, since });
         let leadership = Leadership { leader, term: None };
-        assert_eq!(answer(&leadership, &node.to_string()).leader_id, "");
-        assert_eq!(answer(&leadership, "polis-other").leader_id, node.to_string());
+        let own = answer(&leadership, &node.to_string(), 3);
+        assert_eq!((own.leader_id.as_str(), own.crl_number), ("", 0));
+        assert_eq!(answer(&leadership, "polis-other", 3).leader_id, node.to_string());
     }
 }

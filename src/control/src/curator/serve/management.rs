@@ -58,8 +58,9 @@ impl Management for Handlers {
 
     async fn get_cluster_info(
         &self,
-        _request: Request<v1::GetClusterInfoRequest>,
+        request: Request<v1::GetClusterInfoRequest>,
     ) -> Result<Response<v1::GetClusterInfoResponse>, Status> {
+        let known = request.into_inner().crl_number;
         let lead = self.lead()?;
         let directory = lead.current().await?;
         let directory = directory.borrow();
@@ -84,6 +85,10 @@ impl Management for Handlers {
             nodes_decommissioned,
             refused_registrations: self.0.refusals.list(),
             update: lead.update_that_goes_on(&directory),
+            crl: match directory.crl_number() {
+                number if number == known => Vec::new(),
+                _ => directory.crl().to_vec(),
+            },
         }))
     }
 

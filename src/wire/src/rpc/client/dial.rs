@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! TCP --> TLS 1.3, own certificate if there is one --> HTTP/2 --> Connection
-//!              the other's certificate: of the cluster's CA, under the name of its own key,
-//!              and of the node that was meant, or of a curator; or taken as it is, returned
+//!              the other's certificate: of the cluster's CA, not on its CRL, under the name of
+//!              its own key, and of the node that was meant, or of a curator; or taken as it is,
+//!              returned
 //! ```
 //!
 //! Invariants:
@@ -35,6 +36,7 @@ use super::channel::{self, Channel};
 use crate::endpoint::at;
 use crate::identity::NodeId;
 use crate::pki::{Authorities, CURATOR_NAME, Facts};
+use crate::rpc::access_list::Serials;
 use crate::rpc::tls::{
     Credentials, SCHEMES, judged_at, provider, refuse_tls12, roots, verify_tls13,
 };
@@ -49,17 +51,28 @@ const KEEP_ALIVE_ANSWER: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trust {
     /// Those of nodes whose cluster has these CAs.
-    Cluster(Arc<Authorities>),
+    Cluster {
+        /// The CAs.
+        authorities: Arc<Authorities>,
+        /// The certificates on the CRL, as far as it is known.
+        revoked: Serials,
+    },
     /// Any: the caller must not rely on any answer before it has compared
     /// [`Connection::certificate`] with a value from another source.
     Unchecked,
 }
 
 impl Trust {
-    /// Trust in one CA, in DER, of which no predecessor is known.
+    /// Trust in one CA, in DER, of which neither a predecessor nor the CRL is known.
     #[must_use]
     pub fn in_one(authority: Vec<u8>) -> Self {
-        Self::Cluster(Authorities::sole(authority).into())
+        Self::cluster(Authorities::sole(authority).into())
+    }
+
+    /// Trust in these CAs, where the CRL is not known.
+    #[must_use]
+    pub fn cluster(authorities: Arc<Authorities>) -> Self {
+        Self::Cluster { authorities, revoked: Arc::default() }
     }
 }
 
@@ -205,6 +218,10 @@ fn handshake_help(source: &io::Error) -> &'static str {
             CertificateError::Other(other) if other.0.is::<NoCurator>() => {
                 "name the address of a node with the role consensus-member; a voter that has just \
                  started is a curator once its etcd has a quorum"
+            }
+            CertificateError::Other(other) if other.0.is::<Revoked>() => {
+                "the node left the cluster, or is no curator any more: `polisctl node list` names \
+                 the nodes; if it should be one, its key may be in the wrong hands"
             }
             CertificateError::Other(_) => "this address leads to another node: check it",
             _ => "the machine at this address has no certificate of a node: check the port",
@@ -361,7 +378,15 @@ fn client(
 struct Verifier {
     /// `None`: every certificate is accepted unchecked.
     cluster: Option<Arc<WebPkiServerVerifier>>,
+    revoked: Serials,
     expect: Expect,
+}
+
+/// The certificate is on the CRL.
+#[derive(Debug, thiserror::Error)]
+#[error("the certificate of {found} was revoked")]
+struct Revoked {
+    found: String,
 }
 
 /// The certificate belongs to a node other than the intended one.
@@ -380,18 +405,18 @@ struct NoCurator {
 
 impl Verifier {
     fn new(trust: &Trust, expect: Expect) -> Result<Self, rustls::Error> {
-        let cluster = match trust {
-            Trust::Unchecked => None,
-            Trust::Cluster(authorities) => {
+        let (cluster, revoked) = match trust {
+            Trust::Unchecked => (None, Arc::default()),
+            Trust::Cluster { authorities, revoked } => {
                 let roots = roots(authorities.trusted())?;
                 let built =
                     WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider())
                         .build()
                         .map_err(|error| rustls::Error::General(error.to_string()))?;
-                Some(built)
+                (Some(built), Arc::clone(revoked))
             }
         };
-        Ok(Self { cluster, expect })
+        Ok(Self { cluster, revoked, expect })
     }
 }
 
@@ -416,6 +441,10 @@ impl ServerCertVerifier for Verifier {
             .map_err(|_invalid| CertificateError::BadEncoding)?;
         let at = judged_at(end_entity, now);
         let verified = cluster.verify_server_cert(end_entity, intermediates, &name, &[], at)?;
+        if self.revoked.contains(&facts.serial) {
+            let found = Revoked { found: node.to_string() };
+            return Err(CertificateError::Other(rustls::OtherError(Arc::new(found))).into());
+        }
         if let Expect::Curator(_) = self.expect {
             let name = ServerName::try_from(CURATOR_NAME)
                 .map_err(|_invalid| CertificateError::BadEncoding)?;

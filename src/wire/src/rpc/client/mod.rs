@@ -152,6 +152,9 @@ impl From<Error> for Status {
 pub struct Leader {
     /// The way to it.
     pub connection: Connection,
+    /// The number of the CRL of the cluster's CA, as it said when it was found; zero: there is
+    /// none.
+    pub crl_number: u64,
     /// Announces a change of leader.
     updates: Arc<Mutex<Updates>>,
     number: u64,
@@ -347,7 +350,8 @@ impl Client {
             self.access_list.as_ref().map(|access_list| Arc::clone(&access_list.borrow()));
         let access_list = access_list.unwrap_or_default();
         let search = Search { credentials: &credentials, access_list: &access_list, asked };
-        let (connection, updates) = search.run(first, &mut found.followers).await?;
+        let leads = search.run(first, &mut found.followers).await?;
+        let search::Found { connection, updates, crl_number } = leads;
         info!(leader = %connection.node, address = %connection.address, "found the leader");
         found.count += 1;
         found.last = Some(Candidate {
@@ -356,16 +360,15 @@ impl Client {
             port: connection.address.port(),
         });
         self.leader.send_replace(Some(connection.node));
-        let leader =
-            Leader { connection, updates: Arc::new(Mutex::new(updates)), number: found.count };
+        let (updates, number) = (Arc::new(Mutex::new(updates)), found.count);
+        let leader = Leader { connection, crl_number, updates, number };
         found.leader = Some(leader.clone());
         Ok(leader)
     }
 
-    /// DER of the certificate that the known leader has shown; `None` while it is unknown.
-    pub async fn leader_certificate(&self) -> Option<Vec<u8>> {
-        let found = self.found.lock().await;
-        found.leader.as_ref().map(|leader| leader.connection.certificate.clone())
+    /// The leader, if it is known.
+    pub async fn known_leader(&self) -> Option<Leader> {
+        self.found.lock().await.leader.clone()
     }
 
     /// Drops a leader that no longer leads.

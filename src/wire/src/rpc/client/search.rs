@@ -68,6 +68,15 @@ pub(super) struct Follower {
     names: Option<Candidate>,
 }
 
+/// The curator that leads.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) connection: Connection,
+    pub(super) updates: Updates,
+    /// The number of the CRL that it has.
+    pub(super) crl_number: u64,
+}
+
 /// The answer of a curator about the leader.
 #[derive(Debug, PartialEq, Eq)]
 enum Says {
@@ -82,7 +91,7 @@ enum Says {
 /// The answer of a candidate.
 enum Answer {
     /// It leads.
-    Leads(Connection, Box<Updates>),
+    Leads(Box<Found>),
     /// It does not.
     Follows(Box<Follower>),
     /// It cannot help; the reason goes into the list.
@@ -107,7 +116,7 @@ impl Search<'_> {
         self,
         mut first: Vec<Candidate>,
         followers: &mut Vec<Follower>,
-    ) -> Result<(Connection, Updates), Error> {
+    ) -> Result<Found, Error> {
         if first.is_empty() {
             return Err(Error::NoCandidates);
         }
@@ -164,9 +173,9 @@ impl Search<'_> {
                 () = sleep_until(end.unwrap_or_else(Instant::now)), if end.is_some() => break,
             };
             match answer {
-                Answer::Leads(connection, updates) => {
+                Answer::Leads(found) => {
                     followers.clear();
-                    return Ok((connection, *updates));
+                    return Ok(*found);
                 }
                 Answer::Refused(status) => {
                     // A removal is final; every other refusal may come from an old copy.
@@ -203,7 +212,11 @@ impl Follower {
     /// The answer that follows from what it said.
     fn answer(mut self, reply: &v1::GetCurrentLeaderResponse) -> Answer {
         self.names = match says(reply, &self.connection.node.to_string()) {
-            Says::Leads => return Answer::Leads(self.connection, Box::new(self.updates)),
+            Says::Leads => {
+                let Self { connection, updates, .. } = self;
+                let crl_number = reply.crl_number;
+                return Answer::Leads(Box::new(Found { connection, updates, crl_number }));
+            }
             Says::Names(leader) => Some(leader),
             Says::Nothing => None,
         };
@@ -241,7 +254,8 @@ async fn ask(candidate: &Candidate, credentials: &Credentials, access_list: &Acc
     let Some(authorities) = &credentials.authorities else {
         return Answer::Nothing("the cluster's CA is not known".to_owned());
     };
-    let trust = Trust::Cluster(Arc::clone(authorities));
+    let (authorities, serials) = (Arc::clone(authorities), Arc::clone(&access_list.serials));
+    let trust = Trust::Cluster { authorities, revoked: serials };
     let expect = Expect::Curator(candidate.node);
     let dialled = dial(&candidate.host, candidate.port, expect, &trust, Some(credentials));
     let connection = match dialled.await {
@@ -253,7 +267,7 @@ async fn ask(candidate: &Candidate, credentials: &Credentials, access_list: &Acc
         }
         Err(error) => return Answer::Nothing(cause::line(&error)),
     };
-    if access_list.is_gone(connection.node, &connection.certificate) {
+    if access_list.removed.contains(&connection.node) {
         return Answer::Nothing("it was removed from the cluster".to_owned());
     }
     let mut local = CuratorLocalClient::new(connection.channel.clone());
