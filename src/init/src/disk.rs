@@ -10,7 +10,7 @@
 //!   took decides, or nothing does.
 //! - A disk that has two ways to it is one disk.
 //!
-//! What this module does not do: wait for a disk (`stage1`).
+//! What this module does not do: wait for a disk (`search`).
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

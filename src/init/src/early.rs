@@ -22,7 +22,7 @@
 //! - The boot never depends on the thread: a step that needs a module loads it too,
 //!   waits for it if it is already loading, and reports the error if loading fails.
 //!
-//! What this module does not do: drivers of devices (`stage1`, `coldplug`).
+//! What this module does not do: drivers of devices (`drivers`, `coldplug`).
 
 use std::fs::{self, File};
 use std::io;

@@ -18,7 +18,7 @@
 //!   stuck.
 //! - No call waits for the kernel.
 //!
-//! What this module does not do: choose drivers (`stage1`), or find modules (`modules`).
+//! What this module does not do: choose drivers (`drivers`), or find modules (`modules`).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;

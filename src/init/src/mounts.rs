@@ -1,6 +1,6 @@
 //! The mounts of the machine, and the code that makes them.
 //!
-//! What this module does not do: mount the system itself (`stage1`) or the data
+//! What this module does not do: mount the system itself (`verified`) or the data
 //! partition (`storage`).
 
 use std::fs;
