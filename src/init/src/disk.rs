@@ -1,8 +1,8 @@
 //! The boot disk and its partitions.
 //!
 //! ```text
-//! /sys/block --scan--> disks with their tables --candidates--> those that it may be
-//!                                              --choose--> the one that it is
+//! /sys/block --blocks--> disks --table--> disks with their tables --candidates--> those that it
+//!                                         may be --choose--> the one that it is
 //! ```
 //!
 //! Invariants:
@@ -10,7 +10,7 @@
 //!   took decides, or nothing does.
 //! - A disk that has two ways to it is one disk.
 //!
-//! What this module does not do: wait for a disk (`search`).
+//! What this module does not do: wait for a disk (`search`), or for its answer (`tables`).
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -194,26 +194,43 @@ pub fn way(disk: &str) -> Option<BootPath> {
     BootPath::of_device(&fs::canonicalize(Path::new("/sys/block").join(disk)).ok()?)
 }
 
-/// Every disk that the kernel has, with its table. Devices without hardware
-/// behind them (`loop`, `ram`, `dm`) are not disks.
-#[must_use]
-pub fn scan() -> Vec<Disk> {
-    let Ok(entries) = fs::read_dir("/sys/block") else { return Vec::new() };
-    let mut disks: Vec<Disk> = entries
-        .flatten()
-        .filter(|entry| entry.path().join("device").exists())
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .filter_map(|name| {
-            let size = number(&Path::new("/sys/block").join(&name).join("size"))?;
-            // An empty drive has no size.
-            (size > 0).then(|| Disk { table: table(&name, size), name })
-        })
-        .collect();
-    disks.sort_by(|one, other| one.name.cmp(&other.name));
-    disks
+/// A disk, as the kernel lists it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Block {
+    /// The kernel's name.
+    pub name: String,
+    /// In units of 512 bytes.
+    size: u64,
+    /// The number that no other disk of this boot has, and no other medium in the same drive.
+    sequence: Option<u64>,
 }
 
-fn table(name: &str, size: u64) -> Result<Vec<Partition>, String> {
+/// Every disk that the kernel has, sorted by name. Devices without hardware
+/// behind them (`loop`, `ram`, `dm`) are not disks. Asks no disk.
+#[must_use]
+pub fn blocks() -> Vec<Block> {
+    let Ok(entries) = fs::read_dir("/sys/block") else { return Vec::new() };
+    let mut blocks: Vec<Block> = entries
+        .flatten()
+        .filter(|entry| entry.path().join("device").exists())
+        .filter_map(|entry| {
+            let size = number(&entry.path().join("size"))?;
+            let sequence = number(&entry.path().join("diskseq"));
+            let name = entry.file_name().into_string().ok()?;
+            // An empty drive has no size.
+            (size > 0).then_some(Block { name, size, sequence })
+        })
+        .collect();
+    blocks.sort();
+    blocks
+}
+
+/// Reads the partitions of a disk, or says why its table is unusable. Waits for the disk.
+///
+/// # Errors
+///
+/// The disk cannot be read, or has no table.
+pub fn table(Block { name, size, .. }: &Block) -> Result<Vec<Partition>, String> {
     let sector = number(&Path::new("/sys/block").join(name).join("queue/logical_block_size"))
         .filter(|sector| *sector >= SIZE_UNIT)
         .unwrap_or(SIZE_UNIT);
@@ -265,6 +282,14 @@ pub fn guid_of_variable(bytes: &[u8]) -> Option<Guid> {
         .take_while(|letter| *letter != 0)
         .collect();
     Guid::parse(&String::from_utf16(&letters).ok()?)
+}
+
+#[cfg(test)]
+impl Block {
+    /// A disk of a test.
+    pub(super) fn new(name: &str, sequence: u64) -> Self {
+        Self { name: name.to_owned(), size: 2048, sequence: Some(sequence) }
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use polis_base::stage::Stage;
 use polis_base::sys::mount;
 use polis_base::trapdoor::{Code, Report, code};
 
@@ -35,6 +36,32 @@ pub enum Error {
         /// The disks that are present.
         disks: String,
         /// How long stage 1 waited.
+        waited: Duration,
+    },
+    /// The disk that the machine was started from is missing, and one does not answer.
+    #[error("{wanted}, from which this machine was started, has not appeared within {} s, and a disk does not answer; disks: {disks}", .waited.as_secs())]
+    Silent {
+        /// The awaited device.
+        wanted: String,
+        /// The disks that are present; those that do not answer with the time since then.
+        disks: String,
+        /// How long stage 1 waited.
+        waited: Duration,
+    },
+    /// The disk of the system does not answer.
+    #[error("cannot {step}: the disk of {partition} ({device}) has not answered for {} s, since {:.1} s after the start", .waited.as_secs(), .since.as_secs_f64())]
+    NoAnswer {
+        /// The stage that waited.
+        stage: Stage,
+        /// What it waited for.
+        step: &'static str,
+        /// The partition.
+        partition: &'static str,
+        /// Its device.
+        device: PathBuf,
+        /// When the step began.
+        since: Duration,
+        /// How long it was waited for.
         waited: Duration,
     },
     /// Several disks may be the one that the machine was started from.
@@ -127,6 +154,9 @@ impl Error {
             Self::ReadCommandLine(_) | Self::CommandLine(_) => code::COMMAND_LINE_INVALID,
             Self::NoDisk { .. } => code::DISK_ABSENT,
             Self::NoEsp { .. } => code::ESP_ABSENT,
+            Self::Silent { .. } => code::DISK_SILENT,
+            Self::NoAnswer { stage: Stage::Initramfs, .. } => code::DISK_SILENT,
+            Self::NoAnswer { .. } => code::SYSTEM_SILENT,
             Self::DisksAlike { .. } => code::DISKS_ALIKE,
             Self::NoSystem { .. } | Self::OtherSystem { .. } => code::SYSTEM_ABSENT,
             Self::Verity { source, .. } => code::VERITY_REFUSED.with_error(source),
@@ -161,5 +191,27 @@ mod tests {
         assert!(
             damaged.report().next.contains("write the system partition of the same image again")
         );
+    }
+
+    #[test]
+    fn a_disk_that_does_not_answer_says_what_was_waited_for_and_what_helps() {
+        let error = |stage| Error::NoAnswer {
+            stage,
+            step: "mount the system",
+            partition: "POLIS-SYSTEM-A",
+            device: PathBuf::from("/dev/vda2"),
+            since: Duration::from_millis(3240),
+            waited: Duration::from_secs(90),
+        };
+        insta::assert_snapshot!(error(Stage::Initramfs), @"cannot mount the system: the disk of POLIS-SYSTEM-A (/dev/vda2) has not answered for 90 s, since 3.2 s after the start");
+        for (stage, code) in
+            [(Stage::Initramfs, code::DISK_SILENT), (Stage::System, code::SYSTEM_SILENT)]
+        {
+            let report = error(stage).report();
+            assert_eq!((report.code, report.stage), (code, stage));
+            for word in ["cable", "replace", "other slot"] {
+                assert!(report.next.contains(word), "{word} is not in {}", report.next);
+            }
+        }
     }
 }

@@ -182,6 +182,7 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Action {
     // A program on a disk that does not answer would never start, nor `init` go on.
     let mut maintenance = match kept {
         Kept::Unanswered => None,
+        Kept::Counted(_) | Kept::Nowhere if machine.system_silent => None,
         Kept::Counted(_) | Kept::Nowhere => {
             Maintenance::new(machine, &report, &log, clock::uptime())
         }

@@ -52,6 +52,7 @@ pub mod screen;
 mod search;
 pub mod stage1;
 pub mod stage2;
+mod tables;
 pub mod threads;
 pub mod uart;
 mod verified;

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write as _;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,6 +17,7 @@ use polis_base::stage::{self, Stage, State};
 use polis_base::sys::reboot::Reason;
 use polis_base::sys::signal::Signals;
 use polis_base::sys::spawn::{self, Ended, Reaped};
+use polis_base::sys::terminal::Terminal;
 use polis_base::sys::uevent::{self, Listener, Received};
 use polis_base::sys::watchdog::Watchdog;
 use polis_base::sys::{clock, dm, kmsg, poll, signal};
@@ -53,7 +55,7 @@ pub struct Identity {
 }
 
 /// The partition that the system runs from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct System {
     /// Its name.
     pub partition: &'static str,
@@ -116,6 +118,8 @@ pub struct Machine {
     pub previous: Option<String>,
     /// The store of the ledger, once the ESP is mounted.
     pub attempts: Option<Store>,
+    /// The disk of the system does not answer.
+    pub system_silent: bool,
     /// Terminals that show the guru meditation, below `/dev`.
     pub terminals: Vec<String>,
     /// The attempts of stage 1, until it succeeds.
@@ -155,6 +159,7 @@ impl Default for Machine {
             start: None,
             previous: None,
             attempts: None,
+            system_silent: false,
             terminals: vec!["tty1".to_owned()],
             tried: Vec::new(),
             countdown: COUNTDOWN,
@@ -197,8 +202,12 @@ impl Machine {
         self.port.line(&stage::line(stage, &State::Done, now).to_string());
     }
 
-    /// Reports that a stage waits.
+    /// Reports that a stage waits, also on the screen, which is `init`'s until `node` draws.
     pub fn waiting(&mut self, stage: Stage, what: String) {
+        // Without a screen this fails, which is harmless.
+        if let Ok(mut screen) = Terminal::open(Path::new("/dev/tty1")) {
+            screen.write_all(format!("\n  Polis waits for {what}\n").as_bytes()).ok();
+        }
         let line = stage::line(stage, &State::Waiting(what), clock::uptime());
         self.port.line(&line.to_string());
     }

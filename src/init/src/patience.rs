@@ -1,25 +1,45 @@
-//! Work with a disk that has a deadline: a disk that does not answer delays neither the screens,
-//! nor the countdown, nor the end of the machine for long.
+//! Work with a disk that has a deadline: a disk that does not answer delays neither the boot, nor
+//! the screens, nor the countdown, nor the end of the machine for long.
 //!
 //! A call to the kernel that waits for a disk can't be taken back, so it is made on a thread of
 //! its own. One that does not end in time is left behind.
 //!
-//! What this module does not do: bound the search for the disk and the mounts in stages 1 and 2.
-//! Only the watchdog does.
+//! | deadline | work | when the time is up |
+//! |---|---|---|
+//! | [`TABLE`] | the partition tables of all disks (`tables`), a system that may be the right one | the disk is put aside, the others are looked at |
+//! | [`ESP`] | the files on the EFI system partition | as where they cannot be read or written |
+//! | [`SYSTEM`] | each step on the system (`verified`): its hash tree, its mount, the start of `node` | a guru meditation |
+//! | [`SETTLE`] | the end of all mounts (`off`) | they stay |
+//!
+//! What this module does not do: bound the mount of the EFI system partition, or the time in which the kernel loads a module. It returns when
+//! drivers have looked at their disks, and `loader` waits for that beside the search.
 
 use std::fs;
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
+use polis_base::stage::Stage;
+
 use super::machine::Machine;
 
-/// For a few small files on the ESP. A disk that has to start its motor takes ten seconds.
+/// For the partition table of a disk, some thirty sectors. A disk that has to start its motor takes
+/// ten seconds.
+pub const TABLE: Duration = Duration::from_secs(20);
+
+/// For a few small files on the ESP; as for a partition table.
 pub const ESP: Duration = Duration::from_secs(20);
+
+/// For one step on the system, without which there is nothing to go on with: most drivers reset a
+/// disk that has not answered for 30 seconds, and ask it again.
+pub const SYSTEM: Duration = Duration::from_secs(90);
 
 /// For the end of everything that was written and not yet flushed, and of the mounts, since a
 /// disk last ended a request.
 pub const SETTLE: Duration = Duration::from_secs(90);
+
+/// After so long, serial line and screen name what the boot waits for.
+pub const NOTICE: Duration = Duration::from_secs(2);
 
 /// How long the watchdog may go without being looked at.
 const STEP: Duration = Duration::from_secs(1);
@@ -38,8 +58,59 @@ pub enum Error {
     Lost,
 }
 
-/// Does `work` on a thread of its own for at most `time`, and pets the watchdog meanwhile. Time in
-/// which the machine stood still does not count.
+/// Work on a thread of its own, which may never end.
+#[derive(Debug)]
+pub struct Work<T> {
+    answered: Receiver<T>,
+}
+
+impl<T: Send + 'static> Work<T> {
+    /// Begins `work`.
+    ///
+    /// # Errors
+    ///
+    /// There is no thread for it.
+    pub fn begin(work: impl FnOnce() -> T + Send + 'static) -> Result<Self, Error> {
+        let (answer, answered) = mpsc::channel();
+        // The thread's end says nothing that its answer does not.
+        let started = thread::Builder::new()
+            .name("disk".to_owned())
+            .spawn(move || drop(answer.send(work())))
+            .map(drop);
+        started.map_err(|_error| Error::Lost)?;
+        Ok(Self { answered })
+    }
+
+    /// The result, if it is there by now.
+    #[must_use]
+    pub fn answer(&self) -> Option<Result<T, Error>> {
+        match self.answered.try_recv() {
+            Ok(result) => Some(Ok(result)),
+            Err(TryRecvError::Disconnected) => Some(Err(Error::Lost)),
+            Err(TryRecvError::Empty) => None,
+        }
+    }
+
+    /// Waits for the result until `left` is used up. Meanwhile the watchdog is petted, and the serial
+    /// port gets its lines. Time in which the machine stood still does not count.
+    pub fn wait(&self, machine: &mut Machine, left: &mut Duration) -> Option<Result<T, Error>> {
+        loop {
+            let step = STEP.min(*left);
+            match self.answered.recv_timeout(step) {
+                Ok(result) => return Some(Ok(result)),
+                Err(RecvTimeoutError::Disconnected) => return Some(Err(Error::Lost)),
+                Err(RecvTimeoutError::Timeout) if step.is_zero() => return None,
+                Err(RecvTimeoutError::Timeout) => {
+                    machine.pet();
+                    machine.port.flush();
+                }
+            }
+            *left = left.saturating_sub(step);
+        }
+    }
+}
+
+/// Does `work` on a thread of its own for at most `time`.
 ///
 /// # Errors
 ///
@@ -52,7 +123,30 @@ pub fn within<T: Send + 'static>(
     watched(machine, time, || 0, work)
 }
 
-/// The same, and `time` begins anew whenever a disk has ended a request.
+/// The same for a step of the boot: if it takes longer than [`NOTICE`], serial line and screen say
+/// that `stage` waits for `what`.
+///
+/// # Errors
+///
+/// As above.
+pub fn named<T: Send + 'static>(
+    machine: &mut Machine,
+    stage: Stage,
+    what: &str,
+    time: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Error> {
+    let work = Work::begin(work)?;
+    let mut left = NOTICE.min(time);
+    if let Some(result) = work.wait(machine, &mut left) {
+        return result;
+    }
+    machine.waiting(stage, format!("{what}; its disk has not answered yet"));
+    left = time.saturating_sub(NOTICE);
+    work.wait(machine, &mut left).unwrap_or(Err(Error::Overdue { waited: time }))
+}
+
+/// The same without words, and `time` begins anew whenever a disk has ended a request.
 ///
 /// # Errors
 ///
@@ -76,26 +170,18 @@ fn watched<T: Send + 'static>(
     progress: impl Fn() -> u64,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Error> {
-    let (answer, answered) = mpsc::channel();
-    // The thread's end says nothing that its answer does not.
-    let started = thread::Builder::new()
-        .name("disk".to_owned())
-        .spawn(move || drop(answer.send(work())))
-        .map(drop);
-    started.map_err(|_error| Error::Lost)?;
-    let (mut waited, mut before) = (Duration::ZERO, progress());
+    let work = Work::begin(work)?;
+    let (mut left, mut before) = (time, progress());
     loop {
-        let step = STEP.min(time.saturating_sub(waited));
-        match answered.recv_timeout(step) {
-            Ok(result) => return Ok(result),
-            Err(RecvTimeoutError::Disconnected) => return Err(Error::Lost),
-            Err(RecvTimeoutError::Timeout) if step.is_zero() => {
-                return Err(Error::Overdue { waited: time });
-            }
-            Err(RecvTimeoutError::Timeout) => machine.pet(),
+        let step = STEP.min(left);
+        if let Some(result) = work.wait(machine, &mut step.clone()) {
+            return result;
+        }
+        if step.is_zero() {
+            return Err(Error::Overdue { waited: time });
         }
         let now = progress();
-        waited = if now == before { waited + step } else { Duration::ZERO };
+        left = if now == before { left.saturating_sub(step) } else { time };
         before = now;
     }
 }
@@ -128,6 +214,28 @@ mod tests {
         let (end, never) = mpsc::channel::<()>();
         let hung = within(&mut machine, waited, move || never.recv().is_ok());
         assert_eq!(hung, Err(Error::Overdue { waited }));
+        drop(end);
+    }
+
+    #[test]
+    fn work_that_was_left_behind_may_answer_later() {
+        let mut machine = Machine::default();
+        let (end, ended) = mpsc::channel::<()>();
+        let work = Work::begin(move || ended.recv().is_ok()).unwrap();
+        assert_eq!(work.wait(&mut machine, &mut Duration::from_millis(20)), None);
+        assert_eq!(work.answer(), None);
+        end.send(()).unwrap();
+        assert_eq!(work.wait(&mut machine, &mut ESP.clone()), Some(Ok(true)));
+    }
+
+    #[test]
+    fn a_step_of_the_boot_that_never_ends_is_left_behind() {
+        let mut machine = Machine::default();
+        let (what, waited) = ("the system", Duration::from_millis(50));
+        let (end, never) = mpsc::channel::<()>();
+        let hung = named(&mut machine, Stage::System, what, waited, move || never.recv().is_ok());
+        assert_eq!(hung, Err(Error::Overdue { waited }));
+        assert_eq!(named(&mut machine, Stage::System, what, waited, || 7), Ok(7));
         drop(end);
     }
 

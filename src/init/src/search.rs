@@ -11,19 +11,17 @@
 //! - It waits for announcements of the kernel, not for time to pass, and every
 //!   wait has a deadline with a name, but that for a driver that the kernel has not returned
 //!   from: a disk is missing only when nothing looks for it any more.
+//! - A disk that does not answer is put aside (`tables`) and keeps no other one from being chosen.
 //!
 //! What this module does not do: decide between disks that look alike (`disk`).
 
 use std::fs;
-use std::io::Write as _;
 use std::os::fd::AsFd as _;
-use std::path::Path;
 use std::time::Duration;
 
 use polis_base::stage::Stage;
 use polis_base::sys::clock;
 use polis_base::sys::poll::{self, Interest};
-use polis_base::sys::terminal::Terminal;
 
 use super::coldplug;
 use super::command_line::Verity;
@@ -34,6 +32,8 @@ use super::firmware::Firmware;
 use super::guru;
 use super::machine::Machine;
 use super::off;
+use super::patience::TABLE;
+use super::tables::Tables;
 use super::verified;
 
 /// How long the disk may take once no driver looks for devices any more, and no disk has
@@ -45,6 +45,8 @@ const ANNOUNCED_MAX: Duration = Duration::from_secs(300);
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How often it does so again.
 const REMIND: Duration = Duration::from_secs(30);
+/// How often a disk that is put aside is looked at: it may have answered.
+const ASK: Duration = Duration::from_secs(1);
 /// How long, in the same quiet, only the partition that the firmware names will do, and behind
 /// the controller that it started from: a copy of the ESP may have been started from elsewhere.
 const FIRMWARE_FIRST: Duration = Duration::from_secs(10);
@@ -57,14 +59,15 @@ pub(super) fn find(
     verity: &Verity,
 ) -> Result<(Found, Device), Error> {
     let mut search = Search::new(clock::uptime());
-    let mut disks = disk::scan();
+    let mut tables = Tables::default();
+    let mut disks = tables.look(machine);
     loop {
         let ended = drivers.take(machine);
         let announced = machine.receive();
-        // A table that could not be read may be readable by now.
+        // A table that could not be read may be readable by now, and a disk may answer by now.
         let unread = disks.iter().any(|disk| disk.table.is_err());
         if announced.disks || announced.lost || ended || unread || machine.uevents.is_none() {
-            disks = disk::scan();
+            disks = tables.look(machine);
         }
         drivers.add(announced.aliases);
         if announced.lost {
@@ -76,7 +79,19 @@ pub(super) fn find(
 
         let late = search.quiet(now) >= FIRMWARE_FIRST;
         let when = When { drivers_done: drivers.done(), late };
-        if let Some(found) = choose(&disks, firmware, verity, when)? {
+        let mut silent = Vec::new();
+        let chosen = choose(&disks, firmware, when, |found| {
+            let system = verified::system(machine, found, verity, TABLE);
+            if let Err(Error::NoAnswer { since, .. }) = &system {
+                silent.push((found.disk.clone(), *since));
+            }
+            system.is_ok()
+        });
+        if !silent.is_empty() {
+            silent.iter().for_each(|(disk, since)| tables.put_aside(machine, disk, *since));
+            disks = tables.look(machine);
+        }
+        if let Some(found) = chosen? {
             // The kernel announces partitions after the disk.
             if let Some(device) = devices(&found) {
                 return Ok((found, device));
@@ -94,15 +109,17 @@ pub(super) fn find(
             machine.tried.push(format!("waited for {}", firmware.wanted()));
             machine.tried.push(format!("drivers that were loaded: {}", drivers.list()));
             machine.tried.push(format!("block devices: {}", block_devices()));
-            return Err(absent(firmware.wanted(), &disks, search.waited(now)));
+            let silent = tables.any_aside();
+            return Err(absent(firmware.wanted(), &disks, silent, search.waited(now)));
         }
         if search.should_report(now, &busy) {
             let text = awaited(&firmware.wanted(), &list(&disks), &busy, now);
-            show(&text);
             machine.waiting(Stage::Initramfs, text);
         }
         let stuck = drivers.deadline(now);
-        let next = search.next(now).into_iter().chain(stuck).min();
+        // Nothing wakes the search when a disk answers after all.
+        let asks = tables.any_aside().then_some(now + ASK);
+        let next = search.next(now).into_iter().chain(stuck).chain(asks).min();
         wait(machine, drivers, next.map_or(REMIND, |at| at.saturating_sub(now)));
     }
 }
@@ -193,14 +210,6 @@ fn awaited(wanted: &str, disks: &str, busy: &[(String, Duration)], now: Duration
     )
 }
 
-/// Shows a line on the screen, which is `init`'s until `node` draws.
-fn show(text: &str) {
-    // Without a screen this fails, which is harmless.
-    if let Ok(mut screen) = Terminal::open(Path::new("/dev/tty1")) {
-        screen.write_all(format!("\n  Polis waits for {text}\n").as_bytes()).ok();
-    }
-}
-
 /// How far the search for the disk is.
 #[derive(Clone, Copy, Debug)]
 struct When {
@@ -211,12 +220,12 @@ struct When {
 }
 
 /// The disk that the machine was started from. When firmware's own has not appeared and it
-/// is late, another that has the system of this kernel.
+/// is late, another that has the system of this kernel, as `fits` knows.
 fn choose(
     disks: &[Disk],
     firmware: &Firmware,
-    verity: &Verity,
     when: When,
+    fits: impl FnMut(&Found) -> bool,
 ) -> Result<Option<Found>, Error> {
     let of = |candidates| {
         let candidates = disk::distinct(candidates, disk::identifier);
@@ -225,7 +234,7 @@ fn choose(
     let choice = match of(disk::candidates(disks, firmware.esp)) {
         Choice::None if when.late => {
             let mut others = disk::candidates(disks, None);
-            others.retain(|found| verified::system(found, verity).is_ok());
+            others.retain(fits);
             of(others)
         }
         choice => choice,
@@ -262,7 +271,10 @@ fn block_devices() -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(" ") }
 }
 
-fn absent(wanted: String, disks: &[Disk], waited: Duration) -> Error {
+fn absent(wanted: String, disks: &[Disk], silent: bool, waited: Duration) -> Error {
+    if silent {
+        return Error::Silent { wanted, disks: list(disks), waited };
+    }
     if disks.is_empty() {
         Error::NoDisk { waited }
     } else {
@@ -279,6 +291,8 @@ fn list(disks: &[Disk]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use polis_base::trapdoor::code;
+
     use super::super::gpt::Guid;
     use super::*;
 
@@ -337,10 +351,15 @@ mod tests {
         let esp = Guid::parse("6f1e4d07-5a3c-4c3b-9d3b-0123456789ab");
         let wanted = || Firmware { esp, ..Firmware::default() }.wanted();
         let waited = Duration::from_secs(30);
-        let error = absent(wanted(), &[], waited);
+        let error = absent(wanted(), &[], false, waited);
         assert_eq!(error.to_string(), "no disk has appeared within 30 s");
         let disks = [Disk { name: "sda".to_owned(), table: Err("no partition table".to_owned()) }];
-        let text = absent(wanted(), &disks, waited).to_string();
+        let text = absent(wanted(), &disks, false, waited).to_string();
         assert!(text.contains("6f1e4d07") && text.contains("sda (no partition table)"), "{text}");
+
+        // One that does not answer may be the one.
+        let error = absent(wanted(), &disks, true, waited);
+        assert!(matches!(error, Error::Silent { .. }), "{error}");
+        assert_eq!(error.report().code, code::DISK_SILENT);
     }
 }

@@ -29,7 +29,6 @@ use polis_base::sys::{self, reboot, vt};
 
 use super::attempts::Store;
 use super::command_line::{self, CommandLine};
-use super::disk::Device;
 use super::drivers::{Drivers, MODULES};
 use super::early::Early;
 use super::error::Error;
@@ -37,6 +36,7 @@ use super::extra::Extra;
 use super::firmware;
 use super::machine::{Machine, Start, System};
 use super::mounts;
+use super::patience;
 use super::search;
 use super::verified::{self, SYSTEM};
 
@@ -52,6 +52,9 @@ const DATA_MODULE: &str = "xfs";
 /// The driver of QEMU's fw_cfg, and its device.
 const FW_CFG_MODULE: &str = "qemu_fw_cfg";
 const FW_CFG: &str = "/sys/bus/acpi/devices/QEMU0002:00";
+
+/// The mounts that the system takes over.
+const MOVED: [&str; 4] = ["dev", "proc", "sys", "esp"];
 
 /// Signals that process 1 handles.
 const SIGNALS: [Signal; 6] =
@@ -86,10 +89,9 @@ pub fn run(machine: &mut Machine) -> Result<Start, Error> {
     if Path::new(FW_CFG).exists() {
         drivers.load(machine, FW_CFG_MODULE);
     }
-    let (slot, device) = verified::system(&found, &command_line.verity)?;
+    let (slot, device) = verified::system(machine, &found, &command_line.verity, patience::SYSTEM)?;
     slot.name().clone_into(&mut machine.identity.slot);
-    let Device { path, numbers } = device;
-    let system = System { partition: slot.partition(), device: path, numbers };
+    let system = verified::slot_system(slot, &device);
     machine.system = Some(system.clone());
     let (extra, faults) = Extra::take(Path::new(extra::IN_INITRAMFS));
     for fault in faults {
@@ -147,7 +149,7 @@ fn enter(
     command_line: &CommandLine,
     early: Option<Early>,
 ) -> Result<(), Error> {
-    verified::mount(machine, system, &command_line.verity)?;
+    verified::mount(machine, system, &command_line.verity, &MOVED)?;
     switch().map_err(|(step, source)| Error::Switch { step, source })?;
     if let Some(early) = early {
         early.give_back();
@@ -158,7 +160,7 @@ fn enter(
 /// Makes the system the root, and frees the initramfs's memory.
 fn switch() -> Result<(), (&'static str, io::Error)> {
     let system = Path::new(SYSTEM);
-    for name in ["dev", "proc", "sys", "esp"] {
+    for name in MOVED {
         let (from, to) = (Path::new("/").join(name), system.join(name));
         match mount::move_to(&from, &to) {
             Ok(()) => {}

@@ -41,15 +41,16 @@ use super::command_line::NODE_DEADLINE;
 use super::error::Error;
 use super::guru::reason_of;
 use super::heartbeat::Heartbeat;
-use super::last_words;
+use super::last_words::{self, LastWords};
 use super::life::{Effect, Event, Outcome, State};
 use super::machine::{Identity, Machine, Start, reap};
 use super::mounts::{self, Need};
 use super::node::{Message, NODE, Node, variables};
-use super::patience;
+use super::patience::{self, Work};
 use super::record;
 use super::relay::Partial;
 use super::threads;
+use super::verified;
 
 /// How much of the drivers' thread's output is read at once.
 const READ_MAX: usize = 4 << 10;
@@ -76,7 +77,7 @@ pub enum End {
 ///
 /// When it can't even start.
 pub fn run(machine: &mut Machine, start: Start) -> Result<End, Error> {
-    identify(machine);
+    identify(machine)?;
     let identity = machine.identity.clone();
     let line = EventLine::new("boot")
         .field("version", &identity.version)
@@ -85,7 +86,7 @@ pub fn run(machine: &mut Machine, start: Start) -> Result<End, Error> {
     machine.port.event(line);
     machine.started(Stage::System);
     // Only a hint: a fault of the file is reported when it is started.
-    sys_files::readahead(Path::new(NODE)).ok();
+    Work::begin(|| sys_files::readahead(Path::new(NODE)).ok()).ok();
     mount_tree(machine)?;
     if let Err(error) = start.extra.give(Path::new(extra::DIRECTORY)) {
         let text = format!("cannot hand on the signed measurements of this system: {error}");
@@ -123,8 +124,11 @@ fn node(machine: &mut Machine, key: Option<&recovery::Text>) -> Result<End, Erro
     if key.is_some() {
         variables.push(("POLIS_RECOVERY_FD".to_owned(), spawn::SECRET_FD.to_string()));
     }
-    let node = spawn::start(Path::new(NODE), variables, key.map(|key| key.expose().as_bytes()))
-        .map_err(|source| Error::StartNode { program: NODE, source })?;
+    let key = key.cloned();
+    let started = verified::step(machine, "start node", move || {
+        spawn::start(Path::new(NODE), variables, key.as_ref().map(|key| key.expose().as_bytes()))
+    });
+    let node = started?.map_err(|source| Error::StartNode { program: NODE, source })?;
     let (output, coldplug) = coldplug(machine);
     let start = machine.start.as_ref();
     let node_deadline = start.map_or(NODE_DEADLINE, |start| start.command_line.node_deadline);
@@ -141,8 +145,9 @@ fn node(machine: &mut Machine, key: Option<&recovery::Text>) -> Result<End, Erro
 }
 
 /// Reads the identity of the system.
-fn identify(machine: &mut Machine) {
-    let text = fs::read_to_string("/etc/os-release").unwrap_or_default();
+fn identify(machine: &mut Machine) -> Result<(), Error> {
+    let read = || fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let text = verified::step(machine, "read the version of the system", read)?;
     for (key, place) in [
         ("VERSION_ID", &mut machine.identity.version),
         ("IMAGE_VERSION", &mut machine.identity.image),
@@ -151,6 +156,7 @@ fn identify(machine: &mut Machine) {
             value.clone_into(place);
         }
     }
+    Ok(())
 }
 
 /// The value of `key` in the text of an `os-release` file.
@@ -160,22 +166,28 @@ fn os_release<'a>(text: &'a str, key: &str) -> Option<&'a str> {
 }
 
 fn mount_tree(machine: &mut Machine) -> Result<(), Error> {
+    // Each mount looks its directory up in the system.
+    let (lines, mounted) = verified::step(machine, "mount the tree", make_tree)?;
+    lines.iter().for_each(|(severity, text)| machine.port.log(*severity, text));
+    mounted.map_err(Error::Tree)
+}
+
+/// Makes the tree of mounts; returns the lines of the log, too.
+fn make_tree() -> (Vec<(Severity, String)>, Result<(), mount::Error>) {
+    let mut lines = Vec::new();
     // Before the first mount of the tree, which inherits it. Containers that ask for mounts
     // of the host get them; everything else works without.
     if let Err(error) = mount::share_all() {
-        machine.port.log(Severity::Error, &format!("cannot share the mounts: {error}"));
+        lines.push((Severity::Error, format!("cannot share the mounts: {error}")));
     }
     for (mount, need) in mounts::rest() {
         match (mounts::apply(&mount), need) {
             (Ok(()), _) => {}
-            (Err(error), Need::Must) => return Err(Error::Tree(error)),
-            (Err(error), Need::May) => {
-                let text = cause::line(&error);
-                machine.port.log(Severity::Debug, &text);
-            }
+            (Err(error), Need::Must) => return (lines, Err(error)),
+            (Err(error), Need::May) => lines.push((Severity::Debug, cause::line(&error))),
         }
     }
-    Ok(())
+    (lines, Ok(()))
 }
 
 /// A short text for the screen before `node` draws on it.
@@ -226,7 +238,15 @@ fn on_esp<T: Send + 'static>(
 /// report where the machine must not go on by itself: it has been started again as often as it
 /// may, or the panic cannot be counted.
 fn count_panics(machine: &mut Machine) -> Option<Report> {
-    let words = last_words::take(Path::new(mounts::VARIABLES));
+    // Only a driver for the records is read from a disk.
+    let words = patience::within(machine, patience::SYSTEM, || {
+        last_words::take(Path::new(mounts::VARIABLES))
+    });
+    let words = words.unwrap_or_else(|error| {
+        let text = format!("cannot read the kernel's last words: {error}");
+        machine.port.log(Severity::Error, &text);
+        LastWords::default()
+    });
     for fault in &words.faults {
         machine.port.log(Severity::Warning, &format!("of the kernel's last words, {fault}"));
     }

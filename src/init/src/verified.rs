@@ -1,7 +1,9 @@
-//! The verified system: the partition that has it, and its mount through dm-verity.
+//! The verified system: the partition that has it, its mount through dm-verity, and every other
+//! step that reads from it before `node` runs.
 //!
 //! Invariants:
 //! - The system partition is mounted only through dm-verity.
+//! - No step waits for the disk without a deadline.
 //!
 //! What this module does not do: make the system the root (`stage1`).
 
@@ -9,9 +11,12 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::mount::MountFlags;
 
+use polis_base::stage::Stage;
+use polis_base::sys::clock;
 use polis_base::sys::dm::{DeviceMapper, Table};
 use polis_base::sys::mount::{self, Mount};
 
@@ -19,6 +24,7 @@ use super::command_line::Verity;
 use super::disk::{self, Device, Found, Slot};
 use super::error::Error;
 use super::machine::{Machine, System};
+use super::patience::{self, TABLE};
 
 /// Where the system is mounted before it becomes the root.
 pub(super) const SYSTEM: &str = "/system";
@@ -31,8 +37,18 @@ const BLOCK_BYTES: usize = 4096;
 /// The unit of the device mapper.
 const SECTOR: u64 = 512;
 
-/// The system partition that has the system of this kernel, by the top of its hash tree.
-pub(super) fn system(found: &Found, verity: &Verity) -> Result<(Slot, Device), Error> {
+/// The system partition that has the system of this kernel, by the top of its hash tree. Waits for
+/// `time` at most, and a little longer for a second partition.
+///
+/// # Errors
+///
+/// No partition has it, or one that may have it does not answer.
+pub(super) fn system(
+    machine: &mut Machine,
+    found: &Found,
+    verity: &Verity,
+    time: Duration,
+) -> Result<(Slot, Device), Error> {
     let devices: Vec<(Slot, Device)> = found
         .systems
         .iter()
@@ -41,21 +57,75 @@ pub(super) fn system(found: &Found, verity: &Verity) -> Result<(Slot, Device), E
     if devices.is_empty() {
         return Err(Error::NoSystem { disk: found.disk.clone() });
     }
-    let mut reasons = Vec::new();
+    let (mut reasons, mut silent) = (Vec::new(), None);
     for (slot, device) in devices {
-        match top(&device.path, verity) {
-            Ok(top) if verity.fits(&top) => return Ok((slot, device)),
-            Ok(_) => reasons.push(format!("{} has another system or none", slot.partition())),
-            Err(error) => reasons.push(format!("{} cannot be read: {error}", slot.partition())),
+        // Behind a partition that does not answer, another one answers at once or not at all.
+        let time = if silent.is_some() { time.min(TABLE) } else { time };
+        let system = slot_system(slot, &device);
+        let (path, blocks) = (device.path.clone(), verity.blocks);
+        let read =
+            bounded(machine, Stage::Initramfs, &system, "read the hash tree", time, move || {
+                top(&path, blocks)
+            });
+        match read {
+            Ok(Ok(top)) if verity.fits(&top) => return Ok((slot, device)),
+            Ok(Ok(_)) => reasons.push(format!("{} has another system or none", slot.partition())),
+            Ok(Err(error)) => reasons.push(format!("{} cannot be read: {error}", slot.partition())),
+            Err(error) => drop(silent.get_or_insert(error)),
         }
     }
-    Err(Error::OtherSystem { disk: found.disk.clone(), reasons: reasons.join(", ") })
+    let other = || Error::OtherSystem { disk: found.disk.clone(), reasons: reasons.join(", ") };
+    Err(silent.unwrap_or_else(other))
 }
 
-/// The block that the hash tree begins with, behind the data.
-fn top(device: &Path, verity: &Verity) -> io::Result<[u8; BLOCK_BYTES]> {
+/// The system in `slot`.
+pub(super) fn slot_system(slot: Slot, device: &Device) -> System {
+    let Device { path, numbers } = device.clone();
+    System { partition: slot.partition(), device: path, numbers }
+}
+
+/// Does one step that reads from the running system.
+///
+/// # Errors
+///
+/// Its disk does not answer.
+pub(super) fn step<T: Send + 'static>(
+    machine: &mut Machine,
+    step: &'static str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Error> {
+    let system = machine.system.clone().unwrap_or_default();
+    let done = bounded(machine, Stage::System, &system, step, patience::SYSTEM, work);
+    machine.system_silent |= matches!(done, Err(Error::NoAnswer { .. }));
+    done
+}
+
+fn bounded<T: Send + 'static>(
+    machine: &mut Machine,
+    stage: Stage,
+    system: &System,
+    step: &'static str,
+    time: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Error> {
+    let since = clock::uptime();
+    let System { partition, device, .. } = system.clone();
+    let what = format!("{partition} ({}), to {step}", device.display());
+    match patience::named(machine, stage, &what, time, work) {
+        Ok(done) => Ok(done),
+        Err(patience::Error::Overdue { waited }) => {
+            Err(Error::NoAnswer { stage, step, partition, device, since, waited })
+        }
+        Err(error @ patience::Error::Lost) => {
+            Err(Error::Own { what: step, source: io::Error::other(error) })
+        }
+    }
+}
+
+/// The block that the hash tree begins with, behind `blocks` of data.
+fn top(device: &Path, blocks: u64) -> io::Result<[u8; BLOCK_BYTES]> {
     let mut block = [0; BLOCK_BYTES];
-    File::open(device)?.read_exact_at(&mut block, verity.blocks.saturating_mul(BLOCK))?;
+    File::open(device)?.read_exact_at(&mut block, blocks.saturating_mul(BLOCK))?;
     Ok(block)
 }
 
@@ -72,21 +142,47 @@ fn table(device: &Path, verity: &Verity) -> Table {
     }
 }
 
-/// Mounts the system at [`SYSTEM`].
+/// Mounts the system at [`SYSTEM`], and brings the directories into memory that `names` a mount
+/// is to be moved to.
 ///
 /// # Errors
 ///
-/// The kernel refuses the device or the file system, or the system is damaged.
-pub(super) fn mount(machine: &mut Machine, system: &System, verity: &Verity) -> Result<(), Error> {
-    let System { partition, device, .. } = system;
-    let refused = |source| Error::Verity { partition, device: device.clone(), source };
-    let mapper = DeviceMapper::open().map_err(refused)?;
-    let table = table(device, verity);
-    let verified = mapper.create_read_only(VERIFIED, &table).map_err(refused)?;
+/// The kernel refuses the device or the file system, the system is damaged, or its disk does not
+/// answer.
+pub(super) fn mount(
+    machine: &mut Machine,
+    system: &System,
+    verity: &Verity,
+    names: &'static [&'static str],
+) -> Result<(), Error> {
+    let table = table(&system.device, verity);
+    let made = bounded(machine, Stage::Initramfs, system, "mount the system", patience::SYSTEM, {
+        move || make(&table, names)
+    });
+    let System { partition, device, .. } = system.clone();
+    match made? {
+        Ok(()) => Ok(()),
+        Err(Refused::Device(source)) => Err(Error::Verity { partition, device, source }),
+        Err(Refused::Mount(source)) => Err(blame(machine, system, source)),
+    }
+}
+
+/// What the kernel refused.
+enum Refused {
+    Device(io::Error),
+    Mount(mount::Error),
+}
+
+fn make(table: &Table, names: &[&str]) -> Result<(), Refused> {
+    let mapper = DeviceMapper::open().map_err(Refused::Device)?;
+    let verified = mapper.create_read_only(VERIFIED, table).map_err(Refused::Device)?;
     fs::create_dir_all(SYSTEM).ok();
     let flags = MountFlags::RDONLY | MountFlags::NODEV;
     let mount = Mount::new(verified.display().to_string(), SYSTEM, "erofs").flags(flags);
-    mount.apply().map_err(|source| blame(machine, system, source))
+    mount.apply().map_err(Refused::Mount)?;
+    // A directory that cannot be read is reported by the move.
+    names.iter().for_each(|name| drop(fs::metadata(Path::new(SYSTEM).join(name))));
+    Ok(())
 }
 
 /// Why the system can't be mounted: the kernel's log names damaged blocks.
@@ -113,5 +209,33 @@ mod tests {
         let hash = "ab".repeat(32);
         let expected = format!("1 /dev/vda2 /dev/vda2 4096 4096 512 512 blake2b-256 {hash} 706f");
         assert_eq!(table.parameters, expected);
+    }
+
+    #[test]
+    fn a_system_that_does_not_answer_says_what_was_waited_for_and_since_when() {
+        let mut machine = Machine::default();
+        let system = System {
+            partition: "POLIS-SYSTEM-A",
+            device: "/dev/vda2".into(),
+            numbers: "254:2".to_owned(),
+        };
+        let (end, never) = std::sync::mpsc::channel::<()>();
+        let time = Duration::from_millis(50);
+        let stage = Stage::Initramfs;
+        let read = move || never.recv().is_ok();
+        let error = bounded(&mut machine, stage, &system, "mount the system", time, read);
+        let error = error.unwrap_err();
+        let Error::NoAnswer { step, waited, .. } = &error else { panic!("{error}") };
+        assert_eq!((*step, *waited), ("mount the system", time));
+        assert_eq!(bounded(&mut machine, stage, &system, "read it", time, || 7).unwrap(), 7);
+        drop(end);
+    }
+
+    #[test]
+    fn a_step_that_panics_does_not_blame_the_disk() {
+        let mut machine = Machine::default();
+        let error = step(&mut machine, "start node", || -> u8 { panic!("on purpose") });
+        assert!(matches!(error, Err(Error::Own { what: "start node", .. })), "{error:?}");
+        assert!(!machine.system_silent);
     }
 }

@@ -67,6 +67,8 @@ failures! {
     /// Several disks may be the one that the machine was started from.
     DISKS_ALIKE = Initramfs 10:
         "Disconnect or erase the disks that this machine must not run from, then reboot.";
+    /// The disk that the machine was started from, or the partition of its system, does not answer.
+    DISK_SILENT = Initramfs 11: SILENT;
 
     /// `node` returned without a request to stop.
     NODE_EXITED = System 1: REPORT;
@@ -92,6 +94,8 @@ failures! {
     TRIAL_NOT_READY = System 10: SYSTEM_BEFORE;
     /// A system on trial got ready, and its cluster is not healthy with it.
     TRIAL_UNHEALTHY = System 11: SYSTEM_BEFORE;
+    /// The disk of the system does not answer before `node` runs.
+    SYSTEM_SILENT = System 12: SILENT;
     /// A service of `node` died more often than it may, up to the root of the tree.
     SERVICE_GAVE_UP = System 31: "read the last log lines and reboot; report this if it recurs";
     /// The main task of `node` panicked.
@@ -293,6 +297,8 @@ failures! {
 
 const REWRITE: &str =
     "Reboot. If the failure returns, write the image to the disk again, which resets the machine.";
+const SILENT: &str = "Check the disk, its cable and its power, then switch the machine off and on. If only this partition \
+     does not answer, start the system of the other slot; otherwise replace the disk.";
 const SAME_SYSTEM: &str = "Write the system partition of the same image again. Writing the whole image would reset the \
      machine.";
 const FAILING_SYSTEM: &str = "Check the disk, which may be failing, and write the system partition of the same image again. \
