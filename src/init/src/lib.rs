@@ -28,6 +28,7 @@ pub mod disk;
 mod drivers;
 pub mod early;
 pub mod error;
+mod esp;
 pub mod extra;
 mod firmware;
 pub mod gpt;

@@ -118,6 +118,8 @@ pub struct Machine {
     pub previous: Option<String>,
     /// The store of the ledger, once the ESP is mounted.
     pub attempts: Option<Store>,
+    /// The ESP is not mounted, since its disk does not answer.
+    pub esp_silent: bool,
     /// The disk of the system does not answer.
     pub system_silent: bool,
     /// Terminals that show the guru meditation, below `/dev`.
@@ -159,6 +161,7 @@ impl Default for Machine {
             start: None,
             previous: None,
             attempts: None,
+            esp_silent: false,
             system_silent: false,
             terminals: vec!["tty1".to_owned()],
             tried: Vec::new(),

@@ -79,6 +79,9 @@ pub fn firmware() -> Mount {
     Mount::new("efivarfs", VARIABLES, "efivarfs").flags(quiet)
 }
 
+/// Where the ESP is.
+pub const ESP: &str = "/esp";
+
 /// The ESP. A file system with errors turns read-only, so that a damaged one is
 /// not damaged further. Polis writes its records in place (`files::in_place`), which no power
 /// cut damages; an update creates and renames kernel images there (`node`, `update`). The code
@@ -87,7 +90,7 @@ pub fn firmware() -> Mount {
 #[must_use]
 pub fn esp(device: &Path) -> Mount {
     let quiet = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::NOATIME;
-    Mount::new(device.display().to_string(), "/esp", "vfat")
+    Mount::new(device.display().to_string(), ESP, "vfat")
         .flags(quiet)
         .options("umask=0077,codepage=437,iocharset=cp437,shortname=mixed,errors=remount-ro")
 }
@@ -99,7 +102,7 @@ pub fn esp(device: &Path) -> Mount {
 /// The first one that the kernel refuses.
 pub fn apply_first() -> Result<(), mount::Error> {
     for mount in first() {
-        if fs::create_dir_all(&mount.target).is_ok() && is_mounted(&mount) {
+        if fs::create_dir_all(&mount.target).is_ok() && is_mounted(&mount.target) {
             continue;
         }
         mount.apply()?;
@@ -107,9 +110,11 @@ pub fn apply_first() -> Result<(), mount::Error> {
     Ok(())
 }
 
-fn is_mounted(mount: &Mount) -> bool {
+/// Whether something is mounted at `target`.
+#[must_use]
+pub fn is_mounted(target: &Path) -> bool {
     let table = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    table.lines().any(|line| line.split(' ').nth(1).is_some_and(|at| Path::new(at) == mount.target))
+    table.lines().any(|line| line.split(' ').nth(1).is_some_and(|at| Path::new(at) == target))
 }
 
 /// Mounts one of [`rest`], making its directory where the kernel allows that.

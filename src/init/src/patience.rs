@@ -7,11 +7,11 @@
 //! | deadline | work | when the time is up |
 //! |---|---|---|
 //! | [`TABLE`] | the partition tables of all disks (`tables`), a system that may be the right one | the disk is put aside, the others are looked at |
-//! | [`ESP`] | the files on the EFI system partition | as where they cannot be read or written |
+//! | [`ESP`] | the mount of the EFI system partition (`esp`), the files on it | as where it cannot be mounted, read or written; a failure counts as one whose disk does not answer |
 //! | [`SYSTEM`] | each step on the system (`verified`): its hash tree, its mount, the start of `node` | a guru meditation |
 //! | [`SETTLE`] | the end of all mounts (`off`) | they stay |
 //!
-//! What this module does not do: bound the mount of the EFI system partition, or the time in which the kernel loads a module. It returns when
+//! What this module does not do: bound the time in which the kernel loads a module. It returns when
 //! drivers have looked at their disks, and `loader` waits for that beside the search.
 
 use std::fs;
@@ -27,7 +27,7 @@ use super::machine::Machine;
 /// ten seconds.
 pub const TABLE: Duration = Duration::from_secs(20);
 
-/// For a few small files on the ESP; as for a partition table.
+/// For the mount of the ESP, or a few small files on it; as for a partition table.
 pub const ESP: Duration = Duration::from_secs(20);
 
 /// For one step on the system, without which there is nothing to go on with: most drivers reset a

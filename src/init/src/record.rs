@@ -16,6 +16,7 @@ use polis_base::sys::clock;
 use polis_base::trapdoor::Report;
 
 use super::attempts::{Ledger, number_line};
+use super::esp;
 use super::machine::{Identity, Machine};
 use super::patience;
 
@@ -32,7 +33,13 @@ pub(super) enum Kept {
 
 /// Stores the report on the ESP.
 pub(super) fn remember(machine: &mut Machine, report: &Report, log: &[String]) -> Kept {
+    esp::look(machine);
     let Some(store) = machine.attempts.clone() else {
+        if machine.esp_silent {
+            let text = "cannot save this failure on the ESP: its disk does not answer";
+            machine.port.log(Severity::Error, text);
+            return Kept::Unanswered;
+        }
         let text = "the ESP is not mounted: this failure is not saved, and attempts are not \
                     counted";
         machine.port.log(Severity::Warning, text);
@@ -88,7 +95,11 @@ pub(super) fn count(machine: &mut Machine, kept: &Kept) -> Result<(), Uncounted>
         Kept::Unanswered => None,
         Kept::Nowhere => return Err(failed("the count is missing")),
     };
-    let store = machine.attempts.clone().ok_or_else(|| failed("the count is missing"))?;
+    esp::look(machine);
+    let Some(store) = machine.attempts.clone() else {
+        let overdue = machine.esp_silent;
+        return Err(if overdue { Uncounted::Overdue } else { failed("the count is missing") });
+    };
     let counted = patience::within(machine, patience::ESP, move || {
         let ledger = known.map_or_else(|| store.load(), Ok)?;
         ledger.rebooting().map(|ledger| store.save(&ledger)).transpose()
@@ -141,6 +152,23 @@ mod tests {
     use super::*;
     use polis_base::stage::Stage;
     use polis_base::trapdoor::code;
+
+    #[test]
+    fn an_esp_whose_disk_does_not_answer_holds_no_machine_and_one_that_is_missing_does() {
+        let report = Report::new(code::NODE_HUNG, vec!["x".to_owned()]);
+        let mut machine = Machine::default();
+        machine.esp_silent = true;
+        let kept = remember(&mut machine, &report, &[]);
+        assert!(matches!(kept, Kept::Unanswered), "{kept:?}");
+        let counted = count(&mut machine, &kept);
+        assert!(matches!(counted, Err(Uncounted::Overdue)), "{counted:?}");
+
+        let mut machine = Machine::default();
+        let kept = remember(&mut machine, &report, &[]);
+        assert!(matches!(kept, Kept::Nowhere), "{kept:?}");
+        let counted = count(&mut machine, &kept);
+        assert!(matches!(counted, Err(Uncounted::Failed(_))), "{counted:?}");
+    }
 
     #[test]
     fn the_file_says_what_happened_and_to_what() {

@@ -110,6 +110,8 @@ pub(super) fn find(
             machine.tried.push(format!("drivers that were loaded: {}", drivers.list()));
             machine.tried.push(format!("block devices: {}", block_devices()));
             let silent = tables.any_aside();
+            // The disk with the ESP, as far as anything is known of it.
+            machine.esp_silent = silent;
             return Err(absent(firmware.wanted(), &disks, silent, search.waited(now)));
         }
         if search.should_report(now, &busy) {

@@ -9,7 +9,8 @@
 //! memory, where a damaged block cannot reach it, and a second start would cost time.
 //!
 //! Invariants:
-//! - It waits for announcements of the kernel, not for time to pass.
+//! - It waits for announcements of the kernel, not for time to pass, and for no disk without a
+//!   deadline (`patience`), unless the kernel does so while it loads a module.
 //!
 //! What this module does not do: look for the disk (`search`), or verify the system (`verified`).
 
@@ -27,11 +28,11 @@ use polis_base::sys::signal::Signals;
 use polis_base::sys::uevent::Listener;
 use polis_base::sys::{self, reboot, vt};
 
-use super::attempts::Store;
 use super::command_line::{self, CommandLine};
 use super::drivers::{Drivers, MODULES};
 use super::early::Early;
 use super::error::Error;
+use super::esp;
 use super::extra::Extra;
 use super::firmware;
 use super::machine::{Machine, Start, System};
@@ -136,10 +137,12 @@ fn mount_esp(machine: &mut Machine, drivers: &mut Drivers, device: &Path) {
     for name in ESP_MODULES {
         drivers.load(machine, name);
     }
-    fs::create_dir_all("/esp").ok();
+    fs::create_dir_all(mounts::ESP).ok();
     // Where the initramfs has no vfat, stage 2 mounts it.
-    if mounts::esp(device).apply().is_ok() {
-        machine.attempts = Some(Store::in_tree(Path::new("/")));
+    if let Err(error) = esp::mount(machine, Stage::Initramfs, device)
+        && machine.esp_silent
+    {
+        machine.port.log(Severity::Error, &error);
     }
 }
 
@@ -164,7 +167,7 @@ fn switch() -> Result<(), (&'static str, io::Error)> {
         let (from, to) = (Path::new("/").join(name), system.join(name));
         match mount::move_to(&from, &to) {
             Ok(()) => {}
-            // The ESP is not mounted yet where the initramfs has no vfat.
+            // The ESP is not mounted yet where the initramfs has no vfat, or its disk is silent.
             Err(error) if name == "esp" && error.kind() == io::ErrorKind::InvalidInput => {}
             Err(error) => return Err(("move a mount into the system", error)),
         }

@@ -13,6 +13,7 @@
 //! own (`coldplug`).
 //!
 //! Invariants:
+//! - Until `node` runs, nothing waits for a disk without a deadline (`patience`).
 //! - The loop blocks only in its one wait, and for [`patience::ESP`] at most when it resets the
 //!   count of failed boots.
 //! - The last messages of `node` are read before its death is classified.
@@ -39,6 +40,7 @@ use super::attempts::Store;
 use super::coldplug::Coldplug;
 use super::command_line::NODE_DEADLINE;
 use super::error::Error;
+use super::esp;
 use super::guru::reason_of;
 use super::heartbeat::Heartbeat;
 use super::last_words::{self, LastWords};
@@ -203,14 +205,8 @@ fn greet() {
 
 /// Mounts the ESP unless stage 1 has; returns why the last boot failed, if it did.
 fn mount_esp(machine: &mut Machine, device: &Path) -> Option<String> {
-    if machine.attempts.is_none() {
-        match mounts::esp(device).apply() {
-            Ok(()) => machine.attempts = Some(Store::in_tree(Path::new("/"))),
-            Err(error) => {
-                let text = format!("{}; continuing without it", cause::line(&error));
-                machine.port.log(Severity::Error, &text);
-            }
-        }
+    if let Err(error) = esp::mount(machine, Stage::System, device) {
+        machine.port.log(Severity::Error, &format!("{error}; continuing without it"));
     }
     let store = machine.attempts.clone()?;
     match on_esp(machine, move || store.load()) {
