@@ -11,6 +11,7 @@ mod config;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use time::OffsetDateTime;
@@ -79,6 +80,9 @@ pub fn argv(config: &Config, sockets: &Sockets) -> Vec<OsString> {
             SECOND,
             format!("{}{}", bay(config, SECOND), boot_index(config, 1)),
         );
+    }
+    if config.silent_disk {
+        silent_disk(&mut args);
     }
     if let Some(file) = &config.disc {
         let file = path(file);
@@ -292,6 +296,23 @@ fn disk(args: &mut Args, config: &Config, disk: &Disk) {
         if merges(config) || disk.bus != Bus::Virtio { "" } else { ",request-merging=off" };
     let rest = format!("{merging}{}{}", bay(config, DISK), boot_index(config, 0));
     attach(args, disk.bus, DISK, rest);
+}
+
+/// A disk that is longer at each request than any story.
+fn silent_disk(args: &mut Args) {
+    const LATENCY: Duration = Duration::from_secs(24 * 60 * 60);
+    let latency = LATENCY.as_nanos();
+    args.flag(
+        "-drive",
+        format!(
+            "if=none,id=silent,format=raw,file.driver=null-co,file.size={},\
+             file.latency-ns={latency}",
+            64 << 20
+        ),
+    );
+    // QEMU would read the first sector to guess the geometry, and wait itself.
+    let geometry = "cyls=130,heads=16,secs=63";
+    args.flag("-device", format!("virtio-blk-pci,drive=silent,serial=polis-silent,{geometry}"));
 }
 
 /// The file with a layer above it that can fail or hold requests.

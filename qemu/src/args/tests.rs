@@ -97,6 +97,19 @@ fn a_direct_boot_has_no_boot_index_and_no_flash() {
 }
 
 #[test]
+fn a_disk_that_never_answers_is_behind_the_others_and_not_read_by_qemu() {
+    let silent_disk = true;
+    let text = show(&Config { silent_disk, ..with_disk(direct(), Bus::Virtio) });
+    let own = text.find("drive=disk,").unwrap();
+    let silent = text.find("drive=silent,").unwrap();
+    assert!(own < silent && text[silent..].contains("cyls="), "{text}");
+    assert!(
+        text.contains("file.driver=null-co,file.size=67108864,file.latency-ns=86400"),
+        "{text}"
+    );
+}
+
+#[test]
 fn a_secure_boot_machine_has_guarded_flash_and_smm() {
     let config = Config {
         watchdog: true,
