@@ -99,7 +99,7 @@ fn a_disk_that_never_answers_is_named_and_keeps_no_machine_from_its_own() -> Res
     machine.kill();
 
     let mut machine = world.boot(&Config { silent_disk: true, ..config })?;
-    machine.wait_until_text("disk vdb has not answered within", BOOT)?;
+    machine.wait_until_text("disk vdb, which has not answered yet", BOOT)?;
     // The system is entered. Later steps are those of `node`.
     machine.wait_for("boot", BOOT, |_| true)?;
     machine.kill();

@@ -45,7 +45,7 @@ const ANNOUNCED_MAX: Duration = Duration::from_secs(300);
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How often it does so again.
 const REMIND: Duration = Duration::from_secs(30);
-/// How often a disk that is put aside is looked at: it may have answered.
+/// How often a disk that has not answered is looked at: it may have by now.
 const ASK: Duration = Duration::from_secs(1);
 /// How long, in the same quiet, only the partition that the firmware names will do, and behind
 /// the controller that it started from: a copy of the ESP may have been started from elsewhere.
@@ -75,10 +75,12 @@ pub(super) fn find(
         }
         let busy = drivers.busy();
         let now = clock::uptime();
-        search.look(now, ended || !busy.is_empty(), announced.any || announced.lost);
+        let asked = tables.any_asked();
+        let looking = ended || asked || !busy.is_empty();
+        search.look(now, looking, announced.any || announced.lost);
 
         let late = search.quiet(now) >= FIRMWARE_FIRST;
-        let when = When { drivers_done: drivers.done(), late };
+        let when = When { drivers_done: drivers.done() && !asked, late };
         let mut silent = Vec::new();
         let chosen = choose(&disks, firmware, when, |found| {
             let system = verified::system(machine, found, verity, TABLE);
@@ -120,7 +122,7 @@ pub(super) fn find(
         }
         let stuck = drivers.deadline(now);
         // Nothing wakes the search when a disk answers after all.
-        let asks = tables.any_aside().then_some(now + ASK);
+        let asks = (tables.any_asked() || tables.any_aside()).then_some(now + ASK);
         let next = search.next(now).into_iter().chain(stuck).chain(asks).min();
         wait(machine, drivers, next.map_or(REMIND, |at| at.saturating_sub(now)));
     }
@@ -215,7 +217,8 @@ fn awaited(wanted: &str, disks: &str, busy: &[(String, Duration)], now: Duration
 /// How far the search for the disk is.
 #[derive(Clone, Copy, Debug)]
 struct When {
-    /// Every device that the kernel has announced was served.
+    /// Every device that the kernel has announced was served, and every disk has answered or is
+    /// aside.
     drivers_done: bool,
     /// The disk that firmware names has not appeared for [`FIRMWARE_FIRST`].
     late: bool,

@@ -2,14 +2,16 @@
 //! aside, and the others are looked at.
 //!
 //! ```text
-//! [new] --ask--> [answered]: its table, or why it is unusable, and then it is asked again
-//!          |         ^
-//!          |         | it answers after all
-//!          +--> [aside]: nothing for TABLE
+//! [new] --ask--> [asked] -----> [answered]: its table, or why it is unusable, and then it is
+//!                   |               ^        asked again
+//!                   |               | it answers after all
+//!                   +--> [aside]: nothing for TABLE
 //! ```
 //!
 //! Invariants:
 //! - All disks are asked at once: several that do not answer take as long as one.
+//! - A look takes [`NOTICE`] at most, so a disk that the firmware proves waits no longer for one
+//!   that does not answer.
 //! - A disk that is aside is not asked again, so that it costs its time and its thread once. Another
 //!   disk with its name is.
 //! - A table that was read is not read again: nothing changes it before `node` runs.
@@ -33,8 +35,10 @@ type Table = Result<Vec<Partition>, String>;
 #[derive(Debug)]
 enum State {
     Answered(Table),
-    Aside {
+    Silent {
         since: Duration,
+        /// It has had its time.
+        aside: bool,
         /// What still asks for its table, if that was the question.
         work: Option<Work<Table>>,
     },
@@ -52,16 +56,21 @@ impl Tables {
         self.look_at(machine, disk::blocks(), TABLE, disk::table)
     }
 
+    /// Whether a disk may still answer in time.
+    pub(super) fn any_asked(&self) -> bool {
+        self.disks.values().any(|state| matches!(state, State::Silent { aside: false, .. }))
+    }
+
     /// Whether a disk does not answer.
     pub(super) fn any_aside(&self) -> bool {
-        self.disks.values().any(|state| matches!(state, State::Aside { .. }))
+        self.disks.values().any(|state| matches!(state, State::Silent { aside: true, .. }))
     }
 
     /// Puts a disk aside that has not answered another question since then.
     pub(super) fn put_aside(&mut self, machine: &mut Machine, name: &str, since: Duration) {
         for (_, state) in self.disks.iter_mut().filter(|(block, _)| block.name == name) {
             complain(machine, name, since);
-            *state = State::Aside { since, work: None };
+            *state = State::Silent { since, aside: true, work: None };
         }
     }
 
@@ -73,14 +82,14 @@ impl Tables {
         read: impl Fn(&Block) -> Table + Clone + Send + 'static,
     ) -> Vec<Disk> {
         self.disks.retain(|block, _| blocks.contains(block));
-        let since = clock::uptime();
+        let begun = clock::uptime();
         let mut asked = Vec::new();
         for block in blocks {
-            match self.disks.get_mut(&block) {
-                Some(State::Answered(Ok(_)) | State::Aside { work: None, .. }) => {}
-                Some(State::Aside { since, work: Some(work) }) => {
+            match self.disks.get(&block) {
+                Some(State::Answered(Ok(_)) | State::Silent { work: None, .. }) => {}
+                Some(State::Silent { since, work: Some(work), .. }) => {
                     let Some(table) = work.answer() else { continue };
-                    let seconds = clock::uptime().saturating_sub(*since).as_secs();
+                    let seconds = begun.saturating_sub(*since).as_secs();
                     let text = format!("disk {} answers, after {seconds} s", block.name);
                     machine.port.log(Severity::Warning, &text);
                     self.disks.insert(block, State::Answered(usable(table)));
@@ -102,9 +111,16 @@ impl Tables {
             let text = format!("disk {}, which has not answered yet", names.join(", disk "));
             machine.waiting(Stage::Initramfs, text);
         }
-        for (block, work) in self.collect(machine, asked, time.saturating_sub(NOTICE)) {
-            complain(machine, &block.name, since);
-            self.disks.insert(block, State::Aside { since, work: Some(work) });
+        self.disks.extend(asked.into_iter().map(|(block, work)| {
+            (block, State::Silent { since: begun, aside: false, work: Some(work) })
+        }));
+        let now = clock::uptime();
+        for (block, state) in &mut self.disks {
+            let State::Silent { since, aside, .. } = state else { continue };
+            if !*aside && now.saturating_sub(*since) >= time {
+                complain(machine, &block.name, *since);
+                *aside = true;
+            }
         }
         self.disks.iter().map(|(block, state)| known(block, state)).collect()
     }
@@ -136,7 +152,7 @@ fn usable(table: Result<Table, patience::Error>) -> Table {
 fn known(block: &Block, state: &State) -> Disk {
     let table = match state {
         State::Answered(table) => table.clone(),
-        State::Aside { since, .. } => {
+        State::Silent { since, .. } => {
             Err(format!("has not answered since {:.1} s after the start", since.as_secs_f64()))
         }
     };
@@ -215,6 +231,19 @@ mod tests {
         });
         let found = disks.map(|disks| described(&disks)).find(|found| found[0] == "sda ()");
         assert!(found.is_some());
+    }
+
+    #[test]
+    fn a_disk_that_has_its_time_left_keeps_no_other_one_waiting_for_all_of_it() {
+        let (mut machine, mut tables) = (Machine::default(), Tables::default());
+        let (_asked, answer, read) = reader();
+        let two = blocks(&[("sda", 1), ("sdc", 3)]);
+        let begun = clock::uptime();
+        let found = tables.look_at(&mut machine, two, TABLE, read);
+        assert!(clock::uptime() - begun < TABLE / 2);
+        assert_eq!(described(&found)[1], "sdc ()");
+        assert!(tables.any_asked() && !tables.any_aside());
+        drop(answer);
     }
 
     #[test]
