@@ -6,7 +6,8 @@
 //! member for itself. A member does not answer while it rewrites its database, so the members
 //! take turns, the leader last.
 //!
-//! What this module does not do: take snapshots (`snapshots`).
+//! What this module does not do: rewrite a database that is mostly free
+//! (`defragmentation`), or take snapshots (`snapshots`).
 
 use std::time::Duration;
 
@@ -78,7 +79,7 @@ fn full(status: &Status) -> Option<(Clients, MemberId)> {
 }
 
 /// How long this member waits for those before it.
-fn turn(status: &Status) -> Duration {
+pub(super) fn turn(status: &Status) -> Duration {
     let mut order: Vec<_> = status.members.iter().map(|member| member.id).collect();
     order.sort_by_key(|id| (status.leader == Some(*id), *id));
     let before = order.iter().position(|id| status.member == Some(*id)).unwrap_or_default();

@@ -59,6 +59,9 @@ const PROMOTE: Duration = Duration::from_millis(50);
 /// The delay between two attempts for a learner that does not catch up: it may be off for good.
 const PROMOTE_MAX: Duration = Duration::from_secs(1);
 
+/// A leader that does not hand over in the time of an election is replaced by one.
+const HAND_OVER_MAX: Duration = Duration::from_secs(2);
+
 /// By how much an attempt may be later than the learner could have been promoted: this part
 /// of the time that it took.
 const PROMOTE_LATE: u32 = 8;
@@ -186,6 +189,17 @@ impl Members {
         let mut answering = peers::reachable(&connected).await;
         answering.extend(status.member);
         Ok(answering)
+    }
+
+    /// Whether a client or a peer takes a copy of this member's database now.
+    pub(super) async fn sends_copies(&self) -> Result<bool, Error> {
+        peers::sends_copies(&self.sockets.http()).await.map_err(Error::Peers)
+    }
+
+    /// Lets a voter that is connected lead, if this member does.
+    pub(super) async fn hand_over(&self, clients: &Clients) {
+        let status = self.status.borrow().clone();
+        hand_over(&status, clients, &self.sockets).await;
     }
 
     /// The numbers of this member since it was started.
@@ -394,6 +408,25 @@ async fn follow(clients: &Clients, own: &Member, url: &str) -> Result<bool, clie
     call("update the peer URL", etcd.member_update(own.id.0, [url.to_owned()])).await?;
     info!(from = own.peer_url, to = url, "updated the peer URL");
     Ok(true)
+}
+
+/// Lets a voter that is connected lead, if the member of `status` leads: writes go on at once
+/// then, and not after an election.
+pub(super) async fn hand_over(status: &Status, clients: &Clients, sockets: &Sockets) {
+    if status.leader.is_none() || status.leader != status.member {
+        return;
+    }
+    let connected = peers::answering(&sockets.http()).await.unwrap_or_default();
+    let fits = |member: &&Member| {
+        !member.learner && Some(member.id) != status.member && connected.contains(&member.id)
+    };
+    let Some(next) = status.members.iter().find(fits) else { return };
+    let mut etcd = clients.raw().maintenance_client();
+    match tokio::time::timeout(HAND_OVER_MAX, etcd.move_leader(next.id.0)).await {
+        Ok(Ok(_moved)) => info!(leader = next.name, "this member hands its leadership over"),
+        // The others elect one.
+        failed => warn!(?failed, "this member cannot hand its leadership over"),
+    }
 }
 
 async fn list(clients: &Clients) -> Result<Vec<Member>, client::Error> {

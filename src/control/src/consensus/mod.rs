@@ -37,6 +37,7 @@ mod chatter;
 pub mod client;
 mod credentials;
 mod damage;
+mod defragmentation;
 mod maintenance;
 mod members;
 mod peers;

@@ -34,6 +34,13 @@ const COMMITS: &str = "etcd_disk_backend_commit_duration_seconds_count";
 const COMMIT_TIME: &str = "etcd_disk_backend_commit_duration_seconds_sum";
 const LEADER_CHANGES: &str = "etcd_server_leader_changes_seen_total";
 
+/// The streams of a member that copy its database out: those that began, those that ended, and
+/// those to peers that are on their way.
+const COPIES_BEGUN: &str = "grpc_server_started_total{";
+const COPIES_ENDED: &str = "grpc_server_handled_total{";
+const COPY_CALL: &str = "grpc_method=\"Snapshot\"";
+const COPIES_TO_PEERS: &str = "etcd_network_snapshot_send_inflights_total{";
+
 /// The work of a member since it was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
@@ -69,6 +76,11 @@ pub(super) async fn answering(socket: &Path) -> io::Result<BTreeSet<MemberId>> {
 /// have agreed on one.
 pub(super) async fn cluster_version(socket: &Path) -> io::Result<Option<ClusterVersion>> {
     Ok(parse_version(&get(socket, "/version").await?))
+}
+
+/// Whether a client or a peer takes a copy of the database of the member behind this socket.
+pub(super) async fn sends_copies(socket: &Path) -> io::Result<bool> {
+    Ok(parse_copies(&get(socket, METRICS).await?))
 }
 
 /// The numbers of the member behind this socket.
@@ -109,6 +121,19 @@ fn parse_work(metrics: &str) -> Work {
         commit_seconds: value(COMMIT_TIME),
         leader_changes: value(LEADER_CHANGES),
     }
+}
+
+/// `grpc_server_handled_total{grpc_code="OK",grpc_method="Snapshot",…} 3`
+fn parse_copies(metrics: &str) -> bool {
+    let sum = |name: &str, with: &str| -> f64 {
+        let value = |line: &str| {
+            let (labels, value) = line.strip_prefix(name)?.split_once("} ")?;
+            let value: f64 = value.trim().parse().ok()?;
+            (labels.contains(with) && value.is_finite()).then_some(value)
+        };
+        metrics.lines().filter_map(value).sum()
+    };
+    sum(COPIES_BEGUN, COPY_CALL) > sum(COPIES_ENDED, COPY_CALL) || sum(COPIES_TO_PEERS, "") > 0.0
 }
 
 /// `etcd_network_active_peers{Local="8e9e05c5",Remote="8211f1d0"} 1`
@@ -154,6 +179,23 @@ mod tests {
         assert_eq!(parse_work(metrics), work);
         let wrong = "etcd_server_leader_changes_seen_total NaN\n";
         assert_eq!(parse_work(wrong), Work::default());
+    }
+
+    #[test]
+    fn a_copy_of_the_database_is_on_its_way_from_its_begin_to_its_end() {
+        let metrics = |begun: u32, ended: [u32; 2], to_peers: u32| {
+            format!(
+                "grpc_server_started_total{{grpc_method=\"Range\",grpc_type=\"unary\"}} 900\n\
+                 grpc_server_started_total{{grpc_method=\"Snapshot\",grpc_type=\"s\"}} {begun}\n\
+                 grpc_server_handled_total{{grpc_code=\"OK\",grpc_method=\"Snapshot\"}} {}\n\
+                 grpc_server_handled_total{{grpc_code=\"Canceled\",grpc_method=\"Snapshot\"}} {}\n\
+                 etcd_network_snapshot_send_inflights_total{{To=\"91bc3c398fb3c146\"}} {to_peers}\n",
+                ended[0], ended[1]
+            )
+        };
+        assert!(!parse_copies("") && !parse_copies(&metrics(3, [2, 1], 0)));
+        assert!(parse_copies(&metrics(4, [2, 1], 0)));
+        assert!(parse_copies(&metrics(3, [2, 1], 1)));
     }
 
     #[test]

@@ -24,9 +24,10 @@ use tracing::{info, warn};
 use super::args::Pace;
 use super::awaited;
 use super::client::{self, Clients};
+use super::members::hand_over;
 use super::process::{ETCD, POLL_SOON, STOP_MAX, Started, died};
 use super::status::members_of;
-use super::{Alarm, Config, Error, Member, MemberId, MemberStatus, Status, peers};
+use super::{Alarm, Config, Error, MemberId, MemberStatus, Status, peers};
 use polis_base::serial::EventLine;
 use polis_base::stage::{Stage, State};
 use polis_base::sys::clock;
@@ -187,7 +188,8 @@ impl<'a> Serving<'a> {
                 Event::GrowthWanted => {}
                 Event::RestartWanted => {
                     if self.is_outdated() {
-                        self.hand_over().await;
+                        let status = self.channels.status.borrow().clone();
+                        hand_over(&status, &self.clients, &self.config.sockets).await;
                         self.channels.status.send_modify(|status| {
                             (status.clients, status.leader) = (None, None);
                             status.standing = MemberStatus::Starting;
@@ -235,26 +237,6 @@ impl<'a> Serving<'a> {
     fn is_outdated(&self) -> bool {
         let status = self.channels.status.borrow();
         status.authorities.is_some() && status.authorities != status.authorities_at_start
-    }
-
-    /// Lets a voter that is connected lead, if this one does: writes go on at once then, and not
-    /// after an election.
-    async fn hand_over(&self) {
-        let status = self.channels.status.borrow().clone();
-        if status.leader.is_none() || status.leader != status.member {
-            return;
-        }
-        let connected = peers::answering(&self.config.sockets.http()).await.unwrap_or_default();
-        let fits = |member: &&Member| {
-            !member.learner && Some(member.id) != status.member && connected.contains(&member.id)
-        };
-        let Some(next) = status.members.iter().find(fits) else { return };
-        let mut etcd = self.clients.raw().maintenance_client();
-        match timeout(ANSWER_MAX, etcd.move_leader(next.id.0)).await {
-            Ok(Ok(_moved)) => info!(leader = next.name, "this member hands its leadership over"),
-            // The others elect one.
-            failed => warn!(?failed, "this member cannot hand its leadership over"),
-        }
     }
 
     async fn stop(&mut self) -> Result<(), Error> {

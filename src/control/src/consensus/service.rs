@@ -33,8 +33,8 @@ use super::credentials::{self, Credentials, Found};
 use super::members::Members;
 use super::serve::{After, Channels, Serving, report};
 use super::{
-    Config, Error, MemberStatus, Orders, Start, Status, bootstrap, maintenance, process, snapshots,
-    wal, watchers,
+    Config, Error, MemberStatus, Orders, Start, Status, bootstrap, defragmentation, maintenance,
+    process, snapshots, wal, watchers,
 };
 use polis_base::files::{self, Etcd};
 use polis_base::stage::{Stage, State};
@@ -303,6 +303,13 @@ impl Service {
         ctx.spawn("promoter", Policy::forever(), move |ctx| promoter.clone().promote(ctx));
         let maintenance = maintenance::Maintenance { status: self.channels.status.subscribe() };
         ctx.spawn("maintenance", Policy::forever(), move |ctx| maintenance.clone().run(ctx));
+        let defragmentation = defragmentation::Service {
+            status: self.channels.status.subscribe(),
+            members: self.members(),
+        };
+        ctx.spawn("defragmentation", Policy::forever(), move |ctx| {
+            defragmentation.clone().run(ctx)
+        });
         let snapshots = snapshots::Service {
             dir: self.config.tree.snapshots.clone(),
             tool: self.config.restorer.clone(),

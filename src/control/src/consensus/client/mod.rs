@@ -69,6 +69,8 @@ pub enum User {
     Curator,
     /// The certificates and keys of Kubernetes.
     KubernetesPki,
+    /// The lock of the member that rewrites its database.
+    Maintenance,
 }
 
 impl User {
@@ -77,6 +79,7 @@ impl User {
             Self::EtcdPki => "etcd-pki",
             Self::Curator => "curator",
             Self::KubernetesPki => "kubernetes-pki",
+            Self::Maintenance => "maintenance",
         }
     }
 }
