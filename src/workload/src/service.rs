@@ -249,6 +249,7 @@ impl Service {
             nodes: self.nodes.clone(),
             network: self.network.clone(),
             prefix: self.mesh.prefix.subscribe(),
+            last: self.mesh.last.subscribe(),
             containerd: self.containerd.clone(),
             drains: self.drains.clone(),
             parts: parts.clone(),

@@ -218,6 +218,8 @@ pub struct Data {
     pub mesh: Dir,
     /// The node's private key in it, 32 bytes.
     pub mesh_key: File,
+    /// The places of the nodes in it, by the last message of a leader: `v1.MeshPlaces`.
+    pub mesh_places: File,
     /// Volumes of workloads.
     pub volumes: Dir,
     /// The mount points of the volumes of further disks.
@@ -243,6 +245,7 @@ impl Data {
             pod_logs: Dir::private(base.join("kubernetes/log")),
             mesh: Dir::private(base.join("kubernetes/network")),
             mesh_key: File::private(base.join("kubernetes/network/key")),
+            mesh_places: File::private(base.join("kubernetes/network/places.pb")),
             volumes: Dir::private(base.join("volumes")),
             disks: Dir::private(base.join("disks")),
             logs: Dir::private(base.join("logs")),

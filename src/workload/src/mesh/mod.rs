@@ -11,6 +11,7 @@
 //! plan     records -> mesh; peers -> changes      pure
 //! records  what the records mean for this node    pure
 //! actions  mesh, kernel -> actions                pure
+//! kept     the records on the disk, for a boot without a leader
 //! kernel   reads the kernel, carries out actions
 //! rules    the table of nftables
 //! status   the event values
@@ -30,6 +31,7 @@
 //! filter packets.
 
 pub mod actions;
+mod kept;
 pub mod kernel;
 pub mod key;
 pub mod plan;

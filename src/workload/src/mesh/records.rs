@@ -91,7 +91,8 @@ fn members(nodes: &Nodes) -> BTreeMap<NodeId, Member> {
     up.filter_map(|(id, node)| Some((*id, member(node)?))).collect()
 }
 
-fn member(node: &v1::NodeInfo) -> Option<Member> {
+/// The place of a node; `None` where its record cannot be read.
+pub(super) fn member(node: &v1::NodeInfo) -> Option<Member> {
     let network = node.cluster_network.as_ref()?;
     let key = network.wireguard_public_key.as_slice().try_into().ok()?;
     let address = node.status.as_ref().and_then(|status| status.external_address.parse().ok());

@@ -12,7 +12,9 @@
 //! Invariants:
 //! - Only the kernel knows its state: a pass reads it again, at the latest after [`REVIEW`],
 //!   so a restart of the node finds the former device, and sessions with other nodes go on.
-//! - While the records are unknown, what is there stays.
+//! - While the records are unknown, what is there stays. After a boot nothing is there: a node
+//!   that no leader answers has the mesh of the last records on its disk ([`Kept`]).
+//! - The records of a leader replace the kept ones whole: no peer of the disk outlasts them.
 //! - The mesh goes after the last pod: a pod's last packet is encrypted, as all before it.
 //! - A refusal ends nothing: it is the status, and tried again.
 //!
@@ -31,6 +33,7 @@ use tracing::{info, warn};
 
 use super::DEVICE;
 use super::actions::{Device, Observed, actions};
+use super::kept::Kept;
 use super::kernel::{self, Kernel};
 use super::key::{self, PrivateKey, PublicKey};
 use super::plan::Mesh;
@@ -59,6 +62,10 @@ const REVIEW: Duration = Duration::from_secs(30);
 /// Wait before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
+/// How long a leader is awaited before the kept places count: one that is there has sent the
+/// records by then. The kept ones may be old, and are not used for a moment only.
+const LEADER_MAX: Duration = Duration::from_secs(10);
+
 /// A pass takes some milliseconds. One that the kernel or `nft` does not answer is begun again
 /// with new sockets and another process.
 const PASS_MAX: Duration = Duration::from_secs(60);
@@ -73,6 +80,10 @@ pub struct Config {
     pub directories: Vec<files::Dir>,
     /// The file with the own key.
     pub key: files::File,
+    /// The file with the places of the nodes, for the next boot.
+    pub places: files::File,
+    /// How long a leader is awaited before the places of the last boot count.
+    pub leader_max: Duration,
     /// The program `nft`.
     pub nft: PathBuf,
     /// `/proc`.
@@ -86,6 +97,8 @@ impl Config {
         Self {
             directories: vec![root.data.kubernetes.dir.clone(), root.data.mesh.clone()],
             key: root.data.mesh_key.clone(),
+            places: root.data.mesh_places.clone(),
+            leader_max: LEADER_MAX,
             nft: PathBuf::from("/usr/sbin/nft"),
             proc: PathBuf::from("/proc"),
         }
@@ -170,8 +183,15 @@ async fn in_time(pass: impl Future<Output = Result<Status, Error>>) -> Result<St
 }
 
 /// The memory of a run.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Run {
+    /// The places of the last boot, and for the next one.
+    kept: Kept,
+    /// Until when a leader is awaited; `None` while nothing waits, and once the kept places were
+    /// looked at.
+    leader_until: Option<Instant>,
+    /// Whether they were.
+    recalled: bool,
     /// Whether the kernel has the table of rules; `None` at first.
     rules: Option<bool>,
     /// The kernel has nothing of the mesh, so there is nothing to look at.
@@ -187,6 +207,31 @@ struct Run {
     rejected: BTreeSet<NodeId>,
 }
 
+impl Run {
+    fn new(config: &Config) -> Self {
+        Self {
+            kept: Kept::new(config.places.clone()),
+            leader_until: None,
+            recalled: false,
+            rules: None,
+            clean: false,
+            settled: None,
+            last_set: BTreeMap::new(),
+            failed: cause::Last::default(),
+            rejected: BTreeSet::new(),
+        }
+    }
+
+    /// Keeps the places of the nodes for the next boot, or keeps none any more.
+    async fn keep(&mut self, wanted: Wanted, nodes: Option<&Nodes>) {
+        match (wanted, nodes) {
+            (Wanted::Mesh(own), Some(nodes)) => self.kept.write(own, nodes).await,
+            (Wanted::Nothing, _) => self.kept.forget().await,
+            (Wanted::Mesh(_), None) | (Wanted::Stays, _) => {}
+        }
+    }
+}
+
 impl Service {
     /// Runs until cancelled.
     ///
@@ -194,7 +239,7 @@ impl Service {
     ///
     /// [`Closed`] when the owner of an input ended.
     pub async fn run(mut self, ctx: Context) -> Result<(), Closed> {
-        let mut run = Run::default();
+        let mut run = Run::new(&self.config);
         ctx.healthy();
         loop {
             // Read before the pass, so that a change during it leads to another one.
@@ -218,6 +263,11 @@ impl Service {
             let pass = in_time(Box::pin(pass));
             let Some(done) = ctx.until_cancelled(pass).await else { return Ok(()) };
             let wait = self.conclude(done, wanted, &mut run);
+            // Last: the disk may be slow.
+            let keep = run.keep(wanted, nodes.as_deref());
+            if ctx.until_cancelled(keep).await.is_none() {
+                return Ok(());
+            }
             match ctx.until_cancelled(self.changed(wait)).await {
                 Some(changed) => changed?,
                 None => return Ok(()),
@@ -281,8 +331,10 @@ impl Service {
         run.rejected.retain(|id| status.rejected.contains_key(id));
         let wait = match &status.stage {
             Stage::Absent => None,
-            // An input ends the wait.
-            Stage::Waiting(_) => None,
+            // An input ends the wait, or the time that a leader has.
+            Stage::Waiting(_) => {
+                run.leader_until.map(|at| at.saturating_duration_since(Instant::now()))
+            }
             Stage::Ready => {
                 let since = run.settled.as_ref().map(|(_, since)| since.elapsed());
                 Some(REVIEW.saturating_sub(since.unwrap_or_default()))
@@ -316,7 +368,9 @@ impl Service {
         let settled = run.settled.take();
         let key = self.own_key().await?;
         publish(&self.outputs.key, Some(key.public()));
-        let (mesh, prefix, names, rejected) = match place(own, key.public(), addresses, nodes) {
+        let last = self.last(nodes, run).await;
+        let known = nodes.or(last.as_deref());
+        let (mesh, prefix, names, rejected) = match place(own, key.public(), addresses, known) {
             Place::Waiting(what) => {
                 if nodes.is_some() {
                     // The addresses may be another node's by now.
@@ -357,10 +411,37 @@ impl Service {
         Ok(Status { stage: Stage::Ready, peers, rejected })
     }
 
+    /// The places of the last boot, while they count: no leader has sent the records in this boot,
+    /// and had the time to.
+    async fn last(&self, nodes: Option<&Nodes>, run: &mut Run) -> Option<Arc<Nodes>> {
+        if nodes.is_some() {
+            run.leader_until = None;
+            publish(&self.outputs.last, None);
+            return None;
+        }
+        let last = self.outputs.last.borrow().clone();
+        if last.is_some() || run.recalled {
+            return last;
+        }
+        let until = *run.leader_until.get_or_insert(Instant::now() + self.config.leader_max);
+        if Instant::now() < until {
+            return None;
+        }
+        (run.leader_until, run.recalled) = (None, true);
+        let last = Arc::new(run.kept.read().await?);
+        info!(
+            nodes = last.len(),
+            "no leader answers: the nodes of the mesh are those of the last boot"
+        );
+        publish(&self.outputs.last, Some(Arc::clone(&last)));
+        Some(last)
+    }
+
     /// Removes the mesh of a node without a role. One that never had any runs no program.
     async fn remove(&self, run: &mut Run, ctx: &Context) -> Result<Status, Error> {
         publish(&self.outputs.prefix, None);
         publish(&self.outputs.key, None);
+        publish(&self.outputs.last, None);
         if run.clean {
             return Ok(Status::default());
         }

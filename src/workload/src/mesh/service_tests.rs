@@ -73,6 +73,15 @@ fn record(key: PublicKey) -> Option<Arc<Nodes>> {
 
 #[test]
 fn a_node_waits_for_its_place_then_has_the_mesh_or_says_why_not() {
+    in_a_network_of_its_own(story());
+}
+
+#[test]
+fn a_node_that_no_leader_answers_has_the_mesh_of_the_last_boot() {
+    in_a_network_of_its_own(story_without_a_leader());
+}
+
+fn in_a_network_of_its_own(story: impl Future<Output = ()>) {
     #[expect(deprecated, reason = "the other one is unsafe because of flags that are not used")]
     let entered = rustix::thread::unshare(UnshareFlags::NEWNET);
     if let Err(error) = entered {
@@ -80,7 +89,76 @@ fn a_node_waits_for_its_place_then_has_the_mesh_or_says_why_not() {
         return;
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(Box::pin(story()));
+    runtime.block_on(Box::pin(story));
+}
+
+/// Waits until the kernel was asked for the mesh. Where it has WireGuard, the rules are what
+/// fails: no program sets them.
+async fn tried(status: &mut watch::Receiver<Status>) {
+    let failed = |status: &Status| matches!(status.stage, Stage::Failed(_));
+    let Stage::Failed(cause) = status.wait_for(failed).await.unwrap().stage.clone() else {
+        panic!("it failed")
+    };
+    assert!(
+        cause.starts_with("the kernel cannot make a WireGuard device")
+            || cause.starts_with("cannot set the rules of the mesh"),
+        "{cause}"
+    );
+}
+
+async fn story_without_a_leader() {
+    let base = tempfile::tempdir().unwrap();
+    let root = files::Root::at(base.path());
+    root.create().unwrap();
+    let config = Config {
+        nft: base.path().join("no-nft"),
+        leader_max: Duration::from_millis(50),
+        ..Config::live(&root)
+    };
+    for directory in &config.directories {
+        directory.create().unwrap();
+    }
+    let key = PrivateKey::load_or_make(&config.key).unwrap().public();
+    let last = record(key).unwrap();
+    let mut kept = Kept::new(config.places.clone());
+    kept.write(id(1), &last).await;
+    let file = config.places.clone();
+    let (ctx, handles) = Context::for_test();
+    let (_cluster, cluster) = watch::channel(home());
+    let worker = Role::record(&[Role::KubernetesWorker]);
+    let (given, roles) = watch::channel(Some(worker));
+    let (_network, network) = watch::channel(network::Status::default());
+    let (known, nodes) = watch::channel(None);
+    let (pods, containerd) = watch::channel(runtime::Status::Ending);
+    let parts = Parts::new(watch::Sender::default(), ctx.lines().clone());
+    let outputs = Outputs::default();
+    let (mut status, mut shown) = (outputs.status.subscribe(), outputs.last.subscribe());
+    let service = Service { config, cluster, roles, network, nodes, containerd, outputs, parts };
+    let story = async {
+        tried(&mut status).await;
+        let places = shown.wait_for(Option::is_some).await.unwrap().clone().unwrap();
+        assert_eq!(places.keys().collect::<Vec<_>>(), [&id(1)]);
+        // The leader knows one more: its records count, and are those of the next boot.
+        let mut records = Nodes::clone(&last);
+        let mut other = records[&id(1)].clone();
+        let network = other.cluster_network.as_mut().unwrap();
+        (network.wireguard_public_key, network.pod_prefix) = (vec![7; 32], "10.192.4.0/24".into());
+        records.insert(id(2), other);
+        known.send_replace(Some(Arc::new(records)));
+        drop(shown.wait_for(Option::is_none).await.unwrap());
+        let kept = async || Kept::new(file.clone()).read().await.map(|places| places.len());
+        while kept().await != Some(2) {
+            sleep(Duration::from_millis(5)).await;
+        }
+        given.send_replace(Some(v1::NodeRoles::default()));
+        pods.send_replace(runtime::Status::Stopped);
+        while kept().await.is_some() {
+            sleep(Duration::from_millis(5)).await;
+        }
+        handles.cancel().await;
+    };
+    let (ended, ()) = tokio::join!(service.run(ctx), story);
+    assert_eq!(ended, Ok(()));
 }
 
 async fn story() {
@@ -109,16 +187,7 @@ async fn story() {
         drop(status.wait_for(waits).await.unwrap());
         assert_eq!(stack.borrow().parts[&Part::Mesh], PartState::Starting);
         known.send_replace(record(key));
-        let failed = |status: &Status| matches!(status.stage, Stage::Failed(_));
-        let Stage::Failed(cause) = status.wait_for(failed).await.unwrap().stage.clone() else {
-            panic!("it failed")
-        };
-        // Where the kernel has WireGuard, the rules are what fails.
-        assert!(
-            cause.starts_with("the kernel cannot make a WireGuard device")
-                || cause.starts_with("cannot set the rules of the mesh"),
-            "{cause}"
-        );
+        tried(&mut status).await;
         assert_eq!(*outputs.prefix.borrow(), None::<Prefix>);
         given.send_replace(Some(v1::NodeRoles::default()));
         pods.send_replace(runtime::Status::Stopped);

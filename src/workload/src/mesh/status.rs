@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
 
 use polis_wire::identity::NodeId;
+use polis_wire::node_roles::Nodes;
 use polis_wire::pod_network::Prefix;
 
 use super::key::PublicKey;
@@ -65,6 +67,9 @@ pub struct Outputs {
     /// The addresses of this node's pods, once the kernel routes those of the others; `None`
     /// without the role.
     pub prefix: watch::Sender<Option<Prefix>>,
+    /// The places of the nodes of the last boot, while this one has reached no leader in this
+    /// boot.
+    pub last: watch::Sender<Option<Arc<Nodes>>>,
 }
 
 /// Writes a value, and wakes its readers only if it is another one.

@@ -5,7 +5,7 @@
 //! TLS is between the client and the API server; the balancer carries bytes.
 //!
 //! ```text
-//! nodes of the cluster --> targets
+//! nodes of the cluster, of the last boot before there are any --> targets
 //! connection --> first target that accepts within CONNECT_MAX --> bytes both ways
 //! ```
 //!
@@ -67,6 +67,8 @@ pub(super) struct Service {
     /// The API server on this node, if it is a controller.
     pub(super) local: SocketAddr,
     pub(super) nodes: watch::Receiver<Option<Arc<Nodes>>>,
+    /// Those of the last boot, while no leader has answered in this one.
+    pub(super) last: watch::Receiver<Option<Arc<Nodes>>>,
     pub(super) parts: Parts,
 }
 
@@ -111,6 +113,7 @@ impl Service {
 
     fn targets(&self, turn: usize) -> Vec<SocketAddr> {
         let nodes = self.nodes.borrow().clone();
+        let nodes = nodes.or_else(|| self.last.borrow().clone());
         nodes.map(|nodes| targets(&nodes, self.node, self.local, turn)).unwrap_or_default()
     }
 }
@@ -198,6 +201,25 @@ mod tests {
         assert_eq!(said(3, 2), said(3, 0));
         assert_eq!(said(1, 7), [LOCAL, "192.0.2.2:6443"]);
         assert!(targets(&Nodes::new(), id(1), local, 0).is_empty());
+    }
+
+    #[test]
+    fn the_nodes_of_the_last_boot_count_until_a_leader_reports_others() {
+        let controller = |address: &str| {
+            let node = node(address, &[Role::KubernetesController]);
+            Some(Arc::new(Nodes::from([(id(1), node)])))
+        };
+        let (known, nodes) = watch::channel(None);
+        let (_last, last) = watch::channel(controller("192.0.2.1"));
+        let (ctx, _handles) = Context::for_test();
+        let parts = Parts::new(watch::Sender::default(), ctx.lines().clone());
+        let local = LOCAL.parse().unwrap();
+        let balancer = Service { listen: local, node: id(9), local, nodes, last, parts };
+        assert_eq!(balancer.targets(0), ["192.0.2.1:6443".parse().unwrap()]);
+        known.send_replace(controller("192.0.2.2"));
+        assert_eq!(balancer.targets(0), ["192.0.2.2:6443".parse().unwrap()]);
+        known.send_replace(Some(Arc::default()));
+        assert_eq!(balancer.targets(0), []);
     }
 
     #[tokio::test]

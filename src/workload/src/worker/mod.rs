@@ -100,6 +100,8 @@ pub(super) struct Worker {
     /// The way to the leader, which signs.
     pub(super) client: Client,
     pub(super) nodes: watch::Receiver<Option<Arc<Nodes>>>,
+    /// Those of the last boot, while no leader has answered in this one.
+    pub(super) last: watch::Receiver<Option<Arc<Nodes>>>,
     pub(super) network: watch::Receiver<network::Status>,
     /// The addresses of this node's pods.
     pub(super) prefix: watch::Receiver<Option<mesh::Prefix>>,
@@ -130,6 +132,7 @@ impl Worker {
             node: self.node,
             local: self.site.api(),
             nodes: self.nodes.clone(),
+            last: self.last.clone(),
             parts: self.parts.clone(),
         };
         ctx.spawn(Part::ApiBalancer.name(), forever, move |ctx| balancer.clone().run(ctx));
