@@ -219,6 +219,8 @@ struct Values {
     calls: management::Calls,
     tpm: management::Tpm,
     cluster_health: watch::Sender<update::ClusterHealth>,
+    /// The workloads, for a system on trial and for an update that is installed.
+    workload_health: watch::Sender<update::workload::Workload>,
     mesh: workload::mesh::Outputs,
     candidates: watch::Sender<Vec<Candidate>>,
     report: watch::Sender<v1::NodeStatus>,
@@ -243,7 +245,7 @@ impl Values {
             tracing::error!(error = &unreadable as &dyn std::error::Error, "nothing is served");
             rpc::Table::default()
         }));
-        let update = watch::Sender::default();
+        let (update, workload_health) = (watch::Sender::default(), watch::Sender::default());
         let machine = update::Config::live(&root.environment, &tree);
         let orders = watch::Sender::new(None);
         let candidates = watch::Sender::default();
@@ -271,7 +273,7 @@ impl Values {
             unlock_requests: watch::Sender::default(),
             announcements: watch::Sender::default(),
             reset: watch::Sender::default(),
-            door: update::Door::new(machine, update.clone()),
+            door: update::Door::new(machine, workload_health.subscribe(), update.clone()),
             bundles: update::Store::new(tree.data.update.clone()),
             update,
             curator: watch::Sender::default(),
@@ -293,6 +295,7 @@ impl Values {
             calls: management::Calls::new(tree.data.node.calls.clone()),
             tpm: management::Tpm::new(PathBuf::from("/dev")),
             cluster_health: watch::Sender::new(roles::health::unknown()),
+            workload_health,
             mesh: workload::mesh::Outputs::default(),
             report: watch::Sender::default(),
             nodes: watch::Sender::default(),
@@ -376,6 +379,7 @@ impl Base {
                 trial: update::TRIAL,
                 ready: root.ready.subscribe(),
                 health: values.cluster_health.subscribe(),
+                workload: values.workload_health.subscribe(),
                 status: values.update.clone(),
             },
             parameters: parameters::Service {
@@ -656,7 +660,10 @@ impl Control {
             health: roles::health::Service {
                 cluster: values.cluster.subscribe(),
                 consensus: member.status(),
+                roles: values.given.subscribe(),
+                workload: values.workload.subscribe(),
                 health: values.cluster_health.clone(),
+                parts: values.workload_health.clone(),
             },
             workload: workload::Service {
                 config: workload::Config::live(tree),

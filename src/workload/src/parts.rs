@@ -16,12 +16,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use polis_proto::v1;
 use tokio::sync::watch;
 
 use super::drain::state::State;
 use polis_base::serial::EventLine;
 use polis_runtime::event::{Closed, until};
 use polis_runtime::lines::Lines;
+use polis_wire::node_roles::Role;
 
 /// How long a part counts as starting while the API server does not answer it. The first API
 /// server of a cluster starts together with the parts that call it.
@@ -96,6 +98,19 @@ impl Part {
         Self::Dns,
         Self::Csi,
     ];
+
+    /// The parts of these roles, in the order of start: the mesh is part of each role of
+    /// Kubernetes.
+    pub fn of(roles: &v1::NodeRoles) -> impl Iterator<Item = Self> {
+        let parts = |role| match role {
+            Role::ConsensusMember => &[][..],
+            Role::KubernetesController => &Self::CONTROLLER,
+            Role::KubernetesWorker => &Self::WORKER,
+        };
+        let parts: Vec<_> = Role::given(roles).flat_map(parts).copied().collect();
+        let mesh = (!parts.is_empty()).then_some(Self::Mesh);
+        mesh.into_iter().chain(parts)
+    }
 
     /// Its name on the serial line and in the tree of services.
     #[must_use]
@@ -210,6 +225,22 @@ impl Status {
         let mut deaths = self.deaths.iter();
         let (part, deaths) = deaths.find(|(_, deaths)| deaths.count >= LOOP)?;
         Some(format!("{} ends again and again: {}", part.name(), deaths.cause))
+    }
+
+    /// What is wrong with a part that the roles of the node ask for; `None` while it is ready.
+    #[must_use]
+    pub fn fault(&self, part: Part) -> Option<String> {
+        if let Some(unfit) = &self.unfit {
+            return Some(unfit.clone());
+        }
+        match self.parts.get(&part) {
+            Some(PartState::Ready) => None,
+            Some(PartState::Failed { cause }) => Some(cause.clone()),
+            Some(PartState::Starting | PartState::Stopped) | None => {
+                let last = self.deaths.get(&part).map(|deaths| deaths.cause.clone());
+                Some(last.unwrap_or_else(|| "it is starting".to_owned()))
+            }
+        }
     }
 
     /// Whether this part is ready.

@@ -302,6 +302,9 @@ pub struct Node {
     pub log_cursors: File,
     /// The volumes of further disks, with their keys; see `volumes` of `polis-machine`.
     pub volumes: File,
+    /// The parts of the workload stack that were ready when an update was installed; see `update`
+    /// of `polis-machine`.
+    pub trial: File,
     /// Present from the first vote of this node's member of etcd until it leaves: a
     /// member that loses its vote's data must not enter again as the same member.
     pub voter: File,
@@ -322,6 +325,7 @@ impl Node {
             time_servers: File::private(base.join("time_servers.pb")),
             log_cursors: File::private(base.join("log_cursors.json")),
             volumes: File::private(base.join("volumes.json")),
+            trial: File::private(base.join("trial.json")),
             voter: File::private(base.join("voter")),
             leaving: File::private(base.join("leaving")),
             dir: Dir::private(base),

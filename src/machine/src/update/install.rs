@@ -23,7 +23,7 @@ use tracing::{info, warn};
 
 use super::entry::{self, Entry, Standing, UNFINISHED};
 use super::receive::{self, Unfinished};
-use super::{Config, Error, Other, Phase, Progress, Status, Step, Turn};
+use super::{Config, Error, Other, Phase, Progress, Status, Step, Turn, workload};
 use crate::storage::slot::Slot;
 use polis_base::hex;
 use polis_base::sys::efivar;
@@ -96,7 +96,8 @@ impl Turn {
         self.lines.event(event(Step::Write, "done"));
         self.lines.event(event(Step::Verify, "started"));
         let verified = place.verify(&manifest, progress).and_then(|()| {
-            // Before the name: without a new kernel image, it changes nothing.
+            // Before the name, both: without a new kernel image, they change nothing.
+            self.note_workload(version);
             prepare_a_second_attempt(&config.efivars);
             place.name(version)
         });
@@ -113,6 +114,15 @@ impl Turn {
             cause: None,
         }));
         Ok(Installed { version: manifest.version, slot: place.slot.name })
+    }
+
+    /// Notes which workloads the trial of `version` must find ready.
+    fn note_workload(&self, version: &Version) {
+        let workload = self.door.workload.borrow().clone();
+        if let Err(error) = workload::note(&self.door.config.before, version, &workload) {
+            let error = &error as &dyn std::error::Error;
+            warn!(error, "cannot note which workloads are ready: the trial does not judge them");
+        }
     }
 
     fn changed(&self, other: Option<Other>) {
@@ -356,6 +366,8 @@ pub(super) mod tests {
             // The kernel's devices of its partitions.
             fs::write(path("disk2"), "running").unwrap();
             fs::write(path("disk3"), "other").unwrap();
+            let tree = polis_base::files::Root::at(folder.path()).data.node;
+            fs::create_dir_all(tree.dir.path()).unwrap();
             let config = Config {
                 disk: path("disk"),
                 slot: "A".to_owned(),
@@ -364,9 +376,12 @@ pub(super) mod tests {
                 release_key: Some(key().verifying_key()),
                 kernels,
                 efivars,
+                before: tree.trial,
             };
             let status = watch::Sender::default();
-            let door = Door::new(config.clone(), status.clone());
+            let workload = workload::tests::with(&[("kubelet", ""), ("dns", "no port")]);
+            let workload = watch::Sender::new(workload).subscribe();
+            let door = Door::new(config.clone(), workload, status.clone());
             let (lines, said) = Lines::channel();
             Self { folder, config, status, door, lines, said }
         }
@@ -435,6 +450,10 @@ pub(super) mod tests {
         // And again, with another one: the last counts.
         machine.take(&bundle("1.2.0", &key())).unwrap();
         assert_eq!(machine.kernels(), ["other.efi", "polis-1.0.0.efi", "polis-1.2.0+1.efi"]);
+        // The trial knows what was ready before it.
+        let before = |version| workload::before(&machine.config.before, &version);
+        assert_eq!(before(Version::new(1, 2, 0)), ["kubelet"]);
+        assert!(before(Version::new(1, 1, 0)).is_empty());
     }
 
     #[test]
@@ -604,7 +623,7 @@ pub(super) mod tests {
         drop(turn);
         assert!(machine.door.enter(machine.lines.clone()).is_ok());
         let unsigned = Config { release_key: None, ..machine.config.clone() };
-        let unsigned = Door::new(unsigned, machine.status.clone());
+        let unsigned = Door::new(unsigned, machine.door.workload.clone(), machine.status.clone());
         assert!(matches!(unsigned.enter(machine.lines.clone()), Err(Error::NoKey)));
         let trial = Machine::new("polis-1.0.0+0-1.efi");
         let before = trial.kernels();

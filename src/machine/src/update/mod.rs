@@ -5,13 +5,15 @@
 //!                                                             |
 //!   the loader takes the try: polis-V+0-1.efi <---------------+
 //!         |                        |
-//!         | ready, and the cluster | never ready, an unhealthy cluster, a guru, a panic: the
-//!         v healthy: polis-V.efi   v loader starts the system before, which says so
+//!         | ready, cluster healthy,| never ready, an unhealthy cluster, a workload lost, a
+//!         | workloads as before:   | guru, a panic: the loader starts the system before, which
+//!         v polis-V.efi            v says so
 //!       [kept]                  [gone back]
 //! ```
 //!
 //! Everything that is known of a system beside the running one is the name of its kernel
-//! image on the ESP ([`entry`]), so no record can contradict it.
+//! image on the ESP ([`entry`]), so no record can contradict it. One file says what the node was
+//! before: the workloads that were ready ([`workload`]).
 //!
 //! Invariants:
 //! - Nothing of the running system is written to: neither its partition nor its kernel image.
@@ -31,6 +33,7 @@ mod pieces;
 mod receive;
 mod service;
 mod store;
+pub mod workload;
 
 use std::fs;
 use std::path::PathBuf;
@@ -48,6 +51,7 @@ use self::receive::Left;
 pub use self::receive::{Purpose, Unfinished};
 pub use self::service::{ClusterHealth, NO_REPORT, Service, TRIAL};
 pub use self::store::{Kept, Store};
+use self::workload::Workload;
 use crate::storage::slot;
 use polis_base::environment::Environment;
 use polis_base::serial::EventLine;
@@ -78,6 +82,8 @@ pub struct Config {
     pub kernels: PathBuf,
     /// The variables of the firmware.
     pub efivars: PathBuf,
+    /// The workloads that were ready when an update was installed.
+    pub before: files::File,
 }
 
 impl Config {
@@ -95,6 +101,7 @@ impl Config {
             release_key: release_key(&line),
             kernels: tree.esp.kernels.path().to_owned(),
             efivars: efivar::DIRECTORY.into(),
+            before: tree.data.node.trial.clone(),
         }
     }
 
@@ -246,6 +253,7 @@ pub struct Progress {
 #[derive(Clone, Debug)]
 pub struct Door {
     config: Arc<Config>,
+    workload: watch::Receiver<Workload>,
     status: watch::Sender<Status>,
     turn: Arc<tokio::sync::Mutex<Left>>,
 }
@@ -253,8 +261,12 @@ pub struct Door {
 impl Door {
     /// The door of this machine.
     #[must_use]
-    pub fn new(config: Config, status: watch::Sender<Status>) -> Self {
-        Self { config: Arc::new(config), status, turn: Arc::default() }
+    pub fn new(
+        config: Config,
+        workload: watch::Receiver<Workload>,
+        status: watch::Sender<Status>,
+    ) -> Self {
+        Self { config: Arc::new(config), workload, status, turn: Arc::default() }
     }
 
     /// The machine.

@@ -3,14 +3,15 @@
 //!
 //! ```text
 //! the running kernel image has a counter --> [trial]
-//!   --ready--> [settling] --cluster healthy for a while--> the name without counter
-//!      |           \--two minutes--> guru 0311 -\
-//!      \--ten minutes--> guru 0310 --------------+--> the loader starts the one before
+//!   --ready--> [settling] --cluster healthy for a while--> [working] --workloads as before-->
+//!      |           |                                          |           the name without counter
+//!      |           \--two minutes--> guru 0311 <-ten minutes--/
+//!      \--ten minutes--> guru 0310 --+--> the loader starts the one before
 //! ```
 //!
 //! Invariants:
 //! - A system is marked good only when this node was ready, and its cluster then stayed healthy
-//!   for as long as [`ClusterHealth`] asks.
+//!   for as long as [`ClusterHealth`] asks, with every workload ready that was ready before.
 
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use tracing::{debug, info, warn};
 
 use super::entry::{self, Entry, Standing};
 use super::install::rename;
+use super::workload::{self, Workload};
 use super::{Config, Error, Other, Status, Step};
 use polis_base::stage;
 use polis_base::sys::clock;
@@ -34,6 +36,10 @@ pub const TRIAL: Duration = Duration::from_secs(600);
 /// How long that may take after the node is ready. A cluster whose leader was the node that
 /// restarted is healthy within seconds.
 const SETTLE_MAX: Duration = Duration::from_secs(120);
+
+/// How long the workloads may take after that: as long as the node itself. A worker that waits for
+/// them harms no other node.
+const WORKLOAD_MAX: Duration = TRIAL;
 
 /// The cause where the loader returned from the new system in the present start.
 const REFUSED: &str = "the firmware refused its kernel image";
@@ -64,6 +70,8 @@ pub struct Service {
     pub ready: watch::Receiver<bool>,
     /// The health of its cluster.
     pub health: watch::Receiver<ClusterHealth>,
+    /// Its workload stack.
+    pub workload: watch::Receiver<Workload>,
     /// The systems of this machine.
     pub status: watch::Sender<Status>,
 }
@@ -154,6 +162,21 @@ impl Service {
                 return failed(Step::Commit, report).await;
             }
         }
+        let (record, installed) = (self.config.before.clone(), version.clone());
+        let before = blocking(move || workload::before(&record, &installed)).await;
+        if !before.is_empty() {
+            info!(parts = before.join(" "), "the trial waits for the workloads of before");
+            let works = works(&mut self.workload, &mut self.health, &before);
+            match ctx.until_cancelled(timeout(WORKLOAD_MAX, works)).await {
+                None => return Ok(None),
+                Some(Ok(works)) => works?,
+                Some(Err(_elapsed)) => {
+                    let lost = self.workload.borrow().lost(&before);
+                    let report = idle(lost, &self.health.borrow());
+                    return failed(Step::Commit, report).await;
+                }
+            }
+        }
         let kernels = self.config.kernels.clone();
         let good = Entry::good(&version);
         let keep =
@@ -218,6 +241,25 @@ async fn settled(health: &mut watch::Receiver<ClusterHealth>) -> Result<(), Clos
     }
 }
 
+/// Waits until each part that was ready before the update is ready, and the cluster is healthy
+/// with all of them.
+async fn works(
+    workload: &mut watch::Receiver<Workload>,
+    health: &mut watch::Receiver<ClusterHealth>,
+    before: &[String],
+) -> Result<(), Closed> {
+    loop {
+        let ready = |now: &Workload| now.lost(before).is_none().then_some(());
+        until(workload, "the workload", ready).await?;
+        let lost = until(workload, "the workload", |now| now.lost(before).map(drop));
+        tokio::select! {
+            // Cancel-safe, both: they wait for event values and for the time.
+            settled = settled(health) => return settled,
+            lost = lost => lost?,
+        }
+    }
+}
+
 /// The report of a trial in which the cluster did not settle.
 fn unhealthy(health: &ClusterHealth) -> Report {
     let first = format!(
@@ -226,9 +268,23 @@ fn unhealthy(health: &ClusterHealth) -> Report {
         SETTLE_MAX.as_secs(),
         health.settled.as_secs()
     );
+    Report::new(code::TRIAL_UNHEALTHY, vec![first, wrong(health)])
+}
+
+/// The report of a trial in which a workload is not as before.
+fn idle(lost: Option<String>, health: &ClusterHealth) -> Report {
+    let first = format!(
+        "in the {} s after its cluster was healthy, the new system did not have the workloads of \
+         the node ready as before",
+        WORKLOAD_MAX.as_secs()
+    );
+    Report::new(code::TRIAL_UNHEALTHY, vec![first, lost.unwrap_or_else(|| wrong(health))])
+}
+
+/// What is wrong with the cluster.
+fn wrong(health: &ClusterHealth) -> String {
     let changes = || format!("it changes again and again; etcd is in term {}", health.term);
-    let last = health.fault.clone().unwrap_or_else(changes);
-    Report::new(code::TRIAL_UNHEALTHY, vec![first, last])
+    health.fault.clone().unwrap_or_else(changes)
 }
 
 /// The report of a trial that has taken too long.
@@ -258,6 +314,7 @@ mod tests {
             trial: Duration::ZERO,
             ready: watch::Sender::new(ready).subscribe(),
             health: watch::Sender::new(ClusterHealth::default()).subscribe(),
+            workload: watch::Sender::default().subscribe(),
             status: machine.status.clone(),
         }
     }
@@ -367,6 +424,59 @@ mod tests {
         let failed = "phase=commit version=1.1.0 slot=A result=failed cause=";
         assert!(lines.iter().any(|line| line.contains(failed)), "{lines:?}");
         assert!(machine.kernels().contains(&"polis-1.1.0+0-1.efi".to_owned()), "it is kept");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_workload_that_was_ready_before_the_update_must_be_ready_and_no_other() {
+        let with = workload::tests::with;
+        let (owner, workload) = watch::channel(Workload::default());
+        let health = ClusterHealth { settled: Duration::from_secs(10), ..Default::default() };
+        let (_owner, health) = watch::channel(health);
+        let service = |machine: &Machine| Service {
+            trial: Duration::MAX,
+            health: health.clone(),
+            workload: workload.clone(),
+            ..service(machine, true, None)
+        };
+        let installed = |machine: &Machine| {
+            let before = with(&[("kubelet", ""), ("dns", "no port")]);
+            workload::note(&machine.config.before, &Version::new(1, 1, 0), &before).unwrap();
+        };
+        // Minutes later it is ready again; what was not ready before does not count.
+        for end in [with(&[("kubelet", ""), ("dns", "no port")]), with(&[])] {
+            let machine = Machine::new("polis-1.1.0+0-1.efi");
+            installed(&machine);
+            owner.send_replace(with(&[("kubelet", "it is starting")]));
+            let (ctx, handles) = Context::for_test();
+            let mut status = machine.status.subscribe();
+            let story = async {
+                sleep(WORKLOAD_MAX / 2).await;
+                assert!(machine.kernels().contains(&"polis-1.1.0+0-1.efi".to_owned()), "kept");
+                owner.send_replace(end);
+                status.wait_for(|status| status.other.is_some() && !status.trial).await.unwrap();
+                handles.cancel().await;
+            };
+            let (ended, ()) = tokio::join!(service(&machine).run(ctx), story);
+            ended.unwrap();
+            assert!(machine.kernels().contains(&"polis-1.1.0.efi".to_owned()));
+        }
+
+        // It never is: given up, with its name.
+        let machine = Machine::new("polis-1.1.0+0-1.efi");
+        installed(&machine);
+        owner.send_replace(with(&[("kubelet", "exited with status 1")]));
+        let (ctx, mut handles) = Context::for_test();
+        let report = tokio::select! {
+            ended = service(&machine).run(ctx) => panic!("{ended:?}"),
+            report = until(&mut handles.trapdoor, "trapdoor", Clone::clone) => report.unwrap(),
+        };
+        assert_eq!(report.code, code::TRIAL_UNHEALTHY);
+        let lost = "kubelet was ready before the update and is not: exited with status 1";
+        assert_eq!(report.causes.last().unwrap(), lost);
+        let lines = handles.take_lines();
+        let failed = "phase=commit version=1.1.0 slot=A result=failed cause=";
+        assert!(lines.iter().any(|line| line.contains(failed) && line.contains(lost)), "{lines:?}");
+        assert!(machine.kernels().contains(&"polis-1.1.0+0-1.efi".to_owned()), "it is not kept");
     }
 
     #[tokio::test]

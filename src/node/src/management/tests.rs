@@ -43,6 +43,7 @@ fn unsigned() -> polis_machine::update::Config {
         release_key: None,
         kernels: "/esp/EFI/Linux".into(),
         efivars: "/sys/firmware/efi/efivars".into(),
+        before: polis_base::files::Root::at("/nonexistent".as_ref()).data.node.trial,
     }
 }
 
@@ -152,7 +153,11 @@ impl Running {
             servers: Vec::new(),
             end,
             reset,
-            update: Door::new(machine, watch::Sender::default()),
+            update: Door::new(
+                machine,
+                watch::Sender::default().subscribe(),
+                watch::Sender::default(),
+            ),
             bundles: Store::new(root.data.update),
             calls: calls.clone(),
             firewall: crate::firewall::Config::live(false),

@@ -1,23 +1,28 @@
-//! The health of the cluster as this node sees it, for a system on trial: a new one that is
-//! ready and harms etcd must not stay.
+//! The health of the cluster and of the workloads as this node sees it, for a system on trial: a
+//! new one that is ready and harms etcd, or has no kubelet any more, must not stay.
 //!
 //! Invariants:
 //! - Each change of etcd's term is a change of the value: a member that makes the others elect
 //!   a leader again and again is never healthy for long.
 //! - A cluster without a quorum is not healthy, and neither is one that gives no sign of life.
+//! - The roles of the node say which workloads there are: one that was not started yet has a
+//!   fault, too.
 //!
-//! What this module does not do: compare with the time before the update.
+//! What this module does not do: compare with the time before the update (`update::workload`).
 
 use std::time::Duration;
 
+use polis_proto::v1;
 use tokio::sync::watch;
 
 use polis_control::consensus::{Alarm, MemberStatus};
 use polis_control::{cluster, consensus};
 use polis_machine::update::ClusterHealth;
+use polis_machine::update::workload::{Part, Workload};
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
 use polis_wire::node_roles::Role;
+use polis_workload as workload;
 
 /// How long etcd must serve without a change: it elects a leader in less, and a member that ends
 /// again and again is seen.
@@ -34,8 +39,14 @@ pub struct Service {
     pub cluster: watch::Receiver<cluster::Status>,
     /// Its etcd member.
     pub consensus: watch::Receiver<consensus::Status>,
+    /// The roles that the cluster gives to it; `None` before it knows them.
+    pub roles: watch::Receiver<Option<v1::NodeRoles>>,
+    /// Its parts of Kubernetes.
+    pub workload: watch::Receiver<workload::Status>,
     /// The health of the cluster.
     pub health: watch::Sender<ClusterHealth>,
+    /// The health of the workloads.
+    pub parts: watch::Sender<Workload>,
 }
 
 impl Service {
@@ -48,16 +59,16 @@ impl Service {
         ctx.healthy();
         loop {
             let now = look(&self.cluster.borrow_and_update(), &self.consensus.borrow_and_update());
-            self.health.send_if_modified(|health| {
-                let changed = *health != now;
-                *health = now;
-                changed
-            });
+            replace(&self.health, now);
+            let roles = *self.roles.borrow_and_update();
+            replace(&self.parts, parts(roles.as_ref(), &self.workload.borrow_and_update()));
             let changed = async {
                 tokio::select! {
-                    // Cancel-safe, both: they wait for event values.
+                    // Cancel-safe, all of them: they wait for event values.
                     changed = self.cluster.changed() => changed.map_err(|_closed| "the cluster"),
                     changed = self.consensus.changed() => changed.map_err(|_closed| "etcd"),
+                    changed = self.roles.changed() => changed.map_err(|_closed| "the roles"),
+                    changed = self.workload.changed() => changed.map_err(|_closed| "the workload"),
                 }
             };
             match ctx.until_cancelled(changed).await {
@@ -66,6 +77,15 @@ impl Service {
             }
         }
     }
+}
+
+/// Sets an event value, which changes only if it is another one.
+fn replace<T: PartialEq>(value: &watch::Sender<T>, now: T) {
+    value.send_if_modified(|known| {
+        let changed = *known != now;
+        *known = now;
+        changed
+    });
 }
 
 /// Until the first look.
@@ -98,11 +118,51 @@ fn fault(cluster: &cluster::Status, consensus: &consensus::Status) -> Option<Str
     (!home).then(|| format!("the node is {} and not home", cluster.state))
 }
 
+/// The parts that the roles ask for.
+fn parts(roles: Option<&v1::NodeRoles>, status: &workload::Status) -> Workload {
+    let part = |part: workload::Part| Part { name: part.name(), fault: status.fault(part) };
+    Workload { parts: roles.map(|roles| workload::Part::of(roles).map(part).collect()) }
+}
+
 #[cfg(test)]
 mod tests {
     use polis_control::consensus::MemberId;
 
     use super::*;
+
+    #[test]
+    fn the_roles_say_which_workloads_there_are_and_each_that_is_not_ready_has_a_fault() {
+        use workload::PartState::{Failed, Ready, Starting};
+        let failed = Failed { cause: "no root".to_owned() };
+        let died = workload::Deaths { count: 2, cause: "exited with status 1".to_owned() };
+        let mut status = workload::Status {
+            parts: [
+                (workload::Part::Containerd, failed),
+                (workload::Part::Kubelet, Starting),
+                (workload::Part::Dns, Ready),
+                // Of a role that was taken away a moment ago.
+                (workload::Part::ApiServer, Ready),
+            ]
+            .into(),
+            deaths: [(workload::Part::Kubelet, died)].into(),
+            ..workload::Status::default()
+        };
+        assert_eq!(parts(None, &status), Workload { parts: None });
+        let with = |roles: &[Role], status: &_| {
+            parts(Some(&Role::record(roles)), status).parts.unwrap_or_default()
+        };
+        assert_eq!(with(&[Role::ConsensusMember], &status), []);
+        let worker = with(&[Role::KubernetesWorker], &status);
+        assert_eq!(worker.len(), workload::Part::WORKER.len() + 1, "with the mesh");
+        let fault = |name| worker.iter().find(|part| part.name == name).unwrap().fault.as_deref();
+        assert_eq!(fault("containerd"), Some("no root"));
+        assert_eq!(fault("kubelet"), Some("exited with status 1"));
+        assert_eq!(fault("csi"), Some("it is starting"), "nothing is known of it");
+        assert_eq!(fault("dns"), None);
+        status.unfit = Some("the image carries no Kubernetes".to_owned());
+        let unfit = with(&[Role::KubernetesWorker, Role::KubernetesController], &status);
+        assert!(unfit.iter().all(|part| part.fault == status.unfit));
+    }
 
     #[test]
     fn a_cluster_is_healthy_with_a_voter_that_has_a_leader_and_every_other_state_is_named() {

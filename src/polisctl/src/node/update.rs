@@ -28,8 +28,8 @@ use polis_wire::rpc::client::Channel;
 const WHAT: &str = "update the node";
 
 /// How long the node may take to be back, without `--timeout`: a system on trial has ten
-/// minutes, its cluster two more, and then the one before starts.
-const BACK: Duration = Duration::from_secs(20 * 60);
+/// minutes, its cluster two more, its workloads ten, and then the one before starts.
+const BACK: Duration = Duration::from_secs(30 * 60);
 /// Between two attempts to reach it.
 const RETRY: Duration = Duration::from_secs(1);
 /// Longest that one attempt takes.
@@ -181,7 +181,9 @@ fn came_back(
     let new = status.version == manifest.version.to_string();
     match (new, ready) {
         (true, true) if !status.trial => Ok(None),
-        (true, true) => Ok(Some("its new system is on trial: ready, and its cluster is watched")),
+        (true, true) => {
+            Ok(Some("its new system is on trial: ready, its cluster and workloads are watched"))
+        }
         (true, false) => Ok(Some("its new system is on trial, and not ready yet")),
         // It says so only once it has looked at its disk.
         (false, true) if !status.other_system.is_empty() => {

@@ -92,7 +92,8 @@ failures! {
          it with the file from polis/guru/ of the EFI system partition.";
     /// A system on trial did not get ready in time.
     TRIAL_NOT_READY = System 10: SYSTEM_BEFORE;
-    /// A system on trial got ready, and its cluster is not healthy with it.
+    /// A system on trial got ready, and its cluster is not healthy with it, or its workloads are
+    /// not ready as before.
     TRIAL_UNHEALTHY = System 11: SYSTEM_BEFORE;
     /// The disk of the system does not answer before `node` runs.
     SYSTEM_SILENT = System 12: SILENT;

@@ -43,7 +43,8 @@ use polis_wire::identity::NodeId;
 const CAUSE_MAX: usize = 512;
 
 /// Longest from the leave to restart until the node runs the new version and is ready: a trial
-/// that fails, the start of the former system, and the firmware before each.
+/// that fails, which has this time once for the node and once for its workloads, the start of the
+/// former system, and the firmware before each.
 const RESTART_MAX: Duration = TRIAL.saturating_mul(3);
 
 /// Between two notes that a node which had its leave is held back.
