@@ -35,7 +35,7 @@ async fn channel(client: &Client) -> Channel {
 }
 
 /// Takes roles away; a refusal is handed on.
-async fn take_consensus(client: &Client, node_id: &str) -> Result<v1::NodeInfo, Status> {
+pub(crate) async fn take_consensus(client: &Client, node_id: &str) -> Result<v1::NodeInfo, Status> {
     let consensus_member = Some(v1::node_roles::ConsensusMember {});
     let remove = Some(v1::NodeRoles { consensus_member, ..Default::default() });
     client

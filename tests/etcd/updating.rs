@@ -17,6 +17,7 @@ use tonic::{Code, Status};
 use crate::curator::{admit, reason};
 use crate::curators::{BootstrapNode, Cluster, Curator, credentials, leader};
 use crate::harness::{Machine, Node};
+use crate::operating::take_consensus;
 
 const SIGNER: &str = "aa11";
 /// Between two heartbeats of a node here.
@@ -268,6 +269,11 @@ async fn an_update_of_the_cluster_goes_from_turn_to_turn_also_under_the_next_lea
     assert_eq!(turn(&nodes).await.0, first_at, "a pause takes no turn away");
     assert!(!nodes[first_at].beat().await.restart, "it has not asked");
     nodes[first_at].may_restart(&given).await;
+    // While etcd is about to miss this voter, no other leaves it.
+    let other = (1..3).find(|at| *at != first_at).unwrap();
+    let refused = take_consensus(&owner, &names[other]).await.unwrap_err();
+    assert_eq!((refused.code(), reason(&refused)), (Code::FailedPrecondition, "update-restarts"));
+    assert!(refused.message().starts_with(&names[first_at]), "{refused}");
     nodes[first_at].takes("1.1.0");
     let paused = settles(&nodes, &owner, |read| read.waits_for.contains("paused")).await;
     assert!(paused.paused && paused.state() == State::Running, "{paused:?}");

@@ -14,6 +14,7 @@ use super::state::Refusal;
 use super::store;
 use super::update::Refusal as Against;
 use crate::consensus::{MembersError, Refusal as Quorum, client};
+use polis_wire::identity::NodeId;
 use polis_wire::pki;
 use polis_wire::rpc::REASON;
 
@@ -184,6 +185,16 @@ pub enum Error {
         /// Its state.
         state: &'static str,
     },
+    /// etcd must not miss two voters at once.
+    #[error(
+        "{node} restarts for the update of the cluster, and etcd must not miss another voter \
+         meanwhile: wait until it is back, and keep the next node from its turn with `polisctl \
+         cluster update pause`"
+    )]
+    Restarting {
+        /// The voter that restarts.
+        node: NodeId,
+    },
     /// There is none to show, or none that goes on.
     #[error("no update of the cluster {0}")]
     NoUpdate(&'static str),
@@ -286,6 +297,7 @@ impl Error {
             }
             Self::Plan(_) => (FailedPrecondition, "update-plan"),
             Self::UpdateGoesOn { .. } => (FailedPrecondition, "update-going-on"),
+            Self::Restarting { .. } => (FailedPrecondition, "update-restarts"),
             Self::NoUpdate(_) => (NotFound, "no-update"),
             Self::NoRotation => (NotFound, "no-rotation"),
             Self::NoRecoveryKey => (NotFound, "no-recovery-key"),

@@ -19,6 +19,8 @@
 //! Invariants:
 //! - A node is taken out of etcd only after its record has `leaving`.
 //! - One change of the members at a time: no node enters by a role that is being taken away.
+//! - No voter leaves while another one has the leave to restart for its update, or is not back:
+//!   two that are away at once may cost the quorum.
 //! - A leader does not remove its own member: it steps down, and the next leader does.
 
 use std::sync::Arc;
@@ -33,7 +35,7 @@ use tracing::{info, warn};
 
 use super::{Handlers, Lead};
 use crate::consensus::client::User;
-use crate::consensus::{self, Member};
+use crate::consensus::{self, Member, MembersError};
 use crate::curator::directory::{Directory, Known};
 use crate::curator::error::Error;
 use crate::curator::leader::Leadership;
@@ -237,8 +239,10 @@ impl Lead {
     ) -> Result<(), Status> {
         let parts = &self.handlers.0;
         let refuse = |error: Error| self.refuse(error);
-        let leaving = match parts.members.may_leave(id, &parts.peer(id, node)).await {
-            Err(error @ consensus::MembersError::Refused(_)) => {
+        // The journal of an update may be that of another leader.
+        self.current().await?;
+        let leaving = match self.may_leave(id, node).await {
+            Err(error @ (Error::Members(MembersError::Refused(_)) | Error::Restarting { .. })) => {
                 if let Some(begun) = node.leaving {
                     // The caller may be gone: this line is the only report of it.
                     warn!(
@@ -251,7 +255,7 @@ impl Lead {
                 }
                 return Err(self.refuse(error));
             }
-            leaving => leaving.map_err(|error| self.refuse(error))?,
+            leaving => leaving.map_err(refuse)?,
         };
         if node.leaving != Some(departure) {
             if departure.then() == Then::Roles {
@@ -272,6 +276,20 @@ impl Lead {
         let evicted = parts.members.evict(id, leaving.as_ref(), pki).await;
         evicted.map_err(|error| self.refuse(error))?;
         self.strike(id, departure).await.map_err(refuse)
+    }
+
+    /// The member of `node` that may leave etcd now; `None` without one.
+    async fn may_leave(&self, id: NodeId, node: &v1::Node) -> Result<Option<Member>, Error> {
+        let parts = &self.handlers.0;
+        let leaving = parts.members.may_leave(id, &parts.peer(id, node)).await?;
+        if leaving.as_ref().is_none_or(|member| member.learner) {
+            return Ok(leaving);
+        }
+        // The node that restarts may itself leave: etcd misses it already.
+        match self.restarting().await.filter(|restarts| *restarts != id) {
+            Some(node) => Err(Error::Restarting { node }),
+            None => Ok(leaving),
+        }
     }
 
     /// Takes what `departure` names out of the record of a node.

@@ -12,6 +12,8 @@
 //!   leaders never both give a turn.
 //! - A leader whose copy of the records may be behind gives no turn.
 //! - The leave to restart rests on facts of the last seconds, and ends with the term.
+//! - No node gets it while another one leaves, or the members of etcd change otherwise; and no
+//!   voter leaves while another one has it, or is not back (`departures`).
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -193,10 +195,27 @@ impl Lead {
             Some(status.external_address.clone())
         };
         let turn = journal::turn(&known, node, address);
-        let leave = *self.handlers.0.leave.borrow();
-        let fresh = leave.filter(|(of, found)| *of == node && found.elapsed() < LEAVE);
-        let restart = turn.is_some() && fresh.is_some();
+        // A departure holds the lock until its record is written, so one of the two sees the
+        // other, also where the leave was found before.
+        let changing = self.handlers.0.changing.try_lock().is_err()
+            || directory.nodes().any(|(_, known)| known.node.leaving.is_some());
+        let restart = turn.is_some() && self.leave() == Some(node) && !changing;
         Some(v1::UpdateOrders { turn, keep: journal::keeps(&known, node), restart })
+    }
+
+    /// The node whose leave to restart still counts.
+    fn leave(&self) -> Option<NodeId> {
+        let leave = *self.handlers.0.leave.borrow();
+        leave.filter(|(_, found)| found.elapsed() < LEAVE).map(|(node, _)| node)
+    }
+
+    /// The voter that restarts for its update. The caller holds the lock of the members.
+    pub(super) async fn restarting(&self) -> Option<NodeId> {
+        let update = self.handlers.0.directory.borrow().update();
+        let update = update.filter(|update| journal::in_turn(update).is_some())?;
+        let spare = self.consensus_status(None).await.tolerates;
+        let facts = Facts { nodes: self.facts(), spare };
+        journal::restarting(&update, &facts, self.leave())
     }
 
     /// Between two heartbeats: shorter while an update waits for them.

@@ -207,6 +207,31 @@ pub fn leave(journal: &v1::ClusterUpdate, facts: &Facts) -> Option<NodeId> {
     (ready && noted && obstacle(fact, facts).is_none()).then_some(fact.id)
 }
 
+/// The voter that etcd misses for its update, or is about to: it has `leave` to restart, or is not
+/// back from its restart.
+#[must_use]
+pub fn restarting(
+    journal: &v1::ClusterUpdate,
+    facts: &Facts,
+    leave: Option<NodeId>,
+) -> Option<NodeId> {
+    let step = in_turn(journal).filter(|_| journal.state() == State::Running)?;
+    let fact = facts.nodes.iter().find(|fact| fact.id.to_string() == step.node_id)?;
+    let restarts = match taking(journal, step, fact) {
+        Taking::Done | Taking::Failed(_) => false,
+        Taking::Ready => leave.or_else(|| self::leave(journal, facts)) == Some(fact.id),
+        // After a restart that was not for its update, a node prepares again for another leave.
+        Taking::On(_) => {
+            let phase = fact.report.as_ref().map(v1::UpdateReport::phase);
+            let prepares = phase.is_some_and(|phase| phase != Phase::Restart)
+                && fact.health == v1::NodeHealth::Healthy
+                && !runs(journal, fact);
+            !step.left.is_empty() && !prepares
+        }
+    };
+    (restarts && fact.voter).then_some(fact.id)
+}
+
 /// The image of the bundle that a node keeps for the others; empty: none.
 #[must_use]
 pub fn keeps(journal: &v1::ClusterUpdate, node: NodeId) -> String {
@@ -670,6 +695,44 @@ mod tests {
         });
         assert!(world.settle().ends_with("it is to restart"));
         (world, node)
+    }
+
+    #[test]
+    fn etcd_misses_a_voter_from_its_leave_to_restart_until_it_is_back() {
+        let (mut world, node) = left();
+        let restarting = |world: &World, leave| restarting(&world.journal, &world.seen(), leave);
+        assert_eq!(restarting(&world, None), Some(node), "it may restart at any moment");
+        let other = world.facts.iter().map(|fact| fact.id).find(|other| *other != node).unwrap();
+        world.fact(other).health = NodeHealth::Late;
+        assert_eq!(restarting(&world, None), None, "it is held back");
+        assert_eq!(restarting(&world, Some(node)), Some(node), "it had its leave just now");
+        world.fact(other).health = NodeHealth::Healthy;
+        world.report(node, |report| report.set_phase(Phase::Restart));
+        assert_eq!(restarting(&world, None), Some(node));
+        world.fact(node).health = NodeHealth::Late;
+        assert_eq!(restarting(&world, None), Some(node), "it is away");
+        world.fact(node).report = None;
+        assert_eq!(restarting(&world, None), Some(node), "the leader is a new one");
+        world.takes(node);
+        world.report(node, |report| report.trial = true);
+        assert_eq!(restarting(&world, None), Some(node), "it may go back");
+        world.report(node, |report| report.trial = false);
+        assert_eq!(restarting(&world, None), None, "it is back");
+        // Power was lost in between, and it prepares again.
+        let (mut world, node) = left();
+        world.report(node, |report| {
+            report.boot_id = "second".to_owned();
+            report.set_phase(Phase::Drain);
+        });
+        assert_eq!(restarting(&world, None), None);
+        // An update that was ended gives no leave.
+        let (mut world, node) = left();
+        world.journal = controlled(&world.journal, Control::Abort, world.now);
+        assert_eq!(restarting(&world, Some(node)), None);
+        // etcd does not miss a node that does not vote.
+        let (mut world, node) = left();
+        world.fact(node).voter = false;
+        assert_eq!(restarting(&world, None), None);
     }
 
     #[test]
