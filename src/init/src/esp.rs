@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Invariants:
-//! - A disk that does not answer is waited for once. The mount that was left behind may still come,
-//!   and is used then.
+//! - A mount that was left behind in stage 1 and comes later is one of the root of before: stage 2
+//!   mounts anew. One that was left behind in stage 2 is used when it comes.
 //!
 //! What this module does not do: work with the files there (`attempts`).
 
@@ -28,19 +28,18 @@ use super::patience;
 ///
 /// Why it is not mounted, in words.
 pub(super) fn mount(machine: &mut Machine, stage: Stage, device: &Path) -> Result<(), String> {
+    look(machine);
     if machine.attempts.is_some() {
         return Ok(());
-    }
-    if machine.esp_silent {
-        look(machine);
-        let silent = || format!("the disk of {} does not answer", device.display());
-        return if machine.esp_silent { Err(silent()) } else { Ok(()) };
     }
     let what = format!("the EFI system partition ({})", device.display());
     let mount = mounts::esp(device);
     match patience::named(machine, stage, &what, patience::ESP, move || mount.apply()) {
         Ok(Ok(())) => mounted(machine),
-        Ok(Err(error)) => return Err(cause::line(&error)),
+        Ok(Err(error)) => {
+            machine.esp_silent = false;
+            return Err(cause::line(&error));
+        }
         Err(error) => {
             machine.esp_silent = matches!(error, patience::Error::Overdue { .. });
             return Err(format!("cannot mount {what}: {error}"));
@@ -63,20 +62,7 @@ fn mounted(machine: &mut Machine) {
 
 #[cfg(test)]
 mod tests {
-    use polis_base::sys::clock;
-
     use super::*;
-
-    #[test]
-    fn an_esp_that_was_waited_for_in_stage_1_is_not_waited_for_again() {
-        let mut machine = Machine::default();
-        machine.esp_silent = true;
-        let begun = clock::uptime();
-        let error = mount(&mut machine, Stage::System, Path::new("/dev/vda1")).unwrap_err();
-        assert!(clock::uptime() - begun < patience::NOTICE);
-        assert_eq!(error, "the disk of /dev/vda1 does not answer");
-        assert!(machine.attempts.is_none());
-    }
 
     #[test]
     fn a_mount_that_the_kernel_refuses_is_no_disk_that_does_not_answer() {
@@ -84,5 +70,9 @@ mod tests {
         let error = mount(&mut machine, Stage::Initramfs, Path::new("/dev/none")).unwrap_err();
         assert!(error.contains("/dev/none"), "{error}");
         assert!(!machine.esp_silent && machine.attempts.is_none());
+        // One that did not answer in stage 1 is asked again.
+        machine.esp_silent = true;
+        mount(&mut machine, Stage::System, Path::new("/dev/none")).unwrap_err();
+        assert!(!machine.esp_silent);
     }
 }

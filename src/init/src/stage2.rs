@@ -24,6 +24,8 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::process::{Signal, kill_process};
+
 use polis_base::cause;
 use polis_base::extra;
 use polis_base::files;
@@ -32,7 +34,7 @@ use polis_base::serial::{EventLine, Severity};
 use polis_base::stage::Stage;
 use polis_base::sys::poll::{self, Interest};
 use polis_base::sys::reboot::Reason;
-use polis_base::sys::spawn::{self, Ended};
+use polis_base::sys::spawn::{self, Ended, Started};
 use polis_base::sys::{clock, files as sys_files, mount, vt};
 use polis_base::trapdoor::{Report, code};
 
@@ -128,9 +130,11 @@ fn node(machine: &mut Machine, key: Option<&recovery::Text>) -> Result<End, Erro
     }
     let key = key.cloned();
     let started = verified::step(machine, "start node", move || {
-        spawn::start(Path::new(NODE), variables, key.as_ref().map(|key| key.expose().as_bytes()))
+        let key = key.as_ref().map(|key| key.expose().as_bytes());
+        spawn::start(Path::new(NODE), variables, key).map(|started| Late(Some(started)))
     });
-    let node = started?.map_err(|source| Error::StartNode { program: NODE, source })?;
+    let node = started?.and_then(Late::take);
+    let node = node.map_err(|source| Error::StartNode { program: NODE, source })?;
     let (output, coldplug) = coldplug(machine);
     let start = machine.start.as_ref();
     let node_deadline = start.map_or(NODE_DEADLINE, |start| start.command_line.node_deadline);
@@ -144,6 +148,25 @@ fn node(machine: &mut Machine, key: Option<&recovery::Text>) -> Result<End, Erro
         heartbeat: Heartbeat::new(node_deadline, clock::uptime()),
     };
     Ok(main.run())
+}
+
+/// A `node` that just started. Where nobody waits for it any more, because its disk took too long,
+/// it ends: a guru meditation has begun.
+struct Late(Option<Started>);
+
+impl Late {
+    fn take(mut self) -> io::Result<Started> {
+        self.0.take().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        if let Some(started) = &self.0 {
+            // It has no child yet, and process 1 reaps it.
+            kill_process(started.process, Signal::KILL).ok();
+        }
+    }
 }
 
 /// Reads the identity of the system.

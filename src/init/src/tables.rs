@@ -12,8 +12,8 @@
 //! - All disks are asked at once: several that do not answer take as long as one.
 //! - A look takes [`NOTICE`] at most, so a disk that the firmware proves waits no longer for one
 //!   that does not answer.
-//! - A disk that is aside is not asked again, so that it costs its time and its thread once. Another
-//!   disk with its name is.
+//! - A disk that is aside, or whose reads took long and failed, is not asked again, so that it costs
+//!   its time and its thread once. Another disk with its name is.
 //! - A table that was read is not read again: nothing changes it before `node` runs.
 //!
 //! What this module does not do: know what a table means (`disk`).
@@ -35,6 +35,8 @@ type Table = Result<Vec<Partition>, String>;
 #[derive(Debug)]
 enum State {
     Answered(Table),
+    /// Its table could not be read, and that took long: why.
+    Failing(String),
     Silent {
         since: Duration,
         /// It has had its time.
@@ -86,13 +88,17 @@ impl Tables {
         let mut asked = Vec::new();
         for block in blocks {
             match self.disks.get(&block) {
-                Some(State::Answered(Ok(_)) | State::Silent { work: None, .. }) => {}
+                Some(
+                    State::Answered(Ok(_)) | State::Failing(_) | State::Silent { work: None, .. },
+                ) => {}
                 Some(State::Silent { since, work: Some(work), .. }) => {
                     let Some(table) = work.answer() else { continue };
                     let seconds = begun.saturating_sub(*since).as_secs();
                     let text = format!("disk {} answers, after {seconds} s", block.name);
                     machine.port.log(Severity::Warning, &text);
-                    self.disks.insert(block, State::Answered(usable(table)));
+                    let late = usable(table)
+                        .map_or_else(State::Failing, |table| State::Answered(Ok(table)));
+                    self.disks.insert(block, late);
                 }
                 None | Some(State::Answered(Err(_))) => {
                     let (read, asks) = (read.clone(), block.clone());
@@ -152,6 +158,7 @@ fn usable(table: Result<Table, patience::Error>) -> Table {
 fn known(block: &Block, state: &State) -> Disk {
     let table = match state {
         State::Answered(table) => table.clone(),
+        State::Failing(error) => Err(error.clone()),
         State::Silent { since, .. } => {
             Err(format!("has not answered since {:.1} s after the start", since.as_secs_f64()))
         }
@@ -176,7 +183,7 @@ mod tests {
     use super::*;
 
     /// Long enough for a thread, and short enough for a test.
-    const SHORT: Duration = Duration::from_millis(300);
+    const SHORT: Duration = Duration::from_secs(1);
 
     fn blocks(names: &[(&str, u64)]) -> Vec<Block> {
         names.iter().map(|(name, sequence)| Block::new(name, *sequence)).collect()
@@ -244,6 +251,31 @@ mod tests {
         assert_eq!(described(&found)[1], "sdc ()");
         assert!(tables.any_asked() && !tables.any_aside());
         drop(answer);
+    }
+
+    #[test]
+    fn a_disk_whose_reads_take_long_and_fail_is_not_asked_again() {
+        let (mut machine, mut tables) = (Machine::default(), Tables::default());
+        let (asks, asked) = mpsc::channel();
+        let (fail, failed) = mpsc::channel::<()>();
+        let failed = Arc::new(Mutex::new(failed));
+        let read = move |_: &Block| {
+            asks.send(()).unwrap();
+            failed.lock().unwrap().recv().ok();
+            Err("Input/output error".to_owned())
+        };
+        let one = blocks(&[("sda", 1)]);
+        let look = |tables: &mut Tables, machine: &mut Machine| {
+            described(&tables.look_at(machine, one.clone(), SHORT, read.clone()))
+        };
+        assert!(look(&mut tables, &mut machine)[0].contains("has not answered"));
+        fail.send(()).unwrap();
+        let failed = std::iter::repeat_with(|| look(&mut tables, &mut machine));
+        let failed = failed.map(|found| found[0].clone());
+        assert!({ failed }.any(|found| found == "sda (Input/output error)"));
+        look(&mut tables, &mut machine);
+        assert!(!tables.any_asked() && !tables.any_aside());
+        assert_eq!(asked.try_iter().count(), 1);
     }
 
     #[test]

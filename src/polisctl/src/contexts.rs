@@ -82,9 +82,9 @@ impl Context {
         Self { name, settings, ca: None, certificate: None, crl: None }
     }
 
-    /// The number of its CRL; zero: it has none.
-    pub(super) fn crl_number(&self) -> u64 {
-        self.crl.as_ref().map_or(0, |crl| crl.number)
+    /// The digest of its CRL; empty: it has none.
+    pub(super) fn crl_digest(&self) -> Vec<u8> {
+        self.crl.as_ref().map(pki::Crl::digest).unwrap_or_default()
     }
 }
 

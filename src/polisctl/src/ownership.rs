@@ -280,7 +280,8 @@ fn named(
         .unwrap_or_default();
     context.ca = Some(certified.ca);
     context.certificate = Some(certified.certificate);
-    context.crl = certified.crl;
+    // A leader of an earlier version sends none.
+    context.crl = certified.crl.or(context.crl);
     global.contexts.save(&context)?;
     global.contexts.set_current(&context.name)?;
     Ok(context)

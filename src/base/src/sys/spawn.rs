@@ -55,7 +55,7 @@ pub enum Ended {
 #[expect(unsafe_code, reason = "`pre_exec` runs code between fork and exec")]
 #[expect(
     clippy::disallowed_methods,
-    reason = "init starts one program and reaps in the same thread"
+    reason = "init starts one program, and waits for its start before it reaps"
 )]
 pub fn start<K: AsRef<OsStr>, V: AsRef<OsStr>>(
     program: &Path,

@@ -34,11 +34,15 @@ use super::maintenance::turn;
 use super::members::{self, Members};
 use super::{MemberId, Status};
 use polis_base::cause;
+use polis_base::files::{self, Dir};
 use polis_runtime::event::{Closed, until};
-use polis_runtime::supervisor::Context;
+use polis_runtime::supervisor::{Context, blocking};
 
 /// Free bytes below which a rewrite is not worth the pause of the member.
 const FREE_MIN: u64 = 100 << 20;
+
+/// Bytes that stay free beside the new file: etcd preallocates two files of its log.
+const ROOM: u64 = 256 << 20;
 
 /// The delay before another attempt: a member that was off is back, or another one has done its
 /// part. Shorter than a turn, so that the order of the turns holds.
@@ -71,6 +75,10 @@ enum Hindrance {
     Silent { missing: Vec<String> },
     #[error("a copy of the database is on its way out of this member")]
     Copy,
+    #[error("this member leads, and no other one takes the lead")]
+    Leads,
+    #[error("the data partition has {} MiB free, and the new file takes {}", free >> 20, needed >> 20)]
+    NoRoom { free: u64, needed: u64 },
     #[error("another member rewrites its database, or is before this one")]
     Turn,
 }
@@ -82,6 +90,8 @@ enum Error {
     #[error(transparent)]
     Members(#[from] members::Error),
     #[error(transparent)]
+    Files(#[from] files::Error),
+    #[error(transparent)]
     Etcd(#[from] client::Error),
 }
 
@@ -90,6 +100,8 @@ enum Error {
 pub(super) struct Service {
     pub(super) status: watch::Receiver<Status>,
     pub(super) members: Members,
+    /// Where the database is.
+    pub(super) data: Dir,
 }
 
 impl Service {
@@ -171,13 +183,19 @@ impl Service {
         let copies = self.members.sends_copies().await?;
         let status = self.status.borrow().clone();
         hindrance(&status, &answering, copies).map_or(Ok(()), Err)?;
+        let data = self.data.clone();
+        let free = blocking(move || data.space()).await?.free;
+        no_room(free, status.db_used).map_or(Ok(()), Err)?;
         Ok(status.voter().cloned().ok_or(Hindrance::NoVoter)?)
     }
 
     async fn rewrite(&self, clients: &Clients) -> Result<(), Error> {
         // Leases are renewed by the leader, and a rewrite may take longer than one lives.
-        self.members.hand_over(clients).await;
+        let handed = self.members.hand_over(clients).await;
         let status = self.status.borrow().clone();
+        if !handed && status.members.len() > 1 {
+            return Err(Hindrance::Leads.into());
+        }
         let begun = Instant::now();
         info!(bytes = status.db_size, used = status.db_used, "rewriting the database of etcd");
         let mut etcd = clients.raw().maintenance_client();
@@ -197,6 +215,12 @@ fn is_mostly_free(status: &Status) -> bool {
     let free = status.db_size.saturating_sub(status.db_used);
     // Without the second number, nothing is known.
     status.db_used > 0 && free >= FREE_MIN && free > status.db_size / 2
+}
+
+/// The new file lies beside the former one until it is whole.
+fn no_room(free: u64, used: u64) -> Option<Hindrance> {
+    let needed = used.saturating_add(ROOM);
+    (free < needed).then_some(Hindrance::NoRoom { free, needed })
 }
 
 /// What speaks against a rewrite now, where these members answer.
@@ -238,6 +262,13 @@ mod tests {
         assert!(!due(2048, 1500), "a quarter");
         assert!(!due(2048, 0), "not known");
         assert!(!due(10, 20), "the two numbers are of two moments");
+    }
+
+    #[test]
+    fn a_rewrite_needs_room_for_the_new_file_beside_the_former_one() {
+        assert_eq!(no_room(2048 * MIB, 1000 * MIB), None);
+        let refused = no_room(1200 * MIB, 1000 * MIB).unwrap().to_string();
+        assert_eq!(refused, "the data partition has 1200 MiB free, and the new file takes 1256");
     }
 
     async fn voter() -> Status {

@@ -196,10 +196,10 @@ impl Members {
         peers::sends_copies(&self.sockets.http()).await.map_err(Error::Peers)
     }
 
-    /// Lets a voter that is connected lead, if this member does.
-    pub(super) async fn hand_over(&self, clients: &Clients) {
+    /// Lets a voter that is connected lead, if this member does. Returns whether it leads no more.
+    pub(super) async fn hand_over(&self, clients: &Clients) -> bool {
         let status = self.status.borrow().clone();
-        hand_over(&status, clients, &self.sockets).await;
+        hand_over(&status, clients, &self.sockets).await
     }
 
     /// The numbers of this member since it was started.
@@ -411,21 +411,26 @@ async fn follow(clients: &Clients, own: &Member, url: &str) -> Result<bool, clie
 }
 
 /// Lets a voter that is connected lead, if the member of `status` leads: writes go on at once
-/// then, and not after an election.
-pub(super) async fn hand_over(status: &Status, clients: &Clients, sockets: &Sockets) {
+/// then, and not after an election. Returns whether it leads no more.
+pub(super) async fn hand_over(status: &Status, clients: &Clients, sockets: &Sockets) -> bool {
     if status.leader.is_none() || status.leader != status.member {
-        return;
+        return true;
     }
     let connected = peers::answering(&sockets.http()).await.unwrap_or_default();
     let fits = |member: &&Member| {
         !member.learner && Some(member.id) != status.member && connected.contains(&member.id)
     };
-    let Some(next) = status.members.iter().find(fits) else { return };
+    let Some(next) = status.members.iter().find(fits) else { return false };
     let mut etcd = clients.raw().maintenance_client();
     match tokio::time::timeout(HAND_OVER_MAX, etcd.move_leader(next.id.0)).await {
-        Ok(Ok(_moved)) => info!(leader = next.name, "this member hands its leadership over"),
-        // The others elect one.
-        failed => warn!(?failed, "this member cannot hand its leadership over"),
+        Ok(Ok(_moved)) => {
+            info!(leader = next.name, "this member hands its leadership over");
+            true
+        }
+        failed => {
+            warn!(?failed, "this member cannot hand its leadership over");
+            false
+        }
     }
 }
 

@@ -189,7 +189,8 @@ impl<'a> Serving<'a> {
                 Event::RestartWanted => {
                     if self.is_outdated() {
                         let status = self.channels.status.borrow().clone();
-                        hand_over(&status, &self.clients, &self.config.sockets).await;
+                        // Otherwise the others elect one.
+                        let _handed = hand_over(&status, &self.clients, &self.config.sockets).await;
                         self.channels.status.send_modify(|status| {
                             (status.clients, status.leader) = (None, None);
                             status.standing = MemberStatus::Starting;

@@ -306,6 +306,7 @@ impl Service {
         let defragmentation = defragmentation::Service {
             status: self.channels.status.subscribe(),
             members: self.members(),
+            data: self.config.tree.data.clone(),
         };
         ctx.spawn("defragmentation", Policy::forever(), move |ctx| {
             defragmentation.clone().run(ctx)

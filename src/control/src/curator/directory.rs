@@ -122,7 +122,7 @@ pub struct Directory {
     update: Option<Arc<v1::ClusterUpdate>>,
     leaders: BTreeMap<String, (i64, Leader)>,
     crl: Arc<Vec<u8>>,
-    crl_number: u64,
+    crl_digest: Vec<u8>,
     /// The certificate of the CA that signs, and the record of its rotations, if there is one.
     authority: Option<Vec<u8>>,
     rotated: Option<Arc<Authorities>>,
@@ -201,10 +201,10 @@ impl Directory {
         Arc::clone(&self.crl)
     }
 
-    /// Its number; zero before the first one.
+    /// Its digest; empty before the first one.
     #[must_use]
-    pub fn crl_number(&self) -> u64 {
-        self.crl_number
+    pub fn crl_digest(&self) -> &[u8] {
+        &self.crl_digest
     }
 
     /// The cluster's CA and those before it; `None` before the first listing.
@@ -313,7 +313,7 @@ impl Directory {
             let Ok(read) = v1::ClusterUpdate::decode(kv.value.as_slice()) else { return damaged() };
             self.update = Some(Arc::new(read));
         } else if kv.key == store::crl_key() {
-            self.crl_number = Crl::read(&kv.value).map_or(0, |crl| crl.number);
+            self.crl_digest = Crl::digest_of(&kv.value);
             self.crl = Arc::new(kv.value.clone());
         } else if kv.key == store::authority_key() {
             self.authority = Some(kv.value.clone());

@@ -7,7 +7,7 @@
 //!         |                        |
 //!         | ready, cluster healthy,| never ready, an unhealthy cluster, a workload lost, a
 //!         | workloads as before:   | guru, a panic: the loader starts the system before, which
-//!         v polis-V.efi            v says so
+//!         v polis-V.efi            v reports it
 //!       [kept]                  [gone back]
 //! ```
 //!

@@ -912,7 +912,7 @@ impl CuratorLocal for Served {
         let this = v1::GetCurrentLeaderResponse {
             leader_id: if leads { id.clone() } else { String::new() },
             this_id: id,
-            crl_number: Crl::read(&self.crl.lock().unwrap()).map_or(0, |crl| crl.number),
+            crl_digest: Crl::read(&self.crl.lock().unwrap()).map_or(Vec::new(), |crl| crl.digest()),
             ..Default::default()
         };
         Ok(Response::new(stream::iter([Ok(this)]).chain(stream::pending()).boxed()))
@@ -998,9 +998,9 @@ impl Management for Served {
         &self,
         request: Request<v1::GetClusterInfoRequest>,
     ) -> Result<Response<v1::GetClusterInfoResponse>, Status> {
-        let known = request.into_inner().crl_number;
+        let known = request.into_inner().crl_digest;
         let crl = self.crl.lock().unwrap().clone();
-        let other = Crl::read(&crl).filter(|crl| crl.number != known);
+        let other = Crl::read(&crl).filter(|crl| crl.digest() != known);
         Ok(Response::new(v1::GetClusterInfoResponse {
             crl: other.map(|crl| crl.der).unwrap_or_default(),
             ca_certificate: self.ca.clone(),

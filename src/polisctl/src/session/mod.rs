@@ -232,7 +232,8 @@ impl Session {
         if known.is_some_and(|known| !known.signed(shown)) {
             self.follow_ca().await;
         }
-        if ![0, self.context.crl_number()].contains(&leader.crl_number)
+        let known = [Vec::new(), self.context.crl_digest()];
+        if !known.contains(&leader.crl_digest)
             && let Err(error) = self.read_crl().await
         {
             self.out.remark(error.render().trim_end());
@@ -241,11 +242,13 @@ impl Session {
 
     /// Reads the CRL, for this command and the next.
     async fn read_crl(&self) -> Result<(), Error> {
-        let crl_number = self.context.crl_number();
+        let crl_digest = self.context.crl_digest();
         let client = self.client();
-        let read = client.call(Repeat::Allowed, |channel| async move {
-            let request = v1::GetClusterInfoRequest { crl_number };
-            Ok(ManagementClient::new(channel).get_cluster_info(request).await?.into_inner())
+        let read = client.call(Repeat::Allowed, |channel| {
+            let request = v1::GetClusterInfoRequest { crl_digest: crl_digest.clone() };
+            async move {
+                Ok(ManagementClient::new(channel).get_cluster_info(request).await?.into_inner())
+            }
         });
         let info = self.within("read the list of revoked certificates", Box::pin(read)).await?;
         self.learn(&info);
@@ -352,11 +355,11 @@ impl Session {
 
     /// Reads the description of the cluster, and stores what a later command needs of it.
     pub(super) async fn cluster_info(&self) -> Result<v1::GetClusterInfoResponse, Error> {
-        let crl_number = self.context.crl_number();
+        let crl_digest = self.context.crl_digest();
         let info = self
-            .call("read the cluster's configuration", Repeat::Allowed, |channel| async move {
-                let request = v1::GetClusterInfoRequest { crl_number };
-                ManagementClient::new(channel).get_cluster_info(request).await
+            .call("read the cluster's configuration", Repeat::Allowed, |channel| {
+                let request = v1::GetClusterInfoRequest { crl_digest: crl_digest.clone() };
+                async move { ManagementClient::new(channel).get_cluster_info(request).await }
             })
             .await?;
         self.learn(&info);

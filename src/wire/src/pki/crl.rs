@@ -10,6 +10,7 @@ use std::time::SystemTime;
 use rcgen::{
     CertificateRevocationListParams, KeyIdMethod, RevocationReason, RevokedCertParams, SerialNumber,
 };
+use sha2::{Digest as _, Sha256};
 use time::OffsetDateTime;
 use x509_parser::prelude::FromDer as _;
 use x509_parser::revocation_list::CertificateRevocationList;
@@ -114,6 +115,19 @@ impl Crl {
     #[must_use]
     pub fn serials(self) -> BTreeSet<Vec<u8>> {
         self.revoked.into_iter().map(|entry| entry.serial).collect()
+    }
+
+    /// What tells it from every other list: of two clusters that began with one snapshot, both may
+    /// have one of this number.
+    #[must_use]
+    pub fn digest(&self) -> Vec<u8> {
+        Self::digest_of(&self.der)
+    }
+
+    /// The same of a list in DER.
+    #[must_use]
+    pub fn digest_of(der: &[u8]) -> Vec<u8> {
+        Sha256::digest(der).to_vec()
     }
 
     /// The list in PEM.

@@ -120,7 +120,7 @@ impl Daemon {
             blocking(move || gvisor::lacking(&config.ground.proc, &config.programs)).await;
         let handler = report(ctx, &lacking);
         let config = self.config.clone();
-        blocking(move || write_files(&config, handler)).await?;
+        Box::pin(blocking(move || write_files(&config, handler))).await?;
         let ground = self.config.ground.clone();
         Ok(blocking(move || ground::prepare(&ground, &[Role::KubernetesWorker])).await?)
     }

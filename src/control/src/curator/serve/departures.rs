@@ -242,7 +242,9 @@ impl Lead {
         // The journal of an update may be that of another leader.
         self.current().await?;
         let leaving = match self.may_leave(id, node).await {
-            Err(error @ (Error::Members(MembersError::Refused(_)) | Error::Restarting { .. })) => {
+            // One that has begun waits for a voter that restarts, which a new leader knows only
+            // by its next heartbeat.
+            Err(error @ Error::Members(MembersError::Refused(_))) => {
                 if let Some(begun) = node.leaving {
                     // The caller may be gone: this line is the only report of it.
                     warn!(

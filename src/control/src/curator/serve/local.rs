@@ -21,10 +21,10 @@ impl CuratorLocal for Handlers {
         let sent = None;
         let stream = futures::stream::unfold((leadership, sent), move |(mut leadership, sent)| {
             let this_id = this_id.clone();
-            let crl_number = directory.borrow().crl_number();
+            let crl_digest = directory.borrow().crl_digest().to_vec();
             async move {
                 loop {
-                    let now = answer(&leadership.borrow_and_update(), &this_id, crl_number);
+                    let now = answer(&leadership.borrow_and_update(), &this_id, &crl_digest);
                     if sent.as_ref() != Some(&now) {
                         return Some((Ok(now.clone()), (leadership, Some(now))));
                     }
@@ -46,7 +46,11 @@ impl CuratorLocal for Handlers {
 
 /// The leader. This curator names itself only while it would serve: a caller that received
 /// its name from a curator that does not serve would ask no other.
-fn answer(leadership: &Leadership, this_id: &str, crl_number: u64) -> v1::GetCurrentLeaderResponse {
+fn answer(
+    leadership: &Leadership,
+    this_id: &str,
+    crl_digest: &[u8],
+) -> v1::GetCurrentLeaderResponse {
     let leader = leadership
         .leader
         .as_ref()
@@ -59,7 +63,7 @@ fn answer(leadership: &Leadership, this_id: &str, crl_number: u64) -> v1::GetCur
             .unwrap_or_default(),
         leader_port: leader.map_or(0, |leader| leader.port.into()),
         this_id: this_id.to_owned(),
-        crl_number: if leadership.term.is_some() { crl_number } else { 0 },
+        crl_digest: leadership.term.as_ref().map(|_| crl_digest.to_vec()).unwrap_or_default(),
     }
 }
 
@@ -77,8 +81,8 @@ mod tests {
         let since = SystemTime::UNIX_EPOCH;
         let leader = Some(Leader { node, address: None, port: 7835, since });
         let leadership = Leadership { leader, term: None };
-        let own = answer(&leadership, &node.to_string(), 3);
-        assert_eq!((own.leader_id.as_str(), own.crl_number), ("", 0));
-        assert_eq!(answer(&leadership, "polis-other", 3).leader_id, node.to_string());
+        let own = answer(&leadership, &node.to_string(), b"digest");
+        assert!(own.leader_id.is_empty() && own.crl_digest.is_empty());
+        assert_eq!(answer(&leadership, "polis-other", b"digest").leader_id, node.to_string());
     }
 }

@@ -60,7 +60,7 @@ impl Management for Handlers {
         &self,
         request: Request<v1::GetClusterInfoRequest>,
     ) -> Result<Response<v1::GetClusterInfoResponse>, Status> {
-        let known = request.into_inner().crl_number;
+        let known = request.into_inner().crl_digest;
         let lead = self.lead()?;
         let directory = lead.current().await?;
         let directory = directory.borrow();
@@ -85,9 +85,9 @@ impl Management for Handlers {
             nodes_decommissioned,
             refused_registrations: self.0.refusals.list(),
             update: lead.update_that_goes_on(&directory),
-            crl: match directory.crl_number() {
-                number if number == known => Vec::new(),
-                _ => directory.crl().to_vec(),
+            crl: match directory.crl_digest() == known {
+                true => Vec::new(),
+                false => directory.crl().to_vec(),
             },
         }))
     }

@@ -35,7 +35,7 @@ use polis_proto::v1::cluster_update::{State, Step};
 use polis_proto::v1::update_report::Phase;
 use semver::Version;
 
-use super::facts::{Fact, Facts};
+use super::facts::{Fact, Facts, Fault};
 use super::plan::{place, spares_one, voters};
 use polis_wire::identity::NodeId;
 
@@ -215,16 +215,21 @@ pub fn restarting(
     facts: &Facts,
     leave: Option<NodeId>,
 ) -> Option<NodeId> {
-    let step = in_turn(journal).filter(|_| journal.state() == State::Running)?;
+    let step = in_turn(journal)?;
     let fact = facts.nodes.iter().find(|fact| fact.id.to_string() == step.node_id)?;
+    let phase = fact.report.as_ref().map(v1::UpdateReport::phase);
+    let healthy = fact.health == v1::NodeHealth::Healthy;
     let restarts = match taking(journal, step, fact) {
+        // One that has its leave goes, although the update was ended; then it does not answer.
+        _ if journal.state() != State::Running => {
+            leave == Some(fact.id) || (healthy && phase == Some(Phase::Restart))
+        }
         Taking::Done | Taking::Failed(_) => false,
         Taking::Ready => leave.or_else(|| self::leave(journal, facts)) == Some(fact.id),
         // After a restart that was not for its update, a node prepares again for another leave.
         Taking::On(_) => {
-            let phase = fact.report.as_ref().map(v1::UpdateReport::phase);
             let prepares = phase.is_some_and(|phase| phase != Phase::Restart)
-                && fact.health == v1::NodeHealth::Healthy
+                && healthy
                 && !runs(journal, fact);
             !step.left.is_empty() && !prepares
         }
@@ -379,6 +384,9 @@ fn boot_id(fact: &Fact) -> String {
 /// The obstacle to the restart of a node: another one is not as it should be, or etcd would
 /// stop.
 fn obstacle(fact: &Fact, facts: &Facts) -> Option<String> {
+    if fact.leaving {
+        return Some(format!("{}: {}", fact.id, Fault::Leaving));
+    }
     let mut others = facts.nodes.iter().filter(|other| other.id != fact.id);
     if let Some((node, fault)) = others.find_map(|other| Some((other.id, other.fault()?))) {
         return Some(format!("{node}: {fault}"));
@@ -725,10 +733,15 @@ mod tests {
             report.set_phase(Phase::Drain);
         });
         assert_eq!(restarting(&world, None), None);
-        // An update that was ended gives no leave.
+        // An update that was ended gives no leave, and takes none back.
         let (mut world, node) = left();
         world.journal = controlled(&world.journal, Control::Abort, world.now);
-        assert_eq!(restarting(&world, Some(node)), None);
+        assert_eq!(restarting(&world, None), None);
+        assert_eq!(restarting(&world, Some(node)), Some(node));
+        world.report(node, |report| report.set_phase(Phase::Restart));
+        assert_eq!(restarting(&world, None), Some(node));
+        world.fact(node).health = NodeHealth::Late;
+        assert_eq!(restarting(&world, None), None, "etcd knows by itself whether it answers");
         // etcd does not miss a node that does not vote.
         let (mut world, node) = left();
         world.fact(node).voter = false;

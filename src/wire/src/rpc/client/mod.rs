@@ -152,9 +152,9 @@ impl From<Error> for Status {
 pub struct Leader {
     /// The way to it.
     pub connection: Connection,
-    /// The number of the CRL of the cluster's CA, as it said when it was found; zero: there is
-    /// none.
-    pub crl_number: u64,
+    /// The digest of the CRL of the cluster's CA ([`Crl::digest`](crate::pki::Crl::digest)), as it
+    /// sent it when it was found; empty: there is none.
+    pub crl_digest: Vec<u8>,
     /// Announces a change of leader.
     updates: Arc<Mutex<Updates>>,
     number: u64,
@@ -351,7 +351,7 @@ impl Client {
         let access_list = access_list.unwrap_or_default();
         let search = Search { credentials: &credentials, access_list: &access_list, asked };
         let leads = search.run(first, &mut found.followers).await?;
-        let search::Found { connection, updates, crl_number } = leads;
+        let search::Found { connection, updates, crl_digest } = leads;
         info!(leader = %connection.node, address = %connection.address, "found the leader");
         found.count += 1;
         found.last = Some(Candidate {
@@ -361,7 +361,7 @@ impl Client {
         });
         self.leader.send_replace(Some(connection.node));
         let (updates, number) = (Arc::new(Mutex::new(updates)), found.count);
-        let leader = Leader { connection, crl_number, updates, number };
+        let leader = Leader { connection, crl_digest, updates, number };
         found.leader = Some(leader.clone());
         Ok(leader)
     }

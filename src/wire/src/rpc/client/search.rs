@@ -73,8 +73,8 @@ pub(super) struct Follower {
 pub(super) struct Found {
     pub(super) connection: Connection,
     pub(super) updates: Updates,
-    /// The number of the CRL that it has.
-    pub(super) crl_number: u64,
+    /// The digest of the CRL that it has; empty: it has none.
+    pub(super) crl_digest: Vec<u8>,
 }
 
 /// The answer of a curator about the leader.
@@ -214,8 +214,8 @@ impl Follower {
         self.names = match says(reply, &self.connection.node.to_string()) {
             Says::Leads => {
                 let Self { connection, updates, .. } = self;
-                let crl_number = reply.crl_number;
-                return Answer::Leads(Box::new(Found { connection, updates, crl_number }));
+                let crl_digest = reply.crl_digest.clone();
+                return Answer::Leads(Box::new(Found { connection, updates, crl_digest }));
             }
             Says::Names(leader) => Some(leader),
             Says::Nothing => None,
