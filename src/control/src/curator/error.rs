@@ -188,8 +188,7 @@ pub enum Error {
     /// etcd must not miss two voters at once.
     #[error(
         "{node} restarts for the update of the cluster, and etcd must not miss another voter \
-         meanwhile: wait until it is back, and keep the next node from its turn with `polisctl \
-         cluster update pause`"
+         meanwhile: wait until it is back, or pause the update before the turn of the next one"
     )]
     Restarting {
         /// The voter that restarts.

@@ -118,10 +118,7 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
              alone takes the bundle by `polisctl node update NODE FILE`"
         }
         ("update-going-on", _) => "`polisctl cluster update status` shows it",
-        ("update-restarts", _) => {
-            "`polisctl cluster update status` shows when the node is back; `polisctl cluster \
-             update abort` ends the update"
-        }
+        ("update-restarts", _) => "`polisctl cluster update status` shows when the node is back",
         ("no-rotation", _) => "`polisctl cluster rotate-ca` begins one",
         ("no-update", _) => "`polisctl cluster update FILE` begins one",
         ("update-failed", _) => {
