@@ -53,7 +53,7 @@ pub enum Error {
     NoAnswer {
         /// The stage that waited.
         stage: Stage,
-        /// What it waited for.
+        /// The step that waited for the disk.
         step: &'static str,
         /// The partition.
         partition: &'static str,

@@ -150,8 +150,8 @@ fn node(machine: &mut Machine, key: Option<&recovery::Text>) -> Result<End, Erro
     Ok(main.run())
 }
 
-/// A `node` that just started. Where nobody waits for it any more, because its disk took too long,
-/// it ends: a guru meditation has begun.
+/// A `node` that just started. It ends where `init` has stopped waiting for it, because
+/// its disk took too long: a guru meditation has begun.
 struct Late(Option<Started>);
 
 impl Late {

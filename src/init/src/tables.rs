@@ -41,7 +41,7 @@ enum State {
         since: Duration,
         /// It has had its time.
         aside: bool,
-        /// What still asks for its table, if that was the question.
+        /// The read of its table that has not ended; `None` if another read did not.
         work: Option<Work<Table>>,
     },
 }

@@ -167,7 +167,7 @@ pub(super) fn mount(
     }
 }
 
-/// What the kernel refused.
+/// A refusal of the kernel.
 enum Refused {
     Device(io::Error),
     Mount(mount::Error),

@@ -73,7 +73,7 @@ enum Hindrance {
     Learner,
     #[error("members that do not answer: {}", missing.join(", "))]
     Silent { missing: Vec<String> },
-    #[error("a copy of the database is on its way out of this member")]
+    #[error("this member is sending a copy of its database")]
     Copy,
     #[error("this member leads, and no other one takes the lead")]
     Leads,
@@ -177,7 +177,7 @@ impl Service {
         done
     }
 
-    /// The way to this member, if nothing speaks against a rewrite.
+    /// The way to this member, if it may rewrite its database now.
     async fn ready(&self) -> Result<Clients, Error> {
         let answering = self.members.answering().await?;
         let copies = self.members.sends_copies().await?;
@@ -223,7 +223,7 @@ fn no_room(free: u64, used: u64) -> Option<Hindrance> {
     (free < needed).then_some(Hindrance::NoRoom { free, needed })
 }
 
-/// What speaks against a rewrite now, where these members answer.
+/// The first reason against a rewrite now, where these members answer.
 fn hindrance(status: &Status, answering: &BTreeSet<MemberId>, copies: bool) -> Option<Hindrance> {
     if status.voter().is_none() || status.leader.is_none() {
         return Some(Hindrance::NoVoter);

@@ -67,7 +67,7 @@ pub(super) struct Cluster {
     /// The proxy to Kubernetes, once the node has the role.
     gateway: Option<Running>,
     kubernetes: Kubernetes,
-    /// What the curator has revoked.
+    /// The CRL of the curator; empty: it has none.
     crl: Arc<Mutex<Vec<u8>>>,
     asked: Arc<Mutex<Vec<String>>>,
     leads: Arc<AtomicBool>,

@@ -117,8 +117,8 @@ impl Crl {
         self.revoked.into_iter().map(|entry| entry.serial).collect()
     }
 
-    /// What tells it from every other list: of two clusters that began with one snapshot, both may
-    /// have one of this number.
+    /// The SHA-256 of the list in DER. Its number does not identify it: a cluster that began again
+    /// from a snapshot uses numbers twice.
     #[must_use]
     pub fn digest(&self) -> Vec<u8> {
         Self::digest_of(&self.der)

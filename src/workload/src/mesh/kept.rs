@@ -83,7 +83,7 @@ impl Kept {
         }
     }
 
-    /// Makes the file what the records of a leader say. A failure is tried again at the next
+    /// Writes the records of a leader to the file. A failure is tried again at the next
     /// call.
     pub(super) async fn write(&mut self, own: NodeId, nodes: &Nodes) {
         self.replace(record(own, nodes).encode_to_vec()).await;
@@ -124,10 +124,10 @@ impl Kept {
     }
 }
 
-/// What the records say about the mesh; nothing while they have no place for the node `own`.
+/// The part of the records that the mesh needs; empty while they have no place for the node `own`.
 fn record(own: NodeId, nodes: &Nodes) -> v1::MeshPlaces {
     let place = |(id, node): (&NodeId, &v1::NodeInfo)| {
-        // What cannot be read here has no place in the mesh, and would make the file useless.
+        // A node that cannot be read here has no place in the mesh, and would spoil the file.
         let address = member(node)?.address;
         Some(Node {
             id: id.to_string(),
