@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::mount::MountFlags;
 
+use polis_base::cause;
+use polis_base::serial::Severity;
 use polis_base::sys::mount::{self, Mount};
 
 /// The kernel's own file systems; both stages need them first.
@@ -115,6 +117,28 @@ pub fn apply_first() -> Result<(), mount::Error> {
 pub fn is_mounted(target: &Path) -> bool {
     let table = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     table.lines().any(|line| line.split(' ').nth(1).is_some_and(|at| Path::new(at) == target))
+}
+
+/// Makes all of [`rest`]; returns the lines of the log, too.
+///
+/// # Errors
+///
+/// The kernel refuses one that must be there.
+pub fn make_tree() -> (Vec<(Severity, String)>, Result<(), mount::Error>) {
+    let mut lines = Vec::new();
+    // Before the first mount of the tree, which inherits it. Containers that ask for mounts
+    // of the host get them; everything else works without.
+    if let Err(error) = mount::share_all() {
+        lines.push((Severity::Error, format!("cannot share the mounts: {error}")));
+    }
+    for (mount, need) in rest() {
+        match (apply(&mount), need) {
+            (Ok(()), _) => {}
+            (Err(error), Need::Must) => return (lines, Err(error)),
+            (Err(error), Need::May) => lines.push((Severity::Debug, cause::line(&error))),
+        }
+    }
+    (lines, Ok(()))
 }
 
 /// Mounts one of [`rest`], making its directory where the kernel allows that.

@@ -3,12 +3,13 @@
 //! What this module does not do: classify (`life`) or act (`stage2`).
 
 use std::collections::{BTreeMap, VecDeque};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal, kill_process};
 
 use polis_base::serial::EventLine;
 use polis_base::stage::Stage;
@@ -252,6 +253,29 @@ fn read_some(pipe: &mut Option<OwnedFd>) -> Option<Vec<u8>> {
         Ok(_) | Err(_) => {
             *pipe = None;
             None
+        }
+    }
+}
+
+/// A `node` that just started. It ends where `init` has stopped waiting for it, because
+/// its disk took too long: a guru meditation has begun.
+pub(super) struct Late(Option<Started>);
+
+impl Late {
+    pub(super) fn new(started: Started) -> Self {
+        Self(Some(started))
+    }
+
+    pub(super) fn take(mut self) -> io::Result<Started> {
+        self.0.take().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        if let Some(started) = &self.0 {
+            // It has no child yet, and process 1 reaps it.
+            kill_process(started.process, Signal::KILL).ok();
         }
     }
 }

@@ -24,9 +24,6 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::process::{Signal, kill_process};
-
-use polis_base::cause;
 use polis_base::extra;
 use polis_base::files;
 use polis_base::recovery;
@@ -34,8 +31,8 @@ use polis_base::serial::{EventLine, Severity};
 use polis_base::stage::Stage;
 use polis_base::sys::poll::{self, Interest};
 use polis_base::sys::reboot::Reason;
-use polis_base::sys::spawn::{self, Ended, Started};
-use polis_base::sys::{clock, files as sys_files, mount, vt};
+use polis_base::sys::spawn::{self, Ended};
+use polis_base::sys::{clock, files as sys_files, vt};
 use polis_base::trapdoor::{Report, code};
 
 use super::attempts::Store;
@@ -48,8 +45,8 @@ use super::heartbeat::Heartbeat;
 use super::last_words::{self, LastWords};
 use super::life::{Effect, Event, Outcome, State};
 use super::machine::{Identity, Machine, Start, reap};
-use super::mounts::{self, Need};
-use super::node::{Message, NODE, Node, variables};
+use super::mounts;
+use super::node::{Late, Message, NODE, Node, variables};
 use super::patience::{self, Work};
 use super::record;
 use super::relay::Partial;
@@ -131,7 +128,7 @@ fn node(machine: &mut Machine, key: Option<&recovery::Text>) -> Result<End, Erro
     let key = key.cloned();
     let started = verified::step(machine, "start node", move || {
         let key = key.as_ref().map(|key| key.expose().as_bytes());
-        spawn::start(Path::new(NODE), variables, key).map(|started| Late(Some(started)))
+        spawn::start(Path::new(NODE), variables, key).map(Late::new)
     });
     let node = started?.and_then(Late::take);
     let node = node.map_err(|source| Error::StartNode { program: NODE, source })?;
@@ -148,25 +145,6 @@ fn node(machine: &mut Machine, key: Option<&recovery::Text>) -> Result<End, Erro
         heartbeat: Heartbeat::new(node_deadline, clock::uptime()),
     };
     Ok(main.run())
-}
-
-/// A `node` that just started. It ends where `init` has stopped waiting for it, because
-/// its disk took too long: a guru meditation has begun.
-struct Late(Option<Started>);
-
-impl Late {
-    fn take(mut self) -> io::Result<Started> {
-        self.0.take().ok_or_else(|| io::ErrorKind::NotFound.into())
-    }
-}
-
-impl Drop for Late {
-    fn drop(&mut self) {
-        if let Some(started) = &self.0 {
-            // It has no child yet, and process 1 reaps it.
-            kill_process(started.process, Signal::KILL).ok();
-        }
-    }
 }
 
 /// Reads the identity of the system.
@@ -192,27 +170,9 @@ fn os_release<'a>(text: &'a str, key: &str) -> Option<&'a str> {
 
 fn mount_tree(machine: &mut Machine) -> Result<(), Error> {
     // Each mount looks its directory up in the system.
-    let (lines, mounted) = verified::step(machine, "mount the tree", make_tree)?;
+    let (lines, mounted) = verified::step(machine, "mount the tree", mounts::make_tree)?;
     lines.iter().for_each(|(severity, text)| machine.port.log(*severity, text));
     mounted.map_err(Error::Tree)
-}
-
-/// Makes the tree of mounts; returns the lines of the log, too.
-fn make_tree() -> (Vec<(Severity, String)>, Result<(), mount::Error>) {
-    let mut lines = Vec::new();
-    // Before the first mount of the tree, which inherits it. Containers that ask for mounts
-    // of the host get them; everything else works without.
-    if let Err(error) = mount::share_all() {
-        lines.push((Severity::Error, format!("cannot share the mounts: {error}")));
-    }
-    for (mount, need) in mounts::rest() {
-        match (mounts::apply(&mount), need) {
-            (Ok(()), _) => {}
-            (Err(error), Need::Must) => return (lines, Err(error)),
-            (Err(error), Need::May) => lines.push((Severity::Debug, cause::line(&error))),
-        }
-    }
-    (lines, Ok(()))
 }
 
 /// A short text for the screen before `node` draws on it.

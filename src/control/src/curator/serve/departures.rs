@@ -11,7 +11,8 @@
 //! A call only waits for the departure: the caller may go away. The current leader carries
 //! out `leaving` for as long as the record has it, and a repeated call waits for the same
 //! departure. If the others cannot go on without the node any more, the departure is
-//! withdrawn, as if it had been refused, and the log of the leader reports it.
+//! withdrawn, as if it had been refused, and the log of the leader reports it. One that has begun
+//! waits while another voter restarts for its update.
 //!
 //! A learner of a node that should not be a member is taken out, too: a leader that did not
 //! know yet that it no longer leads may have added it.
