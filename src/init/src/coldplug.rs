@@ -27,7 +27,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::last_words::EFI_MODULE;
-use super::modules::Modules;
+use super::modules::{self, Modules};
 use polis_base::sys;
 
 /// Modaliases that wait for the thread. A hub full of devices has dozens.
@@ -262,7 +262,9 @@ impl Worker {
         };
         let mut seen = BTreeSet::new();
         for name in found.into_values().flatten() {
-            if seen.insert(name.clone()) {
+            // Stage 1 has handed it to the kernel, which would make this thread wait for the end
+            // of its search: a driver whose disk never answers has none.
+            if seen.insert(name.clone()) && !modules::is_loading(&name) {
                 self.one(modules, &name, c"");
             }
         }

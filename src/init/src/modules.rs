@@ -128,6 +128,11 @@ fn plain(byte: u8) -> u8 {
     if byte == b'-' { b'_' } else { byte }
 }
 
+/// The name of a module as the kernel writes it.
+fn own_name(name: &str) -> String {
+    name.replace('-', "_")
+}
+
 /// The name in a path such as `kernel/fs/xfs/xfs.ko.xz` or a line that starts with one.
 fn name(path: &str) -> &str {
     let path = path.split(':').next().unwrap_or(path);
@@ -209,7 +214,7 @@ impl Modules {
     }
 
     fn load_within(&mut self, wanted: &str, parameters: &CStr, depth: usize) -> Result<(), Error> {
-        let own: String = wanted.chars().map(|c| if c == '-' { '_' } else { c }).collect();
+        let own = own_name(wanted);
         if self.loaded.contains(&own) || is_live(&own) {
             return Ok(());
         }
@@ -256,8 +261,19 @@ impl Modules {
 /// even if parts of it are visible: the kernel makes a second loader wait for the
 /// first.
 fn is_live(name: &str) -> bool {
-    let state = Path::new("/sys/module").join(name).join("initstate");
-    fs::read_to_string(state).is_ok_and(|state| state.trim_end() == "live")
+    state(name).is_some_and(|state| state == "live")
+}
+
+/// Whether the kernel is loading it: a driver does so while it looks for its devices.
+#[must_use]
+pub fn is_loading(name: &str) -> bool {
+    state(name).is_some_and(|state| state == "coming")
+}
+
+/// What the kernel says of a module of its own: `coming`, `live` or `going`.
+fn state(name: &str) -> Option<String> {
+    let state = Path::new("/sys/module").join(own_name(name)).join("initstate");
+    fs::read_to_string(state).ok().map(|state| state.trim_end().to_owned())
 }
 
 /// The modules to load before and after a module, from the text of `modules.softdep`.
