@@ -142,6 +142,13 @@ impl<'a> User<'a> {
     }
 }
 
+/// The status code of the answer to an owner who asks for the nodes through the proxy.
+pub(crate) async fn of_an_owner(controller: &Controller) -> u16 {
+    let list =
+        Question { name: "list nodes", method: Method::GET, path: "/api/v1/nodes", body: None };
+    code(&User::new(controller, Role::Owner).await.asks(&list, "").await)
+}
+
 /// The status code of an answer.
 fn code(answer: &str) -> u16 {
     answer.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or_default()

@@ -1,14 +1,15 @@
 //! Certificates are renewed under servers that go on running.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use polis_base::files::Group;
 use polis_tests::{Story, patiently, story};
-use polis_wire::pki::{Facts, certificate_der};
+use polis_wire::pki::{Facts, certificates_der};
 use polis_wire::rpc::provider;
 use polis_workload::Part;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -50,17 +51,24 @@ async fn new_certificates_are_taken_without_a_restart() {
         assert_eq!(controller.pid(part), pid, "{purpose}");
         let file =
             controller.site.data.pair(purpose, Group::Root).certificate.read().unwrap().unwrap();
-        let facts = Facts::read(&certificate_der(&file).unwrap()).unwrap();
+        let facts = Facts::read(&certificates_der(&file).unwrap()[0]).unwrap();
         assert_eq!(serial(&controller, address).await, facts.serial, "{purpose}");
     }
     controller.stop().await;
 }
 
 /// The serial number of the certificate that a server shows.
-async fn serial(controller: &Controller, address: std::net::SocketAddr) -> Vec<u8> {
+async fn serial(controller: &Controller, address: SocketAddr) -> Vec<u8> {
+    Facts::read(&shown(controller, address).await.unwrap()).unwrap().serial
+}
+
+/// The certificate that a server shows; `None` if the authorities of now have not signed it.
+pub(crate) async fn shown(controller: &Controller, address: SocketAddr) -> Option<Vec<u8>> {
     let ca = controller.site.run.ca.read().unwrap().unwrap();
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from(certificate_der(&ca).unwrap())).unwrap();
+    for authority in certificates_der(&ca).unwrap() {
+        roots.add(authority).unwrap();
+    }
     let config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .unwrap()
@@ -68,7 +76,6 @@ async fn serial(controller: &Controller, address: std::net::SocketAddr) -> Vec<u
         .with_no_client_auth();
     let tcp = TcpStream::connect(address).await.unwrap();
     let name = ServerName::IpAddress(address.ip().into());
-    let tls = TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap();
-    let shown = tls.get_ref().1.peer_certificates().unwrap()[0].to_vec();
-    Facts::read(&shown).unwrap().serial
+    let tls = TlsConnector::from(Arc::new(config)).connect(name, tcp).await.ok()?;
+    Some(tls.get_ref().1.peer_certificates()?[0].to_vec())
 }

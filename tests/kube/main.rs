@@ -18,6 +18,7 @@ mod drain;
 mod harness;
 mod registries;
 mod registry;
+mod rotation;
 mod volumes;
 mod world;
 
@@ -36,6 +37,7 @@ const FILES: &[&[Story]] = &[
     control_plane::STORIES,
     drain::STORIES,
     registries::STORIES,
+    rotation::STORIES,
     volumes::STORIES,
 ];
 

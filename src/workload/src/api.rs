@@ -300,26 +300,26 @@ fn tls(ca: &File, client: Option<&Pair>) -> Result<ClientConfig, Error> {
         Error::Credentials { what, source }
     };
     let mut roots = RootCertStore::empty();
-    let root = certificate(ca).map_err(|source| unusable(ca, source))?;
-    roots.add(root).map_err(|source| unusable(ca, source.into()))?;
+    for root in certificates(ca).map_err(|source| unusable(ca, source))? {
+        roots.add(root).map_err(|source| unusable(ca, source.into()))?;
+    }
     let builder = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(|source| unusable(ca, source.into()))?
         .with_root_certificates(roots);
     let Some(pair) = client else { return Ok(builder.with_no_client_auth()) };
-    let own = certificate(&pair.certificate);
+    let own = certificates(&pair.certificate);
     let own = own.map_err(|source| unusable(&pair.certificate, source))?;
     let key = key(&pair.key).map_err(|source| unusable(&pair.key, source))?;
     let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(pki::key_der(&key).to_vec()));
-    let config = builder.with_client_auth_cert(vec![own], key);
+    let config = builder.with_client_auth_cert(own, key);
     config.map_err(|source| unusable(&pair.certificate, source.into()))
 }
 
-fn certificate(file: &File) -> anyhow::Result<CertificateDer<'static>> {
+/// The certificates in a file: authorities, or one with the bridges to it.
+fn certificates(file: &File) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let text = file.read()?.ok_or_else(missing)?;
-    let der =
-        pki::certificate_der(&text).ok_or_else(|| anyhow::anyhow!("it is not a certificate"))?;
-    Ok(CertificateDer::from(der))
+    pki::certificates_der(&text).ok_or_else(|| anyhow::anyhow!("it is not a certificate"))
 }
 
 /// The key in a file.

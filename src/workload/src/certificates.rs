@@ -7,16 +7,21 @@
 //! etcd: authorities, service-account key, encryption key --> /ephemeral/kubernetes
 //! own keys on /data/kubernetes/pki -- signed in etcd ------> beside them
 //!      ^                                                          |
-//!      +------- every hour: renewed after two thirds -------------+
+//!      +-- every hour, and when an owner rotates the authorities -+
 //! ```
 //!
-//! Every program reads its files again when they change, so a renewal restarts nothing.
+//! A certificate is renewed after two thirds of its life, and when another authority signs. Every
+//! program reads its files again when they change, so that restarts nothing but the controller
+//! manager, which gives the authorities to pods, once a former one is not trusted any more.
+//! The bridges of a rotation follow each certificate, for a program that still holds the
+//! authority of before.
 //!
 //! Invariants:
 //! - Of several controllers at once, one makes a shared key, and the others read it.
 //! - A file is replaced whole, and only by other content.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64ct::{Base64, Encoding as _};
@@ -42,8 +47,9 @@ use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::NodeId;
 use polis_wire::pki::{
-    self, Certificate, Guard, Issued, Namespace, Reason, ServiceAccounts, Store, Write,
+    self, Authorities, Certificate, Guard, Issued, Namespace, Reason, ServiceAccounts, Store, Write,
 };
+use polis_wire::rpc::Credentials;
 
 /// The delay after an attempt that failed: another controller may have been faster.
 const RETRY: Duration = Duration::from_secs(2);
@@ -81,6 +87,10 @@ pub(super) struct Service {
     pub(super) consensus: watch::Receiver<consensus::Status>,
     /// Between two looks at the age of the certificates.
     pub(super) look: Duration,
+    /// The node's own, which change when the authorities of the cluster do.
+    pub(super) credentials: watch::Receiver<Option<Credentials>>,
+    /// The authority of the components, and those before it.
+    pub(super) authorities: watch::Sender<Option<Arc<Authorities>>>,
     pub(super) parts: Parts,
 }
 
@@ -108,7 +118,8 @@ impl Service {
                     RETRY
                 }
             };
-            if ctx.until_cancelled(sleep(wait)).await.is_none() {
+            let wait = until_another_look(wait, &mut self.credentials);
+            if ctx.until_cancelled(wait).await.is_none() {
                 return Ok(());
             }
         }
@@ -117,19 +128,19 @@ impl Service {
     /// Makes and writes every key, certificate and file.
     async fn pass(&self, client: &Client) -> Result<(), Error> {
         let namespace = Namespace::new(client.clone(), "");
-        let now = clock::now();
-        let ca = namespace.ensure(&authority(), now).await?;
-        let front_proxy_ca = namespace.ensure(&front_proxy_authority(), now).await?;
+        let ca = authorities(&namespace, &authority()).await?;
+        let front_proxy_ca = authorities(&namespace, &front_proxy_authority()).await?;
         let accounts = ServiceAccounts::new(client.clone(), "").ensure().await?;
         let encryption = encryption_key(client).await?;
 
         let (data, run) = (self.site.data.clone(), self.site.run.clone());
         let (api, site) = (self.site.api(), self.site.clone());
+        let (ca_pem, front_proxy_pem) = (ca.trusted_pem(), front_proxy_ca.trusted_pem());
         blocking(move || {
             data.create()?;
             run.create()?;
-            replace(&run.ca, pki::certificate_pem(&ca.der).as_bytes())?;
-            replace(&run.front_proxy_ca, pki::certificate_pem(&front_proxy_ca.der).as_bytes())?;
+            replace(&run.ca, &ca_pem)?;
+            replace(&run.front_proxy_ca, &front_proxy_pem)?;
             // Two programs sign tokens, and neither reads a file of the other.
             for file in [&run.service_account_key, &run.controller_manager_service_account_key] {
                 replace(file, accounts.signing.as_bytes())?;
@@ -142,8 +153,16 @@ impl Service {
         .await?;
 
         for purpose in Purpose::ALL {
-            self.certificate(&namespace, purpose).await?;
+            let proxy = purpose.authority().name == front_proxy_authority().name;
+            let authorities = if proxy { &front_proxy_ca } else { &ca };
+            self.certificate(&namespace, purpose, authorities).await?;
         }
+        let ca = Some(Arc::new(ca));
+        self.authorities.send_if_modified(|known| {
+            let changed = *known != ca;
+            *known = ca;
+            changed
+        });
         Ok(())
     }
 
@@ -152,6 +171,7 @@ impl Service {
         &self,
         namespace: &Namespace<Client>,
         purpose: Purpose,
+        authorities: &Authorities,
     ) -> Result<(), Error> {
         let pair = purpose.pair(&self.site.data);
         let key = blocking({
@@ -161,13 +181,35 @@ impl Service {
         .await?;
         let wish = purpose.wish(&self.site, self.node, key.verifying_key().to_bytes());
         let issued = issued(namespace, &wish, purpose).await?;
-        let certificate = pki::certificate_pem(&issued.der);
-        let new = blocking(move || replace(&pair.certificate, certificate.as_bytes())).await?;
+        let chain = authorities.chain_pem(&issued.der);
+        let new = blocking(move || replace(&pair.certificate, &chain)).await?;
         if new {
             info!(purpose = purpose.name(), "a new certificate");
         }
         Ok(())
     }
+}
+
+/// Waits for `wait`, or until the credentials of the node change.
+pub(super) async fn until_another_look(
+    wait: Duration,
+    credentials: &mut watch::Receiver<Option<Credentials>>,
+) {
+    tokio::select! {
+        () = sleep(wait) => {}
+        Ok(()) = credentials.changed() => {}
+    }
+}
+
+/// An authority and those before it; the authority is made if there is none.
+async fn authorities(
+    namespace: &Namespace<Client>,
+    authority: &Certificate,
+) -> Result<Authorities, Error> {
+    namespace.ensure(authority, clock::now()).await?;
+    let known = namespace.authorities(authority).await?;
+    let name = || authority.name.clone();
+    Ok(known.ok_or_else(|| pki::Error::Damaged { what: "certificate", name: name() })?)
 }
 
 /// The certificate in etcd, renewed if that is due; made if there is none for this key.

@@ -19,6 +19,7 @@ use polis_runtime::event::until;
 use polis_runtime::supervisor::{Context, Policy, blocking};
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::{Nodes, Role};
+use polis_wire::pki::Authorities;
 
 /// The liveness checks of the API server, without that of etcd: a restart of the API server
 /// brings no quorum back.
@@ -67,11 +68,14 @@ impl Controller {
             }
         }
         let forever = Policy::forever();
+        let (authorities, known) = watch::channel(None);
         let certificates = certificates::Service {
             site: self.site.clone(),
             node: self.node,
             consensus: self.consensus.clone(),
             look: self.look,
+            credentials: self.identity.credentials.clone(),
+            authorities,
             parts: self.parts.clone(),
         };
         ctx.spawn(Part::Certificates.name(), forever, move |ctx| certificates.clone().run(ctx));
@@ -87,12 +91,16 @@ impl Controller {
             parts: self.parts.clone(),
         };
         ctx.spawn(Part::Reconciler.name(), forever, move |ctx| reconciler.clone().run(ctx));
-        for component in [self.controller_manager(), self.scheduler()] {
-            ctx.spawn(component.part.name(), forever, move |ctx| {
-                let component = component.clone();
-                async move { after_objects(component, &ctx).await }
-            });
-        }
+        let manager = self.controller_manager();
+        ctx.spawn(Part::ControllerManager.name(), forever, move |ctx| {
+            let (component, known) = (manager.clone(), known.clone());
+            async move { after_objects(component, &ctx, one_is_trusted_no_more(known)).await }
+        });
+        let scheduler = self.scheduler();
+        ctx.spawn(Part::Scheduler.name(), forever, move |ctx| {
+            let component = scheduler.clone();
+            async move { after_objects(component, &ctx, std::future::pending()).await }
+        });
         let access = access::Service {
             site: self.site.clone(),
             node: self.node,
@@ -184,11 +192,32 @@ impl Controller {
     }
 }
 
-/// Runs a part that needs the cluster's own objects.
-async fn after_objects(component: Component, ctx: &Context) -> Result<(), Error> {
+/// Ends when pods are not to trust an authority any more that was trusted at the start of the
+/// controller manager, which reads them once.
+async fn one_is_trusted_no_more(mut known: watch::Receiver<Option<Arc<Authorities>>>) -> Error {
+    let begun = known.borrow_and_update().clone();
+    let gone = until(&mut known, "the authorities of Kubernetes", |now| {
+        let (begun, now) = (begun.as_ref()?, now.as_ref()?);
+        begun.trusted().any(|old| now.trusted().all(|trusted| trusted != old)).then_some(())
+    });
+    match gone.await {
+        Ok(()) => Error::Outdated {
+            part: Part::ControllerManager,
+            what: "an authority of Kubernetes is not trusted any more",
+        },
+        Err(closed) => closed.into(),
+    }
+}
+
+/// Runs a part that needs the cluster's own objects, until it is outdated.
+async fn after_objects(
+    component: Component,
+    ctx: &Context,
+    outdated: impl Future<Output = Error>,
+) -> Result<(), Error> {
     let Some(ready) = ctx.until_cancelled(component.parts.ready(Part::Reconciler)).await else {
         return Ok(());
     };
     ready?;
-    component.run(ctx, std::future::pending()).await
+    component.run(ctx, outdated).await
 }

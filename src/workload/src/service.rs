@@ -241,6 +241,7 @@ impl Service {
 
     fn worker(&self, node: NodeId, parts: &Parts) -> Worker {
         Worker {
+            credentials: self.identity.credentials.clone(),
             site: self.config.site.clone(),
             tree: self.config.tree.clone(),
             node,

@@ -71,6 +71,12 @@ impl Kubernetes {
         Pair { key: file("key"), certificate: file("crt") }
     }
 
+    /// The authorities of Kubernetes that a worker knew last, PEM: for a boot without a leader.
+    #[must_use]
+    pub fn last_ca(&self) -> File {
+        File::private(self.pki.path().join("ca.crt"))
+    }
+
     /// The audit log.
     #[must_use]
     pub fn audit_log(&self) -> PathBuf {

@@ -24,6 +24,19 @@ pub(super) struct Node {
     pub(super) certificate: bool,
     /// Its member of etcd, if it has the role.
     pub(super) peer: Option<Member>,
+    /// All its certificates of Kubernetes are of the authorities that sign. So without a role.
+    pub(super) kubernetes: bool,
+}
+
+/// Which authorities of before are still trusted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Leaving {
+    /// One of those of Kubernetes.
+    pub(super) kubernetes: bool,
+    /// The CA of the cluster.
+    pub(super) ca: bool,
+    /// The authority of the peers.
+    pub(super) peers: bool,
 }
 
 /// The leader's view of a member of etcd.
@@ -62,20 +75,25 @@ pub(super) struct Progress {
     pub(super) away: Vec<NodeId>,
 }
 
-/// How far a rotation is, by what the nodes say. The two flags say whether the former CA of the
-/// cluster, and the former authority of the peers, are still trusted.
+/// How far a rotation is, by what the nodes say.
+///
+/// Kubernetes comes first: nodes look after its certificates whenever the authorities of the
+/// cluster change, which is once before this step and once behind it.
 #[must_use]
-pub(super) fn progress(nodes: &[Node], ca_leaves: bool, peers_leave: bool) -> Progress {
+pub(super) fn progress(nodes: &[Node], leaving: Leaving) -> Progress {
     let (answer, away): (Vec<_>, Vec<_>) = nodes.iter().partition(|node| node.answers);
     let without = |done: fn(&Node) -> bool| -> Vec<NodeId> {
         answer.iter().filter(|node| !done(node)).map(|node| node.id).collect()
     };
+    let kubernetes = without(|node| node.kubernetes);
     let certificates = without(|node| node.certificate);
     let peers = without(|node| node.peer.is_none_or(|member| member.written));
     let starts = without(|node| node.peer.is_none_or(|member| member.started));
-    let (step, waits_for) = if ca_leaves || !certificates.is_empty() {
+    let (step, waits_for) = if leaving.kubernetes || !kubernetes.is_empty() {
+        (Step::Kubernetes, kubernetes)
+    } else if leaving.ca || !certificates.is_empty() {
         (Step::Certificates, certificates)
-    } else if peers_leave || !peers.is_empty() {
+    } else if leaving.peers || !peers.is_empty() {
         (Step::Peers, peers)
     } else if !starts.is_empty() {
         (Step::Restarts, starts)
@@ -163,7 +181,7 @@ mod tests {
     fn node(seed: u8, peer: Option<[bool; 3]>) -> Node {
         let peer = peer.map(|[serves, written, started]| Member { serves, written, started });
         let id = NodeId::from_public_key(&[seed; 32]);
-        Node { id, answers: true, certificate: true, peer }
+        Node { id, answers: true, certificate: true, peer, kubernetes: true }
     }
 
     #[test]
@@ -171,23 +189,30 @@ mod tests {
         let old = |seed| Node { certificate: false, ..node(seed, None) };
         let away = |node: Node| Node { answers: false, ..node };
         let voter = node(1, Some([true, true, true]));
-        let both = progress(&[voter, old(2), away(old(3))], true, true);
+        let all = Leaving { kubernetes: true, ca: true, peers: true };
+        let (ca, last) = (Leaving { kubernetes: false, ..all }, Leaving::default());
+        let lacks = |seed| Node { kubernetes: false, ..old(seed) };
+        let first = progress(&[voter, lacks(8), old(2), away(lacks(9))], all);
+        assert_eq!((first.step, first.waits_for), (Step::Kubernetes, vec![lacks(8).id]));
+        let late = progress(&[voter, lacks(8)], last);
+        assert_eq!((late.step, late.waits_for), (Step::Kubernetes, vec![lacks(8).id]));
+        let both = progress(&[voter, old(2), away(old(3))], ca);
         assert_eq!((both.step, both.waits_for), (Step::Certificates, vec![old(2).id]));
         assert_eq!(both.away, [old(3).id]);
-        let one = progress(&[voter, away(old(3))], true, true);
+        let one = progress(&[voter, away(old(3))], ca);
         assert_eq!((one.step, one.waits_for), (Step::Certificates, vec![]));
         let written = node(4, Some([true, false, true]));
-        let peers = progress(&[voter, written], false, true);
+        let peers = progress(&[voter, written], Leaving { peers: true, ..last });
         assert_eq!((peers.step, peers.waits_for), (Step::Peers, vec![written.id]));
         let started = node(5, Some([true, true, false]));
-        let starts = progress(&[voter, started, node(6, None)], false, false);
+        let starts = progress(&[voter, started, node(6, None)], last);
         assert_eq!((starts.step, starts.waits_for), (Step::Restarts, vec![started.id]));
         // A member that starts says nothing of itself, so it is waited for.
         let silent = node(7, Some([false, false, false]));
         assert!(silent.is_starting() && !silent.starts_late() && started.starts_late());
-        assert_eq!(progress(&[voter, silent], false, false).step, Step::Peers);
-        assert_eq!(progress(&[voter], false, false), Progress::default());
-        assert_eq!(progress(&[voter, away(silent)], false, false).step, Step::Unspecified);
+        assert_eq!(progress(&[voter, silent], last).step, Step::Peers);
+        assert_eq!(progress(&[voter], last), Progress::default());
+        assert_eq!(progress(&[voter, away(silent)], last).step, Step::Unspecified);
     }
 
     #[tokio::test]

@@ -1,5 +1,5 @@
-//! `polisctl cluster rotate-ca`: another CA for the cluster, and another authority for the members
-//! of etcd.
+//! `polisctl cluster rotate-ca`: another CA for the cluster, and other authorities for the members
+//! of etcd and for Kubernetes.
 //!
 //! ```text
 //! the leader begins --> nodes, members of etcd --> this command waits --> its own context
@@ -27,8 +27,8 @@ use polis_wire::rpc::client::Repeat;
 const LOOK: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 1000 });
 
 /// The effect of a rotation.
-const ROTATION: &str = "The cluster gets another CA, and etcd another authority of its members. \
-                        Every node and user gets another certificate for the same key; the members \
+const ROTATION: &str = "The cluster gets another CA, etcd another authority of its members, and \
+                        Kubernetes other authorities. Every node and user gets another certificate for the same key; the members \
                         of etcd start again one by one. Nothing that was signed with the former \
                         keys alone is believed any more.";
 
@@ -92,7 +92,7 @@ struct View {
     number: u64,
     began: Option<units::Time>,
     ended: Option<units::Time>,
-    /// `certificates`, `peers`, `restarts`, `none`.
+    /// `kubernetes`, `certificates`, `peers`, `restarts`, `none`.
     step: &'static str,
     waits_for: Vec<String>,
     /// Nodes that do not answer and are not waited for.
@@ -130,6 +130,7 @@ impl View {
                 Step::Certificates => "certificates",
                 Step::Peers => "peers",
                 Step::Restarts => "restarts",
+                Step::Kubernetes => "kubernetes",
             },
             waits_for: read.waits_for.clone(),
             away: read.away.clone(),
@@ -154,6 +155,7 @@ impl View {
             return "waiting for the end of the update of the cluster".to_owned();
         }
         let what = match self.step {
+            "kubernetes" => "certificates of Kubernetes for",
             "certificates" => "certificates of the next CA for",
             "peers" => "certificates of the members of etcd on",
             "restarts" => "another start of etcd on",

@@ -24,7 +24,7 @@ use polis_proto::v1;
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
 
-use super::{Facts, signed_by};
+use super::{Facts, certificates_pem, signed_by};
 
 /// The former authorities that are kept. A person has to give the new CA to a node that was away
 /// during more rotations. The bridge of the rotation that goes on is the sixth, and rustls follows
@@ -72,6 +72,20 @@ impl Authorities {
     /// Those that servers may have their certificates from.
     pub fn trusted(&self) -> impl Iterator<Item = &[u8]> {
         std::iter::once(self.signing.as_slice()).chain(self.leaving.as_deref())
+    }
+
+    /// The trusted ones in PEM, the one that signs first.
+    #[must_use]
+    pub fn trusted_pem(&self) -> Vec<u8> {
+        certificates_pem(self.trusted())
+    }
+
+    /// A certificate in PEM, and behind it the bridges for an end that knows only a former
+    /// authority.
+    #[must_use]
+    pub fn chain_pem(&self, certificate: &[u8]) -> Vec<u8> {
+        let bridges = self.bridges.iter().map(Vec::as_slice);
+        certificates_pem(std::iter::once(certificate).chain(bridges))
     }
 
     /// All of them, newest first.

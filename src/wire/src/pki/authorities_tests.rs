@@ -109,6 +109,30 @@ async fn bridges_lead_over_five_rotations() {
 }
 
 #[tokio::test]
+async fn an_authority_that_is_younger_than_the_cluster_takes_part_in_each_rotation_once() {
+    let (pki, _memory, _first) = begun().await;
+    assert!(pki.rotate(&authority(), 7, noon()).await.unwrap());
+    assert!(!pki.rotate(&authority(), 7, noon()).await.unwrap());
+    pki.conclude(&authority(), Pin::None).await.unwrap();
+    assert!(!pki.rotate(&authority(), 7, noon()).await.unwrap());
+    assert!(pki.rotate(&authority(), 8, noon()).await.unwrap());
+    assert_eq!(known(&pki).await.rotations, 2);
+}
+
+#[tokio::test]
+async fn a_holder_that_has_not_followed_is_found_by_its_name() {
+    let (pki, _memory, _first) = begun().await;
+    let name = |(name, _): &(String, bool)| name.clone();
+    let kept = pki.kept_by_holders(&authority()).await.unwrap();
+    assert_eq!(kept.iter().map(name).collect::<Vec<_>>(), ["a"]);
+    assert!(kept[0].1);
+    pki.rotate(&authority(), 1, noon()).await.unwrap();
+    assert!(!pki.kept_by_holders(&authority()).await.unwrap()[0].1);
+    pki.ensure(&peer("a", Mode::External([7; 32])), noon()).await.unwrap();
+    assert!(pki.kept_by_holders(&authority()).await.unwrap()[0].1);
+}
+
+#[tokio::test]
 async fn only_certificates_are_authorities() {
     let (pki, _memory, _first) = begun().await;
     pki.rotate(&authority(), 1, noon()).await.unwrap();

@@ -48,6 +48,8 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use ed25519_dalek::SigningKey;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 
 pub use self::authorities::Authorities;
 pub use self::crl::{Crl, Reason, Revoked};
@@ -222,6 +224,14 @@ pub fn certificate_pem(der: &[u8]) -> String {
 #[must_use]
 pub fn certificate_der(pem: &[u8]) -> Option<Vec<u8>> {
     template::from_pem("CERTIFICATE", pem)
+}
+
+/// The DER of certificates in PEM, one after the other; `None` unless there is one at least, and
+/// nothing that is none.
+#[must_use]
+pub fn certificates_der(pem: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
+    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    read.ok().filter(|ders| !ders.is_empty())
 }
 
 /// A CRL in PEM.

@@ -262,7 +262,7 @@ impl<S: Store> Namespace<S> {
         let (old, _key) = self.ensure_authority(authority, now).await?;
         let absent = || damaged(&authority.name, "certificate");
         let (mut authorities, guard) = self.rotated(authority).await?.ok_or_else(absent)?;
-        if authorities.rotations >= rotation {
+        if made_in(&authorities.signing) >= rotation {
             return Ok(false);
         }
         let store = |source| Error::Store { name: authority.name.clone(), source };
@@ -342,6 +342,27 @@ impl<S: Store> Namespace<S> {
         let issued = self.store.list(&self.authority_key(authority, "issued/")).await;
         let issued = issued.map_err(store)?.into_iter().map(|(_, entry)| entry.value);
         Ok(issued.filter(|der| is_away(der)).collect())
+    }
+
+    /// The name of every certificate that a holder keeps, and whether the authority that signs
+    /// now has signed it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] and [`Error::Damaged`].
+    pub async fn kept_by_holders(
+        &self,
+        authority: &Certificate,
+    ) -> Result<Vec<(String, bool)>, Error> {
+        let Some(authorities) = self.authorities(authority).await? else { return Ok(Vec::new()) };
+        let store = |source| Error::Store { name: authority.name.clone(), source };
+        let folder = format!("{}{CERTIFICATES}{}/", self.folder, authority.name);
+        let kept = self.store.list(&folder).await.map_err(store)?;
+        let kept = kept.into_iter().filter_map(|(key, entry)| {
+            let name = key.strip_prefix(&folder)?.strip_suffix("/certificate")?;
+            Some((name.to_owned(), authorities.signed(&entry.value)))
+        });
+        Ok(kept.collect())
     }
 
     /// The authority and those before it, and the guard that finds another rotation.
@@ -523,6 +544,15 @@ impl<S: Store> Namespace<S> {
     fn certificate_key(&self, authority: &Certificate, name: &str, leaf: &str) -> String {
         format!("{}{CERTIFICATES}{}/{name}/{leaf}", self.folder, authority.name)
     }
+}
+
+/// The rotation that made an authority, counted from one; zero for the first authority.
+///
+/// An authority that is younger than the cluster has seen fewer rotations than the cluster, so
+/// how many it has seen does not tell.
+fn made_in(authority: &[u8]) -> u64 {
+    let subject = Facts::read(authority).map(|facts| facts.subject).unwrap_or_default();
+    subject.rsplit_once('-').and_then(|(_, number)| number.parse().ok()).unwrap_or(0)
 }
 
 fn check_authority(desired: &Certificate) -> Result<(), Error> {

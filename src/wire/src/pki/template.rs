@@ -287,16 +287,10 @@ impl Template {
             });
         }
         params.serial_number = Some(SerialNumber::from_slice(serial));
-        params.is_ca = match self {
-            // An authority signs a bridge to its successor, that one to the next, and so on.
-            Self::EtcdAuthority | Self::ClusterAuthority => {
-                IsCa::Ca(BasicConstraints::Unconstrained)
-            }
-            // Nothing below these signs anything.
-            Self::KubernetesAuthority | Self::FrontProxyAuthority => {
-                IsCa::Ca(BasicConstraints::Constrained(0))
-            }
-            _ => IsCa::ExplicitNoCa,
+        // An authority signs a bridge to its successor, that one to the next, and so on.
+        params.is_ca = match self.is_authority() {
+            true => IsCa::Ca(BasicConstraints::Unconstrained),
+            false => IsCa::ExplicitNoCa,
         };
         params.key_usages = self.usages();
         params.extended_key_usages = self.extended_usages();

@@ -7,11 +7,12 @@
 //! ```text
 //! key on the node --public half--> leader: role? --signed--> beside the key
 //!        ^                                                       |
-//!        +------------------ every hour, and kept if still good --+
+//!        +-- every hour, and when an owner rotates the authorities: kept if still good
 //! ```
 //!
-//! A certificate of a worker lives for three days, and the leader renews it after two thirds.
-//! Without a leader the parts go on with what is on the disk.
+//! A certificate of a worker lives for three days, and the leader renews it after two thirds, and
+//! when another authority signs. The bridges of a rotation follow each certificate.
+//! Without a leader the parts go on with what is on the disk, also behind a boot.
 //!
 //! Invariants:
 //! - A certificate is written only if it belongs to the key beside it and the authority has
@@ -22,11 +23,11 @@ use std::time::Duration;
 
 use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
-use tokio::time::sleep;
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::configuration::{self, pair};
-use crate::certificates::{Error as FilesError, own_key, replace};
+use crate::certificates::{Error as FilesError, own_key, replace, until_another_look};
 use crate::configuration::kubeconfig;
 use crate::parts::{Part, PartState, Parts};
 use crate::site::Site;
@@ -35,7 +36,8 @@ use polis_base::files;
 use polis_base::sys::clock;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::NodeId;
-use polis_wire::pki::{self, Facts, WorkerPurpose};
+use polis_wire::pki::{self, Authorities, Facts, WorkerPurpose};
+use polis_wire::rpc::Credentials;
 use polis_wire::rpc::client::{Client, Repeat};
 
 /// After a failed attempt: a leader may just be elected.
@@ -64,12 +66,14 @@ pub(super) struct Service {
     pub(super) site: Site,
     pub(super) node: NodeId,
     pub(super) client: Client,
+    /// The node's own, which change when the authorities of the cluster do.
+    pub(super) credentials: watch::Receiver<Option<Credentials>>,
     pub(super) look: Duration,
     pub(super) parts: Parts,
 }
 
 impl Service {
-    pub(super) async fn run(self, ctx: Context) -> Result<(), std::convert::Infallible> {
+    pub(super) async fn run(mut self, ctx: Context) -> Result<(), std::convert::Infallible> {
         let part = Part::WorkerCertificates;
         let mut failed = cause::Last::default();
         loop {
@@ -98,7 +102,8 @@ impl Service {
                     RETRY
                 }
             };
-            if ctx.until_cancelled(sleep(wait)).await.is_none() {
+            let wait = until_another_look(wait, &mut self.credentials);
+            if ctx.until_cancelled(wait).await.is_none() {
                 return Ok(());
             }
         }
@@ -137,13 +142,20 @@ impl Service {
             Error::Refused { purpose: purpose.name(), source: Box::new(source) }
         })?;
         let issued = issued.into_inner();
-        check(&issued.certificate, &issued.ca_certificate, public)
-            .map_err(|why| Error::Unfit { purpose: purpose.name(), why })?;
-        let run = self.site.run.clone();
+        let unfit = |why| Error::Unfit { purpose: purpose.name(), why };
+        let authorities = match issued.authorities {
+            Some(told) => Authorities::from_message(told).ok_or("its authorities are unreadable"),
+            // A leader of an earlier version rotates none of Kubernetes.
+            None => Ok(Authorities::sole(issued.ca_certificate)),
+        };
+        let authorities = authorities.map_err(unfit)?;
+        check(&issued.certificate, &authorities.signing, public).map_err(unfit)?;
+        let site = self.site.clone();
         let new = blocking(move || {
-            replace(&run.ca, pki::certificate_pem(&issued.ca_certificate).as_bytes())?;
-            let pem = pki::certificate_pem(&issued.certificate);
-            replace(&pair.certificate, pem.as_bytes())
+            let trusted = authorities.trusted_pem();
+            replace(&site.data.last_ca(), &trusted)?;
+            replace(&site.run.ca, &trusted)?;
+            replace(&pair.certificate, &authorities.chain_pem(&issued.certificate))
         })
         .await?;
         if new {
@@ -157,19 +169,32 @@ impl Service {
     /// them, and these parts say themselves what they wait for. Blocks.
     fn usable(&self) -> bool {
         let now = clock::now();
-        let read = |file: &files::File| pki::certificate_der(&file.read().ok()??);
-        let Some(ca) = read(&self.site.run.ca) else { return false };
+        let read = |file: &files::File| pki::certificates_der(&file.read().ok()??);
+        let Some(trusted) = read(&self.site.run.ca) else { return false };
         let needed = |purpose: &WorkerPurpose| {
             !matches!(purpose, WorkerPurpose::Csi | WorkerPurpose::Policy)
         };
         WorkerPurpose::ALL.into_iter().filter(needed).all(|purpose| {
             let pair = pair(&self.site.data, purpose);
-            let Some(der) = read(&pair.certificate) else { return false };
-            let Some(facts) = Facts::read(&der) else { return false };
+            let Some(chain) = read(&pair.certificate) else { return false };
+            let Some(facts) = Facts::read(&chain[0]) else { return false };
             let Ok(key) = own_key(&pair) else { return false };
-            let ours = check(&der, &ca, key.verifying_key().to_bytes()).is_ok();
+            let public = key.verifying_key().to_bytes();
+            let ours = trusted.iter().any(|ca| check(&chain[0], ca, public).is_ok());
             ours && facts.not_after > now
         })
+    }
+
+    /// Trusts the authorities of the last boot, until a leader tells those of now. Blocks.
+    fn recall(&self) -> Result<(), files::Error> {
+        let Site { data, run, .. } = &self.site;
+        if run.ca.read()?.is_none()
+            && let Some(last) = data.last_ca().read()?
+            && pki::certificates_der(&last).is_some()
+        {
+            run.ca.write(&last)?;
+        }
+        Ok(())
     }
 
     /// The files that follow from the site and the node alone. Blocks.
@@ -177,6 +202,7 @@ impl Service {
         let (site, run) = (&self.site, &self.site.run);
         site.data.create()?;
         run.create()?;
+        self.recall()?;
         replace(&run.kube_proxy_config, &configuration::kube_proxy(site, self.node))?;
         let ways = [
             (&run.kubelet, WorkerPurpose::Kubelet),
@@ -218,8 +244,10 @@ fn check(certificate: &[u8], authority: &[u8], key: [u8; 32]) -> Result<(), &'st
 
 #[cfg(test)]
 mod tests {
+    use polis_runtime::lines::Lines;
     use polis_wire::pki::Namespace;
     use polis_wire::pki::memory::Memory;
+    use polis_wire::rpc::client::Patience;
 
     use super::*;
 
@@ -236,5 +264,44 @@ mod tests {
         let unsigned = check(&issued.der, &foreign.issuer_der, [1; 32]);
         assert_eq!(unsigned, Err("the authority has not signed it"));
         assert_eq!(check(b"noise", &issued.issuer_der, [1; 32]), Err("it cannot be read"));
+    }
+
+    #[tokio::test]
+    async fn a_boot_without_a_leader_has_the_certificates_and_authorities_of_the_last_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let site = Site::live(&files::Root::at(folder.path()));
+        let node = NodeId::from_public_key(&[7; 32]);
+        let service = Service {
+            site: site.clone(),
+            node,
+            client: Client::new(
+                watch::channel(Vec::new()).1,
+                watch::channel(None).1,
+                Patience::default(),
+            ),
+            credentials: watch::channel(None).1,
+            look: Duration::ZERO,
+            parts: Parts::new(watch::Sender::default(), Lines::channel().0),
+        };
+        service.write_configuration().unwrap();
+        let pki = Namespace::new(Memory::default(), "");
+        for purpose in WorkerPurpose::ALL {
+            let pair = pair(&site.data, purpose);
+            let key = own_key(&pair).unwrap().verifying_key().to_bytes();
+            let issued = pki.ensure(&purpose.certificate(node, key), clock::now()).await.unwrap();
+            pair.certificate.write(pki::certificate_pem(&issued.der).as_bytes()).unwrap();
+            assert!(!service.usable(), "no authority is known");
+            site.data.last_ca().write(b"noise").unwrap();
+            service.write_configuration().unwrap();
+            assert_eq!(site.run.ca.read().unwrap(), None, "what is damaged is not used");
+            let trusted = pki::certificate_pem(&issued.issuer_der);
+            site.data.last_ca().write(trusted.as_bytes()).unwrap();
+        }
+        service.write_configuration().unwrap();
+        assert!(service.usable());
+        // A leader has told others meanwhile.
+        site.run.ca.write(b"of now").unwrap();
+        service.write_configuration().unwrap();
+        assert_eq!(site.run.ca.read().unwrap().unwrap(), b"of now");
     }
 }

@@ -70,6 +70,7 @@ use polis_runtime::sys::cgroup::Group;
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::Nodes;
 use polis_wire::pki::WorkerPurpose;
+use polis_wire::rpc::Credentials;
 use polis_wire::rpc::client::Client;
 
 /// The checks of kubelet and kube-proxy.
@@ -99,6 +100,8 @@ pub(super) struct Worker {
     pub(super) look: Duration,
     /// The way to the leader, which signs.
     pub(super) client: Client,
+    /// The node's own, which change when the authorities of the cluster do.
+    pub(super) credentials: watch::Receiver<Option<Credentials>>,
     pub(super) nodes: watch::Receiver<Option<Arc<Nodes>>>,
     /// Those of the last boot, while no leader has answered in this one.
     pub(super) last: watch::Receiver<Option<Arc<Nodes>>>,
@@ -122,6 +125,7 @@ impl Worker {
             site: self.site.clone(),
             node: self.node,
             client: self.client.clone(),
+            credentials: self.credentials.clone(),
             look: self.look,
             parts: self.parts.clone(),
         };

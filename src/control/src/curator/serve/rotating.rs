@@ -2,7 +2,9 @@
 //!
 //! ```text
 //! RotateAuthorities --> cluster/rotation
-//!   --> both authorities: another signs, both are trusted
+//!   --> each authority: another signs, both are trusted
+//!   --> every part of Kubernetes on a node that answers has a certificate of its next authorities
+//!       --> the former ones of Kubernetes are not trusted
 //!   --> every node that answers has a certificate of the next CA   --> the former CA is not trusted
 //!   --> every member of etcd has one of the next authority         --> the former one is not trusted
 //!   --> the members start again one by one: etcd reads whom it trusts at its start
@@ -19,7 +21,9 @@
 //!   own certificate is of the next one.
 //! - At most one member starts again at a time, and none during an update of the cluster.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use polis_proto::v1;
@@ -32,13 +36,16 @@ use crate::consensus::client::User;
 use crate::consensus::{Member, peer_authority, trusted_digest};
 use crate::curator::error::Error;
 use crate::curator::fenced::Fenced;
-use crate::curator::rotation::{self, Node, Progress, progress};
+use crate::curator::rotation::{self, Leaving, Node, Progress, progress};
 use crate::curator::update::journal;
 use polis_base::sys::clock;
 use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
-use polis_wire::node_roles::is_consensus_member;
-use polis_wire::pki::{self, Authorities, Namespace, Pin};
+use polis_wire::node_roles::{Role, is_consensus_member};
+use polis_wire::pki::{
+    self, Authorities, Certificate, Namespace, Pin, WorkerPurpose, front_proxy_authority,
+    kubernetes_authority,
+};
 
 /// Between two looks at a rotation that goes on.
 const EVERY: Duration = Duration::from_secs(1);
@@ -88,10 +95,54 @@ impl Rotating {
 /// The facts behind a step.
 struct Seen {
     nodes: Vec<Node>,
+    /// Those of Kubernetes, where it has any yet.
+    kubernetes: Vec<Authorities>,
     /// The CA of the cluster and those before it.
     cluster: Authorities,
     /// The authority of the peers and those before it.
     peers: Authorities,
+}
+
+impl Seen {
+    fn leaving(&self) -> Leaving {
+        Leaving {
+            kubernetes: self.kubernetes.iter().any(|known| known.leaving.is_some()),
+            ca: self.cluster.leaving.is_some(),
+            peers: self.peers.leaving.is_some(),
+        }
+    }
+}
+
+/// Who keeps a certificate of Kubernetes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Holder {
+    node: NodeId,
+    /// It is for a part of a worker, not of a controller.
+    worker: bool,
+}
+
+impl Holder {
+    /// By the name of the certificate: its purpose, and the node.
+    fn of(name: &str) -> Option<Self> {
+        // Both have hyphens.
+        let mut places = name.match_indices('-');
+        let (purpose, node) = places.find_map(|(at, hyphen)| {
+            let node = name[at + hyphen.len()..].parse().ok()?;
+            Some((&name[..at], node))
+        })?;
+        let worker = WorkerPurpose::ALL.iter().any(|known| known.name() == purpose);
+        Some(Self { node, worker })
+    }
+
+    /// The role without which its node keeps the certificate for nothing.
+    fn role(self) -> Role {
+        if self.worker { Role::KubernetesWorker } else { Role::KubernetesController }
+    }
+}
+
+/// The authorities of Kubernetes.
+fn kubernetes_authorities() -> [Arc<Certificate>; 2] {
+    [kubernetes_authority(), front_proxy_authority()]
 }
 
 impl Lead {
@@ -103,9 +154,9 @@ impl Lead {
     /// How far the last rotation is.
     pub(super) async fn read_rotation(&self) -> Result<v1::GetRotationResponse, Error> {
         let rotation = self.store().rotation().await?.ok_or(Error::NoRotation)?;
-        let Seen { nodes, cluster, peers } = self.seen().await?;
+        let seen = self.seen().await?;
         let progress = match rotation.ended_at {
-            0 => progress(&nodes, cluster.leaving.is_some(), peers.leaving.is_some()),
+            0 => progress(&seen.nodes, seen.leaving()),
             _ => Progress::default(),
         };
         let ids = |nodes: &[NodeId]| nodes.iter().map(ToString::to_string).collect();
@@ -114,7 +165,7 @@ impl Lead {
             step: progress.step.into(),
             waits_for: ids(&progress.waits_for),
             away: ids(&progress.away),
-            ca_certificate: cluster.signing,
+            ca_certificate: seen.cluster.signing,
             waits_for_update: progress.step == Step::Restarts && self.is_updating(),
         })
     }
@@ -122,16 +173,34 @@ impl Lead {
     /// Takes the next step that can be taken; returns which member of etcd starts again now.
     async fn go_on(&self, rotation: &v1::Rotation) -> Result<Option<NodeId>, Error> {
         let (number, now) = (rotation.number, clock::now());
-        let (store, peers) = (self.store(), self.peers()?);
+        let (store, peers, kubernetes) = (self.store(), self.peers()?, self.kubernetes()?);
+        // Before the CA of the cluster: its change makes nodes look after these, too.
+        for authority in kubernetes_authorities() {
+            if kubernetes.authorities(&authority).await?.is_some()
+                && kubernetes.rotate(&authority, number, now).await?
+            {
+                info!(rotation = number, authority = authority.name, "another authority signs");
+            }
+        }
         store.rotate(number, now).await?;
         if peers.rotate(&peer_authority(), number, now).await? {
             info!(rotation = number, "another authority signs the certificates of the peers");
         }
         let seen = self.seen().await?;
-        let leave = (seen.cluster.leaving.is_some(), seen.peers.leaving.is_some());
-        let progress = progress(&seen.nodes, leave.0, leave.1);
+        let progress = progress(&seen.nodes, seen.leaving());
         match progress.step {
             Step::Unspecified => store.end_rotation(number, seconds()).await?,
+            Step::Kubernetes if progress.waits_for.is_empty() => {
+                for authority in kubernetes_authorities() {
+                    if kubernetes.conclude(&authority, Pin::None).await? {
+                        info!(
+                            rotation = number,
+                            authority = authority.name,
+                            "the former authority is not trusted any more"
+                        );
+                    }
+                }
+            }
             Step::Certificates if progress.waits_for.is_empty() => {
                 if store.conclude().await? {
                     info!(
@@ -145,7 +214,7 @@ impl Lead {
                     info!(rotation = number, "the former authority of the peers ends");
                 }
             }
-            Step::Certificates | Step::Peers => {}
+            Step::Kubernetes | Step::Certificates | Step::Peers => {}
             Step::Restarts => return Ok(self.next_start(&seen.nodes, &progress.waits_for)),
         }
         Ok(None)
@@ -154,7 +223,7 @@ impl Lead {
     /// A member of etcd that was away when the others started again, and kept its vote.
     fn late_start(&self) -> Option<NodeId> {
         // Without a rotation, only the start of each member counts.
-        let nodes = self.rotated_nodes(None);
+        let nodes = self.rotated_nodes(None, &BTreeSet::new());
         let late = nodes.iter().filter(|node| node.answers && node.starts_late());
         let late: Vec<_> = late.map(|node| node.id).collect();
         self.next_start(&nodes, &late)
@@ -176,13 +245,26 @@ impl Lead {
         Ok(Namespace::new(self.fenced(User::EtcdPki)?, ""))
     }
 
+    fn kubernetes(&self) -> Result<Namespace<Fenced>, Error> {
+        Ok(Namespace::new(self.fenced(User::KubernetesPki)?, ""))
+    }
+
     async fn seen(&self) -> Result<Seen, Error> {
         let cluster = self.store().authorities().await?;
         let missing =
             || pki::Error::Damaged { what: "certificate", name: peer_authority().name.clone() };
         let peers = self.peers()?.authorities(&peer_authority()).await?.ok_or_else(missing)?;
-        let nodes = self.rotated_nodes(Some((cluster.digest(), trusted_digest(&peers))));
-        Ok(Seen { nodes, cluster, peers })
+        let (mut kubernetes, mut late) = (Vec::new(), BTreeSet::new());
+        let namespace = self.kubernetes()?;
+        for authority in kubernetes_authorities() {
+            kubernetes.extend(namespace.authorities(&authority).await?);
+            let kept = namespace.kept_by_holders(&authority).await?;
+            let former = kept.iter().filter(|(_, signed)| !signed);
+            late.extend(former.filter_map(|(name, _)| Holder::of(name)));
+        }
+        let digests = (cluster.digest(), trusted_digest(&peers));
+        let nodes = self.rotated_nodes(Some(digests), &late);
+        Ok(Seen { nodes, kubernetes, cluster, peers })
     }
 
     /// Whether an update of the cluster goes on.
@@ -192,8 +274,12 @@ impl Lead {
     }
 
     /// The leader's view of each node, compared with the digests of the authorities of the
-    /// cluster and of the peers.
-    fn rotated_nodes(&self, current: Option<([u8; 32], [u8; 32])>) -> Vec<Node> {
+    /// cluster and of the peers, and with the holders that have a former certificate of Kubernetes.
+    fn rotated_nodes(
+        &self,
+        current: Option<([u8; 32], [u8; 32])>,
+        late: &BTreeSet<Holder>,
+    ) -> Vec<Node> {
         let (cluster, peers) = current.unzip();
         let same = |told: &[u8], current: Option<[u8; 32]>| current.is_some_and(|it| told == it);
         let directory = self.handlers.0.directory.borrow();
@@ -211,13 +297,32 @@ impl Lead {
                     started: authorities.is_empty() || authorities == authorities_at_start,
                 }
             };
+            let roles = known.node.roles.as_ref();
+            let has = |role| roles.is_some_and(|roles| Role::given(roles).any(|had| had == role));
             Node {
                 id,
+                kubernetes: !late.iter().any(|holder| holder.node == id && has(holder.role())),
                 answers: matches!(known.health, v1::NodeHealth::Healthy | v1::NodeHealth::Unknown),
                 certificate: heartbeats.authorities(id).is_some_and(|told| same(&told, cluster)),
                 peer: is_consensus_member(known.node.roles.as_ref()).then(member),
             }
         })
         .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_certificate_says_on_which_node_and_for_which_role_it_is() {
+        let node = NodeId::from_public_key(&[7; 32]);
+        let of = |purpose: &str| Holder::of(&format!("{purpose}-{node}")).unwrap();
+        assert_eq!(of("kubelet-server"), Holder { node, worker: true });
+        assert_eq!(of("controller-manager").role(), Role::KubernetesController);
+        assert_eq!(of("apiserver-kubelet"), Holder { node, worker: false });
+        assert_eq!(Holder::of("kubelet"), None);
+        assert_eq!(Holder::of(&node.to_string()), None);
     }
 }

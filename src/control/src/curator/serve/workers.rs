@@ -47,9 +47,14 @@ impl Lead {
         {
             return Err(Error::NoWorker);
         }
+        let authority = kubernetes_authority();
+        let authorities = namespace.authorities(&authority).await?.ok_or_else(|| {
+            pki::Error::Damaged { what: "certificate", name: authority.name.clone() }
+        })?;
         Ok(v1::IssueWorkerCertificateResponse {
             certificate: issued.der,
             ca_certificate: issued.issuer_der,
+            authorities: Some(authorities.to_message()),
         })
     }
 }

@@ -1,0 +1,133 @@
+//! The authorities of Kubernetes are rotated under programs that go on running.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ed25519_dalek::SigningKey;
+use polis_base::files::{Group, Pair};
+use polis_base::sys::clock;
+use polis_control::consensus::client::{Client, User};
+use polis_tests::{Story, patiently, story};
+use polis_wire::pki::{
+    Authorities, Certificate, Namespace, Pin, WorkerPurpose, certificate_pem,
+    front_proxy_authority, key_pem, kubernetes_authority,
+};
+use polis_wire::rpc::testing::node_id;
+use polis_workload::{Api, Part};
+use serde_json::Value;
+
+use crate::access::of_an_owner;
+use crate::certificates::shown;
+use crate::world::Controller;
+
+/// The stories of this file.
+pub(crate) const STORIES: &[Story] =
+    &[story!(threads other_authorities_sign_and_the_former_ones_end).takes(120)];
+
+/// An API server reads its files again after a minute at the latest.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// What every caller with a certificate may ask.
+const ANYBODY: &str = "/api";
+/// What pods trust.
+const OF_PODS: &str = "/api/v1/namespaces/default/configmaps/kube-root-ca.crt";
+
+async fn other_authorities_sign_and_the_former_ones_end() {
+    let controller = Controller::ready().await;
+    let pki = Namespace::new(
+        controller.etcd.status.borrow().voter().unwrap().user(User::KubernetesPki),
+        "",
+    );
+    let authorities = [kubernetes_authority(), front_proxy_authority()];
+    let [first, _] = known(&pki).await;
+
+    // A part of a worker that was switched off before, and one that trusts the first authority.
+    let former = controller.worker(WorkerPurpose::Kubelet, node_id(7)).await;
+    let files = controller.site.data.pair("former", Group::Root);
+    files.certificate.write(certificate_pem(&first.signing).as_bytes()).unwrap();
+    let trusting =
+        Api { ca: files.certificate.clone(), ..controller.api(WorkerPurpose::Kubelet.name()) };
+    assert_eq!(status(&former).await, 200);
+    let pids = [Part::ApiServer, Part::Scheduler].map(|part| controller.pid(part));
+    let manager = controller.pid(Part::ControllerManager);
+
+    for authority in &authorities {
+        assert!(pki.rotate(authority, 1, clock::now()).await.unwrap());
+    }
+    let [both, proxies] = known(&pki).await;
+    until("the API server shows a certificate of the next authority", async || {
+        shown(&controller, controller.site.api()).await.is_some_and(|der| both.signed(&der))
+    })
+    .await;
+    assert_eq!(status(&former).await, 200, "it has not followed yet");
+    assert_eq!(status(&trusting).await, 200, "the bridge leads to the next authority");
+    assert_eq!(of_an_owner(&controller).await, 200);
+    let follower = follows(&controller, &pki).await;
+    assert_eq!(status(&follower).await, 200);
+    // Every part of the node has followed.
+    until("no certificate of a controller is of the first", async || {
+        let mut kept = pki.kept_by_holders(&authorities[0]).await.unwrap();
+        kept.extend(pki.kept_by_holders(&authorities[1]).await.unwrap());
+        kept.iter().all(|(name, signed)| *signed || name.starts_with("kubelet"))
+    })
+    .await;
+    assert_eq!((both.rotations, proxies.rotations), (1, 1));
+
+    for authority in &authorities {
+        assert!(pki.conclude(authority, Pin::None).await.unwrap());
+    }
+    let [last, _] = known(&pki).await;
+    until("the first authority opens nothing", async || status(&former).await == 401).await;
+    until("pods trust the next one alone", async || {
+        of_pods(&controller).await == last.trusted_pem()
+    })
+    .await;
+    assert_eq!(status(&follower).await, 200);
+    assert_eq!(of_an_owner(&controller).await, 200);
+    let now = [Part::ApiServer, Part::Scheduler].map(|part| controller.pid(part));
+    assert_eq!(now, pids, "they read their files again");
+    assert_ne!(controller.pid(Part::ControllerManager), manager, "it reads them at its start");
+    controller.stop().await;
+}
+
+async fn known(pki: &Namespace<Client>) -> [Authorities; 2] {
+    let of =
+        async |authority: Arc<Certificate>| pki.authorities(&authority).await.unwrap().unwrap();
+    [of(kubernetes_authority()).await, of(front_proxy_authority()).await]
+}
+
+/// The answer to a question that every caller with a certificate may ask.
+async fn status(api: &Api) -> u16 {
+    api.get(ANYBODY).await.unwrap().status
+}
+
+/// A part of another worker that has a certificate of the authority that signs.
+async fn follows(controller: &Controller, pki: &Namespace<Client>) -> Api {
+    let key = SigningKey::from_bytes(&[42; 32]);
+    let wish = WorkerPurpose::KubeProxy.certificate(node_id(8), key.verifying_key().to_bytes());
+    let issued = pki.ensure(&wish, clock::now()).await.unwrap();
+    let Pair { key: key_file, certificate } = controller.site.data.pair("follower", Group::Root);
+    let [known, _] = known(pki).await;
+    certificate.write(&known.chain_pem(&issued.der)).unwrap();
+    key_file.write(key_pem(&key).as_bytes()).unwrap();
+    controller.api("follower")
+}
+
+/// What the API server has for pods.
+async fn of_pods(controller: &Controller) -> Vec<u8> {
+    let Ok(answer) = controller.master().get(OF_PODS).await else { return Vec::new() };
+    let map: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+    map["data"]["ca.crt"].as_str().unwrap_or_default().as_bytes().to_vec()
+}
+
+/// Asks until it is so.
+async fn until(what: &str, so: impl AsyncFn() -> bool) {
+    let asked = async {
+        while !so().await {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    };
+    let begun = Instant::now();
+    patiently(PATIENCE, asked).await.unwrap_or_else(|_| panic!("not in time: {what}"));
+    println!("{what}: after {:.1} s", begun.elapsed().as_secs_f64());
+}
