@@ -68,7 +68,7 @@ async fn other_authorities_sign_and_the_former_ones_end() {
     until("no certificate of a controller is of the first", async || {
         let mut kept = pki.kept_by_holders(&authorities[0]).await.unwrap();
         kept.extend(pki.kept_by_holders(&authorities[1]).await.unwrap());
-        kept.iter().all(|(name, signed)| *signed || name.starts_with("kubelet"))
+        kept.iter().all(|kept| kept.issued.is_some() || kept.name.starts_with("kubelet"))
     })
     .await;
     assert_eq!((both.rotations, proxies.rotations), (1, 1));

@@ -24,7 +24,7 @@ pub(super) struct Node {
     pub(super) certificate: bool,
     /// Its member of etcd, if it has the role.
     pub(super) peer: Option<Member>,
-    /// All its certificates of Kubernetes are of the authorities that sign. So without a role.
+    /// Its parts of Kubernetes use certificates of the authorities that sign. So without a role.
     pub(super) kubernetes: bool,
 }
 

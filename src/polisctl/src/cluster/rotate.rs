@@ -155,7 +155,9 @@ impl View {
             return "waiting for the end of the update of the cluster".to_owned();
         }
         let what = match self.step {
-            "kubernetes" => "certificates of Kubernetes for",
+            "kubernetes" => {
+                "certificates of Kubernetes, which its programs read within six minutes, on"
+            }
             "certificates" => "certificates of the next CA for",
             "peers" => "certificates of the members of etcd on",
             "restarts" => "another start of etcd on",

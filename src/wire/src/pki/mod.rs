@@ -53,7 +53,7 @@ use rustls::pki_types::pem::PemObject as _;
 
 pub use self::authorities::Authorities;
 pub use self::crl::{Crl, Reason, Revoked};
-pub use self::namespace::{Namespace, Pin};
+pub use self::namespace::{Kept, Namespace, Pin};
 pub use self::overview::{AuthorityView, CertificateView, Overview, Renewal, RevokedView};
 pub(crate) use self::parse::system_time;
 pub use self::parse::{Facts, signed_by};

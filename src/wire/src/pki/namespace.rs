@@ -57,6 +57,15 @@ pub enum Pin {
     Away,
 }
 
+/// A certificate that a holder keeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// Its name.
+    pub name: String,
+    /// When the authority that signs now issued it; `None` if another one has signed it.
+    pub issued: Option<SystemTime>,
+}
+
 /// An authority and a certificate of it, of one moment.
 struct Stored {
     /// `None`: it does not exist yet.
@@ -344,23 +353,20 @@ impl<S: Store> Namespace<S> {
         Ok(issued.filter(|der| is_away(der)).collect())
     }
 
-    /// The name of every certificate that a holder keeps, and whether the authority that signs
-    /// now has signed it.
+    /// Every certificate that a holder keeps.
     ///
     /// # Errors
     ///
     /// [`Error::Store`] and [`Error::Damaged`].
-    pub async fn kept_by_holders(
-        &self,
-        authority: &Certificate,
-    ) -> Result<Vec<(String, bool)>, Error> {
+    pub async fn kept_by_holders(&self, authority: &Certificate) -> Result<Vec<Kept>, Error> {
         let Some(authorities) = self.authorities(authority).await? else { return Ok(Vec::new()) };
         let store = |source| Error::Store { name: authority.name.clone(), source };
         let folder = format!("{}{CERTIFICATES}{}/", self.folder, authority.name);
         let kept = self.store.list(&folder).await.map_err(store)?;
         let kept = kept.into_iter().filter_map(|(key, entry)| {
-            let name = key.strip_prefix(&folder)?.strip_suffix("/certificate")?;
-            Some((name.to_owned(), authorities.signed(&entry.value)))
+            let name = key.strip_prefix(&folder)?.strip_suffix("/certificate")?.to_owned();
+            let facts = Facts::read(&entry.value).filter(|_| authorities.signed(&entry.value));
+            Some(Kept { name, issued: facts.map(|facts| facts.not_before + CLOCK_TOLERANCE) })
         });
         Ok(kept.collect())
     }

@@ -3,7 +3,7 @@
 //! ```text
 //! RotateAuthorities --> cluster/rotation
 //!   --> each authority: another signs, both are trusted
-//!   --> every part of Kubernetes on a node that answers has a certificate of its next authorities
+//!   --> every part of Kubernetes on a node that answers uses a certificate of its next authorities
 //!       --> the former ones of Kubernetes are not trusted
 //!   --> every node that answers has a certificate of the next CA   --> the former CA is not trusted
 //!   --> every member of etcd has one of the next authority         --> the former one is not trusted
@@ -24,7 +24,7 @@
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use polis_proto::v1;
 use polis_proto::v1::get_rotation_response::Step;
@@ -43,7 +43,7 @@ use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::{Role, is_consensus_member};
 use polis_wire::pki::{
-    self, Authorities, Certificate, Namespace, Pin, WorkerPurpose, front_proxy_authority,
+    self, Authorities, Certificate, Kept, Namespace, Pin, WorkerPurpose, front_proxy_authority,
     kubernetes_authority,
 };
 
@@ -111,6 +111,16 @@ impl Seen {
             peers: self.peers.leaving.is_some(),
         }
     }
+}
+
+/// How long a program of Kubernetes may use a certificate after another one has replaced it:
+/// `client-go` looks at the file every five minutes, and its writer follows the leader in seconds.
+const USED_MAX: Duration = Duration::from_secs(6 * 60);
+
+/// Whether a certificate is of the authority that signs, and, while the former one is trusted,
+/// its program surely uses it.
+fn has_followed(kept: &Kept, former_is_trusted: bool, now: SystemTime) -> bool {
+    kept.issued.is_some_and(|issued| !former_is_trusted || issued + USED_MAX <= now)
 }
 
 /// Who keeps a certificate of Kubernetes.
@@ -257,10 +267,12 @@ impl Lead {
         let (mut kubernetes, mut late) = (Vec::new(), BTreeSet::new());
         let namespace = self.kubernetes()?;
         for authority in kubernetes_authorities() {
-            kubernetes.extend(namespace.authorities(&authority).await?);
+            let Some(known) = namespace.authorities(&authority).await? else { continue };
+            let (leaves, now) = (known.leaving.is_some(), clock::now());
             let kept = namespace.kept_by_holders(&authority).await?;
-            let former = kept.iter().filter(|(_, signed)| !signed);
-            late.extend(former.filter_map(|(name, _)| Holder::of(name)));
+            let late_ones = kept.iter().filter(|kept| !has_followed(kept, leaves, now));
+            late.extend(late_ones.filter_map(|kept| Holder::of(&kept.name)));
+            kubernetes.push(known);
         }
         let digests = (cluster.digest(), trusted_digest(&peers));
         let nodes = self.rotated_nodes(Some(digests), &late);
@@ -314,6 +326,16 @@ impl Lead {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_certificate_counts_once_its_program_has_read_it_again() {
+        let now = clock::now();
+        let kept = |issued| Kept { name: String::new(), issued };
+        assert!(!has_followed(&kept(None), false, now), "it is of another authority");
+        assert!(!has_followed(&kept(Some(now)), true, now));
+        assert!(has_followed(&kept(Some(now - USED_MAX)), true, now));
+        assert!(has_followed(&kept(Some(now)), false, now), "the former one has ended");
+    }
 
     #[test]
     fn the_name_of_a_certificate_says_on_which_node_and_for_which_role_it_is() {
