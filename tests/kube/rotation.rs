@@ -32,6 +32,10 @@ const ANYBODY: &str = "/api";
 /// What pods trust.
 const OF_PODS: &str = "/api/v1/namespaces/default/configmaps/kube-root-ca.crt";
 
+/// What servers of aggregated APIs trust.
+const OF_SERVERS: &str =
+    "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
+
 async fn other_authorities_sign_and_the_former_ones_end() {
     let controller = Controller::ready().await;
     let pki = Namespace::new(
@@ -66,8 +70,8 @@ async fn other_authorities_sign_and_the_former_ones_end() {
     assert_eq!(status(&follower).await, 200);
     // Every part of the node has followed.
     until("no certificate of a controller is of the first", async || {
-        let mut kept = pki.kept_by_holders(&authorities[0]).await.unwrap();
-        kept.extend(pki.kept_by_holders(&authorities[1]).await.unwrap());
+        let mut kept = pki.kept_by_holders(&authorities[0], clock::now()).await.unwrap();
+        kept.extend(pki.kept_by_holders(&authorities[1], clock::now()).await.unwrap());
         kept.iter().all(|kept| kept.issued.is_some() || kept.name.starts_with("kubelet"))
     })
     .await;
@@ -80,6 +84,12 @@ async fn other_authorities_sign_and_the_former_ones_end() {
     until("the first authority opens nothing", async || status(&former).await == 401).await;
     until("pods trust the next one alone", async || {
         of_pods(&controller).await == last.trusted_pem()
+    })
+    .await;
+    until("servers of aggregated APIs trust the next ones alone", async || {
+        let text = of(&controller, OF_SERVERS).await.to_string();
+        let pem = |der: &[u8]| certificate_pem(der).replace('\n', "\\n");
+        text.contains(&pem(&last.signing)) && !text.contains(&pem(&first.signing))
     })
     .await;
     assert_eq!(status(&follower).await, 200);
@@ -115,9 +125,14 @@ async fn follows(controller: &Controller, pki: &Namespace<Client>) -> Api {
 
 /// What the API server has for pods.
 async fn of_pods(controller: &Controller) -> Vec<u8> {
-    let Ok(answer) = controller.master().get(OF_PODS).await else { return Vec::new() };
+    of(controller, OF_PODS).await["ca.crt"].as_str().unwrap_or_default().as_bytes().to_vec()
+}
+
+/// The values of a ConfigMap.
+async fn of(controller: &Controller, path: &str) -> Value {
+    let Ok(answer) = controller.master().get(path).await else { return Value::Null };
     let map: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
-    map["data"]["ca.crt"].as_str().unwrap_or_default().as_bytes().to_vec()
+    map["data"].clone()
 }
 
 /// Asks until it is so.

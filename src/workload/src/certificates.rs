@@ -21,7 +21,6 @@
 //! - A file is replaced whole, and only by other content.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use base64ct::{Base64, Encoding as _};
@@ -29,11 +28,13 @@ use ed25519_dalek::SigningKey;
 use ed25519_dalek::pkcs8::DecodePrivateKey as _;
 use rand::TryRng as _;
 use rand::rngs::SysRng;
+use rustls::pki_types::CertificateDer;
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{info, warn};
 use zeroize::Zeroizing;
 
+use super::component;
 use super::configuration;
 use super::credentials::{Purpose, authority, front_proxy_authority};
 use super::parts::{Part, PartState, Parts};
@@ -53,6 +54,9 @@ use polis_wire::rpc::Credentials;
 
 /// The delay after an attempt that failed: another controller may have been faster.
 const RETRY: Duration = Duration::from_secs(2);
+
+/// Between two looks while a former authority is trusted, so that its end is known in time.
+const ROTATES: Duration = Duration::from_secs(30);
 
 /// Where the key lies that encrypts Secrets.
 const ENCRYPTION_KEY: &str = "encryption/secrets";
@@ -89,8 +93,8 @@ pub(super) struct Service {
     pub(super) look: Duration,
     /// The node's own, which change when the authorities of the cluster do.
     pub(super) credentials: watch::Receiver<Option<Credentials>>,
-    /// The authority of the components, and those before it.
-    pub(super) authorities: watch::Sender<Option<Arc<Authorities>>>,
+    /// The authorities in the file that programs read.
+    pub(super) trusted: watch::Sender<Trusted>,
     pub(super) parts: Parts,
 }
 
@@ -106,10 +110,10 @@ impl Service {
                 return Ok(());
             };
             let wait = match done {
-                Ok(()) => {
+                Ok(wait) => {
                     ctx.healthy();
                     self.parts.set(Part::Certificates, PartState::Ready);
-                    self.look
+                    wait
                 }
                 Err(Error::Pki(pki::Error::Lost { .. })) => RETRY,
                 Err(error) => {
@@ -125,8 +129,9 @@ impl Service {
         }
     }
 
-    /// Makes and writes every key, certificate and file.
-    async fn pass(&self, client: &Client) -> Result<(), Error> {
+    /// Makes and writes every key, certificate and file; returns how long to wait before another
+    /// look.
+    async fn pass(&self, client: &Client) -> Result<Duration, Error> {
         let namespace = Namespace::new(client.clone(), "");
         let ca = authorities(&namespace, &authority()).await?;
         let front_proxy_ca = authorities(&namespace, &front_proxy_authority()).await?;
@@ -157,13 +162,15 @@ impl Service {
             let authorities = if proxy { &front_proxy_ca } else { &ca };
             self.certificate(&namespace, purpose, authorities).await?;
         }
-        let ca = Some(Arc::new(ca));
-        self.authorities.send_if_modified(|known| {
-            let changed = *known != ca;
-            *known = ca;
-            changed
-        });
-        Ok(())
+        tell(&self.trusted, self.site.run.ca.clone()).await;
+        let after = [authority(), front_proxy_authority()];
+        for (authority, before) in after.iter().zip([&ca, &front_proxy_ca]) {
+            // A rotation that began meanwhile: what was signed then has no bridges.
+            if authorities(&namespace, authority).await? != *before {
+                return Ok(RETRY);
+            }
+        }
+        Ok(look([&ca, &front_proxy_ca], self.look))
     }
 
     /// Makes or renews one certificate, and writes it.
@@ -187,6 +194,46 @@ impl Service {
             info!(purpose = purpose.name(), "a new certificate");
         }
         Ok(())
+    }
+}
+
+/// How long to wait before another look: not as long while a former authority is trusted.
+pub(super) fn look<'a>(
+    known: impl IntoIterator<Item = &'a Authorities>,
+    usual: Duration,
+) -> Duration {
+    let mut known = known.into_iter();
+    if known.any(|known| known.leaving.is_some()) { usual.min(ROTATES) } else { usual }
+}
+
+/// The authorities in a file that programs read; `None` before it is there.
+pub(super) type Trusted = Option<Vec<CertificateDer<'static>>>;
+
+/// Tells which authorities are in the file.
+pub(super) async fn tell(trusted: &watch::Sender<Trusted>, file: File) {
+    let now = blocking(move || pki::certificates_der(&file.read().ok()??)).await;
+    trusted.send_if_modified(|known| {
+        let changed = *known != now;
+        *known = now;
+        changed
+    });
+}
+
+/// Ends when an authority is not trusted any more that was trusted at the start of this part,
+/// which reads its file once.
+pub(super) async fn one_is_trusted_no_more(
+    part: Part,
+    mut trusted: watch::Receiver<Trusted>,
+) -> component::Error {
+    let begun = trusted.borrow_and_update().clone();
+    let gone = until(&mut trusted, "the authorities of Kubernetes", |now| {
+        let (begun, now) = (begun.as_ref()?, now.as_ref()?);
+        begun.iter().any(|old| !now.contains(old)).then_some(())
+    });
+    let what = "an authority of Kubernetes is not trusted any more";
+    match gone.await {
+        Ok(()) => component::Error::Outdated { part, what },
+        Err(closed) => closed.into(),
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::api::Api;
+use super::certificates::one_is_trusted_no_more;
 use super::component::{Check, Component, Error, Process};
 use super::credentials::Purpose;
 use super::parts::{Part, Parts};
@@ -19,7 +20,6 @@ use polis_runtime::event::until;
 use polis_runtime::supervisor::{Context, Policy, blocking};
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::{Nodes, Role};
-use polis_wire::pki::Authorities;
 
 /// The liveness checks of the API server, without that of etcd: a restart of the API server
 /// brings no quorum back.
@@ -68,14 +68,14 @@ impl Controller {
             }
         }
         let forever = Policy::forever();
-        let (authorities, known) = watch::channel(None);
+        let (trusted, known) = watch::channel(None);
         let certificates = certificates::Service {
             site: self.site.clone(),
             node: self.node,
             consensus: self.consensus.clone(),
             look: self.look,
             credentials: self.identity.credentials.clone(),
-            authorities,
+            trusted,
             parts: self.parts.clone(),
         };
         ctx.spawn(Part::Certificates.name(), forever, move |ctx| certificates.clone().run(ctx));
@@ -86,6 +86,7 @@ impl Controller {
         });
         let reconciler = reconciler::Service {
             api: self.master(),
+            front_proxy_ca: self.site.run.front_proxy_ca.clone(),
             node: self.node,
             nodes: self.nodes.clone(),
             parts: self.parts.clone(),
@@ -94,7 +95,8 @@ impl Controller {
         let manager = self.controller_manager();
         ctx.spawn(Part::ControllerManager.name(), forever, move |ctx| {
             let (component, known) = (manager.clone(), known.clone());
-            async move { after_objects(component, &ctx, one_is_trusted_no_more(known)).await }
+            let outdated = one_is_trusted_no_more(Part::ControllerManager, known);
+            async move { after_objects(component, &ctx, outdated).await }
         });
         let scheduler = self.scheduler();
         ctx.spawn(Part::Scheduler.name(), forever, move |ctx| {
@@ -189,23 +191,6 @@ impl Controller {
             live: Check::tls(&api, SCHEDULER_LIVE),
             parts: self.parts.clone(),
         }
-    }
-}
-
-/// Ends when pods are not to trust an authority any more that was trusted at the start of the
-/// controller manager, which reads them once.
-async fn one_is_trusted_no_more(mut known: watch::Receiver<Option<Arc<Authorities>>>) -> Error {
-    let begun = known.borrow_and_update().clone();
-    let gone = until(&mut known, "the authorities of Kubernetes", |now| {
-        let (begun, now) = (begun.as_ref()?, now.as_ref()?);
-        begun.trusted().any(|old| now.trusted().all(|trusted| trusted != old)).then_some(())
-    });
-    match gone.await {
-        Ok(()) => Error::Outdated {
-            part: Part::ControllerManager,
-            what: "an authority of Kubernetes is not trusted any more",
-        },
-        Err(closed) => closed.into(),
     }
 }
 

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! every hour ------------------------------> every object is applied
+//! every 30 seconds ------------------------> former authorities leave what aggregated APIs trust
 //! a record has changed, every 30 seconds --> rights of the workers, labels, Nodes without
 //!                                            a worker are deleted
 //! ```
@@ -17,6 +18,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::pki_types::CertificateDer;
+use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info};
@@ -26,10 +29,12 @@ use super::nodes::{self, Action};
 use super::objects;
 use super::parts::{Part, PartState, Parts};
 use polis_base::cause;
+use polis_base::files::File;
 use polis_runtime::event::Closed;
-use polis_runtime::supervisor::Context;
+use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::Nodes;
+use polis_wire::pki;
 
 /// The delay after which a foreign change of an object is undone at the latest.
 const EVERY: Duration = Duration::from_secs(60 * 60);
@@ -46,11 +51,19 @@ const RETRY: Duration = Duration::from_secs(2);
 /// Nodes in one answer. One has at most 15 kB, most of it names of images.
 const PAGE: usize = 100;
 
+/// Whom servers of aggregated APIs trust. Each API server adds what it trusts itself, and removes
+/// only what has ended.
+const TRUST: &str = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
+/// Its values with certificates in PEM.
+const AUTHORITIES: [&str; 2] = ["client-ca-file", "requestheader-client-ca-file"];
+
 /// Runs until cancelled.
 #[derive(Clone, Debug)]
 pub(super) struct Service {
     /// The client for the API server, with the rights of `system:masters`.
     pub(super) api: Api,
+    /// The authorities of proxies that name a user.
+    pub(super) front_proxy_ca: File,
     /// This node.
     pub(super) node: NodeId,
     /// Every node of the cluster.
@@ -65,6 +78,13 @@ struct Done {
     objects: Option<Instant>,
     /// The workers that have their rights.
     workers: Option<Vec<NodeId>>,
+}
+
+/// Whether the map has an authority that is none of these.
+fn has_others(map: &Value, known: &[CertificateDer<'static>]) -> bool {
+    let texts = AUTHORITIES.iter().filter_map(|key| map["data"][key].as_str());
+    let mut listed = texts.filter_map(|text| pki::certificates_der(text.as_bytes())).flatten();
+    listed.any(|listed| !known.contains(&listed))
 }
 
 impl Service {
@@ -115,7 +135,35 @@ impl Service {
         // An object that the API server refuses, since an owner has made another of its name,
         // keeps neither the others nor the rights of workers waiting.
         let applied = self.objects(done).await;
-        self.follow(done, nodes).await.and(applied)
+        let trusted = self.trust().await;
+        self.follow(done, nodes).await.and(applied).and(trusted)
+    }
+
+    /// Has the API servers write anew whom servers of aggregated APIs trust, once a former
+    /// authority is among them that this node does not trust any more.
+    async fn trust(&self) -> Result<(), Error> {
+        let answer = self.api.get(TRUST).await?;
+        if answer.status == 404 {
+            return Ok(());
+        }
+        self.api.succeeded(&answer)?;
+        let map: Value = serde_json::from_slice(&answer.body)
+            .map_err(|error| Error::Http { address: self.api.address, source: error.into() })?;
+        let files = [self.api.ca.clone(), self.front_proxy_ca.clone()];
+        let read = move || {
+            let ders = files.map(|file| pki::certificates_der(&file.read().ok()??));
+            let [components, proxies] = ders;
+            Some([components?, proxies?].concat())
+        };
+        let Some(known) = blocking(read).await else { return Ok(()) };
+        if !has_others(&map, &known) {
+            return Ok(());
+        }
+        let of = |field: &str| map["metadata"][field].as_str().unwrap_or_default();
+        if self.api.delete(TRUST, of("uid"), of("resourceVersion")).await? {
+            info!("a former authority of Kubernetes was removed from what aggregated APIs trust");
+        }
+        Ok(())
     }
 
     /// Applies the cluster's own objects; returns the first error.
@@ -161,5 +209,40 @@ impl Service {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use polis_base::sys::clock;
+    use polis_wire::pki::memory::Memory;
+    use polis_wire::pki::{Namespace, kubernetes_authority};
+    use serde_json::json;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_former_authority_in_what_aggregated_apis_trust_is_found() {
+        let authority = async || {
+            let pki = Namespace::new(Memory::default(), "");
+            pki.ensure(&kubernetes_authority(), clock::now()).await.unwrap().der
+        };
+        let [one, two, former] = [authority().await, authority().await, authority().await];
+        let known: Vec<_> = [&one, &two].map(|der| CertificateDer::from(der.clone())).into();
+        let map = |[components, proxies]: [&[&[u8]]; 2]| {
+            let pem = |ders: &[&[u8]]| {
+                String::from_utf8(pki::certificates_pem(ders.iter().copied())).unwrap()
+            };
+            let [components, proxies] = [pem(components), pem(proxies)];
+            json!({"data": {
+                "client-ca-file": components,
+                "requestheader-client-ca-file": proxies,
+                "requestheader-allowed-names": "[]",
+            }})
+        };
+        assert!(!has_others(&map([&[&one], &[&two]]), &known));
+        assert!(has_others(&map([&[&former, &one], &[&two]]), &known));
+        assert!(has_others(&map([&[&one], &[&two, &former]]), &known));
+        assert!(!has_others(&json!({}), &known));
     }
 }

@@ -77,8 +77,8 @@ pub(super) struct Progress {
 
 /// How far a rotation is, by what the nodes say.
 ///
-/// Kubernetes comes first: nodes look after its certificates whenever the authorities of the
-/// cluster change, which is once before this step and once behind it.
+/// Kubernetes comes last: its programs take minutes, and one that fails keeps no other authority
+/// from its end.
 #[must_use]
 pub(super) fn progress(nodes: &[Node], leaving: Leaving) -> Progress {
     let (answer, away): (Vec<_>, Vec<_>) = nodes.iter().partition(|node| node.answers);
@@ -89,14 +89,14 @@ pub(super) fn progress(nodes: &[Node], leaving: Leaving) -> Progress {
     let certificates = without(|node| node.certificate);
     let peers = without(|node| node.peer.is_none_or(|member| member.written));
     let starts = without(|node| node.peer.is_none_or(|member| member.started));
-    let (step, waits_for) = if leaving.kubernetes || !kubernetes.is_empty() {
-        (Step::Kubernetes, kubernetes)
-    } else if leaving.ca || !certificates.is_empty() {
+    let (step, waits_for) = if leaving.ca || !certificates.is_empty() {
         (Step::Certificates, certificates)
     } else if leaving.peers || !peers.is_empty() {
         (Step::Peers, peers)
     } else if !starts.is_empty() {
         (Step::Restarts, starts)
+    } else if leaving.kubernetes || !kubernetes.is_empty() {
+        (Step::Kubernetes, kubernetes)
     } else {
         (Step::Unspecified, Vec::new())
     };
@@ -190,16 +190,11 @@ mod tests {
         let away = |node: Node| Node { answers: false, ..node };
         let voter = node(1, Some([true, true, true]));
         let all = Leaving { kubernetes: true, ca: true, peers: true };
-        let (ca, last) = (Leaving { kubernetes: false, ..all }, Leaving::default());
-        let lacks = |seed| Node { kubernetes: false, ..old(seed) };
-        let first = progress(&[voter, lacks(8), old(2), away(lacks(9))], all);
-        assert_eq!((first.step, first.waits_for), (Step::Kubernetes, vec![lacks(8).id]));
-        let late = progress(&[voter, lacks(8)], last);
-        assert_eq!((late.step, late.waits_for), (Step::Kubernetes, vec![lacks(8).id]));
-        let both = progress(&[voter, old(2), away(old(3))], ca);
+        let last = Leaving::default();
+        let both = progress(&[voter, old(2), away(old(3))], all);
         assert_eq!((both.step, both.waits_for), (Step::Certificates, vec![old(2).id]));
         assert_eq!(both.away, [old(3).id]);
-        let one = progress(&[voter, away(old(3))], ca);
+        let one = progress(&[voter, away(old(3))], all);
         assert_eq!((one.step, one.waits_for), (Step::Certificates, vec![]));
         let written = node(4, Some([true, false, true]));
         let peers = progress(&[voter, written], Leaving { peers: true, ..last });
@@ -207,6 +202,11 @@ mod tests {
         let started = node(5, Some([true, true, false]));
         let starts = progress(&[voter, started, node(6, None)], last);
         assert_eq!((starts.step, starts.waits_for), (Step::Restarts, vec![started.id]));
+        let lacks = |seed| Node { kubernetes: false, ..node(seed, None) };
+        for leaving in [Leaving { kubernetes: true, ..last }, last] {
+            let programs = progress(&[voter, lacks(8), away(lacks(9))], leaving);
+            assert_eq!((programs.step, programs.waits_for), (Step::Kubernetes, vec![lacks(8).id]));
+        }
         // A member that starts says nothing of itself, so it is waited for.
         let silent = node(7, Some([false, false, false]));
         assert!(silent.is_starting() && !silent.starts_late() && started.starts_late());

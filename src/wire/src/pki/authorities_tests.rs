@@ -123,13 +123,15 @@ async fn an_authority_that_is_younger_than_the_cluster_takes_part_in_each_rotati
 async fn a_holder_that_has_not_followed_is_found_by_its_name() {
     let (pki, _memory, _first) = begun().await;
     let name = |kept: &Kept| kept.name.clone();
-    let kept = pki.kept_by_holders(&authority()).await.unwrap();
+    let kept = pki.kept_by_holders(&authority(), noon()).await.unwrap();
     assert_eq!(kept.iter().map(name).collect::<Vec<_>>(), ["a"]);
     assert!(kept[0].issued.is_some());
     pki.rotate(&authority(), 1, noon()).await.unwrap();
-    assert_eq!(pki.kept_by_holders(&authority()).await.unwrap()[0].issued, None);
+    assert_eq!(pki.kept_by_holders(&authority(), noon()).await.unwrap()[0].issued, None);
     pki.ensure(&peer("a", Mode::External([7; 32])), noon()).await.unwrap();
-    assert!(pki.kept_by_holders(&authority()).await.unwrap()[0].issued.is_some());
+    assert!(pki.kept_by_holders(&authority(), noon()).await.unwrap()[0].issued.is_some());
+    let ended = noon() + std::time::Duration::from_secs(100 * 365 * 24 * 60 * 60);
+    assert_eq!(pki.kept_by_holders(&authority(), ended).await.unwrap(), []);
 }
 
 #[tokio::test]

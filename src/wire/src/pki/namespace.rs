@@ -353,20 +353,25 @@ impl<S: Store> Namespace<S> {
         Ok(issued.filter(|der| is_away(der)).collect())
     }
 
-    /// Every certificate that a holder keeps.
+    /// Every certificate that a holder keeps and that has not ended.
     ///
     /// # Errors
     ///
     /// [`Error::Store`] and [`Error::Damaged`].
-    pub async fn kept_by_holders(&self, authority: &Certificate) -> Result<Vec<Kept>, Error> {
+    pub async fn kept_by_holders(
+        &self,
+        authority: &Certificate,
+        now: SystemTime,
+    ) -> Result<Vec<Kept>, Error> {
         let Some(authorities) = self.authorities(authority).await? else { return Ok(Vec::new()) };
         let store = |source| Error::Store { name: authority.name.clone(), source };
         let folder = format!("{}{CERTIFICATES}{}/", self.folder, authority.name);
         let kept = self.store.list(&folder).await.map_err(store)?;
         let kept = kept.into_iter().filter_map(|(key, entry)| {
             let name = key.strip_prefix(&folder)?.strip_suffix("/certificate")?.to_owned();
-            let facts = Facts::read(&entry.value).filter(|_| authorities.signed(&entry.value));
-            Some(Kept { name, issued: facts.map(|facts| facts.not_before + CLOCK_TOLERANCE) })
+            let facts = Facts::read(&entry.value).filter(|facts| now <= facts.not_after)?;
+            let signed = authorities.signed(&entry.value);
+            Some(Kept { name, issued: signed.then_some(facts.not_before + CLOCK_TOLERANCE) })
         });
         Ok(kept.collect())
     }

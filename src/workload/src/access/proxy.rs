@@ -3,7 +3,7 @@
 //! ```text
 //! first request --> connect --> [kept] --next request--> sent
 //!                      ^           |
-//!                      +-----------+ closed by the API server, or older than an hour
+//!                      +-----------+ closed or refused by the API server, or older than an hour
 //! ```
 //!
 //! A connection to the API server is never shared: an error in the framing of one user's
@@ -69,6 +69,7 @@ struct Requests {
 struct Upstream {
     sender: SendRequest<Incoming>,
     since: Instant,
+    refused: bool,
     _driver: JoinSet<()>,
 }
 
@@ -132,7 +133,7 @@ impl Requests {
     /// Sends a request on the kept connection, or on a new one.
     async fn send(&self, mut request: Request<Incoming>) -> Result<Response<Incoming>, Error> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(mut kept) = kept.filter(|kept| kept.since.elapsed() < AGE_MAX)
+        if let Some(mut kept) = kept.filter(|kept| !kept.refused && kept.since.elapsed() < AGE_MAX)
             && kept.sender.ready().await.is_ok()
         {
             match kept.sender.try_send_request(request).await {
@@ -149,7 +150,10 @@ impl Requests {
         Ok(self.keep(fresh, response))
     }
 
-    fn keep(&self, upstream: Upstream, response: Response<Incoming>) -> Response<Incoming> {
+    /// Keeps the connection, of which the answer is still read. It serves no other request if the
+    /// API server does not accept its certificate any more: a new connection has another one.
+    fn keep(&self, mut upstream: Upstream, response: Response<Incoming>) -> Response<Incoming> {
+        upstream.refused |= response.status() == StatusCode::UNAUTHORIZED;
         *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(upstream);
         response
     }
@@ -167,7 +171,7 @@ impl Proxy {
             }
         };
         driver.spawn(drive.in_current_span());
-        Ok(Upstream { sender, since: Instant::now(), _driver: driver })
+        Ok(Upstream { sender, since: Instant::now(), refused: false, _driver: driver })
     }
 
     /// The answer while the API server does not answer.

@@ -27,7 +27,9 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::configuration::{self, pair};
-use crate::certificates::{Error as FilesError, own_key, replace, until_another_look};
+use crate::certificates::{
+    Error as FilesError, Trusted, look, own_key, replace, tell, until_another_look,
+};
 use crate::configuration::kubeconfig;
 use crate::parts::{Part, PartState, Parts};
 use crate::site::Site;
@@ -69,6 +71,8 @@ pub(super) struct Service {
     /// The node's own, which change when the authorities of the cluster do.
     pub(super) credentials: watch::Receiver<Option<Credentials>>,
     pub(super) look: Duration,
+    /// The authorities in the file that programs read.
+    pub(super) trusted: watch::Sender<Trusted>,
     pub(super) parts: Parts,
 }
 
@@ -81,12 +85,13 @@ impl Service {
             let Some(done) = ctx.until_cancelled(Box::pin(self.pass())).await else {
                 return Ok(());
             };
+            tell(&self.trusted, self.site.run.ca.clone()).await;
             let wait = match done {
-                Ok(()) => {
+                Ok(wait) => {
                     ctx.healthy();
                     failed.clear();
                     self.parts.set(part, PartState::Ready);
-                    self.look
+                    wait
                 }
                 Err(error) => {
                     if failed.is_new(&cause::line(&error)) {
@@ -109,21 +114,29 @@ impl Service {
         }
     }
 
-    async fn pass(&self) -> Result<(), Error> {
+    /// Asks for every certificate; returns how long to wait before another look.
+    async fn pass(&self) -> Result<Duration, Error> {
         let service = self.clone();
         blocking(move || service.write_configuration()).await?;
         // One that the leader refuses, as a leader of an earlier version may, keeps no other
         // part from its own.
-        let mut first = Ok(());
+        let (mut known, mut failed) = (Vec::new(), None);
         for purpose in WorkerPurpose::ALL {
-            let done = self.certificate(purpose).await;
-            first = first.and(done);
+            match self.certificate(purpose).await {
+                Ok(authorities) => known.push(authorities),
+                Err(error) => drop(failed.get_or_insert(error)),
+            }
         }
-        first
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        // A rotation that began meanwhile: the first ones are of the authority of before.
+        let same = known.windows(2).all(|pair| pair[0] == pair[1]);
+        Ok(if same { look(&known, self.look) } else { RETRY })
     }
 
-    /// Asks for one certificate, and writes it.
-    async fn certificate(&self, purpose: WorkerPurpose) -> Result<(), Error> {
+    /// Asks for one certificate, and writes it; returns the authorities that the leader tells.
+    async fn certificate(&self, purpose: WorkerPurpose) -> Result<Authorities, Error> {
         let pair = pair(&self.site.data, purpose);
         let key = blocking({
             let pair = pair.clone();
@@ -151,17 +164,18 @@ impl Service {
         let authorities = authorities.map_err(unfit)?;
         check(&issued.certificate, &authorities.signing, public).map_err(unfit)?;
         let site = self.site.clone();
+        let (trusted, chain) =
+            (authorities.trusted_pem(), authorities.chain_pem(&issued.certificate));
         let new = blocking(move || {
-            let trusted = authorities.trusted_pem();
             replace(&site.data.last_ca(), &trusted)?;
             replace(&site.run.ca, &trusted)?;
-            replace(&pair.certificate, &authorities.chain_pem(&issued.certificate))
+            replace(&pair.certificate, &chain)
         })
         .await?;
         if new {
             info!(purpose = purpose.name(), "a new certificate");
         }
-        Ok(())
+        Ok(authorities)
     }
 
     /// Whether the certificates on the disk still work. Those of the storage driver and of the
@@ -281,6 +295,7 @@ mod tests {
             ),
             credentials: watch::channel(None).1,
             look: Duration::ZERO,
+            trusted: watch::Sender::default(),
             parts: Parts::new(watch::Sender::default(), Lines::channel().0),
         };
         service.write_configuration().unwrap();

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use super::{args, configuration};
-use crate::certificates::replace;
+use crate::certificates::{Trusted, one_is_trusted_no_more, replace};
 use crate::component::{self, Check, Component, Process};
 use crate::confinement;
 use crate::mesh::kernel::ignore;
@@ -66,6 +66,8 @@ pub(super) struct Service {
     pub(super) site: Site,
     /// The name servers of the node.
     pub(super) network: watch::Receiver<network::Status>,
+    /// The authorities of Kubernetes that its program read at its start.
+    pub(super) trusted: watch::Receiver<Trusted>,
     pub(super) parts: Parts,
 }
 
@@ -90,7 +92,15 @@ impl Service {
             live: Check::plain(port(configuration::DNS_HEALTH), LIVE),
             parts: self.parts.clone(),
         };
-        component.run(&ctx, self.follow()).await?;
+        let outdated = one_is_trusted_no_more(Part::Dns, self.trusted.clone());
+        let either = async {
+            tokio::select! {
+                // Both wait for values.
+                ended = self.follow() => ended,
+                ended = outdated => ended,
+            }
+        };
+        component.run(&ctx, either).await?;
         // The role is taken away: the machine is as it was before.
         loopback(Change::Remove, configuration::DNS_ADDRESS).await
     }

@@ -121,12 +121,14 @@ impl Worker {
     /// It returns no error; the death of a child ends the run.
     pub(super) async fn run(self, ctx: Context) -> Result<(), std::convert::Infallible> {
         let forever = Policy::forever();
+        let (trusted, known) = watch::channel(None);
         let certificates = certificates::Service {
             site: self.site.clone(),
             node: self.node,
             client: self.client.clone(),
             credentials: self.credentials.clone(),
             look: self.look,
+            trusted,
             parts: self.parts.clone(),
         };
         let part = Part::WorkerCertificates.name();
@@ -180,6 +182,7 @@ impl Worker {
         let dns = dns::Service {
             site: self.site.clone(),
             network: self.network.clone(),
+            trusted: known,
             parts: self.parts.clone(),
         };
         ctx.spawn(Part::Dns.name(), forever, move |ctx| dns.clone().run(ctx));

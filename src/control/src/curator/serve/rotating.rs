@@ -3,11 +3,11 @@
 //! ```text
 //! RotateAuthorities --> cluster/rotation
 //!   --> each authority: another signs, both are trusted
-//!   --> every part of Kubernetes on a node that answers uses a certificate of its next authorities
-//!       --> the former ones of Kubernetes are not trusted
 //!   --> every node that answers has a certificate of the next CA   --> the former CA is not trusted
 //!   --> every member of etcd has one of the next authority         --> the former one is not trusted
 //!   --> the members start again one by one: etcd reads whom it trusts at its start
+//!   --> every part of Kubernetes on a node that answers uses a certificate of its next authorities
+//!       --> the former ones of Kubernetes are not trusted
 //!   --> cluster/rotation: ended
 //! ```
 //!
@@ -18,7 +18,8 @@
 //!
 //! Invariants:
 //! - An authority is not trusted any more only after every node that answers has told that its
-//!   own certificate is of the next one.
+//!   own certificate is of the next one. For Kubernetes, every certificate in etcd is of the next
+//!   one, and its program had the time to read it.
 //! - At most one member starts again at a time, and none during an update of the cluster.
 
 use std::collections::BTreeSet;
@@ -269,7 +270,7 @@ impl Lead {
         for authority in kubernetes_authorities() {
             let Some(known) = namespace.authorities(&authority).await? else { continue };
             let (leaves, now) = (known.leaving.is_some(), clock::now());
-            let kept = namespace.kept_by_holders(&authority).await?;
+            let kept = namespace.kept_by_holders(&authority, now).await?;
             let late_ones = kept.iter().filter(|kept| !has_followed(kept, leaves, now));
             late.extend(late_ones.filter_map(|kept| Holder::of(&kept.name)));
             kubernetes.push(known);
