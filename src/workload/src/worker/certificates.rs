@@ -79,6 +79,12 @@ pub(super) struct Service {
 impl Service {
     pub(super) async fn run(mut self, ctx: Context) -> Result<(), std::convert::Infallible> {
         let part = Part::WorkerCertificates;
+        let service = self.clone();
+        // The parts start beside the first look: without a leader, it takes its whole patience.
+        if blocking(move || service.write_configuration().is_ok() && service.usable()).await {
+            tell(&self.trusted, self.site.run.ca.clone()).await;
+            self.parts.set(part, PartState::Ready);
+        }
         let mut failed = cause::Last::default();
         loop {
             // Boxed: a call to the leader is large, and rare.
