@@ -260,13 +260,8 @@ impl Worker {
                 return self.say(&format!("cannot read which modules there are: {error}"));
             }
         };
-        let mut seen = BTreeSet::new();
-        for name in found.into_values().flatten() {
-            // Stage 1 has handed it to the kernel, which would make this thread wait for the end
-            // of its search: a driver whose disk never answers has none.
-            if seen.insert(name.clone()) && !modules::is_loading(&name) {
-                self.one(modules, &name, c"");
-            }
+        for name in once_each(found.into_values().flatten(), modules::is_loading) {
+            self.one(modules, &name, c"");
         }
     }
 
@@ -285,6 +280,17 @@ impl Worker {
         // The reader is gone only when the machine ends.
         self.output.write_all(format!("{text}\n").as_bytes()).ok();
     }
+}
+
+/// These modules in their order, each once, but those that the kernel is loading: stage 1 has handed
+/// them over, and a second load would wait for the end of the first, which a driver whose disk never
+/// answers does not have.
+fn once_each(
+    names: impl Iterator<Item = String>,
+    is_loading: impl Fn(&str) -> bool,
+) -> impl Iterator<Item = String> {
+    let mut seen = BTreeSet::new();
+    names.filter(move |name| seen.insert(name.clone()) && !is_loading(name))
 }
 
 /// The modaliases of all present devices.
@@ -326,6 +332,13 @@ mod tests {
             Urgency::Screen
         );
         assert!(Urgency::Boot < Urgency::Person && Urgency::Person < Urgency::Later);
+    }
+
+    #[test]
+    fn a_driver_that_waits_for_its_disk_holds_up_none_behind_it() {
+        let names = ["ahci", "virtio_blk", "virtio_rng", "ahci"].map(str::to_owned);
+        let loaded: Vec<_> = once_each(names.into_iter(), |name| name == "virtio_blk").collect();
+        assert_eq!(loaded, ["ahci", "virtio_rng"]);
     }
 
     #[test]
