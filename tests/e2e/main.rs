@@ -116,6 +116,7 @@ const FILES: &[&[Story]] = &[
     workloads::greedy::STORIES,
     workloads::killed::STORIES,
     workloads::mesh::STORIES,
+    workloads::updated::STORIES,
 ];
 
 fn main() -> ExitCode {

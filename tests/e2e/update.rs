@@ -12,8 +12,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use ed25519_dalek::SigningKey;
 use memchr::memmem;
-use polis_image::Manifest;
 use polis_image::signing::Keys;
+use polis_image::{Manifest, SIZE_DEFAULT};
 use polis_qemu::image::Flash;
 use polis_qemu::{Config, Event, Machine};
 use polis_tests::{Sample, Story, story};
@@ -56,7 +56,7 @@ fn a_node_takes_another_system_and_goes_back_from_one_that_panics() -> Result<()
     let next = next()?;
     let keys = Keys::generate()?;
     let owner = Owner::new(&world.path("owner"))?;
-    let mut config = signed(&world, &owner, &keys)?;
+    let mut config = signed(&world, &owner, &keys, SIZE_DEFAULT)?;
     let record = Record::begin(&world, &mut config)?;
     let mut machine = world.boot(&config)?;
     runs(&mut machine, "A", &world.manifest.version)?;
@@ -125,36 +125,61 @@ fn a_node_takes_another_system_and_goes_back_from_one_that_panics() -> Result<()
 
 fn a_system_that_is_ready_and_harms_etcd_does_not_stay() -> Result<()> {
     let world = World::new("update_harms")?;
-    let next = next()?;
     let keys = Keys::generate()?;
     let owner = Owner::new(&world.path("owner"))?;
-    let config = signed(&world, &owner, &keys)?;
+    let config = signed(&world, &owner, &keys, SIZE_DEFAULT)?;
     let mut machine = world.boot(&config)?;
     let founded = home(&mut machine)?;
     owner.take(&founded.ca)?;
+    let harm = Harm { words: HARMS, cause: "etcd", within: GIVEN_UP };
+    does_not_stay(&world, &owner, &mut machine, &founded, &next()?, &keys, &harm)?;
+    owner.run(&["cluster", "wait"])?;
+    Ok(())
+}
+
+/// How a system does harm once it is ready.
+pub(crate) struct Harm<'a> {
+    /// Its words on the command line, in the place of [`WORDS`].
+    pub(crate) words: &'a [u8],
+    /// What its cause names.
+    pub(crate) cause: &'a str,
+    /// How long it may take to give up.
+    pub(crate) within: Duration,
+}
+
+/// Installs `next` with a harm: it gets ready, gives up with the cause, and the system before
+/// is home again by itself.
+pub(crate) fn does_not_stay(
+    world: &World,
+    owner: &Owner,
+    machine: &mut Machine,
+    founded: &Identity,
+    next: &Manifest,
+    keys: &Keys,
+    harm: &Harm<'_>,
+) -> Result<()> {
     let node = founded.node.as_str();
-    let uki = with_words(&world, &next, HARMS)?;
+    let uki = with_words(world, next, harm.words)?;
     let harmful = Manifest { uki, system: next.path(&next.system), ..next.clone() };
-    let harmful = bundle(&world, "harmful.update", &harmful, &keys)?.display().to_string();
+    let harmful = bundle(world, "harmful.update", &harmful, keys)?.display().to_string();
     owner.run_within(UPDATE, &["node", "update", node, &harmful, "--no-reboot", "--yes"])?;
     owner.run(&["node", "reboot", node, "--yes"])?;
     machine.wait_for("off", BOOT, |off| off.is("reason", "reboot"))?;
-    runs(&mut machine, "B", &next.version)?;
+    runs(machine, "B", &next.version)?;
     // It is ready, and it is not kept.
-    home(&mut machine)?;
-    let failed = machine.wait_for("update", GIVEN_UP, |event| {
+    home(machine)?;
+    let failed = machine.wait_for("update", harm.within, |event| {
         event.is("phase", "commit") && !event.is("result", "started")
     })?;
     let cause = failed.get("cause").unwrap_or_default();
-    ensure!(failed.is("result", "failed") && cause.contains("etcd"), "{failed}");
+    ensure!(failed.is("result", "failed") && cause.contains(harm.cause), "{failed}");
     let guru = machine.wait_for("guru", BOOT, |_| true)?;
     ensure!(guru.get("code").is_some_and(|code| code.contains("0311")), "{guru}");
     machine.wait_for("off", BOOT, |off| off.is("reason", "reboot"))?;
-    runs(&mut machine, "A", &world.manifest.version)?;
+    runs(machine, "A", &world.manifest.version)?;
     let left = machine.wait_for("update", BOOT, |event| event.is("phase", "rollback"))?;
     ensure!(left.get("cause").is_some_and(|cause| cause.contains("0311")), "{left}");
-    ensure!(home(&mut machine)? == founded, "after going back");
-    owner.run(&["cluster", "wait"])?;
+    ensure!(home(machine)? == *founded, "after going back");
     Ok(())
 }
 
@@ -164,7 +189,7 @@ fn a_kernel_image_that_the_firmware_refuses_leads_back() -> Result<()> {
     let next = next()?;
     let keys = Keys::generate()?;
     let owner = Owner::new(&world.path("owner"))?;
-    let config = signed(&world, &owner, &keys)?;
+    let config = signed(&world, &owner, &keys, SIZE_DEFAULT)?;
     let mut machine = world.boot(&config)?;
     let founded = home(&mut machine)?;
     owner.take(&founded.ca)?;
@@ -173,11 +198,11 @@ fn a_kernel_image_that_the_firmware_refuses_leads_back() -> Result<()> {
     leads_back(&world, &owner, &mut machine, &founded, &other)
 }
 
-/// A machine with firmware and a small disk that takes bundles of these keys.
-fn signed(world: &World, owner: &Owner, keys: &Keys) -> Result<Config> {
+/// A machine with firmware and a disk of `size` bytes that takes bundles of these keys.
+pub(crate) fn signed(world: &World, owner: &Owner, keys: &Keys, size: u64) -> Result<Config> {
     Ok(Config {
         firmware: world.image.uefi(Flash::Plain, &world.path("flash"), "")?,
-        disk: Some(world.signed_disk("disk-signed.img", keys)?),
+        disk: Some(world.signed_disk_of_size("disk-signed.img", keys, size)?),
         fw_cfg: world.fw_cfg(&bootstrap().encode_to_vec())?,
         forwards: owner.forwards.clone(),
         ..world.bare("")
@@ -209,9 +234,14 @@ pub(crate) fn leads_back(
 
 /// The image of the next version.
 pub(crate) fn next() -> Result<Manifest> {
-    let next = std::env::var_os(NEXT)
-        .with_context(|| format!("{NEXT} names no image; use `cargo xtask test e2e`"))?;
-    Ok(Manifest::load(Path::new(&next))?)
+    named(NEXT)
+}
+
+/// The image that a variable names.
+pub(crate) fn named(variable: &str) -> Result<Manifest> {
+    let folder = std::env::var_os(variable)
+        .with_context(|| format!("{variable} names no image; use `cargo xtask test e2e`"))?;
+    Ok(Manifest::load(Path::new(&folder))?)
 }
 
 /// Waits until a system is started, and compares which.

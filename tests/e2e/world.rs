@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use base64ct::{Base64, Encoding as _};
 use polis_image::signing::Keys;
-use polis_image::{Manifest, Options, assemble};
+use polis_image::{Manifest, Options, SIZE_DEFAULT, assemble};
 use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
 use polis_proto::v1::node_parameters::Cluster;
 use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration, NodeParameters};
@@ -49,6 +49,9 @@ pub(crate) const NEXT: &str = "POLIS_NEXT_IMAGE_DIR";
 
 /// Names the folder of the development image with Kubernetes.
 pub(crate) const FULL: &str = "POLIS_FULL_IMAGE_DIR";
+
+/// Names the folder of the next version of that image.
+pub(crate) const NEXT_FULL: &str = "POLIS_NEXT_FULL_IMAGE_DIR";
 
 /// The clock of a saved machine stands still, and certificates begin a day before they
 /// are made: one that is as old as a long run is good, one of yesterday is not.
@@ -149,9 +152,14 @@ impl World {
 
     /// A disk whose programs these keys have signed; `name` begins with `disk`.
     pub(crate) fn signed_disk(&self, name: &str, keys: &Keys) -> Result<Disk> {
+        self.signed_disk_of_size(name, keys, SIZE_DEFAULT)
+    }
+
+    /// The same, of any size.
+    pub(crate) fn signed_disk_of_size(&self, name: &str, keys: &Keys, size: u64) -> Result<Disk> {
         let file = self.path(name);
         let signer = Some(Arc::new(keys.image_signer()?));
-        assemble(&self.manifest, &Options { signer, ..Options::new(&file) })?;
+        assemble(&self.manifest, &Options { signer, size, ..Options::new(&file) })?;
         Ok(Disk { file, bus: Bus::Virtio, cache: args::Cache::Unsafe })
     }
 

@@ -6,8 +6,10 @@
 //! - pods reach each other across the machines by address, by name and by NodePort, and
 //!   nothing of it is on the wire in clear;
 //! - a NetworkPolicy decides about a client on another machine;
+//! - with `--all`: the authorities of the cluster and of Kubernetes are rotated under all of it;
 //! - a user is revoked, and the open requests of the user end;
-//! - etcd loses its quorum, pods go on, and all is whole again by itself;
+//! - etcd loses its quorum, pods go on, a worker that starts meanwhile has the mesh of its last
+//!   boot, and all is whole again by itself;
 //! - a worker is decommissioned, and its pod moves to the other.
 //!
 //! The first machine is the only member of etcd until the chapter that needs two: on a host
@@ -24,7 +26,7 @@ use polis_qemu::capture::Captured;
 use polis_qemu::fleet::Part;
 use polis_qemu::host::free_port;
 use polis_qemu::{Config, Event, Fleet, Operator, Port};
-use polis_tests::{Story, polisctl, skip, story};
+use polis_tests::{Story, draws_all, polisctl, skip, story};
 use serde_json::Value;
 
 use super::kubectl::Kubectl;
@@ -67,6 +69,8 @@ spec:
 
 /// The port of the server on every worker.
 const NODE_PORT: u16 = 30080;
+/// What a worker says that no leader answers.
+const MESH_OF_LAST_BOOT: &str = "the nodes of the mesh are those of the last boot";
 /// The port of the mesh, and the type of a message of WireGuard that carries a packet.
 const MESH: u16 = 7838;
 const CARRIES_A_PACKET: u8 = 4;
@@ -89,8 +93,10 @@ const CUT_MAX: Duration = Duration::from_secs(2);
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// The stories of this file.
-pub(crate) const STORIES: &[Story] =
-    &[story!(three_machines_carry_pods_through_what_befalls_them).cluster().takes(900)];
+pub(crate) const STORIES: &[Story] = &[story!(three_machines_carry_pods_through_what_befalls_them)
+    .cluster()
+    .takes(900)
+    .at_most(Duration::from_secs(40 * 60))];
 
 fn three_machines_carry_pods_through_what_befalls_them() -> Result<()> {
     if std::env::var_os(FULL).is_none() {
@@ -105,6 +111,10 @@ fn three_machines_carry_pods_through_what_befalls_them() -> Result<()> {
     chapter("pods reached each other across the machines");
     mesh.policy_holds_across_machines()?;
     chapter("a policy decided about a client of another machine");
+    if draws_all() {
+        mesh.authorities_are_rotated()?;
+        chapter("the authorities were rotated");
+    }
     mesh.revoked_user_is_cut(&world)?;
     chapter("a user was revoked, and what it had open ended");
     mesh.quorum_is_lost_and_found()?;
@@ -253,6 +263,21 @@ impl Mesh {
         Ok(())
     }
 
+    /// Other authorities sign for everything, and the pods and their callers do not notice.
+    fn authorities_are_rotated(&self) -> Result<()> {
+        let before = self.lives()?;
+        self.cluster.operator.run(&["--timeout", "20m", "cluster", "rotate-ca", "--yes"])?;
+        self.whole()?;
+        for worker in WORKERS {
+            self.answers_outside(worker)?;
+        }
+        // The API server asks the kubelet of another machine.
+        self.kubectl.run(&["logs", "visitor", "--container", "by-name"], "")?;
+        let after = self.lives()?;
+        ensure!(before == after, "pods did not go on: {before:?}, then {after:?}");
+        Ok(())
+    }
+
     /// A watch, an `exec` and a forwarded port of a user who is revoked.
     fn revoked_user_is_cut(&mut self, world: &World) -> Result<()> {
         let path = |name: &str| world.path(name).display().to_string();
@@ -329,12 +354,25 @@ impl Mesh {
         for worker in WORKERS {
             self.answers_outside(worker)?;
         }
+        self.worker_starts_without_a_leader()?;
 
         links.heal();
+        self.serves(OTHER)?;
+        self.answers_outside(OTHER)?;
         self.whole()?;
         let after = self.lives()?;
         ensure!(before == after, "pods did not go on: {before:?}, then {after:?}");
         Ok(())
+    }
+
+    /// A cluster without a quorum has no leader, so the worker takes its certificates and the nodes
+    /// of the mesh from its own disk. The API server reads nothing for its kubelet meanwhile.
+    fn worker_starts_without_a_leader(&mut self) -> Result<()> {
+        self.cluster.cut_power(OTHER);
+        self.cluster.boot(OTHER)?;
+        self.says(OTHER, "worker-certificates", |event| event.is("state", "ready"))?;
+        self.cluster.machine(OTHER)?.wait_for_text(MESH_OF_LAST_BOOT, SOON)?;
+        self.says(OTHER, "mesh", |event| event.is("state", "ready"))
     }
 
     /// Waits until the API says that it serves and that its nodes are there.

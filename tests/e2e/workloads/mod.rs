@@ -11,6 +11,7 @@ pub(crate) mod mesh;
 mod policy;
 mod restored;
 mod trial;
+pub(crate) mod updated;
 mod volumes;
 
 use std::time::{Duration, Instant};

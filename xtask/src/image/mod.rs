@@ -299,19 +299,19 @@ pub(crate) fn built_from(kind: Kind, variant: Variant, packages: &Packages) -> R
     build_usual(&config(kind, variant, packages))
 }
 
-/// The image that is a version newer than the base development image and otherwise the same,
-/// for the stories of updates.
-pub(crate) fn built_next() -> Result<Manifest> {
-    let mut config = config(Kind::Development, Variant::Base, &Packages::default());
+/// The image that is a version newer than the development image and otherwise the same, for the
+/// stories of updates.
+pub(crate) fn built_next(variant: Variant) -> Result<Manifest> {
+    let mut config = config(Kind::Development, variant, &Packages::default());
     let version = Version::parse(&config.version).context("the version of the sources")?;
     config.version = Version::new(version.major, version.minor + 1, 0).to_string();
-    config.out = folder_next();
+    config.out = folder_next(variant);
     build(&config, &[])
 }
 
 /// The folder of [`built_next`].
-pub(crate) fn folder_next() -> PathBuf {
-    folder(Kind::Development, Variant::Base).with_extension("next")
+pub(crate) fn folder_next(variant: Variant) -> PathBuf {
+    folder(Kind::Development, variant).with_extension("next")
 }
 
 /// The product image with a `node` as quick to build as that of the development image, for

@@ -54,6 +54,11 @@ const UPDATES: [&str; 4] = ["update::", "cluster_update::", "secure_boot::", "si
 /// The stories of the image with Kubernetes, where its programs were built before.
 const WORKLOADS: &str = "workloads::";
 
+/// The file of the story that updates such a machine.
+const WORKLOADS_UPDATED: &str = "workloads::updated::";
+/// Names the folder of the newer image with Kubernetes.
+const NEXT_FULL_IMAGE: &str = "POLIS_NEXT_FULL_IMAGE_DIR";
+
 /// The programs for them that a build of the image, or of `run --kubernetes`, leaves.
 const WORKLOAD_PROGRAMS: &[&str] = &["kube", "kubectl", "containerd", "runsc"];
 
@@ -297,9 +302,10 @@ fn machines(report: &mut Report, stories: &Stories<'_>) -> Result<()> {
     }
     if UPDATES.iter().any(|file| stories.select(file)) {
         if env::var_os(NEXT_IMAGE).is_none() {
-            report.call("next", || image::built_next().map(drop));
+            report.call("next", || image::built_next(Variant::Base).map(drop));
         }
-        folders.push((NEXT_IMAGE, named(NEXT_IMAGE, image::folder_next())?));
+        let next = image::folder_next(Variant::Base);
+        folders.push((NEXT_IMAGE, named(NEXT_IMAGE, next)?));
     }
     // A cold build of Kubernetes takes half an hour, so no test begins one.
     if stories.select(WORKLOADS)
@@ -312,6 +318,14 @@ fn machines(report: &mut Report, stories: &Stories<'_>) -> Result<()> {
         }
         let full = image::folder(Kind::Development, Variant::Full);
         folders.push(("POLIS_FULL_IMAGE_DIR", named("POLIS_FULL_IMAGE_DIR", full)?));
+        if stories.all || stories.names.is_some() && stories.select(WORKLOADS_UPDATED) {
+            if env::var_os(NEXT_FULL_IMAGE).is_none() {
+                let build = || image::built_next(Variant::Full).map(drop);
+                report.call("next full", build);
+            }
+            let next = image::folder_next(Variant::Full);
+            folders.push((NEXT_FULL_IMAGE, named(NEXT_FULL_IMAGE, next)?));
+        }
     }
     // Behind the builds: it says how much time is left.
     let mut command = stories.binary("e2e")?;

@@ -14,6 +14,7 @@
 //! | `main-panic` | the main task panics |
 //! | `kill-etcd` | etcd gets SIGKILL |
 //! | `flapping-etcd` | etcd gets SIGKILL whenever it runs |
+//! | `no-containerd` | containerd gets SIGKILL whenever it runs |
 //! | `damage-etcd` | etcd gets SIGKILL, and its database is overwritten |
 //! | `lose-etcd` | everything of the member of etcd is removed, and it gets SIGKILL |
 //! | `kill-node` | the node gets SIGKILL |
@@ -58,6 +59,8 @@ pub enum Fault {
     KillEtcd,
     /// etcd is killed again and again.
     FlappingEtcd,
+    /// containerd is killed again and again.
+    NoContainerd,
     /// etcd is killed, and its database overwritten.
     DamageEtcd,
     /// Everything of the member of etcd is removed, and it is killed.
@@ -77,12 +80,13 @@ pub enum Fault {
 }
 
 impl Fault {
-    const ALL: [(&'static str, Self); 13] = [
+    const ALL: [(&'static str, Self); 14] = [
         ("service-panic", Self::ServicePanic),
         ("service-flaps", Self::ServiceFlaps),
         ("main-panic", Self::MainPanic),
         ("kill-etcd", Self::KillEtcd),
         ("flapping-etcd", Self::FlappingEtcd),
+        ("no-containerd", Self::NoContainerd),
         ("damage-etcd", Self::DamageEtcd),
         ("lose-etcd", Self::LoseEtcd),
         ("kill-node", Self::KillNode),
@@ -171,9 +175,11 @@ impl Service {
                 lose();
             }
             Fault::KillNode => kill(getpid()),
-            Fault::FlappingEtcd => {
+            Fault::FlappingEtcd | Fault::NoContainerd => {
                 ctx.healthy();
-                ctx.until_cancelled(kill_ever_again()).await;
+                let etcd = self.fault == Fault::FlappingEtcd;
+                let program = if etcd { "etcd" } else { "containerd" };
+                ctx.until_cancelled(kill_ever_again(program)).await;
                 return Ok(());
             }
             Fault::KillByPods => {
@@ -213,10 +219,10 @@ impl Service {
     }
 }
 
-/// Kills etcd whenever it runs, without end.
-async fn kill_ever_again() {
+/// Kills a program whenever it runs, without end.
+async fn kill_ever_again(program: &str) {
     loop {
-        process::find("etcd").into_iter().for_each(kill);
+        process::find(program).into_iter().for_each(kill);
         sleep(Duration::from_secs(1)).await;
     }
 }
