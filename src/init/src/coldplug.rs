@@ -282,9 +282,8 @@ impl Worker {
     }
 }
 
-/// These modules in their order, each once, but those that the kernel is loading: stage 1 has handed
-/// them over, and a second load would wait for the end of the first, which a driver whose disk never
-/// answers does not have.
+/// The modules, each once, without those that the kernel is loading: stage 1 has handed them over.
+/// A second load waits for the end of the first, and a driver whose disk never answers has none.
 fn once_each(
     names: impl Iterator<Item = String>,
     is_loading: impl Fn(&str) -> bool,

@@ -13,8 +13,8 @@
 //! A certificate is renewed after two thirds of its life, and when another authority signs. Every
 //! program reads its files again when they change, so that restarts nothing but the controller
 //! manager, which gives the authorities to pods, once a former one is not trusted any more.
-//! The bridges of a rotation follow each certificate, for a program that still holds the
-//! authority of before.
+//! The bridges of a rotation follow each certificate, for a program that still holds a former
+//! authority.
 //!
 //! Invariants:
 //! - Of several controllers at once, one makes a shared key, and the others read it.
@@ -129,8 +129,8 @@ impl Service {
         }
     }
 
-    /// Makes and writes every key, certificate and file; returns how long to wait before another
-    /// look.
+    /// Makes and writes every key, certificate and file; returns how long to wait before the
+    /// next look.
     async fn pass(&self, client: &Client) -> Result<Duration, Error> {
         let namespace = Namespace::new(client.clone(), "");
         let ca = authorities(&namespace, &authority()).await?;
@@ -197,7 +197,7 @@ impl Service {
     }
 }
 
-/// How long to wait before another look: not as long while a former authority is trusted.
+/// How long to wait before the next look; shorter while a former authority is trusted.
 pub(super) fn look<'a>(
     known: impl IntoIterator<Item = &'a Authorities>,
     usual: Duration,
@@ -219,9 +219,9 @@ pub(super) async fn tell(trusted: &watch::Sender<Trusted>, file: File) {
     });
 }
 
-/// Ends when an authority is not trusted any more that was trusted at the start of this part,
-/// which reads its file once.
-pub(super) async fn one_is_trusted_no_more(
+/// Waits until an authority that was trusted when this part started is not trusted any more: the
+/// part reads the file only at its start.
+pub(super) async fn until_an_authority_ends(
     part: Part,
     mut trusted: watch::Receiver<Trusted>,
 ) -> component::Error {

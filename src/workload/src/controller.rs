@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::api::Api;
-use super::certificates::one_is_trusted_no_more;
+use super::certificates::until_an_authority_ends;
 use super::component::{Check, Component, Error, Process};
 use super::credentials::Purpose;
 use super::parts::{Part, Parts};
@@ -95,7 +95,7 @@ impl Controller {
         let manager = self.controller_manager();
         ctx.spawn(Part::ControllerManager.name(), forever, move |ctx| {
             let (component, known) = (manager.clone(), known.clone());
-            let outdated = one_is_trusted_no_more(Part::ControllerManager, known);
+            let outdated = until_an_authority_ends(Part::ControllerManager, known);
             async move { after_objects(component, &ctx, outdated).await }
         });
         let scheduler = self.scheduler();

@@ -139,8 +139,8 @@ impl Service {
         self.follow(done, nodes).await.and(applied).and(trusted)
     }
 
-    /// Has the API servers write anew whom servers of aggregated APIs trust, once a former
-    /// authority is among them that this node does not trust any more.
+    /// Deletes the list of whom servers of aggregated APIs trust, once it has an authority that this
+    /// node does not trust any more. The API servers write it again.
     async fn trust(&self) -> Result<(), Error> {
         let answer = self.api.get(TRUST).await?;
         if answer.status == 404 {

@@ -24,11 +24,11 @@ pub(super) struct Node {
     pub(super) certificate: bool,
     /// Its member of etcd, if it has the role.
     pub(super) peer: Option<Member>,
-    /// Its parts of Kubernetes use certificates of the authorities that sign. So without a role.
+    /// Its parts of Kubernetes use certificates of the authorities that sign; true without a role.
     pub(super) kubernetes: bool,
 }
 
-/// Which authorities of before are still trusted.
+/// Which former authorities are still trusted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Leaving {
     /// One of those of Kubernetes.

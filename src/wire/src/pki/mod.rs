@@ -226,8 +226,7 @@ pub fn certificate_der(pem: &[u8]) -> Option<Vec<u8>> {
     template::from_pem("CERTIFICATE", pem)
 }
 
-/// The DER of certificates in PEM, one after the other; `None` unless there is one at least, and
-/// nothing that is none.
+/// All certificates in a PEM text, in DER; `None` if there is none, or one that cannot be read.
 #[must_use]
 pub fn certificates_der(pem: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
     let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();

@@ -120,7 +120,7 @@ impl Service {
         }
     }
 
-    /// Asks for every certificate; returns how long to wait before another look.
+    /// Asks for every certificate; returns how long to wait before the next look.
     async fn pass(&self) -> Result<Duration, Error> {
         let service = self.clone();
         blocking(move || service.write_configuration()).await?;
@@ -136,7 +136,7 @@ impl Service {
         if let Some(error) = failed {
             return Err(error);
         }
-        // A rotation that began meanwhile: the first ones are of the authority of before.
+        // A rotation that began meanwhile: the first ones are of the former authority.
         let same = known.windows(2).all(|pair| pair[0] == pair[1]);
         Ok(if same { look(&known, self.look) } else { RETRY })
     }

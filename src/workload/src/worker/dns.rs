@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use super::{args, configuration};
-use crate::certificates::{Trusted, one_is_trusted_no_more, replace};
+use crate::certificates::{Trusted, replace, until_an_authority_ends};
 use crate::component::{self, Check, Component, Process};
 use crate::confinement;
 use crate::mesh::kernel::ignore;
@@ -92,7 +92,7 @@ impl Service {
             live: Check::plain(port(configuration::DNS_HEALTH), LIVE),
             parts: self.parts.clone(),
         };
-        let outdated = one_is_trusted_no_more(Part::Dns, self.trusted.clone());
+        let outdated = until_an_authority_ends(Part::Dns, self.trusted.clone());
         let either = async {
             tokio::select! {
                 // Both wait for values.
