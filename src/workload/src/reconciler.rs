@@ -80,7 +80,7 @@ struct Done {
     workers: Option<Vec<NodeId>>,
 }
 
-/// Whether the map has an authority that is none of these.
+/// Whether the map lists an authority that is not in `known`.
 fn has_others(map: &Value, known: &[CertificateDer<'static>]) -> bool {
     let texts = AUTHORITIES.iter().filter_map(|key| map["data"][key].as_str());
     let mut listed = texts.filter_map(|text| pki::certificates_der(text.as_bytes())).flatten();
