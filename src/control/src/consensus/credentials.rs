@@ -97,12 +97,6 @@ pub(super) fn trusted_pem(authorities: &Authorities) -> Vec<u8> {
     pki::certificates_pem(authorities.trusted().chain(pinned))
 }
 
-/// A member's certificate, and the bridges for a peer that knows only a former authority.
-pub(super) fn chain_pem(certificate: &[u8], authorities: &Authorities) -> Vec<u8> {
-    let bridges = authorities.bridges.iter().map(Vec::as_slice);
-    pki::certificates_pem(std::iter::once(certificate).chain(bridges))
-}
-
 /// Writes all of it; each file is replaced whole. Safe to repeat.
 pub(super) async fn write(
     tree: &Etcd,
@@ -115,7 +109,7 @@ pub(super) async fn write(
     tree.peer_pki.ca.save(trusted_pem(authorities)).await?;
     // It is wiped once it is written.
     tree.peer_pki.key.save(key).await?;
-    tree.peer_pki.cert.save(chain_pem(certificate, authorities)).await?;
+    tree.peer_pki.cert.save(authorities.chain_pem(certificate)).await?;
     tree.peer_crl.save(pki::crl_pem(&credentials.crl).into_bytes()).await?;
     Ok(())
 }

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::client::{Change, Client, Kv, User};
-use super::credentials::{authority, chain_pem, peer_certificate, trusted_pem};
+use super::credentials::{authority, peer_certificate, trusted_pem};
 use super::{Error, Peer, Status};
 use polis_base::files::Etcd;
 use polis_base::sys::clock;
@@ -160,7 +160,7 @@ impl Watchers {
             return Ok(());
         }
         // The certificate first: peers that trust only the next authority accept it then.
-        replace(&self.tree.peer_pki.cert, chain_pem(&issued.der, &authorities)).await?;
+        replace(&self.tree.peer_pki.cert, authorities.chain_pem(&issued.der)).await?;
         if replace(&self.tree.peer_pki.ca, trusted_pem(&authorities)).await? {
             info!(rotations = authorities.rotations, "the authority of the peers was rotated");
         }
