@@ -34,7 +34,7 @@ async fn a_machine_founds_a_cluster_and_is_the_same_member_after_a_restart() {
     assert_eq!(first.members[0].name, machine.name());
     assert_eq!(first.members[0].peer_url, machine.peer.url());
     assert_eq!(first.leader, first.member);
-    let lines = node.lines("etcd");
+    let lines = node.lines_up_to("etcd", "state=voter members=1").await;
     assert_eq!(lines[0], "POLIS etcd state=starting members=0 term=0");
     assert!(lines.last().unwrap().starts_with("POLIS etcd state=voter members=1"), "{lines:?}");
     let ca = machine.config.tree.peer_pki.ca.read().unwrap();

@@ -235,6 +235,17 @@ impl Node {
         lines
     }
 
+    /// The same up to the one that has `wanted` in it: a status is there a moment before its line.
+    pub(crate) async fn lines_up_to(&mut self, word: &str, wanted: &str) -> Vec<String> {
+        let mut lines = Vec::new();
+        eventually("its event line", || {
+            lines.extend(self.lines(word));
+            lines.last().is_some_and(|line: &String| line.contains(wanted))
+        })
+        .await;
+        lines
+    }
+
     /// A client without a namespace, for what nothing of ours does.
     pub(crate) async fn etcd(&self) -> etcd_client::Client {
         let address = format!("unix://{}", self.socket.display());

@@ -22,6 +22,7 @@
 //! What this module does not do: decide what the machine does with them (`cluster`),
 //! even when they are missing: a node with a cluster does not need them.
 
+mod arrivals;
 mod config_disk;
 mod dmi;
 mod elsewhere;

@@ -5,7 +5,7 @@
 //!     |                                                                             v
 //!     +------------------------------------------------------> read fw_cfg, ESP, SMBIOS
 //!                                                                                   |
-//!     +--nothing there, disk without a home, within DISK_WAIT--+                    v
+//!     +--nothing there, disk without a home, a disk may come---+                    v
 //!     +------------------------------------------------------->+------> look at config disks
 //!                                                             understood, or none | | not usable
 //!                                                                     [Published]<+ +> trapdoor
@@ -24,6 +24,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+use super::arrivals::Arrivals;
 use super::config_disk::Disks;
 use super::looked::{Looked, NO_ANSWER, decide, of_machine};
 use super::places::{FwCfg, Places};
@@ -51,6 +52,14 @@ const DISK_POLL: Duration = Duration::from_millis(250);
 /// The time for a disk with user data to appear on a machine that has nothing else: `init`
 /// loads the driver of a CD-ROM drive once this waits, and that takes some seconds to find it.
 const DISK_WAIT: Duration = Duration::from_secs(10);
+
+/// How long nothing comes before no disk is expected any more: `init` loads the driver of a device
+/// as soon as the kernel has it, and takes a second for that on a slow machine.
+const QUIET: Duration = Duration::from_secs(5);
+
+/// The time after which a driver that still looks for its devices is not waited for: that of a
+/// disk that never answers has no end.
+const DRIVERS_WAIT: Duration = Duration::from_secs(60);
 
 /// The time for disks that are read only to be compared.
 const COMPARE_WAIT: Duration = Duration::from_secs(1);
@@ -152,19 +161,26 @@ impl Service {
         let disks = Disks::new(&self.config.sys, &self.config.dev);
         let start = Instant::now();
         let wait = if other { COMPARE_WAIT } else { DISK_WAIT };
+        let (mut arrived, mut last) = (Arrivals::default(), start);
         loop {
-            let look = disks.clone();
-            let look = tokio::task::spawn_blocking(move || look.look());
+            let (look, sys) = (disks.clone(), self.config.sys.clone());
+            // In this order: what is there already is looked at.
+            let look = tokio::task::spawn_blocking(move || (Arrivals::of(&sys), look.look()));
             // A disk that does not answer keeps its thread, and no boot. Each look has its own time:
             // the last one begins when the wait ends.
             let Ok(found) = tokio::time::timeout(wait, look).await else {
                 return Ok(vec![no_disk(Some(NO_ANSWER))]);
             };
-            let found = found.map_err(RunError::Thread)?;
+            let (now, found) = found.map_err(RunError::Thread)?;
             if !found.is_empty() {
                 return Ok(found.into_iter().map(Looked::disk).collect());
             }
-            if other || is_home(&self.storage.borrow()) || start.elapsed() >= wait {
+            if now != arrived || now.is_loading() {
+                (arrived, last) = (now, Instant::now());
+            }
+            let settled = start.elapsed() >= wait && last.elapsed() >= QUIET;
+            let over = settled || start.elapsed() >= DRIVERS_WAIT;
+            if other || is_home(&self.storage.borrow()) || over {
                 return Ok(vec![no_disk(None)]);
             }
             if start.elapsed() >= PATIENCE {

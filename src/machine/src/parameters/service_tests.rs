@@ -103,6 +103,35 @@ async fn only_a_machine_without_a_home_and_without_parameters_waits_for_a_disk()
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_disk_is_waited_for_while_drivers_still_load() {
+    let base = tempfile::tempdir().unwrap();
+    let driver = base.path().join("sys/module/sr_mod");
+    std::fs::create_dir_all(&driver).unwrap();
+    let state = driver.join("initstate");
+    std::fs::write(&state, "coming\n").unwrap();
+    let (service, _ends) = service(base.path(), ABSENT, NOWHERE);
+    let waits = async || {
+        let start = Instant::now();
+        let (ctx, _handles) = Context::for_test();
+        service.disks(false, &ctx).await.unwrap();
+        start.elapsed()
+    };
+
+    // The driver of a disk that never answers.
+    let waited = waits().await;
+    assert!(waited >= DRIVERS_WAIT && waited < DRIVERS_WAIT + PATIENCE, "{waited:?}");
+
+    // The driver of a slow drive.
+    let ready = Duration::from_secs(30);
+    let driver = async {
+        tokio::time::sleep(ready).await;
+        std::fs::write(&state, "live\n").unwrap();
+    };
+    let (waited, ()) = tokio::join!(waits(), driver);
+    assert!(waited >= ready + QUIET && waited < ready + QUIET + PATIENCE, "{waited:?}");
+}
+
 /// Makes the firmware name a cloud.
 fn in_cloud(base: &Path, vendor: &str) {
     let id = base.join("sys/class/dmi/id");
