@@ -25,12 +25,13 @@ const FILES: [&str; 14] = [
 
 /// The parts of the APIs of other programs that a node calls, or serves to them: fewer
 /// messages than those have, with their names and numbers.
-const FOREIGN: [&str; 8] = [
+const FOREIGN: [&str; 9] = [
     "containerd/services/content.proto",
     "containerd/services/images.proto",
     "containerd/services/leases.proto",
     "containerd/types.proto",
     "csi/v1.proto",
+    "externaljwt/v1.proto",
     "opentelemetry/logs.proto",
     "pluginregistration/v1.proto",
     "runtime/v1.proto",
@@ -56,7 +57,16 @@ const SECRET: [&str; 12] = [
 const SERVICES: &str = "#[cfg(feature = \"services\")]";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    for folder in ["polis", "containerd", "csi", "opentelemetry", "pluginregistration", "runtime"] {
+    let folders = [
+        "polis",
+        "containerd",
+        "csi",
+        "externaljwt",
+        "opentelemetry",
+        "pluginregistration",
+        "runtime",
+    ];
+    for folder in folders {
         println!("cargo:rerun-if-changed={folder}");
     }
     let descriptors = protox::Compiler::new(["."])?

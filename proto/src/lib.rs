@@ -69,6 +69,11 @@ pub mod csi {
     include!(concat!(env!("OUT_DIR"), "/csi.v1.rs"));
 }
 
+/// The calls of an API server to the signer of its tokens, as `externaljwt/` has them.
+pub mod externaljwt {
+    include!(concat!(env!("OUT_DIR"), "/v1.rs"));
+}
+
 /// The logs that a node sends by OTLP, as `opentelemetry/` has them.
 pub mod otlp {
     include!(concat!(env!("OUT_DIR"), "/opentelemetry.rs"));

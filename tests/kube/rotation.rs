@@ -3,18 +3,19 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use base64ct::{Base64UrlUnpadded, Encoding as _};
 use ed25519_dalek::SigningKey;
 use polis_base::files::{Group, Pair};
 use polis_base::sys::clock;
 use polis_control::consensus::client::{Client, User};
 use polis_tests::{Story, patiently, story};
 use polis_wire::pki::{
-    Authorities, Certificate, Namespace, Pin, WorkerPurpose, certificate_pem,
+    Authorities, Certificate, Namespace, Pin, ServiceAccounts, WorkerPurpose, certificate_pem,
     front_proxy_authority, key_pem, kubernetes_authority,
 };
 use polis_wire::rpc::testing::node_id;
 use polis_workload::{Api, Part};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::access::of_an_owner;
 use crate::certificates::shown;
@@ -32,16 +33,17 @@ const ANYBODY: &str = "/api";
 /// What pods trust.
 const OF_PODS: &str = "/api/v1/namespaces/default/configmaps/kube-root-ca.crt";
 
+/// Where a token is made, and where one is looked at.
+const TOKENS: &str = "/api/v1/namespaces/default/serviceaccounts/default/token";
+const REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
+
 /// What servers of aggregated APIs trust.
 const OF_SERVERS: &str =
     "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
 
 async fn other_authorities_sign_and_the_former_ones_end() {
     let controller = Controller::ready().await;
-    let pki = Namespace::new(
-        controller.etcd.status.borrow().voter().unwrap().user(User::KubernetesPki),
-        "",
-    );
+    let pki = Namespace::new(user(&controller), "");
     let authorities = [kubernetes_authority(), front_proxy_authority()];
     let [first, _] = known(&pki).await;
 
@@ -52,8 +54,21 @@ async fn other_authorities_sign_and_the_former_ones_end() {
     let trusting =
         Api { ca: files.certificate.clone(), ..controller.api(WorkerPurpose::Kubelet.name()) };
     assert_eq!(status(&former).await, 200);
+    let token = token(&controller).await;
     let pids = [Part::ApiServer, Part::Scheduler].map(|part| controller.pid(part));
     let manager = controller.pid(Part::ControllerManager);
+
+    let tokens = ServiceAccounts::new(user(&controller), "");
+    assert!(tokens.rotate(1).await.unwrap());
+    let next_token = self::token(&controller).await;
+    assert_ne!(key_of(&next_token), key_of(&token), "the next key signs at once");
+    for token in [&token, &next_token] {
+        assert!(is_good(&controller, token).await, "both keys verify");
+    }
+    until("the controller manager signs with the next key, too", async || {
+        controller.find(Part::ControllerManager).is_some_and(|pid| pid != manager)
+    })
+    .await;
 
     for authority in &authorities {
         assert!(pki.rotate(authority, 1, clock::now()).await.unwrap());
@@ -77,11 +92,15 @@ async fn other_authorities_sign_and_the_former_ones_end() {
     .await;
     assert_eq!((both.rotations, proxies.rotations), (1, 1));
 
+    let manager = controller.pid(Part::ControllerManager);
+    assert!(tokens.conclude().await.unwrap());
     for authority in &authorities {
         assert!(pki.conclude(authority, Pin::None).await.unwrap());
     }
     let [last, _] = known(&pki).await;
     until("the first authority opens nothing", async || status(&former).await == 401).await;
+    until("the former key verifies no token", async || !is_good(&controller, &token).await).await;
+    assert!(is_good(&controller, &next_token).await);
     until("pods trust the next one alone", async || {
         of_pods(&controller).await == last.trusted_pem()
     })
@@ -98,6 +117,40 @@ async fn other_authorities_sign_and_the_former_ones_end() {
     assert_eq!(now, pids, "they read their files again");
     assert_ne!(controller.pid(Part::ControllerManager), manager, "it reads them at its start");
     controller.stop().await;
+}
+
+/// The keys of Kubernetes in etcd.
+fn user(controller: &Controller) -> Client {
+    controller.etcd.status.borrow().voter().unwrap().user(User::KubernetesPki)
+}
+
+/// A token of the service account of pods that name none.
+async fn token(controller: &Controller) -> String {
+    let wish =
+        json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
+    let answer = controller.create(TOKENS, &wish).await;
+    assert_eq!(answer.status, 201, "{answer:?}");
+    let made: Value = serde_json::from_slice(&answer.body).unwrap();
+    made["status"]["token"].as_str().unwrap().to_owned()
+}
+
+/// The name of the key that signed a token, in its header.
+fn key_of(token: &str) -> String {
+    let header = Base64UrlUnpadded::decode_vec(token.split('.').next().unwrap()).unwrap();
+    let header: Value = serde_json::from_slice(&header).unwrap();
+    header["kid"].as_str().unwrap().to_owned()
+}
+
+/// Whether the API server takes a token.
+async fn is_good(controller: &Controller, token: &str) -> bool {
+    let review = json!({
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenReview",
+        "spec": { "token": token },
+    });
+    let answer = controller.create(REVIEWS, &review).await;
+    let reviewed: Value = serde_json::from_slice(&answer.body).unwrap();
+    reviewed["status"]["authenticated"] == true
 }
 
 async fn known(pki: &Namespace<Client>) -> [Authorities; 2] {

@@ -263,13 +263,18 @@ impl Controller {
 
     /// The process of one part.
     pub(crate) fn pid(&self, part: Part) -> Pid {
+        self.find(part).unwrap_or_else(|| panic!("{} runs", part.name()))
+    }
+
+    /// The process of one part, if it runs.
+    pub(crate) fn find(&self, part: Part) -> Option<Pid> {
         let program = format!("{}/kube-{}\0", self.site.programs.display(), part.name());
         let found = std::fs::read_dir("/proc").unwrap().find_map(|entry| {
             let pid = entry.unwrap().file_name().to_str()?.parse::<i32>().ok()?;
             let command = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
             command.starts_with(program.as_bytes()).then_some(pid)
         });
-        Pid::from_raw(found.unwrap_or_else(|| panic!("{} runs", part.name()))).unwrap()
+        Pid::from_raw(found?)
     }
 
     /// Pulls the plug of one part.

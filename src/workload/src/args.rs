@@ -101,8 +101,8 @@ pub(super) fn api_server(site: &Site, advertise: IpAddr) -> Vec<String> {
         "service-account-issuer",
         format_args!("https://kubernetes.default.svc.{}", site.domain()),
     );
-    flags.file("service-account-key-file", &run.service_account_public);
-    flags.file("service-account-signing-key-file", &run.service_account_key);
+    // The keys may change, and it would read files at its start only.
+    flags.path("service-account-signing-endpoint", run.tokens.client());
     // Kubernetes would make the tokens of pods valid for a year, for clients of before 2021.
     flags.add("service-account-extend-token-expiration", false);
     flags.add("service-cluster-ip-range", site.service_network());
@@ -117,8 +117,7 @@ pub(super) fn controller_manager(site: &Site) -> Vec<String> {
     let address = site.controller_manager();
     component(&mut flags, site, &site.run.controller_manager, &server, address);
     flags.file("root-ca-file", &site.run.ca);
-    flags
-        .file("service-account-private-key-file", &site.run.controller_manager_service_account_key);
+    flags.file("service-account-private-key-file", &site.run.service_account_key);
     flags.add("use-service-account-credentials", true);
     // The prefixes of pods are in the node records.
     flags.add("allocate-node-cidrs", false);

@@ -95,6 +95,8 @@ pub(super) struct Service {
     pub(super) credentials: watch::Receiver<Option<Credentials>>,
     /// The authorities in the file that programs read.
     pub(super) trusted: watch::Sender<Trusted>,
+    /// The name of the key in the file with which the controller manager signs.
+    pub(super) signs: watch::Sender<Option<String>>,
     pub(super) parts: Parts,
 }
 
@@ -138,6 +140,7 @@ impl Service {
         let accounts = ServiceAccounts::new(client.clone(), "").ensure().await?;
         let encryption = encryption_key(client).await?;
 
+        let signs = accounts.id().to_owned();
         let (data, run) = (self.site.data.clone(), self.site.run.clone());
         let (api, site) = (self.site.api(), self.site.clone());
         let (ca_pem, front_proxy_pem) = (ca.trusted_pem(), front_proxy_ca.trusted_pem());
@@ -146,11 +149,7 @@ impl Service {
             run.create()?;
             replace(&run.ca, &ca_pem)?;
             replace(&run.front_proxy_ca, &front_proxy_pem)?;
-            // Two programs sign tokens, and neither reads a file of the other.
-            for file in [&run.service_account_key, &run.controller_manager_service_account_key] {
-                replace(file, accounts.signing.as_bytes())?;
-            }
-            replace(&run.service_account_public, accounts.verifying.as_bytes())?;
+            replace(&run.service_account_key, accounts.signing_pem().as_bytes())?;
             let key = Zeroizing::new(Base64::encode_string(&encryption));
             replace(&run.encryption, &configuration::encryption(&key))?;
             write_configuration(&site, api)
@@ -162,6 +161,7 @@ impl Service {
             let authorities = if proxy { &front_proxy_ca } else { &ca };
             self.certificate(&namespace, purpose, authorities).await?;
         }
+        self.signs.send_if_modified(|known| known.replace(signs.clone()) != Some(signs));
         tell(&self.trusted, self.site.run.ca.clone()).await;
         let after = [authority(), front_proxy_authority()];
         for (authority, before) in after.iter().zip([&ca, &front_proxy_ca]) {
@@ -235,6 +235,47 @@ pub(super) async fn until_an_authority_ends(
         Ok(()) => component::Error::Outdated { part, what },
         Err(closed) => closed.into(),
     }
+}
+
+/// Waits until another authority signs than when this part started.
+pub(super) async fn until_another_authority_signs(
+    part: Part,
+    mut trusted: watch::Receiver<Trusted>,
+) -> component::Error {
+    // The one that signs comes first.
+    let first = |known: &Trusted| known.as_ref()?.first().cloned();
+    let begun = first(&trusted.borrow_and_update());
+    let what = "another authority of Kubernetes signs";
+    match until_other(&mut trusted, begun, first).await {
+        Ok(()) => component::Error::Outdated { part, what },
+        Err(closed) => closed.into(),
+    }
+}
+
+/// Waits until another key signs tokens than when this part started, which reads it then only.
+pub(super) async fn until_another_key_signs(
+    part: Part,
+    mut signs: watch::Receiver<Option<String>>,
+) -> component::Error {
+    let begun = signs.borrow_and_update().clone();
+    let what = "another key signs the tokens of service accounts";
+    match until_other(&mut signs, begun, Clone::clone).await {
+        Ok(()) => component::Error::Outdated { part, what },
+        Err(closed) => closed.into(),
+    }
+}
+
+/// Waits until what `of` takes from a value is another than `begun`, where both are known.
+async fn until_other<T, V: PartialEq>(
+    value: &mut watch::Receiver<T>,
+    begun: Option<V>,
+    of: impl Fn(&T) -> Option<V>,
+) -> Result<(), Closed> {
+    until(value, "the keys of Kubernetes", |now| {
+        let (begun, now) = (begun.as_ref()?, of(now)?);
+        (*begun != now).then_some(())
+    })
+    .await
 }
 
 /// Waits for `wait`, or until the credentials of the node change.

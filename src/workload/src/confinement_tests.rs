@@ -62,9 +62,8 @@ fn fill(root: &Root, site: &Site) {
         flexvolume: _,
         ca,
         front_proxy_ca,
+        tokens: _,
         service_account_key,
-        controller_manager_service_account_key,
-        service_account_public,
         authentication,
         admission,
         encryption,
@@ -83,8 +82,6 @@ fn fill(root: &Root, site: &Site) {
         ca,
         front_proxy_ca,
         service_account_key,
-        controller_manager_service_account_key,
-        service_account_public,
         authentication,
         admission,
         encryption,
@@ -184,7 +181,7 @@ async fn each_program_opens_its_own_files_and_no_others() {
 }
 
 #[tokio::test]
-async fn the_api_server_alone_reaches_the_socket_of_etcd_and_writes_the_audit_log() {
+async fn the_api_server_alone_reaches_etcd_and_the_signer_and_writes_the_audit_log() {
     if !is_root() {
         return;
     }
@@ -197,12 +194,15 @@ async fn the_api_server_alone_reaches_the_socket_of_etcd_and_writes_the_audit_lo
     // What etcd's umask leaves; its group is that of the directory.
     fs::set_permissions(sockets.client(), Permissions::from_mode(0o770)).unwrap();
     chown(sockets.client(), Some(users::ETCD.id), None).unwrap();
+    let signer = &site.run.tokens;
+    let _signer = crate::tokens::listen(signer).unwrap();
     for (name, confinement) in programs(&site) {
         let expected = if name == "API server" { "done" } else { "EACCES" };
         let attempt = async |act, place: &Path| {
             acts::attempt(CHILD, act, place, Some(confinement.clone())).await
         };
         assert_eq!(attempt("connect", sockets.client()).await, expected, "{name}");
+        assert_eq!(attempt("connect", signer.client()).await, expected, "{name}");
         assert_eq!(attempt("write", site.data.audit.path()).await, expected, "{name}");
         for directory in [&site.data.pki, &site.run.dir, &sockets.dir, &root.data.etcd.data] {
             assert_eq!(attempt("write", directory.path()).await, "EACCES", "{name}");

@@ -7,12 +7,12 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::api::Api;
-use super::certificates::until_an_authority_ends;
+use super::certificates::{until_an_authority_ends, until_another_key_signs};
 use super::component::{Check, Component, Error, Process};
 use super::credentials::Purpose;
 use super::parts::{Part, Parts};
 use super::site::Site;
-use super::{access, args, certificates, confinement, ground, reconciler};
+use super::{access, args, certificates, confinement, ground, reconciler, tokens};
 use polis_base::cause;
 use polis_control::consensus;
 use polis_machine::network;
@@ -69,6 +69,7 @@ impl Controller {
         }
         let forever = Policy::forever();
         let (trusted, known) = watch::channel(None);
+        let (signs, signing) = watch::channel(None);
         let certificates = certificates::Service {
             site: self.site.clone(),
             node: self.node,
@@ -76,9 +77,16 @@ impl Controller {
             look: self.look,
             credentials: self.identity.credentials.clone(),
             trusted,
+            signs,
             parts: self.parts.clone(),
         };
         ctx.spawn(Part::Certificates.name(), forever, move |ctx| certificates.clone().run(ctx));
+        let tokens = tokens::Service {
+            sockets: self.site.run.tokens.clone(),
+            consensus: self.consensus.clone(),
+            parts: self.parts.clone(),
+        };
+        ctx.spawn("tokens", forever, move |ctx| tokens.clone().run(ctx));
         let api_server = self.clone();
         ctx.spawn(Part::ApiServer.name(), forever, move |ctx| {
             let controller = api_server.clone();
@@ -94,8 +102,15 @@ impl Controller {
         ctx.spawn(Part::Reconciler.name(), forever, move |ctx| reconciler.clone().run(ctx));
         let manager = self.controller_manager();
         ctx.spawn(Part::ControllerManager.name(), forever, move |ctx| {
-            let (component, known) = (manager.clone(), known.clone());
-            let outdated = until_an_authority_ends(Part::ControllerManager, known);
+            let (component, part) = (manager.clone(), Part::ControllerManager);
+            let (known, signing) = (known.clone(), signing.clone());
+            let outdated = async move {
+                tokio::select! {
+                    // Cancel-safe, both: they wait.
+                    ended = until_an_authority_ends(part, known) => ended,
+                    other = until_another_key_signs(part, signing) => other,
+                }
+            };
             async move { after_objects(component, &ctx, outdated).await }
         });
         let scheduler = self.scheduler();

@@ -79,6 +79,7 @@ mod reconciler;
 pub mod runtime;
 mod service;
 mod site;
+mod tokens;
 mod watch;
 mod worker;
 

@@ -18,6 +18,7 @@ use std::path::PathBuf;
 use super::error::Error;
 use super::file::{Dir, File};
 use super::owner::Group;
+use super::sockets::Sockets;
 use crate::users;
 
 /// Audit logs are rotated by their writer.
@@ -128,12 +129,10 @@ pub struct KubernetesRun {
     pub ca: File,
     /// The certificate of the authority of front proxies, PEM.
     pub front_proxy_ca: File,
-    /// The private key that signs the tokens of service accounts, PEM, for the API server.
+    /// Where the API server has tokens signed.
+    pub tokens: Sockets,
+    /// The private key that signs the tokens of service accounts, PEM, for the controller manager.
     pub service_account_key: File,
-    /// The same key for the controller manager.
-    pub controller_manager_service_account_key: File,
-    /// The public keys that verify them, PEM.
-    pub service_account_public: File,
     /// The callers that may be anonymous.
     pub authentication: File,
     /// The configuration of admission plugins.
@@ -170,12 +169,8 @@ impl KubernetesRun {
         Self {
             ca: file("ca.crt", Group::Kubernetes),
             front_proxy_ca: file("front-proxy-ca.crt", Group::Kubernetes),
-            service_account_key: file("service-account.key", Group::ApiServer),
-            controller_manager_service_account_key: file(
-                "controller-manager-service-account.key",
-                Group::ControllerManager,
-            ),
-            service_account_public: file("service-account.pub", Group::ApiServer),
+            tokens: Sockets::at(base.join("tokens"), "signer.sock").reached_by(Group::ApiServer),
+            service_account_key: file("service-account.key", Group::ControllerManager),
             authentication: file("authentication.json", Group::ApiServer),
             admission: file("admission.json", Group::ApiServer),
             encryption: file("encryption.json", Group::ApiServer),
@@ -200,6 +195,6 @@ impl KubernetesRun {
     ///
     /// The first that cannot be made.
     pub fn create(&self) -> Result<(), Error> {
-        make([&self.dir, &self.flexvolume])
+        make([&self.dir, &self.flexvolume, &self.tokens.dir])
     }
 }

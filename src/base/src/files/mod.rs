@@ -26,6 +26,7 @@ pub mod in_place;
 mod kubernetes;
 mod owner;
 mod regular;
+mod sockets;
 mod tree;
 
 pub use self::draft::{Draft, Space};
@@ -33,4 +34,5 @@ pub use self::error::Error;
 pub use self::file::{Dir, File};
 pub use self::kubernetes::{Kubernetes, KubernetesRun, Pair};
 pub use self::owner::Group;
-pub use self::tree::{Credentials, Data, Ephemeral, Esp, Etcd, Guru, Node, PeerPki, Root, Sockets};
+pub use self::sockets::Sockets;
+pub use self::tree::{Credentials, Data, Ephemeral, Esp, Etcd, Guru, Node, PeerPki, Root};

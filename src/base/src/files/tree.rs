@@ -24,6 +24,7 @@ use super::error::Error;
 use super::file::{Dir, File, SIZE_MAX};
 use super::kubernetes::{Kubernetes, KubernetesRun};
 use super::owner::Group;
+use super::sockets::Sockets;
 use crate::users;
 
 /// More than there is room for on the ESP.
@@ -517,38 +518,6 @@ impl Ephemeral {
             sockets.dir.create()?;
         }
         Ok(())
-    }
-}
-
-/// A directory that makes a socket accessible to root only, unless its place says otherwise.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sockets {
-    /// The directory itself.
-    pub dir: Dir,
-    client: PathBuf,
-}
-
-impl Sockets {
-    fn at(base: PathBuf, name: &str) -> Self {
-        Self { client: base.join(name), dir: Dir::private(base) }
-    }
-
-    /// The same sockets, which this group may reach, too, if their owner makes them with a
-    /// mode that lets it.
-    fn reached_by(self, group: Group) -> Self {
-        Self { dir: self.dir.for_sockets_of(group), ..self }
-    }
-
-    /// Where clients connect.
-    #[must_use]
-    pub fn client(&self) -> &Path {
-        &self.client
-    }
-
-    /// The socket for plain HTTP, if the server keeps the two apart.
-    #[must_use]
-    pub fn http(&self) -> PathBuf {
-        self.dir.path().join("http.sock")
     }
 }
 

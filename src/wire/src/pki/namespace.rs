@@ -9,7 +9,8 @@
 //! certificates/<issuer>/<name>/certificate    DER
 //! certificates/<issuer>/<name>/key            PKCS#8 DER, managed ones only
 //! service-accounts/signing                    PKCS#8 DER, ECDSA (`service_account`)
-//! service-accounts/verifying/<digest>         SPKI DER of that and of former ones
+//! service-accounts/verifying/<digest>         SPKI DER of that and of the one before
+//! service-accounts/rotation                   the rotation that made it
 //! ```
 
 use std::time::SystemTime;

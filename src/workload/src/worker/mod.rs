@@ -54,7 +54,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::api::{self, Api};
-use super::certificates::replace;
+use super::certificates::{self as shared, replace, until_another_authority_signs};
 use super::component::{Check, Component, Error, Process};
 use super::drain::{self, Drains};
 use super::parts::{API_STARTS, Part, PartState, Parts};
@@ -155,10 +155,10 @@ impl Worker {
         });
         let follower = self.clone();
         ctx.spawn(Part::Containerd.name(), forever, move |ctx| follower.clone().follow(ctx));
-        let kubelet = self.clone();
+        let (kubelet, trusts) = (self.clone(), known.clone());
         ctx.spawn(Part::Kubelet.name(), forever, move |ctx| {
-            let worker = kubelet.clone();
-            async move { Box::pin(worker.kubelet(&ctx)).await }
+            let (worker, trusts) = (kubelet.clone(), trusts.clone());
+            async move { Box::pin(worker.kubelet(trusts, &ctx)).await }
         });
         let object = node_object::Service {
             api: self.own(),
@@ -288,7 +288,11 @@ impl Worker {
         component.run(ctx, renumbered).await
     }
 
-    async fn kubelet(mut self, ctx: &Context) -> Result<(), Error> {
+    async fn kubelet(
+        mut self,
+        trusts: watch::Receiver<shared::Trusted>,
+        ctx: &Context,
+    ) -> Result<(), Error> {
         let parts = self.parts.clone();
         let inputs = async {
             parts.ready(Part::WorkerCertificates).await?;
@@ -328,6 +332,9 @@ impl Worker {
             tokio::select! {
                 // Cancel-safe, all: they wait, and read.
                 moved = moved(self.network, address, part) => moved,
+                // At its start it asks for another token for each pod, and else only late in the
+                // hour of the one before: a rotation need not wait for that.
+                signed = until_another_authority_signs(part, trusts) => signed,
                 () = lost => Error::Outdated { part, what: "its Node object was deleted" },
                 changed = parts.asked_for(Part::ApiServer, !controller) => match changed {
                     Ok(()) => Error::Outdated { part, what: "the roles of the node have changed" },

@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! RotateAuthorities --> cluster/rotation
+//!   --> the key of tokens: another signs, both verify
 //!   --> each authority: another signs, both are trusted
 //!   --> every node that answers has a certificate of the next CA   --> the former CA is not trusted
 //!   --> every member of etcd has one of the next authority         --> the former one is not trusted
 //!   --> the members start again one by one: etcd reads whom it trusts at its start
 //!   --> every part of Kubernetes on a node that answers uses a certificate of its next authorities
-//!       --> the former ones of Kubernetes are not trusted
+//!       --> the former ones of Kubernetes are not trusted, the former key of tokens verifies none
 //!   --> cluster/rotation: ended
 //! ```
 //!
@@ -20,6 +21,8 @@
 //! - An authority is not trusted any more only after every node that answers has told that its
 //!   own certificate is of the next one. For Kubernetes, every certificate in etcd is of the next
 //!   one, and its program had the time to read it.
+//! - The key of tokens changes before the authorities of Kubernetes do: a kubelet starts again for
+//!   a certificate of the next one, and then the tokens of its pods are of the next key, too.
 //! - At most one member starts again at a time, and none during an update of the cluster.
 
 use std::collections::BTreeSet;
@@ -44,8 +47,8 @@ use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::{Role, is_consensus_member};
 use polis_wire::pki::{
-    self, Authorities, Certificate, Kept, Namespace, Pin, WorkerPurpose, front_proxy_authority,
-    kubernetes_authority,
+    self, Authorities, Certificate, Kept, Namespace, Pin, ServiceAccounts, WorkerPurpose,
+    front_proxy_authority, kubernetes_authority,
 };
 
 /// Between two looks at a rotation that goes on.
@@ -98,6 +101,8 @@ struct Seen {
     nodes: Vec<Node>,
     /// Those of Kubernetes, where it has any yet.
     kubernetes: Vec<Authorities>,
+    /// The former key of tokens still verifies.
+    former_tokens: bool,
     /// The CA of the cluster and those before it.
     cluster: Authorities,
     /// The authority of the peers and those before it.
@@ -107,7 +112,8 @@ struct Seen {
 impl Seen {
     fn leaving(&self) -> Leaving {
         Leaving {
-            kubernetes: self.kubernetes.iter().any(|known| known.leaving.is_some()),
+            kubernetes: self.former_tokens
+                || self.kubernetes.iter().any(|known| known.leaving.is_some()),
             ca: self.cluster.leaving.is_some(),
             peers: self.peers.leaving.is_some(),
         }
@@ -185,6 +191,10 @@ impl Lead {
     async fn go_on(&self, rotation: &v1::Rotation) -> Result<Option<NodeId>, Error> {
         let (number, now) = (rotation.number, clock::now());
         let (store, peers, kubernetes) = (self.store(), self.peers()?, self.kubernetes()?);
+        let tokens = self.tokens()?;
+        if tokens.rotate(number).await? {
+            info!(rotation = number, "another key signs the tokens of service accounts");
+        }
         // Before the CA of the cluster: its change makes nodes look after these, too.
         for authority in kubernetes_authorities() {
             if kubernetes.authorities(&authority).await?.is_some()
@@ -202,6 +212,9 @@ impl Lead {
         match progress.step {
             Step::Unspecified => store.end_rotation(number, seconds()).await?,
             Step::Kubernetes if progress.waits_for.is_empty() => {
+                if tokens.conclude().await? {
+                    info!(rotation = number, "tokens of the former key end");
+                }
                 for authority in kubernetes_authorities() {
                     if kubernetes.conclude(&authority, Pin::None).await? {
                         info!(
@@ -260,6 +273,11 @@ impl Lead {
         Ok(Namespace::new(self.fenced(User::KubernetesPki)?, ""))
     }
 
+    /// The keys of the tokens of service accounts.
+    fn tokens(&self) -> Result<ServiceAccounts<Fenced>, Error> {
+        Ok(ServiceAccounts::new(self.fenced(User::KubernetesPki)?, ""))
+    }
+
     async fn seen(&self) -> Result<Seen, Error> {
         let cluster = self.store().authorities().await?;
         let missing =
@@ -275,9 +293,10 @@ impl Lead {
             late.extend(late_ones.filter_map(|kept| Holder::of(&kept.name)));
             kubernetes.push(known);
         }
+        let former_tokens = self.tokens()?.read().await?.is_some_and(|keys| keys.is_leaving());
         let digests = (cluster.digest(), trusted_digest(&peers));
         let nodes = self.rotated_nodes(Some(digests), &late);
-        Ok(Seen { nodes, kubernetes, cluster, peers })
+        Ok(Seen { nodes, kubernetes, former_tokens, cluster, peers })
     }
 
     /// Whether an update of the cluster goes on.
