@@ -10,8 +10,8 @@ use polis_base::sys::clock;
 use polis_control::consensus::client::{Client, User};
 use polis_tests::{Story, patiently, story};
 use polis_wire::pki::{
-    Authorities, Certificate, Namespace, Pin, ServiceAccounts, WorkerPurpose, certificate_pem,
-    front_proxy_authority, key_pem, kubernetes_authority,
+    Authorities, Certificate, KeySet, Namespace, Pin, ServiceAccounts, Turn, WorkerPurpose,
+    certificate_pem, front_proxy_authority, key_pem, kubernetes_authority,
 };
 use polis_wire::rpc::testing::node_id;
 use polis_workload::{Api, Part};
@@ -59,7 +59,10 @@ async fn other_authorities_sign_and_the_former_ones_end() {
     let manager = controller.pid(Part::ControllerManager);
 
     let tokens = ServiceAccounts::new(user(&controller), "");
-    assert!(tokens.rotate(1).await.unwrap());
+    assert_eq!(tokens.rotate(1, clock::now()).await.unwrap(), Turn::Listed);
+    assert_eq!(key_of(&self::token(&controller).await), key_of(&token), "it is listed alone");
+    let listed = clock::now() + KeySet::LISTED;
+    assert_eq!(tokens.rotate(1, listed).await.unwrap(), Turn::Begins);
     let next_token = self::token(&controller).await;
     assert_ne!(key_of(&next_token), key_of(&token), "the next key signs at once");
     for token in [&token, &next_token] {

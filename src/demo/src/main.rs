@@ -2,6 +2,7 @@
 //! the other arguments try the limits of the pod.
 
 use std::env;
+use std::fs;
 use std::io::{self, Write as _};
 use std::os::fd::AsFd as _;
 use std::path::Path;
@@ -12,12 +13,16 @@ use polis_base::sys::signal::Signals;
 use polis_demo::{Facts, get, listen, serve, trial};
 use rustix::process::Signal;
 
+/// Where kubelet keeps the token of the service account of a pod.
+const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+
 fn main() -> ExitCode {
     let arguments: Vec<_> = env::args().skip(1).collect();
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     let outcome = match *arguments.as_slice() {
         [] => run(),
         ["get", server] => get(server).and_then(print),
+        ["token"] => header_of_token(Path::new(TOKEN)).and_then(print),
         ["read", file] => trial::read(Path::new(file)).and_then(print),
         [trial, ref rest @ .., number] => attempt(trial, rest, number).and_then(print),
         [_] => Err(usage()),
@@ -47,9 +52,15 @@ fn attempt(trial: &str, rest: &[&str], number: &str) -> io::Result<String> {
 
 fn usage() -> io::Error {
     io::Error::other(
-        "usage: demo [get HOST:PORT | write FILE BYTES | read FILE | allocate FILE BYTES | \
+        "usage: demo [get HOST:PORT | token | write FILE BYTES | read FILE | allocate FILE BYTES | \
          files DIRECTORY COUNT | memory BYTES | threads COUNT]",
     )
+}
+
+/// The header of a token (JWS), as it is there: it names the key that signed, and has no secret.
+fn header_of_token(file: &Path) -> io::Result<String> {
+    let token = fs::read_to_string(file)?;
+    Ok(format!("{}\n", token.split('.').next().unwrap_or_default()))
 }
 
 fn print(text: String) -> io::Result<()> {

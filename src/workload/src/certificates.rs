@@ -11,8 +11,9 @@
 //! ```
 //!
 //! A certificate is renewed after two thirds of its life, and when another authority signs. Every
-//! program reads its files again when they change, so that restarts nothing but the controller
-//! manager, which gives the authorities to pods, once a former one is not trusted any more.
+//! program reads its files again when they change, but for the controller manager: it starts again
+//! when another key signs tokens, and once a former authority, which it gives to pods, is not
+//! trusted any more.
 //! The bridges of a rotation follow each certificate, for a program that still holds a former
 //! authority.
 //!

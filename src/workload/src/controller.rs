@@ -147,8 +147,13 @@ impl Controller {
             return Ok(());
         };
         ready?;
-        let address = until(&mut self.network, "the network", |status| status.primary);
-        let Some(address) = ctx.until_cancelled(address).await.transpose()? else {
+        let inputs = async {
+            // It reads the keys of tokens at its start, and ends without them.
+            let leads = |status: &consensus::Status| status.leader.map(drop);
+            until(&mut self.consensus, "etcd", leads).await?;
+            until(&mut self.network, "the network", |status| status.primary).await
+        };
+        let Some(address) = ctx.until_cancelled(inputs).await.transpose()? else {
             return Ok(());
         };
         let (part, data) = (Part::ApiServer, self.site.data.clone());

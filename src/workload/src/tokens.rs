@@ -6,8 +6,8 @@
 //! ```
 //!
 //! An API server reads key files at its start only; this way another key signs from one token to
-//! the next, and no file has it. Every call reads etcd: a key that signs is known to every other
-//! API server as soon as it asks, which it does at the first token with an unknown key.
+//! the next, and the server itself never has it. Every call reads etcd, so all nodes change to
+//! another key at the same moment.
 //!
 //! The protocol is Kubernetes' *External Service Account Token Signer* (KEP-740), version 1.
 
@@ -38,9 +38,6 @@ use polis_proto::externaljwt::{
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::pki::{KeySet, ServiceAccounts};
-
-/// How long an API server may take a former key for good: it asks again then.
-pub(super) const REFRESH: Duration = Duration::from_secs(60);
 
 /// The longest life that a caller may ask for. The end of a rotation ends every token earlier.
 const LIFE_MAX: Duration = Duration::from_secs(366 * 24 * 60 * 60);
@@ -148,7 +145,7 @@ impl ExternalJwtSigner for Signer {
         Ok(Response::new(FetchKeysResponse {
             keys,
             data_timestamp: Some(read_at),
-            refresh_hint_seconds: REFRESH.as_secs().cast_signed(),
+            refresh_hint_seconds: KeySet::REFRESH.as_secs().cast_signed(),
         }))
     }
 

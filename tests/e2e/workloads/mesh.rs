@@ -265,7 +265,10 @@ impl Mesh {
 
     /// Other authorities sign for everything, and the pods and their callers do not notice.
     fn authorities_are_rotated(&self) -> Result<()> {
-        let before = self.lives()?;
+        self.kubectl.apply(HOLDER)?;
+        self.kubectl.run(&["wait", "--for=condition=Ready", "pod/holder", KUBECTL], "")?;
+        let key = || self.kubectl.run(&["exec", "holder", "--", "/demo", "token"], "");
+        let (before, former) = (self.lives()?, key()?);
         self.cluster.operator.run(&["--timeout", "20m", "cluster", "rotate-ca", "--yes"])?;
         self.whole()?;
         for worker in WORKERS {
@@ -275,6 +278,9 @@ impl Mesh {
         self.kubectl.run(&["logs", "visitor", "--container", "by-name"], "")?;
         let after = self.lives()?;
         ensure!(before == after, "pods did not go on: {before:?}, then {after:?}");
+        let next = key()?;
+        ensure!(former != next, "the pod still has a token of the former key: {next}");
+        self.kubectl.delete(&["pod/holder"], GONE)?;
         Ok(())
     }
 
@@ -418,6 +424,19 @@ impl Mesh {
         Ok(())
     }
 }
+
+/// A pod with a token of its service account.
+const HOLDER: &str = "\
+apiVersion: v1
+kind: Pod
+metadata: {name: holder}
+spec:
+  terminationGracePeriodSeconds: 5
+  containers:
+    - name: demo
+      image: polis.internal/demo:1
+      imagePullPolicy: IfNotPresent
+";
 
 /// A pod on the other worker that asks `web` in each of these ways.
 fn visitor(asked: &[(&str, String)]) -> String {

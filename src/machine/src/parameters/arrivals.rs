@@ -1,8 +1,9 @@
 //! What the kernel has found so far: whether a disk may yet come is read from it.
 //!
-//! A driver is a module that the kernel is `coming` with while it looks for its devices, and each
-//! device that it finds makes `init` load the next driver: a drive is there three modules after its
-//! controller. On a slow machine each step takes seconds, and no count of seconds fits them all.
+//! A module is `coming` while its first function runs, in which most drivers look for their
+//! devices; those of SATA and SCSI go on in the background. Each device that is found makes `init`
+//! load the next driver: a drive is there three modules after its controller. On a slow machine
+//! each step takes seconds, and no count of seconds fits them all.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -33,7 +34,7 @@ impl Arrivals {
         Self { disks, modules }
     }
 
-    /// Whether a driver still looks for its devices.
+    /// Whether the first function of a driver still runs.
     pub(super) fn is_loading(&self) -> bool {
         self.modules.values().any(|state| state == COMING)
     }

@@ -49,13 +49,10 @@ const FW_CFG_WAIT: Duration = Duration::from_secs(10);
 /// Between two looks at the disks. `init` still loads the drivers of some.
 const DISK_POLL: Duration = Duration::from_millis(250);
 
-/// The time for a disk with user data to appear on a machine that has nothing else: `init`
-/// loads the driver of a CD-ROM drive once this waits, and that takes some seconds to find it.
+/// The time for a disk with user data to appear on a machine that has nothing else, from the last
+/// driver or disk that came: `init` loads the driver of a CD-ROM drive once this waits, and that
+/// takes some seconds to find it.
 const DISK_WAIT: Duration = Duration::from_secs(10);
-
-/// How long nothing comes before no disk is expected any more: `init` loads the driver of a device
-/// as soon as the kernel has it, and takes a second for that on a slow machine.
-const QUIET: Duration = Duration::from_secs(5);
 
 /// The time after which a driver that still looks for its devices is not waited for: that of a
 /// disk that never answers has no end.
@@ -178,8 +175,7 @@ impl Service {
             if now != arrived || now.is_loading() {
                 (arrived, last) = (now, Instant::now());
             }
-            let settled = start.elapsed() >= wait && last.elapsed() >= QUIET;
-            let over = settled || start.elapsed() >= DRIVERS_WAIT;
+            let over = last.elapsed() >= wait || start.elapsed() >= DRIVERS_WAIT;
             if other || is_home(&self.storage.borrow()) || over {
                 return Ok(vec![no_disk(None)]);
             }

@@ -129,7 +129,7 @@ async fn a_disk_is_waited_for_while_drivers_still_load() {
         std::fs::write(&state, "live\n").unwrap();
     };
     let (waited, ()) = tokio::join!(waits(), driver);
-    assert!(waited >= ready + QUIET && waited < ready + QUIET + PATIENCE, "{waited:?}");
+    assert!(waited >= ready + DISK_WAIT && waited < ready + DISK_WAIT + PATIENCE, "{waited:?}");
 }
 
 /// Makes the firmware name a cloud.

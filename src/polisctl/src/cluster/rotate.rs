@@ -28,9 +28,11 @@ const LOOK: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 1000 });
 
 /// The effect of a rotation.
 const ROTATION: &str = "The cluster gets another CA, etcd another authority of its members, and \
-                        Kubernetes other authorities. Every node and user gets another certificate for the same key; the members \
-                        of etcd start again one by one. Nothing that was signed with the former \
-                        keys alone is believed any more.";
+                        Kubernetes other authorities and another key for tokens. Every node and \
+                        user gets another certificate for the same key. The members of etcd start \
+                        again one by one, the kubelets at once: pods go on, `kubectl exec` and \
+                        `logs -f` end. Nothing that was signed with the former keys alone is \
+                        believed any more, nor is a token of Kubernetes that a person made.";
 
 /// Arguments of `cluster rotate-ca`.
 #[derive(Debug, clap::Args)]

@@ -69,6 +69,16 @@ impl Authorities {
         Self { signing, leaving: None, former, bridges, pinned, rotations: 0 }
     }
 
+    /// The rotation that made the one that signs, counted from one; zero for the first one.
+    ///
+    /// An authority that is younger than the cluster has seen fewer rotations than the cluster, so
+    /// how many it has seen does not tell.
+    #[must_use]
+    pub fn made_in(&self) -> u64 {
+        let subject = Facts::read(&self.signing).map(|facts| facts.subject).unwrap_or_default();
+        subject.rsplit_once('-').and_then(|(_, number)| number.parse().ok()).unwrap_or(0)
+    }
+
     /// Those that servers may have their certificates from.
     pub fn trusted(&self) -> impl Iterator<Item = &[u8]> {
         std::iter::once(self.signing.as_slice()).chain(self.leaving.as_deref())

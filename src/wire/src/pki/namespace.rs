@@ -9,8 +9,9 @@
 //! certificates/<issuer>/<name>/certificate    DER
 //! certificates/<issuer>/<name>/key            PKCS#8 DER, managed ones only
 //! service-accounts/signing                    PKCS#8 DER, ECDSA (`service_account`)
-//! service-accounts/verifying/<digest>         SPKI DER of that and of the one before
-//! service-accounts/rotation                   the rotation that made it
+//! service-accounts/next                       the same, of the next key
+//! service-accounts/verifying/<digest>         SPKI DER of these and of the one before
+//! service-accounts/rotation                   of which rotation the newest is, and since when
 //! ```
 
 use std::time::SystemTime;
@@ -272,7 +273,7 @@ impl<S: Store> Namespace<S> {
         let (old, _key) = self.ensure_authority(authority, now).await?;
         let absent = || damaged(&authority.name, "certificate");
         let (mut authorities, guard) = self.rotated(authority).await?.ok_or_else(absent)?;
-        if made_in(&authorities.signing) >= rotation {
+        if authorities.made_in() >= rotation {
             return Ok(false);
         }
         let store = |source| Error::Store { name: authority.name.clone(), source };
@@ -556,15 +557,6 @@ impl<S: Store> Namespace<S> {
     fn certificate_key(&self, authority: &Certificate, name: &str, leaf: &str) -> String {
         format!("{}{CERTIFICATES}{}/{name}/{leaf}", self.folder, authority.name)
     }
-}
-
-/// The rotation that made an authority, counted from one; zero for the first authority.
-///
-/// An authority that is younger than the cluster has seen fewer rotations than the cluster, so
-/// how many it has seen does not tell.
-fn made_in(authority: &[u8]) -> u64 {
-    let subject = Facts::read(authority).map(|facts| facts.subject).unwrap_or_default();
-    subject.rsplit_once('-').and_then(|(_, number)| number.parse().ok()).unwrap_or(0)
 }
 
 fn check_authority(desired: &Certificate) -> Result<(), Error> {

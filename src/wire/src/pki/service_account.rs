@@ -6,17 +6,25 @@
 //!
 //! ```text
 //! service-accounts/signing               PKCS#8 DER, ECDSA P-256
-//! service-accounts/verifying/<digest>    SPKI DER of that key, and of the one before while a
-//!                                        rotation goes on
-//! service-accounts/rotation              the number of the rotation that made the signing key,
-//!                                        in decimal; absent for the first one
+//! service-accounts/next                  the same of the key that is to sign next
+//! service-accounts/verifying/<digest>    SPKI DER of that key; while a rotation goes on, also of
+//!                                        the next one and the one before
+//! service-accounts/rotation              of which rotation the newest key is, and when it was
+//!                                        listed, in seconds since 1970: two decimal numbers;
+//!                                        absent for the first key
+//! ```
+//!
+//! ```text
+//! [A signs] --rotate--> [B verifies, too] --LISTED, rotate--> [B signs] --conclude--> [A is gone]
 //! ```
 //!
 //! Invariants:
-//! - The transaction that makes a signing key also lists its public half, so a token is
-//!   never signed by a key that no server verifies.
+//! - The transaction that makes a key also lists its public half, and another key signs only
+//!   once every server has read the list: no token is signed by a key that a server rejects.
 //! - Of several nodes at once, one makes the key.
 //! - A key that has signed once and does not verify any more never comes back.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64ct::{Base64UrlUnpadded, Encoding as _};
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData as _};
@@ -31,6 +39,7 @@ use polis_base::hex;
 
 const SIGNING: &str = "service-accounts/signing";
 const VERIFYING: &str = "service-accounts/verifying/";
+const NEXT: &str = "service-accounts/next";
 const ROTATION: &str = "service-accounts/rotation";
 
 /// Its name in errors.
@@ -78,6 +87,17 @@ impl std::fmt::Debug for Signed {
     }
 }
 
+/// Where a key of a rotation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// It is listed, and servers read the list.
+    Listed,
+    /// It signs from now on.
+    Begins,
+    /// It signs already, or there is none to replace.
+    Signs,
+}
+
 /// The keys of a cluster.
 pub struct KeySet {
     signing: Zeroizing<Vec<u8>>,
@@ -95,6 +115,12 @@ impl std::fmt::Debug for KeySet {
 }
 
 impl KeySet {
+    /// How long a server may use the list of keys that it has read.
+    pub const REFRESH: Duration = Duration::from_secs(60);
+
+    /// How long a key is listed before it signs.
+    pub const LISTED: Duration = Self::REFRESH.saturating_add(Duration::from_secs(30));
+
     /// Puts the stored halves together.
     fn new(signing: Zeroizing<Vec<u8>>, public: Vec<Vec<u8>>) -> Result<Self, Error> {
         let damaged = || damaged("private half");
@@ -183,32 +209,39 @@ impl<S: Store> ServiceAccounts<S> {
         Ok(self.find().await?.map(|(keys, _revision)| keys))
     }
 
-    /// Lets another key sign from now on. The one before verifies until [`Self::conclude`], and
-    /// its private half is deleted. Does nothing before there is a key, or if this rotation,
-    /// counted from one, was begun before; returns whether it did.
+    /// Takes the next step to another key for this rotation, counted from one: lists it, and after
+    /// [`KeySet::LISTED`] lets it sign. The one before verifies until [`Self::conclude`], and its private
+    /// half is deleted.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the key changes at the same moment.
-    pub async fn rotate(&self, rotation: u64) -> Result<bool, Error> {
-        let (signing_at, rotation_at) = (self.at(SIGNING), self.at(ROTATION));
-        let found = self.store.read([&signing_at, &rotation_at]).await.map_err(failed)?;
-        let [Some(signing), made_in] = found else { return Ok(false) };
-        let made_in = match made_in {
-            Some(entry) => number(&entry.value).ok_or_else(|| damaged("number of its rotation"))?,
-            None => 0,
-        };
-        if made_in >= rotation {
-            return Ok(false);
+    /// [`Error::Lost`] if the keys change at the same moment.
+    pub async fn rotate(&self, rotation: u64, now: SystemTime) -> Result<Turn, Error> {
+        let [signing_at, next_at, made_at] = [SIGNING, NEXT, ROTATION].map(|key| self.at(key));
+        let found = self.store.read([&signing_at, &next_at, &made_at]).await.map_err(failed)?;
+        let [Some(signing), next, made] = found else { return Ok(Turn::Signs) };
+        let made = made.map(|entry| Made::read(&entry.value)).transpose()?.unwrap_or_default();
+        if made.rotation < rotation {
+            let (next, public) = generate()?;
+            let made = Made { rotation, listed: seconds(now) };
+            let writes = vec![
+                Write::Put(self.at_public(&public), public),
+                Write::Put(next_at, next.to_vec()),
+                Write::Put(made_at, made.to_text().into_bytes()),
+            ];
+            self.commit(vec![Guard::Unchanged(signing_at, signing.revision)], writes).await?;
+            return Ok(Turn::Listed);
         }
-        let (next, public) = generate()?;
-        let writes = vec![
-            Write::Put(self.at_public(&public), public),
-            Write::Put(signing_at.clone(), next.to_vec()),
-            Write::Put(rotation_at, rotation.to_string().into_bytes()),
-        ];
-        self.commit(vec![Guard::Unchanged(signing_at, signing.revision)], writes).await?;
-        Ok(true)
+        let Some(next) = next else { return Ok(Turn::Signs) };
+        // After a clock that was wrong when it was listed, it counts as listed for long.
+        let age = seconds(now).checked_sub(made.listed);
+        if age.is_some_and(|age| age < KeySet::LISTED.as_secs()) {
+            return Ok(Turn::Listed);
+        }
+        let guards = vec![Guard::Unchanged(next_at.clone(), next.revision)];
+        let writes = vec![Write::Put(signing_at, next.value), Write::Delete(next_at)];
+        self.commit(guards, writes).await?;
+        Ok(Turn::Begins)
     }
 
     /// Lets only the signing key verify. Does nothing if that is so; returns whether it did.
@@ -264,8 +297,29 @@ fn damaged(what: &'static str) -> Error {
     Error::Damaged { what, name: NAME.to_owned() }
 }
 
-fn number(text: &[u8]) -> Option<u64> {
-    std::str::from_utf8(text).ok()?.parse().ok()
+/// Of which rotation a key is, and when it was listed, in seconds since 1970.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Made {
+    rotation: u64,
+    listed: u64,
+}
+
+impl Made {
+    fn read(text: &[u8]) -> Result<Self, Error> {
+        let read = || {
+            let (rotation, listed) = std::str::from_utf8(text).ok()?.split_once(' ')?;
+            Some(Self { rotation: rotation.parse().ok()?, listed: listed.parse().ok()? })
+        };
+        read().ok_or_else(|| damaged("record of its rotation"))
+    }
+
+    fn to_text(self) -> String {
+        format!("{} {}", self.rotation, self.listed)
+    }
+}
+
+fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 /// A new key: PKCS#8 DER, and its public half, SPKI DER.
@@ -294,7 +348,8 @@ mod tests {
         let memory = Memory::default();
         let keys = ServiceAccounts::new(memory.clone(), "");
         assert!(keys.read().await.unwrap().is_none());
-        assert!(!keys.rotate(1).await.unwrap(), "a cluster without Kubernetes has none");
+        let none = keys.rotate(1, UNIX_EPOCH).await.unwrap();
+        assert_eq!(none, Turn::Signs, "a cluster without Kubernetes has none");
         assert!(!keys.conclude().await.unwrap());
         let made = keys.ensure().await.unwrap();
         let read = keys.ensure().await.unwrap();
@@ -311,8 +366,19 @@ mod tests {
         let keys = ServiceAccounts::new(memory.clone(), "");
         let first = keys.ensure().await.unwrap();
         assert!(!first.is_leaving());
-        assert!(keys.rotate(1).await.unwrap());
-        assert!(!keys.rotate(1).await.unwrap(), "it is asked for again by the next leader");
+        let now = UNIX_EPOCH + Duration::from_secs(1_790_000_000);
+        let soon = now + KeySet::LISTED - Duration::from_secs(1);
+        for at in [now, soon] {
+            assert_eq!(keys.rotate(1, at).await.unwrap(), Turn::Listed);
+            let listed = keys.ensure().await.unwrap();
+            assert_eq!((listed.id(), listed.verifying.len()), (first.id(), 2));
+        }
+        assert_eq!(keys.rotate(1, now + KeySet::LISTED).await.unwrap(), Turn::Begins);
+        assert_eq!(
+            keys.rotate(1, now + KeySet::LISTED).await.unwrap(),
+            Turn::Signs,
+            "by the next leader"
+        );
         let second = keys.ensure().await.unwrap();
         assert_ne!(second.id(), first.id());
         assert!(second.is_leaving());
@@ -325,7 +391,9 @@ mod tests {
         assert_eq!((last.id(), last.verifying.len()), (second.id(), 1));
         let first = first.signing.to_vec();
         assert!(memory.contents().into_values().all(|value| value != first), "its key is gone");
-        assert!(keys.rotate(2).await.unwrap());
+        // It was listed by a leader with a clock that is ahead.
+        assert_eq!(keys.rotate(2, now + 9 * KeySet::LISTED).await.unwrap(), Turn::Listed);
+        assert_eq!(keys.rotate(2, now).await.unwrap(), Turn::Begins);
     }
 
     #[tokio::test]
@@ -352,8 +420,11 @@ mod tests {
         let keys = ServiceAccounts::new(memory.clone(), "");
         keys.ensure().await.unwrap();
         let put = |key: &str, value: &[u8]| vec![Write::Put(key.to_owned(), value.to_vec())];
-        assert!(memory.commit(Vec::new(), put(ROTATION, b"-1")).await.unwrap());
-        assert!(matches!(keys.rotate(1).await, Err(Error::Damaged { .. })));
+        for noise in ["", "1", "-1 2", "1 x"] {
+            assert!(memory.commit(Vec::new(), put(ROTATION, noise.as_bytes())).await.unwrap());
+            let refused = keys.rotate(1, UNIX_EPOCH).await;
+            assert!(matches!(refused, Err(Error::Damaged { .. })), "{noise}");
+        }
         let listed = memory.contents().into_keys().find(|key| key.starts_with(VERIFYING)).unwrap();
         assert!(memory.commit(Vec::new(), vec![Write::Delete(listed)]).await.unwrap());
         let public = Error::Damaged { what: "public half", name: NAME.to_owned() };

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! RotateAuthorities --> cluster/rotation
-//!   --> the key of tokens: another signs, both verify
+//!   --> the key of tokens: another verifies, too, then signs
 //!   --> each authority: another signs, both are trusted
 //!   --> every node that answers has a certificate of the next CA   --> the former CA is not trusted
 //!   --> every member of etcd has one of the next authority         --> the former one is not trusted
@@ -47,7 +47,7 @@ use polis_runtime::supervisor::Context;
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::{Role, is_consensus_member};
 use polis_wire::pki::{
-    self, Authorities, Certificate, Kept, Namespace, Pin, ServiceAccounts, WorkerPurpose,
+    self, Authorities, Certificate, Kept, Namespace, Pin, ServiceAccounts, Turn, WorkerPurpose,
     front_proxy_authority, kubernetes_authority,
 };
 
@@ -191,15 +191,27 @@ impl Lead {
     async fn go_on(&self, rotation: &v1::Rotation) -> Result<Option<NodeId>, Error> {
         let (number, now) = (rotation.number, clock::now());
         let (store, peers, kubernetes) = (self.store(), self.peers()?, self.kubernetes()?);
+        let mut due = Vec::new();
+        for authority in kubernetes_authorities() {
+            let known = kubernetes.authorities(&authority).await?;
+            if known.is_some_and(|known| known.made_in() < number) {
+                due.push(authority);
+            }
+        }
+        // Never later than the authorities: no kubelet would start again for it.
         let tokens = self.tokens()?;
-        if tokens.rotate(number).await? {
-            info!(rotation = number, "another key signs the tokens of service accounts");
+        if !due.is_empty() {
+            match tokens.rotate(number, now).await? {
+                Turn::Listed => return Ok(None),
+                Turn::Begins => {
+                    info!(rotation = number, "another key signs the tokens of service accounts");
+                }
+                Turn::Signs => {}
+            }
         }
         // Before the CA of the cluster: its change makes nodes look after these, too.
-        for authority in kubernetes_authorities() {
-            if kubernetes.authorities(&authority).await?.is_some()
-                && kubernetes.rotate(&authority, number, now).await?
-            {
+        for authority in due {
+            if kubernetes.rotate(&authority, number, now).await? {
                 info!(rotation = number, authority = authority.name, "another authority signs");
             }
         }
