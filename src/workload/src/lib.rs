@@ -26,6 +26,7 @@
 //! objects         the cluster's own objects               pure
 //! certificates    makes, writes and renews them           a service
 //! component       one child process, and its health
+//! tokens          signs those of service accounts         a service
 //! confinement     the rights of each program              pure
 //! nodes           what the records want of Node objects   pure
 //! reconciler      applies the objects                     a service

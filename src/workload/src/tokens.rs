@@ -39,7 +39,7 @@ use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::pki::{KeySet, ServiceAccounts};
 
-/// The longest life that a caller may ask for. The end of a rotation ends every token earlier.
+/// The longest life that a caller may ask for. A rotation ends tokens before.
 const LIFE_MAX: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 /// Calls at once.

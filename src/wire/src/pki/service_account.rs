@@ -209,9 +209,9 @@ impl<S: Store> ServiceAccounts<S> {
         Ok(self.find().await?.map(|(keys, _revision)| keys))
     }
 
-    /// Takes the next step to another key for this rotation, counted from one: lists it, and after
-    /// [`KeySet::LISTED`] lets it sign. The one before verifies until [`Self::conclude`], and its private
-    /// half is deleted.
+    /// Takes the next step to another key for this rotation, counted from one: lists it, and lets
+    /// it sign after [`KeySet::LISTED`]. The one before verifies until [`Self::conclude`], and its
+    /// private half is deleted.
     ///
     /// # Errors
     ///
