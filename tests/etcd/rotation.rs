@@ -1,24 +1,33 @@
-//! The rotation of the authority of etcd's peers, with real members.
+//! The rotation of the authority of etcd's peers, with real members, and the order in which a
+//! leader rotates the keys of Kubernetes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use polis_control::consensus::client::User;
 use polis_control::consensus::{Start, Status, peer_authority, trusted_digest};
-use polis_tests::{Story, story};
+use polis_proto::v1;
+use polis_proto::v1::management_client::ManagementClient;
+use polis_tests::{Story, patiently, story};
 use polis_wire::pki::memory::Memory;
 use polis_wire::pki::{
-    Authorities, Certificate, Host, Issued, Issuer, Mode, Namespace, Pin, Store, Template, Write,
+    Authorities, Certificate, Host, Issued, Issuer, KeySet, Mode, Namespace, Pin, ServiceAccounts,
+    Store, Template, Write, front_proxy_authority, kubernetes_authority,
 };
 
 use crate::cluster::{led, voters};
+use crate::curators::BootstrapNode;
 use crate::harness::{Machine, Node};
 use crate::tls::{Answer, shake_hands};
 
 /// The stories of this file.
-pub(crate) const STORIES: &[Story] =
-    &[story!(threads peers_get_another_authority_while_they_write_and_one_of_them_is_off)
-        .takes(60)];
+pub(crate) const STORIES: &[Story] = &[
+    story!(threads peers_get_another_authority_while_they_write_and_one_of_them_is_off).takes(60),
+    story!(async the_next_key_of_tokens_is_listed_before_it_signs_and_the_authorities_follow),
+];
+
+/// How long a leader may take for a step that waits for nothing.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Waits until the files of these members name these authorities.
 async fn written(nodes: &[&Node], authorities: &Authorities) {
@@ -124,4 +133,52 @@ async fn peers_get_another_authority_while_they_write_and_one_of_them_is_off() {
     for node in [first, second, third] {
         node.stop().await;
     }
+}
+
+async fn the_next_key_of_tokens_is_listed_before_it_signs_and_the_authorities_follow() {
+    let machine = Machine::new();
+    let BootstrapNode { node, curator, owner, .. } = BootstrapNode::start(&machine).await;
+    let client = node.voter().await.voter().unwrap().user(User::KubernetesPki);
+    let tokens = ServiceAccounts::new(client.clone(), "");
+    let pki = Namespace::new(client.clone(), "");
+    for authority in [kubernetes_authority(), front_proxy_authority()] {
+        pki.ensure(&authority, polis_base::sys::clock::now()).await.unwrap();
+    }
+    let first = tokens.ensure().await.unwrap();
+    let rotations = async || {
+        let authorities = [kubernetes_authority(), front_proxy_authority()];
+        let of = async |at: usize| pki.authorities(&authorities[at]).await.unwrap().unwrap();
+        [of(0).await.made_in(), of(1).await.made_in()]
+    };
+    let becomes = async |so: fn(&KeySet, &KeySet) -> bool| {
+        loop {
+            let now = tokens.read().await.unwrap().unwrap();
+            if so(&now, &first) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+
+    let mut management = ManagementClient::new(owner.leader().await.unwrap().connection.channel);
+    management.rotate_authorities(v1::RotateAuthoritiesRequest {}).await.unwrap();
+    let listed = becomes(|now, first| now.verifying.len() == 2 && now.id() == first.id());
+    patiently(PATIENCE, listed).await.expect("another key is listed");
+    // The leader looks once a second.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(tokens.read().await.unwrap().unwrap().id(), first.id(), "servers do not know it");
+    assert_eq!(rotations().await, [0, 0], "kubelets would ask for tokens too early");
+    // As if that was long ago.
+    let record = Write::Put("service-accounts/rotation".to_owned(), b"1 0".to_vec());
+    assert!(Store::commit(&client, Vec::new(), vec![record]).await.unwrap());
+    patiently(PATIENCE, becomes(|now, first| now.id() != first.id())).await.expect("it signs");
+    let follow = async {
+        while rotations().await != [1, 1] {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    patiently(PATIENCE, follow).await.expect("the authorities follow");
+    assert!(tokens.read().await.unwrap().unwrap().is_leaving(), "the former one verifies");
+    curator.supervisor.stop().await;
+    node.stop().await;
 }
