@@ -123,18 +123,13 @@ impl KeySet {
 
     /// Puts the stored halves together.
     fn new(signing: Zeroizing<Vec<u8>>, public: Vec<Vec<u8>>) -> Result<Self, Error> {
-        let damaged = || damaged("private half");
-        let own = public_half(&signing)?;
-        let pair = EcdsaKeyPair::from_pkcs8(
-            &ECDSA_P256_SHA256_FIXED_SIGNING,
-            &signing,
-            &SystemRandom::new(),
-        );
-        let pair = pair.map_err(|_unreadable| damaged())?;
-        let own = VerifyingKey::new(own);
+        let own = VerifyingKey::new(public_half(&signing)?);
+        let random = SystemRandom::new();
+        let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &signing, &random);
+        let pair = pair.map_err(|_unreadable| damaged("private half"))?;
         let verifying: Vec<_> = public.into_iter().map(VerifyingKey::new).collect();
         if !verifying.contains(&own) {
-            return Err(self::damaged("public half"));
+            return Err(damaged("public half"));
         }
         Ok(Self { signing, pair, own, verifying })
     }
