@@ -11,8 +11,8 @@
 //!
 //! Invariants:
 //! - At most [`CONNECTIONS_MAX`] connections are carried; further ones wait in the kernel.
-//! - A connection without a target is closed: the client waits and tries again, as it does
-//!   for an API server that starts.
+//! - A connection without a target ends in order, and never by a reset: the client waits and
+//!   tries again, as it does for an API server that starts, and says the same cause each time.
 //!
 //! What this module does not do: check whether an API server works. A client that finds one
 //! hanging drops its connection, and comes back to the next one.
@@ -22,7 +22,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::copy_bidirectional;
+use tokio::io::{AsyncWriteExt as _, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -41,6 +41,9 @@ const CONNECTIONS_MAX: usize = 256;
 
 /// How long a controller may take to accept. Another one is asked then.
 const CONNECT_MAX: Duration = Duration::from_secs(3);
+
+/// How long a client that is refused may take to end its side.
+const DRAIN_MAX: Duration = Duration::from_secs(3);
 
 /// After an error of `accept`: no descriptor is free, for example.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -150,12 +153,23 @@ async fn carry(mut client: TcpStream, targets: Vec<SocketAddr>) {
         return;
     }
     debug!("no API server accepts");
+    // Without a time to drain, the connection is reset, which is as well.
+    let _drained = timeout(DRAIN_MAX, refuse(client)).await;
+}
+
+/// Ends a connection without an answer. What the client has sent is read before: the kernel
+/// answers bytes that nobody read with a reset, so the first words of the client would decide
+/// what it is told.
+async fn refuse(mut client: TcpStream) -> io::Result<()> {
+    client.shutdown().await?;
+    tokio::io::copy(&mut client, &mut tokio::io::sink()).await?;
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use polis_wire::node_roles::Role;
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::io::AsyncReadExt as _;
 
     use super::*;
 
@@ -247,5 +261,27 @@ mod tests {
         };
         let ((), word, answer) = tokio::join!(carry(accepted, targets), serve, ask);
         assert_eq!((&word, answer.as_str()), (b"ping", "pong"));
+    }
+
+    #[tokio::test]
+    async fn a_client_without_an_api_server_sees_an_end_whenever_it_speaks() {
+        for early in [true, false] {
+            let front = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let mut client = TcpStream::connect(front.local_addr().unwrap()).await.unwrap();
+            if early {
+                client.write_all(b"hello").await.unwrap();
+            }
+            let (accepted, _from) = front.accept().await.unwrap();
+            let mut carried = JoinSet::new();
+            carried.spawn(carry(accepted, Vec::new()));
+            let mut answer = Vec::new();
+            client.read_to_end(&mut answer).await.unwrap();
+            if !early {
+                client.write_all(b"hello").await.unwrap();
+            }
+            drop(client);
+            carried.join_all().await;
+            assert!(answer.is_empty(), "{early} {answer:?}");
+        }
     }
 }
