@@ -13,7 +13,9 @@ use rustix::io::Errno;
 use tokio::sync::watch;
 use tracing::warn;
 
-use super::{args, configuration};
+use super::node_object::readable;
+use super::{SERVICES, args, configuration};
+use crate::api::Api;
 use crate::certificates::{Trusted, replace, until_an_authority_ends};
 use crate::component::{self, Check, Component, Process};
 use crate::confinement;
@@ -64,6 +66,8 @@ pub(super) enum Error {
 #[derive(Clone, Debug)]
 pub(super) struct Service {
     pub(super) site: Site,
+    /// The API server, asked as the program does.
+    pub(super) api: Api,
     /// The name servers of the node.
     pub(super) network: watch::Receiver<network::Status>,
     /// The authorities of Kubernetes that its program read at its start.
@@ -76,6 +80,10 @@ impl Service {
         let certificates = self.parts.ready(Part::WorkerCertificates);
         let Some(ready) = ctx.until_cancelled(certificates).await else { return Ok(()) };
         ready?;
+        if ctx.until_cancelled(self.asked()).await.transpose()?.is_none() {
+            // A run before this one may have given it.
+            return loopback(Change::Remove, configuration::DNS_ADDRESS).await;
+        }
         if let Err(error) = self.prepare().await {
             self.parts.fail(Part::Dns, cause::line(&error));
             return Err(error);
@@ -103,6 +111,17 @@ impl Service {
         component.run(&ctx, either).await?;
         // The role is taken away: the machine is as it was before.
         loopback(Change::Remove, configuration::DNS_ADDRESS).await
+    }
+
+    /// Waits until an API server answers, or there are pods that ask: the program's own tries are
+    /// up to half a minute apart once some have failed, and without an API server it still
+    /// answers for names outside of the cluster.
+    async fn asked(&self) -> Result<(), Closed> {
+        tokio::select! {
+            // Cancel-safe, both: they read, and wait.
+            () = readable(&self.api, SERVICES, |_why| ()) => Ok(()),
+            running = self.parts.ready(Part::Kubelet) => running,
+        }
     }
 
     /// The inputs of the program: the address, and its file.
@@ -173,11 +192,14 @@ async fn loopback(change: Change, address: Ipv4Addr) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use futures::TryStreamExt as _;
     use netlink_packet_route::address::{AddressAttribute, AddressMessage};
     use rustix::thread::UnshareFlags;
 
     use super::*;
+    use crate::parts::PartState;
 
     /// The IPv4 addresses of the loopback interface, as the kernel has them.
     async fn addresses() -> Vec<AddressMessage> {
@@ -213,5 +235,22 @@ mod tests {
             }
             assert_eq!(addresses().await.len(), before);
         });
+    }
+
+    #[tokio::test]
+    async fn where_pods_run_a_name_server_needs_no_api_server() {
+        let (ctx, _handles) = Context::for_test();
+        let parts = Parts::new(watch::Sender::default(), ctx.lines().clone());
+        let site = crate::site::live();
+        // Nothing listens there.
+        let address = (Ipv4Addr::LOCALHOST, 1).into();
+        let api = Api { address, ca: site.run.ca.clone(), client: None };
+        let (_servers, network) = watch::channel(network::Status::default());
+        let (_trusted, trusted) = watch::channel(None);
+        let service = Service { site, api, network, trusted, parts: parts.clone() };
+        let asked = tokio::time::timeout(Duration::from_millis(50), service.asked());
+        asked.await.unwrap_err();
+        parts.set(Part::Kubelet, PartState::Ready);
+        service.asked().await.unwrap();
     }
 }

@@ -27,7 +27,8 @@
 //! - kubelet starts after containerd has the images of the system, and with certificates
 //!   only.
 //! - kubelet starts after the kernel enforces NetworkPolicies: no pod of this boot has ever run
-//!   without.
+//!   without. To give pods their network then, and to start kubelet before, is no quicker: it
+//!   asks containerd for its state ten times a second until there is a network.
 //! - Pods outlive every part here, and `node` itself; containerd's service ends them with the
 //!   role, and with the machine.
 //!
@@ -84,8 +85,10 @@ const PROXY_LIVE: &str = "/livez";
 const POLICY_READY: &str = "/readyz";
 const POLICY_LIVE: &str = "/livez";
 
-/// One of the resources that it reads; its rights to all of them come together.
+/// One of the resources that it reads, and one of those of the name server; the rights of each to
+/// all of its resources come together.
 const POLICIES: &str = "/apis/networking.k8s.io/v1/networkpolicies?limit=1";
+const SERVICES: &str = "/api/v1/services?limit=1";
 
 /// The kernel kills pods before kubelet and kube-proxy.
 const OOM_SCORE: i16 = -999;
@@ -181,6 +184,7 @@ impl Worker {
         });
         let dns = dns::Service {
             site: self.site.clone(),
+            api: self.asked_as(WorkerPurpose::Dns),
             network: self.network.clone(),
             trusted: known,
             parts: self.parts.clone(),
