@@ -47,15 +47,15 @@ pub(crate) struct Operator {
 /// The ports of this host that are forwarded to a machine: the preferred ones, or any free
 /// ones if they are in use.
 fn forwards() -> Result<Vec<Forward>> {
-    let free = |wished: u16| {
-        let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, wished))
-            .or_else(|_taken| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;
-        bound.local_addr().map(|address| address.port())
-    };
-    PORTS
-        .iter()
-        .map(|&(guest, wished)| Ok(Forward { host: free(wished)?, guest }))
-        .collect::<std::io::Result<_>>()
+    PORTS.iter().map(|&(guest, wished)| Ok(Forward { host: free_port(wished)?, guest })).collect()
+}
+
+/// The wished port of this host, or any free one if it is in use.
+pub(crate) fn free_port(wished: u16) -> Result<u16> {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, wished))
+        .or_else(|_taken| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
+        .and_then(|bound| bound.local_addr())
+        .map(|address| address.port())
         .context("cannot find a free port on this host")
 }
 

@@ -78,7 +78,7 @@ const SHIM: &str = "no_grpc,no_tracing,urfave_cli_no_docs,netgo,osusergo,static_
 /// mistake in another one is seen early; and the suite last of all, since it finds most of
 /// its packages in the cache when Kubernetes is built.
 pub(crate) const MODULES: &[Module] =
-    &[RUNC, CNI, COREDNS, POLICY, GVISOR, CONTAINERD, KUBECTL, KUBE, AGNHOST, E2E];
+    &[RUNC, CNI, COREDNS, POLICY, GVISOR, CONTAINERD, CTR, KUBECTL, KUBE, AGNHOST, E2E];
 
 /// The program that starts a container. It enters namespaces before Go's runtime starts, in C.
 const RUNC: Module = Module {
@@ -162,6 +162,18 @@ const CONTAINERD: Module = Module {
             )
         },
     ],
+};
+
+/// containerd's client, for a machine of `cargo xtask bench kubernetes` that a script starts.
+const CTR: Module = Module {
+    name: "ctr",
+    origin: "github.com/containerd/containerd/v2",
+    stamp: Stamp::Variables(&["github.com/containerd/containerd/v2/version.Version"]),
+    programs: &[Program {
+        check: (&["--version"], &["ctr"]),
+        folder: None,
+        ..Program::of("ctr", "github.com/containerd/containerd/v2/cmd/ctr", "")
+    }],
 };
 
 /// The runtime of pods that get a kernel of their own, as a process, and its shim. `runsc`

@@ -36,7 +36,6 @@ pub(super) struct Floor {
 pub(super) fn make(manifest: &Manifest, folder: &Path) -> Result<Floor> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let payload = workspace().join("target/payload/root");
-    let modules = payload.join("usr/lib/modules").join(&manifest.kernel_release);
 
     let mut tree = Tree::default();
     tree.device("dev/console", 5, 1);
@@ -48,25 +47,45 @@ pub(super) fn make(manifest: &Manifest, folder: &Path) -> Result<Floor> {
     let libraries = payload.join("usr/lib/x86_64-linux-gnu");
     tree.program("lib64/ld-linux-x86-64.so.2", libraries.join("ld-linux-x86-64.so.2"));
     tree.program("lib/x86_64-linux-gnu/libc.so.6", libraries.join("libc.so.6"));
-    for (order, module) in MODULES.iter().enumerate() {
-        let mut xz = program::payload(&payload, "usr/bin/xz");
-        let packed = modules.join(format!("{module}.ko.xz"));
-        let bytes = program::run(xz.args(["--decompress", "--stdout"]).arg(packed))?;
-        tree.text(&format!("modules/{order}.ko"), bytes);
-    }
+    add_modules(&mut tree, manifest, &MODULES)?;
     let initramfs = folder.join("floor.cpio");
     fs::write(&initramfs, tree.archive()?).context("cannot write the floor's initramfs")?;
 
     let disk = folder.join("floor.img");
-    File::create(&disk)
-        .and_then(|file| file.set_len(DISK_SIZE))
+    make_disk(&disk, DISK_SIZE)?;
+    Ok(Floor { initramfs, disk, cmdline: cmdline(manifest) })
+}
+
+/// Adds kernel modules, which the first process loads in the order of their names: `modules`,
+/// each behind those that it needs.
+pub(super) fn add_modules(tree: &mut Tree, manifest: &Manifest, modules: &[&str]) -> Result<()> {
+    let payload = workspace().join("target/payload/root");
+    let folder = payload.join("usr/lib/modules").join(&manifest.kernel_release);
+    for (order, module) in modules.iter().enumerate() {
+        let mut xz = program::payload(&payload, "usr/bin/xz");
+        let packed = folder.join(format!("{module}.ko.xz"));
+        let bytes = program::run(xz.args(["--decompress", "--stdout"]).arg(packed))?;
+        tree.text(&format!("modules/{order}.ko"), bytes);
+    }
+    Ok(())
+}
+
+/// Makes a disk of so many bytes that has an empty XFS.
+pub(super) fn make_disk(disk: &Path, size: u64) -> Result<()> {
+    File::create(disk)
+        .and_then(|file| file.set_len(size))
         .with_context(|| format!("cannot make {}", disk.display()))?;
     // The payload's program, so that the file system matches the guest's kernel.
+    let payload = workspace().join("target/payload/root");
     let mut mkfs = program::payload(&payload, "usr/sbin/mkfs.xfs");
-    program::run(mkfs.args(["-q", "-K", "-f"]).arg(&disk))?;
+    program::run(mkfs.args(["-q", "-K", "-f"]).arg(disk))?;
+    Ok(())
+}
 
+/// The image's command line, without the parameters of Polis.
+pub(super) fn cmdline(manifest: &Manifest) -> String {
     let words = manifest.cmdline.split(' ').filter(|word| !word.starts_with("polis."));
-    Ok(Floor { initramfs, disk, cmdline: words.collect::<Vec<_>>().join(" ") })
+    words.collect::<Vec<_>>().join(" ")
 }
 
 /// Builds `floor-init` as Polis's own programs are built.

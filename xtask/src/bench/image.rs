@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use polis_image::{Kind, Manifest, Variant};
 
 use super::build::Changed;
-use super::{Row, Table};
+use super::{Args, Row, Table};
 use crate::image::workspace;
 
 /// The changed file: a source of a program of the image, so that every later step has work.
@@ -40,7 +40,8 @@ const IN_FULL: [&str; 10] = [
 /// This program, even if cargo has replaced its file since the start.
 const ITSELF: &str = "/proc/self/exe";
 
-pub(super) fn measure(runs: u32) -> Result<Table> {
+pub(super) fn measure(args: &Args) -> Result<Table> {
+    let runs = args.runs;
     let mut table = Table::new("image", runs)?;
     build(Variant::Base, None)?;
     let mut same = Row::new("nothing changed, after cargo", "s").goal(1.0);
@@ -50,19 +51,23 @@ pub(super) fn measure(runs: u32) -> Result<Table> {
         same.values.push(build(Variant::Base, None)?);
         changed.values.push(with_changed_line(run)?);
         build(Variant::Base, None)?;
-        cold.values.push(cold_build()?);
+        cold.values.push(cold_build(Variant::Base)?);
     }
     // Restores the usual folders, which the cold builds replaced.
     build(Variant::Base, None)?;
     table.rows.extend([same, changed, cold]);
 
     table.rows.extend(sizes("base", &crate::image::built(Kind::Product)?, SIZE_GOAL));
+    if args.cold {
+        let mut cold = Row::new("full, cold with all downloaded, after cargo", "s");
+        cold.values.push(cold_build(Variant::Full)?);
+        table.rows.push(cold);
+    }
     full(&mut table, runs)?;
     Ok(table)
 }
 
-/// The rows of the image with Kubernetes, where its programs were built before: a cold build
-/// of them takes half an hour.
+/// The rows of the image with Kubernetes, where its programs were built before.
 fn full(table: &mut Table, runs: u32) -> Result<()> {
     if !crate::image::go_program("kube").is_file() {
         println!("image: no rows of the full image: target/go/bin/kube is not there");
@@ -115,25 +120,30 @@ fn with_changed_line(run: u32) -> Result<f64> {
 }
 
 /// Builds without earlier outputs and without the unpacked payload, from the downloaded
-/// packages.
-fn cold_build() -> Result<f64> {
+/// packages; the full image with every program from a Go module, too, from the downloaded
+/// modules.
+fn cold_build(variant: Variant) -> Result<f64> {
     let usual = match std::env::var_os("POLIS_CACHE") {
         Some(folder) => PathBuf::from(folder),
         None => workspace().join("target/payload"),
     };
     let cache = workspace().join("target/bench/cache");
-    let images = workspace().join("target/image");
-    for folder in [&cache, &images] {
+    let outputs: &[&str] = match variant {
+        Variant::Base => &["target/image"],
+        Variant::Full => &["target/image-full", "target/go"],
+    };
+    let outputs = outputs.iter().map(|folder| workspace().join(folder));
+    for folder in outputs.chain([cache.clone()]) {
         if folder.exists() {
-            fs::remove_dir_all(folder)
+            fs::remove_dir_all(&folder)
                 .with_context(|| format!("cannot empty {}", folder.display()))?;
         }
     }
-    fs::create_dir_all(&cache).context("cannot make a cache")?;
-    for downloaded in ["apt", "debs"] {
+    fs::create_dir_all(cache.join("go")).context("cannot make a cache")?;
+    for downloaded in ["apt", "debs", "go/mod"] {
         symlink(usual.join(downloaded), cache.join(downloaded)).context("cannot make a cache")?;
     }
-    build(Variant::Base, Some(&cache))
+    build(variant, Some(&cache))
 }
 
 /// Runs `cargo xtask image` for a variant; returns the seconds after

@@ -48,6 +48,10 @@ pub(crate) struct Args {
     /// host does changes them less.
     #[arg(long)]
     count: bool,
+    /// Build the full image once without any earlier output, too (`image` alone): its programs
+    /// take half an hour.
+    #[arg(long)]
+    cold: bool,
     /// Nodes of the curator that is measured.
     #[arg(long, default_value_t = 1000, value_name = "N",
           value_parser = clap::value_parser!(u32).range(200..=10_000))]
@@ -85,7 +89,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             Name::Storage => storage::measure(&args)?,
             Name::Console => console::measure(&args)?,
             Name::Build => build::measure(args.runs)?,
-            Name::Image => image::measure(args.runs)?,
+            Name::Image => image::measure(&args)?,
             Name::Curator => curator::measure(args.runs, args.nodes as usize)?,
             Name::Cluster => cluster::measure(args.runs)?,
             Name::Kubernetes => kubernetes::measure(&args)?,

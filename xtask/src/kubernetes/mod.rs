@@ -37,6 +37,19 @@ const DEMO: &str = include_str!("demo.yaml");
 /// Its namespace, as an option of `kubectl`.
 const IN_DEMO: &str = "--namespace=demo";
 
+/// The last step.
+pub(crate) const ASKED: &str = "a pod has asked it by its name";
+
+/// The step of a part of a node, by its number in the run.
+pub(crate) fn part_ready(part: &str, number: usize) -> String {
+    format!("{part} of node {number} is ready")
+}
+
+/// The step of a node with all of its parts.
+pub(crate) fn serves(number: usize) -> String {
+    format!("node {number} serves all that its roles ask for")
+}
+
 /// A node of the run.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
@@ -111,50 +124,87 @@ impl Deployment {
                 match (event.get("part"), event.get("state")) {
                     (Some("all"), Some("ready")) => break,
                     (Some(part), Some("ready")) => {
-                        done(&format!("{part} of node {} is ready", number + 1));
+                        done(&part_ready(part, number + 1));
                     }
                     _ => {}
                 }
                 last = Some(event);
             }
-            done(&format!("node {} serves all that its roles ask for", number + 1));
+            done(&serves(number + 1));
         }
-        self.kubeconfig()?;
-        self.kubectl(&["apply", "--filename", "-"], Some(DEMO))?;
-        done("the demo is deployed");
-        let until = format!("--timeout={}s", PATIENCE.as_secs());
-        self.kubectl(
-            &["wait", "--for=condition=Available", "deployment/demo", IN_DEMO, &until],
-            None,
-        )?;
-        done("the demo is available");
-        self.kubectl(&["wait", "--for=condition=Complete", "job/visitor", IN_DEMO, &until], None)?;
-        done("a pod has asked it by its name");
-        let answer = self.kubectl(&["logs", "job/visitor", IN_DEMO], None)?;
-        ensure!(answer.contains("kernel"), "the demo answered {answer:?}");
+        let client = self.client()?;
+        let answer = client.demo(&mut done)?;
         Ok((steps, answer))
     }
 
-    /// Writes the kubeconfig of the owner, and the script that uses it.
-    fn kubeconfig(&self) -> Result<()> {
+    /// Writes the kubeconfig of the owner; returns the client that uses it.
+    fn client(&self) -> Result<Client> {
         let file = self.dir.join("kubeconfig");
         let path = file.display().to_string();
         self.operator.run(&["kubernetes", "kubeconfig", "-o", &path])?;
+        Client::new(&self.dir, &file)
+    }
+}
+
+/// `kubectl` for one cluster, as a script that a person can use, too.
+#[derive(Debug)]
+pub(crate) struct Client {
+    script: PathBuf,
+}
+
+impl Client {
+    /// Writes the script of `dir`, which uses this kubeconfig.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be written.
+    pub(crate) fn new(dir: &Path, kubeconfig: &Path) -> Result<Self> {
         let lines = format!(
             "#!/bin/sh\n# kubectl for the cluster of this folder.\nexec {} --kubeconfig {} \"$@\"\n",
             operator::quoted(&program()),
-            operator::quoted(&file)
+            operator::quoted(kubeconfig)
         );
-        let script = script(&self.dir);
+        let script = script(dir);
         fs::write(&script, lines)
             .and_then(|()| fs::set_permissions(&script, fs::Permissions::from_mode(0o755)))
-            .with_context(|| format!("cannot write {}", script.display()))
+            .with_context(|| format!("cannot write {}", script.display()))?;
+        Ok(Self { script })
+    }
+
+    /// Deploys the demo, and waits until a pod has asked it by the name of its Service. Calls
+    /// `done` after each step; returns the answer.
+    ///
+    /// # Errors
+    ///
+    /// The first step that failed.
+    pub(crate) fn demo(&self, mut done: impl FnMut(&str)) -> Result<String> {
+        self.run(&["apply", "--filename", "-"], Some(DEMO))?;
+        done("the demo is deployed");
+        self.wait("condition=Available", &["deployment/demo", IN_DEMO])?;
+        done("the demo is available");
+        self.wait("condition=Complete", &["job/visitor", IN_DEMO])?;
+        done(ASKED);
+        let answer = self.run(&["logs", "job/visitor", IN_DEMO], None)?;
+        ensure!(answer.contains("kernel"), "the demo answered {answer:?}");
+        Ok(answer)
+    }
+
+    /// Waits until an object is as `state` says, in the words of `kubectl wait`; the object may
+    /// have options behind it.
+    ///
+    /// # Errors
+    ///
+    /// It is not in time.
+    pub(crate) fn wait(&self, state: &str, object: &[&str]) -> Result<()> {
+        let until = format!("--timeout={}s", PATIENCE.as_secs());
+        let state = format!("--for={state}");
+        self.run(&[&["wait", &state, &until], object].concat(), None).map(drop)
     }
 
     /// Runs `kubectl`; returns its standard output.
-    fn kubectl(&self, args: &[&str], input: Option<&str>) -> Result<String> {
+    fn run(&self, args: &[&str], input: Option<&str>) -> Result<String> {
         use std::io::Write as _;
-        let mut child = Command::new(script(&self.dir))
+        let mut child = Command::new(&self.script)
             .args(args)
             .stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() })
             .stdout(Stdio::piped())

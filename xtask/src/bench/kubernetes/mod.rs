@@ -10,8 +10,11 @@
 //! the roles, by the host's clock. Memory is that of the node's own event line, ten seconds
 //! after everything that its roles ask for was ready: the demo starts beside it.
 //!
-//! What this module does not do: compare. It measures no other system that
-//! starts the same programs.
+//! After it, each round starts the same programs by a script, on the same kernel in the same
+//! machine ([`script`]); its steps count from an etcd that answers, which a node has before it
+//! gets the roles.
+
+mod script;
 
 use std::fs;
 use std::path::Path;
@@ -27,7 +30,7 @@ use polis_qemu::host::{Preference, accelerator};
 use polis_qemu::{Bus, Config, Event, Image, Machine};
 
 use super::{Args, Row, Table};
-use crate::kubernetes::{self, DISK, Deployment, MEMORY_FIRST};
+use crate::kubernetes::{self, DISK, Deployment, MEMORY_FIRST, Steps};
 use crate::operator::Operator;
 use crate::{host, image, parameters, run};
 
@@ -36,6 +39,9 @@ const POLICY: StorageSecurityPolicy = StorageSecurityPolicy::NeedsInsecure;
 
 /// The additional memory of `node` itself with the roles, in KiB.
 const NODE_GOAL: f64 = 8192.0;
+
+/// The time of a node, in times of the script's.
+const TIME_GOAL: f64 = 1.15;
 
 /// Upper bound of a wait; an API server that is translated needs minutes.
 const LONG: Duration = Duration::from_secs(1800);
@@ -58,19 +64,52 @@ pub(super) fn measure(args: &Args) -> Result<Table> {
     host::require(&[run::QEMU])?;
     host::require_memory(&[MEMORY_FIRST])?;
     let packages = image::Packages::default();
-    let image = run::image_from(Kind::Product, Variant::Full, &packages)?;
+    let manifest = image::built_from(Kind::Product, Variant::Full, &packages)?;
+    let image = Image::load(&manifest.folder)?;
     image::kubectl(&packages)?;
+    host::require(&[script::NEEDS])?;
+    image::go_programs(&["ctr"])?;
     let folder = image::workspace().join("target/bench/kubernetes");
     if folder.exists() {
         fs::remove_dir_all(&folder).context("cannot empty target/bench/kubernetes")?;
     }
     let mut table = Table::new("kubernetes", args.runs)?;
     for round in 1..=args.runs {
-        let values = once(&image, &folder.join(round.to_string()), args.cpus)
-            .with_context(|| format!("round {round}"))?;
+        let folder = folder.join(round.to_string());
+        let what = || format!("round {round}");
+        let (steps, memory) = once(&image, &folder.join("polis"), args.cpus).with_context(what)?;
+        let script = script::once(&manifest, &folder.join("script"), args.cpus)
+            .with_context(|| format!("{}, of the script", what()))?;
+        let mut values = rows("from the roles", &steps);
+        values.extend(rows("script, from etcd", &script));
+        values.extend(over(&steps, &script)?);
+        values.extend(memory);
         gather(&mut table.rows, values);
     }
     Ok(table)
+}
+
+/// The times of steps, as rows.
+fn rows(of: &str, steps: &Steps) -> Vec<Value> {
+    let row = |(what, at): &(String, Duration)| {
+        (Row::new(format!("{of}: {what}"), "s"), at.as_secs_f64())
+    };
+    steps.0.iter().map(row).collect()
+}
+
+/// How much longer Polis takes than the script until an API server answers, until all serve,
+/// and until a pod has its answer.
+fn over(polis: &Steps, script: &Steps) -> Result<Vec<Value>> {
+    let ratio = |what: &str| -> Result<Value> {
+        let at = |steps: &Steps| {
+            let step = steps.0.iter().find(|(step, _)| step == what);
+            step.map(|(_, at)| at.as_secs_f64()).with_context(|| format!("no step \"{what}\""))
+        };
+        let row = Row::new(format!("over the script: {what}"), "times").goal(TIME_GOAL);
+        Ok((row, at(polis)? / at(script)?))
+    };
+    let steps = [kubernetes::part_ready("apiserver", 1), kubernetes::serves(1)];
+    steps.iter().map(String::as_str).chain([kubernetes::ASKED]).map(ratio).collect()
 }
 
 /// A row without values yet, and its value in one round.
@@ -86,8 +125,8 @@ fn gather(rows: &mut Vec<Row>, values: Vec<Value>) {
     }
 }
 
-/// One round, from a blank disk.
-fn once(image: &Image, folder: &Path, cpus: u32) -> Result<Vec<Value>> {
+/// A node of Polis, from a blank disk: its steps, and its memory.
+fn once(image: &Image, folder: &Path, cpus: u32) -> Result<(Steps, Vec<Value>)> {
     run::make_folder(folder)?;
     let operator = Operator::prepare(folder, "bench", false)?;
     let config = Config { forwards: operator.forwards.clone(), ..config(image, folder, cpus)? };
@@ -109,17 +148,11 @@ fn once(image: &Image, folder: &Path, cpus: u32) -> Result<Vec<Value>> {
         None => machine.wait_for("memory", LONG, has_roles)?,
     };
     let mut values = vec![(Row::new("first boot, ready", "s"), ready.at.as_secs_f64())];
-    values.extend(
-        steps
-            .0
-            .into_iter()
-            .map(|(what, at)| (Row::new(format!("from the roles: {what}"), "s"), at.as_secs_f64())),
-    );
     values.extend(memory(&before, &after)?);
     drop(machine);
     let disk = folder.join("disk.img");
     fs::remove_file(&disk).with_context(|| format!("cannot remove {}", disk.display()))?;
-    Ok(values)
+    Ok((steps, values))
 }
 
 /// Whether a line of memory has the parts of Kubernetes.
@@ -163,6 +196,20 @@ fn memory(before: &Event, after: &Event) -> Result<Vec<Value>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_is_compared_with_the_script_at_three_steps() {
+        let steps = |seconds: [u64; 3]| {
+            let names = [kubernetes::part_ready("apiserver", 1), kubernetes::serves(1)];
+            let names = names.into_iter().chain([kubernetes::ASKED.to_owned()]);
+            Steps(names.zip(seconds.map(Duration::from_secs)).collect())
+        };
+        let values = over(&steps([60, 90, 180]), &steps([30, 60, 120])).unwrap();
+        let ratios: Vec<_> = values.iter().map(|(_, value)| *value).collect();
+        assert_eq!(ratios, [2.0, 1.5, 1.5]);
+        let error = over(&steps([1, 1, 1]), &Steps::default()).unwrap_err();
+        assert!(error.to_string().contains("apiserver of node 1"), "{error}");
+    }
 
     #[test]
     fn memory_is_read_with_and_without_the_roles() {
