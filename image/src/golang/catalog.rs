@@ -394,13 +394,16 @@ mod tests {
     }
 
     #[test]
-    fn the_suite_and_the_client_are_of_the_version_of_the_cluster() {
+    fn tools_of_the_host_are_of_the_version_of_what_they_ask() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("go");
-        let versions = [KUBE, KUBECTL, E2E].map(|module| {
+        let version = |module: &Module| {
             let path = folder.join(module.name).join("go.mod");
             module.version(&std::fs::read_to_string(&path).unwrap(), &path).unwrap()
-        });
-        assert!(versions.iter().all(|version| *version == versions[0]), "{versions:?}");
+        };
+        for same in [&[KUBE, KUBECTL, E2E][..], &[CONTAINERD, CTR]] {
+            let versions: Vec<_> = same.iter().map(version).collect();
+            assert!(versions.iter().all(|version| *version == versions[0]), "{versions:?}");
+        }
     }
 
     #[test]

@@ -58,27 +58,32 @@ pub(super) fn measure(args: &Args) -> Result<Table> {
     table.rows.extend([same, changed, cold]);
 
     table.rows.extend(sizes("base", &crate::image::built(Kind::Product)?, SIZE_GOAL));
-    if args.cold {
-        let mut cold = Row::new("full, cold with all downloaded, after cargo", "s");
-        cold.values.push(cold_build(Variant::Full)?);
-        table.rows.push(cold);
-    }
-    full(&mut table, runs)?;
+    full(&mut table, args)?;
     Ok(table)
 }
 
 /// The rows of the image with Kubernetes, where its programs were built before.
-fn full(table: &mut Table, runs: u32) -> Result<()> {
-    if !crate::image::go_program("kube").is_file() {
+fn full(table: &mut Table, args: &Args) -> Result<()> {
+    if !args.cold && !crate::image::go_program("kube").is_file() {
         println!("image: no rows of the full image: target/go/bin/kube is not there");
         return Ok(());
     }
+    // Downloads what is not there yet, too.
     build(Variant::Full, None)?;
     let mut same = Row::new("full, nothing changed, after cargo", "s").goal(1.0);
-    for _run in 0..runs {
+    for _run in 0..args.runs {
         same.values.push(build(Variant::Full, None)?);
     }
     table.rows.push(same);
+    if args.cold {
+        let kept = Aside::new("target/go")?;
+        let mut cold = Row::new("full, cold with all downloaded, after cargo", "s");
+        cold.values.push(cold_build(Variant::Full)?);
+        table.rows.push(cold);
+        drop(kept);
+        // Restores the usual folders.
+        build(Variant::Full, None)?;
+    }
     let packages = crate::image::Packages::default();
     let manifest = crate::image::built_from(Kind::Product, Variant::Full, &packages)?;
     table.rows.extend(sizes("full", &manifest, FULL_SIZE_GOAL));
@@ -119,31 +124,61 @@ fn with_changed_line(run: u32) -> Result<f64> {
     build(Variant::Base, None)
 }
 
+/// A folder that is out of the way until this value is dropped: it has programs that no image
+/// build makes again.
+struct Aside {
+    place: PathBuf,
+    kept: PathBuf,
+}
+
+impl Aside {
+    fn new(folder: &str) -> Result<Self> {
+        let (place, kept) = (workspace().join(folder), workspace().join("target/bench/aside"));
+        fs::rename(&place, &kept).with_context(|| format!("cannot move {}", place.display()))?;
+        Ok(Self { place, kept })
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        let removed = match fs::remove_dir_all(&self.place) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        };
+        if let Err(error) = removed.and_then(|()| fs::rename(&self.kept, &self.place)) {
+            let (place, kept) = (self.place.display(), self.kept.display());
+            eprintln!("bench: cannot move {kept} back to {place}: {error}");
+        }
+    }
+}
+
 /// Builds without earlier outputs and without the unpacked payload, from the downloaded
-/// packages; the full image with every program from a Go module, too, from the downloaded
-/// modules.
+/// packages; programs from Go modules without a cache, from the downloaded modules.
 fn cold_build(variant: Variant) -> Result<f64> {
     let usual = match std::env::var_os("POLIS_CACHE") {
-        Some(folder) => PathBuf::from(folder),
+        Some(folder) => std::path::absolute(folder).context("POLIS_CACHE")?,
         None => workspace().join("target/payload"),
     };
     let cache = workspace().join("target/bench/cache");
-    let outputs: &[&str] = match variant {
-        Variant::Base => &["target/image"],
-        Variant::Full => &["target/image-full", "target/go"],
-    };
-    let outputs = outputs.iter().map(|folder| workspace().join(folder));
-    for folder in outputs.chain([cache.clone()]) {
+    let image = crate::image::folder(Kind::Product, variant);
+    for folder in [&cache, &image] {
         if folder.exists() {
-            fs::remove_dir_all(&folder)
+            fs::remove_dir_all(folder)
                 .with_context(|| format!("cannot empty {}", folder.display()))?;
         }
     }
-    fs::create_dir_all(cache.join("go")).context("cannot make a cache")?;
-    for downloaded in ["apt", "debs", "go/mod"] {
-        symlink(usual.join(downloaded), cache.join(downloaded)).context("cannot make a cache")?;
+    let downloaded: &[&str] = match variant {
+        Variant::Base => &["apt", "debs"],
+        Variant::Full => &["apt", "debs", "go/mod"],
+    };
+    for name in downloaded {
+        let link = cache.join(name);
+        fs::create_dir_all(link.parent().unwrap_or(&cache)).context("cannot make a cache")?;
+        symlink(usual.join(name), link).context("cannot make a cache")?;
     }
-    build(variant, Some(&cache))
+    let took = build(variant, Some(&cache))?;
+    fs::remove_dir_all(&cache).with_context(|| format!("cannot empty {}", cache.display()))?;
+    Ok(took)
 }
 
 /// Runs `cargo xtask image` for a variant; returns the seconds after

@@ -74,8 +74,9 @@ enum Name {
     Curator,
     /// Three nodes from nothing, by part; all from cold; the death of a leader.
     Cluster,
-    /// One machine with both roles of Kubernetes: from the roles to each part and to a pod
-    /// that answers; memory of each part at rest. Under emulation ten minutes a run.
+    /// One machine with both roles of Kubernetes, and one where a script starts the same
+    /// programs: to each part and to a pod that answers; memory of each part at rest. Under
+    /// emulation ten to twenty minutes a run.
     Kubernetes,
 }
 

@@ -11,8 +11,9 @@
 //!
 //! Invariants:
 //! - At most [`CONNECTIONS_MAX`] connections are carried; further ones wait in the kernel.
-//! - A connection without a target ends in order, and never by a reset: the client waits and
-//!   tries again, as it does for an API server that starts, and says the same cause each time.
+//! - A connection without a target ends in order, not by a reset, if the client ends its side
+//!   within [`DRAIN_MAX`]: it tries again, as for an API server that starts, and its messages
+//!   have the same cause each time.
 //!
 //! What this module does not do: check whether an API server works. A client that finds one
 //! hanging drops its connection, and comes back to the next one.
@@ -153,13 +154,12 @@ async fn carry(mut client: TcpStream, targets: Vec<SocketAddr>) {
         return;
     }
     debug!("no API server accepts");
-    // Without a time to drain, the connection is reset, which is as well.
+    // A client that goes on sending gets a reset.
     let _drained = timeout(DRAIN_MAX, refuse(client)).await;
 }
 
-/// Ends a connection without an answer. What the client has sent is read before: the kernel
-/// answers bytes that nobody read with a reset, so the first words of the client would decide
-/// what it is told.
+/// Ends a connection without an answer. It reads what the client sends until its end: if bytes
+/// are left, the kernel sends a reset, and the client reports another error.
 async fn refuse(mut client: TcpStream) -> io::Result<()> {
     client.shutdown().await?;
     tokio::io::copy(&mut client, &mut tokio::io::sink()).await?;

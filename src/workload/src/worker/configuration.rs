@@ -160,7 +160,7 @@ pub(super) fn corefile(site: &Site, servers: &[IpAddr]) -> String {
          kubeconfig {kubeconfig}\n        \
          pods verified\n        \
          ttl 5\n        \
-         startup_timeout 120s\n        \
+         startup_timeout 10s\n        \
          fallthrough in-addr.arpa ip6.arpa\n    \
          }}\n",
         health = site.loopback_port(DNS_HEALTH),

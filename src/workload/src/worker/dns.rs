@@ -3,6 +3,10 @@
 //!
 //! It answers for Services from what it watches at the API server, and forwards everything
 //! else to the node's own name servers. It reads its file again when those change.
+//!
+//! ```text
+//! certificates --> an API server answers, or kubelet runs --> address on `lo` --> CoreDNS
+//! ```
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -11,6 +15,7 @@ use netlink_packet_route::address::AddressScope;
 use rtnetlink::AddressMessageBuilder;
 use rustix::io::Errno;
 use tokio::sync::watch;
+use tokio::time::sleep;
 use tracing::warn;
 
 use super::node_object::readable;
@@ -20,7 +25,7 @@ use crate::certificates::{Trusted, replace, until_an_authority_ends};
 use crate::component::{self, Check, Component, Process};
 use crate::confinement;
 use crate::mesh::kernel::ignore;
-use crate::parts::{Part, Parts};
+use crate::parts::{API_STARTS, Part, PartState, Parts};
 use crate::site::Site;
 use polis_base::cause;
 use polis_base::files;
@@ -77,13 +82,12 @@ pub(super) struct Service {
 
 impl Service {
     pub(super) async fn run(mut self, ctx: Context) -> Result<(), Error> {
-        let certificates = self.parts.ready(Part::WorkerCertificates);
-        let Some(ready) = ctx.until_cancelled(certificates).await else { return Ok(()) };
-        ready?;
-        if ctx.until_cancelled(self.asked()).await.transpose()?.is_none() {
+        self.parts.set(Part::Dns, PartState::Starting);
+        let Some(wanted) = ctx.until_cancelled(self.wanted()).await else {
             // A run before this one may have given it.
             return loopback(Change::Remove, configuration::DNS_ADDRESS).await;
-        }
+        };
+        wanted?;
         if let Err(error) = self.prepare().await {
             self.parts.fail(Part::Dns, cause::line(&error));
             return Err(error);
@@ -113,14 +117,17 @@ impl Service {
         loopback(Change::Remove, configuration::DNS_ADDRESS).await
     }
 
-    /// Waits until an API server answers, or there are pods that ask: the program's own tries are
-    /// up to half a minute apart once some have failed, and without an API server it still
-    /// answers for names outside of the cluster.
-    async fn asked(&self) -> Result<(), Closed> {
+    /// Waits for the certificates, and until an API server answers: the program's own tries are
+    /// up to half a minute apart once some have failed. Without an API server it still answers
+    /// for names outside of the cluster, so it starts without one where kubelet runs, and with it
+    /// pods, and after [`API_STARTS`] anyway.
+    async fn wanted(&self) -> Result<(), Closed> {
+        self.parts.ready(Part::WorkerCertificates).await?;
         tokio::select! {
-            // Cancel-safe, both: they read, and wait.
+            // Cancel-safe, all: they read, and wait.
             () = readable(&self.api, SERVICES, |_why| ()) => Ok(()),
             running = self.parts.ready(Part::Kubelet) => running,
+            () = sleep(API_STARTS) => Ok(()),
         }
     }
 
@@ -199,7 +206,6 @@ mod tests {
     use rustix::thread::UnshareFlags;
 
     use super::*;
-    use crate::parts::PartState;
 
     /// The IPv4 addresses of the loopback interface, as the kernel has them.
     async fn addresses() -> Vec<AddressMessage> {
@@ -248,9 +254,10 @@ mod tests {
         let (_servers, network) = watch::channel(network::Status::default());
         let (_trusted, trusted) = watch::channel(None);
         let service = Service { site, api, network, trusted, parts: parts.clone() };
-        let asked = tokio::time::timeout(Duration::from_millis(50), service.asked());
-        asked.await.unwrap_err();
+        parts.set(Part::WorkerCertificates, PartState::Ready);
+        let wanted = tokio::time::timeout(Duration::from_millis(50), service.wanted());
+        wanted.await.unwrap_err();
         parts.set(Part::Kubelet, PartState::Ready);
-        service.asked().await.unwrap();
+        service.wanted().await.unwrap();
     }
 }

@@ -7,7 +7,7 @@
 //! containerd (`runtime`) ---------------+------|------+--> kubelet --> node, once it is Ready
 //! prefix ----> pod-network --> containerd      |                |
 //!     +----------------------------------------+                +--> kube-proxy
-//!                        worker-certificates ----> dns
+//!          worker-certificates, API server ----> dns
 //!                        worker-certificates ----> csi (`csi`)
 //!
 //! registries     leader --RPC--> the files that containerd reads at a pull   a service
@@ -27,8 +27,7 @@
 //! - kubelet starts after containerd has the images of the system, and with certificates
 //!   only.
 //! - kubelet starts after the kernel enforces NetworkPolicies: no pod of this boot has ever run
-//!   without. To give pods their network then, and to start kubelet before, is no quicker: it
-//!   asks containerd for its state ten times a second until there is a network.
+//!   without.
 //! - Pods outlive every part here, and `node` itself; containerd's service ends them with the
 //!   role, and with the machine.
 //!
@@ -85,8 +84,8 @@ const PROXY_LIVE: &str = "/livez";
 const POLICY_READY: &str = "/readyz";
 const POLICY_LIVE: &str = "/livez";
 
-/// One of the resources that it reads, and one of those of the name server; the rights of each to
-/// all of its resources come together.
+/// One of the resources that this program reads, and one that the name server reads. The rights
+/// of either to all of its resources come together.
 const POLICIES: &str = "/apis/networking.k8s.io/v1/networkpolicies?limit=1";
 const SERVICES: &str = "/api/v1/services?limit=1";
 
@@ -262,7 +261,8 @@ impl Worker {
             .await?;
             let prefix = until(&mut self.prefix, "the prefix of pods", |prefix| *prefix).await?;
             // The program's own tries are up to half a minute apart once some have failed, and
-            // kubelet waits for it.
+            // kubelet waits for it. Kubelet cannot start before: until pods have a network it asks
+            // containerd for its state ten times a second.
             let api = self.asked_as(WorkerPurpose::Policy);
             node_object::readable(&api, POLICIES, report).await;
             Ok::<_, Closed>(prefix)

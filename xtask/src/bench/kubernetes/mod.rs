@@ -22,7 +22,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use polis_image::{Kind, Variant};
+use polis_image::{Kind, Manifest, Variant};
 use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
 use polis_qemu::args::{Cache, Disk, FwCfg};
 use polis_qemu::fleet::PARAMETERS;
@@ -64,8 +64,9 @@ pub(super) fn measure(args: &Args) -> Result<Table> {
     host::require(&[run::QEMU])?;
     host::require_memory(&[MEMORY_FIRST])?;
     let packages = image::Packages::default();
-    let manifest = image::built_from(Kind::Product, Variant::Full, &packages)?;
-    let image = Image::load(&manifest.folder)?;
+    let image = run::image_from(Kind::Product, Variant::Full, &packages)?;
+    let folder = image.disk.parent().context("an image without a folder")?;
+    let manifest = Manifest::load(folder)?;
     image::kubectl(&packages)?;
     host::require(&[script::NEEDS])?;
     image::go_programs(&["ctr"])?;

@@ -6,10 +6,10 @@
 //!        this host: the demo, by kubectl <-- POLIS script step=... <----------+
 //! ```
 //!
-//! The machine has the kernel, the memory and the disks of a node, and nothing that takes time
-//! and that Kubernetes does not need: users have fixed tokens, certificates are those that the
-//! programs make for themselves and nobody checks them, nothing is encrypted or confined or
-//! watched, and no rule holds between pods. Its steps have the names of a node's.
+//! The machine has the kernel, the system, the memory and the processors of a node. It lacks what
+//! takes time and what Kubernetes works without: users have fixed tokens, programs make their own
+//! certificates and do not check those of others, Secrets are not encrypted, programs are not
+//! confined or watched, and NetworkPolicies are not enforced. Steps have the names of a node's.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -42,7 +42,8 @@ const MODULES: [&str; 4] = [
     "kernel/drivers/block/virtio_blk",
 ];
 
-/// The files that its programs read.
+/// The files that its programs read. A user's name for Kubernetes is in the second column of
+/// `tokens.csv`, and that of its kubeconfig in the third.
 const FILES: [(&str, &str); 6] = [
     ("tokens.csv", include_str!("script/tokens.csv")),
     ("containerd.toml", include_str!("script/containerd.toml")),
@@ -64,11 +65,16 @@ pub(super) fn once(manifest: &Manifest, folder: &Path, cpus: u32) -> Result<Step
         .context("cannot write the initramfs of the script")?;
     let data = folder.join("disk.img");
     floor::make_disk(&data, DISK)?;
-    let disk = |file| Some(Disk { file, bus: Bus::Virtio, cache: Cache::Unsafe });
+    // Everything in the machine may write to its disks.
+    let system = folder.join("system.img");
+    polis_qemu::disk::copy(&manifest.path(&manifest.system), &system)
+        .context("cannot copy the system")?;
+    let disk =
+        |file: &Path| Some(Disk { file: file.to_owned(), bus: Bus::Virtio, cache: Cache::Unsafe });
     let host = operator::free_port(16443)?;
     let config = Config {
-        disk: disk(data.clone()),
-        second_disk: disk(manifest.path(&manifest.system)),
+        disk: disk(&data),
+        second_disk: disk(&system),
         memory: MEMORY_FIRST,
         cpus,
         forwards: vec![Forward { host, guest: API }],
@@ -106,14 +112,24 @@ pub(super) fn once(manifest: &Manifest, folder: &Path, cpus: u32) -> Result<Step
     };
     done(&kubernetes::part_ready("apiserver", 1), at("apiserver")?);
     at("all")?;
+    client.wait("create", &["node/script"])?;
     client.wait("condition=Ready", &["node/script"])?;
     // A node waits for the controller manager's first work, too.
     client.wait("create", &["serviceaccount/default"])?;
     let started = machine.started();
     done(&kubernetes::serves(1), started.elapsed());
-    client.demo(|what| done(what, started.elapsed()))?;
+    client.demo(|what| done(what, started.elapsed())).with_context(|| {
+        let ended = machine.seen(|event| event.get("ended").is_some());
+        let ended: Vec<_> = ended.iter().filter_map(|event| event.get("ended")).collect();
+        format!(
+            "programs that have ended: {}",
+            if ended.is_empty() { "none".to_owned() } else { ended.join(", ") }
+        )
+    })?;
     drop(machine);
-    fs::remove_file(&data).with_context(|| format!("cannot remove {}", data.display()))?;
+    for disk in [data, system] {
+        fs::remove_file(&disk).with_context(|| format!("cannot remove {}", disk.display()))?;
+    }
     Ok(steps)
 }
 

@@ -1,6 +1,6 @@
 #!/bin/busybox sh
-# The first process of the script's machine: makes a root that a container runtime can leave
-# (the root of an initramfs is none) and has the programs of the full image.
+# The first process of the script's machine: makes a root in memory that has the programs of the
+# full image. A container runtime cannot use the initramfs as its root: `pivot_root` refuses it.
 set -e
 /bin/busybox --install -s /bin
 export PATH=/bin

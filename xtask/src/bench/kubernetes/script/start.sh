@@ -4,12 +4,23 @@
 # QEMU's NAT, and a disk with an empty XFS.
 /bin/busybox --install -s /bin
 export PATH=/usr/sbin:/usr/bin:/bin
+# Up to the first program, a step that fails ends the measurement.
+set -e -o pipefail
+trap 'echo "POLIS script ended=setup" >/dev/ttyS0' EXIT
 files=/etc/script
 
 # Tells the measurement of a step.
 say() {
     read -r up _ </proc/uptime
     echo "POLIS script step=$1 t=$up" >/dev/ttyS0
+}
+
+# Waits until etcd has a key. It answers in clear; wget has no encryption that the API server
+# takes.
+stored() {
+    key=$(printf %s "$1" | base64)
+    until wget -q -O - --post-data "{\"key\":\"$key\",\"count_only\":true}" $etcd/v3/kv/range |
+        grep -q count; do usleep 250000; done
 }
 
 # Waits until a program answers.
@@ -77,6 +88,9 @@ ip link set eth0 up
 ip addr add 10.0.2.15/24 dev eth0
 ip route add default via 10.0.2.2
 
+set +e
+trap - EXIT
+
 etcd=http://127.0.0.1:2379
 start etcd etcd --name script --data-dir /data/etcd \
     --listen-client-urls $etcd --advertise-client-urls $etcd \
@@ -86,7 +100,7 @@ start etcd etcd --name script --data-dir /data/etcd \
 answers etcd $etcd/health
 
 start apiserver kube-apiserver --etcd-servers=$etcd \
-    --feature-gates=EtcdRangeStream=false \
+    `# etcd 3.5 has no streams of ranges.` --feature-gates=EtcdRangeStream=false \
     --advertise-address=10.0.2.15 --secure-port=6443 --cert-dir=/data/apiserver \
     --token-auth-file=$files/tokens.csv --authorization-mode=Node,RBAC \
     --enable-admission-plugins=NodeRestriction --allow-privileged=true \
@@ -98,17 +112,14 @@ start apiserver kube-apiserver --etcd-servers=$etcd \
 start containerd containerd --config $files/containerd.toml
 (
     until ctr version >/dev/null 2>&1; do usleep 200000; done
-    tar -C /usr/share/polis/images -cf - . | ctr -n k8s.io images import --local - >/dev/null
-    say containerd
+    tar -C /usr/share/polis/images -cf - . | ctr -n k8s.io images import --local - >/dev/null &&
+        say containerd || echo "POLIS script ended=import" >/dev/ttyS0
     start kubelet kubelet --config=$files/kubelet.json \
         --kubeconfig=$files/kubelet.kubeconfig --hostname-override=script --node-ip=10.0.2.15
 ) &
 
-# The API server takes this lease once it is ready. etcd answers in clear, and wget has no
-# encryption that the API server takes.
-lease=$(printf %s /registry/masterleases/10.0.2.15 | base64)
-until wget -q -O - --post-data "{\"key\":\"$lease\",\"count_only\":true}" $etcd/v3/kv/range |
-    grep -q count; do usleep 250000; done
+# The API server takes this lease once it is ready.
+stored /registry/masterleases/10.0.2.15
 say apiserver
 
 start controller-manager kube-controller-manager --leader-elect=true \
@@ -124,9 +135,11 @@ start scheduler kube-scheduler --leader-elect=true \
     --authentication-kubeconfig=$files/scheduler.kubeconfig \
     --authorization-kubeconfig=$files/scheduler.kubeconfig \
     --bind-address=127.0.0.1 --cert-dir=/data/scheduler --profiling=false
-start kube-proxy kube-proxy --config=$files/kube-proxy.json
 start dns coredns -conf $files/Corefile
 answers kubelet http://127.0.0.1:10248/healthz
+# kube-proxy reads the addresses of the Node at its start.
+stored /registry/minions/script
+start kube-proxy kube-proxy --config=$files/kube-proxy.json
 answers kube-proxy http://127.0.0.1:10256/healthz
 answers dns http://127.0.0.1:7842/ready
 say all
