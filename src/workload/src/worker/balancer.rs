@@ -11,6 +11,9 @@
 //!
 //! Invariants:
 //! - At most [`CONNECTIONS_MAX`] connections are carried; further ones wait in the kernel.
+//! - An API server of this node gets no connection while it starts. It accepts long before it is
+//!   ready, and on a slow machine its clients, each with a TLS handshake at every try, keep it
+//!   from its own work: it was ready after 250 s instead of 62.
 //! - A connection without a target ends in order, not by a reset, if the client ends its side
 //!   within [`DRAIN_MAX`]: it tries again, as for an API server that starts, and its messages
 //!   have the same cause each time.
@@ -118,7 +121,11 @@ impl Service {
     fn targets(&self, turn: usize) -> Vec<SocketAddr> {
         let nodes = self.nodes.borrow().clone();
         let nodes = nodes.or_else(|| self.last.borrow().clone());
-        nodes.map(|nodes| targets(&nodes, self.node, self.local, turn)).unwrap_or_default()
+        let starts = self.parts.state(Part::ApiServer) == Some(PartState::Starting);
+        let mut targets =
+            nodes.map(|nodes| targets(&nodes, self.node, self.local, turn)).unwrap_or_default();
+        targets.retain(|target| !starts || *target != self.local);
+        targets
     }
 }
 
@@ -234,6 +241,27 @@ mod tests {
         assert_eq!(balancer.targets(0), ["192.0.2.2:6443".parse().unwrap()]);
         known.send_replace(Some(Arc::default()));
         assert_eq!(balancer.targets(0), []);
+    }
+
+    #[test]
+    fn an_api_server_of_this_node_is_left_alone_until_it_was_ready() {
+        let controller = |address: &str| node(address, &[Role::KubernetesController]);
+        let nodes =
+            Nodes::from([(id(1), controller("192.0.2.1")), (id(2), controller("192.0.2.2"))]);
+        let (_known, nodes) = watch::channel(Some(Arc::new(nodes)));
+        let (ctx, _handles) = Context::for_test();
+        let parts = Parts::new(watch::Sender::default(), ctx.lines().clone());
+        let (local, last) = (LOCAL.parse().unwrap(), nodes.clone());
+        let balancer =
+            Service { listen: local, node: id(1), local, nodes, last, parts: parts.clone() };
+        let other = "192.0.2.2:6443".parse().unwrap();
+        parts.set(Part::ApiServer, PartState::Starting);
+        assert_eq!(balancer.targets(0), [other]);
+        parts.set(Part::ApiServer, PartState::Ready);
+        assert_eq!(balancer.targets(0), [local, other]);
+        // Without etcd it still answers from what it has read.
+        parts.fail(Part::ApiServer, "no quorum");
+        assert_eq!(balancer.targets(0), [local, other]);
     }
 
     #[tokio::test]

@@ -122,7 +122,11 @@ start containerd containerd --config $files/containerd.toml
 stored /registry/masterleases/10.0.2.15
 say apiserver
 
-start controller-manager kube-controller-manager --leader-elect=true \
+# As long as on a node: an API server that is translated does not answer within the default ten
+# seconds at times, and both then end.
+leads="--leader-elect-lease-duration=60s --leader-elect-renew-deadline=40s
+    --leader-elect-retry-period=5s"
+start controller-manager kube-controller-manager $leads \
     --kubeconfig=$files/controller-manager.kubeconfig \
     --authentication-kubeconfig=$files/controller-manager.kubeconfig \
     --authorization-kubeconfig=$files/controller-manager.kubeconfig \
@@ -130,7 +134,7 @@ start controller-manager kube-controller-manager --leader-elect=true \
     --service-account-private-key-file=$files/service-account.key \
     --use-service-account-credentials=true --allocate-node-cidrs=false \
     --controllers='*,-certificatesigningrequest-signing-controller' --profiling=false
-start scheduler kube-scheduler --leader-elect=true \
+start scheduler kube-scheduler $leads \
     --kubeconfig=$files/scheduler.kubeconfig \
     --authentication-kubeconfig=$files/scheduler.kubeconfig \
     --authorization-kubeconfig=$files/scheduler.kubeconfig \
