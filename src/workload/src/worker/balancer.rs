@@ -121,10 +121,11 @@ impl Service {
     fn targets(&self, turn: usize) -> Vec<SocketAddr> {
         let nodes = self.nodes.borrow().clone();
         let nodes = nodes.or_else(|| self.last.borrow().clone());
-        let starts = self.parts.state(Part::ApiServer) == Some(PartState::Starting);
-        let mut targets =
-            nodes.map(|nodes| targets(&nodes, self.node, self.local, turn)).unwrap_or_default();
-        targets.retain(|target| !starts || *target != self.local);
+        let Some(nodes) = nodes else { return Vec::new() };
+        let mut targets = targets(&nodes, self.node, self.local, turn);
+        if self.parts.state(Part::ApiServer) == Some(PartState::Starting) {
+            targets.retain(|target| *target != self.local);
+        }
         targets
     }
 }

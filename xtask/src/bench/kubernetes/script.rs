@@ -30,7 +30,9 @@ use crate::kubernetes::{self, Client, DISK, MEMORY_FIRST, Steps};
 use crate::{host, image, operator, run};
 
 /// The shell and the small programs of the machine.
-pub(super) const NEEDS: &[host::Need] = &[host::Need { what: BUSYBOX, package: "busybox-static" }];
+pub(super) const NEEDS: &[host::Need] =
+    // The other package with this program needs libraries, and gives way to this one.
+    &[host::Need { what: "/usr/share/doc/busybox-static", package: "busybox-static" }];
 const BUSYBOX: &str = "/bin/busybox";
 
 /// The modules for the system on a virtio disk, in the order of their dependencies; the script
@@ -121,10 +123,7 @@ pub(super) fn once(manifest: &Manifest, folder: &Path, cpus: u32) -> Result<Step
     client.demo(|what| done(what, started.elapsed())).with_context(|| {
         let ended = machine.seen(|event| event.get("ended").is_some());
         let ended: Vec<_> = ended.iter().filter_map(|event| event.get("ended")).collect();
-        format!(
-            "programs that have ended: {}",
-            if ended.is_empty() { "none".to_owned() } else { ended.join(", ") }
-        )
+        format!("programs of the script that have ended: {ended:?}")
     })?;
     drop(machine);
     for disk in [data, system] {
