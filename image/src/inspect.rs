@@ -96,19 +96,28 @@ pub enum System {
     },
 }
 
-/// Looks into a raw or qcow2 image.
+/// Whether [`inspect`] of this file needs `qemu-img`.
 ///
 /// # Errors
 ///
-/// The file cannot be read, or is not an image of Polis.
-pub fn inspect(path: &Path) -> Result<Inspection> {
+/// The file cannot be read, or is empty.
+pub fn is_qcow2(path: &Path) -> Result<bool> {
     let mut magic = Vec::new();
     let file = File::open(path).at("open", path)?;
     file.take(QCOW2.len() as u64).read_to_end(&mut magic).at("read", path)?;
     if magic.is_empty() {
         return Err(Error::Foreign { path: path.to_owned(), reason: "it is empty".to_owned() });
     }
-    if magic != QCOW2 {
+    Ok(magic == QCOW2)
+}
+
+/// Looks into a raw or qcow2 image.
+///
+/// # Errors
+///
+/// The file cannot be read, or is not an image of Polis.
+pub fn inspect(path: &Path) -> Result<Inspection> {
+    if !is_qcow2(path)? {
         return inspect_raw(path, path);
     }
     let raw = env::temp_dir().join(format!("polis-inspect-{}.raw", std::process::id()));

@@ -53,7 +53,7 @@ pub use build::{Config, build};
 pub use bundle::bundle;
 pub use digest::sha256;
 pub use error::{Error, Result};
-pub use inspect::{Inspection, Part, System, inspect};
+pub use inspect::{Inspection, Part, System, inspect, is_qcow2};
 pub use lock::{Lock, Package};
 pub use manifest::{Format, Kind, Manifest, Options, SIZE_DEFAULT, Sizes, Variant, assemble};
 pub use moved::Moved;

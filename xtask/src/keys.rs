@@ -5,8 +5,8 @@
 
 use std::{
     fs::{self, File},
-    io::Read as _,
-    os::unix::fs::MetadataExt as _,
+    io::{Read as _, Write as _},
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
 
@@ -148,6 +148,31 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
 }
 
+/// The keys in this folder, for whoever tries an update and names none: made at the first use,
+/// with their passphrase in a file beside the folder. They are as safe as that file.
+pub(crate) fn for_trying(folder: &Path) -> Result<Passphrase> {
+    let file = folder.with_extension("passphrase");
+    if !file.exists() {
+        let text: [u8; 16] = rand::random();
+        let text = text.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        private(&file, &text).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    let passphrase = PassphraseFrom { passphrase_file: Some(file) }.read("")?;
+    if !folder.exists() {
+        Keys::generate()?.store(folder, &passphrase)?;
+    }
+    Ok(passphrase)
+}
+
+/// Writes a file that nobody else may read.
+fn private(path: &Path, text: &str) -> std::io::Result<()> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(text.as_bytes())
+}
+
 fn list(folder: &Path) -> Result<()> {
     for Shown { purpose, file, name, fingerprint, private } in show(folder)? {
         println!("{purpose:<9}  {name}");
@@ -179,6 +204,20 @@ mod tests {
         fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
         let error = format!("{:#}", first_line(&file).unwrap_err());
         assert!(error.contains("mode 0644") && error.contains("chmod 600"), "{error}");
+    }
+
+    #[test]
+    fn keys_for_trying_are_made_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let keys = folder.path().join("target/keys");
+        let first = for_trying(&keys).unwrap();
+        let release = fs::read(keys.join("release.pub")).unwrap();
+        polis_image::signing::ReleaseKey::open(&keys, &first).unwrap();
+        let again = for_trying(&keys).unwrap();
+        polis_image::signing::ReleaseKey::open(&keys, &again).unwrap();
+        assert_eq!(fs::read(keys.join("release.pub")).unwrap(), release);
+        let mode = fs::metadata(keys.with_extension("passphrase")).unwrap().mode();
+        assert_eq!(mode & 0o077, 0);
     }
 
     #[test]

@@ -21,9 +21,8 @@ use std::time::Duration;
 
 /// How an event line starts.
 const PREFIX: &str = "POLIS ";
-/// The longest value of [`EventLine::bounded`], in bytes as written, where every character
-/// needs an escape. A line has two of them at most.
-const VALUE_MAX: usize = 480;
+/// Bytes of all [`TEXTS`] of a line together, as they are written, escapes and all.
+const TEXTS_MAX: usize = 960;
 /// The keys of texts that errors, programs and people have written, which have no bound.
 const TEXTS: [&str; 2] = ["cause", "for"];
 
@@ -58,11 +57,12 @@ impl EventLine {
     /// line that `init` cut would end without `t`, and within quotation marks.
     #[must_use]
     pub fn bounded(mut self) -> Self {
-        for (_key, value) in self.fields.iter_mut().filter(|(key, _)| TEXTS.contains(&&**key)) {
+        let texts = self.fields.iter().filter(|field| is_text(field)).count();
+        for (_key, value) in self.fields.iter_mut().filter(|field| is_text(field)) {
             let mut written = 0;
             let end = value.char_indices().find(|(_, c)| {
-                written += if c.is_control() { 6 } else { c.len_utf8() + 1 };
-                written > VALUE_MAX
+                written += written_bytes(*c);
+                written > TEXTS_MAX / texts
             });
             if let Some((end, _)) = end {
                 value.truncate(end);
@@ -140,6 +140,21 @@ fn unquote(text: &str) -> Option<(String, &str)> {
         }
     }
     None
+}
+
+/// Whether a field has a text for people.
+fn is_text((key, _): &(String, String)) -> bool {
+    TEXTS.contains(&key.as_str())
+}
+
+/// Bytes of a character within quotation marks.
+fn written_bytes(c: char) -> usize {
+    match c {
+        '"' | '\\' | '\n' => 2,
+        // `\uXXXX`
+        c if c.is_control() => 6,
+        c => c.len_utf8(),
+    }
 }
 
 impl fmt::Display for EventLine {
@@ -223,6 +238,21 @@ mod tests {
         }
         let short = EventLine::new("service").field("cause", "it ended");
         assert_eq!(short.clone().bounded(), short);
+    }
+
+    #[test]
+    fn a_text_is_cut_by_its_bytes_as_they_are_written() {
+        for (letter, count) in [("x", 960), ("é", 480), ("\"", 480), ("\n", 480), ("\u{1}", 160)] {
+            let alone = |count| EventLine::new("stage").field("for", letter.repeat(count));
+            assert_eq!(alone(count).bounded(), alone(count));
+            let cut = format!("{}…", letter.repeat(count));
+            assert_eq!(alone(count + 1).bounded().get("for"), Some(&*cut));
+            let two = alone(count + 1).field("cause", letter).bounded();
+            let cut = format!("{}…", letter.repeat(count / 2));
+            assert_eq!((two.get("for"), two.get("cause")), (Some(&*cut), Some(letter)));
+            let text = two.to_string();
+            assert!(text.len() < 1024, "{} bytes", text.len());
+        }
     }
 
     #[test]

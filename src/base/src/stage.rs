@@ -142,7 +142,7 @@ pub fn current(stages: &Stages) -> Stage {
     open.or_else(|| stages.last_key_value()).map_or(Stage::System, |(stage, _)| *stage)
 }
 
-/// The event line of a change.
+/// The event line of a change, with a reason to wait that `init` does not have to cut.
 #[must_use]
 pub fn line(stage: Stage, state: &State, at: Duration) -> EventLine {
     let line = EventLine::new("stage").field("name", stage).field("state", state.name());
@@ -150,5 +150,33 @@ pub fn line(stage: Stage, state: &State, at: Duration) -> EventLine {
         State::Waiting(what) => line.field("for", what),
         State::Started | State::Done | State::Failed => line,
     }
+    .bounded()
     .at(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stage_that_waits_for_a_long_text_has_a_whole_line_with_its_time() {
+        for letter in ["x", " ", "é", "\"", "\u{1}"] {
+            let waiting = State::Waiting(letter.repeat(5000));
+            let line = line(Stage::Consensus, &waiting, Duration::from_secs(1));
+            let text = line.to_string();
+            // `init` cuts a line of 2048 bytes.
+            assert!(text.len() < 1024, "{} bytes", text.len());
+            assert!(text.starts_with("POLIS stage name=consensus state=waiting for="), "{text}");
+            assert!(text.ends_with(" t=1.000"), "{text}");
+            assert_eq!(EventLine::parse(&text), Some(line));
+        }
+    }
+
+    #[test]
+    fn a_reason_to_wait_that_names_a_command_is_whole() {
+        let command = "`polisctl node roles NODE --remove consensus-member` discards it";
+        let waiting = State::Waiting(format!("{} \"{command}\"", "an owner: ".repeat(50)));
+        let line = line(Stage::Cluster, &waiting, Duration::from_secs(1));
+        assert!(line.get("for").is_some_and(|what| what.ends_with("discards it\"")), "{line}");
+    }
 }

@@ -9,7 +9,8 @@
 //! Invariants:
 //! - `node` never waits for the port: lines that do not fit are dropped and counted,
 //!   and a line gives the count as soon as there is room.
-//! - A line is passed on whole or not at all.
+//! - A line is passed on whole or not at all, and begins at the start of a line: below an echo
+//!   that nothing has ended.
 //! - Event lines are dropped last: a part of the buffer is theirs alone.
 //! - A line given to [`Relay::force`] is never dropped: these few lines record why the
 //!   machine ended.
@@ -39,6 +40,8 @@ pub struct Relay {
     dropped: u64,
     kept: VecDeque<String>,
     muted: bool,
+    /// Whether an echo was the last text, and did not end its line.
+    echoes: bool,
 }
 
 /// The start of a line whose end has not come yet. One for each pipe.
@@ -93,7 +96,7 @@ impl Relay {
         if self.dropped > 0 && self.pending.len() <= PENDING_MAX / 2 {
             self.confess(now);
         }
-        if self.pending.len() + line.len() + 1 > bound {
+        if self.pending.len() + usize::from(self.echoes) + line.len() + 1 > bound {
             self.dropped += 1;
             return;
         }
@@ -115,8 +118,10 @@ impl Relay {
 
     /// Adds text that is not a line: it may be shown, but is never remembered.
     pub fn echo(&mut self, text: &str) {
+        let Some(last) = text.as_bytes().last() else { return };
         if !self.muted && self.pending.len() + text.len() <= PENDING_MAX {
             self.pending.extend(text.as_bytes());
+            self.echoes = *last != b'\n';
         }
     }
 
@@ -152,6 +157,9 @@ impl Relay {
     }
 
     fn push(&mut self, line: &str) {
+        if std::mem::take(&mut self.echoes) {
+            self.pending.push_back(b'\n');
+        }
         self.pending.extend(line.as_bytes());
         self.pending.push_back(b'\n');
     }
@@ -235,6 +243,27 @@ mod tests {
     }
 
     #[test]
+    fn a_line_begins_below_an_echo() {
+        let mut relay = Relay::default();
+        relay.put(NOW, "type the recovery key");
+        relay.echo("**");
+        relay.echo("");
+        relay.force(NOW, "POLIS off reason=reboot t=1.000");
+        relay.echo("*");
+        assert_eq!(
+            drain(&mut relay),
+            "type the recovery key\n**\nPOLIS off reason=reboot t=1.000\n*"
+        );
+        // The port has the echo by now.
+        relay.put(NOW, "a log line");
+        relay.echo("*");
+        relay.echo("\n");
+        relay.put(NOW, "below");
+        assert_eq!(drain(&mut relay), "\na log line\n*\nbelow\n");
+        assert_eq!(relay.kept().next_back(), Some("below"));
+    }
+
+    #[test]
     fn only_the_last_lines_are_kept() {
         let mut relay = Relay::default();
         for number in 0..KEPT + 5 {
@@ -254,6 +283,7 @@ mod tests {
             for chunk in std::iter::repeat_n(&chunks, 100).flatten() {
                 for line in partial.take(chunk) {
                     prop_assert!(!line.contains(['\n', '\r', '\x1b']));
+                    relay.echo("*");
                     relay.put(NOW, &line);
                 }
                 prop_assert!(relay.pending.len() <= PENDING_MAX);

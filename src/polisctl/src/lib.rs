@@ -271,6 +271,10 @@ fn start(
 ) -> Result<(), Error> {
     let Options { context, endpoints, output, timeout, passphrase_file, config } = cli.options;
     let out = Out { format: output, streams: streams.clone() };
+    if let (Some(name), Format::Json | Format::Yaml) = (cli.command.draws(), output) {
+        return Err(Error::usage(format!("`{name}` prints no document, so it takes no --output"))
+            .or_help("leave --output out"));
+    }
     match cli.command {
         Command::Completion { shell: completion::Target::Shell(shell) } => {
             return out.raw(&completion::script(shell));
@@ -292,6 +296,18 @@ fn start(
         .build()
         .doing(|| "cannot start the runtime".to_owned())?;
     runtime.block_on(perform(cli.command, &global))
+}
+
+impl Command {
+    /// The name of a command that draws on a terminal, or prints for a shell.
+    fn draws(&self) -> Option<&'static str> {
+        match self {
+            Self::Console(_) => Some("console"),
+            Self::Dashboard => Some("dashboard"),
+            Self::Completion { shell: completion::Target::Shell(_) } => Some("completion"),
+            _ => None,
+        }
+    }
 }
 
 async fn perform(command: Command, global: &Global) -> Result<(), Error> {
@@ -371,6 +387,17 @@ mod tests {
         let ended = world.run(&["context", "list", "--timeout", "1w"]);
         assert_eq!((ended.status, &*ended.stdout), (2, ""));
         assert!(ended.stderr.contains("number with the unit ms, s, m, h or d"), "{}", ended.stderr);
+    }
+
+    #[test]
+    fn a_command_without_a_document_takes_no_format() {
+        let world = testing::World::new();
+        for command in [&["console"][..], &["dashboard"], &["completion", "bash"]] {
+            let ended = world.run(&[command, &["--output", "json"]].concat());
+            assert_eq!((ended.status, &*ended.stdout), (2, ""), "{command:?}");
+            assert!(ended.stderr.contains("prints no document"), "{}", ended.stderr);
+        }
+        assert!(world.runs(&["completion", "bash"]).contains("polisctl"));
     }
 
     #[test]

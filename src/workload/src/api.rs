@@ -7,6 +7,8 @@
 //!
 //! Invariants:
 //! - A request ends within [`REQUEST_MAX`], and an answer is at most [`ANSWER_MAX`] long.
+//! - A connection ends within half a minute after its server has lost its power
+//!   ([`keep_alive`]), also where it only waits for what the server sends next.
 
 use std::io;
 use std::net::SocketAddr;
@@ -27,6 +29,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tracing::debug;
 use zeroize::Zeroizing;
 
 use super::objects::{FIELD_MANAGER, Object};
@@ -37,6 +40,16 @@ use polis_wire::rpc::provider;
 
 /// A local server answers in milliseconds; one that waits for etcd needs up to ten seconds.
 const REQUEST_MAX: Duration = Duration::from_secs(20);
+
+/// A machine that loses its power closes no connection, and a watch may be silent for minutes: the
+/// idle time after which the kernel probes the other end, the interval of the probes, and their
+/// number. Together they are less than the 40 s of kubelet's lease.
+const SILENT: Duration = Duration::from_secs(15);
+const SILENT_AGAIN: Duration = Duration::from_secs(5);
+const SILENT_TIMES: u32 = 3;
+/// How long the other end may leave bytes unacknowledged. Without a bound the kernel sends them
+/// again for a quarter of an hour, and does not probe meanwhile.
+const UNACKNOWLEDGED_MS: u32 = 30_000;
 
 /// Bytes of an answer that are read.
 const ANSWER_MAX: usize = 4 << 20;
@@ -256,7 +269,7 @@ impl Api {
             blocking(move || tls(&ca, client.as_ref())).await?
         };
         let connect = |source| Error::Connect { address, source };
-        let tcp = TcpStream::connect(address).await.map_err(connect)?;
+        let tcp = open(address).await.map_err(connect)?;
         let name = ServerName::IpAddress(address.ip().into());
         TlsConnector::from(Arc::new(config)).connect(name, tcp).await.map_err(connect)
     }
@@ -291,6 +304,45 @@ impl Api {
         let (_ended, answer) = tokio::join!(connection, asked);
         answer.map_err(http)
     }
+}
+
+/// A new connection, which the kernel closes once the other end has vanished.
+pub(super) async fn open(address: SocketAddr) -> io::Result<TcpStream> {
+    let tcp = TcpStream::connect(address).await?;
+    keep_alive(&tcp);
+    Ok(tcp)
+}
+
+/// Lets the kernel detect and close a connection whose other end has vanished.
+pub(super) fn keep_alive(tcp: &TcpStream) {
+    use rustix::net::sockopt::{
+        set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl,
+        set_tcp_user_timeout,
+    };
+    let set = set_socket_keepalive(tcp, true)
+        .and_then(|()| set_tcp_keepidle(tcp, SILENT))
+        .and_then(|()| set_tcp_keepintvl(tcp, SILENT_AGAIN))
+        .and_then(|()| set_tcp_keepcnt(tcp, SILENT_TIMES))
+        .and_then(|()| set_tcp_user_timeout(tcp, UNACKNOWLEDGED_MS));
+    if let Err(error) = set {
+        debug!("cannot set the options of a socket: {error}");
+    }
+}
+
+/// How long the kernel keeps a connection whose other end has vanished: one that is silent, and
+/// one with unacknowledged bytes. Zero: for longer than any test.
+#[cfg(test)]
+pub(super) fn patience(socket: impl std::os::fd::AsFd) -> rustix::io::Result<[Duration; 2]> {
+    use rustix::net::sockopt::{
+        socket_keepalive, tcp_keepcnt, tcp_keepidle, tcp_keepintvl, tcp_user_timeout,
+    };
+    let socket = socket.as_fd();
+    let silent = if socket_keepalive(socket)? {
+        tcp_keepidle(socket)? + tcp_keepintvl(socket)? * tcp_keepcnt(socket)?
+    } else {
+        Duration::ZERO
+    };
+    Ok([silent, Duration::from_millis(tcp_user_timeout(socket)?.into())])
 }
 
 /// The configuration for these files. Blocks.
@@ -362,6 +414,16 @@ mod tests {
         );
         assert_eq!(said(b"404 page not found\n"), "404 page not found");
         assert_eq!(said(&[0xff; 1000]).chars().count(), QUOTE_MAX);
+    }
+
+    #[tokio::test]
+    async fn a_server_that_has_lost_its_power_is_given_up_within_half_a_minute() {
+        let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = server.local_addr().unwrap();
+        let plain = TcpStream::connect(address).await.unwrap();
+        assert_eq!(patience(&plain).unwrap(), [Duration::ZERO; 2]);
+        let tcp = open(address).await.unwrap();
+        assert_eq!(patience(&tcp).unwrap(), [Duration::from_secs(30); 2]);
     }
 
     #[test]

@@ -69,7 +69,9 @@ pub(super) fn api_server(site: &Site, advertise: IpAddr) -> Vec<String> {
     flags.file("client-ca-file", &run.ca);
     flags.file("authentication-config", &run.authentication);
     flags.add("authorization-mode", "Node,RBAC");
-    flags.add("enable-admission-plugins", "NodeRestriction");
+    // With an external address in a Service, whoever may make one in a namespace would take
+    // over that address on every worker.
+    flags.add("enable-admission-plugins", "NodeRestriction,DenyServiceExternalIPs");
     flags.file("admission-control-config-file", &run.admission);
     flags.file("encryption-provider-config", &run.encryption);
     flags.add("allow-privileged", true);
@@ -97,10 +99,10 @@ pub(super) fn api_server(site: &Site, advertise: IpAddr) -> Vec<String> {
     // Services of aggregated APIs and webhooks are reached at their pods.
     flags.add("enable-aggregator-routing", true);
 
-    flags.add(
-        "service-account-issuer",
-        format_args!("https://kubernetes.default.svc.{}", site.domain()),
-    );
+    let issuer = format!("https://kubernetes.default.svc.{}", site.domain());
+    // Its default names the node's address, which the server's certificate does not.
+    flags.add("service-account-jwks-uri", format_args!("{issuer}/openid/v1/jwks"));
+    flags.add("service-account-issuer", issuer);
     // The keys may change, and it would read files at its start only.
     flags.path("service-account-signing-endpoint", run.tokens.client());
     // Kubernetes would make the tokens of pods valid for a year, for clients of before 2021.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::api::Api;
-use super::certificates::{until_an_authority_ends, until_another_key_signs};
+use super::certificates::{Trusted, until_an_authority_ends, until_another_key_signs};
 use super::component::{Check, Component, Error, Process};
 use super::credentials::Purpose;
 use super::parts::{Part, Parts};
@@ -34,6 +34,9 @@ const SCHEDULER_LIVE: &str = "/livez";
 /// The service account of pods that name none. A new cluster has it seconds after the
 /// controller manager is healthy, and refuses every pod until then.
 const FIRST_ACCOUNT: &str = "/api/v1/namespaces/default/serviceaccounts/default";
+
+/// Why the programs that need the cluster's own objects do not start yet.
+const WAITS: &str = "it waits until the reconciler has tried to apply the cluster's own objects";
 
 /// Configuration and inputs of the parts. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
@@ -92,32 +95,18 @@ impl Controller {
             let controller = api_server.clone();
             async move { controller.api_server(&ctx).await }
         });
+        let (tries, tried) = watch::channel(false);
         let reconciler = reconciler::Service {
             api: self.master(),
+            ca: self.site.run.ca.clone(),
             front_proxy_ca: self.site.run.front_proxy_ca.clone(),
             node: self.node,
             nodes: self.nodes.clone(),
+            tried: tries,
             parts: self.parts.clone(),
         };
         ctx.spawn(Part::Reconciler.name(), forever, move |ctx| reconciler.clone().run(ctx));
-        let manager = self.controller_manager();
-        ctx.spawn(Part::ControllerManager.name(), forever, move |ctx| {
-            let (component, part) = (manager.clone(), Part::ControllerManager);
-            let (known, signing) = (known.clone(), signing.clone());
-            let outdated = async move {
-                tokio::select! {
-                    // Cancel-safe, both: they wait.
-                    ended = until_an_authority_ends(part, known) => ended,
-                    other = until_another_key_signs(part, signing) => other,
-                }
-            };
-            async move { after_objects(component, &ctx, outdated).await }
-        });
-        let scheduler = self.scheduler();
-        ctx.spawn(Part::Scheduler.name(), forever, move |ctx| {
-            let component = scheduler.clone();
-            async move { after_objects(component, &ctx, std::future::pending()).await }
-        });
+        self.start_programs(&ctx, &tried, known, signing);
         let access = access::Service {
             site: self.site.clone(),
             node: self.node,
@@ -129,6 +118,35 @@ impl Controller {
         ctx.healthy();
         ctx.cancelled().await;
         Ok(())
+    }
+
+    /// Starts the programs that need the cluster's own objects.
+    fn start_programs(
+        &self,
+        ctx: &Context,
+        tried: &watch::Receiver<bool>,
+        known: watch::Receiver<Trusted>,
+        signing: watch::Receiver<Option<String>>,
+    ) {
+        let forever = Policy::forever();
+        let (manager, objects) = (self.controller_manager(), tried.clone());
+        ctx.spawn(Part::ControllerManager.name(), forever, move |ctx| {
+            let (component, part) = (manager.clone(), Part::ControllerManager);
+            let (known, signing, objects) = (known.clone(), signing.clone(), objects.clone());
+            let outdated = async move {
+                tokio::select! {
+                    // Cancel-safe, both: they wait.
+                    ended = until_an_authority_ends(part, known) => ended,
+                    other = until_another_key_signs(part, signing) => other,
+                }
+            };
+            async move { after_objects(component, &ctx, objects, outdated).await }
+        });
+        let (scheduler, objects) = (self.scheduler(), tried.clone());
+        ctx.spawn(Part::Scheduler.name(), forever, move |ctx| {
+            let (component, objects) = (scheduler.clone(), objects.clone());
+            async move { after_objects(component, &ctx, objects, std::future::pending()).await }
+        });
     }
 
     /// The client for health checks of the API server.
@@ -215,14 +233,66 @@ impl Controller {
 }
 
 /// Runs a part that needs the cluster's own objects, until it is outdated.
+///
+/// It waits until the reconciler has tried all of them, and not until it is ready: while the API
+/// server refuses one of them because of an admission webhook, only the scheduler and the
+/// controller manager can bring the pod of that webhook back.
 async fn after_objects(
     component: Component,
     ctx: &Context,
+    mut tried: watch::Receiver<bool>,
     outdated: impl Future<Output = Error>,
 ) -> Result<(), Error> {
-    let Some(ready) = ctx.until_cancelled(component.parts.ready(Part::Reconciler)).await else {
-        return Ok(());
-    };
-    ready?;
+    if !*tried.borrow() {
+        component.parts.wait(component.part, WAITS);
+    }
+    let tried = until(&mut tried, "the reconciler", |tried| tried.then_some(()));
+    let Some(tried) = ctx.until_cancelled(tried).await else { return Ok(()) };
+    tried?;
     component.run(ctx, outdated).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::parts::{PartState, Status};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_program_waits_for_the_attempt_on_the_objects_and_for_no_success() {
+        let (ctx, _handles) = Context::for_test();
+        let status = watch::Sender::new(Status::default());
+        let seen = status.subscribe();
+        let parts = Parts::new(status, ctx.lines().clone());
+        parts.expect(&Part::CONTROLLER);
+        let part = Part::Scheduler;
+        let check = Check::plain((Ipv4Addr::LOCALHOST, 1).into(), SCHEDULER_READY);
+        let component = Component {
+            part,
+            program: "/nowhere/kube-scheduler".into(),
+            args: Vec::new(),
+            process: Process::KUBE,
+            confinement: None,
+            ready: check.clone(),
+            first: None,
+            live: check,
+            parts: parts.clone(),
+        };
+        let (tries, tried) = watch::channel(false);
+        let story = async {
+            sleep(Duration::from_secs(60)).await;
+            assert_eq!(parts.state(part), Some(PartState::Starting));
+            assert_eq!(seen.borrow().fault(part), Some(format!("it is starting: {WAITS}")));
+            parts.fail(Part::Reconciler, "cannot apply an object");
+            tries.send_replace(true);
+        };
+        let program = after_objects(component, &ctx, tried, std::future::pending());
+        let (ended, ()) = tokio::join!(program, story);
+        // It was started: there is no such program.
+        assert!(matches!(ended, Err(Error::Process { part: Part::Scheduler, .. })), "{ended:?}");
+        assert!(matches!(parts.state(part), Some(PartState::Failed { .. })));
+    }
 }

@@ -16,7 +16,8 @@
 //!      +--> access (users of Polis)
 //! ```
 //!
-//! Each arrow is a wait for [`Status`], in which a part is *ready* when its checks succeed.
+//! Each arrow is a wait for [`Status`], in which a part is *ready* when its checks succeed. The
+//! controller manager and the scheduler wait for one attempt of the reconciler, not for its success.
 //!
 //! ```text
 //! site            where everything is, and which addresses it uses

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A part that dies again before it was ready is in a crash loop; the last words of its end
-//! stay until it is ready, however often it is started.
+//! stay until it is ready, however often it is started. A part that is starting may say why it
+//! does not serve yet; its next state revokes that.
 //!
 //! Invariants:
 //! - A line is printed for a change, and only then.
@@ -34,6 +35,10 @@ const ALL: &str = "all";
 
 /// The word of the drain of the node there. It is not a part: nothing waits for it.
 const DRAIN: &str = "drain";
+
+/// The name of gVisor there. It is not a part either: a machine that lacks something for it runs
+/// every other pod.
+const GVISOR: &str = "gvisor";
 
 /// A part of the workload stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -186,6 +191,10 @@ pub struct Status {
     pub parts: BTreeMap<Part, PartState>,
     /// The parts that died since they were ready.
     pub deaths: BTreeMap<Part, Deaths>,
+    /// Why parts that are starting do not serve yet, where they say so.
+    pub waits: BTreeMap<Part, String>,
+    /// Why this worker runs no pods of the runtime class `gvisor`; `None` where it does.
+    pub gvisor: Option<String>,
     /// The reason why this node cannot serve a role that it has, with the remedy; nothing is
     /// started then.
     pub unfit: Option<String>,
@@ -238,7 +247,8 @@ impl Status {
             Some(PartState::Failed { cause }) => Some(cause.clone()),
             Some(PartState::Starting | PartState::Stopped) | None => {
                 let last = self.deaths.get(&part).map(|deaths| deaths.cause.clone());
-                Some(last.unwrap_or_else(|| "it is starting".to_owned()))
+                let waits = || self.waits.get(&part).map(|why| format!("it is starting: {why}"));
+                Some(last.or_else(waits).unwrap_or_else(|| "it is starting".to_owned()))
             }
         }
     }
@@ -271,6 +281,7 @@ impl Parts {
             if !parts.contains(&Part::Node) {
                 status.drain = State::None;
                 status.drain_cause.clear();
+                status.gvisor = None;
             }
             for part in parts {
                 status.parts.entry(*part).or_insert(PartState::Starting);
@@ -282,6 +293,7 @@ impl Parts {
     pub(super) fn unfit(&self, cause: &str) {
         self.change(|status| {
             status.parts.clear();
+            status.gvisor = None;
             status.unfit = Some(cause.to_owned());
         });
     }
@@ -292,6 +304,7 @@ impl Parts {
             status.unfit = None;
             status.drain = State::None;
             status.drain_cause.clear();
+            status.gvisor = None;
             status.parts.retain(|part, _| *part == Part::Mesh);
         });
     }
@@ -307,7 +320,22 @@ impl Parts {
     pub(super) fn set(&self, part: Part, state: PartState) {
         self.change(|status| {
             status.parts.insert(part, state);
+            status.waits.remove(&part);
         });
+    }
+
+    /// A part is starting, and does not serve yet for this reason.
+    pub(super) fn wait(&self, part: Part, why: impl Into<String>) {
+        self.change(|status| {
+            status.parts.insert(part, PartState::Starting);
+            status.waits.insert(part, why.into());
+        });
+    }
+
+    /// Sets what the machine lacks for pods of the runtime class `gvisor`.
+    pub(super) fn gvisor(&self, lacking: &[String]) {
+        let cause = (!lacking.is_empty()).then(|| lacking.join("; "));
+        self.change(|status| status.gvisor = cause);
     }
 
     /// A part has failed with this cause.
@@ -364,6 +392,8 @@ impl Parts {
                 Some(PartState::Starting | PartState::Failed { .. }) => false,
             };
             status.deaths.retain(|part, _| !recovered(part));
+            let starting = |part: &Part| status.parts.get(part) == Some(&PartState::Starting);
+            status.waits.retain(|part, _| starting(part));
             for line in news(&before, status) {
                 self.lines.event(line);
             }
@@ -381,8 +411,22 @@ fn news(before: &Status, after: &Status) -> Vec<EventLine> {
             PartState::Starting | PartState::Ready | PartState::Stopped => line,
         }
     };
-    let changed = after.parts.iter().filter(|(part, state)| before.parts.get(part) != Some(state));
-    let mut lines: Vec<_> = changed.map(|(part, state)| line(part.name(), state)).collect();
+    let other_wait = |part: &Part| {
+        let why = after.waits.get(part);
+        why.is_some() && before.waits.get(part) != why
+    };
+    let changed = after
+        .parts
+        .iter()
+        .filter(|(part, state)| before.parts.get(part) != Some(state) || other_wait(part));
+    let with_why = |(part, state): (&Part, &PartState)| {
+        let line = line(part.name(), state);
+        match after.waits.get(part) {
+            Some(why) => line.field("cause", why),
+            None => line,
+        }
+    };
+    let mut lines: Vec<_> = changed.map(with_why).collect();
     let gone = before
         .parts
         .iter()
@@ -396,6 +440,14 @@ fn news(before: &Status, after: &Status) -> Vec<EventLine> {
     if all(before) != is && !ending {
         lines.push(line(ALL, &is));
     }
+    if before.gvisor != after.gvisor {
+        let state = match after.gvisor.clone() {
+            Some(cause) => PartState::Failed { cause },
+            None if after.parts.contains_key(&Part::Node) => PartState::Ready,
+            None => PartState::Stopped,
+        };
+        lines.push(line(GVISOR, &state));
+    }
     let drain = |status: &Status| (status.drain, status.drain_cause.clone());
     if drain(before) != drain(after) {
         let (state, cause) = drain(after);
@@ -406,208 +458,5 @@ fn news(before: &Status, after: &Status) -> Vec<EventLine> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parts() -> (Parts, watch::Receiver<Status>, tokio::sync::mpsc::Receiver<String>) {
-        let (lines, written) = Lines::channel();
-        let status = watch::Sender::default();
-        let seen = status.subscribe();
-        (Parts::new(status, lines), seen, written)
-    }
-
-    fn said(written: &mut tokio::sync::mpsc::Receiver<String>) -> Vec<String> {
-        std::iter::from_fn(|| written.try_recv().ok())
-            .map(|line| line.split(" t=").next().unwrap().to_owned())
-            .collect()
-    }
-
-    #[tokio::test]
-    async fn each_change_is_one_line_and_all_is_ready_last() {
-        let (parts, status, mut written) = parts();
-        parts.expect(&[Part::Certificates, Part::ApiServer]);
-        assert_eq!(
-            said(&mut written),
-            [
-                "POLIS workload part=certificates state=starting",
-                "POLIS workload part=apiserver state=starting",
-                "POLIS workload part=all state=starting",
-            ]
-        );
-        parts.set(Part::Certificates, PartState::Ready);
-        parts.set(Part::Certificates, PartState::Ready);
-        assert_eq!(said(&mut written), ["POLIS workload part=certificates state=ready"]);
-        parts.set(Part::ApiServer, PartState::Ready);
-        assert_eq!(
-            said(&mut written),
-            ["POLIS workload part=apiserver state=ready", "POLIS workload part=all state=ready"]
-        );
-        assert_eq!(status.borrow().all(), Some(PartState::Ready));
-        parts.fail(Part::ApiServer, "bind: in use");
-        assert_eq!(
-            said(&mut written),
-            [
-                "POLIS workload part=apiserver state=failed cause=\"bind: in use\"",
-                "POLIS workload part=all state=failed cause=\"apiserver: bind: in use\"",
-            ]
-        );
-        parts.none();
-        assert_eq!(
-            said(&mut written),
-            [
-                "POLIS workload part=certificates state=stopped",
-                "POLIS workload part=apiserver state=stopped",
-                "POLIS workload part=all state=stopped",
-            ]
-        );
-        assert_eq!(status.borrow().all(), None);
-    }
-
-    #[tokio::test]
-    async fn all_parts_have_stopped_once_the_last_one_has() {
-        let (parts, _status, mut written) = parts();
-        parts.expect(&[Part::Certificates, Part::ApiServer]);
-        parts.set(Part::Certificates, PartState::Ready);
-        parts.set(Part::ApiServer, PartState::Ready);
-        let _before = said(&mut written);
-        parts.set(Part::ApiServer, PartState::Stopped);
-        assert_eq!(said(&mut written), ["POLIS workload part=apiserver state=stopped"]);
-        parts.none();
-        assert_eq!(
-            said(&mut written),
-            [
-                "POLIS workload part=certificates state=stopped",
-                "POLIS workload part=all state=stopped",
-            ]
-        );
-    }
-
-    #[tokio::test]
-    async fn a_second_role_leaves_the_parts_of_the_first_alone() {
-        let (parts, status, mut written) = parts();
-        parts.expect(&[Part::ApiServer]);
-        parts.set(Part::ApiServer, PartState::Ready);
-        let _before = said(&mut written);
-        parts.expect(&[Part::ApiServer, Part::Kubelet]);
-        assert!(status.borrow().is_ready(Part::ApiServer));
-        assert_eq!(
-            said(&mut written),
-            [
-                "POLIS workload part=kubelet state=starting",
-                "POLIS workload part=all state=starting"
-            ]
-        );
-        parts.expect(&[Part::ApiServer]);
-        assert_eq!(
-            said(&mut written),
-            ["POLIS workload part=kubelet state=stopped", "POLIS workload part=all state=ready"]
-        );
-    }
-
-    #[tokio::test]
-    async fn a_node_that_cannot_serve_its_role_reports_the_reason() {
-        let (parts, status, mut written) = parts();
-        parts.unfit("no programs");
-        parts.unfit("no programs");
-        assert_eq!(
-            said(&mut written),
-            ["POLIS workload part=all state=failed cause=\"no programs\""]
-        );
-        assert!(status.borrow().parts.is_empty());
-        parts.none();
-        assert_eq!(said(&mut written), ["POLIS workload part=all state=stopped"]);
-    }
-
-    #[tokio::test]
-    async fn the_mesh_comes_and_goes_beside_the_parts_of_a_role() {
-        let (parts, status, mut written) = parts();
-        parts.set(Part::Mesh, PartState::Ready);
-        parts.expect(&[Part::ApiServer]);
-        let _before = said(&mut written);
-        parts.set(Part::ApiServer, PartState::Ready);
-        assert_eq!(status.borrow().all(), Some(PartState::Ready));
-        parts.fail(Part::Mesh, "no device");
-        assert_eq!(
-            said(&mut written),
-            [
-                "POLIS workload part=apiserver state=ready",
-                "POLIS workload part=all state=ready",
-                "POLIS workload part=mesh state=failed cause=\"no device\"",
-                "POLIS workload part=all state=failed cause=\"mesh: no device\"",
-            ]
-        );
-        parts.none();
-        parts.remove(Part::Mesh);
-        parts.remove(Part::Mesh);
-        assert_eq!(
-            said(&mut written),
-            [
-                "POLIS workload part=apiserver state=stopped",
-                "POLIS workload part=mesh state=stopped",
-                "POLIS workload part=all state=stopped",
-            ]
-        );
-        assert_eq!(status.borrow().all(), None);
-    }
-
-    #[tokio::test]
-    async fn a_drain_is_reported_with_what_it_waits_for() {
-        let (parts, status, mut written) = parts();
-        parts.drain(State::Draining, "the end of shop/web");
-        parts.drain(State::Draining, "the end of shop/web");
-        parts.drain(State::Drained, "");
-        assert_eq!(status.borrow().all(), None, "it is not a part");
-        parts.none();
-        assert_eq!(
-            said(&mut written),
-            [
-                "POLIS drain state=draining cause=\"the end of shop/web\"",
-                "POLIS drain state=drained",
-                "POLIS drain state=none",
-            ]
-        );
-    }
-
-    #[tokio::test]
-    async fn the_last_words_of_a_crash_loop_stay_until_the_part_is_ready() {
-        let (parts, status, mut written) = parts();
-        let said = |cause: &str| Some(format!("kubelet ends again and again: {cause}"));
-        parts.expect(&[Part::Kubelet, Part::Dns]);
-        parts.died(Part::Kubelet, "no swap");
-        parts.set(Part::Kubelet, PartState::Starting);
-        assert_eq!(status.borrow().crash_loop(), None, "once is an accident");
-        parts.died(Part::Kubelet, "no swap");
-        assert_eq!(status.borrow().crash_loop(), said("no swap"));
-        parts.set(Part::Kubelet, PartState::Starting);
-        assert_eq!(status.borrow().crash_loop(), said("no swap"));
-        parts.died(Part::Kubelet, "no cgroup");
-        assert_eq!(status.borrow().crash_loop(), said("no cgroup"));
-        // A failed check is not a death.
-        for _again in 0..3 {
-            parts.fail(Part::Dns, "no answer");
-            parts.set(Part::Dns, PartState::Starting);
-        }
-        assert_eq!(status.borrow().crash_loop(), said("no cgroup"));
-        parts.set(Part::Kubelet, PartState::Ready);
-        assert!(status.borrow().deaths.is_empty());
-        parts.died(Part::Kubelet, "no swap");
-        assert_eq!(status.borrow().crash_loop(), None, "the count begins anew");
-        parts.none();
-        assert!(status.borrow().deaths.is_empty());
-        let failed = written_with(&mut written, "kubelet state=failed");
-        assert_eq!(failed, 4, "each death is a line");
-    }
-
-    fn written_with(written: &mut tokio::sync::mpsc::Receiver<String>, what: &str) -> usize {
-        said(written).iter().filter(|line| line.contains(what)).count()
-    }
-
-    #[tokio::test]
-    async fn a_waiter_continues_when_its_part_is_ready() {
-        let (parts, _status, _written) = parts();
-        parts.expect(&Part::CONTROLLER);
-        let waiter = parts.ready(Part::ApiServer);
-        parts.set(Part::ApiServer, PartState::Ready);
-        assert_eq!(waiter.await, Ok(()));
-    }
-}
+#[path = "parts_tests.rs"]
+mod tests;

@@ -31,7 +31,8 @@ use super::api::{Api, Error};
 /// failed.
 const LIFE: Duration = Duration::from_secs(300);
 
-/// The server ends a watch itself; later than this it is gone.
+/// The server ends a watch itself; one that has not by then hangs. One that has lost its power is
+/// noticed sooner, by its connection ([`Api::connect`]).
 const LIFE_MAX: Duration = Duration::from_secs(330);
 
 /// The server begins to answer within this.

@@ -69,7 +69,7 @@ fn quantities(count: bool) -> [(&'static str, &'static str); 2] {
 }
 
 pub(super) fn measure(args: &Args) -> Result<Table> {
-    host::require(&[run::QEMU])?;
+    host::require(&[run::QEMU, host::PAYLOAD, host::BUILD])?;
     let manifest = crate::image::built(Kind::Product)?;
     let image = Image::load(&manifest.folder)?;
     let folder = crate::image::workspace().join("target/bench/boot");

@@ -62,7 +62,7 @@ impl Flushes {
 }
 
 pub(super) fn measure(args: &Args) -> Result<Table> {
-    host::require(&[run::QEMU])?;
+    host::require(&[run::QEMU, host::PAYLOAD, host::BUILD])?;
     let manifest = crate::image::built(Kind::Measurement)?;
     let image = Image::load(&manifest.folder)?;
     let folder = crate::image::workspace().join("target/bench/storage");

@@ -22,25 +22,34 @@ use anyhow::{Context as _, Result, ensure};
 use polis_image::Tree;
 use polis_image::oci::{self, Contents};
 
-use crate::host::{self, Need};
+use crate::host::Need;
 use crate::image;
 
 /// Programs of the host that the images have.
-const NEEDS: &[Need] = &[
+pub(super) const NEEDS: &[Need] = &[
     Need { what: BUSYBOX, package: "busybox-static" },
     Need { what: CURL, package: "curl" },
     Need { what: DIG, package: "bind9-dnsutils" },
     Need { what: NETCAT, package: "netcat-openbsd" },
     Need { what: IP, package: "iproute2" },
+    Need { what: BASH, package: "bash" },
 ];
 const BUSYBOX: &str = "/usr/bin/busybox";
 const CURL: &str = "/usr/bin/curl";
 const DIG: &str = "/usr/bin/dig";
 const NETCAT: &str = "/usr/bin/nc.openbsd";
 const IP: &str = "/usr/bin/ip";
+/// The shell of the images. That of Debian's `busybox` does not hand on variables whose
+/// names have a dash, which the shells of the images do and tests look for.
+const BASH: &str = "/usr/bin/bash";
 /// Those that are copied with their libraries: path on the host, path in an image.
-const COPIES: &[(&str, &str)] =
-    &[(CURL, "usr/bin/curl"), (DIG, "usr/bin/dig"), (NETCAT, "usr/bin/nc"), (IP, "usr/sbin/ip")];
+const COPIES: &[(&str, &str)] = &[
+    (CURL, "usr/bin/curl"),
+    (DIG, "usr/bin/dig"),
+    (NETCAT, "usr/bin/nc"),
+    (IP, "usr/sbin/ip"),
+    (BASH, "bin/sh"),
+];
 /// The folder that the stand-in of a web server serves.
 const PAGES: &str = "usr/share/nginx/html";
 
@@ -71,7 +80,6 @@ fn process(name: &str) -> Option<Process> {
 /// Writes the images that the suite names, as far as they have stand-ins, as a layout in
 /// `folder`, which is made anew.
 pub(super) fn write(suite: &Path, folder: &Path) -> Result<()> {
-    host::require(&[NEEDS])?;
     let references = references(suite)?;
     let root = root()?;
     let images: Vec<_> =

@@ -77,9 +77,9 @@ pub(crate) struct Args {
     /// Take the programs as they are.
     #[arg(long, hide = true)]
     built: bool,
-    /// Only tests whose names contain this.
+    /// Only tests whose names contain one of these.
     #[arg(value_name = "FILTER")]
-    filter: Option<String>,
+    filters: Vec<String>,
 }
 
 /// A part of the tests.
@@ -123,6 +123,10 @@ type Skip = (String, String);
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<()> {
+    let makes_images = args.stage == Stage::Pods && args.kubeconfig.is_none() && !args.pull;
+    if makes_images {
+        host::require(&[images::NEEDS])?;
+    }
     if !args.built {
         image::suite()?;
     }
@@ -156,7 +160,8 @@ fn arguments(own: &Path, args: &Args) -> String {
     // The story has the images.
     list.extend((args.stage == Stage::Pods).then(|| "--pull".to_owned()));
     // A filter may begin like an option.
-    list.extend(args.filter.iter().flat_map(|filter| ["--".to_owned(), filter.clone()]));
+    list.push("--".to_owned());
+    list.extend(args.filters.iter().cloned());
     serde_json::Value::from(list).to_string()
 }
 
@@ -170,7 +175,7 @@ pub(crate) fn tell_story(command: &mut Command, all: bool) -> Result<()> {
         quick: !all,
         pull: false,
         built: true,
-        filter: None,
+        filters: Vec::new(),
     };
     let own = env::current_exe().context("cannot find this program")?;
     command.env(COMMAND, arguments(&own, &args));
@@ -260,7 +265,8 @@ fn select(args: &Args, names: Vec<String>) -> Result<(Vec<String>, Vec<Skip>)> {
     let table = Table::new()?;
     let (mut wanted, mut skips) = (Vec::new(), Vec::new());
     for (name, rule) in table.decide(names)? {
-        let filtered = args.filter.as_ref().is_some_and(|filter| !name.contains(filter.as_str()));
+        let filtered =
+            !args.filters.is_empty() && !args.filters.iter().any(|part| name.contains(part));
         if rule.need != args.stage.need() {
             let reason = match rule.need {
                 Need::Api => "stage api runs it".to_owned(),
@@ -276,9 +282,10 @@ fn select(args: &Args, names: Vec<String>) -> Result<(Vec<String>, Vec<Skip>)> {
         }
     }
     if wanted.is_empty() {
-        let filter = args.filter.clone().unwrap_or_default();
-        let stage = args.stage.name();
-        return Err(anyhow!(host::Usage(format!("no test of stage {stage} contains {filter:?}"))));
+        let (stage, filters) = (args.stage.name(), &args.filters);
+        return Err(anyhow!(host::Usage(format!(
+            "no test of stage {stage} contains one of {filters:?}"
+        ))));
     }
     Ok((wanted, skips))
 }
@@ -352,7 +359,7 @@ fn summary(report: &Report) -> String {
 mod tests {
     use super::*;
 
-    fn args(filter: Option<&str>, quick: bool) -> Args {
+    fn args(filters: &[&str], quick: bool) -> Args {
         Args {
             stage: Stage::Api,
             kubeconfig: None,
@@ -360,15 +367,15 @@ mod tests {
             quick,
             pull: false,
             built: false,
-            filter: filter.map(str::to_owned),
+            filters: filters.iter().map(|filter| (*filter).to_owned()).collect(),
         }
     }
 
     #[test]
     fn the_story_calls_with_what_the_person_asked_for() {
-        let list = arguments(Path::new("/x/xtask"), &args(Some("-v"), true));
+        let list = arguments(Path::new("/x/xtask"), &args(&["-v", "volume"], true));
         let expected = "[\"/x/xtask\",\"conformance\",\"--stage\",\"api\",\"--built\",\
-                        \"--processes\",\"2\",\"--quick\",\"--\",\"-v\"]";
+                        \"--processes\",\"2\",\"--quick\",\"--\",\"-v\",\"volume\"]";
         assert_eq!(list, expected);
     }
 

@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Subcommand, ValueEnum};
 use polis_image::{
     Config, Format, Kind, Manifest, Options, Source, Variant, golang,
-    signing::{ImageSigner, ReleaseKey},
+    signing::{ImageSigner, Passphrase, ReleaseKey},
 };
 use semver::Version;
 
@@ -24,7 +24,8 @@ use self::programs::{
 };
 pub(crate) use self::programs::{build_programs, cargo, curator_load, polisctl, workspace};
 use self::report::{print, report};
-use crate::{host, keys::PassphraseFrom, progress::Terminal};
+use crate::keys::{self, PassphraseFrom};
+use crate::{host, progress::Terminal};
 
 /// Arguments of `cargo xtask image`.
 #[derive(Debug, clap::Args)]
@@ -95,8 +96,9 @@ struct Build {
     keys: Option<PathBuf>,
     #[command(flatten)]
     passphrase: PassphraseFrom,
-    /// Write an update bundle as well, signed with the release key of --keys.
-    #[arg(long, value_name = "FILE", requires = "keys")]
+    /// Write an update bundle as well, signed with the release key of --keys [default: of keys
+    /// for trying, made in target/keys].
+    #[arg(long, value_name = "FILE")]
     bundle: Option<PathBuf>,
     /// The version that the image has [default: that of the sources].
     #[arg(long, value_name = "V", value_parser = version)]
@@ -151,7 +153,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     match args.command {
         None => build_and_report(&args.build),
         Some(Sub::Inspect { file }) => {
-            if file.extension().is_some_and(|extension| extension == "qcow2") {
+            if polis_image::is_qcow2(&file)? {
                 host::require(&[host::QEMU_IMG])?;
             }
             print(&polis_image::inspect(&file)?);
@@ -171,18 +173,17 @@ fn build_and_report(arguments: &Build) -> Result<()> {
     }
     // Before the build, so that the passphrase is not requested at its end.
     let mut release = None;
-    if let Some(folder) = &arguments.keys {
-        let prompt = format!("Passphrase of {}: ", folder.display());
-        let passphrase = arguments.passphrase.read(&prompt)?;
-        config.signer = Some(Arc::new(ImageSigner::open(folder, &passphrase)?));
-        let open = || ReleaseKey::open(folder, &passphrase);
+    if let Some((folder, passphrase)) = signing_keys(arguments)? {
+        config.signer = Some(Arc::new(ImageSigner::open(&folder, &passphrase)?));
+        let open = || ReleaseKey::open(&folder, &passphrase);
         release = arguments.bundle.as_ref().map(|_file| open()).transpose()?;
     }
-    if matches!(arguments.format, FileFormat::Qcow2) {
-        host::require(&[host::QEMU_IMG])?;
-    }
+    let format: &[_] = match arguments.format {
+        FileFormat::Raw => &[],
+        FileFormat::Qcow2 => host::QEMU_IMG,
+    };
+    host::require(&[format, host::PAYLOAD, host::BUILD])?;
     if arguments.update_payload {
-        host::require(&[host::PAYLOAD])?;
         let lock = config.source.update()?;
         println!("locked {} packages in {}", lock.packages.len(), config.source.lock.display());
     }
@@ -226,6 +227,25 @@ fn build_and_report(arguments: &Build) -> Result<()> {
     }
     println!("total {:.2} s", start.elapsed().as_secs_f64());
     Ok(())
+}
+
+/// The folder of the keys that sign, and their passphrase.
+fn signing_keys(arguments: &Build) -> Result<Option<(PathBuf, Passphrase)>> {
+    if let Some(folder) = &arguments.keys {
+        let prompt = format!("Passphrase of {}: ", folder.display());
+        return Ok(Some((folder.clone(), arguments.passphrase.read(&prompt)?)));
+    }
+    if arguments.bundle.is_none() {
+        return Ok(None);
+    }
+    let folder = workspace().join("target/keys");
+    println!(
+        "signing with keys for trying, of {}; for machines that matter, make keys with \
+         `cargo xtask keys create DIR` and name them with --keys",
+        folder.display()
+    );
+    let passphrase = keys::for_trying(&folder)?;
+    Ok(Some((folder, passphrase)))
 }
 
 /// Reads a parameters file and checks it as a node does, so that an error is reported here
@@ -478,10 +498,9 @@ mod tests {
     }
 
     #[test]
-    fn a_bundle_without_keys_is_wrong_usage_and_the_error_names_them() {
-        let error = parsed(&["--bundle", "file"]).unwrap_err();
-        assert_eq!((error.exit_code(), error.kind()), (2, ErrorKind::MissingRequiredArgument));
-        assert!(error.to_string().contains("--keys <DIR>"), "{error}");
+    fn a_bundle_may_name_keys_and_a_version() {
+        let alone = parsed(&["--bundle", "file"]).unwrap();
+        assert!(alone.bundle.is_some() && alone.keys.is_none());
         parsed(&["--bundle", "file", "--keys", "keys", "--version", "2.0.0"]).unwrap();
     }
 

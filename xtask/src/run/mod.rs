@@ -160,7 +160,8 @@ fn boot(args: Args) -> Result<()> {
     }
     let memory: Vec<_> = (1..=args.nodes).map(|number| shape(&args, number).0).collect();
     host::require_memory(&memory)?;
-    host::require(if args.tpm { &[QEMU, host::TPM] } else { &[QEMU] })?;
+    let tpm: &[_] = if args.tpm { host::TPM } else { &[] };
+    host::require(&[QEMU, tpm, host::PAYLOAD, host::BUILD])?;
     let variant = if args.kubernetes { Variant::Full } else { Variant::Base };
     let image = image_from(Kind::Development, variant, &args.packages)?;
     if args.kubernetes {

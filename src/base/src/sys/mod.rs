@@ -19,6 +19,7 @@ pub mod module;
 pub mod mount;
 mod netlink;
 pub mod poll;
+pub mod pressure;
 pub mod quota;
 pub mod random;
 pub mod reboot;

@@ -1,9 +1,13 @@
 //! Maintenance of the mounted data partition: work that can wait until others have the
 //! partition.
 //!
-//! The service runs [`tend`] while the partition is mounted: the free space of an
+//! The service runs [`maintain`] while the partition is mounted: the free space of an
 //! authenticated device is written and given away, and a file system that is
 //! smaller than its device grows.
+//!
+//! The disk's encryption takes processors, too, and takes them from everybody alike: no group
+//! of the kernel's scheduler holds its threads. So the work rests after each step, and rests
+//! longer while others wait for a processor or a disk.
 //!
 //! Invariants:
 //! - This work only gains room: a failure is logged, and the next boot tries again.
@@ -17,13 +21,20 @@ use tracing::{info, warn};
 use super::apply::Error;
 use super::machine::{Live, Room};
 use super::table::Partition;
+use super::wipe::Need;
 use super::{Kind, wipe};
+use polis_base::sys::pressure::{self, Resource};
 use polis_runtime::supervisor::attempt;
 
 /// The work of the boot comes first.
 const START: Duration = Duration::from_secs(20);
 /// How often the service checks whether somebody needs the room before that.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The longest rest after a step, in times that the step took.
+const RESTS_MAX: u32 = 8;
+/// Others wait for the machine if somebody waited for this part of a rest: half of it.
+const BUSY: u32 = 2;
 
 /// After how many bytes the log says how far a growing file system is.
 const REPORT_EVERY: u64 = 64 << 30;
@@ -44,7 +55,7 @@ pub async fn maintain(live: &Live, partition: &Partition) {
 
 async fn wait(live: &Live) {
     let started = Instant::now();
-    while started.elapsed() < START && !urgent(live).await {
+    while started.elapsed() < START && need(live).await != Need::Now {
         sleep(POLL_INTERVAL).await;
     }
 }
@@ -121,15 +132,80 @@ async fn write(live: &Live, device: &Path, mut from: u64, until: u64) -> Result<
     }
 }
 
-/// Leaves the disk to others for as long as this work used it, unless they wait for it to
-/// finish.
+/// Leaves the machine to others: for as long as the step took, for a multiple of it while they
+/// wait for a processor or a disk, and not at all if they wait for the space.
 async fn rest(live: &Live, worked: Duration) {
-    if !urgent(live).await {
+    rest_while(worked, || need(live), || waited().ok()).await;
+}
+
+/// [`rest`], by what is needed and for how long others have waited.
+async fn rest_while<F: Future<Output = Need>>(
+    worked: Duration,
+    need: impl Fn() -> F,
+    waited: impl Fn() -> Option<[Duration; 2]>,
+) {
+    for _ in 0..RESTS_MAX {
+        let needed = need().await;
+        if needed == Need::Now {
+            return;
+        }
+        let before = waited();
         sleep(worked).await;
+        let others = before.zip(waited()).is_some_and(|(before, now)| {
+            now.iter().zip(before).any(|(now, before)| now.saturating_sub(before) >= worked / BUSY)
+        });
+        if needed == Need::Soon || !others {
+            return;
+        }
     }
 }
 
-async fn urgent(live: &Live) -> bool {
+/// For how long others have waited, for a processor and for a disk.
+fn waited() -> std::io::Result<[Duration; 2]> {
+    Ok([pressure::waited(Resource::Cpu)?, pressure::waited(Resource::Io)?])
+}
+
+async fn need(live: &Live) -> Need {
     let mount = live.target.mount.clone();
-    attempt(move || wipe::is_urgent(&mount)).await.unwrap_or(false)
+    attempt(move || wipe::need(&mount)).await.ok().and_then(Result::ok).unwrap_or(Need::Soon)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::future::ready;
+
+    use super::*;
+
+    const STEP: Duration = Duration::from_millis(400);
+
+    /// How long the work rests after a step, if others wait for `share` hundredths of the time,
+    /// and need the space as these say, one after the other.
+    async fn rested(needs: &[Need], share: Option<u32>) -> Duration {
+        const BEFORE: Duration = Duration::from_secs(1000);
+        let begun = Instant::now();
+        let asked = Cell::new(0);
+        let need = || {
+            let at = asked.replace(asked.get() + 1);
+            ready(needs[at.min(needs.len() - 1)])
+        };
+        let waited = || share.map(|share| [BEFORE, begun.elapsed() * share / 100]);
+        rest_while(STEP, need, waited).await;
+        begun.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_work_rests_longer_while_others_wait_and_not_while_they_need_the_space() {
+        assert_eq!(rested(&[Need::Now], Some(100)).await, Duration::ZERO);
+        assert_eq!(rested(&[Need::Soon], Some(100)).await, STEP);
+        assert_eq!(rested(&[Need::Later], Some(0)).await, STEP);
+        assert_eq!(rested(&[Need::Later], Some(49)).await, STEP);
+        assert_eq!(rested(&[Need::Later], Some(50)).await, STEP * RESTS_MAX);
+        // Without the kernel's figures.
+        assert_eq!(rested(&[Need::Later], None).await, STEP);
+        let filling = [Need::Later, Need::Later, Need::Now];
+        assert_eq!(rested(&filling, Some(100)).await, STEP * 2);
+        let filling = [Need::Later, Need::Later, Need::Soon];
+        assert_eq!(rested(&filling, Some(100)).await, STEP * 3);
+    }
 }

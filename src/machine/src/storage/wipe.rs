@@ -32,7 +32,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, StatVfs};
 
 use polis_base::sys::xfs::{self, Stretch, Use};
 
@@ -53,6 +53,10 @@ const GROWTH_STEP: u64 = 1 << 30;
 
 /// With less free space than this, the wipe does not yield to other work.
 const URGENT: u64 = 48 << 20;
+
+/// With less free space than this part of the file system, others may soon need more: an image
+/// to unpack, a volume to fill.
+const SCARCE: u64 = 10;
 
 /// The bytes of one write; also the alignment of stretches of the hidden file.
 const CHUNK: usize = 1 << 20;
@@ -270,10 +274,36 @@ pub fn release(hidden: &Path) -> io::Result<Option<u64>> {
     Ok(Some(left))
 }
 
-/// Whether others need the space more than they need the processor. Blocks.
-#[must_use]
-pub fn is_urgent(mount: &Path) -> bool {
-    File::open(mount).and_then(|root| free(&root)).is_ok_and(|free| free < URGENT)
+/// How much others need the space that is not written yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// More than the processor and the disk.
+    Now,
+    /// As much.
+    Soon,
+    /// Less.
+    Later,
+}
+
+/// Looks at the free space. Blocks.
+///
+/// # Errors
+///
+/// An error of the kernel.
+pub fn need(mount: &Path) -> io::Result<Need> {
+    let stat = rustix::fs::fstatvfs(File::open(mount)?.as_fd())?;
+    Ok(need_of(available(&stat), stat.f_blocks * stat.f_frsize))
+}
+
+/// The need with so many bytes free in a file system of this size.
+fn need_of(free: u64, size: u64) -> Need {
+    if free < URGENT {
+        Need::Now
+    } else if free < size / SCARCE {
+        Need::Soon
+    } else {
+        Need::Later
+    }
 }
 
 /// The size that a file system on a device of so many bytes begins with; `None` for all of it.
@@ -311,8 +341,11 @@ pub fn extend(device: &Path, from: u64, until: u64) -> io::Result<Option<u64>> {
 
 /// Bytes that anybody may use.
 fn free(root: &File) -> io::Result<u64> {
-    let stat = rustix::fs::fstatvfs(root.as_fd())?;
-    Ok(stat.f_bavail * stat.f_frsize)
+    Ok(available(&rustix::fs::fstatvfs(root.as_fd())?))
+}
+
+fn available(stat: &StatVfs) -> u64 {
+    stat.f_bavail * stat.f_frsize
 }
 
 #[cfg(test)]
@@ -370,6 +403,16 @@ mod tests {
         for disk in [gib(513), gib(8 << 10), u64::MAX] {
             assert_eq!(first_size(disk), Some(gib(512)), "{disk}");
         }
+    }
+
+    #[test]
+    fn space_is_needed_more_the_less_there_is() {
+        let (mib, size) = (1 << 20, 8 << 30);
+        assert_eq!(need_of(0, size), Need::Now);
+        assert_eq!(need_of(48 * mib - 1, size), Need::Now);
+        assert_eq!(need_of(48 * mib, size), Need::Soon);
+        assert_eq!(need_of(819 * mib, size), Need::Soon);
+        assert_eq!(need_of(820 * mib, size), Need::Later);
     }
 
     #[test]

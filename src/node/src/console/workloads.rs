@@ -64,7 +64,9 @@ fn parts(values: &Values, roles: &[Role], uptime: Duration) -> Vec<Part> {
         .iter()
         .map(|(part, state)| {
             let (state, cause) = match state {
-                workload::PartState::Starting => (PartState::Starting, None),
+                workload::PartState::Starting => {
+                    (PartState::Starting, status.waits.get(part).cloned())
+                }
                 workload::PartState::Ready => (PartState::Ready, None),
                 workload::PartState::Failed { cause } => (PartState::Failed, Some(cause.clone())),
                 workload::PartState::Stopped => (PartState::Stopped, None),
@@ -113,7 +115,7 @@ fn with_service(
     Part {
         name: name.to_owned(),
         state,
-        cause: cause.or(last),
+        cause: last.or(cause),
         restarts: service.map_or(0, |it| u64::from(it.restarts)),
         since: service.map(|it| uptime.saturating_sub(it.since)),
     }

@@ -22,6 +22,9 @@
 //!   (`no_configuration_keeps_a_node_or_its_owner_from_the_curator`).
 //! - No process and no pod reaches the metadata service of a cloud, unless the node asks it for its
 //!   parameters (`no_process_reaches_a_metadata_service_unless_the_node_asks_it`).
+//! - A node passes on packets of pods, packets to pods, and what a Service translates. It does not
+//!   route between its networks
+//!   (`a_node_passes_on_what_is_of_pods_or_translated_and_nothing_else`).
 //! - A configuration that is only tried ends by itself, without a leader, too ([`Order::at`]).
 //!
 //! What this module does not do: filter packets of pods to pods (`policy`), or decide which

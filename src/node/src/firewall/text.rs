@@ -10,10 +10,14 @@
 //!                             +--> dropped
 //! packet of a pod to another node --> a port of Polis? --> dropped
 //! packet of a pod or a process ----> metadata of a cloud? --> dropped
+//! packet that is passed on --------> neither from a pod nor to one, nor translated? --> dropped
 //! ```
 //!
 //! A pod's packets leave its node with the node's address, so the other node would take them for
 //! those of a member: they are looked at where they leave.
+//!
+//! A worker forwards because of its pods, and the kernel knows no such reason: without a rule, a
+//! machine in one network of the worker would reach every machine in its other networks.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -28,7 +32,7 @@ pub(super) const TABLE: &str = "polis-firewall";
 /// The comment of the rules that drop what no other rule accepted.
 pub(super) const DROPPED: &str = "dropped";
 
-/// Where packets of pods come from: their own interfaces, and the mesh.
+/// Where packets of pods come from, and where those to pods go: their own interfaces, and the mesh.
 const POD_INTERFACES: [&str; 2] = ["veth*", polis_workload::mesh::DEVICE];
 
 /// The metadata services of clouds, and what Azure has beside its own: each address with its ports
@@ -40,6 +44,13 @@ const METADATA: [(&str, &str); 5] = [
     ("ip6 daddr fd20:ce::254", "80"),
     ("ip6 daddr fd00:c1::a9fe:a9fe", "80"),
 ];
+
+/// What is passed on beside the packets of pods and those to pods. A Service may lead to a pod in
+/// the network of another node: its connections come and go by the same interface, and only their
+/// translation tells them from others.
+const PASSED_ON: &str = "\t\tct state established,related accept\n\
+                         \t\tct status dnat accept\n\
+                         \t\tjump rest\n";
 
 /// The first lines of every input: they make the table if there is none, so that it can be deleted.
 /// `nft` carries out one input in one transaction, so no packet passes between two tables.
@@ -145,6 +156,9 @@ fn passing(rules: &Rules) -> String {
             POD_INTERFACES[0]
         )
     });
+    let pods = POD_INTERFACES.map(|interface| {
+        format!("\t\tiifname \"{interface}\" accept\n\t\toifname \"{interface}\" accept\n")
+    });
     let chain = |name: &str, lines: &str| {
         format!(
             "\tchain {name} {{\n\t\ttype filter hook {name} priority filter; policy accept;\n\
@@ -152,7 +166,8 @@ fn passing(rules: &Rules) -> String {
         )
     };
     // A Service may lead to the address: its translation comes before either chain.
-    chain("forward", &format!("{}{metadata}", members.concat())) + &chain("output", &metadata)
+    let forward = format!("{}{metadata}{}{PASSED_ON}", members.concat(), pods.concat());
+    chain("forward", &forward) + &chain("output", &metadata)
 }
 
 /// The input of `nft` that removes all rules.
@@ -201,5 +216,28 @@ mod tests {
         table inet polis-firewall
         delete table inet polis-firewall
         ");
+    }
+
+    #[test]
+    fn a_node_passes_on_what_is_of_pods_or_translated_and_nothing_else() {
+        let text = text(&Rules::default());
+        let (_, forward) = text.split_once("\tchain forward {\n").unwrap();
+        let (forward, _) = forward.split_once("\t}\n").unwrap();
+        let lines: Vec<_> = forward.lines().map(str::trim).collect();
+        let first = lines.iter().position(|line| line.ends_with(" accept")).unwrap();
+        // No packet is accepted before the rules that drop packets of pods.
+        assert!(lines[..first].iter().any(|line| line.contains("169.254.169.254")), "{lines:?}");
+        assert_eq!(
+            lines[first..],
+            [
+                "iifname \"veth*\" accept",
+                "oifname \"veth*\" accept",
+                "iifname \"polis0\" accept",
+                "oifname \"polis0\" accept",
+                "ct state established,related accept",
+                "ct status dnat accept",
+                "jump rest",
+            ]
+        );
     }
 }

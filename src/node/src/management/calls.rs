@@ -3,26 +3,38 @@
 //!
 //! ```text
 //! call --> handler --> answer --> kept: memory, and the disk once it is open --> answer leaves
-//!                                   |
-//!                                   +--> agent --ReportCalls--> leader, audit log --> dropped
+//!                        |          ^ |
+//!                        |          | +--> agent --ReportCalls--> leader, audit log --> dropped
+//!                        |          |
+//!                        |          each minute, one entry for all of a kind
+//!                        |          |
+//!                        +--> refused again: counted --> answer leaves
 //! ```
 //!
 //! [`Calls`] are around `NodeManagement`, so no handler can forget its entry;
 //! [`NODE_CALLS`](polis_wire::audit::NODE_CALLS) says of every call whether it has one.
 //!
 //! Invariants:
-//! - A call has an entry once it has reached its handler, also where its caller leaves before
-//!   the answer.
-//! - The answer of a recorded call leaves after its entry is on the disk, once that is open: a
-//!   machine that ends by the call reports it after its next start.
+//! - A call that was done has an entry once it has reached its handler. Of the calls of one caller
+//!   that were refused with one code, or that it left before the answer, the first of a minute has
+//!   one, and the others have one together ([`Kinds`]).
+//! - The answer of a call with an entry of its own leaves after that is on the disk, once the disk
+//!   is open: a machine that ends by the call reports it after its next start.
 //! - A disk that takes no entry delays an answer by [`PATIENCE`] at most, and prevents none: an
 //!   operator must be able to reboot a broken machine.
-//! - At most [`KEPT_MAX`] entries wait; the oldest goes first. The log of the node has each.
+//! - At most [`KEPT_MAX`] entries wait. Where more would, refusals go before calls that were done,
+//!   and a caller with many calls of one kind loses those before another call of anyone: a flood
+//!   of calls cannot hide another call. An entry says how many calls are lost; the log of the node
+//!   has each.
+//! - Calls that were done are reported before refusals, which may wait for hours: a leader takes
+//!   few entries of a node.
 //! - The file has the newest state of all that were asked to be written: one write at a time.
 //!
 //! What this module does not do: record what the permissions of a caller rule out, or vouch
 //! for the node: the leader takes its word.
 
+use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -30,13 +42,14 @@ use http::Request;
 use polis_proto::v1::{self, AuditEntry, CallJournal};
 use prost::Message as _;
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tonic::body::Body;
 use tonic::{Code, Status};
 use tracing::warn;
 
 use polis_base::files::File;
-use polis_runtime::supervisor::blocking;
+use polis_control::curator::serve::Kinds;
+use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::audit::layer::{self, Answer, Audit, Handler, UnderWay};
 use polis_wire::audit::{begun, is_recorded, reason};
 use polis_wire::rpc::{Caller, Peer};
@@ -71,6 +84,12 @@ pub struct Calls {
 struct Kept {
     /// The oldest first.
     calls: Vec<AuditEntry>,
+    /// The refusals of this minute.
+    refusals: Kinds,
+    /// The calls that were lost since the node started.
+    lost: u64,
+    /// The entry that says so, until the leader has it.
+    loss: Option<AuditEntry>,
     /// Whether the disk is open and its entries are among them.
     opened: bool,
 }
@@ -111,30 +130,67 @@ impl Calls {
         self.store().await;
     }
 
-    /// Keeps a call, in memory at once.
-    fn push(&self, call: AuditEntry) {
-        let mut kept = self.kept();
-        kept.calls.push(call);
-        kept.bound();
-        drop(kept);
-        self.number.send_modify(|number| *number += 1);
+    /// Keeps a call, in memory at once. False if it is only counted.
+    fn push(&self, call: AuditEntry) -> bool {
+        let kept = self.kept().keep(call);
+        if kept {
+            self.number.send_modify(|number| *number += 1);
+        }
+        kept
     }
 
     /// Keeps a call, on the disk once that is open.
     async fn add(&self, call: AuditEntry) {
-        self.push(call);
-        self.store().await;
+        if self.push(call) {
+            self.store().await;
+        }
     }
 
-    /// The oldest calls, at most so many.
+    /// Makes entries of the refusals that were counted, each minute and when the run ends.
+    pub(super) async fn count(&self, ctx: &Context) {
+        ctx.until_cancelled(self.count_on()).await;
+        if timeout(PATIENCE, self.end_window()).await.is_err() {
+            warn!("the disk did not take the number of refused calls in time");
+        }
+    }
+
+    async fn count_on(&self) -> Infallible {
+        loop {
+            sleep(Kinds::WINDOW).await;
+            self.end_window().await;
+        }
+    }
+
+    async fn end_window(&self) {
+        let counted = self.kept().end_window();
+        if counted {
+            self.number.send_modify(|number| *number += 1);
+            self.store().await;
+        }
+    }
+
+    /// The entries to report next, at most so many: the oldest calls that were done, or without
+    /// one the oldest refusals, and the number of those that are lost.
     #[must_use]
     pub fn oldest(&self, count: usize) -> Vec<AuditEntry> {
-        self.kept().calls.iter().take(count).cloned().collect()
+        let kept = self.kept();
+        let done = kept.calls.iter().filter(|call| !is_refusal(call));
+        let done: Vec<_> = done.take(count).cloned().collect();
+        match done.is_empty() {
+            true => kept.all().take(count).cloned().collect(),
+            false => done,
+        }
     }
 
     /// Drops calls that the leader has, or refuses for good.
     pub async fn drop_all(&self, gone: &[AuditEntry]) {
-        self.kept().calls.retain(|call| !gone.contains(call));
+        {
+            let mut kept = self.kept();
+            kept.calls.retain(|call| !gone.contains(call));
+            if kept.loss.as_ref().is_some_and(|loss| gone.contains(loss)) {
+                kept.loss = None;
+            }
+        }
         self.store().await;
     }
 
@@ -147,7 +203,7 @@ impl Calls {
             if !kept.opened {
                 return;
             }
-            (self.file.clone(), CallJournal { calls: kept.calls.clone() })
+            (self.file.clone(), CallJournal { calls: kept.all().cloned().collect() })
         };
         let written = blocking(move || {
             let written = file.write(&journal.encode_to_vec());
@@ -162,11 +218,82 @@ impl Calls {
 }
 
 impl Kept {
+    /// All entries, that of the lost ones last.
+    fn all(&self) -> impl Iterator<Item = &AuditEntry> {
+        self.calls.iter().chain(&self.loss)
+    }
+
+    /// Keeps a call; false if it is only counted.
+    fn keep(&mut self, call: AuditEntry) -> bool {
+        let first = match Code::from_i32(call.code) {
+            Code::Ok => Some(call),
+            _ => self.refusals.seen(call),
+        };
+        let kept = first.is_some();
+        self.calls.extend(first);
+        self.bound();
+        kept
+    }
+
+    /// Makes entries of the refusals that were counted; false without one.
+    fn end_window(&mut self) -> bool {
+        let counted = self.refusals.ended();
+        let any = !counted.is_empty();
+        self.calls.extend(counted);
+        self.bound();
+        any
+    }
+
+    /// Loses entries until the others, and the one that says so, are few enough.
     fn bound(&mut self) {
-        let beyond = self.calls.len().saturating_sub(KEPT_MAX);
-        for lost in self.calls.drain(..beyond) {
-            warn!(by = lost.who, call = lost.call, "a call is not in the audit log: too many wait");
+        while self.all().count() > KEPT_MAX {
+            let Some(first) = first_to_go(&self.calls) else { return };
+            let call = self.calls.remove(first);
+            let (by, repeats) = (&call.who, call.repeats);
+            warn!(by, call = call.call, repeats, "a call is not in the audit log: too many wait");
+            // Without a number it is one call.
+            self.lost = self.lost.saturating_add(repeats.max(1));
+            self.loss = Some(loss(call, self.lost));
         }
+    }
+}
+
+/// The entry that goes first: refusals before calls that were done, and of both the oldest of the
+/// caller, call and code with the most entries.
+fn first_to_go(calls: &[AuditEntry]) -> Option<usize> {
+    fn kind(call: &AuditEntry) -> (&str, &str, i32) {
+        (&call.who, &call.call, call.code)
+    }
+    let mut counts = BTreeMap::<_, usize>::new();
+    for call in calls {
+        *counts.entry(kind(call)).or_default() += 1;
+    }
+    let order = |call: &AuditEntry| (is_refusal(call), counts.get(&kind(call)).copied());
+    // Of equal ones the last is the largest.
+    let largest = calls.iter().enumerate().rev().max_by_key(|&(_, call)| order(call));
+    largest.map(|(index, _)| index)
+}
+
+/// Whether the call changed nothing. One that was cut off may have been done, and the number of
+/// lost ones is worth as much.
+fn is_refusal(call: &AuditEntry) -> bool {
+    let code = Code::from_i32(call.code);
+    call.repeats > 0 || !matches!(code, Code::Ok | Code::Cancelled | Code::DataLoss)
+}
+
+/// The entry that says how many calls have none, after one of them.
+fn loss(last: AuditEntry, lost: u64) -> AuditEntry {
+    AuditEntry {
+        time_unix_ms: last.time_unix_ms,
+        who: "other callers".to_owned(),
+        call: last.call,
+        // A leader writes only one of several entries that differ in their reason alone.
+        what: format!("{lost} calls"),
+        code: Code::DataLoss.into(),
+        reason: "so many calls, of this name and others, have no entry since the node started: \
+                 too many waited for a leader"
+            .to_owned(),
+        ..AuditEntry::default()
     }
 }
 
@@ -205,7 +332,9 @@ impl Audit for Calls {
             entry.what = message.map(|message| detail(&message)).unwrap_or_default();
         }
         // The next write of the file takes a call along that is cut off.
-        let call = UnderWay::new(entry, |entry| self.push(entry));
+        let call = UnderWay::new(entry, |entry| {
+            self.push(entry);
+        });
         let response = handler.call(request).await?;
         let mut entry = call.end();
         let status = Status::from_header_map(response.headers());
@@ -257,7 +386,9 @@ mod tests {
         // A write that takes its time.
         let turn = Arc::clone(&calls.writes).lock_owned().await;
         assert!(timeout(Duration::from_millis(10), calls.add(call(1))).await.is_err());
-        drop(UnderWay::new(call(2), |call| calls.push(call)));
+        drop(UnderWay::new(call(2), |call| {
+            calls.push(call);
+        }));
         drop(turn);
         let kept: Vec<_> = calls.oldest(9).iter().map(|it| (it.time_unix_ms, it.code)).collect();
         assert_eq!(kept, [(1, 0), (2, Code::Cancelled.into())]);
@@ -289,10 +420,93 @@ mod tests {
             calls.add(call(number)).await;
         }
         let kept = read(&file).unwrap();
-        assert_eq!((kept.len(), &kept[0]), (KEPT_MAX, &call(400 - 256)));
+        // The last of them has the number of those that are lost: 2 to 144.
+        assert_eq!((kept.len(), &kept[0]), (KEPT_MAX, &call(400 - 255)));
+        assert_eq!(kept[KEPT_MAX - 1], loss(call(144), 143));
         file.write(&[0xff; 9]).unwrap();
         let damaged = Calls::new(file);
         damaged.open().await;
         assert_eq!(damaged.oldest(9), []);
+    }
+
+    /// Calls of a node whose disk is locked.
+    fn in_memory() -> Calls {
+        Calls::new(Root::at("/nonexistent".as_ref()).data.node.calls)
+    }
+
+    fn refused(who: &str, number: i64) -> AuditEntry {
+        let code = Code::InvalidArgument.into();
+        let (who, name) = (who.to_owned(), "Drain".to_owned());
+        AuditEntry { time_unix_ms: number, who, call: name, code, ..Default::default() }
+    }
+
+    #[tokio::test]
+    async fn a_flood_of_refusals_keeps_no_call_that_was_done_out_of_the_audit_log() {
+        let calls = in_memory();
+        for number in 0..1000 {
+            calls.add(refused("operator otto", number)).await;
+        }
+        calls.add(call(1)).await;
+        let first = refused("operator otto", 0);
+        assert_eq!(calls.kept().calls, [first.clone(), call(1)]);
+        assert_eq!(calls.oldest(9), [call(1)], "it is reported first");
+        calls.end_window().await;
+        let others = AuditEntry { repeats: 999, ..first.clone() };
+        assert_eq!(calls.kept().calls, [first, call(1), others]);
+        // Four entries a minute.
+        for number in 0..200 {
+            for who in ["operator otto", "operator olga"] {
+                calls.add(refused(who, number)).await;
+                calls.add(refused(who, number)).await;
+            }
+            calls.end_window().await;
+        }
+        assert_eq!(calls.oldest(9), [call(1)]);
+        calls.drop_all(&[call(1)]).await;
+        let mut waiting = calls.oldest(KEPT_MAX);
+        assert_eq!(waiting.len(), KEPT_MAX - 1);
+        let loss = waiting.pop().unwrap();
+        let told: u64 = waiting.iter().map(|call| call.repeats.max(1)).sum();
+        assert_eq!((loss.what, loss.code), (format!("{} calls", 1800 - told), 15));
+        // The leader has all of them, the number of lost ones too.
+        calls.drop_all(&calls.oldest(KEPT_MAX)).await;
+        assert_eq!(calls.oldest(9), []);
+    }
+
+    #[tokio::test]
+    async fn a_flood_of_calls_that_were_done_drives_out_no_other_call() {
+        let calls = in_memory();
+        calls.add(call(1)).await;
+        for number in 0..400 {
+            calls.add(AuditEntry { code: 0, ..refused("operator otto", number) }).await;
+        }
+        let kept = calls.kept().calls.clone();
+        assert_eq!((kept.len(), &kept[0]), (KEPT_MAX - 1, &call(1)));
+        let newest = AuditEntry { code: 0, ..refused("operator otto", 399) };
+        assert_eq!(kept.last(), Some(&newest));
+        assert_eq!(calls.kept().loss.as_ref().map(|loss| loss.what.clone()).unwrap(), "146 calls");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refusals_that_were_counted_are_reported_within_a_minute_and_at_the_end() {
+        let calls = in_memory();
+        let (ctx, handles) = Context::for_test();
+        let mut run = tokio::task::JoinSet::new();
+        let counting = calls.clone();
+        run.spawn(async move { counting.count(&ctx).await });
+        for number in 0..3 {
+            calls.add(refused("operator otto", number)).await;
+        }
+        let mut follow = calls.follow();
+        timeout(Kinds::WINDOW * 2, follow.changed()).await.unwrap().unwrap();
+        let first = refused("operator otto", 0);
+        assert_eq!(calls.oldest(9), [first.clone(), AuditEntry { repeats: 2, ..first }]);
+        for number in 3..5 {
+            calls.add(refused("operator otto", number)).await;
+        }
+        handles.cancel().await;
+        run.join_next().await.unwrap().unwrap();
+        let first = refused("operator otto", 3);
+        assert_eq!(calls.oldest(9)[2..], [first.clone(), AuditEntry { repeats: 1, ..first }]);
     }
 }

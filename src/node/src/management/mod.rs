@@ -217,7 +217,7 @@ impl Service {
             reached: None,
             listening,
         };
-        let grpc = App::Grpc(handlers.routes(calls)?);
+        let grpc = App::Grpc(handlers.routes(calls.clone())?);
         let grpc = server("management", config.listen.clone(), management, grpc, grpc_listens);
         let page = App::Page(Arc::new(move || sources.page()));
         let page = server("metrics", config.metrics.clone(), pages, page, page_listens);
@@ -226,7 +226,7 @@ impl Service {
         ctx.spawn("metrics", forever, move |ctx| page.clone().run(ctx));
         ctx.spawn("grpc", forever, move |ctx| grpc.clone().run(ctx));
         ctx.healthy();
-        ctx.cancelled().await;
+        calls.count(&ctx).await;
         Ok(())
     }
 }

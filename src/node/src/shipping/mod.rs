@@ -54,7 +54,7 @@ pub struct Delivery {
     pub newest: Option<Shipped>,
     /// The snapshots that this node has sent since it leads.
     pub sent: u64,
-    /// The reason to wait, without a failure.
+    /// The reason to wait, without a failure: this node has no newer snapshot.
     pub waits_for: Option<String>,
     /// Why the newest snapshot of this node does not reach it.
     pub failure: Option<Failure>,

@@ -149,14 +149,23 @@ impl Service {
         self.inputs.consensus.borrow().snapshots.as_ref()?.newest
     }
 
-    /// The reason why this node has no snapshot to send yet.
-    fn missing(&self) -> String {
-        let local = self.inputs.consensus.borrow().snapshots.clone();
-        let first = "the first checked snapshot on the disk of this node";
-        match local.and_then(|local| local.problem()) {
-            Some(problem) => format!("{first}: {problem}"),
-            None => format!("{first}, a few minutes after its member of etcd votes"),
+    /// What the next snapshot to send waits for; `None` while nothing keeps this node from taking
+    /// it.
+    fn missing(&self) -> Option<String> {
+        let local = self.inputs.consensus.borrow().snapshots.clone().unwrap_or_default();
+        let which = if local.newest.is_none() { "first" } else { "next" };
+        let waited = format!("the {which} checked snapshot on the disk of this node");
+        match (local.problem(), local.newest) {
+            (Some(problem), _) => Some(format!("{waited}: {problem}")),
+            (None, None) => Some(format!("{waited}, a few minutes after its member of etcd votes")),
+            (None, Some(_)) => None,
         }
+    }
+
+    /// Shows what the next snapshot waits for.
+    fn wait_for_next(&self) {
+        let waits_for = self.missing();
+        self.change(|delivery| delivery.waits_for = waits_for);
     }
 
     /// Sends the newest snapshot, and each one after it.
@@ -168,8 +177,7 @@ impl Service {
             let taken = self.taken();
             match taken.filter(|taken| done != Some(*taken)) {
                 None => {
-                    let waits_for = taken.is_none().then(|| self.missing());
-                    self.change(|delivery| delivery.waits_for = waits_for);
+                    self.wait_for_next();
                     consensus.changed().await.map_err(|_closed| Closed("the etcd member"))?;
                 }
                 Some(taken) => {
@@ -279,5 +287,47 @@ fn pause(backoff: &mut History) -> Duration {
     match backoff.died(Policy::forever(), clock::uptime(), None, random) {
         Verdict::Restart(delay) => delay,
         Verdict::GiveUp(_) => PAUSE_MAX,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use polis_control::consensus::snapshots::Snapshots;
+
+    use super::*;
+
+    /// What the shipping of a node with these snapshots waits for.
+    fn waits_for(local: Snapshots) -> Option<String> {
+        let local = consensus::Status { snapshots: Some(local), ..Default::default() };
+        let inputs = Inputs {
+            curator: watch::Sender::default().subscribe(),
+            directory: watch::Sender::default().subscribe(),
+            consensus: watch::Sender::new(local).subscribe(),
+        };
+        let config = Config::live(&files::Root::at("/nonexistent".as_ref()));
+        let status = watch::Sender::new(Status { delivery: Some(Delivery::default()) });
+        let service = Service { config, inputs, status };
+        service.wait_for_next();
+        let shown = service.status.borrow().delivery.clone();
+        shown.unwrap().waits_for
+    }
+
+    #[test]
+    fn a_node_that_takes_no_newer_snapshot_says_so_while_it_has_an_old_one_too() {
+        let newest = Taken { number: 1, at: UNIX_EPOCH, bytes: 7, revision: 9 };
+        let problem = || Some("too little room for a snapshot".to_owned());
+        let none = Snapshots::default();
+        let old = Snapshots { kept: 1, newest: Some(newest), ..none.clone() };
+        let first = "the first checked snapshot on the disk of this node";
+        let votes = format!("{first}, a few minutes after its member of etcd votes");
+        assert_eq!(waits_for(none.clone()), Some(votes));
+        let failed = waits_for(Snapshots { failure: problem(), ..none });
+        assert_eq!(failed, Some(format!("{first}: too little room for a snapshot")));
+        assert_eq!(waits_for(old.clone()), None);
+        let failed = waits_for(Snapshots { failure: problem(), ..old });
+        let next = "the next checked snapshot on the disk of this node";
+        assert_eq!(failed, Some(format!("{next}: too little room for a snapshot")));
     }
 }

@@ -24,10 +24,13 @@ pub(super) struct Refusal {
     pub(super) reason: &'static str,
     /// A sentence for people, with the next step.
     pub(super) message: String,
+    /// The same without figures that change while the claim waits: one cause is reported once.
+    pub(super) cause: String,
 }
 
 fn refusal(message: impl Into<String>) -> Refusal {
-    Refusal { reason: "ProvisioningFailed", message: message.into() }
+    let message = message.into();
+    Refusal { reason: "ProvisioningFailed", cause: message.clone(), message }
 }
 
 /// A claim.

@@ -62,7 +62,7 @@ pub trait Disk: Projects {
     ///
     /// # Errors
     ///
-    /// The first entry that the kernel does not remove; the others are removed all the same.
+    /// The first refusal of the kernel, once it refuses to remove anything that is left.
     fn sweep(&self, volumes: &Path) -> io::Result<Swept> {
         trash::sweep(volumes)
     }

@@ -17,6 +17,7 @@
 //! - Each pass over an object may be cut off after any step and be repeated.
 //! - A volume whose object exists is removed only when that says so. A volume without an
 //!   object and without a claim is removed only while it is empty.
+//! - Attempts that fail for one cause make one event within [`REPORT_AGAIN`].
 //!
 //! What this module does not do: mount (`node`).
 
@@ -54,11 +55,15 @@ const SWEEP: Duration = Duration::from_secs(5);
 /// After a sweep that failed: the disk, or what stands on it, has to change first.
 const SWEEP_FAILED: Duration = Duration::from_secs(60);
 
-/// The same words are reported again after this: events end after an hour.
+/// The same cause is reported again after this: events end after an hour.
 const REPORT_AGAIN: Duration = Duration::from_secs(50 * 60);
 
 /// Objects that wait for another attempt. More of them wait for the next watch.
 const WAITING_MAX: usize = 1000;
+
+/// Claims whose last event is remembered. The owners of more of them wait for theirs: an event
+/// that is not remembered would be made again at each attempt.
+const REPORTED_MAX: usize = 1000;
 
 /// Why an attempt has failed.
 #[derive(Debug, thiserror::Error)]
@@ -188,16 +193,7 @@ impl Provisioner {
             };
             match event {
                 None => return Ok(()),
-                Some(Event::Is(object)) => {
-                    if let Some(item) = pass.read(kind, &object) {
-                        pass.item(item).await;
-                    }
-                }
-                Some(Event::Gone(object)) => {
-                    if let Some(item) = pass.read(kind, &object) {
-                        pass.forget(&item);
-                    }
-                }
+                Some(event) => pass.event(kind, event).await,
             }
         }
     }
@@ -266,8 +262,8 @@ pub(super) struct Pass<S> {
     waiting: BTreeMap<(bool, VolumeId), Waiting>,
     /// Why the last look at empty volumes failed.
     untidy: cause::Last,
-    /// The last event for the owner of a claim, and its time.
-    reported: BTreeMap<VolumeId, (Refusal, Instant)>,
+    /// The cause of the last event for the owner of a claim, and its time.
+    reported: BTreeMap<VolumeId, (String, Instant)>,
 }
 
 /// An object in its newest state, and why it waits.
@@ -281,6 +277,18 @@ impl<S: Server> Pass<S> {
     pub(super) fn new(cluster: Cluster<S>, node: NodeId, store: Store) -> Self {
         let (waiting, reported) = (BTreeMap::new(), BTreeMap::new());
         Self { cluster, node, store, waiting, untidy: cause::Last::default(), reported }
+    }
+
+    /// Takes an event of a watch.
+    async fn event(&mut self, kind: Kind, event: Event) {
+        match event {
+            Event::Is(object) => {
+                if let Some(item) = self.read(kind, &object) {
+                    self.item(item).await;
+                }
+            }
+            Event::Gone(object) => self.forget(kind, &object),
+        }
     }
 
     /// Reads an object that concerns this node.
@@ -304,11 +312,16 @@ impl<S: Server> Pass<S> {
         Volume::read(object, self.node).map(Item::Volume)
     }
 
-    /// An object is gone.
-    fn forget(&mut self, item: &Item) {
-        let key = item.key();
-        self.waiting.remove(&key);
-        self.reported.remove(&key.1);
+    /// An object is gone, whatever its last state asked for: a deleted claim asks for nothing.
+    fn forget(&mut self, kind: Kind, object: &serde_json::Value) {
+        let metadata = &object["metadata"];
+        let (claim, id) = match kind {
+            Kind::Claim => (true, metadata["uid"].as_str().map(VolumeId::of_claim)),
+            Kind::Volume => (false, metadata["name"].as_str().map(str::parse::<VolumeId>)),
+        };
+        let Some(Ok(id)) = id else { return };
+        self.reported.remove(&id);
+        self.waiting.remove(&(claim, id));
     }
 
     /// Tries again what waits.
@@ -355,15 +368,15 @@ impl<S: Server> Pass<S> {
 
     /// Tells the owner of a claim that this node, or the API server, keeps it waiting.
     async fn confess(&mut self, claim: &Claim, error: &Error) {
+        let cause = cause::line(error);
         let message = format!(
-            "node {} cannot do this now, and tries again every {} s: {}; the log of the node has \
-             more (`polisctl node logs`)",
+            "node {} cannot do this now, and tries again every {} s: {cause}; the log of the node \
+             has more (`polisctl node logs`)",
             self.node,
             RETRY.as_secs(),
-            cause::line(error),
         );
-        let reported = self.report(claim, Refusal { reason: "ProvisioningFailed", message }).await;
-        if let Err(error) = reported {
+        let refusal = Refusal { reason: "ProvisioningFailed", message, cause };
+        if let Err(error) = self.report(claim, refusal).await {
             // The reason is in the log already.
             debug!(error = &error as &dyn std::error::Error, "cannot inform the owner of a claim");
         }
@@ -440,34 +453,40 @@ impl<S: Server> Pass<S> {
         if !error.is_full() {
             return Err(error.into());
         }
+        let size = claims::size(wanted);
         let message = format!(
-            "{} does not fit on node {}: {}; it is made as soon as there is room: remove volumes \
-             or images from that node, or ask for less; for another node, delete the pod and the \
-             claim and make both again",
-            claims::size(wanted),
+            "{size} does not fit on node {}: {}; it is made as soon as there is room: remove \
+             volumes or images from that node, or ask for less; for another node, delete the pod \
+             and the claim and make both again",
             self.node,
             cause::line(&error),
         );
-        self.report(claim, Refusal { reason: "NoRoom", message }).await?;
+        // The room that is left changes with each file that somebody writes.
+        let cause = format!("no room for {size}");
+        self.report(claim, Refusal { reason: "NoRoom", message, cause }).await?;
         Ok(Served::Later)
     }
 
     /// Tells it once, and again when the event has ended.
     async fn report(&mut self, claim: &Claim, refusal: Refusal) -> Result<(), Error> {
         let now = Instant::now();
-        let known = self.reported.get(&claim.id).is_some_and(|(reported, at)| {
-            *reported == refusal && now.duration_since(*at) < REPORT_AGAIN
-        });
-        if known {
+        let lasts = |at: &Instant| now.duration_since(*at) < REPORT_AGAIN;
+        let last = self.reported.get(&claim.id);
+        if last.is_some_and(|(cause, at)| *cause == refusal.cause && lasts(at)) {
             return Ok(());
+        }
+        if last.is_none() && self.reported.len() >= REPORTED_MAX {
+            self.reported.retain(|_, (_, at)| lasts(at));
+            if self.reported.len() >= REPORTED_MAX {
+                debug!(claim = claim.label(), why = refusal.message, "too many owners to inform");
+                return Ok(());
+            }
         }
         let at = OffsetDateTime::from(clock::now()).replace_nanosecond(0);
         let at = at.ok().and_then(|at| at.format(&Rfc3339).ok()).unwrap_or_default();
         let event = claims::event(claim, &refusal, self.node, &at);
         self.cluster.report(claim, &refusal, event).await?;
-        if self.reported.len() < WAITING_MAX {
-            self.reported.insert(claim.id.clone(), (refusal, now));
-        }
+        self.reported.insert(claim.id.clone(), (refusal.cause, now));
         Ok(())
     }
 

@@ -399,6 +399,61 @@ async fn the_owner_of_a_claim_reads_why_it_waits_and_what_would_help() {
     );
 }
 
+#[tokio::test(start_paused = true)]
+async fn figures_that_change_while_a_claim_waits_make_no_other_event() {
+    let mut world = World::asked();
+    let other: VolumeId = "pvc-11111111-7b1d-4c55-9a0e-2f6d1b8e4a77".parse().unwrap();
+    world.store.make(&other, "default/other", 1 << 30).unwrap();
+    for mib in 0..3 {
+        world.disk.workloads_use((10 << 30) + (mib << 20), 0);
+        assert_eq!(world.claim().await.unwrap(), Served::Later);
+    }
+    let reported = world.reported();
+    assert_eq!(reported.len(), 1, "{reported:?}");
+    assert!(reported[0].contains("images and containers use 10240 MiB already"), "{reported:?}");
+    // Another size is another question.
+    world.server.put(CLAIM, claim_object("2Gi"));
+    assert_eq!(world.claim().await.unwrap(), Served::Later);
+    assert_eq!(world.reported().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_is_gone_is_forgotten_although_it_asks_for_nothing() {
+    // One that waits for room, and one that has to change.
+    for (size, waiting) in [("100Gi", 1), ("1Zi", 0)] {
+        let mut world = World::new();
+        let mut object = claim_object(size);
+        world.pass.event(Kind::Claim, Event::Is(object.clone())).await;
+        assert_eq!((world.pass.waiting.len(), world.pass.reported.len()), (waiting, 1), "{size}");
+        object["metadata"]["deletionTimestamp"] = json!("now");
+        world.pass.event(Kind::Claim, Event::Is(object.clone())).await;
+        world.pass.event(Kind::Claim, Event::Gone(object)).await;
+        assert_eq!((world.pass.waiting.len(), world.pass.reported.len()), (0, 0), "{size}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_that_cannot_be_remembered_is_made_once_there_is_room() {
+    let mut world = World::new();
+    world.server.put(CLAIM, claim_object("100Gi"));
+    for number in 0..REPORTED_MAX {
+        let id = format!("pvc-{number:08x}-7b1d-4c55-9a0e-2f6d1b8e4a77").parse().unwrap();
+        world.pass.reported.insert(id, ("no room".to_owned(), Instant::now()));
+    }
+    for _attempt in 0..3 {
+        assert_eq!(world.claim().await.unwrap(), Served::Later);
+    }
+    assert_eq!(world.reported(), [""; 0]);
+    assert_eq!(world.pass.reported.len(), REPORTED_MAX);
+    // The earlier events have ended.
+    tokio::time::advance(REPORT_AGAIN).await;
+    for _attempt in 0..3 {
+        assert_eq!(world.claim().await.unwrap(), Served::Later);
+    }
+    assert_eq!(world.reported().len(), 1, "{:?}", world.reported());
+    assert_eq!(world.pass.reported.len(), 1);
+}
+
 #[tokio::test]
 async fn a_claim_of_another_class_is_left_to_its_driver() {
     let mut world = World::new();

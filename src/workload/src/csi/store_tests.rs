@@ -26,8 +26,8 @@ struct State {
     /// By inode, so that they follow a directory to its next name.
     projects: std::collections::BTreeMap<u64, Project>,
     limits: std::collections::BTreeMap<Project, Limits>,
-    /// Bytes that workloads use.
-    used: u64,
+    /// Bytes and files that workloads use.
+    used: (u64, u64),
     /// The changes that are not durable, the oldest first.
     journal: Vec<Change>,
     /// Steps until the power fails; `None` for never.
@@ -62,7 +62,7 @@ impl Fake {
         let state = State {
             projects: Default::default(),
             limits: Default::default(),
-            used: 0,
+            used: (0, 0),
             journal: Vec::new(),
             left: None,
             sweep_fails: false,
@@ -131,8 +131,8 @@ impl Fake {
         self.state().journal.push(Change { inodes, before });
     }
 
-    fn workloads_use(&self, bytes: u64) {
-        self.state().used = bytes;
+    pub(crate) fn workloads_use(&self, bytes: u64, files: u64) {
+        self.state().used = (bytes, files);
     }
 
     fn limits_of(&self, number: u32) -> Option<Limits> {
@@ -168,9 +168,9 @@ impl Projects for Fake {
     fn usage(&self, project: Project) -> io::Result<Option<Usage>> {
         let state = self.state();
         let inodes = state.projects.values().filter(|one| **one == project).count() as u64;
-        let bytes = if project.number() == quota::WORKLOADS { state.used } else { 0 };
+        let (bytes, files) = if project.number() == quota::WORKLOADS { state.used } else { (0, 0) };
         let limits = state.limits.get(&project);
-        Ok(limits.map(|limits| Usage { bytes, inodes, limits: *limits }))
+        Ok(limits.map(|limits| Usage { bytes, inodes: inodes + files, limits: *limits }))
     }
 
     fn set_limits(&self, project: Project, limits: Limits) -> io::Result<()> {
@@ -366,22 +366,30 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let disk = Fake::new();
     let store = store(folder.path(), &disk);
-    store.make(&id(1), "default/first", 10 * GIB).unwrap();
-    // 16 GiB, of which 4 are the node's and 1 is for images at the least.
+    let first = 10 * GIB - (GIB >> 2);
+    store.make(&id(1), "default/first", first).unwrap();
+    // 16 GiB, of which 4 are the node's, a third of one XFS's, and 1 is for images at the least.
     let error = store.make(&id(2), "default/second", GIB).unwrap_err();
     assert!(error.is_full(), "{error}");
     assert!(!store.place(&id(2)).exists());
     let error = store.enlarge(&id(1), 12 * GIB).unwrap_err();
     assert!(error.is_full(), "{error}");
-    assert_eq!(store.usage(&id(1)).unwrap().unwrap().limits.bytes, 10 * GIB);
+    assert_eq!(store.usage(&id(1)).unwrap().unwrap().limits.bytes, first);
     let error = store.make(&id(2), "default/second", u64::MAX).unwrap_err();
     assert!(error.is_full(), "{error}");
     // There is room, and images have taken it already.
-    disk.workloads_use(GIB + (GIB >> 1));
+    disk.workloads_use(GIB + (GIB >> 1), 0);
     let error = store.make(&id(2), "default/second", GIB >> 1).unwrap_err();
     assert!(error.is_full() && error.to_string().contains("use 1536 MiB already"), "{error}");
+    // They would have nothing left for another byte, or for another file.
+    let left = quota::limits(disk.size, first + (GIB >> 1)).unwrap();
+    for (bytes, files, resource) in [(left.bytes, 0, "MiB"), (0, left.inodes, "files")] {
+        disk.workloads_use(bytes, files);
+        let error = store.make(&id(2), "default/second", GIB >> 1).unwrap_err();
+        assert!(error.is_full() && error.to_string().contains(resource), "{error}");
+    }
     assert!(!store.place(&id(2)).exists());
-    disk.workloads_use(0);
+    disk.workloads_use(0, 0);
     store.make(&id(2), "default/second", GIB >> 1).unwrap();
     let limits = [quota::WORKLOADS, VOLUME_FIRST, VOLUME_FIRST + 1];
     let sum: u64 = limits.map(|number| disk.limits_of(number).unwrap().bytes).iter().sum();

@@ -12,6 +12,9 @@
 //! Invariants:
 //! - Each step names an entry relative to an open directory, and follows no link.
 //! - Nothing is removed but what is named `.trash-...`, and what is inside.
+//! - A call that leaves a part has removed something, so a caller that repeats it comes to an
+//!   end; what the kernel refuses to remove is an error once nothing else is left
+//!   (`what_stays_keeps_neither_the_caller_nor_the_rest`).
 
 use std::ffi::CStr;
 use std::io;
@@ -28,12 +31,16 @@ pub(super) const PREFIX: &str = ".trash-";
 /// Entries that one call removes: it takes some milliseconds.
 const ENTRIES_MAX: usize = 1000;
 
+/// Entries that the kernel may refuse to remove in one call. After these the call leaves each
+/// directory at its first one, so it stays short, and every directory has its turn.
+const REFUSED_MAX: usize = 5000;
+
 /// Whether something is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Swept {
     /// There was nothing to remove.
     Nothing,
-    /// Something is left.
+    /// This call has removed something, and something is left.
     Part,
     /// This call has removed the last of it.
     All,
@@ -43,31 +50,57 @@ pub enum Swept {
 ///
 /// # Errors
 ///
-/// The first entry that the kernel does not remove; the others are removed all the same.
+/// The first refusal of the kernel, once it refuses to remove anything that is left.
 pub(super) fn sweep(volumes: &Path) -> io::Result<Swept> {
+    sweep_by(volumes, unlink)
+}
+
+/// The system call that removes one entry; tests have one that refuses.
+type Unlink = fn(&OwnedFd, &CStr, AtFlags) -> Result<(), Errno>;
+
+fn unlink(directory: &OwnedFd, name: &CStr, flags: AtFlags) -> Result<(), Errno> {
+    unlinkat(directory, name, flags)
+}
+
+fn sweep_by(volumes: &Path, unlink: Unlink) -> io::Result<Swept> {
     let root = match openat(rustix::fs::CWD, volumes, FLAGS, Mode::empty()) {
         Ok(root) => root,
         Err(Errno::NOENT) => return Ok(Swept::Nothing),
         Err(error) => return Err(error.into()),
     };
-    let mut sweep = Sweep { root, left: ENTRIES_MAX, moved: true, refused: None };
+    let mut sweep = Sweep {
+        root,
+        unlink,
+        left: ENTRIES_MAX,
+        patience: REFUSED_MAX,
+        moved: true,
+        refused: None,
+    };
     let mut begun = false;
     // The same call removes the entries that moved up, so that it knows when nothing is left.
     while std::mem::take(&mut sweep.moved) && sweep.refused.is_none() {
         for entry in Dir::read_from(&sweep.root)? {
             let entry = entry?;
-            if entry.file_name().to_bytes().starts_with(PREFIX.as_bytes()) {
-                begun = true;
-                if !sweep.remove(entry.file_name())? {
-                    return Ok(Swept::Part);
+            if !entry.file_name().to_bytes().starts_with(PREFIX.as_bytes()) {
+                continue;
+            }
+            begun = true;
+            match sweep.remove(entry.file_name()) {
+                Ok(true) => {}
+                Ok(false) => return Ok(Swept::Part),
+                // The next directory has its turn.
+                Err(error) => {
+                    sweep.refused.get_or_insert(error);
                 }
             }
         }
     }
-    match (sweep.refused, begun) {
-        (Some(error), _) => Err(error.into()),
-        (None, true) => Ok(Swept::All),
-        (None, false) => Ok(Swept::Nothing),
+    match sweep.refused {
+        // The next call reaches what this one has moved up.
+        Some(_) if sweep.left < ENTRIES_MAX => Ok(Swept::Part),
+        Some(error) => Err(error.into()),
+        None if begun => Ok(Swept::All),
+        None => Ok(Swept::Nothing),
     }
 }
 
@@ -76,8 +109,11 @@ const FLAGS: OFlags =
 
 struct Sweep {
     root: OwnedFd,
+    unlink: Unlink,
     /// Entries that may still be removed.
     left: usize,
+    /// Entries that the kernel may still refuse to remove.
+    patience: usize,
     /// A directory has moved up.
     moved: bool,
     /// The first error of an entry.
@@ -86,14 +122,18 @@ struct Sweep {
 
 impl Sweep {
     /// Removes one thing beside the volumes; returns whether the call may go on.
-    fn remove(&mut self, name: &CStr) -> io::Result<bool> {
-        match unlinkat(&self.root, name, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => return Ok(true),
-            Err(Errno::ISDIR) => {}
-            Err(error) => {
-                self.refused.get_or_insert(error);
+    fn remove(&mut self, name: &CStr) -> Result<bool, Errno> {
+        if self.left == 0 {
+            return Ok(false);
+        }
+        match (self.unlink)(&self.root, name, AtFlags::empty()) {
+            Ok(()) => {
+                self.left -= 1;
                 return Ok(true);
             }
+            Err(Errno::NOENT) => return Ok(true),
+            Err(Errno::ISDIR) => {}
+            Err(error) => return Err(error),
         }
         let directory = openat(&self.root, name, FLAGS, Mode::empty())?;
         for entry in Dir::read_from(&directory)? {
@@ -104,29 +144,32 @@ impl Sweep {
             if self.left == 0 {
                 return Ok(false);
             }
-            self.left -= 1;
-            if let Err(error) = self.entry(&directory, entry.file_name()) {
-                self.refused.get_or_insert(error);
+            match self.entry(&directory, entry.file_name()) {
+                Ok(()) => self.left -= 1,
+                Err(error) if self.patience == 0 => return Err(error),
+                Err(error) => {
+                    self.patience -= 1;
+                    self.refused.get_or_insert(error);
+                }
             }
         }
-        match unlinkat(&self.root, name, AtFlags::REMOVEDIR) {
-            Ok(()) | Err(Errno::NOENT) => {}
+        match (self.unlink)(&self.root, name, AtFlags::REMOVEDIR) {
+            Ok(()) => self.left = self.left.saturating_sub(1),
+            Err(Errno::NOENT) => {}
             // An entry stays, or a process has made one meanwhile.
             Err(Errno::NOTEMPTY | Errno::EXIST) => self.moved = true,
-            Err(error) => {
-                self.refused.get_or_insert(error);
-            }
+            Err(error) => return Err(error),
         }
         Ok(true)
     }
 
     /// Removes one entry of a directory, or moves it up.
     fn entry(&mut self, directory: &OwnedFd, name: &CStr) -> Result<(), Errno> {
-        match unlinkat(directory, name, AtFlags::empty()) {
+        match (self.unlink)(directory, name, AtFlags::empty()) {
             Err(Errno::ISDIR) => {}
             done => return done,
         }
-        match unlinkat(directory, name, AtFlags::REMOVEDIR) {
+        match (self.unlink)(directory, name, AtFlags::REMOVEDIR) {
             Err(Errno::NOTEMPTY | Errno::EXIST) => {}
             done => return done,
         }
@@ -141,8 +184,24 @@ impl Sweep {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+
+    /// As the kernel does with a file that is immutable.
+    fn stubborn(directory: &OwnedFd, name: &CStr, flags: AtFlags) -> Result<(), Errno> {
+        match name.to_bytes().starts_with(b"stuck") {
+            true => Err(Errno::PERM),
+            false => unlink(directory, name, flags),
+        }
+    }
+
+    /// Makes so many files that `stubborn` refuses to remove.
+    fn stuck(directory: &Path, files: usize) {
+        for number in 0..files {
+            std::fs::write(directory.join(format!("stuck-{number}")), "").unwrap();
+        }
+    }
 
     /// Sweeps until nothing is left; the number of calls.
     fn all(volumes: &Path) -> usize {
@@ -210,5 +269,57 @@ mod tests {
         assert_eq!(sweep(volumes.path()).unwrap(), Swept::Part);
         assert_eq!(std::fs::read_dir(&trash).unwrap().count(), ENTRIES_MAX + 1);
         assert_eq!(all(volumes.path()), 2);
+    }
+
+    #[test]
+    fn what_stays_keeps_neither_the_caller_nor_the_rest() {
+        let volumes = tempfile::tempdir().unwrap();
+        for name in [".trash-1", ".trash-2", ".trash-3"] {
+            let content = volumes.path().join(name).join("content");
+            std::fs::create_dir_all(&content).unwrap();
+            std::fs::write(content.join("file"), "").unwrap();
+        }
+        // More than a call removes.
+        stuck(&volumes.path().join(".trash-2/content"), ENTRIES_MAX + 1);
+        let mut calls = 0;
+        let error = loop {
+            match sweep_by(volumes.path(), stubborn) {
+                Ok(swept) => assert_eq!(swept, Swept::Part),
+                Err(error) => break error,
+            }
+            calls += 1;
+            assert!(calls < 10, "it never ends");
+        };
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        // One directory is left, with nothing else in it.
+        let left = names(volumes.path());
+        assert_eq!(left.len(), 1, "{left:?}");
+        assert_eq!(names(&volumes.path().join(&left[0])).len(), ENTRIES_MAX + 1);
+        sweep_by(volumes.path(), stubborn).unwrap_err();
+        // Trash that comes later goes, too.
+        std::fs::create_dir(volumes.path().join(".trash-4")).unwrap();
+        assert_eq!(sweep_by(volumes.path(), stubborn).unwrap(), Swept::Part);
+        assert_eq!(names(volumes.path()), left);
+        all(volumes.path());
+        assert_eq!(names(volumes.path()), [""; 0]);
+    }
+
+    #[test]
+    fn a_call_asks_a_bounded_number_of_times_for_what_stays() {
+        static REFUSED: AtomicUsize = AtomicUsize::new(0);
+        fn counted(directory: &OwnedFd, name: &CStr, flags: AtFlags) -> Result<(), Errno> {
+            let done = stubborn(directory, name, flags);
+            REFUSED.fetch_add(usize::from(done == Err(Errno::PERM)), Ordering::Relaxed);
+            done
+        }
+        let volumes = tempfile::tempdir().unwrap();
+        for name in [".trash-1", ".trash-2"] {
+            let trash = volumes.path().join(name);
+            std::fs::create_dir(&trash).unwrap();
+            stuck(&trash, REFUSED_MAX);
+        }
+        sweep_by(volumes.path(), counted).unwrap_err();
+        // All of one directory, and the first one of the other.
+        assert_eq!(REFUSED.load(Ordering::Relaxed), REFUSED_MAX + 1);
     }
 }

@@ -9,20 +9,26 @@
 //! - A node without a Kubernetes role is as it was: [`prepare`] is not called there.
 //! - The limits of workloads stand before the first file of a workload is written.
 //!
-//! What this module does not do: undo groups and parameters. A node that loses its roles
-//! keeps them until its next boot, where nothing uses them.
+//! [`release`] and [`end_forwarding`] undo what would have a consequence without the role of a
+//! worker: the mounts, and the way of packets from and to pods.
+//!
+//! What this module does not do: undo groups and the other parameters. A node that loses its
+//! roles keeps them until its next boot, where nothing uses them.
 
 pub mod cgroup;
 pub mod mounts;
 pub mod pods;
 pub mod quota;
 pub mod sysctl;
+pub mod tables;
 
 use std::path::PathBuf;
 
 use tracing::{info, warn};
 
 use polis_base::files;
+use polis_runtime::logtree::Sink;
+use polis_runtime::supervisor::blocking;
 use polis_wire::node_roles::Role;
 
 /// Where the machine's interfaces are; a directory of its own in tests.
@@ -36,6 +42,8 @@ pub struct Config {
     pub interfaces: PathBuf,
     /// `/`, below which the fixed paths of Kubernetes are.
     pub root: PathBuf,
+    /// The program `nft`.
+    pub nft: PathBuf,
     /// The tree of the node; the data partition is mounted in it.
     pub tree: files::Root,
 }
@@ -49,6 +57,7 @@ impl Config {
             proc: "/proc".into(),
             interfaces: "/sys/class/net".into(),
             root: "/".into(),
+            nft: "/usr/sbin/nft".into(),
             tree: tree.clone(),
         }
     }
@@ -103,6 +112,20 @@ fn set(config: &Config, parameters: &[sysctl::Parameter]) {
     for refused in sysctl::apply(&config.proc, parameters) {
         warn!(error = &refused as &dyn std::error::Error, "goes on without a kernel parameter");
     }
+}
+
+/// Ends the way of packets from and to pods, when kube-proxy and the pods of a worker have ended:
+/// the kernel forwards nothing any more, and then the tables go that translate addresses for pods.
+/// In this order nothing leaves the machine while a table is left. [`prepare`] switches forwarding
+/// on again.
+///
+/// # Errors
+///
+/// [`tables::Error`]; it may be repeated.
+pub async fn end_forwarding(config: &Config, log: Sink) -> Result<(), tables::Error> {
+    let machine = config.clone();
+    blocking(move || set(&machine, &sysctl::without_forwarding())).await;
+    tables::remove(&config.nft, log).await
 }
 
 /// Unmounts what [`prepare`] mounted, and the roots of containers, so that the data partition

@@ -6,17 +6,26 @@
 //! sizes. Persistent volumes have projects of their own, from [`VOLUME_FIRST`] up.
 //!
 //! ```text
-//! data partition = reserve of the node + workloads + persistent volumes
-//!                  |                     |           `- each its own size
-//!                  |                     `- what is left: shrinks as volumes are made
-//!                  `- etcd, its snapshots, the logs of the node
+//! data partition = XFS + reserve of the node + workloads + persistent volumes
+//!                  |     |                     |           `- each its own size
+//!                  |     |                     `- what is left: shrinks as volumes are made
+//!                  |     `- etcd, its snapshots, the logs of the node
+//!                  `- what its trees may need, which no file gets
 //! ```
 //!
 //! XFS does not count the blocks of inodes in any project, so the sizes here do: an inode is
 //! 512 bytes, and a project may have one for each [`BYTES_AN_INODE`].
 //!
-//! Invariant: all projects full, with all their inodes, leave the reserve to the node
-//! (`full_projects_leave_the_reserve`).
+//! XFS counts what it holds back for its trees in its size, and `statvfs` shows that and the
+//! blocks of files as one figure, so [`limits`] computes it from the size. The hidden file of an
+//! authenticated disk (`/data/.unwritten`), which is released within hours after the first boot,
+//! is not subtracted.
+//!
+//! Invariants:
+//! - All projects full, with all their inodes, leave the reserve to the node
+//!   (`full_projects_leave_the_reserve`).
+//! - A volume takes no room that workloads use, and leaves them a tenth of their limits
+//!   (`workloads_keep_a_tenth_of_their_limits_beside_what_they_use`).
 //!
 //! The sum of volumes is read from their directories each time, so it is kept nowhere else.
 //!
@@ -50,6 +59,12 @@ const RESERVE_PART: u64 = 4;
 /// Of the smallest partitions, half.
 const RESERVE_PART_MAX: u64 = 2;
 
+/// XFS holds back less than a fiftieth for its trees: 1.92 %, with which those of owners, of
+/// shared blocks and of free inodes may become as large as they can.
+const TREES_PART: u64 = 50;
+/// It also holds back 8192 blocks, with which a full file system goes on working.
+const POOL: u64 = 32 << 20;
+
 /// Bytes of a project for each inode of it: container images have one for some 10 to 40 KiB.
 pub const BYTES_AN_INODE: u64 = 16 << 10;
 /// `mkfs.xfs` makes inodes of this size.
@@ -71,16 +86,20 @@ pub enum Error {
         /// Bytes that are left.
         left: u64,
     },
-    /// Workloads have more already than would be left for them.
+    /// Workloads use too much of what would be left for them.
     #[error(
-        "images and containers use {} MiB already, and would have {} MiB left",
-        used >> 20,
-        left >> 20
+        "images and containers use {} already, and may use {} of the {} that would be left: remove \
+         images or pods from the node",
+        resource.amount(*used),
+        resource.amount(used_max(*left)),
+        resource.amount(*left)
     )]
     InUse {
-        /// Bytes that they use.
+        /// What would become scarce.
+        resource: Resource,
+        /// How much of it they use.
         used: u64,
-        /// Bytes that would be left.
+        /// Their limit, as it would be.
         left: u64,
     },
     /// The directory has another project, and files.
@@ -104,6 +123,25 @@ pub enum Error {
     },
 }
 
+/// What a project has a limit of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resource {
+    /// Bytes of files and directories.
+    Bytes,
+    /// Files and directories: inodes.
+    Files,
+}
+
+impl Resource {
+    /// So much of it, for people.
+    fn amount(self, number: u64) -> String {
+        match self {
+            Self::Bytes => format!("{} MiB", number >> 20),
+            Self::Files => format!("{number} files"),
+        }
+    }
+}
+
 /// The limits of workloads on a file system of `size` bytes, of which persistent volumes
 /// have `volumes`, the sum of their sizes.
 ///
@@ -111,7 +149,8 @@ pub enum Error {
 ///
 /// [`Error::NoRoom`].
 pub fn limits(size: u64, volumes: u64) -> Result<Limits, Error> {
-    let left = size.saturating_sub(reserve(size)).saturating_sub(cost(volumes));
+    let others = reserve(size).saturating_add(held_back(size)).saturating_add(cost(volumes));
+    let left = size.saturating_sub(others);
     // The inverse of `cost`, rounded down.
     let bytes = left / (BYTES_AN_INODE + INODE) * BYTES_AN_INODE;
     if bytes < WORKLOADS_MIN {
@@ -132,10 +171,21 @@ fn cost(bytes: u64) -> u64 {
     bytes.saturating_add((bytes / BYTES_AN_INODE + 1) * INODE)
 }
 
-/// Bytes of a file system of `size` that workloads and volumes never get.
+/// Bytes of a file system of `size` that are for the node, and never for workloads and volumes.
 #[must_use]
 pub fn reserve(size: u64) -> u64 {
     (size / RESERVE_PART).clamp(RESERVE_MIN, RESERVE_MAX).min(size / RESERVE_PART_MAX)
+}
+
+/// Bytes of a file system of `size` that XFS gives to no file.
+fn held_back(size: u64) -> u64 {
+    size / TREES_PART + POOL
+}
+
+/// How much of a limit workloads may use when a volume takes the rest: with less than a tenth
+/// free kubelet removes images, and with less than 5 % it evicts pods (`worker::configuration`).
+fn used_max(limit: u64) -> u64 {
+    limit / 10 * 9
 }
 
 /// The projects of one file system. The node uses [`Kernel`].
@@ -289,15 +339,28 @@ pub fn divide(
     if more > 0 {
         let usage = projects.usage(workloads());
         let usage = usage.map_err(|source| failed("read the quota of workloads beside", source))?;
-        let used = usage.map_or(0, |usage| usage.bytes);
-        if used > limits.bytes {
-            return Err(Error::InUse { used, left: limits.bytes });
+        if let Some(usage) = usage {
+            leave_enough(usage, limits)?;
         }
     }
     projects
         .set_limits(workloads(), limits)
         .map_err(|source| failed("set the quota of workloads beside", source))?;
     Ok(limits)
+}
+
+/// Fails unless workloads with this usage can go on with these limits.
+fn leave_enough(usage: Usage, limits: Limits) -> Result<(), Error> {
+    let both = [
+        (Resource::Bytes, usage.bytes, limits.bytes),
+        (Resource::Files, usage.inodes, limits.inodes),
+    ];
+    for (resource, used, left) in both {
+        if used > used_max(left) {
+            return Err(Error::InUse { resource, used, left });
+        }
+    }
+    Ok(())
 }
 
 /// Gives the directories of workloads on the mounted data partition their project, and the
@@ -378,8 +441,9 @@ mod tests {
         let with_volumes = limits(32 * GIB, 10 * GIB).unwrap().bytes;
         let taken = all - with_volumes;
         assert!((10 * GIB..=10 * GIB + (BYTES_AN_INODE << 1)).contains(&taken), "{taken}");
-        let error = limits(32 * GIB, 27 * GIB).unwrap_err();
-        let text = "the data partition has 159 MiB left for workloads and volumes, and needs 1024 MiB: a \
+        // 4 GiB are the node's, 687 MiB are held back, and a volume has inodes, too.
+        let error = limits(32 * GIB, 26 * GIB).unwrap_err();
+        let text = "the data partition has 528 MiB left for workloads and volumes, and needs 1024 MiB: a \
              worker needs a disk of 5 GiB or more";
         assert_eq!(error.to_string(), text);
     }
@@ -389,6 +453,55 @@ mod tests {
         assert!(matches!(limits(512 << 20, 0), Err(Error::NoRoom { .. })));
         assert!(limits(4 * GIB, 0).is_ok());
         assert!(matches!(limits(u64::MAX, u64::MAX), Err(Error::NoRoom { .. })));
+    }
+
+    /// Bytes that XFS gives to no file, as the kernel computes them for blocks of 4 KiB and
+    /// inodes of 512 bytes (`xfs_rmapbt_calc_reserves`, `xfs_refcountbt_calc_reserves`,
+    /// `xfs_finobt_calc_reserves`, `xfs_default_resblks`), where all is one allocation group.
+    fn held_back_by_xfs(size: u64) -> u64 {
+        let blocks = size / 4096;
+        // The largest tree of so many records, with the fewest entries in each leaf and node.
+        let tree = |records: u64, leaf: u64, node: u64| {
+            let mut level = records.div_ceil(leaf);
+            let mut all = level;
+            while level > 1 {
+                level = level.div_ceil(node);
+                all += level;
+            }
+            all
+        };
+        let owners = tree(blocks, 84, 45).max(blocks / 100);
+        let shared = tree(blocks, 168, 252);
+        let free_inodes = tree(blocks / 8, 126, 252);
+        let pool = (blocks / 20).min(8192);
+        (owners + shared + free_inodes + pool) * 4096
+    }
+
+    #[test]
+    fn a_large_file_system_holds_back_more_than_the_reserve() {
+        let size = 1024 * GIB;
+        assert_eq!(held_back_by_xfs(size) / GIB, 19);
+        let free = size - held_back_by_xfs(size);
+        let limits = limits(size, 0).unwrap();
+        assert!(limits.bytes + limits.inodes * INODE + reserve(size) <= free);
+    }
+
+    #[test]
+    fn workloads_keep_a_tenth_of_their_limits_beside_what_they_use() {
+        let limits = limits_of(10 * GIB);
+        let with = |bytes, inodes| leave_enough(Usage { bytes, inodes, limits }, limits);
+        with(9 * GIB, 589_824).unwrap();
+        assert!(with(9 * GIB + 1, 0).is_err());
+        assert!(with(0, 589_825).is_err());
+        // At equality, workloads would have nothing left.
+        let error = with(10 * GIB, 0).unwrap_err();
+        let text = "images and containers use 10240 MiB already, and may use 9216 MiB of the \
+             10240 MiB that would be left: remove images or pods from the node";
+        assert_eq!(error.to_string(), text);
+        let error = with(0, 700_000).unwrap_err();
+        let text = "images and containers use 700000 files already, and may use 589824 files of \
+             the 655360 files that would be left: remove images or pods from the node";
+        assert_eq!(error.to_string(), text);
     }
 
     proptest! {
@@ -401,7 +514,7 @@ mod tests {
             if let Ok(limits) = limits(size, volumes) {
                 let all = sizes.iter().map(|bytes| limits_of(*bytes)).chain([limits]);
                 let full: u64 = all.map(|it| it.bytes + it.inodes * INODE).sum();
-                prop_assert!(full + reserve(size) <= size);
+                prop_assert!(full + reserve(size) + held_back_by_xfs(size) <= size);
                 prop_assert!(limits.bytes >= WORKLOADS_MIN);
             }
         }

@@ -7,10 +7,12 @@
 //! interface that forwards unless `accept_ra` is 2, and `network` relies on them. So each
 //! uplink gets 2 before forwarding is switched on, and every other interface 0: a pod that
 //! sends advertisements must not become the router of its node.
+//!
+//! Forwarding ends with the role of a worker ([`without_forwarding`]); the other parameters stay.
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// No value has more bytes.
 const VALUE_MAX: usize = 4096;
@@ -22,12 +24,16 @@ const EVERY: &[(&str, &str)] = &[
     ("net/ipv4/ip_local_reserved_ports", "6443-6445,7834-7843,10248-10250,10256-10259"),
 ];
 
+/// The switches of forwarding, which are off in a kernel that has just started.
+const FORWARD: &str = "net/ipv4/ip_forward";
+const FORWARD_V6: &str = "net/ipv6/conf/all/forwarding";
+
 /// Parameters of a worker, in order, after those of its uplinks.
 const WORKER: &[(&str, &str)] = &[
     // Packets of pods are forwarded. `conf/default` is what interfaces of pods begin with.
     ("net/ipv6/conf/default/accept_ra", "0"),
-    ("net/ipv4/ip_forward", "1"),
-    ("net/ipv6/conf/all/forwarding", "1"),
+    (FORWARD, "1"),
+    (FORWARD_V6, "1"),
     // The answer of a pod to a node port leaves by another interface than the question
     // came by; the strict check drops it. The kernel takes the larger of `all` and the
     // interface's own.
@@ -90,6 +96,12 @@ pub fn plan(worker: bool, uplinks: &[String]) -> Vec<Parameter> {
     parameters
 }
 
+/// The parameters that differ once a node is no worker any more.
+#[must_use]
+pub fn without_forwarding() -> Vec<Parameter> {
+    vec![Parameter::new(FORWARD, "0"), Parameter::new(FORWARD_V6, "0")]
+}
+
 /// The parameters of a worker's uplinks.
 #[must_use]
 pub fn of_uplinks(uplinks: &[String]) -> Vec<Parameter> {
@@ -132,12 +144,12 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&value).into_owned())
 }
 
-/// The interfaces that are hardware, of those below `class`, in order. An interface whose
-/// name would leave its directory is left out.
+/// The interfaces that lead out of the machine, of those below `class`, in order: cards, bonds and
+/// VLANs. An interface whose name would leave its directory is left out.
 #[must_use]
 pub fn uplinks(class: &Path) -> Vec<String> {
     let entries = fs::read_dir(class).into_iter().flatten().flatten();
-    let names = entries.filter(|entry| has_device(&entry.path())).filter_map(|entry| {
+    let names = entries.filter(|entry| leads_out(&entry.path())).filter_map(|entry| {
         let name = entry.file_name().into_string().ok()?;
         // A dot in a path below `/proc/sys` is a dot of the name.
         (!name.contains('/') && !name.starts_with('.')).then_some(name)
@@ -147,9 +159,12 @@ pub fn uplinks(class: &Path) -> Vec<String> {
     names
 }
 
-/// Only hardware has a device: interfaces of pods, bridges and tunnels have none.
-fn has_device(interface: &Path) -> bool {
-    PathBuf::from(interface).join("device").exists()
+/// Only hardware has a device. A bond and a VLAN have none, and the kernel announces them by their
+/// kind; interfaces of pods and the mesh are of another kind, or of none.
+fn leads_out(interface: &Path) -> bool {
+    let announced = fs::read_to_string(interface.join("uevent")).unwrap_or_default();
+    let link = |line: &str| matches!(line, "DEVTYPE=bond" | "DEVTYPE=vlan");
+    interface.join("device").exists() || announced.lines().any(link)
 }
 
 #[cfg(test)]
@@ -227,15 +242,39 @@ mod tests {
     }
 
     #[test]
-    fn only_hardware_leads_out_of_the_machine() {
+    fn a_node_that_is_no_worker_any_more_forwards_as_little_as_one_that_never_was() {
+        let mut switches = plan(true, &[]);
+        switches.retain(|it| it.name.contains("forward"));
+        assert!(!switches.is_empty() && switches.iter().all(|it| it.value == "1"));
+        let off = switches.into_iter().map(|it| Parameter { value: "0".to_owned(), ..it });
+        assert_eq!(without_forwarding(), off.collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn cards_bonds_and_vlans_lead_out_of_the_machine_and_nothing_else_does() {
         let class = tempfile::tempdir().unwrap();
-        for name in ["eth1", "eth0", "veth1", "lo"] {
-            fs::create_dir(class.path().join(name)).unwrap();
+        let kinds = [
+            ("eth1", ""),
+            ("eth0", ""),
+            ("bond0", "DEVTYPE=bond\n"),
+            ("bond0.7", "DEVTYPE=vlan\n"),
+            ("cni0", "DEVTYPE=bridge\n"),
+            ("polis0", "DEVTYPE=wireguard\n"),
+            ("veth1", ""),
+            ("lo", ""),
+        ];
+        for (name, kind) in kinds {
+            let interface = class.path().join(name);
+            fs::create_dir(&interface).unwrap();
+            let announced = format!("{kind}INTERFACE={name}\nIFINDEX=7\n");
+            fs::write(interface.join("uevent"), announced).unwrap();
         }
         for name in ["eth0", "eth1"] {
             fs::create_dir(class.path().join(name).join("device")).unwrap();
         }
-        assert_eq!(uplinks(class.path()), ["eth0", "eth1"]);
+        // A file of the module of bonds, which is no interface.
+        fs::write(class.path().join("bonding_masters"), "bond0\n").unwrap();
+        assert_eq!(uplinks(class.path()), ["bond0", "bond0.7", "eth0", "eth1"]);
         assert!(uplinks(Path::new("/nowhere")).is_empty());
     }
 }

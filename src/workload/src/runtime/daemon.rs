@@ -9,8 +9,9 @@
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::health::{self, Health};
 use super::places::Config;
@@ -18,7 +19,6 @@ use super::{Status, config, gvisor, import, layout};
 use crate::ground;
 use polis_base::cause;
 use polis_base::files;
-use polis_base::serial::EventLine;
 use polis_runtime::logtree::Parser;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_runtime::sys::cgroup::Group;
@@ -27,6 +27,9 @@ use polis_wire::node_roles::Role;
 
 /// Between two looks at a containerd that does not answer yet.
 const LOOK_SOON: Duration = Duration::from_millis(250);
+/// It reads its database at its start, and an emulated processor needs minutes; the parts of
+/// Kubernetes have as long.
+const STARTING_MAX: Duration = Duration::from_secs(15 * 60);
 /// Between two questions about its health.
 const ASK: Duration = Duration::from_secs(10);
 /// Silent answers in a row after which it counts as hung.
@@ -64,7 +67,13 @@ pub enum Error {
     /// The path of its socket cannot be part of an address.
     #[error("cannot address the socket of containerd")]
     Socket(#[source] tonic::transport::Error),
-    /// It runs and does not answer.
+    /// It runs and has never answered.
+    #[error("containerd did not answer within {} minutes of its start: {said}", STARTING_MAX.as_secs() / 60)]
+    Slow {
+        /// The last reason.
+        said: String,
+    },
+    /// It runs and does not answer any more.
     #[error("containerd has not answered {SILENCE_MAX} times in a row")]
     Silent(#[source] Box<tonic::Status>),
 }
@@ -93,7 +102,7 @@ impl Daemon {
     async fn once(&self, ctx: &Context) -> Result<(), Error> {
         self.status.send_replace(Status::Starting);
         // Not cut off by a cancellation: a mount of it must not come after the last unmount.
-        Box::pin(self.prepare(ctx)).await?;
+        Box::pin(self.prepare()).await?;
         let mut child = self.command(ctx).spawn().await?;
         let ended = tokio::select! {
             // Cancel-safe, all of them: the child is ended below, and the rest waits or asks.
@@ -114,13 +123,13 @@ impl Daemon {
 
     /// Prepares the machine. The files are first: they show [`Config::has_run`] that there may
     /// be something to end.
-    async fn prepare(&self, ctx: &Context) -> Result<(), Error> {
+    async fn prepare(&self) -> Result<(), Error> {
         let config = self.config.clone();
-        let lacking =
-            blocking(move || gvisor::lacking(&config.ground.proc, &config.programs)).await;
-        let handler = report(ctx, &lacking);
-        let config = self.config.clone();
-        Box::pin(blocking(move || write_files(&config, handler))).await?;
+        let write = move || {
+            let lacking = gvisor::lacking(&config.ground.proc, &config.programs);
+            write_files(&config, handler(&lacking))
+        };
+        Box::pin(blocking(write)).await?;
         let ground = self.config.ground.clone();
         Ok(blocking(move || ground::prepare(&ground, &[Role::KubernetesWorker])).await?)
     }
@@ -171,17 +180,28 @@ impl Daemon {
         }
     }
 
-    /// Waits until it answers.
+    /// Waits until it answers, for [`STARTING_MAX`] at most.
     async fn connected(&self) -> Result<(Channel, Health), Error> {
         let socket = self.config.tree.ephemeral.containerd.client();
         let address = format!("unix://{}", socket.display());
         let channel = Endpoint::from_shared(address).map_err(Error::Socket)?.connect_lazy();
+        let begun = Instant::now();
+        let mut last = cause::Last::default();
         loop {
             // To look up a file name is cheaper than a refused connection.
-            if socket.exists()
-                && let Ok(health) = health::ask(&channel).await
-            {
-                return Ok((channel, health));
+            let said = if socket.exists() {
+                match health::ask(&channel).await {
+                    Ok(health) => return Ok((channel, health)),
+                    Err(status) => cause::line(&status),
+                }
+            } else {
+                format!("{} does not exist", socket.display())
+            };
+            if begun.elapsed() >= STARTING_MAX {
+                return Err(Error::Slow { said });
+            }
+            if last.is_new(&said) {
+                debug!(%said, "containerd does not answer yet");
             }
             tokio::time::sleep(LOOK_SOON).await;
         }
@@ -206,17 +226,13 @@ async fn end(child: &mut Child) -> Result<(), process::Error> {
     Ok(())
 }
 
-/// Whether containerd gets the handler of gVisor. A machine that lacks something for it says
-/// so: its other pods run.
-pub(super) fn report(ctx: &Context, lacking: &[String]) -> config::Gvisor {
-    if lacking.is_empty() {
-        return config::Gvisor::Here;
+/// Whether containerd gets the handler of gVisor: not on a machine that lacks something for it,
+/// whose other pods run. `worker::node_object` reports that.
+fn handler(lacking: &[String]) -> config::Gvisor {
+    match lacking {
+        [] => config::Gvisor::Here,
+        _ => config::Gvisor::Lacking,
     }
-    let cause = lacking.join("; ");
-    warn!(%cause, "this machine runs no pods of the runtime class gvisor");
-    let line = EventLine::new("workload").field("part", "gvisor").field("state", "failed");
-    ctx.lines().event(line.field("cause", cause));
-    config::Gvisor::Lacking
 }
 
 /// Writes the configuration, and removes the socket of an earlier run, which would look like
@@ -237,4 +253,55 @@ pub(super) fn write_files(config: &Config, handler: config::Gvisor) -> Result<()
     config.gvisor.write(gvisor::configuration().as_bytes())?;
     let text = config::containerd(&config.tree, config.gvisor.path(), handler);
     ephemeral.containerd_config.write(text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use tokio::net::UnixListener;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    fn daemon(base: &Path) -> Daemon {
+        let config = Config::live(&files::Root::at(base));
+        Daemon { config, status: watch::Sender::default() }
+    }
+
+    /// Why it gives up, and not before its time.
+    async fn given_up(daemon: &Daemon) -> String {
+        let begun = Instant::now();
+        let ended = timeout(STARTING_MAX * 2, daemon.connected()).await.unwrap();
+        assert!(begun.elapsed() >= STARTING_MAX);
+        ended.unwrap_err().to_string()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_containerd_without_a_socket_is_given_up() {
+        let base = tempfile::tempdir().unwrap();
+        let said = given_up(&daemon(base.path())).await;
+        let begins = "containerd did not answer within 15 minutes of its start: ";
+        assert!(
+            said.starts_with(begins) && said.ends_with("/client.sock does not exist"),
+            "{said}"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_containerd_that_accepts_and_says_nothing_is_given_up() {
+        let base = tempfile::tempdir().unwrap();
+        let daemon = daemon(base.path());
+        let sockets = &daemon.config.tree.ephemeral.containerd;
+        sockets.dir.create().unwrap();
+        let _listener = UnixListener::bind(sockets.client()).unwrap();
+        let said = given_up(&daemon).await;
+        assert!(said.contains("15 minutes") && said.contains("no answer"), "{said}");
+    }
+
+    #[test]
+    fn a_machine_that_lacks_something_for_gvisor_has_no_handler_for_it() {
+        assert_eq!(handler(&[]), config::Gvisor::Here);
+        assert_eq!(handler(&["no filters".to_owned()]), config::Gvisor::Lacking);
+    }
 }

@@ -7,6 +7,8 @@
 //! lease --> Content.Write, each blob, leaves first --> Images.Create or Update --> end of lease
 //! ```
 //!
+//! containerd has [`REQUEST_MAX`] for each request; a silent one ends the import, and its run.
+//!
 //! The lease keeps the blobs from the collector until the image refers to them. The write of
 //! a blob carries its digest, so containerd has it whole or not at all, and an import that
 //! was interrupted begins again at the next start.
@@ -20,6 +22,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use polis_proto::containerd::services::content::v1::content_client::ContentClient;
 use polis_proto::containerd::services::content::v1::{WriteAction, WriteContentRequest};
@@ -31,6 +34,7 @@ use polis_proto::containerd::services::leases::v1::leases_client::LeasesClient;
 use polis_proto::containerd::services::leases::v1::{CreateRequest, DeleteRequest};
 use polis_proto::containerd::types;
 use polis_runtime::supervisor::blocking;
+use tokio::time::timeout;
 use tonic::metadata::MetadataValue;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
@@ -44,6 +48,8 @@ const NAMESPACE: &str = "k8s.io";
 const LEASE: &str = "polis-system-images";
 /// Bytes of a blob in one message; messages may have four times as many.
 const CHUNK: usize = 1 << 20;
+/// kubelet waits as long for containerd. A blob of some megabytes takes seconds on a busy disk.
+const REQUEST_MAX: Duration = Duration::from_secs(2 * 60);
 /// Labels of the image: Kubernetes' side of containerd manages it, and its collector of
 /// images spares it.
 const LABELS: [(&str, &str); 2] =
@@ -106,9 +112,8 @@ pub async fn import(channel: &Channel, images: &[Image]) -> Result<Vec<Imported>
         name(channel, image).await?;
         info!(image = image.reference, "imported");
     }
-    let ended = LeasesClient::new(channel.clone())
-        .delete(request(DeleteRequest { id: LEASE.to_owned() }))
-        .await;
+    let mut client = LeasesClient::new(channel.clone());
+    let ended = answered(client.delete(request(DeleteRequest { id: LEASE.to_owned() }))).await;
     ended.map_err(refused("end the lease", LEASE))?;
     Ok(ends)
 }
@@ -116,7 +121,7 @@ pub async fn import(channel: &Channel, images: &[Image]) -> Result<Vec<Imported>
 /// The manifest that containerd has under this name.
 async fn target(channel: &Channel, name: &str) -> Result<Option<types::Descriptor>, Error> {
     let asked = request(GetImageRequest { name: name.to_owned() });
-    match ImagesClient::new(channel.clone()).get(asked).await {
+    match answered(ImagesClient::new(channel.clone()).get(asked)).await {
         Ok(answer) => Ok(answer.into_inner().image.and_then(|image| image.target)),
         Err(status) if status.code() == Code::NotFound => Ok(None),
         Err(status) => Err(refused("show the image", name)(status)),
@@ -125,7 +130,7 @@ async fn target(channel: &Channel, name: &str) -> Result<Option<types::Descripto
 
 async fn lease(channel: &Channel) -> Result<(), Error> {
     let wanted = CreateRequest { id: LEASE.to_owned(), ..CreateRequest::default() };
-    match LeasesClient::new(channel.clone()).create(request(wanted)).await {
+    match answered(LeasesClient::new(channel.clone()).create(request(wanted))).await {
         Ok(_made) => Ok(()),
         Err(status) if status.code() == Code::AlreadyExists => Ok(()),
         Err(status) => Err(refused("lease", LEASE)(status)),
@@ -137,7 +142,7 @@ async fn write(channel: &Channel, blob: &Blob) -> Result<(), Error> {
     let path = blob.path.clone();
     let content = blocking(move || std::fs::read(path)).await;
     let content = content.map_err(|source| Error::Read { path: blob.path.clone(), source })?;
-    match send(channel, messages(blob, &content)).await {
+    match answered(send(channel, messages(blob, &content))).await {
         Ok(()) => Ok(()),
         // The call has added it to the lease.
         Err(status) if status.code() == Code::AlreadyExists => Ok(()),
@@ -194,13 +199,31 @@ async fn name(channel: &Channel, image: &Image) -> Result<(), Error> {
         Record { name: image.reference.clone(), labels: labels.into(), target: Some(target) };
     let mut client = ImagesClient::new(channel.clone());
     let create = CreateImageRequest { image: Some(record.clone()) };
-    let made = match client.create(leased(create)).await {
+    let made = match answered(client.create(leased(create))).await {
         Err(status) if status.code() == Code::AlreadyExists => {
-            client.update(leased(UpdateImageRequest { image: Some(record) })).await.map(drop)
+            let update = UpdateImageRequest { image: Some(record) };
+            answered(client.update(leased(update))).await.map(drop)
         }
         made => made.map(drop),
     };
     made.map_err(refused("take the image", &image.reference))
+}
+
+/// Waits for an answer as long as a request may take.
+fn answered<T>(
+    request: impl Future<Output = Result<T, Status>>,
+) -> impl Future<Output = Result<T, Status>> {
+    // On the heap: the futures of the client are large.
+    let answer = timeout(REQUEST_MAX, Box::pin(request));
+    async move {
+        match answer.await {
+            Ok(answer) => answer,
+            Err(_elapsed) => {
+                let seconds = REQUEST_MAX.as_secs();
+                Err(Status::deadline_exceeded(format!("no answer within {seconds} seconds")))
+            }
+        }
+    }
 }
 
 fn refused(operation: &'static str, object: &str) -> impl FnOnce(Status) -> Error {

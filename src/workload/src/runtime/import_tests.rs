@@ -29,6 +29,8 @@ struct State {
     images: BTreeMap<String, Record>,
     leases: BTreeSet<String>,
     writes: usize,
+    /// The request that never gets an answer.
+    silent: Option<&'static str>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -37,6 +39,15 @@ struct Fake(Arc<Mutex<State>>);
 impl Fake {
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.0.lock().unwrap()
+    }
+
+    /// Returns if this request gets an answer. Else the clock of the test stops: with nothing to
+    /// do, it goes on to the moment at which the other end has waited for too long.
+    async fn answers(&self, request: &str) {
+        if self.state().silent == Some(request) {
+            tokio::time::pause();
+            std::future::pending::<()>().await;
+        }
     }
 
     /// A call outside of the namespace is a bug of the caller.
@@ -62,6 +73,7 @@ impl Content for Fake {
         request: Request<Streaming<WriteContentRequest>>,
     ) -> Result<tonic::Response<Self::WriteStream>, Status> {
         self.check(&request)?;
+        self.answers("write").await;
         let mut messages = request.into_inner();
         self.state().writes += 1;
         let mut content = Vec::new();
@@ -99,6 +111,7 @@ impl Images for Fake {
         request: Request<GetImageRequest>,
     ) -> Result<tonic::Response<GetImageResponse>, Status> {
         self.check(&request)?;
+        self.answers("get").await;
         let name = request.into_inner().name;
         let image = self.state().images.get(&name).cloned();
         let image = image.ok_or_else(|| Status::not_found(name))?;
@@ -110,6 +123,7 @@ impl Images for Fake {
         request: Request<CreateImageRequest>,
     ) -> Result<tonic::Response<CreateImageResponse>, Status> {
         self.check(&request)?;
+        self.answers("create").await;
         let image = request.into_inner().image.unwrap();
         if self.state().images.contains_key(&image.name) {
             return Err(Status::already_exists(image.name));
@@ -123,6 +137,7 @@ impl Images for Fake {
         request: Request<UpdateImageRequest>,
     ) -> Result<tonic::Response<UpdateImageResponse>, Status> {
         self.check(&request)?;
+        self.answers("update").await;
         let image = request.into_inner().image.unwrap();
         self.state().images.insert(image.name.clone(), image.clone());
         Ok(tonic::Response::new(UpdateImageResponse { image: Some(image) }))
@@ -136,6 +151,7 @@ impl Leases for Fake {
         request: Request<CreateRequest>,
     ) -> Result<tonic::Response<CreateResponse>, Status> {
         self.check(&request)?;
+        self.answers("lease").await;
         let id = request.into_inner().id;
         match self.state().leases.insert(id.clone()) {
             true => Ok(tonic::Response::new(CreateResponse::default())),
@@ -148,6 +164,7 @@ impl Leases for Fake {
         request: Request<DeleteRequest>,
     ) -> Result<tonic::Response<DeleteResponse>, Status> {
         self.check(&request)?;
+        self.answers("release").await;
         self.state().leases.remove(&request.into_inner().id);
         Ok(tonic::Response::new(DeleteResponse {}))
     }
@@ -237,4 +254,32 @@ async fn a_refusal_names_the_blob() {
     let digest = &images[0].blobs[0].descriptor.digest;
     assert_eq!(error.to_string(), format!("containerd does not take the blob {digest}"));
     assert!(fake.state().images.is_empty());
+}
+
+#[tokio::test]
+async fn a_request_that_is_never_answered_ends_the_import_with_its_name() {
+    let requests = [
+        ("get", "show the image"),
+        ("lease", "lease"),
+        ("write", "take the blob"),
+        ("create", "take the image"),
+        ("update", "take the image"),
+        ("release", "end the lease"),
+    ];
+    for (request, operation) in requests {
+        let folder = tempfile::tempdir().unwrap();
+        let fake = Fake::default();
+        let channel = served(&fake, &folder).await;
+        let images = images(&folder, b"demo");
+        if request == "update" {
+            let name = images[0].reference.clone();
+            fake.state().images.insert(name.clone(), Record { name, ..Record::default() });
+        }
+        fake.state().silent = Some(request);
+        let ended = timeout(REQUEST_MAX * 10, import(&channel, &images)).await;
+        tokio::time::resume();
+        let error = ended.unwrap().unwrap_err();
+        let Error::Refused { operation: refused, source, .. } = &error else { panic!("{error}") };
+        assert_eq!((*refused, source.message()), (operation, "no answer within 120 seconds"));
+    }
 }

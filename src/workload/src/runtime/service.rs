@@ -8,33 +8,42 @@
 //!     +------------------> containerd (`daemon`) <---------------+
 //!     |                          | role taken away            |
 //!     |                          v                            |
-//!     +--no role------------> [ending] pods, containerd, shims, mounts
+//!     +--no role------------> [ending] pods, containerd, shims, mounts, forwarding
+//!                                ^  | RETRY
+//!                                +--+ a table of kube-proxy or of the CNI plugins is left
 //! ```
 //!
 //! Invariants:
-//! - The status is [`Status::Stopped`] only when no pod of this boot is left: the mesh waits for
-//!   it, so the last packet of a pod is still encrypted.
+//! - The status is [`Status::Stopped`] only when no pod of this boot is left, the kernel forwards
+//!   nothing, and nothing translates addresses for pods: the mesh waits for it, so the last packet
+//!   of a pod is still encrypted, and none comes after it.
 //! - To end the pods needs no containerd: their control groups are enough.
 
 use std::time::Duration;
 
 use polis_proto::v1;
 use tokio::sync::watch;
+use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::daemon::{Daemon, PODS_AT_END};
 use super::places::Config;
 use super::{Pods, Status, pods};
 use crate::{Part, ground};
+use polis_base::cause;
 use polis_base::serial::EventLine;
 use polis_control::cluster;
 use polis_machine::{network, storage};
 use polis_runtime::event::Closed;
+use polis_runtime::logtree::Parser;
 use polis_runtime::supervisor::{Child, Context, Policy, blocking};
 use polis_wire::node_roles::Role;
 
 /// How long pods have to end when the role is taken away: Kubernetes' own default.
 const PODS_WITHOUT_ROLE: Duration = Duration::from_secs(30);
+
+/// Wait before an end that failed is tried again.
+const RETRY: Duration = Duration::from_secs(5);
 
 /// The inputs from this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +69,7 @@ pub struct Service {
     pub storage: watch::Receiver<storage::Status>,
     /// The parts of Kubernetes: kubelet ends before containerd does.
     pub workload: watch::Receiver<crate::Status>,
-    /// The Ethernet interfaces, of which one may be plugged in at any time.
+    /// The cards, bonds and VLANs, of which one may come at any time.
     pub network: watch::Receiver<network::Status>,
     /// The state that the rest of the node reads.
     pub status: watch::Sender<Status>,
@@ -85,26 +94,31 @@ impl Service {
         let mut said = None;
         let mut daemon = None;
         let mut uplinks = Vec::new();
+        let mut failed = cause::Last::default();
         loop {
             // Read before the work, so that a change during it leads to another pass.
-            let names = self.uplinks();
+            let links = self.uplinks();
             let wanted = self.wanted();
             if said != Some(wanted) {
+                let mut done = true;
                 match wanted {
                     Wanted::Unknown => {}
-                    Wanted::Nothing => self.leave(daemon.take(), &ctx).await,
+                    Wanted::Nothing => {
+                        done = self.leave(daemon.take(), &mut failed, &ctx).await;
+                    }
                     Wanted::Pods if !self.config.binary.exists() => self.report_absent(&ctx),
                     Wanted::Pods if daemon.is_none() => daemon = Some(self.start(&ctx)),
                     Wanted::Pods => {}
                 }
-                said = Some(wanted);
+                said = done.then_some(wanted);
             }
-            if daemon.is_some() && uplinks != names {
+            if daemon.is_some() && uplinks != links {
                 let ground = self.config.ground.clone();
                 blocking(move || ground::prepare_uplinks(&ground)).await;
-                uplinks = names;
+                uplinks = links;
             }
-            match ctx.until_cancelled(self.changed()).await {
+            let wait = said.is_none().then_some(RETRY);
+            match ctx.until_cancelled(self.changed(wait)).await {
                 Some(changed) => changed?,
                 None => break,
             }
@@ -114,6 +128,7 @@ impl Service {
             self.status.send_replace(Status::Ending);
             ground::pods::end(&self.config.ground.cgroup, PODS_AT_END).await;
             self.release().await;
+            self.forget().await;
         }
         Ok(())
     }
@@ -134,8 +149,9 @@ impl Service {
     }
 
     /// Ends the pods before containerd, which cleans up behind them, then everything else of
-    /// them. When the machine ends meanwhile, they have less time.
-    async fn leave(&self, daemon: Option<Child>, ctx: &Context) {
+    /// them. When the machine ends meanwhile, they have less time. Returns whether all of it has
+    /// ended; it may be repeated.
+    async fn leave(&self, daemon: Option<Child>, failed: &mut cause::Last, ctx: &Context) -> bool {
         if daemon.is_some() || self.config.has_run() {
             self.status.send_replace(Status::Ending);
             let group = &self.config.ground.cgroup;
@@ -147,19 +163,48 @@ impl Service {
                 daemon.stop().await;
             }
             self.release().await;
+            if !self.end_forwarding(failed, ctx).await {
+                return false;
+            }
+            self.forget().await;
         }
         self.status.send_replace(Status::Stopped);
+        true
+    }
+
+    /// Ends the way of packets from and to pods; returns whether it has ended. kube-proxy has ended
+    /// together with kubelet.
+    async fn end_forwarding(&self, failed: &mut cause::Last, ctx: &Context) -> bool {
+        let log = ctx.sink("nft", Parser::Raw);
+        let ended = Box::pin(ground::end_forwarding(&self.config.ground, log));
+        match ctx.until_cancelled(ended).await {
+            Some(Ok(())) => {
+                failed.clear();
+                true
+            }
+            Some(Err(error)) => {
+                let cause = cause::line(&error);
+                if failed.is_new(&cause) {
+                    warn!(cause, "addresses are still translated for pods; it is tried again");
+                }
+                false
+            }
+            None => false,
+        }
     }
 
     /// Ends the shims and unmounts, after the pods and containerd have ended.
     async fn release(&self) {
         ground::pods::end_shims(&self.config.ground.cgroup).await;
-        let Config { ground, tree, .. } = self.config.clone();
-        let released = move || {
-            ground::release(&ground);
-            tree.ephemeral.containerd_config.remove()
-        };
-        if let Err(error) = blocking(released).await {
+        let ground = self.config.ground.clone();
+        blocking(move || ground::release(&ground)).await;
+    }
+
+    /// Removes the sign that there is something to end ([`Config::has_run`]). Last, so that a
+    /// process that starts in between ends the rest.
+    async fn forget(&self) {
+        let tree = self.config.tree.clone();
+        if let Err(error) = blocking(move || tree.ephemeral.containerd_config.remove()).await {
             // The next end does the same again, with nothing to do.
             info!(error = &error as &dyn std::error::Error, "a file of containerd stays");
         }
@@ -184,15 +229,23 @@ impl Service {
         }
     }
 
-    fn uplinks(&mut self) -> Vec<String> {
+    /// The cards, bonds and VLANs, with their numbers: a bond that is made again has the same name
+    /// and another number, and begins with the parameters of an interface of a pod.
+    fn uplinks(&mut self) -> Vec<(u32, String)> {
         let network = self.network.borrow_and_update();
-        network.interfaces.iter().map(|interface| interface.name.clone()).collect()
+        network.interfaces.iter().map(|link| (link.index, link.name.clone())).collect()
     }
 
-    /// Waits for a change of an input. Cancel-safe.
-    async fn changed(&mut self) -> Result<(), Closed> {
+    /// Waits for a change of an input, or for the time. Cancel-safe.
+    async fn changed(&mut self, wait: Option<Duration>) -> Result<(), Closed> {
+        let timer = async {
+            match wait {
+                Some(wait) => sleep(wait).await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
-            // Cancel-safe, all of them: they wait for event values.
+            // Cancel-safe, all of them: they wait for event values or the time.
             changed = self.cluster.changed() => changed.map_err(|_closed| Closed("the cluster")),
             changed = self.roles.changed() => changed.map_err(|_closed| Closed("the roles")),
             changed = self.storage.changed() => changed.map_err(|_closed| Closed("storage")),
@@ -200,6 +253,7 @@ impl Service {
             changed = self.workload.changed() => {
                 changed.map_err(|_closed| Closed("the parts of Kubernetes"))
             }
+            () = timer => Ok(()),
         }
     }
 }

@@ -1,11 +1,12 @@
 //! The service without a containerd: before the first one, and after one has died.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::super::config;
-use super::super::daemon::{report, write_files};
+use super::super::daemon::write_files;
 use super::super::gvisor;
 use super::*;
 use polis_base::files;
@@ -23,6 +24,7 @@ fn config(base: &Path) -> Config {
             proc: base.join("proc"),
             interfaces: base.join("net"),
             root: base.join("root"),
+            nft: base.join("nft"),
             tree: tree.clone(),
         },
         ..Config::live(&tree)
@@ -36,7 +38,7 @@ struct Bench {
     given: watch::Sender<Option<v1::NodeRoles>>,
     storage: watch::Sender<storage::Status>,
     workload: watch::Sender<crate::Status>,
-    _network: watch::Sender<network::Status>,
+    network: watch::Sender<network::Status>,
 }
 
 impl Bench {
@@ -49,18 +51,18 @@ impl Bench {
         let status = watch::Sender::default();
         let pods = watch::Sender::default();
         let (workload, parts) = watch::channel(crate::Status::default());
-        let (_network, network) = watch::channel(network::Status::default());
+        let (network, links) = watch::channel(network::Status::default());
         let service = Service {
             config,
             cluster,
             roles,
             storage: mounted,
             workload: parts,
-            network,
+            network: links,
             status,
             pods,
         };
-        Self { service, _cluster, given, storage, workload, _network }
+        Self { service, _cluster, given, storage, workload, network }
     }
 
     /// As an earlier containerd has left the machine: it was prepared, and a pod and its shim
@@ -181,6 +183,120 @@ async fn pods_end_with_the_role_without_containerd() {
     ended.unwrap();
 }
 
+#[tokio::test]
+async fn forwarding_and_translation_end_with_the_role_before_the_mesh_does() {
+    let base = tempfile::tempdir().unwrap();
+    let bench = Bench::new(base.path());
+    let config = &bench.service.config;
+    // As an earlier process has left the machine, which ended on the way.
+    write_files(config, config::Gvisor::Here).unwrap();
+    let switches = ["ipv4/ip_forward", "ipv6/conf/all/forwarding"]
+        .map(|name| config.ground.proc.join("sys/net").join(name));
+    for switch in &switches {
+        fs::create_dir_all(switch.parent().unwrap()).unwrap();
+        fs::write(switch, "1\n").unwrap();
+    }
+    let input = base.path().join("input");
+    let program = format!("#!/bin/sh\nexec /bin/cat > {}\n", input.display());
+    fs::write(&config.ground.nft, program).unwrap();
+    fs::set_permissions(&config.ground.nft, fs::Permissions::from_mode(0o755)).unwrap();
+    let (ctx, handles) = Context::for_test();
+    let mut status = bench.service.status.subscribe();
+    bench.give(&[]);
+    let story = async {
+        status.wait_for(|status| *status == Status::Stopped).await.unwrap();
+        let input = fs::read_to_string(&input).unwrap();
+        for table in ["ip kube-proxy", "ip6 kube-proxy", "ip cni_hostport", "ip6 cni_hostport"] {
+            assert!(input.contains(&format!("delete table {table}\n")), "{input}");
+        }
+        for switch in &switches {
+            assert_eq!(fs::read_to_string(switch).unwrap(), "0", "{}", switch.display());
+        }
+        assert!(!config.has_run());
+        handles.cancel().await;
+    };
+    let (ended, ()) = tokio::join!(bench.service.clone().run(ctx), story);
+    ended.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_mesh_stays_until_nothing_translates_addresses_for_pods() {
+    let base = tempfile::tempdir().unwrap();
+    let bench = Bench::new(base.path());
+    let config = &bench.service.config;
+    write_files(config, config::Gvisor::Here).unwrap();
+    // No program: it cannot be started.
+    fs::write(&config.ground.nft, "").unwrap();
+    let (ctx, handles) = Context::for_test();
+    let mut status = bench.service.status.subscribe();
+    bench.give(&[]);
+    let story = async {
+        status.wait_for(|status| *status == Status::Ending).await.unwrap();
+        sleep(3 * RETRY).await;
+        assert_eq!(*status.borrow_and_update(), Status::Ending);
+        assert!(config.has_run());
+        fs::remove_file(&config.ground.nft).unwrap();
+        status.wait_for(|status| *status == Status::Stopped).await.unwrap();
+        assert!(!config.has_run());
+        handles.cancel().await;
+    };
+    let (ended, ()) = tokio::join!(bench.service.clone().run(ctx), story);
+    ended.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bond_that_is_made_again_gets_the_parameters_of_an_uplink_again() {
+    let base = tempfile::tempdir().unwrap();
+    let bench = Bench::new(base.path());
+    let config = &bench.service.config;
+    // No program, and no control groups: nothing but the service sets parameters.
+    fs::write(&config.binary, "").unwrap();
+    let link = config.ground.interfaces.join("bond0");
+    fs::create_dir_all(&link).unwrap();
+    fs::write(link.join("uevent"), "DEVTYPE=bond\nINTERFACE=bond0\n").unwrap();
+    let accepts = config.ground.proc.join("sys/net/ipv6/conf/bond0/accept_ra");
+    fs::create_dir_all(accepts.parent().unwrap()).unwrap();
+    bench.make_worker();
+    let (ctx, handles) = Context::for_test();
+    let made_twice = async {
+        for index in [3, 4] {
+            // The kernel gives a new interface those of an interface of a pod.
+            fs::write(&accepts, "0\n").unwrap();
+            let interfaces = vec![bond(index)];
+            bench.network.send_replace(network::Status { interfaces, ..Default::default() });
+            while fs::read_to_string(&accepts).unwrap() != "2" {
+                sleep(Duration::from_millis(100)).await;
+            }
+        }
+    };
+    let story = async {
+        let set = tokio::time::timeout(Duration::from_secs(60), made_twice).await;
+        handles.cancel().await;
+        set
+    };
+    let (ended, set) = tokio::join!(bench.service.clone().run(ctx), story);
+    ended.unwrap();
+    set.unwrap();
+}
+
+fn bond(index: u32) -> network::Interface {
+    network::Interface {
+        index,
+        name: "bond0".to_owned(),
+        kind: network::Kind::Bond(None),
+        mac: polis_machine::parameters::Mac([2, 0, 0, 0, 0, 1]),
+        carrier: true,
+        driver: None,
+        path: String::new(),
+        mtu: 1500,
+        planned: None,
+        addresses: Vec::new(),
+        asking: false,
+        leased: None,
+        leased_v6: None,
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn pods_end_with_the_machine_while_containerd_is_down() {
     let base = tempfile::tempdir().unwrap();
@@ -222,16 +338,4 @@ fn the_files_of_containerd_are_written_and_an_old_socket_is_gone() {
     assert_eq!(written, expected.into_bytes());
     let gvisor = config.gvisor.read().unwrap().unwrap();
     assert_eq!(gvisor, gvisor::configuration().as_bytes());
-}
-
-#[test]
-fn a_machine_without_gvisor_says_so_once_and_what_it_lacks() {
-    let (ctx, mut handles) = Context::for_test();
-    assert_eq!(report(&ctx, &[]), config::Gvisor::Here);
-    let lacking = ["no filters", "no namespaces"].map(str::to_owned);
-    assert_eq!(report(&ctx, &lacking), config::Gvisor::Lacking);
-    let lines = handles.take_lines();
-    let [line] = lines.as_slice() else { panic!("{lines:?}") };
-    let said = "workload part=gvisor state=failed cause=\"no filters; no namespaces\"";
-    assert!(line.contains(said), "{line}");
 }

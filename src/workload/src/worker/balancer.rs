@@ -1,12 +1,17 @@
 //! The way of this node's clients to the API servers: a TCP balancer on loopback.
 //!
 //! kubelet, kube-proxy and the name server know one address. Each connection goes to the
-//! first controller that accepts it: to the one on this node if there is one, else in turn.
+//! first controller that accepts it: to the one on this node while it is ready, else in turn.
 //! TLS is between the client and the API server; the balancer carries bytes.
 //!
 //! ```text
 //! nodes of the cluster, of the last boot before there are any --> targets
 //! connection --> first target that accepts within CONNECT_MAX --> bytes both ways
+//!
+//! API server of this node   its place among the targets
+//! ready                     first
+//! starting                  none
+//! any other state           last: without etcd it takes no change
 //! ```
 //!
 //! Invariants:
@@ -14,13 +19,18 @@
 //! - An API server of this node gets no connection while it starts. It accepts long before it is
 //!   ready, and on a slow machine its clients, each with a TLS handshake at every try, keep it
 //!   from its own work: it was ready after 250 s instead of 62.
+//! - When the API server of this node is no longer ready and there is another, its connections are
+//!   closed: a client that keeps one would never reach the other, and kubelet could not renew its
+//!   lease.
+//! - The other end of a connection that vanishes frees its place within half a minute.
 //! - A connection without a target ends in order, not by a reset, if the client ends its side
 //!   within [`DRAIN_MAX`]: it tries again, as for an API server that starts, and its messages
 //!   have the same cause each time.
 //!
-//! What this module does not do: check whether an API server works. A client that finds one
-//! hanging drops its connection, and comes back to the next one.
+//! What this module does not do: check whether an API server of another node works. A client that
+//! finds one hanging drops its connection, and comes back to the next one.
 
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -33,6 +43,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tracing::debug;
 
+use crate::api;
 use crate::parts::{Part, PartState, Parts};
 use polis_base::cause;
 use polis_proto::v1;
@@ -48,6 +59,10 @@ const CONNECT_MAX: Duration = Duration::from_secs(3);
 
 /// How long a client that is refused may take to end its side.
 const DRAIN_MAX: Duration = Duration::from_secs(3);
+
+/// Between two looks at whether the API server of this node is still ready: its checks are ten
+/// seconds apart.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// After an error of `accept`: no descriptor is free, for example.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -93,6 +108,16 @@ impl Service {
         };
         ctx.healthy();
         self.parts.set(Part::ApiBalancer, PartState::Ready);
+        let left = watch::Sender::new(());
+        tokio::select! {
+            // Cancel-safe, both: every connection ends with the run.
+            () = self.serve(&listener, &left, &ctx) => Ok(()),
+            never = self.leave(&left) => match never {},
+        }
+    }
+
+    /// Carries connections until cancelled.
+    async fn serve(&self, listener: &TcpListener, left: &watch::Sender<()>, ctx: &Context) {
         // Its end ends every connection.
         let mut connections = JoinSet::new();
         let mut turn = 0;
@@ -100,15 +125,17 @@ impl Service {
             let room = connections.len() < CONNECTIONS_MAX;
             let accepted = tokio::select! {
                 // Cancel-safe, all of them: they wait for a connection, or for an end.
-                () = ctx.cancelled() => return Ok(()),
+                () = ctx.cancelled() => return,
                 Some(_ended) = connections.join_next() => continue,
                 accepted = listener.accept(), if room => accepted,
             };
             match accepted {
                 Ok((client, _from)) => {
                     turn += 1;
+                    // Before the targets are chosen, so that no change is missed.
+                    let left = left.subscribe();
                     let targets = self.targets(turn);
-                    connections.spawn(carry(client, targets));
+                    connections.spawn(carry(client, targets, self.local, left));
                 }
                 Err(error) => {
                     debug!(error = &error as &dyn std::error::Error, "cannot accept");
@@ -118,20 +145,46 @@ impl Service {
         }
     }
 
+    /// Closes the connections to the API server of this node each time that it has left readiness.
+    async fn leave(&self, left: &watch::Sender<()>) -> Infallible {
+        loop {
+            self.left().await;
+            left.send_replace(());
+        }
+    }
+
+    /// Waits until the API server of this node was ready and is not any more, and there is another
+    /// one. A connection that was made meanwhile, because no other accepted, stays until then.
+    async fn left(&self) {
+        if self.parts.ready(Part::ApiServer).await.is_err() {
+            // The state will never change again.
+            std::future::pending::<()>().await;
+        }
+        let ready = || self.parts.state(Part::ApiServer) == Some(PartState::Ready);
+        let alone = || self.targets(0).iter().all(|target| *target == self.local);
+        while ready() || alone() {
+            sleep(LOOK).await;
+        }
+    }
+
     fn targets(&self, turn: usize) -> Vec<SocketAddr> {
         let nodes = self.nodes.borrow().clone();
         let nodes = nodes.or_else(|| self.last.borrow().clone());
         let Some(nodes) = nodes else { return Vec::new() };
-        let mut targets = targets(&nodes, self.node, self.local, turn);
-        if self.parts.state(Part::ApiServer) == Some(PartState::Starting) {
-            targets.retain(|target| *target != self.local);
-        }
-        targets
+        let state = self.parts.state(Part::ApiServer);
+        targets(&nodes, self.node, self.local, state.as_ref(), turn)
     }
 }
 
-/// The API servers in the order in which this connection tries them.
-fn targets(nodes: &Nodes, own: NodeId, local: SocketAddr, turn: usize) -> Vec<SocketAddr> {
+/// The API servers in the order in which this connection tries them; `state` is that of the one on
+/// this node.
+fn targets(
+    nodes: &Nodes,
+    own: NodeId,
+    local: SocketAddr,
+    state: Option<&PartState>,
+    turn: usize,
+) -> Vec<SocketAddr> {
     let controls = |info: &v1::NodeInfo| {
         info.state() == v1::NodeState::Up
             && info.roles.as_ref().is_some_and(|roles| roles.kubernetes_controller.is_some())
@@ -146,19 +199,37 @@ fn targets(nodes: &Nodes, own: NodeId, local: SocketAddr, turn: usize) -> Vec<So
         let first = turn % others.len();
         others.rotate_left(first);
     }
-    let here = nodes.get(&own).is_some_and(controls).then_some(local);
-    here.into_iter().chain(others).collect()
+    if nodes.get(&own).is_some_and(controls) {
+        match state {
+            Some(PartState::Ready) => others.insert(0, local),
+            Some(PartState::Starting) => {}
+            Some(PartState::Failed { .. } | PartState::Stopped) | None => others.push(local),
+        }
+    }
+    others
 }
 
-/// Carries one connection to its end.
-async fn carry(mut client: TcpStream, targets: Vec<SocketAddr>) {
+/// Carries one connection to its end. One to `local` ends with the next change of `left`, too.
+async fn carry(
+    mut client: TcpStream,
+    targets: Vec<SocketAddr>,
+    local: SocketAddr,
+    mut left: watch::Receiver<()>,
+) {
+    api::keep_alive(&client);
     for target in targets {
-        let Ok(Ok(mut server)) = timeout(CONNECT_MAX, TcpStream::connect(target)).await else {
+        let Ok(Ok(mut server)) = timeout(CONNECT_MAX, api::open(target)).await else {
             debug!(%target, "an API server does not accept");
             continue;
         };
-        // A reset by either side is the end of a connection like any other.
-        let _carried = copy_bidirectional(&mut client, &mut server).await;
+        tokio::select! {
+            // Cancel-safe, both: the connection ends with either. A reset by one side is the end
+            // of a connection like any other.
+            _carried = copy_bidirectional(&mut client, &mut server) => {}
+            _changed = left.changed(), if target == local => {
+                debug!("the API server of this node is no longer ready: a connection is closed");
+            }
+        }
         return;
     }
     debug!("no API server accepts");
@@ -176,6 +247,8 @@ async fn refuse(mut client: TcpStream) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd as _;
+
     use polis_wire::node_roles::Role;
     use tokio::io::AsyncReadExt as _;
 
@@ -213,8 +286,10 @@ mod tests {
             (id(5), leaving),
         ]);
         let local = LOCAL.parse().unwrap();
+        let state = PartState::Ready;
+        let ready = Some(&state);
         let said = |own, turn| {
-            let targets = targets(&nodes, id(own), local, turn);
+            let targets = targets(&nodes, id(own), local, ready, turn);
             targets.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         let mut firsts = vec![said(3, 0)[0].clone(), said(3, 1)[0].clone()];
@@ -222,7 +297,7 @@ mod tests {
         assert_eq!(firsts, ["192.0.2.1:6443", "192.0.2.2:6443"]);
         assert_eq!(said(3, 2), said(3, 0));
         assert_eq!(said(1, 7), [LOCAL, "192.0.2.2:6443"]);
-        assert!(targets(&Nodes::new(), id(1), local, 0).is_empty());
+        assert!(targets(&Nodes::new(), id(1), local, ready, 0).is_empty());
     }
 
     #[test]
@@ -260,9 +335,53 @@ mod tests {
         assert_eq!(balancer.targets(0), [other]);
         parts.set(Part::ApiServer, PartState::Ready);
         assert_eq!(balancer.targets(0), [local, other]);
-        // Without etcd it still answers from what it has read.
+        // Without etcd it still answers from what it has read, and takes no change.
         parts.fail(Part::ApiServer, "no quorum");
-        assert_eq!(balancer.targets(0), [local, other]);
+        assert_eq!(balancer.targets(0), [other, local]);
+        parts.set(Part::ApiServer, PartState::Stopped);
+        assert_eq!(balancer.targets(0), [other, local]);
+    }
+
+    #[tokio::test]
+    async fn clients_of_an_api_server_that_leaves_readiness_come_back_to_another() {
+        let own = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let local = own.local_addr().unwrap();
+        let other = TcpListener::bind(("127.0.0.2", local.port())).await.unwrap();
+        let free = TcpListener::bind("127.0.0.3:0").await.unwrap();
+        let listen = free.local_addr().unwrap();
+        drop(free);
+        let controller = |address: &str| node(address, &[Role::KubernetesController]);
+        let alone = Nodes::from([(id(1), controller("192.0.2.1"))]);
+        let mut both = alone.clone();
+        both.insert(id(2), controller("127.0.0.2"));
+        let (known, nodes) = watch::channel(Some(Arc::new(alone)));
+        let (ctx, handles) = Context::for_test();
+        let parts = Parts::new(watch::Sender::default(), ctx.lines().clone());
+        parts.set(Part::ApiServer, PartState::Ready);
+        let last = nodes.clone();
+        let balancer = Service { listen, node: id(1), local, nodes, last, parts: parts.clone() };
+        let story = async {
+            parts.ready(Part::ApiBalancer).await.unwrap();
+            let mut client = TcpStream::connect(listen).await.unwrap();
+            let (_served, _from) = own.accept().await.unwrap();
+            parts.fail(Part::ApiServer, "no quorum");
+            let mut answer = [0; 1];
+            let closed = timeout(LOOK + LOOK / 2, client.read(&mut answer)).await;
+            assert!(closed.is_err(), "there is no other one: {closed:?}");
+            known.send_replace(Some(Arc::new(both)));
+            assert_eq!(client.read(&mut answer).await.unwrap(), 0);
+            let mut again = TcpStream::connect(listen).await.unwrap();
+            let (_served, _from) = other.accept().await.unwrap();
+            // Connections to others stay, whatever the one of this node does.
+            parts.set(Part::ApiServer, PartState::Ready);
+            sleep(LOOK + LOOK / 2).await;
+            parts.fail(Part::ApiServer, "no quorum");
+            let closed = timeout(LOOK + LOOK / 2, again.read(&mut answer)).await;
+            assert!(closed.is_err(), "{closed:?}");
+            handles.cancel().await;
+        };
+        let (ended, ()) = tokio::join!(balancer.run(ctx), story);
+        ended.unwrap();
     }
 
     #[tokio::test]
@@ -274,6 +393,7 @@ mod tests {
         let front = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut client = TcpStream::connect(front.local_addr().unwrap()).await.unwrap();
         let (accepted, _from) = front.accept().await.unwrap();
+        let socket = accepted.as_fd().try_clone_to_owned().unwrap();
         let serve = async {
             let (mut stream, _from) = server.accept().await.unwrap();
             let mut word = [0; 4];
@@ -288,8 +408,16 @@ mod tests {
             client.read_to_string(&mut answer).await.unwrap();
             answer
         };
-        let ((), word, answer) = tokio::join!(carry(accepted, targets), serve, ask);
+        let ((), word, answer) = tokio::join!(carried(accepted, targets), serve, ask);
         assert_eq!((&word, answer.as_str()), (b"ping", "pong"));
+        // A client that vanishes frees its place.
+        assert_eq!(api::patience(&socket).unwrap(), [Duration::from_secs(30); 2]);
+    }
+
+    /// A connection that no other target is asked for.
+    async fn carried(client: TcpStream, targets: Vec<SocketAddr>) {
+        let (_left, left) = watch::channel(());
+        carry(client, targets, LOCAL.parse().unwrap(), left).await;
     }
 
     #[tokio::test]
@@ -301,15 +429,15 @@ mod tests {
                 client.write_all(b"hello").await.unwrap();
             }
             let (accepted, _from) = front.accept().await.unwrap();
-            let mut carried = JoinSet::new();
-            carried.spawn(carry(accepted, Vec::new()));
+            let mut connections = JoinSet::new();
+            connections.spawn(carried(accepted, Vec::new()));
             let mut answer = Vec::new();
             client.read_to_end(&mut answer).await.unwrap();
             if !early {
                 client.write_all(b"hello").await.unwrap();
             }
             drop(client);
-            carried.join_all().await;
+            connections.join_all().await;
             assert!(answer.is_empty(), "{early} {answer:?}");
         }
     }

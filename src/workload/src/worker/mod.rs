@@ -29,7 +29,8 @@
 //! - kubelet starts after the kernel enforces NetworkPolicies: no pod of this boot has ever run
 //!   without.
 //! - Pods outlive every part here, and `node` itself; containerd's service ends them with the
-//!   role, and with the machine.
+//!   role, and with the machine. It removes the table of kube-proxy with the role, too, and
+//!   another kube-proxy starts after that.
 //!
 //! What this module does not do: run containerd (`runtime`), route between nodes (`mesh`),
 //! or allocate the prefix (`curator`).
@@ -349,20 +350,26 @@ impl Worker {
         component.run(ctx, outdated).await
     }
 
-    async fn kube_proxy(self, ctx: &Context) -> Result<(), Error> {
+    async fn kube_proxy(mut self, ctx: &Context) -> Result<(), Error> {
+        let (part, parts) = (Part::KubeProxy, self.parts.clone());
+        let report = |error: &api::Error| {
+            let error = cause::line(error);
+            parts.wait(part, format!("it waits for the Node object of this machine: {error}"));
+        };
         // It reads the addresses of node ports from the Node object at its start, and after
         // half a minute goes on without them.
-        let registered = node_object::registered(self.own(), self.node);
+        let (api, object) = (self.own(), format!("/api/v1/nodes/{}", self.node));
         let ready = async {
             self.parts.ready(Part::WorkerCertificates).await?;
-            registered.await;
-            Ok::<_, Closed>(())
+            node_object::readable(&api, &object, report).await;
+            self.parts.set(part, PartState::Starting);
+            until(&mut self.containerd, "containerd", after_a_former_role).await
         };
         let Some(ready) = ctx.until_cancelled(ready).await else { return Ok(()) };
         ready?;
         let health = self.site.loopback_port(configuration::PROXY_HEALTH);
         let component = Component {
-            part: Part::KubeProxy,
+            part,
             program: self.site.programs.join("kube-proxy"),
             args: args::kube_proxy(&self.site),
             // It asks for this score itself, for which it has no right.
@@ -393,6 +400,18 @@ async fn moved(
     }
 }
 
+/// Whether nothing of a former role is left: until then, the runtime may remove the table of a
+/// kube-proxy.
+fn after_a_former_role(containerd: &runtime::Status) -> Option<()> {
+    match containerd {
+        runtime::Status::Unknown | runtime::Status::Stopped | runtime::Status::Ending => None,
+        runtime::Status::Absent
+        | runtime::Status::Starting
+        | runtime::Status::Serving(_)
+        | runtime::Status::Failed(_) => Some(()),
+    }
+}
+
 /// The state of containerd as a part.
 fn state(status: &runtime::Status) -> PartState {
     match status {
@@ -418,8 +437,64 @@ impl Process {
 
 #[cfg(test)]
 mod tests {
+    use polis_wire::rpc::client::Patience;
+
     use super::*;
     use crate::runtime::{Condition, Health};
+
+    /// The worker of a node that knows nothing of its cluster yet.
+    fn worker(tree: files::Root, parts: Parts) -> Worker {
+        let candidates = watch::channel(Vec::new()).1;
+        let credentials = watch::channel(None).1;
+        Worker {
+            site: Site::live(&tree),
+            tree,
+            node: NodeId::from_public_key(&[7; 32]),
+            look: Duration::from_secs(3600),
+            client: Client::new(candidates, credentials.clone(), Patience::default()),
+            credentials,
+            nodes: watch::channel(None).1,
+            last: watch::channel(None).1,
+            network: watch::channel(network::Status::default()).1,
+            prefix: watch::channel(None).1,
+            containerd: watch::channel(runtime::Status::default()).1,
+            drains: Drains::default(),
+            parts,
+        }
+    }
+
+    #[tokio::test]
+    async fn kube_proxy_says_what_it_waits_for() {
+        let base = tempfile::tempdir().unwrap();
+        let (ctx, handles) = Context::for_test();
+        let status = watch::Sender::default();
+        let mut seen = status.subscribe();
+        let parts = Parts::new(status, ctx.lines().clone());
+        parts.set(Part::WorkerCertificates, PartState::Ready);
+        let worker = worker(files::Root::at(base.path()), parts);
+        let story = async {
+            let why = until(&mut seen, "the workload", |status| {
+                status.waits.get(&Part::KubeProxy).cloned()
+            });
+            let why = why.await.unwrap();
+            assert!(why.starts_with("it waits for the Node object of this machine: "), "{why}");
+            handles.cancel().await;
+        };
+        let (ended, ()) = tokio::join!(Box::pin(worker.kube_proxy(&ctx)), story);
+        ended.unwrap();
+    }
+
+    #[test]
+    fn kube_proxy_starts_after_what_a_former_one_has_left_is_removed() {
+        for left in [runtime::Status::Unknown, runtime::Status::Ending, runtime::Status::Stopped] {
+            assert_eq!(after_a_former_role(&left), None, "{left:?}");
+        }
+        let failed = runtime::Status::Failed("no root".to_owned());
+        let serving = runtime::Status::Serving(Health::default());
+        for here in [runtime::Status::Starting, serving, failed] {
+            assert_eq!(after_a_former_role(&here), Some(()), "{here:?}");
+        }
+    }
 
     #[test]
     fn containerd_is_ready_while_it_can_run_containers() {

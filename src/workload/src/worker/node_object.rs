@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use http::Method;
 use serde_json::{Value, json};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
 use crate::api::{Api, Error};
-use crate::parts::{Part, PartState, Parts};
+use crate::parts::{API_STARTS, Part, PartState, Parts};
 use crate::runtime::gvisor;
 use polis_base::cause;
 use polis_runtime::event::Closed;
@@ -43,14 +43,19 @@ const MERGE_PATCH: &str = "application/merge-patch+json";
 
 impl Service {
     pub(super) async fn run(self, ctx: Context) -> Result<(), Closed> {
+        let programs = self.programs.clone();
+        let lacking = blocking(move || gvisor::lacking(Path::new(PROC), &programs)).await;
+        self.parts.gvisor(&lacking);
+        if !lacking.is_empty() {
+            let cause = lacking.join("; ");
+            warn!(%cause, "this machine runs no pods of the runtime class gvisor");
+        }
         let kubelet = self.parts.ready(Part::Kubelet);
         let Some(kubelet) = ctx.until_cancelled(kubelet).await else { return Ok(()) };
         kubelet?;
         ctx.healthy();
-        let programs = self.programs.clone();
-        let lacking = blocking(move || gvisor::lacking(Path::new(PROC), &programs)).await;
         let mut look = Look { gvisor: lacking.is_empty(), refused: cause::Last::default() };
-        let mut been = false;
+        let (begun, mut been) = (Instant::now(), false);
         loop {
             let looked = ctx.until_cancelled(self.look(&mut look)).await;
             let Some(state) = looked else { return Ok(()) };
@@ -63,9 +68,13 @@ impl Service {
                     LOOK_STARTING
                 }
             };
-            // A node that joins is not ready for a while, which is not a failure yet.
-            let state = if been || state == PartState::Ready { state } else { PartState::Starting };
-            self.parts.set(Part::Node, state);
+            match state {
+                // A node that joins is not ready for a while, which is not a failure yet.
+                PartState::Failed { cause } if !been && begun.elapsed() < API_STARTS => {
+                    self.parts.wait(Part::Node, cause);
+                }
+                state => self.parts.set(Part::Node, state),
+            }
             if ctx.until_cancelled(sleep(wait)).await.is_none() {
                 return Ok(());
             }
@@ -168,7 +177,73 @@ fn state(status: u16, object: &Value) -> PartState {
 
 #[cfg(test)]
 mod tests {
+    use polis_base::files::Root;
+    use tokio::sync::watch;
+    use tokio::time::timeout;
+
     use super::*;
+    use crate::parts::Status;
+
+    /// The service of a worker whose kubelet is ready, and whose API server has no certificate
+    /// yet. No program of gVisor is in the image.
+    fn service(base: &Path, ctx: &Context) -> (Service, watch::Receiver<Status>) {
+        let status = watch::Sender::new(Status::default());
+        let seen = status.subscribe();
+        let parts = Parts::new(status, ctx.lines().clone());
+        parts.expect(&[Part::Kubelet, Part::Node]);
+        parts.set(Part::Kubelet, PartState::Ready);
+        let ca = Root::at(base).ephemeral.kubernetes.ca;
+        let api = Api { address: ([127, 0, 0, 1], 1).into(), ca, client: None };
+        let node = NodeId::from_public_key(&[7; 32]);
+        (Service { api, node, programs: base.to_owned(), parts }, seen)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_joins_says_why_it_is_not_ready_and_fails_after_a_while() {
+        let base = tempfile::tempdir().unwrap();
+        let (ctx, handles) = Context::for_test();
+        let (service, mut seen) = service(base.path(), &ctx);
+        let story = async {
+            let begun = Instant::now();
+            let says = |why: &str| why.contains("/ca.crt");
+            let waits =
+                |status: &Status| status.waits.get(&Part::Node).is_some_and(|why| says(why));
+            drop(timeout(API_STARTS, seen.wait_for(waits)).await.unwrap().unwrap());
+            assert_eq!(seen.borrow().parts[&Part::Node], PartState::Starting);
+            let failed = |status: &Status| match &status.parts[&Part::Node] {
+                PartState::Failed { cause } => says(cause),
+                PartState::Starting | PartState::Ready | PartState::Stopped => false,
+            };
+            drop(timeout(2 * API_STARTS, seen.wait_for(failed)).await.unwrap().unwrap());
+            assert!(begun.elapsed() >= API_STARTS);
+            handles.cancel().await;
+        };
+        let (ended, ()) = tokio::join!(service.run(ctx), story);
+        ended.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_machine_without_gvisor_says_so_once_and_takes_it_back_with_the_role() {
+        let base = tempfile::tempdir().unwrap();
+        let (ctx, mut handles) = Context::for_test();
+        let (service, mut seen) = service(base.path(), &ctx);
+        let parts = service.parts.clone();
+        let story = async {
+            drop(seen.wait_for(|status| status.gvisor.is_some()).await.unwrap());
+            handles.cancel().await;
+        };
+        let (ended, ()) = tokio::join!(service.clone().run(ctx.clone()), story);
+        ended.unwrap();
+        // The supervisor starts it again: it looks, and then its run ends at once.
+        service.run(ctx).await.unwrap();
+        parts.none();
+        let lines = handles.take_lines();
+        let of_gvisor: Vec<_> = lines.iter().filter(|line| line.contains("part=gvisor")).collect();
+        let [failed, stopped] = &of_gvisor[..] else { panic!("{lines:?}") };
+        let cause = "part=gvisor state=failed cause=\"the image has no program runsc;";
+        assert!(failed.contains(cause), "{failed}");
+        assert!(stopped.contains("part=gvisor state=stopped"), "{stopped}");
+    }
 
     fn said(status: u16, body: &str) -> PartState {
         state(status, &serde_json::from_str(body).unwrap_or_default())

@@ -61,14 +61,13 @@ const PROCESSES: [&str; 10] = [
 ];
 
 pub(super) fn measure(args: &Args) -> Result<Table> {
-    host::require(&[run::QEMU])?;
+    host::require(&[run::QEMU, host::PAYLOAD, host::BUILD, script::NEEDS])?;
     host::require_memory(&[MEMORY_FIRST])?;
     let packages = image::Packages::default();
     let image = run::image_from(Kind::Product, Variant::Full, &packages)?;
     let folder = image.disk.parent().context("an image without a folder")?;
     let manifest = Manifest::load(folder)?;
     image::kubectl(&packages)?;
-    host::require(&[script::NEEDS])?;
     image::go_programs(&["ctr"])?;
     let folder = image::workspace().join("target/bench/kubernetes");
     if folder.exists() {

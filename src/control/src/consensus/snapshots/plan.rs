@@ -19,15 +19,16 @@
 
 use std::fmt;
 
+use crate::consensus::QUOTA;
 use polis_base::files::Space;
 
 /// A day of them.
 pub(super) const KEPT: usize = 24;
 
-/// The share of the partition that all snapshots may have together, and its bound: a quarter of
-/// what a worker leaves to etcd and the node.
+/// The share of the partition that all snapshots may have together, and its bound: half of the
+/// 4 GiB that a worker leaves to the node. The database itself may take the other half.
 const SHARE: u64 = 16;
-const BUDGET_MAX: u64 = 1 << 30;
+const BUDGET_MAX: u64 = QUOTA;
 
 /// Bytes that stay free beside a second database: etcd preallocates two files of its log.
 const RESERVE: u64 = 128 << 20;
@@ -93,6 +94,18 @@ pub(super) enum Refusal {
         /// Bytes that all may have.
         budget: u64,
     },
+    /// It has no room beside the newest one on any disk.
+    #[error(
+        "all snapshots of this node may have {} MiB on a disk of any size, and the newest one and a \
+         copy of the database take {} MiB; a smaller database makes room, and \
+         `polisctl etcd snapshot` saves a copy elsewhere",
+        mebibytes(BUDGET_MAX),
+        mebibytes(*needs)
+    )]
+    Capped {
+        /// Bytes of the newest one and of the next.
+        needs: u64,
+    },
     /// The member needs the room.
     #[error(
         "{} MiB of the data partition must be free for a snapshot, so that etcd keeps room for \
@@ -145,6 +158,7 @@ pub(super) fn room(entries: &[Entry], next: u64, space: Space) -> Result<Vec<Nam
     while taken.saturating_add(next) > budget || free < needs {
         let Some(entry) = old.next() else {
             return Err(match taken.saturating_add(next) {
+                all if all > BUDGET_MAX => Refusal::Capped { needs: all },
                 all if all > budget => Refusal::TooLarge { needs: all, budget },
                 _ => Refusal::NoRoom { needs, free },
             });

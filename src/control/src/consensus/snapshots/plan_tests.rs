@@ -104,6 +104,33 @@ fn the_oldest_make_room_and_the_newest_stays() {
 }
 
 #[test]
+fn a_large_disk_has_room_for_the_largest_database_and_for_two_of_half_its_size() {
+    let large = space(64 << 10, 60 << 10);
+    assert_eq!(room(&[], QUOTA, large), Ok(Vec::new()));
+    assert_eq!(room(&[entry(1, 1 << 30)], 1 << 30, large), Ok(Vec::new()));
+    // A worker leaves so much to the node on a large partition (`ground::quota`).
+    assert_eq!(QUOTA + BUDGET_MAX, 4 << 30);
+}
+
+#[test]
+fn a_refusal_names_the_disk_where_a_larger_one_helps_and_the_bound_where_none_does() {
+    let taken = |next: u64, size| {
+        let (kept, next) = ([entry(1, next << 20)], next << 20);
+        room(&kept, next, space(size, size)).unwrap_err()
+    };
+    let small = taken(900, 16 << 10);
+    assert_eq!(small, Refusal::TooLarge { needs: 1800 << 20, budget: 1 << 30 });
+    assert!(small.to_string().ends_with("; a larger disk makes room"), "{small}");
+    for size in [16 << 10, 64 << 10] {
+        let capped = taken(1100, size);
+        assert_eq!(capped, Refusal::Capped { needs: 2200 << 20 });
+        let text = capped.to_string();
+        assert!(text.starts_with("all snapshots of this node may have 2048 MiB on a disk of any"));
+        assert!(!text.contains("larger disk"), "{text}");
+    }
+}
+
+#[test]
 fn the_smallest_partition_has_room_for_a_young_database() {
     // etcd has preallocated its log by then.
     assert_eq!(room(&[entry(1, 1 << 20)], 2 << 20, space(512, 340)), Ok(Vec::new()));

@@ -19,9 +19,7 @@
 //! What this module does not do: record what a leader refuses because it does not lead (the
 //! call is made again at the leader), or calls to nodes, which those report (`reported`).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use http::Request;
 use polis_proto::v1::{self, AuditEntry};
@@ -32,6 +30,7 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 use tracing::{info, warn};
 
+use super::kinds::Kinds;
 use super::{Handlers, Lead, Stream};
 use crate::curator::audit::page_after;
 use polis_runtime::event::Closed;
@@ -93,12 +92,6 @@ fn kind(path: &str) -> Kind {
 
 /// Refusals that wait for the service: more than one reader writes down in a second.
 const QUEUE: usize = 64;
-
-/// Kinds of refusals of one minute that get entries of their own.
-const KINDS_MAX: usize = 64;
-
-/// The time in which refusals of one kind are counted.
-const WINDOW: Duration = Duration::from_secs(60);
 
 impl Audit for Handlers {
     async fn serve(self, mut handler: impl Handler, request: Request<Body>) -> Answer {
@@ -340,7 +333,7 @@ impl Service {
         let mut ends = self.queue.0.lock().await;
         let Ends { attempts, refused } = &mut *ends;
         let mut kinds = Kinds::default();
-        let mut windows = interval(WINDOW);
+        let mut windows = interval(Kinds::WINDOW);
         windows.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
@@ -379,35 +372,6 @@ fn is_audited(path: &str) -> bool {
 fn denied(refused: rpc::Refused) -> AuditEntry {
     let rpc::Refused { caller, path, reason } = refused;
     AuditEntry { code: Code::PermissionDenied.into(), reason, ..begun(Some(&caller), &path) }
-}
-
-/// The refusals of a minute: one entry for the first of a kind, and one for the others.
-#[derive(Debug, Default)]
-struct Kinds(BTreeMap<(String, String, i32), AuditEntry>);
-
-impl Kinds {
-    /// Returns the entry to write now, if it is the first of its kind.
-    fn seen(&mut self, entry: AuditEntry) -> Option<AuditEntry> {
-        let kind = (entry.who.clone(), entry.call.clone(), entry.code);
-        if let Some(first) = self.0.get_mut(&kind) {
-            first.repeats += 1;
-            return None;
-        }
-        if self.0.len() < KINDS_MAX {
-            self.0.insert(kind, entry.clone());
-            return Some(entry);
-        }
-        let others = || AuditEntry { who: "other callers".to_owned(), ..entry.clone() };
-        let rest = self.0.entry((String::new(), String::new(), 0)).or_insert_with(others);
-        rest.repeats += 1;
-        None
-    }
-
-    /// The entries to write at the end of the minute.
-    fn ended(&mut self) -> Vec<AuditEntry> {
-        let ended = std::mem::take(&mut self.0);
-        ended.into_values().filter(|entry| entry.repeats > 0).collect()
-    }
 }
 
 #[cfg(test)]
@@ -455,23 +419,6 @@ mod tests {
         };
         assert_eq!(what("/polis.v1.Aaa/CreateUser", &user.encode_to_vec()), "operator ann");
         assert_eq!(what("/polis.v1.Aaa/CreateUser", &[0xff]), "", "damaged");
-    }
-
-    #[test]
-    fn a_flood_of_refusals_makes_few_entries() {
-        let by = |who: usize| AuditEntry { who: who.to_string(), code: 7, ..Default::default() };
-        let mut kinds = Kinds::default();
-        assert_eq!(kinds.seen(by(0)), Some(by(0)));
-        for _ in 0..1000 {
-            assert_eq!(kinds.seen(by(0)), None);
-        }
-        let others = (1..1000).filter(|who| kinds.seen(by(*who)).is_some()).count();
-        assert_eq!(others, KINDS_MAX - 1);
-        let ended = kinds.ended();
-        assert_eq!(ended.len(), 2);
-        assert_eq!(ended.iter().map(|entry| entry.repeats).sum::<u64>(), 1000 + 1000 - 64);
-        assert_eq!(kinds.ended(), []);
-        assert_eq!(kinds.seen(by(0)), Some(by(0)), "the next minute");
     }
 }
 

@@ -179,7 +179,7 @@ impl Curator for Handlers {
                 reported::PACE.as_secs()
             )));
         }
-        let entries = calls.into_iter().map(|call| reported::entry(id, call));
+        let entries = calls.into_iter().map(|call| counted(id, call));
         let entries: Option<Vec<_>> = entries.collect();
         let entries = entries.ok_or_else(|| {
             Status::invalid_argument("calls: one of them is not a call that nodes record")
@@ -190,7 +190,7 @@ impl Curator for Handlers {
         let newest = newest.map_err(|error| lead.refuse(error))?;
         for entry in entries {
             // The answer to an earlier report was lost.
-            if !newest.iter().any(|known| reported::is_same(known, &entry)) {
+            if !is_known(&newest, &entry) {
                 self.audit(entry).await?;
             }
         }
@@ -431,6 +431,18 @@ impl Handlers {
     }
 }
 
+/// The entry that a node reports, with the number of refusals that the node has counted in it.
+fn counted(node: NodeId, call: v1::AuditEntry) -> Option<v1::AuditEntry> {
+    let repeats = call.repeats;
+    reported::entry(node, call).map(|entry| v1::AuditEntry { repeats, ..entry })
+}
+
+/// Whether an entry is among the newest ones. The count of a kind of refusal differs from the
+/// first entry of that kind by its number alone.
+fn is_known(newest: &[v1::AuditEntry], entry: &v1::AuditEntry) -> bool {
+    newest.iter().any(|known| known.repeats == entry.repeats && reported::is_same(known, entry))
+}
+
 /// The number of nodes that wait for approval, and the bytes of their records.
 fn pending<'a>(nodes: impl Iterator<Item = &'a v1::Node>) -> (usize, usize) {
     nodes
@@ -451,5 +463,24 @@ mod tests {
         let (waiting, bytes) = pending(nodes.iter().chain([&up]));
         assert_eq!((waiting, bytes), (250, 250 * large.encoded_len()));
         assert!(waiting < WAITING_MAX && bytes > WAITING_BYTES_MAX, "{bytes}");
+    }
+
+    #[test]
+    fn the_refusals_that_a_node_has_counted_are_an_entry_beside_the_first_one() {
+        let first = v1::AuditEntry {
+            time_unix_ms: 5,
+            who: "operator otto".to_owned(),
+            call: "Drain".to_owned(),
+            code: 3,
+            ..Default::default()
+        };
+        let others = v1::AuditEntry { repeats: 999, ..first.clone() };
+        let id = NodeId::from_public_key(&[1; 32]);
+        let [first, others] = [first, others].map(|call| counted(id, call).unwrap());
+        assert_eq!((first.repeats, others.repeats), (0, 999));
+        let mut log = vec![first];
+        assert!(!is_known(&log, &others));
+        log.push(others.clone());
+        assert!(is_known(&log, &others));
     }
 }

@@ -15,7 +15,7 @@
 //! - An entry is at most once in the ring, however often this service or the whole node
 //!   is restarted in one boot.
 //! - An error is handed to the disk at once, every other entry within a second; a power
-//!   cut costs at most [`SYNC`].
+//!   cut costs at most [`SYNC`]. A segment is flushed before the next one begins.
 //!
 //! What this module does not do: log each failure through `tracing`. Its own lines come
 //! back to it, so a full disk would be reported without end.
@@ -414,8 +414,9 @@ impl Writer {
         match self.try_write(batch) {
             Ok(()) => Done { writer: self, failed: 0, untold: 0, error: None },
             Err(error) => {
-                // The file may end with a torn line: nothing may follow it.
-                self.file = None;
+                // The file may end with a torn line: nothing may follow it. A full disk can still
+                // flush what it has; the error of another one is reported already.
+                self.leave().ok();
                 Done { writer: self, failed, untold, error: Some(error) }
             }
         }
@@ -429,7 +430,7 @@ impl Writer {
         text.push_str(&batch.text);
         if !text.is_empty() {
             if self.length + text.len() as u64 > SEGMENT_MAX {
-                self.file = None;
+                self.leave()?;
             }
             if self.file.is_none() {
                 self.begin()?;
@@ -442,6 +443,16 @@ impl Writer {
                 file.sync_data()?;
             }
             self.synced = Some(Instant::now());
+            self.dirty = false;
+        }
+        Ok(())
+    }
+
+    /// Closes the open segment. It is flushed here, since no later flush reaches it.
+    fn leave(&mut self) -> io::Result<()> {
+        let Some(file) = self.file.take() else { return Ok(()) };
+        if self.dirty {
+            file.sync_data()?;
             self.dirty = false;
         }
         Ok(())
@@ -489,5 +500,60 @@ impl Writer {
         self.bytes = self.bytes.saturating_sub(self.length) + length;
         self.length = length;
         written
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn writer(dir: &tempfile::TempDir) -> Writer {
+        let config = Config {
+            dir: dir.path().to_owned(),
+            bytes_max: 8 * SEGMENT_MAX,
+            boot_id: "one".to_owned(),
+            started: 1_700_000_000,
+            image: "image".to_owned(),
+        };
+        Writer::open(config).unwrap().0
+    }
+
+    fn batch() -> Batch {
+        Batch { text: "line\n".to_owned(), entries: 1, ..Batch::default() }
+    }
+
+    /// The kernel refuses to flush this device.
+    fn unflushable() -> Option<File> {
+        Some(File::options().append(true).open("/dev/null").unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_segment_is_flushed_before_the_next_one_begins() {
+        let dir = tempfile::tempdir().unwrap();
+        let full = Writer { file: unflushable(), length: SEGMENT_MAX, ..writer(&dir) };
+        let done = Writer { dirty: true, ..full }.write(batch());
+        let error = done.error.map(|error| error.kind());
+        assert_eq!((error, done.failed), (Some(io::ErrorKind::InvalidInput), 1));
+        assert!(segment::list(dir.path()).unwrap().is_empty());
+        // The next batch begins a segment all the same.
+        let done = done.writer.write(batch());
+        assert!(done.error.is_none(), "{:?}", done.error);
+        assert_eq!(segment::list(dir.path()).unwrap().len(), 1);
+        // A segment that is on the disk is not flushed again.
+        let flushed = Writer { file: unflushable(), length: SEGMENT_MAX, ..done.writer };
+        let done = Writer { dirty: false, ..flushed }.write(batch());
+        assert!(done.error.is_none(), "{:?}", done.error);
+        assert_eq!(segment::list(dir.path()).unwrap().len(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_segment_that_takes_no_more_is_flushed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("full");
+        std::fs::write(&path, "written before").unwrap();
+        let full = Writer { file: Some(File::open(&path).unwrap()), length: 14, ..writer(&dir) };
+        let done = Writer { dirty: true, ..full }.write(batch());
+        assert_eq!((done.error.is_some(), done.failed), (true, 1));
+        assert!(done.writer.file.is_none() && !done.writer.dirty);
     }
 }

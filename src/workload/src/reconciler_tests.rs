@@ -1,0 +1,269 @@
+//! What the reconciler does with an API server that refuses objects, or is not there.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::{Mutex, MutexGuard};
+
+use polis_base::sys::clock;
+use polis_proto::v1;
+use polis_wire::node_roles::Role;
+use polis_wire::pki::memory::Memory;
+use polis_wire::pki::{Namespace, kubernetes_authority};
+use serde_json::json;
+use tokio::time::timeout;
+
+use super::*;
+use crate::parts::Status;
+
+const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 6443);
+const CLASS: &str = "/apis/storage.k8s.io/v1/storageclasses/local";
+const RIGHTS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/polis:workers";
+
+/// An API server without a network.
+#[derive(Clone, Debug, Default)]
+struct Fake(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Whether nothing listens.
+    down: bool,
+    /// The statuses with which it refuses to apply these objects.
+    refuses: BTreeMap<String, u16>,
+    /// The Node objects.
+    nodes: Vec<Value>,
+    /// The paths of the objects that it was asked to apply, in order.
+    applied: Vec<String>,
+    /// The paths of the objects that it has deleted.
+    deleted: Vec<String>,
+}
+
+impl Fake {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    fn reached(&self) -> Result<MutexGuard<'_, State>, api::Error> {
+        let state = self.state();
+        match state.down {
+            true => {
+                let source = io::ErrorKind::ConnectionRefused.into();
+                Err(api::Error::Connect { address: ADDRESS, source })
+            }
+            false => Ok(state),
+        }
+    }
+
+    /// How often it was asked to apply the object at `path`.
+    fn attempts(&self, path: &str) -> usize {
+        self.state().applied.iter().filter(|applied| *applied == path).count()
+    }
+}
+
+impl Server for Fake {
+    async fn apply(&self, object: &Object) -> Result<(), api::Error> {
+        let mut state = self.reached()?;
+        state.applied.push(object.path.clone());
+        match state.refuses.get(&object.path) {
+            Some(status) => Err(api::Error::refused(ADDRESS, *status, b"no")),
+            None => Ok(()),
+        }
+    }
+
+    async fn read(&self, _path: &str) -> Result<Option<Value>, api::Error> {
+        self.reached().map(|_state| None)
+    }
+
+    async fn list(&self, _path: &str) -> Result<Vec<Value>, api::Error> {
+        self.reached().map(|state| state.nodes.clone())
+    }
+
+    async fn delete(&self, path: &str, _uid: &str, _version: &str) -> Result<bool, api::Error> {
+        let mut state = self.reached()?;
+        state.deleted.push(path.to_owned());
+        Ok(true)
+    }
+}
+
+fn id(key: u8) -> NodeId {
+    NodeId::from_public_key(&[key; 32])
+}
+
+/// The record of a controller, whom a leader reports, and those of these workers.
+fn records(workers: &[u8]) -> Option<Arc<Nodes>> {
+    let record = |role| v1::NodeInfo {
+        state: v1::NodeState::Up.into(),
+        health: v1::NodeHealth::Healthy.into(),
+        roles: Some(Role::record(&[role])),
+        ..Default::default()
+    };
+    let mut records = Nodes::from([(id(1), record(Role::KubernetesController))]);
+    records.extend(workers.iter().map(|key| (id(*key), record(Role::KubernetesWorker))));
+    Some(Arc::new(records))
+}
+
+/// A reconciler whose API server is ready, and the test's ends of its event values.
+struct World {
+    service: Service<Fake>,
+    records: watch::Sender<Option<Arc<Nodes>>>,
+    tried: watch::Receiver<bool>,
+    seen: watch::Receiver<Status>,
+}
+
+impl World {
+    fn new(ctx: &Context) -> Self {
+        let status = watch::Sender::new(Status::default());
+        let seen = status.subscribe();
+        let parts = Parts::new(status, ctx.lines().clone());
+        parts.expect(&Part::CONTROLLER);
+        parts.set(Part::ApiServer, PartState::Ready);
+        let (records, nodes) = watch::channel(self::records(&[2]));
+        let (tries, tried) = watch::channel(false);
+        let service = Service {
+            api: Fake::default(),
+            ca: File::private("/nowhere/ca.crt".into()),
+            front_proxy_ca: File::private("/nowhere/front-proxy-ca.crt".into()),
+            node: id(1),
+            nodes,
+            tried: tries,
+            parts,
+        };
+        Self { service, records, tried, seen }
+    }
+
+    async fn tried(&mut self) {
+        drop(self.tried.wait_for(|tried| *tried).await.unwrap());
+    }
+
+    async fn ready(&mut self) {
+        let ready = |status: &Status| status.is_ready(Part::Reconciler);
+        drop(self.seen.wait_for(ready).await.unwrap());
+    }
+
+    fn cause(&self) -> String {
+        match self.service.parts.state(Part::Reconciler) {
+            Some(PartState::Failed { cause }) => cause,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_object_holds_up_neither_the_others_nor_the_rights_of_workers() {
+    let (ctx, handles) = Context::for_test();
+    let mut world = World::new(&ctx);
+    let server = world.service.api.clone();
+    let node = |key| format!("/api/v1/nodes/{}", id(key));
+    // A worker that has no labels yet, and a node that is no worker any more.
+    let object = |key| {
+        let name = id(key).to_string();
+        json!({"metadata": {"name": name, "uid": "u", "resourceVersion": "7"}})
+    };
+    server.state().nodes = vec![object(2), object(3)];
+    server.state().refuses = BTreeMap::from([(CLASS.to_owned(), 422), (node(2), 500)]);
+    let service = world.service.clone();
+    let story = async {
+        world.tried().await;
+        assert_eq!(
+            world.cause(),
+            format!(
+                "cannot apply {CLASS}; delete it, and it is made again: {ADDRESS} answers 422: no"
+            )
+        );
+        for object in objects::all().iter().chain(&objects::workers(&[])) {
+            assert_eq!(server.attempts(&object.path), 1, "{}", object.path);
+        }
+        assert_eq!(server.attempts(&node(2)), 1);
+        assert_eq!(server.state().deleted, [node(3)]);
+        assert!(handles.is_healthy());
+        // A new worker has its rights at once, and nothing else is repeated for it.
+        server.state().applied.clear();
+        world.records.send_replace(records(&[2, 4]));
+        sleep(SPACING + SPACING / 2).await;
+        assert_eq!((server.attempts(RIGHTS), server.attempts(CLASS)), (1, 0));
+        handles.cancel().await;
+    };
+    let (ended, ()) = tokio::join!(service.run(ctx), story);
+    ended.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_pauses_after_refusals_grow_and_the_next_success_is_found() {
+    let (ctx, handles) = Context::for_test();
+    let mut world = World::new(&ctx);
+    let server = world.service.api.clone();
+    server.state().refuses = BTreeMap::from([(CLASS.to_owned(), 500)]);
+    let service = world.service.clone();
+    let story = async {
+        world.tried().await;
+        let cause = world.cause();
+        assert!(cause.contains("an admission webhook") && cause.ends_with("500: no"), "{cause}");
+        sleep(Duration::from_secs(10 * 60)).await;
+        // After 0, 2, 6, 14, 30, 62, 126, 254 and 510 seconds.
+        assert_eq!(server.attempts(CLASS), 9);
+        assert!(server.attempts(RIGHTS) >= 20, "the rights of workers are looked after");
+        server.state().refuses.clear();
+        timeout(REFUSED_MAX + SPACING, world.ready()).await.unwrap();
+        let attempts = server.attempts(CLASS);
+        sleep(Duration::from_secs(10 * 60)).await;
+        assert_eq!(server.attempts(CLASS), attempts, "every object is in place");
+        handles.cancel().await;
+    };
+    let (ended, ()) = tokio::join!(service.run(ctx), story);
+    ended.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_not_reached_is_asked_again_soon_and_has_refused_nothing() {
+    let (ctx, handles) = Context::for_test();
+    let mut world = World::new(&ctx);
+    let server = world.service.api.clone();
+    server.state().down = true;
+    let service = world.service.clone();
+    let story = async {
+        sleep(Duration::from_secs(10 * 60)).await;
+        assert!(!*world.tried.borrow() && !handles.is_healthy());
+        let cause = world.cause();
+        assert!(cause.contains("cannot connect to 127.0.0.1:6443"), "{cause}");
+        server.state().down = false;
+        timeout(RETRY + SPACING, world.ready()).await.unwrap();
+        timeout(RETRY, world.tried()).await.unwrap();
+        handles.cancel().await;
+    };
+    let (ended, ()) = tokio::join!(service.run(ctx), story);
+    ended.unwrap();
+}
+
+#[test]
+fn a_server_that_waits_for_a_webhook_for_too_long_has_refused_one_object() {
+    let error = |source| Error::Apply { path: CLASS.to_owned(), source };
+    assert!(error(api::Error::Silent { address: ADDRESS }).is_refusal());
+    assert!(error(api::Error::refused(ADDRESS, 503, b"")).is_refusal());
+    let source = io::ErrorKind::ConnectionRefused.into();
+    assert!(!error(api::Error::Connect { address: ADDRESS, source }).is_refusal());
+}
+
+#[tokio::test]
+async fn a_former_authority_in_what_aggregated_apis_trust_is_found() {
+    let authority = async || {
+        let pki = Namespace::new(Memory::default(), "");
+        pki.ensure(&kubernetes_authority(), clock::now()).await.unwrap().der
+    };
+    let [one, two, former] = [authority().await, authority().await, authority().await];
+    let known: Vec<_> = [&one, &two].map(|der| CertificateDer::from(der.clone())).into();
+    let map = |[components, proxies]: [&[&[u8]]; 2]| {
+        let pem = |ders: &[&[u8]]| {
+            String::from_utf8(pki::certificates_pem(ders.iter().copied())).unwrap()
+        };
+        let [components, proxies] = [pem(components), pem(proxies)];
+        json!({"data": {
+            "client-ca-file": components,
+            "requestheader-client-ca-file": proxies,
+            "requestheader-allowed-names": "[]",
+        }})
+    };
+    assert!(!has_others(&map([&[&one], &[&two]]), &known));
+    assert!(has_others(&map([&[&former, &one], &[&two]]), &known));
+    assert!(has_others(&map([&[&one], &[&two, &former]]), &known));
+    assert!(!has_others(&json!({}), &known));
+}
