@@ -320,6 +320,27 @@ fn directory_entry(machine: &Machine) -> v1::cluster_directory::Node {
     v1::cluster_directory::Node { id: machine.name(), addresses }
 }
 
+/// A leader of etcd that is cut off does not take its own list for that of a majority.
+async fn lists_its_members_by_a_majority(nodes: &[Node; 3]) {
+    use rustix::process::{Signal, kill_process};
+
+    /// Shorter than an election: until then the member takes itself for the leader.
+    const CUT_OFF: Duration = Duration::from_millis(500);
+    let (leader, _) = led(nodes).await;
+    let own = leader.pid();
+    let others: Vec<_> = nodes.iter().map(Node::pid).filter(|pid| *pid != own).collect();
+    for pid in &others {
+        kill_process(*pid, Signal::STOP).unwrap();
+    }
+    let mut listing = std::pin::pin!(leader.members.list());
+    let alone = tokio::time::timeout(CUT_OFF, &mut listing).await;
+    for pid in &others {
+        kill_process(*pid, Signal::CONT).unwrap();
+    }
+    assert!(alone.is_err(), "it was listed without the others: {alone:?}");
+    assert_eq!(listing.await.unwrap().len(), 3);
+}
+
 async fn three_members_grow_restart_and_shrink() {
     let machines = [Machine::new(), Machine::new(), Machine::new()];
     let [one, two, three] = &machines;
@@ -354,7 +375,9 @@ async fn three_members_grow_restart_and_shrink() {
         node.waits("to be stopped", |status| status.standing == MemberStatus::Stopped).await;
         node.voter_of(3).await;
     }
-    let [first, second, third] = nodes.map(Option::unwrap);
+    let nodes = nodes.map(Option::unwrap);
+    Box::pin(lists_its_members_by_a_majority(&nodes)).await;
+    let [first, second, third] = nodes;
     put_and_read(&third, &first, "2").await;
 
     // With the third off, taking away the second would be the end.

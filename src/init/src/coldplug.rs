@@ -172,9 +172,13 @@ impl Worker {
         }
     }
 
-    /// The next modalias; `None` when the machine ends. Once no device comes for
-    /// [`SETTLED`], the machine gets a watchdog.
+    /// The next modalias, empty where announcements were lost; `None` when the machine ends. Once
+    /// no device comes for [`SETTLED`], the machine gets a watchdog.
     fn next(&mut self, settled: &mut bool) -> Option<String> {
+        // A full queue takes no wake-up, and `first` may have read all of it since.
+        if self.again.load(Ordering::Acquire) {
+            return Some(String::new());
+        }
         if !*settled {
             match self.received.recv_timeout(SETTLED) {
                 Ok(alias) => return Some(alias),
@@ -338,6 +342,24 @@ mod tests {
         let names = ["ahci", "virtio_blk", "virtio_rng", "ahci"].map(str::to_owned);
         let loaded: Vec<_> = once_each(names.into_iter(), |name| name == "virtio_blk").collect();
         assert_eq!(loaded, ["ahci", "virtio_rng"]);
+    }
+
+    #[test]
+    fn lost_announcements_are_made_up_for_though_the_queue_was_read_meanwhile() {
+        let (_lines, output) = io::pipe().unwrap();
+        let (queue, received) = mpsc::sync_channel(QUEUE_MAX);
+        let (again, over) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
+        let coldplug = Coldplug { queue, again: Arc::clone(&again), over: Arc::clone(&over) };
+        let mut worker = Worker { received, again, over, output };
+        for number in 0..=QUEUE_MAX {
+            coldplug.put(format!("usb:v{number:04X}"));
+        }
+        // As `first` does while the rest waits for the boot.
+        assert_eq!(worker.received.try_iter().count(), QUEUE_MAX);
+        drop(coldplug);
+        assert_eq!(worker.next(&mut true), Some(String::new()));
+        worker.again.store(false, Ordering::Release);
+        assert_eq!(worker.next(&mut true), None);
     }
 
     #[test]

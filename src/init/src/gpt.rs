@@ -10,8 +10,8 @@
 //! and a panic of PID 1 stops the machine.
 //!
 //! Invariants:
-//! - A table with wrong checksums is ignored: the same rule by which the kernel and the
-//!   firmware turn to the backup at the end of the disk.
+//! - A table with wrong checksums, or that cannot be read, is ignored: the same rule by which
+//!   the kernel and the firmware turn to the backup at the end of the disk.
 //! - At most [`ENTRIES_MAX`] entries are read, even if the header has more.
 
 use std::fmt;
@@ -90,18 +90,21 @@ struct Header {
 ///
 /// # Errors
 ///
-/// When the disk can't be read. A disk without a table is `Ok(None)`.
+/// When one of both can't be read and the other is not valid. A disk without a table is
+/// `Ok(None)`.
 pub fn read<D: Read + Seek>(
     disk: &mut D,
     sector: u64,
     sectors: u64,
 ) -> io::Result<Option<Vec<Partition>>> {
-    for at in [1, sectors.saturating_sub(1)] {
-        if let Some(table) = read_at(disk, sector, at)? {
-            return Ok(Some(table));
-        }
+    let primary = read_at(disk, sector, 1);
+    if matches!(primary, Ok(Some(_))) {
+        return primary;
     }
-    Ok(None)
+    match read_at(disk, sector, sectors.saturating_sub(1)) {
+        Ok(Some(backup)) => Ok(Some(backup)),
+        other => primary.and(other),
+    }
 }
 
 fn read_at<D: Read + Seek>(
@@ -247,6 +250,51 @@ mod tests {
         let torn = sectors(&disk) - 1;
         put(&mut disk, usize::try_from(torn * SECTOR).unwrap(), b"x");
         assert_eq!(read(&mut Cursor::new(&disk), SECTOR, torn + 1).unwrap(), None);
+    }
+
+    /// A disk, some bytes of which do not read.
+    struct Failing {
+        disk: Cursor<Vec<u8>>,
+        lost: std::ops::Range<u64>,
+    }
+
+    impl Read for Failing {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let start = self.disk.position();
+            let end = start + buffer.len() as u64;
+            if start < self.lost.end && self.lost.start < end {
+                return Err(io::Error::other("these bytes do not read"));
+            }
+            self.disk.read(buffer)
+        }
+    }
+
+    impl Seek for Failing {
+        fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+            self.disk.seek(to)
+        }
+    }
+
+    #[test]
+    fn a_table_that_cannot_be_read_is_replaced_by_the_other_one() {
+        let (mut disk, _guid) = disk();
+        let sectors = sectors(&disk);
+        let size = sectors * SECTOR;
+        let read_without = |disk: &[u8], lost: std::ops::Range<u64>| {
+            read(&mut Failing { disk: Cursor::new(disk.to_vec()), lost }, SECTOR, sectors)
+        };
+        // The header of the first one, its entries, all of the other one.
+        for lost in [512..1024, 1024..1536, size - 33 * 512..size] {
+            let table = read_without(&disk, lost).unwrap().unwrap();
+            assert_eq!(table[0].name, "POLIS-ESP");
+        }
+        assert!(read_without(&disk, 0..size).is_err());
+        // One byte of the entries: neither is valid, and one may have been.
+        put(&mut disk, 1024 + 60, b"x");
+        assert!(read_without(&disk, size - 512..size).is_err());
+        let torn = usize::try_from(size - 512).unwrap();
+        put(&mut disk, torn, b"x");
+        assert!(read_without(&disk, 512..1024).is_err());
     }
 
     #[test]

@@ -5,19 +5,24 @@
 //! the times of its checks.
 //!
 //! ```text
-//! [unheard] --first beat--> [beating] --deadline without a beat--> hangs
-//!                              ^  |
-//!                              +--+ beat, or a time without a chance to beat
+//! [starting] --first beat--> [beating] --deadline without a beat--> hangs
+//!     |                       ^  |
+//!     |                       +--+ beat, or a time without a chance to beat
+//!     +--START and the deadline without a beat--> hangs
 //! ```
 //!
 //! Invariants:
-//! - A `node` that has never sent a beat is not classified: its version may not send
-//!   any, and its start has other deadlines.
+//! - A `node` that never sends a beat hangs, too: its start has a bound.
 //! - Time in which `init` did not run does not count: on a machine that was paused, or
 //!   that starves all its processes, `node` does not hang.
 
 use std::time::Duration;
 
+use super::patience;
+
+/// How much longer than the deadline the first beat may take: `node` reads its program from the
+/// disk of the system until then, which has that long for each step of the boot.
+const START: Duration = patience::SYSTEM;
 /// The longest interval between checks; in a longer gap no process ran.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// The interval of the beats, `node`'s own (`daemon::heartbeat`).
@@ -31,40 +36,48 @@ const LATE: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Heartbeat {
     deadline: Duration,
-    received: Option<Duration>,
+    /// Whether a beat has come.
+    beats: bool,
+    /// The time of the last beat, or of the start.
+    since: Duration,
     looked: Duration,
 }
 
 impl Heartbeat {
-    /// A `node` that starts at `now` and may be silent for `deadline`.
+    /// A `node` that starts at `now` and may be silent for `deadline`, and longer before its first
+    /// beat.
     #[must_use]
     pub fn new(deadline: Duration, now: Duration) -> Self {
-        Self { deadline, received: None, looked: now }
+        Self { deadline, beats: false, since: now, looked: now }
     }
 
     /// Records a beat; returns how long `node` was silent before it, if the beat is late.
     pub fn received(&mut self, now: Duration) -> Option<Duration> {
-        let before = self.received.replace(now)?;
-        let silent = now.saturating_sub(before);
-        (silent > BEAT_LATE).then_some(silent)
+        let silent = now.saturating_sub(self.since);
+        let late = self.beats && silent > BEAT_LATE;
+        (self.beats, self.since) = (true, now);
+        late.then_some(silent)
     }
 
     /// Checks the clock; returns how long `node` has been silent if that is too long.
     pub fn look(&mut self, now: Duration) -> Option<Duration> {
         let gap = now.saturating_sub(self.looked);
         self.looked = now;
-        let received = self.received.as_mut()?;
         if gap > POLL_INTERVAL + LATE {
-            *received += gap;
+            self.since += gap;
         }
-        let silent = now.saturating_sub(*received);
-        (silent >= self.deadline).then_some(silent)
+        let silent = now.saturating_sub(self.since);
+        (silent >= self.silence_max()).then_some(silent)
     }
 
     /// When the next check is due.
     #[must_use]
-    pub fn next(&self) -> Option<Duration> {
-        self.received.map(|received| (received + self.deadline).min(self.looked + POLL_INTERVAL))
+    pub fn next(&self) -> Duration {
+        (self.since + self.silence_max()).min(self.looked + POLL_INTERVAL)
+    }
+
+    fn silence_max(&self) -> Duration {
+        if self.beats { self.deadline } else { START + self.deadline }
     }
 }
 
@@ -87,7 +100,7 @@ mod tests {
             if heartbeat.look(now).is_some() {
                 return Some(now);
             }
-            now = heartbeat.next().map_or(until, |next| next.max(now + at(1)));
+            now = heartbeat.next().max(now + at(1));
         }
         None
     }
@@ -111,9 +124,22 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_beats_or_never_did_is_left_alone() {
+    fn a_node_that_never_beats_is_found_once_its_start_has_had_its_time() {
         let mut heartbeat = Heartbeat::new(DEADLINE, at(10));
-        assert_eq!(heartbeat.look(at(10_000)), None);
+        assert_eq!(watch(&mut heartbeat, at(10), at(500)), Some(at(10 + 90 + 60)));
+    }
+
+    #[test]
+    fn a_slow_start_is_not_a_hang_and_the_deadline_counts_from_the_first_heartbeat() {
+        let mut heartbeat = Heartbeat::new(DEADLINE, at(10));
+        assert_eq!(watch(&mut heartbeat, at(10), at(159)), None);
+        assert_eq!(heartbeat.received(at(159)), None, "the first is never late");
+        assert_eq!(watch(&mut heartbeat, at(159), at(500)), Some(at(219)));
+    }
+
+    #[test]
+    fn a_node_that_beats_is_left_alone() {
+        let mut heartbeat = Heartbeat::new(DEADLINE, at(10));
         for second in (20..500).step_by(5) {
             heartbeat.received(at(second));
             assert_eq!(heartbeat.look(at(second + 4)), None);
@@ -127,6 +153,11 @@ mod tests {
         assert_eq!(heartbeat.look(at(15)), None);
         assert_eq!(heartbeat.look(at(4000)), None, "an hour without a run");
         assert_eq!(watch(&mut heartbeat, at(4000), at(5000)), Some(at(4057)));
+
+        let mut starting = Heartbeat::new(DEADLINE, at(10));
+        assert_eq!(starting.look(at(15)), None);
+        assert_eq!(starting.look(at(4000)), None, "an hour without a run, before the first beat");
+        assert_eq!(watch(&mut starting, at(4000), at(5000)), Some(at(4145)));
     }
 
     proptest! {
@@ -143,10 +174,12 @@ mod tests {
                     last = Some(now);
                 }
                 if let Some(silent) = heartbeat.look(now) {
-                    prop_assert!(silent >= DEADLINE);
-                    prop_assert!(last.is_some_and(|last| now - last >= DEADLINE));
+                    let bound = if last.is_some() { DEADLINE } else { START + DEADLINE };
+                    prop_assert!(silent >= bound);
+                    // It starts at zero.
+                    prop_assert!(now - last.unwrap_or_default() >= bound);
                 }
-                prop_assert!(heartbeat.next().is_none_or(|next| next <= now + POLL_INTERVAL));
+                prop_assert!(heartbeat.next() <= now + POLL_INTERVAL);
             }
         }
     }

@@ -130,7 +130,8 @@ pub struct Machine {
     pub countdown: Duration,
     /// How long `init` may be silent where only the kernel watches it.
     pub init_deadline: Duration,
-    /// The loader tries this system: the next start is that of the one before.
+    /// The loader tries this system: the next start is that of the one before, until `node` keeps
+    /// this one.
     pub trial: bool,
     /// The times of the stages.
     pub times: Times,

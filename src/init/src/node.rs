@@ -53,6 +53,8 @@ pub struct Node {
     last_lines: VecDeque<String>,
     /// Stages that it has started, by name, and their state.
     stages: BTreeMap<String, String>,
+    /// It has reported that its system is kept.
+    kept: bool,
 }
 
 impl Node {
@@ -68,6 +70,7 @@ impl Node {
             errors: Partial::default(),
             last_lines: VecDeque::new(),
             stages: BTreeMap::new(),
+            kept: false,
         }
     }
 
@@ -89,6 +92,7 @@ impl Node {
         let lines = self.lines.take(&bytes);
         for line in &lines {
             note(&mut self.stages, line);
+            self.kept |= keeps(line);
         }
         Some(lines)
     }
@@ -147,6 +151,12 @@ impl Node {
     #[must_use]
     pub fn awaits(&self, stage: Stage) -> bool {
         self.stages.get(stage.name()).is_some_and(|state| state == "waiting")
+    }
+
+    /// Whether it has kept its system, which was on trial.
+    #[must_use]
+    pub fn keeps_system(&self) -> bool {
+        self.kept
     }
 
     /// The stages that are neither done nor failed.
@@ -241,6 +251,14 @@ fn note(stages: &mut BTreeMap<String, String>, line: &str) {
     }
 }
 
+/// Whether a line reports that the system on trial is kept: the last step of its update is done.
+fn keeps(line: &str) -> bool {
+    line.starts_with("POLIS update ")
+        && EventLine::parse(line).is_some_and(|line| {
+            line.get("phase") == Some("commit") && line.get("result") == Some("done")
+        })
+}
+
 /// The bytes that a pipe has now; `None` if it is empty. Drops a pipe that has ended.
 fn read_some(pipe: &mut Option<OwnedFd>) -> Option<Vec<u8>> {
     let mut buffer = vec![0; READ_MAX];
@@ -281,13 +299,13 @@ impl Drop for Late {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     use super::*;
 
     /// A `node` whose pipes the test holds the other ends of.
-    fn node() -> (Node, [OwnedFd; 3]) {
+    pub(crate) fn node() -> (Node, [OwnedFd; 3]) {
         let pair =
             |kind| socketpair(AddressFamily::UNIX, kind, SocketFlags::NONBLOCK, None).unwrap();
         let (stdout, out) = pair(SocketType::STREAM);
@@ -306,6 +324,23 @@ mod tests {
             node.lines().unwrap();
             assert_eq!(node.awaits(Stage::Parameters), waits, "{state}");
             assert!(!node.awaits(Stage::Network));
+        }
+    }
+
+    #[test]
+    fn only_the_last_step_of_an_update_keeps_the_system() {
+        let (mut node, [out, _err, _theirs]) = node();
+        for (line, kept) in [
+            ("POLIS update phase=boot version=1.1.0 slot=B result=done t=1.000", false),
+            ("POLIS update phase=commit version=1.1.0 slot=B result=started t=1.000", false),
+            ("POLIS update phase=commit version=1.1.0 slot=B result=failed cause=x t=1.000", false),
+            ("[    1.000] I root: POLIS update phase=commit result=done", false),
+            ("POLIS update phase=commit version=1.1.0 slot=B result=done t=1.000", true),
+            ("POLIS stage name=network state=done t=2.000", true),
+        ] {
+            rustix::io::write(&out, format!("{line}\n").as_bytes()).unwrap();
+            node.lines().unwrap();
+            assert_eq!(node.keeps_system(), kept, "{line}");
         }
     }
 

@@ -379,7 +379,7 @@ impl Main<'_> {
         waited.extend(machine.kernel.iter().map(|kernel| (kernel.as_fd(), Interest::Read)));
         waited.extend(machine.buttons.iter().map(|button| (button.as_fd(), Interest::Read)));
         waited.extend(machine.port.waiting().map(|port| (port, Interest::Write)));
-        let next = [self.state.deadline(), machine.pet_at(), self.heartbeat.next()];
+        let next = [self.state.deadline(), machine.pet_at(), Some(self.heartbeat.next())];
         let next = next.into_iter().flatten().min();
         let time = next.map(|at| at.saturating_sub(clock::uptime()));
         if poll::wait(&waited, time).is_err() {
@@ -443,6 +443,10 @@ impl Main<'_> {
     fn read_lines(&mut self) -> bool {
         let Some(lines) = self.node.lines() else { return false };
         lines.iter().for_each(|line| self.machine.port.line(line));
+        if self.node.keeps_system() {
+            // From now on a failure counts as that of any other system.
+            self.machine.trial = false;
+        }
         // A disk with node parameters may be behind a driver of the rest.
         if self.node.awaits(Stage::Parameters) {
             self.load_the_rest();
@@ -481,8 +485,6 @@ impl Main<'_> {
                 }
             }
             "ready" => {
-                // From now on a failure counts as that of any other system.
-                self.machine.trial = false;
                 self.load_the_rest();
                 self.step(Event::Ready);
             }
@@ -562,6 +564,8 @@ impl Main<'_> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::net::SendFlags;
+
     use super::super::machine::Times;
     use super::super::node::stages;
     use super::*;
@@ -584,5 +588,32 @@ mod tests {
             (Stage::System, (second * 2, None)),
         ]);
         assert_eq!(stages(&times), "kernel=0.000-1.000,initramfs=1.000-2.000");
+    }
+
+    #[test]
+    fn a_trial_is_over_when_the_system_is_kept_and_not_when_the_node_is_ready() {
+        let mut machine = Machine::default();
+        machine.trial = true;
+        let (node, [out, _err, theirs]) = super::super::node::tests::node();
+        let mut main = Main {
+            machine: &mut machine,
+            node,
+            state: State::Running,
+            coldplug: None,
+            output: None,
+            partial: Partial::default(),
+            heartbeat: Heartbeat::new(NODE_DEADLINE, Duration::ZERO),
+        };
+        rustix::net::send(&theirs, b"POLIS ready", SendFlags::empty()).unwrap();
+        main.read_node();
+        assert!(main.machine.trial, "its cluster may not be healthy with it");
+        for (result, trial) in [("started", true), ("done", false)] {
+            let line = format!(
+                "POLIS update phase=commit version=1.1.0 slot=B result={result} t=30.000\n"
+            );
+            rustix::io::write(&out, line.as_bytes()).unwrap();
+            main.read_node();
+            assert_eq!(main.machine.trial, trial, "{result}");
+        }
     }
 }

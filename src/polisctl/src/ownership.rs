@@ -270,7 +270,7 @@ fn named(
     if !global.endpoints.is_empty() {
         settings.endpoints = global.endpoints.iter().map(ToString::to_string).collect();
     }
-    settings.user = OWNER.to_owned();
+    settings.user = user(&certified.certificate);
     settings.key = key_file;
     settings.nodes = certified
         .directory
@@ -287,11 +287,16 @@ fn named(
     Ok(context)
 }
 
+/// The user of a certificate. Another owner than the first one may take ownership again.
+fn user(certificate: &[u8]) -> String {
+    Facts::read(certificate).map_or(OWNER.to_owned(), |facts| facts.subject)
+}
+
 fn saved(global: &Global, context: Context) -> Result<(), Error> {
     let ca = context.ca.as_deref().unwrap_or_default();
     let certificate = context.certificate.as_deref().and_then(Facts::read);
     let taken = Taken {
-        user: OWNER.to_owned(),
+        user: context.settings.user,
         ca_fingerprint: Fingerprint::of_certificate(ca).to_string(),
         certificate_ends: certificate.map(|facts| units::Time(facts.not_after)),
         context: context.name,

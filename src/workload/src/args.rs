@@ -69,8 +69,8 @@ pub(super) fn api_server(site: &Site, advertise: IpAddr) -> Vec<String> {
     flags.file("client-ca-file", &run.ca);
     flags.file("authentication-config", &run.authentication);
     flags.add("authorization-mode", "Node,RBAC");
-    // With an external address in a Service, whoever may make one in a namespace would take
-    // over that address on every worker.
+    // Without it, a user who may make Services in one namespace could take over an external
+    // address on every worker.
     flags.add("enable-admission-plugins", "NodeRestriction,DenyServiceExternalIPs");
     flags.file("admission-control-config-file", &run.admission);
     flags.file("encryption-provider-config", &run.encryption);

@@ -234,9 +234,9 @@ impl Controller {
 
 /// Runs a part that needs the cluster's own objects, until it is outdated.
 ///
-/// It waits until the reconciler has tried all of them, and not until it is ready: while the API
-/// server refuses one of them because of an admission webhook, only the scheduler and the
-/// controller manager can bring the pod of that webhook back.
+/// It waits until the reconciler has tried all of them, or has needed long for that, and not until
+/// it is ready: while the API server refuses one of them because of an admission webhook, only the
+/// scheduler and the controller manager can bring the pod of that webhook back.
 async fn after_objects(
     component: Component,
     ctx: &Context,

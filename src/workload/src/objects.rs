@@ -108,6 +108,17 @@ pub(super) struct Object {
 /// Every object.
 pub(super) fn all() -> Vec<Object> {
     vec![
+        // Each policy is before the role that it restricts.
+        guard(),
+        policy_binding(GUARD),
+        csi_volumes(),
+        policy_binding(CSI_VOLUMES),
+        csi_claims(),
+        policy_binding(CSI_CLAIMS),
+        // This one refuses kubelets without the role, so the role is first.
+        worker(),
+        workers_guard(),
+        policy_binding(WORKERS_GUARD),
         cluster_viewer(),
         binding(
             KUBELET_CLIENT,
@@ -121,19 +132,10 @@ pub(super) fn all() -> Vec<Object> {
         dns(),
         policy(),
         csi_role(),
-        csi_volumes(),
-        policy_binding(CSI_VOLUMES),
-        csi_claims(),
-        policy_binding(CSI_CLAIMS),
         storage("CSIDriver", "csidrivers", DRIVER, csi_driver()),
         storage("StorageClass", "storageclasses", CLASS, storage_class()),
         runtime_class("runc", "runc"),
         gvisor(),
-        guard(),
-        policy_binding(GUARD),
-        worker(),
-        workers_guard(),
-        policy_binding(WORKERS_GUARD),
     ]
 }
 
@@ -511,6 +513,17 @@ mod tests {
         assert_eq!(paths.len(), count);
         for object in objects() {
             assert_eq!(object.content["metadata"]["labels"][LABEL], "true", "{object:?}");
+        }
+    }
+
+    #[test]
+    fn a_policy_is_in_force_before_the_rights_that_it_restricts() {
+        let paths: Vec<_> = all().into_iter().map(|object| object.path).collect();
+        let at = |end: &str| paths.iter().position(|path| path.ends_with(end)).unwrap();
+        let in_force = |policy: &str| at(&format!("/validatingadmissionpolicybindings/{policy}"));
+        assert!(in_force(GUARD) < at(&format!("/clusterrolebindings/{OPERATORS}")));
+        for policy in [CSI_VOLUMES, CSI_CLAIMS] {
+            assert!(in_force(policy) < at(&format!("/clusterroles/{CSI}")), "{policy}");
         }
     }
 

@@ -4,10 +4,16 @@
 //! ```text
 //! every hour ------------------------------> every object is applied
 //! one was refused, 2 s to 5 minutes ago ---> every object is applied again
+//! one timed out or was 503, 2 to 30 s ago -> the same
+//! one has failed, API server ready again --> the same, at once
+//!
 //! every 30 seconds ------------------------> former authorities leave what aggregated APIs trust
 //! a record has changed, every 30 seconds --> rights of the workers, labels, Nodes without
 //!                                            a worker are deleted
 //! ```
+//!
+//! The objects and the records have a loop each. That of the records begins after the first attempt
+//! on the objects, as among these are the policies that restrict the rights of workers.
 //!
 //! Every controller does so. To apply the same object twice changes nothing, so they need no
 //! leader among them. The part about nodes waits while no leader of the cluster reports the
@@ -20,17 +26,19 @@
 //! Invariants:
 //! - A refused object holds up neither the others, nor the rights of workers, nor the programs
 //!   that wait for the reconciler: without a scheduler, the pod of that webhook would never run.
+//! - A webhook that hangs at each object holds up the rights and the programs for [`TRIED_MAX`]
+//!   once, and no new worker after that.
 //!
 //! What this module does not do: remove other objects that a former version applied.
 //! There are none yet.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustls::pki_types::CertificateDer;
 use serde_json::Value;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{sleep, timeout};
 use tracing::{debug, info};
 
 use super::api::{self, Api};
@@ -39,7 +47,7 @@ use super::objects::{self, Object};
 use super::parts::{Part, PartState, Parts};
 use polis_base::cause;
 use polis_base::files::File;
-use polis_runtime::event::Closed;
+use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::Nodes;
@@ -54,12 +62,24 @@ const NODES_EVERY: Duration = Duration::from_secs(30);
 /// Between two passes, whatever changes: a leader reports each change by itself.
 const SPACING: Duration = Duration::from_secs(1);
 
-/// After a failed step: the API server may just be starting again.
+/// After the first failure: the API server may just be starting again. Each further one doubles the
+/// pause, up to a bound that depends on the failure.
 const RETRY: Duration = Duration::from_secs(2);
+
+/// The longest pause after failures that end without a person: etcd holds an election, or the API
+/// server has too much to do.
+const PASSING_MAX: Duration = Duration::from_secs(30);
 
 /// The longest pause after refusals. A person has to end their reason, and sees within this that
 /// it has ended.
 const REFUSED_MAX: Duration = Duration::from_secs(5 * 60);
+
+/// How long the first attempt on the objects may hold up what comes after it. The API server waits
+/// for a webhook that hangs for ten seconds and longer, at each object.
+const TRIED_MAX: Duration = Duration::from_secs(30);
+
+/// Between two looks at whether the API server is ready. One that is not is checked twice a second.
+const LOOK: Duration = Duration::from_millis(250);
 
 /// Nodes in one answer. One has at most 15 kB, most of it names of images.
 const PAGE: usize = 100;
@@ -96,6 +116,28 @@ impl Error {
             | api::Error::Connect { .. }
             | api::Error::Http { .. } => false,
         }
+    }
+
+    /// The longest pause after it.
+    fn pause_max(&self) -> Duration {
+        let (Self::Apply { source, .. } | Self::Label { source, .. } | Self::Api(source)) = self;
+        match source {
+            // 500 is the answer for a webhook that fails.
+            api::Error::Refused { status: 408 | 429 | 501..=599, .. }
+            | api::Error::Silent { .. } => PASSING_MAX,
+            api::Error::Refused { .. } => REFUSED_MAX,
+            api::Error::Credentials { .. }
+            | api::Error::Connect { .. }
+            | api::Error::Http { .. } => RETRY,
+        }
+    }
+}
+
+/// The failure after which objects are applied again sooner; of two alike, the first.
+fn sooner(before: Result<(), Error>, error: Error) -> Error {
+    match before {
+        Err(first) if first.pause_max() <= error.pause_max() => first,
+        Ok(()) | Err(_) => error,
     }
 }
 
@@ -170,77 +212,52 @@ pub(super) struct Service<S> {
     pub(super) node: NodeId,
     /// Every node of the cluster.
     pub(super) nodes: watch::Receiver<Option<Arc<Nodes>>>,
-    /// Whether the API server was asked for every object once, whatever it answered.
+    /// Whether the API server was asked for every object once, whatever it answered, or has needed
+    /// longer than [`TRIED_MAX`] for that.
     pub(super) tried: watch::Sender<bool>,
     pub(super) parts: Parts,
 }
 
-/// The work of a run, which the next pass need not repeat, or report again.
+/// How the last attempt of each loop ended; `None` before its first.
 #[derive(Debug, Default)]
-struct Done {
+struct Ends {
     /// The cluster's own objects.
-    objects: Step,
+    objects: Option<Result<(), String>>,
     /// What follows the records of the nodes, and the trust in authorities.
-    nodes: Step,
-    /// The workers that have their rights.
-    workers: Option<Vec<NodeId>>,
+    records: Option<Result<(), String>>,
 }
 
-impl Done {
-    /// Why something is not as it should be.
-    fn cause(&self) -> Option<&str> {
-        let failure = self.objects.failure.as_ref().or(self.nodes.failure.as_ref())?;
-        Some(&failure.cause)
-    }
-
-    /// When the next pass is due.
-    fn due(&self) -> Instant {
-        self.objects.due.min(self.nodes.due).unwrap_or_else(Instant::now)
+impl Ends {
+    /// The state of the part; `None` before the end of an attempt on the objects. The programs that
+    /// wait for that see the part ready first, so it does not wait for the other loop.
+    fn state(&self) -> Option<PartState> {
+        match (&self.objects, &self.records) {
+            (Some(Err(cause)), _) | (_, Some(Err(cause))) => {
+                Some(PartState::Failed { cause: cause.clone() })
+            }
+            (Some(Ok(())), _) => Some(PartState::Ready),
+            (None, _) => None,
+        }
     }
 }
 
-/// One step of a pass: when it is due again, and why it failed.
+/// The attempts of one loop.
 #[derive(Debug, Default)]
-struct Step {
-    /// `None` before the first attempt.
-    due: Option<Instant>,
-    /// The end of the last attempt, if it failed.
-    failure: Option<Failure>,
+struct Attempts {
+    /// The pause after the last one, if it failed.
+    pause: Option<Duration>,
 }
 
-#[derive(Debug)]
-struct Failure {
-    cause: String,
-    /// Whether the API server refused something; else it was not reached.
-    refused: bool,
-    /// The pause after it.
-    pause: Duration,
-}
-
-impl Step {
-    fn is_due(&self) -> bool {
-        self.due.is_none_or(|due| due <= Instant::now())
-    }
-
-    /// Whether all of it was tried.
-    fn is_tried(&self) -> bool {
-        self.due.is_some() && self.failure.as_ref().is_none_or(|failure| failure.refused)
-    }
-
-    /// Records an attempt. The next one is due after `every`, and sooner if it failed.
-    fn ended(&mut self, ended: Result<(), Error>, every: Duration) {
-        let failure = ended.err().map(|error| {
-            let refused = error.is_refusal();
-            let pause = match &self.failure {
-                Some(last) if refused => (last.pause * 2).min(REFUSED_MAX),
-                Some(_) | None => RETRY,
-            };
-            debug!(error = &error as &dyn std::error::Error, ?pause, "a step failed");
-            Failure { cause: cause::line(&error), refused, pause }
-        });
-        let pause = failure.as_ref().map_or(every, |failure| failure.pause.min(every));
-        self.due = Some(Instant::now() + pause);
-        self.failure = failure;
+impl Attempts {
+    /// Records the end of one; a failure becomes its cause.
+    fn ended(&mut self, ended: Result<(), Error>) -> Result<(), String> {
+        let last = self.pause.take();
+        ended.map_err(|error| {
+            let pause = last.map_or(RETRY, |last| (last * 2).min(error.pause_max()));
+            debug!(error = &error as &dyn std::error::Error, ?pause, "an attempt failed");
+            self.pause = Some(pause);
+            cause::line(&error)
+        })
     }
 }
 
@@ -252,55 +269,110 @@ fn has_others(map: &Value, known: &[CertificateDer<'static>]) -> bool {
 }
 
 impl<S: Server> Service<S> {
-    pub(super) async fn run(mut self, ctx: Context) -> Result<(), Closed> {
-        let ready = self.parts.ready(Part::ApiServer);
-        let Some(ready) = ctx.until_cancelled(ready).await else { return Ok(()) };
-        ready?;
-        let mut done = Done::default();
-        loop {
-            let nodes = self.nodes.borrow_and_update().clone();
-            let pass = Box::pin(self.pass(&mut done, nodes.as_deref()));
-            if ctx.until_cancelled(pass).await.is_none() {
-                return Ok(());
-            }
-            match done.cause() {
-                None => self.parts.set(Part::Reconciler, PartState::Ready),
-                Some(cause) => self.parts.fail(Part::Reconciler, cause),
-            }
-            if done.objects.is_tried() {
-                ctx.healthy();
-                self.tried.send_replace(true);
-            }
-            match ctx.until_cancelled(self.change(done.due())).await {
-                Some(waited) => waited?,
-                None => return Ok(()),
-            }
-        }
+    pub(super) async fn run(self, ctx: Context) -> Result<(), Closed> {
+        ctx.until_cancelled(Box::pin(self.keep(&ctx))).await.unwrap_or(Ok(()))
     }
 
-    /// Waits until a record has changed, or the next pass is due. Cancel-safe.
-    async fn change(&mut self, due: Instant) -> Result<(), Closed> {
-        sleep(SPACING).await;
+    /// Runs both loops once the API server is ready.
+    async fn keep(&self, ctx: &Context) -> Result<(), Closed> {
+        self.parts.ready(Part::ApiServer).await?;
+        let ends = Mutex::default();
         tokio::select! {
-            // Cancel-safe, both: they wait for a value or for the time.
-            changed = self.nodes.changed() => changed.map_err(|_closed| Closed("the nodes")),
-            () = sleep_until(due) => Ok(()),
+            // Cancel-safe, both: every request may be repeated.
+            ended = self.keep_objects(&ends, ctx) => ended,
+            ended = self.keep_records(&ends) => ended,
         }
     }
 
-    async fn pass(&self, done: &mut Done, nodes: Option<&Nodes>) {
-        // The rights of workers are first: a webhook that does not answer may hold up each of
-        // the other objects for seconds.
-        let followed = self.follow(&mut done.workers, nodes).await;
-        let trusted = self.trust().await;
-        done.nodes.ended(followed.and(trusted), NODES_EVERY);
-        if done.objects.is_due() {
-            let objects = objects::all();
-            let applied = self.apply(&objects).await;
+    async fn keep_objects(&self, ends: &Mutex<Ends>, ctx: &Context) -> Result<(), Closed> {
+        let objects = objects::all();
+        let mut attempts = Attempts::default();
+        loop {
+            let applied = self.apply_all(&objects, ctx).await;
             if applied.is_ok() {
                 info!(objects = objects.len(), "the cluster's own objects are in place");
             }
-            done.objects.ended(applied, EVERY);
+            let tried = applied.as_ref().err().is_none_or(Error::is_refusal);
+            let ended = attempts.ended(applied);
+            self.report(ends, |ends| ends.objects = Some(ended));
+            if tried {
+                self.set_tried(ctx);
+            }
+            self.rest(&mut attempts, EVERY).await?;
+        }
+    }
+
+    async fn keep_records(&self, ends: &Mutex<Ends>) -> Result<(), Closed> {
+        let mut tried = self.tried.subscribe();
+        until(&mut tried, "the objects", |tried| tried.then_some(())).await?;
+        let (mut nodes, mut attempts, mut workers) =
+            (self.nodes.clone(), Attempts::default(), None);
+        loop {
+            let records = nodes.borrow_and_update().clone();
+            let followed = self.follow(&mut workers, records.as_deref()).await;
+            let trusted = self.trust().await;
+            let ended = attempts.ended(followed.and(trusted));
+            self.report(ends, |ends| ends.records = Some(ended));
+            let change = async {
+                sleep(SPACING).await;
+                nodes.changed().await
+            };
+            tokio::select! {
+                // Cancel-safe, both: they wait for a value or for the time.
+                changed = change => changed.map_err(|_closed| Closed("the nodes"))?,
+                rested = self.rest(&mut attempts, NODES_EVERY) => rested?,
+            }
+        }
+    }
+
+    /// Records how a loop has ended, and sets the state of the part.
+    fn report(&self, ends: &Mutex<Ends>, record: impl FnOnce(&mut Ends)) {
+        let mut ends = ends.lock().unwrap_or_else(PoisonError::into_inner);
+        record(&mut ends);
+        if let Some(state) = ends.state() {
+            self.parts.set(Part::Reconciler, state);
+        }
+    }
+
+    fn set_tried(&self, ctx: &Context) {
+        ctx.healthy();
+        self.tried.send_replace(true);
+    }
+
+    /// Waits until the next attempt is due: after `every`, and sooner after a failure. An API server
+    /// that is ready again gets it at once, and the pauses begin anew. Cancel-safe.
+    async fn rest(&self, attempts: &mut Attempts, every: Duration) -> Result<(), Closed> {
+        let failed = attempts.pause;
+        let pause = failed.map_or(every, |pause| pause.min(every));
+        tokio::select! {
+            // Cancel-safe, both: they wait for a value or for the time.
+            () = sleep(pause) => Ok(()),
+            ready = self.ready_again(), if failed.is_some() => {
+                attempts.pause = None;
+                ready
+            }
+        }
+    }
+
+    /// Waits until the API server is not ready, and then until it is ready. Cancel-safe.
+    async fn ready_again(&self) -> Result<(), Closed> {
+        while self.parts.state(Part::ApiServer) == Some(PartState::Ready) {
+            sleep(LOOK).await;
+        }
+        self.parts.ready(Part::ApiServer).await
+    }
+
+    /// Applies every object; returns a refusal. An attempt that takes long counts as one before its
+    /// end: an API server that is not there would have ended it at once.
+    async fn apply_all(&self, objects: &[Object], ctx: &Context) -> Result<(), Error> {
+        let mut pass = Box::pin(self.apply(objects));
+        let ended = timeout(TRIED_MAX, pass.as_mut()).await;
+        match ended {
+            Ok(applied) => applied,
+            Err(_elapsed) => {
+                self.set_tried(ctx);
+                pass.await
+            }
         }
     }
 
@@ -325,13 +397,13 @@ impl<S: Server> Service<S> {
         Ok(())
     }
 
-    /// Applies each of these objects; returns the first refusal.
+    /// Applies each of these objects; returns the refusal that may end the soonest.
     async fn apply(&self, objects: &[Object]) -> Result<(), Error> {
         let mut applied = Ok(());
         for object in objects {
             let ended = self.api.apply(object).await;
             match ended.map_err(|source| Error::Apply { path: object.path.clone(), source }) {
-                Err(error) if error.is_refusal() => applied = applied.and(Err(error)),
+                Err(error) if error.is_refusal() => applied = Err(sooner(applied, error)),
                 // Without the server the rest would fail, too.
                 ended => ended?,
             }

@@ -1,9 +1,9 @@
 //! What the reconciler does with an API server that refuses objects, or is not there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::MutexGuard;
 
 use polis_base::sys::clock;
 use polis_proto::v1;
@@ -11,7 +11,6 @@ use polis_wire::node_roles::Role;
 use polis_wire::pki::memory::Memory;
 use polis_wire::pki::{Namespace, kubernetes_authority};
 use serde_json::json;
-use tokio::time::timeout;
 
 use super::*;
 use crate::parts::Status;
@@ -19,6 +18,10 @@ use crate::parts::Status;
 const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 6443);
 const CLASS: &str = "/apis/storage.k8s.io/v1/storageclasses/local";
 const RIGHTS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/polis:workers";
+const OWNERS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/polis:owners";
+
+/// As long as a request may take.
+const HANG: Duration = Duration::from_secs(20);
 
 /// An API server without a network.
 #[derive(Clone, Debug, Default)]
@@ -30,6 +33,8 @@ struct State {
     down: bool,
     /// The statuses with which it refuses to apply these objects.
     refuses: BTreeMap<String, u16>,
+    /// The objects at which it does not answer.
+    hangs: BTreeSet<String>,
     /// The Node objects.
     nodes: Vec<Value>,
     /// The paths of the objects that it was asked to apply, in order.
@@ -62,10 +67,17 @@ impl Fake {
 
 impl Server for Fake {
     async fn apply(&self, object: &Object) -> Result<(), api::Error> {
-        let mut state = self.reached()?;
-        state.applied.push(object.path.clone());
-        match state.refuses.get(&object.path) {
-            Some(status) => Err(api::Error::refused(ADDRESS, *status, b"no")),
+        let (refused, hangs) = {
+            let mut state = self.reached()?;
+            state.applied.push(object.path.clone());
+            (state.refuses.get(&object.path).copied(), state.hangs.contains(&object.path))
+        };
+        if hangs {
+            sleep(HANG).await;
+            return Err(api::Error::Silent { address: ADDRESS });
+        }
+        match refused {
+            Some(status) => Err(api::Error::refused(ADDRESS, status, b"no")),
             None => Ok(()),
         }
     }
@@ -170,6 +182,8 @@ async fn a_refused_object_holds_up_neither_the_others_nor_the_rights_of_workers(
                 "cannot apply {CLASS}; delete it, and it is made again: {ADDRESS} answers 422: no"
             )
         );
+        // The rights of workers follow.
+        sleep(SPACING / 4).await;
         for object in objects::all().iter().chain(&objects::workers(&[])) {
             assert_eq!(server.attempts(&object.path), 1, "{}", object.path);
         }
@@ -232,6 +246,113 @@ async fn a_server_that_is_not_reached_is_asked_again_soon_and_has_refused_nothin
     };
     let (ended, ()) = tokio::join!(service.run(ctx), story);
     ended.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_policies_are_applied_before_the_rights_of_workers() {
+    let (ctx, handles) = Context::for_test();
+    let mut world = World::new(&ctx);
+    let server = world.service.api.clone();
+    let service = world.service.clone();
+    let story = async {
+        world.ready().await;
+        assert!(*world.tried.borrow(), "the programs start");
+        sleep(SPACING / 4).await;
+        let applied = server.state().applied.clone();
+        let policies = applied.iter().rposition(|path| path.contains("/validatingadmission"));
+        let rights = applied.iter().position(|path| path == RIGHTS);
+        assert!(policies.unwrap() < rights.unwrap(), "{applied:?}");
+        handles.cancel().await;
+    };
+    let (ended, ()) = tokio::join!(service.run(ctx), story);
+    ended.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_webhook_that_hangs_at_each_object_delays_programs_and_rights_for_half_a_minute() {
+    let (ctx, handles) = Context::for_test();
+    let mut world = World::new(&ctx);
+    let server = world.service.api.clone();
+    let objects = objects::all();
+    server.state().hangs = objects.iter().map(|object| object.path.clone()).collect();
+    let service = world.service.clone();
+    let story = async {
+        timeout(TRIED_MAX + SPACING, world.tried()).await.unwrap();
+        assert!(handles.is_healthy());
+        sleep(SPACING / 4).await;
+        assert_eq!(server.attempts(RIGHTS), 1);
+        // A new worker has its rights at once.
+        world.records.send_replace(records(&[2, 4]));
+        sleep(SPACING + SPACING / 2).await;
+        assert_eq!(server.attempts(RIGHTS), 2);
+        let last = objects.last().unwrap();
+        assert_eq!(server.attempts(&last.path), 0, "the first attempt has not ended");
+        handles.cancel().await;
+    };
+    let (ended, ()) = tokio::join!(service.run(ctx), story);
+    ended.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_that_end_without_a_person_are_repeated_within_half_a_minute() {
+    let (ctx, handles) = Context::for_test();
+    let mut world = World::new(&ctx);
+    let server = world.service.api.clone();
+    // One that a person has to end makes the pauses no longer.
+    server.state().refuses = BTreeMap::from([(OWNERS.to_owned(), 422), (CLASS.to_owned(), 503)]);
+    let service = world.service.clone();
+    let story = async {
+        world.tried().await;
+        sleep(Duration::from_secs(590)).await;
+        // After 0, 2, 6, 14 and 30 seconds, then every 30 seconds.
+        assert_eq!(server.attempts(CLASS), 23);
+        server.state().refuses.clear();
+        timeout(PASSING_MAX + SPACING, world.ready()).await.unwrap();
+        handles.cancel().await;
+    };
+    let (ended, ()) = tokio::join!(service.run(ctx), story);
+    ended.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_api_server_that_is_ready_again_is_asked_at_once_and_the_pauses_begin_anew() {
+    let (ctx, handles) = Context::for_test();
+    let mut world = World::new(&ctx);
+    let server = world.service.api.clone();
+    server.state().refuses = BTreeMap::from([(CLASS.to_owned(), 500)]);
+    let service = world.service.clone();
+    let story = async {
+        world.tried().await;
+        // The last attempt was after 510 seconds, and the next one is due after 810.
+        sleep(Duration::from_secs(10 * 60)).await;
+        world.service.parts.fail(Part::ApiServer, "no quorum");
+        sleep(SPACING).await;
+        assert_eq!(server.attempts(CLASS), 9);
+        world.service.parts.set(Part::ApiServer, PartState::Ready);
+        sleep(SPACING).await;
+        assert_eq!(server.attempts(CLASS), 10);
+        sleep(RETRY).await;
+        assert_eq!(server.attempts(CLASS), 11);
+        handles.cancel().await;
+    };
+    let (ended, ()) = tokio::join!(service.run(ctx), story);
+    ended.unwrap();
+}
+
+#[test]
+fn only_refusals_that_a_person_ends_lead_to_pauses_of_minutes() {
+    let pause_max = |source| Error::Apply { path: CLASS.to_owned(), source }.pause_max();
+    for status in [408, 429, 502, 503, 504] {
+        let max = pause_max(api::Error::refused(ADDRESS, status, b""));
+        assert_eq!(max, PASSING_MAX, "{status}");
+    }
+    for status in [400, 403, 404, 409, 422, 500] {
+        let max = pause_max(api::Error::refused(ADDRESS, status, b""));
+        assert_eq!(max, REFUSED_MAX, "{status}");
+    }
+    assert_eq!(pause_max(api::Error::Silent { address: ADDRESS }), PASSING_MAX);
+    let source = io::ErrorKind::ConnectionRefused.into();
+    assert_eq!(pause_max(api::Error::Connect { address: ADDRESS, source }), RETRY);
 }
 
 #[test]

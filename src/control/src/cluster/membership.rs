@@ -65,7 +65,8 @@ pub(super) async fn ensure<S: pki::Store + Clone>(
     let credentials = &root.data.node.credentials;
     let pem = |der: &[u8]| pki::certificate_pem(der).into_bytes();
     credentials.certificate.save(pem(&issued.der)).await?;
-    let authorities = Authorities::sole(authority.der.clone());
+    // With those before it: a cluster that begins again from a snapshot may have rotated its CA.
+    let authorities = store.authorities().await?;
     credentials.authorities.save(authorities.to_record()).await?;
     probe.passed(Step::Credentials)?;
 
@@ -106,9 +107,9 @@ pub(super) async fn check<S: pki::Store + Clone>(
     Ok(record)
 }
 
-/// Renews the certificate of this node if it has expired: the machine was off for so long,
-/// and perhaps the whole cluster with it, so that no leader could be asked. A voter renews
-/// without a leader.
+/// Completes the record of the CAs if an earlier version wrote it, and renews the certificate of
+/// this node if it has expired: the machine was off for so long, and perhaps the whole cluster
+/// with it, so that no leader could be asked. A voter does both without a leader.
 pub(super) async fn renew_ended<S: pki::Store + Clone>(
     store: &Store<S>,
     record: &v1::Node,
@@ -116,6 +117,7 @@ pub(super) async fn renew_ended<S: pki::Store + Clone>(
     root: &Root,
     now: SystemTime,
 ) -> Result<(), Error> {
+    complete_authorities(store, root).await?;
     let file = root.data.node.credentials.certificate.clone();
     let read = file.clone();
     let old = blocking(move || read.read()).await?.unwrap_or_default();
@@ -130,6 +132,29 @@ pub(super) async fn renew_ended<S: pki::Store + Clone>(
             info!("the certificate of this node had ended and is renewed");
         }
         None => warn!("the certificate of this node is revoked and not renewed"),
+    }
+    Ok(())
+}
+
+/// Writes the record of the CAs that the store has in place of one with a CA of a rotation alone.
+/// Earlier versions wrote such a record on the node that founded a cluster again from a snapshot.
+/// No authorities follow from it, so this node would take part in no rotation.
+async fn complete_authorities<S: pki::Store + Clone>(
+    store: &Store<S>,
+    root: &Root,
+) -> Result<(), Error> {
+    let file = root.data.node.credentials.authorities.clone();
+    let read = file.clone();
+    let record = blocking(move || read.read()).await?.unwrap_or_default();
+    let Some(known) = Authorities::from_record(&record) else { return Ok(()) };
+    if known.made_in() == 0 || known != Authorities::sole(known.signing.clone()) {
+        return Ok(());
+    }
+    let whole = store.authorities().await?;
+    // The store is this member's own; all the same, only what the known CA leads to is trusted.
+    if whole.succeed(&known.signing) {
+        file.save(whole.to_record()).await?;
+        info!(rotations = whole.rotations, "the record of the CAs of the cluster is complete");
     }
     Ok(())
 }
@@ -219,8 +244,107 @@ pub(super) async fn conclude(root: &Root) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use polis_wire::pki::memory::Memory;
+
     use super::*;
-    use crate::cluster::tests::begun;
+    use crate::cluster::tests::{FakeTpm, begun};
+    use crate::cluster::unlock::sealer::Sealer;
+
+    fn founding(key: u8, restored: bool) -> Founding {
+        Founding {
+            node: Identity::new([key; 32]),
+            labels: BTreeMap::new(),
+            name: None,
+            owner_public_key: [1; 32],
+            configuration: v1::ClusterConfiguration::default(),
+            disk: None,
+            storage_kind: v1::StorageKind::Authenticated,
+            restored,
+        }
+    }
+
+    /// The store of a cluster that has rotated its CA once.
+    async fn rotated() -> Store<Memory> {
+        let store = Store::new(Memory::default());
+        store.found(&founding(7, false)).await.unwrap();
+        store.ensure_authority(clock::now()).await.unwrap();
+        store.rotate(1, clock::now()).await.unwrap();
+        assert!(store.conclude().await.unwrap());
+        store
+    }
+
+    /// The tree of a machine without a disk key.
+    fn machine(disk: &Path) -> (Root, Shares) {
+        let root = Root::at(disk);
+        root.create().unwrap();
+        let sealer = Sealer::new(Arc::new(FakeTpm::default()), disk);
+        let shares = Shares::new(sealer, &root.esp, disk);
+        (root, shares)
+    }
+
+    fn known(root: &Root) -> Authorities {
+        let record = root.data.node.credentials.authorities.read().unwrap().unwrap();
+        Authorities::from_record(&record).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_node_that_founds_a_cluster_again_knows_its_cas_and_follows_the_next_rotation() {
+        let store = rotated().await;
+        let disk = tempfile::tempdir().unwrap();
+        let (root, shares) = machine(disk.path());
+        let own = Own {
+            root: &root,
+            shares: &shares,
+            kind: Kind::Insecure,
+            keys: None,
+            keeping: Keeping::default(),
+        };
+        let again = founding(8, true);
+        let sealed = Box::pin(ensure(&store, &again, own, &Probe::default())).await.unwrap();
+        let before = known(&root);
+        assert_eq!(before, store.authorities().await.unwrap());
+        assert_eq!((before.rotations, &before.signing), (1, &sealed.cluster_ca));
+        check(&store, &sealed, again.node).await.unwrap();
+
+        store.rotate(2, clock::now()).await.unwrap();
+        let both = store.authorities().await.unwrap();
+        assert!(both.follow(&before), "{both:?} after {before:?}");
+        assert!(store.conclude().await.unwrap());
+        assert!(store.authorities().await.unwrap().follow(&both));
+    }
+
+    #[tokio::test]
+    async fn a_record_of_the_last_ca_alone_is_completed_from_the_store_that_it_leads_to() {
+        let store = rotated().await;
+        let disk = tempfile::tempdir().unwrap();
+        let (root, _shares) = machine(disk.path());
+        let node = Identity::new([8; 32]);
+        let boots = async |written: &Authorities| {
+            root.data.node.credentials.authorities.write(&written.to_record()).unwrap();
+            let record = v1::Node::default();
+            Box::pin(renew_ended(&store, &record, node, &root, clock::now())).await.unwrap();
+            known(&root)
+        };
+        let first = store.authorities().await.unwrap();
+        let alone = Authorities::sole(first.signing.clone());
+        assert_eq!(boots(&alone).await, first);
+
+        // Another rotation has begun since.
+        store.rotate(2, clock::now()).await.unwrap();
+        let whole = store.authorities().await.unwrap();
+        assert!(!whole.follow(&alone), "it would never be trusted");
+        assert_eq!(boots(&alone).await, whole);
+        // A record that is complete follows by itself, whatever the store has.
+        assert_eq!(boots(&first).await, first);
+        let founder = Authorities::sole(first.former[0].clone());
+        assert_eq!(boots(&founder).await, founder);
+        let foreign = Authorities::sole(rotated().await.authorities().await.unwrap().signing);
+        assert_eq!(boots(&foreign).await, foreign);
+    }
 
     #[tokio::test]
     async fn only_the_end_of_a_bootstrap_removes_a_snapshot() {

@@ -11,6 +11,7 @@
 //!   peer that the others dial.
 //! - A voter is removed only if the members that answer without it are a majority.
 //! - A learner that never started is a member like any other: it can be removed.
+//! - A list of members is that of a majority: a member that is cut off gives none.
 //! - The certificates of the peers are written by the store that the caller hands over: that
 //!   of a leader writes only while it leads (`curator::Fenced`), which etcd cannot ask of a
 //!   change of its members.
@@ -65,6 +66,9 @@ const HAND_OVER_MAX: Duration = Duration::from_secs(2);
 /// By how much an attempt may be later than the learner could have been promoted: this part
 /// of the time that it took.
 const PROMOTE_LATE: u32 = 8;
+
+/// A key that does not exist, since those of every namespace are longer: a read of it is short.
+const NO_KEY: &str = "polis:";
 
 /// The reason why the membership was not changed.
 #[derive(Debug, thiserror::Error)]
@@ -434,10 +438,15 @@ pub(super) async fn hand_over(status: &Status, clients: &Clients, sockets: &Sock
     }
 }
 
+/// Every member, by the current view of a majority. The client asks a member for its own list,
+/// which may be old; a read before it waits until the member has all that a majority has.
 async fn list(clients: &Clients) -> Result<Vec<Member>, client::Error> {
     let listed: MemberListResponse = change("list the members", || {
-        let mut etcd = clients.raw().cluster_client();
-        async move { etcd.member_list().await }
+        let (mut kv, mut etcd) = (clients.raw().kv_client(), clients.raw().cluster_client());
+        async move {
+            kv.get(NO_KEY, None).await?;
+            etcd.member_list().await
+        }
     })
     .await?;
     Ok(members_of(listed.members()))

@@ -8,6 +8,7 @@
 //! Invariants:
 //! - A node takes at most `max` at once, and then one each `pace`.
 //! - Only nodes that have taken something recently need memory here.
+//! - Budgets beside each other ([`Budgets::beside`]) share their place, and nothing else.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,16 +21,24 @@ use polis_wire::identity::NodeId;
 /// The budgets of all nodes. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Budgets {
+    /// What they are for, among those beside each other.
+    purpose: &'static str,
     max: u32,
     pace: Duration,
-    /// When each node has all of its budget again.
-    whole: Arc<Mutex<BTreeMap<NodeId, Instant>>>,
+    /// When each node has all of its budget again, by purpose.
+    whole: Arc<Mutex<BTreeMap<(&'static str, NodeId), Instant>>>,
 }
 
 impl Budgets {
     /// Budgets of `max`, of which one comes back each `pace`.
     pub(super) fn new(max: u32, pace: Duration) -> Self {
-        Self { max, pace, whole: Arc::default() }
+        Self { purpose: "", max, pace, whole: Arc::default() }
+    }
+
+    /// Budgets for another purpose in the same place: a node that takes from these takes nothing
+    /// from those.
+    pub(super) fn beside(&self, purpose: &'static str, max: u32, pace: Duration) -> Self {
+        Self { purpose, max, pace, whole: Arc::clone(&self.whole) }
     }
 
     /// Takes `count`; false, and nothing is taken, if the node has fewer left.
@@ -37,11 +46,12 @@ impl Budgets {
         let now = Instant::now();
         let mut whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
         whole.retain(|_, at| *at > now);
-        let owed = whole.get(&node).map_or(Duration::ZERO, |at| at.duration_since(now));
+        let budget = (self.purpose, node);
+        let owed = whole.get(&budget).map_or(Duration::ZERO, |at| at.duration_since(now));
         let owed = owed.saturating_add(self.pace.saturating_mul(count));
         let left = owed <= self.pace.saturating_mul(self.max);
         if left {
-            whole.insert(node, now + owed);
+            whole.insert(budget, now + owed);
         }
         left
     }
@@ -66,5 +76,17 @@ mod tests {
         assert_eq!(budgets.whole.lock().unwrap().len(), 2, "the second one is forgotten");
         tokio::time::advance(pace * 500).await;
         assert_eq!(taken(1), 120);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn budgets_beside_each_other_are_counted_apart() {
+        let (pace, id) = (Duration::from_secs(30), NodeId::from_public_key(&[1; 32]));
+        let calls = Budgets::new(3, pace);
+        let statuses = || calls.beside("statuses", 5, pace);
+        assert!(calls.take(id, 3) && !calls.take(id, 1));
+        // Those of one purpose are the same ones, each time.
+        assert!(statuses().take(id, 2) && statuses().take(id, 3) && !statuses().take(id, 1));
+        tokio::time::advance(pace).await;
+        assert!(calls.take(id, 1) && statuses().take(id, 1) && !statuses().take(id, 1));
     }
 }

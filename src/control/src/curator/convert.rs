@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use polis_proto::v1;
+use prost::Message as _;
 use tokio::time::Instant;
 
 use super::directory::Known;
@@ -32,6 +33,12 @@ const LINK_WORD_MAX: usize = 256;
 const VOLUMES_MAX: usize = 16;
 /// Bytes of the longest text about workloads.
 const TEXT_MAX: usize = 1024;
+/// Bytes of a whole status: with all the links and addresses that a node reports it has some
+/// 100 KB. The record of a node has little else that grows, so it stays far below the 1.5 MiB that
+/// etcd takes in one request, also after a step that adds a few bytes.
+const STATUS_MAX: usize = 128 << 10;
+/// Bytes of a SHA-256.
+const DIGEST: usize = 32;
 
 /// The public view of a node.
 pub(super) fn info(id: NodeId, known: &Known, heartbeats: &Heartbeats) -> v1::NodeInfo {
@@ -125,12 +132,61 @@ pub(super) fn consensus_status(
     }
 }
 
+/// A heartbeat as the leader keeps it in memory: each field within bounds.
+pub(super) fn heartbeat(heartbeat: v1::HeartbeatRequest) -> v1::HeartbeatRequest {
+    let v1::HeartbeatRequest {
+        consensus,
+        clock,
+        update,
+        authorities,
+        log_deliveries: logs,
+        snapshot_delivery: snapshots,
+    } = heartbeat;
+    v1::HeartbeatRequest {
+        consensus: consensus.map(figures),
+        clock,
+        update: update.map(update_report),
+        authorities: digest(authorities),
+        log_deliveries: log_deliveries(logs),
+        snapshot_delivery: snapshots.map(snapshot_delivery),
+    }
+}
+
 /// The figures of a member, within bounds; a longer text is cut off.
-pub(super) fn figures(mut figures: v1::ConsensusFigures) -> v1::ConsensusFigures {
-    if let Some(snapshots) = &mut figures.snapshots {
+fn figures(figures: v1::ConsensusFigures) -> v1::ConsensusFigures {
+    let v1::ConsensusFigures {
+        leader,
+        index,
+        applied_index,
+        db_bytes,
+        db_used_bytes,
+        authorities,
+        authorities_at_start,
+        mut snapshots,
+    } = figures;
+    if let Some(snapshots) = &mut snapshots {
         cut(&mut snapshots.problem, TEXT_MAX);
     }
-    figures
+    v1::ConsensusFigures {
+        leader,
+        index,
+        applied_index,
+        db_bytes,
+        db_used_bytes,
+        authorities: digest(authorities),
+        authorities_at_start: digest(authorities_at_start),
+        snapshots,
+    }
+}
+
+/// A SHA-256; anything else says nothing, as an empty field does.
+fn digest(mut bytes: Vec<u8>) -> Vec<u8> {
+    if bytes.len() != DIGEST {
+        return Vec::new();
+    }
+    // A field that was sent twice may have had room for a longer value.
+    bytes.shrink_to_fit();
+    bytes
 }
 
 /// The report of a node on its systems, within bounds; a longer text is cut off.
@@ -147,8 +203,9 @@ pub(super) fn update_report(mut report: v1::UpdateReport) -> v1::UpdateReport {
 }
 
 /// The deliveries of a node's log by its own report, within bounds.
-pub(super) fn log_deliveries(mut all: Vec<v1::LogDelivery>) -> Vec<v1::LogDelivery> {
+fn log_deliveries(mut all: Vec<v1::LogDelivery>) -> Vec<v1::LogDelivery> {
     all.truncate(LOG_TARGETS_MAX);
+    all.shrink_to_fit();
     for delivery in &mut all {
         cut(&mut delivery.target, TEXT_MAX);
         cut(&mut delivery.failure, TEXT_MAX);
@@ -157,7 +214,7 @@ pub(super) fn log_deliveries(mut all: Vec<v1::LogDelivery>) -> Vec<v1::LogDelive
 }
 
 /// The snapshots that a node sends by its own report, within bounds.
-pub(super) fn snapshot_delivery(mut delivery: v1::SnapshotDelivery) -> v1::SnapshotDelivery {
+fn snapshot_delivery(mut delivery: v1::SnapshotDelivery) -> v1::SnapshotDelivery {
     let v1::SnapshotDelivery { target, failure, help, waits_for, .. } = &mut delivery;
     for text in [target, failure, help, waits_for] {
         cut(text, TEXT_MAX);
@@ -183,6 +240,14 @@ fn check_word(word: &str, field: &str) -> Result<(), Error> {
         return Err(Error::Field(format!(
             "{field}: allowed are at most {WORD_MAX} printed characters without spaces"
         )));
+    }
+    Ok(())
+}
+
+/// Checks a text for people.
+fn check_text(text: &str, field: &str) -> Result<(), Error> {
+    if text.len() > TEXT_MAX {
+        return Err(Error::Field(format!("{field}: allowed are at most {TEXT_MAX} bytes")));
     }
     Ok(())
 }
@@ -259,48 +324,79 @@ fn unicast(address: Option<IpAddr>, field: &str) -> Result<(), Error> {
 /// The report of a node about itself.
 pub(super) fn status(status: Option<v1::NodeStatus>) -> Result<v1::NodeStatus, Error> {
     let status = status.ok_or_else(|| Error::Field("status is missing".to_owned()))?;
-    let own = address(&status.external_address, "status.external_address")?;
+    check_status(&status)?;
+    let bytes = status.encoded_len();
+    if bytes > STATUS_MAX {
+        let allowed = format!("allowed are at most {STATUS_MAX} together");
+        return Err(Error::Field(format!("status: it has {bytes} bytes; {allowed}")));
+    }
+    Ok(status)
+}
+
+/// Checks each field of a report; all of them are named here, so that a new one gets its bound.
+fn check_status(status: &v1::NodeStatus) -> Result<(), Error> {
+    let v1::NodeStatus {
+        external_address,
+        version,
+        image,
+        boot_id,
+        storage_kind: _,
+        key_keeper: _,
+        curator_port,
+        reported_at: _,
+        workload_fault,
+        workload,
+        drain,
+        workload_crash_loop,
+        firewall_fault,
+        firmware_update_announced: _,
+        other_addresses,
+        slot,
+        trial: _,
+        other_system,
+        memory_bytes: _,
+        data_bytes: _,
+        network: links,
+        mirror,
+        volumes: disks,
+    } = status;
+    addresses(external_address, other_addresses)?;
+    check_word(version, "status.version")?;
+    check_word(image, "status.image")?;
+    check_word(boot_id, "status.boot_id")?;
+    check_word(slot, "status.slot")?;
+    check_word(drain, "status.drain")?;
+    check_text(workload_fault, "status.workload_fault")?;
+    check_text(workload, "status.workload")?;
+    check_text(workload_crash_loop, "status.workload_crash_loop")?;
+    check_text(firewall_fault, "status.firewall_fault")?;
+    check_text(other_system, "status.other_system")?;
+    check_text(mirror, "status.mirror")?;
+    if let Some(report) = links {
+        network(report)?;
+    }
+    volumes(disks)?;
+    if *curator_port > u32::from(u16::MAX) {
+        return Err(Error::Field("status.curator_port: allowed are 0 to 65535".to_owned()));
+    }
+    Ok(())
+}
+
+/// The addresses of a node.
+fn addresses(own: &str, others: &[String]) -> Result<(), Error> {
+    let own = address(own, "status.external_address")?;
     unicast(own, "status.external_address")?;
-    if status.other_addresses.len() > ADDRESSES_MAX {
-        let field = "status.other_addresses";
+    let field = "status.other_addresses";
+    if others.len() > ADDRESSES_MAX {
         return Err(Error::Field(format!("{field}: allowed are at most {ADDRESSES_MAX}")));
     }
-    for text in &status.other_addresses {
-        let field = "status.other_addresses";
+    for text in others {
         let other = text.parse().map_err(|_parse| {
             Error::Field(format!("{field} has {text:?}; allowed are IP addresses"))
         })?;
         unicast(Some(other), field)?;
     }
-    let words = [
-        ("status.version", &status.version),
-        ("status.image", &status.image),
-        ("status.boot_id", &status.boot_id),
-        ("status.slot", &status.slot),
-    ];
-    for (field, word) in words {
-        check_word(word, field)?;
-    }
-    let texts = [
-        ("status.workload_fault", &status.workload_fault),
-        ("status.workload_crash_loop", &status.workload_crash_loop),
-        ("status.firewall_fault", &status.firewall_fault),
-        ("status.other_system", &status.other_system),
-        ("status.mirror", &status.mirror),
-    ];
-    for (field, text) in texts {
-        if text.len() > TEXT_MAX {
-            return Err(Error::Field(format!("{field}: allowed are at most {TEXT_MAX} bytes")));
-        }
-    }
-    if let Some(report) = &status.network {
-        network(report)?;
-    }
-    volumes(&status.volumes)?;
-    if status.curator_port > u32::from(u16::MAX) {
-        return Err(Error::Field("status.curator_port: allowed are 0 to 65535".to_owned()));
-    }
-    Ok(status)
+    Ok(())
 }
 
 /// The links of a node, and how it stands with an order.
@@ -308,14 +404,25 @@ fn network(report: &v1::NetworkReport) -> Result<(), Error> {
     let field = |what: &str, allowed: String| {
         Err(Error::Field(format!("status.network.{what}: allowed are at most {allowed}")))
     };
-    if report.cause.len() > TEXT_MAX {
-        return field("cause", format!("{TEXT_MAX} bytes"));
-    }
-    if report.links.len() > LINKS_MAX {
+    let v1::NetworkReport { number: _, state: _, cause, links } = report;
+    check_text(cause, "status.network.cause")?;
+    if links.len() > LINKS_MAX {
         return field("links", LINKS_MAX.to_string());
     }
-    for link in &report.links {
-        let v1::NetworkLink { name, kind, mac, driver, path, addresses, on, origins, .. } = link;
+    for link in links {
+        let v1::NetworkLink {
+            name,
+            kind,
+            mac,
+            carrier: _,
+            driver,
+            path,
+            mtu: _,
+            addresses,
+            on,
+            vlan: _,
+            origins,
+        } = link;
         if addresses.len().max(origins.len()) > ADDRESSES_MAX {
             return field("links.addresses", ADDRESSES_MAX.to_string());
         }
@@ -336,10 +443,7 @@ fn volumes(reports: &[v1::VolumeReport]) -> Result<(), Error> {
     for v1::VolumeReport { name, state, cause } in reports {
         check_word(name, "status.volumes.name")?;
         check_word(state, "status.volumes.state")?;
-        if cause.len() > TEXT_MAX {
-            let field = "status.volumes.cause";
-            return Err(Error::Field(format!("{field}: allowed are at most {TEXT_MAX} bytes")));
-        }
+        check_text(cause, "status.volumes.cause")?;
     }
     Ok(())
 }
@@ -463,6 +567,110 @@ mod tests {
                 prop_assert!(status.version.chars().all(|c| c.is_ascii_graphic()));
             }
         }
+    }
+
+    #[test]
+    fn every_text_of_a_status_is_bounded() {
+        let (text, word) = ("x".repeat(TEXT_MAX), "x".repeat(WORD_MAX));
+        let full = v1::NodeStatus {
+            version: word.clone(),
+            image: word.clone(),
+            boot_id: word.clone(),
+            slot: word.clone(),
+            drain: word.clone(),
+            workload_fault: text.clone(),
+            workload: text.clone(),
+            workload_crash_loop: text.clone(),
+            firewall_fault: text.clone(),
+            other_system: text.clone(),
+            mirror: text.clone(),
+            ..Default::default()
+        };
+        status(Some(full)).unwrap();
+        let (text, word) = (format!("{text}x"), format!("{word}x"));
+        let other = v1::NodeStatus::default;
+        let long = [
+            ("version", v1::NodeStatus { version: word.clone(), ..other() }),
+            ("image", v1::NodeStatus { image: word.clone(), ..other() }),
+            ("boot_id", v1::NodeStatus { boot_id: word.clone(), ..other() }),
+            ("slot", v1::NodeStatus { slot: word.clone(), ..other() }),
+            ("drain", v1::NodeStatus { drain: word, ..other() }),
+            ("workload_fault", v1::NodeStatus { workload_fault: text.clone(), ..other() }),
+            ("workload", v1::NodeStatus { workload: text.clone(), ..other() }),
+            (
+                "workload_crash_loop",
+                v1::NodeStatus { workload_crash_loop: text.clone(), ..other() },
+            ),
+            ("firewall_fault", v1::NodeStatus { firewall_fault: text.clone(), ..other() }),
+            ("other_system", v1::NodeStatus { other_system: text.clone(), ..other() }),
+            ("mirror", v1::NodeStatus { mirror: text, ..other() }),
+        ];
+        for (field, reported) in long {
+            let error = status(Some(reported)).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("status.{field}: allowed")), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_status_of_a_node_leaves_room_in_its_record() {
+        // With texts of this length at most.
+        let reported = |length: usize| {
+            let text = |max: usize| "x".repeat(length.min(max));
+            let link = v1::NetworkLink {
+                name: text(15),
+                path: text(LINK_WORD_MAX),
+                addresses: vec![text(LINK_WORD_MAX); ADDRESSES_MAX],
+                origins: vec![text(LINK_WORD_MAX); ADDRESSES_MAX],
+                ..Default::default()
+            };
+            let network = v1::NetworkReport { links: vec![link; LINKS_MAX], ..Default::default() };
+            let (name, state, cause) = (text(WORD_MAX), text(WORD_MAX), text(TEXT_MAX));
+            let volumes = vec![v1::VolumeReport { name, state, cause }; VOLUMES_MAX];
+            status(Some(v1::NodeStatus { network: Some(network), volumes, ..Default::default() }))
+        };
+        // The longest address of IPv6 with its prefix has 43 bytes.
+        assert!(reported(43).is_ok());
+        let error = reported(TEXT_MAX).unwrap_err().to_string();
+        assert!(error.starts_with("status: it has ") && error.ends_with(" together"), "{error}");
+        const { assert!(8 * STATUS_MAX < 3 << 19, "etcd takes 1.5 MiB in one request") };
+    }
+
+    #[test]
+    fn only_whole_digests_of_a_heartbeat_are_kept() {
+        let kept = |length: usize| {
+            let sent = || vec![9; length];
+            let consensus = v1::ConsensusFigures {
+                authorities: sent(),
+                authorities_at_start: sent(),
+                index: 7,
+                ..Default::default()
+            };
+            let kept = heartbeat(v1::HeartbeatRequest {
+                consensus: Some(consensus),
+                authorities: sent(),
+                ..Default::default()
+            });
+            let figures = kept.consensus.unwrap();
+            assert_eq!(figures.index, 7);
+            let digests = [kept.authorities, figures.authorities, figures.authorities_at_start];
+            digests.map(|digest| digest.len())
+        };
+        assert_eq!([kept(0), kept(32)], [[0; 3], [32; 3]]);
+        for length in [1, 31, 33, 4 << 20] {
+            assert_eq!(kept(length), [0; 3], "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn a_heartbeat_keeps_no_room_that_it_does_not_use() {
+        let mut authorities = Vec::with_capacity(1 << 20);
+        authorities.extend_from_slice(&[9; DIGEST]);
+        let log_deliveries = vec![v1::LogDelivery::default(); 1 << 16];
+        let sent = v1::HeartbeatRequest { authorities, log_deliveries, ..Default::default() };
+        let kept = heartbeat(sent);
+        assert!(kept.authorities.len() == DIGEST && kept.authorities.capacity() < 1 << 10);
+        assert_eq!(kept.log_deliveries.len(), LOG_TARGETS_MAX);
+        assert!(kept.log_deliveries.capacity() < 1 << 10);
     }
 
     #[test]

@@ -1,11 +1,13 @@
-//! The calls that nodes were given, for the audit log: what a leader takes of a report.
+//! The reports of nodes: what a leader takes of the calls that a node was given, for the audit
+//! log, and how often it takes the status of a node.
 //!
 //! A node reports the calls of operators that it answered itself (`NodeManagement`). The
 //! leader believes it about their callers and results, so an entry names the node, and a node
-//! that is not honest can fill only a little of the log.
+//! that is not honest can fill only a little of the log, or of etcd by its status.
 //!
 //! Invariants:
 //! - A node reports at most [`CALLS_MAX`] entries at once, and then one each [`PACE`].
+//! - A node sends at most [`STATUSES_MAX`] statuses at once, and then one each [`STATUS_PACE`].
 //! - The node that reports an entry is the one that the entry names, whatever it says.
 //! - Its call is one of those that a node serves.
 
@@ -26,6 +28,14 @@ pub(super) const CALLS_MAX: u32 = 120;
 /// of more than three days.
 pub(super) const PACE: Duration = Duration::from_secs(30);
 
+/// Statuses of one node after a time without any: several times what a start of a node with all
+/// roles makes, and at most 15 MiB in etcd.
+pub(super) const STATUSES_MAX: u32 = 120;
+
+/// The time after which a node may send one more: an honest one sends a status when it changes, and
+/// a status that is refused again after five seconds.
+pub(super) const STATUS_PACE: Duration = Duration::from_secs(10);
+
 /// Entries of one report.
 pub(super) const REPORT_MAX: u32 = 16;
 
@@ -35,6 +45,11 @@ const WORD_MAX: usize = 64;
 /// The number of entries that nodes may report.
 pub(super) fn budgets() -> Budgets {
     Budgets::new(CALLS_MAX, PACE)
+}
+
+/// The number of statuses that nodes may send; kept beside those budgets.
+pub(super) fn statuses(budgets: &Budgets) -> Budgets {
+    budgets.beside("statuses", STATUSES_MAX, STATUS_PACE)
 }
 
 /// The entry that `node` reports, with the fields that it may set; `None` for a call that nodes

@@ -8,7 +8,8 @@
 //! Invariants:
 //! - A revoked user is marked before its certificates are: the mark counts at the next
 //!   call, on every server. The name is given again only once its certificates are revoked.
-//! - There is always an owner who is not revoked, once there was one.
+//! - There is always an owner who is not revoked, once there was one. The key of each such owner
+//!   leads to a certificate, however long ago the last one ended.
 //! - A user cannot have a name that a node could have: both are names under one authority.
 
 use std::sync::Arc;
@@ -40,12 +41,16 @@ const NAME_MAX: usize = 64;
 const NODE_PREFIX: &str = "polis-";
 
 impl<S: pki::Store + Clone> Store<S> {
-    /// The certificate of the owner, for the holder of the owner's key.
+    /// The certificate of an owner, for the holder of the owner's key: the one that the cluster
+    /// was founded with makes the first owner, and every other one is in the record of its user.
     ///
     /// # Errors
     ///
     /// [`Error::NotOwner`], [`Error::UserRevoked`].
     pub async fn escrow(&self, key: &[u8; 32], now: SystemTime) -> Result<Issued, Error> {
+        if let Some(user) = self.owner_with(key).await? {
+            return self.user_certificate(&user, now).await;
+        }
         let owner = self.read::<v1::InitialOwner>(OWNER).await?;
         if owner.is_none_or(|owner| owner.public_key != key) {
             return Err(Error::NotOwner);
@@ -120,6 +125,17 @@ impl<S: pki::Store + Clone> Store<S> {
         self.revoke(name, Reason::Left, now).await?;
         info!(user = name, "revoked a user");
         Ok(())
+    }
+
+    /// The owner with this key who is not revoked.
+    async fn owner_with(&self, key: &[u8; 32]) -> Result<Option<v1::User>, Error> {
+        for (path, entry) in self.kv.list(USERS).await.map_err(store::Error::Store)? {
+            let user = decode::<v1::User>(&path, &entry.value)?;
+            if user.role() == UserRole::Owner && !user.revoked && user.public_key == key {
+                return Ok(Some(user));
+            }
+        }
+        Ok(None)
     }
 
     /// Guards that hold while the other owners stay unchanged.
@@ -273,4 +289,55 @@ fn check_name(name: &str) -> Result<(), Error> {
         )));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use polis_wire::pki::memory::Memory;
+    use polis_wire::pki::{Facts, Store as _, Write};
+    use prost::Message as _;
+
+    use super::*;
+    use polis_base::sys::clock;
+
+    /// A store whose owner has this key.
+    async fn owned(key: u8) -> Store<Memory> {
+        let store = Store::new(Memory::default());
+        let owner = v1::InitialOwner { public_key: vec![key; 32] };
+        let write = Write::Put(OWNER.to_owned(), owner.encode_to_vec());
+        assert!(store.kv.commit(Vec::new(), vec![write]).await.unwrap());
+        store
+    }
+
+    #[tokio::test]
+    async fn an_owner_whose_certificate_has_ended_gets_another_one_by_its_key() {
+        let store = owned(1).await;
+        let now = clock::now();
+        store.escrow(&[1; 32], now).await.unwrap();
+        store.create_user("ann", UserRole::Owner, &[2; 32], now).await.unwrap();
+        store.create_user("otto", UserRole::Operator, &[3; 32], now).await.unwrap();
+        store.revoke_user("owner", now).await.unwrap();
+
+        // The last usable one has ended.
+        let later = now + Duration::from_secs(100 * 24 * 60 * 60);
+        let issued = store.escrow(&[2; 32], later).await.unwrap();
+        let facts = Facts::read(&issued.der).unwrap();
+        assert_eq!((facts.subject.as_str(), facts.unit.as_deref()), ("ann", Some("owner")));
+        assert!(facts.public_key == [2; 32] && facts.not_after > later);
+        assert_eq!(store.escrow(&[2; 32], later).await.unwrap().der, issued.der, "the same again");
+
+        // No other key does: of a user with less, of a stranger, of a revoked owner.
+        for key in [3, 4] {
+            let refused = store.escrow(&[key; 32], later).await;
+            assert!(matches!(refused, Err(Error::NotOwner)), "{key}: {refused:?}");
+        }
+        let refused = store.escrow(&[1; 32], later).await;
+        assert!(matches!(refused, Err(Error::UserRevoked { .. })), "{refused:?}");
+        store.create_user("zoe", UserRole::Owner, &[5; 32], later).await.unwrap();
+        store.revoke_user("ann", later).await.unwrap();
+        let refused = store.escrow(&[2; 32], later).await;
+        assert!(matches!(refused, Err(Error::NotOwner)), "{refused:?}");
+    }
 }

@@ -18,6 +18,7 @@ use super::Error;
 use super::plan::{Leg, Record, Seen};
 use super::record;
 use crate::install::content;
+use crate::storage::apart::sequence;
 use crate::storage::plan::{BEING_MADE, GIVEN_UP, TYPE_ID};
 use crate::storage::table::{self, Partition, Table};
 use crate::storage::{ground, machine, wipe};
@@ -226,12 +227,6 @@ fn clear(disk: &File, start: u64) -> io::Result<()> {
     use std::os::unix::fs::FileExt as _;
     disk.write_all_at(&[0; BOOT], start)?;
     disk.sync_data()
-}
-
-/// The kernel's number of the device with this name; `None` where it does not say.
-pub(super) fn sequence(sys: &Path, name: &str) -> Option<u64> {
-    let text = std::fs::read_to_string(sys.join("block").join(name).join("diskseq")).ok()?;
-    text.trim().parse().ok()
 }
 
 pub(super) fn name_of(path: &Path) -> String {

@@ -9,6 +9,7 @@
 //! disks     a disk of a mirror                  its table, record, ESP
 //! firmware  which disk starts next              asked once
 //! reads     which disks are there               bounded in time
+//! apart     work on a disk that may hang        threads of its own
 //! start     the start of the service            waits for disks
 //! assemble  the start of the mirror             disks -> device
 //! device    over the disks                      made, changed

@@ -11,12 +11,15 @@
 //! Invariants:
 //! - No disk but the one that the machine was started from is waited for without a bound.
 //! - Nothing is done with an ESP that is older than the other one, where both are there.
+//! - A disk that has no room for a data partition does not decide how large that is.
 
+use std::io;
 use std::time::Duration;
 
 use polis_wire::parameters::Selector;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
+use uuid::Uuid;
 
 use super::assemble::{self, Mirror};
 use super::disks::{self, Disk};
@@ -27,10 +30,13 @@ use super::reads::Reads;
 use super::{Config, Error, Service};
 use crate::install;
 use crate::install::select;
+use crate::storage::apart::{ANSWER_MAX, Pending, apart};
 use crate::storage::apply;
-use crate::storage::plan::{TYPE_ID, last_of_both};
+use crate::storage::plan::{Refusal, SIZE_MIN, TYPE_ID, last_of_both, limit, place};
 use crate::storage::service::PROBE_MAX;
-use crate::storage::{self, Ground, Wanted, machine, table};
+use crate::storage::table::Table;
+use crate::storage::{self, Ground, Wanted, machine};
+use polis_base::cause;
 use polis_base::stage::{Stage, State as Progress};
 use polis_base::sys::reboot::Reason;
 use polis_runtime::event::{self, Closed};
@@ -51,7 +57,7 @@ const POLL: Duration = Duration::from_millis(500);
 
 /// What is read of the disk that the machine was started from; storage says that it waits for it.
 const READING: &str = "reading the partition table";
-/// How long another disk may take for its ESP, or to say what it has.
+/// How long another disk may take for its ESP.
 const OTHER_MAX: Duration = Duration::from_secs(10);
 
 /// Why there is no mirror to tend.
@@ -105,7 +111,7 @@ impl Service {
         let mirror = blocking(move || assemble::start(&config, mirror)).await?;
         info!(used = ?mirror.used, "the mirror is in use");
         let fresh = mirror.disk(mirror.started).is_some_and(|disk| disk.data.is_none());
-        let last = if fresh { Some(self.last(ctx).await) } else { None };
+        let last = if fresh { Some(self.last(ctx).await?) } else { None };
         self.ground.send_replace(Some(mirror.ground(last)));
         if fresh {
             return self.made(mirror).await.map(Some);
@@ -174,8 +180,7 @@ impl Service {
     async fn found(&mut self, ctx: &Context) -> Result<Option<Disk>, Stop> {
         let config = self.config.clone();
         let read = blocking(move || assemble::look(&config));
-        let has_data =
-            |table: &table::Table| table.partitions.iter().any(|it| it.type_id == TYPE_ID);
+        let has_data = |table: &Table| table.partitions.iter().any(|it| it.type_id == TYPE_ID);
         if has_data(&in_time(read).await?) {
             // Whatever the parameters say: the data is where it is.
             return Ok(None);
@@ -243,24 +248,32 @@ impl Service {
     }
 
     /// The last block of a data partition that has room on both disks.
-    async fn last(&self, ctx: &Context) -> u64 {
+    async fn last(&self, ctx: &Context) -> Result<u64, Error> {
+        let disk = self.config.disk.clone();
+        let read = blocking(move || {
+            let failed = |source| Error::Table { disk: disks::name_of(&disk), source };
+            machine::read_table(&disk).map_err(failed)
+        });
+        let table = in_time(read).await?;
+        let looks = Pending::default();
         let since = Instant::now();
         loop {
-            let (config, selector) = (self.config.clone(), self.selector());
-            let other = blocking(move || other_room(&config, selector.as_ref()));
-            let other = timeout(OTHER_MAX, other).await.ok().flatten();
-            if other.is_none() && since.elapsed() < NEW_MAX {
-                let what = "the other disk of the mirror to appear".to_owned();
-                ctx.stage(Stage::Storage, Progress::Waiting(what));
-                sleep(POLL).await;
-                continue;
+            let (config, selector, own) = (self.config.clone(), self.selector(), table.clone());
+            let look = || apart(move || other_room(&config, selector.as_ref(), &own));
+            let silent =
+                || Err(format!("a disk did not answer within {} seconds", ANSWER_MAX.as_secs()));
+            match looks.answer((), look).await.unwrap_or_else(silent) {
+                Ok(room) => return Ok(last_of_both(&table, Some(room))),
+                Err(_) if since.elapsed() < NEW_MAX => {
+                    let what = "the other disk of the mirror to appear".to_owned();
+                    ctx.stage(Stage::Storage, Progress::Waiting(what));
+                    sleep(POLL).await;
+                }
+                Err(cause) => {
+                    warn!(cause, "no empty disk fits the mirror: it begins with one disk");
+                    return Ok(last_of_both(&table, None));
+                }
             }
-            if other.is_none() {
-                warn!("no empty disk fits the mirror: it begins with one disk");
-            }
-            let disk = self.config.disk.clone();
-            let table = blocking(move || machine::read_table(&disk)).await;
-            return table.map_or(0, |table| last_of_both(&table, other));
         }
     }
 
@@ -280,18 +293,39 @@ async fn in_time<T>(read: impl Future<Output = Result<T, Error>>) -> Result<T, E
     timeout(PROBE_MAX, read).await.unwrap_or_else(|_elapsed| Err(late.into()))
 }
 
-/// The usable blocks of the disk that would be taken. Blocks.
-fn other_room(config: &Config, selector: Option<&Selector>) -> Option<u64> {
+/// The usable blocks of the disk that would be taken beside the one with this table, or why none
+/// is. Blocks.
+fn other_room(config: &Config, selector: Option<&Selector>, table: &Table) -> Result<u64, String> {
+    let selector = selector.ok_or("the node parameters select none")?;
     let all = install::disks::list(&config.sys, &disks::name_of(&config.disk));
-    let disk = select::choose(&all, selector?).ok()?;
-    let file = install::content::open(&config.dev.join(&disk.name)).ok()?;
-    if install::content::found(&file).ok()?.is_some() {
-        return None;
+    let disk = select::choose(&all, selector).map_err(|refusal| refusal.to_string())?;
+    let name = &disk.name;
+    let failed = |error: io::Error| format!("cannot read the disk {name}: {}", cause::line(&error));
+    let file = install::content::open(&config.dev.join(name)).map_err(failed)?;
+    if let Some(found) = install::content::found(&file).map_err(failed)? {
+        return Err(format!("the disk {name} has {found}"));
     }
-    let block_size = u64::from(polis_base::sys::block::logical_block_size(&file).ok()?);
-    let blocks = disk.size / block_size;
-    let id = uuid::Uuid::nil();
-    Some(table::Table { disk: id, block_size, blocks, partitions: Vec::new() }.last_usable())
+    let block_size = polis_base::sys::block::logical_block_size(&file).map_err(failed)?;
+    room(disk.size, block_size.into(), table)
+        .map_err(|why| format!("the disk {name} is not taken: {why}"))
+}
+
+/// The usable blocks of an empty disk with so many bytes, or why the data partition that follows
+/// on the disk with this table cannot be on it, too.
+fn room(size: u64, block_size: u64, table: &Table) -> Result<u64, String> {
+    let text = |refusal: Refusal| refusal.to_string();
+    if block_size != table.block_size {
+        return Err(format!("it has blocks of {block_size} bytes, the other disk has not"));
+    }
+    // A disk of a few blocks has none that is usable.
+    if size < SIZE_MIN {
+        return Err(text(Refusal::OtherTooSmall { free: size }));
+    }
+    let (disk, blocks) = (Uuid::nil(), size / block_size);
+    let usable = Table { disk, block_size, blocks, partitions: Vec::new() }.last_usable();
+    let mut data = place(table, Uuid::nil()).map_err(text)?.partition().clone();
+    limit(&mut data, last_of_both(table, Some(usable)), block_size).map_err(text)?;
+    Ok(usable)
 }
 
 /// Loads the kernel's module of mirrors.
@@ -302,5 +336,32 @@ async fn load(ctx: &Context) {
             error = &error as &dyn std::error::Error,
             "the kernel's module of mirrors is missing"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::disks::tests::{BLOCKS, source};
+    use super::*;
+
+    #[test]
+    fn a_disk_without_room_for_a_data_partition_does_not_decide_its_size() {
+        let mut table = source().table;
+        // The first boot: the records are there, and the data partition will follow them.
+        let records = table.partitions[3].last;
+        table.partitions.truncate(4);
+        let needed = (records + 1) * 512 + SIZE_MIN;
+        // The backup of the table takes the last 33 blocks.
+        let smallest = needed + 33 * 512;
+        for size in [0, 512, 4096, 64 << 20, SIZE_MIN, needed, smallest - 512] {
+            let why = room(size, 512, &table).unwrap_err();
+            assert!(why.contains("512 MiB are needed"), "{size}: {why}");
+        }
+        for size in [smallest, BLOCKS * 512] {
+            let usable = room(size, 512, &table).unwrap();
+            assert!(last_of_both(&table, Some(usable)) * 512 >= records * 512 + SIZE_MIN, "{size}");
+        }
+        let why = room(BLOCKS * 512, 4096, &table).unwrap_err();
+        assert_eq!(why, "it has blocks of 4096 bytes, the other disk has not");
     }
 }

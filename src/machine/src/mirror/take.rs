@@ -12,11 +12,12 @@ use polis_layout::partitions::{ESP, SYSTEM_A, SYSTEM_B};
 use polis_runtime::supervisor::blocking;
 use polis_wire::parameters::Selector;
 
-use super::disks::{Disk, at, name_of, sequence};
+use super::disks::{Disk, at, name_of};
 use super::plan::{self, Record, Seen};
 use super::reads::Reads;
 use super::{Config, Error, assemble};
 use crate::install::{self, content, select};
+use crate::storage::apart::sequence;
 use crate::storage::plan::{INSTALLED, TYPE_ID, spare};
 use crate::storage::table::{self, Partition, Table};
 use crate::storage::{ground, machine};

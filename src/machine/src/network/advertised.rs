@@ -67,6 +67,8 @@ pub(super) struct Advertised {
     /// The address that is chosen if nothing better comes, and when.
     settled: Option<((u32, Cidr), Instant)>,
     dark_since: Option<Instant>,
+    /// The time of the last review.
+    reviewed: Option<Instant>,
 }
 
 impl Advertised {
@@ -89,6 +91,7 @@ impl Advertised {
         dhcp: Dhcp,
         now: Instant,
     ) -> Option<(u32, Cidr)> {
+        self.reviewed = Some(now);
         let offers = observed.addresses.iter().filter(|(link, _)| links.contains(link));
         let offers: Vec<Rank<'_>> = offers.filter_map(|at| rank(observed, *at)).collect();
         self.settled = None;
@@ -134,9 +137,11 @@ impl Advertised {
         self.settled
     }
 
-    /// When [`Advertised::review`] may decide otherwise by itself.
-    pub(super) fn deadline(&self, now: Instant) -> Option<Instant> {
-        let dark = self.dark_since.map(|since| since + CARRIER_GRACE).filter(|at| *at > now);
+    /// When [`Advertised::review`] may decide otherwise than the last time; it may be past by
+    /// now.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let dark = self.dark_since.map(|since| since + CARRIER_GRACE);
+        let dark = dark.filter(|at| self.reviewed.is_none_or(|reviewed| *at > reviewed));
         self.settled.map(|(_, until)| until).into_iter().chain(dark).min()
     }
 }
@@ -192,7 +197,7 @@ mod tests {
     fn chosen(observed: &Observed) -> Option<(u32, Cidr)> {
         let (mut advertised, now) = (Advertised::default(), Instant::now());
         advertised.review(observed, &[2, 3], Dhcp::Asked, now);
-        let at = advertised.deadline(now).unwrap_or(now);
+        let at = advertised.deadline().unwrap_or(now);
         advertised.review(observed, &[2, 3], Dhcp::Asked, at);
         advertised.chosen()
     }
@@ -208,7 +213,7 @@ mod tests {
         assert_eq!(advertised.review(&observed, &[2, 3], Dhcp::Asked, almost), None);
         let end = now + DHCP_MAX;
         assert_eq!(advertised.review(&observed, &[2, 3], Dhcp::Asked, end), Some(address));
-        assert_eq!((advertised.chosen(), advertised.deadline(end)), (Some(address), None));
+        assert_eq!((advertised.chosen(), advertised.deadline()), (Some(address), None));
         assert_eq!(advertised.review(&observed, &[2, 3], Dhcp::Asked, end), None, "once");
     }
 
@@ -230,7 +235,7 @@ mod tests {
         let (mut advertised, now) = (Advertised::default(), Instant::now());
         advertised.review(&observed, &[2], Dhcp::Asked, now);
         advertised.rest();
-        assert_eq!((advertised.chosen(), advertised.deadline(now)), (None, None));
+        assert_eq!((advertised.chosen(), advertised.deadline()), (None, None));
         // After the lease has ended, the wait begins anew.
         let later = now + 2 * DHCP_MAX;
         assert_eq!(advertised.review(&observed, &[2], Dhcp::Asked, later), None);
@@ -248,7 +253,7 @@ mod tests {
         ] {
             let mut advertised = Advertised::default();
             advertised.review(&observed(addresses), &[2], dhcp, now);
-            assert_eq!(advertised.deadline(now), Some(now + wait));
+            assert_eq!(advertised.deadline(), Some(now + wait));
         }
     }
 
@@ -293,10 +298,10 @@ mod tests {
         assert_eq!(advertised.review(&other, &[2, 3], Dhcp::Asked, at), Some(address));
         let none = observed(&[]);
         assert_eq!(advertised.review(&none, &[2, 3], Dhcp::Asked, at), None);
-        assert_eq!((advertised.chosen(), advertised.deadline(at)), (None, None));
+        assert_eq!((advertised.chosen(), advertised.deadline()), (None, None));
         // Without any, the wait begins anew.
         assert_eq!(advertised.review(&other, &[2, 3], Dhcp::Asked, at), None);
-        assert_eq!(advertised.deadline(at), Some(at + DHCP_MAX));
+        assert_eq!(advertised.deadline(), Some(at + DHCP_MAX));
     }
 
     #[test]
@@ -321,9 +326,17 @@ mod tests {
         let mut advertised = taken();
         let dark = unplug(observed(&[(2, "2001:db8::5/64"), (3, "2001:db8:1::5/64")]), 2);
         assert_eq!(advertised.review(&dark, &[2, 3], Dhcp::Asked, now), None);
-        assert_eq!(advertised.deadline(now), Some(now + CARRIER_GRACE));
+        assert_eq!(advertised.deadline(), Some(now + CARRIER_GRACE));
         let later = now + CARRIER_GRACE;
         assert_eq!(advertised.review(&dark, &[2, 3], Dhcp::Asked, later), Some(other));
+
+        // Without another, nothing follows from it: it must not be due for ever.
+        let mut advertised = taken();
+        let dark = unplug(observed(&[(2, "2001:db8::5/64")]), 2);
+        advertised.review(&dark, &[2, 3], Dhcp::Asked, now);
+        assert_eq!(advertised.deadline(), Some(now + CARRIER_GRACE));
+        advertised.review(&dark, &[2, 3], Dhcp::Asked, later);
+        assert_eq!((advertised.chosen(), advertised.deadline()), (Some(address), None));
     }
 
     #[test]

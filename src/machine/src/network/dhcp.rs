@@ -2,14 +2,16 @@
 //!
 //! The protocol is `mozim`'s. It retries by itself and reports only to the log, so this
 //! module watches it: a server that offered and then fell silent is left after
-//! [`SELECTING_MAX`], a client without an answer is replaced after [`ASKING_MAX`], and
-//! a lease is checked before it is published.
+//! [`SELECTING_MAX`], a client without an answer is replaced after [`ASKING_MAX`], one whose
+//! lease no server confirms at T2 after [`REBINDING_MAX`], and a lease is checked before it is
+//! published.
 //!
 //! ```text
 //! [asking] --acknowledged, checked--> Leased --T1: renewed--> Leased ..
-//!    ^   +--acknowledged, refused---> Refused                   |
-//!    |                                   |                      |
-//!    +--REFUSED_WAIT---------------------+      Ended <--expired+
+//!    ^   +--acknowledged, refused---> Refused                 |    |
+//!    |                                   |                    |    |
+//!    +--REFUSED_WAIT---------------------+    Ended <--expired+    |
+//!    +--T2: not confirmed within REBINDING_MAX---------------------+
 //! ```
 //!
 //! What this module does not do: touch the link (`apply`), or keep a lease (`holding`).
@@ -31,6 +33,12 @@ const SELECTING_MAX: Duration = Duration::from_secs(15);
 /// waits up to a minute; a fresh one starts over, so that a switch which only
 /// forwards after half a minute costs the boot eight more seconds, not thirty.
 pub(super) const ASKING_MAX: Duration = Duration::from_secs(20);
+
+/// How long the servers may take to confirm a lease at T2. `mozim` drops a refusal (NAK), so that
+/// a server that has taken the address back is silent for it, and it names the former server, so
+/// that no other one answers. A fresh client asks all of them anew, and a server that still has
+/// the lease gives the same address. Until then `holding` keeps the lease.
+const REBINDING_MAX: Duration = Duration::from_secs(5);
 
 /// Wait after an answer that was refused: the next will most likely be the same.
 const REFUSED_WAIT: Duration = Duration::from_secs(10);
@@ -74,7 +82,7 @@ impl Client {
         if let Some(wait) = self.wait.take() {
             tokio::time::sleep(wait).await;
         }
-        let mut selecting = false;
+        let mut limit = (!self.leased).then_some(ASKING_MAX);
         loop {
             let client = match &mut self.client {
                 Some(client) => client,
@@ -83,23 +91,19 @@ impl Client {
                     Err(error) => return self.failed(error),
                 },
             };
-            // A client with a lease works to the clock of the lease.
-            let state = if self.leased {
-                client.run().await
-            } else {
-                let limit = if selecting { SELECTING_MAX } else { ASKING_MAX };
-                let Ok(state) = tokio::time::timeout(limit, client.run()).await else {
-                    if selecting {
-                        debug!(
-                            "a DHCP server on {} sent an offer and no acknowledgement",
-                            self.name
-                        );
+            let state = match limit {
+                None => client.run().await,
+                Some(max) => match tokio::time::timeout(max, client.run()).await {
+                    Ok(state) => state,
+                    Err(_elapsed) => {
+                        debug!("no DHCP server on {} answers: a fresh client asks", self.name);
+                        self.client = None;
+                        // `holding` keeps the lease to its end.
+                        self.leased = false;
+                        limit = Some(ASKING_MAX);
+                        continue;
                     }
-                    self.client = None;
-                    selecting = false;
-                    continue;
-                };
-                state
+                },
             };
             match state {
                 Err(error) => return self.failed(error),
@@ -118,7 +122,7 @@ impl Client {
                     self.leased = false;
                     return Event::Ended;
                 }
-                Ok(state) => selecting = matches!(state, DhcpV4State::Selecting),
+                Ok(state) => limit = state_max(&state),
             }
         }
     }
@@ -129,6 +133,16 @@ impl Client {
         self.leased = false;
         self.wait = Some(FAILED_WAIT);
         Event::Failed(error)
+    }
+}
+
+/// How long a client may stay in this state; `None`: it works to the clock of its lease.
+fn state_max(state: &DhcpV4State) -> Option<Duration> {
+    match state {
+        DhcpV4State::InitReboot => Some(ASKING_MAX),
+        DhcpV4State::Selecting => Some(SELECTING_MAX),
+        DhcpV4State::Rebinding => Some(REBINDING_MAX),
+        DhcpV4State::Done(_) | DhcpV4State::Renewing => None,
     }
 }
 

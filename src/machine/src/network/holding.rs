@@ -42,6 +42,8 @@ pub(super) enum Spare {
 #[derive(Debug, Default)]
 pub(super) struct Holding {
     held: BTreeMap<u32, Held>,
+    /// The time of the last review.
+    reviewed: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -100,6 +102,7 @@ impl Holding {
         spare: Spare,
         now: Instant,
     ) -> Vec<(u32, &'static str)> {
+        self.reviewed = Some(now);
         let carrier = |link: u32| observed.links.get(&link).is_some_and(|link| link.carrier);
         let mut spares = candidates.to_vec();
         spares.retain(|link| carrier(*link));
@@ -130,11 +133,13 @@ impl Holding {
         given_up
     }
 
-    /// When [`Holding::review`] may decide otherwise than now. `None`: not by itself.
-    pub(super) fn deadline(&self, now: Instant) -> Option<Instant> {
+    /// When [`Holding::review`] may decide otherwise than the last time; it may be past by now.
+    /// `None`: not by itself.
+    pub(super) fn deadline(&self) -> Option<Instant> {
         let ends = self.held.values().filter_map(|held| held.ends);
         let dark = self.held.values().filter_map(|held| held.dark_since);
-        ends.chain(dark.map(|since| since + CARRIER_GRACE)).filter(|at| *at > now).min()
+        let all = ends.chain(dark.map(|since| since + CARRIER_GRACE));
+        all.filter(|at| self.reviewed.is_none_or(|reviewed| *at > reviewed)).min()
     }
 }
 
@@ -162,12 +167,28 @@ mod tests {
         let now = Instant::now();
         let mut holding = Holding::default();
         holding.answered(2, lease(60), now);
-        assert_eq!(holding.deadline(now), Some(now + Duration::from_secs(60)));
+        assert_eq!(holding.deadline(), Some(now + Duration::from_secs(60)));
         let almost = now + Duration::from_secs(59);
         assert!(holding.review(&observed(), &[2, 3], Spare::Any, almost).is_empty());
         let end = now + Duration::from_secs(60);
         assert_eq!(holding.review(&observed(), &[2, 3], Spare::Any, end), [(2, "the lease ended")]);
-        assert_eq!(holding.deadline(end), None);
+        assert_eq!(holding.deadline(), None);
+    }
+
+    #[test]
+    fn a_deadline_that_has_passed_since_the_last_review_is_due_and_one_before_it_is_not() {
+        let now = Instant::now();
+        let mut holding = Holding::default();
+        holding.answered(2, lease(60), now);
+        let pulled = unplug(unplug(observed(), 2), 3);
+        holding.review(&pulled, &[2, 3], Spare::Any, now);
+        // The look that this review was part of takes until after this.
+        assert_eq!(holding.deadline(), Some(now + CARRIER_GRACE));
+        // Without a spare nothing follows from it: it must not be due for ever.
+        holding.review(&pulled, &[2, 3], Spare::Any, now + CARRIER_GRACE);
+        assert_eq!(holding.deadline(), Some(now + Duration::from_secs(60)));
+        let given_up = holding.review(&pulled, &[], Spare::Any, now + Duration::from_secs(61));
+        assert_eq!((given_up.len(), holding.deadline()), (1, None));
     }
 
     #[test]
@@ -186,7 +207,7 @@ mod tests {
         let now = Instant::now();
         let mut holding = Holding::default();
         holding.answered(2, lease(u32::MAX.into()), now);
-        assert_eq!(holding.deadline(now), None);
+        assert_eq!(holding.deadline(), None);
     }
 
     #[test]
@@ -196,7 +217,7 @@ mod tests {
         holding.answered(2, lease(3600), now);
         let pulled = unplug(observed(), 2);
         assert!(holding.review(&pulled, &[2, 3], Spare::Any, now).is_empty());
-        assert_eq!(holding.deadline(now), Some(now + CARRIER_GRACE));
+        assert_eq!(holding.deadline(), Some(now + CARRIER_GRACE));
         let later = now + CARRIER_GRACE;
         assert_eq!(holding.review(&pulled, &[2, 3], Spare::Any, later).len(), 1);
     }

@@ -151,34 +151,72 @@ async fn serve(lifetime: u32) {
 /// The least that a DHCP server can be: one address for everyone, with a way out or without.
 async fn serve_on(wire: &str, leased: Ipv4Addr, way_out: Option<Ipv4Addr>, lifetime: u32) {
     let socket = server(wire);
+    let mut options: Vec<u8> = Vec::new();
+    if let Some(way_out) = way_out {
+        options.extend([3, 4]);
+        options.extend(way_out.octets());
+    }
+    options.extend([51, 4]);
+    options.extend(lifetime.to_be_bytes());
     let mut asked = [0; 1500];
     loop {
         let length = socket.recv(&mut asked).await.unwrap();
-        let Some(kind) = asked[240..length].windows(3).find(|o| o[..2] == [53, 1]) else {
-            continue;
-        };
-        let answer = if kind[2] == 1 { 2 } else { 5 };
-        let mut reply = [0; 240];
-        reply[..4].copy_from_slice(&[2, 1, 6, 0]);
-        reply[4..8].copy_from_slice(&asked[4..8]);
-        reply[16..20].copy_from_slice(&leased.octets());
-        reply[28..44].copy_from_slice(&asked[28..44]);
-        reply[236..].copy_from_slice(&asked[236..240]);
-        let mut reply = reply.to_vec();
-        reply.extend([53, 1, answer, 1, 4, 255, 255, 255, 0]);
-        for option in [54, 6] {
-            reply.extend([option, 4]);
-            reply.extend(SERVER.octets());
-        }
-        if let Some(way_out) = way_out {
-            reply.extend([3, 4]);
-            reply.extend(way_out.octets());
-        }
-        reply.extend([51, 4]);
-        reply.extend(lifetime.to_be_bytes());
-        reply.push(255);
+        let Some(kind) = kind(&asked[..length]) else { continue };
+        let answer = if kind == DISCOVER { OFFER } else { ACK };
+        let reply = reply(&asked, answer, leased, &options);
         socket.send_to(&reply, (Ipv4Addr::BROADCAST, 68)).await.unwrap();
     }
+}
+
+/// A server that gives `first`, is asked to renew it after a second and to rebind it after two,
+/// and takes it back then: it has `second` instead.
+async fn serve_and_take_back(first: Ipv4Addr, second: Ipv4Addr) {
+    let socket = server("wire");
+    // The lease lasts an hour.
+    let options = [51, 4, 0, 0, 14, 16, 58, 4, 0, 0, 0, 1, 59, 4, 0, 0, 0, 2];
+    let mut leased = first;
+    let mut asked = [0; 1500];
+    loop {
+        let length = socket.recv(&mut asked).await.unwrap();
+        let Some(kind) = kind(&asked[..length]) else { continue };
+        // A client that has an address names it.
+        let answer = if asked[12..16] == [0; 4] {
+            if kind == DISCOVER { OFFER } else { ACK }
+        } else {
+            leased = second;
+            NAK
+        };
+        let reply = reply(&asked, answer, leased, &options);
+        socket.send_to(&reply, (Ipv4Addr::BROADCAST, 68)).await.unwrap();
+    }
+}
+
+const DISCOVER: u8 = 1;
+const OFFER: u8 = 2;
+const ACK: u8 = 5;
+const NAK: u8 = 6;
+
+/// The kind of a message of a DHCP client.
+fn kind(asked: &[u8]) -> Option<u8> {
+    asked[240..].windows(3).find(|option| option[..2] == [53, 1]).map(|option| option[2])
+}
+
+/// An answer of this kind to the question, for this address.
+fn reply(asked: &[u8], kind: u8, leased: Ipv4Addr, options: &[u8]) -> Vec<u8> {
+    let mut reply = vec![0; 240];
+    reply[..4].copy_from_slice(&[2, 1, 6, 0]);
+    reply[4..8].copy_from_slice(&asked[4..8]);
+    reply[16..20].copy_from_slice(&leased.octets());
+    reply[28..44].copy_from_slice(&asked[28..44]);
+    reply[236..].copy_from_slice(&asked[236..240]);
+    reply.extend([53, 1, kind, 1, 4, 255, 255, 255, 0]);
+    for option in [54, 6] {
+        reply.extend([option, 4]);
+        reply.extend(SERVER.octets());
+    }
+    reply.extend(options);
+    reply.push(255);
+    reply
 }
 
 #[test]
@@ -198,6 +236,24 @@ fn dhcp_gives_the_address_the_way_out_and_the_name_server() {
                 polis_base::sys::arp::announce(wire.index("eth0").await, mac, LEASED).unwrap();
             };
             tokio::select! { () = serve(3600) => {}, () = story => {} }
+        })
+        .await;
+    });
+}
+
+#[test]
+fn an_address_that_its_server_takes_back_gives_way_to_another_before_its_lease_ends() {
+    in_namespace(|wire| async move {
+        wire.cable(true).await;
+        let (service, _owner) = wire.service(loaded(parameters::Network::default()));
+        let other = Ipv4Addr::new(10, 7, 0, 16);
+        while_running(service, async |mut status| {
+            let story = async {
+                until(&mut status, |s| s.primary == Some(IpAddr::V4(LEASED))).await;
+                let status = until(&mut status, |s| s.primary == Some(IpAddr::V4(other))).await;
+                assert_eq!(status.addresses(), [IpAddr::V4(other)], "the first one is gone");
+            };
+            tokio::select! { () = serve_and_take_back(LEASED, other) => {}, () = story => {} }
         })
         .await;
     });

@@ -66,6 +66,14 @@ pub enum Error {
         /// The output of `cryptsetup`.
         source: process::Error,
     },
+    /// The open partition is not protected as the header said that was read before.
+    #[error("cannot confirm the encryption of {device}")]
+    Weakened {
+        /// The partition.
+        device: PathBuf,
+        /// What the kernel has instead, or its error.
+        source: std::io::Error,
+    },
     /// The needs of integrity cannot be written.
     #[error("cannot write the free space of {device}")]
     Wipe {
@@ -145,7 +153,7 @@ pub trait Machine {
     /// Makes a file system on `partition`, whose content is lost.
     fn format(&self, partition: &Partition) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// Mounts `partition`.
+    /// Mounts `partition`, after a look at how the kernel protects it.
     fn mount(&self, partition: &Partition) -> impl Future<Output = Result<(), Error>> + Send;
 
     /// Writes what must be written of a new file system before it is used.

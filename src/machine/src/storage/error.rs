@@ -58,7 +58,9 @@ impl Error {
             Self::Content { source, .. } => code::STORAGE_DISK.with_error(source),
             Self::Disk { source, .. } => table_code(source),
             Self::Refused(refusal) => match refusal {
-                plan::Refusal::TooSmall { .. } => code::STORAGE_TOO_SMALL,
+                plan::Refusal::TooSmall { .. } | plan::Refusal::OtherTooSmall { .. } => {
+                    code::STORAGE_TOO_SMALL
+                }
                 plan::Refusal::TableFull => code::STORAGE_PARTITION_TABLE,
                 plan::Refusal::Ambiguous { .. } => code::STORAGE_AMBIGUOUS,
                 plan::Refusal::Occupied { .. } => code::STORAGE_OCCUPIED,
@@ -101,6 +103,7 @@ pub(crate) fn step_code(error: &apply::Error) -> Code {
         apply::Error::Protect { .. } | apply::Error::Open { .. } | apply::Error::OwnKey { .. } => {
             code::STORAGE_CIPHER
         }
+        apply::Error::Weakened { .. } => code::STORAGE_DAMAGED,
         apply::Error::Late { .. } => code::STORAGE_LATE,
         apply::Error::Random { .. } => code::STORAGE_RANDOM,
         apply::Error::Mount(_) | apply::Error::Grow { .. } => code::STORAGE_MOUNT,

@@ -10,6 +10,7 @@
 //! What this module does not do: decide what may be formatted (`plan`), or know the
 //! source of keys (`cluster`).
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use tracing::debug;
@@ -207,12 +208,47 @@ pub async fn rekey(
     add(device, &known.text(), &passphrase.text(), 0, log).await
 }
 
+/// Confirms that the kernel protects the open partition with this name as `kind`: the header
+/// was read before `cryptsetup` read it again. Blocks.
+///
+/// # Errors
+///
+/// An error of the kernel, or the cipher that it uses instead.
+pub fn confirm(name: &str, kind: Kind) -> io::Result<()> {
+    if kind == Kind::Insecure {
+        return Ok(());
+    }
+    let table = DeviceMapper::open()?.table(name)?;
+    if protects(&table, kind) {
+        return Ok(());
+    }
+    // No more of it: a kernel without a keyring shows the key behind these.
+    let start: Vec<&str> = table.split(' ').take(2).collect();
+    Err(io::Error::other(format!("the kernel has opened it as \"{}\"", start.join(" "))))
+}
+
+/// Whether this table of the device mapper is one of `kind`.
+fn protects(table: &str, kind: Kind) -> bool {
+    let tags = |word: &str| word.starts_with("integrity:") && word.ends_with(":aead");
+    let has_tags = table.split(' ').any(tags);
+    let mut words = table.split(' ');
+    let (target, cipher) = (words.next(), words.next().unwrap_or_default());
+    // `cryptsetup` names a cipher with tags as the kernel's list of ciphers does.
+    let cipher = cipher.strip_prefix("capi:").unwrap_or(cipher);
+    target == Some("crypt")
+        && match kind {
+            Kind::Insecure => false,
+            Kind::Encrypted => cipher == CIPHER && !has_tags,
+            Kind::Authenticated => cipher == CIPHER_AUTHENTICATED && has_tags,
+        }
+}
+
 /// Closes the partition with this name; nothing may use it any more. Blocks.
 ///
 /// # Errors
 ///
 /// An error of the kernel.
-pub fn close(name: &str) -> std::io::Result<()> {
+pub fn close(name: &str) -> io::Result<()> {
     let mapper = DeviceMapper::open()?;
     for name in [name, &format!("{name}{INTEGRITY}")] {
         match mapper.remove(name) {
@@ -253,5 +289,28 @@ mod tests {
         let loaded = modules(Kind::Authenticated, translated);
         assert!(loaded.contains(&"aesni_intel") && !loaded.contains(&"aegis128_aesni"));
         assert!(modules(Kind::Encrypted, with).ends_with(&["aesni_intel"]));
+    }
+
+    #[test]
+    fn a_partition_that_the_kernel_does_not_protect_as_its_kind_is_not_confirmed() {
+        let encrypted = "crypt aes-xts-plain64 :64:logon:cryptsetup:07-d0 0 254:4 32768 3 \
+                         sector_size:4096 no_read_workqueue no_write_workqueue";
+        let authenticated = "crypt capi:aegis128-random :16:logon:cryptsetup:07-d0 0 253:0 0 4 \
+                             integrity:32:aead sector_size:4096 no_read_workqueue \
+                             no_write_workqueue";
+        assert!(protects(encrypted, Kind::Encrypted));
+        assert!(protects(authenticated, Kind::Authenticated));
+        assert!(!protects(encrypted, Kind::Authenticated));
+        assert!(!protects(authenticated, Kind::Encrypted));
+        for table in [
+            "crypt cipher_null-ecb - 0 254:4 32768",
+            "crypt capi:aegis128-random :16:logon:x 0 254:4 32768 1 sector_size:4096",
+            "linear 254:4 32768",
+            "",
+        ] {
+            for kind in Kind::ALL {
+                assert!(!protects(table, kind), "{table} as {kind}");
+            }
+        }
     }
 }

@@ -20,6 +20,7 @@ use super::luks::{self, OpenError};
 use super::plan::{self, GROWTH_MIN, LABEL};
 use super::probe::{self, Content};
 use super::table::{self, Partition, Table};
+use super::unlock;
 use super::wipe::{self, Groups};
 use polis_base::files::Root;
 use polis_base::sys::block;
@@ -157,27 +158,8 @@ impl Live {
         key: &Key,
         rekey: Option<&Passphrase>,
     ) -> Result<(), OpenError> {
-        let device = self.raw(partition);
         luks::load_ciphers(self.kind, &self.log).await;
-        let before = self.integrity_size(partition).await;
-        luks::open(&device, &self.target.mapper, key, &self.log).await?;
-        if self.integrity_size(partition).await != before {
-            // The partition has grown: the integrity device has just learnt that, and
-            // the layers above it have not.
-            let closed = tokio::task::spawn_blocking(self.closing()).await;
-            if let Ok(Err(error)) = closed {
-                warn!(
-                    error = &error as &dyn std::error::Error,
-                    "cannot open it at its new size yet"
-                );
-                return Ok(());
-            }
-            luks::open(&device, &self.target.mapper, key, &self.log).await?;
-        }
-        if let Some(passphrase) = rekey {
-            luks::rekey(&device, key, passphrase, &self.log).await?;
-        }
-        Ok(())
+        unlock::unlock(&Unlocking { live: self, partition, key, rekey }).await
     }
 
     /// The room of the integrity device, from its own superblock.
@@ -379,7 +361,7 @@ impl Live {
 }
 
 /// Reads the partition table of `disk`, and makes its primary copy whole again
-/// if a power cut tore it. Blocks.
+/// if a power cut tore it, or if it cannot be read. Blocks.
 ///
 /// # Errors
 ///
@@ -394,9 +376,14 @@ pub fn read_table(disk: &Path) -> Result<Table, table::Error> {
 }
 
 /// Reads the backup of the partition table, if it is sound. Blocks.
-#[must_use]
-pub fn read_backup(disk: &Path) -> Option<Table> {
-    table::read_backup(&File::open(disk).ok()?)
+///
+/// # Errors
+///
+/// [`table::Error`] where there may be one that cannot be read.
+pub fn read_backup(disk: &Path) -> Result<Option<Table>, table::Error> {
+    let opened = File::open(disk);
+    let disk = opened.map_err(|source| table::Error::Io { operation: "open", source })?;
+    table::find_backup(&disk)
 }
 
 /// Returns the content of the stretch of `partition`. Blocks.
@@ -434,6 +421,37 @@ pub fn read_device(device: &Path) -> io::Result<Content> {
     polis_base::sys::files::forget(&device)?;
     let size = block::size(&device)?;
     read_stretch(&device, 0, size)
+}
+
+/// The steps of an unlock on this machine.
+struct Unlocking<'a> {
+    live: &'a Live,
+    partition: &'a Partition,
+    key: &'a Key,
+    rekey: Option<&'a Passphrase>,
+}
+
+impl unlock::Steps for Unlocking<'_> {
+    async fn open(&self) -> Result<(), OpenError> {
+        let (live, device) = (self.live, self.live.raw(self.partition));
+        luks::open(&device, &live.target.mapper, self.key, &live.log).await
+    }
+
+    async fn integrity_size(&self) -> Option<u64> {
+        self.live.integrity_size(self.partition).await
+    }
+
+    async fn close(&self) -> io::Result<()> {
+        let closed = tokio::task::spawn_blocking(self.live.closing()).await;
+        closed.unwrap_or_else(|lost| Err(io::Error::other(lost)))
+    }
+
+    async fn rekey(&self) -> Result<(), OpenError> {
+        let Some(passphrase) = self.rekey else { return Ok(()) };
+        let device = self.live.raw(self.partition);
+        luks::rekey(&device, self.key, passphrase, &self.live.log).await?;
+        Ok(())
+    }
 }
 
 impl Machine for Live {
@@ -512,10 +530,13 @@ impl Machine for Live {
         let device = self.device(partition);
         let target = self.mount_point().to_owned();
         let options = self.mount_options;
+        let (kind, mapper) = (self.kind, self.target.mapper.clone());
         blocking(move || {
             if is_mounted(&device, &target) {
                 return Ok(());
             }
+            let weakened = |source| Error::Weakened { device: device.clone(), source };
+            luks::confirm(&mapper, kind).map_err(weakened)?;
             let mount = Mount::new(device.to_string_lossy(), target, "xfs");
             Ok(mount.flags(MOUNT_FLAGS).options(options).apply()?)
         })

@@ -13,7 +13,7 @@
 //! patience  how long a step may take
 //! service  when                                      event values
 //! maintenance, health  what is done and noticed while it is mounted
-//! key, luks  what opens an encrypted partition, and how
+//! key, luks, unlock  what opens an encrypted partition, how, and in which steps
 //! slot   where another system goes
 //! ground  the device under the encryption: the partition, or one over two disks
 //! wipe   blocks of an authenticated device are written before they are used
@@ -25,6 +25,7 @@
 //!
 //! What this module does not do: decide the purpose of this machine (`cluster`).
 
+pub(crate) mod apart;
 pub mod apply;
 pub mod error;
 pub mod ground;
@@ -41,6 +42,7 @@ pub mod service;
 pub mod slot;
 pub mod stall;
 pub mod table;
+mod unlock;
 pub mod wipe;
 
 use std::path::PathBuf;

@@ -162,6 +162,17 @@ pub enum Refusal {
         /// The largest free stretch, in bytes.
         free: u64,
     },
+    /// Not enough room on the other disk of the mirror.
+    #[error(
+        "the other disk of the mirror is too small: it has room for {free} MiB of the data \
+         partition, and {needed} MiB are needed",
+        free = free >> 20,
+        needed = SIZE_MIN >> 20
+    )]
+    OtherTooSmall {
+        /// How much room both disks have, in bytes.
+        free: u64,
+    },
     /// The table has no entry left.
     #[error("the partition table has no entry left for the data partition")]
     TableFull,
@@ -189,8 +200,8 @@ pub enum Refusal {
     },
     /// The header of the data partition is ours, and not as we make it.
     #[error(
-        "the LUKS header of partition {number} ({NAME}) was changed: it names ciphers that this \
-         node does not use"
+        "the LUKS header of partition {number} ({NAME}) was changed: a copy of it is not one that \
+         this node makes"
     )]
     Weakened {
         /// The partition.
@@ -268,6 +279,18 @@ pub fn reserve(table: &Table, id: Uuid) -> Result<(Table, Partition), Refusal> {
 pub fn last_of_both(table: &Table, other: Option<u64>) -> u64 {
     let usable = table.last_usable();
     align_end(table, usable.min(other.unwrap_or(usable)))
+}
+
+/// Lets a new `partition` end at `last`, where the other disk of a mirror has no room for more.
+///
+/// # Errors
+///
+/// [`Refusal::OtherTooSmall`] if too little is left of it.
+pub fn limit(partition: &mut Partition, last: u64, block_size: u64) -> Result<(), Refusal> {
+    partition.last = partition.last.min(last);
+    let blocks = (partition.last + 1).saturating_sub(partition.first);
+    let free = blocks * block_size;
+    if free < SIZE_MIN { Err(Refusal::OtherTooSmall { free }) } else { Ok(()) }
 }
 
 /// Data partitions of a `former` table that nothing in `table` has taken the room

@@ -126,6 +126,25 @@ fn a_disk_with_too_little_room_is_refused_with_numbers() {
 }
 
 #[test]
+fn a_mirror_with_too_little_room_on_the_other_disk_is_refused_with_numbers() {
+    let Place::Free(partition) = place(&disk(4096), ID).unwrap() else { panic!("it is made") };
+    let limited = |end_mib: u64| {
+        let mut partition = partition.clone();
+        limit(&mut partition, end_mib * 2048 - 1, 512).map(|()| partition.blocks() / 2048)
+    };
+    assert_eq!(limited(712), Ok(512));
+    // The own disk ends before it.
+    assert_eq!(limited(9000), Ok(partition.blocks() / 2048));
+    assert_eq!(limited(711), Err(Refusal::OtherTooSmall { free: 511 * MIB }));
+    assert_eq!(limited(100), Err(Refusal::OtherTooSmall { free: 0 }));
+    assert_eq!(
+        limited(711).unwrap_err().to_string(),
+        "the other disk of the mirror is too small: it has room for 511 MiB of the data \
+         partition, and 512 MiB are needed"
+    );
+}
+
+#[test]
 fn what_is_recognised_in_the_free_space_is_left_alone() {
     let table = disk(2048);
     for content in [xfs(ID, false, 1000), xfs(ID, true, 1000), Content::Other("LUKS")] {

@@ -464,11 +464,11 @@ fn look(disk: PathBuf, ground: &Ground, id: Uuid) -> Result<(Table, Plan), Error
     })?;
     if let (Place::Free(partition), Ground::Mirror { last: Some(last), .. }) = (&mut place, ground)
     {
-        partition.last = partition.last.min(*last);
+        plan::limit(partition, *last, table.block_size)?;
     }
     let plan = plan::plan(&table, place, &content, new_id)?;
     if let Plan::Create { .. } = plan
-        && let Some(backup) = machine::read_backup(&disk)
+        && let Some(backup) = machine::read_backup(&disk).map_err(opened)?
     {
         for partition in plan::former(&table, &backup) {
             let content = machine::read_content(&disk, &backup, partition);

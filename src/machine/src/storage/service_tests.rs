@@ -245,3 +245,23 @@ fn an_image_written_over_a_disk_does_not_cost_the_data_behind_a_smaller_system()
     assert!(matches!(refused, Error::Refused(plan::Refusal::Occupied { .. })), "{refused:?}");
     assert_eq!(machine::read_table(&path).unwrap().partitions.len(), 2);
 }
+
+#[test]
+fn a_mirror_whose_other_disk_is_too_small_gets_no_partition() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk");
+    image_at(&path, 64 * MIB, 2048 * MIB);
+    let table = machine::read_table(&path).unwrap();
+    let first = plan::place(&table, new_id()).unwrap().partition().first;
+    let with_room_for = |size: u64| {
+        let last = Some(first + size / 512 - 1);
+        let ground = Ground::Mirror { last, alone: None, disks: Vec::new() };
+        look(path.clone(), &ground, new_id())
+    };
+    let (_table, made) = with_room_for(plan::SIZE_MIN).unwrap();
+    assert!(matches!(made, Plan::Create { .. }), "{made:?}");
+    assert_eq!(made.partition().blocks() * 512, plan::SIZE_MIN);
+    let refused = with_room_for(plan::SIZE_MIN - MIB).unwrap_err();
+    assert!(matches!(refused, Error::Refused(plan::Refusal::OtherTooSmall { .. })), "{refused:?}");
+    assert_eq!(refused.code(), polis_base::trapdoor::code::STORAGE_TOO_SMALL);
+}

@@ -17,9 +17,13 @@
 //! - On a disk without a table, no header of the backup stands without its entries: they are
 //!   flushed before it, and [`read_headless`] reads the entries that a cut leaves.
 //! - The primary copy goes to the disk in one write.
-//! - Where a power cut tore the primary copy, the backup counts, and stays as it
-//!   is until the primary is whole again: see [`restore`].
+//! - Where a power cut tore the primary copy, or the disk does not read it, the backup
+//!   counts, and stays as it is until the primary is whole again: see [`restore`].
+//! - A copy that cannot be read is one that is not sound. It is an error only where the other
+//!   one is not sound, or where the question is what it was: see [`find_backup`].
 //! - A table with anything unusual in it is refused, never repaired by guess.
+//!
+//! The file is long because the view is in it: all writes of a table go through it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -145,24 +149,29 @@ fn entry_blocks(block_size: u64) -> u64 {
 }
 
 /// Reads the table of `disk`: the primary copy, or the backup where the primary
-/// is torn.
+/// is torn or cannot be read.
 ///
 /// # Errors
 ///
-/// [`Error`] if the disk cannot be read or neither copy is sound.
+/// [`Error`] if neither copy is sound.
 pub fn read(disk: &File) -> Result<Table, Error> {
     let (opened, geometry) = open(disk)?;
     table_of(&opened, geometry)
 }
 
-/// Makes the primary copy whole again where it is torn and the backup is not; returns
-/// whether that was so. The backup is not touched.
+/// Makes the primary copy whole again where it is torn or cannot be read, and the backup is
+/// sound; returns whether that was so. The backup is not touched: [`write`] replaces one that
+/// is not sound, and until then it may be the only sign of an earlier table.
 ///
 /// # Errors
 ///
 /// [`Error`] if neither copy is sound, or the disk cannot be written.
 pub fn restore(disk: &File) -> Result<bool, Error> {
     let (opened, geometry) = open(disk)?;
+    mend(opened, geometry)
+}
+
+fn mend(opened: gpt::GptDisk<View<'_>>, geometry: Geometry) -> Result<bool, Error> {
     if opened.primary_header().is_ok() {
         return Ok(false);
     }
@@ -183,9 +192,28 @@ pub fn read_primary(disk: &File) -> Option<Table> {
 /// backup is the earlier table. `None` if no sound one exists.
 #[must_use]
 pub fn read_backup(disk: &File) -> Option<Table> {
-    let (view, geometry) = View::open(disk).ok()?;
-    let opened = parse(view.without_primary(geometry), geometry).ok()?;
-    table_of(&opened, geometry).ok()
+    find_backup(disk).ok().flatten()
+}
+
+/// The same for a caller that must not take a backup for absent because it cannot be read.
+///
+/// # Errors
+///
+/// [`Error`] if the end of the disk cannot be read.
+pub fn find_backup(disk: &File) -> Result<Option<Table>, Error> {
+    let geometry = Geometry::of(disk)?;
+    backup_of(disk, geometry, Ends::read(disk, geometry))
+}
+
+fn backup_of(disk: &File, geometry: Geometry, ends: Ends) -> Result<Option<Table>, Error> {
+    let Ends { head, tail, tail_error, .. } = ends;
+    if let Some(source) = tail_error {
+        return Err(unread(source));
+    }
+    let found = View::new(disk, geometry, head, tail)
+        .and_then(|view| parse(view.without_primary(geometry), geometry))
+        .and_then(|opened| table_of(&opened, geometry));
+    Ok(found.ok())
 }
 
 /// Reads the entries of a backup that has no header: what a cut leaves of [`create`]. `None`
@@ -324,15 +352,25 @@ fn check(table: &Table) -> Result<(), String> {
 }
 
 /// Has the crate read a table whose trusted fields were checked. Where the primary copy
-/// is torn, its header is an error and all else is the backup's.
+/// is torn or cannot be read, its header is an error and all else is the backup's.
 fn open(disk: &File) -> Result<(gpt::GptDisk<View<'_>>, Geometry), Error> {
-    let (view, geometry) = View::open(disk)?;
-    let opened = parse(view, geometry).or_else(|torn| {
-        // The crate turns to the backup for a bad header, not for bad entries.
-        let (view, geometry) = View::open(disk)?;
-        parse(view.without_primary(geometry), geometry).map_err(|_neither| torn)
+    let geometry = Geometry::of(disk)?;
+    Ok((open_at(disk, geometry, Ends::read(disk, geometry))?, geometry))
+}
+
+fn open_at(disk: &File, geometry: Geometry, ends: Ends) -> Result<gpt::GptDisk<View<'_>>, Error> {
+    let Ends { head, tail, head_error, tail_error } = ends;
+    let opened = View::new(disk, geometry, head, tail).and_then(|view| {
+        parse(view.clone(), geometry).or_else(|torn| {
+            // The crate turns to the backup for a bad header, not for bad entries.
+            parse(view.without_primary(geometry), geometry).map_err(|_neither| torn)
+        })
     });
-    Ok((opened?, geometry))
+    opened.map_err(|error| head_error.or(tail_error).map_or(error, unread))
+}
+
+fn unread(source: io::Error) -> Error {
+    Error::Io { operation: "read", source }
 }
 
 fn parse(view: View<'_>, geometry: Geometry) -> Result<gpt::GptDisk<View<'_>>, Error> {
@@ -381,8 +419,42 @@ impl Geometry {
     }
 }
 
+/// The two ends of a disk, where the copies of the table are. One that cannot be read is
+/// zeros, beside the error.
+struct Ends {
+    head: Vec<u8>,
+    tail: Vec<u8>,
+    head_error: Option<io::Error>,
+    tail_error: Option<io::Error>,
+}
+
+impl Ends {
+    fn read(disk: &File, geometry: Geometry) -> Self {
+        let copy = geometry.copy();
+        let head = read_at(disk, 0, copy + geometry.block_size);
+        let tail = read_at(disk, geometry.size() - copy, copy);
+        Self::of(geometry, head, tail)
+    }
+
+    fn of(geometry: Geometry, head: io::Result<Vec<u8>>, tail: io::Result<Vec<u8>>) -> Self {
+        let copy = geometry.copy();
+        let or_zeros = |end: io::Result<Vec<u8>>, length| match end {
+            Ok(bytes) => (bytes, None),
+            Err(error) => (zeros(length), Some(error)),
+        };
+        let (head, head_error) = or_zeros(head, copy + geometry.block_size);
+        let (tail, tail_error) = or_zeros(tail, copy);
+        Self { head, tail, head_error, tail_error }
+    }
+}
+
+fn zeros(length: u64) -> Vec<u8> {
+    vec![0; usize::try_from(length).unwrap_or_default()]
+}
+
 /// The disk as the crate sees it: both copies of the table in memory, all else
 /// out of reach for writing.
+#[derive(Clone)]
 struct View<'a> {
     disk: &'a File,
     head: Vec<u8>,
@@ -397,20 +469,20 @@ impl<'a> View<'a> {
     fn blank(disk: &'a File) -> Result<(Self, Geometry), Error> {
         let geometry = Geometry::of(disk)?;
         let (size, copy) = (geometry.size(), geometry.copy());
-        let zeros = |length: u64| vec![0; usize::try_from(length).unwrap_or_default()];
         let (head, tail) = (zeros(copy + geometry.block_size), zeros(copy));
         Ok((Self { disk, head, tail, tail_start: size - copy, size, position: 0 }, geometry))
     }
 
-    fn open(disk: &'a File) -> Result<(Self, Geometry), Error> {
-        let io = |operation| move |source| Error::Io { operation, source };
-        let geometry = Geometry::of(disk)?;
+    /// The disk with these two ends.
+    fn new(
+        disk: &'a File,
+        geometry: Geometry,
+        head: Vec<u8>,
+        mut tail: Vec<u8>,
+    ) -> Result<Self, Error> {
         let Geometry { block_size, .. } = geometry;
         let (size, copy) = (geometry.size(), geometry.copy());
         let tail_start = size - copy;
-        let head = read_at(disk, 0, copy + block_size).map_err(io("read"))?;
-        let mut tail = read_at(disk, tail_start, copy).map_err(io("read"))?;
-
         let header = bytes_at(&head, block_size, block_size).unwrap_or_default();
         let primary = plain_header(header);
         // The content of the end may be older than the disk's use for us. It is
@@ -425,7 +497,7 @@ impl<'a> View<'a> {
             Err(_lost) if !header.starts_with(SIGNATURE) && !no_backup => {}
             primary => primary.map_err(Error::Unusual)?,
         }
-        Ok((Self { disk, head, tail, tail_start, size, position: 0 }, geometry))
+        Ok(Self { disk, head, tail, tail_start, size, position: 0 })
     }
 
     /// The same without the primary header, for the crate to read the backup.

@@ -133,6 +133,65 @@ fn a_torn_primary_table_is_restored_from_its_backup_which_stays_as_it_is() {
     }
 }
 
+fn lost() -> io::Result<Vec<u8>> {
+    Err(io::Error::from_raw_os_error(libc::EIO))
+}
+
+#[test]
+fn a_primary_table_that_cannot_be_read_is_restored_from_its_backup() {
+    let file = image(64 * MIB, 64 * MIB);
+    let table = read(&file).unwrap();
+    let geometry = Geometry::of(&file).unwrap();
+    file.write_all_at(&[0xff; 34 * 512], 0).unwrap();
+    let ends = || {
+        let tail = read_at(&file, 64 * MIB - 33 * 512, 33 * 512);
+        Ends::of(geometry, lost(), tail)
+    };
+    let opened = open_at(&file, geometry, ends()).unwrap();
+    assert_eq!(table_of(&opened, geometry).unwrap(), table);
+    assert_eq!(backup_of(&file, geometry, ends()).unwrap().as_ref(), Some(&table));
+    assert!(mend(opened, geometry).unwrap());
+    both_copies_are_sound(&file);
+    assert_eq!(read_primary(&file).unwrap(), table);
+}
+
+#[test]
+fn a_backup_that_cannot_be_read_does_not_stop_anything_but_a_look_for_it() {
+    let file = image(64 * MIB, 64 * MIB);
+    let table = read(&file).unwrap();
+    let geometry = Geometry::of(&file).unwrap();
+    let kept = read_at(&file, 64 * MIB - 33 * 512, 33 * 512).unwrap();
+    let ends = || Ends::of(geometry, read_at(&file, 0, 34 * 512), lost());
+    let opened = open_at(&file, geometry, ends()).unwrap();
+    assert_eq!(table_of(&opened, geometry).unwrap(), table);
+    assert!(!mend(opened, geometry).unwrap());
+    assert_eq!(read_at(&file, 64 * MIB - 33 * 512, 33 * 512).unwrap(), kept);
+    // It may be that of an earlier table, with data.
+    let missed = backup_of(&file, geometry, ends());
+    assert!(matches!(missed, Err(Error::Io { .. })), "{missed:?}");
+    assert_eq!(find_backup(&file).unwrap(), Some(table));
+}
+
+#[test]
+fn a_copy_that_cannot_be_read_is_the_error_where_the_other_one_is_not_sound() {
+    // The disk is larger than its image: nothing is at its end.
+    let file = image(64 * MIB, 1024 * MIB);
+    let geometry = Geometry::of(&file).unwrap();
+    let head = || read_at(&file, 0, 34 * 512);
+    let tail = read_at(&file, 1024 * MIB - 33 * 512, 33 * 512);
+    // One byte of the entries.
+    let torn = head().map(|mut head| {
+        head[1024 + 40] ^= 4;
+        head
+    });
+    let blank = Ok(vec![0; 34 * 512]);
+    for (head, tail) in [(lost(), tail), (torn, lost()), (blank, lost()), (lost(), lost())] {
+        let refused = open_at(&file, geometry, Ends::of(geometry, head, tail)).unwrap_err();
+        assert!(matches!(refused, Error::Io { operation: "read", .. }), "{refused:?}");
+    }
+    assert!(open_at(&file, geometry, Ends::of(geometry, head(), lost())).is_ok());
+}
+
 #[test]
 fn a_write_that_was_torn_at_any_block_leaves_the_old_table_or_the_new() {
     let before = image(64 * MIB, 1024 * MIB);

@@ -187,6 +187,7 @@ impl Service {
             return Err(Ended::Keep(error));
         }
         info!(%version, "the new system is kept");
+        // By this line `init` knows that a later failure is not one of a trial.
         told(Step::Commit, "done");
         self.status.send_modify(|status| status.trial = false);
         Ok(Some(()))

@@ -1,16 +1,22 @@
 //! The disk of a volume: finds, makes, opens and mounts it.
+//!
+//! Any disk of the machine may hang. So each is read on a thread of its own, once for all volumes
+//! and for a bounded time (`apart`), and each step on the disk of a volume is noted (`steps`).
 
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use futures::future::join_all;
 use polis_wire::parameters::{Selector, VolumeName};
 use tracing::info;
 use uuid::{Uuid, uuid};
 
 use super::record::{self, Entry, Record};
+use super::steps::{LARGE, Late, Noted, SMALL, Steps};
 use crate::install::disks::{self, Disk};
 use crate::install::{content, select};
+use crate::storage::apart::{self, ANSWER_MAX, Key as DiskKey, Pending, apart};
 use crate::storage::apply::{self, apply, before_unlock};
 use crate::storage::health::Devices;
 use crate::storage::key::Key;
@@ -73,6 +79,26 @@ pub enum Error {
         /// The kernel's names.
         disks: Vec<String>,
     },
+    /// Some disks did not answer, and one of them may be the one.
+    #[error(
+        "{} did not answer within {} seconds, and may have the volume; check the disk, or pull it",
+        disks.join(", "),
+        ANSWER_MAX.as_secs()
+    )]
+    Silent {
+        /// The kernel's names.
+        disks: Vec<String>,
+    },
+    /// The kernel did not describe all disks.
+    #[error(
+        "the disks of this machine could not be listed within {} seconds; one of them does not \
+         answer",
+        ANSWER_MAX.as_secs()
+    )]
+    Unlisted,
+    /// A step is late.
+    #[error(transparent)]
+    Late(Late),
     /// The disk cannot be used.
     #[error("cannot {operation} the disk {disk}")]
     Disk {
@@ -120,7 +146,7 @@ pub(super) struct Opened {
 
 impl Opened {
     pub(super) fn disk_name(&self) -> String {
-        self.live.disk.file_name().unwrap_or_default().to_string_lossy().into_owned()
+        name_of(&self.live.disk)
     }
 
     /// The devices whose messages are about it.
@@ -140,13 +166,35 @@ pub(super) struct Machine {
     pub(super) disks: Dir,
     pub(super) record: Record,
     pub(super) log: Sink,
+    /// The reads of all volumes.
+    pub(super) reads: Reads,
+    /// The step of this volume.
+    pub(super) steps: Steps,
+}
+
+/// What is being read of the disks. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reads {
+    list: Pending<(), Vec<Disk>>,
+    /// The table of each disk; `None` where there is no sound one.
+    tables: Pending<DiskKey, Option<Table>>,
+}
+
+/// The tables of the disks.
+#[derive(Debug, Default)]
+struct Tables {
+    /// By the name of the disk.
+    read: Vec<(String, Table)>,
+    /// The names of the disks that did not answer.
+    silent: Vec<String>,
 }
 
 impl Machine {
-    /// The disks of the machine. Blocks.
-    pub(super) fn disks(&self) -> Vec<Disk> {
-        let medium = self.medium.file_name().unwrap_or_default().to_string_lossy();
-        disks::list(&self.sys, &medium)
+    /// The disks of the machine. Some say what they are only when they are asked for it.
+    pub(super) async fn disks(&self) -> Result<Vec<Disk>, Error> {
+        let (sys, medium) = (self.sys.clone(), name_of(&self.medium));
+        let list = self.reads.list.answer((), || apart(move || disks::list(&sys, &medium)));
+        list.await.ok_or(Error::Unlisted)
     }
 
     /// Mounts the volume, after making it where it is not whole; `None` as long as more disks
@@ -156,25 +204,35 @@ impl Machine {
         name: &VolumeName,
         selector: Option<&Selector>,
         kind: Kind,
-        disks: Vec<Disk>,
+        disks: &[Disk],
         settled: bool,
     ) -> Result<Option<Opened>, Error> {
-        let (machine, name, selector) = (self.clone(), name.clone(), selector.cloned());
-        let target = self.target(&name);
-        let found = blocking(move || machine.find(&name, selector.as_ref(), kind, &disks, settled));
-        let Some((disk, mut entry)) = found.await? else { return Ok(None) };
-        let opened = self.mount(&disk, &entry, target).await?;
+        let found = self.find(name, selector, kind, disks, settled).await?;
+        let Some((disk, mut entry)) = found else { return Ok(None) };
+        let opened = self.mount(&disk, &entry, self.target(name)).await?;
         let (record, content) = (self.record.clone(), opened.live.target.mount.join(CONTENT));
-        blocking(move || {
+        let made = self.on(&disk, "making the directory that pods see", move || {
             make_content(&content)?;
             if !entry.whole {
                 entry.whole = true;
                 record.put(&entry)?;
             }
             Ok::<_, Error>(())
-        })
-        .await?;
+        });
+        made.await?;
         Ok(Some(opened))
+    }
+
+    /// Takes a step on this disk: does `work` on a thread of its own.
+    async fn on<T: Send + 'static>(
+        &self,
+        disk: &Path,
+        what: &'static str,
+        work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let name = name_of(disk);
+        let done = self.steps.during(&name, what, SMALL, apart(work)).await;
+        done.map_err(|source| Error::Disk { operation: "work on", disk: name, source })?
     }
 
     fn target(&self, name: &VolumeName) -> Target {
@@ -183,8 +241,8 @@ impl Machine {
         Target { mount, hidden, mapper: format!("polis-volume-{name}"), label: LABEL }
     }
 
-    /// The disk of the volume, with a table that has its partition. Blocks.
-    fn find(
+    /// The disk of the volume, with a table that has its partition.
+    async fn find(
         &self,
         name: &VolumeName,
         selector: Option<&Selector>,
@@ -192,21 +250,27 @@ impl Machine {
         disks: &[Disk],
         settled: bool,
     ) -> Result<Option<(PathBuf, Entry)>, Error> {
-        self.disks.create()?;
-        Dir::private(self.disks.path().join(name.as_str())).create()?;
-        let known = self.record.get(name)?;
+        let (machine, volume) = (self.clone(), name.clone());
+        let known = blocking(move || machine.known(&volume)).await?;
+        let Tables { read, silent } = self.tables(disks).await;
         if let Some(entry) = &known {
-            match &self.with_partition(disks, entry.partition)[..] {
-                [disk] => return Ok(Some((self.dev.join(&disk.name), entry.clone()))),
-                [] => {}
-                several => {
-                    let disks = several.iter().map(|disk| disk.name.clone()).collect();
-                    return Err(Error::Several { partition: entry.partition, disks });
-                }
+            let has =
+                |(_name, table): &&(String, Table)| partition_of(table, entry.partition).is_some();
+            let found: Vec<String> =
+                read.iter().filter(has).map(|(name, _)| name.clone()).collect();
+            if let [disk] = &found[..] {
+                return Ok(Some((self.dev.join(disk), entry.clone())));
+            }
+            if !found.is_empty() {
+                return Err(Error::Several { partition: entry.partition, disks: found });
             }
         }
         if !settled {
             return Ok(None);
+        }
+        // The partition may be on one of these.
+        if known.is_some() && !silent.is_empty() {
+            return Err(Error::Silent { disks: silent });
         }
         let entry = match known {
             Some(entry) if entry.whole => {
@@ -221,18 +285,52 @@ impl Machine {
         };
         let disk = select::choose(disks, selector)
             .map_err(|source| Error::Select { source, disks: select::explain(disks, selector) })?;
-        self.create(disk, &entry)?;
+        if silent.contains(&disk.name) {
+            return Err(Error::Silent { disks: vec![disk.name.clone()] });
+        }
+        let path = self.dev.join(&disk.name);
+        let (machine, chosen, new) = (self.clone(), disk.clone(), entry.clone());
+        let create = move || machine.create(&chosen, &new);
+        self.on(&path, "writing the partition table", create).await?;
         info!(volume = %name, %disk, "the disk is taken for a volume");
-        Ok(Some((self.dev.join(&disk.name), entry)))
+        Ok(Some((path, entry)))
     }
 
-    /// The disks whose table has this partition.
-    fn with_partition<'a>(&self, disks: &'a [Disk], id: Uuid) -> Vec<&'a Disk> {
-        let has = |disk: &&Disk| {
-            let table = File::open(self.dev.join(&disk.name)).map(|file| table::read(&file));
-            table.is_ok_and(|table| table.is_ok_and(|table| partition_of(&table, id).is_some()))
-        };
-        disks.iter().filter(|disk| !disk.medium).filter(has).collect()
+    /// What the record has of the volume; makes its mount point. Blocks.
+    fn known(&self, name: &VolumeName) -> Result<Option<Entry>, Error> {
+        self.disks.create()?;
+        Dir::private(self.disks.path().join(name.as_str())).create()?;
+        Ok(self.record.get(name)?)
+    }
+
+    /// The tables of all these disks but the one that the machine runs from.
+    async fn tables(&self, disks: &[Disk]) -> Tables {
+        let others = disks.iter().filter(|disk| !disk.medium);
+        let names: Vec<String> = others.map(|disk| disk.name.clone()).collect();
+        let sys = self.sys.clone();
+        let keys = blocking(move || {
+            names.into_iter().map(|name| apart::key(&sys, name)).collect::<Vec<DiskKey>>()
+        });
+        let keys = keys.await;
+        // What else is being read was pulled.
+        self.reads.tables.keep(&keys);
+        let reads: Vec<_> = keys
+            .iter()
+            .map(|key| {
+                let path = self.dev.join(&key.0);
+                self.reads.tables.answer(key.clone(), || apart(move || read_table(&path)))
+            })
+            .collect();
+        let answers = join_all(reads).await;
+        let mut tables = Tables::default();
+        for ((name, _number), answer) in keys.into_iter().zip(answers) {
+            match answer {
+                Some(Some(table)) => tables.read.push((name, table)),
+                Some(None) => {}
+                None => tables.silent.push(name),
+            }
+        }
+        tables
     }
 
     /// Writes the table of a new volume on an empty disk; the record has it before. Blocks.
@@ -261,7 +359,7 @@ impl Machine {
     /// Takes the steps to the mounted volume.
     async fn mount(&self, disk: &Path, entry: &Entry, target: Target) -> Result<Opened, Error> {
         let (path, id) = (disk.to_owned(), entry.partition);
-        let (table, plan) = blocking(move || look(&path, id)).await?;
+        let (table, plan) = self.on(disk, "reading the disk", move || look(&path, id)).await?;
         let changed = || Error::Changed { disk: disk.display().to_string() };
         let fits = match &plan {
             Plan::Unlock { kind, .. } => *kind == entry.kind,
@@ -284,12 +382,15 @@ impl Machine {
             keys: Some(keys).filter(|_| entry.kind != Kind::Insecure),
             log: self.log.clone(),
         };
+        let name = name_of(disk);
+        let noted = Noted { machine: &live, disk: &name, steps: &self.steps };
         let plan = match plan {
             Plan::Unlock { partition, kind, grow } => {
-                let grown = Box::pin(before_unlock(&live, table.clone(), partition, grow)).await?;
+                let grown = Box::pin(before_unlock(&noted, table.clone(), partition, grow)).await?;
                 if !live.is_open() {
-                    let opened = live.open_with(&grown, &key, None).await;
-                    opened.map_err(|error| match error {
+                    let opened = Box::pin(live.open_with(&grown, &key, None));
+                    let opened = self.steps.during(&name, "opening the volume", LARGE, opened);
+                    opened.await.map_err(|error| match error {
                         OpenError::Unfit { .. } => Error::Key,
                         OpenError::Failed(source) => {
                             apply::Error::Open { device: live.raw(&grown), source }.into()
@@ -300,7 +401,7 @@ impl Machine {
             }
             plan => plan,
         };
-        let partition = Box::pin(apply(&live, table, plan)).await?;
+        let partition = Box::pin(apply(&noted, table, plan)).await?;
         Ok(Opened { live, partition })
     }
 }
@@ -317,6 +418,15 @@ fn planned(size: u64, block_size: u64, id: Uuid) -> Result<Table, plan::Refusal>
     let (Place::Free(partition) | Place::Made(partition)) = plan::place(&table, id)?;
     table.partitions.push(Partition { name: NAME.to_owned(), type_id: TYPE_ID, ..partition });
     Ok(table)
+}
+
+fn name_of(disk: &Path) -> String {
+    disk.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// The table of a disk, if there is a sound one. Blocks.
+fn read_table(disk: &Path) -> Option<Table> {
+    table::read(&File::open(disk).ok()?).ok()
 }
 
 fn partition_of(table: &Table, id: Uuid) -> Option<&Partition> {

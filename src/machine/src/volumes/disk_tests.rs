@@ -1,9 +1,14 @@
 //! The choice of the disk of a volume, on files in the place of disks.
 
+use std::time::Duration;
+
 use super::*;
 use polis_runtime::supervisor::Context;
 
 const SIZE: u64 = 640 << 20;
+
+/// How long a disk may take to answer here: far longer than a file takes.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 struct World {
     base: tempfile::TempDir,
@@ -33,11 +38,20 @@ impl World {
             disks: Dir::private(base.path().join("disks")),
             record: Record::new(files::File::private(base.path().join("volumes.json"))),
             log: ctx.sink("disk", polis_runtime::logtree::Parser::Tool),
+            reads: Reads { tables: Pending::within(PATIENCE), ..Reads::default() },
+            steps: Steps::default(),
         };
         Self { base, machine }
     }
 
-    fn find(
+    /// Adds a disk that never answers: to open a pipe without a writer waits.
+    fn hang(&self, name: &str) {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        let mode = Mode::from_raw_mode(0o600);
+        mknodat(CWD, self.base.path().join(name), FileType::Fifo, mode, 0).unwrap();
+    }
+
+    async fn find(
         &self,
         wanted: Option<&str>,
         disks: &[Disk],
@@ -45,7 +59,7 @@ impl World {
     ) -> Result<Option<(PathBuf, Entry)>, Error> {
         let wanted = wanted.map(selector);
         let name = "db".parse().unwrap();
-        self.machine.find(&name, wanted.as_ref(), Kind::Encrypted, disks, settled)
+        self.machine.find(&name, wanted.as_ref(), Kind::Encrypted, disks, settled).await
     }
 
     /// Whether nothing was ever written to this disk.
@@ -70,15 +84,15 @@ impl World {
 async fn an_empty_disk_is_taken_once_and_found_by_its_identity_later() {
     let world = World::new(&["vdb", "vdc"]);
     let disks = [disk("vdb"), disk("vdc")];
-    assert!(world.find(Some("vdc"), &disks, false).unwrap().is_none(), "more may appear");
-    let (path, entry) = world.find(Some("vdc"), &disks, true).unwrap().unwrap();
+    assert!(world.find(Some("vdc"), &disks, false).await.unwrap().is_none(), "more may appear");
+    let (path, entry) = world.find(Some("vdc"), &disks, true).await.unwrap().unwrap();
     assert_eq!(path, world.base.path().join("vdc"));
     // The record has it, and the partition is marked: a power cut now is followed by a boot
     // that finishes, whatever the selector would choose then.
     let (_table, plan) = look(&path, entry.partition).unwrap();
     assert!(matches!(plan, Plan::Finish { .. }), "{plan:?}");
     for wanted in [Some("vdb"), Some("none"), None] {
-        let (again, found) = world.find(wanted, &disks, false).unwrap().unwrap();
+        let (again, found) = world.find(wanted, &disks, false).await.unwrap().unwrap();
         assert_eq!((again, found), (path.clone(), entry.clone()));
     }
     assert!(world.is_untouched("vdb"), "the other disk has changed");
@@ -88,11 +102,11 @@ async fn an_empty_disk_is_taken_once_and_found_by_its_identity_later() {
 async fn a_whole_volume_is_never_made_again() {
     let world = World::new(&["vdb", "vdc"]);
     let disks = [disk("vdb"), disk("vdc")];
-    let (_path, mut entry) = world.find(Some("vdb"), &disks, true).unwrap().unwrap();
+    let (_path, mut entry) = world.find(Some("vdb"), &disks, true).await.unwrap().unwrap();
     entry.whole = true;
     world.machine.record.put(&entry).unwrap();
     // Its disk was pulled, and the selector fits an empty one.
-    let error = world.find(Some("vdc"), &disks[1..], true).unwrap_err();
+    let error = world.find(Some("vdc"), &disks[1..], true).await.unwrap_err();
     assert!(matches!(error, Error::Missing { .. }), "{error}");
     assert!(world.is_untouched("vdc"), "an empty disk was taken");
 }
@@ -101,9 +115,9 @@ async fn a_whole_volume_is_never_made_again() {
 async fn two_disks_with_the_same_volume_are_not_chosen_between() {
     let world = World::new(&["vdb", "vdc"]);
     let disks = [disk("vdb"), disk("vdc")];
-    world.find(Some("vdb"), &disks, true).unwrap().unwrap();
+    world.find(Some("vdb"), &disks, true).await.unwrap().unwrap();
     std::fs::copy(world.base.path().join("vdb"), world.base.path().join("vdc")).unwrap();
-    let error = world.find(Some("vdb"), &disks, true).unwrap_err();
+    let error = world.find(Some("vdb"), &disks, true).await.unwrap_err();
     assert!(matches!(&error, Error::Several { disks, .. } if disks.len() == 2), "{error}");
 }
 
@@ -115,14 +129,14 @@ async fn a_disk_with_data_or_without_room_is_refused_and_stays_as_it_is() {
     for at in [0, SIZE - 4] {
         file.write_all_at(b"data", at).unwrap();
         let before = world.ends("vdb");
-        let error = world.find(Some("vdb"), &[disk("vdb")], true).unwrap_err();
+        let error = world.find(Some("vdb"), &[disk("vdb")], true).await.unwrap_err();
         assert!(matches!(error, Error::Occupied { .. }), "{at}: {error}");
         assert!(world.ends("vdb") == before, "{at}: the disk has changed");
         file.write_all_at(&[0; 4], at).unwrap();
     }
     assert_eq!(world.machine.record.get(&"db".parse().unwrap()).unwrap(), None);
     file.set_len(plan::SIZE_MIN - 1).unwrap();
-    let error = world.find(Some("vdb"), &[disk("vdb")], true).unwrap_err();
+    let error = world.find(Some("vdb"), &[disk("vdb")], true).await.unwrap_err();
     assert!(matches!(error, Error::Refused(plan::Refusal::TooSmall { .. })), "{error}");
 }
 
@@ -131,8 +145,39 @@ async fn a_disk_that_the_machine_runs_from_or_that_does_not_fit_is_not_taken() {
     let world = World::new(&["vda", "vdb"]);
     let medium = Disk { medium: true, ..disk("vda") };
     for wanted in ["vda", "none"] {
-        let error = world.find(Some(wanted), &[medium.clone(), disk("vdb")], true).unwrap_err();
+        let error =
+            world.find(Some(wanted), &[medium.clone(), disk("vdb")], true).await.unwrap_err();
         assert!(matches!(error, Error::Select { .. }), "{error}");
         assert!(error.to_string().contains("vdb"), "{error}");
     }
+}
+
+#[tokio::test]
+async fn a_disk_that_does_not_answer_keeps_only_a_volume_waiting_that_no_other_disk_has() {
+    let world = World::new(&["vdc", "vdd"]);
+    world.hang("vdb");
+    let disks = [disk("vdb"), disk("vdc"), disk("vdd")];
+    // A new volume takes the disk that fits, and is found there later.
+    let (path, mut entry) = world.find(Some("vdc"), &disks, true).await.unwrap().unwrap();
+    assert_eq!(path, world.base.path().join("vdc"));
+    let (again, _entry) = world.find(Some("vdc"), &disks, false).await.unwrap().unwrap();
+    assert_eq!(again, path);
+    // Without its disk, the one that is silent may be it, whether the volume is whole or not.
+    let without = [disk("vdb"), disk("vdd")];
+    for (whole, wanted) in [(false, Some("vdd")), (true, None)] {
+        entry.whole = whole;
+        world.machine.record.put(&entry).unwrap();
+        let error = world.find(wanted, &without, true).await.unwrap_err();
+        assert!(matches!(&error, Error::Silent { disks } if *disks == ["vdb"]), "{error}");
+    }
+    assert!(world.is_untouched("vdd"), "an empty disk was taken");
+}
+
+#[tokio::test]
+async fn a_new_volume_waits_for_its_disk_to_answer() {
+    let world = World::new(&[]);
+    world.hang("vdb");
+    let error = world.find(Some("vdb"), &[disk("vdb")], true).await.unwrap_err();
+    assert!(matches!(&error, Error::Silent { disks } if *disks == ["vdb"]), "{error}");
+    assert_eq!(world.machine.record.get(&"db".parse().unwrap()).unwrap(), None);
 }

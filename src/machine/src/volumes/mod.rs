@@ -20,6 +20,8 @@
 //! - A volume that was made to the end is found by its identity, and never made again.
 //! - Two disks with the identity of one volume are never chosen between.
 //! - A volume that is absent or fails stops nothing else: the node tries again.
+//! - A disk that does not answer holds one thread of its own. A volume waits for it only if no
+//!   other disk has its partition, or if it is the one that fits the selector.
 //! - Pods see `content` only; without the disk there is no such directory, so nothing that is
 //!   meant for the volume ever lands on the data partition.
 //!
@@ -28,6 +30,7 @@
 
 mod disk;
 mod record;
+mod steps;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -36,12 +39,13 @@ use std::time::Duration;
 use polis_wire::parameters::{Selector, VolumeName};
 use tokio::io::Interest;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, info, warn};
 
 pub use self::disk::Error;
-use self::disk::{Machine, Opened};
+use self::disk::{Machine, Opened, Reads};
 use self::record::Record;
+use self::steps::Steps;
 use crate::parameters::Known;
 use crate::storage::health::{self, Devices, Fault, What};
 use crate::storage::maintenance::maintain;
@@ -172,6 +176,7 @@ impl Service {
         let mut wanted: BTreeMap<VolumeName, Option<Selector>> =
             made.into_iter().map(|name| (name, None)).collect();
         wanted.extend(orders.into_iter().map(|(name, disk)| (name, Some(disk))));
+        let reads = Reads::default();
         for (name, selector) in wanted {
             let volume = Volume {
                 machine: Machine {
@@ -181,6 +186,8 @@ impl Service {
                     disks: self.root.data.disks.clone(),
                     record: record.clone(),
                     log: ctx.sink("disk", Parser::Tool),
+                    reads: reads.clone(),
+                    steps: Steps::default(),
                 },
                 name: name.clone(),
                 selector,
@@ -252,40 +259,74 @@ impl Volume {
 
     /// Tries until the volume is mounted. Cancel-safe between two steps of the disk.
     async fn open(&self, ctx: &Context) -> Opened {
+        // An earlier run may have ended in the middle of a step.
+        let machine = Machine { steps: Steps::default(), ..self.machine.clone() };
         let mut told = cause::Last::default();
         let (mut since, mut disks) = (Instant::now(), None);
         loop {
-            let machine = self.machine.clone();
-            let found = blocking(move || machine.disks()).await;
-            if disks.as_ref() != Some(&found) {
-                since = Instant::now();
-                disks = Some(found.clone());
-            }
-            // A disk that is known by its identity needs no wait.
-            let settled = since.elapsed() >= QUIET;
-            let tried =
-                self.machine.open(&self.name, self.selector.as_ref(), self.kind, found, settled);
-            match Box::pin(tried).await {
+            let attempt = async {
+                let found = machine.disks().await?;
+                if disks.as_ref() != Some(&found) {
+                    since = Instant::now();
+                    disks = Some(found.clone());
+                }
+                // A disk that is known by its identity needs no wait.
+                let settled = since.elapsed() >= QUIET;
+                let selector = self.selector.as_ref();
+                machine.open(&self.name, selector, self.kind, &found, settled).await
+            };
+            let attempt = Box::pin(attempt);
+            match self.ended(ctx, &machine.steps, &mut told, attempt).await {
                 Ok(Some(opened)) => return opened,
                 Ok(None) => sleep(POLL).await,
                 Err(error) => {
-                    let cause = cause::line(&error);
-                    let is_given_up =
-                        self.selector.is_none() && matches!(error, disk::Error::Missing { .. });
-                    let state = match is_given_up {
-                        true => State::Absent,
-                        false => State::Failed { cause: cause.clone() },
-                    };
-                    if told.is_new(&cause) {
-                        let error = &error as &dyn std::error::Error;
-                        warn!(error, volume = %self.name, "the volume is not there, and is tried again");
-                        ctx.lines().event(self.line(state.name()).field("cause", &cause));
-                    }
-                    self.set(state);
+                    self.failed(ctx, &mut told, &error);
                     sleep(RETRY).await;
                 }
             }
         }
+    }
+
+    /// Waits for an attempt, however long it takes: a step that hangs holds a thread, and another
+    /// attempt would hold one more. Reports a step that is late.
+    async fn ended<T>(
+        &self,
+        ctx: &Context,
+        steps: &Steps,
+        told: &mut cause::Last,
+        attempt: impl Future<Output = T>,
+    ) -> T {
+        let mut attempt = std::pin::pin!(attempt);
+        let mut was_late = false;
+        loop {
+            if let Ok(done) = timeout(POLL, &mut attempt).await {
+                return done;
+            }
+            let late = steps.late().map(disk::Error::Late);
+            if let Some(error) = late.as_ref().filter(|_late| !was_late) {
+                self.failed(ctx, told, error);
+            }
+            if was_late && late.is_none() {
+                self.set(State::Starting);
+            }
+            was_late = late.is_some();
+        }
+    }
+
+    /// Reports why the volume is not there.
+    fn failed(&self, ctx: &Context, told: &mut cause::Last, error: &disk::Error) {
+        let cause = cause::line(error);
+        let is_given_up = self.selector.is_none() && matches!(error, disk::Error::Missing { .. });
+        let state = match is_given_up {
+            true => State::Absent,
+            false => State::Failed { cause: cause.clone() },
+        };
+        if told.is_new(&cause) {
+            let error = error as &dyn std::error::Error;
+            warn!(error, volume = %self.name, "the volume is not there, and is tried again");
+            ctx.lines().event(self.line(state.name()).field("cause", &cause));
+        }
+        self.set(state);
     }
 
     /// Reports what the kernel says of the disk, until its log cannot be read.
@@ -343,6 +384,8 @@ async fn tend(opened: &Opened) {
 
 #[cfg(test)]
 mod tests {
+    use polis_base::files::{Dir, File};
+
     use super::*;
 
     #[test]
@@ -352,5 +395,50 @@ mod tests {
             [("a", State::Starting), ("b", State::Ready), ("c", failed), ("d", State::Absent)];
         let status = states.map(|(name, state)| (name.parse().unwrap(), state)).into();
         assert_eq!(warnings(&status), ["the volume c is not there: no disk"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_step_that_hangs_is_reported_with_its_disk_and_waited_for() {
+        let base = tempfile::tempdir().unwrap();
+        let (ctx, mut handles) = Context::for_test();
+        let status = watch::Sender::new(Status::new());
+        let name: VolumeName = "db".parse().unwrap();
+        let machine = Machine {
+            sys: base.path().to_owned(),
+            dev: base.path().to_owned(),
+            medium: "vda".into(),
+            disks: Dir::private(base.path().join("disks")),
+            record: Record::new(File::private(base.path().join("volumes.json"))),
+            log: ctx.sink("disk", Parser::Tool),
+            reads: Reads::default(),
+            steps: Steps::default(),
+        };
+        let (kind, selector) = (Kind::Insecure, None);
+        let volume = Volume { machine, name: name.clone(), selector, kind, status: status.clone() };
+        volume.set(State::Starting);
+        let (steps, limit) = (Steps::default(), Duration::from_secs(60));
+        let hung = async {
+            steps.during("vdb", "mounting the volume", limit, sleep(limit * 2)).await;
+            // Another step, which is not late.
+            sleep(POLL * 3).await;
+            7
+        };
+        let looks = async {
+            let mut states = Vec::new();
+            for wait in [limit / 2, limit, limit / 2 + POLL * 2] {
+                sleep(wait).await;
+                states.push(status.borrow().get(&name).cloned().unwrap());
+            }
+            states
+        };
+        let mut told = cause::Last::default();
+        let (done, states) = tokio::join!(volume.ended(&ctx, &steps, &mut told, hung), looks);
+        assert_eq!(done, 7);
+        let cause = states[1].cause().unwrap();
+        assert!(cause.contains("vdb") && cause.contains("mounting the volume"), "{cause}");
+        assert_eq!([&states[0], &states[2]], [&State::Starting; 2]);
+        let lines = handles.take_lines();
+        let failed = lines.iter().filter(|line| line.contains("state=failed")).count();
+        assert_eq!(failed, 1, "{lines:?}");
     }
 }

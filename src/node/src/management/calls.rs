@@ -15,19 +15,20 @@
 //! [`NODE_CALLS`](polis_wire::audit::NODE_CALLS) says of every call whether it has one.
 //!
 //! Invariants:
-//! - A call that was done has an entry once it has reached its handler. Of the calls of one caller
-//!   that were refused with one code, or that it left before the answer, the first of a minute has
-//!   one, and the others have one together ([`Kinds`]).
+//! - A call that was done has an entry of its own once it has reached its handler, and so has one
+//!   that was cut off before its answer, since it may have been done. Of the calls of one caller
+//!   that were refused with one code, the first of a minute has one, and the others have one
+//!   together ([`Kinds`]).
 //! - The answer of a call with an entry of its own leaves after that is on the disk, once the disk
 //!   is open: a machine that ends by the call reports it after its next start.
 //! - A disk that takes no entry delays an answer by [`PATIENCE`] at most, and prevents none: an
 //!   operator must be able to reboot a broken machine.
-//! - At most [`KEPT_MAX`] entries wait. Where more would, refusals go before calls that were done,
-//!   and a caller with many calls of one kind loses those before another call of anyone: a flood
-//!   of calls cannot hide another call. An entry says how many calls are lost; the log of the node
-//!   has each.
-//! - Calls that were done are reported before refusals, which may wait for hours: a leader takes
-//!   few entries of a node.
+//! - At most [`KEPT_MAX`] entries wait. Where more would, refusals go before calls that were done
+//!   or cut off, and a caller with many calls of one kind loses those before another call of
+//!   anyone: a flood of calls cannot hide another call. An entry says how many calls are lost; the
+//!   log of the node has each.
+//! - Calls that were done or cut off are reported before refusals, which may wait for hours: a
+//!   leader takes few entries of a node.
 //! - The file has the newest state of all that were asked to be written: one write at a time.
 //!
 //! What this module does not do: record what the permissions of a caller rule out, or vouch
@@ -169,8 +170,8 @@ impl Calls {
         }
     }
 
-    /// The entries to report next, at most so many: the oldest calls that were done, or without
-    /// one the oldest refusals, and the number of those that are lost.
+    /// The entries to report next, at most so many: the oldest calls that were done or cut off, or
+    /// without one the oldest refusals, and the number of those that are lost.
     #[must_use]
     pub fn oldest(&self, count: usize) -> Vec<AuditEntry> {
         let kept = self.kept();
@@ -225,9 +226,9 @@ impl Kept {
 
     /// Keeps a call; false if it is only counted.
     fn keep(&mut self, call: AuditEntry) -> bool {
-        let first = match Code::from_i32(call.code) {
-            Code::Ok => Some(call),
-            _ => self.refusals.seen(call),
+        let first = match is_refusal(&call) {
+            true => self.refusals.seen(call),
+            false => Some(call),
         };
         let kept = first.is_some();
         self.calls.extend(first);
@@ -258,8 +259,8 @@ impl Kept {
     }
 }
 
-/// The entry that goes first: refusals before calls that were done, and of both the oldest of the
-/// caller, call and code with the most entries.
+/// The entry that goes first: refusals before calls that were done or cut off, and of both the
+/// oldest of the caller, call and code with the most entries.
 fn first_to_go(calls: &[AuditEntry]) -> Option<usize> {
     fn kind(call: &AuditEntry) -> (&str, &str, i32) {
         (&call.who, &call.call, call.code)
@@ -277,8 +278,7 @@ fn first_to_go(calls: &[AuditEntry]) -> Option<usize> {
 /// Whether the call changed nothing. One that was cut off may have been done, and the number of
 /// lost ones is worth as much.
 fn is_refusal(call: &AuditEntry) -> bool {
-    let code = Code::from_i32(call.code);
-    call.repeats > 0 || !matches!(code, Code::Ok | Code::Cancelled | Code::DataLoss)
+    !matches!(Code::from_i32(call.code), Code::Ok | Code::Cancelled | Code::DataLoss)
 }
 
 /// The entry that says how many calls have none, after one of them.
@@ -474,17 +474,48 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_flood_of_calls_that_were_done_drives_out_no_other_call() {
+    async fn a_flood_of_calls_that_were_done_or_cut_off_drives_out_no_other_call() {
+        for code in [Code::Ok, Code::Cancelled] {
+            let calls = in_memory();
+            let flood =
+                |number| AuditEntry { code: code.into(), ..refused("operator otto", number) };
+            calls.add(call(1)).await;
+            for number in 0..400 {
+                calls.add(flood(number)).await;
+            }
+            let kept = calls.kept().calls.clone();
+            assert_eq!((kept.len(), &kept[0]), (KEPT_MAX - 1, &call(1)), "{code:?}");
+            assert_eq!(kept.last(), Some(&flood(399)));
+            let loss = calls.kept().loss.clone().unwrap();
+            assert_eq!(loss.what, "146 calls");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_call_that_was_cut_off_may_have_been_done_and_has_an_entry_of_its_own() {
         let calls = in_memory();
-        calls.add(call(1)).await;
-        for number in 0..400 {
-            calls.add(AuditEntry { code: 0, ..refused("operator otto", number) }).await;
+        let cut = |what: &str| AuditEntry {
+            call: "AnnounceFirmwareUpdate".to_owned(),
+            what: what.to_owned(),
+            code: Code::Cancelled.into(),
+            ..refused("operator otto", 1)
+        };
+        // An announcement, and its end.
+        let both = [cut(""), cut("cancel")];
+        for call in &both {
+            calls.add(call.clone()).await;
+        }
+        assert_eq!(calls.kept().calls, both);
+        // More refusals than the node keeps, of as many callers.
+        for minute in 0..10 {
+            for who in 0..60 {
+                calls.add(refused(&format!("operator {who}"), minute)).await;
+            }
+            calls.end_window().await;
         }
         let kept = calls.kept().calls.clone();
-        assert_eq!((kept.len(), &kept[0]), (KEPT_MAX - 1, &call(1)));
-        let newest = AuditEntry { code: 0, ..refused("operator otto", 399) };
-        assert_eq!(kept.last(), Some(&newest));
-        assert_eq!(calls.kept().loss.as_ref().map(|loss| loss.what.clone()).unwrap(), "146 calls");
+        assert_eq!((kept.len(), &kept[..2]), (KEPT_MAX - 1, &both[..]));
+        assert_eq!(calls.oldest(9), both, "they are reported first");
     }
 
     #[tokio::test(start_paused = true)]

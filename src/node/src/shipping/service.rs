@@ -153,12 +153,17 @@ impl Service {
     /// it.
     fn missing(&self) -> Option<String> {
         let local = self.inputs.consensus.borrow().snapshots.clone().unwrap_or_default();
-        let which = if local.newest.is_none() { "first" } else { "next" };
-        let waited = format!("the {which} checked snapshot on the disk of this node");
-        match (local.problem(), local.newest) {
-            (Some(problem), _) => Some(format!("{waited}: {problem}")),
-            (None, None) => Some(format!("{waited}, a few minutes after its member of etcd votes")),
-            (None, Some(_)) => None,
+        let waited = |which| format!("the {which} checked snapshot on the disk of this node");
+        match local.newest {
+            // A file that does not count keeps no other from being taken.
+            Some(_) => local.failure.map(|failure| format!("{}: {failure}", waited("next"))),
+            None => {
+                let first = waited("first");
+                Some(match local.problem() {
+                    Some(problem) => format!("{first}: {problem}"),
+                    None => format!("{first}, a few minutes after its member of etcd votes"),
+                })
+            }
         }
     }
 
@@ -329,5 +334,20 @@ mod tests {
         let failed = waits_for(Snapshots { failure: problem(), ..old });
         let next = "the next checked snapshot on the disk of this node";
         assert_eq!(failed, Some(format!("{next}: too little room for a snapshot")));
+    }
+
+    #[test]
+    fn a_file_that_does_not_count_is_named_only_where_no_snapshot_counts() {
+        let newest = Taken { number: 2, at: UNIX_EPOCH, bytes: 7, revision: 9 };
+        let none =
+            Snapshots { rejected: vec!["1: it is damaged".to_owned()], ..Snapshots::default() };
+        let hourly = Snapshots { kept: 1, newest: Some(newest), ..none.clone() };
+        assert_eq!(waits_for(hourly.clone()), None);
+        let first = "the first checked snapshot on the disk of this node";
+        let named = format!("{first}: a file does not count: 1: it is damaged");
+        assert_eq!(waits_for(none), Some(named));
+        let failed = waits_for(Snapshots { failure: Some("no room".to_owned()), ..hourly });
+        let next = "the next checked snapshot on the disk of this node";
+        assert_eq!(failed, Some(format!("{next}: no room")));
     }
 }

@@ -161,6 +161,9 @@ impl<S: Store> Namespace<S> {
     /// the certificate kept under that name. Returns how many entries the CRL gained; a
     /// second revocation adds no entries.
     ///
+    /// The subject of a certificate of Kubernetes is not its name: there it revokes everything
+    /// that was issued to the holder of the kept certificate, by the subject and the key.
+    ///
     /// # Errors
     ///
     /// [`Error::Lost`] if the CRL changes at the same moment.
@@ -175,15 +178,23 @@ impl<S: Store> Namespace<S> {
         let store = |source| Error::Store { name: authority.name.clone(), source };
         let (signer, _key) = self.ensure_authority(authority, now).await?;
         let key = self.authority_key(authority, "crl");
-        let stored = self.store.get(&key).await.map_err(store)?;
+        let kept_at = self.certificate_key(authority, name, "certificate");
+        let [stored, kept] = self.read(&authority.name, [&key, &kept_at]).await?;
         let stored = stored.ok_or_else(|| damaged(&authority.name, "CRL"))?;
         let old = Crl::read(&stored.value).ok_or_else(|| damaged(&authority.name, "CRL"))?;
+        let kept = kept.and_then(|entry| Facts::read(&entry.value));
+        let is_its = |facts: &Facts| {
+            let same = |kept: &Facts| {
+                (&kept.subject, kept.public_key) == (&facts.subject, facts.public_key)
+            };
+            facts.subject == name || kept.as_ref().is_some_and(same)
+        };
         let issued = self.store.list(&self.authority_key(authority, "issued/")).await;
         let added: Vec<Revoked> = issued
             .map_err(store)?
             .iter()
             .filter_map(|(_, entry)| Facts::read(&entry.value))
-            .filter(|facts| facts.subject == name && !old.revokes(&facts.serial))
+            .filter(|facts| is_its(facts) && !old.revokes(&facts.serial))
             .map(|facts| Revoked { serial: facts.serial, at: now, reason })
             .collect();
         let count = added.len();

@@ -330,6 +330,37 @@ async fn a_client_of_kubernetes_has_the_user_and_the_group_of_its_template() {
 }
 
 #[tokio::test]
+async fn a_certificate_of_kubernetes_is_revoked_by_its_name_although_it_is_not_its_subject() {
+    let node = crate::identity::NodeId::from_public_key(&[7; 32]);
+    for purpose in WorkerPurpose::ALL {
+        let pki = Namespace::new(Memory::default(), "");
+        // Each has a key of its own, and some have one subject.
+        let wish = |of: WorkerPurpose, key: u8| of.certificate(node, [key; 32]);
+        let mut others = Vec::new();
+        for (other, key) in WorkerPurpose::ALL.into_iter().zip(10..) {
+            if other != purpose {
+                others.push(pki.ensure(&wish(other, key), noon()).await.unwrap());
+            }
+        }
+        let first = pki.ensure(&wish(purpose, 1), noon()).await.unwrap();
+        let renewed = pki.renew(&wish(purpose, 1), noon() + DAY * 2).await.unwrap().unwrap();
+        let name = wish(purpose, 1).name;
+        let revoke = async || {
+            let (authority, reason) = (kubernetes_authority(), Reason::Unspecified);
+            pki.revoke(&authority, &name, reason, noon() + DAY * 2).await.unwrap()
+        };
+        assert_eq!(revoke().await, 2, "{purpose:?}");
+        assert_eq!(revoke().await, 0, "{purpose:?}");
+        let crl = pki.crl(&kubernetes_authority()).await.unwrap().unwrap();
+        let is_revoked = |issued: &Issued| crl.revokes(&Facts::read(&issued.der).unwrap().serial);
+        assert!(is_revoked(&first) && is_revoked(&renewed), "{purpose:?}");
+        assert!(!others.iter().any(is_revoked), "{purpose:?}");
+        let anew = pki.ensure(&wish(purpose, 2), noon() + DAY * 2).await.unwrap();
+        assert!(!is_revoked(&anew), "{purpose:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_server_of_kubernetes_speaks_for_its_hosts_and_is_no_client() {
     let pki = Namespace::new(Memory::default(), "");
     let template = Template::KubernetesServer {

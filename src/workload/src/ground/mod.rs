@@ -10,10 +10,12 @@
 //! - The limits of workloads stand before the first file of a workload is written.
 //!
 //! [`release`] and [`end_forwarding`] undo what would have a consequence without the role of a
-//! worker: the mounts, and the way of packets from and to pods.
+//! worker: the mounts, the way of packets from and to pods, and the parameter by which later
+//! interfaces ignore routers.
 //!
 //! What this module does not do: undo groups and the other parameters. A node that loses its
-//! roles keeps them until its next boot, where nothing uses them.
+//! roles keeps them until its next boot. They are limits, the behaviour at a panic, and the checks
+//! of packets, on which nothing else of the node depends.
 
 pub mod cgroup;
 pub mod mounts;
@@ -63,7 +65,7 @@ impl Config {
     }
 }
 
-/// Why the machine cannot carry workloads.
+/// Why the machine cannot carry workloads, or why the end of that has failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A control group cannot be made.
@@ -75,6 +77,12 @@ pub enum Error {
     /// A directory cannot be mounted where Kubernetes looks for it.
     #[error(transparent)]
     Mounts(#[from] mounts::Error),
+    /// The kernel still forwards.
+    #[error(transparent)]
+    Forwarding(#[from] sysctl::Refused),
+    /// Addresses are still translated for pods.
+    #[error(transparent)]
+    Tables(#[from] tables::Error),
 }
 
 /// Prepares the machine for `roles`, of which at least one is a role of Kubernetes. Blocks.
@@ -116,16 +124,21 @@ fn set(config: &Config, parameters: &[sysctl::Parameter]) {
 
 /// Ends the way of packets from and to pods, when kube-proxy and the pods of a worker have ended:
 /// the kernel forwards nothing any more, and then the tables go that translate addresses for pods.
-/// In this order nothing leaves the machine while a table is left. [`prepare`] switches forwarding
-/// on again.
+/// In this order no packet of another machine is forwarded without the tables. Packets of the node's
+/// own processes are translated until the tables are gone, whether the kernel forwards or not.
+/// [`prepare`] switches forwarding on again.
 ///
 /// # Errors
 ///
-/// [`tables::Error`]; it may be repeated.
-pub async fn end_forwarding(config: &Config, log: Sink) -> Result<(), tables::Error> {
-    let machine = config.clone();
-    blocking(move || set(&machine, &sysctl::without_forwarding())).await;
-    tables::remove(&config.nft, log).await
+/// [`Error::Forwarding`], before the tables go, and [`Error::Tables`]; it may be repeated.
+pub async fn end_forwarding(config: &Config, log: Sink) -> Result<(), Error> {
+    let proc = config.proc.clone();
+    let refused = blocking(move || sysctl::apply(&proc, &sysctl::without_forwarding())).await;
+    // A kernel without IPv6 has no switch for it, and forwards none of it.
+    match refused.into_iter().find(|refused| !refused.is_absent()) {
+        Some(refused) => Err(refused.into()),
+        None => Ok(tables::remove(&config.nft, log).await?),
+    }
 }
 
 /// Unmounts what [`prepare`] mounted, and the roots of containers, so that the data partition

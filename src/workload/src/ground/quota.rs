@@ -9,7 +9,7 @@
 //! data partition = XFS + reserve of the node + workloads + persistent volumes
 //!                  |     |                     |           `- each its own size
 //!                  |     |                     `- what is left: shrinks as volumes are made
-//!                  |     `- etcd, its snapshots, the logs of the node
+//!                  |     `- etcd, its snapshots, the logs of the node, a bundle
 //!                  `- what its trees may need, which no file gets
 //! ```
 //!
@@ -52,8 +52,9 @@ pub const VOLUME_FIRST: u32 = 1000;
 
 const GIB: u64 = 1 << 30;
 /// A quarter of a small partition is the node's; on a larger one, etcd's database at its
-/// largest (2 GiB), and a snapshot of that.
-const RESERVE_MAX: u64 = 4 * GIB;
+/// largest (2 GiB), all snapshots of it (2 GiB), and 1 GiB for the rest: etcd's log and the room to
+/// rewrite its database, the logs of the node and of the API server, the bundle of an update.
+const RESERVE_MAX: u64 = 5 * GIB;
 const RESERVE_MIN: u64 = GIB;
 const RESERVE_PART: u64 = 4;
 /// Of the smallest partitions, half.
@@ -423,15 +424,26 @@ fn workloads() -> Project {
 
 #[cfg(test)]
 mod tests {
+    use polis_control::consensus::{QUOTA, snapshots};
     use proptest::prelude::*;
 
     use super::*;
 
     #[test]
     fn the_reserve_grows_with_the_partition_up_to_what_etcd_needs() {
-        let table = [(1, 512), (2, 1024), (4, 1024), (8, 2048), (16, 4096), (1024, 4096)];
+        let table =
+            [(1, 512), (2, 1024), (4, 1024), (8, 2048), (16, 4096), (20, 5120), (1024, 5120)];
         for (gibibytes, mebibytes) in table {
             assert_eq!(reserve(gibibytes * GIB) >> 20, mebibytes, "{gibibytes} GiB");
+        }
+    }
+
+    #[test]
+    fn the_reserve_has_room_for_the_largest_database_all_its_snapshots_and_the_rest() {
+        for gibibytes in 16..=1024 {
+            let size = gibibytes * GIB;
+            let needs = QUOTA + snapshots::budget(size) + GIB;
+            assert!(needs <= reserve(size), "{gibibytes} GiB: {} MiB", needs >> 20);
         }
     }
 
@@ -441,9 +453,9 @@ mod tests {
         let with_volumes = limits(32 * GIB, 10 * GIB).unwrap().bytes;
         let taken = all - with_volumes;
         assert!((10 * GIB..=10 * GIB + (BYTES_AN_INODE << 1)).contains(&taken), "{taken}");
-        // 4 GiB are the node's, 687 MiB are held back, and a volume has inodes, too.
-        let error = limits(32 * GIB, 26 * GIB).unwrap_err();
-        let text = "the data partition has 528 MiB left for workloads and volumes, and needs 1024 MiB: a \
+        // 5 GiB are the node's, 687 MiB are held back, and a volume has inodes, too.
+        let error = limits(32 * GIB, 25 * GIB).unwrap_err();
+        let text = "the data partition has 560 MiB left for workloads and volumes, and needs 1024 MiB: a \
              worker needs a disk of 5 GiB or more";
         assert_eq!(error.to_string(), text);
     }

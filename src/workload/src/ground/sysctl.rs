@@ -8,7 +8,8 @@
 //! uplink gets 2 before forwarding is switched on, and every other interface 0: a pod that
 //! sends advertisements must not become the router of its node.
 //!
-//! Forwarding ends with the role of a worker ([`without_forwarding`]); the other parameters stay.
+//! Forwarding ends with the role of a worker, and later interfaces accept advertisements again
+//! ([`without_forwarding`]); the other parameters stay.
 
 use std::fs;
 use std::io;
@@ -28,10 +29,13 @@ const EVERY: &[(&str, &str)] = &[
 const FORWARD: &str = "net/ipv4/ip_forward";
 const FORWARD_V6: &str = "net/ipv6/conf/all/forwarding";
 
+/// What later interfaces begin with; 1 in a kernel that has just started.
+const ACCEPT_RA: &str = "net/ipv6/conf/default/accept_ra";
+
 /// Parameters of a worker, in order, after those of its uplinks.
 const WORKER: &[(&str, &str)] = &[
     // Packets of pods are forwarded. `conf/default` is what interfaces of pods begin with.
-    ("net/ipv6/conf/default/accept_ra", "0"),
+    (ACCEPT_RA, "0"),
     (FORWARD, "1"),
     (FORWARD_V6, "1"),
     // The answer of a pod to a node port leaves by another interface than the question
@@ -81,6 +85,15 @@ pub struct Refused {
     source: io::Error,
 }
 
+impl Refused {
+    /// Whether the kernel does not have the parameter: it is built, or was started, without what
+    /// the parameter is about.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        self.source.kind() == io::ErrorKind::NotFound
+    }
+}
+
 /// The parameters in the order in which they are set. `uplinks` are the interfaces that
 /// lead out of the machine.
 #[must_use]
@@ -96,10 +109,13 @@ pub fn plan(worker: bool, uplinks: &[String]) -> Vec<Parameter> {
     parameters
 }
 
-/// The parameters that differ once a node is no worker any more.
+/// The parameters that change at the end of the role of a worker, in order: a card that is plugged
+/// in later learns its router again.
 #[must_use]
 pub fn without_forwarding() -> Vec<Parameter> {
-    vec![Parameter::new(FORWARD, "0"), Parameter::new(FORWARD_V6, "0")]
+    [(FORWARD, "0"), (FORWARD_V6, "0"), (ACCEPT_RA, "1")]
+        .map(|(name, value)| Parameter::new(name, value))
+        .into()
 }
 
 /// The parameters of a worker's uplinks.
@@ -234,6 +250,7 @@ mod tests {
             Parameter::new("kernel/absent", "1"),
         ];
         let refused = apply(proc.path(), &parameters);
+        assert!(refused.iter().all(Refused::is_absent));
         let refused: Vec<_> = refused.iter().map(ToString::to_string).collect();
         assert_eq!(refused, ["cannot set the kernel parameter kernel/absent to 1"]);
         let text = |name: &str| fs::read_to_string(keys.join(name)).unwrap();
@@ -242,12 +259,14 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_no_worker_any_more_forwards_as_little_as_one_that_never_was() {
+    fn the_end_of_the_role_switches_forwarding_off_and_lets_later_interfaces_learn_routers() {
         let mut switches = plan(true, &[]);
         switches.retain(|it| it.name.contains("forward"));
         assert!(!switches.is_empty() && switches.iter().all(|it| it.value == "1"));
         let off = switches.into_iter().map(|it| Parameter { value: "0".to_owned(), ..it });
-        assert_eq!(without_forwarding(), off.collect::<Vec<_>>());
+        let mut expected: Vec<_> = off.collect();
+        expected.push(Parameter::new("net/ipv6/conf/default/accept_ra", "1"));
+        assert_eq!(without_forwarding(), expected);
     }
 
     #[test]

@@ -10,7 +10,8 @@
 //!     |                          v                            |
 //!     +--no role------------> [ending] pods, containerd, shims, mounts, forwarding
 //!                                ^  | RETRY
-//!                                +--+ a table of kube-proxy or of the CNI plugins is left
+//!                                +--+ the kernel still forwards, or a table of kube-proxy or of
+//!                                     the CNI plugins is left
 //! ```
 //!
 //! Invariants:
@@ -185,7 +186,10 @@ impl Service {
             Some(Err(error)) => {
                 let cause = cause::line(&error);
                 if failed.is_new(&cause) {
-                    warn!(cause, "addresses are still translated for pods; it is tried again");
+                    warn!(
+                        cause,
+                        "packets are still forwarded or translated for pods; it is tried again"
+                    );
                 }
                 false
             }

@@ -196,6 +196,10 @@ async fn forwarding_and_translation_end_with_the_role_before_the_mesh_does() {
         fs::create_dir_all(switch.parent().unwrap()).unwrap();
         fs::write(switch, "1\n").unwrap();
     }
+    // Interfaces of pods have ignored routers.
+    let accepts = config.ground.proc.join("sys/net/ipv6/conf/default/accept_ra");
+    fs::create_dir_all(accepts.parent().unwrap()).unwrap();
+    fs::write(&accepts, "0\n").unwrap();
     let input = base.path().join("input");
     let program = format!("#!/bin/sh\nexec /bin/cat > {}\n", input.display());
     fs::write(&config.ground.nft, program).unwrap();
@@ -212,6 +216,7 @@ async fn forwarding_and_translation_end_with_the_role_before_the_mesh_does() {
         for switch in &switches {
             assert_eq!(fs::read_to_string(switch).unwrap(), "0", "{}", switch.display());
         }
+        assert_eq!(fs::read_to_string(&accepts).unwrap(), "1");
         assert!(!config.has_run());
         handles.cancel().await;
     };
@@ -237,6 +242,34 @@ async fn the_mesh_stays_until_nothing_translates_addresses_for_pods() {
         assert!(config.has_run());
         fs::remove_file(&config.ground.nft).unwrap();
         status.wait_for(|status| *status == Status::Stopped).await.unwrap();
+        assert!(!config.has_run());
+        handles.cancel().await;
+    };
+    let (ended, ()) = tokio::join!(bench.service.clone().run(ctx), story);
+    ended.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_mesh_stays_until_the_kernel_forwards_nothing() {
+    let base = tempfile::tempdir().unwrap();
+    let bench = Bench::new(base.path());
+    let config = &bench.service.config;
+    write_files(config, config::Gvisor::Here).unwrap();
+    // A directory cannot be read or written as a file.
+    let switch = config.ground.proc.join("sys/net/ipv4/ip_forward");
+    fs::create_dir_all(&switch).unwrap();
+    let (ctx, handles) = Context::for_test();
+    let mut status = bench.service.status.subscribe();
+    bench.give(&[]);
+    let story = async {
+        status.wait_for(|status| *status == Status::Ending).await.unwrap();
+        sleep(3 * RETRY).await;
+        assert_eq!(*status.borrow_and_update(), Status::Ending);
+        assert!(config.has_run());
+        fs::remove_dir(&switch).unwrap();
+        fs::write(&switch, "1\n").unwrap();
+        status.wait_for(|status| *status == Status::Stopped).await.unwrap();
+        assert_eq!(fs::read_to_string(&switch).unwrap(), "0");
         assert!(!config.has_run());
         handles.cancel().await;
     };

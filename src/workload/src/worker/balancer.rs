@@ -19,16 +19,16 @@
 //! - An API server of this node gets no connection while it starts. It accepts long before it is
 //!   ready, and on a slow machine its clients, each with a TLS handshake at every try, keep it
 //!   from its own work: it was ready after 250 s instead of 62.
-//! - When the API server of this node is no longer ready and there is another, its connections are
+//! - While the API server of this node is not ready and another one accepts connections, its own are
 //!   closed: a client that keeps one would never reach the other, and kubelet could not renew its
-//!   lease.
+//!   lease. While no other accepts, they stay: their clients would only come back.
 //! - The other end of a connection that vanishes frees its place within half a minute.
 //! - A connection without a target ends in order, not by a reset, if the client ends its side
 //!   within [`DRAIN_MAX`]: it tries again, as for an API server that starts, and its messages
 //!   have the same cause each time.
 //!
-//! What this module does not do: check whether an API server of another node works. A client that
-//! finds one hanging drops its connection, and comes back to the next one.
+//! What this module does not do: check whether an API server of another node works beyond that it
+//! accepts. A client that finds one hanging drops its connection, and comes back to the next one.
 
 use std::convert::Infallible;
 use std::io;
@@ -60,8 +60,8 @@ const CONNECT_MAX: Duration = Duration::from_secs(3);
 /// How long a client that is refused may take to end its side.
 const DRAIN_MAX: Duration = Duration::from_secs(3);
 
-/// Between two looks at whether the API server of this node is still ready: its checks are ten
-/// seconds apart.
+/// Between two looks at whether clients should leave the API server of this node: its checks are
+/// ten seconds apart.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// After an error of `accept`: no descriptor is free, for example.
@@ -132,10 +132,8 @@ impl Service {
             match accepted {
                 Ok((client, _from)) => {
                     turn += 1;
-                    // Before the targets are chosen, so that no change is missed.
-                    let left = left.subscribe();
                     let targets = self.targets(turn);
-                    connections.spawn(carry(client, targets, self.local, left));
+                    connections.spawn(carry(client, targets, self.local, left.clone()));
                 }
                 Err(error) => {
                     debug!(error = &error as &dyn std::error::Error, "cannot accept");
@@ -145,26 +143,33 @@ impl Service {
         }
     }
 
-    /// Closes the connections to the API server of this node each time that it has left readiness.
+    /// Closes the connections to the API server of this node, which are the receivers of `left`,
+    /// when that is not ready and another one accepts.
     async fn leave(&self, left: &watch::Sender<()>) -> Infallible {
+        let ready = || self.parts.state(Part::ApiServer) == Some(PartState::Ready);
         loop {
-            self.left().await;
-            left.send_replace(());
+            sleep(LOOK).await;
+            if ready() || left.receiver_count() == 0 {
+                continue;
+            }
+            // The own one may become ready meanwhile.
+            if self.reaches_another().await && !ready() {
+                left.send_replace(());
+            }
         }
     }
 
-    /// Waits until the API server of this node was ready and is not any more, and there is another
-    /// one. A connection that was made meanwhile, because no other accepted, stays until then.
-    async fn left(&self) {
-        if self.parts.ready(Part::ApiServer).await.is_err() {
-            // The state will never change again.
-            std::future::pending::<()>().await;
+    /// Whether an API server of another node accepts a connection. The records alone do not say:
+    /// without a leader they are those of the past.
+    async fn reaches_another(&self) -> bool {
+        for target in self.targets(0) {
+            let other = target != self.local;
+            if other && matches!(timeout(CONNECT_MAX, TcpStream::connect(target)).await, Ok(Ok(_)))
+            {
+                return true;
+            }
         }
-        let ready = || self.parts.state(Part::ApiServer) == Some(PartState::Ready);
-        let alone = || self.targets(0).iter().all(|target| *target == self.local);
-        while ready() || alone() {
-            sleep(LOOK).await;
-        }
+        false
     }
 
     fn targets(&self, turn: usize) -> Vec<SocketAddr> {
@@ -209,12 +214,13 @@ fn targets(
     others
 }
 
-/// Carries one connection to its end. One to `local` ends with the next change of `left`, too.
+/// Carries one connection to its end. One to `local` is a receiver of `left`, and ends with its next
+/// change, too.
 async fn carry(
     mut client: TcpStream,
     targets: Vec<SocketAddr>,
     local: SocketAddr,
-    mut left: watch::Receiver<()>,
+    left: watch::Sender<()>,
 ) {
     api::keep_alive(&client);
     for target in targets {
@@ -226,8 +232,8 @@ async fn carry(
             // Cancel-safe, both: the connection ends with either. A reset by one side is the end
             // of a connection like any other.
             _carried = copy_bidirectional(&mut client, &mut server) => {}
-            _changed = left.changed(), if target == local => {
-                debug!("the API server of this node is no longer ready: a connection is closed");
+            _changed = async { left.subscribe().changed().await }, if target == local => {
+                debug!("the API server of this node is not ready: a connection is closed");
             }
         }
         return;
@@ -347,9 +353,7 @@ mod tests {
         let own = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let local = own.local_addr().unwrap();
         let other = TcpListener::bind(("127.0.0.2", local.port())).await.unwrap();
-        let free = TcpListener::bind("127.0.0.3:0").await.unwrap();
-        let listen = free.local_addr().unwrap();
-        drop(free);
+        let listen = unused().await;
         let controller = |address: &str| node(address, &[Role::KubernetesController]);
         let alone = Nodes::from([(id(1), controller("192.0.2.1"))]);
         let mut both = alone.clone();
@@ -371,6 +375,8 @@ mod tests {
             known.send_replace(Some(Arc::new(both)));
             assert_eq!(client.read(&mut answer).await.unwrap(), 0);
             let mut again = TcpStream::connect(listen).await.unwrap();
+            // The first one is the probe.
+            let (_probe, _from) = other.accept().await.unwrap();
             let (_served, _from) = other.accept().await.unwrap();
             // Connections to others stay, whatever the one of this node does.
             parts.set(Part::ApiServer, PartState::Ready);
@@ -378,6 +384,50 @@ mod tests {
             parts.fail(Part::ApiServer, "no quorum");
             let closed = timeout(LOOK + LOOK / 2, again.read(&mut answer)).await;
             assert!(closed.is_err(), "{closed:?}");
+            handles.cancel().await;
+        };
+        let (ended, ()) = tokio::join!(balancer.run(ctx), story);
+        ended.unwrap();
+    }
+
+    /// An address that nothing listens on.
+    async fn unused() -> SocketAddr {
+        let free = TcpListener::bind("127.0.0.3:0").await.unwrap();
+        free.local_addr().unwrap()
+    }
+
+    #[tokio::test]
+    async fn clients_of_a_failed_api_server_stay_until_another_one_accepts() {
+        let own = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let local = own.local_addr().unwrap();
+        let listen = unused().await;
+        let controller = |address: &str| node(address, &[Role::KubernetesController]);
+        // The records have another one, which does not accept.
+        let nodes =
+            Nodes::from([(id(1), controller("192.0.2.1")), (id(2), controller("127.0.0.2"))]);
+        let (_known, nodes) = watch::channel(Some(Arc::new(nodes)));
+        let (ctx, handles) = Context::for_test();
+        let parts = Parts::new(watch::Sender::default(), ctx.lines().clone());
+        parts.set(Part::ApiServer, PartState::Ready);
+        let last = nodes.clone();
+        let balancer = Service { listen, node: id(1), local, nodes, last, parts: parts.clone() };
+        let story = async {
+            parts.ready(Part::ApiBalancer).await.unwrap();
+            let before = TcpStream::connect(listen).await.unwrap();
+            let (_served, _from) = own.accept().await.unwrap();
+            parts.fail(Part::ApiServer, "no quorum");
+            let after = TcpStream::connect(listen).await.unwrap();
+            let (_served_too, _from) = own.accept().await.unwrap();
+            let mut clients = [before, after];
+            let mut answer = [0; 1];
+            for client in &mut clients {
+                let closed = timeout(LOOK + LOOK / 2, client.read(&mut answer)).await;
+                assert!(closed.is_err(), "no other one accepts: {closed:?}");
+            }
+            let _other = TcpListener::bind(("127.0.0.2", local.port())).await.unwrap();
+            for client in &mut clients {
+                assert_eq!(client.read(&mut answer).await.unwrap(), 0);
+            }
             handles.cancel().await;
         };
         let (ended, ()) = tokio::join!(balancer.run(ctx), story);
@@ -416,8 +466,7 @@ mod tests {
 
     /// A connection that no other target is asked for.
     async fn carried(client: TcpStream, targets: Vec<SocketAddr>) {
-        let (_left, left) = watch::channel(());
-        carry(client, targets, LOCAL.parse().unwrap(), left).await;
+        carry(client, targets, LOCAL.parse().unwrap(), watch::Sender::new(())).await;
     }
 
     #[tokio::test]

@@ -35,6 +35,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use self::folder::{Found, UNFINISHED};
+pub use self::plan::budget;
 use self::plan::{Entry, Name, Refusal};
 pub use self::state::{Snapshots, Taken};
 use self::state::{cut, seconds};

@@ -25,8 +25,8 @@ use polis_base::files::Space;
 /// A day of them.
 pub(super) const KEPT: usize = 24;
 
-/// The share of the partition that all snapshots may have together, and its bound: half of the
-/// 4 GiB that a worker leaves to the node. The database itself may take the other half.
+/// The share of the partition that all snapshots may have together, and its bound: as much as the
+/// largest database. A worker keeps room for both, and for more (`workload::ground::quota`).
 const SHARE: u64 = 16;
 const BUDGET_MAX: u64 = QUOTA;
 
@@ -143,10 +143,16 @@ pub(super) fn due_in(
     }
 }
 
+/// Bytes that all snapshots of a node together may have, on a data partition of `size` bytes.
+#[must_use]
+pub fn budget(size: u64) -> u64 {
+    (size / SHARE).min(BUDGET_MAX)
+}
+
 /// The snapshots to remove before the next one of so many bytes is taken: those that do not fit
 /// beside it, oldest first.
 pub(super) fn room(entries: &[Entry], next: u64, space: Space) -> Result<Vec<Name>, Refusal> {
-    let budget = (space.size / SHARE).min(BUDGET_MAX);
+    let budget = budget(space.size);
     let needs = next.saturating_mul(2).saturating_add(RESERVE);
     let newest = newest(entries).map(|entry| entry.name);
     let mut taken: u64 = entries.iter().map(|entry| entry.bytes).sum();

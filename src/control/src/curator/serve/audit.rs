@@ -7,7 +7,8 @@
 //! ```text
 //! call --> handler --done----> entry in etcd --> answer
 //!             |                      \-- cannot be written: UNAVAILABLE, and no answer
-//!             +-----refused--> answer; [Service] writes one entry a minute for each kind
+//!             +-----refused--> answer; [Service] writes one entry a minute for each kind, or
+//!             |                an hour for each kind of callers without a certificate
 //!             +-----cut off--> [Service]
 //! rpc lacks a permission ----> [Service]
 //! ```
@@ -15,6 +16,8 @@
 //! Invariants:
 //! - The answer of an audited call leaves after its entry is in etcd.
 //! - A kind of refusal (caller, call, code) makes two entries a minute at most.
+//! - Callers without a certificate of the cluster, which have as many keys as they like, are one
+//!   caller in what was not done, and make nine entries an hour at most.
 //!
 //! What this module does not do: record what a leader refuses because it does not lead (the
 //! call is made again at the leader), or calls to nodes, which those report (`reported`).
@@ -30,7 +33,7 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 use tracing::{info, warn};
 
-use super::kinds::Kinds;
+use super::kinds::{Kinds, STRANGERS};
 use super::{Handlers, Lead, Stream};
 use crate::curator::audit::page_after;
 use polis_runtime::event::Closed;
@@ -38,7 +41,7 @@ use polis_runtime::supervisor::Context;
 use polis_wire::audit::layer::{self, Answer, Audit, Handler, UnderWay};
 use polis_wire::audit::{begun, reason};
 use polis_wire::node_roles::Role;
-use polis_wire::rpc::{self, Caller};
+use polis_wire::rpc::{self, Caller, Peer};
 
 /// Whether a call has an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,19 +107,22 @@ impl Audit for Handlers {
             Err(status) => return Ok(status.into_http()),
         };
         let path = request.uri().path();
+        let caller = request.extensions().get::<Caller>();
+        let peer = caller.map_or(Peer::None, |caller| caller.peer.clone());
         let entry = AuditEntry {
             what: message.map(|message| what(path, &message)).unwrap_or_default(),
-            ..begun(request.extensions().get::<Caller>(), path)
+            ..begun(caller, path)
         };
+        let tell = |entry| self.0.attempts.tell(not_done(&peer, entry));
         // A caller that hangs up drops this future: the change may have happened.
-        let call = UnderWay::new(entry, |entry| self.0.attempts.tell(entry));
+        let call = UnderWay::new(entry, tell);
         let response = handler.call(request).await?;
         let status = Status::from_header_map(response.headers());
         if let Some(status) = status.filter(|status| status.code() != Code::Ok) {
             let entry = call.end();
             if !rpc::is_not_leader(&status) {
                 let (code, reason) = (status.code().into(), reason(&status));
-                self.0.attempts.tell(AuditEntry { code, reason, ..entry });
+                tell(AuditEntry { code, reason, ..entry });
             }
             return Ok(response);
         }
@@ -129,6 +135,20 @@ impl Audit for Handlers {
                 unwritten(kind).into_http()
             }
         })
+    }
+}
+
+/// The entry of a call that was not done, as it is counted. A caller without a certificate of the
+/// cluster is not named: its key and its address say nothing, and it has many.
+fn not_done(peer: &Peer, entry: AuditEntry) -> AuditEntry {
+    match peer {
+        Peer::Node(_) | Peer::User { .. } => entry,
+        Peer::None | Peer::Key(_) => AuditEntry {
+            who: STRANGERS.to_owned(),
+            key: String::new(),
+            from: String::new(),
+            ..entry
+        },
     }
 }
 
@@ -394,6 +414,30 @@ mod tests {
             assert!(audited || !more, "{path}");
         }
         assert_eq!(kind("/polis.v1.Management/NoSuch"), Changes);
+    }
+
+    #[test]
+    fn a_stranger_with_a_fresh_key_for_each_call_makes_few_entries() {
+        let mut kinds = Kinds::default();
+        let mut refused = |peer: Peer, code: Code| {
+            let address = std::net::SocketAddr::from(([192, 0, 2, 7], 4711));
+            let caller = Caller { peer, address, certificate: None };
+            let entry = begun(Some(&caller), "/polis.v1.Aaa/Escrow");
+            kinds.seen(not_done(&caller.peer, AuditEntry { code: code.into(), ..entry }))
+        };
+        let first = refused(Peer::Key([0; 32]), Code::PermissionDenied).unwrap();
+        assert_eq!((&*first.who, &*first.call), (STRANGERS, "Escrow"));
+        assert_eq!((&*first.key, &*first.from), ("", ""));
+        for key in 1..=255 {
+            assert_eq!(refused(Peer::Key([key; 32]), Code::PermissionDenied), None, "{key}");
+        }
+        assert_eq!(refused(Peer::None, Code::PermissionDenied), None);
+        // It hangs up: another kind.
+        let cut = [1, 2].map(|key| refused(Peer::Key([key; 32]), Code::Cancelled).is_some());
+        assert_eq!(cut, [true, false]);
+        let user = Peer::User { name: "otto".to_owned(), role: rpc::Role::Operator };
+        let named = refused(user, Code::PermissionDenied).unwrap();
+        assert_eq!((&*named.who, &*named.from), ("operator otto", "192.0.2.7"));
     }
 
     #[test]

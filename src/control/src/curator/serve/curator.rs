@@ -9,6 +9,7 @@ use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
 use super::{Handlers, Lead, Stream, registries, seconds, untrusted, watching};
+use crate::curator::budgets::Budgets;
 use crate::curator::convert;
 use crate::curator::error::Error;
 use crate::curator::nodes;
@@ -146,6 +147,8 @@ impl Curator for Handlers {
         let v1::UpdateNodeStatusRequest { status, wireguard_public_key } = request.into_inner();
         let status = convert::status(status)?;
         let key = convert::mesh_key(&wireguard_public_key, "wireguard_public_key")?;
+        // Before etcd is asked for anything.
+        take_status(&self.0.audit.budgets, id)?;
         let changed = lead.store().change(id, Change::Status(status)).await;
         changed.map_err(|error| lead.refuse(error))?;
         // Afterwards: the address of a node whose key is refused is needed all the same.
@@ -203,11 +206,7 @@ impl Curator for Handlers {
     ) -> Result<Response<v1::HeartbeatResponse>, Status> {
         let id = node(&request)?;
         let lead = self.lead()?;
-        let mut request = request.into_inner();
-        request.update = request.update.map(convert::update_report);
-        request.log_deliveries = convert::log_deliveries(request.log_deliveries);
-        request.snapshot_delivery = request.snapshot_delivery.map(convert::snapshot_delivery);
-        request.consensus = request.consensus.map(convert::figures);
+        let request = convert::heartbeat(request.into_inner());
         let boot_id = request.update.as_ref().map(|update| update.boot_id.clone());
         self.0.heartbeats.record(id, request);
         // The next check would publish it too, half a second later.
@@ -431,6 +430,19 @@ impl Handlers {
     }
 }
 
+/// Takes one status from the budget of a node, which is kept beside that of its calls.
+fn take_status(calls: &Budgets, node: NodeId) -> Result<(), Status> {
+    if reported::statuses(calls).take(node, 1) {
+        return Ok(());
+    }
+    Err(Status::resource_exhausted(format!(
+        "a node sends at most {} statuses at once, and one each {} s after that; it sends the \
+         newest later",
+        reported::STATUSES_MAX,
+        reported::STATUS_PACE.as_secs()
+    )))
+}
+
 /// The entry that a node reports, with the number of refusals that the node has counted in it.
 fn counted(node: NodeId, call: v1::AuditEntry) -> Option<v1::AuditEntry> {
     let repeats = call.repeats;
@@ -463,6 +475,21 @@ mod tests {
         let (waiting, bytes) = pending(nodes.iter().chain([&up]));
         assert_eq!((waiting, bytes), (250, 250 * large.encoded_len()));
         assert!(waiting < WAITING_MAX && bytes > WAITING_BYTES_MAX, "{bytes}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_sends_a_bounded_number_of_statuses_and_then_one_at_a_time() {
+        let (budgets, id) = (reported::budgets(), NodeId::from_public_key(&[1; 32]));
+        for _ in 0..reported::STATUSES_MAX {
+            take_status(&budgets, id).unwrap();
+        }
+        let refused = take_status(&budgets, id).unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+        assert!(budgets.take(id, reported::CALLS_MAX), "it reports its calls all the same");
+        take_status(&budgets, NodeId::from_public_key(&[2; 32])).unwrap();
+        tokio::time::advance(reported::STATUS_PACE).await;
+        take_status(&budgets, id).unwrap();
+        assert!(take_status(&budgets, id).is_err());
     }
 
     #[test]

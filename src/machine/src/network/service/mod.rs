@@ -230,8 +230,9 @@ impl Run {
         loop {
             self.change().await?;
             let observed = self.reconcile().await?;
+            let published = Instant::now();
             let waiting = self.publish(&observed).await;
-            match self.next_event(&mut notices, waiting).await? {
+            match self.next_event(&mut notices, waiting.then_some(published)).await? {
                 Event::Look => {}
                 Event::Known(network, given) => self.known(network, given),
                 Event::Dhcp(link, event) => self.answered(&observed, link, event),
@@ -531,26 +532,25 @@ impl Run {
         )
     }
 
-    /// Waits for something to do.
+    /// Waits for something to do. `waiting` is the time of the last report, where the node waits
+    /// for an address or a card by it.
     async fn next_event(
         &mut self,
         notices: &mut UnboundedReceiver<Notice>,
-        waiting: bool,
+        waiting: Option<Instant>,
     ) -> Result<Event, Error> {
-        let now = Instant::now();
+        let latest = Instant::now() + if self.failed.is_empty() { REVIEW } else { RETRY };
         let patience = self.started + PATIENCE;
         let deadlines = [
-            Some(now + if self.failed.is_empty() { REVIEW } else { RETRY }),
-            self.holding.deadline(now),
+            self.holding.deadline(),
             self.primary.deadline(),
-            self.advertised.deadline(now),
-            self.v6.holding.deadline(now),
+            self.advertised.deadline(),
+            self.v6.holding.deadline(),
             self.v6.routers.servers.deadline(),
             self.v6.routers.solicitations.deadline(),
-            self.changes.deadline().filter(|at| *at > now),
-            Some(patience).filter(|at| waiting && *at > now),
+            waiting.filter(|reported| patience > *reported).map(|_reported| patience),
         ];
-        let deadline = deadlines.into_iter().flatten().min().unwrap_or(now + REVIEW);
+        let deadline = next_look(&self.changes, &deadlines, latest);
         let (is_known, trying) = (self.is_known, self.changes.is_trying());
         tokio::select! {
             // Cancel-safe: a notice is taken or stays.
@@ -606,6 +606,14 @@ fn configured(known: &Known) -> Option<(parameters::Network, bool)> {
     Some((network.unwrap_or_default(), parameters.is_some()))
 }
 
+/// When all is read again without an event: at the first deadline, `latest` otherwise. A deadline
+/// that has passed since the last look is due at once, since only another look acts on it; after
+/// that, it is none any more.
+fn next_look(changes: &Changes, others: &[Option<Instant>], latest: Instant) -> Instant {
+    let deadlines = others.iter().copied().chain([changes.deadline()]);
+    deadlines.flatten().fold(latest, Instant::min)
+}
+
 /// The seconds until then, as a person reads them.
 fn left(until: Instant) -> u64 {
     until.saturating_duration_since(Instant::now()).as_secs() + 1
@@ -617,4 +625,27 @@ fn resolv_conf(servers: &[std::net::IpAddr]) -> String {
     }
     let lines = servers.iter().take(NAMESERVERS_MAX);
     lines.map(|server| format!("nameserver {server}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::change::TRIAL;
+    use super::*;
+
+    #[test]
+    fn a_trial_that_ended_during_a_look_has_another_look_at_once() {
+        let (mut changes, now) = (Changes::default(), Instant::now());
+        changes.known(parameters::Network::default(), true);
+        let nameservers = vec![std::net::IpAddr::from([192, 0, 2, 2])];
+        let network = parameters::Network { nameservers, ..Default::default() };
+        changes.take(&Order { number: 7, network: Some(network) }, None, now);
+        // The look began before the end of the trial, and lasted until after it.
+        let after = now + TRIAL + Duration::from_secs(1);
+        let latest = after + REVIEW;
+        assert_eq!(next_look(&changes, &[None], latest), now + TRIAL);
+        changes.review(None, after);
+        assert_eq!(next_look(&changes, &[None], latest), latest);
+        let sooner = after + Duration::from_secs(1);
+        assert_eq!(next_look(&changes, &[None, Some(sooner)], latest), sooner);
+    }
 }

@@ -1,0 +1,169 @@
+//! The steps that a volume takes on its disk: says which one is late.
+//!
+//! ```text
+//! step --SOON--> a line in the log --its limit--> late --ends--> the next step
+//! ```
+//!
+//! A step that hangs is not given up: its thread stays in the kernel, and another attempt would
+//! hold one more. So the volume goes on waiting, and its state names the disk.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout};
+use tracing::info;
+
+use crate::storage::apply::{Error, Machine};
+use crate::storage::table::{Partition, Table};
+
+/// A step that takes longer is worth a word.
+const SOON: Duration = Duration::from_secs(10);
+
+/// The limits of `storage::patience` for the data partition. For a few blocks.
+pub(super) const SMALL: Duration = Duration::from_secs(60);
+/// For a file system's first blocks, and for a key that is tried.
+pub(super) const LARGE: Duration = Duration::from_secs(300);
+/// For what grows with the disk: a journal that is replayed, free space that is written.
+const LARGEST: Duration = Duration::from_secs(1800);
+
+/// A step.
+#[derive(Clone, Debug)]
+struct Step {
+    /// The kernel's name of the disk.
+    disk: String,
+    what: &'static str,
+    limit: Duration,
+    since: Instant,
+}
+
+/// A step takes longer than it ever should.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the disk {disk} is slow, or does not answer: {what} has not ended after {seconds} seconds"
+)]
+pub struct Late {
+    /// The kernel's name of it.
+    disk: String,
+    /// Which step.
+    what: &'static str,
+    /// How long it was waited for.
+    seconds: u64,
+}
+
+/// The step that is being taken. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Steps(Arc<Mutex<Option<Step>>>);
+
+impl Steps {
+    /// Takes a step on this disk: waits for `work`.
+    pub(super) async fn during<T>(
+        &self,
+        disk: &str,
+        what: &'static str,
+        limit: Duration,
+        work: impl Future<Output = T>,
+    ) -> T {
+        self.note(Some(Step { disk: disk.to_owned(), what, limit, since: Instant::now() }));
+        let mut work = std::pin::pin!(work);
+        let done = match timeout(SOON, &mut work).await {
+            Ok(done) => done,
+            Err(_elapsed) => {
+                info!(disk, "{what} takes long: the disk is slow, or does not answer");
+                work.await
+            }
+        };
+        self.note(None);
+        done
+    }
+
+    /// The step that takes longer than it ever should.
+    pub(super) fn late(&self) -> Option<Late> {
+        let step = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        let Step { disk, what, limit, since } = step;
+        let seconds = limit.as_secs();
+        (since.elapsed() >= limit).then_some(Late { disk, what, seconds })
+    }
+
+    fn note(&self, step: Option<Step>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = step;
+    }
+}
+
+/// A machine whose steps are noted.
+#[derive(Debug)]
+pub(super) struct Noted<'a, M> {
+    /// The machine that takes the steps.
+    pub(super) machine: &'a M,
+    /// The kernel's name of the disk.
+    pub(super) disk: &'a str,
+    pub(super) steps: &'a Steps,
+}
+
+impl<M: Machine + Sync> Noted<'_, M> {
+    async fn step(
+        &self,
+        what: &'static str,
+        limit: Duration,
+        work: impl Future<Output = Result<(), Error>> + Send,
+    ) -> Result<(), Error> {
+        self.steps.during(self.disk, what, limit, work).await
+    }
+}
+
+impl<M: Machine + Sync> Machine for Noted<'_, M> {
+    async fn write_table(&self, table: &Table) -> Result<(), Error> {
+        self.step("writing the partition table", SMALL, self.machine.write_table(table)).await
+    }
+
+    async fn register(&self, partition: &Partition) -> Result<(), Error> {
+        self.step("announcing a partition to the kernel", SMALL, self.machine.register(partition))
+            .await
+    }
+
+    async fn protect(&self, partition: &Partition) -> Result<(), Error> {
+        self.step("encrypting the volume", LARGE, self.machine.protect(partition)).await
+    }
+
+    async fn format(&self, partition: &Partition) -> Result<(), Error> {
+        self.step("making a file system", LARGE, self.machine.format(partition)).await
+    }
+
+    async fn mount(&self, partition: &Partition) -> Result<(), Error> {
+        self.step("mounting the volume", LARGEST, self.machine.mount(partition)).await
+    }
+
+    async fn settle(&self, partition: &Partition) -> Result<(), Error> {
+        let what = "writing the initial free space of the volume";
+        self.step(what, LARGEST, self.machine.settle(partition)).await
+    }
+
+    async fn clear(&self, partition: &Partition) -> Result<(), Error> {
+        self.step("wiping the volume", SMALL, self.machine.clear(partition)).await
+    }
+
+    async fn grow(&self, partition: &Partition) -> Result<(), Error> {
+        self.step("growing the volume", LARGE, self.machine.grow(partition)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_step_is_late_from_its_limit_until_it_ends_and_names_its_disk() {
+        let steps = Steps::default();
+        let second = Duration::from_secs(1);
+        let hung = steps.during("vdb", "mounting the volume", SMALL, tokio::time::sleep(SMALL * 2));
+        let looks = async {
+            tokio::time::sleep(SMALL - second).await;
+            assert!(steps.late().is_none());
+            tokio::time::sleep(second * 2).await;
+            steps.late().map(|late| late.to_string())
+        };
+        let ((), late) = tokio::join!(hung, looks);
+        let late = late.unwrap();
+        assert!(late.contains("vdb") && late.contains("mounting the volume"), "{late}");
+        assert!(steps.late().is_none(), "it has ended");
+    }
+}
