@@ -148,8 +148,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
 }
 
-/// The keys in this folder, for whoever tries an update and names none: made at the first use,
-/// with their passphrase in a file beside the folder. They are as safe as that file.
+/// The keys in this folder, for a first try of an update: made at the first use, with their
+/// passphrase in a file beside the folder. They are as safe as that file.
 pub(crate) fn for_trying(folder: &Path) -> Result<Passphrase> {
     let file = folder.with_extension("passphrase");
     if !file.exists() {
@@ -164,7 +164,7 @@ pub(crate) fn for_trying(folder: &Path) -> Result<Passphrase> {
     Ok(passphrase)
 }
 
-/// Writes a file that nobody else may read.
+/// Writes a file that other users cannot read.
 fn private(path: &Path, text: &str) -> std::io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;

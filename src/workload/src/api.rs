@@ -29,27 +29,24 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tracing::debug;
 use zeroize::Zeroizing;
 
 use super::objects::{FIELD_MANAGER, Object};
 use polis_base::files::{File, Pair};
 use polis_runtime::supervisor::blocking;
 use polis_wire::pki;
-use polis_wire::rpc::provider;
+use polis_wire::rpc::{KeepAlive, provider};
 
 /// A local server answers in milliseconds; one that waits for etcd needs up to ten seconds.
 const REQUEST_MAX: Duration = Duration::from_secs(20);
 
-/// A machine that loses its power closes no connection, and a watch may be silent for minutes: the
-/// idle time after which the kernel probes the other end, the interval of the probes, and their
-/// number. Together they are less than the 40 s of kubelet's lease.
-const SILENT: Duration = Duration::from_secs(15);
-const SILENT_AGAIN: Duration = Duration::from_secs(5);
-const SILENT_TIMES: u32 = 3;
-/// How long the other end may leave bytes unacknowledged. Without a bound the kernel sends them
-/// again for a quarter of an hour, and does not probe meanwhile.
-const UNACKNOWLEDGED_MS: u32 = 30_000;
+/// A watch may be silent for minutes. Together these are less than the 40 s of kubelet's lease.
+const KEEP_ALIVE: KeepAlive = KeepAlive {
+    idle: Duration::from_secs(15),
+    interval: Duration::from_secs(5),
+    probes: 3,
+    unacknowledged_ms: 30_000,
+};
 
 /// Bytes of an answer that are read.
 const ANSWER_MAX: usize = 4 << 20;
@@ -315,18 +312,7 @@ pub(super) async fn open(address: SocketAddr) -> io::Result<TcpStream> {
 
 /// Lets the kernel detect and close a connection whose other end has vanished.
 pub(super) fn keep_alive(tcp: &TcpStream) {
-    use rustix::net::sockopt::{
-        set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl,
-        set_tcp_user_timeout,
-    };
-    let set = set_socket_keepalive(tcp, true)
-        .and_then(|()| set_tcp_keepidle(tcp, SILENT))
-        .and_then(|()| set_tcp_keepintvl(tcp, SILENT_AGAIN))
-        .and_then(|()| set_tcp_keepcnt(tcp, SILENT_TIMES))
-        .and_then(|()| set_tcp_user_timeout(tcp, UNACKNOWLEDGED_MS));
-    if let Err(error) = set {
-        debug!("cannot set the options of a socket: {error}");
-    }
+    KEEP_ALIVE.set(tcp);
 }
 
 /// How long the kernel keeps a connection whose other end has vanished: one that is silent, and

@@ -98,7 +98,7 @@ fn copy(head: &[u8], place: usize, magic: &[u8; 6]) -> Option<Found> {
     }
     let number = |at: usize| Some(u64::from_be_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
     // They are in one sector and never change, so a copy that a power cut tore has them, too.
-    // Others are from somebody else: `cryptsetup` may accept them, with a checksum that is not
+    // Other programs made the others: `cryptsetup` may accept them, with a checksum that is not
     // computed here.
     let usual = number(SIZE)? == COPY_SIZE as u64
         && number(PLACE)? == place as u64

@@ -33,7 +33,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The longest rest after a step, in times that the step took.
 const RESTS_MAX: u32 = 8;
-/// Others wait for the machine if somebody waited for this part of a rest: half of it.
+/// Others wait for the machine if a task has waited for this part of a rest: half of it.
 const BUSY: u32 = 2;
 
 /// After how many bytes the log says how far a growing file system is.

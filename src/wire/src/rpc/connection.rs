@@ -46,13 +46,13 @@ const WINDOW_ALL: u32 = 256 << 10;
 const HEADERS_MAX: u32 = 16 << 10;
 /// The same of one request to a gateway; a server of Kubernetes accepts a megabyte.
 const GATEWAY_HEADERS_MAX: usize = 64 << 10;
-/// A tunnel or a watch may be silent for hours: the idle time after which the kernel probes the
-/// other end, the interval of the probes, and their number.
-const SILENT: Duration = Duration::from_secs(30);
-const SILENT_AGAIN: Duration = Duration::from_secs(10);
-const SILENT_TIMES: u32 = 3;
-/// How long the kernel may wait until such a caller acknowledges what was sent.
-const UNACKNOWLEDGED_MS: u32 = 60_000;
+/// A tunnel or a watch may be silent for hours.
+const KEEP_ALIVE: KeepAlive = KeepAlive {
+    idle: Duration::from_secs(30),
+    interval: Duration::from_secs(10),
+    probes: 3,
+    unacknowledged_ms: 60_000,
+};
 /// How long a peer that has lost its access may take to receive the reason.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Longest pause between two looks at a connection.
@@ -115,7 +115,7 @@ pub(super) async fn serve(
         Err(_elapsed) => return shared.handshake_failed(caller, "it took too long"),
     };
     if matches!(shared.app, App::Gateway(_)) {
-        keep_alive(tls.get_ref().0);
+        KEEP_ALIVE.set(tls.get_ref().0);
     }
     let session = tls.get_ref().1;
     if !shared.app.speaks(session.alpn_protocol()) {
@@ -158,19 +158,36 @@ fn is_afar(own: IpAddr, caller: IpAddr) -> bool {
     !caller.is_loopback() && own != caller
 }
 
-/// Lets the kernel detect and close a connection whose other end has vanished.
-fn keep_alive(tcp: &TcpStream) {
-    use rustix::net::sockopt::{
-        set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl,
-        set_tcp_user_timeout,
-    };
-    let set = set_socket_keepalive(tcp, true)
-        .and_then(|()| set_tcp_keepidle(tcp, SILENT))
-        .and_then(|()| set_tcp_keepintvl(tcp, SILENT_AGAIN))
-        .and_then(|()| set_tcp_keepcnt(tcp, SILENT_TIMES))
-        .and_then(|()| set_tcp_user_timeout(tcp, UNACKNOWLEDGED_MS));
-    if let Err(error) = set {
-        debug!("cannot set the options of a socket: {error}");
+/// How long the kernel keeps a connection whose other end has vanished: a machine that loses its
+/// power closes none.
+#[derive(Clone, Copy, Debug)]
+pub struct KeepAlive {
+    /// The silence after which the kernel probes the other end.
+    pub idle: Duration,
+    /// Between two probes.
+    pub interval: Duration,
+    /// The probes without an answer that end the connection.
+    pub probes: u32,
+    /// How long the other end may leave bytes unacknowledged, in milliseconds. Without a bound the
+    /// kernel sends them again for a quarter of an hour, and does not probe meanwhile.
+    pub unacknowledged_ms: u32,
+}
+
+impl KeepAlive {
+    /// Lets the kernel detect and close such a connection.
+    pub fn set(self, tcp: &TcpStream) {
+        use rustix::net::sockopt::{
+            set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl,
+            set_tcp_user_timeout,
+        };
+        let set = set_socket_keepalive(tcp, true)
+            .and_then(|()| set_tcp_keepidle(tcp, self.idle))
+            .and_then(|()| set_tcp_keepintvl(tcp, self.interval))
+            .and_then(|()| set_tcp_keepcnt(tcp, self.probes))
+            .and_then(|()| set_tcp_user_timeout(tcp, self.unacknowledged_ms));
+        if let Err(error) = set {
+            debug!("cannot set the options of a socket: {error}");
+        }
     }
 }
 

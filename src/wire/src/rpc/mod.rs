@@ -63,6 +63,7 @@ use crate::identity::NodeId;
 pub use self::access::Table;
 pub use self::access_list::{AccessList, Listed, Serials, Users, is_removal, users};
 pub use self::app::{App, Page};
+pub use self::connection::KeepAlive;
 pub use self::gateway::{Exchange, Gateway, Tunnel};
 pub use self::limits::Limits;
 pub use self::metrics::Metrics;

@@ -461,7 +461,7 @@ impl<S: Server> Pass<S> {
             self.node,
             cause::line(&error),
         );
-        // The room that is left changes with each file that somebody writes.
+        // The room that is left changes with each file that is written.
         let cause = format!("no room for {size}");
         self.report(claim, Refusal { reason: "NoRoom", message, cause }).await?;
         Ok(Served::Later)
