@@ -16,7 +16,7 @@
 //! - The host, the user and the clock have no influence on an output.
 
 use std::{
-    fs::{self, File},
+    fs,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
@@ -29,7 +29,7 @@ use crate::{
     error::{At as _, Error, Result},
     esp,
     golang::{self, Built},
-    layout,
+    guard, layout,
     lock::Lock,
     manifest::{self, Kind, Manifest, Options, Sizes, Variant},
     oci,
@@ -90,7 +90,8 @@ pub struct Config {
 pub fn build(config: &Config, observer: &dyn Observer) -> Result<Manifest> {
     // An invalid size is rejected now, and not after all the work.
     layout::plan("", 0, config.size)?;
-    let _guard = guard(&config.out)?;
+    // A second build of one folder finds all outputs cached then.
+    let _guard = guard::hold(&config.out, observer)?;
     let steps = Steps::open(config.out.join("steps"), observer)?;
     let payload = provide(&config.source, observer)?;
     let go = match config.source.variant {
@@ -116,16 +117,6 @@ pub fn build(config: &Config, observer: &dyn Observer) -> Result<Manifest> {
     let manifest = builder.build();
     steps.digests.save()?;
     manifest
-}
-
-/// One build at a time in one folder: a second waits, and then finds all outputs
-/// cached.
-fn guard(out: &Path) -> Result<File> {
-    fs::create_dir_all(out).at("make", out)?;
-    let path = out.join("guard");
-    let file = File::create(&path).at("create", &path)?;
-    file.lock().at("lock", &path)?;
-    Ok(file)
 }
 
 /// The release of the locked kernel, from its package's name.

@@ -263,7 +263,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        Manifest, Options, assemble,
+        Format, Manifest, Options, assemble,
         command_line::command_line,
         digest::sha256,
         manifest::{SIZE_DEFAULT, Sizes},
@@ -358,6 +358,21 @@ mod tests {
         };
         assert_eq!(disk("a", b"one"), disk("another", b"one"));
         assert_ne!(disk("a", b"one"), disk("b", b"two"));
+    }
+
+    #[test]
+    fn a_disk_in_the_format_of_qemu_touches_no_file_beside_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let manifest = parts(folder.path());
+        let [out, beside] = ["disk", "disk.raw"].map(|name| folder.path().join(name));
+        fs::write(&beside, "of a person").unwrap();
+        let files = || fs::read_dir(folder.path()).unwrap().count();
+        let before = files();
+        let options = Options { size: SMALL, format: Format::Qcow2, ..Options::new(&out) };
+        // A host may have no `qemu-img`.
+        let made = assemble(&manifest, &options).is_ok();
+        assert_eq!(fs::read(&beside).unwrap(), b"of a person");
+        assert_eq!((out.exists(), files()), (made, before + usize::from(made)));
     }
 
     /// The kernel image of a signed disk.

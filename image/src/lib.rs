@@ -25,6 +25,7 @@ mod elf;
 mod error;
 mod etcd;
 pub mod golang;
+mod guard;
 mod inspect;
 mod lock;
 mod manifest;

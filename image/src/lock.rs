@@ -96,10 +96,16 @@ impl Lock {
         self
     }
 
-    /// Whether the lock names exactly the builder's packages, of all variants.
+    /// Whether the lock names exactly the builder's packages, of all variants, each once: of two
+    /// versions, the one that is unpacked last would count.
     pub(crate) fn check(&self, selection: Selection) -> Result<()> {
         let wanted: BTreeSet<_> = selection.packages(Variant::Full).collect();
-        let locked: BTreeSet<_> = self.packages.iter().map(identity).collect();
+        let mut locked = BTreeSet::new();
+        let again = self.packages.iter().map(identity).filter(|package| !locked.insert(*package));
+        let again: Vec<_> = again.map(|(_, name)| name).collect();
+        if !again.is_empty() {
+            return Err(Error::Stale { difference: format!("locked twice: {}", again.join(" ")) });
+        }
         let only = |set: &BTreeSet<(Category, &str)>, other: &BTreeSet<(Category, &str)>| {
             set.difference(other).map(|(_, name)| *name).collect::<Vec<_>>().join(" ")
         };
@@ -189,6 +195,16 @@ mod tests {
         let error = lock.check(POLIS).unwrap_err();
         assert!(matches!(&error, Error::Stale { difference } if difference.contains(&gone)));
         assert!(error.help().unwrap().contains("--update-payload"));
+    }
+
+    #[test]
+    fn a_lock_with_a_package_twice_is_stale() {
+        let mut lock = lock();
+        let again = Package { version: "1:2.3-5".to_owned(), ..lock.packages[3].clone() };
+        let twice = format!("locked twice: {}", again.name);
+        lock.packages.push(again);
+        let error = lock.check(POLIS).unwrap_err();
+        assert!(matches!(&error, Error::Stale { difference } if *difference == twice), "{error}");
     }
 
     #[test]

@@ -249,9 +249,16 @@ pub fn assemble(manifest: &Manifest, options: &Options) -> Result<()> {
     match options.format {
         Format::Raw => disk::write(&options.out, &layout, &mut [&mut &*esp, &mut system]),
         Format::Qcow2 => {
-            let raw = disk::aside(&options.out).with_extension("raw");
+            let raw = disk::aside(&options.out);
             disk::write(&raw, &layout, &mut [&mut &*esp, &mut system])?;
-            let converted = convert(&raw, &options.out, "qcow2");
+            let whole = disk::aside(&raw);
+            let converted = convert(&raw, &whole, "qcow2")
+                .and_then(|()| fs::rename(&whole, &options.out).at("put in place", &options.out));
+            if converted.is_err() {
+                // The unfinished file is useless; a failure to remove it does not matter to the
+                // caller.
+                fs::remove_file(&whole).unwrap_or_default();
+            }
             fs::remove_file(&raw).at("remove", &raw)?;
             converted
         }

@@ -33,7 +33,7 @@
 //! - One process at a time writes, under a file lock.
 
 use std::{
-    fs::{self, File},
+    fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     sync::{
@@ -51,13 +51,14 @@ use crate::{
     digest::{hash, sha256},
     elf,
     error::{At as _, Error, Result},
+    guard,
     lock::{Lock, Package},
     manifest::Variant,
     mirror::Mirror,
     moved::Moved,
     packages::{Category, POLIS, Selection},
     program,
-    step::{Observer, Unit},
+    step::{Observer, Silent, Unit},
 };
 
 /// Parallel items of work. Each is a process of its own, and mirrors ask for
@@ -146,7 +147,7 @@ impl Source {
     /// package.
     pub fn update(&self) -> Result<Lock> {
         let mirror = Mirror::find(self.mirror.as_deref())?;
-        let _guard = self.guard()?;
+        let _guard = guard::hold(&self.cache, &Silent)?;
         let apt = self.apt(&mirror, Variant::Full)?;
         let lock = apt.resolve(&mirror, self.selection.packages(Variant::Full))?;
         fs::write(&self.lock, lock.print()).at("write", &self.lock)?;
@@ -218,7 +219,7 @@ impl Source {
     /// it no longer has the locked versions, which `locked` requires; or its current
     /// packages are not a complete payload.
     pub(crate) fn prepare(&self, lock: &Lock, observer: &dyn Observer) -> Result<Payload> {
-        let _guard = self.guard()?;
+        let _guard = guard::hold(&self.cache, observer)?;
         if let Some(payload) = self.ready(lock) {
             // Another process has already finished.
             return Ok(payload);
@@ -379,14 +380,6 @@ impl Source {
 
     fn apt(&self, mirror: &Mirror, variant: Variant) -> Result<Apt> {
         Apt::open(&self.cache.join("apt"), mirror, self.trust, variant)
-    }
-
-    fn guard(&self) -> Result<File> {
-        fs::create_dir_all(&self.cache).at("make", &self.cache)?;
-        let path = self.cache.join("guard");
-        let file = File::create(&path).at("create", &path)?;
-        file.lock().at("lock", &path)?;
-        Ok(file)
     }
 
     fn deb(&self, package: &Package) -> PathBuf {

@@ -47,6 +47,12 @@ const START_MAX: Duration = Duration::from_secs(60);
 /// How many of the guest's last lines a failure shows.
 const LAST_LINES: usize = 20;
 
+/// How a `polisctl` ends that timed out waiting.
+const LATE: &str = "exit status: 3";
+
+/// The status of a `polisctl` that was ended at its deadline.
+pub(crate) const DEADLINE: &str = "a deadline: the machines had the time that was given";
+
 /// Why an operation on a machine failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -105,6 +111,22 @@ impl Error {
     #[must_use]
     pub fn is_race(&self) -> bool {
         matches!(self, Self::Wait { outcome: Outcome::Fatal { why, .. }, .. } if *why == RACE)
+    }
+
+    /// Whether a wait ended because its time was up.
+    #[must_use]
+    pub fn is_late(&self) -> bool {
+        match self {
+            Self::Wait { outcome, .. } => {
+                matches!(outcome, Outcome::Late { .. } | Outcome::Silent { .. })
+            }
+            Self::Operator { status, .. } => [LATE, DEADLINE].contains(&&**status),
+            Self::Host { .. }
+            | Self::Refused { .. }
+            | Self::Qmp(_)
+            | Self::IsOff { .. }
+            | Self::Panicked => false,
+        }
     }
 }
 
@@ -590,6 +612,23 @@ mod tests {
         assert!(!status.contains(r#"name="network" state="started""#), "{text}");
         assert!(status.contains(r#"name="network" state="done""#), "{text}");
         assert!(status.contains(r#"name="storage" state="started""#), "{text}");
+    }
+
+    #[test]
+    fn a_wait_is_late_when_its_time_is_up_and_not_when_it_has_become_hopeless() {
+        let text = String::new;
+        let wait = |outcome| Error::Wait { what: text(), outcome, last: text(), log: text() };
+        let second = Duration::from_secs(1);
+        assert!(wait(Outcome::Late { within: second, silent: second }).is_late());
+        assert!(wait(Outcome::Silent { silent: second }).is_late());
+        assert!(!wait(Outcome::Ended { status: text() }).is_late());
+        let operator = |status: &str| Error::Operator {
+            command: text(),
+            status: status.to_owned(),
+            output: text(),
+        };
+        assert!(operator("exit status: 3").is_late() && operator(DEADLINE).is_late());
+        assert!(!operator("exit status: 1").is_late());
     }
 
     #[test]

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::machine::{Error, end};
+use crate::machine::{DEADLINE, Error, end};
 use crate::patience::{Deadline, SLOWEST};
 
 /// A port of a node, and the port of this host that leads to it.
@@ -189,7 +189,7 @@ fn finished(mut child: Child, mut deadline: Option<Deadline>) -> io::Result<Ende
     }
     let (success, status) = if late {
         end(&mut child);
-        (false, "a deadline: the machines had the time that was given".to_owned())
+        (false, DEADLINE.to_owned())
     } else {
         let status = child.wait()?;
         (status.success(), status.to_string())

@@ -40,7 +40,7 @@ pub(crate) const STORIES: &[Story] =
     &[story!(a_cluster_gets_another_ca_while_machines_are_off_and_lose_their_power)
         .cluster()
         .at_most(Duration::from_secs(60 * 60))
-        .takes(500)
+        .takes(770)
         .of_all()];
 
 fn a_cluster_gets_another_ca_while_machines_are_off_and_lose_their_power() -> Result<()> {

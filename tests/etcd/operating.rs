@@ -102,6 +102,7 @@ pub(crate) const STORIES: &[Story] = &[
         .takes(10),
     story!(threads a_copied_disk_gets_no_key_while_its_node_runs).takes(15),
     story!(threads a_lone_curator_tells_all_there_is_to_know),
+    story!(threads a_node_that_reports_without_end_is_refused_and_its_record_stays),
 ];
 
 async fn members_leave_one_by_one_and_never_one_too_many() {
@@ -575,6 +576,36 @@ async fn a_lone_curator_tells_all_there_is_to_know() {
     assert_eq!(orders[0], orders[1]);
     assert_ne!(orders[1].number, orders[2].number);
     assert_eq!(orders[2].configuration, order("192.0.2.54").configuration);
+    curator.supervisor.stop().await;
+    node.stop().await;
+}
+
+async fn a_node_that_reports_without_end_is_refused_and_its_record_stays() {
+    /// Statuses at once. On a slow host one comes back, each ten seconds, before all are sent.
+    const AT_ONCE: std::ops::RangeInclusive<usize> = 120..=130;
+
+    let machine = Machine::new();
+    let BootstrapNode { node, cluster, curator, own, .. } = BootstrapNode::start(&machine).await;
+    let own = cluster.client(&[&curator], own);
+    let mut reports = CuratorClient::new(channel(&own).await);
+    let report = |version: String| {
+        let status = v1::NodeStatus { version, ..Default::default() };
+        v1::UpdateNodeStatusRequest { status: Some(status), ..Default::default() }
+    };
+    let mut taken = 0_usize;
+    let refused = loop {
+        match reports.update_node_status(report(taken.to_string())).await {
+            Ok(_taken) => taken += 1,
+            Err(refused) => break refused,
+        }
+    };
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    assert!(refused.message().contains("120 statuses at once, and one each 10 s"), "{refused}");
+    assert!(AT_ONCE.contains(&taken), "{taken}");
+    let record = cluster.store.node(machine.key.id()).await.unwrap();
+    assert_eq!(record.status.unwrap().version, (taken - 1).to_string());
+    // It is heard all the same.
+    reports.heartbeat(v1::HeartbeatRequest::default()).await.unwrap();
     curator.supervisor.stop().await;
     node.stop().await;
 }

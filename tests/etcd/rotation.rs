@@ -1,12 +1,15 @@
 //! The rotation of the authority of etcd's peers, with real members, and the order in which a
 //! leader rotates the keys of Kubernetes.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use polis_control::consensus::client::User;
 use polis_control::consensus::{Start, Status, peer_authority, trusted_digest};
+use polis_control::curator::state::Request as Change;
 use polis_proto::v1;
+use polis_proto::v1::curator_client::CuratorClient;
 use polis_proto::v1::management_client::ManagementClient;
 use polis_tests::{Story, patiently, story};
 use polis_wire::pki::memory::Memory;
@@ -14,15 +17,22 @@ use polis_wire::pki::{
     Authorities, Certificate, Host, Issued, Issuer, KeySet, Mode, Namespace, Pin, ServiceAccounts,
     Store, Template, Write, front_proxy_authority, kubernetes_authority,
 };
+use polis_wire::rpc::client::{Client, Repeat};
+use tonic::Code;
 
 use crate::cluster::{led, voters};
+use crate::curator::reason;
 use crate::curators::BootstrapNode;
 use crate::harness::{Machine, Node};
+use crate::operating::take_consensus;
 use crate::tls::{Answer, shake_hands};
+use crate::updating::voter;
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(threads peers_get_another_authority_while_they_write_and_one_of_them_is_off).takes(60),
+    story!(threads no_voter_leaves_while_another_one_starts_again_and_the_other_way_round)
+        .takes(25),
     story!(async the_next_key_of_tokens_is_listed_before_it_signs_and_the_authorities_follow),
 ];
 
@@ -82,6 +92,13 @@ async fn peers_get_another_authority_while_they_write_and_one_of_them_is_off() {
     let trusted = || machines[0].config.tree.peer_pki.ca.read().unwrap().unwrap();
     assert_eq!(shake_hands(port, &trusted(), Some(&stolen)).await, Answer::Served);
 
+    let followed = BTreeSet::from([machines[0].name(), machines[1].name()]);
+    let own_of_third = Certificate {
+        issuer: Issuer::Authority(authority.clone()),
+        name: machines[2].name(),
+        template: Template::EtcdPeer { host: machines[2].peer.host.clone() },
+        mode: Mode::External(machines[2].key.public_key()),
+    };
     let begun = Instant::now();
     let ends = AtomicBool::new(false);
     let writes = async {
@@ -103,7 +120,9 @@ async fn peers_get_another_authority_while_they_write_and_one_of_them_is_off() {
         assert!(pki.rotate(&authority, 1, now()).await.unwrap());
         let both = pki.authorities(&authority).await.unwrap().unwrap();
         written(&[&first, &second], &both).await;
-        assert!(pki.conclude(&authority, Pin::Away).await.unwrap());
+        // The third one lost its power right after etcd had its next certificate.
+        pki.renew(&own_of_third, now()).await.unwrap().unwrap();
+        assert!(pki.conclude(&authority, Pin::AllBut(&followed)).await.unwrap());
         let after = pki.authorities(&authority).await.unwrap().unwrap();
         written(&[&first, &second], &after).await;
         // The bridges lead each of them to the next authority until it starts again.
@@ -121,8 +140,8 @@ async fn peers_get_another_authority_while_they_write_and_one_of_them_is_off() {
     // The port rejects the certificate of the former authority.
     let refused = shake_hands(port, &trusted(), Some(&stolen)).await;
     assert!(matches!(refused, Answer::Refused(_)), "{refused:?}");
-    // The third member has only its old certificate. It forms a quorum with the first, without a
-    // leader that it could ask.
+    // The third member has only its old certificate on its disk. It forms a quorum with the first,
+    // without a leader that it could ask.
     second.stop().await;
     let third = machines[2].start(Start::Restart);
     third.voter_of(3).await;
@@ -130,6 +149,90 @@ async fn peers_get_another_authority_while_they_write_and_one_of_them_is_off() {
     second.voter_of(3).await;
     let now_trusted = pki.authorities(&authority).await.unwrap().unwrap();
     written(&[&first, &second, &third], &now_trusted).await;
+    for node in [first, second, third] {
+        node.stop().await;
+    }
+}
+
+/// Sends heartbeats of three voters, of which the second one trusts the authorities of this number
+/// and its files name those of number one. Returns whether it is to start again.
+async fn beat(voters: &[Client; 3], trusts: u8) -> bool {
+    let mut ordered = Vec::new();
+    for (voter, trusts) in voters.iter().zip([1, trusts, 1]) {
+        let figures = v1::ConsensusFigures {
+            leader: 1,
+            authorities: vec![1; 32],
+            authorities_at_start: vec![trusts; 32],
+            ..Default::default()
+        };
+        let request = v1::HeartbeatRequest { consensus: Some(figures), ..Default::default() };
+        let answer = voter.call(Repeat::Allowed, |channel| {
+            let request = request.clone();
+            async move { Ok(CuratorClient::new(channel).heartbeat(request).await?.into_inner()) }
+        });
+        ordered.push(answer.await.unwrap().restart_etcd);
+    }
+    assert!(!ordered[0] && !ordered[2], "{ordered:?}");
+    ordered[1]
+}
+
+async fn no_voter_leaves_while_another_one_starts_again_and_the_other_way_round() {
+    let machines = [Machine::new(), Machine::new(), Machine::new()];
+    let [one, two, three] = &machines;
+    let BootstrapNode { node: first, cluster, curator: curator_one, own: own_one, owner } =
+        BootstrapNode::start(one).await;
+    let (second, curator_two, own_two) = voter(&cluster, &[&curator_one], &owner, two).await;
+    let of = [&curator_one, &curator_two];
+    let (third, curator_three, own_three) = voter(&cluster, &of, &owner, three).await;
+    let of = [&curator_one, &curator_two, &curator_three];
+    let owner = cluster.owner(&of).await;
+    let voters = [own_one, own_two, own_three].map(|own| cluster.client(&of, own));
+    let becomes = async |ordered: bool, trusts: u8| {
+        let same = async {
+            while beat(&voters, trusts).await != ordered {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        patiently(PATIENCE, same).await.expect("the order to start again changes");
+    };
+
+    becomes(true, 2).await;
+    let refused = take_consensus(&owner, &three.name()).await.unwrap_err();
+    assert_eq!((refused.code(), reason(&refused)), (Code::FailedPrecondition, "rotation-restarts"));
+    assert!(refused.message().starts_with(&two.name()), "{refused}");
+    assert_eq!(cluster.store.node(three.key.id()).await.unwrap().leaving, None);
+
+    // It is back, and the third one leaves.
+    becomes(false, 1).await;
+    let departure = v1::Departure {
+        then: v1::departure::Then::Roles.into(),
+        add: None,
+        remove: Some(v1::NodeRoles {
+            consensus_member: Some(v1::node_roles::ConsensusMember {}),
+            ..Default::default()
+        }),
+    };
+    cluster.store.change(three.key.id(), Change::Leave(departure)).await.unwrap();
+    let mut copy = curator_one.directory.clone();
+    copy.wait_for(|copy| copy.has_departure()).await.unwrap();
+    let leaves = async {
+        loop {
+            let ordered = beat(&voters, 2).await;
+            let record = cluster.store.node(three.key.id()).await.unwrap();
+            if record.leaving.is_none() {
+                return record;
+            }
+            assert!(!ordered, "etcd would miss two of three voters");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let record = patiently(PATIENCE, leaves).await.expect("the third one leaves");
+    assert_eq!(record.roles, None);
+    becomes(true, 2).await;
+
+    for curator in [curator_one, curator_two, curator_three] {
+        curator.supervisor.stop().await;
+    }
     for node in [first, second, third] {
         node.stop().await;
     }

@@ -184,7 +184,7 @@ async fn read(owner: &Client) -> Result<v1::GetUpdateResponse, Status> {
 }
 
 /// Lets a machine in as a voter with a curator.
-async fn voter(
+pub(crate) async fn voter(
     cluster: &Cluster,
     of: &[&Curator],
     owner: &Client,

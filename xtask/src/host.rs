@@ -44,6 +44,18 @@ impl fmt::Display for Usage {
 
 impl std::error::Error for Usage {}
 
+/// A wait that ran out of time: the command exits with status 3.
+#[derive(Debug)]
+pub(crate) struct Late(pub(crate) String);
+
+impl fmt::Display for Late {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Late {}
+
 /// A requirement of the host, and the package that provides it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Need {

@@ -4,7 +4,7 @@
 //! This file only selects the command and prints its error.
 //!
 //! Exit status: 0 done; 1 refused or failed, with `error:`, the causes and
-//! `help:`; 2 wrong usage (clap's own).
+//! `help:`; 2 wrong usage; 3 timed out waiting.
 #![expect(clippy::print_stdout, reason = "a command line tool talks on its standard output")]
 #![expect(clippy::print_stderr, reason = "progress and errors belong on the standard error")]
 #![expect(
@@ -30,6 +30,8 @@ mod terminal;
 mod test;
 mod trees;
 
+use std::io::{self, ErrorKind};
+use std::iter;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -77,27 +79,87 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            report(&error);
-            if error.is::<host::Usage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+            eprint!("{}", rendered(&error));
+            ExitCode::from(status(&error))
         }
     }
 }
 
-/// Prints an error, its causes and the next step, in the form of every command.
-fn report(error: &anyhow::Error) {
+/// The exit status of a command that ended with this error.
+fn status(error: &anyhow::Error) -> u8 {
+    let machine = error.downcast_ref::<polis_qemu::Error>();
+    if error.is::<host::Usage>() {
+        2
+    } else if error.is::<host::Late>() || machine.is_some_and(polis_qemu::Error::is_late) {
+        3
+    } else {
+        1
+    }
+}
+
+/// An error, its causes and the next step, in the form of every command.
+fn rendered(error: &anyhow::Error) -> String {
     let named = error.downcast_ref::<host::Help>().map(ToString::to_string);
     let known = error.downcast_ref::<polis_image::Error>().and_then(polis_image::Error::help);
     let of_keys = error.downcast_ref::<signing::Error>().and_then(signing::Error::help);
-    let help = named.or(known).or(of_keys);
-    let mut chain =
-        error.chain().map(ToString::to_string).filter(|text| Some(text) != help.as_ref());
-    if let Some(first) = chain.next() {
-        eprintln!("error: {first}");
+    let help = named.or(known).or(of_keys).unwrap_or_else(|| general(error).to_owned());
+    let chain = error.chain().map(ToString::to_string).filter(|text| *text != help);
+    let labels = iter::once("error").chain(iter::repeat("cause"));
+    let lines = labels.zip(chain).map(|(label, text)| format!("{label}: {text}\n"));
+    lines.chain([format!("help: {help}\n")]).collect()
+}
+
+/// The next step where the error itself names none.
+fn general(error: &anyhow::Error) -> &'static str {
+    let of = |cause: &(dyn std::error::Error + 'static)| {
+        cause.downcast_ref::<io::Error>().map(io::Error::kind)
+    };
+    match error.chain().find_map(of) {
+        Some(ErrorKind::NotFound) => "check the path",
+        Some(ErrorKind::PermissionDenied) => "check the permissions of the file and its folders",
+        Some(ErrorKind::StorageFull) => "make room there, for example by `cargo clean`",
+        _ => "`--help` after the command explains it; docs/testing.md and docs/images.md say more",
     }
-    for cause in chain {
-        eprintln!("  cause: {cause}");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use anyhow::anyhow;
+    use polis_qemu::machine::Outcome;
+
+    use super::*;
+
+    #[test]
+    fn the_exit_status_tells_wrong_usage_and_a_timeout_from_a_failure() {
+        let wait = |outcome| {
+            let text = String::new;
+            polis_qemu::Error::Wait { what: text(), outcome, last: text(), log: text() }
+        };
+        let second = Duration::from_secs(1);
+        let late = wait(Outcome::Late { within: second, silent: second });
+        let late = run::gave_up("the node did not become ready", late.into());
+        assert_eq!(status(&late), 3);
+        assert!(rendered(&late).contains("\nhelp: the last `POLIS stage` lines"), "{late:?}");
+        let guru = wait(Outcome::Guru { line: "POLIS guru".to_owned() });
+        assert_eq!(status(&run::gave_up("the node did not become ready", guru.into())), 1);
+        assert_eq!(status(&anyhow!(host::Late("nothing within 9 s".to_owned())).context("x")), 3);
+        assert_eq!(status(&anyhow!(host::Usage("--keep".to_owned()))), 2);
+        assert_eq!(status(&anyhow!("x")), 1);
     }
-    if let Some(help) = help {
-        eprintln!("help: {help}");
+
+    #[test]
+    fn an_error_ends_with_the_next_step_whether_it_names_one_or_not() {
+        let helped = anyhow!("the disk is gone").context(host::Help("find it".to_owned()));
+        let helped = helped.context("cannot boot");
+        assert_eq!(
+            rendered(&helped),
+            "error: cannot boot\ncause: the disk is gone\nhelp: find it\n"
+        );
+        let absent =
+            anyhow::Error::new(io::Error::from(ErrorKind::NotFound)).context("cannot read x");
+        assert!(rendered(&absent).ends_with("\nhelp: check the path\n"), "{}", rendered(&absent));
+        assert!(rendered(&anyhow!("x")).starts_with("error: x\nhelp: `--help` after"));
     }
 }

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use polis_qemu::Event;
 
+use crate::host::Late;
+
 /// Between two reads of the end of the log.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -60,7 +62,7 @@ impl Tail {
                     bail!("the node stopped: {event}");
                 }
             } else if Instant::now() > deadline {
-                bail!("nothing within {} s", patience.as_secs());
+                return Err(Late(format!("nothing within {} s", patience.as_secs())).into());
             } else {
                 thread::sleep(LOOK);
             }

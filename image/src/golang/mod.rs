@@ -40,6 +40,7 @@ use self::{
 };
 use crate::{
     error::{At as _, Error, Result},
+    guard,
     payload::{Payload, Source},
     program,
     provide::provide,
@@ -146,9 +147,7 @@ impl<'a> Builder<'a> {
         for folder in ["bin", "terms"].map(|name| folders.out.join(name)) {
             fs::create_dir_all(&folder).at("make", &folder)?;
         }
-        let path = folders.out.join("guard");
-        let guard = File::create(&path).at("create", &path)?;
-        guard.lock().at("lock", &path)?;
+        let guard = guard::hold(&folders.out, observer)?;
         let package = crate::packages::GO;
         Ok(Self {
             folders,

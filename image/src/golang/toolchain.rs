@@ -27,6 +27,20 @@ const GOROOT: &str = "usr/lib/go-1.26";
 const C: &[&str] = &["libc6-dev", "libseccomp-dev", "libseccomp2", "libc6", "linux-libc-dev"];
 /// The C compiler, the host's: our Rust programs need it as well.
 const CC: &str = "gcc";
+/// Variables of the host that would select another C compiler, or other headers and libraries for
+/// it.
+const CC_SETTINGS: [&str; 10] = [
+    "CC",
+    "CFLAGS",
+    "LDFLAGS",
+    "PKG_CONFIG_PATH",
+    "CPATH",
+    "C_INCLUDE_PATH",
+    "LIBRARY_PATH",
+    "COMPILER_PATH",
+    "GCC_EXEC_PREFIX",
+    "LD_RUN_PATH",
+];
 /// How many lines of a failed build go into the error.
 const LINES_MAX: usize = 20;
 
@@ -108,7 +122,7 @@ impl Toolchain {
                 go.env_remove(&*name);
             }
         }
-        for name in ["CC", "CFLAGS", "LDFLAGS", "PKG_CONFIG_PATH"] {
+        for name in CC_SETTINGS {
             go.env_remove(name);
         }
         go.env("GOROOT", self.payload.join(GOROOT))
@@ -195,12 +209,26 @@ mod tests {
         assert_eq!(packages, ["a/b"]);
     }
 
-    #[test]
-    fn only_a_download_reaches_the_network() {
+    fn toolchain(cache: &Path) -> Toolchain {
         let payload =
             Payload { root: "/p".into(), lock: Lock { packages: Vec::new() }, moved: Vec::new() };
+        Toolchain::new(&payload, cache.to_owned()).unwrap()
+    }
+
+    #[test]
+    fn the_host_s_folders_of_headers_and_libraries_do_not_reach_the_c_compiler() {
         let folder = tempfile::tempdir().unwrap();
-        let toolchain = Toolchain::new(&payload, folder.path().to_owned()).unwrap();
+        let go = toolchain(folder.path()).go(Path::new("/m"), Code::GoAndC, Network::Off);
+        for name in ["CPATH", "C_INCLUDE_PATH", "LIBRARY_PATH", "GCC_EXEC_PREFIX"] {
+            let is_removed = go.get_envs().any(|(known, value)| known == name && value.is_none());
+            assert!(is_removed, "{name}");
+        }
+    }
+
+    #[test]
+    fn only_a_download_reaches_the_network() {
+        let folder = tempfile::tempdir().unwrap();
+        let toolchain = toolchain(folder.path());
         let value = |network, name: &str| {
             let go = toolchain.go(Path::new("/m"), Code::Go, network);
             let found = go.get_envs().find(|(known, _)| *known == name);

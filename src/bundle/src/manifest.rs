@@ -12,6 +12,9 @@ const WORD_MAX: usize = 32;
 const VERSION_MAX: usize = 64;
 /// Digits of a SHA-256.
 const DIGITS: usize = 64;
+/// Bytes of the largest part: a thousand times a system partition, so that the sum of sizes does
+/// not overflow.
+const PART_MAX: u64 = 1 << 40;
 
 /// The manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -121,6 +124,10 @@ impl Manifest {
             }
             if part.size == 0 {
                 return malformed(format!("its {name} is empty"));
+            }
+            if part.size > PART_MAX {
+                let size = part.size;
+                return malformed(format!("its {name} has {size} bytes, more than {PART_MAX}"));
             }
         }
         Ok(())

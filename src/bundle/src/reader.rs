@@ -336,6 +336,8 @@ mod tests {
             ("\"etcd\":\"3.6.4\",", "", "missing field `etcd`"),
             ("\"size\":3000", "\"size\":0", "kernel image is empty"),
             ("\"size\":3000", "\"size\":-1", "invalid value"),
+            ("\"size\":3000", "\"size\":18446744073709551615", "kernel image has 1844674407370955"),
+            ("\"size\":5000", "\"size\":1099511627777", "system has 1099511627777 bytes, more"),
             ("\"sha256\":\"", "\"sha256\":\"0", "is not 64 digits"),
         ] {
             let reason = reason(&text.replacen(from, to, 1));

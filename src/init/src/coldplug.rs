@@ -1,9 +1,9 @@
 //! The driver loader: it loads the drivers of all devices, in parallel with the boot.
 //!
-//! One thread, since drivers are handed to the kernel in an order that matters
-//! to a boot: the network first, what the data partition needs next, the rest
-//! when `node` is ready, or waits for a disk with its parameters. A machine with one processor would otherwise share it
-//! between the boot and the probing of ports that nothing is plugged into.
+//! One thread, since drivers are handed to the kernel in an order that matters to a boot: the
+//! network first, what the data partition needs next, the rest when `node` is ready, or waits for
+//! a disk with its parameters. A machine with one processor would otherwise share it between the
+//! boot and the probing of ports that nothing is plugged into.
 //!
 //! ```text
 //! /sys/bus/*/devices/*/modalias --+     [what the boot needs] ------> kernel

@@ -70,10 +70,12 @@ impl Heartbeat {
         (silent >= self.silence_max()).then_some(silent)
     }
 
-    /// When the next check is due.
+    /// When the next check is due: always after the last one, since a machine that stops goes on
+    /// with a `node` that hangs.
     #[must_use]
     pub fn next(&self) -> Duration {
-        (self.since + self.silence_max()).min(self.looked + POLL_INTERVAL)
+        let (deadline, check) = (self.since + self.silence_max(), self.looked + POLL_INTERVAL);
+        if deadline > self.looked { deadline.min(check) } else { check }
     }
 
     fn silence_max(&self) -> Duration {
@@ -110,6 +112,15 @@ mod tests {
         let mut heartbeat = Heartbeat::new(DEADLINE, at(10));
         heartbeat.received(at(12));
         assert_eq!(watch(&mut heartbeat, at(12), at(500)), Some(at(72)));
+    }
+
+    #[test]
+    fn a_node_that_hangs_while_the_machine_stops_does_not_keep_init_busy() {
+        let mut heartbeat = Heartbeat::new(DEADLINE, at(10));
+        heartbeat.received(at(12));
+        assert_eq!(watch(&mut heartbeat, at(12), at(500)), Some(at(72)));
+        assert_eq!(heartbeat.next(), at(77));
+        assert_eq!(heartbeat.look(at(77)), Some(at(65)));
     }
 
     #[test]

@@ -205,7 +205,7 @@ fn awaited(wanted: &str, disks: &str, busy: &[(String, Duration)], now: Duration
     let slow: Vec<String> =
         slow(busy, now).map(|(name, seconds)| format!("{name} ({seconds} s)")).collect();
     if slow.is_empty() {
-        return format!("{wanted}; there are: {disks}");
+        return format!("{wanted}; check its cable and its power; there are: {disks}");
     }
     format!(
         "{wanted}; still looking for devices: driver {}; an adapter with many disks takes minutes, \
@@ -348,7 +348,10 @@ mod tests {
         let text = awaited("a disk with POLIS-ESP and a system", "none", &busy, at(41));
         insta::assert_snapshot!(text, @"a disk with POLIS-ESP and a system; still looking for devices: driver mpt3sas (38 s); an adapter with many disks takes minutes, and one that never ends is broken or badly cabled; there are: none");
         let text = awaited("a disk", "sda (no partition table)", &[], at(41));
-        assert_eq!(text, "a disk; there are: sda (no partition table)");
+        assert_eq!(
+            text,
+            "a disk; check its cable and its power; there are: sda (no partition table)"
+        );
     }
 
     #[test]

@@ -27,7 +27,7 @@ use tonic::{Code as StatusCode, Status};
 use super::ask::{Go, Sure};
 use super::error::{Error, Explain as _};
 use super::output::{Document, Format, fields, or_dash};
-use super::session::{Limit, credentials, refused};
+use super::session::{Limit, credentials, refused, unreached};
 use super::text::clean;
 use super::{Global, ask, key, ownership, parameters};
 use polis_wire::endpoint::{Endpoint, MANAGEMENT_PORT};
@@ -328,10 +328,7 @@ enum Unreached {
 impl Unreached {
     fn explained(self) -> Error {
         match self {
-            Self::Dial(error) => {
-                let help = error.help();
-                Error::from(error).or_help(help)
-            }
+            Self::Dial(error) => unreached(error),
             Self::Late(error) => error,
         }
     }

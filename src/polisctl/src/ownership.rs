@@ -27,12 +27,12 @@ use super::contexts::{Context, read_certificate};
 use super::error::{Error, Explain as _};
 use super::output::{Document, fields};
 use super::session::{
-    Limit, PATIENCE, access_list, candidates, credentials, patience, refused, successor,
+    Limit, PATIENCE, access_list, candidates, credentials, patience, refused, successor, unreached,
 };
 use super::{Global, ask, key, units};
 use polis_wire::identity::{Fingerprint, Spoken};
 use polis_wire::pki::{Crl, Facts};
-use polis_wire::rpc::client::{Candidate, Client, DialError, Expect, Repeat, Trust, dial};
+use polis_wire::rpc::client::{Candidate, Client, Expect, Repeat, Trust, dial};
 
 /// Arguments of `cluster take-ownership`.
 #[derive(Debug, clap::Args)]
@@ -136,10 +136,7 @@ async fn shown_ca(candidates: &[Candidate]) -> Result<Shown, Error> {
 async fn ca_of(candidate: &Candidate) -> Result<Vec<u8>, Error> {
     let Candidate { host, port, .. } = candidate;
     let dialled = dial(host, *port, Expect::AnyNode, &Trust::Unchecked, None).await;
-    let connection = dialled.map_err(|error: DialError| {
-        let help = error.help();
-        Error::from(error).or_help(help)
-    })?;
+    let connection = dialled.map_err(unreached)?;
     let asked = CuratorLocalClient::new(connection.channel)
         .get_ca_certificate(v1::GetCaCertificateRequest {})
         .await;

@@ -9,6 +9,7 @@
 //! What this module does not do: speak a protocol above TLS, or show a certificate of its own.
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -121,13 +122,28 @@ async fn attempt(
     let found = tokio::net::lookup_host((host.as_str(), *port)).await.map_err(resolve)?;
     let addresses: Vec<_> = found.collect();
     let connect = |source| Error::Connect { endpoint: endpoint(), source };
-    let tcp = TcpStream::connect(addresses.as_slice()).await.map_err(connect)?;
+    let tcp = reach(&addresses).await.map_err(connect)?;
     // A socket without this option is only slower.
     let _set = tcp.set_nodelay(true);
     let handshake = |source| Error::Handshake { endpoint: endpoint(), source };
     let name = ServerName::try_from(host.clone())
         .map_err(|invalid| handshake(io::Error::other(invalid)))?;
     TlsConnector::from(Arc::new(config)).connect(name, tcp).await.map_err(handshake)
+}
+
+/// Connects to the first address that accepts. None takes the time of the others: of a host with
+/// two families, one may have no route.
+async fn reach(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
+    let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX).max(1);
+    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for address in addresses {
+        match timeout(CONNECT_MAX / (count + 1), TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => last = error,
+            Err(_elapsed) => last = io::ErrorKind::TimedOut.into(),
+        }
+    }
+    Err(last)
 }
 
 /// Blocks.
@@ -149,4 +165,29 @@ fn config(server: &Server, bundle: &Path) -> Result<ClientConfig, Error> {
         .with_protocol_versions(&[&TLS13, &TLS12])
         .map_err(unusable)?;
     Ok(builder.with_root_certificates(roots).with_no_client_auth())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::{TcpListener, TcpSocket};
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_that_does_not_answer_leaves_time_for_the_next_one() {
+        let silent = TcpSocket::new_v4().unwrap();
+        silent.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let silent = silent.listen(0).unwrap();
+        // Its queue is full then, so that it lets further requests pass without an answer.
+        let silent_at = silent.local_addr().unwrap();
+        let _waiting = TcpStream::connect(silent_at).await.unwrap();
+        let good = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let good_at = good.local_addr().unwrap();
+
+        let began = Instant::now();
+        let stream = reach(&[silent_at, good_at]).await.unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), good_at);
+        assert!(began.elapsed() < CONNECT_MAX / 2, "{:?}", began.elapsed());
+    }
 }

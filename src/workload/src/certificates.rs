@@ -107,6 +107,7 @@ impl Service {
             status.voter().map(|clients| clients.user(User::KubernetesPki))
         });
         let Some(client) = ctx.until_cancelled(voter).await.transpose()? else { return Ok(()) };
+        let mut failed = cause::Last::default();
         loop {
             // Boxed: a certificate in the making is large, and made once an hour at most.
             let Some(done) = ctx.until_cancelled(Box::pin(self.pass(&client))).await else {
@@ -115,13 +116,18 @@ impl Service {
             let wait = match done {
                 Ok(wait) => {
                     ctx.healthy();
+                    failed.clear();
                     self.parts.set(Part::Certificates, PartState::Ready);
                     wait
                 }
                 Err(Error::Pki(pki::Error::Lost { .. })) => RETRY,
                 Err(error) => {
-                    warn!(error = &error as &dyn std::error::Error, "trying again");
-                    self.parts.fail(Part::Certificates, cause::line(&error));
+                    let cause = cause::line(&error);
+                    if failed.is_new(&cause) {
+                        let error = &error as &dyn std::error::Error;
+                        warn!(error, every = ?RETRY, "trying again until it succeeds");
+                    }
+                    self.parts.fail(Part::Certificates, cause);
                     RETRY
                 }
             };

@@ -44,6 +44,10 @@ const STARTING_MAX: Duration = Duration::from_secs(15 * 60);
 /// Failed `live` checks in a row after which a part counts as hanging.
 const SILENT_MAX: u32 = 6;
 
+/// Characters of the last words of a process: the log has the rest, and the screen of an
+/// operator has no room for it.
+const WORDS_MAX: usize = 500;
+
 /// Why a run of a part ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -235,16 +239,50 @@ impl Component {
     }
 
     /// Waits until the program has done its first work. That may need other programs, as an
-    /// API server with its etcd, so a restart would be no remedy, however long it takes.
-    async fn first_work(&self, first: &Check) {
+    /// API server with its etcd, so a restart would be no remedy, however long it takes; it is
+    /// one for a program that hangs.
+    async fn first_work(&self, first: &Check) -> Result<(), Error> {
         let begun = Instant::now();
-        while let Err(error) = first.ask().await {
-            debug!(error = &error as &dyn std::error::Error, "not ready yet");
-            if begun.elapsed() >= STARTING_MAX {
-                self.parts.fail(self.part, format!("not ready yet: {}", cause::line(&error)));
+        let done = async {
+            while let Err(error) = first.ask().await {
+                debug!(error = &error as &dyn std::error::Error, "not ready yet");
+                if begun.elapsed() >= STARTING_MAX {
+                    self.parts.fail(self.part, format!("not ready yet: {}", cause::line(&error)));
+                }
+                sleep(LOOK_STARTING).await;
             }
-            sleep(LOOK_STARTING).await;
+        };
+        tokio::select! {
+            // Cancel-safe, both: an unfinished health check has no effect.
+            () = done => Ok(()),
+            error = self.hang() => Err(error),
         }
+    }
+
+    /// Waits until the process hangs.
+    async fn hang(&self) -> Error {
+        let mut silent = 0;
+        loop {
+            sleep(LOOK_READY).await;
+            if let Err(error) = self.check_live(&mut silent).await {
+                return error;
+            }
+        }
+    }
+
+    /// Makes the `live` check, the last `silent` of which have failed; fails when the process
+    /// hangs.
+    async fn check_live(&self, silent: &mut u32) -> Result<(), Error> {
+        match self.live.ask().await {
+            Ok(()) => *silent = 0,
+            Err(error) => {
+                *silent += 1;
+                if *silent >= SILENT_MAX {
+                    return Err(Error::Hangs { part: self.part, said: cause::line(&error) });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Watches the health of the process; returns when it has to be restarted.
@@ -261,8 +299,10 @@ impl Component {
             }
             sleep(LOOK_STARTING).await;
         }
-        if let Some(first) = &self.first {
-            self.first_work(first).await;
+        if let Some(first) = &self.first
+            && let Err(error) = self.first_work(first).await
+        {
+            return error;
         }
         info!(after = ?begun.elapsed(), "ready");
         ctx.healthy();
@@ -278,20 +318,14 @@ impl Component {
                 }
                 Err(error) => self.parts.fail(part, cause::line(&error)),
             }
-            match self.live.ask().await {
-                Ok(()) => silent = 0,
-                Err(error) => {
-                    silent += 1;
-                    if silent >= SILENT_MAX {
-                        return Error::Hangs { part, said: cause::line(&error) };
-                    }
-                }
+            if let Err(error) = self.check_live(&mut silent).await {
+                return error;
             }
         }
     }
 }
 
-/// The last error of a process, else its last line; after a colon.
+/// The beginning of the last error of a process, else of its last line; after a colon.
 fn last_words(child: &Child) -> String {
     words(&child.tail()).map(|words| format!(": {words}")).unwrap_or_default()
 }
@@ -303,7 +337,7 @@ fn words(tail: &[Body]) -> Option<String> {
         Body::Raw(text) => !text.trim().is_empty(),
     };
     let body = tail.iter().rev().find(complains).or_else(|| tail.last())?;
-    Some(body.to_string())
+    Some(body.to_string().chars().take(WORDS_MAX).collect())
 }
 
 /// Lowers a line that each program writes at each start: no manifest is configured.
@@ -315,6 +349,8 @@ fn quieten(levelled: &mut Levelled) {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
     use polis_runtime::logtree::Tree;
 
@@ -331,6 +367,27 @@ mod tests {
         assert!(words(&parsed(&[error, info])).unwrap().contains("command failed"));
         let plain = "Error: unknown flag: --no-such";
         assert_eq!(words(&parsed(&[error, plain])).as_deref(), Some(plain));
+        let long = "goroutine 1: ".repeat(1000);
+        assert_eq!(words(&parsed(&[&long])).as_deref(), long.get(..WORDS_MAX));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_program_that_hangs_before_its_first_work_is_started_again() {
+        let (ctx, _handles) = Context::for_test();
+        let closed = Check::plain((Ipv4Addr::LOCALHOST, 1).into(), "/healthz");
+        let component = Component {
+            part: Part::ControllerManager,
+            program: "/nowhere/kube-controller-manager".into(),
+            args: Vec::new(),
+            process: Process::KUBE,
+            confinement: None,
+            ready: closed.clone(),
+            first: Some(closed.clone()),
+            live: closed.clone(),
+            parts: Parts::new(tokio::sync::watch::Sender::default(), ctx.lines().clone()),
+        };
+        let ended = component.first_work(&closed).await;
+        assert!(matches!(ended, Err(Error::Hangs { .. })), "{ended:?}");
     }
 
     #[test]

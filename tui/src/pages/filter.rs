@@ -1,10 +1,11 @@
 //! The filter and the search of the log.
 //!
 //! `view` changes a [`Filter`] key by key; the Logs page shows the entries that match
-//! it, and marks the places that [`find`] finds.
+//! it, and marks the places that [`position`] finds.
 //!
 //! Invariants:
-//! - A filter never hides an entry that contains the typed text, in any case.
+//! - A filter never hides an entry that contains the typed text, in any case, nor one that
+//!   is drawn as the typed text is.
 
 use crate::snapshot::{LogEntry, Severity};
 use crate::text::{clean, name};
@@ -79,13 +80,17 @@ impl Filter {
 
 /// Whether `text` holds `part`, in any case.
 fn holds(text: &str, part: &str) -> bool {
-    find(&clean(text), part).is_some()
+    position(&letters(text), &letters(part)).is_some()
 }
 
-/// Where `part` begins in the cleaned `text`, in characters.
-pub(super) fn find(text: &str, part: &str) -> Option<usize> {
-    let [text, part] = [text, part].map(|it| it.chars().map(small).collect::<Vec<_>>());
+/// Where `part` begins in `text`.
+pub(super) fn position(text: &[char], part: &[char]) -> Option<usize> {
     text.windows(part.len().max(1)).position(|window| window == part)
+}
+
+/// The characters of `text` as they are drawn, in lower case.
+pub(super) fn letters(text: &str) -> Vec<char> {
+    clean(text).chars().map(small).collect()
 }
 
 /// A letter in lower case: one each, as all that the console draws.
@@ -136,9 +141,17 @@ mod tests {
 
     #[test]
     fn a_search_finds_in_any_case_and_counts_characters() {
+        let find = |text, part| position(&letters(text), &letters(part));
         assert_eq!(find("é DHCP", "dhcp"), Some(2));
         assert_eq!(find("Zürich", "ZÜR"), Some(0));
         assert_eq!(find("dhc", "dhcp"), None);
         assert!(holds("a\tb", "A B"), "what is searched is what is seen");
+    }
+
+    #[test]
+    fn a_search_for_what_the_console_draws_otherwise_hides_nothing() {
+        for typed in ["“quoted” word…", "\"QUOTED\" word?", "…"] {
+            assert!(holds("a “quoted” word… stands", typed), "{typed}");
+        }
     }
 }

@@ -16,7 +16,7 @@ use ratatui::style::Style;
 use ratatui::text::Line;
 
 use super::Content;
-use super::filter::{Filter, find};
+use super::filter::{Filter, letters, position};
 use crate::snapshot::{LogEntry, Logs, Severity};
 use crate::text::{clean, cut, plural, width as cells, wrap};
 use crate::theme::{ATTENTION, BAD, BUSY, DIM, FOUND, Mark, PLAIN};
@@ -235,17 +235,18 @@ impl Marks {
 }
 
 fn marks(name: &str, message: &str, found: &str) -> Marks {
+    let found = letters(found);
     let mut marks = Vec::new();
     // As the filter looks for it: in one or in the other.
     for text in [name, message].into_iter().filter(|_| !found.is_empty()) {
-        let (first, long) = (marks.len(), cells(found));
-        marks.extend(text.chars().map(|c| (c, false)));
-        let mut from = first;
-        let rest = |from: usize| text.chars().skip(from - first).collect::<String>();
-        while let Some(at) = find(&rest(from), found) {
-            marks[from + at..][..long].iter_mut().for_each(|(_, mark)| *mark = true);
-            from += at + long;
+        let letters = letters(text);
+        let mut held = vec![false; letters.len()];
+        let mut from = 0;
+        while let Some(at) = position(&letters[from..], &found) {
+            held[from + at..][..found.len()].fill(true);
+            from += at + found.len();
         }
+        marks.extend(text.chars().zip(held));
     }
     Marks(marks.into_iter())
 }
@@ -335,6 +336,13 @@ mod tests {
             let spans = lines.iter().flat_map(|line| &line.spans);
             assert_eq!(spans.filter(|span| span.style == FOUND).count(), times, "{text:?}");
         }
+    }
+
+    #[test]
+    fn a_letter_is_found_as_often_as_a_long_line_holds_it() {
+        // A copy of the rest of the line for each of them would take minutes.
+        let marks = marks("", &"e".repeat(200_000), "E");
+        assert_eq!(marks.0.filter(|(_, mark)| *mark).count(), 200_000);
     }
 
     #[test]

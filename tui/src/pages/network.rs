@@ -5,7 +5,7 @@ use ratatui::text::Line;
 use super::load::{self, Chart};
 use super::{Content, WIDE};
 use crate::snapshot::{Address, Interface, Network, Snapshot};
-use crate::text::{clean, duration, name, pad};
+use crate::text::{clean, duration, name, pad, plural};
 use crate::theme::{DIM, Mark, PLAIN, STRONG};
 use crate::widgets::Row;
 use crate::widgets::block::{beside, blank, title, titled};
@@ -50,6 +50,19 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
 }
 
 pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
+    let (mark, text) = reached(snapshot);
+    match snapshot.network.faults.len() as u64 {
+        0 => (mark, text),
+        unusable => {
+            let parts = plural(unusable, "part");
+            let text = format!("{text} {parts} of the configured network cannot be used.");
+            (mark.max(Mark::Attention), text)
+        }
+    }
+}
+
+/// Whether others reach this node.
+fn reached(snapshot: &Snapshot) -> (Mark, String) {
     let network = &snapshot.network;
     let all = || network.interfaces.iter();
     let primary = all().find_map(|interface| {
@@ -240,6 +253,11 @@ mod tests {
         let shown = text(&snapshot);
         assert!(shown.contains("└ reverted no curator was reached"), "{shown}");
         assert!(shown.contains("eth9 selects no card"), "{shown}");
+        // The other pages have only this to show.
+        snapshot.header.address = Some("10.0.2.15".to_owned());
+        let named = "Others reach this node at 10.0.2.15. 1 part of the configured network cannot \
+                    be used.";
+        assert_eq!(answer(&snapshot), (Mark::Attention, named.to_owned()));
         snapshot.network.change.state = "trying".to_owned();
         assert!(text(&snapshot).contains("└ tries an ordered network"));
     }

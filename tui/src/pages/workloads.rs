@@ -32,10 +32,9 @@ const POD_MAX: usize = 72;
 /// The runtime of a pod, where there is room for it.
 const RUNTIME: usize = 12;
 
-/// kubelet evicts pods when this share of a file system is left free; the files of workloads
-/// have no other file system than their quota.
+/// Percent of a quota from which on it is worth a look: kubelet removes unused images at 90.
 const FULL: u8 = 85;
-/// Writes fail soon.
+/// The same from which on kubelet evicts pods, and writes soon fail.
 const FULL_BAD: u8 = 95;
 
 /// Pods that fit in a sentence.

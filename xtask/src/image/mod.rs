@@ -11,7 +11,7 @@ use std::{
     time::Instant,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow};
 use clap::{Subcommand, ValueEnum};
 use polis_image::{
     Config, Format, Kind, Manifest, Options, Source, Variant, golang,
@@ -259,9 +259,18 @@ fn checked_parameters(path: &Path) -> Result<Vec<u8>> {
         .output()
         .context("cannot start polisctl")?;
     if !checked.status.success() {
-        bail!("{}", String::from_utf8_lossy(&checked.stderr).trim().trim_start_matches("error: "));
+        return Err(of_polisctl(&String::from_utf8_lossy(&checked.stderr)));
     }
     Ok(bytes)
+}
+
+/// The error that `polisctl` has printed, with its next step as that of this command.
+fn of_polisctl(printed: &str) -> anyhow::Error {
+    let text = printed.trim().trim_start_matches("error: ");
+    match text.split_once("\nhelp: ") {
+        None => anyhow!(text.to_owned()),
+        Some((text, help)) => anyhow!(text.to_owned()).context(host::Help(help.to_owned())),
+    }
 }
 
 /// The base image of these sources, for the commands that boot it.
@@ -495,6 +504,15 @@ mod tests {
     /// The build that these options ask for, or the error of the parser.
     fn parsed(options: &[&str]) -> Result<Build, clap::Error> {
         Cli::try_parse_from([&["image"], options].concat()).map(|cli| cli.args.build)
+    }
+
+    #[test]
+    fn the_next_step_of_polisctl_is_that_of_this_command() {
+        let printed = "error: p: invalid parameters\ncause: it is short\nhelp: write it again\n";
+        let error = of_polisctl(printed);
+        assert_eq!(error.downcast_ref::<host::Help>().unwrap().0, "write it again");
+        assert_eq!(error.root_cause().to_string(), "p: invalid parameters\ncause: it is short");
+        assert_eq!(of_polisctl("error: x\n").to_string(), "x");
     }
 
     #[test]

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use polis_qemu::{Event, Operator};
 
+use crate::host::Late;
 use crate::tail::Tail;
 use crate::{image, operator};
 
@@ -32,10 +33,15 @@ pub(crate) const MEMORY: u32 = 1536;
 pub(crate) const DISK: u64 = 10 << 30;
 /// How long each wait may take. An API server that is translated needs minutes.
 const PATIENCE: Duration = Duration::from_secs(30 * 60);
+/// How long `polisctl` may look for a leader.
+const ANSWER: &str = "5m";
 /// The demo workload, and the Job that asks it.
 const DEMO: &str = include_str!("demo.yaml");
 /// Its namespace, as an option of `kubectl`.
 const IN_DEMO: &str = "--namespace=demo";
+
+/// How `kubectl wait` reports that its time is up.
+const TIMED_OUT: &str = "timed out waiting for the condition";
 
 /// The last step.
 pub(crate) const ASKED: &str = "a pod has asked it by its name";
@@ -112,7 +118,9 @@ impl Deployment {
                 0 => &["--add", "kubernetes-controller", "--add", "kubernetes-worker"],
                 _ => &["--add", "kubernetes-worker"],
             };
-            self.operator.run(&[&["node", "roles", &node.id, "--yes"], roles].concat())?;
+            // An election on a busy host takes longer than a person waits.
+            let change = ["--timeout", ANSWER, "node", "roles", &node.id, "--yes"];
+            self.operator.run(&[&change[..], roles].concat())?;
         }
         done("the nodes have their roles");
         for (number, mut log) in logs.into_iter().enumerate() {
@@ -141,7 +149,7 @@ impl Deployment {
     fn client(&self) -> Result<Client> {
         let file = self.dir.join("kubeconfig");
         let path = file.display().to_string();
-        self.operator.run(&["kubernetes", "kubeconfig", "-o", &path])?;
+        self.operator.run(&["--timeout", ANSWER, "kubernetes", "kubeconfig", "-o", &path])?;
         Client::new(&self.dir, &file)
     }
 }
@@ -217,7 +225,12 @@ impl Client {
         let output = child.wait_with_output().context("cannot wait for kubectl")?;
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
-            bail!("kubectl {} ended with {}: {}", args.join(" "), output.status, said.trim());
+            let (args, status) = (args.join(" "), output.status);
+            let text = format!("kubectl {args} ended with {status}: {}", said.trim());
+            if said.contains(TIMED_OUT) {
+                return Err(Late(text).into());
+            }
+            bail!(text);
         }
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }

@@ -17,7 +17,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use polis_image::signing::Keys;
 use polis_image::{Kind, Manifest, Options, Variant, assemble};
 use polis_qemu::args::{Cache, Disk, FwCfg};
@@ -92,8 +92,9 @@ pub(crate) struct Args {
     /// Print the serial line, also in a terminal.
     #[arg(long)]
     pub(crate) headless: bool,
-    /// Print the serial line and end when the node is ready: with status 0, or with 1 if it
-    /// does not become ready. With `--kubernetes`, the end is the answer of the demo.
+    /// Print the serial line and end when the node is ready: with status 0, with 1 if it fails, or
+    /// with 3 if the time of --timeout is over. With `--kubernetes`, the end is the answer of the
+    /// demo.
     #[arg(long)]
     pub(crate) until_ready: bool,
     /// How long `--until-ready` waits for the nodes.
@@ -430,7 +431,7 @@ fn show(
         machine.wait_end(STOP_MAX).context("QEMU closed the console and still runs")?;
     }
     if let Some(guru) = machine.seen(|event| event.word == "guru").last() {
-        bail!("the node stopped: {guru}");
+        return Err(stopped(guru));
     }
     let off = machine.seen(|event| event.word == "off").last().is_some();
     if end == terminal::End::Closed && !off {
@@ -493,7 +494,7 @@ fn stream(
                 }
                 continue;
             }
-            Err(error) => return Err(error).context("the node did not become ready"),
+            Err(error) => return Err(gave_up("the node did not become ready", error.into())),
         };
         match &*event.word {
             "ready" if watched => {
@@ -505,12 +506,28 @@ fn stream(
                     return Ok(());
                 }
             }
-            "guru" if args.until_ready => bail!("the node stopped: {event}"),
+            "guru" if args.until_ready => return Err(stopped(&event)),
             "off" if args.until_ready => bail!("the machine powered off before the node was ready"),
             "off" if !event.is("reason", "reboot") => return Ok(()),
             _ => {}
         }
     }
+}
+
+/// The end of the wait for `what`, with the next step.
+pub(crate) fn gave_up(what: &'static str, error: anyhow::Error) -> anyhow::Error {
+    let machine = error.downcast_ref::<polis_qemu::Error>();
+    let help = match machine.is_some_and(polis_qemu::Error::is_late) {
+        true => "the last `POLIS stage` lines say what a node waits for; more time: --timeout",
+        false => "the last lines say why; docs/errors.md explains the code of a guru meditation",
+    };
+    error.context(what).context(host::Help(help.to_owned()))
+}
+
+/// The failure of a node whose trapdoor opened.
+fn stopped(guru: &Event) -> anyhow::Error {
+    anyhow!("the node stopped: {guru}")
+        .context(host::Help("docs/errors.md explains the code".to_owned()))
 }
 
 /// The last time that the node became ready, and how long its boot took: the first

@@ -77,7 +77,8 @@ pub(crate) fn run(args: &Args, image: &Image) -> Result<()> {
     }
     let mut fleet = plan.fleet()?.reporting(|milestone| eprintln!("run: {}", describe(milestone)));
     let _links = plan.links(&fleet)?;
-    plan.raise(&mut fleet, |_console| ())?;
+    plan.raise(&mut fleet, |_console| ())
+        .map_err(|error| run::gave_up("the cluster did not become healthy", error))?;
     eprintln!("run: the cluster is healthy\n{}", table(&fleet.milestones()));
     if args.kubernetes {
         eprintln!("{}", plan.deployment(&fleet, run::said).run()?);

@@ -172,12 +172,14 @@ fn lint(report: &mut Report) {
         let checks = ["check", "bans", "licenses", "sources"];
         report.step("licences", cargo().args(["deny", "--log-level", "warn"]).args(checks));
     } else {
-        report.skip("licences: cargo-deny is not installed on this host");
+        // No package has it, and to compile it takes minutes.
+        report.skip("licences: run `cargo install --locked cargo-deny` for them");
     }
     match host::find(prometheus::PROMTOOL) {
         Some(promtool) => {
             report.call("alert rules", || prometheus::check(&promtool));
         }
+        // Its package brings a server that every later start of the host would run.
         None => report.skip("alert rules: promtool (package prometheus) is not installed"),
     }
 }

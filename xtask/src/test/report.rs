@@ -6,11 +6,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow};
 use polis_tests::Outcome;
 use serde_json::{Value, json};
 
 use super::steps::{Counts, counted, report_of, shown};
+use crate::host::Help;
 use crate::run;
 
 /// How many of the slowest stories are printed.
@@ -150,7 +151,10 @@ impl Report {
         if failed.is_empty() {
             return Ok(());
         }
-        bail!("{} of {} parts failed: {}", failed.len(), self.steps.len(), failed.join("; "))
+        let help = "`cargo xtask test PART`, or a part of a test's name, runs only these again";
+        let text =
+            format!("{} of {} parts failed: {}", failed.len(), self.steps.len(), failed.join("; "));
+        Err(anyhow!(text).context(Help(help.to_owned())))
     }
 
     /// The slowest story first.

@@ -124,7 +124,12 @@ impl Remote {
         F: FnMut(CuratorClient<Channel>) -> R,
         R: Future<Output = Result<tonic::Response<T>, Status>>,
     {
-        let words = |why: &str| format!("a curator of the cluster: {why}");
+        let words = |why: &str| {
+            format!(
+                "a curator of the cluster: {why}; check that a control-plane node is on, and that \
+                 this machine reaches one of the addresses in its node parameters"
+            )
+        };
         self.retry_for(ctx, Untrusted::End, words, call).await
     }
 

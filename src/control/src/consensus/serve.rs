@@ -348,7 +348,10 @@ impl<'a> Serving<'a> {
                 self.ctx.healthy();
             }
             MemberStatus::Learner { behind } => {
-                let what = format!("the leader to promote this learner, {behind} entries behind");
+                let what = format!(
+                    "the leader to promote this learner, {behind} entries behind; if that stays \
+                     so, check the network to the other voters and the disk of this node"
+                );
                 self.ctx.stage(Stage::Consensus, State::Waiting(what));
             }
             MemberStatus::Starting | MemberStatus::Stopped => {}

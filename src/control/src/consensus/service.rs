@@ -53,7 +53,8 @@ const SOUND: Duration = Duration::from_secs(600);
 
 /// The text of the wait of a member that the others have removed.
 const REMOVED: &str = "a leader of the cluster that decides whether this node has an etcd \
-                       member: the other members removed the one that it had";
+                       member: the other members removed the one that it had; check that this \
+                       node reaches the other control-plane nodes on port 7835";
 
 /// The delay before an etcd that reported its removal is started again: it would report the
 /// same, unless it was wrong.

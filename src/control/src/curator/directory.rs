@@ -153,6 +153,12 @@ impl Directory {
         self.nodes.iter().map(|(id, known)| (*id, known))
     }
 
+    /// Whether a node is on its way out of the cluster, or of etcd.
+    #[must_use]
+    pub fn has_departure(&self) -> bool {
+        self.nodes.values().any(|known| known.node.leaving.is_some())
+    }
+
     /// One user.
     #[must_use]
     pub fn user(&self, name: &str) -> Option<&v1::User> {

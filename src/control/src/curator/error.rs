@@ -109,8 +109,11 @@ pub enum Error {
     /// A field is not valid.
     #[error("{0}")]
     Field(String),
-    /// The key is not the owner's key of this cluster.
-    #[error("this key is not the owner's: use the key with which the cluster was founded")]
+    /// The key does not belong to an owner with access.
+    #[error(
+        "this key is not the owner's: use the key with which the cluster was founded, or that of \
+         another owner who is not revoked"
+    )]
     NotOwner,
     /// The user's access was ended.
     #[error("the access of user {name} was revoked")]
@@ -192,6 +195,15 @@ pub enum Error {
     )]
     Restarting {
         /// The voter that restarts.
+        node: NodeId,
+    },
+    /// The same, for a rotation of the authorities.
+    #[error(
+        "{node} starts its member of etcd again for the rotation of the authorities, and etcd must \
+         not miss another voter meanwhile: ask again in a minute"
+    )]
+    StartsAgain {
+        /// The node of the member.
         node: NodeId,
     },
     /// There is none to show, or none that goes on.
@@ -297,6 +309,7 @@ impl Error {
             Self::Plan(_) => (FailedPrecondition, "update-plan"),
             Self::UpdateGoesOn { .. } => (FailedPrecondition, "update-going-on"),
             Self::Restarting { .. } => (FailedPrecondition, "update-restarts"),
+            Self::StartsAgain { .. } => (FailedPrecondition, "rotation-restarts"),
             Self::NoUpdate(_) => (NotFound, "no-update"),
             Self::NoRotation => (NotFound, "no-rotation"),
             Self::NoRecoveryKey => (NotFound, "no-recovery-key"),

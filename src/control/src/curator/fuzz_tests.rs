@@ -9,7 +9,7 @@ use prost::Message;
 
 use super::attesting::Questions;
 use super::directory::{Directory, Leader};
-use super::{access_list, convert, store};
+use super::{access_list, bounds, convert, store};
 use crate::consensus::client::{Change, Kv, Mirror};
 use polis_machine::parameters;
 use polis_wire::attestation::software::Software;
@@ -114,7 +114,7 @@ const CHECKS: [Check; 8] = [
     |bytes| {
         checked(bytes, |call: v1::UpdateNodeStatusRequest| {
             convert::mesh_key(&call.wireguard_public_key, "wireguard_public_key").is_ok()
-                && convert::status(call.status).is_ok_and(|status| status.version.len() <= 64)
+                && bounds::status(call.status).is_ok_and(|status| status.version.len() <= 64)
         })
     },
     |bytes| {
@@ -144,7 +144,7 @@ const CHECKS: [Check; 8] = [
     },
     |bytes| {
         checked(bytes, |report: v1::UpdateReport| {
-            let bounded = convert::update_report(report);
+            let bounded = bounds::update_report(report);
             bounded.version.len() <= 64 && bounded.cause.len() <= 1024
         })
     },
@@ -160,8 +160,8 @@ const CHECKS: [Check; 8] = [
             let judged = questions.judge(id, &call.boot_id, call.answer.unwrap_or_default(), 1);
             // Nothing is proved without the secret of the question.
             assert_eq!(judged.map(|proof| proof.is_ok()), asked.then_some(false));
-            assert!(convert::tpm_fault(call.fault).len() <= 1024);
-            convert::boot_id(call.boot_id, "boot_id").is_ok_and(|boot_id| boot_id.len() <= 64)
+            assert!(bounds::tpm_fault(call.fault).len() <= 1024);
+            bounds::boot_id(call.boot_id, "boot_id").is_ok_and(|boot_id| boot_id.len() <= 64)
         })
     },
 ];

@@ -21,6 +21,7 @@
 //! directory  a copy of all records, for any number of readers  a service
 //! access_list  the current access list, for the servers of this node  a service
 //! audit      the chain of the audit log, in etcd
+//! bounds     the bounds of what a node reports                 pure
 //! budgets    the calls that a node may make in a row
 //! serve      the services of the API
 //! service    all of it, beside a member of etcd
@@ -38,6 +39,7 @@ mod attestation_policy;
 mod attested;
 pub mod attesting;
 pub mod audit;
+mod bounds;
 pub mod budgets;
 mod capacity;
 pub mod configuration;

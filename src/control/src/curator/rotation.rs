@@ -3,6 +3,7 @@
 //! Every authority keeps its own steps (`pki::Authorities`); the record says that a rotation was
 //! asked for, and when it ended.
 
+use std::collections::BTreeSet;
 use std::time::SystemTime;
 
 use polis_proto::v1;
@@ -20,6 +21,8 @@ pub(super) struct Node {
     pub(super) id: NodeId,
     /// It sends heartbeats, or the leader is too new to say that it does not.
     pub(super) answers: bool,
+    /// It does not answer, and not for long: it may be on its way back.
+    pub(super) returns: bool,
     /// Its certificate is of the CA that signs, and it keeps the CAs of now.
     pub(super) certificate: bool,
     /// Its member of etcd, if it has the role.
@@ -51,10 +54,11 @@ pub(super) struct Member {
 }
 
 impl Node {
-    /// Whether its member of etcd may be on its way back from a start.
+    /// Whether etcd misses its member, which may be on its way back.
     #[must_use]
-    pub(super) fn is_starting(&self) -> bool {
-        self.answers && self.peer.is_some_and(|member| !member.serves)
+    pub(super) fn is_missed(&self) -> bool {
+        let starts = |member: Member| self.answers && !member.serves;
+        self.peer.is_some_and(|member| starts(member) || self.returns)
     }
 
     /// Whether its member of etcd serves with other authorities than its files name.
@@ -101,6 +105,25 @@ pub(super) fn progress(nodes: &[Node], leaving: Leaving) -> Progress {
         (Step::Unspecified, Vec::new())
     };
     Progress { step, waits_for, away: away.iter().map(|node| node.id).collect() }
+}
+
+/// The nodes whose members are known to have a certificate of the next authority on their disks.
+/// In etcd any node may have one: a node that loses its power right after that has only the former
+/// one on its disk.
+#[must_use]
+pub(super) fn followed(nodes: &[Node]) -> BTreeSet<String> {
+    let written = |node: &&Node| node.peer.is_some_and(|member| member.written);
+    nodes.iter().filter(written).map(|node| node.id.to_string()).collect()
+}
+
+/// Which of the members in `due` starts again next, unless etcd misses one: the leader of etcd
+/// hands over as it stops, so it is the last.
+#[must_use]
+pub(super) fn next_start(all: &[Node], due: &[NodeId], leader: Option<NodeId>) -> Option<NodeId> {
+    if all.iter().any(Node::is_missed) {
+        return None;
+    }
+    due.iter().copied().min_by_key(|id| Some(*id) == leader)
 }
 
 impl<S: pki::Store + Clone> Store<S> {
@@ -181,7 +204,7 @@ mod tests {
     fn node(seed: u8, peer: Option<[bool; 3]>) -> Node {
         let peer = peer.map(|[serves, written, started]| Member { serves, written, started });
         let id = NodeId::from_public_key(&[seed; 32]);
-        Node { id, answers: true, certificate: true, peer, kubernetes: true }
+        Node { id, answers: true, returns: false, certificate: true, peer, kubernetes: true }
     }
 
     #[test]
@@ -209,10 +232,40 @@ mod tests {
         }
         // A member that starts says nothing of itself, so it is waited for.
         let silent = node(7, Some([false, false, false]));
-        assert!(silent.is_starting() && !silent.starts_late() && started.starts_late());
+        assert!(silent.is_missed() && !silent.starts_late() && started.starts_late());
         assert_eq!(progress(&[voter, silent], last).step, Step::Peers);
         assert_eq!(progress(&[voter], last), Progress::default());
         assert_eq!(progress(&[voter, away(silent)], last).step, Step::Unspecified);
+    }
+
+    #[test]
+    fn no_member_starts_again_while_another_one_is_away_or_starts() {
+        let late = [1, 2].map(|seed| node(seed, Some([true, true, false])));
+        let due = late.map(|node| node.id);
+        let next = |third: Node, leader| next_start(&[late[0], late[1], third], &due, leader);
+        let serves = node(3, Some([true, true, true]));
+        assert_eq!(next(serves, Some(due[0])), Some(due[1]), "the leader of etcd is the last");
+        assert_eq!(next_start(&late, &due[..1], Some(due[0])), Some(due[0]));
+        assert_eq!(next_start(&[serves], &[], None), None);
+        let starts = node(3, Some([false, true, true]));
+        let away = Node { answers: false, returns: true, ..serves };
+        for missed in [starts, away] {
+            assert_eq!(next(missed, None), None, "{missed:?}");
+        }
+        // A worker that is away is no member, and a voter that stays away keeps no authority.
+        for dead in [Node { returns: false, ..away }, Node { peer: None, ..away }] {
+            assert!(next(dead, None).is_some(), "{dead:?}");
+        }
+    }
+
+    #[test]
+    fn a_member_has_followed_once_it_has_told_of_its_files() {
+        let written = node(1, Some([true, true, false]));
+        let off = Node { answers: false, ..node(2, Some([true, true, true])) };
+        let silent = node(3, Some([true, false, false]));
+        let worker = node(4, None);
+        let names = [written, off].map(|node| node.id.to_string());
+        assert_eq!(followed(&[written, off, silent, worker]), BTreeSet::from(names));
     }
 
     #[tokio::test]

@@ -51,8 +51,7 @@ impl<S: pki::Store + Clone> Store<S> {
         if let Some(user) = self.owner_with(key).await? {
             return self.user_certificate(&user, now).await;
         }
-        let owner = self.read::<v1::InitialOwner>(OWNER).await?;
-        if owner.is_none_or(|owner| owner.public_key != key) {
+        if !self.founded_with(key).await? {
             return Err(Error::NotOwner);
         }
         let known = self.user(OWNER_NAME).await?;
@@ -61,6 +60,16 @@ impl<S: pki::Store + Clone> Store<S> {
         }
         let user = self.make_user(OWNER_NAME, UserRole::Owner, key).await?;
         self.user_certificate(&user, now).await
+    }
+
+    /// Whether the cluster was founded with this key of an owner.
+    ///
+    /// # Errors
+    ///
+    /// The error of a store that does not answer.
+    pub async fn founded_with(&self, key: &[u8; 32]) -> Result<bool, store::Error> {
+        let owner = self.read::<v1::InitialOwner>(OWNER).await?;
+        Ok(owner.is_some_and(|owner| owner.public_key == key))
     }
 
     /// Makes a user, or finds it; returns its certificate.
@@ -210,10 +219,9 @@ impl<S: pki::Store + Clone> Store<S> {
         .await
     }
 
-    /// Rejects a user or an owner beyond the limit, and a key that another user has: a log could not
-    /// distinguish the two, and to
-    /// revoke one would leave the key its access. Two calls at the same moment may pass
-    /// both, which a person would have to try.
+    /// Rejects a user or an owner beyond the limit, and a key that another user has: a log could
+    /// not distinguish the two, and to revoke one would leave the key its access. Two calls at the
+    /// same moment may pass both, which a person would have to try.
     async fn refuse(&self, name: &str, role: UserRole, key: &[u8; 32]) -> Result<(), Error> {
         let listed = self.kv.list(USERS).await.map_err(store::Error::Store)?;
         let (mut others, mut owners) = (0, 0);
@@ -339,5 +347,6 @@ mod tests {
         store.revoke_user("ann", later).await.unwrap();
         let refused = store.escrow(&[2; 32], later).await;
         assert!(matches!(refused, Err(Error::NotOwner)), "{refused:?}");
+        assert!(refused.unwrap_err().to_string().contains("that of another owner"));
     }
 }

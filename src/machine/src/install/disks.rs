@@ -1,16 +1,25 @@
 //! The disks of this machine, as sysfs describes them, to choose one by what it is.
 //!
+//! The kernel keeps what sysfs shows of a disk, except for serial numbers: a disk of virtio is
+//! asked for it at each read, and one behind USB is locked meanwhile. A disk that hangs would hold
+//! the reader for ever, so serial numbers are read apart (`storage::apart`).
+//!
 //! Invariants:
 //! - Texts of a disk are printable and short: a selector and a screen show them as they are.
 //! - The disk that the machine was started from is marked, by every way to it.
+//! - A disk that does not answer delays the list by [`apart::ANSWER_MAX`] at most, and is marked.
 //!
 //! What this module does not do: read what is on a disk (`content`), or choose (`select`).
 
 use std::fs::{self, File};
 use std::io::Read as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use futures::future::join_all;
 use polis_wire::parameters::Transport;
+
+use crate::storage::apart::{self, Key, Pending, apart};
+use polis_runtime::supervisor::blocking;
 
 /// Block devices with hardware behind them that hold no system: CD-ROM and floppy drives, raw
 /// flash.
@@ -26,25 +35,29 @@ const VPD_HEADER: usize = 4;
 
 /// A disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Disk {
+pub struct Disk {
     /// The kernel's name, for example `nvme0n1`.
-    pub(crate) name: String,
+    pub name: String,
     /// How it is connected, if that is known.
-    pub(crate) transport: Option<Transport>,
-    pub(crate) model: String,
-    pub(crate) serial: String,
+    pub transport: Option<Transport>,
+    /// Its model, as it reports that; empty where it does not.
+    pub model: String,
+    /// Its serial number; empty where it does not say.
+    pub serial: String,
     /// The identifier that its maker gave it.
-    pub(crate) wwid: String,
+    pub wwid: String,
     /// The way to it through the buses.
-    pub(crate) path: String,
+    pub path: String,
     /// Its size in bytes.
-    pub(crate) size: u64,
+    pub size: u64,
     /// Whether it takes no writes.
-    pub(crate) read_only: bool,
+    pub read_only: bool,
     /// Devices that are built on it, or on a partition of it.
-    pub(crate) users: Vec<String>,
+    pub users: Vec<String>,
     /// Whether the machine was started from it.
-    pub(crate) medium: bool,
+    pub medium: bool,
+    /// Whether it did not answer in time when it was asked for its serial number.
+    pub silent: bool,
 }
 
 impl std::fmt::Display for Disk {
@@ -57,26 +70,71 @@ impl std::fmt::Display for Disk {
                 write!(f, ", {name} {text}")?;
             }
         }
+        if self.silent {
+            write!(f, ", does not answer")?;
+        }
         write!(f, ", at {})", self.path)
     }
 }
 
-/// Every disk of the machine, in the order of names; `medium` is the name of the one that it
-/// was started from.
-pub(crate) fn list(sys: &Path, medium: &str) -> Vec<Disk> {
-    let Ok(entries) = fs::read_dir(sys.join("block")) else { return Vec::new() };
-    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let mut disks: Vec<Disk> = names.filter_map(|name| describe(sys, name)).collect();
-    disks.sort_by(|one, other| one.name.cmp(&other.name));
-    let wwid = disks.iter().find(|disk| disk.name == medium).map(|disk| disk.wwid.clone());
-    let wwid = wwid.filter(|wwid| !wwid.is_empty());
-    for disk in &mut disks {
-        disk.medium = disk.name == medium || wwid.as_ref() == Some(&disk.wwid);
-    }
-    disks
+/// The disks of this machine. Clones share what is being read of them.
+#[derive(Clone, Debug, Default)]
+pub struct Disks {
+    serials: Pending<Key, String>,
 }
 
-fn describe(sys: &Path, name: String) -> Option<Disk> {
+impl Disks {
+    /// Every disk of the machine, in the order of names; `medium` is the name of the one that it
+    /// was started from.
+    pub async fn list(&self, sys: &Path, medium: &str) -> Vec<Disk> {
+        let (sys, medium) = (sys.to_owned(), medium.to_owned());
+        let found = blocking(move || find(&sys, &medium)).await;
+        let keys: Vec<Key> = found.iter().map(|found| found.key.clone()).collect();
+        // What else is being read was pulled.
+        self.serials.keep(&keys);
+        let asked: Vec<_> = found.into_iter().map(|found| self.ask(found)).collect();
+        join_all(asked).await
+    }
+
+    /// The disk with its serial number.
+    async fn ask(&self, Found { disk, key, serials }: Found) -> Disk {
+        if serials.is_empty() {
+            return disk;
+        }
+        match self.serials.answer(key, || apart(move || first(&serials))).await {
+            Some(serial) => Disk { serial, ..disk },
+            None => Disk { silent: true, ..disk },
+        }
+    }
+}
+
+/// Every disk of the machine without the serial number that it would be asked for, so that no disk
+/// delays the list. Blocks.
+pub(crate) fn unasked(sys: &Path, medium: &str) -> Vec<Disk> {
+    find(sys, medium).into_iter().map(|found| found.disk).collect()
+}
+
+/// A disk, and the files of sysfs that may have its serial number.
+struct Found {
+    disk: Disk,
+    key: Key,
+    serials: Vec<PathBuf>,
+}
+
+fn find(sys: &Path, medium: &str) -> Vec<Found> {
+    let Ok(entries) = fs::read_dir(sys.join("block")) else { return Vec::new() };
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut found: Vec<Found> = names.filter_map(|name| describe(sys, name)).collect();
+    found.sort_by(|one, other| one.disk.name.cmp(&other.disk.name));
+    let own = found.iter().map(|found| &found.disk).find(|disk| disk.name == medium);
+    let wwid = own.map(|disk| disk.wwid.clone()).filter(|wwid| !wwid.is_empty());
+    for Found { disk, .. } in &mut found {
+        disk.medium = disk.name == medium || wwid.as_ref() == Some(&disk.wwid);
+    }
+    found
+}
+
+fn describe(sys: &Path, name: String) -> Option<Found> {
     let part = name.starts_with("mmcblk") && NOT_MMC.iter().any(|part| name.contains(part));
     if part || NOT_DISKS.iter().any(|prefix| name.starts_with(prefix)) {
         return None;
@@ -94,23 +152,24 @@ fn describe(sys: &Path, name: String) -> Option<Disk> {
     }
     let real = fs::canonicalize(&folder).ok()?;
     let devices = fs::canonicalize(sys.join("devices")).ok()?;
-    let path = real.strip_prefix(&devices).ok()?;
-    let first = |files: &[std::path::PathBuf]| {
-        files.iter().map(|file| text(file)).find(|text| !text.is_empty()).unwrap_or_default()
-    };
-    let path = path.to_str()?.to_owned();
-    Some(Disk {
+    let path = real.strip_prefix(&devices).ok()?.to_str()?.to_owned();
+    let serial = product_serial(&device);
+    let serials = if serial.is_empty() { serials(&real, &devices) } else { Vec::new() };
+    let key = apart::key(sys, name.clone());
+    let disk = Disk {
         transport: transport(&name, &path),
         model: first(&[device.join("model"), device.join("name")]),
-        serial: serial(&device, &real, &devices),
+        serial,
         wwid: first(&[folder.join("wwid"), device.join("wwid")]),
         path,
         size,
         read_only: text(&folder.join("ro")) == "1",
         users: users(&folder, &name),
         medium: false,
+        silent: false,
         name,
-    })
+    };
+    Some(Found { disk, key, serials })
 }
 
 /// How a disk is connected, by its name and its way through the buses.
@@ -131,23 +190,24 @@ fn transport(name: &str, path: &str) -> Option<Transport> {
     }
 }
 
-/// The serial number: of the product data of a SCSI disk, else of the nearest device on the
-/// way to the disk that has one. The root of a USB bus has one that means no disk.
-fn serial(device: &Path, real: &Path, devices: &Path) -> String {
+/// The serial number in the product data of a SCSI disk, which the kernel keeps; empty without one.
+fn product_serial(device: &Path) -> String {
     let page = fs::read(device.join("vpd_pg80")).unwrap_or_default();
-    let of_page = printable(page.get(VPD_HEADER..).unwrap_or_default());
-    if !of_page.is_empty() {
-        return of_page;
-    }
+    printable(page.get(VPD_HEADER..).unwrap_or_default())
+}
+
+/// Where else the serial number may be: at the nearest device on the way to the disk that has one.
+/// The root of a USB bus has one that means no disk.
+fn serials(real: &Path, devices: &Path) -> Vec<PathBuf> {
     real.ancestors()
         .take_while(|folder| *folder != devices)
         .take_while(|folder| {
             let name = folder.file_name().unwrap_or_default().to_string_lossy();
             !name.starts_with("usb")
         })
-        .map(|folder| text(&folder.join("serial")))
-        .find(|serial| !serial.is_empty())
-        .unwrap_or_default()
+        .map(|folder| folder.join("serial"))
+        .filter(|file| file.exists())
+        .collect()
 }
 
 /// The devices on top of a disk and of its partitions.
@@ -165,6 +225,11 @@ fn users(folder: &Path, name: &str) -> Vec<String> {
     users.sort();
     users.dedup();
     users
+}
+
+/// The first text in these files of sysfs that is not empty.
+fn first(files: &[PathBuf]) -> String {
+    files.iter().map(|file| text(file)).find(|text| !text.is_empty()).unwrap_or_default()
 }
 
 /// A small file of sysfs as text; empty where it cannot be read.
@@ -188,8 +253,12 @@ fn printable(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+    use std::time::Duration;
 
     use super::*;
+
+    /// How long a disk may take to answer here: far longer than a file takes.
+    const PATIENCE: Duration = Duration::from_secs(2);
 
     /// Files below the way to a disk, with their content.
     type Files<'a> = &'a [(&'a str, &'a [u8])];
@@ -215,8 +284,8 @@ mod tests {
         root
     }
 
-    #[test]
-    fn disks_are_described_by_what_sysfs_has_of_them() {
+    #[tokio::test]
+    async fn disks_are_described_by_what_sysfs_has_of_them() {
         let root = sys(&[
             (
                 "vda",
@@ -246,7 +315,7 @@ mod tests {
             ("sr0", "pci0000:00/0000:00:1f.2/ata1/host2/block/sr0", &[("size", b"100")]),
             ("loop0", "virtual/block/loop0", &[("size", b"0")]),
         ]);
-        let disks = list(root.path(), "sda");
+        let disks = Disks::default().list(root.path(), "sda").await;
         let [nvme, usb, virtio] = &disks[..] else { panic!("{disks:?}") };
         assert_eq!(nvme.transport, Some(Transport::Nvme));
         assert_eq!((&*nvme.serial, &*nvme.model), ("S4EW", "Samsung SSD 970"));
@@ -270,7 +339,33 @@ mod tests {
             ("sdb", "pci0000:00/0000:00:05.0/host1/block/sdb", files),
             ("sdc", "pci0000:00/0000:00:06.0/host2/block/sdc", &[("size", b"8")]),
         ]);
-        let medium: Vec<bool> = list(root.path(), "sdb").iter().map(|disk| disk.medium).collect();
+        let disks = unasked(root.path(), "sdb");
+        let medium: Vec<bool> = disks.iter().map(|disk| disk.medium).collect();
         assert_eq!(medium, [true, true, false]);
+    }
+
+    #[tokio::test]
+    async fn a_disk_that_does_not_say_its_serial_number_holds_up_no_other_one() {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+        let virtio = |name: &str| format!("pci0000:00/0000:00:04.0/virtio1/block/{name}");
+        let root = sys(&[
+            ("vda", &virtio("vda"), &[("size", b"8"), ("serial", b"polis")]),
+            ("vdb", &virtio("vdb"), &[("size", b"8")]),
+        ]);
+        // To open a pipe without a writer waits.
+        let serial = root.path().join("block/vdb/serial");
+        mknodat(CWD, &serial, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        let all = Disks { serials: Pending::within(PATIENCE) };
+        let disks = all.list(root.path(), "vda").await;
+        let [one, hung] = &disks[..] else { panic!("{disks:?}") };
+        assert_eq!((&*one.serial, one.silent), ("polis", false));
+        assert!(hung.silent && hung.serial.is_empty());
+        assert!(hung.to_string().contains(", does not answer, at "), "{hung}");
+        assert!(unasked(root.path(), "vda").iter().all(|disk| !disk.silent));
+        // The read goes on, and has the answer of a disk that answers again.
+        fs::write(&serial, "later").unwrap();
+        let disks = all.list(root.path(), "vda").await;
+        assert_eq!((&*disks[1].serial, disks[1].silent), ("later", false));
     }
 }

@@ -27,25 +27,28 @@
 
 pub(crate) mod boot_files;
 pub(crate) mod content;
-pub(crate) mod disks;
+pub mod disks;
 mod error;
 mod plan;
 pub(crate) mod select;
 mod write;
 
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use polis_wire::parameters::{Install, Wipe};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use self::content::Content;
-use self::disks::Disk;
+use self::disks::{Disk, Disks};
 pub use self::error::Error;
 pub use self::select::Refusal;
 use self::write::{Job, System};
+use crate::storage::apart::apart;
+use crate::storage::service::PROBE_MAX;
 use crate::storage::{self, slot::Slot, table};
 use polis_base::environment::Environment;
 use polis_base::serial::EventLine;
@@ -188,9 +191,16 @@ async fn run(
     let disk = select::choose(&disks, &order.disk)
         .map_err(|source| Error::Select { source, disks: select::explain(&disks, &order.disk) })?;
     announcer.disk.clone_from(&disk.name);
+    let what = format!("the disk {}, to which the system is installed, to answer", disk.name);
+    ctx.stage(Stage::Cluster, State::Waiting(what));
     let (job, named) = (config.clone(), disk.clone());
     let (id, wipe) = (order.id, order.wipe);
-    let looked = blocking(move || admitted(&job.dev, &named, &id, wipe)).await?;
+    let look = apart(move || admitted(&job.dev, &named, &id, wipe));
+    let silent = || Error::Select {
+        source: Refusal::Silent { name: disk.name.clone() },
+        disks: select::explain(&disks, &order.disk),
+    };
+    let looked = in_time(look, silent).await?;
     if looked == Content::Installed {
         warn!(disk = %disk, "this system is installed already: remove the medium");
         announcer.event(Phase::Select, "present");
@@ -219,22 +229,50 @@ async fn settle(ctx: &Context, config: &Config, order: &Install) -> Vec<Disk> {
     let start = Instant::now();
     let (mut since, mut known) = (start, None);
     let medium = config.medium.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    ctx.stage(Stage::Cluster, State::Waiting("the disks of this machine to appear".to_owned()));
+    ctx.stage(Stage::Cluster, State::Waiting(awaited(&[])));
+    let all = Disks::default();
     loop {
-        let (sys, medium) = (config.sys.clone(), medium.clone());
-        let disks = blocking(move || disks::list(&sys, &medium)).await;
+        let disks = all.list(&config.sys, &medium).await;
         if known.as_ref() != Some(&disks) {
             since = Instant::now();
             known = Some(disks.clone());
         }
         let nothing = matches!(
             select::choose(&disks, &order.disk),
-            Err(Refusal::NoDisk { .. } | Refusal::Medium { .. })
+            Err(Refusal::NoDisk { .. } | Refusal::Medium { .. } | Refusal::Silent { .. })
         );
+        if nothing {
+            ctx.stage(Stage::Cluster, State::Waiting(awaited(&disks)));
+        }
         if since.elapsed() >= QUIET && (!nothing || start.elapsed() >= PATIENCE) {
             return disks;
         }
         sleep(POLL).await;
+    }
+}
+
+/// The words for the wait for a disk, as long as none of these fits.
+fn awaited(disks: &[Disk]) -> String {
+    let silent = disks.iter().filter(|disk| disk.silent).map(|disk| disk.name.as_str());
+    match &silent.collect::<Vec<_>>()[..] {
+        [] => "the disks of this machine to appear; connect the one that `install.disk` selects"
+            .to_owned(),
+        names => {
+            let names = names.join(" and ");
+            format!("{names} to answer; check the disk and its cable, or pull it")
+        }
+    }
+}
+
+/// Waits for a look at a disk, which may hang, as long as storage does; `silent` is the error of
+/// one that does.
+async fn in_time<T>(
+    look: impl Future<Output = io::Result<Result<T, Error>>>,
+    silent: impl FnOnce() -> Error,
+) -> Result<T, Error> {
+    match timeout(PROBE_MAX, look).await {
+        Ok(looked) => looked.map_err(Error::io("read", "the disk"))?,
+        Err(_elapsed) => Err(silent()),
     }
 }
 

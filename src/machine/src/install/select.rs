@@ -51,6 +51,12 @@ pub enum Refusal {
         /// Its users.
         users: Vec<String>,
     },
+    /// The disk hangs.
+    #[error("the disk {name} does not answer; check it and its cable, or pull it")]
+    Silent {
+        /// The kernel's name of the disk.
+        name: String,
+    },
 }
 
 /// Chooses the disk that fits.
@@ -63,6 +69,7 @@ pub(crate) fn choose<'a>(disks: &'a [Disk], selector: &Selector) -> Result<&'a D
         ([disk], _) if !disk.users.is_empty() => {
             Err(Refusal::InUse { name: name(disk), users: disk.users.clone() })
         }
+        ([disk], _) if disk.silent => Err(Refusal::Silent { name: name(disk) }),
         ([disk], _) => Ok(disk),
         ([], []) => Err(Refusal::NoDisk { selector: selector.to_string() }),
         ([], [medium, ..]) => {
@@ -104,7 +111,10 @@ fn differences(disk: &Disk, selector: &Selector) -> Vec<String> {
         ("wwid", wwid, &disk.wwid),
     ] {
         if let Some(wanted) = wanted.as_ref().filter(|wanted| *wanted != has) {
-            found.push(format!("its {name} is not {wanted}"));
+            found.push(match name {
+                "serial" if disk.silent => "its serial is not known".to_owned(),
+                name => format!("its {name} is not {wanted}"),
+            });
         }
     }
     if let Some(path) = path.as_ref().filter(|path| !begins(&disk.path, path)) {
@@ -206,5 +216,20 @@ mod tests {
         assert_eq!(refused, "the disk nvme0n1 is in use by dm-3");
         disks[0].read_only = true;
         assert!(matches!(choose(&disks, &wanted), Err(Refusal::ReadOnly { .. })));
+    }
+
+    #[test]
+    fn a_disk_that_does_not_answer_is_not_chosen_and_not_taken_for_another_one() {
+        let mut disks = disks();
+        disks[0] = Disk { serial: String::new(), silent: true, ..disks[0].clone() };
+        let small = selector(|it| it.size_max = Some(150 << 30));
+        let refused = choose(&disks, &small).unwrap_err().to_string();
+        assert_eq!(refused, "the disk nvme0n1 does not answer; check it and its cable, or pull it");
+        let wanted = selector(|it| it.serial = Some("serial-nvme0n1".to_owned()));
+        assert!(matches!(choose(&disks, &wanted), Err(Refusal::NoDisk { .. })));
+        let line = &explain(&disks, &wanted)[0];
+        assert!(line.ends_with(": its serial is not known"), "{line}");
+        let other = selector(|it| it.serial = Some("serial-nvme1n1".to_owned()));
+        assert_eq!(choose(&disks, &other).unwrap().name, "nvme1n1");
     }
 }

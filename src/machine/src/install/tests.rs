@@ -103,6 +103,23 @@ fn a_refusal_lists_every_disk() {
     assert!(report.cause().ends_with("no disk of this machine fits the selector transport=nvme"));
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_hangs_is_named_within_a_bounded_time() {
+    let (vda, vdb) = ("vda".to_owned(), "vdb".to_owned());
+    let mut disks = [Disk { name: vda, ..Disk::default() }, Disk { name: vdb, ..Disk::default() }];
+    assert!(awaited(&disks).starts_with("the disks of this machine to appear"));
+    disks[1].silent = true;
+    assert_eq!(awaited(&disks), "vdb to answer; check the disk and its cable, or pull it");
+    let refusal = || Refusal::Silent { name: "vdb".to_owned() };
+    let silent = || Error::Select { source: refusal(), disks: Vec::new() };
+    let hung = std::future::pending::<io::Result<Result<Content, Error>>>();
+    let report = in_time(hung, silent).await.unwrap_err().report();
+    assert_eq!(report.code, code::INSTALL_DISK);
+    assert!(report.cause().contains("the disk vdb does not answer"), "{}", report.cause());
+    let empty = in_time(async { Ok(Ok(Content::Empty)) }, silent).await;
+    assert_eq!(empty.unwrap(), Content::Empty);
+}
+
 #[test]
 fn a_small_disk_is_refused_with_what_it_has_and_needs() {
     let source = plan::plan(1 << 30, 512, 1 << 20, Uuid::nil(), &ID).unwrap_err();

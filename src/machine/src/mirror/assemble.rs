@@ -11,6 +11,8 @@
 //! - Of data that was given up, only the disk that the machine was started from is used; on the
 //!   other disk, its keys and then its start are overwritten before.
 //! - Only an error of the disk that the machine was started from ends the boot.
+//! - A new mirror is begun on a disk that storage would make a data partition on, and nothing is
+//!   written before the last look: a write of the table replaces the backup of an earlier one.
 //!
 //! What this module does not do: wait for disks (the service in `mod`).
 
@@ -23,7 +25,8 @@ use super::disks::{self, Disk, at, open};
 use super::plan::{self, Leg, Record, Used};
 use super::{Config, Error, device, esp, record};
 use crate::storage::ground::{self, Ground};
-use crate::storage::{machine, table, wipe};
+use crate::storage::plan::{Plan, place, reserve, spare};
+use crate::storage::{machine, service, table, wipe};
 use polis_base::sys::block;
 
 /// A mirror in use.
@@ -235,14 +238,19 @@ fn end(mirror: &Mirror) -> Result<(), Error> {
     machine::give_up(&started.path).map_err(|source| Error::Table { disk: started.name(), source })
 }
 
-/// Puts the records of a new mirror on the disk that the machine was started from, which has no
-/// data partition yet. Blocks.
+/// Puts the records of a new mirror on the disk that the machine was started from, unless it has a
+/// data partition. Blocks.
 pub(super) fn begin(config: &Config) -> Result<(), Error> {
     let path = &config.disk;
     let unusable = |source| Error::Table { disk: disks::name_of(path), source };
-    let table = machine::read_table(path).map_err(unusable)?;
+    let looked = service::look(path.clone(), &Ground::Partition, Uuid::nil());
+    let (table, decided) = looked.map_err(|error| Error::Look(Box::new(error)))?;
+    let Plan::Create { .. } = decided else { return Ok(()) };
     let id = uuid::Builder::from_random_bytes(rand::random()).into_uuid();
-    let (table, partition) = crate::storage::plan::reserve(&table, id)?;
+    let (table, partition) = reserve(&table, id)?;
+    // The data partition follows the records.
+    let data = place(&table, Uuid::nil())?;
+    spare(&machine::read_content(path, &table, data.partition()).map_err(at(path, "read"))?)?;
     let file = open(path)?;
     let start = partition.first * table.block_size;
     let record = plan::begun(rand::random());
@@ -300,10 +308,13 @@ pub(super) fn look(config: &Config) -> Result<table::Table, Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt as _;
     use std::path::Path;
 
     use super::super::disks::tests::{BLOCKS, source, taken};
     use super::*;
+    use crate::storage::plan::{BEING_MADE, Refusal};
+    use crate::storage::table::Table;
     use polis_base::sys::efivar::Variable;
 
     fn config(folder: &Path) -> Config {
@@ -317,6 +328,79 @@ mod tests {
             efivars: folder.to_owned(),
             variable: Variable::new(folder, record::VARIABLE),
         }
+    }
+
+    /// The disk that the machine was started from, with this table.
+    fn started_from(config: &Config, table: &Table) -> File {
+        let file = File::options().create_new(true).read(true).write(true).open(&config.disk);
+        let file = file.unwrap();
+        file.set_len(BLOCKS * 512).unwrap();
+        table::create(&file, table).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_disk_with_data_of_an_earlier_table_keeps_the_backup_of_that() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = config(folder.path());
+        let all = source().table;
+        let image = Table { partitions: all.partitions[..3].to_vec(), ..all.clone() };
+        let file = started_from(&config, &image);
+        let mut start = vec![0; 34 * 512];
+        file.read_exact_at(&mut start, 0).unwrap();
+        // The data is 2 GiB behind what the image has.
+        let first = 4 << 20;
+        let (number, last) = (4, first + (1 << 21) - 1);
+        let data = table::Partition { number, first, last, ..all.partitions[4].clone() };
+        let mut former = image.clone();
+        former.partitions.push(data);
+        table::write(&file, &former).unwrap();
+        file.write_all_at(&start, 0).unwrap();
+        file.write_all_at(b"XFSB", first * 512).unwrap();
+
+        let refused = begin(&config).unwrap_err();
+        let Error::Look(look) = &refused else { panic!("{refused:?}") };
+        let occupied = crate::storage::Error::Refused(Refusal::Occupied { found: String::new() });
+        assert_eq!((look.code(), refused.code()), (occupied.code(), occupied.code()));
+        assert_eq!(table::read_backup(&file), Some(former));
+        assert_eq!(table::read_primary(&file), Some(image));
+        // Without data, the mirror is begun; a file has no partitions in the kernel.
+        file.write_all_at(&[0; 4], first * 512).unwrap();
+        let begun = begin(&config).unwrap_err();
+        let operation = "announce the partitions of";
+        assert!(matches!(begun, Error::Disk { operation: it, .. } if it == operation), "{begun}");
+        assert!(ground::is_mirrored(&table::read_primary(&file).unwrap()));
+    }
+
+    #[test]
+    fn a_disk_with_data_where_its_data_partition_would_be_gets_no_mirror() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = config(folder.path());
+        let mut image = source().table;
+        image.partitions.truncate(3);
+        let file = started_from(&config, &image);
+        let (_table, records) = reserve(&image, Uuid::nil()).unwrap();
+        file.write_all_at(b"XFSB", (records.last + 1) * 512).unwrap();
+        let refused = begin(&config).unwrap_err();
+        assert!(matches!(refused, Error::Place(Refusal::Occupied { .. })), "{refused:?}");
+        assert_eq!(table::read(&file).unwrap(), image);
+    }
+
+    #[test]
+    fn a_disk_with_a_data_partition_gets_no_mirror_and_stays_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = config(folder.path());
+        let mut with_data = source().table;
+        let data = with_data.partitions.remove(4);
+        with_data.partitions[3] =
+            table::Partition { number: 4, attributes: BEING_MADE, ..data.clone() };
+        let file = started_from(&config, &with_data);
+        file.write_all_at(b"precious", data.first * 512).unwrap();
+        begin(&config).unwrap();
+        assert_eq!(table::read(&file).unwrap(), with_data);
+        let mut kept = [0; 8];
+        file.read_exact_at(&mut kept, data.first * 512).unwrap();
+        assert_eq!(&kept, b"precious");
     }
 
     #[test]

@@ -68,6 +68,9 @@ pub enum Error {
     /// The records have no place on the disk.
     #[error(transparent)]
     Place(#[from] storage::plan::Refusal),
+    /// The disk that the machine was started from has data, or cannot be read.
+    #[error(transparent)]
+    Look(Box<storage::Error>),
     /// The kernel does not make the device, or does not change it.
     #[error("cannot {operation} the device of the mirror")]
     Device {
@@ -107,6 +110,7 @@ impl Error {
             Self::Refused { .. } | Self::Record { .. } | Self::Started { .. } => code::MIRROR_OLD,
             Self::Table { source, .. } => storage::error::table_code(source),
             Self::Late(error) => storage::error::step_code(error),
+            Self::Look(error) => error.code(),
             Self::Disk { .. }
             | Self::NoneLeft
             | Self::Place(_)

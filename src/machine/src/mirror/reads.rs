@@ -10,12 +10,14 @@ use polis_runtime::supervisor::blocking;
 
 use super::Config;
 use super::disks::Disk;
-use crate::install::disks::{self, Disk as Described};
+use crate::install::disks::{self, Disk as Described, Disks};
 use crate::storage::apart::{self, Key, Pending, apart};
 
 /// Disks that are being read.
 #[derive(Default)]
 pub(super) struct Reads {
+    /// All disks of the machine, to select one.
+    pub(super) all: Disks,
     pending: Pending<Key, Option<Disk>>,
 }
 
@@ -24,7 +26,7 @@ impl Reads {
     pub(super) async fn find(&mut self, config: &Config, own: &str) -> Vec<Disk> {
         let (sys, own) = (config.sys.clone(), own.to_owned());
         let listed = blocking(move || {
-            let names = others(&disks::list(&sys, &own), &own);
+            let names = others(&disks::unasked(&sys, &own), &own);
             names.into_iter().map(|name| apart::key(&sys, name)).collect::<Vec<Key>>()
         });
         let listed = listed.await;

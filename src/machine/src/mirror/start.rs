@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Invariants:
-//! - No disk but the one that the machine was started from is waited for without a bound.
+//! - Each wait for a disk has a bound.
 //! - Nothing is done with an ESP that is older than the other one, where both are there.
 //! - A disk that has no room for a data partition does not decide how large that is.
 
@@ -32,6 +32,7 @@ use crate::install;
 use crate::install::select;
 use crate::storage::apart::{ANSWER_MAX, Pending, apart};
 use crate::storage::apply;
+use crate::storage::patience::{LARGEST, within};
 use crate::storage::plan::{Refusal, SIZE_MIN, TYPE_ID, last_of_both, limit, place};
 use crate::storage::service::PROBE_MAX;
 use crate::storage::table::Table;
@@ -108,7 +109,9 @@ impl Service {
         let directory = self.config.efivars.clone();
         blocking(move || firmware::forget(&directory)).await;
         let config = self.config.clone();
-        let mirror = blocking(move || assemble::start(&config, mirror)).await?;
+        let taken = blocking(move || assemble::start(&config, mirror));
+        let what = "writing the use of the mirror to its disks";
+        let mirror = within(ctx, what, LARGEST, taken).await?;
         info!(used = ?mirror.used, "the mirror is in use");
         let fresh = mirror.disk(mirror.started).is_some_and(|disk| disk.data.is_none());
         let last = if fresh { Some(self.last(ctx).await?) } else { None };
@@ -156,7 +159,7 @@ impl Service {
             // From now on this ESP counts, so that no later difference has it done again.
             next.raise(&config, Used::Both)
         });
-        match taken.await {
+        match within(ctx, "taking the records of the other disk", LARGEST, taken).await {
             Ok(()) => self.reboot(ctx, "with the records of the other disk").await,
             Err(error) => {
                 warn!(error = &error as &dyn std::error::Error, "this disk does not take them");
@@ -193,7 +196,8 @@ impl Service {
             return Ok(None);
         }
         let config = self.config.clone();
-        blocking(move || assemble::begin(&config)).await?;
+        let begun = blocking(move || assemble::begin(&config));
+        within(ctx, "writing the records of the mirror", PROBE_MAX, begun).await?;
         ctx.stage(Stage::Storage, Progress::Started);
         Ok(self.started().await?)
     }
@@ -255,11 +259,12 @@ impl Service {
             machine::read_table(&disk).map_err(failed)
         });
         let table = in_time(read).await?;
-        let looks = Pending::default();
+        let (others, looks) = (install::disks::Disks::default(), Pending::default());
         let since = Instant::now();
         loop {
+            let all = others.list(&self.config.sys, &disks::name_of(&self.config.disk)).await;
             let (config, selector, own) = (self.config.clone(), self.selector(), table.clone());
-            let look = || apart(move || other_room(&config, selector.as_ref(), &own));
+            let look = || apart(move || other_room(&config, selector.as_ref(), &all, &own));
             let silent =
                 || Err(format!("a disk did not answer within {} seconds", ANSWER_MAX.as_secs()));
             match looks.answer((), look).await.unwrap_or_else(silent) {
@@ -293,12 +298,16 @@ async fn in_time<T>(read: impl Future<Output = Result<T, Error>>) -> Result<T, E
     timeout(PROBE_MAX, read).await.unwrap_or_else(|_elapsed| Err(late.into()))
 }
 
-/// The usable blocks of the disk that would be taken beside the one with this table, or why none
-/// is. Blocks.
-fn other_room(config: &Config, selector: Option<&Selector>, table: &Table) -> Result<u64, String> {
+/// The usable blocks of the disk, of all, that would be taken beside the one with this table, or
+/// why none is. Blocks.
+fn other_room(
+    config: &Config,
+    selector: Option<&Selector>,
+    all: &[install::disks::Disk],
+    table: &Table,
+) -> Result<u64, String> {
     let selector = selector.ok_or("the node parameters select none")?;
-    let all = install::disks::list(&config.sys, &disks::name_of(&config.disk));
-    let disk = select::choose(&all, selector).map_err(|refusal| refusal.to_string())?;
+    let disk = select::choose(all, selector).map_err(|refusal| refusal.to_string())?;
     let name = &disk.name;
     let failed = |error: io::Error| format!("cannot read the disk {name}: {}", cause::line(&error));
     let file = install::content::open(&config.dev.join(name)).map_err(failed)?;

@@ -37,7 +37,11 @@ pub(super) async fn claim(
     let same = |now: &Disk| (now.mirror(), now.leg()) == (source.mirror(), source.leg());
     let Some(now) = now.filter(|now| same(now) && now.is_complete()) else { return Ok(None) };
     let found = reads.find(&config, &now.name()).await;
-    blocking(move || choose(&config, selector.as_ref(), now, found)).await
+    let all = match selector {
+        Some(_) => reads.all.list(&config.sys, &now.name()).await,
+        None => Vec::new(),
+    };
+    blocking(move || choose(&config, selector.as_ref(), now, found, &all)).await
 }
 
 fn choose(
@@ -45,6 +49,7 @@ fn choose(
     selector: Option<&Selector>,
     source: Disk,
     found: Vec<Disk>,
+    all: &[install::disks::Disk],
 ) -> Result<Option<(Disk, Disk)>, Error> {
     let record = plan::filling(&source.seen.record);
     if let Some(mut old) = former(config, &source, found)? {
@@ -55,8 +60,7 @@ fn choose(
         return Ok(Some((source, old)));
     }
     let Some(selector) = selector else { return Ok(None) };
-    let all = install::disks::list(&config.sys, &source.name());
-    match select::choose(&all, selector) {
+    match select::choose(all, selector) {
         Ok(disk) => {
             let taken = take(&config.sys, &config.dev.join(&disk.name), &source, &record)?;
             Ok(Some((source, taken)))

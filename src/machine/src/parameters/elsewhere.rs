@@ -121,7 +121,7 @@ impl Service {
             Ok(home) => Ok(home?),
             Err(_elapsed) => {
                 let what = "the disk, which says whether this machine has a home and needs no \
-                            other node parameters";
+                            other node parameters; the stage storage says what the disk waits for";
                 ctx.stage(Stage::Parameters, State::Waiting(what.to_owned()));
                 Ok(settled.await?)
             }

@@ -81,6 +81,9 @@ pub(super) const NO_DRIVER: &str = "the driver of the device did not start";
 /// The meaning of disks that hang.
 pub(super) const NO_ANSWER: &str = "a disk of this machine does not answer";
 
+/// The meaning of given parameters that do not count any more.
+pub(super) const OUTDATED: &str = "given before polis/parameters.pb was changed";
+
 /// Looks at the places that the machine has from its start, the first one first.
 pub(super) fn of_machine(places: &Places, fw_cfg: FwCfg) -> Vec<Looked> {
     let from_fw_cfg = match fw_cfg {
@@ -89,7 +92,8 @@ pub(super) fn of_machine(places: &Places, fw_cfg: FwCfg) -> Vec<Looked> {
         FwCfg::Starting => Looked { note: Some(NO_DRIVER), ..Looked::new(Source::FwCfg, Ok(None)) },
     };
     let others = [Source::Given, Source::Esp, Source::Smbios];
-    let others = others.map(|source| Looked::new(source, places.read(source)));
+    let mut others = others.map(|source| Looked::new(source, places.read(source)));
+    others[0].note = places.is_given_outdated().then_some(OUTDATED);
     std::iter::once(from_fw_cfg).chain(others).collect()
 }
 
@@ -99,7 +103,7 @@ pub(super) fn decide(looked: Vec<Looked>) -> Result<Loaded, Failed> {
     let tried: Vec<String> = looked.iter().map(Looked::result).collect();
     let mut warnings: Vec<String> = looked
         .iter()
-        .filter(|one| one.note.is_some_and(|note| note == NO_DRIVER || note == NO_ANSWER))
+        .filter(|one| one.note.is_some_and(|note| [NO_DRIVER, NO_ANSWER, OUTDATED].contains(&note)))
         .map(|one| format!("{}; node parameters there are ignored", one.result()))
         .collect();
     let mut looked = looked.into_iter().filter(Looked::has_any);
@@ -177,6 +181,32 @@ pub(super) mod tests {
             let sources: Vec<_> = looked.into_iter().map(|looked| looked.source).collect();
             assert_eq!(sources, [Source::FwCfg, Source::Given, Source::Esp, Source::Smbios]);
         }
+    }
+
+    #[test]
+    fn given_parameters_count_until_the_file_on_the_esp_changes() {
+        let root = tempfile::tempdir().unwrap();
+        let esp = polis_base::files::Root::at(root.path()).esp;
+        std::fs::create_dir_all(esp.parameters.path().parent().unwrap()).unwrap();
+        let places = Places::new(&root.path().join("sys"), &esp.parameters, &esp.given_parameters);
+        let loaded = || decide(of_machine(&places, FwCfg::Missing)).unwrap();
+        // The owner of the machine wants others than those that are there.
+        std::fs::write(esp.parameters.path(), valid(EXTRA)).unwrap();
+        let content = super::super::given::content(&valid(&[]), &places.read(Source::Esp));
+        esp.given_parameters.write(&content).unwrap();
+        let first = loaded();
+        assert_eq!(first.found.unwrap().1, Source::Given);
+        let warning = first.warning.unwrap();
+        assert!(warning.contains("takes precedence over polis/parameters.pb"), "{warning}");
+        // A person writes the file anew.
+        std::fs::write(esp.parameters.path(), valid(&[])).unwrap();
+        let second = loaded();
+        assert_eq!(second.found.unwrap().1, Source::Esp);
+        let warning = second.warning.unwrap();
+        assert!(warning.contains("given_parameters.pb") && warning.contains(OUTDATED), "{warning}");
+        // One of an earlier version counts in any case.
+        esp.given_parameters.write(&valid(&[])).unwrap();
+        assert_eq!(loaded().found.unwrap().1, Source::Given);
     }
 
     #[test]

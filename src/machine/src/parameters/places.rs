@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use polis_base::files::{self, File};
 use polis_wire::parameters::{ARMOUR, BYTES_MAX, Error, FW_CFG_ITEM, Source};
 
-use super::smbios;
+use super::{given, smbios};
 
 /// Where the kernel shows things; another folder in tests.
 #[derive(Clone, Debug)]
@@ -90,9 +90,19 @@ impl Places {
             Source::Smbios => self.oem_string(),
             // Disks are found by their labels: `config_disk`; `elsewhere` looks at the rest.
             Source::NoCloud | Source::ConfigDrive | Source::Metadata(_) | Source::Kept => Ok(None),
-            Source::Given => read(&self.given),
+            Source::Given => {
+                let content = read(&self.given)?;
+                Ok(content.and_then(|content| given::message(content, &read(&self.esp))))
+            }
             Source::Esp => read(&self.esp),
         }
+    }
+
+    /// Whether parameters were given in maintenance instead of another file on the ESP than the
+    /// one that is there now.
+    pub(super) fn is_given_outdated(&self) -> bool {
+        let is_there = matches!(self.given.read(), Ok(Some(_)));
+        is_there && matches!(self.read(Source::Given), Ok(None))
     }
 
     /// The OEM string that begins as the text of parameters does. Other strings belong to others.

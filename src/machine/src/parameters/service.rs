@@ -181,7 +181,7 @@ impl Service {
             }
             if start.elapsed() >= PATIENCE {
                 let what = "a disk labelled cidata or config-2, since no other place has node \
-                            parameters";
+                            parameters; attach one, or the boot continues without it";
                 ctx.stage(Stage::Parameters, State::Waiting(what.to_owned()));
             }
             tokio::time::sleep(DISK_POLL).await;

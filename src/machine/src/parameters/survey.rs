@@ -12,7 +12,7 @@ use super::config_disk::Disks;
 use super::elsewhere::kept_of;
 use super::looked::{Looked, decide, of_machine};
 use super::places::Places;
-use super::{Config, Loaded, Source};
+use super::{Config, Loaded, Source, given};
 use polis_runtime::supervisor::blocking;
 
 /// How long the disks may take to answer.
@@ -35,6 +35,14 @@ impl Survey {
     pub fn outranks_esp(&self) -> bool {
         self.filled.contains(&Source::FwCfg)
     }
+}
+
+/// The content of the file `given` of `config` with this message, which replaces the file on the
+/// ESP as it is now. Blocks.
+#[must_use]
+pub fn given_content(config: &Config, message: &[u8]) -> Vec<u8> {
+    let places = Places::new(&config.sys, &config.esp, &config.given);
+    given::content(message, &places.read(Source::Esp))
 }
 
 /// Looks at every place of the machine.

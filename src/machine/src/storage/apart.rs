@@ -1,7 +1,7 @@
 //! Work on disks that may hang: on threads of its own, and once at a time for each disk.
 //!
 //! The threads of `supervisor::blocking` are few, and every file that the node saves needs one of
-//! them. A disk that never answers must hold none of these, and at most one thread of its own.
+//! them. A disk that never answers holds at most one thread, which is not one of these.
 //!
 //! Invariants:
 //! - No caller waits longer than [`ANSWER_MAX`] for an answer. A disk without one is not there, for

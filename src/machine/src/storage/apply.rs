@@ -102,7 +102,7 @@ pub enum Error {
         seconds: u64,
     },
     /// The kernel does not mount its file system.
-    #[error("cannot mount the data partition")]
+    #[error(transparent)]
     Mount(#[from] mount::Error),
     /// The file system did not grow with the disk.
     #[error("cannot grow the file system on {device}")]
@@ -205,10 +205,7 @@ pub async fn apply(machine: &impl Machine, table: Table, plan: Plan) -> Result<P
                 Ok(larger) => Ok(larger),
                 Err(error) => {
                     // The content is still there, and the next boot tries again.
-                    warn!(
-                        error = &error as &dyn std::error::Error,
-                        "the data partition did not grow"
-                    );
+                    warn!(error = &error as &dyn std::error::Error, "the partition did not grow");
                     Ok(partition)
                 }
             }
@@ -233,7 +230,7 @@ pub async fn before_unlock(
         return Ok(partition);
     };
     let larger = Partition { last, ..partition.clone() };
-    info!(from = partition.blocks(), to = larger.blocks(), "the data partition grows");
+    info!(from = partition.blocks(), to = larger.blocks(), "the partition grows");
     let grown = async {
         machine.write_table(&replaced(table, &larger)).await?;
         machine.register(&larger).await
@@ -242,7 +239,7 @@ pub async fn before_unlock(
         Ok(()) => Ok(larger),
         Err(error) => {
             // The content is still there, and the next boot tries again.
-            warn!(error = &error as &dyn std::error::Error, "the data partition did not grow");
+            warn!(error = &error as &dyn std::error::Error, "the partition did not grow");
             machine.register(&partition).await?;
             Ok(partition)
         }
@@ -304,7 +301,7 @@ async fn enlarge(
     last: u64,
 ) -> Result<Partition, Error> {
     let larger = Partition { last, ..partition.clone() };
-    info!(from = partition.blocks(), to = larger.blocks(), "the data partition grows");
+    info!(from = partition.blocks(), to = larger.blocks(), "the partition grows");
     machine.write_table(&replaced(table, &larger)).await?;
     machine.grow(&larger).await?;
     Ok(larger)

@@ -1,7 +1,8 @@
-//! The deadlines of storage: every step has one, and reports what it waits for.
+//! The deadlines of the steps on a disk: every step has one, and reports what it waits for.
 //!
-//! `storage::service` wraps the machine in [`Patient`]. A disk that hangs must not
-//! hang the boot in silence.
+//! [`Patient`] wraps a machine: it names each step and its limit, and a [`Watch`] does what is due
+//! when a step takes long. That of `storage::service` is the [`Context`] of the service: a disk
+//! that hangs must not hang the boot in silence. That of a volume is in `volumes::steps`.
 //!
 //! ```text
 //! step --SOON--> stage `waiting`, with a name --deadline--> error
@@ -25,33 +26,65 @@ use polis_base::sys::random;
 use polis_runtime::supervisor::Context;
 
 /// A step that takes longer is worth a word.
-const SOON: Duration = Duration::from_secs(10);
+pub(crate) const SOON: Duration = Duration::from_secs(10);
 
 /// For a few blocks.
-const SMALL: Duration = Duration::from_secs(60);
-/// For a file system's first blocks, and its first seconds.
-const LARGE: Duration = Duration::from_secs(300);
-/// For what grows with the disk: a journal that is replayed, free space that is written.
-const LARGEST: Duration = Duration::from_secs(1800);
+pub(crate) const SMALL: Duration = Duration::from_secs(60);
+/// For a file system's first blocks, and its first seconds; for a key that is tried.
+pub(crate) const LARGE: Duration = Duration::from_secs(300);
+/// For what grows with the disk: a journal that is replayed, free space that is written. For a disk
+/// of a mirror, too, on which the kernel may give up in the end.
+pub(crate) const LARGEST: Duration = Duration::from_secs(1800);
 
-/// A machine whose steps have deadlines.
+/// The names of the steps that say what is made or opened.
 #[derive(Clone, Copy, Debug)]
-pub struct Patient<'a, M> {
-    /// The machine that takes the steps.
-    pub machine: &'a M,
-    /// The status in which it reports what it waits for.
-    pub ctx: &'a Context,
+pub(crate) struct Words {
+    pub(crate) protect: &'static str,
+    pub(crate) mount: &'static str,
+    pub(crate) settle: &'static str,
+    pub(crate) clear: &'static str,
+    pub(crate) grow: &'static str,
 }
 
-impl<M: Machine + Sync> Patient<'_, M> {
-    async fn step<T>(
+/// Those of the data partition.
+pub(crate) const DATA: Words = Words {
+    protect: "encrypting the data partition",
+    mount: "mounting the data partition",
+    settle: "writing the initial free space of the data partition",
+    clear: "wiping the data partition",
+    grow: "growing the data partition",
+};
+
+/// What is done when a step takes long.
+pub(crate) trait Watch {
+    /// Waits for `work`, the step `what`, which should end within `limit`.
+    fn step(
         &self,
         what: &'static str,
         limit: Duration,
-        work: impl Future<Output = Result<T, Error>> + Send,
-    ) -> Result<T, Error> {
-        within(self.ctx, what, limit, work).await
+        work: impl Future<Output = Result<(), Error>> + Send,
+    ) -> impl Future<Output = Result<(), Error>> + Send;
+}
+
+impl Watch for Context {
+    async fn step(
+        &self,
+        what: &'static str,
+        limit: Duration,
+        work: impl Future<Output = Result<(), Error>> + Send,
+    ) -> Result<(), Error> {
+        within(self, what, limit, work).await
     }
+}
+
+/// A machine whose steps have names and limits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patient<'a, M, W> {
+    /// The machine that takes the steps.
+    pub(crate) machine: &'a M,
+    /// What is done when one takes long.
+    pub(crate) watch: &'a W,
+    pub(crate) words: Words,
 }
 
 /// Why a step takes long.
@@ -111,39 +144,39 @@ pub async fn within<T, E: From<Error>>(
     done.unwrap_or_else(|_elapsed| Err(Cause::now().error(what, seconds).into()))
 }
 
-impl<M: Machine + Sync> Machine for Patient<'_, M> {
+impl<M: Machine + Sync, W: Watch + Sync> Machine for Patient<'_, M, W> {
     async fn write_table(&self, table: &Table) -> Result<(), Error> {
-        self.step("writing the partition table", SMALL, self.machine.write_table(table)).await
+        let work = self.machine.write_table(table);
+        self.watch.step("writing the partition table", SMALL, work).await
     }
 
     async fn register(&self, partition: &Partition) -> Result<(), Error> {
-        self.step("announcing a partition to the kernel", SMALL, self.machine.register(partition))
-            .await
+        let work = self.machine.register(partition);
+        self.watch.step("announcing a partition to the kernel", SMALL, work).await
     }
 
     async fn protect(&self, partition: &Partition) -> Result<(), Error> {
-        self.step("encrypting the data partition", LARGE, self.machine.protect(partition)).await
+        self.watch.step(self.words.protect, LARGE, self.machine.protect(partition)).await
     }
 
     async fn format(&self, partition: &Partition) -> Result<(), Error> {
-        self.step("making a file system", LARGE, self.machine.format(partition)).await
+        self.watch.step("making a file system", LARGE, self.machine.format(partition)).await
     }
 
     async fn mount(&self, partition: &Partition) -> Result<(), Error> {
-        self.step("mounting the data partition", LARGEST, self.machine.mount(partition)).await
+        self.watch.step(self.words.mount, LARGEST, self.machine.mount(partition)).await
     }
 
     async fn settle(&self, partition: &Partition) -> Result<(), Error> {
-        let what = "writing the initial free space of the data partition";
-        self.step(what, LARGEST, self.machine.settle(partition)).await
+        self.watch.step(self.words.settle, LARGEST, self.machine.settle(partition)).await
     }
 
     async fn clear(&self, partition: &Partition) -> Result<(), Error> {
-        self.step("wiping the data partition", SMALL, self.machine.clear(partition)).await
+        self.watch.step(self.words.clear, SMALL, self.machine.clear(partition)).await
     }
 
     async fn grow(&self, partition: &Partition) -> Result<(), Error> {
-        self.step("growing the data partition", LARGE, self.machine.grow(partition)).await
+        self.watch.step(self.words.grow, LARGE, self.machine.grow(partition)).await
     }
 }
 

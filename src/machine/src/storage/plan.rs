@@ -153,8 +153,7 @@ impl Plan {
 pub enum Refusal {
     /// Not enough room behind the system.
     #[error(
-        "the disk is too small: it has {free} MiB free for the data partition, and {needed} MiB \
-         are needed",
+        "the disk is too small: it has {free} MiB free, and {needed} MiB are needed",
         free = free >> 20,
         needed = SIZE_MIN >> 20
     )]
@@ -185,13 +184,13 @@ pub enum Refusal {
         second: u32,
     },
     /// Somebody's data occupies the place of the partition.
-    #[error("the free space of the disk, where the data partition belongs, carries {found}")]
+    #[error("the free space of the disk, where the partition belongs, carries {found}")]
     Occupied {
         /// The recognised content.
         found: String,
     },
     /// The data partition carries something that we never put there.
-    #[error("partition {number} ({NAME}) carries {found}, not the file system of this node")]
+    #[error("partition {number} carries {found}, not the file system of this node")]
     Foreign {
         /// The partition.
         number: u32,
@@ -200,15 +199,15 @@ pub enum Refusal {
     },
     /// The header of the data partition is ours, and not as we make it.
     #[error(
-        "the LUKS header of partition {number} ({NAME}) was changed: a copy of it is not one that \
-         this node makes"
+        "the LUKS header of partition {number} was changed: a copy of it is not one that this node \
+         makes"
     )]
     Weakened {
         /// The partition.
         number: u32,
     },
     /// A partition that was complete once has no readable file system.
-    #[error("partition {number} ({NAME}) was complete and is unreadable now")]
+    #[error("partition {number} was complete and is unreadable now")]
     Damaged {
         /// The partition.
         number: u32,

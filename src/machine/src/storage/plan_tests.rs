@@ -119,7 +119,7 @@ fn a_disk_with_too_little_room_is_refused_with_numbers() {
     assert_eq!(refusal, Refusal::TooSmall { free: 399 * MIB });
     assert_eq!(
         refusal.to_string(),
-        "the disk is too small: it has 399 MiB free for the data partition, and 512 MiB are needed"
+        "the disk is too small: it has 399 MiB free, and 512 MiB are needed"
     );
     assert!(decide(&disk(713), &Content::Blank).is_ok());
     assert!(matches!(decide(&disk(712), &Content::Blank), Err(Refusal::TooSmall { .. })));

@@ -46,7 +46,7 @@ use super::key::{Key, Keys, Make, Passphrase};
 use super::luks::OpenError;
 use super::machine::{self, Live, Target};
 use super::maintenance::maintain;
-use super::patience::{Patient, within};
+use super::patience::{DATA, Patient, within};
 use super::plan::{self, Place, Plan};
 use super::stall;
 use super::table::Partition;
@@ -276,7 +276,7 @@ impl Service {
         let ground = self.ground(&table).await?;
         let live = self.live(ctx, &table, ground, kind, keys);
         let subject = plan.partition().clone();
-        let machine = Patient { machine: &live, ctx };
+        let machine = Patient { machine: &live, watch: ctx, words: DATA };
         let applied = async {
             let plan = match plan {
                 Plan::Unlock { partition, kind, grow } => {
@@ -357,7 +357,7 @@ impl Service {
                 self.status.send_replace(Status::GivenUp);
                 std::future::pending::<()>().await;
             }
-            let machine = Patient { machine: &live, ctx };
+            let machine = Patient { machine: &live, watch: ctx, words: DATA };
             Box::pin(clear(&machine, table, partition, new_id())).await?;
         }
     }
@@ -445,7 +445,11 @@ async fn explain(error: apply::Error, live: &Live, partition: &Partition) -> Err
 }
 
 /// Looks at the disk and decides; a new partition gets the identity `id`. Blocks.
-fn look(disk: PathBuf, ground: &Ground, id: Uuid) -> Result<(Table, Plan), Error> {
+///
+/// # Errors
+///
+/// [`Error`] where the disk cannot be read, or where going on would destroy something.
+pub(crate) fn look(disk: PathBuf, ground: &Ground, id: Uuid) -> Result<(Table, Plan), Error> {
     let opened = |source| Error::Disk { disk: disk.clone(), source };
     let table = machine::read_table(&disk).map_err(opened)?;
     let mut place = plan::place(&table, id)?;

@@ -233,7 +233,12 @@ impl Place<'_> {
     /// Gives the kernel image the name by which the loader tries it.
     fn name(&self, version: &Version) -> Result<(), Error> {
         let to = Entry::untried(version);
-        rename(self.kernels, UNFINISHED, &to).map_err(Error::io(format!("make {to}")))
+        let named = rename(self.kernels, UNFINISHED, &to);
+        if named.is_err() {
+            // The flush may have failed, and the loader would try what the caller hears has failed.
+            fs::remove_file(self.kernels.join(&to)).unwrap_or_default();
+        }
+        named.map_err(Error::io(format!("make {to}")))
     }
 
     fn flush(&self) -> Result<(), Error> {

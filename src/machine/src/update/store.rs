@@ -58,9 +58,14 @@ impl Store {
     /// The image of the bundle that is kept. Reads the directory.
     #[must_use]
     pub fn kept(&self) -> Option<String> {
-        let entries = fs::read_dir(self.0.path()).ok()?;
+        self.images().into_iter().min()
+    }
+
+    /// The images of all bundles: several only where one could not be removed.
+    fn images(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.0.path()).into_iter().flatten();
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        names.filter_map(|name| Some(name.strip_suffix(END)?.to_owned())).min()
+        names.filter_map(|name| Some(name.strip_suffix(END)?.to_owned())).collect()
     }
 
     /// Opens the bundle of an image; `None` where this node does not keep it.
@@ -69,24 +74,27 @@ impl Store {
     ///
     /// [`Error::Io`].
     pub fn open(&self, image: &str) -> Result<Option<File>, Error> {
-        // The name is compared, and never becomes a path.
-        if self.kept().as_deref() != Some(image) {
+        // The name of the caller is compared, and never becomes a path.
+        let Some(image) = self.images().into_iter().find(|kept| kept == image) else {
             return Ok(None);
-        }
-        let path = self.path(image);
+        };
+        let path = self.path(&image);
         File::open(&path).map(Some).map_err(Error::io(format!("open {}", path.display())))
     }
 
     /// Removes every bundle but that of `image`; an empty word means all.
     pub(super) fn keep_only(&self, image: &str) {
-        while let Some(other) = self.kept().filter(|kept| kept != image) {
+        for other in self.images().into_iter().filter(|kept| kept != image) {
             let path = self.path(&other);
-            if let Err(error) = fs::remove_file(&path) {
-                let error = &error as &dyn std::error::Error;
-                warn!(error, "cannot remove {}", path.display());
-                return;
+            match fs::remove_file(&path) {
+                Ok(()) => {
+                    info!(image = other, "the bundle of an update is not needed here any more");
+                }
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    warn!(error, "cannot remove {}", path.display());
+                }
             }
-            info!(image = other, "the bundle of an update is not needed here any more");
         }
     }
 
@@ -228,6 +236,19 @@ mod tests {
         store.keep_only("");
         assert_eq!(store.kept(), None);
         assert!(fs::read_dir(folder.path().join("data/update")).unwrap().next().is_none());
+    }
+
+    #[test]
+    fn a_bundle_is_found_beside_others_and_all_others_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, bundles) = (store(&folder), folder.path().join("data/update"));
+        fs::create_dir_all(&bundles).unwrap();
+        for image in ["0a", "0b", "0c"] {
+            fs::write(bundles.join(format!("{image}{END}")), image).unwrap();
+        }
+        assert!(store.open("0c").unwrap().is_some());
+        store.keep_only("0b");
+        assert_eq!(store.images(), ["0b"]);
     }
 
     #[test]

@@ -13,8 +13,8 @@ use tracing::info;
 use uuid::{Uuid, uuid};
 
 use super::record::{self, Entry, Record};
-use super::steps::{LARGE, Late, Noted, SMALL, Steps};
-use crate::install::disks::{self, Disk};
+use super::steps::{Late, Noted, Steps, WORDS};
+use crate::install::disks::{Disk, Disks};
 use crate::install::{content, select};
 use crate::storage::apart::{self, ANSWER_MAX, Key as DiskKey, Pending, apart};
 use crate::storage::apply::{self, apply, before_unlock};
@@ -22,6 +22,7 @@ use crate::storage::health::Devices;
 use crate::storage::key::Key;
 use crate::storage::luks::OpenError;
 use crate::storage::machine::{self, Live, MOUNT_OPTIONS, Target};
+use crate::storage::patience::{LARGE, Patient, SMALL};
 use crate::storage::plan::{self, Place, Plan};
 use crate::storage::table::{self, Partition, Table};
 use crate::storage::{Ground, Kind};
@@ -89,13 +90,6 @@ pub enum Error {
         /// The kernel's names.
         disks: Vec<String>,
     },
-    /// The kernel did not describe all disks.
-    #[error(
-        "the disks of this machine could not be listed within {} seconds; one of them does not \
-         answer",
-        ANSWER_MAX.as_secs()
-    )]
-    Unlisted,
     /// A step is late.
     #[error(transparent)]
     Late(Late),
@@ -117,9 +111,14 @@ pub enum Error {
         /// Why not.
         source: table::Error,
     },
-    /// Its content is not what the node has put there.
-    #[error(transparent)]
-    Refused(#[from] plan::Refusal),
+    /// It has no room, or not what the node has put there.
+    #[error("the disk {disk} cannot be used for the volume")]
+    Refused {
+        /// The kernel's name of it.
+        disk: String,
+        /// Why not.
+        source: plan::Refusal,
+    },
     /// Its protection is not the one that it was made with, or it is not whole any more.
     #[error("the disk {disk} was changed: its partition is not as this node has made it")]
     Changed {
@@ -175,7 +174,7 @@ pub(super) struct Machine {
 /// What is being read of the disks. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reads {
-    list: Pending<(), Vec<Disk>>,
+    all: Disks,
     /// The table of each disk; `None` where there is no sound one.
     tables: Pending<DiskKey, Option<Table>>,
 }
@@ -190,11 +189,9 @@ struct Tables {
 }
 
 impl Machine {
-    /// The disks of the machine. Some say what they are only when they are asked for it.
-    pub(super) async fn disks(&self) -> Result<Vec<Disk>, Error> {
-        let (sys, medium) = (self.sys.clone(), name_of(&self.medium));
-        let list = self.reads.list.answer((), || apart(move || disks::list(&sys, &medium)));
-        list.await.ok_or(Error::Unlisted)
+    /// The disks of the machine.
+    pub(super) async fn disks(&self) -> Vec<Disk> {
+        self.reads.all.list(&self.sys, &name_of(&self.medium)).await
     }
 
     /// Mounts the volume, after making it where it is not whole; `None` as long as more disks
@@ -348,10 +345,11 @@ impl Machine {
         }
         let size = block::size(&file).map_err(failed("measure"))?;
         let block_size = block::logical_block_size(&file).map_err(failed("measure"))?;
-        let table = planned(size, u64::from(block_size), entry.partition)?;
+        let refused = |source| Error::Refused { disk: name(), source };
+        let table = planned(size, u64::from(block_size), entry.partition).map_err(refused)?;
         // Behind the blank start there may be the data of an earlier use.
         let content = machine::read_content(&path, &table, &table.partitions[0]);
-        plan::spare(&content.map_err(failed("read"))?)?;
+        plan::spare(&content.map_err(failed("read"))?).map_err(refused)?;
         self.record.put(entry)?;
         table::create(&file, &table).map_err(|source| Error::Table { disk: name(), source })
     }
@@ -360,7 +358,7 @@ impl Machine {
     async fn mount(&self, disk: &Path, entry: &Entry, target: Target) -> Result<Opened, Error> {
         let (path, id) = (disk.to_owned(), entry.partition);
         let (table, plan) = self.on(disk, "reading the disk", move || look(&path, id)).await?;
-        let changed = || Error::Changed { disk: disk.display().to_string() };
+        let changed = || Error::Changed { disk: name_of(disk) };
         let fits = match &plan {
             Plan::Unlock { kind, .. } => *kind == entry.kind,
             Plan::Mount { .. } => entry.kind == Kind::Insecure,
@@ -383,7 +381,8 @@ impl Machine {
             log: self.log.clone(),
         };
         let name = name_of(disk);
-        let noted = Noted { machine: &live, disk: &name, steps: &self.steps };
+        let watch = Noted { disk: &name, steps: &self.steps };
+        let noted = Patient { machine: &live, watch: &watch, words: WORDS };
         let plan = match plan {
             Plan::Unlock { partition, kind, grow } => {
                 let grown = Box::pin(before_unlock(&noted, table.clone(), partition, grow)).await?;
@@ -435,7 +434,7 @@ fn partition_of(table: &Table, id: Uuid) -> Option<&Partition> {
 
 /// Looks at the disk with this partition, and decides. Blocks.
 fn look(path: &Path, id: Uuid) -> Result<(Table, Plan), Error> {
-    let disk = || path.display().to_string();
+    let disk = || name_of(path);
     let table = machine::read_table(path);
     let table = table.map_err(|source| Error::Table { disk: disk(), source })?;
     let partition = partition_of(&table, id).cloned();
@@ -444,8 +443,8 @@ fn look(path: &Path, id: Uuid) -> Result<(Table, Plan), Error> {
     let content =
         content.map_err(|source| Error::Disk { operation: "read", disk: disk(), source })?;
     let new_id = || uuid::Builder::from_random_bytes(rand::random()).into_uuid();
-    let plan = plan::plan(&table, Place::Made(partition), &content, new_id)?;
-    Ok((table, plan))
+    let plan = plan::plan(&table, Place::Made(partition), &content, new_id);
+    Ok((table, plan.map_err(|source| Error::Refused { disk: disk(), source })?))
 }
 
 /// Makes the directory that pods see. A mode that an operator has given it stays. Blocks.

@@ -137,7 +137,10 @@ async fn a_disk_with_data_or_without_room_is_refused_and_stays_as_it_is() {
     assert_eq!(world.machine.record.get(&"db".parse().unwrap()).unwrap(), None);
     file.set_len(plan::SIZE_MIN - 1).unwrap();
     let error = world.find(Some("vdb"), &[disk("vdb")], true).await.unwrap_err();
-    assert!(matches!(error, Error::Refused(plan::Refusal::TooSmall { .. })), "{error}");
+    let too_small = |error: &Error| {
+        matches!(error, Error::Refused { source: plan::Refusal::TooSmall { .. }, .. })
+    };
+    assert!(too_small(&error) && error.to_string().contains("vdb"), "{error}");
 }
 
 #[tokio::test]

@@ -265,7 +265,7 @@ impl Volume {
         let (mut since, mut disks) = (Instant::now(), None);
         loop {
             let attempt = async {
-                let found = machine.disks().await?;
+                let found = machine.disks().await;
                 if disks.as_ref() != Some(&found) {
                     since = Instant::now();
                     disks = Some(found.clone());

@@ -13,18 +13,17 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use tracing::info;
 
-use crate::storage::apply::{Error, Machine};
-use crate::storage::table::{Partition, Table};
+use crate::storage::apply::Error;
+use crate::storage::patience::{SOON, Watch, Words};
 
-/// A step that takes longer is worth a word.
-const SOON: Duration = Duration::from_secs(10);
-
-/// The limits of `storage::patience` for the data partition. For a few blocks.
-pub(super) const SMALL: Duration = Duration::from_secs(60);
-/// For a file system's first blocks, and for a key that is tried.
-pub(super) const LARGE: Duration = Duration::from_secs(300);
-/// For what grows with the disk: a journal that is replayed, free space that is written.
-const LARGEST: Duration = Duration::from_secs(1800);
+/// The names of the steps, for `storage::patience`.
+pub(super) const WORDS: Words = Words {
+    protect: "encrypting the volume",
+    mount: "mounting the volume",
+    settle: "writing the initial free space of the volume",
+    clear: "wiping the volume",
+    grow: "growing the volume",
+};
 
 /// A step.
 #[derive(Clone, Debug)]
@@ -39,7 +38,8 @@ struct Step {
 /// A step takes longer than it ever should.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the disk {disk} is slow, or does not answer: {what} has not ended after {seconds} seconds"
+    "the disk {disk} is slow, or does not answer: {what} has not ended after {seconds} seconds; \
+     check the disk and its cable, or pull it"
 )]
 pub struct Late {
     /// The kernel's name of it.
@@ -89,17 +89,15 @@ impl Steps {
     }
 }
 
-/// A machine whose steps are noted.
+/// Notes the steps on one disk.
 #[derive(Debug)]
-pub(super) struct Noted<'a, M> {
-    /// The machine that takes the steps.
-    pub(super) machine: &'a M,
+pub(super) struct Noted<'a> {
     /// The kernel's name of the disk.
     pub(super) disk: &'a str,
     pub(super) steps: &'a Steps,
 }
 
-impl<M: Machine + Sync> Noted<'_, M> {
+impl Watch for Noted<'_> {
     async fn step(
         &self,
         what: &'static str,
@@ -110,45 +108,10 @@ impl<M: Machine + Sync> Noted<'_, M> {
     }
 }
 
-impl<M: Machine + Sync> Machine for Noted<'_, M> {
-    async fn write_table(&self, table: &Table) -> Result<(), Error> {
-        self.step("writing the partition table", SMALL, self.machine.write_table(table)).await
-    }
-
-    async fn register(&self, partition: &Partition) -> Result<(), Error> {
-        self.step("announcing a partition to the kernel", SMALL, self.machine.register(partition))
-            .await
-    }
-
-    async fn protect(&self, partition: &Partition) -> Result<(), Error> {
-        self.step("encrypting the volume", LARGE, self.machine.protect(partition)).await
-    }
-
-    async fn format(&self, partition: &Partition) -> Result<(), Error> {
-        self.step("making a file system", LARGE, self.machine.format(partition)).await
-    }
-
-    async fn mount(&self, partition: &Partition) -> Result<(), Error> {
-        self.step("mounting the volume", LARGEST, self.machine.mount(partition)).await
-    }
-
-    async fn settle(&self, partition: &Partition) -> Result<(), Error> {
-        let what = "writing the initial free space of the volume";
-        self.step(what, LARGEST, self.machine.settle(partition)).await
-    }
-
-    async fn clear(&self, partition: &Partition) -> Result<(), Error> {
-        self.step("wiping the volume", SMALL, self.machine.clear(partition)).await
-    }
-
-    async fn grow(&self, partition: &Partition) -> Result<(), Error> {
-        self.step("growing the volume", LARGE, self.machine.grow(partition)).await
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::storage::patience::SMALL;
 
     #[tokio::test(start_paused = true)]
     async fn a_step_is_late_from_its_limit_until_it_ends_and_names_its_disk() {

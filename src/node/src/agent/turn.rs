@@ -26,6 +26,8 @@
 //! (`curator::update`).
 
 use std::convert::Infallible;
+use std::io::{self, BufReader, Read};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use polis_bundle::EtcdTarget;
@@ -324,8 +326,12 @@ async fn fetch(
         let file = blocking(move || bundles.open(&own)).await?;
         let file = file.ok_or_else(|| way("this node no longer has the bundle".to_owned()))?;
         note(Phase::Install, String::new());
-        let read = move || entered.install(std::io::BufReader::new(file), 0, etcd, &progress);
-        return Ok(blocking(read).await?);
+        // The thread reads on only while this waits for it.
+        let lasts = Arc::new(());
+        let own = Own { bundle: BufReader::new(file), turn: Arc::downgrade(&lasts) };
+        let installed = blocking(move || entered.install(own, 0, etcd, &progress)).await?;
+        drop(lasts);
+        return Ok(installed);
     }
     let credentials = service.outputs.credentials.borrow().clone();
     let known = credentials.as_ref().and_then(|credentials| credentials.authorities.clone());
@@ -362,6 +368,22 @@ async fn fetch(
             way(cause::line(&error))
         }
     })
+}
+
+/// The bundle that this node keeps itself, for as long as its turn lasts: a turn that is taken back
+/// ends it for the thread that writes it, as it ends a transfer.
+struct Own<R> {
+    bundle: R,
+    turn: Weak<()>,
+}
+
+impl<R: Read> Read for Own<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self.turn.strong_count() {
+            0 => Ok(0),
+            _ => self.bundle.read(buffer),
+        }
+    }
 }
 
 /// Passes the pieces that the holder sends on to the thread that writes them.
@@ -449,6 +471,16 @@ mod tests {
         assert_eq!(failed, Do::Failed(text));
         // Another bundle that was tried says nothing of this one.
         assert_eq!(at("1.0.0", "second", Some(other("1.2.0", Standing::Tried))), Do::Install);
+    }
+
+    #[test]
+    fn the_bundle_of_this_node_ends_with_its_turn() {
+        let lasts = Arc::new(());
+        let mut own = Own { bundle: &b"bundle"[..], turn: Arc::downgrade(&lasts) };
+        let mut piece = [0; 3];
+        assert_eq!((own.read(&mut piece).unwrap(), &piece), (3, b"bun"));
+        drop(lasts);
+        assert_eq!(own.read(&mut piece).unwrap(), 0);
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! The users that this node serves, kept on its disk: a node that starts while it reaches no
-//! leader knows whom it serves.
+//! leader serves the users of its last boot.
 //!
 //! ```text
 //! [unknown] --kept list--> [kept] --from the leader, or the records--> [known] --> kept

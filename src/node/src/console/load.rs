@@ -7,6 +7,7 @@
 //! Invariants:
 //! - A column of a chart is [`PACE`] long, whether it was sampled or is a part of a
 //!   longer time that was.
+//! - A disk that does not answer stops the charts, and no other service of the node.
 //!
 //! What this module does not do: keep more than a screen shows. The metrics have the
 //! history of a node.
@@ -14,6 +15,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use polis_tui::snapshot::Metrics;
@@ -24,7 +26,7 @@ use super::attention::Attention;
 use super::counters::{Counters, Space, space};
 use polis_base::files;
 use polis_base::sys::quota::Usage;
-use polis_runtime::supervisor::Context;
+use polis_runtime::supervisor::{Context, blocking};
 use polis_workload::ground;
 
 /// Between two samples: what a column of a chart stands for.
@@ -60,11 +62,7 @@ pub(super) struct Service {
     pub(super) proc: PathBuf,
     pub(super) sys: PathBuf,
     /// The data partition.
-    pub(super) data: PathBuf,
-    /// The file there that reserves what is still to be written.
-    pub(super) unwritten: PathBuf,
-    /// The tree there, for the quota of workloads.
-    pub(super) tree: files::Data,
+    pub(super) data: Arc<files::Data>,
     pub(super) load: watch::Sender<Option<Load>>,
     /// Whether something happens.
     pub(super) attention: Attention,
@@ -81,15 +79,20 @@ impl Service {
             let (at, now) = read();
             series.add(&before, &now, at - then);
             (then, before) = (at, now);
-            let load = series.load(&before, space(&self.data, &self.unwritten));
-            self.load.send_replace(Some(Load { quota: self.quota(), ..load }));
+            let Some((space, quota)) = ctx.until_cancelled(self.disk()).await else { break };
+            self.load.send_replace(Some(Load { quota, ..series.load(&before, space) }));
         }
         Ok(())
     }
 
-    /// The usage of workloads, where they have a limit.
-    fn quota(&self) -> Option<Usage> {
-        ground::quota::usage(&self.tree).ok().filter(|usage| usage.limits.bytes > 0)
+    /// The space on the data partition, and that of workloads where they have a limit.
+    async fn disk(&self) -> (Option<Space>, Option<Usage>) {
+        let data = Arc::clone(&self.data);
+        blocking(move || {
+            let quota = ground::quota::usage(&data).ok().filter(|usage| usage.limits.bytes > 0);
+            (space(data.mount.path(), data.unwritten.path()), quota)
+        })
+        .await
     }
 
     /// Waits until a sample is due after the one at `last`. Cancel-safe.
@@ -208,6 +211,12 @@ fn percent(part: u64, whole: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::path::Path;
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    use tokio::time::timeout;
+
     use super::*;
 
     fn counters() -> Counters {
@@ -220,6 +229,16 @@ mod tests {
             disk_read: 200 * 512,
             disk_written: 300 * 512,
             interfaces: BTreeMap::from([("eth0".to_owned(), (1000, 500))]),
+        }
+    }
+
+    fn service(root: &Path) -> Service {
+        Service {
+            proc: root.to_owned(),
+            sys: root.to_owned(),
+            data: Arc::new(files::Root::at(root).data),
+            load: watch::Sender::default(),
+            attention: Attention::default(),
         }
     }
 
@@ -259,17 +278,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn samples_are_rare_at_rest_and_frequent_once_something_happens() {
-        let proc = PathBuf::from("/nowhere");
-        let attention = Attention::default();
-        let service = Service {
-            sys: proc.clone(),
-            data: proc.clone(),
-            tree: files::Root::at(&proc).data,
-            unwritten: proc.clone(),
-            proc,
-            load: watch::Sender::default(),
-            attention: attention.clone(),
-        };
+        let service = service("/nowhere".as_ref());
+        let attention = service.attention.clone();
         let began = Instant::now();
         service.due(began).await;
         assert_eq!(began.elapsed(), PACE);
@@ -284,6 +294,22 @@ mod tests {
         };
         tokio::join!(service.due(last), called);
         assert_eq!(last.elapsed(), PACE * 5 / 4, "it is due at once");
+    }
+
+    #[tokio::test]
+    async fn a_disk_that_hangs_keeps_no_thread_of_the_other_services() {
+        let root = tempfile::tempdir().unwrap();
+        let service = service(root.path());
+        let mount = service.data.mount.path();
+        std::fs::create_dir_all(mount.parent().unwrap()).unwrap();
+        // Opening it for reading waits for a writer.
+        mknodat(CWD, mount, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        let mut disk = std::pin::pin!(service.disk());
+        let early = timeout(Duration::from_millis(50), &mut disk).await;
+        assert!(early.is_err(), "{early:?}");
+        let _writer = File::options().write(true).open(mount).unwrap();
+        let (_space, quota) = disk.await;
+        assert_eq!(quota, None);
     }
 
     #[test]

@@ -221,9 +221,7 @@ impl Service {
         let load = load::Service {
             proc: PathBuf::from("/proc"),
             sys: PathBuf::from("/sys"),
-            data: files::Root::live().data.mount.path().to_owned(),
-            unwritten: files::Root::live().data.unwritten.path().to_owned(),
-            tree: files::Root::live().data,
+            data: Arc::new(files::Root::live().data),
             load,
             attention: attention.clone(),
         };

@@ -249,6 +249,8 @@ impl Service {
                         present = Some(rules.clone());
                     }
                     Err(error) => {
+                        // The kernel may have taken them from a program that was ended late.
+                        present = None;
                         let cause = cause::line(&error);
                         if failed.is_new(&cause) {
                             warn!(cause, "the firewall is not as it should be; it is tried again");

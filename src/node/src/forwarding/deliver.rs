@@ -113,22 +113,27 @@ impl Delivery {
             if let Error::Closed(closed) = error {
                 return Err(closed);
             }
+            let pause = match &error {
+                Error::Otlp(otlp::Error::Refused { wait, .. }) => wait.unwrap_or_default(),
+                Error::Closed(_) | Error::Ring(_) | Error::Syslog(_) | Error::Otlp(_) => {
+                    Duration::ZERO
+                }
+            };
             if session.settled {
-                // A connection that worked is replaced at once, and only another failure counts.
+                // A connection that worked is replaced at once, unless the target asks for a pause,
+                // and only another failure counts.
                 backoff = History::default();
+                sleep(pause).await;
                 continue;
             }
             self.failed(&cause::line(&error));
             let random = f64::from(rand::random::<u16>()) / f64::from(u16::MAX);
             let verdict = backoff.died(Policy::forever(), clock::uptime(), None, random);
-            let mut delay = match verdict {
+            let delay = match verdict {
                 Verdict::Restart(delay) => delay,
                 Verdict::GiveUp(_) => Duration::from_secs(60),
             };
-            if let Error::Otlp(otlp::Error::Refused { wait: Some(wait), .. }) = error {
-                delay = delay.max(wait);
-            }
-            sleep(delay).await;
+            sleep(delay.max(pause)).await;
         }
     }
 

@@ -22,7 +22,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
@@ -179,7 +179,8 @@ async fn syslog(mut tls: TlsStream<TcpStream>, received: Received) {
 }
 
 /// Answers requests of OTLP: first that it is busy, then that it cannot read a batch with
-/// *poison* in it, and that it rejects one record of a batch with *partly*.
+/// *poison* in it, and that it rejects one record of a batch with *partly*. It asks for a pause at
+/// the first batch with *pause*.
 async fn otlp(mut tls: TlsStream<TcpStream>, received: Received) {
     loop {
         let mut head = Vec::new();
@@ -198,6 +199,9 @@ async fn otlp(mut tls: TlsStream<TcpStream>, received: Received) {
         let (status, answer) = if received.lock().unwrap().is_empty() && has("busy") {
             received.lock().unwrap().push(("busy".to_owned(), 0, "busy once".to_owned()));
             ("503 Busy", Vec::new())
+        } else if has("pause") && received.lock().unwrap().iter().all(|it| it.0 != "pause") {
+            received.lock().unwrap().push(("pause".to_owned(), 0, "a pause, please".to_owned()));
+            ("503 Busy\r\nRetry-After: 2", Vec::new())
         } else if has("poison") {
             ("400 Bad", Vec::new())
         } else {
@@ -372,6 +376,23 @@ async fn a_collector_takes_what_it_can_read_and_the_rest_is_counted() {
     let texts = collector.texts();
     assert!((0..40).all(|number| texts.contains(&format!("line {number}"))), "{texts:?}");
     assert!(texts.contains("busy once") && !texts.contains("poison"), "{texts:?}");
+}
+
+#[tokio::test]
+async fn a_collector_that_took_lines_and_asks_for_a_pause_gets_one() {
+    let (dir, mut collector) = (tempfile::tempdir().unwrap(), Collector::new().await);
+    let node = boot(dir.path(), "one");
+    collector.start(otlp).await;
+    node.log("first");
+    let running = deliver(collector.target("otlp+https"), &node, Cursors::default());
+    running.target(|target| target.sent > 0 && target.behind == 0).await;
+    node.log("pause");
+    collector.has("a pause, please").await;
+    let asked = Instant::now();
+    collector.has("pause").await;
+    assert!(asked.elapsed() > Duration::from_secs(1), "{:?}", asked.elapsed());
+    drop(running.cut().await);
+    node.stop().await;
 }
 
 #[tokio::test]

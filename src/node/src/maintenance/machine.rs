@@ -1,52 +1,10 @@
-//! What a machine in maintenance tells of itself: its disks, its logs, its parameters.
+//! What a machine in maintenance tells of itself: its logs, its parameters.
 //!
 //! Everything here blocks on files; `serve` calls it where that is allowed.
-
-use std::fs;
-use std::path::Path;
 
 use polis_base::files::{Esp, File};
 use polis_base::serial::{Severity, log_line};
 use polis_base::sys::kmsg;
-use polis_proto::v1;
-
-/// Bytes of a sector in `/sys/block/*/size`.
-const SECTOR: u64 = 512;
-/// Bytes of text that a device may report of itself.
-const TEXT_MAX: usize = 128;
-
-/// The disks of this machine; `system` is the device that it was started from.
-pub(super) fn disks(sys: &Path, system: &Path) -> Vec<v1::MachineDisk> {
-    let Ok(folder) = fs::read_dir(sys.join("block")) else { return Vec::new() };
-    let names = folder.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-    let mut disks: Vec<_> = names
-        .filter_map(|name| {
-            let block = sys.join("block").join(&name);
-            // Loop devices, memory and mapped devices have no device below them.
-            block.join("device").exists().then(|| v1::MachineDisk {
-                bytes: text(&block.join("size")).parse().map_or(0, |size: u64| size * SECTOR),
-                model: text(&block.join("device/model")),
-                serial: [block.join("device/serial"), block.join("serial")]
-                    .iter()
-                    .map(|path| text(path))
-                    .find(|serial| !serial.is_empty())
-                    .unwrap_or_default(),
-                system: system.file_name().is_some_and(|own| own == name.as_str()),
-                name,
-            })
-        })
-        .collect();
-    disks.sort_by(|a, b| a.name.cmp(&b.name));
-    disks
-}
-
-/// The printable part of a file of sysfs; empty if it cannot be read.
-fn text(path: &Path) -> String {
-    let bytes = fs::read(path).unwrap_or_default();
-    let text = String::from_utf8_lossy(&bytes);
-    let printed = text.chars().filter(|c| c.is_ascii_graphic() || *c == ' ').take(TEXT_MAX);
-    printed.collect::<String>().trim().to_owned()
-}
 
 /// Whether this machine is a member of a cluster, or was: also where that cannot be read.
 pub(super) fn has_home(esp: &Esp) -> bool {
@@ -85,32 +43,11 @@ pub(super) fn reports(reports: &[File]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use polis_base::files::Root;
 
     use super::*;
-
-    #[test]
-    fn disks_are_those_with_a_device_below_them() {
-        let sys = tempfile::tempdir().unwrap();
-        let block = sys.path().join("block");
-        for (file, content) in [
-            ("vda/size", "2048\n"),
-            ("vda/serial", "polis\0"),
-            ("vda/device/x", ""),
-            ("sda/size", "4096\n"),
-            ("sda/device/model", "Ultra \u{1b}[2J\n"),
-            ("loop0/size", "8\n"),
-        ] {
-            let path = block.join(file);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, content).unwrap();
-        }
-        let disks = disks(sys.path(), Path::new("/dev/vda"));
-        let names: Vec<_> = disks.iter().map(|disk| (&*disk.name, disk.bytes)).collect();
-        assert_eq!(names, [("sda", 2 << 20), ("vda", 1 << 20)]);
-        assert_eq!((&*disks[0].model, disks[0].system), ("Ultra [2J", false));
-        assert_eq!((&*disks[1].serial, disks[1].system), ("polis", true));
-    }
 
     #[test]
     fn reports_come_in_the_order_of_their_numbers() {

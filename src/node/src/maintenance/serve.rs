@@ -27,6 +27,7 @@ use polis_base::files::Root;
 use polis_base::sys::clock;
 use polis_base::sys::reboot::Reason;
 use polis_base::trapdoor::Report;
+use polis_machine::install::disks::{Disk, Disks};
 use polis_machine::network;
 use polis_machine::parameters::{self, Source};
 use polis_runtime::supervisor::blocking;
@@ -45,6 +46,7 @@ pub(super) struct Handlers {
     /// Where `init` has left the lines before the failure.
     log: PathBuf,
     places: parameters::Config,
+    disks: Disks,
     gate: Gate,
     network: watch::Receiver<network::Status>,
     end: watch::Sender<Option<Reason>>,
@@ -68,6 +70,7 @@ impl Handlers {
             sys: service.kernel[0].clone(),
             log: Path::new(MAINTENANCE_LOG).to_owned(),
             places: service.places(),
+            disks: Disks::default(),
             gate: gate.clone(),
             network,
             end: service.end.clone(),
@@ -147,6 +150,11 @@ fn accepted(bytes: Vec<u8>) -> Result<Vec<u8>, parameters::Error> {
     Ok(message)
 }
 
+fn described(disk: Disk) -> v1::MachineDisk {
+    let Disk { name, size, model, serial, medium, .. } = disk;
+    v1::MachineDisk { name, bytes: size, model, serial, system: medium }
+}
+
 /// A text in pieces of whole lines.
 fn pieces(text: &str) -> Vec<v1::ReadLogResponse> {
     let mut pieces = vec![String::new()];
@@ -169,10 +177,10 @@ impl Maintenance for Handlers {
     ) -> Result<Response<v1::DescribeResponse>, Status> {
         self.admit(&request)?;
         let survey = parameters::survey(&self.places).await;
-        let (esp, sys, disk) =
-            (self.tree.esp.clone(), self.sys.clone(), self.environment.disk.clone());
-        let (home, disks) =
-            blocking(move || (machine::has_home(&esp), machine::disks(&sys, &disk))).await;
+        let esp = self.tree.esp.clone();
+        let home = blocking(move || machine::has_home(&esp)).await;
+        let own = self.environment.disk.file_name().unwrap_or_default().to_string_lossy();
+        let disks = self.disks.list(&self.sys, &own).await;
         let addresses = self.network.borrow().addresses();
         let mut parameters = survey.loaded.tried;
         parameters.extend(survey.fault);
@@ -187,7 +195,7 @@ impl Maintenance for Handlers {
             image: self.environment.image.clone(),
             slot: self.environment.slot.clone(),
             addresses: addresses.iter().map(ToString::to_string).collect(),
-            disks,
+            disks: disks.into_iter().map(described).collect(),
             home,
             parameters,
             uptime_seconds: clock::uptime().as_secs_f64(),
@@ -226,11 +234,17 @@ impl Maintenance for Handlers {
         let v1::GiveParametersRequest { parameters, replace, dry_run } = request.into_inner();
         let message =
             accepted(parameters).map_err(|error| Status::invalid_argument(cause::line(&error)))?;
-        let _turn = self.writing.lock().await;
+        let turn = Arc::clone(&self.writing).lock_owned().await;
         let replaced = self.checked(replace).await?;
         if !dry_run {
             let file = self.tree.esp.given_parameters.clone();
-            let written = blocking(move || file.write(&message)).await;
+            let places = self.places.clone();
+            let written = blocking(move || {
+                // A caller that is gone ends no write.
+                let _turn = turn;
+                file.write(&parameters::given_content(&places, &message))
+            });
+            let written = written.await;
             written.map_err(|failed| {
                 error!(error = &failed as &dyn std::error::Error, "node parameters are not kept");
                 Status::internal(format!(

@@ -190,6 +190,7 @@ async fn a_machine_that_registers_serves_the_owners_of_that_cluster() {
 async fn parameters_are_written_only_if_a_node_would_use_them() {
     let world = World::new(None).await;
     let file = &world.service.tree.esp.given_parameters;
+    let content = |message: &[u8]| parameters::given_content(&world.service.places(), message);
     let mut client = world.as_caller(&of(&world.code().keys().caller)).await;
     let good = parameters().encode_to_vec();
 
@@ -203,7 +204,7 @@ async fn parameters_are_written_only_if_a_node_would_use_them() {
     assert_eq!(file.read().unwrap(), None, "nothing was written");
 
     client.give_parameters(given(good.clone())).await.unwrap();
-    assert_eq!(file.read().unwrap(), Some(good.clone()));
+    assert_eq!(file.read().unwrap(), Some(content(&good)));
 
     // Others are replaced on request alone.
     let wipes = format!("polis-{}", "ab".repeat(16));
@@ -214,7 +215,7 @@ async fn parameters_are_written_only_if_a_node_would_use_them() {
     let replace = v1::GiveParametersRequest { replace: true, ..given(text) };
     let answer = client.give_parameters(replace.clone()).await.unwrap().into_inner();
     assert!(answer.replaced[0].contains("polis/given_parameters.pb on the ESP"), "{answer:?}");
-    assert_eq!(file.read().unwrap(), Some(other.clone()), "the message, not its text");
+    assert_eq!(file.read().unwrap(), Some(content(&other)), "the message, not its text");
 
     // fw_cfg takes precedence.
     let sys = world.base.path().join("sys/firmware/qemu_fw_cfg");
@@ -231,7 +232,7 @@ async fn parameters_are_written_only_if_a_node_would_use_them() {
     std::fs::write(sealed.path(), b"damaged").unwrap();
     let refused = client.give_parameters(replace).await.unwrap_err();
     assert_eq!(reason(&refused), "home");
-    assert_eq!(file.read().unwrap(), Some(other));
+    assert_eq!(file.read().unwrap(), Some(content(&other)));
     world.handles.cancel().await;
 }
 

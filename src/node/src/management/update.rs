@@ -34,6 +34,7 @@ use tonic::{Code, Response, Status, Streaming};
 use polis_machine::update::{
     Error, Installed, PIECES, Phase, Pieces, Progress, Purpose, Store, Turn, Unfinished,
 };
+use polis_runtime::supervisor::attempt;
 use polis_wire::rpc::{REASON, resume_at};
 
 /// How much of a bundle is sent at once; a caller takes at most sixteen times that.
@@ -104,7 +105,10 @@ pub(super) async fn fetch(
 ) -> Result<Response<impl Stream<Item = Result<v1::UpdateRequest, Status>> + Send + use<>>, Status>
 {
     let v1::FetchBundleRequest { image, at } = request;
-    let file = store.open(&image).map_err(|error| refused(&error))?.ok_or_else(|| {
+    let store = store.clone();
+    // A disk that hangs delays this caller, and nothing else of the node.
+    let opened = attempt(move || store.open(&image)).await.unwrap_or(Err(Error::Lost));
+    let file = opened.map_err(|error| refused(&error))?.ok_or_else(|| {
         let mut status = Status::not_found("this node does not keep that bundle");
         status.metadata_mut().insert(REASON, MetadataValue::from_static("no-bundle"));
         status
@@ -302,6 +306,24 @@ mod tests {
             let word = refused.metadata().get(REASON).unwrap();
             assert!(refused.code() == Code::NotFound && word == "no-bundle", "{other}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_disk_that_hangs_stops_no_worker_of_the_runtime() {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+        let folder = tempfile::tempdir().unwrap();
+        let dir = polis_base::files::Root::at(folder.path()).data.update;
+        std::fs::create_dir_all(dir.path()).unwrap();
+        // To open one end waits for the other.
+        let pipe = dir.path().join("00ff.bundle");
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        let request = v1::FetchBundleRequest { image: "00ff".to_owned(), at: 0 };
+        let store = Store::new(dir);
+        let fetched = timeout(Duration::from_millis(100), fetch(&store, request)).await;
+        assert!(fetched.is_err(), "it was opened");
+        // The thread that waits goes on.
+        let _both = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
     }
 
     #[test]

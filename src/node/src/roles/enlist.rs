@@ -28,6 +28,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
+use polis_base::cause;
 use polis_base::files::{self, File};
 use polis_control::cluster::{self, Membership, RETRY, TRUST};
 use polis_control::consensus::{self, Invitation, MemberStatus, Orders, Peer, Start};
@@ -197,6 +198,7 @@ impl Service {
     /// Asks the leader for what a member needs, until there is an answer.
     async fn invited(&self, key: &NodeKey, address: IpAddr) -> Start {
         let request = v1::JoinConsensusRequest { address: address.to_string() };
+        let mut failed = cause::Last::default();
         loop {
             let call = |channel| {
                 let request = request.clone();
@@ -210,7 +212,9 @@ impl Service {
                     None => warn!("the leader's answer to a new member cannot be read; retrying"),
                 },
                 Err(status) => {
-                    warn!(%status, "cannot become a member of etcd yet; retrying");
+                    if failed.is_new(&status.to_string()) {
+                        warn!(%status, "cannot become a member of etcd yet; retrying");
+                    }
                 }
             }
             sleep(ENLIST_RETRY).await;

@@ -422,6 +422,15 @@ impl Cluster {
         self.leads.store(false, Ordering::Relaxed);
     }
 
+    /// After this time the node reports that it leads.
+    pub(super) fn leads_after(&self, wait: std::time::Duration) {
+        let leads = Arc::clone(&self.leads);
+        self.runtime.spawn(async move {
+            tokio::time::sleep(wait).await;
+            leads.store(true, Ordering::Relaxed);
+        });
+    }
+
     /// From now on its member of etcd does not answer.
     pub(super) fn etcd_is_silent(&self) {
         self.answers.store(false, Ordering::Relaxed);
@@ -907,15 +916,19 @@ impl CuratorLocal for Served {
         &self,
         _request: Request<v1::GetCurrentLeaderRequest>,
     ) -> Result<Response<Self::GetCurrentLeaderStream>, Status> {
-        let id = node_id(NODE).to_string();
-        let leads = self.leads.load(Ordering::Relaxed);
-        let this = v1::GetCurrentLeaderResponse {
-            leader_id: if leads { id.clone() } else { String::new() },
-            this_id: id,
-            crl_digest: Crl::read(&self.crl.lock().unwrap()).map_or(Vec::new(), |crl| crl.digest()),
-            ..Default::default()
-        };
-        Ok(Response::new(stream::iter([Ok(this)]).chain(stream::pending()).boxed()))
+        let (now, served) = (self.leader(), self.clone());
+        let before = now.leader_id.clone();
+        let next = stream::once(async move {
+            loop {
+                let next = served.leader();
+                if next.leader_id != before {
+                    return Ok(next);
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            }
+        });
+        let answers = stream::iter([Ok(now)]).chain(next).chain(stream::pending());
+        Ok(Response::new(answers.boxed()))
     }
 
     async fn get_ca_certificate(
@@ -927,6 +940,18 @@ impl CuratorLocal for Served {
 }
 
 impl Served {
+    /// The leader of now: this node, or none.
+    fn leader(&self) -> v1::GetCurrentLeaderResponse {
+        let id = node_id(NODE).to_string();
+        let leads = self.leads.load(Ordering::Relaxed);
+        v1::GetCurrentLeaderResponse {
+            leader_id: if leads { id.clone() } else { String::new() },
+            this_id: id,
+            crl_digest: Crl::read(&self.crl.lock().unwrap()).map_or(Vec::new(), |crl| crl.digest()),
+            ..Default::default()
+        }
+    }
+
     /// The rotation of its CA, which goes on for two questions.
     async fn rotation(&self) -> v1::GetRotationResponse {
         let ca_certificate = self.authority.authorities().await.signing.clone();

@@ -361,6 +361,19 @@ fn a_name_is_as_good_as_an_id_and_compares_the_same_certificate() {
 }
 
 #[test]
+fn a_change_of_roles_waits_for_the_next_leader() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    let id = node_id(NODE).to_string();
+    cluster.lose_the_leader();
+    // Longer than one search takes.
+    cluster.leads_after(Duration::from_secs(3));
+    let ended = world.run(&["node", "roles", &id, "--add", "kubernetes-worker"]);
+    assert_eq!(ended.status, 0, "{}", ended.stderr);
+    assert_eq!(cluster.asked(), ["UpdateNodeRoles"]);
+}
+
+#[test]
 fn a_node_is_given_a_name_and_loses_it() {
     let world = World::new();
     let cluster = Cluster::new(&world);

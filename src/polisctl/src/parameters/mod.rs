@@ -354,9 +354,10 @@ async fn admission(arguments: &Register, global: &Global) -> Result<Admission, E
 
 fn nodes(texts: &[String]) -> Result<Vec<v1::cluster_directory::Node>, Error> {
     let read = |text: &String| {
-        let (id, addresses) = text
-            .split_once('=')
-            .ok_or_else(|| Error::usage(format!("--node {text:?} is not ID=ADDRESS[,ADDRESS]")))?;
+        let (id, addresses) = text.split_once('=').ok_or_else(|| {
+            Error::usage(format!("--node {text:?} is not ID=ADDRESS[,ADDRESS]"))
+                .or_help("without --node, the cluster of the context is asked for its nodes")
+        })?;
         let addresses = addresses.split(',').map(str::to_owned).collect();
         Ok(v1::cluster_directory::Node { id: id.to_owned(), addresses })
     };
@@ -429,11 +430,15 @@ fn installation(disk: v1::DiskSelector, wipe: Option<InstallWipe>) -> v1::Instal
 pub(super) fn pairs(flag: &str, texts: &[String]) -> Result<BTreeMap<String, String>, Error> {
     let mut pairs = BTreeMap::new();
     for text in texts {
-        let (key, value) = text
-            .split_once('=')
-            .ok_or_else(|| Error::usage(format!("{flag} {text:?} is not KEY=VALUE")))?;
+        let (key, value) = text.split_once('=').ok_or_else(|| {
+            Error::usage(format!("{flag} {text:?} is not KEY=VALUE"))
+                .or_help(format!("add a value: {text}=VALUE"))
+        })?;
         if pairs.insert(key.to_owned(), value.to_owned()).is_some() {
-            return Err(Error::usage(format!("{flag} names {key:?} twice")));
+            return Err(Error::usage(format!(
+                "{flag} names {key:?} twice; allowed is each key once"
+            ))
+            .or_help("leave out the other values of this key"));
         }
     }
     Ok(pairs)
@@ -469,8 +474,17 @@ fn written(message: &v1::NodeParameters, machine: &Machine, global: &Global) -> 
 }
 
 fn checked(bytes: &[u8]) -> Result<parameters::Parameters, Error> {
-    parameters::parse(bytes)
-        .help(|| "docs/parameters.md lists every field and its values".to_owned())
+    use parameters::Error::{Malformed, NothingChosen, Truncated};
+    parameters::parse(bytes).map_err(|error| {
+        let help = match &error {
+            Malformed(_) | Truncated { .. } | NothingChosen => {
+                "write the file again with `polisctl parameters bootstrap` or `polisctl parameters \
+                 register`"
+            }
+            _ => "docs/parameters.md lists every field and its values",
+        };
+        Error::from(error).or_help(help)
+    })
 }
 
 /// The message in a file of any format, and its content.

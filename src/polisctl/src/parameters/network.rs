@@ -2,6 +2,8 @@
 //!
 //! Options are split here; their values are checked with the rest of the message.
 
+use std::fmt::Display;
+
 use polis_proto::v1;
 use polis_proto::v1::network_configuration::bond::{Hash, Mode};
 use polis_proto::v1::network_configuration::{Bond, Interface, Route, Settings, Vlan};
@@ -9,11 +11,15 @@ use serde::Serialize;
 
 use crate::error::Error;
 use crate::output::or_dash;
-use polis_wire::parameters::{Bonding, Card, Ipv6, LinkSettings, Network};
+use polis_wire::parameters::{Bonding, Card, Ipv6, LinkSettings, MTU, Network, VLAN_IDS};
 
 /// The text behind the link in each option.
 const SETTINGS: &str = "dhcp, address=CIDR, route=CIDR@GATEWAY[@METRIC], mtu=BYTES, primary, \
                         ipv6=auto|slaac|dhcpv6|off";
+
+/// The form of a route.
+const ROUTE: &str = "CIDR@GATEWAY, or CIDR@GATEWAY@METRIC with a number, such as \
+                     0.0.0.0/0@192.0.2.1@100";
 
 /// The links of a machine.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -62,43 +68,78 @@ impl Links {
     }
 }
 
-/// A part of an option that is not known.
-fn wrong(option: &str, text: &str, part: &str, allowed: &str) -> Error {
-    Error::usage(format!("{option} {text:?}: {part:?} is not known"))
-        .or_help(format!("after the name: {allowed}"))
+/// The reason why a part of an option is rejected.
+enum Wrong {
+    /// The option has no such part.
+    Part,
+    /// The value of the part, with the allowed ones.
+    Value(String),
 }
 
-/// Takes up a setting that every link may have; `None` if the part is not one.
-fn setting(settings: &mut Settings, part: &str) -> Option<()> {
+impl Wrong {
+    fn value(allowed: impl Into<String>) -> Self {
+        Self::Value(allowed.into())
+    }
+
+    /// The error for this part of `option`, whose allowed parts are `known`.
+    fn error(self, option: &str, text: &str, part: &str, known: &str) -> Error {
+        let why = match (self, part.split_once('=')) {
+            (Self::Value(allowed), Some((key, value))) => {
+                format!("{key} is {value:?}; allowed is {allowed}")
+            }
+            (Self::Part, _) | (Self::Value(_), None) => format!("{part:?} is not known"),
+        };
+        Error::usage(format!("{option} {text:?}: {why}"))
+            .or_help(format!("after the name: {known}"))
+    }
+}
+
+/// Takes up a setting that every link may have.
+fn setting(settings: &mut Settings, part: &str) -> Result<(), Wrong> {
     match part.split_once('=') {
         None if part == "dhcp" => settings.dhcp = true,
         None if part == "primary" => settings.primary = true,
         Some(("address", address)) => settings.addresses.push(address.to_owned()),
         Some(("ipv6", ipv6)) => {
-            let known = Ipv6::NAMES.iter().find(|(_, name)| *name == ipv6);
-            settings.ipv6 = known.map(|(ipv6, _)| ipv6.message().into())?;
+            let ipv6 = one_of(&Ipv6::NAMES.map(|(ipv6, name)| (name, ipv6)), ipv6)?;
+            settings.ipv6 = ipv6.message().into();
         }
-        Some(("mtu", mtu)) => settings.mtu = mtu.parse().ok()?,
-        Some(("route", route)) => {
-            let mut fields = route.split('@');
-            let (destination, gateway) = (fields.next()?, fields.next()?);
-            let metric = fields.next().map_or(Ok(0), str::parse).ok()?;
-            if fields.next().is_some() {
-                return None;
-            }
-            settings.routes.push(Route {
-                destination: destination.to_owned(),
-                gateway: gateway.to_owned(),
-                metric,
-            });
+        Some(("mtu", mtu)) => settings.mtu = number(mtu, MTU.start(), MTU.end())?,
+        Some(("route", text)) => {
+            settings.routes.push(route(text).ok_or_else(|| Wrong::value(ROUTE))?);
         }
-        _ => return None,
+        _ => return Err(Wrong::Part),
     }
-    Some(())
+    Ok(())
+}
+
+/// The value that one of these words means.
+fn one_of<T: Copy>(known: &[(&str, T)], word: &str) -> Result<T, Wrong> {
+    let found = known.iter().find(|(name, _)| *name == word);
+    found.map(|(_, value)| *value).ok_or_else(|| {
+        let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
+        Wrong::value(names.join(", "))
+    })
+}
+
+/// A number; its range is checked with the message.
+fn number(text: &str, least: impl Display, most: impl Display) -> Result<u32, Wrong> {
+    text.parse().map_err(|_not| Wrong::value(format!("a number from {least} to {most}")))
+}
+
+fn route(text: &str) -> Option<Route> {
+    let mut fields = text.split('@');
+    let (destination, gateway) = (fields.next()?, fields.next()?);
+    let metric = fields.next().map_or(Ok(0), str::parse).ok()?;
+    let route = Route { destination: destination.to_owned(), gateway: gateway.to_owned(), metric };
+    fields.next().is_none().then_some(route)
 }
 
 fn card(option: &str, text: &str, part: &str) -> Result<v1::network_configuration::Card, Error> {
-    Card::read(part).map_err(|why| Error::usage(format!("{option} {text:?}: {why}")))
+    Card::read(part).map_err(|why| {
+        Error::usage(format!("{option} {text:?}: {why}"))
+            .or_help("leave out one of the parts with `+` between them")
+    })
 }
 
 fn interface(text: &str) -> Result<Interface, Error> {
@@ -106,12 +147,20 @@ fn interface(text: &str) -> Result<Interface, Error> {
     let card = card("--interface", text, parts.next().unwrap_or_default())?;
     let mut settings = Settings::default();
     for part in parts {
-        setting(&mut settings, part).ok_or_else(|| wrong("--interface", text, part, SETTINGS))?;
+        setting(&mut settings, part)
+            .map_err(|wrong| wrong.error("--interface", text, part, SETTINGS))?;
     }
     let Settings { dhcp, addresses, routes, mtu, primary, ipv6 } = settings;
     let v1::network_configuration::Card { r#match, path, driver } = card;
     Ok(Interface { r#match, dhcp, addresses, routes, mtu, path, driver, primary, ipv6 })
 }
+
+/// The modes of a bond, by their words.
+const MODES: [(&str, Mode); 2] = [("active-backup", Mode::ActiveBackup), ("lacp", Mode::Lacp)];
+
+/// What LACP chooses the card of a packet by.
+const HASHES: [(&str, Hash); 3] =
+    [("layer2", Hash::Layer2), ("layer2+3", Hash::Layer23), ("layer3+4", Hash::Layer34)];
 
 fn bond(text: &str) -> Result<Bond, Error> {
     let allowed = format!(
@@ -121,18 +170,15 @@ fn bond(text: &str) -> Result<Bond, Error> {
     let mut bond = Bond { name: parts.next().unwrap_or_default().to_owned(), ..Bond::default() };
     let mut settings = Settings::default();
     for part in parts {
-        let unknown = || wrong("--bond", text, part, &allowed);
+        let wrong = |wrong: Wrong| wrong.error("--bond", text, part, &allowed);
         match part.split_once('=') {
             Some(("member", member)) => bond.members.push(card("--bond", text, member)?),
-            Some(("mode", "active-backup")) => bond.mode = Mode::ActiveBackup.into(),
-            Some(("mode", "lacp")) => bond.mode = Mode::Lacp.into(),
-            Some(("hash", "layer2")) => bond.hash = Hash::Layer2.into(),
-            Some(("hash", "layer2+3")) => bond.hash = Hash::Layer23.into(),
-            Some(("hash", "layer3+4")) => bond.hash = Hash::Layer34.into(),
+            Some(("mode", mode)) => bond.mode = one_of(&MODES, mode).map_err(wrong)?.into(),
+            Some(("hash", hash)) => bond.hash = one_of(&HASHES, hash).map_err(wrong)?.into(),
             Some(("min-links", links)) => {
-                bond.min_links = links.parse().map_err(|_not| unknown())?;
+                bond.min_links = number(links, 0, "the number of members").map_err(wrong)?;
             }
-            _ => setting(&mut settings, part).ok_or_else(unknown)?,
+            _ => setting(&mut settings, part).map_err(wrong)?,
         }
     }
     bond.settings = (settings != Settings::default()).then_some(settings);
@@ -140,7 +186,8 @@ fn bond(text: &str) -> Result<Bond, Error> {
 }
 
 fn vlan(text: &str) -> Result<Vlan, Error> {
-    let allowed = format!("id=1-4094, {SETTINGS}");
+    let (least, most) = (*VLAN_IDS.start(), *VLAN_IDS.end());
+    let allowed = format!("id={least}-{most}, {SETTINGS}");
     let mut parts = text.split(',');
     let parent = parts.next().unwrap_or_default();
     let mut vlan = Vlan::default();
@@ -152,10 +199,10 @@ fn vlan(text: &str) -> Result<Vlan, Error> {
     }
     let mut settings = Settings::default();
     for part in parts {
-        let unknown = || wrong("--vlan", text, part, &allowed);
+        let wrong = |wrong: Wrong| wrong.error("--vlan", text, part, &allowed);
         match part.split_once('=') {
-            Some(("id", id)) => vlan.id = id.parse().map_err(|_not| unknown())?,
-            _ => setting(&mut settings, part).ok_or_else(unknown)?,
+            Some(("id", id)) => vlan.id = number(id, least, most).map_err(wrong)?,
+            _ => setting(&mut settings, part).map_err(wrong)?,
         }
     }
     vlan.settings = (settings != Settings::default()).then_some(settings);

@@ -286,16 +286,46 @@ fn a_command_line_that_makes_no_sense_is_wrong_usage() {
     "#);
     insta::assert_snapshot!(usage(&["--label", "rack"]), @r#"
     error: --label "rack" is not KEY=VALUE
-    help: `--help` after a command explains it; docs/polisctl.md lists all commands
+    help: add a value: rack=VALUE
     "#);
     insta::assert_snapshot!(usage(&["--label", "a=1", "--label", "a=2"]), @r#"
-    error: --label names "a" twice
-    help: `--help` after a command explains it; docs/polisctl.md lists all commands
+    error: --label names "a" twice; allowed is each key once
+    help: leave out the other values of this key
     "#);
-    usage(&["--interface", "eth0,route=0.0.0.0/0"]);
-    usage(&["--interface", "eth0,mtu=many"]);
-    usage(&["--interface", "eth0,ipv6=on"]);
     usage(&["--tpm", "maybe"]);
+}
+
+#[test]
+fn a_wrong_value_of_an_option_is_named_with_the_allowed_ones() {
+    let world = world();
+    let refused = |option: &str, text: &str| {
+        let ended = world.run(&with(&BOOTSTRAP, &[option, text]));
+        assert_eq!((ended.status, &*ended.stdout), (2, ""), "{}", ended.stderr);
+        ended.stderr
+    };
+    insta::assert_snapshot!(refused("--interface", "eth0,mtu=abc"), @r#"
+    error: --interface "eth0,mtu=abc": mtu is "abc"; allowed is a number from 1280 to 65535
+    help: after the name: dhcp, address=CIDR, route=CIDR@GATEWAY[@METRIC], mtu=BYTES, primary, ipv6=auto|slaac|dhcpv6|off
+    "#);
+    for (option, text, words) in [
+        ("--interface", "eth0,ipv6=on", "ipv6 is \"on\"; allowed is auto, slaac, dhcpv6, off"),
+        ("--interface", "eth0,route=0.0.0.0/0", "allowed is CIDR@GATEWAY, or"),
+        ("--interface", "eth0,route=0.0.0.0/0@192.0.2.1@x", "allowed is CIDR@GATEWAY, or"),
+        ("--interface", "eth0,dhcp=on", "\"dhcp=on\" is not known"),
+        ("--interface", "eth0+eth1", "allowed is one of each"),
+        ("--bond", "bond0,member=eth0,mode=x", "mode is \"x\"; allowed is active-backup, lacp"),
+        ("--bond", "bond0,member=eth0,hash=", "allowed is layer2, layer2+3, layer3+4"),
+        ("--bond", "bond0,min-links=-1", "allowed is a number from 0 to the number of members"),
+        ("--vlan", "bond0,id=x", "id is \"x\"; allowed is a number from 1 to 4094"),
+        ("--vlan", "bond0,id=7,mtu=x", "allowed is a number from 1280 to 65535"),
+    ] {
+        let ended = refused(option, text);
+        assert!(ended.contains(words), "{text}: {ended}");
+        assert!(ended.contains("\nhelp: "), "{text}: {ended}");
+    }
+    // Every other number is compared with the range, with the message.
+    let ended = world.refuses(&with(&BOOTSTRAP, &["--interface", "eth0,mtu=70000"]));
+    assert!(ended.contains("network.interfaces[0].mtu is 70000; allowed is a number"), "{ended}");
 }
 
 #[test]
@@ -317,13 +347,13 @@ fn a_damaged_file_is_refused_with_the_reason() {
     std::fs::write(world.path("p.pb"), [0x0a, 0x20, 1]).unwrap();
     insta::assert_snapshot!(world.refuses(&["parameters", "check", "@p.pb"]), @r"
     error: @p.pb: invalid parameters
-    cause: the node parameters are cut short: field cluster_bootstrap says 32 bytes, fewer follow
-    help: docs/parameters.md lists every field and its values
+    cause: the node parameters are cut short: field cluster_bootstrap says 32 bytes, fewer follow; allowed is a whole message NodeParameters
+    help: write the file again with `polisctl parameters bootstrap` or `polisctl parameters register`
     ");
     std::fs::write(world.path("p.pb"), vec![0; 70_000]).unwrap();
     insta::assert_snapshot!(world.refuses(&["parameters", "check", "@p.pb"]), @r"
     error: @p.pb: invalid parameters
-    cause: the node parameters are larger than 65536 bytes
+    cause: the node parameters are too large; allowed are 65536 bytes
     help: name a file that `polisctl parameters bootstrap` or `polisctl parameters register` wrote
     ");
     let ended = world.refuses(&["parameters", "check", "@absent"]);
@@ -423,8 +453,8 @@ fn a_wrong_file_of_each_format_is_refused_with_its_place_and_the_next_step() {
     insta::assert_snapshot!(refused(&disk(b"\x0a\x20\x01")), @r"
     error: @p: invalid parameters
     cause: cannot use user-data on the disk
-    cause: the node parameters are cut short: field cluster_bootstrap says 32 bytes, fewer follow
-    help: docs/parameters.md lists every field and its values
+    cause: the node parameters are cut short: field cluster_bootstrap says 32 bytes, fewer follow; allowed is a whole message NodeParameters
+    help: write the file again with `polisctl parameters bootstrap` or `polisctl parameters register`
     ");
     insta::assert_snapshot!(refused(&disk(b"#cloud-config\n")), @r"
     error: @p: invalid parameters
@@ -439,7 +469,7 @@ fn a_wrong_file_of_each_format_is_refused_with_its_place_and_the_next_step() {
     insta::assert_snapshot!(refused(&disk(&[7; 70_000])), @r"
     error: @p: invalid parameters
     cause: cannot use user-data on the disk
-    cause: the node parameters are larger than 65536 bytes
+    cause: the node parameters are too large; allowed are 65536 bytes
     help: name a file that `polisctl parameters bootstrap` or `polisctl parameters register` wrote
     ");
     // The label of the other kind of disk, on which the file is elsewhere.

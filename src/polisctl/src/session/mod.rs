@@ -37,7 +37,7 @@ use tonic::{Response, Status};
 
 pub(super) use self::candidates::candidates;
 pub(super) use self::deadline::{Limit, PATIENCE, patience};
-pub(super) use self::refusal::refused;
+pub(super) use self::refusal::{refused, unreached};
 pub(super) use self::target::{Target, target};
 
 use self::deadline::{ATTEMPT, LEADER, leader_time};

@@ -7,6 +7,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::Session;
 use super::candidates::detour;
+use super::refusal::unreached;
 use super::target::Target;
 use crate::error::{Error, Explain as _};
 use polis_wire::endpoint::{Endpoint, KUBERNETES_PORT};
@@ -14,7 +15,7 @@ use polis_wire::identity::{Fingerprint, Spoken};
 use polis_wire::pki::{Authorities, Facts};
 use polis_wire::rpc::Credentials;
 use polis_wire::rpc::client::https::{self, Answer};
-use polis_wire::rpc::client::{Channel, Connection, DialError, Expect, Trust, dial};
+use polis_wire::rpc::client::{Channel, Connection, Expect, Trust, dial};
 
 /// Between two attempts at a node that is waited for.
 const RETRY: Duration = Duration::from_millis(500);
@@ -28,16 +29,12 @@ impl Session {
 
     async fn dialled(&self, at: &Endpoint, trust: &Trust) -> Result<Connection, Error> {
         let dialled = || dial(&at.host, at.port, Expect::AnyNode, trust, Some(&self.credentials));
-        let explained = |error: DialError| {
-            let help = error.help();
-            Error::from(error).or_help(help)
-        };
-        let Some(limit) = self.limit else { return Box::pin(dialled()).await.map_err(explained) };
+        let Some(limit) = self.limit else { return Box::pin(dialled()).await.map_err(unreached) };
         let mut last = None;
         loop {
             match timeout_at(limit.end, Box::pin(dialled())).await {
                 Ok(Err(error)) if error.is_absence() => last = Some(error),
-                Ok(dialled) => return dialled.map_err(explained),
+                Ok(dialled) => return dialled.map_err(unreached),
                 Err(_elapsed) => {
                     let Some(error) = last else {
                         return Err(limit.over(&format!("connect to {at}")));
@@ -80,12 +77,11 @@ impl Session {
         let expect = node.meant.id().map_or(Expect::AnyNode, Expect::Node);
         let answer = https::get(&host, port, expect, &trust, &self.credentials, path);
         let answer = async {
-            answer.await.map_err(|error| match &error {
-                https::Error::Dial(dial) => {
-                    let help = dial.help();
-                    Error::from(error).or_help(help)
-                }
-                _ => error.into(),
+            answer.await.map_err(|error| match error {
+                https::Error::Dial(dial) => unreached(dial),
+                late @ https::Error::Silent { .. } => Error::late(late.into())
+                    .or_help("`polisctl kubernetes status` shows the state of the API servers"),
+                error => error.into(),
             })
         };
         let limited = async {

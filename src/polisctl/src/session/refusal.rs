@@ -2,9 +2,18 @@
 
 use polis_base::cause;
 use polis_wire::rpc::REASON;
+use polis_wire::rpc::client::DialError;
 use tonic::{Code, Status};
 
 use crate::error::Error;
+
+/// The error of a connection that failed, with help for the operator.
+pub(crate) fn unreached(error: DialError) -> Error {
+    let help = error.help();
+    let late = matches!(error, DialError::Silent { .. });
+    let error = if late { Error::late(error.into()) } else { Error::from(error) };
+    error.or_help(help)
+}
 
 /// The error of a refused call, with help for the operator.
 pub(crate) fn refused(what: &str, status: &Status) -> Error {
@@ -144,6 +153,20 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_machine_that_does_not_answer_is_a_timeout_and_a_closed_port_is_a_failure() {
+        let (host, port) = ("192.0.2.1".to_owned(), 7839);
+        let silent = unreached(DialError::Silent { host: host.clone(), port });
+        assert_eq!(silent.exit(), crate::error::Exit::TimedOut);
+        insta::assert_snapshot!(silent.render(), @r"
+        error: 192.0.2.1:7839 does not answer within 4 seconds
+        help: check that the machine is on and ready, and that the port is open
+        ");
+        let source = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        let closed = unreached(DialError::Connect { host, port, source });
+        assert_eq!(closed.exit(), crate::error::Exit::Failed);
+    }
 
     #[test]
     fn a_refusal_says_what_to_do() {

@@ -431,11 +431,15 @@ impl Child {
     /// [`Error::Wait`] when the kernel does not report its end.
     pub async fn terminate(&mut self, grace: Duration) -> Result<Exit, Error> {
         self.signal(Signal::TERM);
-        if let Ok(exit) = timeout(grace, self.wait()).await {
-            return exit;
+        // Its last lines have a deadline of their own.
+        if timeout(grace, self.inner.wait()).await.is_err() {
+            tracing::warn!(
+                program = %self.program.display(),
+                ?grace,
+                "did not end in time, killed"
+            );
+            self.signal(Signal::KILL);
         }
-        tracing::warn!(program = %self.program.display(), ?grace, "did not end in time, killed");
-        self.signal(Signal::KILL);
         self.wait().await
     }
 
@@ -515,8 +519,10 @@ fn parse_cpu(stat: &str) -> Option<Duration> {
     let (_, rest) = stat.rsplit_once(')')?;
     let mut ticks = rest.split_ascii_whitespace().skip(BEFORE).map(str::parse::<u64>);
     let ticks = ticks.next()?.ok()?.checked_add(ticks.next()?.ok()?)?;
-    let each = Duration::from_secs(1) / u32::try_from(clock_ticks_per_second()).ok()?;
-    each.checked_mul(u32::try_from(ticks).ok()?)
+    let second = u32::try_from(clock_ticks_per_second()).ok()?;
+    let rest = u32::try_from(ticks.checked_rem(u64::from(second))?).ok()?;
+    let whole = Duration::from_secs(ticks / u64::from(second));
+    whole.checked_add(Duration::from_secs(1) * rest / second)
 }
 
 /// Every process whose program has this name.

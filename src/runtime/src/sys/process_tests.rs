@@ -1,6 +1,10 @@
 //! Child processes, with the shell of the build host.
 
+use tracing::subscriber::set_default;
+use tracing_subscriber::layer::SubscriberExt as _;
+
 use super::*;
+use crate::logtree::layer::ToTree;
 use crate::logtree::{Item, Parser, Query, Tree};
 
 fn sh(script: &str) -> Command {
@@ -56,6 +60,13 @@ fn a_program_s_name_cannot_shift_the_numbers_behind_it() {
     assert_eq!(parse_cpu(stat), Some(tick * 300));
     assert_eq!(parse_cpu("7 (x) S 1"), None);
     assert_eq!(parse_cpu(""), None);
+}
+
+#[test]
+fn years_of_processor_time_are_measured() {
+    let stat = "7 (a) S 1 7 7 0 -1 4194304 9 9 9 9 4294967296 54 1 1 20 0 1 0 77 0 0";
+    let tick = Duration::from_secs(1) / u32::try_from(clock_ticks_per_second()).unwrap();
+    assert_eq!(parse_cpu(stat), Some(tick * u32::MAX + tick * 55));
 }
 
 #[tokio::test]
@@ -130,6 +141,20 @@ async fn terminate_kills_what_does_not_listen() {
     }
     let exit = child.terminate(Duration::from_millis(100)).await.unwrap();
     assert_eq!(exit.to_string(), "was killed by signal 9 (SIGKILL)");
+}
+
+#[tokio::test]
+async fn terminate_blames_no_child_for_the_pipe_that_another_holds() {
+    let logs = Tree::new(None);
+    let mut child = sh("sleep 5 & echo up").spawn().await.unwrap();
+    while child.inner.try_wait().unwrap().is_none() {
+        tokio::task::yield_now().await;
+    }
+    let _default = set_default(tracing_subscriber::registry().with(ToTree(logs.clone())));
+    let exit = child.terminate(Duration::from_millis(100)).await.unwrap();
+    assert!(exit.is_success(), "{exit}");
+    let said: Vec<_> = logs.backlog(&Query::all()).iter().map(|it| it.body.to_string()).collect();
+    assert!(said.iter().all(|line| !line.contains("killed")), "{said:?}");
 }
 
 #[tokio::test]

@@ -15,10 +15,12 @@ pub enum Error {
     #[error("cannot read the node parameters")]
     Unreadable(#[source] io::Error),
     /// More bytes than any sensible parameters have.
-    #[error("the node parameters are larger than {BYTES_MAX} bytes")]
+    #[error("the node parameters are too large; allowed are {BYTES_MAX} bytes")]
     TooLarge,
     /// Not a protocol buffers message, or cut short.
-    #[error("the node parameters are damaged or cut short")]
+    #[error(
+        "the node parameters are damaged or cut short; allowed is a whole message NodeParameters"
+    )]
     Malformed(#[source] prost::DecodeError),
     /// Text whose first word announces parameters, and that does not decode.
     #[error(
@@ -27,7 +29,10 @@ pub enum Error {
     )]
     NotBase64,
     /// A message inside ends before it is complete.
-    #[error("the node parameters are cut short: field {field} says {missing} bytes, fewer follow")]
+    #[error(
+        "the node parameters are cut short: field {field} says {missing} bytes, fewer follow; \
+         allowed is a whole message NodeParameters"
+    )]
     Truncated {
         /// The field whose message is incomplete.
         field: &'static str,
@@ -35,19 +40,27 @@ pub enum Error {
         missing: u64,
     },
     /// A field that this version does not know.
-    #[error("the node parameters have an unknown field number {number} in {}",
+    #[error("the node parameters have an unknown field number {number} in {}; allowed are {allowed}",
         if message.is_empty() { "NodeParameters" } else { message })]
     UnknownField {
         /// The path of the message that has it, empty at the top.
         message: String,
         /// Its number.
         number: u32,
+        /// The numbers of the known fields of that message.
+        allowed: String,
     },
     /// Neither member of the `oneof` is set.
-    #[error("the node parameters set neither cluster_bootstrap nor cluster_register")]
+    #[error(
+        "the node parameters set neither cluster_bootstrap nor cluster_register; allowed is one \
+         of them"
+    )]
     NothingChosen,
     /// Both members of the `oneof` are set.
-    #[error("the node parameters set both cluster_bootstrap and cluster_register")]
+    #[error(
+        "the node parameters set both cluster_bootstrap and cluster_register; allowed is one of \
+         them"
+    )]
     BothChosen,
     /// The owner's public key.
     #[error(transparent)]

@@ -186,7 +186,7 @@ impl Selector {
                 .filter(|(_, value)| !value.is_empty())
                 .ok_or_else(|| format!("{part:?} is not KEY=VALUE; the keys are {KEYS}"))?;
             if seen.contains(&key) {
-                return Err(format!("{key} is there twice"));
+                return Err(format!("{key} is there twice; allowed is each key once"));
             }
             seen.push(key);
             let number = || {

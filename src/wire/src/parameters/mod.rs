@@ -53,7 +53,7 @@ pub use self::platform::{Dmi, Platform};
 pub use self::snapshot_target::snapshot_target;
 pub use self::source::{BYTES_MAX, FW_CFG_ITEM, Source};
 pub use self::validate::{
-    configuration, firewall, key, labels, log_targets, network, parse, time_servers,
+    MTU, VLAN_IDS, configuration, firewall, key, labels, log_targets, network, parse, time_servers,
 };
 
 /// The value that was found.

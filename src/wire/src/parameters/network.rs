@@ -352,7 +352,10 @@ impl Card {
                 Some(_) | None => (&mut card.r#match, part),
             };
             if !field.is_empty() {
-                return Err(format!("{part:?} comes after another of its kind"));
+                return Err(format!(
+                    "{part:?} comes after another of its kind; allowed is one of each: a name or \
+                     a MAC address, path:PLACE, driver:NAME"
+                ));
             }
             value.clone_into(field);
         }

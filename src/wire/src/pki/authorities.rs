@@ -42,8 +42,9 @@ pub struct Authorities {
     pub former: Vec<Vec<u8>>,
     /// For each of the others, newest first: its certificate for the key of its successor.
     pub bridges: Vec<Vec<u8>>,
-    /// Certificates of former authorities that are good by themselves: of holders that were away
-    /// during the last rotation. Only where their peers have no other way to know them.
+    /// Certificates of former authorities that are good by themselves: of holders that may have no
+    /// other one on their disks since the last rotation. Only where their peers have no other way
+    /// to know them.
     pub pinned: Vec<Vec<u8>>,
     /// How many rotations were begun.
     pub rotations: u64,

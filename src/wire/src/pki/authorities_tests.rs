@@ -1,5 +1,7 @@
 //! The rotation of an authority, against a map.
 
+use std::collections::BTreeSet;
+
 use super::store::memory::Memory;
 use super::tests::{authority, noon, peer};
 use super::*;
@@ -195,19 +197,36 @@ async fn only_authorities_that_follow_replace_the_known_ones() {
 #[tokio::test]
 async fn only_certificates_of_holders_that_were_away_are_pinned() {
     let (pki, _memory, away) = begun().await;
+    let followed = BTreeSet::from(["b".to_owned()]);
     let present = || peer("b", Mode::External([8; 32]));
     let former = pki.ensure(&present(), noon()).await.unwrap();
     let gone = pki.ensure(&peer("c", Mode::External([9; 32])), noon()).await.unwrap();
     pki.revoke(&authority(), "c", Reason::Left, noon()).await.unwrap();
     pki.rotate(&authority(), 1, noon()).await.unwrap();
     pki.renew(&present(), noon()).await.unwrap().unwrap();
-    pki.conclude(&authority(), Pin::Away).await.unwrap();
+    pki.conclude(&authority(), Pin::AllBut(&followed)).await.unwrap();
     assert_eq!(known(&pki).await.pinned, std::slice::from_ref(&away.der));
     assert!(away.der != former.der && away.der != gone.der);
     // Away again.
     pki.rotate(&authority(), 2, noon()).await.unwrap();
     assert_eq!(known(&pki).await.pinned, std::slice::from_ref(&away.der));
     pki.renew(&present(), noon()).await.unwrap().unwrap();
-    pki.conclude(&authority(), Pin::Away).await.unwrap();
+    pki.conclude(&authority(), Pin::AllBut(&followed)).await.unwrap();
     assert_eq!(known(&pki).await.pinned, [away.der]);
+}
+
+#[tokio::test]
+async fn a_certificate_that_its_holder_may_not_have_written_does_not_replace_its_former_one() {
+    let (pki, _memory, first) = begun().await;
+    pki.rotate(&authority(), 1, noon()).await.unwrap();
+    // The holder loses its power right after etcd has its new certificate.
+    let wish = peer("a", Mode::External([7; 32]));
+    let second = pki.renew(&wish, noon()).await.unwrap().unwrap();
+    pki.conclude(&authority(), Pin::AllBut(&BTreeSet::new())).await.unwrap();
+    assert_eq!(known(&pki).await.pinned, std::slice::from_ref(&first.der));
+    // It is off during the next rotation, too: its disk has one of the two.
+    pki.rotate(&authority(), 2, noon()).await.unwrap();
+    pki.conclude(&authority(), Pin::AllBut(&BTreeSet::new())).await.unwrap();
+    let pinned: BTreeSet<_> = known(&pki).await.pinned.into_iter().collect();
+    assert_eq!(pinned, BTreeSet::from([first.der, second.der]));
 }

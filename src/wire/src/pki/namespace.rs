@@ -14,6 +14,7 @@
 //! service-accounts/rotation                   of which rotation the newest is, and since when
 //! ```
 
+use std::collections::BTreeSet;
 use std::time::SystemTime;
 
 use ed25519_dalek::SigningKey;
@@ -52,11 +53,11 @@ pub struct Namespace<S> {
 
 /// Which certificates of a former authority stay good at the end of a rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pin {
+pub enum Pin<'a> {
     /// None: their holders are known by their keys.
     None,
-    /// Those of holders that were away.
-    Away,
+    /// Those of all holders but these, which have one of the next authority on their disks.
+    AllBut(&'a BTreeSet<String>),
 }
 
 /// A certificate that a holder keeps.
@@ -166,7 +167,7 @@ impl<S: Store> Namespace<S> {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the CRL changes at the same moment.
+    /// [`Error::Lost`] if the CRL or the kept certificate changes at the same moment.
     pub async fn revoke(
         &self,
         authority: &Certificate,
@@ -182,6 +183,11 @@ impl<S: Store> Namespace<S> {
         let [stored, kept] = self.read(&authority.name, [&key, &kept_at]).await?;
         let stored = stored.ok_or_else(|| damaged(&authority.name, "CRL"))?;
         let old = Crl::read(&stored.value).ok_or_else(|| damaged(&authority.name, "CRL"))?;
+        // A certificate that is renewed meanwhile may not be in the list below.
+        let unchanged = match &kept {
+            Some(entry) => Guard::Unchanged(kept_at, entry.revision),
+            None => Guard::Absent(kept_at),
+        };
         let kept = kept.and_then(|entry| Facts::read(&entry.value));
         let is_its = |facts: &Facts| {
             let same = |kept: &Facts| {
@@ -205,12 +211,12 @@ impl<S: Store> Namespace<S> {
             let der = crl::sign(&signer, &authority.name, old.number + 1, &revoked, now)?;
             writes.push(Write::Put(key.clone(), der));
         }
-        let guards = vec![Guard::Unchanged(key, stored.revision)];
+        let guards = vec![Guard::Unchanged(key, stored.revision), unchanged];
         self.commit(&authority.name, guards, writes).await?;
         Ok(count)
     }
 
-    /// Revokes like [`Self::revoke`], again where the CRL changed at the same moment.
+    /// Revokes like [`Self::revoke`], again where another writer was faster.
     ///
     /// # Errors
     ///
@@ -314,13 +320,12 @@ impl<S: Store> Namespace<S> {
     }
 
     /// Ends the trust in the authority before this one. Does nothing if that was done before;
-    /// returns whether it did. With `pin`, certificates stay good whose holders did not get one of
-    /// this authority.
+    /// returns whether it did. `pin` says which of its certificates stay good.
     ///
     /// # Errors
     ///
     /// [`Error::Lost`] if the authority changes at the same moment.
-    pub async fn conclude(&self, authority: &Certificate, pin: Pin) -> Result<bool, Error> {
+    pub async fn conclude(&self, authority: &Certificate, pin: Pin<'_>) -> Result<bool, Error> {
         let Some((mut authorities, guard)) = self.rotated(authority).await? else {
             return Ok(false);
         };
@@ -328,7 +333,7 @@ impl<S: Store> Namespace<S> {
             return Ok(false);
         }
         authorities.pinned = match pin {
-            Pin::Away => self.away(authority, &authorities).await?,
+            Pin::AllBut(followed) => self.unfollowed(authority, &authorities, followed).await?,
             Pin::None => Vec::new(),
         };
         let at = self.authority_key(authority, "rotated");
@@ -337,33 +342,34 @@ impl<S: Store> Namespace<S> {
         Ok(true)
     }
 
-    /// Every certificate of a holder that keeps one of a former authority, for the same key: its
-    /// disk may have an older one than this namespace.
-    async fn away(
+    /// Every certificate of former authorities of the holders that are not among `followed`: the
+    /// disk of such a holder may have an older one than this namespace, whichever that has.
+    async fn unfollowed(
         &self,
         authority: &Certificate,
         authorities: &Authorities,
+        followed: &BTreeSet<String>,
     ) -> Result<Vec<Vec<u8>>, Error> {
         let store = |source| Error::Store { name: authority.name.clone(), source };
-        let kept = format!("{}{CERTIFICATES}{}/", self.folder, authority.name);
-        let kept = self.store.list(&kept).await.map_err(store)?.into_iter();
-        let kept = kept.filter(|(key, _)| key.ends_with("/certificate"));
-        let away: Vec<_> = kept
-            .filter(|(_, entry)| !authorities.signed(&entry.value))
-            .filter_map(|(_, entry)| Facts::read(&entry.value))
-            .collect();
+        let folder = format!("{}{CERTIFICATES}{}/", self.folder, authority.name);
+        let kept = self.store.list(&folder).await.map_err(store)?.into_iter();
+        let others = kept.filter_map(|(key, entry)| {
+            let name = key.strip_prefix(&folder)?.strip_suffix("/certificate")?;
+            Facts::read(&entry.value).filter(|_| !followed.contains(name))
+        });
+        let others: Vec<_> = others.collect();
         let crl = self.crl(authority).await?;
-        let is_away = |der: &[u8]| {
+        let stays = |der: &[u8]| {
             Facts::read(der).is_some_and(|facts| {
                 let same =
                     |of: &Facts| (&of.subject, of.public_key) == (&facts.subject, facts.public_key);
                 let revoked = crl.as_ref().is_some_and(|crl| crl.revokes(&facts.serial));
-                away.iter().any(same) && !revoked && !authorities.signed(der)
+                others.iter().any(same) && !revoked && !authorities.signed(der)
             })
         };
         let issued = self.store.list(&self.authority_key(authority, "issued/")).await;
         let issued = issued.map_err(store)?.into_iter().map(|(_, entry)| entry.value);
-        Ok(issued.filter(|der| is_away(der)).collect())
+        Ok(issued.filter(|der| stays(der)).collect())
     }
 
     /// Every certificate that a holder keeps and that has not ended.

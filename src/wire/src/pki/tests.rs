@@ -181,6 +181,27 @@ async fn revoking_adds_every_certificate_of_the_name_once() {
     assert!(!crl.revokes(&serial(&fresh.der)));
 }
 
+#[tokio::test]
+async fn a_certificate_that_is_renewed_at_the_moment_of_its_revocation_is_revoked_too() {
+    let memory = Memory::default();
+    let pki = Namespace::new(memory.clone(), "");
+    let wish = peer("a", Mode::External([7; 32]));
+    pki.ensure(&wish, noon()).await.unwrap();
+    // By a certificate of another authority, which is due at once.
+    pki.rotate(&authority(), 1, noon()).await.unwrap();
+    let both = Arc::new(tokio::sync::Barrier::new(2));
+    let paused = || Namespace::new(memory.pausing(Arc::clone(&both)), "");
+    let (one, two) = (paused(), paused());
+    let (revoked, renewed) =
+        tokio::join!(one.revoke(&REVOKER, "a", Reason::Left, noon()), two.renew(&wish, noon()),);
+    assert!(revoked.is_ok() != renewed.is_ok(), "one of the two: {revoked:?} {renewed:?}");
+    pki.revoke(&REVOKER, "a", Reason::Left, noon()).await.unwrap();
+    let crl = pki.crl(&authority()).await.unwrap().unwrap();
+    for (key, der) in memory.contents().iter().filter(|(key, _)| key.contains("/issued/")) {
+        assert!(crl.revokes(&Facts::read(der).unwrap().serial), "{key} is still good");
+    }
+}
+
 static REVOKER: std::sync::LazyLock<Arc<Certificate>> = std::sync::LazyLock::new(authority);
 
 #[tokio::test]

@@ -48,7 +48,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::net::UnixListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
@@ -80,9 +80,6 @@ const SOCKET: &str = "@local.csi.polis.internal.sock";
 
 /// Where kubelet's directory is, as kubelet knows it.
 const PODS: &str = "/var/lib/kubelet/pods";
-
-/// Calls at once: kubelet makes one for each volume of each pod that it starts.
-const CALLS_MAX: usize = 32;
 
 /// Why a run ended.
 #[derive(Debug, thiserror::Error)]
@@ -149,6 +146,7 @@ impl Service {
             store: self.store.clone(),
             pods: PODS.into(),
             mounts: Arc::new(mounting::Kernel),
+            turns: Arc::new(Semaphore::new(node::CALLS_MAX)),
         };
         let served = serve(&self.plugins, plugin, Registration { registered }, &ctx);
         ctx.healthy();
@@ -211,7 +209,6 @@ async fn serve(
     let place = (plugins.clone(), path.clone());
     let listener = blocking(move || listen(&place.0, &place.1)).await?;
     Server::builder()
-        .concurrency_limit_per_connection(CALLS_MAX)
         .add_service(RegistrationServer::new(registration))
         .add_service(IdentityServer::new(plugin.clone()))
         .add_service(NodeServer::new(plugin))

@@ -10,6 +10,7 @@
 //! - A target lies in kubelet's directory of pods, and no part of its path is a link.
 //! - A target is removed only as an empty directory: no call here removes content.
 //! - Each call may be repeated.
+//! - At most [`CALLS_MAX`] calls use a thread, those that kubelet has given up among them.
 
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -28,6 +29,7 @@ use polis_proto::csi::{
     ProbeResponse, VolumeCapability, VolumeUsage, node_service_capability, plugin_capability,
     volume_usage,
 };
+use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 use tracing::info;
 
@@ -43,6 +45,11 @@ use polis_wire::identity::NodeId;
 /// The file system of the data partition.
 const FILE_SYSTEM: &str = "xfs";
 
+/// Calls at once. kubelet makes one for each volume of each pod that it starts, each on a
+/// connection of its own, and a disk that hangs keeps them all: this is half of the threads
+/// of the node that may block.
+pub(super) const CALLS_MAX: usize = 4;
+
 /// The driver on one node. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct Plugin {
@@ -51,6 +58,8 @@ pub(super) struct Plugin {
     /// Where kubelet keeps the pods: every target lies in here.
     pub(super) pods: PathBuf,
     pub(super) mounts: Arc<dyn Mounts>,
+    /// Turns for [`CALLS_MAX`] calls.
+    pub(super) turns: Arc<Semaphore>,
 }
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -88,8 +97,7 @@ impl Node for Plugin {
         request: Request<NodePublishVolumeRequest>,
     ) -> Answer<NodePublishVolumeResponse> {
         let request = request.into_inner();
-        let plugin = self.clone();
-        blocking(move || plugin.publish(&request)).await?;
+        self.call(move |plugin| plugin.publish(&request)).await?;
         Ok(Response::new(NodePublishVolumeResponse {}))
     }
 
@@ -98,8 +106,7 @@ impl Node for Plugin {
         request: Request<NodeUnpublishVolumeRequest>,
     ) -> Answer<NodeUnpublishVolumeResponse> {
         let request = request.into_inner();
-        let plugin = self.clone();
-        blocking(move || plugin.unpublish(&request)).await?;
+        self.call(move |plugin| plugin.unpublish(&request)).await?;
         Ok(Response::new(NodeUnpublishVolumeResponse {}))
     }
 
@@ -110,12 +117,11 @@ impl Node for Plugin {
         use volume_usage::Unit;
         let request = request.into_inner();
         let id = volume(&request.volume_id)?;
-        let plugin = self.clone();
-        let usage = blocking(move || {
+        let usage = self.call(move |plugin| {
             plugin.target(&request.volume_path)?;
             plugin.usage(&id)
-        })
-        .await?;
+        });
+        let usage = usage.await?;
         let usage = vec![
             used(usage.limits.bytes, usage.bytes, Unit::Bytes),
             used(usage.limits.inodes, usage.inodes, Unit::Inodes),
@@ -129,8 +135,7 @@ impl Node for Plugin {
     ) -> Answer<NodeExpandVolumeResponse> {
         let request = request.into_inner();
         let id = volume(&request.volume_id)?;
-        let plugin = self.clone();
-        let bytes = blocking(move || plugin.usage(&id)).await?.limits.bytes;
+        let bytes = self.call(move |plugin| plugin.usage(&id)).await?.limits.bytes;
         let capacity_bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         let wanted = request.capacity_range.map_or(0, |range| range.required_bytes);
         if wanted > capacity_bytes {
@@ -165,6 +170,21 @@ impl Node for Plugin {
 }
 
 impl Plugin {
+    /// Does the work of a call where it may block, when it has its turn.
+    async fn call<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Self) -> Result<T, Status> + Send + 'static,
+    ) -> Result<T, Status> {
+        let turn = Arc::clone(&self.turns).acquire_owned().await;
+        let plugin = self.clone();
+        blocking(move || {
+            // Held to the end, also when kubelet has given the call up.
+            let _turn = turn;
+            work(&plugin)
+        })
+        .await
+    }
+
     /// Mounts a volume at the target. Blocks.
     fn publish(&self, request: &NodePublishVolumeRequest) -> Result<(), Status> {
         let id = volume(&request.volume_id)?;

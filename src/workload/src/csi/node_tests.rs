@@ -1,7 +1,9 @@
 //! The driver over its socket, as kubelet calls it; the table of mounts is in memory.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use polis_proto::csi::identity_client::IdentityClient;
 use polis_proto::csi::node_client::NodeClient;
@@ -69,6 +71,36 @@ impl Mounts for Table {
     }
 }
 
+/// A kernel that takes its time, and counts the calls that wait for it.
+#[derive(Debug, Default)]
+struct Slow {
+    waiting: AtomicUsize,
+    most: AtomicUsize,
+}
+
+impl Mounts for Slow {
+    #[expect(clippy::disallowed_methods, reason = "the mounts are asked where it may block")]
+    fn at(&self, _target: &Path) -> std::io::Result<usize> {
+        let waiting = self.waiting.fetch_add(1, Ordering::Relaxed) + 1;
+        self.most.fetch_max(waiting, Ordering::Relaxed);
+        std::thread::sleep(Duration::from_millis(20));
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        Ok(0)
+    }
+
+    fn bind(&self, _source: &Path, _target: &Path, _flags: Flags) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn remount(&self, _target: &Path, _flags: Flags) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn unmount(&self, _target: &Path) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 /// A driver that serves.
 struct World {
     folder: tempfile::TempDir,
@@ -92,6 +124,7 @@ impl World {
             store: store(folder.path(), &Fake::new()),
             pods,
             mounts: table.clone(),
+            turns: Arc::new(Semaphore::new(CALLS_MAX)),
         };
         let registered = watch::Sender::default();
         let heard = registered.subscribe();
@@ -392,6 +425,21 @@ async fn a_volume_tells_how_full_it_is_and_how_large_it_became() {
         world.plugin.store.enlarge(&id, 2 << 30).unwrap();
         let done = driver.node_expand_volume(expand(2 << 30)).await.unwrap().into_inner();
         assert_eq!(done.capacity_bytes, 2 << 30);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn many_calls_at_once_take_no_more_threads_than_a_few() {
+    World::with(|world, _channel| async move {
+        let slow = Arc::new(Slow::default());
+        let plugin = Plugin { mounts: slow.clone(), ..world.plugin.clone() };
+        let call = |_| plugin.node_unpublish_volume(Request::new(world.unpublish()));
+        for done in futures::future::join_all((0..3 * CALLS_MAX).map(call)).await {
+            done.unwrap();
+        }
+        let most = slow.most.load(Ordering::Relaxed);
+        assert!((1..=CALLS_MAX).contains(&most), "{most}");
     })
     .await;
 }

@@ -136,13 +136,15 @@ impl Provisioner {
         let begun = Instant::now();
         ctx.healthy();
         loop {
+            let started = Instant::now();
             let round = Box::pin(self.round(&mut pass, &mut lost));
             let Some(ended) = ctx.until_cancelled(round).await else { return Ok(()) };
-            if let Err(error) = ended {
-                self.failed(&error, begun, &mut lost);
-                if ctx.until_cancelled(sleep(RETRY)).await.is_none() {
-                    return Ok(());
-                }
+            if let Err(error) = &ended {
+                self.failed(error, begun, &mut lost);
+            }
+            let pause = pause(&ended, started.elapsed());
+            if ctx.until_cancelled(sleep(pause)).await.is_none() {
+                return Ok(());
             }
         }
     }
@@ -196,6 +198,15 @@ impl Provisioner {
                 Some(event) => pass.event(kind, event).await,
             }
         }
+    }
+}
+
+/// Between a pair of watches that `lasted` so long, and the next one: a server may end each
+/// watch at once, and no error says so.
+fn pause(ended: &Result<(), Error>, lasted: Duration) -> Duration {
+    match ended {
+        Ok(()) => RETRY.saturating_sub(lasted),
+        Err(_) => RETRY,
     }
 }
 

@@ -597,6 +597,14 @@ async fn a_retained_volume_is_removed_once_an_operator_says_so() {
     }
 }
 
+#[test]
+fn a_server_that_ends_each_watch_at_once_is_asked_no_more_often_than_one_that_fails() {
+    let address = ([127, 0, 0, 1], 6445).into();
+    assert_eq!(pause(&Ok(()), Duration::ZERO), RETRY);
+    assert_eq!(pause(&Ok(()), Duration::from_secs(300)), Duration::ZERO);
+    assert_eq!(pause(&Err(api::Error::Silent { address }.into()), Duration::from_secs(300)), RETRY);
+}
+
 /// It starts together with them; one that was there and is gone is a failure at once.
 #[tokio::test(start_paused = true)]
 async fn an_api_server_that_starts_for_minutes_is_no_failure_of_the_driver() {

@@ -136,6 +136,7 @@ impl Sweep {
             Err(error) => return Err(error),
         }
         let directory = openat(&self.root, name, FLAGS, Mode::empty())?;
+        let before = self.left;
         for entry in Dir::read_from(&directory)? {
             let entry = entry?;
             if matches!(entry.file_name().to_bytes(), b"." | b"..") {
@@ -156,8 +157,9 @@ impl Sweep {
         match (self.unlink)(&self.root, name, AtFlags::REMOVEDIR) {
             Ok(()) => self.left = self.left.saturating_sub(1),
             Err(Errno::NOENT) => {}
-            // An entry stays, or a process has made one meanwhile.
-            Err(Errno::NOTEMPTY | Errno::EXIST) => self.moved = true,
+            // A process has made an entry meanwhile. One that stays is an error: a damaged
+            // directory counts entries that it does not show.
+            Err(Errno::NOTEMPTY | Errno::EXIST) if self.left < before => self.moved = true,
             Err(error) => return Err(error),
         }
         Ok(true)
@@ -302,6 +304,24 @@ mod tests {
         assert_eq!(names(volumes.path()), left);
         all(volumes.path());
         assert_eq!(names(volumes.path()), [""; 0]);
+    }
+
+    #[test]
+    fn a_directory_that_hides_its_entries_keeps_no_caller() {
+        /// As the kernel does with a directory whose count of entries is damaged.
+        fn haunted(directory: &OwnedFd, name: &CStr, flags: AtFlags) -> Result<(), Errno> {
+            match flags == AtFlags::REMOVEDIR {
+                true => Err(Errno::NOTEMPTY),
+                false => unlink(directory, name, flags),
+            }
+        }
+        let volumes = tempfile::tempdir().unwrap();
+        let trash = volumes.path().join(".trash-1");
+        std::fs::create_dir(&trash).unwrap();
+        std::fs::write(trash.join("file"), "").unwrap();
+        assert_eq!(sweep_by(volumes.path(), haunted).unwrap(), Swept::Part);
+        let error = sweep_by(volumes.path(), haunted).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::DirectoryNotEmpty);
     }
 
     #[test]

@@ -112,7 +112,7 @@ impl Service {
                 ended = outdated => ended,
             }
         };
-        component.run(&ctx, either).await?;
+        Box::pin(component.run(&ctx, either)).await?;
         // The role is taken away: the machine is as it was before.
         loopback(Change::Remove, configuration::DNS_ADDRESS).await
     }

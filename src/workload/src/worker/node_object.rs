@@ -126,7 +126,7 @@ fn label(object: &Value, gvisor: bool) -> Option<Value> {
 }
 
 /// Waits until kubelet has registered the node. Cancel-safe.
-pub(super) async fn registered(api: Api, node: NodeId) {
+async fn registered(api: Api, node: NodeId) {
     readable(&api, &path(node), |_why| ()).await;
 }
 

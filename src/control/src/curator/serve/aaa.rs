@@ -12,6 +12,20 @@ use polis_wire::pki::Issued;
 use polis_wire::rpc::Peer;
 
 impl Lead {
+    /// Rejects a key that no user has and that did not found the cluster. Callers without a
+    /// certificate make as many keys as they like: none of these makes the leader list all users.
+    async fn check_key(&self, key: &[u8; 32]) -> Result<(), Status> {
+        let directory = self.current().await?;
+        if directory.borrow().users().any(|user| user.public_key == key) {
+            return Ok(());
+        }
+        match self.store().founded_with(key).await {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(self.refuse(Error::NotOwner)),
+            Err(error) => Err(self.refuse(error)),
+        }
+    }
+
     /// The certificate, and the CAs that lead to the one that has signed it. Its callers box it:
     /// the making of a certificate is large, and rare.
     async fn certified(
@@ -36,6 +50,7 @@ impl Aaa for Handlers {
     ) -> Result<Response<v1::EscrowResponse>, Status> {
         let Peer::Key(key) = Peer::of(&request) else { return Err(untrusted()) };
         let lead = self.lead()?;
+        lead.check_key(&key).await?;
         Box::pin(lead.certified(lead.store().escrow(&key, clock::now()))).await
     }
 

@@ -7,8 +7,8 @@
 //! ```text
 //! call --> handler --done----> entry in etcd --> answer
 //!             |                      \-- cannot be written: UNAVAILABLE, and no answer
-//!             +-----refused--> answer; [Service] writes one entry a minute for each kind, or
-//!             |                an hour for each kind of callers without a certificate
+//!             +-----refused--> answer; [Service] writes one entry for each kind: of users a
+//!             |                minute, of nodes and callers without a certificate an hour
 //!             +-----cut off--> [Service]
 //! rpc lacks a permission ----> [Service]
 //! ```
@@ -17,7 +17,7 @@
 //! - The answer of an audited call leaves after its entry is in etcd.
 //! - A kind of refusal (caller, call, code) makes two entries a minute at most.
 //! - Callers without a certificate of the cluster, which have as many keys as they like, are one
-//!   caller in what was not done, and make nine entries an hour at most.
+//!   caller in what was not done. They, and each node, make nine entries an hour at most.
 //!
 //! What this module does not do: record what a leader refuses because it does not lead (the
 //! call is made again at the leader), or calls to nodes, which those report (`reported`).

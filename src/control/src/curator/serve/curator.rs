@@ -9,6 +9,7 @@ use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
 use super::{Handlers, Lead, Stream, registries, seconds, untrusted, watching};
+use crate::curator::bounds;
 use crate::curator::budgets::Budgets;
 use crate::curator::convert;
 use crate::curator::error::Error;
@@ -72,7 +73,7 @@ impl Lead {
         fault: String,
     ) -> Result<Option<v1::TpmQuestion>, Error> {
         let questions = &self.handlers.0.member_questions;
-        let failed = |fault| attesting::failed(boot_id, convert::tpm_fault(fault), seconds());
+        let failed = |fault| attesting::failed(boot_id, bounds::tpm_fault(fault), seconds());
         let decided = |error: attestation::Error| match attesting::is_undecided(&error) {
             true => Err(Error::TpmUndecided { why: error.to_string() }),
             false => Ok(failed(error.to_string())),
@@ -145,7 +146,7 @@ impl Curator for Handlers {
         let id = node(&request)?;
         let lead = self.lead()?;
         let v1::UpdateNodeStatusRequest { status, wireguard_public_key } = request.into_inner();
-        let status = convert::status(status)?;
+        let status = bounds::status(status)?;
         let key = convert::mesh_key(&wireguard_public_key, "wireguard_public_key")?;
         // Before etcd is asked for anything.
         take_status(&self.0.audit.budgets, id)?;
@@ -206,7 +207,7 @@ impl Curator for Handlers {
     ) -> Result<Response<v1::HeartbeatResponse>, Status> {
         let id = node(&request)?;
         let lead = self.lead()?;
-        let request = convert::heartbeat(request.into_inner());
+        let request = bounds::heartbeat(request.into_inner());
         let boot_id = request.update.as_ref().map(|update| update.boot_id.clone());
         self.0.heartbeats.record(id, request);
         // The next check would publish it too, half a second later.
@@ -223,7 +224,7 @@ impl Curator for Handlers {
                 .send_if_modified(|directory| directory.set_health(id, v1::NodeHealth::Healthy));
         }
         let interval_ms = u32::try_from(lead.pace().as_millis()).unwrap_or(u32::MAX);
-        let restart_etcd = *self.0.restart.borrow() == Some(id);
+        let restart_etcd = lead.starts_again(id);
         let update = lead.orders(id);
         Ok(Response::new(v1::HeartbeatResponse { interval_ms, update, restart_etcd, prove_tpm }))
     }
@@ -235,7 +236,7 @@ impl Curator for Handlers {
         let id = node(&request)?;
         let lead = self.lead()?;
         let v1::ProveTpmRequest { boot_id, keys, answer, fault } = request.into_inner();
-        let boot_id = convert::boot_id(boot_id, "boot_id")?;
+        let boot_id = bounds::boot_id(boot_id, "boot_id")?;
         if boot_id.is_empty() {
             return Err(Error::Field("boot_id is missing".to_owned()).into());
         }
@@ -254,7 +255,7 @@ impl Curator for Handlers {
         let request = request.into_inner();
         let name = convert::name(&request.name, "name")?;
         let v1::RegisterNodeRequest { register_ticket, join_key, tpm, labels, .. } = request;
-        let boot_id = convert::boot_id(request.boot_id, "boot_id")?;
+        let boot_id = bounds::boot_id(request.boot_id, "boot_id")?;
         let questions = &self.0.questions;
         let judge = |told| {
             let judged = questions.judge(identity.id, &boot_id, told, seconds())?;
@@ -309,7 +310,7 @@ impl Curator for Handlers {
             storage_kind: request.storage_kind(),
             cluster_unlock_key: request.cluster_unlock_key,
             recovery_key: request.recovery_key,
-            boot_id: convert::boot_id(request.boot_id, "boot_id")?,
+            boot_id: bounds::boot_id(request.boot_id, "boot_id")?,
         };
         let entered = lead.store().enter(identity, commitment).await;
         entered.map_err(|error| lead.reject(identity, from, error))?;

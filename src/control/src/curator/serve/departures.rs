@@ -12,7 +12,7 @@
 //! out `leaving` for as long as the record has it, and a repeated call waits for the same
 //! departure. If the others cannot go on without the node any more, the departure is
 //! withdrawn, as if it had been refused, and the log of the leader reports it. One that has begun
-//! waits while another voter restarts for its update.
+//! waits while another voter restarts for its update, or its member for a rotation.
 //!
 //! A learner of a node that should not be a member is taken out, too: a leader that did not
 //! know yet that it no longer leads may have added it.
@@ -20,8 +20,8 @@
 //! Invariants:
 //! - A node is taken out of etcd only after its record has `leaving`.
 //! - One change of the members at a time: no node enters by a role that is being taken away.
-//! - No voter leaves while another one has the leave to restart for its update, or is not back:
-//!   two that are away at once may cost the quorum.
+//! - No voter leaves while another one has the leave to restart for its update, or is not back, or
+//!   its member is to start again for a rotation: two that are away at once may cost the quorum.
 //! - A leader does not remove its own member: it steps down, and the next leader does.
 
 use std::sync::Arc;
@@ -289,7 +289,12 @@ impl Lead {
             return Ok(leaving);
         }
         // The node that restarts may itself leave: etcd misses it already.
-        match self.restarting().await.filter(|restarts| *restarts != id) {
+        let other = |restarts: &NodeId| *restarts != id;
+        let ordered = *parts.restart.borrow();
+        if let Some(node) = ordered.filter(other) {
+            return Err(Error::StartsAgain { node });
+        }
+        match self.restarting().await.filter(other) {
             Some(node) => Err(Error::Restarting { node }),
             None => Ok(leaving),
         }

@@ -121,7 +121,7 @@ pub struct Parts {
     pub restart: watch::Sender<Option<NodeId>>,
     /// Held while the members of etcd change.
     pub changing: Mutex<()>,
-    /// The lock of the members of etcd: held while they change.
+    /// Takes nodes out of etcd and out of the cluster, one after the other.
     pub departures: Departures,
     /// The right to take a snapshot: one at a time.
     pub snapshots: Arc<Semaphore>,
@@ -226,6 +226,17 @@ impl Lead {
     fn refuse(&self, error: impl Into<Error>) -> Status {
         let error = error.into();
         if error.deposed() { self.handlers.not_leader() } else { error.into() }
+    }
+
+    /// Whether a copy holds everything that was written before now.
+    fn is_current(&self, directory: &Directory) -> bool {
+        directory.revision() >= self.term.revision().max(self.term.store.kv.written())
+    }
+
+    /// Whether the members of etcd change, or a node leaves. A departure holds the lock until its
+    /// record is written, so one of the two is seen.
+    fn members_change(&self, directory: &Directory) -> bool {
+        self.handlers.0.changing.try_lock().is_err() || directory.has_departure()
     }
 
     /// Waits until the copy holds everything that was written before now.

@@ -14,8 +14,9 @@
 //!
 //! Every step is one transaction that finds whether it was done before, so a power cut or another
 //! leader continues it. Nodes that do not answer are not waited for: the bridges lead them to the
-//! next CA, and their certificates as members of etcd stay good. A member that was cut off while
-//! the others started again does so when it answers.
+//! next CA, and their certificates as members of etcd stay good. So do those of a member that has
+//! not told that its files have another one: etcd has the next one before the disk of its node
+//! does. A member that was cut off while the others started again does so when it answers.
 //!
 //! Invariants:
 //! - An authority is not trusted any more only after every node that answers has told that its
@@ -23,7 +24,8 @@
 //!   one, and its program had the time to read it.
 //! - The key of tokens changes before the authorities of Kubernetes do: a kubelet starts again for
 //!   a certificate of the next one, and then the tokens of its pods are of the next key, too.
-//! - At most one member starts again at a time, and none during an update of the cluster.
+//! - At most one member starts again at a time: none during an update of the cluster, while a node
+//!   leaves, or while another voter does not answer, unless that has lasted for [`AWAY_MAX`].
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -53,6 +55,12 @@ use polis_wire::pki::{
 
 /// Between two looks at a rotation that goes on.
 const EVERY: Duration = Duration::from_secs(1);
+
+/// How long a voter that does not answer holds up the starts of the others. A machine is back in
+/// less; and a voter that is dead, or that the thief of a key keeps away, must not keep the former
+/// authority trusted. Of three voters, the second one then costs etcd its quorum for as long as it
+/// starts.
+const AWAY_MAX: Duration = Duration::from_secs(5 * 60);
 
 /// Goes on with a rotation. A service of every curator.
 #[derive(Clone)]
@@ -88,7 +96,7 @@ impl Rotating {
         let going_on = known.filter(|rotation| rotation.ended_at == 0);
         let restart = match (self.handlers.lead(), going_on) {
             (Ok(lead), Some(rotation)) => lead.go_on(&rotation).await?,
-            (Ok(lead), None) => lead.late_start(),
+            (Ok(lead), None) => lead.late_start().await,
             (Err(_), _) => None,
         };
         parts.restart.send_if_modified(|known| std::mem::replace(known, restart) != restart);
@@ -246,35 +254,52 @@ impl Lead {
                 }
             }
             Step::Peers if progress.waits_for.is_empty() => {
-                if peers.conclude(&peer_authority(), Pin::Away).await? {
+                let followed = rotation::followed(&seen.nodes);
+                if peers.conclude(&peer_authority(), Pin::AllBut(&followed)).await? {
                     info!(rotation = number, "the former authority of the peers ends");
                 }
             }
             Step::Kubernetes | Step::Certificates | Step::Peers => {}
-            Step::Restarts => return Ok(self.next_start(&seen.nodes, &progress.waits_for)),
+            Step::Restarts => return Ok(self.next_start(&seen.nodes, &progress.waits_for).await),
         }
         Ok(None)
     }
 
     /// A member of etcd that was away when the others started again, and kept its vote.
-    fn late_start(&self) -> Option<NodeId> {
+    async fn late_start(&self) -> Option<NodeId> {
         // Without a rotation, only the start of each member counts.
         let nodes = self.rotated_nodes(None, &BTreeSet::new());
         let late = nodes.iter().filter(|node| node.answers && node.starts_late());
         let late: Vec<_> = late.map(|node| node.id).collect();
-        self.next_start(&nodes, &late)
+        self.next_start(&nodes, &late).await
     }
 
-    /// Which of these members starts again first, if one may: the leader of etcd hands over as it
-    /// stops, so it is the last.
-    fn next_start(&self, all: &[Node], nodes: &[NodeId]) -> Option<NodeId> {
-        if all.iter().any(Node::is_starting) || self.is_updating() {
+    /// Which of the members in `due` starts again next, if one may.
+    async fn next_start(&self, all: &[Node], due: &[NodeId]) -> Option<NodeId> {
+        let parts = &self.handlers.0;
+        let leader = {
+            let status = parts.consensus.borrow();
+            let leads = |member: &&Member| Some(member.id) == status.leader;
+            status.members.iter().find(leads).and_then(Member::node)
+        };
+        let next = rotation::next_start(all, due, leader)?;
+        // An update that was ended may have a voter that restarts all the same.
+        if self.is_updating() || self.restarting().await.is_some() {
             return None;
         }
-        let status = self.handlers.0.consensus.borrow();
-        let leads = |member: &&Member| Some(member.id) == status.leader;
-        let leader = status.members.iter().find(leads).and_then(Member::node);
-        nodes.iter().copied().min_by_key(|id| Some(*id) == leader)
+        if parts.changing.try_lock().is_err() {
+            // The departure that holds it has to find the start that was ordered before.
+            return *parts.restart.borrow();
+        }
+        (!parts.directory.borrow().has_departure()).then_some(next)
+    }
+
+    /// Whether the member of a node starts again now. The members of etcd do not change meanwhile:
+    /// a departure that begins later finds the order (`departures`).
+    pub(super) fn starts_again(&self, node: NodeId) -> bool {
+        let ordered = *self.handlers.0.restart.borrow() == Some(node);
+        let directory = self.handlers.0.directory.borrow();
+        ordered && self.is_current(&directory) && !self.members_change(&directory)
     }
 
     fn peers(&self) -> Result<Namespace<Fenced>, Error> {
@@ -341,12 +366,14 @@ impl Lead {
                     started: authorities.is_empty() || authorities == authorities_at_start,
                 }
             };
+            let silent = || heartbeats.last(id).unwrap_or(self.term.since).elapsed();
             let roles = known.node.roles.as_ref();
             let has = |role| roles.is_some_and(|roles| Role::given(roles).any(|had| had == role));
             Node {
                 id,
                 kubernetes: !late.iter().any(|holder| holder.node == id && has(holder.role())),
                 answers: matches!(known.health, v1::NodeHealth::Healthy | v1::NodeHealth::Unknown),
+                returns: known.health == v1::NodeHealth::Late && silent() < AWAY_MAX,
                 certificate: heartbeats.authorities(id).is_some_and(|told| same(&told, cluster)),
                 peer: is_consensus_member(known.node.roles.as_ref()).then(member),
             }

@@ -185,8 +185,7 @@ impl Lead {
     /// The part of a node in an update; `None` while the copy may be behind.
     pub(super) fn orders(&self, node: NodeId) -> Option<v1::UpdateOrders> {
         let directory = self.handlers.0.directory.borrow();
-        let needed = self.term.revision().max(self.term.store.kv.written());
-        if directory.revision() < needed {
+        if !self.is_current(&directory) {
             return None;
         }
         let Some(known) = directory.update() else { return Some(v1::UpdateOrders::default()) };
@@ -195,10 +194,8 @@ impl Lead {
             Some(status.external_address.clone())
         };
         let turn = journal::turn(&known, node, address);
-        // A departure holds the lock until its record is written, so one of the two sees the
-        // other, also where the leave was found before.
-        let changing = self.handlers.0.changing.try_lock().is_err()
-            || directory.nodes().any(|(_, known)| known.node.leaving.is_some());
+        // Also where the leave was found before a departure began.
+        let changing = self.members_change(&directory);
         let restart = turn.is_some() && self.leave() == Some(node) && !changing;
         Some(v1::UpdateOrders { turn, keep: journal::keeps(&known, node), restart })
     }
@@ -209,7 +206,8 @@ impl Lead {
         leave.filter(|(_, found)| found.elapsed() < LEAVE).map(|(node, _)| node)
     }
 
-    /// The voter that restarts for its update. The caller holds the lock of the members.
+    /// The voter that restarts for its update. A departure asks while it holds the lock of the
+    /// members.
     pub(super) async fn restarting(&self) -> Option<NodeId> {
         let update = self.handlers.0.directory.borrow().update();
         let update = update.filter(|update| journal::in_turn(update).is_some())?;

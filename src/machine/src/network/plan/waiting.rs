@@ -13,7 +13,9 @@ pub(in super::super) fn waiting(
     wanted: &Wanted,
 ) -> Option<String> {
     let Some(config) = config else {
-        return Some("the node parameters, which say how to reach the network".to_owned());
+        let what = "the node parameters, which say how to reach the network; the stage parameters \
+                    says what they wait for";
+        return Some(what.to_owned());
     };
     if wanted.primary.is_some_and(|primary| observed.has(primary)) {
         return None;

@@ -469,9 +469,11 @@ impl Writer {
         }
         let left = sizes.iter().filter(|(id, _)| !gone.contains(id));
         self.bytes = left.map(|(_, bytes)| bytes).sum();
-        // A name that is taken is skipped: it may be a torn segment of this boot.
-        self.file = Some(Id { boot: self.boot, number: self.next }.create(dir)?);
+        // A name that is taken costs one batch, and is skipped by the next: it may be a torn
+        // segment of this boot.
+        let id = Id { boot: self.boot, number: self.next };
         self.next += 1;
+        self.file = Some(id.create(dir)?);
         self.length = 0;
         // The name must survive a power cut, or its content is lost with it.
         File::open(dir)?.sync_all()?;
@@ -544,6 +546,19 @@ mod tests {
         let done = Writer { dirty: false, ..flushed }.write(batch());
         assert!(done.error.is_none(), "{:?}", done.error);
         assert_eq!(segment::list(dir.path()).unwrap().len(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_name_that_is_taken_is_skipped() {
+        let dir = tempfile::tempdir().unwrap();
+        let writer = writer(&dir);
+        let taken = Id { boot: writer.boot, number: writer.next }.path(dir.path());
+        std::fs::create_dir(taken).unwrap();
+        let done = writer.write(batch());
+        let error = done.error.map(|error| error.kind());
+        assert_eq!((error, done.failed), (Some(io::ErrorKind::AlreadyExists), 1));
+        let done = done.writer.write(batch());
+        assert!(done.error.is_none(), "{:?}", done.error);
     }
 
     #[tokio::test]

@@ -23,7 +23,7 @@ use super::{
 use crate::identity::{NodeId, NodeName};
 use crate::registry::{self, Authority};
 
-pub use self::network::network;
+pub use self::network::{MTU, VLAN_IDS, network};
 
 const LABELS_MAX: usize = 64;
 const DIRECTORY_NODES_MAX: usize = 64;

@@ -25,12 +25,13 @@ const VLANS_MAX: usize = 64;
 const MEMBERS_MAX: usize = 8;
 /// Addresses or routes of one link.
 const PER_LINK_MAX: usize = 64;
-/// The least that IPv6 works with, to the most that an Ethernet driver takes.
-const MTU: std::ops::RangeInclusive<u32> = 1280..=65_535;
+/// The MTU that a link may have: the least that IPv6 works with, to the most that an Ethernet
+/// driver takes.
+pub const MTU: std::ops::RangeInclusive<u32> = 1280..=65_535;
 /// The MTU of a link for which nothing says another.
 const MTU_DEFAULT: u32 = 1500;
 /// The IDs of VLANs: 0 marks a frame outside of every VLAN, and 4095 is reserved.
-const VLAN_IDS: std::ops::RangeInclusive<u16> = 1..=4094;
+pub const VLAN_IDS: std::ops::RangeInclusive<u16> = 1..=4094;
 /// The name of a bond begins so, and no card does: names of VLANs on it have room for the ID in
 /// the 15 bytes of a name.
 const BOND: &str = "bond";
