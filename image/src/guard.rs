@@ -77,7 +77,7 @@ mod tests {
         });
         let why = seen.why.lock().unwrap().clone().unwrap();
         assert_eq!(why, format!("another process worked in {}", folder.path().display()));
-        // A folder that is free costs no word.
+        // The lock of a free folder is not a step.
         drop(hold(folder.path(), &seen).unwrap());
         assert!(begins.try_recv().is_err());
     }

@@ -604,7 +604,7 @@ async fn a_node_that_reports_without_end_is_refused_and_its_record_stays() {
     assert!(AT_ONCE.contains(&taken), "{taken}");
     let record = cluster.store.node(machine.key.id()).await.unwrap();
     assert_eq!(record.status.unwrap().version, (taken - 1).to_string());
-    // It is heard all the same.
+    // Its heartbeats are accepted all the same.
     reports.heartbeat(v1::HeartbeatRequest::default()).await.unwrap();
     curator.supervisor.stop().await;
     node.stop().await;

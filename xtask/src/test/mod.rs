@@ -172,7 +172,7 @@ fn lint(report: &mut Report) {
         let checks = ["check", "bans", "licenses", "sources"];
         report.step("licences", cargo().args(["deny", "--log-level", "warn"]).args(checks));
     } else {
-        // No package has it, and to compile it takes minutes.
+        // No package has it, and its compilation takes minutes.
         report.skip("licences: run `cargo install --locked cargo-deny` for them");
     }
     match host::find(prometheus::PROMTOOL) {

@@ -61,6 +61,12 @@ impl Node {
         self.peer.is_some_and(|member| starts(member) || self.returns)
     }
 
+    /// Whether its member of etcd has been away for too long to be waited for.
+    #[must_use]
+    pub(super) fn stays_away(&self) -> bool {
+        self.peer.is_some() && !self.answers && !self.returns
+    }
+
     /// Whether its member of etcd serves with other authorities than its files name.
     #[must_use]
     pub(super) fn starts_late(&self) -> bool {
@@ -147,10 +153,28 @@ impl<S: pki::Store + Clone> Store<S> {
             if old.ended_at == 0 {
                 return Ok(Outcome::Keep(old));
             }
-            let new = v1::Rotation { number: old.number + 1, began_at: now, ended_at: 0 };
+            let number = old.number + 1;
+            let new = v1::Rotation { number, began_at: now, ..Default::default() };
             Ok(Outcome::Put(new, Vec::new(), Vec::new()))
         };
         self.update(ROTATION, begin).await
+    }
+
+    /// Notes that the starts of the rotation of this number wait for no voter that is away, for the
+    /// next leader, which does not know how long one has been.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub async fn go_without_away(&self, number: u64) -> Result<(), Error> {
+        let note = |old: Option<v1::Rotation>| {
+            let old = old.unwrap_or_default();
+            if old.number != number || old.ended_at != 0 || old.without_away {
+                return Ok::<_, Error>(Outcome::Keep(old));
+            }
+            Ok(Outcome::Put(v1::Rotation { without_away: true, ..old }, Vec::new(), Vec::new()))
+        };
+        self.update(ROTATION, note).await.map(drop)
     }
 
     /// Notes that the rotation of this number has ended.
@@ -251,10 +275,13 @@ mod tests {
         let away = Node { answers: false, returns: true, ..serves };
         for missed in [starts, away] {
             assert_eq!(next(missed, None), None, "{missed:?}");
+            assert!(!missed.stays_away(), "{missed:?}");
         }
         // A worker that is away is no member, and a voter that stays away keeps no authority.
-        for dead in [Node { returns: false, ..away }, Node { peer: None, ..away }] {
-            assert!(next(dead, None).is_some(), "{dead:?}");
+        let (dead, worker) = (Node { returns: false, ..away }, Node { peer: None, ..away });
+        for (passed, stays) in [(dead, true), (worker, false)] {
+            assert!(next(passed, None).is_some(), "{passed:?}");
+            assert_eq!(passed.stays_away(), stays, "{passed:?}");
         }
     }
 
@@ -273,13 +300,19 @@ mod tests {
         let store = Store::new(Memory::default());
         assert_eq!(store.rotation().await.unwrap(), None);
         let first = store.begin_rotation(100).await.unwrap();
-        assert_eq!(first, v1::Rotation { number: 1, began_at: 100, ended_at: 0 });
+        let begun = v1::Rotation { number: 1, began_at: 100, ..Default::default() };
+        assert_eq!(first, begun);
         assert_eq!(store.begin_rotation(101).await.unwrap(), first);
+        store.go_without_away(1).await.unwrap();
+        let without = v1::Rotation { without_away: true, ..begun };
+        assert_eq!(store.begin_rotation(101).await.unwrap(), without);
         store.end_rotation(1, 102).await.unwrap();
         store.end_rotation(1, 103).await.unwrap();
         assert_eq!(store.rotation().await.unwrap().unwrap().ended_at, 102);
-        assert_eq!(store.begin_rotation(104).await.unwrap().number, 2);
+        let second = store.begin_rotation(104).await.unwrap();
+        assert_eq!((second.number, second.without_away), (2, false));
+        store.go_without_away(1).await.unwrap();
         store.end_rotation(1, 105).await.unwrap();
-        assert_eq!(store.rotation().await.unwrap().unwrap().ended_at, 0, "an old leader's word");
+        assert_eq!(store.rotation().await.unwrap().unwrap(), second, "an old leader's word");
     }
 }

@@ -14,9 +14,11 @@
 use std::fs::{self, File};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use futures::future::join_all;
 use polis_wire::parameters::Transport;
+use tokio::time::Instant;
 
 use crate::storage::apart::{self, Key, Pending, apart};
 use polis_runtime::supervisor::blocking;
@@ -90,7 +92,7 @@ impl Disks {
         let (sys, medium) = (sys.to_owned(), medium.to_owned());
         let found = blocking(move || find(&sys, &medium)).await;
         let keys: Vec<Key> = found.iter().map(|found| found.key.clone()).collect();
-        // What else is being read was pulled.
+        // A disk that is not listed was pulled.
         self.serials.keep(&keys);
         let asked: Vec<_> = found.into_iter().map(|found| self.ask(found)).collect();
         join_all(asked).await
@@ -104,6 +106,25 @@ impl Disks {
         match self.serials.answer(key, || apart(move || first(&serials))).await {
             Some(serial) => Disk { serial, ..disk },
             None => Disk { silent: true, ..disk },
+        }
+    }
+}
+
+/// Since when the list has the same disks. A slow one, which answers one time and not the next, is
+/// the same disk.
+#[derive(Debug, Default)]
+pub(crate) struct Steady(Option<(Vec<String>, Instant)>);
+
+impl Steady {
+    /// How long that is, with `disks` as the newest list.
+    pub(crate) fn time(&mut self, disks: &[Disk]) -> Duration {
+        let names: Vec<String> = disks.iter().map(|disk| disk.name.clone()).collect();
+        match &self.0 {
+            Some((known, since)) if *known == names => since.elapsed(),
+            Some(_) | None => {
+                self.0 = Some((names, Instant::now()));
+                Duration::ZERO
+            }
         }
     }
 }
@@ -253,7 +274,8 @@ fn printable(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
-    use std::time::Duration;
+
+    use tokio::time::sleep;
 
     use super::*;
 
@@ -342,6 +364,24 @@ mod tests {
         let disks = unasked(root.path(), "sdb");
         let medium: Vec<bool> = disks.iter().map(|disk| disk.medium).collect();
         assert_eq!(medium, [true, true, false]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_disk_that_answers_one_time_and_not_the_next_keeps_the_list_as_it_is() {
+        let second = Duration::from_secs(1);
+        let named = |name: &str| Disk { name: name.to_owned(), ..Disk::default() };
+        let answers = [Disk { serial: "polis".to_owned(), ..named("vda") }];
+        let silent = [Disk { silent: true, ..named("vda") }];
+        let mut steady = Steady::default();
+        assert_eq!(steady.time(&answers), Duration::ZERO);
+        for list in [&silent, &answers] {
+            sleep(second).await;
+            assert!(steady.time(list) >= second, "{list:?}");
+        }
+        let [vda] = answers;
+        assert_eq!(steady.time(&[vda, named("vdb")]), Duration::ZERO);
+        sleep(second).await;
+        assert_eq!(steady.time(&[]), Duration::ZERO);
     }
 
     #[tokio::test]

@@ -38,12 +38,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use polis_wire::parameters::{Install, Wipe};
+use polis_wire::parameters::{Install, Selector, Wipe};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use self::content::Content;
-use self::disks::{Disk, Disks};
+use self::disks::{Disk, Disks, Steady};
 pub use self::error::Error;
 pub use self::select::Refusal;
 use self::write::{Job, System};
@@ -226,35 +226,30 @@ async fn run(
 
 /// Waits until the disks of the machine have appeared: a second one that fits may come late.
 async fn settle(ctx: &Context, config: &Config, order: &Install) -> Vec<Disk> {
-    let start = Instant::now();
-    let (mut since, mut known) = (start, None);
+    let (start, mut steady) = (Instant::now(), Steady::default());
     let medium = config.medium.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    ctx.stage(Stage::Cluster, State::Waiting(awaited(&[])));
+    ctx.stage(Stage::Cluster, State::Waiting(awaited(&[], &order.disk)));
     let all = Disks::default();
     loop {
         let disks = all.list(&config.sys, &medium).await;
-        if known.as_ref() != Some(&disks) {
-            since = Instant::now();
-            known = Some(disks.clone());
-        }
+        let quiet = steady.time(&disks) >= QUIET;
         let nothing = matches!(
             select::choose(&disks, &order.disk),
             Err(Refusal::NoDisk { .. } | Refusal::Medium { .. } | Refusal::Silent { .. })
         );
         if nothing {
-            ctx.stage(Stage::Cluster, State::Waiting(awaited(&disks)));
+            ctx.stage(Stage::Cluster, State::Waiting(awaited(&disks, &order.disk)));
         }
-        if since.elapsed() >= QUIET && (!nothing || start.elapsed() >= PATIENCE) {
+        if quiet && (!nothing || start.elapsed() >= PATIENCE) {
             return disks;
         }
         sleep(POLL).await;
     }
 }
 
-/// The words for the wait for a disk, as long as none of these fits.
-fn awaited(disks: &[Disk]) -> String {
-    let silent = disks.iter().filter(|disk| disk.silent).map(|disk| disk.name.as_str());
-    match &silent.collect::<Vec<_>>()[..] {
+/// What the machine waits for while it takes none of these disks.
+fn awaited(disks: &[Disk], selector: &Selector) -> String {
+    match &select::silent(disks, selector)[..] {
         [] => "the disks of this machine to appear; connect the one that `install.disk` selects"
             .to_owned(),
         names => {

@@ -82,6 +82,15 @@ pub(crate) fn choose<'a>(disks: &'a [Disk], selector: &Selector) -> Result<&'a D
     }
 }
 
+/// The names of the disks that do not answer, and that may be the one.
+pub(crate) fn silent<'a>(disks: &'a [Disk], selector: &Selector) -> Vec<&'a str> {
+    // Its serial number is not known.
+    let selector = Selector { serial: None, ..selector.clone() };
+    let may_be =
+        |disk: &&Disk| disk.silent && !disk.medium && differences(disk, &selector).is_empty();
+    disks.iter().filter(may_be).map(|disk| disk.name.as_str()).collect()
+}
+
 /// A line for each disk: what it is, and why it does not fit.
 pub(crate) fn explain(disks: &[Disk], selector: &Selector) -> Vec<String> {
     if disks.is_empty() {
@@ -229,6 +238,13 @@ mod tests {
         assert!(matches!(choose(&disks, &wanted), Err(Refusal::NoDisk { .. })));
         let line = &explain(&disks, &wanted)[0];
         assert!(line.ends_with(": its serial is not known"), "{line}");
+        // Neither another kind of disk nor the medium is waited for.
+        disks[2].silent = true;
+        for wanted in [&small, &wanted] {
+            assert_eq!(silent(&disks, wanted), ["nvme0n1"], "{wanted}");
+        }
+        let usb = selector(|it| it.transport = Some(Transport::Usb));
+        assert_eq!(silent(&disks, &usb), [""; 0]);
         let other = selector(|it| it.serial = Some("serial-nvme1n1".to_owned()));
         assert_eq!(choose(&disks, &other).unwrap().name, "nvme1n1");
     }

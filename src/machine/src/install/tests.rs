@@ -107,9 +107,10 @@ fn a_refusal_lists_every_disk() {
 async fn a_disk_that_hangs_is_named_within_a_bounded_time() {
     let (vda, vdb) = ("vda".to_owned(), "vdb".to_owned());
     let mut disks = [Disk { name: vda, ..Disk::default() }, Disk { name: vdb, ..Disk::default() }];
-    assert!(awaited(&disks).starts_with("the disks of this machine to appear"));
+    let any = Selector::default();
+    assert!(awaited(&disks, &any).starts_with("the disks of this machine to appear"));
     disks[1].silent = true;
-    assert_eq!(awaited(&disks), "vdb to answer; check the disk and its cable, or pull it");
+    assert_eq!(awaited(&disks, &any), "vdb to answer; check the disk and its cable, or pull it");
     let refusal = || Refusal::Silent { name: "vdb".to_owned() };
     let silent = || Error::Select { source: refusal(), disks: Vec::new() };
     let hung = std::future::pending::<io::Result<Result<Content, Error>>>();

@@ -316,6 +316,7 @@ mod tests {
     use crate::storage::plan::{BEING_MADE, Refusal};
     use crate::storage::table::Table;
     use polis_base::sys::efivar::Variable;
+    use polis_base::trapdoor::code;
 
     fn config(folder: &Path) -> Config {
         Config {
@@ -360,8 +361,7 @@ mod tests {
 
         let refused = begin(&config).unwrap_err();
         let Error::Look(look) = &refused else { panic!("{refused:?}") };
-        let occupied = crate::storage::Error::Refused(Refusal::Occupied { found: String::new() });
-        assert_eq!((look.code(), refused.code()), (occupied.code(), occupied.code()));
+        assert_eq!((look.code(), refused.code()), (code::STORAGE_OCCUPIED, code::STORAGE_OCCUPIED));
         assert_eq!(table::read_backup(&file), Some(former));
         assert_eq!(table::read_primary(&file), Some(image));
         // Without data, the mirror is begun; a file has no partitions in the kernel.
@@ -383,6 +383,7 @@ mod tests {
         file.write_all_at(b"XFSB", (records.last + 1) * 512).unwrap();
         let refused = begin(&config).unwrap_err();
         assert!(matches!(refused, Error::Place(Refusal::Occupied { .. })), "{refused:?}");
+        assert_eq!(refused.code(), code::STORAGE_OCCUPIED);
         assert_eq!(table::read(&file).unwrap(), image);
     }
 

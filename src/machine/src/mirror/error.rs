@@ -65,7 +65,7 @@ pub enum Error {
     /// Each disk is gone, or was dropped by the kernel: none has all data.
     #[error("each disk of the mirror is gone, or has missed writes")]
     NoneLeft,
-    /// The records have no place on the disk.
+    /// The disk has no place for the records and the data partition behind them.
     #[error(transparent)]
     Place(#[from] storage::plan::Refusal),
     /// The disk that the machine was started from has data, or cannot be read.
@@ -111,9 +111,9 @@ impl Error {
             Self::Table { source, .. } => storage::error::table_code(source),
             Self::Late(error) => storage::error::step_code(error),
             Self::Look(error) => error.code(),
+            Self::Place(refusal) => storage::error::refusal_code(refusal),
             Self::Disk { .. }
             | Self::NoneLeft
-            | Self::Place(_)
             | Self::Device { .. }
             | Self::Unfit { .. }
             | Self::Copy { .. } => code::STORAGE_DISK,

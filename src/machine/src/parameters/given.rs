@@ -2,8 +2,9 @@
 //! that they replace.
 //!
 //! `polis/parameters.pb` belongs to the person or the tool that puts it on the ESP, so a call
-//! leaves it as it is. What was given counts instead of it only while it has the content that the
-//! caller saw: who changes it later, or puts one there, decides anew.
+//! leaves it as it is. The given message counts instead of that file while the file has the content
+//! that it had at the call, and also where nothing else would count: while the file is absent, or
+//! the disk does not return it. A file that was changed, or put there later, counts again.
 //!
 //! ```text
 //! polis-given-v1: | SHA-256 of polis/parameters.pb | message
@@ -33,14 +34,18 @@ pub(super) fn content(message: &[u8], esp: &Read) -> Vec<u8> {
     [START, &digest(esp), message].concat()
 }
 
-/// The message in the content of the file; `None` if `esp` has changed since it was given.
+/// The message in the content of the file; `None` if another file at `esp` counts since then.
 pub(super) fn message(content: Vec<u8>, esp: &Read) -> Option<Vec<u8>> {
     let Some(rest) = content.strip_prefix(START) else { return Some(content) };
     let (replaces, message) = rest.split_at_checked(DIGEST)?;
-    (replaces == digest(esp)).then(|| message.to_vec())
+    let counts = match esp {
+        Ok(None) | Err(Error::Unreadable(_)) => true,
+        Ok(Some(_)) | Err(_) => replaces == digest(esp),
+    };
+    counts.then(|| message.to_vec())
 }
 
-/// A file that cannot be read is replaced, too, as long as it cannot be read for that reason.
+/// The digest of the file; of one without a content to hash, of the reason.
 fn digest(esp: &Read) -> [u8; DIGEST] {
     let mut hash = Sha256::new();
     match esp {
@@ -60,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_given_counts_until_the_file_that_it_replaces_changes() {
+    fn a_given_message_counts_until_another_file_takes_the_place_of_the_replaced_one() {
         let states = || -> [Read; 5] {
             let unreadable = Error::Unreadable(std::io::Error::other("the disk is gone"));
             let some = |content: &[u8]| Ok(Some(content.to_vec()));
@@ -69,12 +74,9 @@ mod tests {
         for (before, seen) in states().iter().enumerate() {
             let content = content(b"given", seen);
             for (after, esp) in states().iter().enumerate() {
-                let counts = message(content.clone(), esp);
-                assert_eq!(
-                    counts,
-                    (before == after).then(|| b"given".to_vec()),
-                    "{seen:?} {esp:?}"
-                );
+                let nothing_else = matches!(esp, Ok(None) | Err(Error::Unreadable(_)));
+                let counts = (before == after || nothing_else).then(|| b"given".to_vec());
+                assert_eq!(message(content.clone(), esp), counts, "{seen:?} {esp:?}");
             }
         }
     }

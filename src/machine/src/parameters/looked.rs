@@ -204,6 +204,10 @@ pub(super) mod tests {
         assert_eq!(second.found.unwrap().1, Source::Esp);
         let warning = second.warning.unwrap();
         assert!(warning.contains("given_parameters.pb") && warning.contains(OUTDATED), "{warning}");
+        // Without that file, the given ones are all that the machine has.
+        std::fs::remove_file(esp.parameters.path()).unwrap();
+        assert_eq!(loaded().found.unwrap().1, Source::Given);
+        std::fs::write(esp.parameters.path(), valid(&[])).unwrap();
         // One of an earlier version counts in any case.
         esp.given_parameters.write(&valid(&[])).unwrap();
         assert_eq!(loaded().found.unwrap().1, Source::Given);

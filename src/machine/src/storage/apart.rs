@@ -1,7 +1,8 @@
 //! Work on disks that may hang: on threads of its own, and once at a time for each disk.
 //!
 //! The threads of `supervisor::blocking` are few, and every file that the node saves needs one of
-//! them. A disk that never answers holds at most one thread, which is not one of these.
+//! them. A disk that never answers holds none of these, and at most one of its own for each
+//! [`Pending`].
 //!
 //! Invariants:
 //! - No caller waits longer than [`ANSWER_MAX`] for an answer. A disk without one is not there, for

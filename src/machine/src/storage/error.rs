@@ -57,18 +57,7 @@ impl Error {
         match self {
             Self::Content { source, .. } => code::STORAGE_DISK.with_error(source),
             Self::Disk { source, .. } => table_code(source),
-            Self::Refused(refusal) => match refusal {
-                plan::Refusal::TooSmall { .. } | plan::Refusal::OtherTooSmall { .. } => {
-                    code::STORAGE_TOO_SMALL
-                }
-                plan::Refusal::TableFull => code::STORAGE_PARTITION_TABLE,
-                plan::Refusal::Ambiguous { .. } => code::STORAGE_AMBIGUOUS,
-                plan::Refusal::Occupied { .. } => code::STORAGE_OCCUPIED,
-                plan::Refusal::Foreign { .. } => code::STORAGE_FOREIGN,
-                plan::Refusal::Damaged { .. } | plan::Refusal::Weakened { .. } => {
-                    code::STORAGE_DAMAGED
-                }
-            },
+            Self::Refused(refusal) => refusal_code(refusal),
             Self::Apply(error) => step_code(error),
             Self::Failed { .. } => code::STORAGE_MOUNT,
             Self::Failing(_) => code::STORAGE_FAILING,
@@ -89,6 +78,20 @@ pub(crate) fn table_code(error: &table::Error) -> Code {
         table::Error::Io { source, .. } => code::STORAGE_DISK.with_error(source),
         table::Error::Unusual(_) | table::Error::Format { .. } => code::STORAGE_PARTITION_TABLE,
         table::Error::BlockSize(_) | table::Error::TooSmall(_) => code::STORAGE_DISK,
+    }
+}
+
+/// The code of a disk that is left alone, also where the mirror looks at it.
+pub(crate) fn refusal_code(refusal: &plan::Refusal) -> Code {
+    match refusal {
+        plan::Refusal::TooSmall { .. } | plan::Refusal::OtherTooSmall { .. } => {
+            code::STORAGE_TOO_SMALL
+        }
+        plan::Refusal::TableFull => code::STORAGE_PARTITION_TABLE,
+        plan::Refusal::Ambiguous { .. } => code::STORAGE_AMBIGUOUS,
+        plan::Refusal::Occupied { .. } => code::STORAGE_OCCUPIED,
+        plan::Refusal::Foreign { .. } => code::STORAGE_FOREIGN,
+        plan::Refusal::Damaged { .. } | plan::Refusal::Weakened { .. } => code::STORAGE_DAMAGED,
     }
 }
 

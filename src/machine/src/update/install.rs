@@ -235,7 +235,7 @@ impl Place<'_> {
         let to = Entry::untried(version);
         let named = rename(self.kernels, UNFINISHED, &to);
         if named.is_err() {
-            // The flush may have failed, and the loader would try what the caller hears has failed.
+            // It may have the name and not be flushed: the loader would try a failed installation.
             fs::remove_file(self.kernels.join(&to)).unwrap_or_default();
         }
         named.map_err(Error::io(format!("make {to}")))

@@ -20,8 +20,8 @@
 //! - A volume that was made to the end is found by its identity, and never made again.
 //! - Two disks with the identity of one volume are never chosen between.
 //! - A volume that is absent or fails stops nothing else: the node tries again.
-//! - A disk that does not answer holds one thread of its own. A volume waits for it only if no
-//!   other disk has its partition, or if it is the one that fits the selector.
+//! - A disk that does not answer holds two threads of its own at most. A volume waits for it only
+//!   if no other disk has its partition, or if it is the one that fits the selector.
 //! - Pods see `content` only; without the disk there is no such directory, so nothing that is
 //!   meant for the volume ever lands on the data partition.
 //!
@@ -39,13 +39,14 @@ use std::time::Duration;
 use polis_wire::parameters::{Selector, VolumeName};
 use tokio::io::Interest;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use tracing::{error, info, warn};
 
 pub use self::disk::Error;
 use self::disk::{Machine, Opened, Reads};
 use self::record::Record;
 use self::steps::Steps;
+use crate::install::disks::Steady;
 use crate::parameters::Known;
 use crate::storage::health::{self, Devices, Fault, What};
 use crate::storage::maintenance::maintain;
@@ -262,16 +263,12 @@ impl Volume {
         // An earlier run may have ended in the middle of a step.
         let machine = Machine { steps: Steps::default(), ..self.machine.clone() };
         let mut told = cause::Last::default();
-        let (mut since, mut disks) = (Instant::now(), None);
+        let mut steady = Steady::default();
         loop {
             let attempt = async {
                 let found = machine.disks().await;
-                if disks.as_ref() != Some(&found) {
-                    since = Instant::now();
-                    disks = Some(found.clone());
-                }
                 // A disk that is known by its identity needs no wait.
-                let settled = since.elapsed() >= QUIET;
+                let settled = steady.time(&found) >= QUIET;
                 let selector = self.selector.as_ref();
                 machine.open(&self.name, selector, self.kind, &found, settled).await
             };

@@ -320,10 +320,12 @@ mod tests {
         mknodat(CWD, &pipe, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
         let request = v1::FetchBundleRequest { image: "00ff".to_owned(), at: 0 };
         let store = Store::new(dir);
-        let fetched = timeout(Duration::from_millis(100), fetch(&store, request)).await;
-        assert!(fetched.is_err(), "it was opened");
-        // The thread that waits goes on.
+        let mut fetched = std::pin::pin!(fetch(&store, request));
+        let early = timeout(Duration::from_millis(100), &mut fetched).await;
+        assert!(early.is_err(), "it was opened");
+        // The thread goes on; waited for, so that it does not find the pipe closed again.
         let _both = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
+        assert!(fetched.await.is_err(), "a pipe has no place to begin at");
     }
 
     #[test]

@@ -240,8 +240,9 @@ mod tests {
 
     #[test]
     fn a_rotation_says_what_it_waits_for_and_who_is_away() {
+        let rotation = v1::Rotation { number: 2, began_at: 1_700_000_000, ..Default::default() };
         let read = v1::GetRotationResponse {
-            rotation: Some(v1::Rotation { number: 2, began_at: 1_700_000_000, ended_at: 0 }),
+            rotation: Some(rotation),
             step: Step::Restarts.into(),
             waits_for: vec!["polis-a".to_owned()],
             away: vec!["polis-b".to_owned()],

@@ -87,11 +87,17 @@ pub(super) async fn run(watch: Watch, global: &Global) -> Result<(), Error> {
         session.limit_all(global);
     }
     let ask = async || {
-        let status = match Status::ask(&session).await {
+        // Only these questions need a leader: an API server that is late says nothing about it.
+        let members =
+            async { Ok::<_, Error>((controllers(&session).await?, workers(&session).await?)) };
+        let status = match Box::pin(members).await {
+            Ok((controllers, workers)) => {
+                Box::pin(Status::ask(&session, &controllers, workers)).await?
+            }
             Err(error) if error.exit() == Exit::TimedOut => {
                 Box::pin(Status::ask_nodes(&session, error)).await?
             }
-            status => status?,
+            Err(error) => return Err(error),
         };
         let text = status.text();
         Document::new(&status, text)
@@ -143,10 +149,10 @@ fn escaped(text: &str) -> String {
 }
 
 impl Status {
-    async fn ask(session: &Session) -> Result<Self, Error> {
-        let nodes = controllers(session).await?;
+    /// The state of these controllers and workers, and what an API server has.
+    async fn ask(session: &Session, nodes: &[Member], workers: Vec<Member>) -> Result<Self, Error> {
         let (mut controllers, mut serves) = (Vec::new(), None);
-        for node in &nodes {
+        for node in nodes {
             let cause = timeout(READINESS, unready(session, node)).await;
             let cause = cause.unwrap_or_else(|_elapsed| Ok(Some(SILENT.to_owned())))?;
             if cause.is_none() && serves.is_none() {
@@ -160,7 +166,7 @@ impl Status {
             });
         }
         let mut running = Vec::new();
-        for node in workers(session).await? {
+        for node in workers {
             let parts = parts_of(session, &node, &WORKER).await;
             running.push(Runs { node: node.id, cause: node.fault, parts });
         }

@@ -959,13 +959,18 @@ impl Served {
         let ended_at = if asked < 2 { 0 } else { 1_700_000_100 };
         let step = if asked < 2 { v1::get_rotation_response::Step::Peers.into() } else { 0 };
         v1::GetRotationResponse {
-            rotation: Some(v1::Rotation { number: 1, began_at: 1_700_000_000, ended_at }),
+            rotation: Some(v1::Rotation { ended_at, ..begun_rotation() }),
             step,
             waits_for: if asked < 2 { vec![node_id(NODE).to_string()] } else { Vec::new() },
             ca_certificate,
             ..Default::default()
         }
     }
+}
+
+/// A rotation that has just begun.
+fn begun_rotation() -> v1::Rotation {
+    v1::Rotation { number: 1, began_at: 1_700_000_000, ..Default::default() }
 }
 
 /// The report of the node about an order: it gives up one with the name server [`REVERTS`].
@@ -1276,7 +1281,7 @@ impl Management for Served {
         for shown in self.shown.lock().unwrap().iter() {
             shown.send_replace(Some(own.clone()));
         }
-        Ok(Response::new(v1::Rotation { number: 1, began_at: 1_700_000_000, ended_at: 0 }))
+        Ok(Response::new(begun_rotation()))
     }
 
     async fn get_rotation(

@@ -79,8 +79,9 @@ impl Session {
         let answer = async {
             answer.await.map_err(|error| match error {
                 https::Error::Dial(dial) => unreached(dial),
-                late @ https::Error::Silent { .. } => Error::late(late.into())
-                    .or_help("`polisctl kubernetes status` shows the state of the API servers"),
+                late @ https::Error::Silent { .. } => Error::late(late.into()).or_help(
+                    "the API server is overloaded, or its etcd is slow: see `polisctl etcd status`",
+                ),
                 error => error.into(),
             })
         };

@@ -128,6 +128,7 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
         }
         ("update-going-on", _) => "`polisctl cluster update status` shows it",
         ("update-restarts", _) => "`polisctl cluster update status` shows when the node is back",
+        ("rotation-restarts", _) => "`polisctl cluster rotate-ca status` shows when it is done",
         ("no-rotation", _) => "`polisctl cluster rotate-ca` begins one",
         ("no-update", _) => "`polisctl cluster update FILE` begins one",
         ("update-failed", _) => {

@@ -12,8 +12,9 @@ use polis_wire::pki::Issued;
 use polis_wire::rpc::Peer;
 
 impl Lead {
-    /// Rejects a key that no user has and that did not found the cluster. Callers without a
-    /// certificate make as many keys as they like: none of these makes the leader list all users.
+    /// Rejects a key that no user has and that did not found the cluster. A caller without a
+    /// certificate makes as many keys as it likes, and the leader lists all users for a known one
+    /// only.
     async fn check_key(&self, key: &[u8; 32]) -> Result<(), Status> {
         let directory = self.current().await?;
         if directory.borrow().users().any(|user| user.public_key == key) {

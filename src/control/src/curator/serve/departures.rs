@@ -284,13 +284,14 @@ impl Lead {
     /// The member of `node` that may leave etcd now; `None` without one.
     async fn may_leave(&self, id: NodeId, node: &v1::Node) -> Result<Option<Member>, Error> {
         let parts = &self.handlers.0;
+        // Before etcd is asked, which finds a member missing whose start has begun by now.
+        let ordered = *parts.restart.borrow();
         let leaving = parts.members.may_leave(id, &parts.peer(id, node)).await?;
         if leaving.as_ref().is_none_or(|member| member.learner) {
             return Ok(leaving);
         }
         // The node that restarts may itself leave: etcd misses it already.
         let other = |restarts: &NodeId| *restarts != id;
-        let ordered = *parts.restart.borrow();
         if let Some(node) = ordered.filter(other) {
             return Err(Error::StartsAgain { node });
         }

@@ -15,8 +15,8 @@
 //! Every step is one transaction that finds whether it was done before, so a power cut or another
 //! leader continues it. Nodes that do not answer are not waited for: the bridges lead them to the
 //! next CA, and their certificates as members of etcd stay good. So do those of a member that has
-//! not told that its files have another one: etcd has the next one before the disk of its node
-//! does. A member that was cut off while the others started again does so when it answers.
+//! not reported the next one in its files: etcd has it before the disk of its node does. A member
+//! that was cut off while the others started again does so when it answers.
 //!
 //! Invariants:
 //! - An authority is not trusted any more only after every node that answers has told that its
@@ -56,10 +56,10 @@ use polis_wire::pki::{
 /// Between two looks at a rotation that goes on.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// How long a voter that does not answer holds up the starts of the others. A machine is back in
-/// less; and a voter that is dead, or that the thief of a key keeps away, must not keep the former
-/// authority trusted. Of three voters, the second one then costs etcd its quorum for as long as it
-/// starts.
+/// How long a voter that does not answer holds up the starts of the others, once in a rotation. A
+/// machine is back in less; and a voter that is dead, or that the thief of a key keeps away, must
+/// not keep the former authority trusted. Of three voters, the second one then costs etcd its quorum
+/// for as long as it starts.
 const AWAY_MAX: Duration = Duration::from_secs(5 * 60);
 
 /// Goes on with a rotation. A service of every curator.
@@ -227,7 +227,10 @@ impl Lead {
         if peers.rotate(&peer_authority(), number, now).await? {
             info!(rotation = number, "another authority signs the certificates of the peers");
         }
-        let seen = self.seen().await?;
+        let mut seen = self.seen().await?;
+        if rotation.without_away {
+            seen.nodes.iter_mut().for_each(|node| node.returns = false);
+        }
         let progress = progress(&seen.nodes, seen.leaving());
         match progress.step {
             Step::Unspecified => store.end_rotation(number, seconds()).await?,
@@ -260,7 +263,14 @@ impl Lead {
                 }
             }
             Step::Kubernetes | Step::Certificates | Step::Peers => {}
-            Step::Restarts => return Ok(self.next_start(&seen.nodes, &progress.waits_for).await),
+            Step::Restarts => {
+                let next = self.next_start(&seen.nodes, &progress.waits_for).await;
+                // The start may cost this leader its term, and the next one would wait anew.
+                if next.is_some() && seen.nodes.iter().any(Node::stays_away) {
+                    store.go_without_away(number).await?;
+                }
+                return Ok(next);
+            }
         }
         Ok(None)
     }
@@ -289,7 +299,8 @@ impl Lead {
         }
         if parts.changing.try_lock().is_err() {
             // The departure that holds it has to find the start that was ordered before.
-            return *parts.restart.borrow();
+            let ordered = *parts.restart.borrow();
+            return ordered.filter(|node| due.contains(node));
         }
         (!parts.directory.borrow().has_departure()).then_some(next)
     }
