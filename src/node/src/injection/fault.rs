@@ -16,7 +16,7 @@
 //! | `flapping-etcd` | etcd gets SIGKILL whenever it runs |
 //! | `no-containerd` | containerd gets SIGKILL whenever it runs |
 //! | `damage-etcd` | etcd gets SIGKILL, and its database is overwritten |
-//! | `lose-etcd` | everything of the member of etcd is removed, and it gets SIGKILL |
+//! | `lose-etcd` | everything of the member of etcd is removed, and it gets SIGKILL; what is written of it later is removed, too |
 //! | `kill-node` | the node gets SIGKILL |
 //! | `kill-by-pods` | once a pod with the name `kill-PROGRAM` runs here, that program gets SIGKILL |
 //! | `node-hangs` | every worker of the runtime is blocked forever |
@@ -63,7 +63,7 @@ pub enum Fault {
     NoContainerd,
     /// etcd is killed, and its database overwritten.
     DamageEtcd,
-    /// Everything of the member of etcd is removed, and it is killed.
+    /// Everything of the member of etcd is removed, now and later, and it is killed.
     LoseEtcd,
     /// This process is killed.
     KillNode,
@@ -166,13 +166,15 @@ impl Service {
                 damage();
             }
             Fault::LoseEtcd if first => {
+                error!("removing the member of etcd, requested by polis.fault");
                 // The next one must not start while half of it is there.
                 lose();
                 for victim in process::find("etcd") {
                     kill_and_see(victim).await;
                 }
-                // The services that keep its certificates may have written them again meanwhile.
-                lose();
+                ctx.healthy();
+                ctx.until_cancelled(lose_ever_again()).await;
+                return Ok(());
             }
             Fault::KillNode => kill(getpid()),
             Fault::FlappingEtcd | Fault::NoContainerd => {
@@ -296,9 +298,17 @@ fn damage() {
 
 /// Removes the files of a member of etcd, and leaves the mark that there was one.
 fn lose() {
-    error!("removing the member of etcd, requested by polis.fault");
     if let Err(error) = consensus::forget(&files::Root::live().data.etcd) {
         error!(error = &error as &dyn std::error::Error, "cannot remove it");
+    }
+}
+
+/// Removes the files of a member whenever there are any, without end: the services that keep its
+/// certificates may write these again until they have ended, too.
+async fn lose_ever_again() {
+    loop {
+        lose();
+        sleep(Duration::from_millis(50)).await;
     }
 }
 
