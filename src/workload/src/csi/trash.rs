@@ -309,7 +309,7 @@ mod tests {
     #[test]
     fn a_directory_that_hides_its_entries_keeps_no_caller() {
         /// As the kernel does with a directory whose count of entries is damaged.
-        fn haunted(directory: &OwnedFd, name: &CStr, flags: AtFlags) -> Result<(), Errno> {
+        fn hiding(directory: &OwnedFd, name: &CStr, flags: AtFlags) -> Result<(), Errno> {
             match flags == AtFlags::REMOVEDIR {
                 true => Err(Errno::NOTEMPTY),
                 false => unlink(directory, name, flags),
@@ -319,8 +319,8 @@ mod tests {
         let trash = volumes.path().join(".trash-1");
         std::fs::create_dir(&trash).unwrap();
         std::fs::write(trash.join("file"), "").unwrap();
-        assert_eq!(sweep_by(volumes.path(), haunted).unwrap(), Swept::Part);
-        let error = sweep_by(volumes.path(), haunted).unwrap_err();
+        assert_eq!(sweep_by(volumes.path(), hiding).unwrap(), Swept::Part);
+        let error = sweep_by(volumes.path(), hiding).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::DirectoryNotEmpty);
     }
 
