@@ -6,7 +6,7 @@
 //! ```text
 //! curator-load serve FOLDER ETCD NODES          etcd, curator; a line `ready MILLISECONDS`, then
 //!                                               until stdin ends
-//! curator-load load FOLDER WATCHERS SECONDS     a line `measuring`, a line of JSON with what was seen
+//! curator-load load FOLDER WATCHERS SECONDS     a line `measuring`, then one of JSON with values
 //! ```
 #![expect(clippy::print_stdout, reason = "it reports to the process that started it")]
 

@@ -26,6 +26,7 @@ pub(crate) fn hold(folder: &Path, observer: &dyn Observer) -> Result<File> {
         Err(TryLockError::Error(error)) => return Err(error).at("lock", &path),
     }
     let start = Instant::now();
+    observer.waits(folder);
     observer.begin(WAIT);
     file.lock().at("lock", &path)?;
     let why = Some(format!("another process worked in {}", folder.display()));
@@ -36,6 +37,7 @@ pub(crate) fn hold(folder: &Path, observer: &dyn Observer) -> Result<File> {
 #[cfg(test)]
 mod tests {
     use std::{
+        path::PathBuf,
         sync::{Mutex, mpsc},
         thread,
         time::Duration,
@@ -48,11 +50,15 @@ mod tests {
     };
 
     struct Seen {
+        waits: mpsc::Sender<PathBuf>,
         begun: mpsc::Sender<&'static str>,
         why: Mutex<Option<String>>,
     }
 
     impl Observer for Seen {
+        fn waits(&self, folder: &Path) {
+            self.waits.send(folder.to_owned()).unwrap();
+        }
         fn begin(&self, name: &'static str) {
             self.begun.send(name).unwrap();
         }
@@ -68,9 +74,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let first = hold(folder.path(), &Silent).unwrap();
         let (begun, begins) = mpsc::channel();
-        let seen = Seen { begun, why: Mutex::default() };
+        let (waits, waited) = mpsc::channel();
+        let seen = Seen { waits, begun, why: Mutex::default() };
         thread::scope(|scope| {
             let second = scope.spawn(|| hold(folder.path(), &seen).unwrap());
+            // Before the wait, which may be long.
+            let told = waited.recv_timeout(Duration::from_secs(60));
+            assert_eq!(told.as_deref(), Ok(folder.path()));
             assert_eq!(begins.recv_timeout(Duration::from_secs(60)), Ok(WAIT));
             drop(first);
             drop(second.join().unwrap());

@@ -44,6 +44,8 @@ pub struct Report {
 
 /// Watches a build. Called from several threads.
 pub trait Observer: Sync {
+    /// Another process works in this folder, and the build waits for its end.
+    fn waits(&self, folder: &Path);
     /// A step has work to do, and begins with it.
     fn begin(&self, name: &'static str);
     /// A step has ended.
@@ -70,6 +72,7 @@ pub enum Unit {
 pub struct Silent;
 
 impl Observer for Silent {
+    fn waits(&self, _: &Path) {}
     fn begin(&self, _: &'static str) {}
     fn step(&self, _: &Report) {}
     fn moved(&self, _: &Moved) {}
@@ -218,6 +221,7 @@ mod tests {
         fn step(&self, report: &Report) {
             self.0.lock().unwrap().push(report.why.clone());
         }
+        fn waits(&self, _: &Path) {}
         fn begin(&self, _: &'static str) {}
         fn moved(&self, _: &Moved) {}
         fn progress(&self, _: &str, _: u64, _: u64, _: Unit) {}

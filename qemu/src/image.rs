@@ -57,10 +57,10 @@ pub enum Error {
     Cache(#[from] cache::Error),
 }
 
-/// Words of the kernel command line that make a translated machine cheaper. QEMU's translated processor has Meltdown by its
-/// model, so each system call would flush the TLB twice; that is a tenth of a boot. A timer of
-/// high resolution is set anew for each short sleep, and the write to the local APIC that sets it
-/// was a tenth of what a voter at work costs.
+/// Words of the kernel command line that make a translated machine cheaper. QEMU's translated
+/// processor has Meltdown by its model, so each system call would flush the TLB twice; that is a
+/// tenth of a boot. A timer of high resolution is set anew for each short sleep, and the write to
+/// the local APIC that sets it was a tenth of what a voter at work costs.
 pub const CHEAP: &str = "mitigations=off highres=off";
 
 /// Name of the unpacked kernel in its entry.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! image::Image --> args::Config --argv--> machine::Machine --+--> serial   what the guest says
-//!                  (pure)                 (one QEMU child)   +--> qmp      what the outside does to it
+//!                  (pure)                 (one QEMU child)   +--> qmp      what is done to it
 //!                                                            +--> console  the guest's hvc0
 //!                 segment::Segment --plug--^                 +--> network
 //!                 fleet::Fleet: several machines on a segment, one cluster

@@ -113,13 +113,12 @@ impl Error {
         matches!(self, Self::Wait { outcome: Outcome::Fatal { why, .. }, .. } if *why == RACE)
     }
 
-    /// Whether a wait ended because its time was up.
+    /// Whether a wait ended because its time was up. A guest that was silent for most of it has
+    /// crashed, which is a failure.
     #[must_use]
     pub fn is_late(&self) -> bool {
         match self {
-            Self::Wait { outcome, .. } => {
-                matches!(outcome, Outcome::Late { .. } | Outcome::Silent { .. })
-            }
+            Self::Wait { outcome, .. } => matches!(outcome, Outcome::Late { .. }),
             Self::Operator { status, .. } => [LATE, DEADLINE].contains(&&**status),
             Self::Host { .. }
             | Self::Refused { .. }
@@ -620,7 +619,8 @@ mod tests {
         let wait = |outcome| Error::Wait { what: text(), outcome, last: text(), log: text() };
         let second = Duration::from_secs(1);
         assert!(wait(Outcome::Late { within: second, silent: second }).is_late());
-        assert!(wait(Outcome::Silent { silent: second }).is_late());
+        // A guest that went silent has crashed.
+        assert!(!wait(Outcome::Silent { silent: second }).is_late());
         assert!(!wait(Outcome::Ended { status: text() }).is_late());
         let operator = |status: &str| Error::Operator {
             command: text(),

@@ -7,8 +7,8 @@
 //!                                     capture: which of them were answered, and how
 //! ```
 //!
-//! The answers are read from what the switch delivers, so the scan can have the address of a machine
-//! that is on: that machine resets what it did not begin, as any would.
+//! The answers are read from what the switch delivers, so the scan can have the address of a
+//! machine that is on: that machine resets what it did not begin, as any would.
 //!
 //! What this module does not do: find open UDP ports, which need not answer.
 

@@ -7,7 +7,7 @@
 //! machine --TCP over IPv6----------> the same over IPv4 --> gateway   (RFC 7915, one address
 //! machine <----------TCP over IPv6-- the same over IPv4 <-- gateway    for one address)
 //! machine --ARP, IPv4--------------> lost
-//! machine --DHCPv6-----------------> name servers, and with `Addresses::Dhcpv6` an address (RFC 8415)
+//! machine --DHCPv6-----------------> name servers; with `Addresses::Dhcpv6` an address (RFC 8415)
 //! ```
 //!
 //! A machine makes its address of the prefix and its hardware address (EUI-64), or gets it by

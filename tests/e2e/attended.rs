@@ -1,21 +1,20 @@
 //! A machine that no keeper opens: after each start it waits for a person, who opens it
 //! from afar with `polisctl` and the recovery key.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use polis_base::recovery::form;
 use polis_proto::v1::cluster_configuration::{ColdStart, StorageSecurityPolicy};
-use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration};
+use polis_proto::v1::{ClusterConfiguration, NodeParameters};
 use polis_qemu::{Config, Machine};
 use polis_tests::{Story, story};
 use prost::Message as _;
 
 use crate::esp;
-use crate::owner::Owner;
+use crate::owner::{Owner, private};
 use crate::storage::file;
-use crate::world::{BOOT, OWNER, SOON, World, home, with_cluster};
+use crate::world::{BOOT, SOON, World, founding, home};
 
 const SHARE: &str = "polis/cold_start.pb";
 
@@ -27,18 +26,9 @@ pub(crate) const STORIES: &[Story] =
 fn an_attended_machine_waits_after_a_reboot_until_its_owner_opens_it_from_afar() -> Result<()> {
     let world = World::new("attended")?;
     let owner = Owner::new(&world.path("owner"))?;
-    let parameters = with_cluster(ClusterBootstrap {
-        owner_public_key: OWNER.to_vec(),
-        cluster_configuration: Some(ClusterConfiguration {
-            storage_security_policy: StorageSecurityPolicy::NeedsEncryption.into(),
-            cold_start: ColdStart::Attended.into(),
-            ..ClusterConfiguration::default()
-        }),
-        ..ClusterBootstrap::default()
-    });
     let config = Config {
         disk: Some(world.disk(None)?),
-        fw_cfg: world.fw_cfg(&parameters.encode_to_vec())?,
+        fw_cfg: world.fw_cfg(&parameters().encode_to_vec())?,
         forwards: owner.forwards.clone(),
         ..world.bare("")
     };
@@ -98,6 +88,15 @@ fn an_attended_machine_waits_after_a_reboot_until_its_owner_opens_it_from_afar()
     Ok(())
 }
 
+/// Parameters that found a cluster with encrypted disks, each of which a person opens.
+pub(crate) fn parameters() -> NodeParameters {
+    founding(ClusterConfiguration {
+        storage_security_policy: StorageSecurityPolicy::NeedsEncryption.into(),
+        cold_start: ColdStart::Attended.into(),
+        ..ClusterConfiguration::default()
+    })
+}
+
 /// Waits until the machine prints what it waits for; returns the words that it shows
 /// meanwhile.
 pub(crate) fn waits(machine: &mut Machine) -> Result<String> {
@@ -108,12 +107,4 @@ pub(crate) fn waits(machine: &mut Machine) -> Result<String> {
     ensure!(what.contains("polisctl node unlock"), "no command: {waits}");
     let (_, words) = what.split_once("--fingerprint ").with_context(|| format!("{waits}"))?;
     Ok(words.trim_end_matches('`').to_owned())
-}
-
-/// A file as `polisctl` demands it for secrets.
-pub(crate) fn private(path: &Path, content: &str) -> Result<PathBuf> {
-    use std::os::unix::fs::PermissionsExt as _;
-    fs::write(path, content)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-    Ok(path.to_owned())
 }

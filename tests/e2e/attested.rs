@@ -47,9 +47,8 @@ fn a_machine_proves_what_it_was_started_with_and_an_addition_shows() -> Result<(
     let identity = home(&mut machine)?;
     owner.take(&identity.ca)?;
     let image = world.image.disk.display().to_string();
-    let attest = ["node", "attest", &identity.node, "--image", &image, "--output", "json"]
-        .map(str::to_owned);
-    let proved: Value = serde_json::from_str(&owner.run(&attest)?)?;
+    let attest = ["node", "attest", &identity.node, "--image", &image];
+    let proved = owner.document(&attest)?;
     ensure!(proved["as_expected"] == true, "{proved}");
     let register = |number: u64| {
         let registers = proved["registers"].as_array().into_iter().flatten();
@@ -76,8 +75,8 @@ fn a_machine_proves_what_it_was_started_with_and_an_addition_shows() -> Result<(
     let mut machine = world.boot(&changed)?;
     let back = home(&mut machine)?;
     ensure!(back == identity, "another node: {back:?}");
-    let refused = match owner.run(&attest) {
-        Ok(output) => anyhow::bail!("the addition does not show: {output}"),
+    let refused = match owner.document(&attest) {
+        Ok(proved) => bail!("the addition does not show: {proved}"),
         Err(error) => error.to_string(),
     };
     ensure!(refused.contains("register 12 (additions to the command line)"), "{refused}");
@@ -87,10 +86,8 @@ fn a_machine_proves_what_it_was_started_with_and_an_addition_shows() -> Result<(
     let again = recorded(&owner, &identity.node, first["attestation"]["boot_id"].as_str())?;
     ensure!(register_of(&again, 11) == register_of(&first, 11), "{again}");
     let addition = "started with another system: register 12 (additions to the command line) is ";
-    let status = ["cluster", "status", "--output", "json"];
     let problems = ask_until("the addition is a problem of the cluster", || {
-        let status: Value = serde_json::from_str(&owner.run(&status)?)?;
-        let problems = status["problems"].to_string();
+        let problems = owner.document(&["cluster", "status"])?["problems"].to_string();
         Ok(problems.contains(addition).then_some(problems))
     })?;
     ensure!(!problems.contains("register 11"), "{problems}");
@@ -103,9 +100,8 @@ fn a_machine_proves_what_it_was_started_with_and_an_addition_shows() -> Result<(
 
 /// The node as the leader knows it, once its record has a proof that is not of the boot `former`.
 fn recorded(owner: &Owner, node: &str, former: Option<&str>) -> Result<Value> {
-    let describe = ["node", "describe", node, "--output", "json"];
     ask_until("the record has a proof of this boot", || {
-        let described: Value = serde_json::from_str(&owner.run(&describe)?)?;
+        let described = owner.document(&["node", "describe", node])?;
         let boot_id = described["attestation"]["boot_id"].as_str();
         let is_new = boot_id.is_some() && boot_id != former;
         Ok(is_new.then_some(described))

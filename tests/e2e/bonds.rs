@@ -1,7 +1,6 @@
 //! A machine with two cards in a bond and a VLAN on it: it joins over them, loses a leg, and gets
 //! other networks from its operator, good and bad.
 
-use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -12,7 +11,7 @@ use polis_qemu::{Config, Event, Fleet};
 use polis_tests::{Story, story};
 use serde_json::Value;
 
-use crate::fleet::{ask_until, blank_disk, of};
+use crate::fleet::{ask_until, blank_disk, ipv4, of};
 use crate::samples;
 use crate::world::{BOOT, SOON, World};
 
@@ -106,17 +105,9 @@ fn is(state: &'static str) -> impl Fn(&Event) -> bool {
     move |event| event.is("state", state)
 }
 
-/// The address of the node on its segment.
-fn address(cluster: &Fleet) -> Result<Ipv4Addr> {
-    match cluster.nodes[MEMBER].address {
-        IpAddr::V4(address) => Ok(address),
-        IpAddr::V6(address) => anyhow::bail!("{address} is one of IPv6"),
-    }
-}
-
 fn a_wrong_vlan_is_given_back(cluster: &mut Fleet) -> Result<()> {
     // The same address in a VLAN that no port of the switch carries.
-    let own = format!("address={}/24", address(cluster)?);
+    let own = format!("address={}/24", ipv4(cluster, MEMBER)?);
     let refused = order(cluster, "3m", WRONG, &own).err().context("it was confirmed")?;
     let refused = refused.to_string();
     ensure!(refused.contains("has its former network: no curator was reached"), "{refused}");
@@ -130,13 +121,8 @@ fn a_wrong_vlan_is_given_back(cluster: &mut Fleet) -> Result<()> {
     cluster.wait_whole(2).context("after the wrong VLAN")?;
     let shown = links(cluster)?;
     ensure!(shown["state"] == "reverted", "{shown}");
-    let described = cluster.operator.document(&[
-        "--timeout",
-        "1m",
-        "node",
-        "describe",
-        &cluster.nodes[MEMBER].id,
-    ])?;
+    let describe = ["--timeout", "1m", "node", "describe", &cluster.nodes[MEMBER].id];
+    let described = cluster.operator.document(&describe)?;
     let said = described["ordered_network"].as_str().unwrap_or_default();
     ensure!(said.starts_with("reverted: no curator"), "{described}");
     Ok(())
@@ -164,7 +150,7 @@ fn has_extra(cluster: &Fleet) -> Result<()> {
 
 /// A machine whose power is cut in a trial starts with the network that was confirmed.
 fn a_trial_ends_with_the_power(cluster: &mut Fleet) -> Result<()> {
-    let own = format!("address={}/24", address(cluster)?);
+    let own = format!("address={}/24", ipv4(cluster, MEMBER)?);
     // The command waits for longer than that.
     let ended = order(cluster, "5s", WRONG, &own);
     ensure!(ended.is_err(), "the order was confirmed");

@@ -9,9 +9,9 @@ use polis_qemu::fleet::Part;
 use polis_qemu::{Config, Event, Fleet, Machine};
 use polis_tests::{Story, draws_all, pick, seed, story};
 
-use crate::fleet::{ask_until, fleet};
+use crate::fleet::{ask_until, document, fleet, run};
 use crate::samples;
-use crate::world::{BOOT, SOON, World, home_with, this_boot};
+use crate::world::{BOOT, SOON, World, comes, home_with, this_boot};
 
 /// How far the clock of a voter is ahead: two hours, and what it takes to begin the search.
 const AHEAD: Duration = Duration::from_secs(7900);
@@ -188,8 +188,7 @@ fn serves(cluster: &Fleet, wrong: Wrong, ca: &str) -> Result<()> {
                     Err(error) => Ok(error.to_string().contains("by its clock").then_some(())),
                 }
             })?;
-            let again = ["--timeout", "2m", "cluster", "take-ownership", "--fingerprint", ca];
-            cluster.operator.run(&again)?;
+            run(cluster, &["cluster", "take-ownership", "--fingerprint", ca])?;
             is_up(cluster, 0)
         }
         // The certificate of a curator ends ten days behind the date of the image, so the age of
@@ -210,7 +209,7 @@ fn serves(cluster: &Fleet, wrong: Wrong, ca: &str) -> Result<()> {
 fn is_up(cluster: &Fleet, number: usize) -> Result<()> {
     let id = &cluster.nodes[number].id;
     ask_until("a node that is up", || {
-        let node = cluster.operator.document(&["--timeout", "2m", "node", "describe", id]);
+        let node = document(cluster, &["node", "describe", id]);
         Ok(node.ok().filter(|node| node["state"] == "up").map(drop))
     })
 }
@@ -237,9 +236,5 @@ fn is_stepped(cluster: &Fleet, number: usize, by: impl Fn(i64) -> bool) -> Resul
 
 /// Waits for a standing of the clock that the machine may have reported already.
 fn stands(machine: &mut Machine, wanted: impl Fn(&Event) -> bool) -> Result<()> {
-    let reported = |event: &Event| event.word == "time" && wanted(event);
-    if machine.seen(reported).is_empty() {
-        machine.wait_for("time", SOON, wanted)?;
-    }
-    Ok(())
+    comes(machine, "time", SOON, wanted).map(drop)
 }

@@ -10,17 +10,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use polis_image::signing::Keys;
-use polis_qemu::fleet::Part;
 use polis_qemu::history::longest_gap;
 use polis_qemu::image::{CHEAP, Flash};
-use polis_qemu::patience::Deadline;
 use polis_qemu::plug::Port;
 use polis_qemu::{Config, Fleet, Machine};
 use polis_tests::{Story, draws_all, story};
 use prost::Message as _;
 use serde_json::Value;
 
-use crate::fleet::{APPEND, acknowledged_at, ask_until, checked, of, writes_go_on};
+use crate::fleet::{
+    APPEND, acknowledged_at, ask_until, ask_within, checked, document, of, raise, run, writes_go_on,
+};
 use crate::newcomer::leaders;
 use crate::rotation::rotates;
 use crate::samples;
@@ -71,7 +71,7 @@ fn a_cluster_takes_the_next_version_one_node_at_a_time_while_its_voters_write() 
     begin(&cluster, &file)?;
     let begun = links.bytes_from(Port::Gateway);
     until(&cluster, "a node has its turn", |update| !named(update, "turn").is_empty())?;
-    cluster.operator.run(&["--timeout", "2m", "cluster", "update", "pause"])?;
+    run(&cluster, &["cluster", "update", "pause"])?;
     let paused = until(&cluster, "the paused update waits for its owner", |update| {
         update["waits_for"].as_str().is_some_and(|what| what.contains("paused"))
     })?;
@@ -81,7 +81,7 @@ fn a_cluster_takes_the_next_version_one_node_at_a_time_while_its_voters_write() 
     eprintln!("{:6.1} s  the first node runs the new version", since.elapsed().as_secs_f64());
     writes_go_on(&mut cluster, &VOTERS)?;
 
-    cluster.operator.run(&["--timeout", "2m", "cluster", "update", "resume"])?;
+    run(&cluster, &["cluster", "update", "resume"])?;
     let done = finished(&mut cluster, machines)?;
     let end = Instant::now();
     let (sent, later) = (begun - before, links.bytes_from(Port::Gateway) - begun);
@@ -109,7 +109,7 @@ fn a_cluster_takes_the_next_version_one_node_at_a_time_while_its_voters_write() 
     // Beside it, a reboot without an update.
     let last = machines - 1;
     let id = cluster.nodes[last].id.clone();
-    cluster.operator.run(&["--timeout", "2m", "node", "reboot", &id, "--yes"])?;
+    run(&cluster, &["node", "reboot", &id, "--yes"])?;
     let machine = cluster.machine(last)?;
     machine.wait_for("off", SOON, |off| off.is("reason", "reboot"))?;
     machine.wait_for("ready", BOOT, |_| true)?;
@@ -148,7 +148,7 @@ fn an_update_outlives_a_failed_turn_dead_leaders_and_a_power_cut_of_all() -> Res
     }
     cluster.wait_whole(machines)?;
     writes_go_on(&mut cluster, &VOTERS)?;
-    cluster.operator.run(&["--timeout", "2m", "cluster", "update", "abort", "--yes"])?;
+    run(&cluster, &["cluster", "update", "abort", "--yes"])?;
 
     // The leader dies while the first node writes the new system, and while the second starts it.
     let good = bundle(&world, "good.update", &next, &keys)?;
@@ -174,7 +174,7 @@ fn an_update_outlives_a_failed_turn_dead_leaders_and_a_power_cut_of_all() -> Res
     eprintln!("{}", finished(&mut cluster, machines)?);
     for number in VOTERS {
         let id = cluster.nodes[number].id.clone();
-        let described = cluster.operator.document(&["--timeout", "2m", "node", "describe", &id])?;
+        let described = document(&cluster, &["node", "describe", &id])?;
         ensure!(described["slot"] == "B" && described["trial"] != true, "{described}");
     }
     let summary = checked(&world, machines)?;
@@ -198,12 +198,7 @@ fn raised(world: &World, keys: &Keys, machines: usize) -> Result<Fleet> {
     }
     configs[0].fw_cfg = world.fw_cfg(&bootstrap().encode_to_vec())?;
     let mut cluster = of(world, configs)?;
-    cluster.found()?;
-    let part = |number| if number < VOTERS.len() { Part::Voter } else { Part::Worker };
-    let others: Vec<_> = (1..machines).map(|number| (number, part(number))).collect();
-    cluster.admit(&others)?;
-    cluster.wait_whole(machines)?;
-    writes_go_on(&mut cluster, &VOTERS)?;
+    raise(&mut cluster, VOTERS.len())?;
     Ok(cluster)
 }
 
@@ -290,23 +285,19 @@ fn named(update: &Value, state: &str) -> Vec<String> {
 }
 
 /// Asks for the update until it is as expected; one that stops is an error.
-#[expect(clippy::disallowed_methods, reason = "a story's thread may wait between two questions")]
 fn until(cluster: &Fleet, what: &str, expected: impl Fn(&Value) -> bool) -> Result<Value> {
-    let mut deadline = Deadline::within(TURNS);
-    loop {
-        let read = ["--timeout", "1m", "cluster", "update", "status"];
+    let read = ["--timeout", "1m", "cluster", "update", "status"];
+    let mut last = String::new();
+    let found = ask_within(what, TURNS, LOOK, || {
         // While the leader changes, the question may stay without an answer.
         let update = cluster.operator.document(&read);
-        if let Ok(update) = &update {
-            if expected(update) {
-                return Ok(update.clone());
-            }
-            ensure!(update["state"] != "failed", "{what}: the update has stopped: {update}");
+        last = update.as_ref().map_or_else(ToString::to_string, ToString::to_string);
+        let Ok(update) = update else { return Ok(None) };
+        if expected(&update) {
+            return Ok(Some(update));
         }
-        if deadline.is_over() {
-            let last = update.map(|update| update.to_string());
-            bail!("{what}: not within {TURNS:?}: {last:?}");
-        }
-        std::thread::sleep(LOOK);
-    }
+        ensure!(update["state"] != "failed", "{what}: the update has stopped");
+        Ok(None)
+    });
+    found.with_context(|| format!("the last answer: {last}"))
 }

@@ -7,7 +7,7 @@ use polis_qemu::history::Summary;
 use polis_tests::{Story, draws_all, story};
 
 use crate::esp;
-use crate::fleet::{APPEND, blank_disk, checked, fleet, writes_go_on};
+use crate::fleet::{APPEND, blank_disk, checked, document, fleet, raise, run};
 use crate::samples;
 use crate::world::{BOOT, SNAPSHOT, SOON, World};
 
@@ -27,11 +27,7 @@ fn a_cluster_that_is_lost_begins_again_from_a_snapshot_and_an_old_disk_comes_bac
     let world = World::new("disaster")?;
     let voters = if draws_all() { ALL } else { DRAWN };
     let mut cluster = fleet(&world, voters, APPEND)?;
-    cluster.found()?;
-    let others = (1..voters).map(|number| (number, Part::Voter));
-    cluster.admit(&others.collect::<Vec<_>>())?;
-    cluster.wait_whole(voters)?;
-    writes_go_on(&mut cluster, &(0..voters).collect::<Vec<_>>())?;
+    raise(&mut cluster, voters)?;
     let before = checked(&world, voters)?;
     // The disks of all but the last are lost; its disk is found whole later.
     let intact = voters - 1;
@@ -44,12 +40,11 @@ fn a_cluster_that_is_lost_begins_again_from_a_snapshot_and_an_old_disk_comes_bac
 /// sums up the acknowledged writes before the snapshot; the disks of the nodes before
 /// `intact` are lost.
 fn restored(world: &World, cluster: &mut Fleet, before: &Summary, intact: usize) -> Result<()> {
-    let cluster_info =
-        |cluster: &Fleet| cluster.operator.document(&["--timeout", "2m", "cluster", "info"]);
-    let ca = cluster_info(cluster)?["ca_fingerprint"].clone();
+    let info = ["cluster", "info"];
+    let ca = document(cluster, &info)?["ca_fingerprint"].clone();
     let old: Vec<String> = cluster.nodes.iter().map(|node| node.id.clone()).collect();
     let saved = world.path("etcd.age").display().to_string();
-    cluster.operator.run(&["--timeout", "2m", "etcd", "snapshot", "--out", &saved])?;
+    run(cluster, &["etcd", "snapshot", "--out", &saved])?;
     for number in 0..cluster.nodes.len() {
         cluster.cut_power(number);
     }
@@ -76,9 +71,9 @@ fn restored(world: &World, cluster: &mut Fleet, before: &Summary, intact: usize)
     ensure!(kept >= output, "{kept} writes are left of {output}");
     let left = esp::bytes(&first, SNAPSHOT)?.context("the file of the snapshot is gone")?;
     ensure!(left.iter().all(|byte| *byte == 0), "the snapshot is still on the ESP");
-    ensure!(cluster_info(cluster)?["ca_fingerprint"] == ca, "another cluster");
+    ensure!(document(cluster, &info)?["ca_fingerprint"] == ca, "another cluster");
 
-    let nodes = cluster.operator.document(&["--timeout", "2m", "node", "list"])?;
+    let nodes = document(cluster, &["node", "list"])?;
     let nodes = nodes.as_array().context("no nodes")?;
     for id in &old {
         let is_it = |node: &&serde_json::Value| node["id"] == **id;
@@ -86,7 +81,7 @@ fn restored(world: &World, cluster: &mut Fleet, before: &Summary, intact: usize)
         ensure!(node["former_voter"] == true, "{id} has no mark of a former voter: {node}");
     }
     for id in &old[..intact] {
-        cluster.operator.run(&["--timeout", "2m", "node", "delete", id, "--force", "--yes"])?;
+        run(cluster, &["node", "delete", id, "--force", "--yes"])?;
     }
     let others = (1..intact).map(|number| (number, Part::Voter));
     Ok(cluster.admit(&others.collect::<Vec<_>>())?)
@@ -106,8 +101,7 @@ fn comes_back(cluster: &mut Fleet, intact: usize) -> Result<()> {
     })?;
     ensure!(machine.seen(|event| event.word == "ready").is_empty(), "it took its etcd for whole");
     let role = |cluster: &Fleet, change: &str| {
-        let roles = ["--timeout", "2m", "node", "roles", &id, change, "consensus-member", "--yes"];
-        cluster.operator.run(&roles).map(drop)
+        run(cluster, &["node", "roles", &id, change, "consensus-member", "--yes"])
     };
     role(cluster, "--remove")?;
     let ready = cluster.machine(intact)?.wait_for("ready", BOOT, |_| true)?;

@@ -11,7 +11,8 @@ use polis_qemu::{Bus, Config, disk};
 use polis_tests::{Story, story, workspace};
 use prost::Message as _;
 
-use crate::world::{self, BOOT, World, bootstrap, home};
+use crate::table::partition;
+use crate::world::{World, bootstrap, guru, home};
 
 /// Where a file system of type erofs has its superblock.
 const SUPERBLOCK: u64 = 1024;
@@ -38,8 +39,7 @@ fn a_disk_without_room_for_data_is_called_too_small() -> Result<()> {
         fw_cfg: world.fw_cfg(&bootstrap().encode_to_vec())?,
         ..world.bare("")
     };
-    let mut machine = world.boot(&config)?;
-    let guru = machine.wait_for("guru", BOOT, |_| true)?;
+    let guru = guru(&mut world.boot(&config)?, "0403")?;
     ensure!(guru.is("stage", "storage"), "not about storage: {guru}");
     for word in ["free", "needed"] {
         ensure!(guru.text("cause").contains(word), "not called too small: {guru}");
@@ -49,8 +49,7 @@ fn a_disk_without_room_for_data_is_called_too_small() -> Result<()> {
 
 fn a_machine_without_a_disk_stops_in_stage_1_and_says_so() -> Result<()> {
     let world = World::new("disk-absent")?;
-    let mut machine = world.boot(&world.bare(""))?;
-    let guru = machine.wait_for("guru", BOOT, |_| true)?;
+    let guru = guru(&mut world.boot(&world.bare(""))?, "0203")?;
     ensure!(guru.is("stage", "initramfs"), "not in stage 1: {guru}");
     ensure!(guru.text("cause").contains("disk"), "the disk is not named: {guru}");
     Ok(())
@@ -80,8 +79,7 @@ fn two_disks_that_nothing_tells_apart_are_named_and_left_alone() -> Result<()> {
     let world = World::new("disks-twins")?;
     let (one, other) = two_disks(&world, Bus::Ahci, Bus::Ahci)?;
     let image = table(&one)?;
-    let mut machine = world.boot(&behind_firmware(&world, &one, &other)?)?;
-    let guru = world::guru(&mut machine, "0210")?;
+    let guru = guru(&mut world.boot(&behind_firmware(&world, &one, &other)?)?, "0210")?;
     for disk in ["sda", "sdb"] {
         ensure!(guru.text("cause").contains(disk), "{disk} is not named: {guru}");
     }
@@ -147,8 +145,7 @@ fn a_system_with_a_flipped_byte_in_its_superblock_is_refused_by_partition_and_bl
     let config = world.bootstrap_config("")?;
     let system = system(&config)?;
     disk::flip(file(&config)?, system + SUPERBLOCK)?;
-    let mut machine = world.boot(&config)?;
-    let guru = machine.wait_for("guru", BOOT, |_| true)?;
+    let guru = guru(&mut world.boot(&config)?, "0206")?;
     ensure!(guru.is("stage", "initramfs"), "not in stage 1: {guru}");
     names(&guru, 0)
 }
@@ -158,9 +155,7 @@ fn a_system_with_a_flipped_byte_in_a_program_is_refused_by_partition_and_block()
     let config = world.bootstrap_config("")?;
     let place = first_byte(&world, "/usr/bin/node")?;
     disk::flip(file(&config)?, system(&config)? + place)?;
-    let mut machine = world.boot(&config)?;
-    let guru = machine.wait_for("guru", BOOT, |_| true)?;
-    names(&guru, place / 4096)
+    names(&guru(&mut world.boot(&config)?, "0305")?, place / 4096)
 }
 
 fn names(guru: &polis_qemu::Event, block: u64) -> Result<()> {
@@ -192,9 +187,5 @@ fn file(config: &Config) -> Result<&Path> {
 
 /// Where POLIS-SYSTEM-A starts, in bytes.
 fn system(config: &Config) -> Result<u64> {
-    let table = GptConfig::new().open(file(config)?)?;
-    let sector = table.logical_block_size().as_u64();
-    let mut partitions = table.partitions().values();
-    let system = partitions.find(|partition| partition.name == "POLIS-SYSTEM-A");
-    Ok(system.context("no POLIS-SYSTEM-A")?.first_lba * sector)
+    Ok(partition(file(config)?, "POLIS-SYSTEM-A")?.0)
 }

@@ -5,10 +5,11 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::Path;
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Result, anyhow};
 use fatfs::{FileSystem, FsOptions, LossyOemCpConverter, NullTimeProvider, StdIoWrapper};
-use gpt::GptConfig;
 use polis_base::files::in_place;
+
+use crate::table::partition;
 
 /// Its name in the partition table.
 const NAME: &str = "POLIS-ESP";
@@ -100,11 +101,7 @@ fn with<T>(
 }
 
 fn part(disk: &Path) -> Result<Part> {
-    let table = GptConfig::new().writable(false).open(disk)?;
-    let esp = table.partitions().values().find(|partition| partition.name == NAME);
-    let esp = esp.with_context(|| format!("no {NAME}"))?;
-    let size = *table.logical_block_size();
-    let (start, length) = (esp.bytes_start(size)?, esp.bytes_len(size)?);
+    let (start, length) = partition(disk, NAME)?;
     let file = File::options().read(true).write(true).open(disk)?;
     Ok(Part { file, start, length, at: 0 })
 }

@@ -2,16 +2,16 @@
 //! operator out.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use polis_qemu::Fleet;
 use polis_qemu::fleet::Part;
 use polis_qemu::scan::{Answers, Source, scan};
 use polis_tests::{Story, story};
 use serde_json::Value;
 
-use crate::fleet::{ask_until, fleet};
+use crate::fleet::{ask_until, fleet, ipv4, run};
 use crate::samples;
 use crate::world::World;
 
@@ -45,7 +45,7 @@ fn each_port_is_reached_by_its_callers_alone_and_no_rule_locks_its_owner_out() -
     let stranger = Source::Spare(STRANGER);
     reached(&cluster, stranger, VOTER, &[CURATOR, MANAGEMENT, METRICS])?;
     reached(&cluster, stranger, WORKER, &[MANAGEMENT, METRICS])?;
-    let member = Source::Of(address(&cluster, WORKER)?);
+    let member = Source::Of(ipv4(&cluster, WORKER)?);
     reached(&cluster, member, VOTER, &[ETCD, CURATOR, MANAGEMENT, METRICS])?;
     let explained = rules(&cluster, VOTER)?;
     ensure!(explained["in_force"] == true && explained["fault"].is_null(), "{explained}");
@@ -70,8 +70,8 @@ fn each_port_is_reached_by_its_callers_alone_and_no_rule_locks_its_owner_out() -
 
     // The operator's own network, and a port for pods.
     let own = "10.0.2.0/28";
-    let configure = ["--timeout", "2m", "cluster", "configure", "--firewall-source", own];
-    cluster.operator.run(&[&configure[..], &["--firewall-port", "tcp/8443"]].concat())?;
+    let options = ["--firewall-source", own, "--firewall-port", "tcp/8443"];
+    run(&cluster, &[&["cluster", "configure"][..], &options].concat())?;
     for (number, open) in [(VOTER, &[CURATOR][..]), (WORKER, &[])] {
         let answers = reached(&cluster, stranger, number, open)?;
         ensure!(answers.closed == BTreeSet::from([8443]), "node {}: {answers:?}", number + 1);
@@ -79,7 +79,7 @@ fn each_port_is_reached_by_its_callers_alone_and_no_rule_locks_its_owner_out() -
         ensure!(explained["sources"] == serde_json::json!([own]), "{explained}");
         ensure!(explained["tried_for_seconds"].is_null(), "{explained}");
     }
-    let member = Source::Of(address(&cluster, WORKER)?);
+    let member = Source::Of(ipv4(&cluster, WORKER)?);
     reached(&cluster, member, VOTER, &[ETCD, CURATOR, MANAGEMENT, METRICS])?;
 
     // A boot without a leader: the sources hold for all but the help of the owner.
@@ -109,16 +109,8 @@ fn reached(cluster: &Fleet, from: Source, number: usize, open: &[u16]) -> Result
 fn scanned(cluster: &Fleet, from: Source, number: usize) -> Result<Answers> {
     let segment = &cluster.segment;
     let target = segment.plug(u8::try_from(number)?);
-    let to = (target, address(cluster, number)?);
+    let to = (target, ipv4(cluster, number)?);
     Ok(scan(&segment.links(), &segment.spare(), from, to)?)
-}
-
-/// The address of a node.
-fn address(cluster: &Fleet, number: usize) -> Result<Ipv4Addr> {
-    match cluster.nodes[number].address {
-        IpAddr::V4(address) => Ok(address),
-        IpAddr::V6(address) => bail!("{address} is not scanned"),
-    }
 }
 
 /// The rules of a node, as its operator reads them.

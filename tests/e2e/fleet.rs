@@ -1,7 +1,7 @@
 //! Clusters of several machines, and the requests of stories to each.
 
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -9,18 +9,22 @@ use anyhow::{Context as _, Result, bail, ensure};
 use ed25519_dalek::SigningKey;
 use polis_qemu::args::{Devices, Disk, FwCfg};
 use polis_qemu::disk::copy;
-use polis_qemu::fleet::PARAMETERS;
+use polis_qemu::fleet::{PARAMETERS, Part};
 use polis_qemu::history::{History, Summary};
 use polis_qemu::patience::Deadline;
 use polis_qemu::{Config, Fleet, Machine, Operator};
 use polis_tests::polisctl;
 use polis_wire::pki;
+use serde_json::Value;
 
-use crate::owner::SECRET;
-use crate::world::{SOON, World, on_esp};
+use crate::owner::{SECRET, private};
+use crate::world::{SOON, World, comes, on_esp};
 
 /// Has every node write a history that can be checked.
 pub(crate) const APPEND: &str = "polis.exercise=trickle";
+
+/// Between two questions.
+pub(crate) const LOOK: Duration = Duration::from_millis(300);
 
 /// Acknowledgements that prove that writes go on: a node has one write on its way at a
 /// time, so all but the first were asked for after the outage began.
@@ -78,9 +82,8 @@ pub(crate) fn with_dhcpv6(world: &World) -> Result<Fleet> {
 type Make = fn(&Path, Vec<Config>, Operator, &Path) -> Result<Fleet, polis_qemu::Error>;
 
 fn made(world: &World, configs: Vec<Config>, make: Make) -> Result<Fleet> {
-    let key = world.path("owner.key");
-    std::fs::write(&key, pki::key_pem(&SigningKey::from_bytes(&SECRET)).as_bytes())?;
-    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600))?;
+    let key = pki::key_pem(&SigningKey::from_bytes(&SECRET));
+    let key = private(&world.path("owner.key"), &key)?;
     let operator = Operator::new(&polisctl()?, &world.path("operator"), "story");
     let fleet = make(&world.path(""), configs, operator, &key)?;
     let fleet = fleet.handing(hand);
@@ -106,6 +109,46 @@ pub(crate) fn blank_disk(world: &World, blank: &Disk, number: usize) -> Result<D
     let file = world.path(&format!("disk-{number}.img"));
     copy(&blank.file, &file)?;
     Ok(Disk { file, ..blank.clone() })
+}
+
+/// Makes all machines one cluster, of which the first `voters` vote and write.
+pub(crate) fn raise(fleet: &mut Fleet, voters: usize) -> Result<()> {
+    let machines = fleet.nodes.len();
+    fleet.found()?;
+    let part = |number| if number < voters { Part::Voter } else { Part::Worker };
+    let others: Vec<_> = (1..machines).map(|number| (number, part(number))).collect();
+    fleet.admit(&others)?;
+    fleet.wait_whole(machines)?;
+    writes_go_on(fleet, &(0..voters).collect::<Vec<_>>())
+}
+
+/// Waits until all machines vote.
+pub(crate) fn all_vote(fleet: &mut Fleet) -> Result<()> {
+    let members = fleet.nodes.len().to_string();
+    for number in 0..fleet.nodes.len() {
+        comes(fleet.machine(number)?, "etcd", SOON, |etcd| {
+            etcd.is("state", "voter") && etcd.is("members", &members)
+        })?;
+    }
+    Ok(())
+}
+
+/// Runs a command of the owner; returns its output.
+pub(crate) fn run(fleet: &Fleet, args: &[&str]) -> Result<String> {
+    Ok(fleet.operator.run(&[&["--timeout", "2m"][..], args].concat())?)
+}
+
+/// The same, with the document that it prints for programs.
+pub(crate) fn document(fleet: &Fleet, args: &[&str]) -> Result<Value> {
+    Ok(fleet.operator.document(&[&["--timeout", "2m"][..], args].concat())?)
+}
+
+/// The address of a node on a segment with IPv4.
+pub(crate) fn ipv4(fleet: &Fleet, number: usize) -> Result<Ipv4Addr> {
+    match fleet.nodes[number].address {
+        IpAddr::V4(address) => Ok(address),
+        IpAddr::V6(address) => bail!("{address} is one of IPv6"),
+    }
 }
 
 /// Skips all output of a machine so far.
@@ -169,16 +212,26 @@ pub(crate) fn checked(world: &World, machines: usize) -> Result<Summary> {
 }
 
 /// Asks until `found` makes something of the answer.
+pub(crate) fn ask_until<T>(what: &str, found: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    ask_within(what, SOON, LOOK, found)
+}
+
+/// The same, within a time of its own and with other pauses.
 #[expect(clippy::disallowed_methods, reason = "a story's thread may wait between two questions")]
-pub(crate) fn ask_until<T>(what: &str, mut found: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-    let mut deadline = Deadline::within(SOON);
+pub(crate) fn ask_within<T>(
+    what: &str,
+    within: Duration,
+    pause: Duration,
+    mut found: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let mut deadline = Deadline::within(within);
     loop {
         if let Some(found) = found()? {
             return Ok(found);
         }
         if deadline.is_over() {
-            bail!("{what}: not within {SOON:?}");
+            bail!("{what}: not within {within:?}");
         }
-        std::thread::sleep(Duration::from_millis(300));
+        std::thread::sleep(pause);
     }
 }

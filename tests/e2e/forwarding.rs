@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -25,7 +24,7 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use serde_json::Value;
 
 use crate::fleet::ask_until;
-use crate::owner::Owner;
+use crate::owner::{Owner, private};
 use crate::world::{SOON, World, home};
 
 /// The host, as a machine behind QEMU's NAT reaches it.
@@ -95,8 +94,9 @@ fn every_line_of_a_log_reaches_its_targets_across_a_cut_and_a_reboot() -> Result
     let (first, second) = (syslog.whole()?, otlp.whole()?);
     ensure!(first.len() == 2 && second.len() == 2, "two boots: {first:?}, {second:?}");
     println!("lines of each boot at the receiver: {first:?}, at the collector: {second:?}");
-    let metric = deliveries(&owner, node)?;
-    ensure!(metric.iter().all(|it| it["missing"] == 0 && it["rejected"] == 0), "{metric:?}");
+    let last = deliveries(&owner, node)?;
+    let complete = |it: &Value| it["missing"] == 0 && it["rejected"] == 0;
+    ensure!(last.len() == 2 && last.iter().all(complete), "{last:?}");
     Ok(())
 }
 
@@ -105,8 +105,7 @@ fn shipped(world: &World, owner: &Owner) -> Result<()> {
     let store = Store::start(HOST);
     let (ca, key) = (world.path("bucket.pem"), world.path("bucket.key"));
     fs::write(&ca, &store.ca)?;
-    fs::write(&key, format!("{KEY}\n{SECRET}\n"))?;
-    fs::set_permissions(&key, fs::Permissions::from_mode(0o600))?;
+    private(&key, &format!("{KEY}\n{SECRET}\n"))?;
     let url = store.url(store.address.port(), "polis");
     let target = format!("{url},region={REGION},ca={}", ca.display());
     let key = key.display().to_string();
@@ -135,8 +134,7 @@ fn shipped(world: &World, owner: &Owner) -> Result<()> {
 
 /// The deliveries of a node by the cluster's report.
 fn deliveries(owner: &Owner, node: &str) -> Result<Vec<Value>> {
-    let described = owner.run(&["node", "describe", node, "--output", "json"])?;
-    let described: Value = serde_json::from_str(&described)?;
+    let described = owner.document(&["node", "describe", node])?;
     Ok(described["logs"].as_array().cloned().unwrap_or_default())
 }
 

@@ -2,19 +2,17 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
-use std::path::Path;
 
-use anyhow::{Context as _, Result, ensure};
-use gpt::GptConfig;
-use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration, DiskSelector, DiskVolume};
-use polis_proto::v1::{NodeParameters, cluster_configuration::StorageSecurityPolicy};
-use polis_qemu::args::{Cache, Disk};
-use polis_qemu::{Bus, Config, Event, Machine};
+use anyhow::{Result, ensure};
+use polis_proto::v1::{DiskSelector, DiskVolume, NodeParameters};
+use polis_qemu::{Config, Event, Machine};
 use polis_tests::{Story, story};
 use prost::Message as _;
 
 use crate::samples;
-use crate::world::{BOOT, OWNER, SOON, World, home, this_boot, with_cluster};
+use crate::storage::{self, Kind};
+use crate::table::partitions;
+use crate::world::{BOOT, SOON, World, comes, home};
 
 /// Size of the further disk.
 const SIZE: u64 = 1 << 30;
@@ -30,9 +28,7 @@ pub(crate) const STORIES: &[Story] =
 
 fn a_further_disk_becomes_a_volume_that_only_its_own_disk_ever_has_again() -> Result<()> {
     let world = World::new("further-disk")?;
-    let second =
-        Disk { file: world.path("disk-further.img"), bus: Bus::Virtio, cache: Cache::Unsafe };
-    File::create(&second.file)?.set_len(SIZE)?;
+    let second = world.empty_disk("disk-further.img", SIZE)?;
     let founding = Config {
         disk: Some(world.disk(None)?),
         second_disk: Some(second.clone()),
@@ -44,7 +40,8 @@ fn a_further_disk_becomes_a_volume_that_only_its_own_disk_ever_has_again() -> Re
     let ready = volume(&mut machine, "ready")?;
     ensure!(ready.is("kind", "authenticated"), "protected otherwise: {ready}");
     off(machine)?;
-    ensure!(names(&second.file)? == ["POLIS-VOLUME"], "{:?}", names(&second.file)?);
+    let names = partitions(&second.file)?;
+    ensure!(names == ["POLIS-VOLUME"], "{names:?}");
     let mut start = [0; 6];
     File::open(&second.file)?.read_exact_at(&mut start, PARTITION)?;
     ensure!(start == *b"LUKS\xba\xbe", "the volume is not encrypted: it starts with {start:?}");
@@ -58,8 +55,7 @@ fn a_further_disk_becomes_a_volume_that_only_its_own_disk_ever_has_again() -> Re
     machine.kill();
 
     // An empty disk that fits the selector does not take its place.
-    let empty = Disk { file: world.path("disk-empty.img"), ..second.clone() };
-    File::create(&empty.file)?.set_len(SIZE)?;
+    let empty = world.empty_disk("disk-empty.img", SIZE)?;
     let mut machine =
         world.boot(&Config { second_disk: Some(empty.clone()), ..founding.clone() })?;
     ensure!(home(&mut machine)? == node, "another node");
@@ -79,28 +75,19 @@ fn a_further_disk_becomes_a_volume_that_only_its_own_disk_ever_has_again() -> Re
 
 /// Parameters of a cluster with protected disks, and of a volume on the further disk.
 fn parameters() -> NodeParameters {
-    let bootstrap = with_cluster(ClusterBootstrap {
-        owner_public_key: OWNER.to_vec(),
-        cluster_configuration: Some(ClusterConfiguration {
-            storage_security_policy: StorageSecurityPolicy::NeedsEncryptionAndAuthentication.into(),
-            ..ClusterConfiguration::default()
-        }),
-        ..ClusterBootstrap::default()
-    });
+    NodeParameters { volumes: second_disk("db"), ..storage::parameters(Kind::Authenticated) }
+}
+
+/// One volume, on the second disk of the machine.
+pub(crate) fn second_disk(name: &str) -> Vec<DiskVolume> {
     let serial = "polis-second".to_owned();
     let disk = Some(DiskSelector { serial, ..DiskSelector::default() });
-    NodeParameters { volumes: vec![DiskVolume { name: "db".to_owned(), disk }], ..bootstrap }
+    vec![DiskVolume { name: name.to_owned(), disk }]
 }
 
 /// Waits for this state of the volume, which may have come before the node was ready.
 fn volume(machine: &mut Machine, state: &str) -> Result<Event> {
-    let wanted = |event: &Event| {
-        event.word == "volume" && event.is("name", "db") && event.is("state", state)
-    };
-    match this_boot(machine).into_iter().find(wanted) {
-        Some(event) => Ok(event),
-        None => Ok(machine.wait_for("volume", BOOT, wanted)?),
-    }
+    comes(machine, "volume", BOOT, |event| event.is("name", "db") && event.is("state", state))
 }
 
 /// Ends the machine in good order: the volume is unmounted before the partition with its key.
@@ -111,10 +98,4 @@ fn off(mut machine: Machine) -> Result<()> {
     let in_use = lines.iter().find(|line| line.text.contains("it is in use"));
     ensure!(in_use.is_none(), "not unmounted: {in_use:?}");
     Ok(())
-}
-
-/// The names of the partitions of a disk.
-fn names(disk: &Path) -> Result<Vec<String>> {
-    let table = GptConfig::new().open(disk).context("the further disk has no table")?;
-    Ok(table.partitions().values().map(|partition| partition.name.clone()).collect())
 }

@@ -9,11 +9,10 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use gpt::GptConfig;
 use polis_proto::v1::disk_selector::Transport;
 use polis_proto::v1::installation::Wipe;
 use polis_proto::v1::{DiskSelector, Installation, NodeParameters};
-use polis_qemu::args::{self, Disk};
+use polis_qemu::args::Disk;
 use polis_qemu::cut::{Cut, Random};
 use polis_qemu::image::Flash;
 use polis_qemu::recording::Recording;
@@ -23,6 +22,7 @@ use prost::Message as _;
 use sha2::{Digest as _, Sha256};
 
 use crate::esp;
+use crate::table::partitions;
 use crate::world::{BOOT, World, bootstrap, guru, home};
 
 /// Size of the disk that is installed to.
@@ -57,7 +57,7 @@ fn a_stick_installs_to_an_empty_disk_once_and_the_machine_starts_from_it() -> Re
     // Not even the word for the data of a node installs a second time.
     let parameters = parameters(Transport::Nvme, Wipe::Member);
     let stick = Disk { bus: Bus::Usb, ..world.disk(Some(&parameters.encode_to_vec()))? };
-    let before = names(&stick.file)?;
+    let before = partitions(&stick.file)?;
     let target = target(&world, Bus::Nvme, SIZE)?;
     let mut machine = world.boot(&behind_firmware(&world, &target, &stick)?)?;
     let phases = installed(&mut machine)?;
@@ -69,8 +69,8 @@ fn a_stick_installs_to_an_empty_disk_once_and_the_machine_starts_from_it() -> Re
     ensure!(percents.len() > 10, "the progress is not shown: {percents:?}");
     let founded = home(&mut machine)?;
     machine.kill();
-    ensure!(names(&stick.file)? == before, "the table of the stick has changed");
-    let used = names(&target.file)?;
+    ensure!(partitions(&stick.file)? == before, "the table of the stick has changed");
+    let used = partitions(&target.file)?;
     ensure!(used == ["POLIS-ESP", "POLIS-SYSTEM-A", "POLIS-SYSTEM-B", "POLIS-DATA"], "{used:?}");
     let kept = esp::bytes(&target.file, PARAMETERS)?.context("no parameters")?;
     let expected = NodeParameters { install: None, ..parameters };
@@ -138,8 +138,7 @@ fn an_installation_whose_power_is_cut_is_finished() -> Result<()> {
     machine.qmp.stop()?;
     machine.kill();
     let recording = Recording::read(&mut File::open(&log)?, SIZE)?;
-    let empty = world.path("disk-empty.img");
-    File::create(&empty)?.set_len(SIZE)?;
+    let empty = world.empty_disk("disk-empty.img", SIZE)?.file;
 
     let delicate: Vec<Range<usize>> = {
         let at_an_end = |at: u64| !(START..=SIZE - (1 << 20)).contains(&at);
@@ -200,9 +199,7 @@ fn parameters(transport: Transport, wipe: Wipe) -> NodeParameters {
 
 /// An empty disk.
 fn target(world: &World, bus: Bus, size: u64) -> Result<Disk> {
-    let file = world.path("disk-target.img");
-    File::create(&file)?.set_len(size)?;
-    Ok(Disk { file, bus, cache: args::Cache::Unsafe })
+    Ok(Disk { bus, ..world.empty_disk("disk-target.img", size)? })
 }
 
 /// A machine whose firmware starts from `first`, if it can, and else from `second`.
@@ -218,12 +215,6 @@ fn behind_firmware(world: &World, first: &Disk, second: &Disk) -> Result<Config>
         second_disk: Some(second.clone()),
         ..world.bare("")
     })
-}
-
-/// The names of the partitions of a disk.
-fn names(disk: &Path) -> Result<Vec<String>> {
-    let table = GptConfig::new().open(disk)?;
-    Ok(table.partitions().values().map(|partition| partition.name.clone()).collect())
 }
 
 fn hash(disk: &Path) -> Result<Vec<u8>> {

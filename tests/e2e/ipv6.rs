@@ -8,9 +8,9 @@ use polis_qemu::fleet::Part;
 use polis_qemu::{Event, Fleet};
 use polis_tests::{Story, story};
 
-use crate::fleet::{ask_until, with_dhcpv6, with_ipv6_only};
+use crate::fleet::{all_vote, ask_until, with_dhcpv6, with_ipv6_only};
 use crate::samples;
-use crate::world::{BOOT, SOON, World};
+use crate::world::{BOOT, World};
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
@@ -37,15 +37,7 @@ fn three_machines_on_ipv6_alone_become_three_voters_and_come_back() -> Result<()
     // The router informs: name servers are from DHCPv6, and the address is of its prefix.
     says(&cluster, "a DHCPv6 server names 1 name and time servers on eth0", 1)?;
     cluster.admit(&[(1, Part::Voter), (2, Part::Voter)])?;
-    for number in 0..MACHINES {
-        let of_three = |etcd: &Event| {
-            etcd.word == "etcd" && etcd.is("state", "voter") && etcd.is("members", "3")
-        };
-        let machine = cluster.machine(number)?;
-        if machine.seen(of_three).is_empty() {
-            machine.wait_for("etcd", SOON, of_three)?;
-        }
-    }
+    all_vote(&mut cluster)?;
     cluster.wait_whole(MACHINES).context("not healthy before the cold start")?;
 
     // The operator asks for what needs IPv4, and gets the reason.

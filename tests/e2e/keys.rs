@@ -7,20 +7,19 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
-use gpt::GptConfig;
-use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration, ColdStartShare};
-use polis_qemu::args::{Cache, Disk, FwCfg};
+use polis_proto::v1::{ClusterConfiguration, ColdStartShare};
+use polis_qemu::args::FwCfg;
 use polis_qemu::host::{Preference, accelerator};
 use polis_qemu::image::Flash;
-use polis_qemu::{Bus, Config, Machine, disk};
+use polis_qemu::{Config, Machine, disk};
 use polis_tests::{Sample, Story, draws_all, pick, seed, story};
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
 
-use crate::attended::private;
 use crate::esp;
-use crate::owner::Owner;
-use crate::world::{DISK_SIZE_SMALL, Identity, OWNER, SOON, World, guru, home, with_cluster};
+use crate::owner::{Owner, private};
+use crate::storage::data;
+use crate::world::{DISK_SIZE_SMALL, Identity, SOON, World, founding, guru, home, says, virtio};
 
 const SEALED: &str = "polis/sealed_configuration.pb";
 const SHARE: &str = "polis/cold_start.pb";
@@ -28,12 +27,7 @@ const SHARE: &str = "polis/cold_start.pb";
 /// The defaults of `cluster_bootstrap`: authenticated, a TPM where there is one, and home
 /// without help.
 pub(crate) fn ordinary() -> Vec<u8> {
-    let bootstrap = ClusterBootstrap {
-        owner_public_key: OWNER.to_vec(),
-        cluster_configuration: Some(ClusterConfiguration::default()),
-        ..ClusterBootstrap::default()
-    };
-    with_cluster(bootstrap).encode_to_vec()
+    founding(ClusterConfiguration::default()).encode_to_vec()
 }
 
 /// A machine that was home and is off, with the keeper of its key.
@@ -74,8 +68,8 @@ impl Member {
         }
         let mut machine = world.boot(&config)?;
         let identity = home(&mut machine)?;
-        output(&machine, "kind=authenticated")?;
-        output(&machine, &format!("keeper={keeper}"))?;
+        says(&machine, "kind=authenticated")?;
+        says(&machine, &format!("keeper={keeper}"))?;
         owner.take(&identity.ca)?;
         let recovery = owner.run(&["node", "recovery-key", &identity.node])?;
         ensure!(recovery.len() == 69, "no recovery key of 14 groups: {recovery:?}");
@@ -98,22 +92,21 @@ impl Member {
     fn copy(&self, name: &str) -> Result<Copy> {
         let file = self.world.path(&format!("{name}.img"));
         disk::copy(self.disk()?, &file)?;
-        let tpm = match &self.config.tpm {
-            Some(state) => {
-                let copied = self.world.path(&format!("{name}-tpm"));
-                fs::create_dir_all(&copied)?;
-                for entry in fs::read_dir(state)? {
-                    let entry = entry?;
-                    fs::copy(entry.path(), copied.join(entry.file_name()))?;
-                }
-                Some(copied)
-            }
-            None => None,
-        };
-        let disk = Disk { file: file.clone(), bus: Bus::Virtio, cache: Cache::Unsafe };
-        let config = Config { disk: Some(disk), tpm, ..self.config.clone() };
+        let copied = self.world.path(&format!("{name}-tpm"));
+        let tpm = self.config.tpm.as_ref().map(|state| copy_tpm(state, copied)).transpose()?;
+        let config = Config { disk: Some(virtio(file.clone())), tpm, ..self.config.clone() };
         Ok(Copy { file, config })
     }
+}
+
+/// Copies the state of a TPM that is off.
+pub(crate) fn copy_tpm(state: &Path, to: PathBuf) -> Result<PathBuf> {
+    fs::create_dir_all(&to)?;
+    for entry in fs::read_dir(state)? {
+        let entry = entry?;
+        fs::copy(entry.path(), to.join(entry.file_name()))?;
+    }
+    Ok(to)
 }
 
 /// The uses of the recovery key on a machine that is locked.
@@ -193,20 +186,12 @@ impl Copy {
 /// The digest of the first part of the data partition: the header with its slots.
 fn header(disk: &Path) -> Result<[u8; 32]> {
     const HEADER: u64 = 16 << 20;
-    let table = GptConfig::new().writable(false).open(disk)?;
-    let data = table.partitions().values().find(|partition| partition.name == "POLIS-DATA");
-    let start = data.context("no data partition")?.bytes_start(*table.logical_block_size())?;
+    let (start, _) = data(disk)?;
     let mut file = fs::File::open(disk)?;
     std::io::Seek::seek(&mut file, std::io::SeekFrom::Start(start))?;
     let mut bytes = Vec::new();
     file.take(HEADER).read_to_end(&mut bytes)?;
     Ok(Sha256::digest(&bytes).into())
-}
-
-fn output(machine: &Machine, text: &str) -> Result<()> {
-    let output = machine.lines().iter().any(|line| line.text.contains(text));
-    ensure!(output, "the machine did not say `{text}`");
-    Ok(())
 }
 
 /// A share that is whole and is another disk's: half of it is made up.
@@ -328,7 +313,7 @@ fn firmware_keeps_the_share_of_a_machine_without_a_tpm() -> Result<()> {
     };
     let mut machine = world.boot(&config)?;
     let identity = home(&mut machine)?;
-    output(&machine, "keeper=firmware")?;
+    says(&machine, "keeper=firmware")?;
     machine.wait_until_text("IS NOT SAVED YET", SOON)?;
     machine.kill();
     let file = &config.disk.as_ref().context("no disk")?.file;

@@ -55,6 +55,7 @@ mod stolen;
 mod storage;
 mod storage_faults;
 mod storage_kinds;
+mod table;
 mod three;
 mod update;
 mod update_cut;

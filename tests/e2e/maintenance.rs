@@ -2,7 +2,6 @@
 //! reached by the code on its screen, with an owner by the owner's key alone.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
@@ -12,7 +11,7 @@ use polis_tests::{Story, story};
 use polis_wire::pki;
 use prost::Message as _;
 
-use crate::owner::Owner;
+use crate::owner::{Owner, private};
 use crate::world::{BOOT, SOON, World, bootstrap, guru, home};
 
 /// The port that `polisctl maintenance` calls.
@@ -80,8 +79,7 @@ fn a_machine_without_parameters_gets_them_by_its_code_and_then_obeys_its_owner_a
     let words = option(&mut machine, "--fingerprint ")?;
     refused(&["describe", "--code", &code], "does not have this code")?;
     let another = world.path("another.key");
-    fs::write(&another, pki::key_pem(&SigningKey::from_bytes(&[7; 32])).as_bytes())?;
-    fs::set_permissions(&another, fs::Permissions::from_mode(0o600))?;
+    private(&another, &pki::key_pem(&SigningKey::from_bytes(&[7; 32])))?;
     let stranger = ["reboot", "--fingerprint", &words, "--owner-key", text(&another)?, "--yes"];
     refused(&stranger, "the owner's key that the node parameters of this machine name")?;
     let log = call(&["logs", "--fingerprint", &words])?;

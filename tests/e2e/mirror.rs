@@ -1,9 +1,6 @@
 //! The disk that a machine runs from, mirrored on another one: pulled, alone, old, replaced.
 
-use std::fs::File;
-
-use anyhow::{Context as _, Result, ensure};
-use gpt::GptConfig;
+use anyhow::{Result, ensure};
 use polis_proto::v1::{DiskSelector, NodeParameters};
 use polis_qemu::args::Disk;
 use polis_qemu::image::Flash;
@@ -12,7 +9,10 @@ use polis_tests::{Story, story};
 use prost::Message as _;
 
 use crate::samples;
-use crate::storage::{COUNT, Kind, acknowledged, count_and_cut, home_and_counting, parameters};
+use crate::storage::{
+    COUNT, Kind, acknowledged, count_and_cut, home_and_counting, last_counted, parameters,
+};
+use crate::table::partitions;
 use crate::world::{BOOT, DISK_SIZE_SMALL, SOON, World, guru, this_boot};
 
 /// The kind of the data: the mirror lies below the encryption.
@@ -29,19 +29,14 @@ fn of_two_mirrored_disks_either_alone_has_every_acknowledged_write() -> Result<(
     let image = world.disk_of_size(DISK_SIZE_SMALL, None)?;
     let first = Disk { file: world.path("disk-first.img"), ..image.clone() };
     std::fs::rename(&image.file, &first.file)?;
-    let empty = |name: &str| -> Result<Disk> {
-        let disk = Disk { file: world.path(name), ..first.clone() };
-        File::create(&disk.file)?.set_len(DISK_SIZE_SMALL)?;
-        Ok(disk)
-    };
-    let second = empty("disk-second.img")?;
+    let second = world.empty_disk("disk-second.img", DISK_SIZE_SMALL)?;
     let both = config(&world, &first, Some(&second))?;
 
     // The first boot makes the mirror, and fills the other disk.
     let mut machine = world.boot(&both)?;
     home_and_counting(&mut machine, KIND)?;
     filled(&mut machine)?;
-    let names = names(&second)?;
+    let names = partitions(&second.file)?;
     ensure!(names.len() == 5 && names[3] == "POLIS-MIRROR", "{names:?}");
 
     // A disk is pulled while the node counts: it goes on with the other one.
@@ -77,7 +72,7 @@ fn of_two_mirrored_disks_either_alone_has_every_acknowledged_write() -> Result<(
     // The other one starts; an empty disk is pushed in for the lost one.
     let mut machine = world.boot(&config(&world, &second, None)?)?;
     let last = comes_back(&mut machine, last)?;
-    let third = empty("disk-third.img")?;
+    let third = world.empty_disk("disk-third.img", DISK_SIZE_SMALL)?;
     machine.qmp.push("second", &third.file, "polis-third")?;
     filled(&mut machine)?;
     let last = counted(machine)?.max(last);
@@ -124,9 +119,7 @@ fn filled(machine: &mut Machine) -> Result<()> {
 
 /// Has it count on, and cuts the power.
 fn counted(mut machine: Machine) -> Result<u64> {
-    let last = machine.seen(|event| event.get("acknowledged").is_some());
-    let last = last.last().context("nothing was acknowledged")?;
-    let last: u64 = last.text("acknowledged").parse()?;
+    let last = last_counted(&machine)?;
     acknowledged(&mut machine, last + 5)?;
     count_and_cut(machine, std::time::Duration::from_secs(2))
 }
@@ -136,10 +129,4 @@ fn comes_back(machine: &mut Machine, last: u64) -> Result<u64> {
     let found = home_and_counting(machine, KIND)?;
     ensure!(found >= last, "{last} was acknowledged, and {found} is there");
     Ok(found)
-}
-
-/// The names of the partitions of a disk.
-fn names(disk: &Disk) -> Result<Vec<String>> {
-    let table = GptConfig::new().open(&disk.file)?;
-    Ok(table.partitions().values().map(|partition| partition.name.clone()).collect())
 }

@@ -20,7 +20,9 @@ use polis_tests::{Story, cuts, seed, story};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use crate::fleet::{APPEND, acknowledged_at, ask_until, blank_disk, checked, fleet, writes_go_on};
+use crate::fleet::{
+    APPEND, acknowledged_at, ask_until, blank_disk, checked, document, fleet, run, writes_go_on,
+};
 use crate::world::{BOOT, World};
 
 /// Cuts, unless `POLIS_CUTS` says another number: each costs a boot.
@@ -206,7 +208,7 @@ impl Ways {
 pub(crate) fn leaders(cluster: &Fleet) -> Result<(usize, usize)> {
     let etcd = cluster.etcd_leader()?;
     let curator = ask_until("a curator leads", || {
-        let status = cluster.operator.document(&["--timeout", "2m", "cluster", "status"])?;
+        let status = document(cluster, &["cluster", "status"])?;
         let named = |node: &polis_qemu::fleet::Node| status["leader"] == node.id.as_str();
         Ok(cluster.nodes.iter().position(named))
     })?;
@@ -306,11 +308,7 @@ fn votes(event: &Event, members: &str) -> bool {
 /// Makes the first three alone again.
 fn removed(cluster: &mut Fleet) -> Result<()> {
     let node = cluster.nodes[3].id.clone();
-    let run = |cluster: &Fleet, args: &[&str]| {
-        cluster.operator.run(&[&["--timeout", "2m"][..], args].concat()).map(drop)
-    };
     run(cluster, &["node", "roles", &node, "--remove", "consensus-member", "--yes"])?;
     cluster.cut_power(3);
-    run(cluster, &["node", "delete", &node, "--force", "--yes"])?;
-    Ok(())
+    run(cluster, &["node", "delete", &node, "--force", "--yes"]).map(drop)
 }

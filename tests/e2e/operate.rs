@@ -8,13 +8,10 @@ use std::thread;
 use anyhow::{Context as _, Result, bail, ensure};
 use polis_qemu::Config;
 use polis_tests::{Story, story};
-use serde_json::Value;
 
 use crate::fleet::ask_until;
 use crate::owner::Owner;
 use crate::world::{BOOT, SOON, World, home};
-
-const JSON: [&str; 2] = ["--output", "json"];
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] =
@@ -28,25 +25,25 @@ fn an_owner_sees_the_cluster_its_logs_and_its_screen_and_reboots_the_machine() -
     owner.take(&founded.ca)?;
     let node = founded.node.as_str();
 
-    let whole = document(&owner, &["cluster", "wait"])?;
+    let whole = owner.document(&["cluster", "wait"])?;
     ensure!(whole["healthy"] == true, "waited, and not healthy: {whole}");
-    let info = document(&owner, &["cluster", "info"])?;
+    let info = owner.document(&["cluster", "info"])?;
     ensure!(info["leader"] == node && info["ca_fingerprint"] == *founded.ca, "{info}");
-    let nodes = document(&owner, &["node", "list"])?;
+    let nodes = owner.document(&["node", "list"])?;
     ensure!(nodes[0]["id"] == node && nodes[0]["state"] == "up", "{nodes}");
     ensure!(nodes[0]["health"] == "healthy", "{nodes}");
     let age = nodes[0]["heartbeat_age_ms"].as_u64();
     ensure!(age.is_some_and(|age| age < 15_000), "no age of a node that is not late: {nodes}");
-    let own = document(&owner, &["node", "status", node])?;
+    let own = owner.document(&["node", "status", node])?;
     ensure!(own["ready"] == true && own["cluster_state"] == "home", "{own}");
-    let services = document(&owner, &["node", "services", node])?;
+    let services = owner.document(&["node", "services", node])?;
     let roles =
         services.as_array().and_then(|all| all.iter().find(|it| it["name"] == "root.roles"));
     ensure!(roles.is_some_and(|roles| roles["state"] == "healthy"), "{services}");
-    let members = document(&owner, &["etcd", "members"])?;
+    let members = owner.document(&["etcd", "members"])?;
     ensure!(members[0]["node_id"] == node && members[0]["leader"] == true, "{members}");
 
-    let lines = document(&owner, &["node", "logs", node, "-n", "50"])?;
+    let lines = owner.document(&["node", "logs", node, "-n", "50"])?;
     let lines = lines.as_array().context("the log")?;
     ensure!((1..=50).contains(&lines.len()), "{} lines of 50", lines.len());
     ensure!(lines.iter().all(|line| line["name"].is_string()), "{lines:?}");
@@ -60,11 +57,11 @@ fn an_owner_sees_the_cluster_its_logs_and_its_screen_and_reboots_the_machine() -
     machine.wait_for("off", SOON, |off| off.is("reason", "reboot"))?;
     let back = home(&mut machine)?;
     ensure!(back == founded, "after a reboot: {back:?}, before: {founded:?}");
-    document(&owner, &["cluster", "wait"])?;
+    owner.document(&["cluster", "wait"])?;
     // The call ended the machine, which reports it after its start, and what `polisctl` asked
     // before it.
     ask_until("the reboot in the audit log", || {
-        let log = document(&owner, &["audit"])?;
+        let log = owner.document(&["audit"])?;
         let entries = log.as_array().context("the audit log")?;
         let calls = entries.iter().filter(|entry| entry["at"] == node);
         let calls: Vec<_> =
@@ -80,22 +77,17 @@ fn an_owner_sees_the_cluster_its_logs_and_its_screen_and_reboots_the_machine() -
     Ok(())
 }
 
-/// The machine has less memory and a smaller disk than a worker needs: the leader refuses that role.
+/// The machine has less memory and a smaller disk than a worker needs: the leader refuses that
+/// role.
 fn is_too_small_for_kubernetes(owner: &Owner, node: &str) -> Result<()> {
     ask_until("what the machine has", || {
-        let node = document(owner, &["node", "describe", node])?;
+        let node = owner.document(&["node", "describe", node])?;
         Ok((node["memory_bytes"].is_u64() && node["data_bytes"].is_u64()).then_some(()))
     })?;
     let worker = ["node", "roles", node, "--add", "kubernetes-worker"];
     let refused = owner.run(&worker).err().context("a worker without memory")?.to_string();
     ensure!(refused.contains("MiB of memory, and these roles"), "another reason: {refused}");
     Ok(())
-}
-
-fn document(owner: &Owner, arguments: &[&str]) -> Result<Value> {
-    let output = owner.run(&[arguments, &JSON].concat())?;
-    serde_json::from_str(&output)
-        .with_context(|| format!("{arguments:?} is not a document: {output}"))
 }
 
 /// Opens the console in a terminal of its own, waits until the node is on it, and

@@ -11,7 +11,6 @@
 //! another.
 
 use std::ops::Range;
-use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use polis_qemu::Fleet;
@@ -20,12 +19,13 @@ use polis_qemu::machine::Error;
 use polis_tests::{Story, draws_all, pick, seed, story};
 
 use crate::fleet::{
-    APPEND, ask_until, becomes, catch_up, checked, fleet, writes_go_on, writes_have_stopped,
+    APPEND, ask_until, becomes, catch_up, checked, document, fleet, run, writes_go_on,
+    writes_have_stopped,
 };
 use crate::newcomer::{Ways, leaders};
 use crate::samples;
 use crate::watched::Watch;
-use crate::world::{BOOT, SOON, World};
+use crate::world::{BOOT, SOON, World, chapters};
 
 const VOTERS: [usize; 3] = [0, 1, 2];
 /// Workers in an ordinary run, and with `--all`.
@@ -50,8 +50,7 @@ fn three_voters_and_their_workers_keep_every_acknowledged_write_through_each_out
     let world = World::new("outage")?;
     // The last machine is the newcomer.
     let mut cluster = fleet(&world, VOTERS.len() + workers + 1, APPEND)?;
-    let began = Instant::now();
-    let chapter = |title: &str| eprintln!("{:6.1} s  {title}", began.elapsed().as_secs_f64());
+    let chapter = chapters();
 
     raised(&mut cluster, &mut ways)?;
     chapter("three vote, the others work");
@@ -151,7 +150,7 @@ fn leader_dies(cluster: &mut Fleet) -> Result<()> {
 fn followed(cluster: &Fleet, dead: usize) -> Result<()> {
     let dead = cluster.nodes[dead].id.as_str();
     ask_until("the workers follow the new leader", || {
-        let status = cluster.operator.document(&["--timeout", "2m", "cluster", "status"])?;
+        let status = document(cluster, &["cluster", "status"])?;
         let new = status["leader"].as_str().is_some_and(|leader| leader != dead);
         let nodes = status["nodes"].as_array().context("no nodes")?;
         let healthy = |number: &usize| {
@@ -228,7 +227,7 @@ fn restarted_one_by_one(cluster: &mut Fleet, seed: u64) -> Result<()> {
         };
         let before = split(cluster)?;
         let id = cluster.nodes[number].id.clone();
-        cluster.operator.run(&["--timeout", "2m", "node", "reboot", &id, "--yes"])?;
+        run(cluster, &["node", "reboot", &id, "--yes"])?;
         let machine = cluster.machine(number)?;
         machine.wait_for("off", SOON, |off| off.is("reason", "reboot"))?;
         writes_go_on(cluster, &but(number))?;

@@ -13,6 +13,7 @@ use polis_qemu::args::Forward;
 use polis_tests::polisctl;
 use polis_wire::pki;
 use polis_wire::rpc::Credentials;
+use serde_json::Value;
 
 /// The private half of [`crate::world::OWNER`].
 pub(crate) const SECRET: [u8; 32] = [
@@ -50,9 +51,7 @@ impl Owner {
         });
         let owner =
             Self { config: dir.join("operator"), forwards: forwards.collect::<Result<_>>()? };
-        let key = dir.join("owner.key");
-        fs::write(&key, pki::key_pem(&SigningKey::from_bytes(&SECRET)).as_bytes())?;
-        fs::set_permissions(&key, fs::Permissions::from_mode(0o600))?;
+        let key = private(&dir.join("owner.key"), &pki::key_pem(&SigningKey::from_bytes(&SECRET)))?;
         let mut args = vec!["context".to_owned(), "set".to_owned(), CONTEXT.to_owned()];
         args.extend(["--key".to_owned(), key.display().to_string()]);
         for Forward { host, guest } in &owner.forwards {
@@ -108,6 +107,22 @@ impl Owner {
     pub(crate) fn run_within(&self, time: &str, args: &[impl AsRef<OsStr>]) -> Result<String> {
         let timeout = ["--timeout", time].map(OsStr::new).into_iter();
         let args: Vec<&OsStr> = timeout.chain(args.iter().map(AsRef::as_ref)).collect();
-        Ok(Operator::new(&polisctl()?, &self.config, CONTEXT).run(&args)?)
+        Ok(self.operator()?.run(&args)?)
     }
+
+    /// Runs `polisctl`; returns the document that it prints for programs.
+    pub(crate) fn document(&self, args: &[&str]) -> Result<Value> {
+        Ok(self.operator()?.document(&[&["--timeout", "2m"][..], args].concat())?)
+    }
+
+    fn operator(&self) -> Result<Operator> {
+        Ok(Operator::new(&polisctl()?, &self.config, CONTEXT))
+    }
+}
+
+/// A file as `polisctl` demands it for secrets.
+pub(crate) fn private(path: &Path, content: &str) -> Result<PathBuf> {
+    fs::write(path, content)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    Ok(path.to_owned())
 }

@@ -10,10 +10,10 @@ use polis_qemu::fleet::Part;
 use polis_qemu::host::free_port;
 use polis_tests::{Story, story};
 
-use crate::fleet::{ask_until, fleet};
+use crate::fleet::{LOOK, ask_within, document, fleet, run};
 use crate::samples;
 use crate::stolen::Stolen;
-use crate::world::{BOOT, SOON, World, guru};
+use crate::world::{BOOT, SOON, World, chapters, guru};
 
 const FIRST: usize = 0;
 /// Loses its role while it is off, gets it again, and is deleted while it runs.
@@ -41,8 +41,7 @@ fn a_dead_voter_is_replaced_and_removed_nodes_learn_it() -> Result<()> {
     let world = World::new("replaced")?;
     let mut cluster = fleet(&world, 4, OPEN)?;
     cluster.found()?;
-    let began = Instant::now();
-    let chapter = |title: &str| eprintln!("{:6.1} s  {title}", began.elapsed().as_secs_f64());
+    let chapter = chapters();
     cluster.admit(&[(SECOND, Part::Voter), (DEAD, Part::Voter)])?;
     cluster.wait_whole(3)?;
     chapter("three vote");
@@ -64,14 +63,10 @@ fn a_dead_voter_is_replaced_and_removed_nodes_learn_it() -> Result<()> {
     run(&cluster, &["node", "delete", &cluster.nodes[SECOND].id, "--force", "--yes"])?;
     disowned(&mut cluster, SECOND)?;
     chapter("a node was deleted while it ran and received its removal");
-    let nodes = cluster.operator.document(&["--timeout", "2m", "node", "list"])?;
+    let nodes = document(&cluster, &["node", "list"])?;
     let nodes = nodes.as_array().context("no nodes")?;
     ensure!(nodes.len() == 1 && nodes[0]["id"] == *cluster.nodes[FIRST].id, "{nodes:?}");
     Ok(())
-}
-
-fn run(cluster: &Fleet, args: &[&str]) -> Result<()> {
-    Ok(cluster.operator.run(&[&["--timeout", "2m"][..], args].concat()).map(drop)?)
 }
 
 /// The disk of a voter that died is in other hands, until the voter is deleted.
@@ -100,15 +95,16 @@ fn dead_one_is_deleted(cluster: &mut Fleet) -> Result<()> {
     }
     run(cluster, &["node", "delete", &dead, "--force", "--yes"])?;
     let deleted = Instant::now();
-    for &(number, ports) in &doors {
-        ask_until("the keys of a deleted node are refused", || {
-            Ok((opens(cluster, number, ports)? == [false; 3]).then_some(()))
-        })?;
-    }
-    let after = deleted.elapsed();
-    eprintln!("its keys were refused everywhere {after:.1?} after the command");
-    ensure!(after < AT_ONCE, "its keys were good for {after:.1?}");
-    let members = cluster.operator.document(&["--timeout", "2m", "etcd", "members"])?;
+    ask_within("the keys of a deleted node are refused everywhere", AT_ONCE, LOOK, || {
+        for &(number, ports) in &doors {
+            if opens(cluster, number, ports)? != [false; 3] {
+                return Ok(None);
+            }
+        }
+        Ok(Some(()))
+    })?;
+    eprintln!("its keys were refused everywhere {:.1?} after the command", deleted.elapsed());
+    let members = document(cluster, &["etcd", "members"])?;
     ensure!(members.as_array().is_some_and(|all| all.len() == 2), "{members}");
     Ok(())
 }

@@ -5,17 +5,16 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use polis_qemu::Fleet;
-use polis_qemu::fleet::Part;
 use polis_qemu::history::longest_gap;
-use polis_qemu::patience::Deadline;
 use polis_tests::{Story, cuts, seed, story};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
-use serde_json::Value;
 
-use crate::fleet::{APPEND, acknowledged_at, checked, fleet, writes_go_on};
+use crate::fleet::{
+    APPEND, acknowledged_at, ask_within, checked, document, fleet, raise, run, writes_go_on,
+};
 use crate::world::World;
 
 const MACHINES: usize = 5;
@@ -48,12 +47,7 @@ fn a_cluster_gets_another_ca_while_machines_are_off_and_lose_their_power() -> Re
     eprintln!("POLIS_SEED={seed} POLIS_CUTS={wanted}");
     let world = World::new("rotation")?;
     let mut cluster = fleet(&world, MACHINES, APPEND)?;
-    cluster.found()?;
-    let part = |number| if number < VOTERS.len() { Part::Voter } else { Part::Worker };
-    let others: Vec<_> = (1..MACHINES).map(|number| (number, part(number))).collect();
-    cluster.admit(&others)?;
-    cluster.wait_whole(MACHINES)?;
-    writes_go_on(&mut cluster, &VOTERS)?;
+    raise(&mut cluster, VOTERS.len())?;
 
     AWAY.into_iter().for_each(|number| cluster.cut_power(number));
     let on: Vec<_> = (0..MACHINES).filter(|number| !AWAY.contains(number)).collect();
@@ -69,7 +63,7 @@ fn a_cluster_gets_another_ca_while_machines_are_off_and_lose_their_power() -> Re
     let mut dice = StdRng::seed_from_u64(seed);
     let mut done = 0;
     while done < wanted {
-        cluster.operator.run(&["--timeout", "2m", "cluster", "rotate-ca", "--yes", "--no-wait"])?;
+        run(&cluster, &["cluster", "rotate-ca", "--yes", "--no-wait"])?;
         let begun = Instant::now();
         for _cut in 0..2.min(wanted - done) {
             done += 1;
@@ -92,8 +86,8 @@ fn a_cluster_gets_another_ca_while_machines_are_off_and_lose_their_power() -> Re
 /// Rotates the authorities, and returns the longest time in which none of the `writers` had a write
 /// acknowledged.
 pub(crate) fn rotates(cluster: &mut Fleet, writers: &[usize]) -> Result<Duration> {
-    let info = ["--timeout", "2m", "cluster", "info"];
-    let before = cluster.operator.document(&info)?["ca_words"].clone();
+    let info = ["cluster", "info"];
+    let before = document(cluster, &info)?["ca_words"].clone();
     let since = Instant::now();
     let rotate = ["--timeout", "10m", "cluster", "rotate-ca", "--yes"];
     let rotated = cluster.operator.document(&rotate)?;
@@ -101,35 +95,30 @@ pub(crate) fn rotates(cluster: &mut Fleet, writers: &[usize]) -> Result<Duration
     eprintln!("rotated in {:.1?}: {rotated}", end - since);
     ensure!(rotated["step"] == "none" && rotated["ended"].is_string(), "{rotated}");
     // By the context that the command has left: it trusts the next CA alone.
-    let after = cluster.operator.document(&info)?["ca_words"].clone();
+    let after = document(cluster, &info)?["ca_words"].clone();
     ensure!(after != before && after == rotated["ca_words"], "{before} and {after}: {rotated}");
     let mut times = Vec::new();
     for &number in writers {
         times.extend(acknowledged_at(cluster.machine(number)?));
         let id = cluster.nodes[number].id.clone();
         // The port of the node itself.
-        cluster.operator.run(&["--timeout", "2m", "node", "status", &id])?;
+        run(cluster, &["node", "status", &id])?;
     }
     writes_go_on(cluster, writers)?;
     Ok(longest_gap(times, since, end))
 }
 
 /// Waits until the rotation that goes on has ended.
-fn until_over(cluster: &Fleet) -> Result<Value> {
-    let mut deadline = Deadline::within(ROTATION);
-    loop {
-        let read = ["--timeout", "1m", "cluster", "rotate-ca", "status"];
+fn until_over(cluster: &Fleet) -> Result<()> {
+    let read = ["--timeout", "1m", "cluster", "rotate-ca", "status"];
+    ask_within("the rotation has ended", ROTATION, LOOK, || {
         // While the leader changes, the question may stay without an answer.
-        let read = cluster.operator.document(&read);
-        match &read {
-            Ok(rotation) if rotation["ended"].is_string() => return Ok(rotation.clone()),
-            _ if deadline.is_over() => return read.context("the rotation has not ended"),
-            _ => sleep(LOOK),
-        }
-    }
+        let rotation = cluster.operator.document(&read).ok();
+        Ok(rotation.filter(|rotation| rotation["ended"].is_string()).map(drop))
+    })
 }
 
-#[expect(clippy::disallowed_methods, reason = "a story's thread may wait between two questions")]
+#[expect(clippy::disallowed_methods, reason = "a story's thread may wait for a drawn moment")]
 fn sleep(time: Duration) {
     std::thread::sleep(time);
 }

@@ -8,22 +8,21 @@ use std::fs::{self, File};
 use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use memchr::memmem;
+use polis_image::authenticode_hash;
 use polis_image::signing::{ImageSigner, Keys, Passphrase, revoke};
-use polis_image::{Options, assemble, authenticode_hash};
-use polis_qemu::args::{Cache, Disk};
+use polis_qemu::args::Disk;
 use polis_qemu::image::Flash;
-use polis_qemu::{Bus, Config, disk};
+use polis_qemu::{Config, disk};
 use polis_tests::{Story, story};
 
 use crate::keys::ordinary;
 use crate::owner::Owner;
 use crate::samples;
 use crate::update::{REFUSED_BY_LOADER, bundle, leads_back, next, with_kernel};
-use crate::world::{BOOT, DISK_SIZE_SMALL, World, guru, home};
+use crate::world::{BOOT, DISK_SIZE_SMALL, World, guru, home, says};
 
 /// The loader's last words in setup mode.
 const ENROLLED: &str = "Custom Secure Boot keys successfully enrolled";
@@ -49,10 +48,9 @@ fn secure_boot() -> Result<()> {
     let next = next()?;
     let revoked = with_kernel(&world, &next, std::path::absolute(next.path(&next.uki))?)?;
     let revoked = bundle(&world, "revoked.update", &revoked, &keys)?;
-    let signer = Some(Arc::new(revoking(&world, &keys, &revoked)?));
-    let file = world.path("disk-signed.img");
-    assemble(&world.manifest, &Options { signer, size: DISK_SIZE_SMALL, ..Options::new(&file) })?;
-    let signed = Disk { file, bus: Bus::Virtio, cache: Cache::Unsafe };
+    let signer = revoking(&world, &keys, &revoked)?;
+    let image = &world.manifest;
+    let signed = world.signed_disk_of("disk-signed.img", image, signer, DISK_SIZE_SMALL)?;
     let flipped = Disk { file: world.path("disk-flipped.img"), ..signed.clone() };
     disk::copy(&signed.file, &flipped.file)?;
     let config = Config {
@@ -65,17 +63,17 @@ fn secure_boot() -> Result<()> {
     let mut machine = world.boot(&config)?;
     machine.wait_for_text(ENROLLED, BOOT)?;
     let founded = home(&mut machine)?;
-    let said = |text: &str| machine.lines().iter().any(|line| line.text.contains(text));
-    ensure!(said("kind=authenticated") && said("keeper=TPM"), "the TPM does not keep the key");
+    says(&machine, "kind=authenticated")?;
+    says(&machine, "keeper=TPM")?;
     machine.kill();
 
     // The same firmware, with the keys in its variables.
     refused(&world, &world.disk(None)?, REFUSED).context("an unsigned image")?;
     let foreign = world.signed_disk("disk-foreign.img", &others)?;
     refused(&world, &foreign, REFUSED).context("an image that another owner signed")?;
-    flip(&flipped, &fs::read(world.manifest.path(&world.manifest.uki))?)?;
+    flip(&flipped, &fs::read(image.path(&image.uki))?)?;
     refused(&world, &flipped, REFUSED_BY_LOADER).context("a flipped kernel image")?;
-    flip(&flipped, &fs::read(world.manifest.path(&world.manifest.loader))?)?;
+    flip(&flipped, &fs::read(image.path(&image.loader))?)?;
     refused(&world, &flipped, REFUSED).context("a flipped loader")?;
 
     // And it still starts the image that it knows, locked down; the TPM opens the disk.

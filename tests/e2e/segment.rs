@@ -1,8 +1,6 @@
 //! Machines on one segment: how they are reached, and the effect of a cut.
 
-use std::io::Read as _;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
-use std::time::Duration;
+use std::net::IpAddr;
 
 use anyhow::{Context as _, Result};
 use polis_qemu::args::Link;
@@ -28,13 +26,5 @@ fn a_node_on_a_segment_is_reached_through_its_gateway() -> Result<()> {
     let address: IpAddr = ready.text("address").parse()?;
     let host = polis_qemu::host::free_port()?;
     segment.forward(host, address, MANAGEMENT)?;
-    let outside = SocketAddr::from((Ipv4Addr::LOCALHOST, host));
-    // The gateway takes the connection before the node does: only an answer proves that
-    // the node is reached.
-    let mut line = TcpStream::connect(outside)?;
-    line.set_read_timeout(Some(Duration::from_secs(20)))?;
-    world::hello()?.write_tls(&mut line)?;
-    let mut answer = [0; 1];
-    line.read_exact(&mut answer).context("no answer through the gateway")?;
-    Ok(())
+    world::answer(host).context("no answer through the gateway")
 }

@@ -6,23 +6,21 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use memchr::memmem;
 use polis_image::signing::Keys;
-use polis_image::{Manifest, Options, assemble};
-use polis_qemu::args::{Cache, Disk};
+use polis_qemu::args::Disk;
 use polis_qemu::image::Flash;
-use polis_qemu::{Bus, Config, Machine, disk};
+use polis_qemu::{Config, Machine, disk};
 use polis_tests::{Story, story};
 
 use crate::esp;
-use crate::keys::ordinary;
+use crate::keys::{copy_tpm, ordinary};
 use crate::owner::Owner;
 use crate::samples;
 use crate::update::{bundle, next};
-use crate::world::{BOOT, DISK_SIZE_SMALL, World, guru, home};
+use crate::world::{BOOT, DISK_SIZE_SMALL, World, guru, home, says};
 
 /// How long `polisctl node update` may take: it waits for two starts of a machine.
 const UPDATE: &str = "8m";
@@ -43,7 +41,7 @@ fn a_disk_opens_after_an_update_by_the_same_keys_and_for_no_other_system() -> Re
     let next = next()?;
     let config = Config {
         firmware: world.image.uefi(Flash::Plain, &world.path("flash"), "")?,
-        disk: Some(signed(&world, "disk-signed.img", &world.manifest, &keys)?),
+        disk: Some(world.signed_disk_of_size("disk-signed.img", &keys, DISK_SIZE_SMALL)?),
         fw_cfg: world.fw_cfg(&ordinary())?,
         forwards: owner.forwards.clone(),
         tpm: Some(world.path("tpm")),
@@ -51,8 +49,8 @@ fn a_disk_opens_after_an_update_by_the_same_keys_and_for_no_other_system() -> Re
     };
     let mut machine = world.boot(&config)?;
     let founded = home(&mut machine)?;
-    let said = |text: &str| machine.lines().iter().any(|line| line.text.contains(text));
-    ensure!(said("kind=authenticated") && said("keeper=TPM"), "the TPM does not keep the key");
+    says(&machine, "kind=authenticated")?;
+    says(&machine, "keeper=TPM")?;
     owner.take(&founded.ca)?;
 
     // The next version, by the same keys: on trial, and after that.
@@ -76,7 +74,9 @@ fn a_disk_opens_after_an_update_by_the_same_keys_and_for_no_other_system() -> Re
     // The same kernel image and the same system, which another owner signed.
     let path = format!("EFI/Linux/polis-{}.efi", next.version);
     let own = kernel(&config.disk.as_ref().context("no disk")?.file, &path)?;
-    let foreign = kernel(&signed(&world, "disk-foreign.img", &next, &others)?.file, &path)?;
+    let signer = others.image_signer()?;
+    let foreign = world.signed_disk_of("disk-foreign.img", &next, signer, DISK_SIZE_SMALL)?;
+    let foreign = kernel(&foreign.file, &path)?;
     refuses(&world, &config, "foreign", &path, &foreign, "another owner")?;
     // The own one with another command line, and with its signature.
     let mut changed = own.clone();
@@ -86,14 +86,6 @@ fn a_disk_opens_after_an_update_by_the_same_keys_and_for_no_other_system() -> Re
     // The disk itself is as it was.
     ensure!(home(&mut world.boot(&config)?)? == founded, "the system of before");
     Ok(())
-}
-
-/// A small disk of this image, whose programs these keys have signed.
-fn signed(world: &World, name: &str, image: &Manifest, keys: &Keys) -> Result<Disk> {
-    let file = world.path(name);
-    let signer = Some(Arc::new(keys.image_signer()?));
-    assemble(image, &Options { signer, size: DISK_SIZE_SMALL, ..Options::new(&file) })?;
-    Ok(Disk { file, bus: Bus::Virtio, cache: Cache::Unsafe })
 }
 
 fn kernel(disk: &Path, path: &str) -> Result<Vec<u8>> {
@@ -113,12 +105,7 @@ fn refuses(
     let file = world.path(&format!("disk-{name}.img"));
     disk::copy(&disk.file, &file)?;
     esp::write(&file, path, kernel)?;
-    let state = world.path(&format!("tpm-{name}"));
-    fs::create_dir_all(&state)?;
-    for entry in fs::read_dir(tpm.context("no TPM")?)? {
-        let entry = entry?;
-        fs::copy(entry.path(), state.join(entry.file_name()))?;
-    }
+    let state = copy_tpm(tpm.context("no TPM")?, world.path(&format!("tpm-{name}")))?;
     let disk = Disk { file: file.clone(), ..disk.clone() };
     let config = Config { disk: Some(disk), tpm: Some(state), ..config.clone() };
     let mut machine: Machine = world.boot(&config)?;

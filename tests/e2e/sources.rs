@@ -4,12 +4,12 @@
 
 use anyhow::{Result, ensure};
 use polis_proto::v1::{ClusterBootstrap, NetworkConfiguration, NodeParameters};
-use polis_qemu::{Config, Machine};
+use polis_qemu::Config;
 use polis_tests::{Story, story};
 use prost::Message as _;
 
 use crate::metadata::Ec2;
-use crate::world::{OWNER, World, bootstrap, guru, home, text, with_cluster};
+use crate::world::{OWNER, World, bootstrap, guru, home, says, text, with_cluster};
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
@@ -85,10 +85,4 @@ fn instance(world: &World, service: &Ec2) -> Result<Config> {
         metadata: service.command()?,
         ..world.bare("")
     })
-}
-
-fn says(machine: &Machine, text: &str) -> Result<()> {
-    let said = machine.lines().iter().any(|line| line.text.contains(text));
-    ensure!(said, "no line says `{text}`");
-    Ok(())
 }

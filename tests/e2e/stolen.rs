@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use polis_proto::v1;
 use polis_proto::v1::curator_local_client::CuratorLocalClient;
 use polis_proto::v1::node_management_client::NodeManagementClient;
+use polis_tests::patiently;
 use polis_wire::identity::{NodeId, NodeKey};
 use polis_wire::pki::{Authorities, CURATOR_NAME, ETCD_PEER_NAME};
 use polis_wire::rpc::Credentials;
@@ -19,7 +20,6 @@ use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, pem::Pem
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 use zeroize::Zeroizing;
@@ -131,9 +131,9 @@ impl Stolen {
             };
             Ok(answer.is_ok())
         };
-        let curator = timeout(ANSWER, ask(curator, true)).await??;
-        let management = timeout(ANSWER, ask(management, false)).await??;
-        let etcd = timeout(ANSWER, self.greets(etcd, node)).await??;
+        let curator = patiently(ANSWER, ask(curator, true)).await??;
+        let management = patiently(ANSWER, ask(management, false)).await??;
+        let etcd = patiently(ANSWER, self.greets(etcd, node)).await??;
         Ok([curator, management, etcd])
     }
 

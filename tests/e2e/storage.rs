@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use gpt::GptConfig;
 use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
-use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration, NodeParameters};
+use polis_proto::v1::{ClusterConfiguration, NodeParameters};
 use polis_qemu::args::Disk;
 use polis_qemu::{Config, Event, Machine};
 use prost::Message as _;
 
-use crate::world::{DISK_SIZE_SMALL, OWNER, SOON, World, home, with_cluster};
+use crate::table::partition;
+use crate::world::{DISK_SIZE_SMALL, SOON, World, founding, home};
 
 /// The start of the counted values.
 pub(crate) const PLAINTEXT: &[u8] = b"polis-exercise-known-plaintext";
@@ -72,13 +72,9 @@ fn bootstrap_config_with(world: &World, disk: Disk, kind: Kind, append: &str) ->
 
 /// Parameters that found a cluster whose policy asks for `kind`.
 pub(crate) fn parameters(kind: Kind) -> NodeParameters {
-    with_cluster(ClusterBootstrap {
-        owner_public_key: OWNER.to_vec(),
-        cluster_configuration: Some(ClusterConfiguration {
-            storage_security_policy: kind.policy().into(),
-            ..ClusterConfiguration::default()
-        }),
-        ..ClusterBootstrap::default()
+    founding(ClusterConfiguration {
+        storage_security_policy: kind.policy().into(),
+        ..ClusterConfiguration::default()
     })
 }
 
@@ -114,11 +110,15 @@ pub(crate) fn acknowledged(machine: &mut Machine, number: u64) -> Result<Event> 
 pub(crate) fn count_and_cut(mut machine: Machine, after: Duration) -> Result<u64> {
     let end = Instant::now() + after;
     while machine.next_line(end.saturating_duration_since(Instant::now())).is_some() {}
-    let last =
-        machine.seen(|event| event.word == "exercise" && event.get("acknowledged").is_some());
-    let last = last.last().map_or(Ok(0), |event| number(event, "acknowledged"));
+    let last = last_counted(&machine);
     machine.kill();
     last
+}
+
+/// The last number that the machine has printed as acknowledged; 0 before the first.
+pub(crate) fn last_counted(machine: &Machine) -> Result<u64> {
+    let counted = |event: &Event| event.word == "exercise" && event.get("acknowledged").is_some();
+    machine.seen(counted).last().map_or(Ok(0), |event| number(event, "acknowledged"))
 }
 
 /// A number of an event.
@@ -134,12 +134,7 @@ pub(crate) fn file(config: &Config) -> Result<PathBuf> {
 
 /// First byte and length of POLIS-DATA.
 pub(crate) fn data(disk: &Path) -> Result<(u64, u64)> {
-    let table = GptConfig::new().open(disk)?;
-    let sector = table.logical_block_size().as_u64();
-    let mut partitions = table.partitions().values();
-    let data = partitions.find(|partition| partition.name == "POLIS-DATA");
-    let data = data.context("no POLIS-DATA")?;
-    Ok((data.first_lba * sector, (data.last_lba + 1 - data.first_lba) * sector))
+    partition(disk, "POLIS-DATA")
 }
 
 /// Where `bytes` stand in the file, every place.

@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::storage::{
     COUNT, Kind, acknowledged, bootstrap_config, bootstrap_config_small, count_and_cut, data, file,
-    home_and_counting, number, search,
+    home_and_counting, last_counted, number, search,
 };
 use crate::world::{BOOT, SOON, World, guru, home};
 
@@ -89,9 +89,8 @@ fn a_full_disk_is_reported_and_no_acknowledged_write_is_lost() -> Result<()> {
     machine.wait_for("exercise", BOOT, |event| event.get("emptied").is_some())?;
     // There may be room before the exercise has reported it.
     machine.wait_until_text("POLIS storage state=room", SOON)?;
-    let counted = machine.seen(|event| event.get("acknowledged").is_some());
-    let counted = counted.last().map_or(Ok(0), |event| number(event, "acknowledged"))?;
     // The cause is gone: it goes on by itself.
+    let counted = last_counted(&machine)?;
     acknowledged(&mut machine, counted + 10)?;
     let last = count_and_cut(machine, std::time::Duration::ZERO)?;
 
@@ -123,8 +122,7 @@ fn a_failed_write_is_reported_and_the_next_boot_has_acknowledged_writes() -> Res
     for word in ["fails writes", "vda", "sector"] {
         ensure!(guru.text("cause").contains(word), "`{word}` is not in the cause: {guru}");
     }
-    let counted = machine.seen(|event| event.get("acknowledged").is_some());
-    let last = counted.last().map_or(Ok(last), |event| number(event, "acknowledged"))?;
+    let last = last.max(last_counted(&machine)?);
     machine.wait_for("off", SOON, |off| off.is("reason", "reboot"))?;
     // The disk failed once: the same machine joins without help.
     machine.wait_for("boot", BOOT, |_| true)?;
@@ -190,7 +188,7 @@ fn refused(world: &World, bytes: &[u8], name: &str) -> Result<()> {
     let foreign = guru(&mut machine, "0405")?;
     ensure!(foreign.text("cause").contains(name), "{name} is not named: {foreign}");
     ensure!(
-        foreign.text("next").contains("delete the partition"),
+        foreign.text("next").contains("wipe the first 16 MiB of the partition and delete it"),
         "the help is missing: {foreign}"
     );
     machine.kill();
@@ -222,8 +220,7 @@ fn a_disk_that_stops_answering_is_named_and_prevents_no_reboot() -> Result<()> {
     ensure!(machine.seen(|event| event.word == "guru").is_empty(), "a guru meditation");
 
     machine.qmp.hold_flushes(true)?;
-    let counted = machine.seen(|event| event.get("acknowledged").is_some());
-    let last = counted.last().map_or(Ok(0), |event| number(event, "acknowledged"))?;
+    let last = last_counted(&machine)?;
     let guru = guru(&mut machine, "0419")?;
     ensure!(guru.text("cause").contains("does not answer"), "{guru}");
     // No operator acts: the machine shows the failure, and reboots ten times as late as usual.

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use polis_base::sys::clock;
-use polis_proto::v1::cluster_configuration::{ColdStart, StorageSecurityPolicy};
-use polis_proto::v1::{ClusterBootstrap, ClusterConfiguration};
+use polis_proto::v1::ClusterBootstrap;
+use polis_qemu::Config;
 use polis_qemu::args::Devices;
 use polis_qemu::fleet::Part;
-use polis_qemu::{Config, Event};
 use polis_tests::{Story, story};
 use prost::Message as _;
 
-use crate::attended::{private, waits};
-use crate::fleet::joined_by;
+use crate::attended::{self, waits};
+use crate::fleet::{all_vote, joined_by, run};
+use crate::owner::private;
 use crate::samples;
 use crate::world::{self, BOOT, DISK_SIZE_SMALL, SOON, World};
 
@@ -47,15 +47,7 @@ fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_st
     let bootstrap_config = cluster.found()?;
     // Side by side: while one boots, the others would only wait.
     cluster.admit(&[(1, Part::Voter), (2, Part::Voter)])?;
-    for number in 0..3 {
-        let machine = cluster.machine(number)?;
-        let of_three = |etcd: &Event| {
-            etcd.word == "etcd" && etcd.is("state", "voter") && etcd.is("members", "3")
-        };
-        if machine.seen(of_three).is_empty() {
-            machine.wait_for("etcd", SOON, of_three)?;
-        }
-    }
+    all_vote(&mut cluster)?;
 
     // All off, all on: no node leads before they have found each other.
     for number in 0..3 {
@@ -86,16 +78,14 @@ fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_st
     }
 
     let leaver = cluster.nodes[2].id.clone();
-    let retire = ["node", "roles", &leaver, "--remove", "consensus-member", "--yes"];
-    cluster.operator.run(&[&["--timeout", "2m"][..], &retire].concat())?;
+    run(&cluster, &["node", "roles", &leaver, "--remove", "consensus-member", "--yes"])?;
     cluster.machine(2)?.wait("the end of a member of etcd", SOON, |line| {
         line.text.contains("the data of the etcd member is removed").then_some(())
     })?;
     for number in 0..2 {
         cluster.machine(number)?.wait_for("etcd", SOON, |event| event.is("members", "2"))?;
     }
-    let decommission = ["--timeout", "2m", "node", "decommission", &leaver, "--yes"];
-    cluster.operator.run(&decommission)?;
+    run(&cluster, &["node", "decommission", &leaver, "--yes"])?;
     let machine = cluster.machine(2)?;
     machine.wait_for("cluster", SOON, |event| event.is("state", "disowning"))?;
     world::guru(machine, "0711")?;
@@ -128,27 +118,17 @@ fn three_machines_from_nothing_become_three_voters_and_come_back_after_a_cold_st
 
 fn an_encrypted_disk_is_opened_by_the_cluster_and_by_it_alone_until_the_node_is_deleted()
 -> Result<()> {
-    let configuration = ClusterConfiguration {
-        storage_security_policy: StorageSecurityPolicy::NeedsEncryption.into(),
-        cold_start: ColdStart::Attended.into(),
-        ..ClusterConfiguration::default()
-    };
-    let parameters = world::with_cluster(ClusterBootstrap {
-        owner_public_key: world::OWNER.to_vec(),
-        cluster_configuration: Some(configuration),
-        ..ClusterBootstrap::default()
-    });
     let world = World::new("opened_by_the_cluster")?;
     let bootstrap_config = Config {
         disk: Some(world.disk(None)?),
-        fw_cfg: world.fw_cfg(&parameters.encode_to_vec())?,
+        fw_cfg: world.fw_cfg(&attended::parameters().encode_to_vec())?,
         ..world.bare("")
     };
     let mut cluster = joined_by(&world, bootstrap_config, 2, "")?;
     cluster.found()?;
     cluster.admit(&[(1, Part::Worker)])?;
-    let recovery = ["--timeout", "2m", "node", "recovery-key", &cluster.nodes[0].id];
-    let recovery = private(&world.path("recovery"), &cluster.operator.run(&recovery)?)?;
+    let recovery = run(&cluster, &["node", "recovery-key", &cluster.nodes[0].id])?;
+    let recovery = private(&world.path("recovery"), &recovery)?;
     let node = cluster.nodes[1].id.clone();
 
     // No keeper of the machine has a share: only a curator can give it.
@@ -173,8 +153,7 @@ fn an_encrypted_disk_is_opened_by_the_cluster_and_by_it_alone_until_the_node_is_
     let at = format!("127.0.0.1:{}", way.host);
     let key = recovery.display().to_string();
     let unlock = ["node", "unlock", &cluster.nodes[0].id, "--at", &at, "--fingerprint", &words];
-    let unlock = [&["--timeout", "2m"][..], &unlock, &["--recovery-key-file", &key]].concat();
-    cluster.operator.run(&unlock)?;
+    run(&cluster, &[&unlock[..], &["--recovery-key-file", &key]].concat())?;
     for number in [0, 1] {
         let id = cluster.nodes[number].id.clone();
         let ready = cluster.machine(number)?.wait_for("ready", BOOT, |_| true)?;
@@ -184,8 +163,7 @@ fn an_encrypted_disk_is_opened_by_the_cluster_and_by_it_alone_until_the_node_is_
     // A node that is deleted while it is off is unknown to the cluster, and its disk
     // stays shut.
     cluster.cut_power(1);
-    let delete = ["--timeout", "2m", "node", "delete", &node, "--force", "--yes"];
-    cluster.operator.run(&delete)?;
+    run(&cluster, &["node", "delete", &node, "--force", "--yes"])?;
     cluster.boot(1)?;
     world::guru(cluster.machine(1)?, "0713")?;
     Ok(())

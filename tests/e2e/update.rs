@@ -18,7 +18,6 @@ use polis_qemu::image::Flash;
 use polis_qemu::{Config, Event, Machine};
 use polis_tests::{Sample, Story, story};
 use prost::Message as _;
-use serde_json::Value;
 
 use crate::owner::Owner;
 use crate::update_cut::{Record, Versions};
@@ -88,7 +87,7 @@ fn a_node_takes_another_system_and_goes_back_from_one_that_panics() -> Result<()
     ensure!(left.is("slot", "B") && left.is("version", &next.version), "{left}");
     let back = home(&mut machine)?;
     ensure!(back == founded, "after going back: {back:?}, before: {founded:?}");
-    let status = told(&owner, &["node", "status", node])?;
+    let status = owner.document(&["node", "status", node])?;
     let other = format!("{} in slot B, failed", next.version);
     ensure!(status["other_system"] == *other && status["slot"] == "A", "{status}");
 
@@ -106,7 +105,7 @@ fn a_node_takes_another_system_and_goes_back_from_one_that_panics() -> Result<()
     })?;
     let kept = record.length()?;
     let other = format!("{} in slot A, good", world.manifest.version);
-    let status = told(&owner, &["node", "status", node])?;
+    let status = owner.document(&["node", "status", node])?;
     ensure!(status["other_system"] == *other && status["trial"] != true, "{status}");
 
     // It stays: the next start is not a trial.
@@ -115,7 +114,7 @@ fn a_node_takes_another_system_and_goes_back_from_one_that_panics() -> Result<()
     runs(&mut machine, "B", &next.version)?;
     ensure!(home(&mut machine)? == founded, "after a reboot");
     owner.run(&["cluster", "wait"])?;
-    let described = told(&owner, &["node", "describe", node])?;
+    let described = owner.document(&["node", "describe", node])?;
     ensure!(described["other_system"] == *other && described["slot"] == "B", "{described}");
 
     // Wherever the power goes meanwhile, one of the two is home.
@@ -259,12 +258,6 @@ fn refused(outcome: Result<String>, why: &str) -> Result<()> {
     let error = format!("{:#}", outcome.err().context("it was taken")?);
     ensure!(error.contains(why), "not {why:?}: {error}");
     Ok(())
-}
-
-/// The output of `node status` or `node describe`.
-fn told(owner: &Owner, command: &[&str]) -> Result<Value> {
-    let output = owner.run(&[command, &["--output", "json"]].concat())?;
-    serde_json::from_str(&output).with_context(|| output)
 }
 
 /// The bundle of an image, signed by its owner.

@@ -1,8 +1,8 @@
 //! The world of a story: an image, a folder, a disk, parameters, machines.
 
 use std::cell::{Cell, RefCell};
-use std::fs;
-use std::io::Read as _;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use base64ct::{Base64, Encoding as _};
-use polis_image::signing::Keys;
+use polis_image::signing::{ImageSigner, Keys};
 use polis_image::{Manifest, Options, SIZE_DEFAULT, assemble};
 use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
 use polis_proto::v1::node_parameters::Cluster;
@@ -19,8 +19,9 @@ use polis_qemu::args::{self, Devices, Disk, Forward, FwCfg, Sockets, argv};
 use polis_qemu::cache::{Cache, Entry, Key, Wanted};
 use polis_qemu::fleet::PARAMETERS;
 use polis_qemu::host::{Preference, accelerator, version};
+use polis_qemu::patience::Deadline;
 use polis_qemu::{Accelerator, Bus, Config, Event, Firmware, Image, Machine, Reset, template};
-use polis_tests::workspace;
+use polis_tests::{skip, workspace};
 use polis_wire::parameters::ARMOUR;
 use prost::Message as _;
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, crypto};
@@ -48,7 +49,7 @@ const CACHE: &str = "e2e-templates";
 pub(crate) const NEXT: &str = "POLIS_NEXT_IMAGE_DIR";
 
 /// Names the folder of the development image with Kubernetes.
-pub(crate) const FULL: &str = "POLIS_FULL_IMAGE_DIR";
+const FULL: &str = "POLIS_FULL_IMAGE_DIR";
 
 /// Names the folder of the next version of that image.
 pub(crate) const NEXT_FULL: &str = "POLIS_NEXT_FULL_IMAGE_DIR";
@@ -105,8 +106,12 @@ impl World {
         Self::with_image(story, "POLIS_PRODUCT_IMAGE_DIR")
     }
 
-    /// The same for machines of the development image with Kubernetes.
+    /// The same for machines of the development image with Kubernetes. Without that image, the
+    /// story is skipped.
     pub(crate) fn of_full(story: &str) -> Result<Self> {
+        if std::env::var_os(FULL).is_none() {
+            skip("no image with Kubernetes was built: see docs/testing.md")?;
+        }
         Self::with_image(story, FULL)
     }
 
@@ -147,7 +152,14 @@ impl World {
         let file = self.path("disk.img");
         let parameters = parameters.map(<[u8]>::to_vec);
         assemble(&self.manifest, &Options { parameters, size, ..Options::new(&file) })?;
-        Ok(Disk { file, bus: Bus::Virtio, cache: args::Cache::Unsafe })
+        Ok(virtio(file))
+    }
+
+    /// A disk without a byte on it; `name` begins with `disk`.
+    pub(crate) fn empty_disk(&self, name: &str, size: u64) -> Result<Disk> {
+        let file = self.path(name);
+        File::create(&file)?.set_len(size)?;
+        Ok(virtio(file))
     }
 
     /// A disk whose programs these keys have signed; `name` begins with `disk`.
@@ -157,10 +169,21 @@ impl World {
 
     /// The same, of any size.
     pub(crate) fn signed_disk_of_size(&self, name: &str, keys: &Keys, size: u64) -> Result<Disk> {
+        self.signed_disk_of(name, &self.manifest, keys.image_signer()?, size)
+    }
+
+    /// The same, of any image.
+    pub(crate) fn signed_disk_of(
+        &self,
+        name: &str,
+        image: &Manifest,
+        signer: ImageSigner,
+        size: u64,
+    ) -> Result<Disk> {
         let file = self.path(name);
-        let signer = Some(Arc::new(keys.image_signer()?));
-        assemble(&self.manifest, &Options { signer, size, ..Options::new(&file) })?;
-        Ok(Disk { file, bus: Bus::Virtio, cache: args::Cache::Unsafe })
+        let signer = Some(Arc::new(signer));
+        assemble(image, &Options { signer, size, ..Options::new(&file) })?;
+        Ok(virtio(file))
     }
 
     /// `bytes` as the item of fw_cfg in which a node looks for its parameters.
@@ -299,8 +322,13 @@ impl Drop for World {
     }
 }
 
+/// The disk in this file, as most machines have it.
+pub(crate) fn virtio(file: PathBuf) -> Disk {
+    Disk { file, bus: Bus::Virtio, cache: args::Cache::Unsafe }
+}
+
 /// A client that knows no authority: it gets an answer, and can do nothing with it.
-pub(crate) fn hello() -> Result<ClientConnection> {
+fn hello() -> Result<ClientConnection> {
     let provider = Arc::new(crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
@@ -326,23 +354,26 @@ pub(crate) fn on_esp(config: Config) -> Result<Config> {
 
 /// Waits until a port of a machine answers a TLS client.
 fn answers(forward: &Forward) -> Result<()> {
-    let deadline = Instant::now() + BOOT;
+    let mut deadline = Deadline::within(BOOT);
     loop {
-        let answer =
-            TcpStream::connect((Ipv4Addr::LOCALHOST, forward.host)).and_then(|mut line| {
-                line.set_read_timeout(Some(ANSWER))?;
-                hello().map_err(std::io::Error::other)?.write_tls(&mut line)?;
-                line.read_exact(&mut [0])
-            });
-        match answer {
+        match answer(forward.host) {
             Ok(()) => return Ok(()),
             // The machine took the connection and lost it, or did not take it yet.
-            Err(_) if Instant::now() < deadline => {}
+            Err(_) if !deadline.is_over() => {}
             Err(error) => {
                 return Err(error).with_context(|| format!("port {} is silent", forward.guest));
             }
         }
     }
+}
+
+/// Fails unless a TLS client gets an answer at this port of the host: QEMU or a gateway takes the
+/// connection before the machine does.
+pub(crate) fn answer(port: u16) -> io::Result<()> {
+    let mut line = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+    line.set_read_timeout(Some(ANSWER))?;
+    hello().map_err(io::Error::other)?.write_tls(&mut line)?;
+    line.read_exact(&mut [0])
 }
 
 fn folder(story: &str) -> PathBuf {
@@ -356,12 +387,17 @@ fn target(name: &str) -> PathBuf {
 
 /// Parameters that found a cluster and ask for nothing else.
 pub(crate) fn bootstrap() -> NodeParameters {
+    founding(ClusterConfiguration {
+        storage_security_policy: StorageSecurityPolicy::NeedsInsecure.into(),
+        ..ClusterConfiguration::default()
+    })
+}
+
+/// Parameters that found a cluster with this configuration.
+pub(crate) fn founding(configuration: ClusterConfiguration) -> NodeParameters {
     with_cluster(ClusterBootstrap {
         owner_public_key: OWNER.to_vec(),
-        cluster_configuration: Some(ClusterConfiguration {
-            storage_security_policy: StorageSecurityPolicy::NeedsInsecure.into(),
-            ..ClusterConfiguration::default()
-        }),
+        cluster_configuration: Some(configuration),
         ..ClusterBootstrap::default()
     })
 }
@@ -437,9 +473,40 @@ pub(crate) fn this_boot(machine: &Machine) -> Vec<Event> {
     events[start..].to_vec()
 }
 
+/// Waits for an event of this boot, which may have come already.
+pub(crate) fn comes(
+    machine: &mut Machine,
+    word: &str,
+    within: Duration,
+    wanted: impl Fn(&Event) -> bool,
+) -> Result<Event> {
+    match this_boot(machine).into_iter().find(|event| event.word == word && wanted(event)) {
+        Some(event) => Ok(event),
+        None => Ok(machine.wait_for(word, within, wanted)?),
+    }
+}
+
+/// Checks that a machine has said this.
+pub(crate) fn says(machine: &Machine, text: &str) -> Result<()> {
+    let said = machine.lines().iter().any(|line| line.text.contains(text));
+    ensure!(said, "no line says `{text}`");
+    Ok(())
+}
+
+/// Prints the chapters of a long story, with the time since it began.
+pub(crate) fn chapters() -> impl Fn(&str) {
+    let began = Instant::now();
+    move |title: &str| eprintln!("{:6.1} s  {title}", began.elapsed().as_secs_f64())
+}
+
 /// Waits for the trapdoor, and checks what every guru meditation promises.
 pub(crate) fn guru(machine: &mut Machine, code: &str) -> Result<Event> {
-    let guru = machine.wait_for("guru", BOOT, |_| true)?;
+    guru_within(machine, BOOT, code)
+}
+
+/// The same, of a machine that is on.
+pub(crate) fn guru_within(machine: &mut Machine, within: Duration, code: &str) -> Result<Event> {
+    let guru = machine.wait_for("guru", within, |_| true)?;
     let anchor = format!("#{code}.");
     ensure!(guru.text("code").starts_with(&anchor), "another code than {anchor}: {guru}");
     for key in ["stage", "cause", "next", "t"] {

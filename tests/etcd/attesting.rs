@@ -8,10 +8,10 @@ use polis_proto::v1::curator_client::CuratorClient;
 use polis_tests::{Story, patiently, story};
 use polis_wire::attestation::software::Software;
 use polis_wire::attestation::{Question, REGISTERS, Registers, qualifier};
-use polis_wire::rpc::REASON;
 use polis_wire::rpc::client::{Client, Repeat};
 use tonic::{Code, Streaming};
 
+use crate::calls::{heartbeat, reason};
 use crate::curators::{BootstrapNode, Cluster};
 use crate::harness::Machine;
 
@@ -39,11 +39,7 @@ impl Pretended {
     async fn is_asked(&self) -> bool {
         let update = v1::UpdateReport { boot_id: self.boot_id.clone(), ..Default::default() };
         let request = v1::HeartbeatRequest { update: Some(update), ..Default::default() };
-        let answer = self.client.call(Repeat::Allowed, |channel| {
-            let request = request.clone();
-            async move { Ok(CuratorClient::new(channel).heartbeat(request).await?.into_inner()) }
-        });
-        answer.await.unwrap().prove_tpm
+        heartbeat(&self.client, request).await.prove_tpm
     }
 
     /// Beats until the leader wants a proof, or does not any more.
@@ -105,12 +101,6 @@ impl Pretended {
         let answer = self.answer(name, question, registers);
         assert_eq!(self.call(answer).await.unwrap(), None);
     }
-}
-
-/// The word of a refusal.
-fn reason(status: &tonic::Status) -> &str {
-    let reason = status.metadata().get(REASON).expect("a reason");
-    reason.to_str().unwrap()
 }
 
 /// The registers after a start of [`IMAGE`] with this addition.

@@ -14,7 +14,7 @@ use polis_wire::rpc::client::{Client, Repeat};
 use prost::Message as _;
 use tonic::{Code, Response, Status};
 
-use crate::curator::write;
+use crate::calls::{delete, ticket, write};
 use crate::curators::{BootstrapNode, Cluster, Curator, credentials};
 use crate::harness::Machine;
 
@@ -62,15 +62,6 @@ async fn user(
             .await
             .unwrap();
     cluster.client(&[curator], credentials(&key, issued.certificate, issued.ca_certificate))
-}
-
-async fn delete(client: &Client, node: &str) -> Result<(), Status> {
-    client
-        .call(Repeat::Allowed, |channel| {
-            let request = v1::DeleteNodeRequest { node_id: node.to_owned(), force: false };
-            async move { ManagementClient::new(channel).delete_node(request).await.map(drop) }
-        })
-        .await
 }
 
 /// A node tells of a call twice, and cannot fill the log or write in the name of another.
@@ -122,19 +113,12 @@ async fn every_change_is_in_the_audit_log_and_a_change_of_the_log_is_found() {
     let viewer = user(&cluster, &curator, &owner, "vera", v1::UserRole::Viewer).await;
     let operator = user(&cluster, &curator, &owner, "otto", v1::UserRole::Operator).await;
     write(&operator, &machine.name(), 7).await.unwrap();
-    let ticket = owner
-        .call(Repeat::Allowed, |channel| async move {
-            let request = v1::GetRegisterTicketRequest::default();
-            ManagementClient::new(channel).get_register_ticket(request).await
-        })
-        .await
-        .unwrap();
-    let ticket = ticket.into_inner().ticket;
+    let ticket = ticket(&owner).await;
     // Refused by the record, and by the role, again and again.
-    let refused = delete(&operator, &machine.name()).await.unwrap_err();
+    let refused = delete(&operator, &machine.name(), false).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
     for _ in 0..20 {
-        let refused = delete(&viewer, &machine.name()).await.unwrap_err();
+        let refused = delete(&viewer, &machine.name(), false).await.unwrap_err();
         assert_eq!(refused.code(), Code::PermissionDenied);
     }
     assert_eq!(log(&viewer).await.unwrap_err().code(), Code::PermissionDenied);

@@ -8,6 +8,7 @@ use std::sync::Mutex;
 
 use polis_base::trapdoor::code;
 use polis_base::users;
+use polis_control::consensus::client::User;
 use polis_control::consensus::{Error, MemberStatus, Probe, Service, Start, Step};
 use polis_runtime::supervisor::Context;
 use polis_tests::{Story, story};
@@ -98,7 +99,7 @@ async fn a_confined_tool_fills_a_new_cluster_from_a_snapshot() {
     let lost = Machine::new();
     let node = lost.start(Start::Bootstrap);
     let status = node.voter().await;
-    let client = status.voter().unwrap().user(polis_control::consensus::client::User::Curator);
+    let client = status.voter().unwrap().user(User::Curator);
     client.put("kept", "yes", None).await.unwrap();
     let mut stream = node.etcd().await.snapshot().await.unwrap();
     let mut snapshot = Vec::new();
@@ -115,7 +116,7 @@ async fn a_confined_tool_fills_a_new_cluster_from_a_snapshot() {
     let node = machine.start(Start::Bootstrap);
     let again = node.voter().await;
     assert_ne!((again.member, again.cluster), (status.member, status.cluster));
-    let client = again.voter().unwrap().user(polis_control::consensus::client::User::Curator);
+    let client = again.voter().unwrap().user(User::Curator);
     assert_eq!(client.get("kept").await.unwrap().unwrap().value, b"yes");
     node.stop().await;
 }
@@ -164,7 +165,7 @@ async fn a_killed_etcd_is_started_again_and_nothing_is_lost() {
     let machine = Machine::new();
     let mut node = machine.start(Start::Bootstrap);
     let before = node.voter().await;
-    let client = before.voter().unwrap().user(polis_control::consensus::client::User::Curator);
+    let client = before.voter().unwrap().user(User::Curator);
     client.put("kept", "yes", None).await.unwrap();
     let started = std::time::Instant::now();
     node.kill();

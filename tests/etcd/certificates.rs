@@ -4,15 +4,16 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use polis_control::consensus::Start;
-use polis_control::consensus::client::{Client, User};
+use polis_control::consensus::client::User;
 use polis_runtime::event::until;
 use polis_tests::{Story, story};
 use polis_wire::identity::NodeKey;
 use polis_wire::pki::{
     Certificate, Crl, Error, Facts, Host, Issuer, Mode, Namespace, Overview, Reason, Template,
+    certificates_der,
 };
 
-use crate::harness::{Machine, Node, eventually};
+use crate::harness::{cluster_of_one, eventually};
 use crate::tls::{Answer, shake_hands};
 
 fn authority(name: &str) -> Arc<Certificate> {
@@ -41,13 +42,6 @@ fn now() -> SystemTime {
     polis_base::sys::clock::now()
 }
 
-async fn cluster_of_one() -> (Machine, Node, Client) {
-    let machine = Machine::new();
-    let node = machine.start(Start::Bootstrap);
-    let client = node.voter().await.voter().unwrap().user(User::EtcdPki);
-    (machine, node, client)
-}
-
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(async many_that_want_a_certificate_at_once_get_the_same),
@@ -58,9 +52,7 @@ pub(crate) const STORIES: &[Story] = &[
 ];
 
 async fn many_that_want_a_certificate_at_once_get_the_same() {
-    let (_machine, node, client) = cluster_of_one().await;
-    let status = node.status.borrow().clone();
-    let curator = status.voter().unwrap().user(User::Curator);
+    let (_machine, node, curator) = cluster_of_one(User::Curator).await;
     let wish = certificate(&authority("cluster"), "polis-x", Template::Node);
     let attempts = (0..8).map(|_| {
         let namespace = Namespace::new(curator.clone(), "pki/");
@@ -85,12 +77,11 @@ async fn many_that_want_a_certificate_at_once_get_the_same() {
     );
     let issued = curator.list("pki/authorities/cluster/issued/").await.unwrap();
     assert_eq!(issued.entries.len(), 1);
-    drop(client);
     node.stop().await;
 }
 
 async fn a_change_of_the_crl_reaches_the_file_of_etcd_and_the_overview() {
-    let (machine, mut node, client) = cluster_of_one().await;
+    let (machine, mut node, client) = cluster_of_one(User::EtcdPki).await;
     let peers = authority("etcd-peers");
     let namespace = Namespace::new(client, "");
     let wish = certificate(&peers, "somebody", peer());
@@ -110,7 +101,7 @@ async fn a_change_of_the_crl_reaches_the_file_of_etcd_and_the_overview() {
 }
 
 async fn the_peer_port_is_for_certificates_of_peers_alone() {
-    let (machine, node, client) = cluster_of_one().await;
+    let (machine, node, client) = cluster_of_one(User::EtcdPki).await;
     let namespace = Namespace::new(client, "");
     let port = machine.config.listen;
     let ca = machine.config.tree.peer_pki.ca.read().unwrap().unwrap();
@@ -138,9 +129,7 @@ async fn the_peer_port_is_for_certificates_of_peers_alone() {
 }
 
 async fn a_certificate_that_came_from_the_future_is_renewed_without_a_restart() {
-    let machine = Machine::new();
-    let node = machine.start(Start::Bootstrap);
-    let client = node.voter().await.voter().unwrap().user(User::EtcdPki);
+    let (machine, node, client) = cluster_of_one(User::EtcdPki).await;
     let file = &machine.config.tree.peer_pki.cert;
     let before = file.read().unwrap();
     // As if the clock had been eleven years ahead when the node made it: one of a clock that was
@@ -173,11 +162,11 @@ async fn a_certificate_that_came_from_the_future_is_renewed_without_a_restart() 
     assert_ne!(node.pid(), pid);
     eventually("a certificate that is valid now", || {
         let stored = file.read().unwrap();
-        stored != before
+        let valid_from = |pem: &Vec<u8>| Some(Facts::read(&certificates_der(pem)?[0])?.not_before);
+        stored != before && stored.as_ref().and_then(valid_from).is_some_and(|from| from <= now())
     })
     .await;
-    let (_, crl) = (before, Crl::read(&namespace.crl(&peers).await.unwrap().unwrap().der));
-    assert!(crl.is_some());
+    assert!(Crl::read(&namespace.crl(&peers).await.unwrap().unwrap().der).is_some());
     let ca = machine.config.tree.peer_pki.ca.read().unwrap().unwrap();
     let good = certificate(&peers, "good", peer());
     let good = namespace.ensure(&good, now()).await.unwrap();
@@ -186,7 +175,7 @@ async fn a_certificate_that_came_from_the_future_is_renewed_without_a_restart() 
 }
 
 async fn a_key_that_is_not_the_nodes_cannot_take_its_certificate() {
-    let (machine, node, client) = cluster_of_one().await;
+    let (machine, node, client) = cluster_of_one(User::EtcdPki).await;
     let other = NodeKey::generate().unwrap();
     let wish = Certificate {
         mode: Mode::External(other.public_key()),

@@ -3,22 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use polis_control::consensus::Start;
-use polis_control::consensus::client::{Change, Client, Kv, Txn, User};
+use polis_control::consensus::client::{Change, Kv, Txn, User};
 use polis_control::curator::{self, Fenced};
 use polis_runtime::event::until;
 use polis_tests::{Story, story};
 use polis_wire::pki::{Guard, Write};
 use tokio::sync::watch;
 
-use crate::harness::{Machine, Node};
-
-async fn cluster_of_one() -> (Machine, Node, Client) {
-    let machine = Machine::new();
-    let node = machine.start(Start::Bootstrap);
-    let client = node.voter().await.voter().unwrap().user(User::Curator);
-    (machine, node, client)
-}
+use crate::harness::{Machine, cluster_of_one};
 
 fn keys(entries: &[Kv]) -> Vec<&str> {
     entries.iter().map(|kv| kv.key.as_str()).collect()
@@ -38,7 +30,7 @@ pub(crate) const STORIES: &[Story] = &[
 ];
 
 async fn a_namespace_sees_its_own_keys_only() {
-    let (_machine, node, client) = cluster_of_one().await;
+    let (_machine, node, client) = cluster_of_one(User::Curator).await;
     let inside = client.sub("kubernetes");
     client.put("nodes/a", "1", None).await.unwrap();
     client.put("nodes/b", "2", None).await.unwrap();
@@ -56,7 +48,7 @@ async fn a_namespace_sees_its_own_keys_only() {
 }
 
 async fn a_listing_of_many_pages_is_whole() {
-    let (_machine, node, client) = cluster_of_one().await;
+    let (_machine, node, client) = cluster_of_one(User::Curator).await;
     for first in (0..1300).step_by(100) {
         let put = |n| Write::Put(format!("n/{n:05}"), vec![b'x'; 100]);
         let writes = (first..first + 100).map(put).collect();
@@ -70,7 +62,7 @@ async fn a_listing_of_many_pages_is_whole() {
 
 /// The records of 400 machines with the longest labels: a page of 500 exceeds a message.
 async fn a_listing_of_large_values_is_whole() {
-    let (_machine, node, client) = cluster_of_one().await;
+    let (_machine, node, client) = cluster_of_one(User::Curator).await;
     for first in (0..400).step_by(40) {
         let put = |n| Write::Put(format!("n/{n:05}"), vec![b'x'; 25 << 10]);
         let writes = (first..first + 40).map(put).collect();
@@ -84,7 +76,7 @@ async fn a_listing_of_large_values_is_whole() {
 }
 
 async fn a_transaction_happens_whole_or_not_at_all() {
-    let (_machine, node, client) = cluster_of_one().await;
+    let (_machine, node, client) = cluster_of_one(User::Curator).await;
     let create = |value: &str| Txn {
         guards: vec![Guard::Absent("a".to_owned())],
         writes: ["a", "b"].map(|key| Write::Put(key.to_owned(), value.into())).into(),
@@ -116,7 +108,7 @@ async fn a_transaction_happens_whole_or_not_at_all() {
 }
 
 async fn a_pipe_tells_of_what_vanished_while_it_was_cut_off() {
-    let (_machine, node, client) = cluster_of_one().await;
+    let (_machine, node, client) = cluster_of_one(User::Curator).await;
     for key in ["n/a", "n/b", "n/c"] {
         client.put(key, "1", None).await.unwrap();
     }
@@ -166,7 +158,7 @@ async fn a_pipe_tells_of_what_vanished_while_it_was_cut_off() {
 }
 
 async fn a_key_is_unknown_then_absent_then_there_then_gone() {
-    let (_machine, node, client) = cluster_of_one().await;
+    let (_machine, node, client) = cluster_of_one(User::Curator).await;
     let value = watch::Sender::new(None);
     let mut seen = value.subscribe();
     let story = async {
@@ -188,7 +180,7 @@ async fn a_key_is_unknown_then_absent_then_there_then_gone() {
 }
 
 async fn what_is_written_under_a_lease_ends_with_it() {
-    let (_machine, node, client) = cluster_of_one().await;
+    let (_machine, node, client) = cluster_of_one(User::Curator).await;
     let lease = client.lease(Duration::from_secs(2)).await.unwrap();
     client.put("alive", "1", Some(&lease)).await.unwrap();
     // Kept, it outlives its term.
@@ -203,7 +195,7 @@ async fn what_is_written_under_a_lease_ends_with_it() {
 }
 
 async fn a_deposed_leader_neither_makes_nor_revokes_a_certificate_of_a_peer() {
-    let (_machine, node, client) = cluster_of_one().await;
+    let (_machine, node, client) = cluster_of_one(User::Curator).await;
     // Longer than etcd needs to make room for a second member.
     let ttl = Duration::from_secs(60);
     let (one, two) = (client.lease(ttl).await.unwrap(), client.lease(ttl).await.unwrap());
@@ -228,8 +220,9 @@ async fn a_deposed_leader_neither_makes_nor_revokes_a_certificate_of_a_peer() {
 }
 
 async fn only_the_leader_writes() {
-    let (_machine, node, client) = cluster_of_one().await;
-    let ttl = Duration::from_secs(5);
+    let (_machine, node, client) = cluster_of_one(User::Curator).await;
+    // Longer than this takes on a slow host.
+    let ttl = Duration::from_secs(60);
     let (one, two) = (client.lease(ttl).await.unwrap(), client.lease(ttl).await.unwrap());
     assert_eq!(client.leader("leader").await.unwrap(), None);
     let first = client.campaign("leader", "one", &one).await.unwrap();

@@ -1,6 +1,7 @@
 //! Three members with mutual TLS, in one process.
 
 use std::ffi::OsString;
+use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -8,11 +9,13 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use polis_control::consensus::client::{Error, User};
 use polis_control::consensus::{MemberStatus, MembersError, Refusal, Start, holds_entries};
 use polis_proto::v1;
+use polis_runtime::event::until;
 use polis_tests::{Story, story};
-use polis_wire::pki::{Crl, Overview};
+use polis_wire::pki::Crl;
 use prost::Message as _;
+use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{Machine, Node, eventually};
+use crate::harness::{Machine, Node, PATIENCE, eventually};
 
 /// Leaders that may stop until a write was lost with one: a busy host may elect for longer than
 /// a call waits.
@@ -60,9 +63,9 @@ async fn add(through: &Node, machine: &Machine, voters: usize) -> Node {
 fn before_the_first_entry(machine: &Machine) -> (OsString, Vec<u8>) {
     let log = machine.config.tree.log.path();
     let is_log = |path: &Path| path.extension().is_some_and(|end| end == "wal");
-    let mut files = std::fs::read_dir(log).unwrap().map(|entry| entry.unwrap().path());
+    let mut files = fs::read_dir(log).unwrap().map(|entry| entry.unwrap().path());
     let file = files.find(|path| is_log(path)).unwrap();
-    let log = std::fs::read(&file).unwrap();
+    let log = fs::read(&file).unwrap();
     let mut at = 0;
     // A record begins with its kind.
     while log[at + 8..at + 10] != [0x08, 2] {
@@ -123,12 +126,10 @@ pub(crate) async fn led(nodes: &[Node; 3]) -> (&Node, &Node) {
 }
 
 async fn a_lease_is_kept_while_the_leader_stops_and_another_follows() {
-    use rustix::process::{Signal, kill_process};
-
     let machines = [Machine::new(), Machine::new(), Machine::new()];
     let nodes = voters(&machines).await;
     let (leader, follower) = led(&nodes).await;
-    let client = follower.voter().await.voter().unwrap().user(User::Curator);
+    let client = follower.client(User::Curator).await;
     let lease = client.lease(LEASE).await.unwrap();
     client.put("alive", "1", Some(&lease)).await.unwrap();
     // It takes what it is sent, and answers nothing.
@@ -148,14 +149,12 @@ async fn a_lease_is_kept_while_the_leader_stops_and_another_follows() {
 }
 
 async fn a_write_that_a_leader_took_with_it_ends_once_there_is_another() {
-    use rustix::process::{Signal, kill_process};
-
     let machines = [Machine::new(), Machine::new(), Machine::new()];
     let nodes = voters(&machines).await;
     let mut ended = Vec::new();
     for attempt in 0..LEADERS {
         let (leader, follower) = led(&nodes).await;
-        let client = follower.voter().await.voter().unwrap().user(User::Curator);
+        let client = follower.client(User::Curator).await;
         client.put("before", "there", None).await.unwrap();
         // It takes what it is sent, and answers nothing.
         let pid = leader.pid();
@@ -195,7 +194,7 @@ async fn a_member_whose_power_went_before_its_first_entry_begins_anew() {
     let (name, head) = before_the_first_entry(&one);
     let log = &two.config.tree.log;
     log.create().unwrap();
-    std::fs::write(log.path().join(name), head).unwrap();
+    fs::write(log.path().join(name), head).unwrap();
     assert!(!holds_entries(log).unwrap());
     let second = add(&first, &two, 2).await;
     put_and_read(&second, &first, "1").await;
@@ -223,7 +222,11 @@ async fn a_newcomer_that_waits_for_another_one_leaves_the_log_alone() {
     let starts = async {
         let mut etcd = first.etcd().await;
         // Its certificate is made first.
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        let (mut overview, name) = (first.overview.clone(), three.name());
+        let made = until(&mut overview, "overview", |overview| {
+            overview.certificates.iter().any(|it| it.name == name).then_some(())
+        });
+        polis_tests::patiently(PATIENCE, made).await.unwrap().unwrap();
         let before = etcd.status().await.unwrap().raft_index();
         tokio::time::sleep(Duration::from_secs(2)).await;
         let after = etcd.status().await.unwrap().raft_index();
@@ -245,7 +248,7 @@ async fn a_newcomer_to_a_cluster_with_a_past_takes_its_state_and_not_its_history
     const ENTRIES: u64 = 3200;
     let [one, two] = [Machine::new(), Machine::new()];
     let first = one.start(Start::Bootstrap);
-    let client = first.voter().await.voter().unwrap().user(User::Curator);
+    let client = first.client(User::Curator).await;
     let entries = (0..ENTRIES).map(|entry| {
         let client = &client;
         async move { client.put(&format!("past/{}", entry % 7), "1", None).await }
@@ -275,7 +278,7 @@ async fn a_newcomer_to_a_cluster_with_a_past_takes_its_state_and_not_its_history
 /// The last entries that are in each of a member's snapshots, the oldest first.
 fn snapshots(machine: &Machine) -> Vec<u64> {
     let directory = machine.config.tree.data.path().join("member/snap");
-    let names = std::fs::read_dir(directory).unwrap();
+    let names = fs::read_dir(directory).unwrap();
     let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     // Term and index, in hexadecimal.
     let indexes = names.filter_map(|name| {
@@ -320,10 +323,18 @@ fn directory_entry(machine: &Machine) -> v1::cluster_directory::Node {
     v1::cluster_directory::Node { id: machine.name(), addresses }
 }
 
+/// Whether no thread of a process runs: the state follows the name in `stat` (proc_pid_stat(5)).
+fn is_stopped(pid: Pid) -> bool {
+    let tasks = format!("/proc/{}/task", pid.as_raw_nonzero());
+    fs::read_dir(tasks).unwrap().all(|task| {
+        // A thread that is not there any more does not run either.
+        let stat = fs::read_to_string(task.unwrap().path().join("stat"));
+        stat.map_or(true, |stat| stat.rsplit_once(") ").unwrap().1.starts_with('T'))
+    })
+}
+
 /// A leader of etcd that is cut off does not take its own list for that of a majority.
 async fn lists_its_members_by_a_majority(nodes: &[Node; 3]) {
-    use rustix::process::{Signal, kill_process};
-
     /// Shorter than an election: until then the member takes itself for the leader.
     const CUT_OFF: Duration = Duration::from_millis(500);
     let (leader, _) = led(nodes).await;
@@ -332,6 +343,8 @@ async fn lists_its_members_by_a_majority(nodes: &[Node; 3]) {
     for pid in &others {
         kill_process(*pid, Signal::STOP).unwrap();
     }
+    // A thread that still runs could answer.
+    eventually("the other members to stop", || others.iter().all(|pid| is_stopped(*pid))).await;
     let mut listing = std::pin::pin!(leader.members.list());
     let alone = tokio::time::timeout(CUT_OFF, &mut listing).await;
     for pid in &others {
@@ -428,7 +441,7 @@ async fn three_members_grow_restart_and_shrink() {
     .await;
     put_and_read(&second, &first, "3").await;
     let mut overview = second.overview.clone();
-    let shown = polis_runtime::event::until(&mut overview, "overview", |overview: &Overview| {
+    let shown = until(&mut overview, "overview", |overview| {
         overview.authorities.iter().find(|it| it.revoked.len() == 1).cloned()
     });
     assert_eq!(shown.await.unwrap().revoked[0].subject, Some(three.name()));

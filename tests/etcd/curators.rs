@@ -152,8 +152,7 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// The files that the cluster manager of the first machine writes.
     pub(crate) async fn found(machine: &Machine, node: &Node) -> (Self, Credentials) {
-        let client = node.voter().await.voter().unwrap().user(User::Curator);
-        let store = Store::new(client);
+        let store = Store::new(node.client(User::Curator).await);
         let owner = NodeKey::generate().unwrap();
         let policy = v1::cluster_configuration::StorageSecurityPolicy::NeedsInsecure;
         let founding = Founding {
@@ -172,9 +171,16 @@ impl Cluster {
         store.found(&founding).await.unwrap();
         let now = polis_base::sys::clock::now();
         let authority = store.ensure_authority(now).await.unwrap().der;
-        let issued = store.ensure_node_certificate(founding.node, now).await.unwrap();
-        let own = credentials(&machine.key, issued.der, authority.clone());
-        (Self { owner, authority, store }, own)
+        let cluster = Self { owner, authority, store };
+        let own = cluster.credentials(machine).await;
+        (cluster, own)
+    }
+
+    /// The credentials of a node of the cluster.
+    pub(crate) async fn credentials(&self, machine: &Machine) -> Credentials {
+        let (node, now) = (machine.key.identity(), polis_base::sys::clock::now());
+        let issued = self.store.ensure_node_certificate(node, now).await.unwrap();
+        credentials(&machine.key, issued.der, self.authority.clone())
     }
 
     /// A client of the leader, with these credentials.

@@ -21,7 +21,7 @@ pub(crate) const STORIES: &[Story] =
 async fn an_etcd_that_blames_its_files_is_started_three_times_and_no_more() {
     let machine = Machine::new();
     let node = machine.start(Start::Bootstrap);
-    let client = node.voter().await.voter().unwrap().user(User::Curator);
+    let client = node.client(User::Curator).await;
     for number in 0..40 {
         client.put(&format!("key-{number}"), vec![7; 1000], None).await.unwrap();
     }

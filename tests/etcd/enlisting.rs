@@ -8,10 +8,11 @@ use polis_machine::network;
 use polis_node::roles::enlist;
 use polis_proto::v1;
 use polis_tests::{Story, story};
+use polis_wire::node_roles::Role;
 use tokio::sync::watch;
 
-use crate::curator::admit;
-use crate::curators::{BootstrapNode, address, credentials};
+use crate::calls::admit;
+use crate::curators::{BootstrapNode, address};
 use crate::harness::{Machine, eventually, supervise};
 
 /// The stories of this file.
@@ -28,17 +29,12 @@ async fn a_member_that_was_taken_out_beside_its_role_enters_again_as_another() {
     second.voter_of(2).await;
 
     let id = two.key.id();
-    let now = polis_base::sys::clock::now();
-    let issued = cluster.store.ensure_node_certificate(two.key.identity(), now).await.unwrap();
-    let own = credentials(&two.key, issued.der, cluster.authority.clone());
+    let own = cluster.credentials(two).await;
     let data = two.root().data;
     data.create().unwrap();
     data.node.credentials.dir.create().unwrap();
     data.node.credentials.key.write(&two.key.to_pkcs8_der().unwrap()).unwrap();
-    let roles = v1::NodeRoles {
-        consensus_member: Some(v1::node_roles::ConsensusMember {}),
-        ..Default::default()
-    };
+    let roles = Role::record(&[Role::ConsensusMember]);
     let info =
         v1::NodeInfo { state: v1::NodeState::Up.into(), roles: Some(roles), ..Default::default() };
     let nodes = watch::Sender::new(Some(Arc::new([(id, info)].into())));

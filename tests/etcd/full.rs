@@ -24,7 +24,7 @@ async fn a_full_database_is_given_room_again() {
     let mut machine = Machine::new();
     machine.config.quota = QUOTA;
     let node = machine.start(Start::Bootstrap);
-    let client = node.voter().await.voter().unwrap().user(User::Curator);
+    let client = node.client(User::Curator).await;
     // The same key again and again: all but the newest value can be forgotten.
     let full = loop {
         match client.put("large", vec![7; 1 << 20], None).await {
@@ -43,7 +43,7 @@ async fn a_full_database_is_given_room_again() {
 async fn a_database_that_is_mostly_free_is_rewritten_while_its_member_runs() {
     let machine = Machine::new();
     let node = machine.start(Start::Bootstrap);
-    let client = node.voter().await.voter().unwrap().user(User::Curator);
+    let client = node.client(User::Curator).await;
     let value = vec![7; 1 << 20];
     for _number in 0..VALUES {
         client.put("large", value.clone(), None).await.unwrap();

@@ -29,7 +29,7 @@ use polis_wire::pki::{Host, Overview};
 use tokio::sync::{mpsc, watch};
 
 /// Longer than anything here may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(45);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(45);
 
 /// The etcd to test with. Without it, the tests fail.
 pub(crate) fn etcd() -> PathBuf {
@@ -137,6 +137,14 @@ impl Machine {
     }
 }
 
+/// A cluster of one machine, and a client with the rights of `user`.
+pub(crate) async fn cluster_of_one(user: User) -> (Machine, Node, Client) {
+    let machine = Machine::new();
+    let node = machine.start(Start::Bootstrap);
+    let client = node.client(user).await;
+    (machine, node, client)
+}
+
 /// A service that runs, and its status.
 pub(crate) struct Running {
     pub(crate) supervisor: Supervisor,
@@ -211,9 +219,14 @@ impl Node {
         self.waits("to be a voter", |status| status.standing == MemberStatus::Voter).await
     }
 
+    /// A client with the rights of `user`, once it is a voter.
+    pub(crate) async fn client(&self, user: User) -> Client {
+        self.voter().await.voter().unwrap().user(user)
+    }
+
     /// Writes the certificates of the peers without a term: a leader is missing.
     pub(crate) async fn peers_pki(&self) -> Client {
-        self.voter().await.voter().unwrap().user(User::EtcdPki)
+        self.client(User::EtcdPki).await
     }
 
     pub(crate) async fn voter_of(&self, members: usize) -> Status {

@@ -11,6 +11,7 @@ mod access;
 mod attesting;
 mod auditing;
 mod bootstrap;
+mod calls;
 mod certificates;
 mod clients;
 mod cluster;
@@ -31,6 +32,7 @@ mod snapshots;
 mod succession;
 mod tls;
 mod updating;
+mod voters;
 
 use std::process::ExitCode;
 use std::time::Duration;

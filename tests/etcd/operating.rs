@@ -15,13 +15,14 @@ use polis_wire::age;
 use polis_wire::identity::NodeKey;
 use polis_wire::node_roles::Role;
 use polis_wire::pki::{Crl, Facts};
-use polis_wire::rpc::client::{Channel, Client, Expect, Repeat, Trust, dial};
+use polis_wire::rpc::client::{Channel, Client, Expect, Trust, dial};
 use polis_wire::snapshot::Checksum;
 use tonic::{Code, Status};
 
-use crate::curator::{admit, invite, invite_with, reason, write};
-use crate::curators::{BootstrapNode, Cluster, Curator, address, credentials, self_signed};
-use crate::harness::{Machine, Node};
+use crate::calls::{delete, invite, invite_with, reason, take_consensus, write};
+use crate::curators::{BootstrapNode, Curator, address, credentials, self_signed};
+use crate::harness::Machine;
+use crate::voters::voter;
 
 /// The key that its holder decrypts with.
 pub(crate) fn identity(key: &NodeKey) -> age::Identity {
@@ -32,30 +33,6 @@ pub(crate) fn identity(key: &NodeKey) -> age::Identity {
 /// The connection to the present leader.
 async fn channel(client: &Client) -> Channel {
     client.leader().await.unwrap().connection.channel
-}
-
-/// Takes roles away; a refusal is handed on.
-pub(crate) async fn take_consensus(client: &Client, node_id: &str) -> Result<v1::NodeInfo, Status> {
-    let consensus_member = Some(v1::node_roles::ConsensusMember {});
-    let remove = Some(v1::NodeRoles { consensus_member, ..Default::default() });
-    client
-        .call(Repeat::Allowed, |channel| {
-            let node_id = node_id.to_owned();
-            let request = v1::UpdateNodeRolesRequest { node_id, add: None, remove };
-            async move {
-                Ok(ManagementClient::new(channel).update_node_roles(request).await?.into_inner())
-            }
-        })
-        .await
-}
-
-async fn delete(client: &Client, node_id: &str, force: bool) -> Result<(), Status> {
-    client
-        .call(Repeat::Allowed, |channel| {
-            let request = v1::DeleteNodeRequest { node_id: node_id.to_owned(), force };
-            async move { ManagementClient::new(channel).delete_node(request).await.map(drop) }
-        })
-        .await
 }
 
 /// The CRL of the cluster, by a stream of its own.
@@ -74,22 +51,6 @@ async fn nodes(client: &Client) -> Vec<v1::NodeInfo> {
     let mut management = ManagementClient::new(channel(client).await);
     let found = management.get_nodes(v1::GetNodesRequest::default()).await.unwrap().into_inner();
     found.map(Result::unwrap).collect().await
-}
-
-async fn join(
-    cluster: &Cluster,
-    of: &[&Curator],
-    owner: &Client,
-    machine: &Machine,
-) -> (Node, Curator) {
-    let node = admit(cluster, of, owner, machine).await;
-    node.voter_of(of.len() + 1).await;
-    let identity = machine.key.identity();
-    let now = polis_base::sys::clock::now();
-    let issued = cluster.store.ensure_node_certificate(identity, now).await.unwrap();
-    let own = credentials(&machine.key, issued.der, cluster.authority.clone());
-    let curator = Curator::start(machine, &node, own);
-    (node, curator)
 }
 
 /// The stories of this file.
@@ -113,8 +74,9 @@ async fn members_leave_one_by_one_and_never_one_too_many() {
     let last = take_consensus(&owner, &one.name()).await.unwrap_err();
     assert_eq!((last.code(), reason(&last)), (Code::FailedPrecondition, "quorum"));
 
-    let (second, curator_two) = join(&cluster, &[&curator_one], &owner, two).await;
-    let (third, curator_three) = join(&cluster, &[&curator_one, &curator_two], &owner, three).await;
+    let (second, curator_two, _) = voter(&cluster, &[&curator_one], &owner, two).await;
+    let of = [&curator_one, &curator_two];
+    let (third, curator_three, _) = voter(&cluster, &of, &owner, three).await;
     let of = [&curator_one, &curator_two, &curator_three];
     let owner = cluster.owner(&of).await;
     // A watcher of all nodes receives every later event.
@@ -294,7 +256,7 @@ async fn a_learner_that_never_started_is_taken_out_and_the_next_one_enters() {
     take_consensus(&owner, &two.name()).await.unwrap();
     first.waits("to have no learner", |status| status.members.len() == 1).await;
     delete(&owner, &two.name(), true).await.unwrap();
-    let (third, third_curator) = join(&cluster, &[&curator], &owner, three).await;
+    let (third, third_curator, _) = voter(&cluster, &[&curator], &owner, three).await;
     first.voter_of(2).await;
 
     for curator in [curator, third_curator] {
@@ -315,7 +277,7 @@ async fn a_departure_that_started_is_finished_by_any_leader() {
     let alone = |status: &polis_control::consensus::Status| status.members.len() == 1;
     first.waits("to have no unrequested learner", alone).await;
 
-    let (second, second_curator) = join(&cluster, &[&curator], &owner, two).await;
+    let (second, second_curator, _) = voter(&cluster, &[&curator], &owner, two).await;
     first.voter_of(2).await;
     // It has no curator any more, so that the first leads to the end.
     second_curator.supervisor.stop().await;
@@ -371,10 +333,8 @@ async fn a_change_of_roles_that_a_record_refuses_is_not_begun_and_never_for_ever
     let request = v1::DecommissionNodeRequest { node_id: node_id.clone() };
     management.decommission_node(request).await.unwrap();
 
-    let kubernetes_worker = Some(v1::node_roles::KubernetesWorker {});
-    let add = Some(v1::NodeRoles { kubernetes_worker, ..Default::default() });
-    let consensus_member = Some(v1::node_roles::ConsensusMember {});
-    let remove = Some(v1::NodeRoles { consensus_member, ..Default::default() });
+    let add = Some(Role::record(&[Role::KubernetesWorker]));
+    let remove = Some(Role::record(&[Role::ConsensusMember]));
     let before = cluster.store.node(id).await.unwrap();
     let request = v1::UpdateNodeRolesRequest { node_id, add, remove };
     let refused = management.update_node_roles(request).await.unwrap_err();
@@ -415,10 +375,7 @@ async fn a_copied_disk_gets_no_key_while_its_node_runs() {
     let young = copy.join_node(ask).await.unwrap_err();
     assert_eq!(reason(&young), "running", "the leader cannot know yet");
 
-    let now = polis_base::sys::clock::now();
-    let issued = cluster.store.ensure_node_certificate(two.key.identity(), now).await.unwrap();
-    let own = credentials(&two.key, issued.der, cluster.authority.clone());
-    let node = cluster.client(&[&curator], own);
+    let node = cluster.client(&[&curator], cluster.credentials(two).await);
     let mut node = CuratorClient::new(channel(&node).await);
     node.heartbeat(v1::HeartbeatRequest::default()).await.unwrap();
     let shown = async |health| {

@@ -23,10 +23,11 @@ use polis_wire::attestation::{Answer, Keys, Question, REGISTERS, qualifier};
 use polis_wire::identity::NodeId;
 use polis_wire::parameters::{Cluster as Told, DirectoryNode, Loaded, Network, Parameters};
 use polis_wire::parameters::{Register, Source, Ticket};
-use polis_wire::rpc::client::Client;
+use polis_wire::rpc::client::{Client, Repeat};
 use tokio::sync::watch;
 use zeroize::Zeroizing;
 
+use crate::calls::{approve, delete, ticket};
 use crate::curators::{BootstrapNode, Cluster, Curator};
 use crate::harness::{Machine, Running, supervise};
 
@@ -280,19 +281,12 @@ pub(crate) const STORIES: &[Story] = &[
 
 /// The parameters of a machine that registers with this cluster.
 async fn register_with(owner: &Client, cluster: &Cluster, curator: &Curator) -> Register {
-    let ticket = owner
-        .call(polis_wire::rpc::client::Repeat::Allowed, |channel| async move {
-            let request = v1::GetRegisterTicketRequest::default();
-            Ok(ManagementClient::new(channel).get_register_ticket(request).await?.into_inner())
-        })
-        .await
-        .unwrap();
     Register {
         directory: vec![DirectoryNode {
             id: curator.id,
             addresses: vec![curator.address.to_string()],
         }],
-        ticket: Ticket(ticket.ticket.into()),
+        ticket: Ticket(ticket(owner).await.into()),
         ca_certificate: cluster.authority.clone(),
         labels: BTreeMap::new(),
         name: None,
@@ -339,7 +333,7 @@ async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way(
     let wrong = Register { ticket: Ticket(b"wrong".to_vec().into()), ..register.clone() };
     let report = newcomer.refused(&wrong).await;
     assert_eq!(report.code, code::CLUSTER_TICKET, "{report:?}");
-    let info = owner.call(polis_wire::rpc::client::Repeat::Allowed, |channel| async move {
+    let info = owner.call(Repeat::Allowed, |channel| async move {
         let request = v1::GetClusterInfoRequest::default();
         Ok(ManagementClient::new(channel).get_cluster_info(request).await?.into_inner())
     });
@@ -365,14 +359,7 @@ async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way(
     let End::Waits(_, Some(again)) = end else { panic!("{end:?}") };
     assert_eq!(again, id, "the journal has its key");
 
-    let approve = v1::ApproveNodeRequest { node_id: id.to_string(), ..Default::default() };
-    owner
-        .call(polis_wire::rpc::client::Repeat::Allowed, |channel| {
-            let approve = approve.clone();
-            async move { ManagementClient::new(channel).approve_node(approve).await }
-        })
-        .await
-        .unwrap();
+    approve(&owner, &id.to_string()).await;
     // A power cut after every step.
     for steps in 1..=3 {
         let end = newcomer.boot(Some(&register), steps, |_, _| false).await;
@@ -394,26 +381,12 @@ async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way(
     let End::Waits(_, Some(id)) = newcomer.boot(Some(&register), usize::MAX, foreign).await else {
         panic!("a machine with a ticket waits for approval");
     };
-    let approve = || async {
-        let approve = v1::ApproveNodeRequest { node_id: id.to_string(), ..Default::default() };
-        let approve = owner.call(polis_wire::rpc::client::Repeat::Allowed, |channel| {
-            let approve = approve.clone();
-            async move { ManagementClient::new(channel).approve_node(approve).await }
-        });
-        approve.await.map(drop)
-    };
-    approve().await.unwrap();
-    let operator = owner.clone();
-    let delete = v1::DeleteNodeRequest { node_id: id.to_string(), force: false };
-    let delete = async move {
-        let delete = operator.call(polis_wire::rpc::client::Repeat::Allowed, |channel| {
-            let delete = delete.clone();
-            async move { ManagementClient::new(channel).delete_node(delete).await }
-        });
-        delete.await.unwrap();
-    };
+    let name = id.to_string();
+    approve(&owner, &name).await;
+    let (operator, gone) = (owner.clone(), name.clone());
+    let deletes = async move { delete(&operator, &gone, false).await.unwrap() };
     let hook = move || {
-        tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(delete));
+        tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(deletes));
     };
     *newcomer.hook.lock().unwrap() = Some(Box::new(hook));
     let approved_again = async {
@@ -423,14 +396,14 @@ async fn a_machine_with_a_ticket_becomes_one_member_whatever_happens_on_the_way(
         while newcomer_is(&cluster, id).await != Some(v1::NodeState::New) {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        approve().await.unwrap();
+        approve(&owner, &name).await;
     };
     let (home, ()) = tokio::join!(newcomer.home(Some(&register)), approved_again);
     assert_eq!(home, id);
 
     // A replaced ticket is distinguished from a wrong one.
     owner
-        .call(polis_wire::rpc::client::Repeat::Allowed, |channel| async move {
+        .call(Repeat::Allowed, |channel| async move {
             let request = v1::GetRegisterTicketRequest { rotate: true, ..Default::default() };
             ManagementClient::new(channel).get_register_ticket(request).await
         })

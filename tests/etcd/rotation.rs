@@ -9,7 +9,6 @@ use polis_control::consensus::client::User;
 use polis_control::consensus::{Start, Status, peer_authority, trusted_digest};
 use polis_control::curator::state::Request as Change;
 use polis_proto::v1;
-use polis_proto::v1::curator_client::CuratorClient;
 use polis_proto::v1::management_client::ManagementClient;
 use polis_tests::{Story, patiently, story};
 use polis_wire::pki::memory::Memory;
@@ -17,16 +16,15 @@ use polis_wire::pki::{
     Authorities, Certificate, Host, Issued, Issuer, KeySet, Mode, Namespace, Pin, ServiceAccounts,
     Store, Template, Write, front_proxy_authority, kubernetes_authority,
 };
-use polis_wire::rpc::client::{Client, Repeat};
+use polis_wire::rpc::client::Client;
 use tonic::Code;
 
+use crate::calls::{heartbeat, reason, take_consensus};
 use crate::cluster::{led, voters};
-use crate::curator::reason;
 use crate::curators::BootstrapNode;
 use crate::harness::{Machine, Node};
-use crate::operating::take_consensus;
 use crate::tls::{Answer, shake_hands};
-use crate::updating::voter;
+use crate::voters::Voters;
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
@@ -102,7 +100,7 @@ async fn peers_get_another_authority_while_they_write_and_one_of_them_is_off() {
     let begun = Instant::now();
     let ends = AtomicBool::new(false);
     let writes = async {
-        let client = first.voter().await.voter().unwrap().user(User::Curator);
+        let client = first.client(User::Curator).await;
         let (mut acknowledged, mut last, mut longest) = (0_u32, Instant::now(), Duration::ZERO);
         while !ends.load(Ordering::Relaxed) {
             let value = (acknowledged + 1).to_string();
@@ -166,11 +164,7 @@ async fn beat(voters: &[Client; 3], trusts: u8) -> bool {
             ..Default::default()
         };
         let request = v1::HeartbeatRequest { consensus: Some(figures), ..Default::default() };
-        let answer = voter.call(Repeat::Allowed, |channel| {
-            let request = request.clone();
-            async move { Ok(CuratorClient::new(channel).heartbeat(request).await?.into_inner()) }
-        });
-        ordered.push(answer.await.unwrap().restart_etcd);
+        ordered.push(heartbeat(voter, request).await.restart_etcd);
     }
     assert!(!ordered[0] && !ordered[2], "{ordered:?}");
     ordered[1]
@@ -178,15 +172,9 @@ async fn beat(voters: &[Client; 3], trusts: u8) -> bool {
 
 async fn no_voter_leaves_while_another_one_starts_again_and_the_other_way_round() {
     let machines = [Machine::new(), Machine::new(), Machine::new()];
-    let [one, two, three] = &machines;
-    let BootstrapNode { node: first, cluster, curator: curator_one, own: own_one, owner } =
-        BootstrapNode::start(one).await;
-    let (second, curator_two, own_two) = voter(&cluster, &[&curator_one], &owner, two).await;
-    let of = [&curator_one, &curator_two];
-    let (third, curator_three, own_three) = voter(&cluster, &of, &owner, three).await;
-    let of = [&curator_one, &curator_two, &curator_three];
-    let owner = cluster.owner(&of).await;
-    let voters = [own_one, own_two, own_three].map(|own| cluster.client(&of, own));
+    let [_, two, three] = &machines;
+    let Voters { nodes, cluster, curators, own, owner } = Voters::start(&machines).await;
+    let voters = own.map(|own| cluster.client(&curators.each_ref(), own));
     let becomes = async |ordered: bool, trusts: u8| {
         let same = async {
             while beat(&voters, trusts).await != ordered {
@@ -213,7 +201,7 @@ async fn no_voter_leaves_while_another_one_starts_again_and_the_other_way_round(
         }),
     };
     cluster.store.change(three.key.id(), Change::Leave(departure)).await.unwrap();
-    let mut copy = curator_one.directory.clone();
+    let mut copy = curators[0].directory.clone();
     copy.wait_for(|copy| copy.has_departure()).await.unwrap();
     let leaves = async {
         loop {
@@ -230,10 +218,10 @@ async fn no_voter_leaves_while_another_one_starts_again_and_the_other_way_round(
     assert_eq!(record.roles, None);
     becomes(true, 2).await;
 
-    for curator in [curator_one, curator_two, curator_three] {
+    for curator in curators {
         curator.supervisor.stop().await;
     }
-    for node in [first, second, third] {
+    for node in nodes {
         node.stop().await;
     }
 }
@@ -241,7 +229,7 @@ async fn no_voter_leaves_while_another_one_starts_again_and_the_other_way_round(
 async fn the_next_key_of_tokens_is_listed_before_it_signs_and_the_authorities_follow() {
     let machine = Machine::new();
     let BootstrapNode { node, curator, owner, .. } = BootstrapNode::start(&machine).await;
-    let client = node.voter().await.voter().unwrap().user(User::KubernetesPki);
+    let client = node.client(User::KubernetesPki).await;
     let tokens = ServiceAccounts::new(client.clone(), "");
     let pki = Namespace::new(client.clone(), "");
     for authority in [kubernetes_authority(), front_proxy_authority()] {

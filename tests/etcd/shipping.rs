@@ -7,8 +7,7 @@ use std::time::Duration;
 use polis_base::files::Root;
 use polis_base::sys::clock;
 use polis_control::consensus::Start;
-use polis_control::consensus::client::{Listing, User};
-use polis_control::consensus::snapshots::Pace;
+use polis_control::consensus::client::User;
 use polis_node::shipping::{Config, Delivery, Inputs, Service, Status};
 use polis_proto::v1;
 use polis_proto::v1::management_client::ManagementClient;
@@ -25,9 +24,7 @@ use tonic::Code;
 use crate::curators::{BootstrapNode, Curator};
 use crate::harness::{Machine, Node, Running, supervise};
 use crate::operating::identity;
-
-/// As fast as the clock in their names allows.
-const FAST: Pace = Pace { period: Duration::from_secs(1), settle: Duration::ZERO };
+use crate::snapshots::{FAST, content, fill};
 
 /// Longer than anything here may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -133,12 +130,9 @@ async fn a_snapshot_reaches_a_store_and_founds_a_cluster_with_the_same_content()
     let BootstrapNode { node, cluster, curator, owner, .. } = BootstrapNode::start(&machine).await;
     let shipping = Shipping::start(&machine.root(), &node, &curator);
     assert_eq!(*shipping.status.borrow(), Status::default(), "the cluster names no bucket");
-    let client = node.voter().await.voter().unwrap().user(User::Curator);
-    for number in 0..100 {
-        client.put(&format!("key-{number:02}"), vec![7; 1000], None).await.unwrap();
-    }
-    let kept = client.list("key-").await.unwrap();
-    let revision = u64::try_from(kept.revision).unwrap();
+    let client = node.client(User::Curator).await;
+    fill(&client).await;
+    let (kept, revision) = content(&client, "key-").await;
 
     // The store is away at first, and then does not know the key.
     let store = Store::start("127.0.0.1");
@@ -171,20 +165,16 @@ async fn a_snapshot_reaches_a_store_and_founds_a_cluster_with_the_same_content()
     assert!(keys.iter().all(|key| key.starts_with(&folder)), "{keys:?}");
 
     // The disaster: only the bucket and the key of the owner are left.
-    let (name, content) = fetched(&store, "polis/").await;
-    assert_eq!(ring::digest::digest(&ring::digest::SHA256, &content).as_ref(), name.sha256);
-    assert!(!content.windows(8).any(|bytes| bytes == [7; 8]), "a plain value");
+    let (name, object) = fetched(&store, "polis/").await;
+    assert_eq!(ring::digest::digest(&ring::digest::SHA256, &object).as_ref(), name.sha256);
+    assert!(!object.windows(8).any(|bytes| bytes == [7; 8]), "a plain value");
     let heir = Machine::new();
     let mut plain = Vec::new();
-    age::decrypt(&identity(&cluster.owner), &*content, &mut plain).unwrap();
+    age::decrypt(&identity(&cluster.owner), &*object, &mut plain).unwrap();
     fs::write(heir.config.snapshot.path(), plain).unwrap();
     let node = heir.start(Start::Bootstrap);
-    let client = node.voter().await.voter().unwrap().user(User::Curator);
-    let content = |listing: Listing| {
-        listing.entries.into_iter().map(|kv| (kv.key, kv.value)).collect::<Vec<_>>()
-    };
-    let restored = content(client.list("key-").await.unwrap());
-    assert_eq!((restored.len(), restored), (100, content(kept)));
+    let (restored, _) = content(&node.client(User::Curator).await, "key-").await;
+    assert_eq!((restored.len(), restored), (100, kept));
     node.stop().await;
 }
 
@@ -238,7 +228,7 @@ async fn the_key_of_a_store_is_written_with_its_target_and_handed_out_by_no_call
     // Without a target there is no key.
     configure(&owner, Some(v1::SnapshotConfiguration::default()), None).await.unwrap();
     assert!(cluster.store.snapshot_target().await.unwrap().is_none());
-    let client = node.voter().await.voter().unwrap().user(User::Curator);
+    let client = node.client(User::Curator).await;
     assert!(client.get("cluster/snapshot_credentials").await.unwrap().is_none());
     curator.supervisor.stop().await;
     node.stop().await;

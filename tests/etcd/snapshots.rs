@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::time::{Duration, SystemTime};
 
 use polis_base::sys::clock;
-use polis_control::consensus::client::{Listing, User};
+use polis_control::consensus::client::{Client, Kv, User};
 use polis_control::consensus::snapshots::{Pace, Snapshots, Taken};
 use polis_control::consensus::{Start, Status};
 use polis_tests::{Story, story};
@@ -16,7 +16,7 @@ use crate::harness::Machine;
 const KEPT: usize = 24;
 
 /// As fast as the clock in their names allows.
-const FAST: Pace = Pace { period: Duration::from_secs(1), settle: Duration::ZERO };
+pub(crate) const FAST: Pace = Pace { period: Duration::from_secs(1), settle: Duration::ZERO };
 
 /// The file that a power cut leaves of one that was being written.
 const LEFTOVER: &str = "unfinished";
@@ -44,6 +44,20 @@ fn place(machine: &Machine, name: &str) -> std::path::PathBuf {
     machine.config.tree.snapshots.path().join(name)
 }
 
+/// Writes a hundred values, of a thousand sevens each.
+pub(crate) async fn fill(client: &Client) {
+    for number in 0..100 {
+        client.put(&format!("key-{number:02}"), vec![7; 1000], None).await.unwrap();
+    }
+}
+
+/// What is there below a prefix, and the revision of the database.
+pub(crate) async fn content(client: &Client, prefix: &str) -> (Vec<(String, Vec<u8>)>, u64) {
+    let listing = client.list(prefix).await.unwrap();
+    let entries = listing.entries.into_iter().map(|Kv { key, value, .. }| (key, value));
+    (entries.collect(), u64::try_from(listing.revision).unwrap())
+}
+
 /// The state of the snapshots, once it is so.
 fn state(status: &Status, so: impl Fn(&Snapshots) -> bool) -> bool {
     status.snapshots.as_ref().is_some_and(so)
@@ -60,13 +74,10 @@ async fn a_voter_takes_snapshots_that_found_a_cluster_with_the_same_content() {
     fs::write(place(&machine, "notes.txt"), "a person's").unwrap();
     let begun = clock::now();
     let node = machine.start(Start::Bootstrap);
-    let client = node.voter().await.voter().unwrap().user(User::Curator);
-    for number in 0..100 {
-        client.put(&format!("key-{number:02}"), vec![7; 1000], None).await.unwrap();
-    }
+    let client = node.client(User::Curator).await;
+    fill(&client).await;
     client.delete("key-50").await.unwrap();
-    let kept = client.list("").await.unwrap();
-    let revision = u64::try_from(kept.revision).unwrap();
+    let (kept, revision) = content(&client, "").await;
     let has_it = |it: &Snapshots| it.newest.is_some_and(|newest| newest.revision >= revision);
     let status = node.waits("to have a snapshot", |status| state(status, has_it)).await;
     let taken = newest(&status);
@@ -90,12 +101,8 @@ async fn a_voter_takes_snapshots_that_found_a_cluster_with_the_same_content() {
     let heir = Machine::new();
     fs::copy(place(&machine, files.last().unwrap()), heir.config.snapshot.path()).unwrap();
     let node = heir.start(Start::Bootstrap);
-    let client = node.voter().await.voter().unwrap().user(User::Curator);
-    let content = |listing: Listing| {
-        listing.entries.into_iter().map(|kv| (kv.key, kv.value)).collect::<Vec<_>>()
-    };
-    let restored = content(client.list("").await.unwrap());
-    assert_eq!((restored.len(), restored), (99, content(kept)));
+    let (restored, _) = content(&node.client(User::Curator).await, "").await;
+    assert_eq!((restored.len(), restored), (99, kept));
     node.stop().await;
 }
 

@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 use crate::cluster::{led, voters};
-use crate::curators::{Cluster, Curator, credentials, leader};
+use crate::curators::{Cluster, Curator, leader};
 use crate::harness::{Machine, Node};
 
 /// The stories of this file.
@@ -66,10 +66,7 @@ async fn a_dead_leader_that_led_etcd_too_does_not_keep_its_lock_for_a_lease() {
     drop(closed);
     until_locks(&client(), 2).await;
 
-    let now = polis_base::sys::clock::now();
-    let identity = machines[2].key.identity();
-    let issued = cluster.store.ensure_node_certificate(identity, now).await.unwrap();
-    let own = credentials(&machines[2].key, issued.der, cluster.authority.clone());
+    let own = cluster.credentials(&machines[2]).await;
     let candidate = Curator::start(&machines[2], &nodes[2], own);
     until_locks(&client(), 3).await;
     led_by(&nodes[2], ids[0]).await;

@@ -6,7 +6,6 @@ use std::time::Duration;
 use polis_proto::v1;
 use polis_proto::v1::cluster_update::State;
 use polis_proto::v1::control_update_request::Control;
-use polis_proto::v1::curator_client::CuratorClient;
 use polis_proto::v1::management_client::ManagementClient;
 use polis_proto::v1::update_report::Phase;
 use polis_tests::{Story, patiently, story};
@@ -14,10 +13,10 @@ use polis_wire::rpc::Credentials;
 use polis_wire::rpc::client::{Client, Repeat};
 use tonic::{Code, Status};
 
-use crate::curator::{admit, reason};
-use crate::curators::{BootstrapNode, Cluster, Curator, credentials, leader};
-use crate::harness::{Machine, Node};
-use crate::operating::take_consensus;
+use crate::calls::{heartbeat, reason, take_consensus};
+use crate::curators::leader;
+use crate::harness::Machine;
+use crate::voters::Voters;
 
 const SIGNER: &str = "aa11";
 /// Between two heartbeats of a node here.
@@ -67,11 +66,7 @@ impl Pretended {
             update: Some(self.report.clone()),
             ..Default::default()
         };
-        let answer = self.client.call(Repeat::Allowed, |channel| {
-            let request = request.clone();
-            async move { Ok(CuratorClient::new(channel).heartbeat(request).await?.into_inner()) }
-        });
-        answer.await.unwrap().update
+        heartbeat(&self.client, request).await.update
     }
 
     /// Asks for the leave to restart in its turn, and waits for it.
@@ -183,38 +178,15 @@ async fn read(owner: &Client) -> Result<v1::GetUpdateResponse, Status> {
         .await
 }
 
-/// Lets a machine in as a voter with a curator.
-pub(crate) async fn voter(
-    cluster: &Cluster,
-    of: &[&Curator],
-    owner: &Client,
-    machine: &Machine,
-) -> (Node, Curator, Credentials) {
-    let node = admit(cluster, of, owner, machine).await;
-    node.voter_of(of.len() + 1).await;
-    let now = polis_base::sys::clock::now();
-    let issued = cluster.store.ensure_node_certificate(machine.key.identity(), now).await.unwrap();
-    let own = credentials(&machine.key, issued.der, cluster.authority.clone());
-    let curator = Curator::start(machine, &node, own.clone());
-    (node, curator, own)
-}
-
 async fn an_update_of_the_cluster_goes_from_turn_to_turn_also_under_the_next_leader() {
     let machines = [Machine::new(), Machine::new(), Machine::new()];
-    let [one, two, three] = &machines;
-    let BootstrapNode { node: first, cluster, curator: curator_one, own: own_one, owner } =
-        BootstrapNode::start(one).await;
-    let (second, curator_two, own_two) = voter(&cluster, &[&curator_one], &owner, two).await;
-    let of = [&curator_one, &curator_two];
-    let (third, curator_three, own_three) = voter(&cluster, &of, &owner, three).await;
-    let of = [&curator_one, &curator_two, &curator_three];
-    let owner = cluster.owner(&of).await;
+    let Voters { nodes: members, cluster, curators, own, owner } = Voters::start(&machines).await;
     let names = machines.each_ref().map(Machine::name);
+    let of = curators.each_ref();
     let pretended = |(name, own): (&String, Credentials)| {
         Pretended::new(name.clone(), cluster.client(&of, own))
     };
-    let mut nodes: Vec<_> =
-        names.iter().zip([own_one, own_two, own_three]).map(pretended).collect();
+    let mut nodes: Vec<_> = names.iter().zip(own).map(pretended).collect();
 
     // Nothing is known of the nodes yet, and nothing was ever begun.
     let refused = begin(&owner, "1.1.0", true).await.unwrap_err();
@@ -281,7 +253,7 @@ async fn an_update_of_the_cluster_goes_from_turn_to_turn_also_under_the_next_lea
         assert_eq!(node.beat().await.turn, None, "a turn in a pause");
     }
     // Every node shows it, and the leader what it waits for.
-    for (curator, leads) in [(&curator_one, true), (&curator_two, false), (&curator_three, false)] {
+    for (curator, leads) in curators.iter().zip([true, false, false]) {
         let mut update = curator.update.clone();
         let shown = update.wait_for(|shown| {
             let known = |shown: &v1::GetUpdateResponse| {
@@ -297,6 +269,7 @@ async fn an_update_of_the_cluster_goes_from_turn_to_turn_also_under_the_next_lea
     // The second turn, in which the leader goes: the next one knows whose turn it is.
     let (second_at, given) = turn(&nodes).await;
     assert!(second_at != 0 && second_at != first_at);
+    let [curator_one, curator_two, curator_three] = curators;
     curator_one.supervisor.stop().await;
     let heir = 1 + leader(&[&curator_two, &curator_three], SOON).await;
     let (again, same) = turn(&nodes).await;
@@ -349,7 +322,7 @@ async fn an_update_of_the_cluster_goes_from_turn_to_turn_also_under_the_next_lea
     for curator in [curator_two, curator_three] {
         curator.supervisor.stop().await;
     }
-    for node in [first, second, third] {
+    for node in members {
         node.stop().await;
     }
 }

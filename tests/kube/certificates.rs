@@ -2,10 +2,9 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use polis_base::files::Group;
-use polis_tests::{Story, patiently, story};
+use polis_tests::{Story, story};
 use polis_wire::pki::{Facts, certificates_der};
 use polis_wire::rpc::provider;
 use polis_workload::Part;
@@ -14,14 +13,11 @@ use rustls::{ClientConfig, RootCertStore};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use crate::world::Controller;
+use crate::world::{Controller, SOON, wait_until};
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] =
     &[story!(threads new_certificates_are_taken_without_a_restart).takes(40)];
-
-/// Longer than any of the programs takes to look at its files again.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 async fn new_certificates_are_taken_without_a_restart() {
     let controller = Controller::ready().await;
@@ -42,12 +38,8 @@ async fn new_certificates_are_taken_without_a_restart() {
         let folder = format!("polis:kubernetes-pki/certificates/kubernetes/{purpose}-{node}/");
         let gone = etcd.delete(format!("{folder}certificate"), None).await.unwrap();
         assert_eq!(gone.deleted(), 1, "{folder}");
-        let taken = async {
-            while serial(&controller, address).await == before {
-                tokio::time::sleep(Duration::from_millis(200)).await;
-            }
-        };
-        patiently(PATIENCE, taken).await.unwrap_or_else(|_| panic!("{purpose} is the old one"));
+        let what = format!("another certificate of {purpose}");
+        wait_until(SOON, &what, async || serial(&controller, address).await != before).await;
         assert_eq!(controller.pid(part), pid, "{purpose}");
         let file =
             controller.site.data.pair(purpose, Group::Root).certificate.read().unwrap().unwrap();

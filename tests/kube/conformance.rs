@@ -25,7 +25,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::registry::{self, Server};
-use crate::world::Controller;
+use crate::world::{self, Controller, SOON, wait_until};
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
@@ -190,20 +190,16 @@ fn command(list: &str, kubeconfig: &Path) -> Result<Command> {
 fn kubeconfig(controller: &Controller, folder: &Path) -> Result<PathBuf> {
     let api = controller.master();
     let client = api.client.context("a client of the API server has a certificate")?;
-    let config = json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {
-            "server": format!("https://{}", api.address),
-            "certificate-authority": api.ca.path(),
-        }}],
-        "users": [{"name": "c", "user": {
-            "client-certificate": client.certificate.path(),
-            "client-key": client.key.path(),
-        }}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+    let cluster = json!({
+        "server": format!("https://{}", api.address),
+        "certificate-authority": api.ca.path(),
+    });
+    let user = json!({
+        "client-certificate": client.certificate.path(),
+        "client-key": client.key.path(),
     });
     let path = folder.join("kubeconfig");
-    std::fs::write(&path, config.to_string())?;
+    std::fs::write(&path, world::kubeconfig(&cluster, &user))?;
     Ok(path)
 }
 
@@ -224,18 +220,15 @@ async fn add_node(controller: &Controller) {
     let made = controller.create("/api/v1/nodes", &node).await;
     assert_eq!(made.status, 201, "{}", String::from_utf8_lossy(&made.body));
     // A new node has a taint, until the controller manager has seen it.
-    let mut last = Value::Null;
-    for _attempt in 0..600 {
+    let path = format!("/api/v1/nodes/{NODE}");
+    let is_free = async || {
         let answer = renew(controller).await;
         assert!(answer.is_none_or(|answer| answer.status < 300), "the lease was refused");
-        let answer = controller.master().get(&format!("/api/v1/nodes/{NODE}")).await.unwrap();
-        last = serde_json::from_slice(&answer.body).unwrap();
-        if last["spec"]["taints"].is_null() {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    panic!("the node keeps its taints: {last:#}");
+        let answer = controller.master().get(&path).await.unwrap();
+        let node: Value = serde_json::from_slice(&answer.body).unwrap();
+        node["metadata"]["name"] == NODE && node["spec"]["taints"].is_null()
+    };
+    wait_until(SOON, "the node has no taint", is_free).await;
 }
 
 /// Renews the lease of the node; nothing comes of it while the API server does not answer.

@@ -6,7 +6,7 @@ use polis_workload::{Part, PartState};
 use serde_json::{Value, json};
 
 use crate::harness::eventually;
-use crate::world::Controller;
+use crate::world::{Controller, SOON, becomes, wait_until};
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
@@ -74,20 +74,12 @@ fn every_program_is_confined(controller: &Controller) {
 
 async fn both_hold_their_leases(controller: &Controller) {
     let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
+    // The parts are ready before their election has ended.
+    let held = |lease: &Value| {
+        lease["spec"]["holderIdentity"].as_str().is_some_and(|holder| !holder.is_empty())
+    };
     for part in ["kube-controller-manager", "kube-scheduler"] {
-        let api = controller.master();
-        let mut holder = String::new();
-        // The parts are ready before their election has ended.
-        for _attempt in 0..600 {
-            let answer = api.get(&format!("{leases}/{part}")).await.unwrap();
-            let lease: Value = serde_json::from_slice(&answer.body).unwrap();
-            holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned();
-            if !holder.is_empty() {
-                break;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-        }
-        assert!(!holder.is_empty(), "{part} holds no lease");
+        becomes(&controller.master(), &format!("{leases}/{part}"), "its holder", held).await;
     }
 }
 
@@ -115,13 +107,9 @@ async fn a_pod_above_baseline_is_refused(controller: &Controller) {
         })
     };
     // The account of the namespace is made a moment after the namespace.
-    let accounts = "/api/v1/namespaces/default/serviceaccounts/default";
-    for _attempt in 0..600 {
-        if controller.master().get(accounts).await.unwrap().status == 200 {
-            break;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-    }
+    let account = "/api/v1/namespaces/default/serviceaccounts/default";
+    let is_there = |found: &Value| found["kind"] == "ServiceAccount";
+    becomes(&controller.master(), account, "the account", is_there).await;
     let pods = "/api/v1/namespaces/default/pods";
     let plain = controller.create(pods, &pod(false)).await;
     assert_eq!(plain.status, 201, "{}", String::from_utf8_lossy(&plain.body));
@@ -151,17 +139,13 @@ async fn parts_that_are_killed_come_back_and_say_how_they_ended() {
     for part in [Part::Scheduler, Part::ApiServer] {
         let before = controller.pid(part);
         controller.kill(part);
-        let mut cause = None;
-        controller
+        let failed = controller
             .waits("its death to be known", |status| {
                 matches!(status.parts.get(&part), Some(PartState::Failed { .. }))
             })
             .await;
-        if let Some(PartState::Failed { cause: said }) = controller.status.borrow().parts.get(&part)
-        {
-            cause = Some(said.clone());
-        }
-        assert!(cause.unwrap().contains("was killed by signal 9 (SIGKILL)"));
+        let Some(PartState::Failed { cause }) = failed.parts.get(&part) else { panic!("{part:?}") };
+        assert!(cause.contains("was killed by signal 9 (SIGKILL)"), "{cause}");
         controller.waits("it to be back", |status| status.is_ready(part)).await;
         assert_ne!(controller.pid(part), before);
     }
@@ -171,15 +155,8 @@ async fn parts_that_are_killed_come_back_and_say_how_they_ended() {
     controller.etcd.waits("to have lost its etcd", |status| status.clients.is_none()).await;
     controller.etcd.voter().await;
     let master = controller.master();
-    let mut ready = false;
-    for _attempt in 0..600 {
-        ready = master.check("/readyz").await.is_ok();
-        if ready {
-            break;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-    }
-    assert!(ready, "the API server did not come back with etcd");
+    let ready = async || master.check("/readyz").await.is_ok();
+    wait_until(SOON, "the API server is back with etcd", ready).await;
     assert_eq!(controller.pid(Part::ApiServer), before[0]);
     controller.stop().await;
 }

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use http::Method;
+use polis_qemu::patience::Deadline;
 use polis_tests::{Story, patiently, story};
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::Role;
@@ -17,16 +18,13 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use crate::harness::supervise;
-use crate::world::{Controller, worker_record};
+use crate::world::{Controller, SOON, becomes, wait_until, worker_record};
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
     story!(threads a_worker_is_drained_within_its_budgets_and_takes_pods_again).takes(60),
     story!(threads a_node_that_is_no_worker_any_more_is_cut_off).takes(40),
 ];
-
-/// Longer than any controller takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(200);
@@ -52,20 +50,6 @@ async fn reads(api: &Api, path: &str) -> Value {
     let (status, value) = asks(api, Method::GET, path, JSON, &Value::Null).await;
     assert_eq!(status, 200, "{path}: {value}");
     value
-}
-
-/// Waits until `so` is true of an object.
-async fn becomes(api: &Api, path: &str, what: &str, so: impl Fn(&Value) -> bool) -> Value {
-    let looks = async {
-        loop {
-            let (_status, value) = asks(api, Method::GET, path, JSON, &Value::Null).await;
-            if so(&value) {
-                return value;
-            }
-            sleep(LOOK).await;
-        }
-    };
-    patiently(PATIENCE, looks).await.unwrap_or_else(|_| panic!("{path}: waited for {what}"))
 }
 
 /// A kubelet without containers.
@@ -164,16 +148,12 @@ async fn cluster() -> (Controller, Kubelet) {
             sleep(LOOK).await;
         }
     };
-    let said = patiently(PATIENCE, refused).await.expect("a certificate is not a role");
+    let said = patiently(SOON, refused).await.expect("a certificate is not a role");
     let why = said["message"].as_str().unwrap();
     assert!(why.contains("no role Kubernetes worker"), "{why}");
     controller.reports(node, Some(worker_record(&[Role::KubernetesWorker])));
-    let registered = async {
-        while kubelet.registers().await.0 != 201 {
-            sleep(LOOK).await;
-        }
-    };
-    patiently(PATIENCE, registered).await.expect("a worker registers its Node");
+    let registers = async || kubelet.registers().await.0 == 201;
+    wait_until(SOON, "a worker registers its Node", registers).await;
     let master = controller.master();
     let labels = |value: &Value| {
         let labels = &value["metadata"]["labels"];
@@ -252,12 +232,8 @@ async fn drained(controller: &Controller, kubelet: &Kubelet, drains: &Drains) {
     // The machine is back: pods come again.
     drop(next);
     becomes(&master, &node, "the end of the cordon", |node| !cordoned(node)).await;
-    let back = async {
-        while kubelet.pods().await.len() < 3 {
-            sleep(LOOK).await;
-        }
-    };
-    patiently(PATIENCE, back).await.expect("the set has its pods on the node again");
+    let back = async || kubelet.pods().await.len() >= 3;
+    wait_until(SOON, "the set has its pods on the node again", back).await;
 
     // The cordon of a person stays.
     let cordon = json!({"spec": {"unschedulable": true}});
@@ -265,12 +241,7 @@ async fn drained(controller: &Controller, kubelet: &Kubelet, drains: &Drains) {
     let held = drains.begin(Duration::from_secs(100), false);
     assert_eq!(ends(&held).await.state, State::Drained);
     drop(held);
-    let undone = async {
-        while drains.state() != State::None {
-            sleep(LOOK).await;
-        }
-    };
-    patiently(PATIENCE, undone).await.expect("the drain ends");
+    wait_until(SOON, "the drain ends", async || drains.state() == State::None).await;
     assert!(cordoned(&reads(&master, &node).await));
 }
 
@@ -320,12 +291,8 @@ async fn deploys(controller: &Controller, kubelet: &Kubelet, master: &Api) {
         budget["status"]["currentHealthy"] == 2 && budget["status"]["disruptionsAllowed"] == 0
     })
     .await;
-    let all = async {
-        while kubelet.pods().await.len() < 4 {
-            sleep(LOOK).await;
-        }
-    };
-    patiently(PATIENCE, all).await.expect("four pods are on the node");
+    let all = async || kubelet.pods().await.len() >= 4;
+    wait_until(SOON, "four pods are on the node", all).await;
 }
 
 /// The end of a drain.
@@ -340,7 +307,7 @@ async fn ends(held: &Held) -> Progress {
             seen = Some(next);
         }
     };
-    patiently(PATIENCE, end).await.expect("every drain ends")
+    patiently(SOON, end).await.expect("every drain ends")
 }
 
 async fn a_node_that_is_no_worker_any_more_is_cut_off() {
@@ -357,22 +324,18 @@ async fn a_node_that_is_no_worker_any_more_is_cut_off() {
     assert_eq!(kubelet.reports().await.0, 200);
 
     // Another role takes the place of the worker's.
-    let begun = Instant::now();
+    let (begun, mut late) = (Instant::now(), Deadline::within(SOON));
     controller.reports(kubelet.node, Some(worker_record(&[Role::ConsensusMember])));
     let master = controller.master();
     becomes(&master, &kubelet.path(), "its end", |node| node["code"] == 404).await;
     println!("the Node was deleted after {:.1} s", begun.elapsed().as_secs_f64());
-    let cut = async {
-        while kubelet.registers().await.0 != 403 {
-            sleep(LOOK).await;
-        }
-    };
-    patiently(CUT_MAX, cut).await.expect("it cannot register again");
+    let cut = async || kubelet.registers().await.0 == 403;
+    wait_until(CUT_MAX, "it cannot register again", cut).await;
     for (api, path) in programs {
         becomes(api, path, "the end of its rights", |list| list["code"] == 403).await;
     }
     println!("nothing of it has rights after {:.1} s", begun.elapsed().as_secs_f64());
-    assert!(begun.elapsed() < PATIENCE);
+    assert!(!late.is_over(), "all of that took longer than {SOON:?}");
     let token = "/api/v1/namespaces/default/serviceaccounts/default/token";
     let wish =
         json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
@@ -384,12 +347,8 @@ async fn a_node_that_is_no_worker_any_more_is_cut_off() {
 
     // With the role it is a worker again; without a record it is gone again.
     controller.reports(kubelet.node, Some(worker_record(&[Role::KubernetesWorker])));
-    let again = async {
-        while kubelet.registers().await.0 != 201 {
-            sleep(LOOK).await;
-        }
-    };
-    patiently(PATIENCE, again).await.expect("it registers again");
+    let again = async || kubelet.registers().await.0 == 201;
+    wait_until(SOON, "it registers again", again).await;
     controller.reports(kubelet.node, None);
     becomes(&master, &kubelet.path(), "its end", |node| node["code"] == 404).await;
     controller.stop().await;

@@ -1,14 +1,14 @@
 //! The authorities of Kubernetes are rotated under programs that go on running.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use base64ct::{Base64UrlUnpadded, Encoding as _};
 use ed25519_dalek::SigningKey;
 use polis_base::files::{Group, Pair};
 use polis_base::sys::clock;
 use polis_control::consensus::client::{Client, User};
-use polis_tests::{Story, patiently, story};
+use polis_tests::{Story, story};
 use polis_wire::pki::{
     Authorities, Certificate, KeySet, Namespace, Pin, ServiceAccounts, Turn, WorkerPurpose,
     certificate_pem, front_proxy_authority, key_pem, kubernetes_authority,
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::access::of_an_owner;
 use crate::certificates::shown;
-use crate::world::Controller;
+use crate::world::{Controller, wait_until};
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] =
@@ -193,12 +193,5 @@ async fn of(controller: &Controller, path: &str) -> Value {
 
 /// Asks until it is so.
 async fn until(what: &str, so: impl AsyncFn() -> bool) {
-    let asked = async {
-        while !so().await {
-            tokio::time::sleep(Duration::from_millis(200)).await;
-        }
-    };
-    let begun = Instant::now();
-    patiently(PATIENCE, asked).await.unwrap_or_else(|_| panic!("not in time: {what}"));
-    println!("{what}: after {:.1} s", begun.elapsed().as_secs_f64());
+    wait_until(PATIENCE, what, so).await;
 }

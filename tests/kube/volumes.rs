@@ -23,14 +23,11 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::harness::{Running, supervise};
-use crate::world::{Controller, worker_record};
+use crate::world::{Controller, SOON, becomes, worker_record};
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] =
     &[story!(threads a_claim_gets_a_volume_on_its_node_and_gives_it_back).takes(40)];
-
-/// Longer than the controller manager takes to bind a volume.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
 const VOLUMES: &str = "/api/v1/persistentvolumes";
@@ -98,7 +95,7 @@ impl Worker {
         let watching = until(&mut seen, "the provisioner", |status| {
             (*status == Status::Watching).then_some(())
         });
-        patiently(PATIENCE, watching).await.unwrap().unwrap();
+        patiently(SOON, watching).await.unwrap().unwrap();
         Self { node, store, running }
     }
 }
@@ -120,33 +117,10 @@ async fn get(api: &Api, path: &str) -> Option<Value> {
     (answer.status == 200).then(|| serde_json::from_slice(&answer.body).unwrap())
 }
 
-/// Waits until an object is as it should be; `None` is one that is gone.
-async fn becomes(
-    controller: &Controller,
-    path: &str,
-    what: &str,
-    so: impl Fn(Option<&Value>) -> bool,
-) -> Option<Value> {
-    let api = controller.master();
-    let mut last = None;
-    let found = async {
-        loop {
-            last = get(&api, path).await;
-            if so(last.as_ref()) {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    };
-    let found = patiently(PATIENCE, found).await;
-    assert!(found.is_ok(), "{path} is not {what}: {last:#?}");
-    last
-}
-
 async fn a_claim_gets_a_volume_on_its_node_and_gives_it_back() {
     let controller = Controller::ready().await;
     let worker = Worker::start(&controller).await;
-    let node = worker.node;
+    let (node, master) = (worker.node, controller.master());
     let other = NodeId::from_public_key(&[5; 32]);
 
     // The class is the one that claims without a class get.
@@ -157,13 +131,13 @@ async fn a_claim_gets_a_volume_on_its_node_and_gives_it_back() {
         assert_eq!(made.status, 201, "{}", String::from_utf8_lossy(&made.body));
     }
     let path = format!("{CLAIMS}/data");
-    let bound = |object: Option<&Value>| object.is_some_and(|it| it["status"]["phase"] == "Bound");
-    let data = becomes(&controller, &path, "bound", bound).await.unwrap();
+    let bound = |object: &Value| object["status"]["phase"] == "Bound";
+    let data = becomes(&master, &path, "it to be bound", bound).await;
     assert_eq!(data["spec"]["storageClassName"], "local");
     assert_eq!(data["status"]["capacity"]["storage"], "1Gi");
     let name = data["spec"]["volumeName"].as_str().unwrap().to_owned();
     let volume_path = format!("{VOLUMES}/{name}");
-    let volume = becomes(&controller, &volume_path, "bound", bound).await.unwrap();
+    let volume = becomes(&master, &volume_path, "it to be bound", bound).await;
     assert_eq!(volume["spec"]["csi"]["driver"], DRIVER);
     let id = name.parse().unwrap();
     assert_eq!(worker.store.ids().unwrap(), [id]);
@@ -172,12 +146,10 @@ async fn a_claim_gets_a_volume_on_its_node_and_gives_it_back() {
     let more = json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}});
     let merge = [("content-type", "application/merge-patch+json")];
     let patch = more.to_string().into_bytes();
-    let asked = controller.master().request(Method::PATCH, &path, &merge, patch).await.unwrap();
+    let asked = master.request(Method::PATCH, &path, &merge, patch).await.unwrap();
     assert_eq!(asked.status, 200, "{}", String::from_utf8_lossy(&asked.body));
-    becomes(&controller, &path, "larger", |object| {
-        object.is_some_and(|claim| claim["status"]["capacity"]["storage"] == "2Gi")
-    })
-    .await;
+    let larger = |claim: &Value| claim["status"]["capacity"]["storage"] == "2Gi";
+    becomes(&master, &path, "it to be larger", larger).await;
     let id = name.parse().unwrap();
     assert_eq!(worker.store.usage(&id).unwrap().unwrap().limits.bytes, 2 * GIB);
 
@@ -190,10 +162,9 @@ async fn a_claim_gets_a_volume_on_its_node_and_gives_it_back() {
     // It goes with its claim, content and all.
     let content = controller.machine.root().data.volumes.path().join(&name);
     std::fs::write(content.join("content/file"), "words").unwrap();
-    let master = controller.master();
     let gone = master.request(Method::DELETE, &path, &[], Vec::new()).await.unwrap();
     assert_eq!(gone.status, 200, "{}", String::from_utf8_lossy(&gone.body));
-    becomes(&controller, &volume_path, "gone", |object| object.is_none()).await;
+    becomes(&master, &volume_path, "its end", |object| object["code"] == 404).await;
     assert_eq!(worker.store.ids().unwrap(), []);
     worker.running.supervisor.stop().await;
     controller.stop().await;
@@ -201,10 +172,8 @@ async fn a_claim_gets_a_volume_on_its_node_and_gives_it_back() {
 
 async fn the_owner_reads_why(controller: &Controller) {
     let path = "/api/v1/namespaces/default/events?fieldSelector=reason=NoRoom";
-    let told = becomes(controller, path, "there", |list| {
-        list.is_some_and(|list| list["items"].as_array().is_some_and(|items| !items.is_empty()))
-    });
-    let list = told.await.unwrap();
+    let told = |list: &Value| list["items"].as_array().is_some_and(|items| !items.is_empty());
+    let list = becomes(&controller.master(), path, "an event", told).await;
     let event = &list["items"][0];
     assert_eq!(event["involvedObject"]["name"], "huge");
     let message = event["message"].as_str().unwrap();
@@ -345,6 +314,6 @@ async fn policy_is_effective(driver: &Api, volume: &Value) {
             }
         }
     };
-    let refused = patiently(PATIENCE, refused).await;
+    let refused = patiently(SOON, refused).await;
     refused.expect("the policy polis-csi-volumes refuses nothing");
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ed25519_dalek::SigningKey;
 use polis_base::files::Group;
@@ -23,17 +23,23 @@ use polis_wire::node_roles::{Nodes, Role};
 use polis_wire::pki::{self, Namespace, WorkerPurpose};
 use polis_wire::rpc::client::{Client, Patience};
 use polis_wire::rpc::testing::{Authority, node_id};
-use polis_wire::rpc::{AccessList, Credentials, Listen};
+use polis_wire::rpc::{self, AccessList, Credentials, Listen};
 use polis_workload::drain::Drains;
 use polis_workload::{Answer, Api, Config, Identity, Part, Service, Site, Status};
 use rustix::process::{Pid, Signal};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::harness::{Machine, Node, Running, supervise};
 
 /// An API server starts in five seconds on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Longer than any controller takes for its part on a busy machine.
+pub(crate) const SOON: Duration = Duration::from_secs(120);
+
+/// Between two questions to a program.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// The address that the API server announces: the first one of a network that no
 /// machine has. A loopback address would be refused.
@@ -78,6 +84,8 @@ pub(crate) struct Controller {
     pub(crate) access_list: watch::Sender<Arc<AccessList>>,
     /// Where users are let in.
     pub(crate) access: SocketAddr,
+    /// What is counted there.
+    pub(crate) metrics: Arc<rpc::Metrics>,
     roles: watch::Sender<Option<v1::NodeRoles>>,
     /// The report of the leader of the cluster.
     nodes: watch::Sender<Option<Arc<Nodes>>>,
@@ -115,6 +123,7 @@ impl Controller {
         let known = AccessList { nodes: Some(BTreeSet::new()), ..AccessList::default() };
         let access_list = watch::Sender::new(Arc::new(known));
         authority.admits(&access_list);
+        let metrics = Arc::new(rpc::Metrics::new(&rpc::Table::users()));
         let (member, cluster) = watch::channel(cluster::Status {
             state: cluster::State::Home,
             node: Some(machine.key.id()),
@@ -153,7 +162,11 @@ impl Controller {
                 watch::channel(None).1,
                 Patience::default(),
             ),
-            identity: Identity { credentials, access_list: access_list.subscribe() },
+            identity: Identity {
+                credentials,
+                access_list: access_list.subscribe(),
+                metrics: Arc::clone(&metrics),
+            },
             status: watch::Sender::default(),
             drains: Drains::default(),
             mesh: Default::default(),
@@ -169,6 +182,7 @@ impl Controller {
             authority,
             access_list,
             access,
+            metrics,
             roles,
             nodes,
             _values,
@@ -210,23 +224,26 @@ impl Controller {
         self.roles.send_replace(Some(Role::record(&[Role::ConsensusMember])));
     }
 
-    /// Waits until the status is as it should be.
+    /// Waits until the status is as it should be, and returns it.
     #[track_caller]
     pub(crate) fn waits(
         &self,
         what: &'static str,
         so: impl Fn(&Status) -> bool,
-    ) -> impl Future<Output = ()> {
+    ) -> impl Future<Output = Status> {
         let at = std::panic::Location::caller();
         let (mut status, logs) = (self.status.clone(), self.running.logs.clone());
         async move {
-            let found = until(&mut status, "status", |status| so(status).then_some(()));
-            if patiently(PATIENCE, found).await.is_err() {
-                let log: Vec<_> =
-                    logs.backlog(&Query::all()).iter().map(|entry| entry.line()).collect();
-                let last = log[log.len().saturating_sub(60)..].join("\n");
-                let status = status.borrow().clone();
-                panic!("{at}: waited for {what}, but it is {status:#?}\n{last}");
+            let found = until(&mut status, "status", |status| so(status).then(|| status.clone()));
+            match patiently(PATIENCE, found).await {
+                Ok(found) => found.unwrap(),
+                Err(_late) => {
+                    let log: Vec<_> =
+                        logs.backlog(&Query::all()).iter().map(|entry| entry.line()).collect();
+                    let last = log[log.len().saturating_sub(60)..].join("\n");
+                    let status = status.borrow().clone();
+                    panic!("{at}: waited for {what}, but it is {status:#?}\n{last}");
+                }
             }
         }
     }
@@ -286,6 +303,52 @@ impl Controller {
         self.running.supervisor.stop().await;
         self.etcd.stop().await;
     }
+}
+
+/// Asks until it is so, and prints how long that took.
+pub(crate) async fn wait_until(within: Duration, what: &str, so: impl AsyncFn() -> bool) {
+    let asked = async {
+        while !so().await {
+            tokio::time::sleep(PAUSE).await;
+        }
+    };
+    let begun = Instant::now();
+    patiently(within, asked).await.unwrap_or_else(|_| panic!("not in time: {what}"));
+    println!("{what}: after {:.1} s", begun.elapsed().as_secs_f64());
+}
+
+/// Waits until an object, or the refusal in its place, is as it should be, and returns it.
+pub(crate) async fn becomes(
+    api: &Api,
+    path: &str,
+    what: &str,
+    so: impl Fn(&Value) -> bool,
+) -> Value {
+    let mut last = Value::Null;
+    let looks = async {
+        loop {
+            let answer = api.get(path).await.unwrap();
+            last = serde_json::from_slice(&answer.body).unwrap_or_default();
+            if so(&last) {
+                return;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    };
+    let found = patiently(SOON, looks).await;
+    assert!(found.is_ok(), "{path}: waited for {what}, but it is {last:#}");
+    last
+}
+
+/// A kubeconfig with this cluster and this user.
+pub(crate) fn kubeconfig(cluster: &Value, user: &Value) -> String {
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "c", "user": user}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+    });
+    config.to_string()
 }
 
 /// The site of a running node, with the machine's own address and directories.

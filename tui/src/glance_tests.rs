@@ -79,6 +79,9 @@ fn while_etcd_does_not_know_whether_a_voter_answers_nothing_is_said_to_be_well()
     let (mark, said) = Page::Cluster.answer(&snapshot).unwrap();
     assert_eq!(mark, crate::theme::Mark::Attention, "{said}");
     assert_eq!(said, "3 nodes; the connections to the other voters are not known yet.");
+    // The page itself says what the others say of it.
+    let page = screen(&snapshot, &view(Page::Cluster, 80, 24), 80, 24);
+    assert!(page.contains(&format!("▲ {said}")) && !page.contains("healthy"), "{page}");
 }
 
 #[test]
@@ -106,6 +109,23 @@ fn a_node_that_is_cut_off_before_it_is_ready_is_not_shown_as_running() {
     assert!(expected(&snapshot).starts_with("Starting, and cut off from the cluster"));
     snapshot.ready = Some(Duration::from_secs(5));
     assert!(expected(&snapshot).starts_with("Running, but cut off from the cluster"));
+}
+
+#[test]
+fn a_node_that_is_cut_off_names_the_page_that_says_more() {
+    let mut snapshot = samples::failing();
+    let said = |snapshot: &Snapshot| Page::Boot.answer(snapshot).unwrap().1;
+    assert!(said(&snapshot).contains("too few of its members answer"));
+    // A worker has no member of etcd, and its etcd page names no silent one.
+    let worker = Snapshot { etcd: None, ..snapshot.clone() };
+    // The member is well, and no curator answers.
+    snapshot.etcd = samples::ordinary().etcd;
+    for snapshot in [&worker, &snapshot] {
+        let said = said(snapshot);
+        assert!(said.contains("no curator answers") && said.contains("(F2)"), "{said}");
+        assert!(!said.contains("etcd page"), "{said}");
+    }
+    assert!(Page::Boot.may_answer_anew(&samples::failing(), &snapshot));
 }
 
 #[test]
@@ -193,6 +213,7 @@ fn whatever_an_answer_reads_is_looked_at() {
     but(&|it| it.services.truncate(3));
     but(&|it| it.etcd.as_mut().unwrap().alarms.push("NOSPACE".to_owned()));
     but(&|it| it.etcd.as_mut().unwrap().quorum = false);
+    but(&|it| it.etcd.as_mut().unwrap().db_size = 1_900 << 20);
     but(&|it| it.etcd.as_mut().unwrap().survives = Some(0));
     but(&|it| it.etcd.as_mut().unwrap().state = "stopped".to_owned());
     but(&|it| it.etcd.as_mut().unwrap().members[1].answers = Some(false));

@@ -29,7 +29,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
 use zeroize::Zeroizing;
 
-use crate::text::{clean, cut, wrap};
+use crate::text::{clean, cut, wrap_within};
 use crate::widgets::{Row, row, window};
 use crate::{Command, Key};
 
@@ -476,11 +476,7 @@ fn block(
 ) -> Vec<Line<'static>> {
     let column = indent + crate::text::width(lead);
     let width = width.saturating_sub(column);
-    let mut lines = wrap(&clean(text), width);
-    if lines.len() > rows {
-        let rest = lines.split_off(rows - 1).join(" ");
-        lines.push(cut(&rest, width));
-    }
+    let lines = wrap_within(&clean(text), width, rows);
     let row = |(at, line): (usize, &String)| {
         let lead = if at == 0 { lead } else { "" };
         Row::indented(indent).put(TITLE, lead).to(column).put(style, line).line()

@@ -88,6 +88,27 @@ fn a_narrow_page_keeps_what_its_rows_are_about() {
 }
 
 #[test]
+fn a_table_shows_a_number_whole_or_not_at_all() {
+    let cases = [
+        (Page::Cluster, samples::failing(), "! polis-0b7d", ["voter", "2 min 14 s ago"]),
+        (Page::Etcd, samples::ordinary(), "■ polis-0b7d", ["1.24 ms", "12.5 MiB"]),
+        (Page::Workloads, samples::failing(), "! scheduler", ["failed", "11.0 s"]),
+    ];
+    for (page, snapshot, begin, cells) in &cases {
+        let row = |columns| {
+            let shown = screen(snapshot, &view(*page, columns, 40), columns, 40);
+            shown.lines().find(|row| row.contains(begin)).unwrap().to_owned()
+        };
+        for (columns, cell) in (45..=80).flat_map(|at| cells.iter().map(move |cell| (at, cell))) {
+            let row = row(columns);
+            let is_begun = row.contains(&cell[..3]);
+            assert_eq!(is_begun, row.contains(cell), "{cell} in {columns} columns: {row}");
+        }
+        assert!(cells.iter().all(|cell| row(80).contains(cell)), "{}", row(80));
+    }
+}
+
+#[test]
 fn what_time_takes_out_of_the_bar_is_no_matter_of_the_clock_alone() {
     let mut before = samples::ordinary();
     before.previous_failure = Some("#0803.0000 etcd ended with status 2".to_owned());

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::snapshot::{Etcd, Health, MemberStatus};
+use crate::theme::Mark;
 
 /// A cluster of three, of which this node's member is changed.
 fn with(change: impl FnOnce(&mut Etcd)) -> Snapshot {
@@ -157,6 +158,59 @@ fn a_node_with_a_name_is_shown_by_it_and_by_the_beginning_of_its_id() {
         let shown = flat(&screen(&snapshot, &view(Page::Cluster, width, height), width, height));
         assert_says(&shown, "web-1 leads.");
         assert_says(&shown, &id);
+    }
+}
+
+#[test]
+fn a_member_is_called_as_its_node_is_on_the_cluster_page() {
+    let mut snapshot = with(|etcd| {
+        etcd.members[2].answers = Some(false);
+        etcd.survives = Some(0);
+    });
+    let id = snapshot.nodes.as_ref().unwrap().nodes[2].id.clone();
+    snapshot.nodes.as_mut().unwrap().nodes[2].name = Some("web-3".to_owned());
+    let expected = "! web-3 does not answer: losing one more voter stops the cluster.";
+    for (columns, rows) in [(80, 24), (120, 40), (240, 67)] {
+        let view = view(Page::Etcd, columns, rows);
+        let etcd = flat(&screen(&snapshot, &view, columns, rows));
+        let other = ["web-3 does not answer: switch it on", "! web-3 voter, no answer"];
+        for wanted in other.into_iter().chain([expected]) {
+            assert_says(&etcd, wanted);
+        }
+        assert_says(&etcd, &format!("polisctl node delete {id} --force"));
+    }
+}
+
+#[test]
+fn a_database_that_is_nearly_full_is_said_in_words_before_it_accepts_no_writes() {
+    let of = |percent: u64| {
+        let snapshot = with(|etcd| etcd.db_size = etcd.db_quota / 100 * percent + 100);
+        (Page::Etcd.answer(&snapshot).unwrap(), page(&snapshot))
+    };
+    let (answer, page) = of(79);
+    assert_eq!(answer.0, Mark::Good);
+    assert!(!page.contains("accepts no writes"), "{page}");
+    let (answer, page) = of(91);
+    assert_eq!(answer.0, Mark::Attention);
+    let expected = "survives the loss of 1 of its 3 voters. The database is 91 % full: at 100 % \
+                    etcd accepts no writes. Remove what the cluster does not need";
+    assert_says(&page, expected);
+    // What is worse has the word, and a member that does not serve knows no size.
+    let full = |change: fn(&mut Etcd)| {
+        let snapshot = with(|etcd| {
+            etcd.db_size = etcd.db_quota;
+            change(etcd);
+        });
+        Page::Etcd.answer(&snapshot).unwrap().1
+    };
+    let changes: [fn(&mut Etcd); 3] = [
+        |etcd| etcd.alarms = vec!["NOSPACE".to_owned()],
+        |etcd| (etcd.quorum, etcd.survives) = (false, None),
+        |etcd| etcd.state = "stopped".to_owned(),
+    ];
+    for change in changes {
+        let said = full(change);
+        assert!(!said.contains("100 % full"), "{said}");
     }
 }
 

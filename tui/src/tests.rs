@@ -230,7 +230,7 @@ fn an_overlong_guru_keeps_what_matters_on_a_small_screen() {
     check_guru("overflowing", &guru, &[]);
     let screen = guru_screen(&guru, &guru::View::new(80, 24), 80, 24);
     for needed in
-        ["#0601.0000", "reboot. `", "write them", "R reboot", "P power off", "Holding after 3"]
+        ["#0601.0000", "reboot. `", "write them", "R reboot", "P power off", "Holding after 4"]
     {
         assert!(screen.contains(needed), "{needed:?} is not on\n{screen}");
     }
@@ -474,6 +474,33 @@ fn a_text_that_is_echoed_or_pasted_ends_no_machine() {
     assert!(screen(&snapshot, &view, 80, 24).contains("yes, reboot it now"));
     view.was_read();
     assert_eq!(view.key(Key::Char('Y'), &snapshot), Some(Command::Reboot));
+}
+
+#[test]
+fn a_question_has_its_keys_on_a_screen_of_any_use() {
+    let mut unknown = samples::ordinary();
+    unknown.etcd.as_mut().unwrap().survives = None;
+    for snapshot in [samples::empty(), samples::ordinary(), samples::failing(), unknown] {
+        for (columns, rows) in [(40, 12), (40, 9), (80, 24)] {
+            let mut view = View::new(columns, rows);
+            for key in ['P', 'R'] {
+                view.key(Key::Char(key), &snapshot);
+            }
+            let shown = screen(&snapshot, &view, columns, rows);
+            for key in ["Y    yes, reboot it now", "Esc  no, go back"] {
+                assert!(shown.contains(key), "{key:?} is not on {columns} x {rows}\n{shown}");
+            }
+        }
+    }
+    // What is left out of the question has a mark.
+    let mut snapshot = samples::ordinary();
+    snapshot.etcd.as_mut().unwrap().survives = None;
+    let mut view = View::new(40, 12);
+    for key in ['P', 'R'] {
+        view.key(Key::Char(key), &snapshot);
+    }
+    let shown = screen(&snapshot, &view, 40, 12);
+    assert!(shown.lines().any(|row| row.contains("│  ..  ")), "{shown}");
 }
 
 #[test]

@@ -105,6 +105,25 @@ pub(crate) fn wrap(text: &str, max: usize) -> Vec<String> {
     lines
 }
 
+/// The same in at most `rows`, of which the last one is cut where there is more.
+pub(crate) fn wrap_within(text: &str, max: usize, rows: usize) -> Vec<String> {
+    let mut lines = wrap(text, max);
+    if lines.len() > rows {
+        let rest = lines.split_off(rows.saturating_sub(1)).join(" ");
+        lines.push(cut(&rest, max));
+    }
+    lines
+}
+
+/// How long ago something was by the wall clock. Where that was set back meanwhile, the age is
+/// not known, and zero here: shown as a time, it would look fresh.
+pub(crate) fn ago(age: Duration) -> String {
+    match age {
+        Duration::ZERO => "later than this clock".to_owned(),
+        age => format!("{} ago", duration(age)),
+    }
+}
+
 /// A length of time in at most two units: `40 ms`, `9.4 s`, `3 min 12 s`, `2 d 4 h`.
 pub fn duration(length: Duration) -> String {
     let (millis, seconds) = (length.as_millis(), length.as_secs());
@@ -203,6 +222,20 @@ mod tests {
         assert_eq!(wrap("a quick brown fox", 8), ["a quick", "brown", "fox"]);
         assert_eq!(wrap("to abcdefghij k", 4), ["to", "abcd", "efgh", "ij k"]);
         assert_eq!(wrap("", 8), [""]);
+    }
+
+    #[test]
+    fn a_text_of_too_many_lines_is_cut_and_says_so() {
+        let fox = "a quick brown fox jumps";
+        assert_eq!(wrap_within(fox, 8, 4), ["a quick", "brown", "fox", "jumps"]);
+        assert_eq!(wrap_within(fox, 8, 2), ["a quick", "brown .."]);
+        assert_eq!(wrap_within(fox, 30, 1), [fox]);
+    }
+
+    #[test]
+    fn what_is_later_than_the_clock_is_not_fresh() {
+        assert_eq!(ago(Duration::from_secs(120)), "2 min ago");
+        assert_eq!(ago(Duration::ZERO), "later than this clock");
     }
 
     #[test]

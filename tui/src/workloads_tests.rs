@@ -103,6 +103,34 @@ fn each_unwell_pod_has_its_reason_and_comes_before_those_that_are_well() {
 }
 
 #[test]
+fn pods_that_are_not_known_are_not_left_out_in_silence() {
+    let mut workloads = samples::worker().workloads.unwrap();
+    workloads.pods = None;
+    let unlisted = "The pods are not known: containerd has not listed them.";
+    let shown = page(&with(Some(workloads.clone())), 80, 24);
+    assert!(shown.contains(unlisted), "{shown}");
+    // A node that is to run none, or that cannot, has none to list.
+    let controller = vec!["Kubernetes controller".to_owned()];
+    let controller = with(Some(Workloads { roles: controller, ..workloads }));
+    for snapshot in [controller, with(Some(samples::workloads::unfit()))] {
+        assert!(!page(&snapshot, 80, 24).contains("not known"), "{:?}", snapshot.workloads);
+    }
+}
+
+#[test]
+fn a_condition_that_is_too_long_for_the_answer_is_whole_below_it() {
+    let mut workloads = samples::worker().workloads.unwrap();
+    let short = "a network for pods: no agent has written one".to_owned();
+    workloads.waits = vec![short.clone()];
+    let shown = page(&with(Some(workloads.clone())), 240, 67);
+    assert_eq!(shown.matches(&short).count(), 1, "{shown}");
+    let long = format!("a network for pods: {} and that was the reason", "a word ".repeat(14));
+    workloads.waits = vec![long.clone()];
+    let shown = page(&with(Some(workloads)), 240, 67);
+    assert!(shown.contains(&format!("► Waiting for {long}.")), "{shown}");
+}
+
+#[test]
 fn pods_that_are_left_out_are_counted() {
     let mut workloads = samples::worker().workloads.unwrap();
     workloads.pods.as_mut().unwrap().total = 1_250;

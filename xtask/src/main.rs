@@ -5,12 +5,24 @@
 //!
 //! Exit status: 0 done; 1 refused or failed, with `error:`, the causes and
 //! `help:`; 2 wrong usage; 3 timed out waiting.
-#![expect(clippy::print_stdout, reason = "a command line tool talks on its standard output")]
-#![expect(clippy::print_stderr, reason = "progress and errors belong on the standard error")]
 #![expect(
     clippy::disallowed_methods,
     reason = "a build tool on a host starts and reaps its own processes"
 )]
+
+// In place of the macros of `std`, which panic where the reader has closed the output.
+macro_rules! print {
+    ($($text:tt)*) => { crate::output::write(std::io::stdout(), format_args!($($text)*)) };
+}
+macro_rules! println {
+    ($($text:tt)*) => { print!("{}\n", format_args!($($text)*)) };
+}
+macro_rules! eprint {
+    ($($text:tt)*) => { crate::output::write(std::io::stderr(), format_args!($($text)*)) };
+}
+macro_rules! eprintln {
+    ($($text:tt)*) => { eprint!("{}\n", format_args!($($text)*)) };
+}
 
 mod bench;
 mod conformance;
@@ -22,6 +34,7 @@ mod kubernetes;
 mod link;
 mod lock;
 mod operator;
+mod output;
 mod parameters;
 mod progress;
 mod run;
@@ -66,7 +79,19 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
+    let command = match Cli::try_parse() {
+        Ok(cli) => cli.command,
+        Err(error) if error.use_stderr() => {
+            eprint!("{}", of_clap(&error.render().to_string()));
+            return ExitCode::from(2);
+        }
+        Err(answer) => {
+            // Help and version. A reader that closed the output is not an error.
+            let _closed = answer.print();
+            return ExitCode::SUCCESS;
+        }
+    };
+    let outcome = match command {
         Command::Image(args) => image::run(args),
         Command::Keys(args) => keys::run(args),
         Command::Run(args) => run::run(args),
@@ -109,6 +134,23 @@ fn rendered(error: &anyhow::Error) -> String {
     lines.chain([format!("help: {help}\n")]).collect()
 }
 
+/// The next step where nothing closer to the error is known.
+const GENERAL: &str =
+    "`--help` after the command explains it; docs/testing.md and docs/images.md say more";
+
+/// The beginning of the last line of an error of clap.
+const CLAP_HELP: &str = "\n\nFor more information, try ";
+
+/// An error of clap in the form of every other one, with `help:` at its end. The list of commands,
+/// which clap prints where one is missing, stays as it is.
+fn of_clap(text: &str) -> String {
+    if !text.starts_with("error: ") {
+        return text.to_owned();
+    }
+    let said = text.rsplit_once(CLAP_HELP).map_or(text, |(said, _)| said);
+    format!("{}\n\nhelp: {GENERAL}\n", said.trim_end())
+}
+
 /// The next step where the error itself names none.
 fn general(error: &anyhow::Error) -> &'static str {
     let of = |cause: &(dyn std::error::Error + 'static)| {
@@ -116,9 +158,12 @@ fn general(error: &anyhow::Error) -> &'static str {
     };
     match error.chain().find_map(of) {
         Some(ErrorKind::NotFound) => "check the path",
+        Some(ErrorKind::NotADirectory) => "check the path: a part of it is not a folder",
+        Some(ErrorKind::IsADirectory) => "name a file: this is a folder",
         Some(ErrorKind::PermissionDenied) => "check the permissions of the file and its folders",
         Some(ErrorKind::StorageFull) => "make room there, for example by `cargo clean`",
-        _ => "`--help` after the command explains it; docs/testing.md and docs/images.md say more",
+        Some(ErrorKind::ReadOnlyFilesystem) => "name a place that can be written",
+        _ => GENERAL,
     }
 }
 
@@ -142,11 +187,40 @@ mod tests {
         let late = run::gave_up("the node did not become ready", late.into());
         assert_eq!(status(&late), 3);
         assert!(rendered(&late).contains("\nhelp: the last `POLIS stage` lines"), "{late:?}");
+        // A guest that went silent has crashed, which is a failure, also at the end of the time.
+        let crashed = wait(Outcome::Silent { silent: second });
+        let crashed = run::gave_up("the node did not become ready", crashed.into());
+        assert_eq!(status(&crashed), 1);
+        assert!(rendered(&crashed).contains("it crashed"), "{crashed:?}");
+        assert!(rendered(&crashed).contains("\nhelp: the last lines say what"), "{crashed:?}");
         let guru = wait(Outcome::Guru { line: "POLIS guru".to_owned() });
         assert_eq!(status(&run::gave_up("the node did not become ready", guru.into())), 1);
         assert_eq!(status(&anyhow!(host::Late("nothing within 9 s".to_owned())).context("x")), 3);
         assert_eq!(status(&anyhow!(host::Usage("--keep".to_owned()))), 2);
         assert_eq!(status(&anyhow!("x")), 1);
+    }
+
+    #[test]
+    fn a_command_line_without_a_meaning_is_wrong_usage_and_names_the_next_step() {
+        let said = |words: &[&str]| {
+            let error = Cli::try_parse_from([&["xtask"], words].concat()).unwrap_err();
+            assert!(error.exit_code() == 2 && error.use_stderr(), "{error}");
+            of_clap(&error.render().to_string())
+        };
+        for (words, expected) in [
+            (&["iamge"][..], "similar subcommand exists: 'image'"),
+            (&["run", "--nodes", "17"], "17 is not in 1..=16"),
+            (&["run", "--uefi", "--direct"], "cannot be used with"),
+            (&["image", "--format", "vmdk"], "possible values: raw, qcow2"),
+        ] {
+            let text = said(words);
+            assert!(text.starts_with("error: ") && text.contains(expected), "{text}");
+            assert!(text.ends_with(&format!("\n\nhelp: {GENERAL}\n")), "{text}");
+            assert!(!text.contains("For more information"), "{text}");
+        }
+        // Without a command, the list of them is the help.
+        let list = said(&[]);
+        assert!(list.contains("Usage: cargo xtask") && !list.contains(GENERAL), "{list}");
     }
 
     #[test]

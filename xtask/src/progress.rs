@@ -1,6 +1,7 @@
 //! The output of a build on a terminal: a line for each step, and the work under way.
 
 use std::{
+    path::Path,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
@@ -57,6 +58,12 @@ impl Terminal {
 }
 
 impl Observer for Terminal {
+    fn waits(&self, folder: &Path) {
+        // In a log the spinner is not seen, and the line of the step comes after the wait.
+        let what = format!("for another process that works in {}", folder.display());
+        self.bar.suspend(|| println!("{:<10} {what}", "waiting"));
+    }
+
     fn begin(&self, name: &'static str) {
         self.show(|running| running.push(name));
     }

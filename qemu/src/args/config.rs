@@ -232,8 +232,8 @@ pub struct Config {
     pub disk: Option<Disk>,
     /// A second disk, which firmware turns to after the first.
     pub second_disk: Option<Disk>,
-    /// Whether there is one more disk, virtio and behind the others, that takes requests and answers
-    /// none. QEMU waits for it, too, when it is to end in order.
+    /// Whether there is one more disk, virtio and behind the others, that takes requests and
+    /// answers none. QEMU waits for it, too, when it is to end in order.
     pub silent_disk: bool,
     /// Whether its disks, which are virtio, can be pulled and pushed while it runs:
     /// `qmp::Client::pull`.

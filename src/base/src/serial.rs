@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Invariants:
-//! - An event line is one line: control characters in a value are escaped, so a value
-//!   from outside cannot forge a second line.
+//! - An event line is one line, and reads as it was written: in a value, everything that
+//!   [`is_control`] is escaped, so a value from outside cannot forge a second line.
 //! - Every event line ends with `t`, the seconds since the kernel started.
 //!
 //! What this module does not do: write. `init` owns the port, and `node` queues
@@ -142,6 +142,18 @@ fn unquote(text: &str) -> Option<(String, &str)> {
     None
 }
 
+/// Whether a terminal or a reader of lines takes this character for more than text: a control
+/// character of ASCII or Unicode, a separator at which some readers end a line, or a mark that
+/// changes the direction of the text around it, by which a line looks like another one.
+#[must_use]
+pub fn is_control(c: char) -> bool {
+    c.is_control()
+        || matches!(
+            c,
+            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        )
+}
+
 /// Whether a field has a text for people.
 fn is_text((key, _): &(String, String)) -> bool {
     TEXTS.contains(&key.as_str())
@@ -152,7 +164,7 @@ fn written_bytes(c: char) -> usize {
     match c {
         '"' | '\\' | '\n' => 2,
         // `\uXXXX`
-        c if c.is_control() => 6,
+        c if is_control(c) => 6,
         c => c.len_utf8(),
     }
 }
@@ -163,7 +175,7 @@ impl fmt::Display for EventLine {
         for (key, value) in &self.fields {
             write!(f, " {key}=")?;
             let plain = !value.is_empty()
-                && !value.contains(|c: char| c == ' ' || c == '"' || c == '\\' || c.is_control());
+                && !value.contains(|c: char| c == ' ' || c == '"' || c == '\\' || is_control(c));
             if plain {
                 f.write_str(value)?;
                 continue;
@@ -173,8 +185,8 @@ impl fmt::Display for EventLine {
                 match c {
                     '"' | '\\' => write!(f, "\\{c}")?,
                     '\n' => f.write_str("\\n")?,
-                    // Control characters are all below U+10000: four digits hold them.
-                    c if c.is_control() => write!(f, "\\u{:04x}", u32::from(c))?,
+                    // All of them are below U+10000: four digits hold them.
+                    c if is_control(c) => write!(f, "\\u{:04x}", u32::from(c))?,
                     c => f.write_char(c)?,
                 }
             }
@@ -213,10 +225,10 @@ impl Severity {
     }
 }
 
-/// One log line, without a line feed; control characters become spaces.
+/// One log line, without a line feed; everything that [`is_control`] becomes a space.
 #[must_use]
 pub fn log_line(uptime: Duration, severity: Severity, name: &str, text: &str) -> String {
-    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let text: String = text.chars().map(|c| if is_control(c) { ' ' } else { c }).collect();
     format!("[{:>9.3}] {} {name}: {text}", uptime.as_secs_f64(), severity.letter())
 }
 
@@ -274,6 +286,24 @@ mod tests {
         assert_eq!(line, "[    9.412] I root.a: b POLIS c");
     }
 
+    #[test]
+    fn what_a_terminal_or_a_reader_of_lines_acts_on_is_not_written_as_it_came() {
+        for c in [
+            '\n', '\r', '\u{1b}', '\u{7f}', '\u{85}', '\u{9b}', '\u{61c}', '\u{200e}', '\u{200f}',
+            '\u{2028}', '\u{2029}', '\u{202a}', '\u{202e}', '\u{2066}', '\u{2069}',
+        ] {
+            let line = EventLine::new("guru").field("cause", format!("a{c}POLIS b"));
+            let text = line.to_string();
+            assert!(!text.contains(c), "{text:?}");
+            assert_eq!(EventLine::parse(&text), Some(line));
+            let text = log_line(Duration::ZERO, Severity::Info, "root", &format!("a{c}b"));
+            assert!(text.ends_with(": a b"), "{text:?}");
+        }
+        for c in ['é', '…', '\u{2027}', '\u{202f}', '\u{1f600}'] {
+            assert!(!is_control(c), "{c:?}");
+        }
+    }
+
     proptest! {
         #[test]
         fn what_is_written_is_one_line_and_reads_back(
@@ -283,7 +313,7 @@ mod tests {
                 .iter()
                 .fold(EventLine::new("guru"), |line, (key, value)| line.field(key, value));
             let text = line.to_string();
-            prop_assert!(!text.contains(['\n', '\r']));
+            prop_assert!(!text.contains(is_control));
             prop_assert_eq!(EventLine::parse(&text), Some(line));
         }
 

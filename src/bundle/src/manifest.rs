@@ -69,6 +69,19 @@ pub struct Target {
     pub esp: u64,
 }
 
+/// Whether loaders sort versions of this form as semantic versioning does.
+///
+/// For a loader, the digits in `rc10` are a number, and a number is newer than a word at its place;
+/// for semantic versioning `rc10` is older than `rc9`, and a number older than a word. A system
+/// that is newer for nodes and older for the loader would never be started. Where the first part is
+/// a word and every other one a number, both compare alike.
+fn has_one_order(version: &Version) -> bool {
+    let mut parts = version.pre.split('.');
+    let word = parts.next().unwrap_or_default();
+    let is_number = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+    word.bytes().all(|byte| byte.is_ascii_alphabetic()) && parts.all(is_number)
+}
+
 impl Manifest {
     /// Reads a manifest that was signed.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Refusal> {
@@ -113,6 +126,13 @@ impl Manifest {
         if !self.version.build.is_empty() {
             let version = &self.version;
             return malformed(format!("version {version} has a `+`, which loaders count tries by"));
+        }
+        if !has_one_order(&self.version) {
+            return malformed(format!(
+                "version {} sorts in another way for loaders: behind the `-` is one word of \
+                 letters, and numbers each behind a dot, as in 1.2.0-rc.9 for 1.2.0-rc9",
+                self.version
+            ));
         }
         if self.from > self.version {
             return malformed(format!("from is {}, after version {}", self.from, self.version));

@@ -331,6 +331,10 @@ mod tests {
             ("\"x86_64\"", "\"x86\\u001b\"", "architecture has 1 to 32"),
             ("\"1.0.0\"", "\"1.3.0\"", "from is 1.3.0, after version 1.2.0"),
             ("\"1.2.0\"", "\"1.2.0+3\"", "version 1.2.0+3 has a `+`"),
+            ("\"1.2.0\"", "\"1.2.0-rc9\"", "version 1.2.0-rc9 sorts in another way for loaders"),
+            ("\"1.2.0\"", "\"1.2.0-9\"", "version 1.2.0-9 sorts in another way"),
+            ("\"1.2.0\"", "\"1.2.0-rc.a\"", "as in 1.2.0-rc.9 for 1.2.0-rc9"),
+            ("\"1.2.0\"", "\"1.2.0-rc-1\"", "version 1.2.0-rc-1 sorts in another way"),
             ("\"1.0.0\"", "\"1.0\"", "unexpected end"),
             ("\"3.6.4\"", "\"3.6\"", "unexpected end"),
             ("\"etcd\":\"3.6.4\",", "", "missing field `etcd`"),
@@ -342,6 +346,11 @@ mod tests {
         ] {
             let reason = reason(&text.replacen(from, to, 1));
             assert!(reason.contains(why), "{reason}");
+        }
+        for version in ["1.2.0-rc", "1.2.0-rc.9", "1.2.0-rc.10", "1.2.0-beta.2.1"] {
+            let text = text.replacen("1.2.0", version, 1);
+            let read = Manifest::parse(text.as_bytes()).unwrap();
+            assert_eq!(read.version.to_string(), version);
         }
         let wrong = Manifest { variant: "a b".to_owned(), ..manifest() };
         let parts: [&mut dyn Read; 2] = [&mut &*KERNEL, &mut &*SYSTEM];

@@ -1,5 +1,5 @@
-//! The files that the boot stub adds to the initramfs: stage 1 takes them, and stage 2 gives them to
-//! `node`, since the switch of roots loses the initramfs.
+//! The files that the boot stub adds to the initramfs: stage 1 takes them, and stage 2 gives them
+//! to `node`, since the switch of roots loses the initramfs.
 //!
 //! What this module does not do: judge the content.
 

@@ -30,6 +30,7 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::time::Duration;
 
 use polis_tui::Command;
@@ -49,8 +50,10 @@ use polis_base::trapdoor::{Report, UNLOCK};
 use super::attempts::REBOOTS_MAX;
 use super::machine::{Machine, reap};
 use super::maintenance::{Maintenance, Wish};
+use super::mounts;
 use super::record::{self, Kept, Uncounted, count, remember};
 use super::screen::{POLL_INTERVAL, SILENCE, Screen};
+use super::trial;
 
 /// The factor of the countdown when the disk does not answer.
 const UNANSWERED: u32 = 10;
@@ -150,6 +153,9 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Action {
     machine.port.come_back();
     announce(machine, &report);
     let mut kept = remember(machine, &report, &log);
+    if machine.trial && !matches!(kept, Kept::Unanswered) {
+        trial::look(machine, Path::new(mounts::VARIABLES), Path::new(mounts::ESP));
+    }
     let attempt = match &kept {
         Kept::Counted(ledger) => ledger.reboots.saturating_add(1),
         Kept::Nowhere | Kept::Unanswered => 1,
@@ -168,8 +174,7 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Action {
         _ => say_what_comes(machine, countdown, attempt),
     }
     if machine.trial {
-        let text = "this system is on trial: the machine goes back to the one before";
-        machine.port.log(Severity::Info, text);
+        say_trial(machine, &kept);
     }
     if report.unlock {
         let text = "the disk is locked; U asks for its recovery key";
@@ -283,6 +288,20 @@ fn say_unanswered(machine: &mut Machine, time: Duration) {
     let seconds = time.as_secs();
     let text = format!("the disk does not answer: rebooting in {seconds} s; {KEYS}");
     machine.port.log(Severity::Info, &text);
+}
+
+fn say_trial(machine: &mut Machine, kept: &Kept) {
+    let text = match kept {
+        // Only its ESP says whether the system was kept since.
+        Kept::Unanswered => {
+            "this system was on trial at its start: unless it was kept since, the machine goes \
+             back to the one before"
+        }
+        Kept::Counted(_) | Kept::Nowhere => {
+            "this system is on trial: the machine goes back to the one before"
+        }
+    };
+    machine.port.log(Severity::Info, text);
 }
 
 fn say_what_comes(machine: &mut Machine, countdown: Countdown, attempt: u32) {

@@ -12,9 +12,9 @@
 //! The file system of pstore is mounted only where there may be a record: mounting it reads all
 //! variables of UEFI, which a usual boot does not need.
 //!
-//! The records are foreign bytes: firmware, or any program that may write its variables, makes them. Their
-//! number, their size and the characters in them are bounded, and only their kind and one line
-//! are read for a meaning.
+//! The records are foreign bytes: firmware, or any program that may write its variables, makes
+//! them. Their number, their size and the characters in them are bounded, and only their kind and
+//! one line are read for a meaning.
 //!
 //! Invariants:
 //! - A record counts once: only one that was removed counts.
@@ -29,6 +29,7 @@ use std::time::{Duration, SystemTime};
 
 use super::modules::Modules;
 use super::mounts;
+use polis_base::serial::is_control;
 
 /// Which driver keeps records on this machine; `(null)` means that no driver does yet.
 const BACKEND: &str = "/sys/module/pstore/parameters/backend";
@@ -171,7 +172,7 @@ fn clean(line: &str) -> String {
         Some((number, rest)) if number.parse::<u8>().is_ok() => rest,
         Some(_) | None => line,
     };
-    text.chars().take(LINE_MAX).map(|c| if c.is_control() { ' ' } else { c }).collect()
+    text.chars().take(LINE_MAX).map(|c| if is_control(c) { ' ' } else { c }).collect()
 }
 
 #[cfg(test)]
@@ -297,7 +298,7 @@ mod tests {
             let words = take_from(directory.path());
             prop_assert!(words.lines.len() <= LINES_MAX);
             prop_assert!(words.lines.iter().all(|line| line.chars().count() <= LINE_MAX));
-            prop_assert!(words.lines.iter().all(|line| !line.contains(char::is_control)));
+            prop_assert!(words.lines.iter().all(|line| !line.contains(is_control)));
         }
     }
 }

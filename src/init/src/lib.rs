@@ -55,6 +55,7 @@ pub mod stage1;
 pub mod stage2;
 mod tables;
 pub mod threads;
+mod trial;
 pub mod uart;
 mod verified;
 

@@ -53,8 +53,6 @@ pub struct Node {
     last_lines: VecDeque<String>,
     /// Stages that it has started, by name, and their state.
     stages: BTreeMap<String, String>,
-    /// It has reported that its system is kept.
-    kept: bool,
 }
 
 impl Node {
@@ -70,7 +68,6 @@ impl Node {
             errors: Partial::default(),
             last_lines: VecDeque::new(),
             stages: BTreeMap::new(),
-            kept: false,
         }
     }
 
@@ -90,10 +87,7 @@ impl Node {
     pub fn lines(&mut self) -> Option<Vec<String>> {
         let bytes = read_some(&mut self.stdout)?;
         let lines = self.lines.take(&bytes);
-        for line in &lines {
-            note(&mut self.stages, line);
-            self.kept |= keeps(line);
-        }
+        lines.iter().for_each(|line| note(&mut self.stages, line));
         Some(lines)
     }
 
@@ -151,12 +145,6 @@ impl Node {
     #[must_use]
     pub fn awaits(&self, stage: Stage) -> bool {
         self.stages.get(stage.name()).is_some_and(|state| state == "waiting")
-    }
-
-    /// Whether it has kept its system, which was on trial.
-    #[must_use]
-    pub fn keeps_system(&self) -> bool {
-        self.kept
     }
 
     /// The stages that are neither done nor failed.
@@ -218,10 +206,7 @@ pub(super) fn variables(machine: &Machine) -> Vec<(String, String)> {
     ];
     if let Some(start) = &machine.start {
         variables.push(("POLIS_DISK", start.disk.display().to_string()));
-        // Without it the ESP is not mounted, and must not be written to.
-        if machine.attempts.is_some() {
-            variables.push(("POLIS_ESP", start.esp.display().to_string()));
-        }
+        variables.push(("POLIS_ESP", start.esp.display().to_string()));
     }
     if let Some(previous) = &machine.previous {
         variables.push(("POLIS_PREVIOUS_GURU", previous.clone()));
@@ -249,14 +234,6 @@ fn note(stages: &mut BTreeMap<String, String>, line: &str) {
     {
         stages.insert(name.to_owned(), state.to_owned());
     }
-}
-
-/// Whether a line reports that the system on trial is kept: the last step of its update is done.
-fn keeps(line: &str) -> bool {
-    line.starts_with("POLIS update ")
-        && EventLine::parse(line).is_some_and(|line| {
-            line.get("phase") == Some("commit") && line.get("result") == Some("done")
-        })
 }
 
 /// The bytes that a pipe has now; `None` if it is empty. Drops a pipe that has ended.
@@ -299,13 +276,13 @@ impl Drop for Late {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     use super::*;
 
     /// A `node` whose pipes the test holds the other ends of.
-    pub(crate) fn node() -> (Node, [OwnedFd; 3]) {
+    fn node() -> (Node, [OwnedFd; 3]) {
         let pair =
             |kind| socketpair(AddressFamily::UNIX, kind, SocketFlags::NONBLOCK, None).unwrap();
         let (stdout, out) = pair(SocketType::STREAM);
@@ -324,23 +301,6 @@ pub(super) mod tests {
             node.lines().unwrap();
             assert_eq!(node.awaits(Stage::Parameters), waits, "{state}");
             assert!(!node.awaits(Stage::Network));
-        }
-    }
-
-    #[test]
-    fn only_the_last_step_of_an_update_keeps_the_system() {
-        let (mut node, [out, _err, _theirs]) = node();
-        for (line, kept) in [
-            ("POLIS update phase=boot version=1.1.0 slot=B result=done t=1.000", false),
-            ("POLIS update phase=commit version=1.1.0 slot=B result=started t=1.000", false),
-            ("POLIS update phase=commit version=1.1.0 slot=B result=failed cause=x t=1.000", false),
-            ("[    1.000] I root: POLIS update phase=commit result=done", false),
-            ("POLIS update phase=commit version=1.1.0 slot=B result=done t=1.000", true),
-            ("POLIS stage name=network state=done t=2.000", true),
-        ] {
-            rustix::io::write(&out, format!("{line}\n").as_bytes()).unwrap();
-            node.lines().unwrap();
-            assert_eq!(node.keeps_system(), kept, "{line}");
         }
     }
 

@@ -14,7 +14,8 @@ use super::patience;
 /// Ends the machine. Returns only if the kernel refuses even that.
 pub fn end(machine: &mut Machine, reason: Reason) -> ! {
     machine.end_processes();
-    match patience::while_disks_work(machine, patience::SETTLE, mounts::settle) {
+    let times = [patience::SETTLE, patience::SETTLE_MAX];
+    match patience::while_disks_work(machine, times, mounts::settle) {
         Ok(failed) => {
             for (target, error) in failed {
                 let text = format!("cannot unmount {}: {error}", target.display());

@@ -9,7 +9,7 @@
 //! | [`TABLE`] | the partition tables of all disks (`tables`), a system that may be the right one | the disk is put aside, the others are looked at |
 //! | [`ESP`] | the mount of the EFI system partition (`esp`), the files on it | as where it cannot be mounted, read or written; a failure counts as one whose disk does not answer |
 //! | [`SYSTEM`] | each step on the system (`verified`): its hash tree, its mount, the start of `node` | a guru meditation |
-//! | [`SETTLE`] | the end of all mounts (`off`) | they stay |
+//! | [`SETTLE`], [`SETTLE_MAX`] | the end of all mounts (`off`) | they stay |
 //!
 //! What this module does not do: bound the time in which the kernel loads a module. It returns when
 //! drivers have looked at their disks, and `loader` waits for that beside the search.
@@ -37,6 +37,10 @@ pub const SYSTEM: Duration = Duration::from_secs(90);
 /// For the end of everything that was written and not yet flushed, and of the mounts, since a
 /// disk last ended a request.
 pub const SETTLE: Duration = Duration::from_secs(90);
+
+/// The same in all: the kernel may have requests of its own without an end, as while it fills a
+/// disk of a mirror, beside a disk that does not answer. A slow disk has taken 180 GB by then.
+pub const SETTLE_MAX: Duration = Duration::from_secs(1800);
 
 /// After so long, serial line and screen name what the boot waits for.
 pub const NOTICE: Duration = Duration::from_secs(2);
@@ -91,8 +95,8 @@ impl<T: Send + 'static> Work<T> {
         }
     }
 
-    /// Waits for the result until `left` is used up. Meanwhile the watchdog is petted, and the serial
-    /// port gets its lines. Time in which the machine stood still does not count.
+    /// Waits for the result until `left` is used up. Meanwhile the watchdog is petted, and the
+    /// serial port gets its lines. Time in which the machine stood still does not count.
     pub fn wait(&self, machine: &mut Machine, left: &mut Duration) -> Option<Result<T, Error>> {
         loop {
             let step = STEP.min(*left);
@@ -120,7 +124,7 @@ pub fn within<T: Send + 'static>(
     time: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Error> {
-    watched(machine, time, || 0, work)
+    watched(machine, [time; 2], || 0, work)
 }
 
 /// The same for a step of the boot: if it takes longer than [`NOTICE`], serial line and screen say
@@ -141,24 +145,30 @@ pub fn named<T: Send + 'static>(
     if let Some(result) = work.wait(machine, &mut left) {
         return result;
     }
-    machine.waiting(stage, format!("{what}; its disk has not answered yet"));
+    let text = format!(
+        "{what}; its disk has not answered yet, and is waited for {} s at most; check the disk and \
+         its cable",
+        time.as_secs()
+    );
+    machine.waiting(stage, text);
     left = time.saturating_sub(NOTICE);
     work.wait(machine, &mut left).unwrap_or(Err(Error::Overdue { waited: time }))
 }
 
-/// The same without words, and `time` begins anew whenever a disk has ended a request.
+/// The same without words: the first of `times` begins anew whenever a disk has ended a request,
+/// and the second one is for all of the work.
 ///
 /// # Errors
 ///
 /// As above.
 pub fn while_disks_work<T: Send + 'static>(
     machine: &mut Machine,
-    time: Duration,
+    times: [Duration; 2],
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Error> {
     watched(
         machine,
-        time,
+        times,
         || ended(&fs::read_to_string("/proc/diskstats").unwrap_or_default()),
         work,
     )
@@ -166,20 +176,21 @@ pub fn while_disks_work<T: Send + 'static>(
 
 fn watched<T: Send + 'static>(
     machine: &mut Machine,
-    time: Duration,
+    [time, all]: [Duration; 2],
     progress: impl Fn() -> u64,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Error> {
     let work = Work::begin(work)?;
-    let (mut left, mut before) = (time, progress());
+    let (mut left, mut left_of_all, mut before) = (time, all, progress());
     loop {
-        let step = STEP.min(left);
+        let step = STEP.min(left).min(left_of_all);
         if let Some(result) = work.wait(machine, &mut step.clone()) {
             return result;
         }
         if step.is_zero() {
-            return Err(Error::Overdue { waited: time });
+            return Err(Error::Overdue { waited: if left.is_zero() { time } else { all } });
         }
+        left_of_all = left_of_all.saturating_sub(step);
         let now = progress();
         left = if now == before { left.saturating_sub(step) } else { time };
         before = now;
@@ -235,6 +246,8 @@ mod tests {
         let (end, never) = mpsc::channel::<()>();
         let hung = named(&mut machine, Stage::System, what, waited, move || never.recv().is_ok());
         assert_eq!(hung, Err(Error::Overdue { waited }));
+        let named_with_a_remedy = "check the disk and its cable";
+        assert!(machine.port.kept().any(|line| line.contains(named_with_a_remedy)));
         assert_eq!(named(&mut machine, Stage::System, what, waited, || 7), Ok(7));
         drop(end);
     }
@@ -248,10 +261,23 @@ mod tests {
             count.get().min(left)
         };
         let (end, never) = mpsc::channel::<()>();
-        let waited = Duration::from_millis(10);
-        let hung = watched(&mut machine, waited, progress, move || never.recv().is_ok());
+        let (waited, all) = (Duration::from_millis(10), Duration::from_secs(3600));
+        let hung = watched(&mut machine, [waited, all], progress, move || never.recv().is_ok());
         assert_eq!(hung, Err(Error::Overdue { waited }));
         assert!(count.get() > left, "it waited on after the last request");
+        drop(end);
+    }
+
+    #[test]
+    fn requests_of_another_disk_without_an_end_keep_work_for_a_bounded_time_only() {
+        let mut machine = Machine::default();
+        let count = std::cell::Cell::new(0);
+        let progress = || count.replace(count.get() + 1);
+        let (end, never) = mpsc::channel::<()>();
+        let (time, waited) = (Duration::from_millis(10), Duration::from_millis(100));
+        let hung = watched(&mut machine, [time, waited], progress, move || never.recv().is_ok());
+        assert_eq!(hung, Err(Error::Overdue { waited }));
+        assert!(count.get() > 2, "it did not wait on");
         drop(end);
     }
 

@@ -96,9 +96,11 @@ pub fn run(machine: &mut Machine, start: Start) -> Result<End, Error> {
     // A placeholder until the machine has a name.
     rustix::system::sethostname(b"polis").ok();
     greet();
-    machine.previous = mount_esp(machine, &start.esp);
+    let unmountable = mount_esp(machine, &start.esp);
+    machine.previous = last_failure(machine);
     machine.start = Some(start);
-    if let Some(report) = count_panics(machine) {
+    // The records of a panic are taken from firmware also where nothing else goes on.
+    if let Some(report) = count_panics(machine).or(unmountable) {
         return Ok(End::Guru(report));
     }
     machine.done(Stage::System);
@@ -186,11 +188,18 @@ fn greet() {
     }
 }
 
-/// Mounts the ESP unless stage 1 has; returns why the last boot failed, if it did.
-fn mount_esp(machine: &mut Machine, device: &Path) -> Option<String> {
-    if let Err(error) = esp::mount(machine, Stage::System, device) {
-        machine.port.log(Severity::Error, &format!("{error}; continuing without it"));
-    }
+/// Mounts the ESP unless stage 1 has. Returns a report where it cannot be mounted: `node` has its
+/// records there.
+fn mount_esp(machine: &mut Machine, device: &Path) -> Option<Report> {
+    let error = esp::mount(machine, Stage::System, device).err()?;
+    // The guru meditation may be about a panic.
+    machine.port.log(Severity::Error, &error);
+    let cause = "node cannot run without the EFI system partition".to_owned();
+    Some(Report::new(code::ESP_UNMOUNTABLE, vec![cause, error]))
+}
+
+/// Why the last boot failed, if it did.
+fn last_failure(machine: &mut Machine) -> Option<String> {
     let store = machine.attempts.clone()?;
     match on_esp(machine, move || store.load()) {
         Ok(ledger) => ledger.last,
@@ -443,10 +452,6 @@ impl Main<'_> {
     fn read_lines(&mut self) -> bool {
         let Some(lines) = self.node.lines() else { return false };
         lines.iter().for_each(|line| self.machine.port.line(line));
-        if self.node.keeps_system() {
-            // From now on a failure counts as that of any other system.
-            self.machine.trial = false;
-        }
         // A disk with node parameters may be behind a driver of the rest.
         if self.node.awaits(Stage::Parameters) {
             self.load_the_rest();
@@ -564,8 +569,6 @@ impl Main<'_> {
 
 #[cfg(test)]
 mod tests {
-    use rustix::net::SendFlags;
-
     use super::super::machine::Times;
     use super::super::node::stages;
     use super::*;
@@ -580,6 +583,19 @@ mod tests {
     }
 
     #[test]
+    fn an_esp_that_cannot_be_mounted_is_a_failure_of_its_own_with_the_error_of_the_mount() {
+        let mut machine = Machine::default();
+        let report = mount_esp(&mut machine, Path::new("/dev/none")).unwrap();
+        assert_eq!((report.code, report.stage), (code::ESP_UNMOUNTABLE, Stage::System));
+        assert!(report.causes[1].contains("/dev/none"), "{:?}", report.causes);
+        assert!(report.next.contains("fsck.vfat"), "{}", report.next);
+        assert_eq!(last_failure(&mut machine), None);
+
+        machine.attempts = Some(Store::in_tree(Path::new("/nowhere")));
+        assert_eq!(mount_esp(&mut machine, Path::new("/dev/none")), None, "stage 1 has mounted it");
+    }
+
+    #[test]
     fn only_stages_that_are_over_are_handed_on() {
         let second = Duration::from_secs(1);
         let times = Times::from([
@@ -588,32 +604,5 @@ mod tests {
             (Stage::System, (second * 2, None)),
         ]);
         assert_eq!(stages(&times), "kernel=0.000-1.000,initramfs=1.000-2.000");
-    }
-
-    #[test]
-    fn a_trial_is_over_when_the_system_is_kept_and_not_when_the_node_is_ready() {
-        let mut machine = Machine::default();
-        machine.trial = true;
-        let (node, [out, _err, theirs]) = super::super::node::tests::node();
-        let mut main = Main {
-            machine: &mut machine,
-            node,
-            state: State::Running,
-            coldplug: None,
-            output: None,
-            partial: Partial::default(),
-            heartbeat: Heartbeat::new(NODE_DEADLINE, Duration::ZERO),
-        };
-        rustix::net::send(&theirs, b"POLIS ready", SendFlags::empty()).unwrap();
-        main.read_node();
-        assert!(main.machine.trial, "its cluster may not be healthy with it");
-        for (result, trial) in [("started", true), ("done", false)] {
-            let line = format!(
-                "POLIS update phase=commit version=1.1.0 slot=B result={result} t=30.000\n"
-            );
-            rustix::io::write(&out, line.as_bytes()).unwrap();
-            main.read_node();
-            assert_eq!(main.machine.trial, trial, "{result}");
-        }
     }
 }

@@ -12,8 +12,8 @@
 //! - All disks are asked at once: several that do not answer take as long as one.
 //! - A look takes [`NOTICE`] at most, so a disk that the firmware proves waits no longer for one
 //!   that does not answer.
-//! - A disk that is aside, or whose reads took long and failed, is not asked again, so that it costs
-//!   its time and its thread once. Another disk with its name is.
+//! - A disk that is aside, or whose reads took long and failed, is not asked again, so that it
+//!   costs its time and its thread once. Another disk with its name is.
 //! - A table that was read is not read again: nothing changes it before `node` runs.
 //!
 //! What this module does not do: know what a table means (`disk`).
@@ -114,7 +114,12 @@ impl Tables {
         let asked = self.collect(machine, asked, NOTICE.min(time));
         if !asked.is_empty() {
             let names: Vec<&str> = asked.iter().map(|(block, _)| &*block.name).collect();
-            let text = format!("disk {}, which has not answered yet", names.join(", disk "));
+            let text = format!(
+                "disk {}, which has not answered yet, and is put aside after {} s; check the disk \
+                 and its cable",
+                names.join(", disk "),
+                time.as_secs()
+            );
             machine.waiting(Stage::Initramfs, text);
         }
         self.disks.extend(asked.into_iter().map(|(block, work)| {

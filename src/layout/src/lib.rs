@@ -5,8 +5,8 @@
 //!    partitions  esp                              verity
 //! ```
 //!
-//! Pure: bytes and tables come out, and the caller writes them. A [`Window`] reads one partition of a
-//! disk.
+//! Pure: bytes and tables come out, and the caller writes them. A [`Window`] reads one partition of
+//! a disk.
 //!
 //! What this crate does not do: make POLIS-DATA (`storage` of the machine), or write to a
 //! disk.

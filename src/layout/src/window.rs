@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - Nothing outside of the range is read, whatever the reader seeks.
-//! - A range that goes beyond the end of the disk is an error where it is read, and no end of a file.
+//! - A range that goes beyond the end of the disk is an error where it is read, and no end of a
+//!   file.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 

@@ -235,6 +235,8 @@ struct Values {
     table: Arc<rpc::Table>,
     /// The counters of the curator, which management shows.
     metrics: Arc<rpc::Metrics>,
+    /// The same of the access proxy to Kubernetes.
+    access_metrics: Arc<rpc::Metrics>,
 }
 
 impl Values {
@@ -309,6 +311,7 @@ impl Values {
             )
             .wary(access_list.subscribe()),
             metrics: Arc::new(rpc::Metrics::new(&table)),
+            access_metrics: Arc::new(rpc::Metrics::new(&rpc::Table::users())),
             tree,
             orders,
             candidates,
@@ -677,6 +680,7 @@ impl Control {
                 identity: workload::Identity {
                     credentials: values.credentials.subscribe(),
                     access_list: values.access_list.subscribe(),
+                    metrics: Arc::clone(&values.access_metrics),
                 },
                 status: values.workload.clone(),
                 drains: values.drains.clone(),
@@ -766,7 +770,10 @@ impl Faces {
                     firewall: values.firewall.subscribe(),
                 },
                 table: Arc::clone(&values.table),
-                servers: vec![("curator", Arc::clone(&values.metrics))],
+                servers: vec![
+                    ("curator", Arc::clone(&values.metrics)),
+                    ("access", Arc::clone(&values.access_metrics)),
+                ],
                 end: root.end.clone(),
                 reset: values.reset.clone(),
                 update: values.door.clone(),

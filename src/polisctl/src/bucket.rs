@@ -2,24 +2,17 @@
 //!
 //! What this module does not do: speak to a store (`snapshot`), or set a target (`cluster`).
 
-use std::io::{self, Read as _};
 use std::path::Path;
 
 use polis_proto::v1;
 use polis_wire::parameters;
 use polis_wire::s3::{Bucket, Credentials};
-use zeroize::Zeroizing;
 
 use super::error::{Error, Explain as _};
 use super::{contexts, key};
 
 /// How a bucket is written.
 pub(super) const FORM: &str = "URL[,region=REGION][,ca=FILE]";
-
-/// The name of standard input as a file.
-const STDIN: &str = "-";
-/// Bytes of a file of credentials.
-const CREDENTIALS_MAX: u64 = 64 << 10;
 
 /// Reads a bucket as it is written; `option` is where that was.
 pub(super) fn configuration(text: &str, option: &str) -> Result<v1::SnapshotConfiguration, Error> {
@@ -68,16 +61,8 @@ pub(super) fn authorities(file: &str) -> Result<String, Error> {
 
 /// Reads the key of a bucket from a file that others cannot read, or from standard input.
 pub(super) fn credentials(file: &Path) -> Result<Credentials, Error> {
-    let text = match file.to_str() {
-        Some(STDIN) => {
-            let mut text = Zeroizing::new(String::new());
-            let read = io::stdin().lock().take(CREDENTIALS_MAX).read_to_string(&mut text);
-            read.doing(|| "cannot read the credentials from standard input".to_owned())?;
-            text
-        }
-        _ => key::read_private(file)?,
-    };
-    let name = if file.to_str() == Some(STDIN) { "standard input" } else { "the file" };
+    let text = key::read_secret(file)?;
+    let name = if file.to_str() == Some(key::STDIN) { "standard input" } else { "the file" };
     Credentials::parse(&text).doing(|| format!("{name} of the credentials cannot be used")).help(
         || {
             "write the access key ID on the first line and the secret access key on the second"

@@ -105,8 +105,8 @@ fn fish() -> String {
     )
 }
 
-/// Prints the IDs and the names of all nodes, a line each; the IDs that the context knows, where no leader
-/// answers in time.
+/// Prints the IDs and the names of all nodes, a line each; the IDs that the context knows, where no
+/// leader answers in time.
 pub(super) async fn nodes(global: &Global) -> Result<(), Error> {
     let session = Session::prepare(global, ANSWER)?;
     let known = session.known_nodes();

@@ -11,6 +11,7 @@ use super::error::Error;
 use super::output::{Document, fields, or_dash};
 use super::table::table;
 use super::{Global, units};
+use polis_wire::endpoint::Endpoint;
 use polis_wire::identity::Fingerprint;
 use polis_wire::pki::Facts;
 
@@ -77,6 +78,9 @@ struct View {
     certificate_ends: Option<units::Time>,
 }
 
+/// No address has this port: with it as the default, one has to be given.
+const NO_PORT: u16 = 0;
+
 /// Runs the command.
 pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
     let contexts = &global.contexts;
@@ -133,7 +137,7 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
                         .or_help(format!("its detours: `polisctl context show {name}`")));
                 }
             }
-            settings.via.extend(super::parameters::pairs("--via", &via)?);
+            settings.via.extend(detours(&via)?);
             contexts.save(&context)?;
             if current.is_none() {
                 contexts.set_current(&name)?;
@@ -155,6 +159,18 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
             global.out.print(&Document::new(&value, format!("{name} is removed"))?)
         }
     }
+}
+
+/// Reads the values of `--via`. Both sides have a port: a detour is for one service of a machine.
+fn detours(texts: &[String]) -> Result<BTreeMap<String, String>, Error> {
+    let pairs = super::parameters::pairs("--via", texts)?;
+    let address = |text: &str| {
+        Endpoint::parse(text, NO_PORT).map(|read| read.to_string()).map_err(|_invalid| {
+            Error::usage(format!("--via: {text:?} is not HOST:PORT, [ADDRESS]:PORT for IPv6"))
+                .or_help("write both sides with a port, as 10.0.2.15:7839=127.0.0.1:17839")
+        })
+    };
+    pairs.iter().map(|(from, to)| Ok((address(from)?, address(to)?))).collect()
 }
 
 fn view(context: &Context, current: Option<&str>) -> View {
@@ -199,5 +215,26 @@ mod tests {
         assert_eq!(value["via"], serde_json::json!({ "192.0.2.2:7839": "127.0.0.1:2" }));
         let refused = world.refuses(&remove);
         assert!(refused.contains("no detour for 192.0.2.1:7839"), "{refused}");
+    }
+
+    #[test]
+    fn a_detour_that_no_address_takes_is_wrong_usage() {
+        let world = World::new();
+        for (via, said) in [
+            ("192.0.2.1=127.0.0.1:1", "\"192.0.2.1\" is not HOST:PORT"),
+            ("192.0.2.1:7839=127.0.0.1", "\"127.0.0.1\" is not HOST:PORT"),
+            ("192.0.2.1:7839=", "\"\" is not HOST:PORT"),
+            ("192.0.2.1:99999=127.0.0.1:1", "99999"),
+            ("192.0.2.1:7839", "KEY=VALUE"),
+        ] {
+            let ended = world.run(&["context", "set", "home", "--via", via]);
+            assert_eq!((ended.status, &*ended.stdout), (2, ""), "{via}: {}", ended.stderr);
+            assert!(ended.stderr.contains(said), "{via}: {}", ended.stderr);
+        }
+        assert_eq!(world.run(&["context", "show", "home"]).status, 1, "nothing was saved");
+        // As it is looked for.
+        world.runs(&["context", "set", "home", "--via", "[fd00:0::1]:7839=[::1]:1"]);
+        let shown = world.runs(&["context", "show", "home"]);
+        assert!(shown.contains("[fd00:0::1]:7839 by [::1]:1"), "{shown}");
     }
 }

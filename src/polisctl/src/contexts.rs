@@ -338,8 +338,22 @@ fn read_up_to(max: u64, file: &Path) -> Result<Option<Vec<u8>>, Error> {
     Ok(Some(bytes))
 }
 
-/// Writes a file with mode 0600 atomically, through a temporary file beside it.
+/// Writes a file with mode 0600 atomically. A link stays, and so does a device or a pipe, which
+/// gets the bytes.
 pub(super) fn write(file: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let place = file.canonicalize().unwrap_or_else(|_new| file.to_owned());
+    let written = match fs::metadata(&place) {
+        Ok(there) if !there.is_file() && !there.is_dir() => {
+            let opened = fs::OpenOptions::new().write(true).open(&place);
+            opened.and_then(|mut opened| opened.write_all(bytes))
+        }
+        _ => replace(&place, bytes),
+    };
+    written.doing(|| format!("cannot write {}", file.display()))
+}
+
+/// Writes a file through a temporary one beside it.
+fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut name = file.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}", std::process::id()));
     let sibling = file.with_file_name(name);
@@ -357,7 +371,7 @@ pub(super) fn write(file: &Path, bytes: &[u8]) -> Result<(), Error> {
     if written.is_err() {
         let _removed = fs::remove_file(&sibling);
     }
-    written.doing(|| format!("cannot write {}", file.display()))
+    written
 }
 
 /// The help without a current context.
@@ -425,6 +439,31 @@ mod tests {
         contexts.save(&context("home")).unwrap();
         let error = contexts.load("hone").unwrap_err().render();
         assert_eq!(error, "error: there is no context \"hone\"\nhelp: there are: home\n");
+    }
+
+    #[test]
+    fn a_link_stays_and_a_pipe_gets_the_bytes() {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        use std::io::Read as _;
+        use std::os::unix::fs::FileTypeExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let [file, link, pipe] = ["file", "link", "pipe"].map(|name| folder.path().join(name));
+        write(&file, b"one").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        write(&link, b"two").unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read(&file).unwrap(), b"two");
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        // Open for both, it waits for nobody.
+        let mut reader = fs::File::options().read(true).write(true).open(&pipe).unwrap();
+        write(&pipe, b"three").unwrap();
+        assert!(fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo());
+        let mut read = [0; 5];
+        reader.read_exact(&mut read).unwrap();
+        assert_eq!(&read, b"three");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
+        let error = write(folder.path(), b"four").unwrap_err().helpful().render();
+        assert!(error.contains("help: name a file"), "{error}");
     }
 
     proptest::proptest! {

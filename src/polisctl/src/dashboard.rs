@@ -12,6 +12,7 @@
 //! - A node that does not answer is shown with the reason, and never as healthy.
 //! - Without a leader the headline says so and since when the records are old; each node
 //!   of them is asked still.
+//! - A text that is cut, and notes that are left out, say so.
 //! - The terminal is as before at the end, whatever ended the command.
 //!
 //! What this module does not do: compare the clocks of the nodes.
@@ -284,7 +285,7 @@ impl Board {
         let mut put = |y: usize, text: &str, style: Style| {
             let Ok(y) = u16::try_from(y) else { return };
             if y < area.height {
-                buffer.set_stringn(area.x, area.y + y, clean(text), width, style);
+                buffer.set_stringn(area.x, area.y + y, cut(&clean(text), width), width, style);
             }
         };
         put(0, &format!("{:width$}", format!(" Polis, {}  {}", self.cluster, self.at)), HEAD);
@@ -311,18 +312,35 @@ impl Board {
         let mut lines = Vec::new();
         for (of, card) in self.cards.iter().enumerate() {
             let Card { called, mark, word: state, roles: has, load, notes, .. } = card;
-            let called: String = called.chars().take(name).collect();
-            let text =
-                format!(" {} {called:name$}  {state:word$}  {has:roles$}  {load}", mark.glyph());
+            let head = format!(" {} {:name$}  {state:word$}", mark.glyph(), cut(called, name));
+            let whole = format!("{head}  {has:roles$}  {load}");
+            // Beside a whole node ID, 80 columns have no room for all of it.
+            let (text, below) = match whole.trim_end().chars().count() <= width {
+                true => (whole, Vec::new()),
+                false => (head, vec![has, load]),
+            };
+            let below = below.into_iter().filter(|text| !["", "-"].contains(&text.as_str()));
             let style = if of == selected { mark.style().patch(CURSOR) } else { mark.style() };
             lines.push(Row { of, text: format!("{text:width$}"), style });
-            let shown = notes.iter().take(NOTES_MAX);
+            let more = notes.len().saturating_sub(NOTES_MAX);
+            let more = (more > 0).then(|| format!("{more} more: Enter opens its console"));
+            let shown = below.chain(notes.iter().take(NOTES_MAX)).chain(&more);
             let shown = shown.flat_map(|note| note_lines(note, width.saturating_sub(INDENT)));
             let note = |text: String| Row { of, text: format!("{:INDENT$}{text}", ""), style: DIM };
             lines.extend(shown.map(note));
         }
         lines
     }
+}
+
+/// The first `columns` of a text; two dots say that there was more.
+fn cut(text: &str, columns: usize) -> String {
+    if text.chars().count() <= columns {
+        return text.to_owned();
+    }
+    let dots = columns.min(2);
+    let kept: String = text.chars().take(columns - dots).collect();
+    format!("{kept}{}", &".."[..dots])
 }
 
 /// A note in lines of so many columns. The screen cuts what is wider, so a command that does
@@ -581,6 +599,34 @@ mod tests {
         // Where it cannot be on one line, nothing of it is cut.
         let narrow = screen(&board, 0, 40, 24).replace(['\n', ' '], "");
         assert!(narrow.contains(&command.replace(' ', "")), "{narrow}");
+    }
+
+    #[test]
+    fn what_has_no_room_beside_a_node_is_below_it_and_notes_that_are_left_out_are_counted() {
+        let mut unnamed = node("", v1::NodeState::Up, v1::NodeHealth::Healthy);
+        unnamed.id = "polis-8e9e05c52164694d3f1a77c0b2d95e06".to_owned();
+        let roles = v1::NodeRoles {
+            consensus_member: Some(v1::node_roles::ConsensusMember {}),
+            ..Default::default()
+        };
+        unnamed.roles = Some(roles);
+        let warning = |number| Warning { text: format!("Warning {number}."), help: None };
+        let warned = Snapshot { warnings: (1..=5).map(warning).collect(), ..healthy() };
+        let trouble = Some("no leader answers within 4 s, ".repeat(4));
+        let cards = vec![Card::of(&unnamed, None, Some(Ok(warned)))];
+        let board = Board { cards, trouble, ..board() };
+        let screen = screen(&board, 0, 80, 24);
+        for wanted in [
+            "polis-8e9e05c52164694d3f1a77c0b2d95e06  up, healthy",
+            "CPU 12 %, memory 25 %, data 10 %",
+            "Warning 3.",
+            "2 more: Enter opens its console",
+        ] {
+            assert!(screen.contains(wanted), "no {wanted:?} in\n{screen}");
+        }
+        assert!(!screen.contains("Warning 4."), "{screen}");
+        let headline = screen.lines().nth(1).unwrap();
+        assert!(headline.ends_with(".."), "{headline}");
     }
 
     #[test]

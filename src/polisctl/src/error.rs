@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::io::ErrorKind;
 
 use polis_base::cause;
+use polis_wire::rpc::client::DialError;
 
 /// The reader of standard output has closed it. A connection to a node that breaks has the same
 /// kind of I/O error, and is a failure.
@@ -65,6 +66,15 @@ impl Error {
         self
     }
 
+    /// The same with this help before the one that it has: the likelier of two ways on.
+    pub(super) fn help_first(mut self, first: &str) -> Self {
+        self.help = Some(match self.help.take() {
+            Some(help) => format!("{first}; or {help}"),
+            None => first.to_owned(),
+        });
+        self
+    }
+
     /// The same as the cause of another failure.
     pub(super) fn context(self, what: impl Into<String>) -> Self {
         Self { cause: self.cause.context(what.into()), ..self }
@@ -85,18 +95,20 @@ impl Error {
         self.cause.chain().any(|cause| cause.is::<OutputClosed>())
     }
 
+    /// Whether the two ends of a connection did not accept each other's certificates.
+    pub(super) fn is_handshake(&self) -> bool {
+        let is_it = |cause: &(dyn std::error::Error + 'static)| {
+            matches!(cause.downcast_ref(), Some(DialError::Handshake { .. }))
+        };
+        self.cause.chain().any(is_it)
+    }
+
     /// The same with a general next step, unless it has one.
     pub(super) fn helpful(self) -> Self {
         let of = |cause: &(dyn std::error::Error + 'static)| {
             cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind)
         };
-        let help = match self.cause.chain().find_map(of) {
-            Some(ErrorKind::NotFound) => "check the path",
-            Some(ErrorKind::PermissionDenied) => {
-                "check the permissions of the file and its folders"
-            }
-            _ => "`--help` after a command explains it; docs/polisctl.md lists all commands",
-        };
+        let help = self.cause.chain().find_map(of).and_then(help_of).unwrap_or(GENERAL);
         self.or_help(help)
     }
 
@@ -120,6 +132,37 @@ impl<E: Into<anyhow::Error>> From<E> for Error {
     fn from(cause: E) -> Self {
         Self { exit: Exit::Failed, cause: cause.into(), help: None }
     }
+}
+
+/// The next step where an error has none of its own.
+const GENERAL: &str = "`--help` after a command explains it; docs/polisctl.md lists all commands";
+
+/// The next step after an error of the kernel, where one suits every command.
+fn help_of(kind: ErrorKind) -> Option<&'static str> {
+    Some(match kind {
+        ErrorKind::NotFound => "check the path",
+        ErrorKind::NotADirectory => "check the path: a part of it is not a folder",
+        ErrorKind::IsADirectory => "name a file: this is a folder",
+        ErrorKind::PermissionDenied => "check the permissions of the file and its folders",
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            "make room there, or name a place on another disk; then repeat the command"
+        }
+        ErrorKind::ReadOnlyFilesystem => "name a place that can be written",
+        _ => return None,
+    })
+}
+
+/// The beginning of the last line of an error of clap.
+const CLAP_HELP: &str = "\n\nFor more information, try ";
+
+/// An error of clap in the form of every other one: without colours, and with `help:` at its end.
+/// The help of a group of commands, which clap prints where a command is missing, stays as it is.
+pub(super) fn of_clap(text: &str) -> String {
+    if !text.starts_with("error: ") {
+        return text.to_owned();
+    }
+    let said = text.rsplit_once(CLAP_HELP).map_or(text, |(said, _)| said);
+    format!("{}\n\nhelp: {GENERAL}\n", said.trim_end())
 }
 
 /// Adds context to a failure.
@@ -168,12 +211,33 @@ mod tests {
     }
 
     #[test]
+    fn a_likelier_way_on_comes_before_the_help_that_there_is() {
+        let error = Error::new("x").or_help("switch it on").help_first("name it");
+        assert_eq!(error.render(), "error: x\nhelp: name it; or switch it on\n");
+        assert_eq!(Error::new("x").help_first("name it").render(), "error: x\nhelp: name it\n");
+    }
+
+    #[test]
+    fn a_usage_error_of_clap_ends_with_the_next_step_and_a_list_of_commands_stays() {
+        let said = "error: unknown\n\nUsage: x\n\nFor more information, try '--help'.\n";
+        assert_eq!(of_clap(said), format!("error: unknown\n\nUsage: x\n\nhelp: {GENERAL}\n"));
+        assert_eq!(of_clap("error: unknown\n"), format!("error: unknown\n\nhelp: {GENERAL}\n"));
+        let commands = "Operates clusters.\n\nUsage: x\n";
+        assert_eq!(of_clap(commands), commands);
+    }
+
+    #[test]
     fn each_error_has_a_next_step() {
         let help = |error: Error| error.helpful().help.unwrap();
         assert_eq!(help(Error::new("x").or_help("find it")), "find it");
         let of = |kind: ErrorKind| help(Error::from(std::io::Error::from(kind)));
         assert_eq!(of(ErrorKind::NotFound), "check the path");
         assert!(of(ErrorKind::PermissionDenied).contains("permissions"));
+        assert!(of(ErrorKind::StorageFull).contains("make room"));
+        assert!(of(ErrorKind::IsADirectory).contains("name a file"));
+        assert!(of(ErrorKind::ReadOnlyFilesystem).contains("can be written"));
+        let other = of(ErrorKind::InvalidData);
+        assert!(other.contains("--help"), "{other}");
         assert!(help(Error::new("x")).contains("--help"));
     }
 

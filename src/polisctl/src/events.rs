@@ -39,7 +39,8 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "DURATION", value_parser = units::duration)]
     since: Option<Duration>,
     /// How many boots before this one to read, too.
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=16))]
+    #[arg(long, default_value_t = 1, value_name = "N",
+          value_parser = clap::value_parser!(u8).range(0..=16))]
     boots: u8,
 }
 
@@ -206,6 +207,26 @@ mod tests {
         assert_eq!(other.unwrap().node, "polis-2");
     }
 
+    /// The events that the log macros of a source have as their first field, on the line of the
+    /// macro or below it.
+    fn logged(source: &str) -> impl Iterator<Item = String> {
+        let macros = ["error!(", "warn!(", "info!("];
+        let starts = macros.into_iter().flat_map(move |begin| source.split(begin).skip(1));
+        starts.filter_map(|fields| {
+            let event = fields.trim_start().strip_prefix("event = \"")?;
+            Some(event.split('"').next()?.to_owned())
+        })
+    }
+
+    #[test]
+    fn an_event_is_found_on_any_line_of_its_macro() {
+        let source = "info!(event = \"a\", \"x\");\nwarn!(\n    event = \"b\",\n);\n\
+                      error!(\n\tevent = \"c\"); info!(other = 1, \"event = \")";
+        let mut found: Vec<_> = logged(source).collect();
+        found.sort();
+        assert_eq!(found, ["a", "b", "c"]);
+    }
+
     #[test]
     fn the_manual_has_every_event_that_a_node_logs() {
         fn events(folder: &std::path::Path, found: &mut std::collections::BTreeSet<String>) {
@@ -215,12 +236,7 @@ mod tests {
                     events(&path, found);
                     continue;
                 }
-                let text = std::fs::read_to_string(&path).unwrap();
-                // The field of a log macro.
-                let logged = ["info!(event = \"", "warn!(event = \""];
-                for begins in logged.iter().flat_map(|begins| text.split(begins).skip(1)) {
-                    found.extend(begins.split('"').next().map(str::to_owned));
-                }
+                found.extend(logged(&std::fs::read_to_string(&path).unwrap()));
             }
         }
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -229,7 +245,9 @@ mod tests {
             events(&root.join("src").join(service).join("src"), &mut found);
         }
         // Changes of a node are events, as are its ways in and out.
-        for event in ["joined", "left", "roles", "labels", "named", "votes", "voted"] {
+        for event in
+            ["joined", "left", "roles", "labels", "named", "votes", "voted", "copied", "rotated"]
+        {
             assert!(found.contains(event), "no line is the event {event}: {found:?}");
         }
         let manual = std::fs::read_to_string(root.join("docs/logs.md")).unwrap();

@@ -34,6 +34,10 @@ const FILE_MAX: u64 = 64 * 1024;
 const PASSPHRASE_MAX: usize = 1024;
 const ENCRYPTED: &str = "BEGIN ENCRYPTED PRIVATE KEY";
 const PUBLIC: &str = "BEGIN PUBLIC KEY";
+/// The name of standard input as a file.
+pub(super) const STDIN: &str = "-";
+/// Of every kind of private key in PEM.
+const PRIVATE: &str = "PRIVATE KEY-----";
 
 /// The source of a passphrase.
 #[derive(Clone, Debug, Default)]
@@ -78,9 +82,19 @@ pub(super) fn create(
     file: &Path,
     passphrase: Option<&Passphrase>,
 ) -> Result<(PathBuf, [u8; 32]), Error> {
+    let public_file = file.with_extension("pub");
     // Checked before a passphrase is asked for.
-    if file.symlink_metadata().is_ok() {
-        return Err(taken(file));
+    if public_file == file {
+        return Err(Error::usage(format!(
+            "{} is the name of a public half, which would take the place of the key",
+            file.display()
+        ))
+        .or_help("name a file with another extension, as ann.key: its public half is ann.pub"));
+    }
+    for there in [file, &public_file] {
+        if there.symlink_metadata().is_ok() {
+            return Err(taken(there));
+        }
     }
     let passphrase = passphrase.map(Passphrase::read_new).transpose()?;
     let mut seed = Zeroizing::new([0; 32]);
@@ -94,10 +108,12 @@ pub(super) fn create(
     if let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         super::contexts::private_folder(folder)?;
     }
-    write_new(file, &pem)?;
-    let public_file = file.with_extension("pub");
-    fs::write(&public_file, public_pem)
-        .doing(|| format!("cannot write {}", public_file.display()))?;
+    write_new(file, 0o600, &pem)?;
+    if let Err(error) = write_new(&public_file, 0o644, &public_pem) {
+        // Nothing knows the new key yet: the command may be repeated.
+        let _removed = fs::remove_file(file);
+        return Err(error);
+    }
     Ok((public_file, public.to_bytes()))
 }
 
@@ -106,17 +122,24 @@ fn taken(file: &Path) -> Error {
         .or_help("use that key, or name another file: `-o FILE`")
 }
 
-fn write_new(file: &Path, pem: &str) -> Result<(), Error> {
-    let written = File::options().write(true).create_new(true).mode(0o600).open(file).and_then(
-        |mut opened| {
-            opened.write_all(pem.as_bytes())?;
-            opened.sync_all()
-        },
-    );
-    match written {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(taken(file)),
-        written => written.doing(|| format!("cannot write {}", file.display())),
+/// Fails where a file has a private key, whose place an output would take.
+pub(super) fn keep(file: &Path) -> Result<(), Error> {
+    let has_key = file.is_file() && read_text(file).is_ok_and(|text| text.contains(PRIVATE));
+    if has_key { Err(taken(file)) } else { Ok(()) }
+}
+
+fn write_new(file: &Path, mode: u32, pem: &str) -> Result<(), Error> {
+    let cannot = || format!("cannot write {}", file.display());
+    let mut opened = match File::options().write(true).create_new(true).mode(mode).open(file) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(taken(file)),
+        opened => opened.doing(cannot)?,
+    };
+    let written = opened.write_all(pem.as_bytes()).and_then(|()| opened.sync_all());
+    if written.is_err() {
+        // A part of a key would only stand in the way of the next attempt.
+        let _removed = fs::remove_file(file);
     }
+    written.doing(cannot)
 }
 
 /// PKCS#8 without the public half, which OpenSSL 3.0 would not read.
@@ -182,6 +205,13 @@ pub(super) fn read_public(file: &Path, passphrase: &Passphrase) -> Result<[u8; 3
     if let Some(key) = hex_key(text.trim()) {
         return Ok(key);
     }
+    if !text.contains(PRIVATE) {
+        return Err(Error::new(format!(
+            "{} has no key; allowed are a public or a private one, Ed25519 in PEM, and 64 \
+             hexadecimal digits",
+            file.display()
+        )));
+    }
     Ok(decode(&read_private(file)?, file, passphrase)?.verifying_key().to_bytes())
 }
 
@@ -190,14 +220,27 @@ fn hex_key(text: &str) -> Option<[u8; 32]> {
 }
 
 fn read_text(file: &Path) -> Result<Zeroizing<String>, Error> {
+    let name = file.display().to_string();
+    text_of(File::open(file).doing(|| format!("cannot read {name}"))?, &name)
+}
+
+fn text_of(source: impl io::Read, name: &str) -> Result<Zeroizing<String>, Error> {
     let mut text = Zeroizing::new(String::new());
-    let read = File::open(file).and_then(|file| file.take(FILE_MAX + 1).read_to_string(&mut text));
-    read.doing(|| format!("cannot read {}", file.display()))?;
+    let read = source.take(FILE_MAX + 1).read_to_string(&mut text);
+    read.doing(|| format!("cannot read {name}"))?;
     if text.len() as u64 > FILE_MAX {
-        return Err(Error::new(format!("{} is too large for a key", file.display()))
+        return Err(Error::new(format!("{name} is too large for a key"))
             .or_help("name the file that has the key, in PEM"));
     }
     Ok(text)
+}
+
+/// Reads a secret from a file that others must not be able to read, or from standard input.
+pub(super) fn read_secret(file: &Path) -> Result<Zeroizing<String>, Error> {
+    match file.to_str() {
+        Some(STDIN) => text_of(io::stdin().lock(), "standard input"),
+        _ => read_private(file),
+    }
 }
 
 /// Reads a file that others must not be able to read.
@@ -226,7 +269,7 @@ mod tests {
     fn secret(folder: &Path, text: &str) -> Passphrase {
         let file = folder.join("passphrase");
         let _old = fs::remove_file(&file);
-        write_new(&file, text).unwrap();
+        write_new(&file, 0o600, text).unwrap();
         Passphrase { file: Some(file) }
     }
 
@@ -251,6 +294,35 @@ mod tests {
         let error = create(&file, None).unwrap_err().render();
         assert!(error.contains("never overwritten"), "{error}");
         assert_eq!(fs::read_to_string(&file).unwrap(), "something");
+    }
+
+    #[test]
+    fn no_half_of_a_key_takes_the_place_of_another_file() {
+        let folder = folder();
+        let [key, public] = ["ann.key", "ann.pub"].map(|name| folder.path().join(name));
+        let error = create(&public, None).unwrap_err();
+        assert_eq!(error.exit(), crate::error::Exit::Usage);
+        assert!(error.render().contains("name of a public half"), "{}", error.render());
+        fs::write(&public, "that of the owner").unwrap();
+        let error = create(&key, None).unwrap_err().render();
+        assert!(error.contains("ann.pub exists already"), "{error}");
+        assert_eq!(fs::read_to_string(&public).unwrap(), "that of the owner");
+        assert!(!key.exists());
+        fs::remove_file(&public).unwrap();
+        create(&key, None).unwrap();
+        keep(&public).unwrap();
+        keep(&folder.path().join("none")).unwrap();
+        assert!(keep(&key).unwrap_err().render().contains("never overwritten"));
+    }
+
+    #[test]
+    fn a_file_without_a_key_is_not_called_a_secret() {
+        let folder = folder();
+        let file = folder.path().join("id_ed25519.pub");
+        fs::write(&file, "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5 ann@home\n").unwrap();
+        let error = read_public(&file, &Passphrase::default()).unwrap_err().render();
+        assert!(error.contains("has no key; allowed are a public or a private one"), "{error}");
+        assert!(!error.contains("chmod"), "{error}");
     }
 
     #[test]

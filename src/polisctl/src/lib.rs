@@ -68,7 +68,6 @@ mod user;
 mod watch;
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -242,9 +241,7 @@ fn run(
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() => {
-            let text = error.render();
-            let colours = io::stderr().is_terminal();
-            streams.stderr(&if colours { text.ansi().to_string() } else { text.to_string() });
+            streams.stderr(&error::of_clap(&error.render().to_string()));
             return Exit::Usage as u8;
         }
         Err(answer) => {
@@ -384,6 +381,14 @@ mod tests {
         let ended = world.run(&["parameters", "chekc", "x"]);
         assert_eq!(ended.status, 2);
         assert!(ended.stderr.contains("similar subcommand exists: 'check'"), "{}", ended.stderr);
+        assert!(ended.stderr.contains("\n\nUsage: polisctl parameters "), "{}", ended.stderr);
+        let last = ended.stderr.lines().last().unwrap();
+        assert!(last.starts_with("help: `--help` after a command explains it"), "{last}");
+        assert!(!ended.stderr.contains("For more information"), "{}", ended.stderr);
+        // Without a command, the help says what there is.
+        let ended = world.run(&["parameters"]);
+        assert_eq!((ended.status, &*ended.stdout), (2, ""));
+        assert!(!ended.stderr.contains("help: `--help`"), "{}", ended.stderr);
         let ended = world.run(&["context", "list", "--timeout", "1w"]);
         assert_eq!((ended.status, &*ended.stdout), (2, ""));
         assert!(ended.stderr.contains("number with the unit ms, s, m, h or d"), "{}", ended.stderr);

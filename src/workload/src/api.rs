@@ -6,7 +6,9 @@
 //! the node makes need no client library of Kubernetes.
 //!
 //! Invariants:
-//! - A request ends within [`REQUEST_MAX`], and an answer is at most [`ANSWER_MAX`] long.
+//! - A request ends within [`REQUEST_MAX`], and an answer is at most [`ANSWER_MAX`] long, or one
+//!   object of a list at most [`OBJECT_MAX`].
+//! - However long the objects of a list are, it is read: people with few rights make long ones.
 //! - A connection ends within half a minute after its server has lost its power
 //!   ([`keep_alive`]), also where it only waits for what the server sends next.
 
@@ -19,7 +21,7 @@ use ed25519_dalek::SigningKey;
 use ed25519_dalek::pkcs8::DecodePrivateKey as _;
 use http::header::{CONTENT_TYPE, HOST};
 use http::{Method, Request};
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
@@ -50,6 +52,10 @@ const KEEP_ALIVE: KeepAlive = KeepAlive {
 
 /// Bytes of an answer that are read.
 const ANSWER_MAX: usize = 4 << 20;
+
+/// The same of an answer with one object: etcd holds 1.5 MiB of it at most, and its text may be
+/// several times as long.
+const OBJECT_MAX: usize = 16 << 20;
 
 /// The type of a JSON document.
 pub(super) const JSON: &str = "application/json";
@@ -117,6 +123,14 @@ pub enum Error {
         /// The server.
         address: SocketAddr,
     },
+    /// It answers with more than is read.
+    #[error("the answer of {address} with status {status} is too long")]
+    Long {
+        /// The server.
+        address: SocketAddr,
+        /// The status code of HTTP.
+        status: u16,
+    },
     /// It answers with an error.
     #[error("{address} answers {status}: {said}")]
     Refused {
@@ -152,7 +166,11 @@ impl Api {
     ///
     /// [`Error`].
     pub async fn check(&self, path: &str) -> Result<(), Error> {
-        self.get(path).await.and_then(|answer| self.succeeded(&answer))
+        match self.get(path).await {
+            // A success needs no content.
+            Err(Error::Long { status: 200..=299, .. }) => Ok(()),
+            answer => self.succeeded(&answer?),
+        }
     }
 
     /// Applies an object (server-side apply), and takes its fields over from other managers.
@@ -167,22 +185,34 @@ impl Api {
         self.succeeded(&answer)
     }
 
-    /// Reads the objects of a list, `page` of them at a time. `path` may have a query.
+    /// Reads the objects of a list, `page` of them at a time or fewer where they are long, and
+    /// keeps what `read` takes of each. `path` may have a query.
     ///
     /// # Errors
     ///
     /// [`Error`].
-    pub(super) async fn list(&self, path: &str, page: usize) -> Result<Vec<Value>, Error> {
+    pub(super) async fn list<T>(
+        &self,
+        path: &str,
+        page: usize,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Vec<T>, Error> {
         let and = if path.contains('?') { '&' } else { '?' };
-        let (mut found, mut rest) = (Vec::new(), String::new());
+        let (mut found, mut rest, mut page) = (Vec::new(), String::new(), page);
         loop {
-            let answer = self.get(&format!("{path}{and}limit={page}{rest}")).await?;
+            let asked = format!("{path}{and}limit={page}{rest}");
+            let max = if page > 1 { ANSWER_MAX } else { OBJECT_MAX };
+            let answer = match self.bounded(Method::GET, &asked, &[], Vec::new(), max).await {
+                Err(Error::Long { .. }) if page > 1 => {
+                    page /= 2;
+                    continue;
+                }
+                answer => answer?,
+            };
             self.succeeded(&answer)?;
-            let mut list: Value = serde_json::from_slice(&answer.body)
+            let list: Value = serde_json::from_slice(&answer.body)
                 .map_err(|error| Error::Http { address: self.address, source: error.into() })?;
-            if let Some(items) = list["items"].as_array_mut() {
-                found.append(items);
-            }
+            found.extend(list["items"].as_array().into_iter().flatten().filter_map(&read));
             match list["metadata"]["continue"].as_str() {
                 Some(token) if !token.is_empty() => rest = format!("&continue={token}"),
                 _ => return Ok(found),
@@ -249,7 +279,19 @@ impl Api {
         headers: &[(&str, &str)],
         body: Vec<u8>,
     ) -> Result<Answer, Error> {
-        let exchange = Box::pin(self.exchange(method, path, headers, body));
+        self.bounded(method, path, headers, body, ANSWER_MAX).await
+    }
+
+    /// Makes one request, whose answer is at most `max` bytes long.
+    async fn bounded(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Vec<u8>,
+        max: usize,
+    ) -> Result<Answer, Error> {
+        let exchange = Box::pin(self.exchange(method, path, headers, body, max));
         let silent = |_elapsed| Error::Silent { address: self.address };
         timeout(REQUEST_MAX, exchange).await.map_err(silent)?
     }
@@ -277,6 +319,7 @@ impl Api {
         path: &str,
         headers: &[(&str, &str)],
         body: Vec<u8>,
+        max: usize,
     ) -> Result<Answer, Error> {
         let address = self.address;
         let tls = self.connect().await?;
@@ -292,14 +335,20 @@ impl Api {
         let request =
             request.body(Full::new(Bytes::from(body))).map_err(|error| http(error.into()))?;
         let asked = async move {
-            let (parts, body) = sender.send_request(request).await?.into_parts();
-            let body = Limited::new(body, ANSWER_MAX).collect().await;
-            let body = body.map_err(|error| anyhow::anyhow!(error))?.to_bytes().to_vec();
-            Ok(Answer { status: parts.status.as_u16(), body })
+            let answer = sender.send_request(request).await.map_err(|error| http(error.into()))?;
+            let (parts, body) = answer.into_parts();
+            let status = parts.status.as_u16();
+            match Limited::new(body, max).collect().await {
+                Ok(body) => Ok(Answer { status, body: body.to_bytes().to_vec() }),
+                Err(error) if error.is::<LengthLimitError>() => {
+                    Err(Error::Long { address, status })
+                }
+                Err(error) => Err(http(anyhow::anyhow!(error))),
+            }
         };
         // The connection ends with its only sender; its errors are those of the request.
         let (_ended, answer) = tokio::join!(connection, asked);
-        answer.map_err(http)
+        answer
     }
 }
 
@@ -387,7 +436,18 @@ fn failed_checks(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use polis_base::sys::clock;
+    use polis_wire::pki::memory::Memory;
+    use polis_wire::rpc::testing::node_id;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+    use tokio_rustls::TlsAcceptor;
+
     use super::*;
+    use crate::credentials::{Purpose, authority};
+    use crate::site::Site;
 
     #[test]
     fn an_error_quotes_the_message_of_the_server() {
@@ -404,12 +464,88 @@ mod tests {
 
     #[tokio::test]
     async fn a_server_that_has_lost_its_power_is_given_up_within_half_a_minute() {
-        let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = server.local_addr().unwrap();
         let plain = TcpStream::connect(address).await.unwrap();
         assert_eq!(patience(&plain).unwrap(), [Duration::ZERO; 2]);
         let tcp = open(address).await.unwrap();
         assert_eq!(patience(&tcp).unwrap(), [Duration::from_secs(30); 2]);
+    }
+
+    /// Asks a server in the place of an API server, which has `answer` for each path.
+    async fn asked<T>(answer: impl Fn(&str) -> String, ask: impl AsyncFnOnce(&Api) -> T) -> T {
+        let base = tempfile::tempdir().unwrap();
+        let site = Site::live(&polis_base::files::Root::at(base.path()));
+        site.run.create().unwrap();
+        let namespace = pki::Namespace::new(Memory::default(), "");
+        let (now, key) = (clock::now(), SigningKey::from_bytes(&[3; 32]));
+        let ca = namespace.ensure(&authority(), now).await.unwrap();
+        site.run.ca.write(pki::certificate_pem(&ca.der).as_bytes()).unwrap();
+        let wish = Purpose::ApiServer.wish(&site, node_id(1), key.verifying_key().to_bytes());
+        let chain = vec![CertificateDer::from(namespace.ensure(&wish, now).await.unwrap().der)];
+        let key = PrivatePkcs8KeyDer::from(pki::key_der(&key).to_vec());
+        let config = rustls::ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(chain, PrivateKeyDer::Pkcs8(key))
+            .unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let api = Api { address, ca: site.run.ca.clone(), client: None };
+        tokio::select! {
+            never = serve(listener, Arc::new(config).into(), answer) => match never {},
+            answer = ask(&api) => answer,
+        }
+    }
+
+    /// Answers one request of each connection.
+    async fn serve(
+        listener: TcpListener,
+        acceptor: TlsAcceptor,
+        answer: impl Fn(&str) -> String,
+    ) -> Infallible {
+        loop {
+            let (tcp, _from) = listener.accept().await.unwrap();
+            let mut tls = acceptor.accept(tcp).await.unwrap();
+            let mut bytes = vec![0; 4096];
+            let length = tls.read(&mut bytes).await.unwrap();
+            let request = String::from_utf8_lossy(&bytes[..length]);
+            let body = answer(request.split(' ').nth(1).unwrap());
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
+            // A client that has read enough closes the connection.
+            let _lost = tls.write_all(&[head.as_bytes(), body.as_bytes()].concat()).await;
+            let _lost = tls.shutdown().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn long_objects_are_listed_a_few_at_a_time_and_one_alone_may_be_longer() {
+        // Six objects of 1 MiB, and one that is longer than an answer of several.
+        let lengths = [1, 1, 1, 1, 1, 1, 5].map(|mib: usize| mib << 20);
+        let answer = |path: &str| {
+            let number = |name: &str| {
+                let value = path.split(['?', '&']).find_map(|part| part.strip_prefix(name));
+                value.map_or(0, |value| value.parse::<usize>().unwrap())
+            };
+            let (from, limit) = (number("continue="), number("limit="));
+            let to = lengths.len().min(from + limit);
+            let objects = (from..to).map(|object| json!([object, "x".repeat(lengths[object])]));
+            let rest = if to < lengths.len() { to.to_string() } else { String::new() };
+            let items = objects.collect::<Vec<_>>();
+            json!({"items": items, "metadata": {"continue": rest}}).to_string()
+        };
+        let found = asked(answer, async |api| api.list("/pods", 50, |one| one[0].as_u64()).await);
+        assert_eq!(found.await.unwrap(), [0, 1, 2, 3, 4, 5, 6]);
+    }
+
+    #[tokio::test]
+    async fn a_success_that_is_too_long_to_read_is_one() {
+        let long = |_path: &str| " ".repeat(ANSWER_MAX + 1);
+        let (checked, read) =
+            asked(long, async |api| (api.check("/list").await, api.get("/list").await)).await;
+        checked.unwrap();
+        assert!(matches!(read, Err(Error::Long { status: 200, .. })), "{read:?}");
     }
 
     #[test]

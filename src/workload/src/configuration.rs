@@ -22,8 +22,8 @@ const HEALTH: [&str; 3] = ["/livez", "/readyz", "/healthz"];
 /// The namespace of Polis' own pods, which Pod Security does not restrict.
 const SYSTEM_NAMESPACE: &str = "kube-system";
 
-/// The kubeconfig of a client of the API server at `address`. It names files, which clients read again when they
-/// change, so a renewed certificate needs no restart.
+/// The kubeconfig of a client of the API server at `address`. It names files, which clients read
+/// again when they change, so a renewed certificate needs no restart.
 pub(super) fn kubeconfig(address: SocketAddr, ca: &File, client: &Pair) -> Vec<u8> {
     let cluster = json!({
         "server": format!("https://{address}"),

@@ -17,7 +17,8 @@
 //! ```
 //!
 //! Each arrow is a wait for [`Status`], in which a part is *ready* when its checks succeed. The
-//! controller manager and the scheduler wait for one attempt of the reconciler, not for its success.
+//! controller manager and the scheduler wait for one attempt of the reconciler, not for its
+//! success.
 //!
 //! ```text
 //! site            where everything is, and which addresses it uses
@@ -32,6 +33,7 @@
 //! nodes           what the records want of Node objects   pure
 //! reconciler      applies the objects                     a service
 //! api, plain      requests to the parts on this machine
+//! socket          where these call this process
 //! watch           the objects of one kind, and their changes
 //! access          lets users of Polis in                  a service
 //! parts           the state of each part, and its event lines
@@ -81,6 +83,7 @@ mod reconciler;
 pub mod runtime;
 mod service;
 mod site;
+mod socket;
 mod tokens;
 mod watch;
 mod worker;

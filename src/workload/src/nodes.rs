@@ -23,6 +23,9 @@ const WORKER: &str = "node-role.kubernetes.io/worker";
 const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
 const NAME: &str = "polis.internal/name";
 
+/// The labels of a Node.
+pub(super) type Labels = BTreeMap<String, String>;
+
 /// A change of one Node.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Action {
@@ -50,6 +53,13 @@ pub(super) fn workers(nodes: &Nodes) -> Vec<NodeId> {
     nodes.iter().filter(|(_, node)| is_worker(node)).map(|(id, _)| *id).collect()
 }
 
+/// The part of the records that rights and Node objects follow, the labels of each worker; `None`
+/// while no leader reports them.
+pub(super) fn wanted(nodes: &Nodes, own: NodeId) -> Option<BTreeMap<NodeId, Labels>> {
+    let workers = nodes.iter().filter(|(_, node)| is_worker(node));
+    reported(nodes, own).then(|| workers.map(|(id, node)| (*id, labels(node))).collect())
+}
+
 fn is_worker(node: &v1::NodeInfo) -> bool {
     node.state() == v1::NodeState::Up
         && node.roles.is_some_and(|roles| roles.kubernetes_worker.is_some())
@@ -74,7 +84,7 @@ fn action(nodes: &Nodes, metadata: &Value) -> Option<Action> {
     (!same).then(|| Action::Label(node_labels(node, &uid, &wanted)))
 }
 
-fn labels(record: &v1::NodeInfo) -> BTreeMap<String, String> {
+fn labels(record: &v1::NodeInfo) -> Labels {
     let controls = record.roles.is_some_and(|roles| roles.kubernetes_controller.is_some());
     let all = [
         (WORKER, Some(String::new())),
@@ -157,5 +167,21 @@ mod tests {
         assert!(!reported(&nodes, id(2)));
         nodes.get_mut(&id(1)).unwrap().set_health(v1::NodeHealth::Healthy);
         assert!(reported(&nodes, id(1)));
+    }
+
+    #[test]
+    fn only_what_rights_and_node_objects_follow_is_wanted() {
+        let worker = record(&[Role::KubernetesWorker], "web-1");
+        let mut nodes = Nodes::from([(id(1), record(&[], "")), (id(2), worker)]);
+        assert_eq!(wanted(&nodes, id(1)), None);
+        nodes.get_mut(&id(1)).unwrap().set_health(v1::NodeHealth::Healthy);
+        let before = wanted(&nodes, id(1));
+        let labels = [(WORKER, ""), (NAME, "web-1")];
+        let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        assert_eq!(before, Some(BTreeMap::from([(id(2), labels.into())])));
+        nodes.get_mut(&id(2)).unwrap().heartbeat_age_ms = 7;
+        assert_eq!(wanted(&nodes, id(1)), before);
+        nodes.get_mut(&id(2)).unwrap().name = "web-2".to_owned();
+        assert_ne!(wanted(&nodes, id(1)), before);
     }
 }

@@ -10,6 +10,8 @@
 //! every 30 seconds ------------------------> former authorities leave what aggregated APIs trust
 //! a record has changed, every 30 seconds --> rights of the workers, labels, Nodes without
 //!                                            a worker are deleted
+//! this has failed, 2 to 30 s ago ----------> the same; at once where workers, their roles or
+//!                                            names have changed
 //! ```
 //!
 //! The objects and the records have a loop each. That of the records begins after the first attempt
@@ -36,9 +38,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustls::pki_types::CertificateDer;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info};
 
 use super::api::{self, Api};
@@ -87,8 +89,12 @@ const PAGE: usize = 100;
 /// Whom servers of aggregated APIs trust. Each API server adds what it trusts itself, and removes
 /// only what has ended.
 const TRUST: &str = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
-/// Its values with certificates in PEM.
+/// Its values with certificates in PEM: the authorities of components, and those of proxies.
 const AUTHORITIES: [&str; 2] = ["client-ca-file", "requestheader-client-ca-file"];
+/// How long it has an authority that this node does not trust before it is deleted, for the first
+/// time or again. An API server reads its files again after a minute at the latest, and until then
+/// writes a former authority back; another controller may have followed a rotation before this one.
+const TRUST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Why a step of a pass failed.
 #[derive(Debug, thiserror::Error)]
@@ -114,7 +120,8 @@ impl Error {
             api::Error::Refused { .. } | api::Error::Silent { .. } => true,
             api::Error::Credentials { .. }
             | api::Error::Connect { .. }
-            | api::Error::Http { .. } => false,
+            | api::Error::Http { .. }
+            | api::Error::Long { .. } => false,
         }
     }
 
@@ -128,7 +135,8 @@ impl Error {
             api::Error::Refused { .. } => REFUSED_MAX,
             api::Error::Credentials { .. }
             | api::Error::Connect { .. }
-            | api::Error::Http { .. } => RETRY,
+            | api::Error::Http { .. }
+            | api::Error::Long { .. } => RETRY,
         }
     }
 }
@@ -149,7 +157,10 @@ fn remedy(error: &api::Error) -> &'static str {
         api::Error::Refused { .. } | api::Error::Silent { .. } => {
             "; if this stays, look for an admission webhook or policy that refuses it"
         }
-        api::Error::Credentials { .. } | api::Error::Connect { .. } | api::Error::Http { .. } => "",
+        api::Error::Credentials { .. }
+        | api::Error::Connect { .. }
+        | api::Error::Http { .. }
+        | api::Error::Long { .. } => "",
     }
 }
 
@@ -161,7 +172,7 @@ pub(super) trait Server: Send + Sync {
     /// Reads an object; `None` if there is none.
     fn read(&self, path: &str) -> impl Future<Output = Result<Option<Value>, api::Error>> + Send;
 
-    /// Reads the objects of a list.
+    /// Reads the metadata of the objects of a list.
     fn list(&self, path: &str) -> impl Future<Output = Result<Vec<Value>, api::Error>> + Send;
 
     /// Deletes an object, if it still has this UID and this version. Returns whether it was
@@ -191,7 +202,7 @@ impl Server for Api {
     }
 
     async fn list(&self, path: &str) -> Result<Vec<Value>, api::Error> {
-        Self::list(self, path, PAGE).await
+        Self::list(self, path, PAGE, metadata).await
     }
 
     async fn delete(&self, path: &str, uid: &str, version: &str) -> Result<bool, api::Error> {
@@ -262,10 +273,17 @@ impl Attempts {
 }
 
 /// Whether the map lists an authority that is not in `known`.
-fn has_others(map: &Value, known: &[CertificateDer<'static>]) -> bool {
-    let texts = AUTHORITIES.iter().filter_map(|key| map["data"][key].as_str());
-    let mut listed = texts.filter_map(|text| pki::certificates_der(text.as_bytes())).flatten();
-    listed.any(|listed| !known.contains(&listed))
+fn has_others(map: &Value, known: &[Vec<CertificateDer<'static>>; 2]) -> bool {
+    AUTHORITIES.iter().zip(known).any(|(key, known)| {
+        let text = map["data"][key].as_str().unwrap_or_default();
+        let mut listed = pki::certificates_der(text.as_bytes()).into_iter().flatten();
+        listed.any(|listed| !known.contains(&listed))
+    })
+}
+
+/// The part of a Node that is looked at.
+fn metadata(node: &Value) -> Option<Value> {
+    Some(json!({"metadata": node["metadata"]}))
 }
 
 impl<S: Server> Service<S> {
@@ -307,19 +325,32 @@ impl<S: Server> Service<S> {
         until(&mut tried, "the objects", |tried| tried.then_some(())).await?;
         let (mut nodes, mut attempts, mut workers) =
             (self.nodes.clone(), Attempts::default(), None);
+        let mut others_since = None;
+        let wanted = |nodes: &Option<Arc<Nodes>>| {
+            nodes.as_ref().and_then(|nodes| nodes::wanted(nodes, self.node))
+        };
         loop {
             let records = nodes.borrow_and_update().clone();
             let followed = self.follow(&mut workers, records.as_deref()).await;
-            let trusted = self.trust().await;
+            let trusted = self.trust(&mut others_since).await;
             let ended = attempts.ended(followed.and(trusted));
+            let (has, failed) = (wanted(&records), ended.is_err());
             self.report(ends, |ends| ends.records = Some(ended));
             let change = async {
                 sleep(SPACING).await;
-                nodes.changed().await
+                loop {
+                    nodes.changed().await.map_err(|_closed| Closed("the nodes"))?;
+                    let other = wanted(&nodes.borrow_and_update()) != has;
+                    // Records change all the time: most changes are no reason to try again sooner
+                    // what has failed.
+                    if other || !failed {
+                        return Ok::<_, Closed>(());
+                    }
+                }
             };
             tokio::select! {
                 // Cancel-safe, both: they wait for a value or for the time.
-                changed = change => changed.map_err(|_closed| Closed("the nodes"))?,
+                changed = change => changed?,
                 rested = self.rest(&mut attempts, NODES_EVERY) => rested?,
             }
         }
@@ -339,8 +370,8 @@ impl<S: Server> Service<S> {
         self.tried.send_replace(true);
     }
 
-    /// Waits until the next attempt is due: after `every`, and sooner after a failure. An API server
-    /// that is ready again gets it at once, and the pauses begin anew. Cancel-safe.
+    /// Waits until the next attempt is due: after `every`, and sooner after a failure. An API
+    /// server that is ready again gets it at once, and the pauses begin anew. Cancel-safe.
     async fn rest(&self, attempts: &mut Attempts, every: Duration) -> Result<(), Closed> {
         let failed = attempts.pause;
         let pause = failed.map_or(every, |pause| pause.min(every));
@@ -376,22 +407,28 @@ impl<S: Server> Service<S> {
         }
     }
 
-    /// Deletes the list of whom servers of aggregated APIs trust, once it has an authority that this
-    /// node does not trust any more. The API servers write it again.
-    async fn trust(&self) -> Result<(), Error> {
+    /// Deletes the list of whom servers of aggregated APIs trust, once it has had an authority that
+    /// this node does not trust for [`TRUST_PAUSE`]. The API servers write it again. `others_since`
+    /// is when it was found to have one, or was deleted.
+    async fn trust(&self, others_since: &mut Option<Instant>) -> Result<(), Error> {
         let Some(map) = self.api.read(TRUST).await? else { return Ok(()) };
         let files = [self.ca.clone(), self.front_proxy_ca.clone()];
         let read = move || {
             let ders = files.map(|file| pki::certificates_der(&file.read().ok()??));
             let [components, proxies] = ders;
-            Some([components?, proxies?].concat())
+            Some([components?, proxies?])
         };
         let Some(known) = blocking(read).await else { return Ok(()) };
         if !has_others(&map, &known) {
+            *others_since = None;
+            return Ok(());
+        }
+        if others_since.get_or_insert_with(Instant::now).elapsed() < TRUST_PAUSE {
             return Ok(());
         }
         let of = |field: &str| map["metadata"][field].as_str().unwrap_or_default();
         if self.api.delete(TRUST, of("uid"), of("resourceVersion")).await? {
+            *others_since = Some(Instant::now());
             info!("a former authority of Kubernetes was removed from what aggregated APIs trust");
         }
         Ok(())

@@ -10,7 +10,6 @@ use polis_proto::v1;
 use polis_wire::node_roles::Role;
 use polis_wire::pki::memory::Memory;
 use polis_wire::pki::{Namespace, kubernetes_authority};
-use serde_json::json;
 
 use super::*;
 use crate::parts::Status;
@@ -37,6 +36,8 @@ struct State {
     hangs: BTreeSet<String>,
     /// The Node objects.
     nodes: Vec<Value>,
+    /// The list of whom servers of aggregated APIs trust, which is there again at once.
+    trust: Option<Value>,
     /// The paths of the objects that it was asked to apply, in order.
     applied: Vec<String>,
     /// The paths of the objects that it has deleted.
@@ -83,7 +84,7 @@ impl Server for Fake {
     }
 
     async fn read(&self, _path: &str) -> Result<Option<Value>, api::Error> {
-        self.reached().map(|_state| None)
+        self.reached().map(|state| state.trust.clone())
     }
 
     async fn list(&self, _path: &str) -> Result<Vec<Value>, api::Error> {
@@ -364,27 +365,89 @@ fn a_server_that_waits_for_a_webhook_for_too_long_has_refused_one_object() {
     assert!(!error(api::Error::Connect { address: ADDRESS, source }).is_refusal());
 }
 
+#[tokio::test(start_paused = true)]
+async fn records_that_change_without_another_worker_make_no_pause_after_a_failure_shorter() {
+    let (ctx, handles) = Context::for_test();
+    let mut world = World::new(&ctx);
+    let server = world.service.api.clone();
+    server.state().refuses = BTreeMap::from([(RIGHTS.to_owned(), 500)]);
+    let service = world.service.clone();
+    let story = async {
+        world.tried().await;
+        let end = Instant::now() + Duration::from_secs(59);
+        while Instant::now() < end {
+            world.records.send_modify(|records| {
+                let records = Arc::make_mut(records.as_mut().unwrap());
+                records.get_mut(&id(2)).unwrap().heartbeat_age_ms += 1;
+            });
+            sleep(SPACING / 2).await;
+        }
+        // After 0, 2, 6, 14 and 30 seconds.
+        assert_eq!(server.attempts(RIGHTS), 5);
+        // Another worker has its rights at once.
+        world.records.send_replace(records(&[2, 4]));
+        sleep(SPACING + SPACING / 2).await;
+        assert_eq!(server.attempts(RIGHTS), 6);
+        handles.cancel().await;
+    };
+    let (ended, ()) = tokio::join!(service.run(ctx), story);
+    ended.unwrap();
+}
+
+/// An authority of components or proxies, in DER.
+async fn authority() -> Vec<u8> {
+    let pki = Namespace::new(Memory::default(), "");
+    pki.ensure(&kubernetes_authority(), clock::now()).await.unwrap().der
+}
+
+/// What servers of aggregated APIs trust: these authorities of components, and these of proxies.
+fn trusted([components, proxies]: [&[&[u8]]; 2]) -> Value {
+    let pem =
+        |ders: &[&[u8]]| String::from_utf8(pki::certificates_pem(ders.iter().copied())).unwrap();
+    json!({"data": {
+        "client-ca-file": pem(components),
+        "requestheader-client-ca-file": pem(proxies),
+        "requestheader-allowed-names": "[]",
+    }})
+}
+
 #[tokio::test]
 async fn a_former_authority_in_what_aggregated_apis_trust_is_found() {
-    let authority = async || {
-        let pki = Namespace::new(Memory::default(), "");
-        pki.ensure(&kubernetes_authority(), clock::now()).await.unwrap().der
-    };
     let [one, two, former] = [authority().await, authority().await, authority().await];
-    let known: Vec<_> = [&one, &two].map(|der| CertificateDer::from(der.clone())).into();
-    let map = |[components, proxies]: [&[&[u8]]; 2]| {
-        let pem = |ders: &[&[u8]]| {
-            String::from_utf8(pki::certificates_pem(ders.iter().copied())).unwrap()
-        };
-        let [components, proxies] = [pem(components), pem(proxies)];
-        json!({"data": {
-            "client-ca-file": components,
-            "requestheader-client-ca-file": proxies,
-            "requestheader-allowed-names": "[]",
-        }})
-    };
-    assert!(!has_others(&map([&[&one], &[&two]]), &known));
-    assert!(has_others(&map([&[&former, &one], &[&two]]), &known));
-    assert!(has_others(&map([&[&one], &[&two, &former]]), &known));
+    let known = [&one, &two].map(|der| vec![CertificateDer::from(der.clone())]);
+    let former_in = |authorities: [&[&[u8]]; 2]| has_others(&trusted(authorities), &known);
+    assert!(!former_in([&[&one], &[&two]]));
+    assert!(former_in([&[&former, &one], &[&two]]));
+    assert!(former_in([&[&one], &[&two, &former]]));
     assert!(!has_others(&json!({}), &known));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_former_authority_is_removed_after_a_minute_and_again_where_it_comes_back() {
+    let base = tempfile::tempdir().unwrap();
+    let (ctx, handles) = Context::for_test();
+    let mut world = World::new(&ctx);
+    let (known, former) = (authority().await, authority().await);
+    for (file, name) in
+        [(&mut world.service.ca, "ca.crt"), (&mut world.service.front_proxy_ca, "proxies.crt")]
+    {
+        *file = File::private(base.path().join(name));
+        file.write(&pki::certificates_pem([&known[..]])).unwrap();
+    }
+    let server = world.service.api.clone();
+    server.state().trust = Some(trusted([&[&known, &former], &[&known]]));
+    let service = world.service.clone();
+    let story = async {
+        world.tried().await;
+        // Another controller may have followed a rotation first.
+        sleep(Duration::from_secs(55)).await;
+        assert!(server.state().deleted.is_empty());
+        sleep(Duration::from_secs(195)).await;
+        let deleted = server.state().deleted.clone();
+        assert!((3..=4).contains(&deleted.len()), "{deleted:?}");
+        assert!(deleted.iter().all(|path| path == TRUST), "{deleted:?}");
+        handles.cancel().await;
+    };
+    let (ended, ()) = tokio::join!(service.run(ctx), story);
+    ended.unwrap();
 }

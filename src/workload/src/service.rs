@@ -272,6 +272,7 @@ fn wanted(cluster: &cluster::Status, roles: &v1::NodeRoles, carries: bool) -> Wa
 
 #[cfg(test)]
 mod tests {
+    use polis_wire::rpc;
     use polis_wire::rpc::client::Patience;
 
     use super::*;
@@ -329,7 +330,11 @@ mod tests {
             nodes,
             containerd,
             client: Client::new(candidates, credentials.clone(), Patience::default()),
-            identity: access::Identity { credentials, access_list },
+            identity: access::Identity {
+                credentials,
+                access_list,
+                metrics: Arc::new(rpc::Metrics::new(&rpc::Table::users())),
+            },
             status,
             drains: Drains::default(),
             mesh: mesh::Outputs::default(),

@@ -1,5 +1,5 @@
-//! The site of the parts of Kubernetes on a node: the places, addresses and ranges from which its command lines,
-//! files and certificates follow.
+//! The site of the parts of Kubernetes on a node: the places, addresses and ranges from which its
+//! command lines, files and certificates follow.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;

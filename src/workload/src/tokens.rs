@@ -13,7 +13,6 @@
 
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
 use tokio::net::UnixListener;
@@ -23,6 +22,7 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 use super::parts::{Part, Parts};
+use super::socket;
 use polis_base::cause;
 use polis_base::files::Sockets;
 use polis_base::sys::clock;
@@ -94,19 +94,10 @@ impl Service {
 
 /// The socket, which the API server alone reaches: its directory has that group. Blocks.
 pub(super) fn listen(sockets: &Sockets) -> Result<UnixListener, Error> {
-    // That of an earlier run. The API server connects again.
-    let bound = remove(sockets.client()).and_then(|()| UnixListener::bind(sockets.client()));
-    let listener = bound.map_err(Error::Listen)?;
+    let listener = socket::listen(sockets.client()).map_err(Error::Listen)?;
     let mode = std::fs::Permissions::from_mode(MODE);
     std::fs::set_permissions(sockets.client(), mode).map_err(Error::Listen)?;
     Ok(listener)
-}
-
-fn remove(path: &Path) -> io::Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
 }
 
 struct Signer(ServiceAccounts<Client>);

@@ -1,18 +1,16 @@
 //! A further disk of the machine, which a pod has by a *local* volume.
 
-use std::fs::File;
-
 use anyhow::{Result, ensure};
-use polis_proto::v1::{DiskSelector, DiskVolume, NodeParameters};
-use polis_qemu::args::{Cache, Disk};
-use polis_qemu::{Bus, Config};
+use polis_proto::v1::NodeParameters;
+use polis_qemu::Config;
 use prost::Message as _;
 
+use super::GONE;
 use super::kubectl::Kubectl;
 use super::trial::{Trial, demo};
 use super::volumes::pod;
-use super::{GONE, KUBECTL};
 use crate::console::terminal_parameters;
+use crate::further_disk::second_disk;
 use crate::world::World;
 
 /// Size of the disk.
@@ -23,15 +21,9 @@ const WRITTEN: &str = "64Mi";
 
 /// `config` with a further disk, which its parameters make a volume.
 pub(super) fn attached(world: &World, config: Config) -> Result<Config> {
-    let second =
-        Disk { file: world.path("disk-further.img"), bus: Bus::Virtio, cache: Cache::Unsafe };
-    File::create(&second.file)?.set_len(SIZE)?;
-    let serial = "polis-second".to_owned();
-    let disk = Some(DiskSelector { serial, ..DiskSelector::default() });
-    let volumes = vec![DiskVolume { name: "db".to_owned(), disk }];
-    let parameters = NodeParameters { volumes, ..terminal_parameters() };
+    let parameters = NodeParameters { volumes: second_disk("db"), ..terminal_parameters() };
     Ok(Config {
-        second_disk: Some(second),
+        second_disk: Some(world.empty_disk("disk-further.img", SIZE)?),
         fw_cfg: world.fw_cfg(&parameters.encode_to_vec())?,
         ..config
     })
@@ -40,13 +32,13 @@ pub(super) fn attached(world: &World, config: Config) -> Result<Config> {
 /// A pod of `node` writes to the volume.
 pub(super) fn written(kubectl: &Kubectl, node: &str) -> Result<()> {
     kubectl.apply(&objects(node))?;
-    kubectl.run(&["wait", "--for=condition=Ready", "pod/database", KUBECTL], "")?;
+    kubectl.ready(&["pod/database"])?;
     Trial::run(kubectl, "database", &["write", "/box/kept", WRITTEN])?.is_whole()
 }
 
 /// The pod has what it wrote, and is deleted with its objects.
 pub(super) fn kept(kubectl: &Kubectl) -> Result<()> {
-    kubectl.run(&["wait", "--for=condition=Ready", "pod/database", KUBECTL], "")?;
+    kubectl.ready(&["pod/database"])?;
     let read = demo(kubectl, "database", &["read", "/box/kept"])?;
     ensure!(read.contains("as they were written"), "{read}");
     println!("on the further disk: {}", read.trim());

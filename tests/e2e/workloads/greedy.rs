@@ -5,15 +5,14 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use polis_tests::{Story, skip, story};
+use polis_tests::{Story, story};
 
 use super::kubectl::Kubectl;
 use super::{
-    GONE, KEEPER, KUBECTL, boot_despite_races, further, limits, serves, takes_both_roles, volumes,
-    writing,
+    GONE, KEEPER, boot_despite_races, further, limits, serves, takes_both_roles, volumes, writing,
 };
 use crate::console::Terminal;
-use crate::world::{FULL, home};
+use crate::world::home;
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] =
@@ -23,9 +22,6 @@ pub(crate) const STORIES: &[Story] =
         .at_most(Duration::from_secs(40 * 60))];
 
 fn volumes_keep_their_size_and_data_and_greedy_pods_hurt_nothing_else() -> Result<()> {
-    if std::env::var_os(FULL).is_none() {
-        return skip("no image with Kubernetes was built: see docs/testing.md");
-    }
     let (world, owner, config) = writing("greedy", further::attached)?;
     let mut machine = world.boot(&config)?;
     let founded = home(&mut machine)?;
@@ -34,7 +30,7 @@ fn volumes_keep_their_size_and_data_and_greedy_pods_hurt_nothing_else() -> Resul
 
     let kubectl = Kubectl::of(&world, &owner)?;
     kubectl.apply(KEEPER)?;
-    kubectl.run(&["wait", "--for=condition=Ready", "pod/keeper", KUBECTL], "")?;
+    kubectl.ready(&["pod/keeper"])?;
     further::written(&kubectl, &founded.node)?;
     volumes::hold_their_size(&kubectl, &owner, &machine)?;
     // The pods are there again without a person.
@@ -47,7 +43,7 @@ fn volumes_keep_their_size_and_data_and_greedy_pods_hurt_nothing_else() -> Resul
             Ok(machine)
         })
     })?;
-    kubectl.run(&["wait", "--for=condition=Ready", "pod/keeper", KUBECTL], "")?;
+    kubectl.ready(&["pod/keeper"])?;
     further::kept(&kubectl)?;
 
     let mut console = Terminal::new(&mut machine, [30, 100])?;

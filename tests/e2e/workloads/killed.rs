@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use polis_base::sys::clock;
 use polis_qemu::{Config, Event, Machine};
-use polis_tests::{Story, skip, story};
+use polis_tests::{Story, story};
 use serde_json::Value;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use super::kubectl::Kubectl;
-use super::{ACCESS, GONE, KUBECTL, PART, boot_despite_races, large, serves, takes_both_roles};
+use super::{ACCESS, GONE, PART, boot_despite_races, large, serves, takes_both_roles};
 use crate::fleet::{ask_until, catch_up};
 use crate::owner::Owner;
-use crate::world::{FULL, SOON, World, home};
+use crate::world::{SOON, World, home};
 
 /// The programs, as their processes are called; the part of the workload stack that says what
 /// was lost, or the service of the node.
@@ -59,9 +59,6 @@ pub(crate) const STORIES: &[Story] =
     &[story!(a_pod_goes_on_while_what_runs_it_is_killed).cluster().takes(600)];
 
 fn a_pod_goes_on_while_what_runs_it_is_killed() -> Result<()> {
-    if std::env::var_os(FULL).is_none() {
-        return skip("no image with Kubernetes was built: see docs/testing.md");
-    }
     let world = World::of_full("killed")?;
     let owner = Owner::with_ports(&world.path("owner"), &[ACCESS])?;
     let small = world.bootstrap_config("polis.fault=kill-by-pods polis.guru-countdown=1")?;
@@ -72,7 +69,7 @@ fn a_pod_goes_on_while_what_runs_it_is_killed() -> Result<()> {
     takes_both_roles(&owner, &mut machine, &founded.node)?;
     let kubectl = Kubectl::of(&world, &owner)?;
     kubectl.apply(WITNESS)?;
-    kubectl.run(&["wait", "--for=condition=Ready", "pod/witness", KUBECTL], "")?;
+    kubectl.ready(&["pod/witness"])?;
     let before = life(&kubectl)?;
 
     for (program, says) in PROGRAMS {
@@ -98,7 +95,7 @@ fn a_pod_goes_on_while_what_runs_it_is_killed() -> Result<()> {
     home(&mut machine)?;
     serves(&mut machine)?;
     whole(&kubectl)?;
-    kubectl.run(&["wait", "--for=condition=Ready", "pod/witness", KUBECTL], "")?;
+    kubectl.ready(&["pod/witness"])?;
     let after = life(&kubectl)?;
     ensure!(after.restarts == before.restarts + 1, "after a reboot: {after:?}");
 
@@ -112,7 +109,7 @@ fn a_pod_goes_on_while_what_runs_it_is_killed() -> Result<()> {
         Ok(machine)
     })?;
     whole(&kubectl)?;
-    kubectl.run(&["wait", "--for=condition=Ready", "pod/witness", KUBECTL], "")?;
+    kubectl.ready(&["pod/witness"])?;
     let last = life(&kubectl)?;
     ensure!(last.restarts == after.restarts + 1, "after four days: {last:?}");
     let begun = OffsetDateTime::from(clock::now() + OFF / 2).format(&Rfc3339)?;
@@ -159,10 +156,9 @@ fn back(machine: &mut Machine, says: Says) -> Result<()> {
 
 /// Waits until the API answers, its node is Ready, and the pod answers a person.
 fn whole(kubectl: &Kubectl) -> Result<()> {
-    ask_until("a ready API", || Ok(kubectl.run(&["get", "--raw", "/readyz"], "").ok()))?;
-    kubectl.run(&["wait", "--for=condition=Ready", "nodes", "--all", KUBECTL], "")?;
+    kubectl.serves()?;
     let path = "/api/v1/namespaces/default/pods/witness:8080/proxy/";
-    ask_until("an answer of the pod", || Ok(kubectl.run(&["get", "--raw", path], "").ok()))?;
+    ask_until("an answer of the pod", || Ok(kubectl.raw(path).ok()))?;
     Ok(())
 }
 

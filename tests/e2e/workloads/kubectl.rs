@@ -12,6 +12,7 @@ use polis_qemu::patience::Deadline;
 use polis_tests::workspace;
 
 use super::KUBECTL;
+use crate::fleet::ask_until;
 use crate::owner::Owner;
 use crate::world::{SOON, World};
 
@@ -52,6 +53,22 @@ impl Kubectl {
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "kubectl {args:?} ended with {}: {said}", output.status);
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Waits until these objects, with options that say where they are, are Ready.
+    pub(super) fn ready(&self, what: &[&str]) -> Result<()> {
+        self.run(&[&["wait", "--for=condition=Ready", KUBECTL], what].concat(), "").map(drop)
+    }
+
+    /// The answer of the API at this path.
+    pub(super) fn raw(&self, path: &str) -> Result<String> {
+        self.run(&["get", "--raw", path], "")
+    }
+
+    /// Waits until the API says that it serves and that its nodes are there.
+    pub(super) fn serves(&self) -> Result<()> {
+        ask_until("a ready API", || Ok(self.raw("/readyz").ok()))?;
+        self.ready(&["nodes", "--all"])
     }
 
     /// Applies objects; again where the API server is too busy to take the call, which may be

@@ -161,8 +161,7 @@ pub(super) fn the_disk(
     kubectl.apply(GREEDY)?;
     let pods = ["bounded", "greedy", "swarming", "ballast"].map(|pod| format!("pod/{pod}"));
     let pods = pods.each_ref().map(String::as_str);
-    let ready = ["wait", "--for=condition=Ready", KUBECTL];
-    kubectl.run(&[&ready[..], &pods[..]].concat(), "")?;
+    kubectl.ready(&pods)?;
     // kubelet may evict it before its last byte, which ends the command.
     match Trial::run(kubectl, "bounded", &["write", "/scratch/file", "32Mi"]) {
         Ok(written) => written.is_whole()?,
@@ -269,8 +268,7 @@ fn reason(kubectl: &Kubectl, pod: &str) -> Result<String> {
 
 /// Fails unless `polisctl` shows the pod with one of these reasons.
 fn is_shown(owner: &Owner, pod: &str, reasons: &[&str]) -> Result<()> {
-    let status = owner.run(&["kubernetes", "status", "--output", "json"])?;
-    let status: serde_json::Value = serde_json::from_str(&status)?;
+    let status = owner.document(&["kubernetes", "status"])?;
     let pods = status["pods"]["unwell"].as_array();
     let shown = pods.into_iter().flatten().find(|one| one["name"] == pod);
     let shown = shown.map(ToString::to_string).unwrap_or_default();

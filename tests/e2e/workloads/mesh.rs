@@ -26,14 +26,14 @@ use polis_qemu::capture::Captured;
 use polis_qemu::fleet::Part;
 use polis_qemu::host::free_port;
 use polis_qemu::{Config, Event, Fleet, Operator, Port};
-use polis_tests::{Story, draws_all, polisctl, skip, story};
+use polis_tests::{Story, draws_all, polisctl, story};
 use serde_json::Value;
 
 use super::kubectl::Kubectl;
 use super::policy::{self, Outcome};
 use super::{GONE, KUBECTL, PART};
-use crate::fleet::{ask_until, catch_up, joined_by};
-use crate::world::{FULL, SOON, World};
+use crate::fleet::{ask_until, catch_up, joined_by, run};
+use crate::world::{SOON, World, chapters};
 
 /// The workloads.
 const WORKLOADS: &str = include_str!("mesh.yaml");
@@ -99,12 +99,8 @@ pub(crate) const STORIES: &[Story] = &[story!(three_machines_carry_pods_through_
     .at_most(Duration::from_secs(40 * 60))];
 
 fn three_machines_carry_pods_through_what_befalls_them() -> Result<()> {
-    if std::env::var_os(FULL).is_none() {
-        return skip("no image with Kubernetes was built: see docs/testing.md");
-    }
     let world = World::of_full("mesh")?;
-    let began = Instant::now();
-    let chapter = |title: &str| eprintln!("{:6.1} s  {title}", began.elapsed().as_secs_f64());
+    let chapter = chapters();
 
     let mut mesh = Mesh::raised(&world, &chapter)?;
     mesh.reaches_across_machines()?;
@@ -152,7 +148,7 @@ impl Mesh {
             let role = if number == CONTROLLER { "controller" } else { "worker" };
             let id = cluster.nodes[number].id.clone();
             let role = format!("kubernetes-{role}");
-            cluster.operator.run(&["--timeout", "2m", "node", "roles", &id, "--add", &role])?;
+            run(&cluster, &["node", "roles", &id, "--add", &role])?;
         }
         let mut ways = [0; 2];
         for (way, number) in ways.iter_mut().zip(WORKERS) {
@@ -167,10 +163,10 @@ impl Mesh {
             chapter(&format!("machine {} serves all that its role asks for", number + 1));
         }
         let out = kubeconfig.display().to_string();
-        mesh.cluster.operator.run(&["--timeout", "2m", "kubernetes", "kubeconfig", "-o", &out])?;
+        run(&mesh.cluster, &["kubernetes", "kubeconfig", "-o", &out])?;
         mesh.kubectl.apply(WORKLOADS)?;
         mesh.kubectl.run(&["wait", "--for=condition=Available", "deployment/web", KUBECTL], "")?;
-        mesh.kubectl.run(&["wait", "--for=condition=Ready", "pod/idle", KUBECTL], "")?;
+        mesh.kubectl.ready(&["pod/idle"])?;
         chapter("the workloads run");
         Ok(mesh)
     }
@@ -229,7 +225,7 @@ impl Mesh {
         }
         // The API server's machine has no pods, and reaches those of others.
         let path = "/api/v1/namespaces/default/services/web:80/proxy/";
-        let answer = self.kubectl.run(&["get", "--raw", path], "")?;
+        let answer = self.kubectl.raw(path)?;
         ensure!(answer.contains(MARKER), "through the API server: {answer}");
         for worker in WORKERS {
             let answer = self.answers_outside(worker)?;
@@ -244,7 +240,7 @@ impl Mesh {
     /// the label that the policy names, and answered without the policy.
     fn policy_holds_across_machines(&self) -> Result<()> {
         self.kubectl.apply(CLIENT)?;
-        self.kubectl.run(&["wait", "--for=condition=Ready", "pod/client", KUBECTL], "")?;
+        self.kubectl.ready(&["pod/client"])?;
         self.client_is(Outcome::Answered)?;
         self.kubectl.apply(ONLY_FRIENDS)?;
         self.client_is(Outcome::Refused)?;
@@ -266,11 +262,11 @@ impl Mesh {
     /// Other authorities sign for everything, and the pods and their callers do not notice.
     fn authorities_are_rotated(&self) -> Result<()> {
         self.kubectl.apply(HOLDER)?;
-        self.kubectl.run(&["wait", "--for=condition=Ready", "pod/holder", KUBECTL], "")?;
+        self.kubectl.ready(&["pod/holder"])?;
         let key = || self.kubectl.run(&["exec", "holder", "--", "/demo", "token"], "");
         let (before, former) = (self.lives()?, key()?);
         self.cluster.operator.run(&["--timeout", "20m", "cluster", "rotate-ca", "--yes"])?;
-        self.whole()?;
+        self.kubectl.serves()?;
         for worker in WORKERS {
             self.answers_outside(worker)?;
         }
@@ -287,14 +283,12 @@ impl Mesh {
     /// A watch, an `exec` and a forwarded port of a user who is revoked.
     fn revoked_user_is_cut(&mut self, world: &World) -> Result<()> {
         let path = |name: &str| world.path(name).display().to_string();
-        let owner = &self.cluster.operator;
         let user = Operator::new(&polisctl()?, &world.path("ann"), "ann");
         user.run(&["owner", "create", "-o", &path("ann.key")])?;
         let [public, invitation] = ["ann.pub", "ann.json"].map(path);
         let role = ["user", "create", "ann", "--role", "operator"];
-        owner.run(
-            &[&["--timeout", "2m"], &role[..], &["--key", &public, "-o", &invitation]].concat(),
-        )?;
+        let role = [&role[..], &["--key", &public, "-o", &invitation]].concat();
+        run(&self.cluster, &role)?;
         user.run(&["context", "import", &invitation, "--key", &path("ann.key")])?;
         let kubeconfig = path("ann-kubeconfig");
         user.run(&["--timeout", "2m", "kubernetes", "kubeconfig", "-o", &kubeconfig])?;
@@ -307,8 +301,7 @@ impl Mesh {
         let exec = kubectl.start(&["exec", "idle", "--", "/pause"])?;
         ask_until("a running exec", || Ok((self.execs()? == 1).then_some(())))?;
 
-        let revoke = ["--timeout", "2m", "user", "revoke", "ann", "--yes"];
-        self.cluster.operator.run(&revoke)?;
+        run(&self.cluster, &["user", "revoke", "ann", "--yes"])?;
         let revoked = Instant::now();
         for (what, running) in [("watch", &watch), ("port-forward", &forward), ("exec", &exec)] {
             running.ends(CUT_MAX)?;
@@ -321,7 +314,7 @@ impl Mesh {
 
     /// The streams of `exec` that the API server has.
     fn execs(&self) -> Result<u64> {
-        let metrics = self.kubectl.run(&["get", "--raw", "/metrics"], "")?;
+        let metrics = self.kubectl.raw("/metrics")?;
         let exec = |line: &&str| {
             line.starts_with("apiserver_longrunning_requests{")
                 && line.contains("subresource=\"exec\"")
@@ -334,11 +327,10 @@ impl Mesh {
     /// and everything comes back.
     fn quorum_is_lost_and_found(&mut self) -> Result<()> {
         let id = self.id(HOME).to_owned();
-        let join = ["--timeout", "2m", "node", "roles", &id, "--add", "consensus-member"];
-        self.cluster.operator.run(&join)?;
+        run(&self.cluster, &["node", "roles", &id, "--add", "consensus-member"])?;
         let machine = self.cluster.machine(HOME)?;
         machine.wait_for("etcd", SOON, |etcd| etcd.is("state", "voter"))?;
-        self.whole()?;
+        self.kubectl.serves()?;
         let before = self.lives()?;
 
         catch_up(self.cluster.machine(CONTROLLER)?);
@@ -347,7 +339,7 @@ impl Mesh {
         self.says(CONTROLLER, "apiserver", |event| event.is("state", "failed"))?;
         // Its own check of etcd waits for ten seconds, and a busy machine's for more.
         ask_until("an API server that names etcd", || {
-            let ready = self.kubectl.run(&["get", "--raw", "/readyz"], "");
+            let ready = self.kubectl.raw("/readyz");
             Ok(ready.err().filter(|said| format!("{said:#}").contains("etcd failed")).map(drop))
         })?;
         let status =
@@ -365,7 +357,7 @@ impl Mesh {
         links.heal();
         self.serves(OTHER)?;
         self.answers_outside(OTHER)?;
-        self.whole()?;
+        self.kubectl.serves()?;
         let after = self.lives()?;
         ensure!(before == after, "pods did not go on: {before:?}, then {after:?}");
         Ok(())
@@ -381,15 +373,6 @@ impl Mesh {
         self.says(OTHER, "mesh", |event| event.is("state", "ready"))
     }
 
-    /// Waits until the API says that it serves and that its nodes are there.
-    fn whole(&self) -> Result<()> {
-        ask_until("a ready API", || {
-            Ok(self.kubectl.run(&["get", "--raw", "/readyz"], "").ok().map(drop))
-        })?;
-        self.kubectl.run(&["wait", "--for=condition=Ready", "nodes", "--all", KUBECTL], "")?;
-        Ok(())
-    }
-
     /// Each container: since when it runs, and how often it was started again.
     fn lives(&self) -> Result<Vec<(String, Value, Value)>> {
         let pods = self.get(&["pods"])?;
@@ -400,7 +383,9 @@ impl Mesh {
             let name = pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
             (name, status["state"]["running"]["startedAt"].clone(), status["restartCount"].clone())
         };
-        Ok(running.map(life).collect())
+        let lives: Vec<_> = running.map(life).collect();
+        ensure!(!lives.is_empty(), "no pod runs: {pods:?}");
+        Ok(lives)
     }
 
     /// The worker with the pods leaves: the one that a controller keeps moves to the other.

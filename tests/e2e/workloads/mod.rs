@@ -18,14 +18,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use polis_qemu::{Config, Error, Machine};
-use polis_tests::{Story, skip, story};
+use polis_tests::{Story, story};
 
 use self::kubectl::Kubectl;
 use self::trial::Calm;
 use crate::console::with_terminal;
 use crate::owner::Owner;
 use crate::restart::orderly_end;
-use crate::world::{FULL, POWER_BUTTON, SOON, World, home};
+use crate::world::{POWER_BUTTON, SOON, World, home};
 
 /// Longest that a part of the workload stack may take: an API server that is translated
 /// needs minutes.
@@ -91,9 +91,6 @@ pub(crate) const STORIES: &[Story] =
         .at_most(Duration::from_secs(40 * 60))];
 
 fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> {
-    if std::env::var_os(FULL).is_none() {
-        return skip("no image with Kubernetes was built: see docs/testing.md");
-    }
     let (world, owner, config) = writing("workloads", |_world, config| Ok(config))?;
     let mut machine = world.boot(&config)?;
     let founded = home(&mut machine)?;
@@ -112,17 +109,17 @@ fn a_demo_answers_by_its_name_and_its_pods_end_with_the_machine() -> Result<()> 
     visited(&kubectl, &founded.node)?;
 
     kubectl.apply(policy::CLIENTS)?;
-    kubectl.run(&["wait", "--for=condition=Ready", "pod/friend", "pod/stranger", KUBECTL], "")?;
+    kubectl.ready(&["pod/friend", "pod/stranger"])?;
     policy::decide(&kubectl)?;
     policy::spare_the_probes(&kubectl)?;
     kubectl.delete(&["pod/friend", "pod/stranger"], GONE)?;
 
     kubectl.apply(&format!("{KEEPER}---\n{SANDBOXED}"))?;
-    kubectl.run(&["wait", "--for=condition=Ready", "pod/keeper", "pod/sandboxed", KUBECTL], "")?;
+    kubectl.ready(&["pod/keeper", "pod/sandboxed"])?;
     let at = |pod| format!("/api/v1/namespaces/default/pods/{pod}:8080/proxy/");
-    let sandboxed = kubectl.run(&["get", "--raw", &at("sandboxed")], "")?;
+    let sandboxed = kubectl.raw(&at("sandboxed"))?;
     ensure!(sandboxed.contains("gvisor"), "the kernel of a gVisor pod: {sandboxed}");
-    let keeper = kubectl.run(&["get", "--raw", &at("keeper")], "")?;
+    let keeper = kubectl.raw(&at("keeper"))?;
     ensure!(!keeper.contains("gvisor"), "the kernel of another pod: {keeper}");
     let begun = Instant::now();
     kubectl.delete(&["pod/sandboxed"], GONE)?;

@@ -7,9 +7,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use polis_qemu::patience::Deadline;
 
+use super::IN_DEMO;
 use super::kubectl::Kubectl;
-use super::{IN_DEMO, KUBECTL};
 
 /// Two pods of the demo that ask others.
 pub(super) const CLIENTS: &str = "\
@@ -90,9 +91,9 @@ pub(super) fn becomes(
     server: &str,
     outcome: Outcome,
 ) -> Result<Duration> {
-    let begun = Instant::now();
+    let (begun, mut late) = (Instant::now(), Deadline::within(KNOWN));
     while asks(kubectl, pod, server)? != outcome {
-        ensure!(begun.elapsed() < KNOWN, "{pod} to {server} is not {outcome:?} after {KNOWN:?}");
+        ensure!(!late.is_over(), "{pod} to {server} is not {outcome:?} after {KNOWN:?}");
     }
     Ok(begun.elapsed())
 }
@@ -149,15 +150,14 @@ spec:
     kubectl.apply(DENY)?;
     becomes(kubectl, "friend", DEMO, Outcome::Refused)?;
     kubectl.apply(PROBED)?;
-    kubectl
-        .run(&["wait", "--for=condition=Ready", "pod/probed", IN_DEMO, KUBECTL], "")
-        .context("the probes of kubelet do not reach the pod")?;
+    let probed = kubectl.ready(&["pod/probed", IN_DEMO]);
+    probed.context("the probes of kubelet do not reach the pod")?;
     let path = "/api/v1/namespaces/demo/pods/probed:8080/proxy/";
     let answer = kubectl.run(&["get", "--raw", path, "--request-timeout=10s"], "");
     ensure!(answer.is_err(), "the API server reaches the pod: {answer:?}");
     kubectl.run(&["delete", "networkpolicy", "deny", IN_DEMO], "")?;
     becomes(kubectl, "friend", DEMO, Outcome::Answered)?;
-    let answer = kubectl.run(&["get", "--raw", path], "")?;
+    let answer = kubectl.raw(path)?;
     ensure!(answer.contains("pod "), "the API server reaches the pod: {answer}");
     kubectl.run(&["delete", "pod", "probed", IN_DEMO, "--now"], "")?;
     Ok(())

@@ -4,13 +4,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
-use polis_qemu::{Event, Machine};
+use polis_qemu::Machine;
 
 use super::kubectl::Kubectl;
 use super::{GONE, IN_DEMO, KUBECTL, boot_despite_races, large, takes_both_roles, visited};
 use crate::esp;
 use crate::owner::Owner;
-use crate::world::{BOOT, SNAPSHOT, SOON, World};
+use crate::world::{BOOT, SNAPSHOT, SOON, World, comes};
 
 /// Saves etcd while the demo runs.
 pub(super) fn saved(world: &World, owner: &Owner) -> Result<PathBuf> {
@@ -36,10 +36,7 @@ pub(super) fn lives_on(
         let mut machine = world.boot(&config)?;
         machine.wait_for("ready", BOOT, |_| true)?;
         // Its line may have come before that of the node.
-        let votes = |event: &Event| event.word == "etcd" && event.is("state", "voter");
-        if machine.seen(votes).is_empty() {
-            machine.wait_for("etcd", SOON, votes)?;
-        }
+        comes(&mut machine, "etcd", SOON, |event| event.is("state", "voter"))?;
         Ok(machine)
     })?;
     let ready = machine.seen(|event| event.word == "ready");

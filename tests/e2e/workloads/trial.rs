@@ -143,7 +143,6 @@ fn acknowledged(machine: &Machine) -> Vec<f64> {
 }
 
 fn term(owner: &Owner) -> Result<u64> {
-    let text = owner.run(&["etcd", "status", "--output", "json"])?;
-    let status: serde_json::Value = serde_json::from_str(&text)?;
-    status["term"].as_u64().with_context(|| format!("no term in {text}"))
+    let status = owner.document(&["etcd", "status"])?;
+    status["term"].as_u64().with_context(|| format!("no term in {status}"))
 }

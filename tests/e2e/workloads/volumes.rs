@@ -66,7 +66,7 @@ spec:
 pub(super) fn hold_their_size(kubectl: &Kubectl, owner: &Owner, machine: &Machine) -> Result<()> {
     let both = format!("{}---\n{}", pod_with_volume("full"), pod_with_volume("beside"));
     kubectl.apply(&both)?;
-    kubectl.run(&["wait", "--for=condition=Ready", "pod/full", "pod/beside", KUBECTL], "")?;
+    kubectl.ready(&["pod/full", "pod/beside"])?;
     let calm = Calm::begins(owner, machine)?;
 
     let kept = Trial::run(kubectl, "full", &["write", "/box/kept", "16Mi"])?;
@@ -123,7 +123,7 @@ pub(super) fn survive_power_cuts(
         machine.kill();
         machine = boot()?;
         let ready = format!("pod/{name}");
-        kubectl.run(&["wait", "--for=condition=Ready", &ready, "pod/full", KUBECTL], "")?;
+        kubectl.ready(&["pod/full", &ready])?;
         let kept = demo_again(&mut machine, kubectl, "full", &["read", "/box/kept"])?;
         is_whole(&kept)?;
         for kind in ["pod", "pvc"] {

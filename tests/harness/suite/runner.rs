@@ -397,7 +397,7 @@ mod tests {
     fn the_processor_time_of_a_story_has_that_of_its_programs() {
         let dir = tempfile::tempdir().unwrap();
         // Some tenths of a second in a program that the story waits for.
-        let busy = "sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done'; true";
+        let busy = "sh -c 'i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done'; true";
         let report = run(SUITE, &[("busy", busy), ("idle", "sleep 0.2")], dir.path());
         let [busy, idle] = [0, 1].map(|at| report.stories[at].processor_seconds);
         assert!(busy > 0.05 && busy > 3.0 * idle, "busy {busy} s, idle {idle} s");

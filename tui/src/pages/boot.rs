@@ -39,6 +39,8 @@ const ROWS: usize = 3;
 
 const SPLIT: &str = "cut off from the cluster: too few of its members answer. \
                      The etcd page (F3) names them.";
+const NO_CURATOR: &str = "cut off from the cluster: no curator answers. Check the network to the \
+                          other nodes; the Cluster page (F2) has their addresses.";
 const DISOWNING: &str = "This node was removed from its cluster and cannot return. Reinstall the \
                          machine to use it again.";
 
@@ -164,7 +166,10 @@ pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
         None => ("Starting, and", "Starting:"),
     };
     match snapshot.header.cluster {
-        Cluster::Split => return (Mark::Bad, format!("{and} {SPLIT}")),
+        Cluster::Split => {
+            let why = if is_leaderless(snapshot) { SPLIT } else { NO_CURATOR };
+            return (Mark::Bad, format!("{and} {why}"));
+        }
         Cluster::Disowning => return (Mark::Bad, DISOWNING.to_owned()),
         Cluster::Unknown | Cluster::Foreign | Cluster::Trusted | Cluster::Home => {}
     }
@@ -184,6 +189,17 @@ pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     let names: Vec<String> = started.map(|stage| name(&stage.name)).collect();
     let what = if names.is_empty() { String::new() } else { format!(": {}", names.join(", ")) };
     (Mark::Busy, format!("Starting{what}."))
+}
+
+/// Whether this node has a member of etcd, and that knows no leader: a node is cut off for that,
+/// or else because no curator answers.
+fn is_leaderless(snapshot: &Snapshot) -> bool {
+    snapshot.etcd.as_ref().is_some_and(|etcd| !etcd.quorum)
+}
+
+/// Whether [`answer`] may have changed, with the same header: all that it reads.
+pub(crate) fn may_answer_anew(old: &Snapshot, new: &Snapshot) -> bool {
+    (old.ready, &old.stages) != (new.ready, &new.stages) || is_leaderless(old) != is_leaderless(new)
 }
 
 /// The answer once the node is ready, where `worst` is the worst mark of the other pages

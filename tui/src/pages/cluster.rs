@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use ratatui::style::Style;
 use ratatui::text::Line;
 
 use super::Content;
@@ -45,7 +46,7 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
         return Content { body, ..Content::default() };
     };
     let unreachable = unreachable(snapshot);
-    let (mark, answer) = classify(known, &unreachable);
+    let (mark, answer) = answer(snapshot);
     let mut head = headline(mark, &answer, width);
     if let Some(stale) = known.stale {
         let text = format!("No curator answers: this list is {} old.", duration(stale));
@@ -126,14 +127,14 @@ fn alone(snapshot: &Snapshot) -> &'static str {
     }
 }
 
-/// The name of this node, for comparison.
+/// The ID of this node and the words of its key, for comparison.
 fn identity(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
     let header = &snapshot.header;
     let Some(node) = &header.node else { return Vec::new() };
     let mut lines = vec![blank(), titled(Row::default().put(STRONG, "This node"), width)];
     let fact =
         |what: &str, text: &str| hanging(INDENT, &crate::text::pad(what, FACT), PLAIN, text, width);
-    lines.extend(fact("name", node));
+    lines.extend(fact("ID", node));
     lines.extend(header.words.iter().flat_map(|words| fact("fingerprint", words)));
     if header.cluster == Cluster::Foreign {
         let text = "An operator compares the fingerprint with the output of this command, and \
@@ -302,10 +303,13 @@ fn list(nodes: &[&Node]) -> String {
     }
 }
 
-/// How a row is shared out.
+/// How a row is shared out. On a screen without room for all columns, the least useful ones are
+/// left out: a part of a number is a wrong number.
 struct Columns {
     name: usize,
     address: usize,
+    etcd: bool,
+    heartbeat: bool,
     roles: bool,
 }
 
@@ -319,20 +323,29 @@ impl Columns {
         // The name is the first distinction of a node.
         let more = if left >= NAME_MIN + more { more } else { 0 };
         let left = left - more;
+        let (name, address) = (left.clamp(NAME_MIN, NAME_MAX), ADDRESS + more);
+        let used = INDENT + name + address + STATE;
         Self {
-            address: ADDRESS + more,
-            name: left.clamp(NAME_MIN, NAME_MAX),
+            name,
+            address,
+            etcd: used + ETCD + HEARTBEAT <= width,
+            heartbeat: used + HEARTBEAT <= width,
             roles: left > NAME_MAX + ROLES || left > NAME_MAX && nodes > DETAILS_MAX,
         }
+    }
+
+    /// `row` with the last columns, as far as there is room for them.
+    fn end(&self, row: Row, etcd: (Style, &str), heartbeat: (Style, &str)) -> Row {
+        let row = if self.etcd { row.cell(ETCD, etcd.0, etcd.1) } else { row };
+        if self.heartbeat { row.cell(HEARTBEAT, heartbeat.0, heartbeat.1) } else { row }
     }
 
     fn head(&self, nodes: usize, width: usize) -> Line<'static> {
         let row = Row::default()
             .cell(INDENT + self.name, STRONG, &plural(nodes as u64, "node"))
             .cell(self.address, DIM, "address")
-            .cell(STATE, DIM, "state")
-            .cell(ETCD, DIM, "etcd")
-            .cell(HEARTBEAT, DIM, "heartbeat");
+            .cell(STATE, DIM, "state");
+        let row = self.end(row, (DIM, "etcd"), (DIM, "heartbeat"));
         if self.roles {
             row.cell(0, DIM, "").put(DIM, "roles, labels").line()
         } else {
@@ -405,9 +418,9 @@ fn rows(
         .cell(INDENT, mark.style(), mark.glyph())
         .cell(columns.name, if node.own { STRONG } else { PLAIN }, &name)
         .cell(columns.address, PLAIN, node.address.as_deref().unwrap_or("-"))
-        .cell(STATE, mark.style(), &state)
-        .cell(ETCD, PLAIN, etcd)
-        .cell(HEARTBEAT, if mark == Mark::Bad { ATTENTION } else { PLAIN }, &heartbeat);
+        .cell(STATE, mark.style(), &state);
+    let late = if mark == Mark::Bad { ATTENTION } else { PLAIN };
+    let row = columns.end(row, (PLAIN, etcd), (late, &heartbeat));
     let more = remark(node);
     let address = node.address.as_ref().filter(|address| cells(address) >= columns.address);
     let mut lines = Vec::new();

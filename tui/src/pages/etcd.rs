@@ -4,10 +4,10 @@ use ratatui::style::Style;
 use ratatui::text::Line;
 
 use super::load::Chart;
-use super::naming::short;
+use super::naming::{called_by_id, name_of, short};
 use super::{Content, WIDE};
 use crate::snapshot::{Bucket, Etcd, Member, MemberStatus, Past, Snapshot, Snapshots};
-use crate::text::{bytes, clean, count, cut, duration, micros, name, plural, wrap};
+use crate::text::{ago, bytes, clean, count, cut, duration, micros, name, plural, wrap};
 use crate::theme::{ATTENTION, BUSY, DIM, Mark, PLAIN, STRONG};
 use crate::widgets::block::{blank, title, titled};
 use crate::widgets::headline::{INDENT, command, headline, note};
@@ -52,6 +52,8 @@ const LEARNING: &str = "This node's member is a learner: it votes once it has ca
 const ASKING: &str = "The connections to the other voters are not known yet.";
 const UNTOLD: &str = "The connections to the other voters are not known: their nodes answer, but \
                       etcd here does not report its connections.";
+const FULL: &str = "at 100 % etcd accepts no writes. Remove what the cluster does not need, such \
+                    as old objects of Kubernetes.";
 
 /// Names that fit in a sentence.
 const NAMED_MAX: usize = 2;
@@ -90,25 +92,15 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
         let text = format!(
             "{} does not answer: switch it on, or check its network; if its machine is lost, \
              an operator runs:",
-            short(&member.name)
+            called_by_id(snapshot, &member.name)
         );
         body.extend(note(Mark::Attention, &text, width));
         body.extend(command(&format!("polisctl node delete {} --force", member.name), width));
         body.push(blank());
     }
-    let left = width.saturating_sub(INDENT + STANDING + LAG + TRIP + DB);
-    let column = left.clamp(NAME_MIN, NAME_MAX);
-    let wide = left >= NAME_MAX + PLACE;
-    let head = Row::default()
-        .cell(INDENT + column, STRONG, &plural(etcd.members.len() as u64, "member"))
-        // The head of the second column is wider than its values.
-        .cell(STANDING - LAG, DIM, "standing")
-        .right(2 * LAG, DIM, "entries behind")
-        .right(TRIP, DIM, "answers")
-        .right(DB, DIM, "database");
-    let head = if wide { head.gap(GAP).put(DIM, "number and address") } else { head };
-    body.push(titled(head, width));
-    body.extend(etcd.members.iter().flat_map(|member| rows(member, etcd, column, wide, width)));
+    let columns = Columns::of(width);
+    body.push(titled(columns.head(etcd.members.len()), width));
+    body.extend(etcd.members.iter().flat_map(|member| rows(member, snapshot, &columns, width)));
     body.push(blank());
     let database = if etcd.takes_part() { "Database" } else { "Database, at the last report" };
     body.push(title(database, width));
@@ -116,6 +108,48 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     body.extend(past(&etcd.past, width));
     body.extend(super::reach::block(snapshot, width));
     Content { body, ..Content::default() }
+}
+
+/// How a row is shared out. On a screen without room for all columns, the least useful ones are
+/// left out: a part of a number is a wrong number.
+struct Columns {
+    name: usize,
+    standing: usize,
+    lag: bool,
+    trip: bool,
+    db: bool,
+    /// Whether there is room for the number and the address of a member, too.
+    wide: bool,
+}
+
+impl Columns {
+    fn of(width: usize) -> Self {
+        let left = width.saturating_sub(INDENT + STANDING + LAG + TRIP + DB);
+        let name = left.clamp(NAME_MIN, NAME_MAX);
+        let standing = STANDING.min(width.saturating_sub(INDENT + name));
+        let fits = |more: usize| INDENT + name + STANDING + more <= width;
+        Self {
+            name,
+            standing,
+            lag: fits(LAG),
+            trip: fits(LAG + TRIP),
+            db: fits(LAG + TRIP + DB),
+            wide: left >= NAME_MAX + PLACE,
+        }
+    }
+
+    fn head(&self, members: usize) -> Row {
+        let row =
+            Row::default().cell(INDENT + self.name, STRONG, &plural(members as u64, "member"));
+        let row = match self.lag {
+            // The head of the second column is wider than its values.
+            true => row.cell(STANDING - LAG, DIM, "standing").right(2 * LAG, DIM, "entries behind"),
+            false => row.cell(self.standing, DIM, "standing"),
+        };
+        let row = if self.trip { row.right(TRIP, DIM, "answers") } else { row };
+        let row = if self.db { row.right(DB, DIM, "database") } else { row };
+        if self.wide { row.gap(GAP).put(DIM, "number and address") } else { row }
+    }
 }
 
 /// The charts of the recent past, where there is room.
@@ -163,7 +197,7 @@ pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
 /// Whether [`answer`] may have changed, as to the members: all that it reads.
 pub(crate) fn may_answer_anew(old: &Snapshot, new: &Snapshot) -> bool {
     let (Some(old), Some(new)) = (&old.etcd, &new.etcd) else { return old.etcd != new.etcd };
-    let read = |it: &Etcd| (it.quorum, it.survives, it.members.len());
+    let read = |it: &Etcd| (it.quorum, it.survives, it.members.len(), nearly_full(it));
     let differ = |(old, new): (&Member, &Member)| {
         (&old.name, old.standing, old.own, old.answers, is_untold(old))
             != (&new.name, new.standing, new.own, new.answers, is_untold(new))
@@ -209,21 +243,40 @@ fn classify(etcd: &Etcd, snapshot: &Snapshot) -> (Mark, String) {
         }
         (_, Some(0)) if silent.is_empty() => (Mark::Attention, TWO_VOTERS.to_owned()),
         (_, Some(0)) => {
-            (Mark::Bad, format!("{}: losing one more voter stops the cluster.", gone(&silent)))
+            let gone = gone(&silent, snapshot);
+            (Mark::Bad, format!("{gone}: losing one more voter stops the cluster."))
         }
         (_, Some(some)) if silent.is_empty() => {
             (Mark::Good, format!("The cluster survives the loss of {some} of its {all} voters."))
         }
         (_, Some(some)) => {
-            let text = format!("{}. The cluster survives the loss of {some} more.", gone(&silent));
-            (Mark::Attention, text)
+            let gone = gone(&silent, snapshot);
+            (Mark::Attention, format!("{gone}. The cluster survives the loss of {some} more."))
         }
     };
-    match learners {
-        0 => (mark, answer),
-        1 => (mark, format!("{answer} A learner is catching up.")),
-        some => (mark, format!("{answer} {some} learners are catching up.")),
+    let answer = match learners {
+        0 => answer,
+        1 => format!("{answer} A learner is catching up."),
+        some => format!("{answer} {some} learners are catching up."),
+    };
+    match nearly_full(etcd) {
+        // An alarm, and what is worse, has the word.
+        Some(percent) if mark < Mark::Bad && etcd.alarms.is_empty() => {
+            (Mark::Attention, format!("{answer} The database is {percent} % full: {FULL}"))
+        }
+        _ => (mark, answer),
     }
+}
+
+/// The share of its quota that the database has used, in percent, where it is known.
+fn used(etcd: &Etcd) -> Option<u8> {
+    let percent = (u128::from(etcd.db_size) * 100).checked_div(u128::from(etcd.db_quota))?;
+    Some(u8::try_from(percent).unwrap_or(100).min(100))
+}
+
+/// The same of a database that is a matter for a person; not of one at the last report.
+fn nearly_full(etcd: &Etcd) -> Option<u8> {
+    used(etcd).filter(|percent| *percent >= DB_FULL && etcd.takes_part())
 }
 
 /// Whether the node of a member answered when etcd's own account was not available.
@@ -232,10 +285,10 @@ fn is_untold(member: &Member) -> bool {
 }
 
 /// The members that do not answer, as a sentence without its end.
-fn gone(silent: &[&Member]) -> String {
+fn gone(silent: &[&Member], snapshot: &Snapshot) -> String {
     let called = |member: &&Member| match member.name.as_str() {
         "" => "one that has not started".to_owned(),
-        name => short(name),
+        id => called_by_id(snapshot, id),
     };
     let names = silent.iter().map(called).take(NAMED_MAX).collect::<Vec<_>>().join(", ");
     match silent.len() {
@@ -299,16 +352,15 @@ fn beside(lead: Row, column: usize, style: Style, text: &str, width: usize) -> V
 
 fn rows(
     member: &Member,
-    etcd: &Etcd,
-    column: usize,
-    wide: bool,
+    snapshot: &Snapshot,
+    columns: &Columns,
     width: usize,
 ) -> Vec<Line<'static>> {
     let id = format!("{:016x}", member.id);
     let name = match member.name.as_str() {
         "" => "(not started)".to_owned(),
-        name if column < NAME_MAX => short(name),
-        name => name.to_owned(),
+        id if columns.name < NAME_MAX => called_by_id(snapshot, id),
+        id => name_of(snapshot, id).unwrap_or_else(|| id.to_owned()),
     };
     let mark = match (member.answers, member.standing) {
         (Some(false), _) => Mark::Bad,
@@ -323,10 +375,10 @@ fn rows(
     };
     let words = match member.answers {
         Some(true) => words.to_owned(),
-        Some(false) if member.own && !etcd.takes_part() => {
-            format!("{words}, {}", crate::text::name(&etcd.state))
-        }
-        Some(false) => format!("{words}, no answer"),
+        Some(false) => match snapshot.etcd.as_ref().filter(|it| member.own && !it.takes_part()) {
+            Some(own) => format!("{words}, {}", crate::text::name(&own.state)),
+            None => format!("{words}, no answer"),
+        },
         None => format!("{words}, not known"),
     };
     let words = if member.own && member.answers == Some(true) {
@@ -346,15 +398,19 @@ fn rows(
     };
     let unknown = || "-".to_owned();
     let behind = member.lag.is_some_and(|lag| lag >= BEHIND);
+    let lag = member.lag.map_or_else(unknown, count);
+    let trip = member.round_trip.map_or_else(unknown, micros);
+    let db = member.db_size.map_or_else(unknown, bytes);
     let row = Row::default()
         .cell(INDENT, mark.style(), mark.glyph())
-        .cell(column, if member.own { STRONG } else { PLAIN }, &name)
-        .join(STANDING, standing)
-        .right(LAG, if behind { ATTENTION } else { PLAIN }, &member.lag.map_or_else(unknown, count))
-        .right(TRIP, PLAIN, &member.round_trip.map_or_else(unknown, micros))
-        .right(DB, PLAIN, &member.db_size.map_or_else(unknown, bytes));
+        .cell(columns.name, if member.own { STRONG } else { PLAIN }, &name)
+        .join(columns.standing, standing);
+    let lagging = if behind { ATTENTION } else { PLAIN };
+    let row = if columns.lag { row.right(LAG, lagging, &lag) } else { row };
+    let row = if columns.trip { row.right(TRIP, PLAIN, &trip) } else { row };
+    let row = if columns.db { row.right(DB, PLAIN, &db) } else { row };
     let place = format!("{id}  {}", crate::text::clean(&member.url));
-    if wide {
+    if columns.wide {
         let row = row.gap(GAP);
         let place = cut(&place, width.saturating_sub(row.used()));
         return vec![row.put(DIM, &place).line()];
@@ -376,8 +432,7 @@ fn facts(etcd: &Etcd, width: usize) -> Vec<Line<'static>> {
     }
     let mut size = fact("Size");
     let mut text = bytes(etcd.db_size);
-    if let Some(percent) = (u128::from(etcd.db_size) * 100).checked_div(u128::from(etcd.db_quota)) {
-        let percent = u8::try_from(percent).unwrap_or(100).min(100);
+    if let Some(percent) = used(etcd) {
         let style = if percent < DB_FULL { Mark::Good } else { Mark::Attention }.style();
         let left = width.saturating_sub(size.used() + TEXT).min(BAR_MAX);
         size = life::share(size, left, style, percent, Some(DB_FULL)).gap(1);
@@ -409,9 +464,9 @@ fn kept(snapshots: &Snapshots) -> String {
         return "no checked one on this node's disk".to_owned();
     };
     format!(
-        "{} on this node's disk, the newest {} ago: {}, revision {}",
+        "{} on this node's disk, the newest {}: {}, revision {}",
         count(snapshots.kept),
-        duration(newest.age),
+        ago(newest.age),
         bytes(newest.bytes),
         count(newest.revision)
     )
@@ -420,8 +475,8 @@ fn kept(snapshots: &Snapshots) -> String {
 /// The snapshots outside of the cluster, and below it the reason why they cannot be sent.
 fn sent(bucket: &Bucket, lead: &Row, mark: &Row) -> Vec<(Row, Style, String)> {
     let newest = bucket.newest.as_ref().map(|newest| {
-        let (age, size) = (duration(newest.age), bytes(newest.bytes));
-        format!("the newest {age} ago: {size}, revision {}", count(newest.revision))
+        let (age, size) = (ago(newest.age), bytes(newest.bytes));
+        format!("the newest {age}: {size}, revision {}", count(newest.revision))
     });
     let waits = bucket.waits_for.as_ref().map(|it| format!("waits for {it}"));
     let known = newest.or(waits).unwrap_or_else(|| "no known snapshot yet".to_owned());

@@ -18,7 +18,7 @@ use ratatui::text::Line;
 use super::Content;
 use super::filter::{Filter, letters, position};
 use crate::snapshot::{LogEntry, Logs, Severity};
-use crate::text::{clean, cut, plural, width as cells, wrap};
+use crate::text::{clean, cut, plural, width as cells, wrap_within};
 use crate::theme::{ATTENTION, BAD, BUSY, DIM, FOUND, Mark, PLAIN};
 use crate::widgets::Row;
 use crate::widgets::block::{blank, titled};
@@ -71,7 +71,8 @@ pub(crate) fn content(
                 body.push(rule(day, width));
                 days.push((body.len(), rule(day, width)));
             }
-            body.extend(lines(entry, &filter.text, None, width).into_iter().rev());
+            let lines = lines(entry, &filter.text, None, width, usize::MAX);
+            body.extend(lines.into_iter().rev());
         }
         missing += missing_before(&shown.entries[..at], entry, filter);
         if rows.is_some_and(|rows| body.len() >= rows) {
@@ -89,7 +90,7 @@ pub(crate) fn content(
         let nothing = if shown.entries.is_empty() {
             "No entries yet."
         } else {
-            "No match among the newest entries. Esc goes back."
+            "No match among the newest entries. Esc shows all again."
         };
         body.push(Row::indented(2).put(DIM, nothing).line());
     }
@@ -139,8 +140,12 @@ const TALKATIVE: [&str; 2] = ["kernel", "root.consensus.etcd"];
 /// Fewer lines of the log say nothing.
 const ROWS_MIN: usize = 3;
 
-/// A block with the newest entries `of` the log below `title`, as many as fit whole into
-/// `rows`; nothing where there are few rows, or no entries.
+/// Rows of an entry in a block, so that one line of kilobytes takes the place of no others. The
+/// Logs page has all of it.
+const ENTRY_ROWS: usize = 3;
+
+/// A block with the newest entries `of` the log below `title`, as many as fit into `rows`;
+/// nothing where there are few rows, or no entries.
 pub(crate) fn block(
     logs: &Logs,
     title: Row,
@@ -160,11 +165,11 @@ pub(crate) fn block(
     lines
 }
 
-/// The newest entries `of` the log, as many as fit whole into `rows`.
+/// The newest entries `of` the log, as many as fit into `rows`.
 fn newest(logs: &Logs, of: Of<'_>, width: usize, rows: usize) -> Vec<Line<'static>> {
     let mut newest = Vec::new();
     for entry in logs.entries.iter().rev().filter(|entry| of.lets_through(entry)) {
-        let lines = lines(entry, "", Some(&logs.today), width);
+        let lines = lines(entry, "", Some(&logs.today), width, ENTRY_ROWS);
         if newest.len() + lines.len() > rows {
             break;
         }
@@ -191,13 +196,21 @@ fn gap(missing: u64) -> Line<'static> {
     Row::indented(INDENT).put(DIM, &text).line()
 }
 
-/// Where no rule shows the day, an entry of another day than `today` has the day.
-fn lines(entry: &LogEntry, found: &str, today: Option<&str>, width: usize) -> Vec<Line<'static>> {
+/// An entry in at most `rows`. Where no rule shows the day, an entry of another day than `today`
+/// has the day.
+fn lines(
+    entry: &LogEntry,
+    found: &str,
+    today: Option<&str>,
+    width: usize,
+    rows: usize,
+) -> Vec<Line<'static>> {
     let (letter, text) = styles(entry.severity);
     let name = format!("{}: ", clean(&entry.name));
     // The name is a part of the first line's text, so that it wraps with it.
     let message = clean(&entry.text);
-    let wrapped = wrap(&format!("{name}{message}"), width.saturating_sub(INDENT));
+    let whole = format!("{name}{message}");
+    let wrapped = wrap_within(&whole, width.saturating_sub(INDENT), rows);
     let mut marks = marks(&name, &message, found);
     let mut named = cells(name.trim_end());
     let row = |(at, line): (usize, String)| {
@@ -324,7 +337,7 @@ mod tests {
             ..LogEntry::default()
         };
         for width in [14, 20, 24, 30, 40, 90] {
-            let lines = lines(&entry, "w FDATA", None, width);
+            let lines = lines(&entry, "w FDATA", None, width, usize::MAX);
             let spans = lines.iter().flat_map(|line| &line.spans);
             let found = spans.filter(|span| span.style == FOUND).map(|span| &*span.content);
             let found = found.collect::<String>().replace(' ', "");
@@ -332,10 +345,27 @@ mod tests {
         }
         // In the name or in the text, and not from one into the other.
         for (text, times) in [("etcd", 1), ("d: slow", 0), ("O", 5), ("", 0)] {
-            let lines = lines(&entry, text, None, 90);
+            let lines = lines(&entry, text, None, 90, usize::MAX);
             let spans = lines.iter().flat_map(|line| &line.spans);
             assert_eq!(spans.filter(|span| span.style == FOUND).count(), times, "{text:?}");
         }
+    }
+
+    #[test]
+    fn one_line_of_kilobytes_does_not_take_the_place_of_the_others() {
+        let entry = |text: String| {
+            let (severity, name) = (Severity::Error, "root.etcd".to_owned());
+            Arc::new(LogEntry { severity, name, text, ..LogEntry::default() })
+        };
+        let entries = ["the cause".to_owned(), "word ".repeat(1_600)].map(entry).to_vec();
+        let logs = Logs { entries, total: 2, ..Logs::default() };
+        let shown = block(&logs, Row::default(), Of::All, 78, 8);
+        let shown: Vec<_> = shown.iter().map(ToString::to_string).collect();
+        assert_eq!(shown.len(), 5, "{shown:#?}");
+        assert!(shown[1].contains("the cause") && shown[4].ends_with(".."), "{shown:#?}");
+        // All of it is on its own page.
+        let page = content(&logs, None, &Filter::default(), 78, None).body;
+        assert!(page.len() > 100 && !page.iter().any(|line| line.to_string().ends_with("..")));
     }
 
     #[test]
@@ -394,7 +424,7 @@ mod tests {
             let body = content(&logs, None, &filter, 60, None).body;
             body.iter().map(|line| line.to_string().trim().to_owned()).collect()
         };
-        assert_eq!(shown("other"), ["No match among the newest entries. Esc goes back."]);
+        assert_eq!(shown("other"), ["No match among the newest entries. Esc shows all again."]);
         assert_eq!(shown("root.c").len(), 1, "there is nothing to stand between");
         let both = shown("root.a");
         assert_eq!(both.len(), 3, "{both:?}");

@@ -74,7 +74,7 @@ impl Page {
     pub(crate) fn may_answer_anew(self, old: &Snapshot, new: &Snapshot) -> bool {
         let nodes = || old.nodes != new.nodes;
         match self {
-            Self::Boot => (old.ready, &old.stages) != (new.ready, &new.stages),
+            Self::Boot => boot::may_answer_anew(old, new),
             Self::Cluster => nodes() || cluster::reaches_anew(old, new),
             Self::Etcd => etcd::may_answer_anew(old, new) || nodes(),
             Self::Pki => pki::may_answer_anew(old, new) || new.pki.is_none() && nodes(),
@@ -104,7 +104,8 @@ impl Page {
     pub(crate) fn shows_change(self, old: &Snapshot, new: &Snapshot) -> bool {
         let page = match self {
             Self::Boot => {
-                (old.ready, &old.stages, &old.metrics) != (new.ready, &new.stages, &new.metrics)
+                boot::may_answer_anew(old, new)
+                    || old.metrics != new.metrics
                     || new.ready.is_some() && Self::any_answers_anew(old, new)
             }
             Self::Cluster => old.nodes != new.nodes || cluster::reaches_anew(old, new),

@@ -10,8 +10,13 @@ pub(super) fn called(node: &Node) -> String {
 
 /// The same of the node with this ID.
 pub(super) fn called_by_id(snapshot: &Snapshot, id: &str) -> String {
-    let node = snapshot.nodes.iter().flat_map(|known| &known.nodes).find(|node| node.id == id);
-    node.map_or_else(|| short(id), called)
+    name_of(snapshot, id).unwrap_or_else(|| short(id))
+}
+
+/// The name that a person gave the node with this ID.
+pub(super) fn name_of(snapshot: &Snapshot, id: &str) -> Option<String> {
+    let mut nodes = snapshot.nodes.iter().flat_map(|known| &known.nodes);
+    nodes.find(|node| node.id == id)?.name.as_deref().map(|name| clean(name).into_owned())
 }
 
 /// The beginning of a node ID, which is enough to distinguish nodes.

@@ -6,7 +6,7 @@ use ratatui::text::Line;
 use super::Content;
 use super::naming::short;
 use crate::snapshot::{Authority, Certificate, Pki, Snapshot};
-use crate::text::{clean, count, duration, plural, width as cells, wrap};
+use crate::text::{ago, clean, count, plural, width as cells, wrap};
 use crate::theme::{DIM, Mark, PLAIN, STRONG};
 use crate::widgets::block::{blank, title};
 use crate::widgets::headline::{INDENT, headline};
@@ -148,7 +148,9 @@ fn classify(pki: &Pki) -> (Mark, String) {
     };
     if first.days_left < 0 {
         let (name, End { ends, days_left, .. }) = (short(first.name), first);
-        return (Mark::Bad, format!("\"{name}\" ended on {ends}, {} ago.", days(*days_left)));
+        // A clock that is ahead ends certificates that are valid elsewhere.
+        let ago = format!("{} ago by this clock", days(*days_left));
+        return (Mark::Bad, format!("\"{name}\" ended on {ends}, {ago}."));
     }
     if let Some(End { name, ends, .. }) = ends.iter().find(|end| end.late && end.when_used) {
         let what = format!("\"{}\" ends on {ends} unless its user runs polisctl", short(name));
@@ -300,10 +302,10 @@ fn remaining(days_left: i64) -> String {
 fn signed_text(it: &Authority) -> String {
     let signed = count(it.issued);
     let Some(crl) = &it.crl else { return format!("{signed}; no revocation list yet") };
-    let age = duration(crl.age);
+    let age = ago(crl.age);
     let revoked = match crl.entries {
         0 => "none".to_owned(),
         some => count(some),
     };
-    format!("{signed}, revoked {revoked}; CRL {}, issued {age} ago", count(crl.number))
+    format!("{signed}, revoked {revoked}; CRL {}, issued {age}", count(crl.number))
 }

@@ -42,6 +42,7 @@ const NAMED_MAX: usize = 2;
 
 const UNKNOWN: &str = "The roles of this node are not known yet. See the Boot page (F1) for the \
                        reason.";
+const UNLISTED: &str = "The pods are not known: containerd has not listed them.";
 const NO_ROLE: &str = "This node has no Kubernetes role and runs no workloads.";
 
 /// The roles in the words of a node's record, and the words of a command for them.
@@ -56,14 +57,18 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize, height: usize) -> Conte
     let mut head = headline(mark, &answer, width);
     head.push(blank());
     let mut rest = quotas(&known.quotas, width);
-    rest.extend(known.pods.iter().flat_map(|pods| self::pods(pods, width)));
+    rest.extend(match &known.pods {
+        Some(pods) => self::pods(pods, width),
+        None => unlisted(known, width),
+    });
     // Of the parts that serve, their names say enough where room is short.
     let table = parts(&known.parts, width);
     let fits = head.len() + table.len() + rest.len() + known.waits.len() <= height;
     let mut body = unfit(known, snapshot, width);
-    // The answer names the first of them, unless it has something worse to say.
-    let named = usize::from(serves(known).0 == Mark::Busy);
-    let waits = known.waits.iter().skip(named);
+    // The answer names the first of them, unless it has something worse to say, or no room.
+    let is_short = |what: &String| cells(what) <= WAIT_MAX;
+    let named = serves(known).0 == Mark::Busy && known.waits.first().is_some_and(is_short);
+    let waits = known.waits.iter().skip(usize::from(named));
     let waits = waits.map(|what| format!("Waiting for {}.", clean(what)));
     body.extend(waits.flat_map(|text| note(Mark::Busy, &text, width)));
     if !body.is_empty() {
@@ -210,9 +215,8 @@ fn parts(parts: &[Part], width: usize) -> Vec<Line<'static>> {
     }
     let head = Row::default()
         .cell(INDENT + PART, STRONG, &plural(parts.len() as u64, "part"))
-        .cell(STATE, DIM, "state")
-        .right(RESTARTS, DIM, "restarts")
-        .right(SINCE, DIM, "for");
+        .cell(STATE, DIM, "state");
+    let head = end(head, width, (DIM, "restarts"), (DIM, "for"));
     let mut lines = vec![titled(head, width)];
     lines.extend(parts.iter().flat_map(|part| row_of(part, width)));
     lines.push(blank());
@@ -249,14 +253,24 @@ fn row_of(part: &Part, width: usize) -> Vec<Line<'static>> {
     let row = Row::default()
         .cell(INDENT, mark.style(), mark.glyph())
         .cell(PART, PLAIN, &part.name)
-        .cell(STATE, mark.style(), word)
-        .right(RESTARTS, PLAIN, &some(part.restarts))
-        .right(SINCE, PLAIN, &part.since.map(duration).unwrap_or_default());
-    let mut lines = vec![row.line()];
+        .cell(STATE, mark.style(), word);
+    let (times, since) = (some(part.restarts), part.since.map(duration).unwrap_or_default());
+    let mut lines = vec![end(row, width, (PLAIN, &times), (PLAIN, &since)).line()];
     if let Some(cause) = &part.cause {
         lines.extend(hanging(INDENT, "└ ", ATTENTION, cause, width));
     }
     lines
+}
+
+/// `row` with the restarts and a time, as far as there is room for them: a part of a number is a
+/// wrong number.
+fn end(row: Row, width: usize, restarts: (Style, &str), time: (Style, &str)) -> Row {
+    let has_room = |cells: usize| row.used() + cells <= width;
+    match (has_room(RESTARTS), has_room(RESTARTS + SINCE)) {
+        (false, _) => row,
+        (true, false) => row.right(RESTARTS, restarts.0, restarts.1),
+        (true, true) => row.right(RESTARTS, restarts.0, restarts.1).right(SINCE, time.0, time.1),
+    }
 }
 
 /// A number of restarts; 0 needs no attention.
@@ -297,8 +311,8 @@ fn quotas(quotas: &[Quota], width: usize) -> Vec<Line<'static>> {
     let bar = width.saturating_sub(INDENT + QUOTA + AMOUNT).min(BAR_MAX);
     for quota in quotas {
         let Quota { used, limit, files, files_limit, .. } = *quota;
-        lines.push(amount(&quota.name, (used, limit), bytes, bar));
-        lines.push(amount("  files", (files, files_limit), count, bar));
+        lines.push(amount(&quota.name, (used, limit), bytes, bar, width));
+        lines.push(amount("  files", (files, files_limit), count, bar, width));
     }
     lines.push(blank());
     lines
@@ -309,20 +323,22 @@ fn amount(
     (used, limit): (u64, u64),
     say: fn(u64) -> String,
     bar: usize,
+    width: usize,
 ) -> Line<'static> {
     let percent = full(&Quota { used, limit, ..Quota::default() });
     let mark = percent.map_or(Mark::Idle, mark_of);
     let row = Row::default().cell(INDENT, mark.style(), mark.glyph()).cell(QUOTA, PLAIN, what);
     let style = if mark >= Mark::Attention { mark.style() } else { PLAIN };
-    match percent {
-        None => row.put(style, &format!("{} in use, no limit", say(used))).line(),
+    let (row, text) = match percent {
+        None => (row, format!("{} in use, no limit", say(used))),
         Some(percent) => {
             let row = life::share(row, bar, mark.style(), percent, Some(FULL));
-            let gap = usize::from(bar > 0);
             let text = format!("{} of {}, {percent} %", say(used), say(limit));
-            row.gap(gap).put(style, &text).line()
+            (row.gap(usize::from(bar > 0)), text)
         }
-    }
+    };
+    let left = width.saturating_sub(row.used());
+    row.put(style, &cut(&text, left)).line()
 }
 
 /// The state of a pod, as the mark and the word.
@@ -360,6 +376,19 @@ fn full_name(pod: &Pod) -> String {
     format!("{}/{}", pod.namespace, pod.name)
 }
 
+/// Why no pod of a node that runs some is shown.
+fn unlisted(known: &Workloads, width: usize) -> Vec<Line<'static>> {
+    let is_worker = known.roles.iter().any(|role| role == WORKER.0);
+    match is_worker && known.unfit.is_none() {
+        true => {
+            let mut lines = vec![title("Pods", width)];
+            lines.extend(note(Mark::Idle, UNLISTED, width));
+            lines
+        }
+        false => Vec::new(),
+    }
+}
+
 /// A row for each pod, those that are not well first.
 fn pods(pods: &Pods, width: usize) -> Vec<Line<'static>> {
     let left = width.saturating_sub(INDENT + STATE + RESTARTS + SINCE);
@@ -367,9 +396,8 @@ fn pods(pods: &Pods, width: usize) -> Vec<Line<'static>> {
     let column = left.clamp(POD_MIN, POD_MAX);
     let head = Row::default()
         .cell(INDENT + column, STRONG, &plural(pods.total, "pod"))
-        .cell(STATE, DIM, "state")
-        .right(RESTARTS, DIM, "restarts")
-        .right(SINCE, DIM, "age");
+        .cell(STATE, DIM, "state");
+    let head = end(head, width, (DIM, "restarts"), (DIM, "age"));
     let head = if runtimes { head.gap(2).cell(RUNTIME, DIM, "runtime") } else { head };
     let mut lines = vec![titled(head, width)];
     let mut shown: Vec<_> = pods.pods.iter().collect();
@@ -380,9 +408,9 @@ fn pods(pods: &Pods, width: usize) -> Vec<Line<'static>> {
         let row = Row::default()
             .cell(INDENT, mark.style(), mark.glyph())
             .cell(column, style, &full_name(pod))
-            .cell(STATE, mark.style(), word)
-            .right(RESTARTS, PLAIN, &some(pod.restarts))
-            .right(SINCE, PLAIN, &pod.age.map(duration).unwrap_or_default());
+            .cell(STATE, mark.style(), word);
+        let (times, age) = (some(pod.restarts), pod.age.map(duration).unwrap_or_default());
+        let row = end(row, width, (PLAIN, &times), (PLAIN, &age));
         let runtime = pod.runtime.as_deref().filter(|_| runtimes).unwrap_or_default();
         lines.push(row.gap(2).cell(RUNTIME, PLAIN, runtime).line());
         lines.extend(reason(pod, width));

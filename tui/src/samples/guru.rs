@@ -35,7 +35,7 @@ pub fn guru() -> Guru {
         version: "0.1.0".to_owned(),
         image: "5d41402abc4b2a76".to_owned(),
         attempt: 2,
-        attempts_max: 3,
+        attempts_max: 4,
         countdown: Countdown::Reboot { seconds: 42 },
         unlock: false,
         maintenance: String::new(),
@@ -74,7 +74,7 @@ pub fn guru_overflowing() -> Guru {
         causes: vec![long.clone(); 9],
         tried: vec![long.clone(); 5],
         log: (0..500).map(|number| format!("[{number:>9}.000] I root.{number}: {long}")).collect(),
-        attempt: 3,
+        attempt: 4,
         countdown: Countdown::Exhausted,
         ..guru()
     }

@@ -123,6 +123,13 @@ type Skip = (String, String);
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<()> {
+    let run = image::workspace().join(RUN);
+    // Before the build of the suite, which may take half an hour.
+    let kubeconfig = match (args.stage, &args.kubeconfig) {
+        (_, Some(file)) => Some(existing(file)?),
+        (Stage::Pods, None) => Some(existing(&run.join(KUBECONFIG))?),
+        (Stage::Api, None) => None,
+    };
     let makes_images = args.stage == Stage::Pods && args.kubeconfig.is_none() && !args.pull;
     if makes_images {
         host::require(&[images::NEEDS])?;
@@ -130,14 +137,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if !args.built {
         image::suite()?;
     }
-    match (args.stage, args.kubeconfig.clone()) {
-        (_, Some(file)) => against(args, existing(&file)?),
-        (Stage::Api, None) => natively(args),
-        (Stage::Pods, None) => {
-            let run = image::workspace().join(RUN);
-            let kubeconfig = existing(&run.join(KUBECONFIG))?;
-            if args.pull { against(args, kubeconfig) } else { with_images(args, &run) }
-        }
+    match kubeconfig {
+        None => natively(args),
+        Some(_) if makes_images => with_images(args, &run),
+        Some(kubeconfig) => against(args, kubeconfig),
     }
 }
 
@@ -377,6 +380,14 @@ mod tests {
         let expected = "[\"/x/xtask\",\"conformance\",\"--stage\",\"api\",\"--built\",\
                         \"--processes\",\"2\",\"--quick\",\"--\",\"-v\",\"volume\"]";
         assert_eq!(list, expected);
+    }
+
+    #[test]
+    fn a_kubeconfig_that_is_not_there_is_named_before_anything_is_built() {
+        let absent = Args { kubeconfig: Some("/no/such/file".into()), ..args(&[], true) };
+        let error = format!("{:#}", run(&absent).unwrap_err());
+        assert!(error.contains("cannot find the kubeconfig /no/such/file"), "{error}");
+        assert!(error.contains("--kubeconfig"), "{error}");
     }
 
     #[test]

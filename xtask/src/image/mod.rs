@@ -166,8 +166,14 @@ pub(crate) fn run(args: Args) -> Result<()> {
 
 fn build_and_report(arguments: &Build) -> Result<()> {
     let start = Instant::now();
+    // A build takes minutes, or half an hour: what would end it is found before.
+    polis_image::layout::plan("", 0, arguments.size).map_err(polis_image::Error::from)?;
+    for file in [&arguments.out, &arguments.bundle].into_iter().flatten() {
+        can_be_written(file)?;
+    }
     let mut config = config(Kind::Product, arguments.variant.into(), &arguments.packages);
     config.size = arguments.size;
+    config.parameters = arguments.parameters.as_deref().map(read).transpose()?;
     if let Some(version) = &arguments.version {
         config.version = version.to_string();
     }
@@ -193,7 +199,7 @@ fn build_and_report(arguments: &Build) -> Result<()> {
             // Parameters for an image are checked by the node's parser.
             prepare(&config)?;
             cargo_build(Kind::Product, &[&programs_of(&config)[..], &[POLISCTL]].concat())?;
-            config.parameters = Some(checked_parameters(path)?);
+            check_parameters(path)?;
             assembled(&config)?
         }
     };
@@ -248,10 +254,26 @@ fn signing_keys(arguments: &Build) -> Result<Option<(PathBuf, Passphrase)>> {
     Ok(Some((folder, passphrase)))
 }
 
-/// Reads a parameters file and checks it as a node does, so that an error is reported here
-/// and not by the first boot of a machine.
-fn checked_parameters(path: &Path) -> Result<Vec<u8>> {
-    let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// Checks that a file can be written at `path`: not a device, whose place the file would take.
+fn can_be_written(path: &Path) -> Result<()> {
+    let cannot = || format!("cannot write {}", path.display());
+    if path.exists() && !path.is_file() {
+        return Err(anyhow!("it is not a file")).with_context(cannot).context(host::Help(
+            "name a file; an image is copied from there to a device: dd if=FILE of=DEVICE bs=4M"
+                .to_owned(),
+        ));
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    tempfile::tempfile_in(folder.unwrap_or(Path::new("."))).map(drop).with_context(cannot)
+}
+
+/// Checks a parameters file as a node does, so that an error is reported here and not by the
+/// first boot of a machine.
+fn check_parameters(path: &Path) -> Result<()> {
     // The node's parser, without a dependency on the node's crate.
     let checked = Command::new(programs(Kind::Product).join(POLISCTL))
         .args(["parameters", "check"])
@@ -261,7 +283,7 @@ fn checked_parameters(path: &Path) -> Result<Vec<u8>> {
     if !checked.status.success() {
         return Err(of_polisctl(&String::from_utf8_lossy(&checked.stderr)));
     }
-    Ok(bytes)
+    Ok(())
 }
 
 /// The error that `polisctl` has printed, with its next step as that of this command.
@@ -513,6 +535,31 @@ mod tests {
         assert_eq!(error.downcast_ref::<host::Help>().unwrap().0, "write it again");
         assert_eq!(error.root_cause().to_string(), "p: invalid parameters\ncause: it is short");
         assert_eq!(of_polisctl("error: x\n").to_string(), "x");
+    }
+
+    #[test]
+    fn what_would_end_a_build_is_found_before_it_begins() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, absent] = ["image", "no/image"].map(|name| folder.path().join(name));
+        can_be_written(&file).unwrap();
+        fs::write(&file, "").unwrap();
+        can_be_written(&file).unwrap();
+        let refused = |path: &Path| format!("{:#}", can_be_written(path).unwrap_err());
+        assert!(refused(&absent).contains("cannot write"), "{}", refused(&absent));
+        for other in [folder.path(), Path::new("/dev/null")] {
+            assert!(refused(other).contains("it is not a file"), "{}", refused(other));
+        }
+        let absent = absent.display().to_string();
+        for (options, said) in [
+            (["--size", "1"], "not a multiple of 512"),
+            (["--out", &absent], "cannot write"),
+            (["--bundle", &absent], "cannot write"),
+            (["--parameters", &absent], "cannot read"),
+        ] {
+            let error = build_and_report(&parsed(&options).unwrap()).unwrap_err();
+            assert!(format!("{error:#}").contains(said), "{options:?}: {error:#}");
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     #[test]

@@ -12,6 +12,7 @@ pub(crate) mod several;
 
 use std::env;
 use std::fs;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, mpsc};
@@ -98,7 +99,8 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(crate) until_ready: bool,
     /// How long `--until-ready` waits for the nodes.
-    #[arg(long, default_value_t = 600, value_name = "SECONDS")]
+    #[arg(long, default_value_t = 600, value_name = "SECONDS",
+          value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) timeout: u64,
     /// Name of the machine, and of its folder in target/run.
     #[arg(long, default_value = "polis", value_parser = name)]
@@ -468,11 +470,16 @@ fn stream(
             (false, false) => ASK,
         };
         let printed = machine.wait("the end", within, |line| {
-            println!("{}", line.text);
-            line.event().filter(|event| ["ready", "guru", "off"].contains(&&*event.word))
+            let is_read = writeln!(io::stdout(), "{}", line.text).is_ok();
+            let event = line.event();
+            let event = event.filter(|event| ["ready", "guru", "off"].contains(&&*event.word));
+            // A script that waits for the status need not read the lines.
+            if is_read || args.until_ready { event.map(Some) } else { Some(None) }
         });
         let event = match printed {
-            Ok(event) => event,
+            Ok(Some(event)) => event,
+            // The reader of the lines has left, as `head` does.
+            Ok(None) => return Ok(()),
             // A node that has nothing to say is silent for longer than an hour.
             Err(polis_qemu::Error::Wait {
                 outcome: Outcome::Late { .. } | Outcome::Silent { .. },
@@ -516,10 +523,16 @@ fn stream(
 
 /// The end of the wait for `what`, with the next step.
 pub(crate) fn gave_up(what: &'static str, error: anyhow::Error) -> anyhow::Error {
-    let machine = error.downcast_ref::<polis_qemu::Error>();
-    let help = match machine.is_some_and(polis_qemu::Error::is_late) {
-        true => "the last `POLIS stage` lines say what a node waits for; more time: --timeout",
-        false => "the last lines say why; docs/errors.md explains the code of a guru meditation",
+    use polis_qemu::Error;
+    let help = match error.downcast_ref::<Error>() {
+        Some(late) if late.is_late() => {
+            "the last `POLIS stage` lines say what a node waits for; more time: --timeout"
+        }
+        Some(Error::Wait { outcome: Outcome::Silent { .. }, .. }) => {
+            "the last lines say what the machine did before it crashed; `qemu.log`, beside the \
+             log, has what QEMU said"
+        }
+        _ => "the last lines say why; docs/errors.md explains the code of a guru meditation",
     };
     error.context(what).context(host::Help(help.to_owned()))
 }
@@ -550,13 +563,14 @@ fn at_home(events: &[Event]) -> Option<String> {
 mod tests {
     use super::*;
 
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
     #[test]
     fn a_run_whose_name_is_in_use_ends_before_it_touches_anything() {
-        #[derive(clap::Parser)]
-        struct Line {
-            #[command(flatten)]
-            args: Args,
-        }
         let name = format!("test-lock-{}", std::process::id());
         let runs = image::workspace().join("target/run");
         let _held = Lock::take(&runs, &name).unwrap();
@@ -569,6 +583,17 @@ mod tests {
         fs::remove_file(runs.join(format!("{name}.lock"))).unwrap();
         assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
         assert!(!runs.join(&name).exists());
+    }
+
+    #[test]
+    fn a_time_that_no_clock_reaches_is_wrong_usage() {
+        for wrong in ["0", "-1", "18446744073709551615"] {
+            let option = format!("--timeout={wrong}");
+            let error = <Line as clap::Parser>::try_parse_from(["run", &option]).unwrap_err();
+            assert_eq!(error.exit_code(), 2);
+            assert!(error.to_string().contains("--timeout"), "{error}");
+        }
+        <Line as clap::Parser>::try_parse_from(["run", "--timeout", "1000000"]).unwrap();
     }
 
     #[test]

@@ -12,8 +12,9 @@
 //!
 //! In a terminal, the console of node 1 appears in it, and the cluster starts in the
 //! background. The terminal's title shows each step, then the state of `cluster status`,
-//! polled every few seconds, behind the machines that have ended. Without a terminal, every serial line is printed with the
-//! node's number. Meanwhile `cargo xtask link` cuts, delays and repairs links.
+//! polled every few seconds, behind the machines that have ended. Without a terminal, every serial
+//! line is printed with the node's number. Meanwhile `cargo xtask link` cuts, delays and repairs
+//! links.
 //!
 //! Invariants:
 //! - A machine lives as long as the thread that started it: `polis_qemu` kills it with that

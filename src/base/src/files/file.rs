@@ -5,8 +5,8 @@
 //! a [`Dir`]; only that module makes them, so no other module spells out a path.
 //!
 //! ```text
-//! data, memory:  temporary sibling --write, fsync--> rename over the name --> fsync of the directory
-//! ESP:           in place, two copies: `in_place`
+//! data, memory: temporary sibling --write, fsync--> rename over the name --> fsync of directory
+//! ESP:          in place, two copies: `in_place`
 //! ```
 //!
 //! Invariants:

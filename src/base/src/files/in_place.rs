@@ -12,7 +12,8 @@
 //! 0                          COPY                         2 * COPY
 //! | content | padding | seal | content | padding | seal |
 //!
-//! write:  second copy made like the first -> flush -> new first copy -> flush -> new second copy -> flush
+//! write:  second copy made like the first -> flush -> new first copy -> flush
+//!         -> new second copy -> flush
 //! read:   the first copy if it is whole, else the second, else the file is damaged
 //! ```
 //!

@@ -25,6 +25,32 @@ struct Header {
     data: [u8; 7],
 }
 
+impl Header {
+    /// A request about the device `name`, whose data the buffer has behind this.
+    fn of(name: &str, flags: u32, target_count: u32) -> io::Result<Self> {
+        // Room for the closing NUL.
+        if name.len() >= NAME_SIZE || name.contains('\0') {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut header = Self {
+            version: VERSION,
+            data_size: REQUEST_SIZE,
+            data_start: DATA_START,
+            target_count,
+            open_count: 0,
+            flags,
+            event_number: 0,
+            padding: 0,
+            device: 0,
+            name: [0; NAME_SIZE],
+            uuid: [0; 129],
+            data: [0; 7],
+        };
+        header.name[..name.len()].copy_from_slice(name.as_bytes());
+        Ok(header)
+    }
+}
+
 const NAME_SIZE: usize = 128;
 /// The header is 312 bytes, in every version of the interface.
 const HEADER_SIZE: usize = size_of::<Header>();
@@ -255,24 +281,7 @@ impl DeviceMapper {
         flags: u32,
         table: Option<&Table>,
     ) -> io::Result<Box<Request>> {
-        if name.len() >= NAME_SIZE || name.contains('\0') {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        let mut header = Header {
-            version: VERSION,
-            data_size: REQUEST_SIZE,
-            data_start: DATA_START,
-            target_count: u32::from(table.is_some()),
-            open_count: 0,
-            flags,
-            event_number: 0,
-            padding: 0,
-            device: 0,
-            name: [0; NAME_SIZE],
-            uuid: [0; 129],
-            data: [0; 7],
-        };
-        header.name[..name.len()].copy_from_slice(name.as_bytes());
+        let header = Header::of(name, flags, u32::from(table.is_some()))?;
         let mut request = Box::new(Request { header, data: [0; REQUEST_MAX - HEADER_SIZE] });
         if let Some(table) = table {
             let bytes = table.encode()?;
@@ -312,20 +321,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_the_kind_of_its_target_and_the_text_behind_it() {
-        let header = Header {
-            version: VERSION,
-            data_size: 0,
-            data_start: DATA_START,
-            target_count: 1,
-            open_count: 0,
-            flags: 0,
-            event_number: 0,
-            padding: 0,
-            device: 0,
-            name: [0; NAME_SIZE],
-            uuid: [0; 129],
-            data: [0; 7],
-        };
+        let header = Header::of("polis-mirror", 0, 1).unwrap();
         let mut request = Request { header, data: [0; REQUEST_MAX - HEADER_SIZE] };
         request.data[24..28].copy_from_slice(b"raid");
         request.data[40..53].copy_from_slice(b"raid1 2 AA 8/");
@@ -334,6 +330,10 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused() {
+        for name in ["x".repeat(NAME_SIZE), "a\0b".to_owned()] {
+            assert!(Header::of(&name, 0, 0).is_err(), "{name:?}");
+        }
+        assert!(Header::of(&"x".repeat(NAME_SIZE - 1), 0, 0).is_ok());
         let long = Table { length: 8, kind: "verity", parameters: "x".repeat(REQUEST_MAX) };
         assert!(long.encode().is_err());
         let kind = Table { length: 8, kind: "sixteen-letters-", parameters: String::new() };

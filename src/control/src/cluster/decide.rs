@@ -15,6 +15,8 @@
 //! none                  none            else         follow the parameters
 //! ```
 //!
+//! Parameters for the same cluster renew the ticket and the addresses of a registration.
+//!
 //! The journal is removed once the sealed configuration is safely on the disk. So while the
 //! journal exists, a damaged sealed configuration is one whose first write was cut off.
 //!
@@ -86,7 +88,10 @@ pub fn decide(
         (Record::Absent | Record::Damaged(_), Data::Present, Record::Whole(journal)) => {
             Ok(match journal.clone() {
                 Journal::Bootstrap(begun) => Decision::GoOn(Box::new(begun)),
-                Journal::Register(begun) => Decision::GoOnRegistering(Box::new(begun)),
+                Journal::Register(begun) => {
+                    let begun = renewed(&begun, configured).unwrap_or(begun);
+                    Decision::GoOnRegistering(Box::new(begun))
+                }
             })
         }
         (Record::Damaged(damage), Data::Absent | Data::Present, _) => {
@@ -123,17 +128,23 @@ fn fresh(journal: &Record<Journal>, configured: Option<&Cluster>) -> Result<Deci
     };
     match (configured, begun) {
         (Some(Cluster::Bootstrap(bootstrap)), _) => Ok(Decision::Bootstrap(bootstrap.clone())),
-        (Some(Cluster::Register(register)), Some(begun))
-            if begun.register.ca_certificate == register.ca_certificate =>
-        {
-            // The newest ticket and the newest addresses are used.
-            let begun = Registering { register: register.clone(), ..begun.clone() };
-            Ok(Decision::GoOnRegistering(Box::new(begun)))
+        (Some(Cluster::Register(register)), begun) => {
+            Ok(match begun.and_then(|begun| renewed(begun, configured)) {
+                Some(begun) => Decision::GoOnRegistering(Box::new(begun)),
+                None => Decision::Register(register.clone()),
+            })
         }
-        (Some(Cluster::Register(register)), _) => Ok(Decision::Register(register.clone())),
         (None, Some(begun)) => Ok(Decision::GoOnRegistering(Box::new(begun.clone()))),
         (None, None) => Err(Refusal::NothingToDo),
     }
+}
+
+/// A registration with the ticket and the addresses of the parameters, if these are for the
+/// same cluster.
+fn renewed(begun: &Registering, configured: Option<&Cluster>) -> Option<Registering> {
+    let Some(Cluster::Register(register)) = configured else { return None };
+    (begun.register.ca_certificate == register.ca_certificate)
+        .then(|| Registering { register: register.clone(), ..begun.clone() })
 }
 
 /// Decides whether what a node left on this machine is to be wiped before anything else:
@@ -143,8 +154,9 @@ fn fresh(journal: &Record<Journal>, configured: Option<&Cluster>) -> Result<Deci
 /// # Errors
 ///
 /// [`Refusal::WipesOther`] on the disk of a removed node that is not the named one. A node that
-/// its cluster has not removed ignores the parameters, its own ID among them: it may be alive,
-/// or be the node that registered with them after the wipe.
+/// does not know that its cluster has removed it ignores the parameters here: it may be the node
+/// that registered with them after the wipe. If they have its own ID, it asks once its disk is open
+/// (`confirm`).
 pub fn wipe(
     sealed: &Record<Sealed>,
     data: Data,
@@ -171,8 +183,8 @@ pub fn needs_parameters(sealed: &Record<Sealed>, data: Data) -> bool {
     match (sealed, data) {
         (Record::Whole(sealed), Data::Present) => sealed.disowned && !sealed.wiped,
         (Record::Whole(sealed), Data::Absent) => sealed.disowned,
-        (Record::Absent, Data::Absent) => true,
-        (Record::Absent, Data::Present) | (Record::Damaged(_), _) => false,
+        (Record::Absent, _) | (Record::Damaged(_), Data::Present) => true,
+        (Record::Damaged(_), Data::Absent) => false,
     }
 }
 
@@ -224,12 +236,20 @@ mod tests {
         let newer = Register { ticket, ..register() };
         let configured = Cluster::Register(newer.clone());
         let decided = decide(&Record::Absent, &journal, Data::Absent, Some(&configured));
-        assert_eq!(decided, go_on(Registering { register: newer, ..registering() }));
-        // Another cluster starts a new registration.
+        assert_eq!(decided, go_on(Registering { register: newer.clone(), ..registering() }));
+        // Once its disk is made, too: a node that was deleted or decommissioned needs it.
+        for sealed in [Record::Absent, Record::Damaged(Damage::Checksum)] {
+            assert!(needs_parameters(&sealed, Data::Present));
+            let decided = decide(&sealed, &journal, Data::Present, Some(&configured));
+            assert_eq!(decided, go_on(Registering { register: newer.clone(), ..registering() }));
+        }
+        // Another cluster starts a new registration, unless a disk is made.
         let other = Register { ca_certificate: b"other".to_vec(), ..register() };
         let configured = Cluster::Register(other.clone());
         let decided = decide(&Record::Absent, &journal, Data::Absent, Some(&configured));
         assert_eq!(decided, Ok(Decision::Register(other)));
+        let decided = decide(&Record::Absent, &journal, Data::Present, Some(&configured));
+        assert_eq!(decided, go_on(registering()));
     }
 
     #[test]

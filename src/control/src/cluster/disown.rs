@@ -7,7 +7,8 @@
 //!                                                         v
 //!      sealed configuration: disowned, no secrets -> shares forgotten -> etcd ends
 //!        -> keys, certificates, etcd's data removed -> trapdoor, now and at every boot
-//!           or, where an owner asked for it: data partition given up -> reboot -> [wiped]
+//!           or, where an owner asked for it, or the parameters name the node:
+//!              data partition given up -> reboot -> [wiped]
 //! ```
 //!
 //! Every step may be repeated. The first one is permanent: without the node's half, only
@@ -33,6 +34,7 @@ use super::probe::Step;
 use super::sealed::Sealed;
 use super::service::Consensus;
 use super::state::Event;
+use super::unlock::disk::Found;
 use super::unlock::keeper::Slot;
 use super::{Error, Service};
 use crate::consensus;
@@ -65,7 +67,9 @@ impl<C: Consensus> Service<C> {
     pub(super) async fn disown(&mut self, ctx: &Context) -> Error {
         self.status.happened(Event::Removed, ctx.lines(), |_disowning| {});
         warn!("the cluster has removed this node: its keys are wiped");
-        let wipes = self.reset.borrow().is_some_and(|until| Instant::now() < until);
+        let reset = self.reset.borrow().is_some_and(|until| Instant::now() < until);
+        let own = self.status.borrow().node;
+        let wipes = reset || own.is_some_and(|own| self.named() == Some(own));
         let sealed = match self.forget_keys(wipes).await {
             Ok(sealed) => sealed,
             Err(error) => return error,
@@ -127,7 +131,14 @@ impl<C: Consensus> Service<C> {
     }
 
     async fn give_up(&mut self) -> Error {
-        if let Err(closed) = self.disk().give_up().await {
+        let mut disk = self.disk();
+        let given_up = match disk.look().await {
+            // Nothing to give up: an entry that was cut off had not made it.
+            Ok(Found::Absent(_)) => Ok(()),
+            Ok(Found::Locked(..) | Found::Mounted(_)) => disk.give_up().await,
+            Err(closed) => Err(closed),
+        };
+        if let Err(closed) = given_up {
             return closed.into();
         }
         if let Err(interrupted) = self.config.probe.passed(Step::GivenUp) {

@@ -76,6 +76,20 @@ pub enum Error {
     /// A curator rejects this node.
     #[error("the cluster refuses this node: {}", .0.text)]
     Curator(Refused),
+    /// A curator answers that its cluster does not have this node, and the node parameters do not
+    /// say to wipe it.
+    #[error(
+        "the cluster refuses this node: {}; nothing was wiped, since the node parameters name {}",
+        refused.text, naming(*named)
+    )]
+    TurnedAway {
+        /// Its ID.
+        node: identity::NodeId,
+        /// The node in the parameters.
+        named: Option<identity::NodeId>,
+        /// The answer.
+        refused: Refused,
+    },
     /// The cluster has removed this node.
     #[error("the cluster has removed this node: it was decommissioned or deleted")]
     Disowned {
@@ -158,6 +172,24 @@ pub struct Refused {
     pub text: String,
 }
 
+impl Refused {
+    /// Whether the cluster of the curator does not have the node. Of a node without a record, the
+    /// records may be older than the node: only an operator knows that it was removed.
+    pub(super) fn is_removal(&self) -> bool {
+        matches!(self.reason.as_str(), UNKNOWN | DECOMMISSIONED)
+    }
+
+    fn code(&self) -> Code {
+        match self.reason.as_str() {
+            "ticket-wrong" | "ticket-rotated" | "ticket-ended" => code::CLUSTER_TICKET,
+            "known" | "join-key-taken" | "joined" => code::CLUSTER_KNOWN,
+            DECOMMISSIONED => code::CLUSTER_REMOVED,
+            UNKNOWN | "not-up" => code::CLUSTER_UNKNOWN,
+            _ => code::CLUSTER_REFUSED,
+        }
+    }
+}
+
 impl Error {
     /// The failure for the trapdoor; `None` where a restart may help.
     #[must_use]
@@ -167,25 +199,28 @@ impl Error {
         }
         let report = Report::from_error(self.code()?, self);
         let next = match self {
-            Self::Disowned { node: Some(node) } => {
-                return Some(Report { next: wipes(*node), ..report });
-            }
+            Self::Disowned { node: Some(node) } => wipes(*node),
+            Self::TurnedAway { node, refused, .. } if refused.reason == UNKNOWN => format!(
+                "ask an operator whether this node was deleted; if it was not, press U and type \
+                 the recovery key of this machine; if it was, {}",
+                wipes(*node)
+            ),
+            Self::TurnedAway { node, .. } => wipes(*node),
             Self::Refused(Refusal::WipesOther { found, .. }) => {
-                let next =
-                    format!("check which machine this is; if its data is to go, {}", wipes(*found));
-                return Some(Report { next, ..report });
+                format!("check which machine this is; if its data is to go, {}", wipes(*found))
             }
             Self::Configuration(_) => {
-                "install the version of Polis that the cluster runs, then reboot"
+                "install the version of Polis that the cluster runs, then reboot".to_owned()
             }
             Self::Store(store::Error::StoragePolicy { .. }) => {
                 "make parameters with the storage policy of the snapshot's cluster (`polisctl \
-                 parameters bootstrap --storage`), delete the data partition, then reboot; the \
-                 snapshot is still on the EFI system partition"
+                 parameters bootstrap --storage`), wipe the first 16 MiB of the data partition and \
+                 delete it, then reboot; the snapshot is still on the EFI system partition"
+                    .to_owned()
             }
             _ => return Some(report),
         };
-        Some(Report { next: next.to_owned(), ..report })
+        Some(Report { next, ..report })
     }
 
     fn code(&self) -> Option<Code> {
@@ -214,14 +249,7 @@ impl Error {
             Self::Key(_) | Self::KeyLost | Self::CaLost | Self::OtherNode { .. } => {
                 code::CLUSTER_NODE_KEY
             }
-            Self::Curator(refused) => match refused.reason.as_str() {
-                "ticket-wrong" | "ticket-rotated" | "ticket-ended" => code::CLUSTER_TICKET,
-                "known" | "join-key-taken" | "joined" => code::CLUSTER_KNOWN,
-                "decommissioned" => code::CLUSTER_REMOVED,
-                // The records may be older than the disk: only an operator knows.
-                UNKNOWN | "not-up" => code::CLUSTER_UNKNOWN,
-                _ => code::CLUSTER_REFUSED,
-            },
+            Self::Curator(refused) | Self::TurnedAway { refused, .. } => refused.code(),
             Self::Disowned { .. } => code::CLUSTER_REMOVED,
             Self::Untrusted { .. } => code::CLUSTER_UNTRUSTED,
             Self::Configuration(_) | Self::Store(store::Error::StoragePolicy { .. }) => {
@@ -250,24 +278,61 @@ fn wipes(node: identity::NodeId) -> String {
     )
 }
 
+/// The node that the parameters say to wipe, in words.
+fn naming(named: Option<identity::NodeId>) -> String {
+    named.map_or_else(
+        || "no node that is to be wiped (`wipes`)".to_owned(),
+        |named| format!("another node that is to be wiped (`wipes`), {named}"),
+    )
+}
+
 /// The curator's reason code for a node without a record.
 pub(super) const UNKNOWN: &str = "unknown";
+/// The curator's reason code for a node that was decommissioned.
+const DECOMMISSIONED: &str = "decommissioned";
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn refused(reason: &str) -> Refused {
+        Refused { reason: reason.to_owned(), text: "no".to_owned() }
+    }
+
     #[test]
     fn only_a_removed_node_gets_the_advice_to_wipe_its_disk() {
-        let report = |reason: &str| {
-            let refused = Refused { reason: reason.to_owned(), text: "no".to_owned() };
-            Error::Curator(refused).report().unwrap()
-        };
+        let report = |reason: &str| Error::Curator(refused(reason)).report().unwrap();
         assert_eq!(report("decommissioned").code, code::CLUSTER_REMOVED);
         for reason in ["unknown", "not-up"] {
             let report = report(reason);
             assert_eq!(report.code, code::CLUSTER_UNKNOWN);
             assert!(report.code.is_locked(), "its recovery key opens the disk");
+        }
+    }
+
+    #[test]
+    fn only_the_answer_that_the_cluster_lacks_the_node_is_a_removal() {
+        let removals = ["unknown", "decommissioned"];
+        assert!(removals.iter().all(|reason| refused(reason).is_removal()));
+        let others = ["", "not-up", "known", "joined", "ticket-wrong", "storage-policy", "running"];
+        assert!(others.iter().all(|reason| !refused(reason).is_removal()));
+    }
+
+    #[test]
+    fn a_node_that_was_turned_away_names_what_is_missing_for_its_wipe() {
+        let [node, other] = [1, 2].map(|seed| identity::NodeId::from_public_key(&[seed; 32]));
+        for (reason, code) in
+            [("unknown", code::CLUSTER_UNKNOWN), ("decommissioned", code::CLUSTER_REMOVED)]
+        {
+            for (named, missing) in
+                [(None, "name no node".to_owned()), (Some(other), other.to_string())]
+            {
+                let refused = refused(reason);
+                let report = Error::TurnedAway { node, named, refused }.report().unwrap();
+                assert_eq!(report.code, code);
+                assert!(report.cause().contains(&missing), "{}", report.cause());
+                assert!(report.next.contains(&format!("--wipes {node}")), "{}", report.next);
+            }
         }
     }
 }

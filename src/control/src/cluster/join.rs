@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! sealed configuration -> open disk -> node key: read, and the one that was sealed
+//!    |-- to be wiped, by the parameters and the cluster (`confirm`) ---------------> [wiped]
 //!    |-- was a member of etcd --> orders: again --> etcd serves --> record checked --> [home]
 //!    |                                 '--> no answer: ask the others --> removed, or no role
 //!    '-- was not --------------------------------------------------------------------> [home]
@@ -54,9 +55,15 @@ impl<C: Consensus> Service<C> {
                 return Err(self.disown(ctx).await);
             }
         }
-        let keys = match self.open(ctx, sealed.as_ref()).await? {
-            Some(keys) => Some(self.bind_again(keys).await),
-            None => None,
+        let keys = match (self.open(ctx, sealed.as_ref()).await, &sealed) {
+            (Err(Error::Curator(refused)), Ok(sealed)) if refused.is_removal() => {
+                let node = Identity::new(sealed.node_public_key).id;
+                return Err(self.turned_away(ctx, node, refused, None).await);
+            }
+            (opened, _) => match opened? {
+                Some(keys) => Some(self.bind_again(keys).await),
+                None => None,
+            },
         };
         // Opening the disk may have written the sealed configuration again.
         let file = self.config.root.esp.sealed_configuration.clone();
@@ -68,6 +75,9 @@ impl<C: Consensus> Service<C> {
         let key = self.own_key(&sealed).await?;
         let node = key.identity();
         let sealed = membership::keep_rotated(&self.config.root, sealed).await?;
+        if self.is_to_be_wiped(ctx, &sealed, &key).await? {
+            return Err(self.wipe_disk().await);
+        }
         if !self.was_member_of_etcd().await? {
             info!("this node has no member of etcd");
             return self.without_etcd(node, sealed, keys).await;

@@ -231,9 +231,9 @@ pub(super) async fn conclude(root: &Root) -> Result<(), Error> {
             }
             (true, false) => warn!(
                 "the snapshot of etcd on the ESP is not used: this machine is already a member; \
-                 to found a cluster from it here, delete the data partition and \
-                 polis/sealed_configuration.pb, else remove the snapshot: it contains every \
-                 secret"
+                 to found a cluster from it here, wipe the first 16 MiB of the data partition, \
+                 delete it and polis/sealed_configuration.pb, else remove the snapshot: it \
+                 contains every secret"
             ),
             (false, _) => {}
         }

@@ -20,6 +20,7 @@
 //! remote      questions to its curators
 //! parting     what a member of etcd leaves behind, and the way back from half of it
 //! disown      the end of a membership
+//! confirm     whether the cluster has removed a node that the parameters say to wipe
 //! peers       where the other nodes are                   a service
 //! discovery   the same, while no leader publishes it      a service
 //! state       the word for it                             pure
@@ -36,6 +37,7 @@
 //! What this module does not do: touch disks (`storage`) or run etcd (`consensus`).
 
 mod bootstrap;
+mod confirm;
 pub mod credentials;
 pub mod decide;
 pub mod discovery;

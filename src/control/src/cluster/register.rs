@@ -98,8 +98,24 @@ impl<C: Consensus> Service<C> {
         Ok(self.config.root.esp.cluster_journal.save(registering.to_record()).await?)
     }
 
-    /// Continues from the step that an earlier attempt reached.
+    /// Continues from the step that an earlier attempt reached. If the node was removed after it
+    /// committed, what it left is wiped where the parameters say so.
     pub(super) async fn register(
+        &mut self,
+        ctx: &Context,
+        registering: Registering,
+    ) -> Result<Home<C::Kv>, Error> {
+        let mark = removed(&registering);
+        match Box::pin(self.be_admitted(ctx, registering)).await {
+            Err(Error::Curator(refused)) if refused.is_removal() => {
+                let node = Identity::new(mark.node_public_key).id;
+                Err(self.turned_away(ctx, node, refused, Some(mark)).await)
+            }
+            ended => ended,
+        }
+    }
+
+    async fn be_admitted(
         &mut self,
         ctx: &Context,
         registering: Registering,
@@ -419,6 +435,21 @@ async fn bare(
         Ok(Keys { secrets, ..keys })
     })
     .await
+}
+
+/// The sealed configuration of a node that was removed before it had one: its wipe has begun.
+fn removed(registering: &Registering) -> Sealed {
+    let disk = registering.disk.as_ref();
+    Sealed {
+        node_public_key: registering.node,
+        cluster_ca: registering.register.ca_certificate.clone(),
+        rotated_ca: None,
+        storage: disk.map_or(Kind::Insecure, |disk| disk.kind),
+        secrets: None,
+        keeping: disk.map_or_else(Keeping::default, |disk| disk.keeping),
+        disowned: true,
+        wiped: true,
+    }
 }
 
 /// The key whose public half the journal names.

@@ -4,7 +4,8 @@
 //! ```text
 //! no keeper of this machine has the cluster's half
 //!    |-- directory names others --> JoinNode, by the join key --> half --> slot 0
-//!    |                                  |--> refused: this node was removed
+//!    |                                  |--> refused: this node was removed, and is wiped if
+//!    |                                  |    the parameters say so (`confirm`)
 //!    +-- unlock request: a recovery key ------------------------------> slot 1
 //! ```
 //!
@@ -25,7 +26,7 @@ use super::remote::{Remote, Untrusted, join_key};
 use super::sealed::Sealed;
 use super::service::Consensus;
 use super::unlock::keeper::Slot;
-use super::unlock::keys::Half;
+use super::unlock::keys::{Half, Secrets};
 use super::unlock::request;
 use super::unlock::sealer::{Guarded, Sealer};
 use super::unlock::{Keys, Unlocker};
@@ -37,24 +38,34 @@ use polis_machine::parameters::ColdStart;
 use polis_machine::storage::key::RecoveryKey;
 use polis_runtime::event::until;
 use polis_runtime::supervisor::{Context, blocking};
-use polis_wire::identity::{Fingerprint, Identity};
+use polis_wire::identity::{Fingerprint, Identity, NodeKey};
 use polis_wire::pki::Authorities;
-use polis_wire::rpc::client::{Channel, candidates};
+use polis_wire::rpc::client::{Candidate, Channel, candidates};
 use polis_wire::{pki, rpc};
 
 impl<C: Consensus> Service<C> {
-    /// The curators of other nodes, from the directory of the last boot and from the
-    /// parameters of this machine; `None` if this node was alone or has no key to ask with.
+    /// The curators of other nodes, which this node asks as the holder of its join key; `None`
+    /// if it was alone or has no such key.
     pub(super) async fn others(
         &self,
         unlocker: &Unlocker,
         sealed: &Sealed,
     ) -> Result<Option<Remote>, Error> {
-        let Some(secrets) = sealed.secrets.clone() else { return Ok(None) };
+        let Some(secrets) = &sealed.secrets else { return Ok(None) };
+        let key = join_key_of(&unlocker.sealer, secrets).await?;
+        let others = self.addresses(sealed).await?;
+        if others.is_empty() {
+            return Ok(None);
+        }
+        Remote::new(&key, sealed.trusted(), others).map(Some)
+    }
+
+    /// Where the curators of other nodes are, by the directory of the last boot and by the
+    /// parameters of this machine.
+    pub(super) async fn addresses(&self, sealed: &Sealed) -> Result<Vec<Candidate>, Error> {
         let file = self.config.root.esp.cluster_directory.clone();
-        let sealer = unlocker.sealer.clone();
         let own = Identity::new(sealed.node_public_key).id;
-        let (known, key) = blocking(move || -> Result<_, Error> {
+        let known = blocking(move || -> Result<_, Error> {
             let directory = match file.read() {
                 Err(error @ files::Error::Damaged { .. }) => {
                     warn!(error = &error as &dyn std::error::Error, "the cluster's directory");
@@ -64,20 +75,15 @@ impl<C: Consensus> Service<C> {
             };
             let directory = directory.unwrap_or_default();
             let directory = v1::ClusterDirectory::decode(directory.as_slice());
-            let directory = directory.unwrap_or_else(|error| {
+            Ok(directory.unwrap_or_else(|error| {
                 warn!(%error, "the cluster's directory on the ESP is damaged");
                 v1::ClusterDirectory::default()
-            });
-            Ok((directory, join_key(&sealer.open(&secrets)?)))
+            }))
         })
         .await?;
         let configured = self.configured(sealed);
         let known = candidates(&known).into_iter().chain(candidates(&configured));
-        let others: Vec<_> = known.filter(|one| one.node != Some(own)).collect();
-        if others.is_empty() {
-            return Ok(None);
-        }
-        Remote::new(&key, sealed.trusted(), others).map(Some)
+        Ok(known.filter(|one| one.node != Some(own)).collect())
     }
 
     /// Waits for a curator or a person to open the disk.
@@ -142,6 +148,15 @@ impl<C: Consensus> Service<C> {
         ctx.stage(Stage::Cluster, stage::State::Started);
         opened
     }
+}
+
+/// The key by which this node asks for its half.
+pub(super) async fn join_key_of(
+    sealer: &Sealer,
+    secrets: &Guarded<Secrets>,
+) -> Result<NodeKey, Error> {
+    let (sealer, secrets) = (sealer.clone(), secrets.clone());
+    blocking(move || Ok(join_key(&sealer.open(&secrets)?))).await
 }
 
 /// Tries the recovery key of one request; returns nothing if it belongs to another disk.

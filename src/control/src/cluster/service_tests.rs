@@ -3,6 +3,8 @@
 
 #[path = "boot_tests.rs"]
 mod boots;
+#[path = "fake_curator_tests.rs"]
+mod fake_curator;
 #[path = "key_tests.rs"]
 mod key_stories;
 #[path = "wipe_tests.rs"]
@@ -15,6 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::*;
 use crate::cluster::probe::Step;
+use crate::cluster::state::Event;
 use crate::cluster::tests::{FakeTpm, Tpms, bootstrap};
 use crate::cluster::unlock::Announcements;
 use crate::cluster::unlock::keeper::Slot;
@@ -63,6 +66,10 @@ struct Machine {
     wipes: Option<NodeId>,
     /// How an owner has the key of the disk sealed once the machine is home.
     seals: Option<Binding>,
+    /// Whether a person comes when the machine waits for the key of its disk.
+    attended: bool,
+    /// Whether the cluster removes the node once the machine is home.
+    removed: bool,
     /// Whether the data partition is marked for its end.
     given_up: AtomicBool,
 }
@@ -112,6 +119,8 @@ impl Machine {
             firmware: false,
             wipes: None,
             seals: None,
+            attended: true,
+            removed: false,
             given_up: AtomicBool::new(false),
         }
     }
@@ -303,16 +312,23 @@ impl Machine {
             until(&mut at_desk, "status", |status| status.waits_for_key.then_some(()))
                 .await
                 .unwrap();
-            self.person(&counter).await;
+            if self.attended {
+                self.person(&counter).await;
+            }
             std::future::pending::<()>().await;
         };
         let (ctx, handles) = Context::for_test();
         let mut trapdoor = handles.trapdoor.clone();
+        let (agent, lines) = (service.status.clone(), ctx.lines().clone());
         let home = async {
             let is_home = |status: &Status| (status.state == State::Home).then_some(());
             until(&mut status, "status", is_home).await?;
             if let Some(binding) = self.seals {
                 owner_seals(&announcements, binding).await;
+            }
+            if self.removed {
+                agent.happened(Event::Removed, &lines, |_disowning| {});
+                std::future::pending::<()>().await;
             }
             Ok::<_, Closed>(status.borrow().clone())
         };

@@ -1,6 +1,9 @@
 //! Tests of machines that wipe what a removed node left on them.
 
+use super::fake_curator::Curator;
 use super::*;
+use crate::cluster::journal::{Planned, Registering};
+use crate::cluster::sealed::Keeping;
 
 /// How a removed node is found at its next boot.
 fn disown(machine: &Machine) {
@@ -111,4 +114,167 @@ async fn data_whose_node_is_not_known_is_not_wiped() {
     let report = machine.boot_refused(configured()).await;
     assert_eq!(report.code, code::CLUSTER_SEALED_LOST);
     assert!(machine.has_data());
+}
+
+/// The sealed configuration of a machine whose wipe has begun.
+fn wiping(machine: &Machine) -> Sealed {
+    let left = machine.root().esp.sealed_configuration.read().unwrap().unwrap();
+    let left = Sealed::from_record(&left).unwrap();
+    assert!(left.wiped && left.disowned && left.secrets.is_none(), "keys go first");
+    left
+}
+
+#[tokio::test]
+async fn a_named_node_that_its_cluster_does_not_have_is_wiped_whatever_is_cut() {
+    let stories = [("unknown", 1), ("unknown", usize::MAX), ("decommissioned", usize::MAX)];
+    for configured in kinds() {
+        for (reason, steps) in stories {
+            let (mut machine, before) = member(&configured).await;
+            let curator = Curator::start(&machine.etcd, &[reason]).await;
+            curator.is_known_to(&machine);
+            machine.wipes = Some(before);
+            // The cluster that it founds now is another one.
+            machine.etcd = Memory::default();
+            let first = machine.boot(configured.clone(), steps).await;
+            assert!(matches!(first, End::Cut | End::Reboot), "{reason}: {first:?}");
+            wiping(&machine);
+            let (after, _reboots) = boots(&machine, &configured).await;
+            assert_ne!(after, before, "{reason}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_named_node_that_its_cluster_has_is_not_wiped() {
+    for configured in kinds() {
+        for reason in ["joined", "not-up", "storage-policy"] {
+            let (mut machine, node) = member(&configured).await;
+            let curator = Curator::start(&machine.etcd, &[reason]).await;
+            curator.is_known_to(&machine);
+            machine.wipes = Some(node);
+            assert_eq!(boots(&machine, &configured).await, (node, 0), "{reason}");
+            assert!(machine.has_data(), "{reason}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_named_node_whose_certificate_is_accepted_is_not_wiped_if_its_keys_are_unknown() {
+    for configured in kinds() {
+        let (mut machine, node) = member(&configured).await;
+        let curator = Curator::start(&machine.etcd, &["unknown"]).await;
+        curator.accepts([node].into());
+        curator.is_known_to(&machine);
+        machine.wipes = Some(node);
+        assert_eq!(boots(&machine, &configured).await, (node, 0));
+        assert!(machine.has_data());
+    }
+}
+
+#[tokio::test]
+async fn the_answer_of_another_cluster_wipes_nothing() {
+    let (mut machine, node) = member(&configured()).await;
+    let stranger = Curator::start(&Memory::default(), &["unknown"]).await;
+    stranger.is_known_to(&machine);
+    machine.wipes = Some(node);
+    assert_eq!(boots(&machine, &configured()).await, (node, 0));
+    assert!(machine.has_data());
+}
+
+#[tokio::test]
+async fn a_locked_disk_of_a_node_that_its_cluster_does_not_have_is_wiped_only_if_it_is_named() {
+    let [_, authenticated] = kinds();
+    let other = Identity::new([5; 32]).id;
+    let (mut machine, node) = member(&authenticated).await;
+    machine.attended = false;
+    machine.root().esp.cold_start.remove().unwrap();
+    for (reason, code) in
+        [("unknown", code::CLUSTER_UNKNOWN), ("decommissioned", code::CLUSTER_REMOVED)]
+    {
+        let curator = Curator::start(&machine.etcd, &[reason]).await;
+        curator.is_known_to(&machine);
+        for (named, missing) in
+            [(None, "name no node".to_owned()), (Some(other), other.to_string())]
+        {
+            machine.wipes = named;
+            let report = machine.boot_refused(authenticated.clone()).await;
+            assert_eq!(report.code, code);
+            assert!(report.cause().contains(&missing), "{}", report.cause());
+            assert!(report.next.contains(&format!("--wipes {node}")), "{}", report.next);
+            assert!(machine.has_data());
+        }
+    }
+    let curator = Curator::start(&machine.etcd, &["unknown"]).await;
+    curator.is_known_to(&machine);
+    machine.wipes = Some(node);
+    let end = machine.boot(authenticated, usize::MAX).await;
+    assert!(matches!(end, End::Reboot), "{end:?}");
+    wiping(&machine);
+}
+
+#[tokio::test]
+async fn a_node_that_is_removed_while_it_runs_is_wiped_at_once_if_it_is_named() {
+    for configured in kinds() {
+        let (mut machine, node) = member(&configured).await;
+        machine.removed = true;
+        machine.wipes = Some(node);
+        let end = machine.boot(configured.clone(), usize::MAX).await;
+        assert!(matches!(end, End::Reboot), "{end:?}");
+        wiping(&machine);
+
+        let (mut machine, node) = member(&configured).await;
+        machine.removed = true;
+        let report = machine.boot_refused(configured).await;
+        assert_eq!(report.code, code::CLUSTER_REMOVED);
+        assert!(report.next.contains(&format!("--wipes {node}")), "{}", report.next);
+        assert!(machine.has_data());
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_was_decommissioned_before_it_was_sealed_is_wiped_only_if_it_is_named() {
+    let curator = Curator::start(&Memory::default(), &["decommissioned"]).await;
+    let configured = curator.register();
+    let mut machine = Machine::new();
+    let journal = machine.root().esp.cluster_journal;
+    let begun = || match Journal::from_record(&journal.read().unwrap().unwrap()).unwrap() {
+        Journal::Register(begun) => begun,
+        Journal::Bootstrap(_) => panic!("it registers"),
+    };
+    let id = |begun: &Registering| Identity::new(begun.node).id;
+    machine.boot_refused(configured.clone()).await;
+    // Its disk was made when it was approved.
+    let disk = Planned {
+        kind: Kind::Insecure,
+        keeping: Keeping::default(),
+        recovery_nonce: Vec::new(),
+        recovery: Vec::new(),
+    };
+    let before = Registering { disk: Some(disk), ..begun() };
+    journal.write(&before.to_record()).unwrap();
+    let slots = <[Vec<u8>; 2]>::default();
+    *machine.partition.lock().unwrap() = Some(Partition { kind: Kind::Insecure, slots });
+    let report = machine.boot_refused(configured.clone()).await;
+    assert_eq!(report.code, code::CLUSTER_REMOVED);
+    assert!(report.next.contains(&format!("--wipes {}", id(&before))), "{}", report.next);
+    assert!(machine.has_data());
+
+    machine.wipes = Some(id(&before));
+    let cut = machine.boot(configured.clone(), 1).await;
+    assert!(matches!(cut, End::Cut), "{cut:?}");
+    assert_eq!(wiping(&machine).node_public_key, before.node);
+    // It registers as a new node, which the parameters do not name.
+    let report = machine.boot_refused(configured.clone()).await;
+    assert!(report.cause().contains(&id(&before).to_string()), "{}", report.cause());
+    assert!(!machine.has_data());
+    assert_eq!(machine.root().esp.sealed_configuration.read().unwrap(), None);
+    let after = begun();
+    assert_ne!(id(&after), id(&before));
+
+    // The same without a disk.
+    machine.wipes = Some(id(&after));
+    let end = machine.boot(configured.clone(), usize::MAX).await;
+    assert!(matches!(end, End::Reboot), "{end:?}");
+    machine.boot_refused(configured).await;
+    assert_ne!(id(&begun()), id(&after));
 }

@@ -13,9 +13,11 @@ use std::time::Duration;
 
 use etcd_client::{AlarmAction, AlarmType, CompactionOptions};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::client::{Clients, Error};
+use super::members::Members;
 use super::{Alarm, MemberId, Status};
 use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::Context;
@@ -26,14 +28,21 @@ const RETRY: Duration = Duration::from_secs(30);
 /// Between the turns of two members: longer than a database of the quota's size is rewritten.
 const TURN: Duration = Duration::from_secs(60);
 
+/// How long copies of the database hold a rewrite up: the longest one takes half an hour, and one
+/// after the other must not keep the database full.
+const COPIES_MAX: Duration = Duration::from_secs(35 * 60);
+
 #[derive(Clone, Debug)]
 pub(super) struct Maintenance {
     pub(super) status: watch::Receiver<Status>,
+    pub(super) members: Members,
 }
 
 impl Maintenance {
     pub(super) async fn run(mut self, ctx: Context) -> Result<(), Closed> {
         ctx.healthy();
+        // Since when copies hold the rewrite up.
+        let mut held = None;
         loop {
             let found = until(&mut self.status, "the etcd member", |status| {
                 let members = u32::try_from(status.members.len()).unwrap_or_default();
@@ -46,6 +55,18 @@ impl Maintenance {
                 return Ok(());
             }
             if full(&self.status.borrow()).is_none() {
+                continue;
+            }
+            let Some(copies) = ctx.until_cancelled(self.members.sends_copies()).await else {
+                return Ok(());
+            };
+            // Where that is not known, the database is full all the same.
+            if is_held_up(copies.unwrap_or(false), &mut held) {
+                info!("a copy of the full database of etcd is on its way: waiting for its end");
+                let rest = rest_of_round(turn, members);
+                if ctx.until_cancelled(tokio::time::sleep(rest)).await.is_none() {
+                    return Ok(());
+                }
                 continue;
             }
             let Some(made) = ctx.until_cancelled(make_room(&clients, member)).await else {
@@ -70,6 +91,20 @@ impl Maintenance {
             }
         }
     }
+}
+
+/// Whether copies that are on their way hold up a rewrite, which they have done since `held`.
+fn is_held_up(copies: bool, held: &mut Option<Instant>) -> bool {
+    if !copies {
+        *held = None;
+    }
+    copies && held.get_or_insert_with(Instant::now).elapsed() < COPIES_MAX
+}
+
+/// How long a member that was held up in its turn leaves the others theirs, before it waits for
+/// its next one.
+fn rest_of_round(turn: Duration, members: u32) -> Duration {
+    (TURN * members.max(1)).saturating_sub(turn)
 }
 
 /// The way to this member, where it serves and etcd refuses writes.
@@ -119,6 +154,19 @@ mod tests {
     use super::*;
     use crate::consensus::Member;
 
+    #[tokio::test(start_paused = true)]
+    async fn a_copy_of_the_database_holds_its_rewrite_up_and_copies_without_end_do_not() {
+        let mut held = None;
+        assert!(!is_held_up(false, &mut held));
+        assert!(is_held_up(true, &mut held));
+        tokio::time::advance(COPIES_MAX - RETRY).await;
+        assert!(is_held_up(true, &mut held));
+        assert!(!is_held_up(false, &mut held), "it has ended");
+        assert!(is_held_up(true, &mut held), "another one has its own time");
+        tokio::time::advance(COPIES_MAX).await;
+        assert!(!is_held_up(true, &mut held));
+    }
+
     #[test]
     fn members_take_turns_and_the_leader_is_the_last() {
         let members = [1, 2, 3].map(|id| Member {
@@ -136,7 +184,12 @@ mod tests {
             })
         };
         assert_eq!([2, 3, 1].map(turn), [0, 1, 2].map(|before| TURN * before));
+        // The turns of one that was held up stay apart from those of the others.
+        for own in [2, 3, 1].map(turn) {
+            assert_eq!(own + rest_of_round(own, 3), TURN * 3);
+        }
         let alone = Status { member: Some(MemberId(7)), ..Status::default() };
         assert_eq!(super::turn(&alone), Duration::ZERO);
+        assert_eq!(rest_of_round(Duration::ZERO, 0), TURN, "it never asks without a pause");
     }
 }

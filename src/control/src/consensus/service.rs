@@ -302,7 +302,10 @@ impl Service {
         ctx.spawn("overview", Policy::forever(), move |ctx| watchers.clone().overview(ctx));
         let promoter = self.members();
         ctx.spawn("promoter", Policy::forever(), move |ctx| promoter.clone().promote(ctx));
-        let maintenance = maintenance::Maintenance { status: self.channels.status.subscribe() };
+        let maintenance = maintenance::Maintenance {
+            status: self.channels.status.subscribe(),
+            members: self.members(),
+        };
         ctx.spawn("maintenance", Policy::forever(), move |ctx| maintenance.clone().run(ctx));
         let defragmentation = defragmentation::Service {
             status: self.channels.status.subscribe(),

@@ -13,8 +13,8 @@
 //! - At most [`QUESTIONS_MAX`] questions wait. A machine that is asked anew loses its own first,
 //!   else the oldest one goes. A member asks for room before it is asked: if all members start at
 //!   once, they take turns, and each question that was asked can be answered.
-//! - A member begins at most [`PROOFS_MAX`] proofs in a row, and then one each [`PROOFS_PACE`]: each
-//!   is an operation with a key of its TPM, a check of a signature and a write.
+//! - A member begins at most [`PROOFS_MAX`] proofs in a row, and then one each [`PROOFS_PACE`]:
+//!   each is an operation with a key of its TPM, a check of a signature and a write.
 //!
 //! What this module does not do: decide which machine enters (an operator does, with the
 //! outcome), or whether a member fits (`attested`).

@@ -380,8 +380,8 @@ pub struct Seen {
 
 impl Seen {
     /// The changes for this watcher, which asked for `only` one node or for all; at most
-    /// `max` nodes and some [`BYTES_MAX`] at once, so that a message has a bound. Also returns whether that is the
-    /// last of the changes.
+    /// `max` nodes and some [`BYTES_MAX`] at once, so that a message has a bound. Also returns
+    /// whether that is the last of the changes.
     pub fn delta(
         &mut self,
         directory: &Directory,

@@ -100,6 +100,29 @@ pub enum Error {
         pace = attesting::PROOFS_PACE.as_secs()
     )]
     TpmProofs,
+    /// A node has changed as many keys of its worker as it may.
+    #[error(
+        "public_key is another one than the last, and a node changes at most {max} keys of its \
+         worker in a row, and one each {minutes} min after that; it asks again until it may, in \
+         {minutes} min at the latest"
+    )]
+    WorkerKeys {
+        /// How many in a row.
+        max: u32,
+        /// The time after which it may change one more.
+        minutes: u64,
+    },
+    /// A machine that is no member yet has changed its record as often as it may.
+    #[error(
+        "a machine changes its registration at most {max} times in a row, and once each {seconds} \
+         s after that; it asks again until it may, in {seconds} s at the latest"
+    )]
+    Registrations {
+        /// How often in a row.
+        max: u32,
+        /// The time after which it may once more.
+        seconds: u64,
+    },
     /// The check of an answer decided nothing; another question may.
     #[error("the answer of the TPM could not be checked: {why}")]
     TpmUndecided {
@@ -292,6 +315,8 @@ impl Error {
             Self::AttestationPolicy { .. } => (FailedPrecondition, "attestation-policy"),
             Self::TpmQuestions => (ResourceExhausted, "tpm-questions"),
             Self::TpmProofs => (ResourceExhausted, "tpm-proofs"),
+            Self::WorkerKeys { .. } => (ResourceExhausted, "worker-keys"),
+            Self::Registrations { .. } => (ResourceExhausted, "registrations"),
             Self::TpmUndecided { .. } => (Aborted, "tpm-undecided"),
             Self::Field(_) => (InvalidArgument, "field"),
             Self::NotOwner => (PermissionDenied, "not-owner"),

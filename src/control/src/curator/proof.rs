@@ -2,7 +2,7 @@
 //! no curator.
 //!
 //! ```text
-//! [none] --etcd has a quorum--> read or made --> [certificate] --two thirds, or another CA--> made again
+//! [none] --etcd has a quorum--> read or made --> [certificate] --2/3, or another CA--> made again
 //!                                  ^  |
 //!                                  +--+ RETRY
 //! ```

@@ -83,6 +83,9 @@ pub(super) struct Progress {
     pub(super) waits_for: Vec<NodeId>,
     /// The nodes that do not answer, and are not waited for.
     pub(super) away: Vec<NodeId>,
+    /// The nodes whose members are away and may be on their way back: no other one starts again
+    /// meanwhile.
+    pub(super) missed: Vec<NodeId>,
 }
 
 /// How far a rotation is, by what the nodes say.
@@ -110,7 +113,15 @@ pub(super) fn progress(nodes: &[Node], leaving: Leaving) -> Progress {
     } else {
         (Step::Unspecified, Vec::new())
     };
-    Progress { step, waits_for, away: away.iter().map(|node| node.id).collect() }
+    // A member that starts on a node that answers is waited for, too, and without a limit.
+    let is_away = |node: &&Node| node.peer.is_some() && node.returns;
+    let missed = nodes.iter().filter(|node| step == Step::Restarts && is_away(node));
+    Progress {
+        step,
+        waits_for,
+        away: away.iter().map(|node| node.id).collect(),
+        missed: missed.map(|node| node.id).collect(),
+    }
 }
 
 /// The nodes whose members are known to have a certificate of the next authority on their disks.
@@ -249,6 +260,12 @@ mod tests {
         let started = node(5, Some([true, true, false]));
         let starts = progress(&[voter, started, node(6, None)], last);
         assert_eq!((starts.step, starts.waits_for), (Step::Restarts, vec![started.id]));
+        assert_eq!(starts.missed, []);
+        let [returns, stays] = [true, false].map(|returns| Node { returns, ..away(voter) });
+        let missed = |third| progress(&[started, third, away(old(3))], last).missed;
+        assert_eq!(missed(returns), [voter.id], "no member starts again before it is back");
+        assert_eq!(missed(stays), []);
+        assert_eq!(missed(node(4, Some([false, true, true]))), [], "it starts, and is not away");
         let lacks = |seed| Node { kubernetes: false, ..node(seed, None) };
         for leaving in [Leaving { kubernetes: true, ..last }, last] {
             let programs = progress(&[voter, lacks(8), away(lacks(9))], leaving);

@@ -60,6 +60,14 @@ pub enum Error {
         /// The error of the kernel.
         source: std::io::Error,
     },
+    /// The writes do not go on.
+    #[error("the disk {disk}, or the medium, has not answered for {seconds} seconds")]
+    Silent {
+        /// The kernel's name of the disk.
+        disk: String,
+        /// How long they were waited for.
+        seconds: u64,
+    },
     /// The disk does not keep what was written, or the medium does not have what it should.
     #[error("the {0} reads back from the disk other than it must be")]
     Differs(&'static str),
@@ -97,6 +105,7 @@ impl Error {
             | Self::Medium(_)
             | Self::Table(_)
             | Self::Esp(_)
+            | Self::Silent { .. }
             | Self::Differs(_) => code::INSTALL_FAILED,
         }
     }

@@ -21,6 +21,7 @@
 //! - A power cut at any moment leaves a disk that firmware does not start, and that the next
 //!   run recognises as unfinished, or a complete one.
 //! - A disk that has the ID of the installation is complete and left alone.
+//! - Every wait for a disk has a bound, and names a remedy.
 //!
 //! What this module does not do: decide whether this machine installs, or end the machine
 //! (`cluster`).
@@ -39,6 +40,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use polis_wire::parameters::{Install, Selector, Wipe};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
@@ -48,6 +50,7 @@ pub use self::error::Error;
 pub use self::select::Refusal;
 use self::write::{Job, System};
 use crate::storage::apart::apart;
+use crate::storage::patience::{LARGE, SOON};
 use crate::storage::service::PROBE_MAX;
 use crate::storage::{self, slot::Slot, table};
 use polis_base::environment::Environment;
@@ -56,7 +59,7 @@ use polis_base::stage::{Stage, State};
 use polis_base::sys::reboot::Reason;
 use polis_base::sys::{block, command_line};
 use polis_base::{files, hex};
-use polis_runtime::supervisor::{Context, blocking};
+use polis_runtime::supervisor::Context;
 
 /// How often the list of disks is looked at.
 const POLL: Duration = Duration::from_millis(250);
@@ -67,6 +70,11 @@ const QUIET: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(120);
 /// A line of the serial port for each tenth of a phase.
 const TENTHS: u64 = 10;
+/// Reports of progress that wait to be announced: the writes wait for the rest.
+const REPORTS_MAX: usize = 16;
+/// How long the writes may take from one report to the next, 32 MiB and a flush at most, and before
+/// the first one, the kernel images of the medium; the kernel gives up on most disks before.
+const REPORT_MAX: Duration = LARGE;
 
 /// The running system, and where the kernel shows disks.
 #[derive(Clone, Debug)]
@@ -191,7 +199,11 @@ async fn run(
     let disk = select::choose(&disks, &order.disk)
         .map_err(|source| Error::Select { source, disks: select::explain(&disks, &order.disk) })?;
     announcer.disk.clone_from(&disk.name);
-    let what = format!("the disk {}, to which the system is installed, to answer", disk.name);
+    let what = format!(
+        "the disk {}, to which the system is installed, to answer; check it and its cable, or pull \
+         it",
+        disk.name
+    );
     ctx.stage(Stage::Cluster, State::Waiting(what));
     let (job, named) = (config.clone(), disk.clone());
     let (id, wipe) = (order.id, order.wipe);
@@ -211,14 +223,12 @@ async fn run(
     info!(disk = %disk, content = ?looked, "the disk is written");
     announcer.event(Phase::Select, "done");
     let (job, order, name) = (config.clone(), order.clone(), disk.name.clone());
-    let mut writer = announcer.clone();
-    let written = blocking(move || {
-        let written = put(&job, &name, &order, &mut |progress| writer.progress(progress));
-        (written, writer)
+    let (tell, reports) = mpsc::channel(REPORTS_MAX);
+    let writing = apart(move || {
+        // Without a receiver, the writes are waited for no more.
+        put(&job, &name, &order, &mut |progress| tell.blocking_send(progress).unwrap_or_default())
     });
-    let (written, writer) = written.await;
-    *announcer = writer;
-    written?;
+    announcer.follow(reports, writing).await??;
     announcer.event(Phase::Boot, "done");
     info!(disk = %disk, "the system is installed");
     Ok(Outcome::Installed)
@@ -329,7 +339,6 @@ fn running() -> Result<System, Error> {
 }
 
 /// Reports the progress on console and serial line, each tenth of a phase once.
-#[derive(Clone)]
 struct Announcer {
     ctx: Context,
     disk: String,
@@ -372,12 +381,70 @@ impl Announcer {
         if tenths > 0 && phase != Phase::Boot {
             self.ctx.lines().event(self.line(phase, "running").field("percent", percent));
         }
+        self.show();
+    }
+
+    /// Shows on the console how far it is.
+    fn show(&self) {
+        let Some((phase, tenths)) = self.last else { return };
+        let percent = tenths * 100 / TENTHS;
         let doing = match phase {
             Phase::Select | Phase::Write => format!("{percent} % written"),
             Phase::Verify => format!("written, {percent} % read back"),
             Phase::Boot => "written and read back".to_owned(),
         };
         let what = format!("the installation to {}: {doing}", self.disk);
+        self.ctx.stage(Stage::Cluster, State::Waiting(what));
+    }
+
+    /// Announces the reports of the writes, and waits for these while they go on.
+    async fn follow<T>(
+        &mut self,
+        mut reports: mpsc::Receiver<Progress>,
+        writing: impl Future<Output = io::Result<T>>,
+    ) -> Result<T, Error> {
+        let (mut writing, mut silent) = (std::pin::pin!(writing), false);
+        loop {
+            let limit = if silent { REPORT_MAX.saturating_sub(SOON) } else { SOON };
+            tokio::select! {
+                // Cancel-safe: the writes go on where they are.
+                written = &mut writing => {
+                    while let Ok(progress) = reports.try_recv() {
+                        self.progress(progress);
+                    }
+                    return written.map_err(Error::io("write", "the disk"));
+                }
+                // Cancel-safe per its docs, and a wait.
+                next = timeout(limit, reports.recv()), if !reports.is_closed() => match next {
+                    Ok(Some(progress)) => {
+                        if std::mem::take(&mut silent) {
+                            self.show();
+                        }
+                        self.progress(progress);
+                    }
+                    // The writes are about to end.
+                    Ok(None) => {}
+                    Err(_elapsed) if silent => {
+                        let (disk, seconds) = (self.disk.clone(), REPORT_MAX.as_secs());
+                        return Err(Error::Silent { disk, seconds });
+                    }
+                    Err(_elapsed) => {
+                        silent = true;
+                        self.wait();
+                    }
+                },
+            }
+        }
+    }
+
+    /// Shows on the console that the writes do not go on.
+    fn wait(&self) {
+        let what = format!(
+            "the disk {} or the medium to answer: check both and their cables, and pull the one \
+             that hangs; the installation stops after {} s",
+            self.disk,
+            REPORT_MAX.as_secs()
+        );
         self.ctx.stage(Stage::Cluster, State::Waiting(what));
     }
 }

@@ -121,6 +121,59 @@ async fn a_disk_that_hangs_is_named_within_a_bounded_time() {
     assert_eq!(empty.unwrap(), Content::Empty);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_stops_answering_is_named_and_given_up() {
+    let (ctx, handles) = Context::for_test();
+    let mut announcer = Announcer { ctx, disk: "sda".to_owned(), last: None };
+    let (tell, reports) = mpsc::channel(REPORTS_MAX);
+    let report = async |bytes| {
+        tell.send(Progress { phase: Phase::Write, bytes, total: 100 }).await.unwrap();
+    };
+    let shown = || match &handles.stages.borrow()[&Stage::Cluster].state {
+        State::Waiting(what) => what.clone(),
+        other => panic!("{other:?}"),
+    };
+    let story = async {
+        report(10).await;
+        sleep(SOON + POLL).await;
+        let what = shown();
+        assert!(what.starts_with("the disk sda or the medium to answer: check both"), "{what}");
+        report(20).await;
+        sleep(POLL).await;
+        assert_eq!(shown(), "the installation to sda: 20 % written");
+        // The same tenth again is progress, too.
+        sleep(SOON).await;
+        assert!(shown().starts_with("the disk sda"));
+        let last = Instant::now();
+        report(21).await;
+        sleep(POLL).await;
+        assert_eq!(shown(), "the installation to sda: 20 % written");
+        last
+    };
+    let hung = std::future::pending::<io::Result<()>>();
+    let (ended, last) = tokio::join!(announcer.follow(reports, hung), story);
+    let waited = last.elapsed();
+    assert!(waited >= REPORT_MAX && waited < REPORT_MAX + SOON, "{waited:?}");
+    let report = ended.unwrap_err().report();
+    assert_eq!(report.code, code::INSTALL_FAILED);
+    assert!(report.cause().contains("the disk sda, or the medium"), "{}", report.cause());
+}
+
+#[tokio::test]
+async fn the_end_of_the_writes_follows_every_report_of_them() {
+    let (ctx, mut handles) = Context::for_test();
+    let mut announcer = Announcer { ctx, disk: "sda".to_owned(), last: None };
+    let (tell, reports) = mpsc::channel(REPORTS_MAX);
+    for bytes in [0, 50, 100] {
+        tell.send(Progress { phase: Phase::Write, bytes, total: 100 }).await.unwrap();
+    }
+    drop(tell);
+    announcer.follow(reports, async { io::Result::Ok(()) }).await.unwrap();
+    let lines = handles.take_lines();
+    let reports: Vec<_> = lines.iter().filter(|it| it.starts_with("POLIS install ")).collect();
+    assert!(reports.last().unwrap().contains("result=running percent=100"), "{lines:?}");
+}
+
 #[test]
 fn a_small_disk_is_refused_with_what_it_has_and_needs() {
     let source = plan::plan(1 << 30, 512, 1 << 20, Uuid::nil(), &ID).unwrap_err();

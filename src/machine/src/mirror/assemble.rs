@@ -77,6 +77,18 @@ impl Mirror {
         }
     }
 
+    /// Whether the data of a disk in use was given up.
+    fn is_given_up(&self) -> bool {
+        let mut used = self.disks.iter().flatten().filter(|disk| self.used.has(disk.leg()));
+        self.disk(self.started).is_some_and(|own| used.any(|disk| disk.is_given_up(own)))
+    }
+
+    /// The disk beside the one that the machine was started from, if [`start`] writes to it.
+    pub(super) fn written(&self) -> Option<&Disk> {
+        let other = self.disk(self.started.other());
+        other.filter(|_| self.used == Used::Both || self.is_given_up())
+    }
+
     /// Goes on without the disk at this place, and from the other one.
     pub(super) fn drop_disk(&mut self, leg: Leg) {
         self.dropped = self.disks[leg.index()].take();
@@ -168,9 +180,7 @@ pub(super) fn decide(config: &Config, disks: &[Option<Disk>; 2]) -> Result<Used,
 /// Takes the mirror into use, from the disk that the machine was started from; without the other
 /// one if that fails. Blocks.
 pub(super) fn start(config: &Config, mut mirror: Mirror) -> Result<Mirror, Error> {
-    let own = mirror.disk(mirror.started).cloned();
-    let used = mirror.disks.iter().flatten().filter(|disk| mirror.used.has(disk.leg()));
-    if own.is_some_and(|own| used.clone().any(|disk| disk.is_given_up(&own))) {
+    if mirror.is_given_up() {
         end(&mirror)?;
     } else if mirror.used == Used::Both {
         match enter(config, &mut mirror, Used::Both) {
@@ -234,8 +244,23 @@ fn end(mirror: &Mirror) -> Result<(), Error> {
             ),
         }
     }
+    mark(mirror)
+}
+
+/// Marks the data on the disk that the machine was started from as given up.
+fn mark(mirror: &Mirror) -> Result<(), Error> {
     let Some(started) = mirror.disk(mirror.started) else { return Ok(()) };
     machine::give_up(&started.path).map_err(|source| Error::Table { disk: started.name(), source })
+}
+
+/// Leaves the other disk, which takes no writes. Data that was given up on that one alone is given
+/// up on this one from then on. Blocks.
+pub(super) fn leave(mut mirror: Mirror) -> Result<Mirror, Error> {
+    if mirror.is_given_up() {
+        mark(&mirror)?;
+    }
+    mirror.go_on_without(mirror.started.other());
+    Ok(mirror)
 }
 
 /// Puts the records of a new mirror on the disk that the machine was started from, unless it has a
@@ -307,18 +332,18 @@ pub(super) fn look(config: &Config) -> Result<table::Table, Error> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::os::unix::fs::FileExt as _;
     use std::path::Path;
 
     use super::super::disks::tests::{BLOCKS, source, taken};
     use super::*;
-    use crate::storage::plan::{BEING_MADE, Refusal};
+    use crate::storage::plan::{BEING_MADE, GIVEN_UP, Refusal};
     use crate::storage::table::Table;
     use polis_base::sys::efivar::Variable;
     use polis_base::trapdoor::code;
 
-    fn config(folder: &Path) -> Config {
+    pub(in super::super) fn config(folder: &Path) -> Config {
         Config {
             disk: folder.join("vda"),
             sys: folder.join("sys"),
@@ -432,6 +457,38 @@ mod tests {
         );
         mirror.drop_disk(Leg::Second);
         assert!(mirror.dropped.is_some() && mirror.newest() == started);
+    }
+
+    #[test]
+    fn data_that_was_given_up_on_a_disk_that_takes_no_writes_is_given_up_without_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let both = plan::next(&plan::begun(1), Used::Both, Leg::First, 2);
+        let disk = |name: &str, leg| {
+            let path = folder.path().join(name);
+            std::fs::File::create(&path).unwrap().set_len(BLOCKS * 512).unwrap();
+            let mut disk = taken(&path, &source());
+            disk.seen.record = Record { leg, ..both };
+            disk
+        };
+        let (own, mut other) = (disk("vda", Leg::First), disk("vdb", Leg::Second));
+        let given_up = || {
+            let read = Disk::read(folder.path(), &folder.path().join("vda")).unwrap().unwrap();
+            read.is_given_up(&read)
+        };
+        let with = |other: &Disk| Mirror {
+            disks: [Some(own.clone()), Some(other.clone())],
+            used: Used::Both,
+            started: Leg::First,
+            dropped: None,
+        };
+        let left = leave(with(&other)).unwrap();
+        assert_eq!((left.used, given_up()), (Used::Only(Leg::First), false));
+        assert_eq!(left.dropped.map(|disk| disk.path).as_ref(), Some(&other.path));
+        other.data.as_mut().unwrap().attributes |= GIVEN_UP;
+        leave(with(&other)).unwrap();
+        assert!(given_up());
+        let alone = Mirror { used: Used::Only(Leg::First), ..with(&other) };
+        assert!(with(&other).written().is_some() && alone.written().is_none());
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::io;
 
 use super::plan;
 use crate::storage;
+use crate::storage::steps;
 use crate::storage::table;
 use polis_base::trapdoor::{Code, Report, code};
 
@@ -62,6 +63,9 @@ pub enum Error {
     /// The disk that the machine was started from does not answer.
     #[error(transparent)]
     Late(#[from] storage::apply::Error),
+    /// A step on another disk is late.
+    #[error(transparent)]
+    Slow(steps::Late),
     /// Each disk is gone, or was dropped by the kernel: none has all data.
     #[error("each disk of the mirror is gone, or has missed writes")]
     NoneLeft,
@@ -110,6 +114,7 @@ impl Error {
             Self::Refused { .. } | Self::Record { .. } | Self::Started { .. } => code::MIRROR_OLD,
             Self::Table { source, .. } => storage::error::table_code(source),
             Self::Late(error) => storage::error::step_code(error),
+            Self::Slow(_) => code::STORAGE_LATE,
             Self::Look(error) => error.code(),
             Self::Place(refusal) => storage::error::refusal_code(refusal),
             Self::Disk { .. }

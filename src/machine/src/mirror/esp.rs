@@ -10,12 +10,15 @@
 //! Invariants:
 //! - Firmware starts nothing from an ESP that is not complete.
 //! - No kernel image is removed after the look of an ESP without a loader.
+//! - What an ESP has is bounded before it is kept in memory: another machine may have written it.
+//! - A look at the other ESP that hangs holds no place in the tree: the next disk is mounted there.
 //!
 //! What this module does not do: decide which ESP is the newer one (`Record::esp`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Write as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -23,6 +26,7 @@ use std::time::SystemTime;
 use polis_layout::esp;
 use polis_layout::partitions::ESP;
 use rustix::mount::{MountFlags, UnmountFlags};
+use sha2::{Digest as _, Sha256};
 
 use super::Error;
 use super::disks::Disk;
@@ -44,8 +48,12 @@ const KERNELS: &str = "EFI/Linux";
 const PROGRAMS: &str = "EFI";
 /// The folder of what `init` writes at each start: it says nothing about the age of an ESP.
 const REPORTS: &str = "polis/guru";
-/// Bounds of an ESP's tree.
+/// Bounds of an ESP's tree: one of Polis has some forty entries, and a damaged one may be its own
+/// folder.
 const DEPTH_MAX: usize = 6;
+const ENTRIES_MAX: usize = 2048;
+/// How an ESP is read that is mounted for that alone.
+const READ_OPTIONS: [(&str, &str); 2] = [("codepage", "437"), ("iocharset", "cp437")];
 /// As `init` mounts an ESP.
 const OPTIONS: &str = "umask=0077,codepage=437,iocharset=cp437,shortname=mixed,errors=remount-ro";
 
@@ -54,14 +62,20 @@ pub(super) type Seen = BTreeMap<PathBuf, (u64, Option<SystemTime>)>;
 
 /// The files of the ESP mounted at `root` that are copied. Blocks.
 pub(super) fn look(root: &Path) -> io::Result<Seen> {
-    let mut seen = Seen::new();
+    let (mut seen, mut left) = (Seen::new(), ENTRIES_MAX);
     for folder in FOLDERS {
-        walk(root, Path::new(folder), DEPTH_MAX, &mut seen)?;
+        walk(root, Path::new(folder), DEPTH_MAX, &mut left, &mut seen)?;
     }
     Ok(seen)
 }
 
-fn walk(root: &Path, folder: &Path, depth: usize, seen: &mut Seen) -> io::Result<()> {
+fn walk(
+    root: &Path,
+    folder: &Path,
+    depth: usize,
+    left: &mut usize,
+    seen: &mut Seen,
+) -> io::Result<()> {
     let entries = match fs::read_dir(root.join(folder)) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -69,14 +83,15 @@ fn walk(root: &Path, folder: &Path, depth: usize, seen: &mut Seen) -> io::Result
     };
     for entry in entries {
         let entry = entry?;
+        *left = left.checked_sub(1).ok_or_else(|| io::Error::other("it has too many files"))?;
         let path = folder.join(entry.file_name());
         let unfinished = entry.file_name().eq_ignore_ascii_case(UNFINISHED);
-        if unfinished || LEFT_OUT.iter().any(|left| path.as_os_str().eq_ignore_ascii_case(left)) {
+        if unfinished || LEFT_OUT.iter().any(|out| path.as_os_str().eq_ignore_ascii_case(out)) {
             continue;
         }
         if entry.file_type()?.is_dir() {
             let deeper = depth.checked_sub(1).ok_or_else(|| io::Error::other("it is too deep"))?;
-            walk(root, &path, deeper, seen)?;
+            walk(root, &path, deeper, left, seen)?;
         } else {
             let metadata = entry.metadata()?;
             seen.insert(path, (metadata.len(), metadata.modified().ok()));
@@ -129,18 +144,21 @@ pub(super) fn copy(
     kernels: bool,
 ) -> Result<(), Error> {
     let failed = |source| Error::Copy { operation: "copy the ESP", disk: target.name(), source };
-    let synced = mounted(target, place, MountFlags::empty(), || {
+    let synced = mounted(target, place, || {
         sync(root, place, files)?;
         if kernels { prune(root, place) } else { Ok(()) }
     });
     synced.map_err(failed)
 }
 
+/// Records of an ESP, and their content.
+pub(super) type Records = Vec<(PathBuf, Option<Vec<u8>>)>;
+
 /// What an ESP has beyond an older one.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Newer {
     /// The records with another content.
-    pub(super) records: Vec<(PathBuf, Option<Vec<u8>>)>,
+    pub(super) records: Records,
     /// Whether firmware or the loader would start something else.
     programs: bool,
 }
@@ -151,12 +169,20 @@ impl Newer {
     }
 }
 
-/// What the ESP of `newer`, mounted at `place` meanwhile, has beyond the ESP at `root`. Blocks.
-pub(super) fn compare(root: &Path, newer: &Disk, place: &Path) -> Result<Newer, Error> {
+/// What the ESP of `newer` has beyond the ESP at `root`. Blocks.
+pub(super) fn compare(root: &Path, newer: &Disk) -> Result<Newer, Error> {
     let failed = |source| Error::Copy { operation: "read the ESP", disk: newer.name(), source };
     // Its table may be torn, so that the kernel knows no partition.
     newer.announce()?;
-    mounted(newer, place, MountFlags::RDONLY, || newer_at(root, place)).map_err(failed)
+    let (device, _) = newer.named(ESP.name).ok_or_else(|| failed(missing()))?;
+    // At no place in the tree: this may hang, and another disk is to be mounted meanwhile.
+    let mounted = sys::mount::detached(&device, "vfat", &READ_OPTIONS).map_err(failed)?;
+    let at = PathBuf::from(format!("/proc/self/fd/{}", mounted.as_raw_fd()));
+    newer_at(root, &at).map_err(failed)
+}
+
+fn missing() -> io::Error {
+    io::Error::other("the disk has no ESP")
 }
 
 /// Writes these records to the ESP at `root`. Blocks.
@@ -171,16 +197,10 @@ pub(super) fn put(root: &Path, records: &[(PathBuf, Option<Vec<u8>>)]) -> Result
 }
 
 /// Does `work` while the ESP of `disk` is mounted at `place`.
-fn mounted<T>(
-    disk: &Disk,
-    place: &Path,
-    flags: MountFlags,
-    work: impl FnOnce() -> io::Result<T>,
-) -> io::Result<T> {
-    let missing = || io::Error::other("the disk has no ESP");
+fn mounted<T>(disk: &Disk, place: &Path, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let (device, _) = disk.named(ESP.name).ok_or_else(missing)?;
     fs::create_dir_all(place)?;
-    mount(&device, place, flags)?;
+    mount(&device, place)?;
     let done = work();
     // One that failed does not stay in the way.
     let unmounted = sys::mount::unmount(place);
@@ -202,7 +222,7 @@ pub(super) fn instead(root: &Path, disk: &Disk) -> Result<bool, Error> {
         Err(errno) if errno != rustix::io::Errno::INVAL => return Err(failed(errno.into())),
         _ => {}
     }
-    mount(&device, root, MountFlags::empty()).map_err(failed)?;
+    mount(&device, root).map_err(failed)?;
     Ok(true)
 }
 
@@ -215,10 +235,10 @@ pub(super) fn is_mounted(root: &Path, disk: &Disk) -> bool {
     }
 }
 
-fn mount(device: &Path, place: &Path, flags: MountFlags) -> io::Result<()> {
+fn mount(device: &Path, place: &Path) -> io::Result<()> {
     let quiet = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::NOATIME;
     let mounted = Mount::new(device.display().to_string(), place, "vfat");
-    mounted.flags(quiet | flags).options(OPTIONS).apply().map_err(io::Error::other)
+    mounted.flags(quiet).options(OPTIONS).apply().map_err(io::Error::other)
 }
 
 fn sync(root: &Path, place: &Path, files: &BTreeSet<PathBuf>) -> io::Result<()> {
@@ -254,7 +274,7 @@ fn newer_at(root: &Path, place: &Path) -> io::Result<Newer> {
     // Without keys, firmware starts a kernel image in the place of the loader.
     let programs = |at: &Path| -> io::Result<BTreeMap<PathBuf, Vec<u8>>> {
         let found = look(at)?.into_keys().filter(|path| path.starts_with(PROGRAMS));
-        found.map(|path| Ok((without_tries(&path), fs::read(at.join(&path))?))).collect()
+        found.map(|path| Ok((without_tries(&path), digest(&at.join(&path))?))).collect()
     };
     let mut newer = Newer::default();
     for path in Esp::in_place().into_iter().filter(|path| !path.starts_with(REPORTS)) {
@@ -277,6 +297,13 @@ fn newer_at(root: &Path, place: &Path) -> io::Result<Newer> {
     };
     newer.programs = starts && programs(root).ok() != Some(programs(place)?);
     Ok(newer)
+}
+
+/// The digest of a file, which may be as large as the ESP.
+fn digest(path: &Path) -> io::Result<Vec<u8>> {
+    let mut hash = Sha256::new();
+    io::copy(&mut File::open(path)?, &mut hash)?;
+    Ok(hash.finalize().to_vec())
 }
 
 /// The name of a kernel image without the tries that the loader counts in it.

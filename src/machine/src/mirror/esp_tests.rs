@@ -42,6 +42,18 @@ fn an_esp_without_a_loader_has_no_kernel_image_removed() {
 }
 
 #[test]
+fn an_esp_with_more_files_than_any_is_given_up_before_all_are_known() {
+    let root = tree(&[("EFI/BOOT/BOOTX64.EFI", "loader")]);
+    let write = |at: usize| fs::write(root.path().join(format!("EFI/{at}")), "").unwrap();
+    // The loader and its folder are entries, too.
+    (2..ENTRIES_MAX).for_each(write);
+    assert_eq!(look(root.path()).unwrap().len(), ENTRIES_MAX - 1);
+    write(ENTRIES_MAX);
+    let error = look(root.path()).unwrap_err();
+    assert_eq!(error.to_string(), "it has too many files");
+}
+
+#[test]
 fn an_esp_is_newer_by_its_records_and_kernel_images_and_not_by_reports_and_tries() {
     let one = tree(&[("EFI/Linux/polis-2+3.efi", "new"), ("polis/guru/x", "")]);
     let other = tree(&[("EFI/Linux/polis-2+2-1.efi", "new"), ("polis/guru/x", "")]);

@@ -5,11 +5,13 @@
 //! the device is there --------------------------> it is tended: an earlier run has made it
 //! disk without records --parameters ask for one-> records, and then as below
 //! disk with records --wait for the other one----> assembled
-//!                 \--an older disk or ESP--------> the machine starts again, from the other disk
+//!                 +--an older disk or ESP-------> the machine starts again, from the other disk
+//!                 +--it takes no writes---------> assembled without it
 //! ```
 //!
 //! Invariants:
-//! - Each wait for a disk has a bound.
+//! - Each wait for a disk has a bound, and names a remedy.
+//! - A disk that answers reads and no writes ends no boot from the other one.
 //! - Nothing is done with an ESP that is older than the other one, where both are there.
 //! - A disk that has no room for a data partition does not decide how large that is.
 
@@ -32,7 +34,7 @@ use crate::install;
 use crate::install::select;
 use crate::storage::apart::{ANSWER_MAX, Pending, apart};
 use crate::storage::apply;
-use crate::storage::patience::{LARGEST, within};
+use crate::storage::patience::{LARGEST, SMALL, SOON, within};
 use crate::storage::plan::{Refusal, SIZE_MIN, TYPE_ID, last_of_both, limit, place};
 use crate::storage::service::PROBE_MAX;
 use crate::storage::table::Table;
@@ -103,6 +105,9 @@ impl Service {
         if !mirror.used.has(mirror.started) {
             return Err(self.start_again(ctx, &mirror).await.into());
         }
+        if !takes_writes(ctx, &mirror).await {
+            mirror = self.leave(ctx, mirror).await?;
+        }
         if mirror.newest() != mirror.started {
             self.catch_up(ctx, &mut mirror).await?;
         }
@@ -110,7 +115,7 @@ impl Service {
         blocking(move || firmware::forget(&directory)).await;
         let config = self.config.clone();
         let taken = blocking(move || assemble::start(&config, mirror));
-        let what = "writing the use of the mirror to its disks";
+        let what = "writing the use of the mirror to its disks (pull the other one if it hangs)";
         let mirror = within(ctx, what, LARGEST, taken).await?;
         info!(used = ?mirror.used, "the mirror is in use");
         let fresh = mirror.disk(mirror.started).is_some_and(|disk| disk.data.is_none());
@@ -153,30 +158,60 @@ impl Service {
         if records.is_empty() {
             return Ok(());
         }
+        self.take(ctx, mirror, records, Used::Both).await;
+        Err(refused)
+    }
+
+    /// Goes on without the other disk, which takes no writes. The machine is not started from it;
+    /// what the ESP there has beyond this one is taken as far as it is read.
+    async fn leave(&self, ctx: &Context, mirror: Mirror) -> Result<Mirror, Error> {
+        let newest = mirror.newest();
+        let newer = match mirror.disk(newest).filter(|_| newest != mirror.started).cloned() {
+            Some(disk) => self.newer(disk).await,
+            None => Ok(Newer::default()),
+        };
+        let older = older(&mirror);
+        let left = blocking(move || assemble::leave(mirror));
+        let mirror = within(ctx, "marking the data partition", PROBE_MAX, left).await?;
+        match newer {
+            Ok(Newer { records, .. }) if !records.is_empty() => {
+                self.take(ctx, &mirror, records, mirror.used).await;
+                Err(older)
+            }
+            Ok(_) => Ok(mirror),
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                warn!(error, "the ESP that the node wrote last is not read");
+                Ok(mirror)
+            }
+        }
+    }
+
+    /// Takes these records of the other disk, and starts again with them. From then on this ESP
+    /// counts, so that no later difference has it done again. Returns only where this disk does
+    /// not take them.
+    async fn take(&self, ctx: &Context, mirror: &Mirror, records: esp::Records, used: Used) {
         let (config, mut next) = (self.config.clone(), mirror.clone());
         let taken = blocking(move || {
             esp::put(&config.esp, &records)?;
-            // From now on this ESP counts, so that no later difference has it done again.
-            next.raise(&config, Used::Both)
+            next.raise(&config, used)
         });
         match within(ctx, "taking the records of the other disk", LARGEST, taken).await {
             Ok(()) => self.reboot(ctx, "with the records of the other disk").await,
             Err(error) => {
                 warn!(error = &error as &dyn std::error::Error, "this disk does not take them");
-                Err(refused)
             }
         }
     }
 
     /// What the ESP of `disk` has beyond the one of this disk, if it answers in time.
     async fn newer(&self, disk: Disk) -> Result<Newer, Error> {
-        let Config { esp, other_esp: place, .. } = self.config.clone();
-        let name = disk.name();
-        let compared = timeout(OTHER_MAX, blocking(move || esp::compare(&esp, &disk, &place)));
-        compared.await.unwrap_or_else(|_elapsed| {
-            let source = std::io::ErrorKind::TimedOut.into();
-            Err(Error::Copy { operation: "read the ESP", disk: name, source })
-        })
+        let (esp, name) = (self.config.esp.clone(), disk.name());
+        let failed = |source| Error::Copy { operation: "read the ESP", disk: name.clone(), source };
+        match timeout(OTHER_MAX, apart(move || esp::compare(&esp, &disk))).await {
+            Ok(compared) => compared.map_err(failed)?,
+            Err(_elapsed) => Err(failed(io::ErrorKind::TimedOut.into())),
+        }
     }
 
     /// Makes a mirror of the disk, if the parameters ask for one and it has no data yet.
@@ -219,7 +254,12 @@ impl Service {
             let used = assemble::decide(&self.config, &disks);
             let missing = disks.iter().any(Option::is_none);
             if missing && (expected || used.is_err()) && since.elapsed() < LATE_MAX {
-                let what = "the other disk of the mirror to appear".to_owned();
+                let ends = if used.is_ok() { "goes on without it" } else { "stops" };
+                let what = format!(
+                    "the other disk of the mirror to appear: check its cable, or put it in; the \
+                     boot {ends} after {} s",
+                    LATE_MAX.as_secs()
+                );
                 ctx.stage(Stage::Storage, Progress::Waiting(what));
                 sleep(POLL).await;
                 continue;
@@ -230,9 +270,8 @@ impl Service {
 
     /// Has the firmware start from the disk with the newest data. Returns only where it cannot.
     async fn start_again(&self, ctx: &Context, mirror: &Mirror) -> Error {
-        let name = |leg| mirror.disk(leg).map(Disk::name).unwrap_or_default();
-        let (started, newest) = (name(mirror.started), name(mirror.newest()));
-        let error = Error::Started { started: started.clone(), newest: newest.clone() };
+        let (started, newest) = ages(mirror);
+        let error = older(mirror);
         let Some(source) = mirror.disk(mirror.newest()).cloned() else { return error };
         let directory = self.config.efivars.clone();
         if !blocking(move || firmware::start_from(&directory, &source)).await {
@@ -270,7 +309,11 @@ impl Service {
             match looks.answer((), look).await.unwrap_or_else(silent) {
                 Ok(room) => return Ok(last_of_both(&table, Some(room))),
                 Err(_) if since.elapsed() < NEW_MAX => {
-                    let what = "the other disk of the mirror to appear".to_owned();
+                    let what = format!(
+                        "an empty disk that fits the parameter `mirror`: connect it, or the data \
+                         partition is made without it after {} s",
+                        NEW_MAX.as_secs()
+                    );
                     ctx.stage(Stage::Storage, Progress::Waiting(what));
                     sleep(POLL).await;
                 }
@@ -290,6 +333,47 @@ impl Service {
         self.ground.send_replace(Some(mirror.ground(None)));
         Ok(mirror)
     }
+}
+
+/// The names of the disk that the machine was started from, and of the one with the newest data.
+fn ages(mirror: &Mirror) -> (String, String) {
+    let name = |leg| mirror.disk(leg).map(Disk::name).unwrap_or_default();
+    (name(mirror.started), name(mirror.newest()))
+}
+
+/// The machine was started from the older disk.
+fn older(mirror: &Mirror) -> Error {
+    let (started, newest) = ages(mirror);
+    Error::Started { started, newest }
+}
+
+/// Whether the other disk, if the start writes to it, takes a write: its record as it is, which
+/// changes nothing, however late that ends.
+async fn takes_writes(ctx: &Context, mirror: &Mirror) -> bool {
+    let Some(mut disk) = mirror.written().cloned() else { return true };
+    let (name, record) = (disk.name(), disk.seen.record);
+    // An error is the business of the writes that follow.
+    ends_in_time(ctx, &name, apart(move || disk.put(&record))).await
+}
+
+/// Waits for a write to the other disk; false if it does not end in time.
+async fn ends_in_time(ctx: &Context, disk: &str, write: impl Future) -> bool {
+    let mut write = std::pin::pin!(write);
+    if timeout(SOON, &mut write).await.is_ok() {
+        return true;
+    }
+    let what = format!(
+        "the disk {disk}, the other one of the mirror, to take a write: check it and its cable, or \
+         pull it; the boot goes on without it after {} s",
+        SMALL.as_secs()
+    );
+    ctx.stage(Stage::Storage, Progress::Waiting(what));
+    let ended = timeout(SMALL.saturating_sub(SOON), write).await.is_ok();
+    ctx.stage(Stage::Storage, Progress::Started);
+    if !ended {
+        warn!(disk, "it takes no writes: the machine goes on without this disk of the mirror");
+    }
+    ended
 }
 
 /// Reads the disk that the machine was started from, as long as storage may.
@@ -351,7 +435,31 @@ async fn load(ctx: &Context) {
 #[cfg(test)]
 mod tests {
     use super::super::disks::tests::{BLOCKS, source};
+    use super::super::plan::Leg;
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_disk_that_reads_and_takes_no_write_is_named_and_the_boot_goes_on_without_it() {
+        let (ctx, handles) = Context::for_test();
+        let begun = Instant::now();
+        let hung = ends_in_time(&ctx, "vdb", std::future::pending::<()>());
+        let reported = async {
+            sleep(SOON + Duration::from_secs(1)).await;
+            let entry = handles.stages.borrow().get(&Stage::Storage).cloned();
+            let Some(Progress::Waiting(what)) = entry.map(|entry| entry.state) else {
+                panic!("nothing is reported")
+            };
+            what
+        };
+        let (ended, what) = tokio::join!(hung, reported);
+        assert!(!ended && (SMALL..SMALL * 2).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+        assert!(what.contains("vdb") && what.contains("pull it"), "{what}");
+        assert!(ends_in_time(&ctx, "vdb", sleep(SMALL / 2)).await);
+        // One that writes alone does not wait for the other one.
+        let disks = [Some(source()), None];
+        let (used, started) = (Used::Only(Leg::First), Leg::First);
+        assert!(takes_writes(&ctx, &Mirror { disks, used, started, dropped: None }).await);
+    }
 
     #[test]
     fn a_disk_without_room_for_a_data_partition_does_not_decide_its_size() {

@@ -6,7 +6,7 @@
 //! - An empty disk gets its record before its table: until then it is still an empty disk.
 //! - The table of the source is read from the disk, and not copied while its data has a mark.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use polis_layout::partitions::{ESP, SYSTEM_A, SYSTEM_B};
 use polis_runtime::supervisor::blocking;
@@ -17,54 +17,89 @@ use super::plan::{self, Record, Seen};
 use super::reads::Reads;
 use super::{Config, Error, assemble};
 use crate::install::{self, content, select};
-use crate::storage::apart::sequence;
+use crate::storage::apart::{apart, sequence};
+use crate::storage::patience::SMALL;
 use crate::storage::plan::{INSTALLED, TYPE_ID, spare};
+use crate::storage::steps::Steps;
 use crate::storage::table::{self, Partition, Table};
 use crate::storage::{ground, machine};
 use polis_base::sys::block;
 
 /// Makes a disk the other one of the mirror of `source`, if there is one to take, which has no data
 /// yet. Returns `source` as it is now on the disk, and that one: storage may have made the data
-/// anew since the start.
+/// anew since the start. `steps` says that the disk hangs meanwhile.
 pub(super) async fn claim(
     config: Config,
     selector: Option<Selector>,
     source: Disk,
     reads: &mut Reads,
+    steps: &Steps,
 ) -> Result<Option<(Disk, Disk)>, Error> {
     let (sys, path) = (config.sys.clone(), source.path.clone());
     let now = blocking(move || Disk::read(&sys, &path)).await?;
     let same = |now: &Disk| (now.mirror(), now.leg()) == (source.mirror(), source.leg());
-    let Some(now) = now.filter(|now| same(now) && now.is_complete()) else { return Ok(None) };
-    let found = reads.find(&config, &now.name()).await;
+    let Some(source) = now.filter(|now| same(now) && now.is_complete()) else { return Ok(None) };
+    let found = reads.find(&config, &source.name()).await;
     let all = match selector {
-        Some(_) => reads.all.list(&config.sys, &now.name()).await,
+        Some(_) => reads.all.list(&config.sys, &source.name()).await,
         None => Vec::new(),
     };
-    blocking(move || choose(&config, selector.as_ref(), now, found, &all)).await
+    let (sys, from) = (config.sys.clone(), source.clone());
+    let chosen = blocking(move || choose(&config, selector.as_ref(), &from, found, &all)).await?;
+    let Some(chosen) = chosen else { return Ok(None) };
+    let (name, from) = (chosen.name(), source.clone());
+    let taking = apart(move || chosen.take(&sys, &from));
+    let taken = steps.during(&name, "taking it for the mirror", SMALL, taking).await;
+    let failed = |source| Error::Disk { operation: "work on", disk: name.clone(), source };
+    Ok(Some((source, taken.map_err(failed)??)))
 }
 
+/// A disk that is to be the other one.
+enum Chosen {
+    /// It was part of the mirror before.
+    Former(Box<Disk>),
+    /// An empty one, below `/dev`.
+    Empty(PathBuf),
+}
+
+impl Chosen {
+    /// The kernel's name of it.
+    fn name(&self) -> String {
+        match self {
+            Self::Former(disk) => disk.name(),
+            Self::Empty(path) => name_of(path),
+        }
+    }
+
+    /// Makes it the other disk of the mirror of `source`. Blocks.
+    fn take(self, sys: &Path, source: &Disk) -> Result<Disk, Error> {
+        let record = plan::filling(&source.seen.record);
+        let mut old = match self {
+            Self::Former(old) => *old,
+            Self::Empty(path) => return take(sys, &path, source, &record),
+        };
+        old.put(&record)?;
+        old.forget()?;
+        old.renew(source)?;
+        old.announce()?;
+        Ok(old)
+    }
+}
+
+/// Chooses the disk to take. Blocks.
 fn choose(
     config: &Config,
     selector: Option<&Selector>,
-    source: Disk,
+    source: &Disk,
     found: Vec<Disk>,
     all: &[install::disks::Disk],
-) -> Result<Option<(Disk, Disk)>, Error> {
-    let record = plan::filling(&source.seen.record);
-    if let Some(mut old) = former(config, &source, found)? {
-        old.put(&record)?;
-        old.forget()?;
-        old.renew(&source)?;
-        old.announce()?;
-        return Ok(Some((source, old)));
+) -> Result<Option<Chosen>, Error> {
+    if let Some(old) = former(config, source, found)? {
+        return Ok(Some(Chosen::Former(Box::new(old))));
     }
     let Some(selector) = selector else { return Ok(None) };
     match select::choose(all, selector) {
-        Ok(disk) => {
-            let taken = take(&config.sys, &config.dev.join(&disk.name), &source, &record)?;
-            Ok(Some((source, taken)))
-        }
+        Ok(disk) => Ok(Some(Chosen::Empty(config.dev.join(&disk.name)))),
         Err(select::Refusal::NoDisk { .. } | select::Refusal::Medium { .. }) => Ok(None),
         Err(refusal) => Err(Error::Unfit { disk: selector.to_string(), why: refusal.to_string() }),
     }

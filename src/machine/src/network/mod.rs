@@ -1,8 +1,8 @@
 //! The network of the node: gives it an address, and publishes that address.
 //!
 //! [`Service`] owns the loopback interface of the machine, its cards, and the bonds and VLANs on
-//! them; no other service sets links, addresses or routes. `console`, `consensus` and the cluster manager read
-//! its [`Status`]; [`names`] makes the node's own name resolve to the address.
+//! them; no other service sets links, addresses or routes. `console`, `consensus` and the cluster
+//! manager read its [`Status`]; [`names`] makes the node's own name resolve to the address.
 //!
 //! ```text
 //! kernel --links, addresses, routes--> Observed --+

@@ -9,8 +9,12 @@
 //! mounted for the ESP anyhow. The mount is attached to no directory, so no other process
 //! sees it, and it ends when its last file descriptor is closed.
 //!
+//! Every disk of the machine is read, and one that hangs would hold its reader for ever, so each
+//! is read apart (`storage::apart`).
+//!
 //! Invariants:
 //! - Nothing is written to such a disk.
+//! - A disk that does not answer keeps no other from being read, and is named.
 //! - Only a file inside the file system is read: no link, no device.
 //!
 //! What this module does not do: wait for a disk (`service`).
@@ -20,11 +24,18 @@ use std::io::{self, Read as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
+use futures::future::join_all;
 use polis_base::sys::mount;
 use polis_wire::parameters::disk::{FileSystem, foreign, recognise, user_data};
 use polis_wire::parameters::{BYTES_MAX, Error, Source};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+use tokio::time::timeout;
+
+use crate::storage::apart::{self, Key, Pending, apart};
+use polis_runtime::supervisor::blocking;
 
 /// Block devices of software, which no hypervisor has added, and floppy drives, which take
 /// seconds to say that they are empty.
@@ -42,30 +53,64 @@ pub(super) struct Found {
     pub(super) note: Option<&'static str>,
 }
 
-/// Where the kernel shows disks; other folders in tests.
+/// The disks, as far as they have said what they are.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    /// Those with user data: NoCloud before config drives, each in the order of names.
+    pub(super) found: Vec<Found>,
+    /// The names of those that have not answered.
+    pub(super) silent: Vec<String>,
+}
+
+/// Where the kernel shows disks; other folders in tests. Clones share what is being read of them.
 #[derive(Clone, Debug)]
 pub(super) struct Disks {
     pub(super) sys: PathBuf,
     pub(super) dev: PathBuf,
     /// Mounts a device for reading; the result is its root.
     mount: fn(&Path, FileSystem) -> io::Result<OwnedFd>,
+    looks: Pending<Key, Option<Arc<Found>>>,
 }
 
 impl Disks {
     pub(super) fn new(sys: &Path, dev: &Path) -> Self {
-        Self { sys: sys.to_owned(), dev: dev.to_owned(), mount }
+        Self { sys: sys.to_owned(), dev: dev.to_owned(), mount, looks: Pending::default() }
     }
 
-    /// Every disk with user data: NoCloud before config drives, each in the order of names.
-    pub(super) fn look(&self) -> Vec<Found> {
-        let mut found: Vec<Found> =
-            self.names().into_iter().filter_map(|name| self.examine(name)).collect();
-        found.sort_by_key(|one| one.source != Source::NoCloud);
-        found
+    /// Looks at every disk, for this long at most. A look that has not ended goes on in the next
+    /// one. Cancel-safe.
+    pub(super) async fn look(&self, time: Duration) -> Seen {
+        let disks = self.clone();
+        let keys = blocking(move || disks.keys()).await;
+        // A disk that is not listed was pulled.
+        self.looks.keep(&keys);
+        let asked = keys.into_iter().map(|key| self.ask(key, time));
+        let mut seen = Seen::default();
+        for answer in join_all(asked).await {
+            match answer {
+                Ok(found) => seen.found.extend(found),
+                Err(name) => seen.silent.push(name),
+            }
+        }
+        seen.found.sort_by_key(|one| one.source != Source::NoCloud);
+        seen
     }
 
-    /// The names of disks and partitions.
-    fn names(&self) -> Vec<String> {
+    /// The user data of a disk, if it has any; the name of a disk that does not answer in time.
+    async fn ask(&self, key: Key, time: Duration) -> Result<Option<Found>, String> {
+        let (disks, name) = (self.clone(), key.0.clone());
+        let silent = name.clone();
+        let begin = || apart(move || disks.examine(name).map(Arc::new));
+        match timeout(time, self.looks.answer(key, begin)).await.ok().flatten() {
+            // Only this caller asks, so the answer has one owner.
+            Some(Some(found)) => Arc::into_inner(found).map(Some).ok_or(silent),
+            Some(None) => Ok(None),
+            None => Err(silent),
+        }
+    }
+
+    /// The disks and partitions, in the order of names.
+    fn keys(&self) -> Vec<Key> {
         let Ok(entries) = std::fs::read_dir(self.sys.join("class/block")) else {
             return Vec::new();
         };
@@ -74,7 +119,7 @@ impl Disks {
             .filter(|name| !NOT_DISKS.iter().any(|prefix| name.starts_with(prefix)))
             .collect();
         names.sort();
-        names
+        names.into_iter().map(|name| apart::key(&self.sys, name)).collect()
     }
 
     /// The content of `name`; `None` for a disk of another kind, and for one that cannot be
@@ -148,6 +193,21 @@ mod tests {
         image
     }
 
+    /// How long a disk may take that does not answer: far longer than a file takes.
+    const PATIENCE: Duration = Duration::from_secs(2);
+
+    /// What the disks have, all of which answer.
+    async fn look(disks: &Disks) -> Vec<Found> {
+        let Seen { found, silent } = disks.look(apart::ANSWER_MAX).await;
+        assert_eq!(silent, [""; 0]);
+        found
+    }
+
+    /// The last of them.
+    async fn one(disks: &Disks) -> Found {
+        look(disks).await.pop().unwrap()
+    }
+
     /// The content of the disk `sdb` is in the folder `sdb.content`.
     fn folder(device: &Path, _kind: FileSystem) -> io::Result<OwnedFd> {
         Ok(File::open(device.with_extension("content"))?.into())
@@ -172,11 +232,11 @@ mod tests {
         (root, disks)
     }
 
-    #[test]
-    fn both_labels_are_known_on_both_file_systems() {
+    #[tokio::test]
+    async fn both_labels_are_known_on_both_file_systems() {
         for head in [fat("CIDATA"), fat("cidata"), iso("cidata")] {
             let (_root, disks) = disks(&[("sdb", &head)], &[("sdb.content/user-data", b"abc")]);
-            let found = disks.look().pop().unwrap();
+            let found = one(&disks).await;
             assert_eq!(
                 (found.source, found.read.unwrap().unwrap()),
                 (Source::NoCloud, "abc".into())
@@ -185,7 +245,7 @@ mod tests {
         for head in [fat("CONFIG-2"), iso("config-2")] {
             let file = ("sr0.content/openstack/latest/user_data", &b"abc"[..]);
             let (_root, disks) = disks(&[("sr0", &head)], &[file]);
-            let found = disks.look().pop().unwrap();
+            let found = one(&disks).await;
             assert_eq!(
                 (found.source, found.read.unwrap().unwrap()),
                 (Source::ConfigDrive, "abc".into())
@@ -193,8 +253,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn other_disks_are_left_alone() {
+    #[tokio::test]
+    async fn other_disks_are_left_alone() {
         let head = fat("CIDATA");
         let mut unsigned = head.clone();
         unsigned[38] = 0;
@@ -208,55 +268,80 @@ mod tests {
             ("loop1", &head),
         ];
         let (_root, disks) = disks(&heads, &[]);
-        assert!(disks.look().is_empty());
+        assert!(look(&disks).await.is_empty());
     }
 
-    #[test]
-    fn user_data_for_cloud_init_is_not_ours() {
+    #[tokio::test]
+    async fn user_data_for_cloud_init_is_not_ours() {
         for (content, why) in [(&b"#cloud-config\n"[..], "cloud-init"), (b"", "empty")] {
             let (_root, disks) =
                 disks(&[("sdb", &fat("CIDATA"))], &[("sdb.content/user-data", content)]);
-            let found = disks.look().pop().unwrap();
+            let found = one(&disks).await;
             assert!(matches!(found.read, Ok(None)));
             assert!(found.note.unwrap().contains(why));
         }
     }
 
-    #[test]
-    fn a_disk_without_the_file_has_no_parameters() {
+    #[tokio::test]
+    async fn a_disk_without_the_file_has_no_parameters() {
         let (_root, disks) = disks(&[("sdb", &fat("CIDATA"))], &[]);
-        assert!(matches!(disks.look().pop().unwrap().read, Ok(None)));
+        assert!(matches!(one(&disks).await.read, Ok(None)));
     }
 
-    #[test]
-    fn links_folders_and_large_files_are_refused() {
+    #[tokio::test]
+    async fn links_folders_and_large_files_are_refused() {
         let (root, disks) = disks(&[("sdb", &fat("CIDATA"))], &[]);
         let file = root.path().join("dev/sdb.content/user-data");
         std::os::unix::fs::symlink("/etc/passwd", &file).unwrap();
-        assert!(matches!(disks.look().pop().unwrap().read, Err(Error::Unreadable(_))));
+        assert!(matches!(one(&disks).await.read, Err(Error::Unreadable(_))));
         fs::remove_file(&file).unwrap();
         fs::create_dir(&file).unwrap();
-        assert!(matches!(disks.look().pop().unwrap().read, Err(Error::Unreadable(_))));
+        assert!(matches!(one(&disks).await.read, Err(Error::Unreadable(_))));
         fs::remove_dir(&file).unwrap();
         fs::write(&file, vec![7; 65_537]).unwrap();
-        assert!(matches!(disks.look().pop().unwrap().read, Err(Error::TooLarge)));
+        assert!(matches!(one(&disks).await.read, Err(Error::TooLarge)));
     }
 
-    #[test]
-    fn a_disk_that_does_not_mount_is_unreadable() {
+    #[tokio::test]
+    async fn a_disk_that_does_not_mount_is_unreadable() {
         let (root, disks) = disks(&[("sdb", &fat("CIDATA"))], &[]);
         fs::remove_dir(root.path().join("dev/sdb.content")).unwrap();
-        assert!(matches!(disks.look().pop().unwrap().read, Err(Error::Unreadable(_))));
+        assert!(matches!(one(&disks).await.read, Err(Error::Unreadable(_))));
     }
 
-    #[test]
-    fn nocloud_comes_before_a_config_drive() {
+    #[tokio::test]
+    async fn nocloud_comes_before_a_config_drive() {
         let heads: [(&str, &[u8]); 3] =
             [("sdb", &fat("CONFIG-2")), ("sdc", &fat("CIDATA")), ("sdd", &fat("CIDATA"))];
         let (_root, disks) = disks(&heads, &[]);
-        let found = disks.look();
+        let found = look(&disks).await;
         let names: Vec<_> = found.iter().map(|one| one.device.as_str()).collect();
         assert_eq!(names, ["sdc", "sdd", "sdb"]);
+    }
+
+    #[tokio::test]
+    async fn a_disk_that_does_not_answer_keeps_no_other_from_being_read() {
+        use rustix::fs::{CWD, FileType, mknodat};
+
+        let heads: [(&str, &[u8]); 3] =
+            [("sda", &fat("POLIS-ESP")), ("sdb", &fat("CIDATA")), ("sdc", &fat("CIDATA"))];
+        let (root, disks) = disks(&heads, &[("sdc.content/user-data", b"abc")]);
+        // To open a pipe without a writer waits.
+        let content = root.path().join("dev/sdb.content");
+        fs::remove_dir(&content).unwrap();
+        mknodat(CWD, &content, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        for _look in 0..2 {
+            let Seen { found, silent } = disks.look(PATIENCE).await;
+            assert_eq!(silent, ["sdb"]);
+            let [sdc] = &found[..] else { panic!("{found:?}") };
+            assert_eq!(sdc.device, "sdc");
+            assert_eq!(sdc.read.as_ref().unwrap().as_deref(), Some(&b"abc"[..]));
+        }
+        // The look goes on, and has the answer of a disk that answers again.
+        fs::write(&content, "").unwrap();
+        let found = look(&disks).await;
+        let names: Vec<_> = found.iter().map(|one| one.device.as_str()).collect();
+        assert_eq!(names, ["sdb", "sdc"]);
     }
 }
 

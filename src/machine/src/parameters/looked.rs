@@ -9,7 +9,7 @@
 //!
 //! What this module does not do: look (`places`, `config_disk`, `metadata`).
 
-use super::config_disk::Found;
+use super::config_disk::{Found, Seen};
 use super::places::{FwCfg, Places};
 use super::{BYTES_MAX, Error, Loaded, Source, message, parse};
 
@@ -97,6 +97,18 @@ pub(super) fn of_machine(places: &Places, fw_cfg: FwCfg) -> Vec<Looked> {
     std::iter::once(from_fw_cfg).chain(others).collect()
 }
 
+/// Looks at what the disks have given.
+pub(super) fn of_disks(Seen { found, silent }: Seen) -> Vec<Looked> {
+    let mut looked: Vec<Looked> = found.into_iter().map(Looked::disk).collect();
+    if !silent.is_empty() {
+        let place = format!("disk labelled cidata or config-2, perhaps {}", silent.join(" or "));
+        looked.push(Looked::without(Source::NoCloud, place, Some(NO_ANSWER)));
+    } else if looked.is_empty() {
+        looked.push(Looked::without(Source::NoCloud, "disk labelled cidata or config-2", None));
+    }
+    looked
+}
+
 /// Takes the first place that has anything, even if that cannot be used, and compares the rest
 /// with it.
 pub(super) fn decide(looked: Vec<Looked>) -> Result<Loaded, Failed> {
@@ -161,6 +173,27 @@ pub(super) mod tests {
         assert_eq!(loaded.found.unwrap().1, Source::NoCloud);
         let warning = loaded.warning.unwrap();
         assert!(warning.contains("(sdb)") && warning.contains("(sdc)"), "{warning}");
+    }
+
+    #[test]
+    fn disks_that_do_not_answer_are_named_beside_one_that_has_parameters() {
+        let disk = Found {
+            source: Source::ConfigDrive,
+            device: "sr0".to_owned(),
+            read: Ok(Some(valid(&[]))),
+            note: None,
+        };
+        let silent = || vec!["sdb".to_owned(), "sdc".to_owned()];
+        let loaded = decide(of_disks(Seen { found: vec![disk], silent: silent() })).unwrap();
+        assert_eq!(loaded.found.unwrap().1, Source::ConfigDrive);
+        let warning = loaded.warning.unwrap();
+        assert!(warning.contains("perhaps sdb or sdc: a disk of this machine"), "{warning}");
+        assert!(warning.ends_with("node parameters there are ignored"), "{warning}");
+        let looked = of_disks(Seen { found: Vec::new(), silent: silent() });
+        assert!(decide(looked).unwrap().warning.is_some());
+        let loaded = decide(of_disks(Seen::default())).unwrap();
+        assert_eq!(loaded.tried, ["disk labelled cidata or config-2: absent"]);
+        assert_eq!(loaded.warning, None);
     }
 
     fn three(fw_cfg: Read, esp: Read, smbios: Read) -> Vec<Looked> {

@@ -26,9 +26,9 @@ use tracing::{info, warn};
 
 use super::arrivals::Arrivals;
 use super::config_disk::Disks;
-use super::looked::{Looked, NO_ANSWER, decide, of_machine};
+use super::looked::{Looked, decide, of_disks, of_machine};
 use super::places::{FwCfg, Places};
-use super::{Asking, Known, Platform, Source};
+use super::{Asking, Known, Platform};
 use crate::storage;
 use polis_base::files::File;
 use polis_base::stage::{Stage, State};
@@ -160,43 +160,48 @@ impl Service {
         let wait = if other { COMPARE_WAIT } else { DISK_WAIT };
         let (mut arrived, mut last) = (Arrivals::default(), start);
         loop {
-            let (look, sys) = (disks.clone(), self.config.sys.clone());
+            let sys = self.config.sys.clone();
             // In this order: what is there already is looked at.
-            let look = tokio::task::spawn_blocking(move || (Arrivals::of(&sys), look.look()));
-            // A disk that does not answer keeps its thread, and no boot. Each look has its own time:
-            // the last one begins when the wait ends.
-            let Ok(found) = tokio::time::timeout(wait, look).await else {
-                return Ok(vec![no_disk(Some(NO_ANSWER))]);
-            };
-            let (now, found) = found.map_err(RunError::Thread)?;
-            if !found.is_empty() {
-                return Ok(found.into_iter().map(Looked::disk).collect());
-            }
+            let now = tokio::task::spawn_blocking(move || Arrivals::of(&sys)).await;
+            let now = now.map_err(RunError::Thread)?;
+            // A disk that takes longer is waited for in the next look, and named until then.
+            let seen = disks.look(PATIENCE).await;
             if now != arrived || now.is_loading() {
                 (arrived, last) = (now, Instant::now());
             }
-            let over = last.elapsed() >= wait || start.elapsed() >= DRIVERS_WAIT;
-            if other || is_home(&self.storage.borrow()) || over {
-                return Ok(vec![no_disk(None)]);
+            // What is there is enough, once all of it has answered.
+            let enough = other || !seen.found.is_empty() || is_home(&self.storage.borrow());
+            let since = if enough { start } else { last };
+            let over = since.elapsed() >= wait || start.elapsed() >= DRIVERS_WAIT;
+            if over || enough && seen.silent.is_empty() {
+                return Ok(of_disks(seen));
             }
             if start.elapsed() >= PATIENCE {
-                let what = "a disk labelled cidata or config-2, since no other place has node \
-                            parameters; attach one, or the boot continues without it";
-                ctx.stage(Stage::Parameters, State::Waiting(what.to_owned()));
+                ctx.stage(Stage::Parameters, State::Waiting(awaited(&seen.silent)));
             }
             tokio::time::sleep(DISK_POLL).await;
         }
     }
 }
 
+/// What the boot waits for while these disks do not answer, in words.
+fn awaited(silent: &[String]) -> String {
+    if silent.is_empty() {
+        "a disk labelled cidata or config-2, since no other place has node parameters; attach one, \
+         or the boot continues without it"
+            .to_owned()
+    } else {
+        let silent = silent.join(" and ");
+        format!(
+            "{silent} to answer, which may carry node parameters; check the disk and its cable, or \
+             pull it; the boot continues without it"
+        )
+    }
+}
+
 /// Whether the disk has a home, as far as it is known.
 pub(super) fn is_home(status: &storage::Status) -> bool {
     !matches!(status, storage::Status::Starting | storage::Status::Absent { .. })
-}
-
-/// Says that a disk with user data is missing, or another thing.
-fn no_disk(note: Option<&'static str>) -> Looked {
-    Looked::without(Source::NoCloud, "disk labelled cidata or config-2", note)
 }
 
 /// Waits until it is known whether fw_cfg has items. Cancel-safe.

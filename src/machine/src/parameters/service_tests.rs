@@ -10,7 +10,7 @@ use polis_runtime::supervisor::Handles;
 use super::super::looked::tests::{EXTRA, valid};
 use super::super::metadata::tests::{Answer, Heads, answer, served};
 use super::*;
-use crate::parameters::Platform;
+use crate::parameters::{Platform, Source};
 
 const ABSENT: storage::Status = storage::Status::Absent { partition: uuid::Uuid::nil() };
 

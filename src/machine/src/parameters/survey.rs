@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::config_disk::Disks;
 use super::elsewhere::kept_of;
-use super::looked::{Looked, decide, of_machine};
+use super::looked::{Looked, decide, of_disks, of_machine};
 use super::places::Places;
 use super::{Config, Loaded, Source, given};
 use polis_runtime::supervisor::blocking;
@@ -56,11 +56,8 @@ pub async fn survey(config: &Config) -> Survey {
     })
     .await;
     let disks = Disks::new(&config.sys, &config.dev);
-    // A disk that does not answer keeps its thread, and nothing else.
-    let found = tokio::time::timeout(DISK_WAIT, blocking(move || disks.look())).await;
-    let disks = found.unwrap_or_default();
     let kept = looked.pop();
-    looked.extend(disks.into_iter().map(Looked::disk));
+    looked.extend(of_disks(disks.look(DISK_WAIT).await));
     looked.extend(kept);
     of(looked)
 }

@@ -2,16 +2,17 @@
 //!
 //! The threads of `supervisor::blocking` are few, and every file that the node saves needs one of
 //! them. A disk that never answers holds none of these, and at most one of its own for each
-//! [`Pending`].
+//! [`Pending`] and for each partition whose [`step`] hangs.
 //!
 //! Invariants:
-//! - No caller waits longer than [`ANSWER_MAX`] for an answer. A disk without one is not there, for
-//!   now.
+//! - No caller of [`Pending`] waits longer than [`ANSWER_MAX`] for an answer. A disk without one is
+//!   not there, for now.
 //! - Work that has not ended is not begun again: its callers share it, and its answer.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -22,6 +23,8 @@ use futures::future::{BoxFuture, Shared};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tracing::Span;
+
+use super::apply;
 
 /// How long a disk may take to say what it is: a few blocks of it.
 pub(crate) const ANSWER_MAX: Duration = Duration::from_secs(5);
@@ -50,14 +53,39 @@ pub(crate) fn key(sys: &Path, name: String) -> Key {
 pub(crate) async fn apart<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<T> {
+    caught(work).await?.map_err(|_payload| io::Error::other("the thread ended with a panic"))
+}
+
+/// Takes a step on a disk, for as long as that takes, on a thread of its own. A panic of the work
+/// is one of the caller, as with `supervisor::blocking`.
+///
+/// # Errors
+///
+/// That of the work, or [`apply::Error::Lost`] without memory for a thread.
+pub(crate) async fn step<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, apply::Error> + Send + 'static,
+) -> Result<T, apply::Error> {
+    match caught(work).await {
+        Ok(Ok(done)) => done,
+        Ok(Err(payload)) => resume_unwind(payload),
+        Err(_no_memory) => Err(apply::Error::Lost),
+    }
+}
+
+/// Does `work` on a thread of its own; returns what it does, or the payload of its panic.
+async fn caught<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<thread::Result<T>> {
     let (done, ended) = oneshot::channel();
     let span = Span::current();
     let run = move || {
+        // Nothing that the work owned is used after its panic.
+        let caught = catch_unwind(AssertUnwindSafe(|| span.in_scope(work)));
         // Without a receiver, the caller has ended.
-        let _unheard = done.send(span.in_scope(work));
+        let _unheard = done.send(caught);
     };
     thread::Builder::new().name("disk".to_owned()).spawn(run)?;
-    ended.await.map_err(|_lost| io::Error::other("the thread ended with a panic"))
+    ended.await.map_err(io::Error::other)
 }
 
 type Work<T> = Shared<BoxFuture<'static, Option<T>>>;
@@ -166,5 +194,9 @@ mod tests {
         let name = apart(|| thread::current().name().map(str::to_owned)).await.unwrap();
         assert_eq!(name.as_deref(), Some("disk"));
         assert!(apart(|| -> u8 { panic!("a bug") }).await.is_err());
+        let failing = step(|| -> Result<u8, apply::Error> { panic!("a bug") });
+        let ended = AssertUnwindSafe(failing).catch_unwind().await;
+        assert_eq!(ended.unwrap_err().downcast_ref(), Some(&"a bug"));
+        assert_eq!(step(|| Ok(7)).await.unwrap(), 7);
     }
 }

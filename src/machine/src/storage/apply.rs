@@ -24,7 +24,6 @@ use uuid::Uuid;
 use super::plan::{BEING_MADE, Plan};
 use super::table::{self, Partition, Table};
 use polis_base::sys::mount;
-use polis_runtime::supervisor;
 use polis_runtime::sys::process;
 
 /// Why the data partition is not mounted.
@@ -127,15 +126,9 @@ pub enum Error {
         /// The partition.
         device: PathBuf,
     },
-    /// The thread that did the work ended with a panic.
+    /// There is no memory for the thread of the work, or it ended with a panic.
     #[error("the thread of the disk was lost")]
     Lost,
-}
-
-impl From<supervisor::Lost> for Error {
-    fn from(supervisor::Lost: supervisor::Lost) -> Self {
-        Self::Lost
-    }
 }
 
 /// The operations on the disk of a machine. Every step may be repeated.

@@ -20,6 +20,15 @@ pub enum Error {
         /// Why.
         source: table::Error,
     },
+    /// The data partition would be used without its mirror.
+    #[error(
+        "the partition table of {} makes it a disk of a mirror, and no mirror was started",
+        disk.display()
+    )]
+    Unmirrored {
+        /// The disk.
+        disk: PathBuf,
+    },
     /// A part of the disk cannot be read.
     #[error("cannot read the {what} of the disk")]
     Content {
@@ -57,6 +66,7 @@ impl Error {
         match self {
             Self::Content { source, .. } => code::STORAGE_DISK.with_error(source),
             Self::Disk { source, .. } => table_code(source),
+            Self::Unmirrored { .. } => code::STORAGE_PARTITION_TABLE,
             Self::Refused(refusal) => refusal_code(refusal),
             Self::Apply(error) => step_code(error),
             Self::Failed { .. } => code::STORAGE_MOUNT,

@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use super::Kind;
+use super::apart::{apart, step};
 use super::apply::{Error, Machine};
 use super::ground::{self, Ground};
 use super::health::Devices;
@@ -27,7 +28,6 @@ use polis_base::sys::block;
 use polis_base::sys::mount::{self, Mount};
 use polis_base::sys::xfs;
 use polis_runtime::logtree::Sink;
-use polis_runtime::supervisor::blocking;
 use polis_runtime::sys::process::Command;
 
 /// Where the image keeps the programs of XFS.
@@ -147,6 +147,16 @@ impl Live {
         move || luks::close(&name)
     }
 
+    /// Closes the layers below the file system, unless that is mounted.
+    pub(crate) async fn close(&self) -> io::Result<()> {
+        if self.kind == Kind::Insecure {
+            return Ok(());
+        }
+        let (device, target) = (luks::path(&self.target.mapper), self.target.mount.clone());
+        let close = self.closing();
+        apart(move || if is_mounted(&device, &target) { Ok(()) } else { close() }).await?
+    }
+
     /// Opens `partition`, and gives it a new passphrase if there is one.
     ///
     /// # Errors
@@ -177,7 +187,7 @@ impl Live {
             device.read_exact_at(&mut bytes, PLACE).ok()?;
             Some(u64::from_le_bytes(bytes))
         };
-        tokio::task::spawn_blocking(read).await.ok().flatten()
+        apart(read).await.ok().flatten()
     }
 
     /// Where the mounted file system and its device end, if there is room between that is worth
@@ -195,7 +205,7 @@ impl Live {
             let end = xfs::size(&File::open(mount)?)?;
             Ok((size >= end.saturating_add(GROWTH_MIN)).then_some(Room { end, size }))
         };
-        tokio::task::spawn_blocking(look).await.unwrap_or(Ok(None))
+        apart(look).await.unwrap_or(Ok(None))
     }
 
     /// The devices whose messages in the kernel's log are about `partition`, once it is open.
@@ -226,15 +236,12 @@ impl Live {
         let partition = self.target.label;
         loop {
             let target = self.target.mount.clone();
-            let unmounted = tokio::task::spawn_blocking(move || mount::unmount(&target)).await;
-            match unmounted {
+            match apart(move || mount::unmount(&target)).await {
                 Ok(Ok(())) => break,
                 Ok(Err(_busy)) if Instant::now() < deadline => sleep(RELEASE_PACE).await,
                 Ok(Err(_busy)) => {
                     let target = self.target.mount.clone();
-                    let sealed =
-                        tokio::task::spawn_blocking(move || mount::read_only(&target)).await;
-                    match sealed {
+                    match apart(move || mount::read_only(&target)).await {
                         Ok(Ok(())) => warn!(partition, "it is in use: it is read-only now"),
                         // XFS has a journal: the next mount replays it.
                         Ok(Err(error)) => warn!(
@@ -248,9 +255,7 @@ impl Live {
                 Err(_lost) => return false,
             }
         }
-        if self.kind != Kind::Insecure
-            && let Ok(Err(error)) = tokio::task::spawn_blocking(self.closing()).await
-        {
+        if let Err(error) = self.close().await {
             warn!(error = &error as &dyn std::error::Error, partition, "it stays open");
         }
         true
@@ -292,7 +297,7 @@ impl Live {
             return Ok(None);
         }
         let device = self.device(partition);
-        blocking(move || {
+        step(move || {
             let size = File::open(&device).and_then(|device| block::size(&device));
             let failed = |source| Error::Wipe { device: device.clone(), source };
             size.map(wipe::first_size).map_err(failed)
@@ -310,7 +315,7 @@ impl Live {
         let failed = |source| Error::Wipe { device: device.clone(), source };
         let groups = groups.ok_or_else(strange).map_err(failed)?;
         let target = device.clone();
-        blocking(move || {
+        step(move || {
             let failed = |source| Error::Wipe { device: target.clone(), source };
             wipe::prepare(&target, groups).map_err(failed)
         })
@@ -442,8 +447,7 @@ impl unlock::Steps for Unlocking<'_> {
     }
 
     async fn close(&self) -> io::Result<()> {
-        let closed = tokio::task::spawn_blocking(self.live.closing()).await;
-        closed.unwrap_or_else(|lost| Err(io::Error::other(lost)))
+        apart(self.live.closing()).await?
     }
 
     async fn rekey(&self) -> Result<(), OpenError> {
@@ -457,7 +461,7 @@ impl unlock::Steps for Unlocking<'_> {
 impl Machine for Live {
     async fn write_table(&self, table: &Table) -> Result<(), Error> {
         let (live, table) = (self.clone(), table.clone());
-        blocking(move || {
+        step(move || {
             let disk = live.open();
             let disk = disk.map_err(|source| table::Error::Io { operation: "open", source });
             disk.and_then(|disk| table::write(&disk, &table)).map_err(Error::Table)
@@ -468,7 +472,7 @@ impl Machine for Live {
     async fn register(&self, partition: &Partition) -> Result<(), Error> {
         let wanted = self.extent(partition);
         let (live, number) = (self.clone(), partition.number);
-        blocking(move || {
+        step(move || {
             live.tell_kernel(number, wanted)?;
             let Ground::Mirror { last: Some(_), .. } = live.ground else { return Ok(()) };
             let device = block::partition_path(&live.disk, number);
@@ -487,7 +491,7 @@ impl Machine for Live {
             let number = partition.number;
             let failed = move |source| Error::Register { number, source };
             let close = self.closing();
-            blocking(move || close().map_err(failed)).await?;
+            step(move || close().map_err(failed)).await?;
         }
         let made =
             luks::format(&device, self.target.label, partition.id, self.kind, keys, &self.log)
@@ -517,7 +521,7 @@ impl Machine for Live {
             return Ok(());
         }
         let (device, target) = (self.device(partition), self.target.clone());
-        let reserved = blocking(move || {
+        let reserved = step(move || {
             let failed = |source| Error::Wipe { device: device.clone(), source };
             wipe::reserve(&device, &target.mount, &target.hidden).map_err(failed)
         });
@@ -531,7 +535,7 @@ impl Machine for Live {
         let target = self.mount_point().to_owned();
         let options = self.mount_options;
         let (kind, mapper) = (self.kind, self.target.mapper.clone());
-        blocking(move || {
+        step(move || {
             if is_mounted(&device, &target) {
                 return Ok(());
             }
@@ -546,7 +550,7 @@ impl Machine for Live {
     async fn clear(&self, partition: &Partition) -> Result<(), Error> {
         let device = self.raw(partition);
         let length = partition.blocks() * self.block_size;
-        blocking(move || {
+        step(move || {
             let failed = |source| Error::Clear { device: device.clone(), source };
             wipe::heads(&device, length).map_err(failed)
         })

@@ -18,13 +18,13 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
+use super::apart::apart;
 use super::apply::Error;
 use super::machine::{Live, Room};
 use super::table::Partition;
 use super::wipe::Need;
 use super::{Kind, wipe};
 use polis_base::sys::pressure::{self, Resource};
-use polis_runtime::supervisor::attempt;
 
 /// The work of the boot comes first.
 const START: Duration = Duration::from_secs(20);
@@ -67,11 +67,11 @@ async fn release(live: &Live) -> Result<(), Error> {
         let hidden = live.target.hidden.clone();
         let device = live.target.mount.clone();
         let begun = Instant::now();
-        let left = attempt(move || {
+        let left = optional(move || {
             let failed = |source| Error::Wipe { device: device.clone(), source };
             wipe::release(&hidden).map_err(failed)
         });
-        let Some(left) = left.await?? else {
+        let Some(left) = left.await? else {
             if announced {
                 let partition = live.target.label;
                 info!(partition, "all free space is written and usable");
@@ -122,11 +122,11 @@ async fn write(live: &Live, device: &Path, mut from: u64, until: u64) -> Result<
     loop {
         let begun = Instant::now();
         let target = device.to_owned();
-        let step = attempt(move || {
+        let step = optional(move || {
             let failed = |source| Error::Wipe { device: target.clone(), source };
             wipe::extend(&target, from, until).map_err(failed)
         });
-        let Some(next) = step.await?? else { return Ok(()) };
+        let Some(next) = step.await? else { return Ok(()) };
         from = next;
         rest(live, begun.elapsed()).await;
     }
@@ -167,7 +167,14 @@ fn waited() -> std::io::Result<[Duration; 2]> {
 
 async fn need(live: &Live) -> Need {
     let mount = live.target.mount.clone();
-    attempt(move || wipe::need(&mount)).await.ok().and_then(Result::ok).unwrap_or(Need::Soon)
+    apart(move || wipe::need(&mount)).await.ok().and_then(Result::ok).unwrap_or(Need::Soon)
+}
+
+/// Takes a step without which everything else works: its panic is an error, too.
+async fn optional<T: Send + 'static>(
+    step: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    apart(step).await.unwrap_or(Err(Error::Lost))
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@
 //! apply  in which steps                              plan -> steps
 //! machine  how a step is taken                       partitions, mkfs.xfs, mount
 //! patience  how long a step may take
+//! steps  which step on another disk is late
 //! service  when                                      event values
 //! maintenance, health  what is done and noticed while it is mounted
 //! key, luks, unlock  what opens an encrypted partition, how, and in which steps
@@ -41,6 +42,7 @@ pub mod probe;
 pub mod service;
 pub mod slot;
 pub mod stall;
+pub mod steps;
 pub mod table;
 mod unlock;
 pub mod wipe;

@@ -2,7 +2,7 @@
 //!
 //! [`Patient`] wraps a machine: it names each step and its limit, and a [`Watch`] does what is due
 //! when a step takes long. That of `storage::service` is the [`Context`] of the service: a disk
-//! that hangs must not hang the boot in silence. That of a volume is in `volumes::steps`.
+//! that hangs must not hang the boot in silence. That of a volume is in `steps`.
 //!
 //! ```text
 //! step --SOON--> stage `waiting`, with a name --deadline--> error
@@ -104,7 +104,10 @@ impl Cause {
     /// The wait of the boot, in words.
     fn wait(self, what: &str, seconds: u64) -> String {
         match self {
-            Self::Disk => format!("{what}; the disk is slow, and the boot stops after {seconds} s"),
+            Self::Disk => format!(
+                "{what}; the disk is slow, or does not answer: check it and its cable; the boot \
+                 stops after {seconds} s"
+            ),
             Self::Random => format!(
                 "random numbers, which {what} needs; the kernel has too few until a processor \
                  with RDRAND or a virtio-rng device supplies them; the boot stops after {seconds} s"
@@ -206,7 +209,11 @@ mod tests {
         use crate::storage;
         use polis_base::trapdoor::code;
         let disk = Cause::Disk.wait("a step", 300);
-        assert_eq!(disk, "a step; the disk is slow, and the boot stops after 300 s");
+        assert_eq!(
+            disk,
+            "a step; the disk is slow, or does not answer: check it and its cable; the boot stops \
+             after 300 s"
+        );
         let random = Cause::Random.wait("a step", 300);
         assert!(random.starts_with("random numbers, which a step needs; "), "{random}");
         assert!(!random.contains("disk"), "{random}");

@@ -306,7 +306,11 @@ impl Service {
             return Ok(Ground::Partition);
         }
         let known = event::until(&mut self.ground, "the mirror", Option::clone);
-        known.await.map_err(Stop::Closed)
+        match known.await.map_err(Stop::Closed)? {
+            // What is written to one of the disks alone would not be on the other.
+            Ground::Partition => Err(Error::Unmirrored { disk: self.config.disk.clone() }.into()),
+            mirror @ Ground::Mirror { .. } => Ok(mirror),
+        }
     }
 
     /// Looks again, once it is decided whether the new partition is mirrored.

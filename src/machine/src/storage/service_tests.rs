@@ -265,3 +265,38 @@ fn a_mirror_whose_other_disk_is_too_small_gets_no_partition() {
     assert!(matches!(refused, Error::Refused(plan::Refusal::OtherTooSmall { .. })), "{refused:?}");
     assert_eq!(refused.code(), polis_base::trapdoor::code::STORAGE_TOO_SMALL);
 }
+
+#[tokio::test]
+async fn a_disk_of_a_mirror_is_not_used_without_the_mirror() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk");
+    image_at(&path, 64 * MIB, 2048 * MIB);
+    let plain = machine::read_table(&path).unwrap();
+    let (mirrored, _records) = plan::reserve(&plain, new_id()).unwrap();
+    let mirror = Ground::Mirror { last: None, alone: None, disks: vec![path.clone()] };
+    for (table, ground, allowed) in [
+        (&plain, &Ground::Partition, true),
+        (&mirrored, &mirror, true),
+        (&mirrored, &Ground::Partition, false),
+    ] {
+        let known = watch::Sender::new(Some(ground.clone()));
+        let config =
+            Config { disk: path.clone(), root: Root::at(directory.path()), mount_options: "" };
+        let mut service = Service {
+            config,
+            wanted: watch::Sender::new(None).subscribe(),
+            status: watch::Sender::new(Status::Starting),
+            health: watch::Sender::default(),
+            ground: known.subscribe(),
+        };
+        match service.ground(table).await {
+            Ok(used) => assert!(allowed && used == *ground, "{used:?}"),
+            Err(Stop::Trapdoor(refused)) => {
+                assert!(!allowed && matches!(refused, Error::Unmirrored { .. }), "{refused}");
+                let code = polis_base::trapdoor::code::STORAGE_PARTITION_TABLE;
+                assert_eq!(refused.code(), code);
+            }
+            Err(Stop::Closed(closed)) => panic!("{closed}"),
+        }
+    }
+}

@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! parameters, DHCP --> network::Status --+
-//! the cluster's configuration -----------+--> Plan --> chrony.conf --> chronyd --> the kernel's clock
+//! the cluster's configuration -----------+--> Plan --> chrony.conf --> chronyd --> kernel's clock
 //! the voters, the members ---------------+     (pure)                     |
-//! os-release --> floor --> [Floor]                              tracking -+--> Status, Ahead, POLIS time
-//! the data partition --> kept --> the same        a time that was confirmed --> kept
+//! os-release --> floor --> [Floor]                     tracking ----------+--> Status, Ahead,
+//! the data partition --> kept --> the same                                     POLIS time
+//!                                              a time that was confirmed --> kept
 //! ```
 //!
 //! The voters serve time to the members, and ask each other, so that a cluster without a

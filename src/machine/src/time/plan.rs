@@ -179,7 +179,7 @@ fn reported(nodes: &Nodes, own: Option<NodeId>) -> (BTreeSet<IpAddr>, BTreeSet<I
         node.status.as_ref().and_then(|status| status.external_address.parse().ok())
     };
     let voters = members.clone().filter(|node| votes(node)).filter_map(address).collect();
-    (voters, members.filter_map(address).collect())
+    (voters, members.flat_map(node_roles::addresses).collect())
 }
 
 /// The same before there is a leader: each node that is known may vote. A voter whose clock is

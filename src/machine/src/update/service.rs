@@ -186,8 +186,8 @@ impl Service {
             ctx.lines().event(failed.field("cause", polis_base::cause::line(&error)));
             return Err(Ended::Keep(error));
         }
+        // By the new name `init` knows that a later failure is not one of a trial.
         info!(%version, "the new system is kept");
-        // By this line `init` knows that a later failure is not one of a trial.
         told(Step::Commit, "done");
         self.status.send_modify(|status| status.trial = false);
         Ok(Some(()))

@@ -4,7 +4,7 @@
 //! ```text
 //! pieces --checked on the way--> unfinished --flushed, renamed--> <image>.bundle --> other nodes
 //!                      \--the transfer breaks: the next one goes on
-//!                                                                       \--no update needs it: removed
+//!                                                              \--no update needs it: removed
 //! ```
 //!
 //! Invariants:

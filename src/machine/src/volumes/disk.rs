@@ -9,11 +9,10 @@ use std::path::{Path, PathBuf};
 
 use futures::future::join_all;
 use polis_wire::parameters::{Selector, VolumeName};
-use tracing::info;
+use tracing::{info, warn};
 use uuid::{Uuid, uuid};
 
 use super::record::{self, Entry, Record};
-use super::steps::{Late, Noted, Steps, WORDS};
 use crate::install::disks::{Disk, Disks};
 use crate::install::{content, select};
 use crate::storage::apart::{self, ANSWER_MAX, Key as DiskKey, Pending, apart};
@@ -22,8 +21,9 @@ use crate::storage::health::Devices;
 use crate::storage::key::Key;
 use crate::storage::luks::OpenError;
 use crate::storage::machine::{self, Live, MOUNT_OPTIONS, Target};
-use crate::storage::patience::{LARGE, Patient, SMALL};
+use crate::storage::patience::{LARGE, Patient, SMALL, Words};
 use crate::storage::plan::{self, Place, Plan};
+use crate::storage::steps::{Late, Noted, Steps};
 use crate::storage::table::{self, Partition, Table};
 use crate::storage::{Ground, Kind};
 use polis_base::files::{self, Dir};
@@ -42,6 +42,15 @@ const CONTENT: &str = "content";
 const CONTENT_MODE: u32 = 0o777;
 /// As that of the data partition: what was never written; see `storage::wipe`.
 const HIDDEN: &str = ".unwritten";
+
+/// The names of the steps.
+const WORDS: Words = Words {
+    protect: "encrypting the volume",
+    mount: "mounting the volume",
+    settle: "writing the initial free space of the volume",
+    clear: "wiping the volume",
+    grow: "growing the volume",
+};
 
 /// Why a volume is not mounted.
 #[derive(Debug, thiserror::Error)]
@@ -381,14 +390,29 @@ impl Machine {
             log: self.log.clone(),
         };
         let name = name_of(disk);
-        let watch = Noted { disk: &name, steps: &self.steps };
-        let noted = Patient { machine: &live, watch: &watch, words: WORDS };
+        let mounted = Box::pin(self.take_steps(&live, &name, &key, table, plan)).await;
+        let close = || self.steps.during(&name, "closing the volume", SMALL, live.close());
+        let partition = or_closed(mounted, close).await?;
+        Ok(Opened { live, partition })
+    }
+
+    /// Opens and mounts the partition of the plan, on the disk `name`.
+    async fn take_steps(
+        &self,
+        live: &Live,
+        name: &str,
+        key: &Key,
+        table: Table,
+        plan: Plan,
+    ) -> Result<Partition, Error> {
+        let watch = Noted { disk: name, steps: &self.steps };
+        let noted = Patient { machine: live, watch: &watch, words: WORDS };
         let plan = match plan {
             Plan::Unlock { partition, kind, grow } => {
                 let grown = Box::pin(before_unlock(&noted, table.clone(), partition, grow)).await?;
                 if !live.is_open() {
-                    let opened = Box::pin(live.open_with(&grown, &key, None));
-                    let opened = self.steps.during(&name, "opening the volume", LARGE, opened);
+                    let opened = Box::pin(live.open_with(&grown, key, None));
+                    let opened = self.steps.during(name, "opening the volume", LARGE, opened);
                     opened.await.map_err(|error| match error {
                         OpenError::Unfit { .. } => Error::Key,
                         OpenError::Failed(source) => {
@@ -400,9 +424,22 @@ impl Machine {
             }
             plan => plan,
         };
-        let partition = Box::pin(apply(&noted, table, plan)).await?;
-        Ok(Opened { live, partition })
+        Ok(Box::pin(apply(&noted, table, plan)).await?)
     }
+}
+
+/// The result of the steps. Where they failed, what they have opened is closed: the disk may be
+/// another one at the next attempt.
+async fn or_closed<T, E, F: Future<Output = io::Result<()>>>(
+    mounted: Result<T, E>,
+    close: impl FnOnce() -> F,
+) -> Result<T, E> {
+    if mounted.is_err()
+        && let Err(error) = close().await
+    {
+        warn!(error = &error as &dyn std::error::Error, "a volume that is not mounted stays open");
+    }
+    mounted
 }
 
 /// The table of a new volume: one partition, as large as the disk allows, marked as one that is

@@ -1,6 +1,9 @@
 //! The choice of the disk of a volume, on files in the place of disks.
 
+use std::cell::Cell;
 use std::time::Duration;
+
+use tokio::time::timeout;
 
 use super::*;
 use polis_runtime::supervisor::Context;
@@ -183,4 +186,43 @@ async fn a_new_volume_waits_for_its_disk_to_answer() {
     let error = world.find(Some("vdb"), &[disk("vdb")], true).await.unwrap_err();
     assert!(matches!(&error, Error::Silent { disks } if *disks == ["vdb"]), "{error}");
     assert_eq!(world.machine.record.get(&"db".parse().unwrap()).unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_volume_that_is_not_mounted_does_not_stay_open() {
+    for (mounted, closes) in [(Ok(7), 0), (Err("a step failed"), 1)] {
+        let closed = Cell::new(0);
+        let close = || {
+            closed.set(closed.get() + 1);
+            // That is logged, and changes nothing.
+            std::future::ready(Err(io::ErrorKind::ResourceBusy.into()))
+        };
+        assert_eq!(or_closed(mounted, close).await, mounted);
+        assert_eq!(closed.get(), closes);
+    }
+}
+
+#[test]
+fn a_step_that_hangs_holds_no_thread_that_the_node_saves_a_file_with() {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.max_blocking_threads(1).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let world = World::new(&[]);
+        // The partition of a disk that never answers.
+        world.hang("vdb1");
+        let live = Live {
+            disk: world.base.path().join("vdb"),
+            target: world.machine.target(&"db".parse().unwrap()),
+            mount_options: MOUNT_OPTIONS,
+            ground: Ground::Partition,
+            block_size: 512,
+            kind: Kind::Insecure,
+            keys: None,
+            log: world.machine.log.clone(),
+        };
+        let table = planned(SIZE, 512, Uuid::nil()).unwrap();
+        let hung = timeout(PATIENCE / 10, live.room(&table.partitions[0])).await;
+        assert!(hung.is_err(), "the disk has answered");
+        assert_eq!(timeout(PATIENCE, blocking(|| 7)).await, Ok(7));
+    });
 }

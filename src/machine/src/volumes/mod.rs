@@ -20,8 +20,9 @@
 //! - A volume that was made to the end is found by its identity, and never made again.
 //! - Two disks with the identity of one volume are never chosen between.
 //! - A volume that is absent or fails stops nothing else: the node tries again.
-//! - A disk that does not answer holds two threads of its own at most. A volume waits for it only
-//!   if no other disk has its partition, or if it is the one that fits the selector.
+//! - A disk that does not answer holds two threads of its own at most, and none that the node saves
+//!   a file with. A volume waits for it only if no other disk has its partition, or if it is the
+//!   one that fits the selector.
 //! - Pods see `content` only; without the disk there is no such directory, so nothing that is
 //!   meant for the volume ever lands on the data partition.
 //!
@@ -30,7 +31,6 @@
 
 mod disk;
 mod record;
-mod steps;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -45,11 +45,11 @@ use tracing::{error, info, warn};
 pub use self::disk::Error;
 use self::disk::{Machine, Opened, Reads};
 use self::record::Record;
-use self::steps::Steps;
 use crate::install::disks::Steady;
 use crate::parameters::Known;
 use crate::storage::health::{self, Devices, Fault, What};
 use crate::storage::maintenance::maintain;
+use crate::storage::steps::Steps;
 use crate::storage::{self, Kind};
 use polis_base::cause;
 use polis_base::environment::Environment;

@@ -1,4 +1,5 @@
-//! The firewall of the node: it drops every packet that no role of the node expects from its sender.
+//! The firewall of the node: it drops every packet that no role of the node expects from its
+//! sender.
 //!
 //! ```text
 //! roles, member of etcd --+

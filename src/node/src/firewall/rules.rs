@@ -144,7 +144,8 @@ impl Rules {
             rules.push(rule(
                 "mesh",
                 Ports::udp(mesh::PORT),
-                // A peer behind a router that translates addresses; WireGuard answers to keys alone.
+                // A peer behind a router that translates addresses; WireGuard answers to keys
+                // alone.
                 Callers::Any,
                 false,
                 "WireGuard of the other nodes with a role of Kubernetes",

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use polis_proto::v1;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
@@ -35,7 +35,7 @@ use polis_runtime::logtree::Parser;
 use polis_runtime::supervisor::Context;
 use polis_runtime::sys::confine::{CapabilitySet, Confinement};
 use polis_runtime::sys::process::{self, Command};
-use polis_wire::node_roles::Nodes;
+use polis_wire::node_roles::{self, Nodes};
 use polis_wire::parameters::Firewall;
 
 /// How long changes are awaited together: at a boot, one input after the other arrives.
@@ -57,21 +57,24 @@ pub struct Config {
     pub module: PathBuf,
     /// Whether every packet is accepted: a fault that stories ask for.
     pub open: bool,
+    /// The turn to count. Each count is a process, and a viewer may ask hundreds of times a second.
+    turn: Arc<Semaphore>,
 }
 
 impl Config {
     /// The firewall of a running node.
     pub fn live(open: bool) -> Self {
         let (nft, module) = ("/usr/sbin/nft".into(), "/sys/module/nft_ct".into());
-        Self { nft, module, open }
+        Self { nft, module, open, turn: Arc::new(Semaphore::new(1)) }
     }
 
-    /// The packets that each rule has accepted.
+    /// The packets that each rule has accepted, counted for one caller after the other.
     ///
     /// # Errors
     ///
     /// A cause in words.
     pub async fn counted(&self) -> Result<Counted, String> {
+        let _turn = self.turn.acquire().await.map_err(|closed| closed.to_string())?;
         let list = ["--json", "list", "table", "inet", text::TABLE];
         let listed = timeout(NFT_MAX, self.command().args(list).run()).await;
         let listed = listed.map_err(|_elapsed| Error::Slow.to_string())?;
@@ -128,10 +131,9 @@ impl Inputs {
         let nodes = self.nodes.borrow().clone();
         let mut members: BTreeSet<IpAddr> = BTreeSet::new();
         for (id, node) in nodes.iter().flat_map(|nodes| nodes.iter()) {
-            let up = node.state() == v1::NodeState::Up && Some(*id) != own;
-            let status = node.status.as_ref().filter(|_| up);
-            members
-                .extend(status.and_then(|status| status.external_address.parse::<IpAddr>().ok()));
+            if node.state() == v1::NodeState::Up && Some(*id) != own {
+                members.extend(node_roles::addresses(node));
+            }
         }
         let peers = self.peers.borrow();
         members.extend(peers.iter().filter(|(id, _)| Some(**id) != own).map(|(_, it)| *it));
@@ -306,8 +308,52 @@ fn confinement() -> Confinement {
 mod tests {
     use polis_base::files::Root;
     use polis_runtime::sys::acts;
+    use polis_wire::identity::NodeId;
 
     use super::*;
+
+    #[test]
+    fn a_member_is_known_by_all_addresses_that_it_reports() {
+        let node = |state: v1::NodeState, own: &str, others: &[&str]| v1::NodeInfo {
+            state: state.into(),
+            status: Some(v1::NodeStatus {
+                external_address: own.to_owned(),
+                other_addresses: others.iter().map(|&address| address.to_owned()).collect(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let id = |seed: u8| NodeId::from_public_key(&[seed; 32]);
+        let own = cluster::Status { node: Some(id(1)), ..cluster::Status::default() };
+        let nodes = Nodes::from([
+            (id(1), node(v1::NodeState::Up, "10.0.0.1", &["10.1.0.1"])),
+            (id(2), node(v1::NodeState::Up, "10.0.0.2", &["10.1.0.2", "noise", "2001:db8::2"])),
+            (id(3), node(v1::NodeState::Decommissioned, "10.0.0.3", &["10.1.0.3"])),
+        ]);
+        let inputs = Inputs {
+            cluster: watch::channel(own).1,
+            consensus: watch::channel(consensus::Status::default()).1,
+            roles: watch::channel(None).1,
+            nodes: watch::channel(Some(Arc::new(nodes))).1,
+            peers: watch::channel(Peers::default()).1,
+            order: watch::channel(None).1,
+            asks: watch::channel(false).1,
+        };
+        let (rules, ..) = inputs.rules(Instant::now());
+        let members: Vec<_> = rules.members.iter().map(ToString::to_string).collect();
+        assert_eq!(members, ["10.0.0.2", "10.1.0.2", "2001:db8::2"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn packets_are_counted_for_one_caller_after_the_other() {
+        let config = Config { nft: "/nowhere/nft".into(), ..Config::live(false) };
+        let other = config.clone();
+        let counting = config.turn.acquire().await.unwrap();
+        timeout(Duration::from_secs(1), other.counted()).await.unwrap_err();
+        drop(counting);
+        // There is no such program.
+        other.counted().await.unwrap_err();
+    }
 
     /// Not a test: what the children of the next one do.
     #[test]

@@ -152,7 +152,7 @@ fn passing(rules: &Rules) -> String {
     let members = [("4", "ip"), ("6", "ip6")].map(|(family, ip)| {
         format!(
             "\t\tiifname \"{}\" ct direction original {ip} daddr @members{family} \
-             meta l4proto {{ tcp, udp }} th dport {{ 6444, 7834-7839 }} jump rest\n",
+             meta l4proto {{ tcp, udp }} th dport {{ 123, 6444, 7834-7839 }} jump rest\n",
             POD_INTERFACES[0]
         )
     });

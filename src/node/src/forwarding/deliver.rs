@@ -209,6 +209,7 @@ impl Delivery {
         {
             let Taken { place, missing, rejected, .. } = taken;
             session.settled = true;
+            self.reached();
             let url = self.target.url();
             let (all_missing, all_rejected) = {
                 let mut cursors = self.cursors.lock().unwrap_or_else(PoisonError::into_inner);
@@ -232,13 +233,17 @@ impl Delivery {
     fn took(&self, place: Option<Place>, batch: &Batch) {
         let until = batch.lines.last().and_then(|line| line.time);
         let records = self.ring.borrow().records;
-        let mut ended = None;
         self.change(|target| {
             target.sent = target.sent.saturating_add(batch.lines.len() as u64);
             target.until = until.or(target.until);
             target.behind = behind(place, records);
-            ended = target.failure.take();
         });
+    }
+
+    /// The target keeps what it takes: a batch has settled.
+    fn reached(&self) {
+        let mut ended = None;
+        self.change(|target| ended = target.failure.take());
         if let Some(Failure { since, .. }) = ended {
             let seconds = clock::now().duration_since(since).unwrap_or_default().as_secs();
             info!(target = self.target.url(), seconds, "the log reaches its target again");
@@ -287,4 +292,36 @@ struct Session {
 /// Records of the disk that are not before a place.
 fn behind(place: Option<Place>, records: u64) -> u64 {
     records.saturating_sub(place.map_or(0, |place| place.number))
+}
+
+#[cfg(test)]
+mod tests {
+    use polis_proto::v1;
+
+    use super::super::Order;
+    use super::*;
+
+    #[tokio::test]
+    async fn a_target_fails_until_it_has_kept_a_batch() {
+        let target = v1::LogTarget { url: "syslog+tls://192.0.2.1".to_owned(), ca: String::new() };
+        let order = v1::LogConfiguration { targets: vec![target], ..Default::default() };
+        let target = Order::read(order).unwrap().targets.remove(0);
+        let (url, status) = (target.url(), watch::Sender::<Status>::default());
+        let delivery = Delivery {
+            target,
+            bundle: PathBuf::from("/nonexistent"),
+            subject: watch::Sender::new(Subject::default()).subscribe(),
+            ring: watch::Sender::new(ring::Status::default()).subscribe(),
+            cursors: Arc::default(),
+            status: status.clone(),
+        };
+        let failing = || status.borrow().targets[&url].failure.is_some();
+        delivery.failed("refused");
+        delivery.took(None, &Batch::of(&Stretch::default()));
+        assert!(failing(), "it may close before it has read them");
+        let taken = Taken { settles: Instant::now(), place: None, missing: 0, rejected: 0 };
+        let mut session = Session { taken: VecDeque::from([taken]), settled: false };
+        delivery.settle(&mut session);
+        assert!(session.settled && !failing());
+    }
 }

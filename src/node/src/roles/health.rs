@@ -7,13 +7,17 @@
 //! - A cluster without a quorum is not healthy, and neither is one that gives no sign of life.
 //! - The roles of the node say which workloads there are: one that was not started yet has a
 //!   fault, too.
+//! - A workload that has ended has a fault until it has been ready for a while: one that ends again
+//!   and again is ready in between.
 //!
 //! What this module does not do: compare with the time before the update (`update::workload`).
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use polis_proto::v1;
 use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
 
 use polis_control::consensus::{Alarm, MemberStatus};
 use polis_control::{cluster, consensus};
@@ -21,6 +25,7 @@ use polis_machine::update::ClusterHealth;
 use polis_machine::update::workload::{Part, Workload};
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
+use polis_runtime::supervisor::restart::HEALTHY_AFTER;
 use polis_wire::node_roles::Role;
 use polis_workload as workload;
 
@@ -57,18 +62,29 @@ impl Service {
     /// [`Closed`] when an owner of an input ended.
     pub async fn run(mut self, ctx: Context) -> Result<(), Closed> {
         ctx.healthy();
+        let mut ended = Ended::default();
         loop {
             let now = look(&self.cluster.borrow_and_update(), &self.consensus.borrow_and_update());
             replace(&self.health, now);
             let roles = *self.roles.borrow_and_update();
-            replace(&self.parts, parts(roles.as_ref(), &self.workload.borrow_and_update()));
+            let workload = self.workload.borrow_and_update().clone();
+            ended.look(&workload, Instant::now());
+            replace(&self.parts, parts(roles.as_ref(), &workload, &ended));
+            let settled = ended.settles();
+            let timer = async {
+                match settled {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
             let changed = async {
                 tokio::select! {
-                    // Cancel-safe, all of them: they wait for event values.
+                    // Cancel-safe, all of them: they wait for event values or the time.
                     changed = self.cluster.changed() => changed.map_err(|_closed| "the cluster"),
                     changed = self.consensus.changed() => changed.map_err(|_closed| "etcd"),
                     changed = self.roles.changed() => changed.map_err(|_closed| "the roles"),
                     changed = self.workload.changed() => changed.map_err(|_closed| "the workload"),
+                    () = timer => Ok(()),
                 }
             };
             match ctx.until_cancelled(changed).await {
@@ -119,9 +135,51 @@ fn fault(cluster: &cluster::Status, consensus: &consensus::Status) -> Option<Str
 }
 
 /// The parts that the roles ask for.
-fn parts(roles: Option<&v1::NodeRoles>, status: &workload::Status) -> Workload {
-    let part = |part: workload::Part| Part { name: part.name(), fault: status.fault(part) };
+fn parts(roles: Option<&v1::NodeRoles>, status: &workload::Status, ended: &Ended) -> Workload {
+    let part = |part: workload::Part| {
+        let fault = status.fault(part).or_else(|| ended.fault(part));
+        Part { name: part.name(), fault }
+    };
     Workload { parts: roles.map(|roles| workload::Part::of(roles).map(part).collect()) }
+}
+
+/// The parts that have ended, until they have been ready for [`HEALTHY_AFTER`].
+#[derive(Debug, Default)]
+struct Ended(BTreeMap<workload::Part, End>);
+
+/// The end of a part.
+#[derive(Debug)]
+struct End {
+    cause: String,
+    /// Since when it has been ready again.
+    ready: Option<Instant>,
+}
+
+impl Ended {
+    /// Takes up the ends that a status reports, and those of its parts that are ready again.
+    fn look(&mut self, status: &workload::Status, now: Instant) {
+        for (part, deaths) in &status.deaths {
+            self.0.insert(*part, End { cause: deaths.cause.clone(), ready: None });
+        }
+        self.0.retain(|part, end| {
+            if status.deaths.contains_key(part) {
+                return true;
+            }
+            let since = *end.ready.get_or_insert(now);
+            status.parts.contains_key(part) && now < since + HEALTHY_AFTER
+        });
+    }
+
+    /// When the next of them has been ready for long enough.
+    fn settles(&self) -> Option<Instant> {
+        self.0.values().filter_map(|end| end.ready).map(|since| since + HEALTHY_AFTER).min()
+    }
+
+    fn fault(&self, part: workload::Part) -> Option<String> {
+        let seconds = HEALTHY_AFTER.as_secs();
+        let End { cause, .. } = self.0.get(&part)?;
+        Some(format!("it has been ready for less than {seconds} s since its end: {cause}"))
+    }
 }
 
 #[cfg(test)]
@@ -147,9 +205,10 @@ mod tests {
             deaths: [(workload::Part::Kubelet, died)].into(),
             ..workload::Status::default()
         };
-        assert_eq!(parts(None, &status), Workload { parts: None });
+        let ended = Ended::default();
+        assert_eq!(parts(None, &status, &ended), Workload { parts: None });
         let with = |roles: &[Role], status: &_| {
-            parts(Some(&Role::record(roles)), status).parts.unwrap_or_default()
+            parts(Some(&Role::record(roles)), status, &ended).parts.unwrap_or_default()
         };
         assert_eq!(with(&[Role::ConsensusMember], &status), []);
         let worker = with(&[Role::KubernetesWorker], &status);
@@ -162,6 +221,53 @@ mod tests {
         status.unfit = Some("the image carries no Kubernetes".to_owned());
         let unfit = with(&[Role::KubernetesWorker, Role::KubernetesController], &status);
         assert!(unfit.iter().all(|part| part.fault == status.unfit));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_workload_that_has_ended_counts_once_it_has_been_ready_for_a_minute() {
+        use workload::PartState::{Ready, Starting};
+        let (ctx, handles) = Context::for_test();
+        let worker = Role::record(&[Role::KubernetesWorker]);
+        let all = workload::Part::of(&worker).map(|part| (part, Ready)).collect();
+        let status = workload::Status { parts: all, ..workload::Status::default() };
+        let (stack, workload) = watch::channel(status);
+        let (_cluster, cluster) = watch::channel(cluster::Status::default());
+        let (_consensus, consensus) = watch::channel(consensus::Status::default());
+        let (_roles, roles) = watch::channel(Some(worker));
+        let (health, parts) = (watch::Sender::new(unknown()), watch::Sender::default());
+        let service = Service { cluster, consensus, roles, workload, health, parts };
+        let mut seen = service.parts.subscribe();
+        let mut kubelet = async || {
+            seen.changed().await.unwrap();
+            let parts = seen.borrow_and_update().parts.clone().unwrap();
+            parts.into_iter().find(|part| part.name == "kubelet").unwrap().fault
+        };
+        let story = async {
+            assert_eq!(kubelet().await, None, "nothing has ended yet");
+            for _loop in 0..2 {
+                let cause = "exited with status 1".to_owned();
+                let died = workload::Deaths { count: 1, cause };
+                stack.send_modify(|status| {
+                    status.parts.insert(workload::Part::Kubelet, Starting);
+                    status.deaths.insert(workload::Part::Kubelet, died);
+                });
+                assert_eq!(kubelet().await.as_deref(), Some("exited with status 1"));
+                tokio::time::sleep(HEALTHY_AFTER).await;
+                stack.send_modify(|status| {
+                    status.parts.insert(workload::Part::Kubelet, Ready);
+                    status.deaths.clear();
+                });
+                let lately = "it has been ready for less than 60 s since its end: exited with \
+                              status 1";
+                assert_eq!(kubelet().await.as_deref(), Some(lately));
+            }
+            let ready = Instant::now();
+            assert_eq!(kubelet().await, None);
+            assert!(ready.elapsed() >= HEALTHY_AFTER, "{:?}", ready.elapsed());
+            handles.cancel().await;
+        };
+        let (ran, ()) = tokio::join!(service.run(ctx), story);
+        assert_eq!(ran, Ok(()));
     }
 
     #[test]

@@ -101,10 +101,25 @@ struct View {
     away: Vec<String>,
     /// Members of etcd start again only after it.
     waits_for_update: bool,
+    /// Nodes whose members are away: none starts again before they are back.
+    missed: Vec<Missed>,
     ca_fingerprint: String,
     ca_words: String,
     #[serde(skip)]
     called: Vec<(String, String)>,
+}
+
+/// A node that etcd misses while its members are to start again.
+#[derive(Clone, Debug, Serialize)]
+struct Missed {
+    id: String,
+    heartbeat_age_ms: u64,
+}
+
+impl Missed {
+    fn of(read: &v1::get_rotation_response::Missed) -> Self {
+        Self { id: read.node_id.clone(), heartbeat_age_ms: read.silent_ms }
+    }
 }
 
 impl View {
@@ -137,6 +152,7 @@ impl View {
             waits_for: read.waits_for.clone(),
             away: read.away.clone(),
             waits_for_update: read.waits_for_update,
+            missed: read.missed.iter().map(Missed::of).collect(),
             ca_fingerprint: ca.to_string(),
             ca_words: ca.words(),
             called: nodes.iter().map(|node| (node.id.clone(), called(node))).collect(),
@@ -155,6 +171,17 @@ impl View {
     fn waits(&self) -> String {
         if self.waits_for_update {
             return "waiting for the end of the update of the cluster".to_owned();
+        }
+        if !self.missed.is_empty() {
+            let missed = self.missed.iter().map(|Missed { id, heartbeat_age_ms }| {
+                let silent = units::span(Duration::from_millis(*heartbeat_age_ms));
+                format!("{}, away for {silent}", self.names(std::slice::from_ref(id)))
+            });
+            return format!(
+                "waiting, five minutes at most, for {}, before etcd starts again on {}",
+                missed.collect::<Vec<_>>().join(", and for "),
+                self.names(&self.waits_for)
+            );
         }
         let what = match self.step {
             "kubernetes" => {
@@ -248,14 +275,26 @@ mod tests {
             away: vec!["polis-b".to_owned()],
             ca_certificate: b"ca".to_vec(),
             waits_for_update: false,
+            missed: Vec::new(),
         };
         let named =
             v1::NodeInfo { id: "polis-a".to_owned(), name: "one".to_owned(), ..Default::default() };
-        let view = View::of(&read, &[named]);
+        let named = [named];
+        let view = View::of(&read, &named);
         assert!(view.ended.is_none());
         assert_eq!(view.waits(), "waiting for another start of etcd on one (polis-a)");
         let text = format!("{:?}", view.document().unwrap());
         assert!(text.contains("polis-b: they learn of it") && text.contains("number 2"), "{text}");
+        // While a voter may be back soon, no other one starts again.
+        let away =
+            v1::get_rotation_response::Missed { node_id: "polis-b".to_owned(), silent_ms: 130_000 };
+        let held = v1::GetRotationResponse { missed: vec![away], ..read.clone() };
+        let held = View::of(&held, &named);
+        let expected = "waiting, five minutes at most, for polis-b, away for 2 min 10 s, before \
+                        etcd starts again on one (polis-a)";
+        assert_eq!(held.waits(), expected);
+        let json = serde_json::to_value(&held).unwrap();
+        assert_eq!(json["missed"][0]["heartbeat_age_ms"], 130_000);
         let ended = v1::Rotation { ended_at: 1_700_000_100, ..read.rotation.unwrap() };
         let over = v1::GetRotationResponse {
             rotation: Some(ended),

@@ -44,6 +44,8 @@ struct Branch {
     others: &'static [&'static str],
     /// The parts, in the order in which they wait for each other.
     order: &'static [&'static str],
+    /// Services beside the parts that are none.
+    helpers: &'static [&'static str],
 }
 
 const CONTROLLER: Branch = Branch {
@@ -59,11 +61,12 @@ const CONTROLLER: Branch = Branch {
         // No other part waits for it.
         "mesh",
     ],
+    helpers: &["tokens"],
 };
 
 const WORKER: Branch = Branch {
     path: "root.workload.worker.",
-    others: &["root.workload.mesh", "root.containerd"],
+    others: &["root.workload.mesh", "root.runtime.containerd"],
     order: &[
         "mesh",
         "worker-certificates",
@@ -75,7 +78,9 @@ const WORKER: Branch = Branch {
         "node",
         "kube-proxy",
         "dns",
+        "csi",
     ],
+    helpers: &["drain", "registries"],
 };
 
 /// The state of a service that does its work.
@@ -254,7 +259,7 @@ impl Branch {
         let name = service.strip_prefix(self.path).filter(|name| !name.contains('.'))?;
         // It only shows the state of the one at the other place.
         let follows = self.others.iter().any(|other| other.rsplit('.').next() == Some(name));
-        (!follows).then_some(name)
+        (!follows && !self.helpers.contains(&name)).then_some(name)
     }
 }
 
@@ -332,6 +337,8 @@ async fn read(session: &Session, controller: &Member, path: &str) -> Result<Valu
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::loopback::{Cluster, NODE};
     use crate::testing::World;
@@ -368,20 +375,75 @@ mod tests {
             ..Default::default()
         };
         let services = [
-            "root.containerd",
-            "root.containerd.pods",
+            "root.runtime",
+            "root.runtime.containerd",
+            "root.runtime.pods",
             "root.workload.controller.apiserver",
             "root.workload.mesh",
             "root.workload.worker",
             "root.workload.worker.containerd",
+            "root.workload.worker.csi",
+            "root.workload.worker.drain",
             "root.workload.worker.future",
             "root.workload.worker.kubelet",
+            "root.workload.worker.registries",
             "root.workload.worker.worker-certificates",
         ];
         let parts = WORKER.parts(services.map(service).to_vec());
         let names: Vec<_> = parts.iter().map(|part| &*part.name).collect();
-        let expected = ["mesh", "worker-certificates", "containerd", "kubelet", "future"];
+        let expected = ["mesh", "worker-certificates", "containerd", "kubelet", "csi", "future"];
         assert_eq!(names, expected);
+    }
+
+    /// A source of the node, which this program does not link.
+    fn source(path: &str) -> String {
+        let sources = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let text = std::fs::read_to_string(sources.join(path)).unwrap();
+        text.split("#[cfg(test)]\nmod tests").next().unwrap().to_owned()
+    }
+
+    /// The names with which a source of the node starts services: those of the parts, of which
+    /// `Part` has the names, and others.
+    fn started(path: &str) -> [BTreeSet<String>; 2] {
+        let parts = source("workload/src/parts.rs");
+        let (source, mut names) = (source(path), [BTreeSet::new(), BTreeSet::new()]);
+        for start in source.split("Part::").skip(1) {
+            let part = start.split(|c: char| !c.is_alphanumeric()).next().unwrap();
+            if start[part.len()..].starts_with(".name()") {
+                let name = parts.split_once(&format!("Self::{part} => \"")).unwrap().1;
+                names[0].insert(name.split('"').next().unwrap().to_owned());
+            }
+        }
+        for start in source.split("ctx.spawn(\"").skip(1) {
+            names[1].insert(start.split('"').next().unwrap().to_owned());
+        }
+        names
+    }
+
+    #[test]
+    fn the_parts_and_the_helpers_are_those_that_a_node_starts() {
+        let names = |list: &[&str]| -> BTreeSet<String> {
+            list.iter().map(|&name| name.to_owned()).collect()
+        };
+        for (branch, path) in
+            [(CONTROLLER, "workload/src/controller.rs"), (WORKER, "workload/src/worker/mod.rs")]
+        {
+            let [mut parts, helpers] = started(path);
+            parts.insert("mesh".to_owned());
+            assert_eq!(parts, names(branch.order), "{path}");
+            assert_eq!(helpers, names(branch.helpers), "{path}");
+        }
+        // Each service at another place, by the services above it.
+        let [mesh, roles] = started("workload/src/service.rs");
+        assert!(mesh.contains("mesh") && roles.contains("worker") && roles.contains("controller"));
+        assert!(started("workload/src/runtime/service.rs")[1].contains("containerd"));
+        let root = &started("node/src/root.rs")[1];
+        for others in [CONTROLLER.others, WORKER.others] {
+            for other in others {
+                let words: Vec<&str> = other.split('.').collect();
+                assert!(words.len() == 3 && root.contains(words[1]), "{other}");
+            }
+        }
     }
 
     #[test]

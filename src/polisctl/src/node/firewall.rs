@@ -1,4 +1,5 @@
-//! `polisctl node firewall`: the rules of a node's firewall, with the callers and the purpose of each.
+//! `polisctl node firewall`: the rules of a node's firewall, with the callers and the purpose of
+//! each.
 //!
 //! The node itself answers, so the command works without a leader.
 

@@ -13,7 +13,7 @@ use super::At;
 use crate::error::{Error, Exit};
 use crate::output::{Document, Format};
 use crate::session::{PATIENCE, Session, Target, refused};
-use crate::text::{clean, word};
+use crate::text::{clean, is_near, word};
 use crate::{Global, units};
 
 /// Arguments of `node logs`.
@@ -300,8 +300,6 @@ async fn earliest(
 
 /// The most names that an error lists.
 const NEAR_MAX: usize = 8;
-/// The most edits between a mistyped name and a suggestion.
-const SLIPS_MAX: usize = 2;
 
 /// The name of the kernel's messages in the log of a node.
 const KERNEL: &str = "kernel";
@@ -367,30 +365,14 @@ fn complete(names: &BTreeSet<String>, wanted: &str) -> Option<String> {
 /// level of the tree.
 fn near(names: &BTreeSet<String>, wanted: &str) -> Vec<String> {
     let last = wanted.rsplit('.').next().unwrap_or(wanted);
-    let alike = |name: &&String| {
-        name.contains(wanted) || name.split('.').any(|word| slips(word, last) <= SLIPS_MAX)
-    };
+    let alike =
+        |name: &&String| name.contains(wanted) || name.split('.').any(|word| is_near(word, last));
     let mut found: Vec<String> = names.iter().filter(alike).take(NEAR_MAX).cloned().collect();
     if found.is_empty() {
         let is_high = |name: &&String| name.matches('.').count() <= 1;
         found = names.iter().filter(is_high).take(NEAR_MAX).cloned().collect();
     }
     found
-}
-
-/// The edit distance of two words.
-fn slips(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (at, letter) in one.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], at + 1);
-        for (place, known) in other.iter().enumerate() {
-            let changed = diagonal + usize::from(letter != *known);
-            diagonal = row[place + 1];
-            row[place + 1] = changed.min(diagonal + 1).min(row[place] + 1);
-        }
-    }
-    row[other.len()]
 }
 
 fn document(entry: &Entry, node: &str, form: Form) -> Result<Document, Error> {
@@ -469,7 +451,6 @@ mod tests {
         assert_eq!(near(&names, "root.netwrok"), ["root.network.dhcp"]);
         assert_eq!(near(&names, "etcd"), ["root.consensus.etcd"]);
         assert_eq!(near(&names, "weather"), ["kernel", "root", "root.curator"]);
-        assert_eq!([slips("", "abc"), slips("abc", "abc"), slips("kitten", "sitting")], [3, 0, 3]);
     }
 
     #[test]

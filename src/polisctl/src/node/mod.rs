@@ -26,15 +26,14 @@ use polis_proto::v1;
 use polis_proto::v1::management_client::ManagementClient;
 use polis_proto::v1::node_management_client::NodeManagementClient;
 use tonic::{Response, Status};
-use zeroize::Zeroizing;
 
 use self::drain::Drain;
 use super::ask::{self, DryRun, Go, Sure};
-use super::error::{Error, Exit, Explain as _};
+use super::error::{Error, Exit};
 use super::output::{Document, Text};
 use super::session::{self, PATIENCE, Session, Target};
 use super::watch::Watch;
-use super::{Global, key, parameters};
+use super::{Global, parameters};
 use polis_wire::endpoint::{self, Endpoint, MANAGEMENT_PORT};
 use polis_wire::identity::{NodeName, Spoken};
 use polis_wire::node_roles::Role;
@@ -164,13 +163,14 @@ pub(super) enum Command {
     },
     /// Print the log of a node.
     Logs(logs::Arguments),
-    /// Print the recovery key of a node's disk, or delete the cluster's copy.
+    /// Print the recovery key of a node's disk, delete the cluster's copy, or turn a saved one into
+    /// a passphrase.
     RecoveryKey(recovery::Arguments),
     /// Open the disk of a node that waits for its key.
     Unlock {
         /// The node.
         node: String,
-        /// A file with the recovery key [default: asked for].
+        /// A file with the recovery key; `-` is standard input [default: asked for].
         #[arg(long, value_name = "FILE")]
         recovery_key_file: Option<PathBuf>,
         /// The fingerprint on the machine's screen, in words or digits: a node that waits
@@ -683,24 +683,17 @@ async fn unlock(
     if dry_run.of(global, &effect)? == Go::NoFurther {
         return Ok(());
     }
-    let text = match file {
-        Some(file) => key::read_private(&file)?,
-        None => Zeroizing::new(
-            rpassword::prompt_password("Recovery key: ")
-                .doing(|| "cannot read the recovery key".to_owned())
-                .help(|| "without a terminal, use --recovery-key-file".to_owned())?,
-        ),
-    };
     // A mistyped key is rejected here, without a connection to the machine.
-    polis_base::recovery::form::read(&text)?;
+    let text = recovery::saved_text(file.as_deref())?;
     session.begin_anew();
     let channel = match fingerprint {
         Some(fingerprint) => session.waiting_node(&target, fingerprint).await?,
-        None => session.node(&target).await.map_err(|error| {
-            error.or_help(
+        None => session.node(&target).await.map_err(|error| match error.is_handshake() {
+            true => error.help_first(
                 "a node that waits for its key shows a fingerprint on its screen, page Boot: \
                  name it with --fingerprint",
-            )
+            ),
+            false => error,
         })?,
     };
     let request = v1::UnlockRequest { recovery_key: text.trim().to_owned() };

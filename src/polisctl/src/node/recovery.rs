@@ -5,8 +5,13 @@
 //! ever shown. So the command that deletes the copy asks for a proof: the operator
 //! types one group of the key, which is compared with the cluster's copy.
 //!
+//! A disk in another computer is opened without Polis: slot 1 of its LUKS header takes the key as
+//! hexadecimal digits, which `passphrase` makes of the saved text.
+//!
 //! Invariants:
 //! - The cluster's copy is deleted only for an operator who has the key.
+//! - A saved key comes from a terminal without echo, from a file or from standard input; never from
+//!   the command line, which every process on the machine can read.
 
 use std::path::{Path, PathBuf};
 
@@ -18,9 +23,10 @@ use zeroize::Zeroizing;
 use super::called;
 use crate::ask::{DryRun, Go};
 use crate::error::{Error, Explain as _};
-use crate::output::Document;
+use crate::output::{Document, Format};
 use crate::session::Session;
 use crate::{Global, ask, key};
+use polis_base::hex;
 use polis_base::recovery::form;
 use polis_wire::age;
 use polis_wire::rpc::client::Repeat;
@@ -56,6 +62,15 @@ enum Command {
         #[command(flatten)]
         dry_run: DryRun,
     },
+    /// Print the passphrase by which a saved key opens the disk in another computer.
+    ///
+    /// `cryptsetup open --key-slot 1 --key-file -` reads it from standard input. It has no line
+    /// feed, which cryptsetup would count. Needs no cluster.
+    Passphrase {
+        /// A file with the saved key; `-` is standard input [default: asked for].
+        #[arg(long, value_name = "FILE")]
+        recovery_key_file: Option<PathBuf>,
+    },
 }
 
 /// Runs the command.
@@ -68,6 +83,9 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
                 Go::On => forget(&node, recovery_key_file.as_deref(), global).await,
                 Go::NoFurther => Ok(()),
             }
+        }
+        (Some(Command::Passphrase { recovery_key_file }), _) => {
+            passphrase(recovery_key_file.as_deref(), global)
         }
         (Some(Command::Show { node }), _) | (None, Some(node)) => show(&node, global).await,
         (None, None) => Err(Error::usage("name the node")),
@@ -162,6 +180,34 @@ async fn forget(node: &str, file: Option<&Path>, global: &Global) -> Result<(), 
     global.out.print(&Document::new(&value, text)?)
 }
 
+/// The text of a saved key, from a file or standard input; else asked for. A mistyped one is
+/// rejected.
+pub(super) fn saved_text(file: Option<&Path>) -> Result<Zeroizing<String>, Error> {
+    let text = match file {
+        Some(file) => key::read_secret(file)?,
+        None => Zeroizing::new(
+            rpassword::prompt_password("Recovery key: ")
+                .doing(|| "cannot read the recovery key".to_owned())
+                .help(|| "without a terminal, use --recovery-key-file".to_owned())?,
+        ),
+    };
+    form::read(&text).help(|| "compare it with the saved key, group by group".to_owned())?;
+    Ok(text)
+}
+
+/// Prints what slot 1 of a disk takes for a saved key: its bytes as 64 hexadecimal digits.
+fn passphrase(file: Option<&Path>, global: &Global) -> Result<(), Error> {
+    let key = form::read(&saved_text(file)?)?;
+    let passphrase = Zeroizing::new(hex::encode(&*key));
+    match global.out.format {
+        Format::Table => global.out.raw(passphrase.as_bytes()),
+        Format::Json | Format::Yaml => {
+            let value = serde_json::json!({ "passphrase": *passphrase });
+            global.out.print(&Document::new(&value, "")?)
+        }
+    }
+}
+
 /// Compares by the rules for a full key: in any case, with `O` for `0`, and `I` and `L` for
 /// `1`.
 fn is_group(typed: &str, group: &str) -> bool {
@@ -245,6 +291,38 @@ mod tests {
             (ended.status == 0).then_some(ended)
         });
         assert!(ended.unwrap().stdout.contains("has deleted its copy"));
+    }
+
+    #[test]
+    fn a_saved_key_becomes_what_slot_1_takes_and_a_mistyped_one_is_refused() {
+        let world = World::new();
+        let key = form::write(&RECOVERY_KEY);
+        let saved = |text: &str| contexts::write(&world.path("saved"), text.as_bytes()).unwrap();
+        let passphrase = ["node", "recovery-key", "passphrase", "--recovery-key-file", "@saved"];
+
+        // As a person writes it down, and as an editor ends a line.
+        saved(&format!("{}\n", key.to_lowercase().replace('-', " ").replace('0', "o")));
+        let ended = world.run(&passphrase);
+        let digits = "07".repeat(form::SIZE);
+        assert_eq!((ended.status, &*ended.stdout, &*ended.stderr), (0, &*digits, ""));
+        let json = world.runs(&[&passphrase[..], &["--output", "json"]].concat());
+        let value: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(value, serde_json::json!({ "passphrase": digits }));
+
+        for (text, said) in [
+            (key.replacen('0', "U", 1), "character 1, not counting dashes and spaces"),
+            (key.replacen('W', "X", 1), "its checksum does not match"),
+            (key[..key.len() - 1].to_owned(), "has 56 letters and digits, not 55"),
+            (String::new(), "has 56 letters and digits, not 0"),
+        ] {
+            saved(&text);
+            let printed = world.refuses(&passphrase);
+            assert!(printed.contains(said), "{text}: {printed}");
+            assert!(printed.contains("help: compare it with the saved key"), "{printed}");
+        }
+        // The key itself is no argument.
+        let ended = world.run(&["node", "recovery-key", "passphrase", &key]);
+        assert_eq!((ended.status, &*ended.stdout), (2, ""), "{}", ended.stderr);
     }
 
     #[test]

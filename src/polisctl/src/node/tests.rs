@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::loopback::{Cluster, NAME, NODE};
-use crate::testing::World;
+use crate::loopback::{Cluster, NAME, NODE, RECOVERY_KEY};
+use crate::testing::{World, closed_port};
 use polis_wire::rpc::testing::node_id;
 
 /// Every command that talks to a node itself, without the node and its address.
@@ -54,6 +54,29 @@ fn the_end_of_a_machine_names_the_node_in_full() {
         world.runs(&["node", "reboot", &found[6..10], "--at", &cluster.address(), "--yes"]);
     assert_eq!(output, format!("{found} reboots\n"));
     assert_eq!(cluster.asked(), ["Reboot"]);
+}
+
+#[test]
+fn a_machine_without_a_certificate_of_the_cluster_may_wait_for_its_key() {
+    let (world, elsewhere) = (World::new(), World::new());
+    let _cluster = Cluster::new(&world);
+    // Like a machine that waits for its key, it shows a certificate of no CA that is known.
+    let waits = Cluster::new(&elsewhere);
+    let key = polis_base::recovery::form::write(&RECOVERY_KEY);
+    crate::contexts::write(&world.path("recovery"), key.as_bytes()).unwrap();
+    let id = node_id(NODE).to_string();
+    let refused = |at: &str| {
+        let unlock = ["node", "unlock", &*id, "--recovery-key-file", "@recovery", "--at", at];
+        world.refuses(&unlock)
+    };
+    let foreign = refused(&waits.address());
+    let help = "help: a node that waits for its key shows a fingerprint on its screen";
+    assert!(foreign.contains(help) && foreign.contains("another cluster"), "{foreign}");
+    assert_eq!(waits.asked(), [""; 0]);
+    let (_bound, closed) = closed_port();
+    let absent = refused(&closed);
+    assert!(absent.contains("check that the machine is on"), "{absent}");
+    assert!(!absent.contains("--fingerprint"), "{absent}");
 }
 
 /// The refusal of a command that asks, without a terminal.

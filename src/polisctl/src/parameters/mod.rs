@@ -342,9 +342,10 @@ async fn admission(arguments: &Register, global: &Global) -> Result<Admission, E
     if let (Some(ticket), Some(ca), false) = (&ticket, &ca, nodes.is_empty()) {
         return Ok(Admission { ticket: ticket.clone(), ca: ca.clone(), nodes });
     }
-    let asked = super::cluster::ticket::admission(global, arguments.machine.wipes)
-        .await
-        .help(|| "without a context, name --ticket, --ca and --node".to_owned())?;
+    if global.contexts.context(global.context.as_deref())?.is_none() {
+        return Err(contexts::no_context().help_first("name --ticket, --ca and --node"));
+    }
+    let asked = super::cluster::ticket::admission(global, arguments.machine.wipes).await?;
     Ok(Admission {
         ticket: ticket.unwrap_or(asked.ticket),
         ca: ca.unwrap_or(asked.ca),
@@ -460,6 +461,7 @@ fn written(message: &v1::NodeParameters, machine: &Machine, global: &Global) -> 
         }
         return global.out.raw(&bytes);
     }
+    key::keep(out)?;
     // The ticket is a secret: others must not read it.
     contexts::write(out, &bytes)?;
     let description = show::document(&parameters)?;

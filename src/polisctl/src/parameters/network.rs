@@ -29,7 +29,8 @@ pub(crate) struct Links {
     /// `eth0,dhcp` or
     /// `eth0,address=192.0.2.7/24,route=0.0.0.0/0@192.0.2.1,mtu=9000`;
     /// `address` and `route` may be repeated; a route may end in `@METRIC`. `ipv6=slaac`, `dhcpv6`
-    /// or `off` replaces what routers advertise. The card is a kernel name, a MAC address, `path:0000:00:03.0` or `driver:virtio_net`, or several with `+`.
+    /// or `off` replaces what routers advertise. The card is a kernel name, a MAC address,
+    /// `path:0000:00:03.0` or `driver:virtio_net`, or several with `+`.
     #[arg(long = "interface", value_name = "INTERFACE")]
     interfaces: Vec<String>,
     /// Several cards as one; repeatable.

@@ -342,6 +342,22 @@ fn without_an_owner_key_the_one_that_was_made_is_taken() {
 }
 
 #[test]
+fn parameters_never_take_the_place_of_a_private_key() {
+    let world = world();
+    world.runs(&["owner", "create", "-o", "@ann.key"]);
+    let key = std::fs::read(world.path("ann.key")).unwrap();
+    let bootstrap = ["parameters", "bootstrap", "--owner-key", "@ann.pub", "-o", "@ann.key"];
+    insta::assert_snapshot!(world.refuses(&bootstrap), @r"
+    error: @ann.key exists already; a key is never overwritten
+    help: use that key, or name another file: `-o FILE`
+    ");
+    assert_eq!(std::fs::read(world.path("ann.key")).unwrap(), key);
+    // Another file is replaced, as by the command before.
+    world.runs(&BOOTSTRAP);
+    world.runs(&BOOTSTRAP);
+}
+
+#[test]
 fn a_damaged_file_is_refused_with_the_reason() {
     let world = world();
     std::fs::write(world.path("p.pb"), [0x0a, 0x20, 1]).unwrap();
@@ -532,6 +548,23 @@ fn what_register_writes_says_whom_to_ask_and_hides_the_ticket() {
     assert_eq!(register["ca_fingerprint"].as_str().unwrap().len(), 64);
     use std::os::unix::fs::MetadataExt as _;
     assert_eq!(std::fs::metadata(world.path("p.pb")).unwrap().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn without_a_context_a_registration_names_the_options_that_need_none() {
+    let world = world();
+    let node = format!("{NODE}=192.0.2.1");
+    for given in [&[][..], &["--ticket", "5ec2e7", "--node", &*node]] {
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(
+                world.refuses(&[&["parameters", "register", "-o", "@p.pb"], given].concat()),
+                @r"
+            error: no context is in use
+            help: name --ticket, --ca and --node; or take ownership of a cluster: `polisctl --endpoint HOST cluster take-ownership`; or pick a context: `polisctl context use NAME`
+            ");
+        }
+    }
+    assert!(!world.path("p.pb").exists());
 }
 
 #[test]

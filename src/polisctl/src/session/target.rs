@@ -11,6 +11,7 @@ use tonic::Status;
 use super::Session;
 use super::deadline::leader_time;
 use crate::error::{Error, Exit, Explain as _};
+use crate::text::is_near;
 use polis_wire::endpoint::{Endpoint, MANAGEMENT_PORT};
 use polis_wire::identity::{NodeId, NodeName};
 use polis_wire::rpc::client::Repeat;
@@ -232,6 +233,11 @@ const PREFIX: &str = "polis-";
 const DIGITS_MIN: usize = 4;
 const DIGITS_MAX: usize = 32;
 
+/// The digits of an ID with which a mistyped one is recognised.
+const NEAR_DIGITS: usize = 8;
+/// The most nodes that an error suggests.
+const NEAR_MAX: usize = 4;
+
 /// The node of an ID, of a prefix of its digits, or of a name.
 fn pick(nodes: Vec<v1::NodeInfo>, wanted: &str) -> Result<v1::NodeInfo, Error> {
     let digits = wanted.strip_prefix("polis-").unwrap_or(wanted);
@@ -241,18 +247,43 @@ fn pick(nodes: Vec<v1::NodeInfo>, wanted: &str) -> Result<v1::NodeInfo, Error> {
             || (!node.name.is_empty() && node.name == wanted)
             || (digits.len() >= DIGITS_MIN && own.starts_with(digits))
     };
-    let mut found: Vec<v1::NodeInfo> = nodes.into_iter().filter(fits).collect();
+    let (mut found, others): (Vec<v1::NodeInfo>, Vec<_>) = nodes.into_iter().partition(fits);
     match found.len() {
         1 => Ok(found.remove(0)),
-        0 => Err(Error::new(format!("there is no node {wanted:?}")).or_help(
-            "`polisctl node list` shows them; name one by its name, or by four digits of its ID",
-        )),
+        0 => {
+            let near = match near(&others, wanted) {
+                near if near.is_empty() => String::new(),
+                near => format!("near: {}; ", near.join(", ")),
+            };
+            Err(Error::new(format!("there is no node {wanted:?}")).or_help(format!(
+                "{near}`polisctl node list` shows them; name one by its name, or by four digits \
+                 of its ID"
+            )))
+        }
         _ => {
             let ids: Vec<String> = found.into_iter().map(|node| node.id).collect();
             Err(Error::new(format!("{wanted:?} is a prefix of several nodes"))
                 .or_help(format!("give more digits: {}", ids.join(", "))))
         }
     }
+}
+
+/// The nodes whose name, or the first digits of whose ID, are nearly what was typed. A word of a
+/// few letters is near to most names.
+fn near(nodes: &[v1::NodeInfo], wanted: &str) -> Vec<String> {
+    let typed = wanted.strip_prefix(PREFIX).unwrap_or(wanted);
+    let letters = typed.chars().count();
+    let alike = |node: &&v1::NodeInfo| {
+        let digits = node.id.strip_prefix(PREFIX).unwrap_or(&node.id);
+        let begins: String = digits.chars().take(letters).collect();
+        letters >= DIGITS_MIN && !node.name.is_empty() && is_near(&node.name, typed)
+            || letters >= NEAR_DIGITS && is_near(&begins, typed)
+    };
+    let called = |node: &v1::NodeInfo| match &*node.name {
+        "" => node.id.clone(),
+        name => name.to_owned(),
+    };
+    nodes.iter().filter(alike).take(NEAR_MAX).map(called).collect()
 }
 
 #[cfg(test)]
@@ -282,6 +313,20 @@ mod tests {
         assert_eq!(pick(nodes(), "web-2").unwrap().id, "polis-abcd2");
         for none in ["we", "", "WEB", "polis-web"] {
             assert!(pick(nodes(), none).is_err(), "{none:?}");
+        }
+    }
+
+    #[test]
+    fn a_mistyped_node_is_suggested() {
+        let mail = v1::NodeInfo { name: "mail-1".to_owned(), ..node("abcd1234ffff") };
+        let nodes = || vec![mail.clone(), node("beef5678ffff")];
+        let help = |wanted: &str| pick(nodes(), wanted).unwrap_err().render();
+        for typed in ["mial-1", "mail1", "abcd1243", "polis-abdc1234f"] {
+            assert!(help(typed).contains("help: near: mail-1; `polisctl"), "{}", help(typed));
+        }
+        assert!(help("beef5687").contains("help: near: polis-beef5678ffff; "));
+        for typed in ["", "ma", "abce", "weather"] {
+            assert!(help(typed).contains("help: `polisctl node list`"), "{}", help(typed));
         }
     }
 }

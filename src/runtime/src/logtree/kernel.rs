@@ -1,6 +1,11 @@
 //! The kernel's messages, copied into the log tree under the name `kernel`.
+//!
+//! Invariants:
+//! - A message is in the tree once: the tree knows the number of the next one, so that a run that
+//!   follows one that died goes on where that ended.
 
 use std::io;
+use std::sync::atomic::Ordering;
 
 use tokio::io::Interest;
 
@@ -26,7 +31,7 @@ pub enum Error {
     Read(#[source] io::Error),
 }
 
-/// Copies from the first message of this boot on.
+/// Copies the messages of this boot, from the first one that is not in the tree.
 #[derive(Clone, Debug)]
 pub struct Service {
     /// Where to.
@@ -42,7 +47,6 @@ impl Service {
     pub async fn run(self, ctx: Context) -> Result<(), Error> {
         let mut log = Reader::open(From::Start).map_err(Error::Open)?;
         let watched = readiness::watch(&log, Interest::READABLE).map_err(Error::Open)?;
-        let mut expected = None;
         ctx.healthy();
         loop {
             let Some(ready) = ctx.until_cancelled(watched.readable()).await else { return Ok(()) };
@@ -52,13 +56,24 @@ impl Service {
                     ready.clear_ready();
                     break;
                 };
-                self.note_gap(expected, record.sequence);
-                expected = Some(record.sequence + 1);
-                self.put(record);
+                self.take(record);
             }
             // The first batch holds the whole boot: let other tasks run in between.
             tokio::task::yield_now().await;
         }
+    }
+
+    /// Files a record, unless a former run has.
+    fn take(&self, record: Record) {
+        let next = &self.tree.0.kernel;
+        let expected = Some(next.load(Ordering::Relaxed)).filter(|next| *next > 0);
+        let sequence = record.sequence;
+        if expected.is_some_and(|expected| sequence < expected) {
+            return;
+        }
+        self.note_gap(expected, sequence);
+        self.put(record);
+        next.store(sequence.saturating_add(1), Ordering::Relaxed);
     }
 
     fn note_gap(&self, expected: Option<u64>, found: u64) {
@@ -90,6 +105,8 @@ fn severity(level: u8) -> Severity {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::logtree::Query;
 
@@ -102,6 +119,27 @@ mod tests {
         service.note_gap(Some(9), 12);
         let entries = service.tree.backlog(&Query::all());
         assert!(entries[0].body.to_string().starts_with("3 messages"));
+    }
+
+    #[test]
+    fn a_run_after_one_that_died_files_no_message_twice_and_reports_what_it_missed() {
+        let first = Service { tree: Tree::new(None) };
+        let record = |sequence: u64| Record {
+            level: 6,
+            facility: 0,
+            sequence,
+            time: Duration::from_secs(sequence),
+            text: format!("message {sequence}"),
+        };
+        // The kernel has overwritten those before.
+        (3..6).for_each(|sequence| first.take(record(sequence)));
+        let second = first.clone();
+        // It reads from the start again, and two are gone by then.
+        [3, 4, 5, 8].into_iter().for_each(|sequence| second.take(record(sequence)));
+        let entries = first.tree.backlog(&Query::all());
+        let texts: Vec<String> = entries.iter().map(|entry| entry.body.to_string()).collect();
+        let lost = "2 messages of the kernel were lost: it wrote too fast";
+        assert_eq!(texts, ["message 3", "message 4", "message 5", lost, "message 8"]);
     }
 
     #[test]

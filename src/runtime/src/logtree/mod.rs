@@ -219,6 +219,8 @@ struct Inner {
     serial: Option<Lines>,
     started: Duration,
     lost: Arc<AtomicU64>,
+    /// The number of the kernel's next message; zero before the first one.
+    kernel: AtomicU64,
 }
 
 #[derive(Default)]
@@ -250,8 +252,8 @@ impl Tree {
     #[must_use]
     pub fn new(serial: Option<Lines>) -> Self {
         let started = polis_base::sys::clock::uptime();
-        let (state, lost) = (Mutex::default(), Arc::default());
-        Self(Arc::new(Inner { state, serial, started, lost }))
+        let (state, lost, kernel) = Default::default();
+        Self(Arc::new(Inner { state, serial, started, lost, kernel }))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -16,6 +16,7 @@
 //!   started it ends, and that thread ends with the process only.
 //! - A child never waits for its output to be read, and never inherits a
 //!   descriptor beyond the standard three.
+//! - No wait for a child is one for the processes that it leaves behind.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{OsStr, OsString};
@@ -23,6 +24,7 @@ use std::fmt;
 use std::io;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::PathBuf;
+use std::pin::pin;
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -52,7 +54,7 @@ const TAIL_MAX: usize = 12;
 const QUOTED_MAX: usize = 3;
 /// Characters of each quoted line: an error message stays short.
 const QUOTE_MAX: usize = 300;
-/// How long the last lines may take after the exit. A grandchild may hold the pipe open
+/// How long what is left in the pipes may take after the exit. A grandchild may hold them open
 /// without end.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(1);
 
@@ -313,8 +315,20 @@ impl Command {
             let _end = head.read_to_end(&mut output).await;
             let _end = tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await;
         };
-        let (fed, ()) = tokio::join!(child.feed(), drain);
-        let exit = child.wait().await?;
+        let feed = child.feed();
+        let (exit, fed) = {
+            let mut piped = pin!(async { tokio::join!(feed, drain).0 });
+            tokio::select! {
+                // Cancel-safe: what goes through the pipes goes on below.
+                fed = &mut piped => (child.wait().await, fed),
+                // Cancel-safe per its docs.
+                exit = child.wait() => {
+                    let fed = timeout(DRAIN_DEADLINE, piped).await;
+                    (exit, fed.unwrap_or(Ok(())))
+                }
+            }
+        };
+        let exit = exit?;
         if !exit.is_success() {
             return Err(Error::Failed { program: child.program.clone(), exit, tail: child.tail() });
         }
@@ -452,15 +466,18 @@ impl Child {
         }
     }
 
-    async fn feed(&mut self) -> Result<(), Error> {
-        let (Some(input), Some(mut stdin)) = (self.input.take(), self.inner.stdin.take()) else {
-            return Ok(());
-        };
-        let written = async {
-            stdin.write_all(&input.0).await?;
-            stdin.shutdown().await
-        };
-        written.await.map_err(|source| Error::Write { program: self.program.clone(), source })
+    /// Writes its input, once.
+    fn feed(&mut self) -> impl Future<Output = Result<(), Error>> + use<> {
+        let (input, stdin) = (self.input.take(), self.inner.stdin.take());
+        let program = self.program.clone();
+        async move {
+            let (Some(input), Some(mut stdin)) = (input, stdin) else { return Ok(()) };
+            let written = async {
+                stdin.write_all(&input.0).await?;
+                stdin.shutdown().await
+            };
+            written.await.map_err(|source| Error::Write { program, source })
+        }
     }
 }
 

@@ -96,6 +96,16 @@ async fn an_input_larger_than_a_pipe_does_not_hang() {
 }
 
 #[tokio::test]
+async fn a_run_ends_with_its_program_whoever_holds_its_pipes() {
+    // A job in the background has no input of its own without the second descriptor.
+    let script = "exec 3<&0; sleep 30 <&3 & echo up";
+    let begun = std::time::Instant::now();
+    let output = sh(script).input(vec![b'x'; 300_000]).run().await.unwrap();
+    assert_eq!(output, b"up\n");
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
 async fn a_child_enters_its_control_group_before_it_runs() {
     let group = tempfile::tempdir().unwrap();
     let members = group.path().join("cgroup.procs");

@@ -19,8 +19,8 @@ use super::cidr::Cidr;
 const OWN: [RangeInclusive<u16>; 5] =
     [123..=123, 6443..=6445, 7834..=7843, 10248..=10250, 10256..=10259];
 
-/// The allowed callers of the nodes of a cluster. `Default` is a new cluster's: callers have any address,
-/// and there are no more ports.
+/// The allowed callers of the nodes of a cluster. `Default` is a new cluster's: callers have any
+/// address, and there are no more ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Firewall {
     /// Networks of callers that are not nodes; empty: any address.

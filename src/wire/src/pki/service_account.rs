@@ -228,9 +228,9 @@ impl<S: Store> ServiceAccounts<S> {
             return Ok(Turn::Listed);
         }
         let Some(next) = next else { return Ok(Turn::Signs) };
-        // After a clock that was wrong when it was listed, it counts as listed for long.
-        let age = seconds(now).checked_sub(made.listed);
-        if age.is_some_and(|age| age < KeySet::LISTED.as_secs()) {
+        // The clock of another leader may be a little behind the one by which it was listed. After
+        // a clock that was wrong, it counts as listed for long.
+        if seconds(now).abs_diff(made.listed) < KeySet::LISTED.as_secs() {
             return Ok(Turn::Listed);
         }
         let guards = vec![Guard::Unchanged(next_at.clone(), next.revision)];
@@ -386,8 +386,11 @@ mod tests {
         assert_eq!((last.id(), last.verifying.len()), (second.id(), 1));
         let first = first.signing.to_vec();
         assert!(memory.contents().into_values().all(|value| value != first), "its key is gone");
-        // It was listed by a leader with a clock that is ahead.
-        assert_eq!(keys.rotate(2, now + 9 * KeySet::LISTED).await.unwrap(), Turn::Listed);
+        // It was listed by a leader with a clock that is ahead: by seconds, and by far.
+        let ahead = now + 9 * KeySet::LISTED;
+        assert_eq!(keys.rotate(2, ahead).await.unwrap(), Turn::Listed);
+        let behind = ahead - Duration::from_secs(5);
+        assert_eq!(keys.rotate(2, behind).await.unwrap(), Turn::Listed);
         assert_eq!(keys.rotate(2, now).await.unwrap(), Turn::Begins);
     }
 

@@ -24,7 +24,7 @@ use crate::identity::NodeId;
 use crate::pki::Facts;
 
 /// Metadata of every rejection by this list: the keyword of the cause.
-const STANDING: &str = "polis-access_list";
+const ACCESS: &str = "polis-access";
 /// The keyword for a revoked certificate.
 const REVOKED: &str = "revoked";
 /// The keyword for a decommissioned node.
@@ -34,7 +34,7 @@ const DECOMMISSIONED: &str = "decommissioned";
 /// permanently: its certificate was revoked, or its record is decommissioned.
 #[must_use]
 pub fn is_removal(status: &Status) -> bool {
-    let word = status.metadata().get(STANDING).and_then(|word| word.to_str().ok());
+    let word = status.metadata().get(ACCESS).and_then(|word| word.to_str().ok());
     matches!(word, Some(REVOKED | DECOMMISSIONED))
 }
 
@@ -115,9 +115,9 @@ impl From<Fallen> for Status {
             Fallen::Removed(_) => (Self::permission_denied(text), DECOMMISSIONED),
             Fallen::NotUp(_) => (Self::permission_denied(text), "not-up"),
             Fallen::NotListed(_) => (Self::unauthenticated(text), "not-listed"),
-            Fallen::Unknown | Fallen::UsersUnknown => (Self::unavailable(text), "access_list"),
+            Fallen::Unknown | Fallen::UsersUnknown => (Self::unavailable(text), "unknown"),
         };
-        status.metadata_mut().insert(STANDING, MetadataValue::from_static(word));
+        status.metadata_mut().insert(ACCESS, MetadataValue::from_static(word));
         status
     }
 }

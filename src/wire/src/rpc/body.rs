@@ -1,19 +1,22 @@
-//! Accounting of request and answer bodies: duration, stalls and outcome.
+//! Accounting of request and answer bodies: memory, duration, stalls and outcome.
 //!
 //! Invariants:
 //! - A request is never buffered beyond its bound.
+//! - The requests of a connection together are never buffered beyond theirs: one that never ends
+//!   keeps its bytes until its deadline.
 //! - A stalled answer is detected: hyper asks for the next piece only once the caller
 //!   has made room for it.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::{Bytes, Incoming};
+use hyper::body::Bytes;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::{Code, Status};
@@ -21,21 +24,57 @@ use tonic::{Code, Status};
 use super::access_list::Fallen;
 use super::metrics::Metrics;
 
-/// A request, up to a length.
-#[derive(Debug)]
-pub(super) struct Bounded {
-    inner: Incoming,
+/// The bytes of the requests of one connection that are being received. Clones share them.
+#[derive(Clone, Debug)]
+pub(super) struct Load {
+    bytes: Arc<AtomicUsize>,
     max: usize,
-    seen: usize,
 }
 
-impl Bounded {
-    pub(super) fn new(inner: Incoming, max: usize) -> Self {
-        Self { inner, max, seen: 0 }
+impl Load {
+    pub(super) fn new(max: usize) -> Self {
+        Self { bytes: Arc::default(), max }
+    }
+
+    /// Adds bytes that have arrived; false if that makes too many.
+    fn add(&self, bytes: usize) -> bool {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) <= self.max
+    }
+
+    fn remove(&self, bytes: usize) {
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
-impl Body for Bounded {
+/// A request, up to a length.
+#[derive(Debug)]
+pub(super) struct Bounded<B> {
+    inner: B,
+    max: usize,
+    seen: usize,
+    /// The requests beside it; `None` for an upload, of which one message is buffered at a time.
+    load: Option<Load>,
+}
+
+impl<B> Bounded<B> {
+    pub(super) fn new(inner: B, max: usize, load: Option<Load>) -> Self {
+        Self { inner, max, seen: 0, load }
+    }
+}
+
+impl<B> Drop for Bounded<B> {
+    fn drop(&mut self) {
+        if let Some(load) = &self.load {
+            load.remove(self.seen);
+        }
+    }
+}
+
+impl<B> Body for Bounded<B>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
     type Data = Bytes;
     type Error = Status;
 
@@ -48,11 +87,18 @@ impl Body for Bounded {
             Some(Err(error)) => return Poll::Ready(Some(Err(Status::from_error(error.into())))),
             None => return Poll::Ready(None),
         };
-        self.seen = self.seen.saturating_add(frame.data_ref().map_or(0, Bytes::len));
+        let bytes = frame.data_ref().map_or(0, Bytes::len);
+        self.seen = self.seen.saturating_add(bytes);
+        let fits = self.load.as_ref().is_none_or(|load| load.add(bytes));
         if self.seen > self.max {
             let max = self.max;
             let text = format!("the request is longer than {max} bytes");
             return Poll::Ready(Some(Err(Status::out_of_range(text))));
+        }
+        if !fits {
+            let text = "the requests that this connection has begun to send are too long together; \
+                        end some of them first";
+            return Poll::Ready(Some(Err(Status::resource_exhausted(text))));
         }
         Poll::Ready(Some(Ok(frame)))
     }
@@ -282,4 +328,34 @@ impl Body for Outgoing {
 pub(super) fn status_code(headers: &HeaderMap) -> Option<Code> {
     let code = headers.get("grpc-status")?.to_str().ok()?.parse::<i32>().ok()?;
     Some(Code::from(code))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_requests_of_a_connection_are_bounded_together_and_an_end_makes_room() {
+        let load = Load::new(8);
+        let request =
+            |text: &str, load: &Load| Bounded::new(text.to_owned(), 8, Some(load.clone()));
+        let read = async |body: &mut Bounded<String>| {
+            let frame = poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await;
+            frame.unwrap().map(drop).map_err(|status| status.code())
+        };
+        let (mut first, mut second) = (request("abcde", &load), request("abcd", &load));
+        assert_eq!(read(&mut first).await, Ok(()));
+        assert_eq!(read(&mut second).await, Err(Code::ResourceExhausted));
+        assert_eq!(read(&mut request("abcdefgh", &Load::new(8))).await, Ok(()), "another one");
+        drop(first);
+        assert_eq!(read(&mut request("abcd", &load)).await, Ok(()), "the refused one counts");
+        drop(second);
+        let mut whole = request("abcdefgh", &load);
+        assert_eq!(read(&mut whole).await, Ok(()));
+        let mut upload = Bounded::new("abcdefgh".to_owned(), usize::MAX, None);
+        assert_eq!(read(&mut upload).await, Ok(()));
+        assert_eq!(read(&mut request("abcdefghi", &load)).await, Err(Code::OutOfRange));
+    }
 }

@@ -1,7 +1,8 @@
 //! The admission of one call: it is accepted, or rejected before a byte of its body is read.
 //!
 //! ```text
-//! path in the table? --> access_list? --> rule? --> untrusted: a token? --> service, until its deadline
+//! path in the table? --> access_list? --> rule? --> untrusted: a token? --> service, until its
+//!                          |                                                 deadline
 //!                          | a user that is not listed yet: waits [`LISTED_MAX`] at most
 //! ```
 //!
@@ -25,7 +26,7 @@ use tracing::info;
 use super::access::Rule;
 use super::access_list::{AccessList, Fallen};
 use super::app::App;
-use super::body::{Activity, Bounded, End, Ending, Open, Outgoing, status_code};
+use super::body::{Activity, Bounded, End, Ending, Load, Open, Outgoing, status_code};
 use super::gateway::{Exchange, Gateway, Tunnel, Upgraded};
 use super::peer::{Caller, Peer, Role};
 use super::shared::{Refused, Shared};
@@ -50,6 +51,8 @@ pub(super) struct Line {
     reached: Mutex<Option<Instant>>,
     pub(super) activity: Arc<Activity>,
     pub(super) end: Arc<End>,
+    /// The requests that are being received.
+    load: Load,
     /// The way to the server behind a gateway, from the first request on.
     exchange: OnceLock<Arc<dyn Exchange>>,
     /// The upgrade that ended the requests of this connection.
@@ -66,7 +69,8 @@ impl Line {
     ) -> Self {
         let (exchange, upgraded) = (OnceLock::new(), Mutex::default());
         let reached = Mutex::new(reached.filter(|_at| caller.peer.is_known()));
-        Self { shared, caller, reached, activity, end, exchange, upgraded }
+        let load = Load::new(shared.limits.messages);
+        Self { shared, caller, reached, activity, end, load, exchange, upgraded }
     }
 
     /// The tunnel that an upgrade has opened, if one has.
@@ -250,8 +254,11 @@ impl Line {
         let known = self.caller.peer.is_known();
         let max = if known { limits.message } else { limits.untrusted_message } + FRAME_HEAD;
         // tonic bounds each message of a stream, and reads one when the handler asks for it.
-        let max = if known && rule.uploads { usize::MAX } else { max };
-        let mut request = request.map(|body| Body::new(Bounded::new(body, max)));
+        let (max, load) = match known && rule.uploads {
+            true => (usize::MAX, None),
+            false => (max, Some(self.load.clone())),
+        };
+        let mut request = request.map(|body| Body::new(Bounded::new(body, max, load)));
         request.extensions_mut().insert(self.caller.peer.clone());
         request.extensions_mut().insert(self.caller.clone());
         request.extensions_mut().insert(self.shared.stopping.clone());

@@ -7,8 +7,9 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::time::Duration;
 
-use futures::Stream;
 use futures::future::join_all;
+use futures::stream::{FuturesUnordered, iter, pending};
+use futures::{Stream, StreamExt as _};
 use polis_proto::v1;
 use polis_proto::v1::node_management_client::NodeManagementClient;
 use polis_proto::v1::node_management_server::{NodeManagement, NodeManagementServer};
@@ -340,6 +341,35 @@ async fn a_message_of_a_hundred_megabytes_is_refused_before_it_is_read() {
     let refused = timeout(SOON, untrusted.unlock(long)).await.unwrap().unwrap_err();
     assert_ne!(refused.code(), Code::Ok);
     siege.serves().await;
+    siege.running.stop().await;
+}
+
+#[tokio::test]
+async fn requests_that_never_end_take_a_bounded_part_of_the_memory() {
+    let limits = Limits { messages: 64 << 10, ..Limits::default() };
+    let siege = Siege::begin(limits).await;
+    let owner = siege.running.dial(&siege.authority, Some(&siege.owner)).await.unwrap();
+    // Each sends its message, and never says that this was all.
+    let begin = |_call| {
+        let mut grpc = tonic::client::Grpc::new(owner.channel.clone());
+        async move {
+            let request = v1::UnlockRequest { recovery_key: "x".repeat(16 << 10) };
+            let endless = iter([request]).chain(pending());
+            let codec = tonic_prost::ProstCodec::<v1::UnlockRequest, v1::UnlockResponse>::default();
+            let path = http::uri::PathAndQuery::from_static("/polis.v1.NodeManagement/Unlock");
+            grpc.ready().await.unwrap();
+            let refused = grpc.client_streaming(Request::new(endless), path, codec).await;
+            refused.unwrap_err().code()
+        }
+    };
+    let mut begun: FuturesUnordered<_> = (0..20).map(begin).collect();
+    // Three of them fit.
+    for _refused in 3..20 {
+        let code = timeout(SOON, begun.next()).await.unwrap();
+        assert_eq!(code, Some(Code::ResourceExhausted));
+    }
+    siege.serves().await;
+    drop(begun);
     siege.running.stop().await;
 }
 

@@ -45,6 +45,9 @@ pub struct Limits {
     pub untrusted_message: usize,
     /// Longest request of a node or user; also tonic's own bound.
     pub message: usize,
+    /// Bytes of the requests of one connection that are being received, in all: two of the longest.
+    /// A caller may have three thousand calls under way, and send none of them to its end.
+    pub messages: usize,
     /// Calls a second of untrusted callers, from one address, and how many may come at once.
     pub untrusted_rate: (u32, u32),
     /// Calls a second of all untrusted callers, and how many may come at once.
@@ -81,6 +84,7 @@ impl Default for Limits {
             streams: 100,
             untrusted_message: 64 << 10,
             message: 4 << 20,
+            messages: 8 << 20,
             untrusted_rate: (10, 30),
             untrusted_rates: (200, 400),
             known_rate: (500, 1000),

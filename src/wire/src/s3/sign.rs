@@ -1,8 +1,9 @@
 //! AWS Signature Version 4 of a request, in its header `authorization`.
 //!
 //! ```text
-//! method, path, query, headers, SHA-256 of the content --> canonical request --SHA-256--+
-//! secret --HMAC: date, region, s3, aws4_request--> key --HMAC: algorithm, time, scope,--+--> signature
+//! method, path, query, headers, SHA-256 of content -> canonical request ------SHA-256--+
+//! secret --HMAC: date, region, s3, aws4_request-> key --HMAC: algorithm, time, scope,--+
+//!                                                                         signature <--+
 //! ```
 //!
 //! This module only computes: it reads no clock.

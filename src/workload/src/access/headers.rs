@@ -3,6 +3,7 @@
 //!
 //! Invariants:
 //! - A header of the caller that authenticates a user is never forwarded, in any spelling.
+//! - No user has the name of a component to which a binding gives rights.
 //! - The HTTP library alone frames a body, so both ends agree on its length.
 
 use std::net::IpAddr;
@@ -13,6 +14,8 @@ use http::header::{
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
 use polis_wire::rpc::{Caller, Peer, Role};
+
+use crate::credentials::KUBELET_CLIENT;
 
 /// The name of the caller.
 const USER: HeaderName = HeaderName::from_static("x-remote-user");
@@ -46,11 +49,16 @@ impl Who {
         self.group == group(Role::Owner)
     }
 
-    /// A user of the cluster; `None` for another caller.
+    /// A user of the cluster; `None` for another caller, and for a user with the name of a
+    /// component, who would have the rights of that.
     pub(super) fn of(caller: &Caller) -> Option<Self> {
         let Peer::User { name, role } = &caller.peer else { return None };
+        let user = format!("polis:{name}");
+        if user == KUBELET_CLIENT {
+            return None;
+        }
         Some(Self {
-            user: HeaderValue::from_str(&format!("polis:{name}")).ok()?,
+            user: HeaderValue::from_str(&user).ok()?,
             group: HeaderValue::from_static(group(*role)),
             address: address(caller.address.ip())?,
         })
@@ -306,8 +314,10 @@ mod tests {
         assert_eq!(Who::of(&caller(Peer::Key([1; 32]))), None);
         let node = polis_wire::identity::NodeId::from_public_key(&[1; 32]);
         assert_eq!(Who::of(&caller(Peer::Node(node))), None);
-        let broken = Peer::User { name: "a\nX-Remote-Group: b".to_owned(), role: Role::Viewer };
-        assert_eq!(Who::of(&caller(broken)), None);
+        let viewer = |name: &str| Peer::User { name: name.to_owned(), role: Role::Viewer };
+        assert_eq!(Who::of(&caller(viewer("a\nX-Remote-Group: b"))), None);
+        // The API server calls kubelets under this name, and may do everything there.
+        assert_eq!(Who::of(&caller(viewer("apiserver-kubelet-client"))), None);
     }
 
     proptest! {

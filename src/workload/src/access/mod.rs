@@ -54,13 +54,15 @@ pub enum Error {
     Closed(#[from] Closed),
 }
 
-/// The identity of this node, and its permitted callers.
+/// The identity of this node, its permitted callers, and what is counted of them.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// The certificate that it serves with; empty before the node is home.
     pub credentials: watch::Receiver<Option<Credentials>>,
     /// The users that have lost their access.
     pub access_list: watch::Receiver<Arc<AccessList>>,
+    /// The counters of the proxy, which management shows.
+    pub metrics: Arc<Metrics>,
 }
 
 /// Runs until cancelled.
@@ -109,7 +111,7 @@ impl Service {
             },
             credentials: self.identity.credentials,
             access_list: self.identity.access_list,
-            metrics: Arc::new(Metrics::new(&table)),
+            metrics: self.identity.metrics,
             table,
             app: App::Gateway(Arc::new(proxy)),
             refused: None,

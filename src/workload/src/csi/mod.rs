@@ -60,6 +60,7 @@ use self::node::Plugin;
 use self::registration::{Registered, Registration};
 use super::api::Api;
 use super::parts::{Part, PartState, Parts};
+use super::socket;
 use polis_base::cause;
 use polis_base::files::{self, Dir};
 use polis_runtime::event::Closed;
@@ -223,13 +224,7 @@ async fn serve(
 /// The socket, in a directory that is root's. Blocks.
 fn listen(plugins: &Dir, path: &std::path::Path) -> Result<UnixListener, Error> {
     plugins.create()?;
-    // That of an earlier run. kubelet sees the new one appear, and asks again.
-    match std::fs::remove_file(path) {
-        Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(source) => return Err(Error::Listen { path: path.to_owned(), source }),
-    }
-    UnixListener::bind(path).map_err(|source| Error::Listen { path: path.to_owned(), source })
+    socket::listen(path).map_err(|source| Error::Listen { path: path.to_owned(), source })
 }
 
 #[cfg(test)]

@@ -49,6 +49,10 @@ const VOLUMES: &str = "/api/v1/persistentvolumes";
 /// Between two attempts at what has failed or does not fit.
 const RETRY: Duration = Duration::from_secs(5);
 
+/// How long the objects that wait are tried again before events have as much time: people with few
+/// rights can have a thousand claims wait.
+const AGAIN_FOR: Duration = Duration::from_secs(1);
+
 /// Between two looks for something to remove.
 const SWEEP: Duration = Duration::from_secs(5);
 
@@ -89,7 +93,8 @@ impl Error {
                 api::Error::Credentials { .. }
                 | api::Error::Connect { .. }
                 | api::Error::Http { .. }
-                | api::Error::Silent { .. },
+                | api::Error::Silent { .. }
+                | api::Error::Long { .. },
             ) => false,
         }
     }
@@ -181,6 +186,7 @@ impl Provisioner {
         self.status.send_replace(Status::Watching);
         // Every object comes again.
         pass.waiting.clear();
+        pass.next = None;
         let mut again = Instant::now() + RETRY;
         loop {
             let (event, kind) = tokio::select! {
@@ -188,8 +194,8 @@ impl Provisioner {
                 event = claims.next() => (event?, Kind::Claim),
                 event = volumes.next() => (event?, Kind::Volume),
                 () = sleep_until(again) => {
-                    pass.again().await;
-                    again = Instant::now() + RETRY;
+                    let rest = if pass.again().await { RETRY } else { AGAIN_FOR };
+                    again = Instant::now() + rest;
                     continue;
                 }
             };
@@ -271,6 +277,8 @@ pub(super) struct Pass<S> {
     node: NodeId,
     store: Store,
     waiting: BTreeMap<(bool, VolumeId), Waiting>,
+    /// The first of these that had no turn when the others were tried again.
+    next: Option<(bool, VolumeId)>,
     /// Why the last look at empty volumes failed.
     untidy: cause::Last,
     /// The cause of the last event for the owner of a claim, and its time.
@@ -287,7 +295,8 @@ struct Waiting {
 impl<S: Server> Pass<S> {
     pub(super) fn new(cluster: Cluster<S>, node: NodeId, store: Store) -> Self {
         let (waiting, reported) = (BTreeMap::new(), BTreeMap::new());
-        Self { cluster, node, store, waiting, untidy: cause::Last::default(), reported }
+        let (next, untidy) = (None, cause::Last::default());
+        Self { cluster, node, store, waiting, next, untidy, reported }
     }
 
     /// Takes an event of a watch.
@@ -335,15 +344,23 @@ impl<S: Server> Pass<S> {
         self.waiting.remove(&(claim, id));
     }
 
-    /// Tries again what waits.
-    async fn again(&mut self) {
-        let keys: Vec<_> = self.waiting.keys().cloned().collect();
-        for key in keys {
+    /// Tries again what waits, from where the call before has stopped, for [`AGAIN_FOR`]; returns
+    /// whether nothing is left to try.
+    async fn again(&mut self) -> bool {
+        let begun = Instant::now();
+        let next = self.next.take();
+        let due = self.waiting.keys().filter(|key| next.as_ref().is_none_or(|next| *key >= next));
+        for key in due.cloned().collect::<Vec<_>>() {
+            if begun.elapsed() >= AGAIN_FOR {
+                self.next = Some(key);
+                return false;
+            }
             let item = self.waiting.get(&key).map(|waiting| waiting.item.clone());
             if let Some(item) = item {
                 self.item(item).await;
             }
         }
+        true
     }
 
     /// Does what an object asks for. A failed step waits for another attempt.
@@ -381,10 +398,9 @@ impl<S: Server> Pass<S> {
     async fn confess(&mut self, claim: &Claim, error: &Error) {
         let cause = cause::line(error);
         let message = format!(
-            "node {} cannot do this now, and tries again every {} s: {cause}; the log of the node \
-             has more (`polisctl node logs`)",
+            "node {} cannot do this now, and tries again: {cause}; the log of the node has more \
+             (`polisctl node logs`)",
             self.node,
-            RETRY.as_secs(),
         );
         let refusal = Refusal { reason: "ProvisioningFailed", message, cause };
         if let Err(error) = self.report(claim, refusal).await {

@@ -25,6 +25,8 @@ struct Objects {
     events: Arc<Mutex<Vec<Value>>>,
     /// The status that every request to make a volume gets instead.
     refusal: Arc<Mutex<Option<u16>>>,
+    /// How long a request takes.
+    takes: Arc<Mutex<Duration>>,
 }
 
 impl Objects {
@@ -114,6 +116,10 @@ impl Server for Objects {
             address: ([127, 0, 0, 1], 1).into(),
             source,
         };
+        let takes = *self.takes.lock().unwrap();
+        if !takes.is_zero() {
+            sleep(takes).await;
+        }
         self.disk.step().map_err(lost)?;
         let body = content.map_or(Value::Null, |(_, body)| body);
         let (status, object) = self.answer(&method, path, body);
@@ -145,6 +151,7 @@ impl World {
             objects: Arc::default(),
             events: Arc::default(),
             refusal: Arc::default(),
+            takes: Arc::default(),
         };
         server.put(CLASS, class_object());
         let store = store(folder.path(), &disk);
@@ -595,6 +602,32 @@ async fn a_retained_volume_is_removed_once_an_operator_says_so() {
         assert_eq!(world.server.get(&path), None);
         assert_eq!(world.store.ids().unwrap(), []);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn claims_that_wait_leave_time_for_the_events_of_others() {
+    const COUNT: usize = 25;
+    let mut world = World::new();
+    for number in 0..COUNT {
+        let mut claim = claim_object("100Ti");
+        claim["metadata"]["uid"] = json!(format!("{number:08x}{}", &UID[8..]));
+        let item = world.pass.claim(&claim).unwrap();
+        world.pass.item(item).await;
+    }
+    assert_eq!(world.pass.waiting.len(), COUNT, "none of them fits");
+    // Each asks for its class again.
+    *world.server.takes.lock().unwrap() = AGAIN_FOR / 10;
+    let mut turns = Vec::new();
+    loop {
+        let begun = Instant::now();
+        let all = world.pass.again().await;
+        turns.push(begun.elapsed());
+        if all {
+            break;
+        }
+    }
+    assert_eq!(turns.len(), 3, "{turns:?}");
+    assert!(turns.iter().all(|turn| *turn < AGAIN_FOR + AGAIN_FOR / 5), "{turns:?}");
 }
 
 #[test]

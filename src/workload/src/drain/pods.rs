@@ -36,12 +36,8 @@ impl fmt::Display for Pod {
     }
 }
 
-/// The pods that have to go, of those that the API server lists for the node.
-pub(super) fn leaving(objects: &[Value]) -> Vec<Pod> {
-    objects.iter().filter_map(pod).collect()
-}
-
-fn pod(object: &Value) -> Option<Pod> {
+/// A pod that the API server lists for the node, if it has to go.
+pub(super) fn leaving(object: &Value) -> Option<Pod> {
     let metadata = &object["metadata"];
     let text = |field: &str| Some(metadata[field].as_str()?.to_owned());
     let owners = metadata["ownerReferences"].as_array();
@@ -133,7 +129,7 @@ mod tests {
             ends,
             json!({"metadata": {"name": "without a namespace"}}),
         ];
-        let found = leaving(&objects);
+        let found: Vec<_> = objects.iter().filter_map(leaving).collect();
         let said: Vec<_> =
             found.iter().map(|pod| (pod.name.as_str(), pod.unmanaged, pod.ends)).collect();
         assert_eq!(
@@ -171,7 +167,8 @@ mod tests {
 
     #[test]
     fn a_long_list_is_cut() {
-        let pods = leaving(&["a", "b", "c", "d", "e"].map(|name| object(name, "Job")));
+        let objects = ["a", "b", "c", "d", "e"].map(|name| object(name, "Job"));
+        let pods: Vec<_> = objects.iter().filter_map(leaving).collect();
         assert_eq!(names(&pods), "shop/a, shop/b, shop/c and 2 more");
         assert_eq!(names(&pods[..3]), "shop/a, shop/b, shop/c");
     }

@@ -188,7 +188,7 @@ impl Service {
     /// The pods of this node that have to go.
     async fn leaving(&self, rule: Unmanaged) -> Result<Vec<Pod>, Error> {
         let path = format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{}", self.node);
-        let leaving = pods::leaving(&self.api.list(&path, PAGE).await?);
+        let leaving = self.api.list(&path, PAGE, pods::leaving).await?;
         Ok(leave(leaving, rule))
     }
 

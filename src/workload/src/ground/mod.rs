@@ -124,9 +124,9 @@ fn set(config: &Config, parameters: &[sysctl::Parameter]) {
 
 /// Ends the way of packets from and to pods, when kube-proxy and the pods of a worker have ended:
 /// the kernel forwards nothing any more, and then the tables go that translate addresses for pods.
-/// In this order no packet of another machine is forwarded without the tables. Packets of the node's
-/// own processes are translated until the tables are gone, whether the kernel forwards or not.
-/// [`prepare`] switches forwarding on again.
+/// In this order no packet of another machine is forwarded without the tables. Packets of the
+/// node's own processes are translated until the tables are gone, whether the kernel forwards or
+/// not. [`prepare`] switches forwarding on again.
 ///
 /// # Errors
 ///

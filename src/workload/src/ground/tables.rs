@@ -15,8 +15,8 @@ use tokio::time::timeout;
 use polis_runtime::logtree::Sink;
 use polis_runtime::sys::process::{self, Command};
 
-/// The names of the tables (`pkg/proxy/nftables` of Kubernetes, `plugins/meta/portmap` of CNI). Each
-/// may exist for both families.
+/// The names of the tables (`pkg/proxy/nftables` of Kubernetes, `plugins/meta/portmap` of CNI).
+/// Each may exist for both families.
 const TABLES: [&str; 2] = ["kube-proxy", "cni_hostport"];
 const FAMILIES: [&str; 2] = ["ip", "ip6"];
 

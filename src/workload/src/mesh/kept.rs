@@ -182,39 +182,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::mesh::PublicKey;
-    use crate::mesh::records::{Place, place};
-
-    fn id(node: u8) -> NodeId {
-        NodeId::from_public_key(&[node; 32])
-    }
-
-    fn info(node: u8) -> v1::NodeInfo {
-        v1::NodeInfo {
-            id: id(node).to_string(),
-            state: v1::NodeState::Up.into(),
-            roles: Some(Role::record(&[Role::KubernetesWorker])),
-            labels: [("disk".to_owned(), "large".to_owned())].into(),
-            status: Some(v1::NodeStatus {
-                external_address: format!("10.0.2.{node}"),
-                ..Default::default()
-            }),
-            cluster_network: Some(v1::ClusterNetwork {
-                wireguard_public_key: vec![node; 32],
-                pod_prefix: format!("10.192.{node}.0/24"),
-            }),
-            ..Default::default()
-        }
-    }
-
-    fn nodes(numbers: &[u8]) -> Nodes {
-        numbers.iter().map(|node| (id(*node), info(*node))).collect()
-    }
-
-    fn seen(nodes: &Nodes) -> Place {
-        let own = [std::net::IpAddr::from([10, 0, 2, 1])];
-        place(id(1), PublicKey::new([1; 32]).unwrap(), &own, Some(nodes))
-    }
+    use crate::mesh::records::Place;
+    use crate::mesh::samples::{id, nodes, seen};
 
     #[test]
     fn the_kept_places_make_the_same_mesh_and_have_nothing_else() {

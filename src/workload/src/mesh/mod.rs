@@ -37,6 +37,8 @@ pub mod key;
 pub mod plan;
 pub mod records;
 pub mod rules;
+#[cfg(test)]
+mod samples;
 mod service;
 mod status;
 

@@ -102,39 +102,7 @@ pub(super) fn member(node: &v1::NodeInfo) -> Option<Member> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn id(node: u8) -> NodeId {
-        NodeId::from_public_key(&[node; 32])
-    }
-
-    fn key(node: u8) -> PublicKey {
-        PublicKey::new([node; 32]).unwrap()
-    }
-
-    fn info(node: u8) -> v1::NodeInfo {
-        v1::NodeInfo {
-            state: v1::NodeState::Up.into(),
-            status: Some(v1::NodeStatus {
-                external_address: format!("10.0.2.{node}"),
-                ..Default::default()
-            }),
-            cluster_network: Some(v1::ClusterNetwork {
-                wireguard_public_key: vec![node; 32],
-                pod_prefix: format!("10.192.{node}.0/24"),
-            }),
-            ..Default::default()
-        }
-    }
-
-    fn nodes(numbers: &[u8]) -> Nodes {
-        numbers.iter().map(|node| (id(*node), info(*node))).collect()
-    }
-
-    const OWN: [IpAddr; 1] = [IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 2, 1))];
-
-    fn seen(nodes: &Nodes) -> Place {
-        place(id(1), key(1), &OWN, Some(nodes))
-    }
+    use crate::mesh::samples::{OWN, id, info, key, nodes, seen};
 
     #[test]
     fn a_node_without_ipv4_has_no_place() {

@@ -16,6 +16,8 @@
 //!   that no leader answers has the mesh of the last records on its disk ([`Kept`]).
 //! - The records of a leader replace the kept ones whole: no peer of the disk outlasts them.
 //! - The mesh goes after the last pod: a pod's last packet is encrypted, as all before it.
+//! - The device is made before the rules, and removed after them: a pass without a mesh to make
+//!   sees by the device what an earlier one has left.
 //! - A refusal ends nothing: it is the status, and tried again.
 //!
 //! What this module does not do: report the key to the leader (`agent`), or configure pods.
@@ -343,8 +345,9 @@ impl Service {
         };
         match (&status.stage, wanted) {
             (_, Wanted::Stays | Wanted::Nothing) => self.parts.remove(Part::Mesh),
-            (Stage::Absent | Stage::Waiting(_), Wanted::Mesh(_)) => {
-                self.parts.set(Part::Mesh, PartState::Starting);
+            (Stage::Absent, Wanted::Mesh(_)) => self.parts.set(Part::Mesh, PartState::Starting),
+            (Stage::Waiting(what), Wanted::Mesh(_)) => {
+                self.parts.wait(Part::Mesh, format!("it waits for {what}"));
             }
             (Stage::Ready, Wanted::Mesh(_)) => self.parts.set(Part::Mesh, PartState::Ready),
             (Stage::Failed(cause), Wanted::Mesh(_)) => {
@@ -445,21 +448,21 @@ impl Service {
         if run.clean {
             return Ok(Status::default());
         }
-        let delete = async |kernel: &Kernel| match kernel.observe().await? {
-            Observed::Absent => Ok(false),
-            Observed::Foreign(index) | Observed::Device(Device { index, .. }) => {
-                kernel.delete(index).await.map(|()| true)
-            }
+        let find = async |kernel: &Kernel| match kernel.observe().await? {
+            Observed::Absent => Ok(None),
+            Observed::Foreign(index) | Observed::Device(Device { index, .. }) => Ok(Some(index)),
         };
-        let removed = kernel::connected::<_, kernel::Error>(delete).await?;
-        if removed {
-            info!("the mesh is removed: this node has no role of Kubernetes");
-        }
-        if removed || run.rules == Some(true) {
-            // Again after a failure, although the device is gone by then.
-            run.rules = Some(true);
+        let found = kernel::connected::<_, kernel::Error>(find).await?;
+        // The device is last: while it is there, the next pass removes the rules, too, also where
+        // this one, or the run, is cut off in between.
+        if found.is_some() || run.rules == Some(true) {
             self.rules(false, ctx).await?;
             run.rules = Some(false);
+        }
+        if let Some(index) = found {
+            let delete = async |kernel: &Kernel| kernel.delete(index).await;
+            kernel::connected::<_, kernel::Error>(delete).await?;
+            info!("the mesh is removed: this node has no role of Kubernetes");
         }
         run.clean = true;
         Ok(Status::default())

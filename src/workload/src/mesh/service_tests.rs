@@ -1,6 +1,7 @@
 //! The service in a network namespace of its own, as root: a kernel of a test host may have
 //! no WireGuard, and the service must say so.
 
+use rtnetlink::LinkVeth;
 use rustix::thread::UnshareFlags;
 
 use super::*;
@@ -79,6 +80,11 @@ fn a_node_waits_for_its_place_then_has_the_mesh_or_says_why_not() {
 #[test]
 fn a_node_that_no_leader_answers_has_the_mesh_of_the_last_boot() {
     in_a_network_of_its_own(story_without_a_leader());
+}
+
+#[test]
+fn a_run_removes_what_one_before_it_has_left_between_two_steps() {
+    in_a_network_of_its_own(story_of_a_removal());
 }
 
 fn in_a_network_of_its_own(story: impl Future<Output = ()>) {
@@ -161,6 +167,38 @@ async fn story_without_a_leader() {
     assert_eq!(ended, Ok(()));
 }
 
+async fn story_of_a_removal() {
+    let base = tempfile::tempdir().unwrap();
+    let (ctx, _handles) = Context::for_test();
+    let live = Config::live(&files::Root::at(base.path()));
+    let service = Service {
+        // No program: the rules cannot be removed.
+        config: Config { nft: base.path().join("no-nft"), ..live },
+        cluster: watch::channel(home()).1,
+        roles: watch::channel(None).1,
+        network: watch::channel(network::Status::default()).1,
+        nodes: watch::channel(None).1,
+        containerd: watch::channel(runtime::Status::Stopped).1,
+        outputs: Outputs::default(),
+        parts: Parts::new(watch::Sender::default(), ctx.lines().clone()),
+    };
+    let new = || Run::new(&service.config);
+    // A node that never had a mesh runs no program.
+    service.remove(&mut new(), &ctx).await.unwrap();
+    let (connection, links, _messages) = rtnetlink::new_connection().unwrap();
+    let make = async {
+        links.link().add(LinkVeth::new(DEVICE, "wire").build()).execute().await.unwrap();
+    };
+    tokio::select! {
+        () = make => {}
+        () = connection => panic!("the kernel closed the socket"),
+    }
+    for _run in 0..2 {
+        let error = service.remove(&mut new(), &ctx).await.unwrap_err();
+        assert!(matches!(error, Error::Rules(_)), "{error}");
+    }
+}
+
 async fn story() {
     let base = tempfile::tempdir().unwrap();
     let root = files::Root::at(base.path());
@@ -186,6 +224,8 @@ async fn story() {
         let waits = |status: &Status| matches!(status.stage, Stage::Waiting(_));
         drop(status.wait_for(waits).await.unwrap());
         assert_eq!(stack.borrow().parts[&Part::Mesh], PartState::Starting);
+        let why = stack.borrow().waits[&Part::Mesh].clone();
+        assert_eq!(why, "it waits for the records of the nodes, from a leader");
         known.send_replace(record(key));
         tried(&mut status).await;
         assert_eq!(*outputs.prefix.borrow(), None::<Prefix>);

@@ -19,9 +19,9 @@
 //! - An API server of this node gets no connection while it starts. It accepts long before it is
 //!   ready, and on a slow machine its clients, each with a TLS handshake at every try, keep it
 //!   from its own work: it was ready after 250 s instead of 62.
-//! - While the API server of this node is not ready and another one accepts connections, its own are
-//!   closed: a client that keeps one would never reach the other, and kubelet could not renew its
-//!   lease. While no other accepts, they stay: their clients would only come back.
+//! - While the API server of this node is not ready and another one accepts connections, its own
+//!   are closed: a client that keeps one would never reach the other, and kubelet could not renew
+//!   its lease. While no other accepts, they stay: their clients would only come back.
 //! - The other end of a connection that vanishes frees its place within half a minute.
 //! - A connection without a target ends in order, not by a reset, if the client ends its side
 //!   within [`DRAIN_MAX`]: it tries again, as for an API server that starts, and its messages
@@ -214,8 +214,8 @@ fn targets(
     others
 }
 
-/// Carries one connection to its end. One to `local` is a receiver of `left`, and ends with its next
-/// change, too.
+/// Carries one connection to its end. One to `local` is a receiver of `left`, and ends with its
+/// next change, too.
 async fn carry(
     mut client: TcpStream,
     targets: Vec<SocketAddr>,

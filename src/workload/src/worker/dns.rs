@@ -125,7 +125,7 @@ impl Service {
         self.parts.ready(Part::WorkerCertificates).await?;
         tokio::select! {
             // Cancel-safe, all: they read, and wait.
-            () = readable(&self.api, SERVICES, |_why| ()) => Ok(()),
+            () = readable(&self.api, SERVICES, &self.parts, |_why| ()) => Ok(()),
             running = self.parts.ready(Part::Kubelet) => running,
             () = sleep(API_STARTS) => Ok(()),
         }

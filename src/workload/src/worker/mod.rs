@@ -52,7 +52,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::api::{self, Api};
 use super::certificates::{self as shared, replace, until_another_authority_signs};
@@ -89,6 +89,10 @@ const POLICY_LIVE: &str = "/livez";
 /// of either to all of its resources come together.
 const POLICIES: &str = "/apis/networking.k8s.io/v1/networkpolicies?limit=1";
 const SERVICES: &str = "/api/v1/services?limit=1";
+
+/// The kubelets of a cluster start again within this time after another authority signs, and not
+/// at once: each asks the API servers for its pods, and for a token of each of them.
+const SPREAD: Duration = Duration::from_secs(60);
 
 /// The kernel kills pods before kubelet and kube-proxy.
 const OOM_SCORE: i16 = -999;
@@ -265,7 +269,7 @@ impl Worker {
             // kubelet waits for it. Kubelet cannot start before: until pods have a network it asks
             // containerd for its state ten times a second.
             let api = self.asked_as(WorkerPurpose::Policy);
-            node_object::readable(&api, POLICIES, report).await;
+            node_object::readable(&api, POLICIES, &self.parts, report).await;
             Ok::<_, Closed>(prefix)
         };
         let Some(prefix) = ctx.until_cancelled(inputs).await.transpose()? else { return Ok(()) };
@@ -332,14 +336,14 @@ impl Worker {
             parts: self.parts.clone(),
         };
         // kubelet registers its Node once in its life.
-        let lost = node_object::lost(self.own(), self.node);
+        let lost = node_object::lost(self.own(), self.node, self.parts.clone());
         let outdated = async {
             tokio::select! {
                 // Cancel-safe, all: they wait, and read.
                 moved = moved(self.network, address, part) => moved,
                 // At its start it asks for another token for each pod, and else only late in the
                 // hour of the one before: a rotation need not wait for that.
-                signed = until_another_authority_signs(part, trusts) => signed,
+                signed = in_turn(until_another_authority_signs(part, trusts)) => signed,
                 () = lost => Error::Outdated { part, what: "its Node object was deleted" },
                 changed = parts.asked_for(Part::ApiServer, !controller) => match changed {
                     Ok(()) => Error::Outdated { part, what: "the roles of the node have changed" },
@@ -361,7 +365,7 @@ impl Worker {
         let (api, object) = (self.own(), format!("/api/v1/nodes/{}", self.node));
         let ready = async {
             self.parts.ready(Part::WorkerCertificates).await?;
-            node_object::readable(&api, &object, report).await;
+            node_object::readable(&api, &object, &self.parts, report).await;
             self.parts.set(part, PartState::Starting);
             until(&mut self.containerd, "containerd", after_a_former_role).await
         };
@@ -382,6 +386,18 @@ impl Worker {
         };
         component.run(ctx, std::future::pending()).await
     }
+}
+
+/// Delays a start that the kubelets of all nodes want at the same moment.
+async fn in_turn(wanted: impl Future<Output = Error>) -> Error {
+    let error = wanted.await;
+    sleep(SPREAD.mul_f64(random())).await;
+    error
+}
+
+/// A number from 0 to 1, another one on each node and each time.
+fn random() -> f64 {
+    f64::from(rand::random::<u16>()) / f64::from(u16::MAX)
 }
 
 /// Returns when the node has another address than the one that a part was started with.
@@ -482,6 +498,21 @@ mod tests {
         };
         let (ended, ()) = tokio::join!(Box::pin(worker.kube_proxy(&ctx)), story);
         ended.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn kubelets_that_another_authority_asks_to_start_again_do_so_one_after_the_other() {
+        let mut waits = Vec::new();
+        for _node in 0..16 {
+            let begun = Instant::now();
+            let signs = std::future::ready(Error::from(Closed("the authorities")));
+            drop(in_turn(signs).await);
+            waits.push(begun.elapsed());
+        }
+        waits.sort();
+        assert!(waits.last() <= Some(&(SPREAD + Duration::from_millis(1))), "{waits:?}");
+        waits.dedup();
+        assert!(waits.len() > 8, "{waits:?}");
     }
 
     #[test]

@@ -13,15 +13,18 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
+use super::random;
 use crate::api::{Api, Error};
 use crate::parts::{API_STARTS, Part, PartState, Parts};
 use crate::runtime::gvisor;
 use polis_base::cause;
+use polis_base::sys::clock;
 use polis_runtime::event::Closed;
-use polis_runtime::supervisor::{Context, blocking};
+use polis_runtime::supervisor::restart::{History, Verdict};
+use polis_runtime::supervisor::{Context, Policy, blocking};
 use polis_wire::identity::NodeId;
 
-/// Between two looks, until the node is ready and then.
+/// Between two looks, until the node is ready and then, while the API server answers.
 const LOOK_STARTING: Duration = Duration::from_secs(1);
 const LOOK_READY: Duration = Duration::from_secs(10);
 
@@ -55,20 +58,23 @@ impl Service {
         kubelet?;
         ctx.healthy();
         let mut look = Look { gvisor: lacking.is_empty(), refused: cause::Last::default() };
-        let (begun, mut been) = (Instant::now(), false);
+        let (begun, mut been, mut pauses) = (Instant::now(), false, Pauses::default());
         loop {
             let looked = ctx.until_cancelled(self.look(&mut look)).await;
-            let Some(state) = looked else { return Ok(()) };
-            let wait = match state {
-                PartState::Ready => {
-                    been = true;
-                    LOOK_READY
-                }
-                PartState::Starting | PartState::Failed { .. } | PartState::Stopped => {
+            let Some(looked) = looked else { return Ok(()) };
+            been |= matches!(looked, Ok(PartState::Ready));
+            let wait = match &looked {
+                Ok(PartState::Ready) => LOOK_READY,
+                Ok(PartState::Starting | PartState::Failed { .. } | PartState::Stopped) => {
                     LOOK_STARTING
                 }
+                Err(error) => pauses.after(error),
             };
-            match state {
+            if looked.is_ok() {
+                pauses = Pauses::default();
+            }
+            let failed = |error: Error| PartState::Failed { cause: cause::line(&error) };
+            match looked.unwrap_or_else(failed) {
                 // A node that joins is not ready for a while, which is not a failure yet.
                 PartState::Failed { cause } if !been && begun.elapsed() < API_STARTS => {
                     self.parts.wait(Part::Node, cause);
@@ -81,11 +87,12 @@ impl Service {
         }
     }
 
-    async fn look(&self, look: &mut Look) -> PartState {
-        let answer = match self.api.get(&path(self.node)).await {
-            Ok(answer) => answer,
-            Err(error) => return PartState::Failed { cause: cause::line(&error) },
-        };
+    /// The state of the Node object; fails where the API server does not answer the question.
+    async fn look(&self, look: &mut Look) -> Result<PartState, Error> {
+        let answer = self.api.get(&path(self.node)).await?;
+        if asks_for_rest(answer.status) {
+            return Err(Error::refused(self.api.address, answer.status, &answer.body));
+        }
         let object = serde_json::from_slice(&answer.body).unwrap_or_default();
         if answer.status == 200
             && let Some(patch) = label(&object, look.gvisor)
@@ -99,7 +106,7 @@ impl Service {
                 }
             }
         }
-        state(answer.status, &object)
+        Ok(state(answer.status, &object))
     }
 
     async fn patch(&self, patch: &Value) -> Result<(), Error> {
@@ -125,29 +132,56 @@ fn label(object: &Value, gvisor: bool) -> Option<Value> {
     (has != wanted).then(|| json!({"metadata": {"uid": uid, "labels": {gvisor::LABEL: wanted}}}))
 }
 
-/// Waits until kubelet has registered the node. Cancel-safe.
-async fn registered(api: Api, node: NodeId) {
-    readable(&api, &path(node), |_why| ()).await;
+/// The pauses after tries at an API server that does not answer: each is longer than the one
+/// before, up to one and a half times [`LOOK_READY`], and different on each node. A server that
+/// recovers is kept from its own work by every TLS handshake.
+#[derive(Debug, Default)]
+struct Pauses(History);
+
+impl Pauses {
+    /// The pause after a try that ended so. A refusal is an answer, and what it refuses may be
+    /// there in a moment.
+    fn after(&mut self, error: &Error) -> Duration {
+        if matches!(error, Error::Refused { status, .. } if !asks_for_rest(*status)) {
+            *self = Self::default();
+            return LOOK_STARTING;
+        }
+        let random = random();
+        // The bound varies like every other pause.
+        let longest = LOOK_READY.mul_f64(0.5 + random);
+        match self.0.died(Policy::forever(), clock::uptime(), None, random) {
+            Verdict::Restart(pause) => pause.min(longest),
+            Verdict::GiveUp(_) => longest,
+        }
+    }
+}
+
+/// Whether a server that answers so has too much to do, or cannot do it now.
+fn asks_for_rest(status: u16) -> bool {
+    status == 429 || status >= 500
 }
 
 /// Waits until the API server lets its caller read what is at `path`, and reports why it does
-/// not yet. Cancel-safe.
-pub(super) async fn readable(api: &Api, path: &str, report: impl Fn(&Error)) {
+/// not yet. An API server of this node that becomes ready is asked at once. Cancel-safe.
+pub(super) async fn readable(api: &Api, path: &str, parts: &Parts, report: impl Fn(&Error)) {
+    let mut pauses = Pauses::default();
     loop {
-        match api.check(path).await {
-            Ok(()) => return,
-            Err(error) => {
-                debug!(error = &error as &dyn std::error::Error, "{path} is not readable");
-                report(&error);
-            }
+        let Err(error) = api.check(path).await else { return };
+        debug!(error = &error as &dyn std::error::Error, "{path} is not readable");
+        report(&error);
+        let own = parts.state(Part::ApiServer);
+        let starts = own.is_some_and(|own| own != PartState::Ready);
+        tokio::select! {
+            // Cancel-safe, both: they wait for the time or for a value.
+            () = sleep(pauses.after(&error)) => {}
+            _ready = parts.ready(Part::ApiServer), if starts => {}
         }
-        sleep(LOOK_STARTING).await;
     }
 }
 
 /// Waits until the Node was registered and has been deleted. Cancel-safe.
-pub(super) async fn lost(api: Api, node: NodeId) {
-    registered(api.clone(), node).await;
+pub(super) async fn lost(api: Api, node: NodeId, parts: Parts) {
+    readable(&api, &path(node), &parts, |_why| ()).await;
     loop {
         sleep(LOOK_READY).await;
         if api.get(&path(node)).await.is_ok_and(|answer| answer.status == 404) {
@@ -243,6 +277,50 @@ mod tests {
         let cause = "part=gvisor state=failed cause=\"the image has no program runsc;";
         assert!(failed.contains(cause), "{failed}");
         assert!(stopped.contains("part=gvisor state=stopped"), "{stopped}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_api_server_that_does_not_answer_is_asked_less_and_less_often() {
+        let base = tempfile::tempdir().unwrap();
+        let (ctx, _handles) = Context::for_test();
+        let (Service { api, parts, .. }, _seen) = service(base.path(), &ctx);
+        let tries = std::cell::Cell::new(0_u32);
+        let count = |_why: &Error| tries.set(tries.get() + 1);
+        let time = Duration::from_secs(600);
+        timeout(time, readable(&api, "/api", &parts, count)).await.unwrap_err();
+        // With a second between them they would be 600.
+        assert!((40..130).contains(&tries.get()), "{}", tries.get());
+        // One that starts on this node is asked once it is ready.
+        parts.set(Part::ApiServer, PartState::Starting);
+        tries.set(0);
+        let story = async {
+            sleep(time).await;
+            let before = tries.get();
+            parts.set(Part::ApiServer, PartState::Ready);
+            sleep(Duration::from_millis(1)).await;
+            assert_eq!(tries.get(), before + 1);
+        };
+        tokio::select! {
+            () = readable(&api, "/api", &parts, count) => panic!("nothing is readable"),
+            () = story => {}
+        }
+    }
+
+    #[test]
+    fn only_a_server_that_cannot_answer_is_left_alone_for_longer_and_longer() {
+        let address = ([127, 0, 0, 1], 6445).into();
+        let mut pauses = Pauses::default();
+        for status in [401, 403, 404] {
+            assert_eq!(pauses.after(&Error::refused(address, status, b"")), LOOK_STARTING);
+        }
+        let longest = LOOK_READY.mul_f64(1.5);
+        for status in [429, 500, 503] {
+            let mut pauses = Pauses::default();
+            for _try in 0..20 {
+                assert!(pauses.after(&Error::refused(address, status, b"")) <= longest);
+            }
+            assert!(pauses.after(&Error::Silent { address }) >= LOOK_READY / 2, "{status}");
+        }
     }
 
     fn said(status: u16, body: &str) -> PartState {

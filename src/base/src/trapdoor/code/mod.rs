@@ -108,4 +108,16 @@ mod tests {
         anchors.sort();
         assert_eq!(sections, anchors);
     }
+
+    #[test]
+    fn a_partition_is_wiped_before_it_is_deleted_so_that_its_rest_counts_as_free_space() {
+        let deletes =
+            |row: &&Failure| row.help.contains("partition") && row.help.contains("delete");
+        let rows: Vec<_> = FAILURES.iter().filter(deletes).collect();
+        assert!(rows.len() > 5, "only {} were found", rows.len());
+        for row in rows {
+            let (code, help) = (row.code, row.help);
+            assert!(help.contains("wipe the first 16 MiB of the "), "{code}: {help}");
+        }
+    }
 }

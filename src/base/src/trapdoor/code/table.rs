@@ -97,6 +97,10 @@ failures! {
     TRIAL_UNHEALTHY = System 11: SYSTEM_BEFORE;
     /// The disk of the system does not answer before `node` runs.
     SYSTEM_SILENT = System 12: SILENT;
+    /// The ESP, where the machine keeps its records, cannot be mounted.
+    ESP_UNMOUNTABLE = System 13:
+        "Check the disk and its cable, repair the EFI system partition with fsck.vfat from another \
+         system, then reboot.";
     /// A service of `node` died more often than it may, up to the root of the tree.
     SERVICE_GAVE_UP = System 31: "read the last log lines and reboot; report this if it recurs";
     /// The main task of `node` panicked.
@@ -138,8 +142,8 @@ failures! {
         "insert the disk into its machine, or press U and type the recovery key of this machine";
     /// The node's half of the key is sealed to a TPM, but the machine has no TPM.
     STORAGE_TPM_ABSENT = Storage 14 [locked]:
-        "switch the TPM on in the firmware's settings and reboot, or press U and type the recovery \
-         key of this machine";
+        "switch the TPM on in the firmware's settings and reboot, or, where the disk is encrypted, \
+         press U and type the recovery key of this machine";
     /// Both halves of the key are present, but do not open the disk.
     STORAGE_KEY_WRONG = Storage 15 [locked]:
         "restore the disk and the EFI system partition that belong together, or press U and type \
@@ -162,8 +166,8 @@ failures! {
          acknowledged writes from the journal of the file system";
     /// The TPM that holds the node's half of the key fails, or does not answer.
     STORAGE_TPM_FAILS = Storage 21 [locked]:
-        "switch the machine off and on again; if the TPM still fails, press U and type the recovery \
-         key of this machine";
+        "switch the machine off and on again; if the TPM still fails and the disk is encrypted, \
+         press U and type the recovery key of this machine";
     /// The cluster's half of the key is missing on a machine that is alone.
     STORAGE_SHARE_ABSENT = Storage 22 [locked]:
         "press U and type the recovery key of this machine; if the firmware stored the key, restore \
@@ -249,30 +253,31 @@ failures! {
     /// A data partition is in use, but the sealed configuration is missing.
     CLUSTER_SEALED_LOST = Cluster 2:
         "restore polis/sealed_configuration.pb on the EFI system partition from a backup, or, where \
-         the disk is encrypted, press U and type the recovery key of this machine, or delete the \
-         data partition to start over; nothing was changed";
+         the disk is encrypted, press U and type the recovery key of this machine, or wipe the \
+         first 16 MiB of the data partition and delete it to start over; nothing was changed";
     /// The sealed configuration is present, but the data partition is missing.
     CLUSTER_DATA_LOST = Cluster 3:
         "insert the disk of this machine, or delete polis/sealed_configuration.pb to start over";
     /// A bootstrap or a registration was under way, and its journal is damaged.
     CLUSTER_JOURNAL_DAMAGED = Cluster 4:
-        "delete the data partition, which was never used, to start over";
+        "wipe the first 16 MiB of the data partition, which was never used, and delete it to start \
+         over";
     /// The register ticket is wrong, was replaced, or has ended.
     CLUSTER_TICKET = Cluster 5:
         "make new parameters for this machine with the ticket that is valid now (`polisctl \
          parameters register`), then reboot";
     /// The key of this node is lost, damaged or another node's.
     CLUSTER_NODE_KEY = Cluster 6:
-        "insert the disk of this machine; if its data is lost, delete the data partition and \
-         polis/sealed_configuration.pb to start over";
+        "insert the disk of this machine; if its data is lost, wipe the first 16 MiB of the data \
+         partition, delete it and polis/sealed_configuration.pb to start over";
     /// The node's own records cannot be read or written.
     CLUSTER_FILE = Cluster 7:
         "check the disk, and that the EFI system partition is not full or write-protected, then \
          reboot";
     /// The cluster's store is damaged or another cluster's.
     CLUSTER_STORE = Cluster 8:
-        "restore etcd from a snapshot, or delete the data partition and \
-         polis/sealed_configuration.pb to start over";
+        "restore etcd from a snapshot, or wipe the first 16 MiB of the data partition, delete it \
+         and polis/sealed_configuration.pb to start over";
     /// The directory leads to another cluster than the CA.
     CLUSTER_UNTRUSTED = Cluster 9:
         "give this machine the CA of the cluster that the directory leads to (`polisctl parameters \
@@ -280,7 +285,7 @@ failures! {
     /// The cluster knows this node, with other keys.
     CLUSTER_KNOWN = Cluster 10:
         "insert the disk of this node; if it is lost, remove the node from the cluster (`polisctl \
-         node delete`), then reboot";
+         node delete NODE --force`), then reboot";
     /// The node was decommissioned or deleted.
     CLUSTER_REMOVED = Cluster 11:
         "this node was removed from its cluster and cannot return; to use the machine again, give \
@@ -290,7 +295,8 @@ failures! {
     /// The cluster's records lack this member.
     CLUSTER_UNKNOWN = Cluster 13 [locked]:
         "ask an operator whether this node was deleted; if it was not, press U and type the \
-         recovery key of this machine; wipe only a deleted node and give it new parameters";
+         recovery key of this machine; if it was, give it parameters that wipe its disk (`polisctl \
+         parameters register --wipes`), then reboot";
     /// The parameters say to wipe another node than the removed one of this machine.
     CLUSTER_WIPES_OTHER = Cluster 14:
         "check which machine this is, and give it parameters that name its own node";
@@ -311,8 +317,10 @@ const SYSTEM_BEFORE: &str =
 const REPORT: &str = "Reboot. If the failure returns, report it with the file from polis/guru/ of the EFI system \
      partition.";
 const CHECK_DISK: &str = "check the disk and its cable, replace it if it fails again, then reboot";
-const DELETE_FOREIGN: &str = "save its data if you need it, delete the partition, then reboot";
-const REPAIR: &str = "repair the file system with xfs_repair from another system, or delete the partition to start \
-     over; nothing was changed";
-const LOST_MEMBER: &str = "remove this node from the cluster (`polisctl node delete NODE --force`), wipe its disk and let \
-     it register again; if it was the only one, restore a snapshot of etcd";
+const DELETE_FOREIGN: &str = "save its data if you need it, wipe the first 16 MiB of the partition \
+     and delete it, then reboot";
+const REPAIR: &str = "repair the file system with xfs_repair from another system, or wipe the first \
+     16 MiB of the partition and delete it to start over; nothing was changed";
+const LOST_MEMBER: &str = "remove this node from the cluster (`polisctl node delete NODE --force`), give it parameters that \
+     wipe its disk (`polisctl parameters register --wipes` with its full ID), then reboot; if it was \
+     the only one, restore a snapshot of etcd";

@@ -1,7 +1,7 @@
 //! The folder of the snapshots on the data partition.
 //!
 //! ```text
-//! unfinished --flushed and checked--> NUMBER-SECONDS-REVISION.db --older than the newest 24--> removed
+//! unfinished --flushed and checked--> NUMBER-SECONDS-REVISION.db --not of the newest 24--> removed
 //!      \--left by a power cut: removed by the next look
 //! ```
 //!

@@ -375,10 +375,18 @@ impl Service {
 
     async fn write_all(&self, entries: impl IntoIterator<Item = AuditEntry>) {
         for entry in entries {
-            let (who, call) = (entry.who.clone(), entry.call.clone());
+            let (who, call, repeats) = (entry.who.clone(), entry.call.clone(), entry.repeats);
             if let Err(status) = self.handlers.audit(entry).await {
-                // A curator that does not lead refuses by the same table, and cannot write.
-                info!(by = who, call, "a refusal is only in this log: {}", status.message());
+                // A curator that does not lead refuses by the same table, and cannot write. Of a
+                // leader that has lost its term the chain has the first refusal of each kind, and
+                // lacks how many followed it in the last window: no other leader can know that.
+                info!(
+                    by = who,
+                    call,
+                    repeats,
+                    "a refusal is only in this log: {}",
+                    status.message()
+                );
             }
         }
     }

@@ -1,6 +1,7 @@
 //! The service `polis.v1.Curator`: the calls of nodes to the control plane.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use polis_proto::v1;
 use polis_proto::v1::curator_server::Curator;
@@ -15,7 +16,7 @@ use crate::curator::convert;
 use crate::curator::error::Error;
 use crate::curator::nodes;
 use crate::curator::reported;
-use crate::curator::state::{Commitment, Refusal, Registration, Request as Change};
+use crate::curator::state::{self, Commitment, Refusal, Registration, Request as Change, Step};
 use crate::curator::{attested, attesting};
 use polis_base::sys::clock;
 use polis_wire::attestation;
@@ -29,6 +30,14 @@ const WAITING_MAX: usize = 1024;
 /// The bytes of their records together. Every curator keeps them, and every watcher gets them:
 /// the longest labels make one record as large as a hundred others.
 const WAITING_BYTES_MAX: usize = 4 << 20;
+
+/// Changes of its registration that a machine may make in a row: several times those of a start,
+/// in which it proves its TPM to each leader anew.
+const CHANGES_MAX: u32 = 12;
+
+/// The time after which it may make one more. etcd keeps what was replaced for an hour: if all
+/// records that may wait change as often, that is an eighth of its quota.
+const CHANGES_PACE: Duration = Duration::from_secs(60);
 
 /// The calling node, whose access `rpc` has checked.
 fn node<T>(request: &Request<T>) -> Result<NodeId, Status> {
@@ -175,14 +184,7 @@ impl Curator for Handlers {
             )));
         }
         // Before etcd is asked for anything.
-        if !self.0.audit.budgets.take(id, count) {
-            return Err(Status::resource_exhausted(format!(
-                "a node reports at most {} calls at once, and one each {} s after that; it \
-                 reports the others later",
-                reported::CALLS_MAX,
-                reported::PACE.as_secs()
-            )));
-        }
+        take_calls(&self.0.audit.budgets, id, count)?;
         let entries = calls.into_iter().map(|call| counted(id, call));
         let entries: Option<Vec<_>> = entries.collect();
         let entries = entries.ok_or_else(|| {
@@ -280,6 +282,7 @@ impl Curator for Handlers {
         };
         let registered = async {
             self.check_room(identity.id)?;
+            self.take_change(identity.id, Change::Register(registration.clone()))?;
             lead.store().register(&register_ticket, registration).await
         };
         let node = registered.await.map_err(|error| lead.reject(identity, from, error))?;
@@ -312,8 +315,11 @@ impl Curator for Handlers {
             recovery_key: request.recovery_key,
             boot_id: bounds::boot_id(request.boot_id, "boot_id")?,
         };
-        let entered = lead.store().enter(identity, commitment).await;
-        entered.map_err(|error| lead.reject(identity, from, error))?;
+        let entered = async {
+            self.take_change(identity.id, Change::Commit(commitment.clone()))?;
+            lead.store().enter(identity, commitment).await
+        };
+        entered.await.map_err(|error| lead.reject(identity, from, error))?;
         let issued = Box::pin(lead.store().ensure_node_certificate(identity, clock::now())).await;
         let issued = issued.map_err(|error| lead.refuse(error))?;
         let authorities = lead.store().authorities().await;
@@ -429,6 +435,40 @@ impl Handlers {
         }
         Ok(())
     }
+
+    /// Takes a change of its record from the budget of a machine, if it is known.
+    fn take_change(&self, id: NodeId, request: Change) -> Result<(), Error> {
+        let known = self.0.directory.borrow().node(id).map(|known| v1::Node::clone(&known.node));
+        match known {
+            Some(known) => take_change(&self.0.audit.budgets, id, known, request),
+            // The limits of pending registrations bound those.
+            None => Ok(()),
+        }
+    }
+}
+
+/// Takes a request from the budget of a machine, which is kept beside those of nodes, if it changes
+/// the record: a machine that only asks whether it was approved needs none.
+fn take_change(calls: &Budgets, id: NodeId, known: v1::Node, request: Change) -> Result<(), Error> {
+    let budget = calls.beside("registrations", CHANGES_MAX, CHANGES_PACE);
+    if matches!(state::step(Some(known), request), Ok(Step::Put(_))) && !budget.take(id, 1) {
+        return Err(Error::Registrations { max: CHANGES_MAX, seconds: CHANGES_PACE.as_secs() });
+    }
+    Ok(())
+}
+
+/// Takes the calls of a report from the budget of a node. A report without any takes one, too: the
+/// log is read for each.
+fn take_calls(calls: &Budgets, node: NodeId, count: u32) -> Result<(), Status> {
+    if calls.take(node, count.max(1)) {
+        return Ok(());
+    }
+    Err(Status::resource_exhausted(format!(
+        "a node reports at most {} calls at once, and one each {} s after that; it reports the \
+         others later",
+        reported::CALLS_MAX,
+        reported::PACE.as_secs()
+    )))
 }
 
 /// Takes one status from the budget of a node, which is kept beside that of its calls.
@@ -491,6 +531,66 @@ mod tests {
         tokio::time::advance(reported::STATUS_PACE).await;
         take_status(&budgets, id).unwrap();
         assert!(take_status(&budgets, id).is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_report_without_calls_costs_a_node_as_much_as_one_with_a_call() {
+        let (budgets, id) = (reported::budgets(), NodeId::from_public_key(&[1; 32]));
+        for _ in 0..reported::CALLS_MAX {
+            take_calls(&budgets, id, 0).unwrap();
+        }
+        for count in [0, 1] {
+            let refused = take_calls(&budgets, id, count).unwrap_err();
+            assert_eq!(refused.code(), tonic::Code::ResourceExhausted, "{count}");
+        }
+        tokio::time::advance(reported::PACE).await;
+        take_calls(&budgets, id, 1).unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_machine_that_waits_asks_as_often_as_it_likes_and_changes_its_record_seldom() {
+        let (budgets, identity) = (reported::budgets(), Identity::new([7; 32]));
+        let registration = Registration {
+            identity,
+            join_key: [1; 32],
+            tpm: false,
+            labels: std::collections::BTreeMap::new(),
+            address: "192.0.2.1".to_owned(),
+            name: None,
+            now: 5,
+            nonce: [9; 16],
+            attestation: None,
+        };
+        let Ok(Step::Put(new)) = state::step(None, Change::Register(registration.clone())) else {
+            panic!("a new machine has no record")
+        };
+        let new = *new;
+        let take = |id, known: &v1::Node, request: &Change| {
+            take_change(&budgets, id, known.clone(), request.clone())
+        };
+        let asks = Change::Register(registration.clone());
+        let moved = Registration { address: "192.0.2.2".to_owned(), ..registration };
+        let moves = Change::Register(moved);
+        for _ in 0..CHANGES_MAX {
+            take(identity.id, &new, &moves).unwrap();
+        }
+        let refused = take(identity.id, &new, &moves).unwrap_err();
+        assert!(matches!(refused, Error::Registrations { .. }), "{refused}");
+        assert_eq!(Status::from(refused).code(), tonic::Code::ResourceExhausted);
+        take(identity.id, &new, &asks).unwrap();
+        take(NodeId::from_public_key(&[2; 32]), &new, &moves).unwrap();
+        // Approved, it may commit again and again, and each time replaces its keys.
+        let approved = v1::Node { state: v1::NodeState::Standby.into(), ..new };
+        let commits = Change::Commit(Commitment {
+            cluster_unlock_key: vec![1; 32],
+            storage_kind: v1::StorageKind::Encrypted,
+            recovery_key: vec![2; 32],
+            boot_id: String::new(),
+        });
+        assert!(take(identity.id, &approved, &commits).is_err());
+        tokio::time::advance(CHANGES_PACE).await;
+        take(identity.id, &approved, &commits).unwrap();
+        assert!(take(identity.id, &approved, &commits).is_err());
     }
 
     #[test]

@@ -4,8 +4,8 @@
 //! RotateAuthorities --> cluster/rotation
 //!   --> the key of tokens: another verifies, too, then signs
 //!   --> each authority: another signs, both are trusted
-//!   --> every node that answers has a certificate of the next CA   --> the former CA is not trusted
-//!   --> every member of etcd has one of the next authority         --> the former one is not trusted
+//!   --> every node that answers has a certificate of the next CA --> the former CA is not trusted
+//!   --> every member of etcd has one of the next authority       --> the former one is not trusted
 //!   --> the members start again one by one: etcd reads whom it trusts at its start
 //!   --> every part of Kubernetes on a node that answers uses a certificate of its next authorities
 //!       --> the former ones of Kubernetes are not trusted, the former key of tokens verifies none
@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use polis_proto::v1;
-use polis_proto::v1::get_rotation_response::Step;
+use polis_proto::v1::get_rotation_response::{self, Step};
 use tokio::time::sleep;
 use tracing::{debug, info};
 
@@ -58,8 +58,8 @@ const EVERY: Duration = Duration::from_secs(1);
 
 /// How long a voter that does not answer holds up the starts of the others, once in a rotation. A
 /// machine is back in less; and a voter that is dead, or that the thief of a key keeps away, must
-/// not keep the former authority trusted. Of three voters, the second one then costs etcd its quorum
-/// for as long as it starts.
+/// not keep the former authority trusted. Of three voters, the second one then costs etcd its
+/// quorum for as long as it starts.
 const AWAY_MAX: Duration = Duration::from_secs(5 * 60);
 
 /// Goes on with a rotation. A service of every curator.
@@ -179,12 +179,16 @@ impl Lead {
     /// How far the last rotation is.
     pub(super) async fn read_rotation(&self) -> Result<v1::GetRotationResponse, Error> {
         let rotation = self.store().rotation().await?.ok_or(Error::NoRotation)?;
-        let seen = self.seen().await?;
+        let seen = self.seen(rotation.without_away).await?;
         let progress = match rotation.ended_at {
             0 => progress(&seen.nodes, seen.leaving()),
             _ => Progress::default(),
         };
         let ids = |nodes: &[NodeId]| nodes.iter().map(ToString::to_string).collect();
+        let missed = progress.missed.iter().map(|id| get_rotation_response::Missed {
+            node_id: id.to_string(),
+            silent_ms: u64::try_from(self.silent(*id).as_millis()).unwrap_or(u64::MAX),
+        });
         Ok(v1::GetRotationResponse {
             rotation: Some(rotation),
             step: progress.step.into(),
@@ -192,6 +196,7 @@ impl Lead {
             away: ids(&progress.away),
             ca_certificate: seen.cluster.signing,
             waits_for_update: progress.step == Step::Restarts && self.is_updating(),
+            missed: missed.collect(),
         })
     }
 
@@ -227,10 +232,7 @@ impl Lead {
         if peers.rotate(&peer_authority(), number, now).await? {
             info!(rotation = number, "another authority signs the certificates of the peers");
         }
-        let mut seen = self.seen().await?;
-        if rotation.without_away {
-            seen.nodes.iter_mut().for_each(|node| node.returns = false);
-        }
+        let seen = self.seen(rotation.without_away).await?;
         let progress = progress(&seen.nodes, seen.leaving());
         match progress.step {
             Step::Unspecified => store.end_rotation(number, seconds()).await?,
@@ -326,7 +328,8 @@ impl Lead {
         Ok(ServiceAccounts::new(self.fenced(User::KubernetesPki)?, ""))
     }
 
-    async fn seen(&self) -> Result<Seen, Error> {
+    /// The facts; in a rotation whose starts wait for no voter that is away, none returns.
+    async fn seen(&self, without_away: bool) -> Result<Seen, Error> {
         let cluster = self.store().authorities().await?;
         let missing =
             || pki::Error::Damaged { what: "certificate", name: peer_authority().name.clone() };
@@ -343,8 +346,16 @@ impl Lead {
         }
         let former_tokens = self.tokens()?.read().await?.is_some_and(|keys| keys.is_leaving());
         let digests = (cluster.digest(), trusted_digest(&peers));
-        let nodes = self.rotated_nodes(Some(digests), &late);
+        let mut nodes = self.rotated_nodes(Some(digests), &late);
+        if without_away {
+            nodes.iter_mut().for_each(|node| node.returns = false);
+        }
         Ok(Seen { nodes, kubernetes, former_tokens, cluster, peers })
+    }
+
+    /// How long a node has sent no heartbeat, as far as this leader knows.
+    fn silent(&self, node: NodeId) -> Duration {
+        self.handlers.0.heartbeats.last(node).unwrap_or(self.term.since).elapsed()
     }
 
     /// Whether an update of the cluster goes on.
@@ -377,14 +388,13 @@ impl Lead {
                     started: authorities.is_empty() || authorities == authorities_at_start,
                 }
             };
-            let silent = || heartbeats.last(id).unwrap_or(self.term.since).elapsed();
             let roles = known.node.roles.as_ref();
             let has = |role| roles.is_some_and(|roles| Role::given(roles).any(|had| had == role));
             Node {
                 id,
                 kubernetes: !late.iter().any(|holder| holder.node == id && has(holder.role())),
                 answers: matches!(known.health, v1::NodeHealth::Healthy | v1::NodeHealth::Unknown),
-                returns: known.health == v1::NodeHealth::Late && silent() < AWAY_MAX,
+                returns: known.health == v1::NodeHealth::Late && self.silent(id) < AWAY_MAX,
                 certificate: heartbeats.authorities(id).is_some_and(|told| same(&told, cluster)),
                 peer: is_consensus_member(known.node.roles.as_ref()).then(member),
             }

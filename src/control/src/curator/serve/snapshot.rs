@@ -43,6 +43,11 @@ where
         let Some((mut pieces, mut encryptor, mut checksum)) = state else { return Ok(None) };
         let slow = |_elapsed| Error::SlowSnapshot;
         while let Some(piece) = timeout_at(end, pieces.next()).await.map_err(slow)?.transpose()? {
+            // Of a caller that reads slowly, the next piece is always there, and nothing is waited
+            // for.
+            if Instant::now() >= end {
+                return Err(Error::SlowSnapshot);
+            }
             checksum.add(&piece);
             let out = encryptor.push(&piece);
             if !out.is_empty() {
@@ -100,6 +105,23 @@ mod tests {
         let chunks = encrypted(stream::pending::<Result<Vec<u8>, Error>>(), &[owner]).unwrap();
         let error = chunks.try_collect::<Vec<_>>().await.unwrap_err();
         assert!(matches!(error, Error::SlowSnapshot), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_snapshot_that_its_caller_reads_too_slowly_ends_with_an_error() {
+        let owner = SigningKey::from_bytes(&[1; 32]);
+        let owner = Recipient::of_key(owner.verifying_key().as_bytes()).unwrap();
+        let pieces = stream::repeat_with(|| Ok(vec![7; 64 << 10]));
+        let mut chunks = Box::pin(encrypted(pieces, &[owner]).unwrap());
+        for _minute in 0..29 {
+            chunks.try_next().await.unwrap().unwrap();
+            tokio::time::advance(Duration::from_secs(60)).await;
+        }
+        chunks.try_next().await.unwrap().unwrap();
+        tokio::time::advance(Duration::from_secs(60)).await;
+        let error = chunks.try_next().await.unwrap_err();
+        assert!(matches!(error, Error::SlowSnapshot), "{error}");
+        assert!(chunks.try_next().await.unwrap().is_none());
     }
 
     #[tokio::test]

@@ -133,11 +133,7 @@ async fn issue<S: Store>(
 
 /// The rejection of a node that has changed too many keys.
 fn exhausted() -> Error {
-    Error::Field(format!(
-        "public_key is another one than the last, and a node changes at most {KEYS_MAX} keys of \
-         its worker in a row, and one each {} min after that; it asks again",
-        KEYS_PACE.as_secs() / 60
-    ))
+    Error::WorkerKeys { max: KEYS_MAX, minutes: KEYS_PACE.as_secs() / 60 }
 }
 
 #[cfg(test)]
@@ -189,8 +185,9 @@ mod tests {
         }
         let before = memory.contents();
         for key in 100..200 {
-            let refused = issued(kubelet, 7, key).await;
-            assert!(matches!(refused, Err(Error::Field(_))), "{refused:?}");
+            let error = issued(kubelet, 7, key).await.unwrap_err();
+            assert!(matches!(error, Error::WorkerKeys { .. }), "{error:?}");
+            assert_eq!(tonic::Status::from(error).code(), tonic::Code::ResourceExhausted);
         }
         assert_eq!(memory.contents(), before, "nothing is written for a refused key");
         let records = before.keys().filter(|key| key.contains("/issued/"));

@@ -6,7 +6,7 @@
 //!
 //! Invariants:
 //! - A lost disk is noted on the other one before the kernel's device forgets it, and no job keeps
-//!   the look waiting.
+//!   the look waiting. A job that a disk holds up names the disk.
 //! - A disk that is filled becomes one of both only when the machine starts from it alone.
 //! - What starts the machine is copied from a disk in use, to the other one.
 
@@ -25,6 +25,7 @@ use super::kernel::{Device, Health};
 use super::plan::{Leg, Used};
 use super::reads::Reads;
 use super::{Error, Report, Service, State, device, system};
+use crate::storage::steps::Steps;
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::{Context, blocking};
 
@@ -47,6 +48,8 @@ struct Tended<'a> {
     reads: Reads,
     copied: Copied,
     job: Option<Job>,
+    /// What the job does on another disk.
+    steps: Steps,
 }
 
 /// Tends the mirror; returns only when an owner of an input has ended.
@@ -72,6 +75,7 @@ pub(super) async fn tend(
         reads: Reads::default(),
         copied: Copied::new(),
         job: None,
+        steps: Steps::default(),
     };
     let mut tick = tokio::time::interval(PACE);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -110,7 +114,7 @@ impl Tended<'_> {
             return self.leave().await;
         }
         if self.job.is_some() {
-            return Ok(());
+            return self.in_time();
         }
         match (state, self.mirror.used, self.filled) {
             (_, Used::Both, _) => self.compare(),
@@ -119,6 +123,11 @@ impl Tended<'_> {
             (_, Used::Only(_), _) => {}
         }
         Ok(())
+    }
+
+    /// Fails while a disk holds up the job for longer than any should.
+    fn in_time(&self) -> Result<(), Error> {
+        self.steps.late().map_or(Ok(()), |late| Err(Error::Slow(late)))
     }
 
     /// The state of the device; goes on without a disk that is lost.
@@ -192,7 +201,7 @@ impl Tended<'_> {
         self.lies();
         // It may still use the ESP.
         if self.job.is_some() {
-            return Ok(());
+            return self.in_time();
         }
         let config = self.service.config.clone();
         let moved = blocking(move || {
@@ -250,5 +259,63 @@ impl Tended<'_> {
             *status = Some(new);
             changed
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+    use tokio::sync::watch;
+    use tokio::time::sleep;
+
+    use super::super::assemble::tests::config;
+    use super::super::disks::tests::source;
+    use super::*;
+    use crate::storage;
+    use crate::storage::patience::SMALL;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_disk_that_hangs_while_it_is_taken_is_named_with_a_remedy() {
+        let folder = tempfile::tempdir().unwrap();
+        let (ctx, _handles) = Context::for_test();
+        let mut service = Service {
+            config: config(folder.path()),
+            known: watch::Sender::new(None).subscribe(),
+            wanted: watch::Sender::new(None).subscribe(),
+            storage: watch::Sender::new(storage::Status::Starting).subscribe(),
+            ready: watch::Sender::new(true).subscribe(),
+            end: watch::Sender::new(None),
+            ground: watch::Sender::new(None),
+            status: watch::Sender::new(None),
+        };
+        let status = service.status.subscribe();
+        let (used, started) = (Used::Only(Leg::First), Leg::First);
+        let steps = Steps::default();
+        let mut tended = Tended {
+            service: &mut service,
+            ctx: &ctx,
+            mirror: Mirror { disks: [Some(source()), None], used, started, dropped: None },
+            filled: None,
+            leaving: false,
+            cause: None,
+            searched: None,
+            reads: Reads::default(),
+            copied: Copied::new(),
+            job: Some(std::future::pending().boxed()),
+            steps: steps.clone(),
+        };
+        let hung = steps.during("vdb", "taking it", SMALL, std::future::pending::<()>());
+        let looks = async {
+            tended.look().await.unwrap();
+            sleep(SMALL).await;
+            let late = tended.look().await.unwrap_err();
+            tended.failed(&late);
+        };
+        tokio::select! {
+            () = hung => panic!("it does not end"),
+            () = looks => {}
+        }
+        let cause = status.borrow().as_ref().and_then(|report| report.cause.clone()).unwrap();
+        assert!(cause.contains("vdb") && cause.ends_with("or pull it"), "{cause}");
     }
 }

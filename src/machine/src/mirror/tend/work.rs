@@ -24,6 +24,8 @@ use crate::mirror::plan::{Leg, Used};
 use crate::mirror::reads::Reads;
 use crate::mirror::take::claim;
 use crate::mirror::{Error, State, copy, device, system};
+use crate::storage::apart::apart;
+use crate::storage::patience::LARGEST;
 use polis_runtime::supervisor::blocking;
 
 /// How often a disk is looked for that could be taken.
@@ -141,9 +143,9 @@ impl Tended<'_> {
         }
         let Some(source) = self.mirror.source().cloned() else { return Ok(()) };
         let (config, selector) = (self.service.config.clone(), self.service.selector());
-        let mut reads = std::mem::take(&mut self.reads);
+        let (mut reads, steps) = (std::mem::take(&mut self.reads), self.steps.clone());
         let claimed = async move {
-            let claimed = claim(config, selector, source, &mut reads).await;
+            let claimed = claim(config, selector, source, &mut reads, &steps).await;
             Done::Claimed(reads, Box::new(claimed))
         };
         self.job = Some(claimed.boxed());
@@ -203,6 +205,7 @@ impl Tended<'_> {
         let config = self.service.config.clone();
         let (all, systems) = (self.copied.ready, self.copied.ready && self.copied.systems);
         let anew = self.filled.is_some();
+        let (name, steps) = (to.name(), self.steps.clone());
         let work = move || {
             let joined = Some(config.slot.as_str()).filter(|_| system::is_joined());
             let written = if systems { copy::systems(&from, &to, joined)? } else { 0 };
@@ -215,7 +218,13 @@ impl Tended<'_> {
             esp::copy(&config.esp, &to, &config.other_esp, &files, all)?;
             Ok(written)
         };
-        self.job = Some(blocking(work).map(|copied| Done::Copied(now, copied)).boxed());
+        let copied = async move {
+            let what = "copying what starts the machine";
+            let copied = steps.during(&name, what, LARGEST, apart(work)).await;
+            let failed = |source| Error::Copy { operation: "copy the ESP", disk: name, source };
+            Done::Copied(now, copied.map_err(failed).unwrap_or_else(Err))
+        };
+        self.job = Some(copied.boxed());
     }
 }
 

@@ -1,11 +1,15 @@
-//! The steps that a volume takes on its disk: says which one is late.
+//! The steps that are taken on a disk beside the one of the machine: says which one is late.
 //!
 //! ```text
 //! step --SOON--> a line in the log --its limit--> late --ends--> the next step
 //! ```
 //!
-//! A step that hangs is not given up: its thread stays in the kernel, and another attempt would
-//! hold one more. So the volume goes on waiting, and its state names the disk.
+//! A volume takes them, and a mirror on a disk that comes. A step that hangs is not given up: its
+//! thread stays in the kernel, and another attempt would hold one more. So its owner goes on
+//! waiting, and its state names the disk.
+//!
+//! What this module does not do: bound the steps of the disk that the machine runs from
+//! (`patience`).
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,17 +17,8 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use tracing::info;
 
-use crate::storage::apply::Error;
-use crate::storage::patience::{SOON, Watch, Words};
-
-/// The names of the steps, for `storage::patience`.
-pub(super) const WORDS: Words = Words {
-    protect: "encrypting the volume",
-    mount: "mounting the volume",
-    settle: "writing the initial free space of the volume",
-    clear: "wiping the volume",
-    grow: "growing the volume",
-};
+use super::apply::Error;
+use super::patience::{SOON, Watch};
 
 /// A step.
 #[derive(Clone, Debug)]
@@ -52,11 +47,11 @@ pub struct Late {
 
 /// The step that is being taken. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Steps(Arc<Mutex<Option<Step>>>);
+pub(crate) struct Steps(Arc<Mutex<Option<Step>>>);
 
 impl Steps {
     /// Takes a step on this disk: waits for `work`.
-    pub(super) async fn during<T>(
+    pub(crate) async fn during<T>(
         &self,
         disk: &str,
         what: &'static str,
@@ -77,7 +72,7 @@ impl Steps {
     }
 
     /// The step that takes longer than it ever should.
-    pub(super) fn late(&self) -> Option<Late> {
+    pub(crate) fn late(&self) -> Option<Late> {
         let step = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
         let Step { disk, what, limit, since } = step;
         let seconds = limit.as_secs();
@@ -91,10 +86,10 @@ impl Steps {
 
 /// Notes the steps on one disk.
 #[derive(Debug)]
-pub(super) struct Noted<'a> {
+pub(crate) struct Noted<'a> {
     /// The kernel's name of the disk.
-    pub(super) disk: &'a str,
-    pub(super) steps: &'a Steps,
+    pub(crate) disk: &'a str,
+    pub(crate) steps: &'a Steps,
 }
 
 impl Watch for Noted<'_> {
@@ -110,8 +105,8 @@ impl Watch for Noted<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::patience::SMALL;
     use super::*;
-    use crate::storage::patience::SMALL;
 
     #[tokio::test(start_paused = true)]
     async fn a_step_is_late_from_its_limit_until_it_ends_and_names_its_disk() {

@@ -1,0 +1,68 @@
+//! What the services of the cluster share: the state behind their answers, and the record of the
+//! calls.
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use futures::{Stream, StreamExt as _, stream};
+use polis_proto::v1;
+use tonic::{Response, Status};
+
+use super::Shown;
+use super::kubernetes::Kubernetes;
+use super::tpm::Tpm;
+use polis_wire::rpc::testing::Authority;
+
+/// Answers every call of a node.
+#[derive(Clone)]
+pub(super) struct Served {
+    pub(super) ca: Vec<u8>,
+    pub(super) crl: Arc<Mutex<Vec<u8>>>,
+    pub(super) authority: Authority,
+    pub(super) asked: Arc<Mutex<Vec<String>>>,
+    pub(super) leads: Arc<AtomicBool>,
+    /// Whether the member of etcd answers.
+    pub(super) answers: Arc<AtomicBool>,
+    pub(super) kubernetes: Kubernetes,
+    pub(super) etcd_read: Arc<tokio::sync::Notify>,
+    pub(super) says: Arc<Mutex<String>>,
+    pub(super) crowd: Arc<AtomicBool>,
+    /// The audit log.
+    pub(super) audit: Arc<Mutex<(v1::AuditHead, Vec<v1::AuditEntry>)>>,
+    /// The update of the cluster.
+    pub(super) update: Arc<Mutex<Option<v1::ClusterUpdate>>>,
+    /// How often the rotation of its CA was read.
+    pub(super) rotation: Arc<AtomicUsize>,
+    /// The firewall that was set last.
+    pub(super) firewall: Arc<Mutex<v1::FirewallConfiguration>>,
+    /// The network that was ordered last for the node.
+    pub(super) network: Arc<Mutex<Option<v1::NetworkOrder>>>,
+    /// The certificates that its servers show.
+    pub(super) shown: Arc<Mutex<Vec<Shown>>>,
+    pub(super) tpm: Arc<Mutex<Tpm>>,
+    /// What the node has of a bundle whose transfer broke.
+    pub(super) part: Arc<Mutex<Vec<u8>>>,
+    pub(super) etcd_cluster: Arc<Mutex<String>>,
+}
+
+impl Served {
+    pub(super) fn note(&self, call: &str) {
+        self.asked.lock().unwrap().push(call.to_owned());
+    }
+
+    /// The records of the crowd, if it is there.
+    pub(super) fn crowd<T>(&self, records: impl FnOnce() -> Vec<T>) -> Vec<T> {
+        if self.crowd.load(Ordering::Relaxed) { records() } else { Vec::new() }
+    }
+}
+
+pub(super) fn not_served<T>() -> Result<Response<T>, Status> {
+    Err(Status::unimplemented("no test needs it"))
+}
+
+pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+pub(super) fn answers<T: Send + 'static>(all: Vec<T>) -> Response<Answers<T>> {
+    Response::new(stream::iter(all.into_iter().map(Ok)).boxed())
+}

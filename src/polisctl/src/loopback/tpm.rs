@@ -1,0 +1,33 @@
+//! The TPM of the node's machine.
+
+use tonic::Status;
+
+use super::KERNEL;
+use polis_wire::attestation::Registers;
+use polis_wire::attestation::software::Software;
+use polis_wire::rpc::REASON;
+
+/// The TPM of the node's machine.
+pub(super) struct Tpm {
+    /// `None`: it has none.
+    pub(super) software: Option<Software>,
+    /// The attestation key that the node names; `None`: that of its TPM.
+    pub(super) pretended: Option<Vec<u8>>,
+    pub(super) registers: Registers,
+}
+
+impl Default for Tpm {
+    fn default() -> Self {
+        let kernel = crate::kernel::tests::kernel(KERNEL);
+        let mut registers: Registers = (0..24).map(|number| (number, [7; 32])).collect();
+        registers.extend(polis_bundle::registers(&kernel).unwrap());
+        Self { software: Some(Software::default()), pretended: None, registers }
+    }
+}
+
+/// The refusal of a machine without a TPM.
+pub(super) fn no_tpm() -> Status {
+    let mut status = Status::failed_precondition("this machine has no TPM 2.0");
+    status.metadata_mut().insert(REASON, "no-tpm".parse().unwrap());
+    status
+}
