@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use polis_qemu::Fleet;
 use polis_qemu::history::longest_gap;
 use polis_tests::{Story, cuts, seed, story};
@@ -111,11 +111,14 @@ pub(crate) fn rotates(cluster: &mut Fleet, writers: &[usize]) -> Result<Duration
 /// Waits until the rotation that goes on has ended.
 fn until_over(cluster: &Fleet) -> Result<()> {
     let read = ["--timeout", "1m", "cluster", "rotate-ca", "status"];
-    ask_within("the rotation has ended", ROTATION, LOOK, || {
+    let mut last = String::new();
+    let ended = ask_within("the rotation has ended", ROTATION, LOOK, || {
         // While the leader changes, the question may stay without an answer.
-        let rotation = cluster.operator.document(&read).ok();
-        Ok(rotation.filter(|rotation| rotation["ended"].is_string()).map(drop))
-    })
+        let rotation = cluster.operator.document(&read);
+        last = rotation.as_ref().map_or_else(ToString::to_string, ToString::to_string);
+        Ok(rotation.ok().filter(|rotation| rotation["ended"].is_string()).map(drop))
+    });
+    ended.with_context(|| format!("the last answer: {last}"))
 }
 
 #[expect(clippy::disallowed_methods, reason = "a story's thread may wait for a drawn moment")]

@@ -15,6 +15,7 @@ use clap::Subcommand;
 use polis_image::{
     authenticode_hash,
     signing::{Keys, Passphrase, Private, Shown, ensure_free, revoke, revoked, show},
+    uninterrupted,
 };
 use zeroize::Zeroizing;
 
@@ -90,10 +91,11 @@ impl PassphraseFrom {
 }
 
 fn ask(prompt: &str) -> Result<Zeroizing<String>> {
-    let typed = rpassword::prompt_password(prompt)
+    // At Ctrl-C, rpassword sends itself the signal before it restores the terminal.
+    let typed = uninterrupted(|| rpassword::prompt_password(prompt).map(Zeroizing::new)).flatten();
+    typed
         .context("cannot ask for the passphrase")
-        .context(Help("without a terminal, use --passphrase-file".to_owned()))?;
-    Ok(Zeroizing::new(typed))
+        .context(Help("without a terminal, use --passphrase-file".to_owned()))
 }
 
 fn first_line(path: &Path) -> Result<Zeroizing<String>> {

@@ -26,7 +26,7 @@ mod refusal;
 mod writer;
 
 pub use self::etcd::{ClusterVersion, EtcdRefusal, EtcdTarget, NoClusterVersion};
-pub use self::manifest::{Manifest, Part, Target};
+pub use self::manifest::{Manifest, Part, Target, check_version};
 pub use self::measure::{
     RECIPE as MEASURE_RECIPE, Registers, Unmeasurable, approval, policy, registers,
 };

@@ -69,6 +69,27 @@ pub struct Target {
     pub esp: u64,
 }
 
+/// Checks the version of a system. Loaders read it in the name of the kernel image.
+///
+/// # Errors
+///
+/// The first rule that it breaks, in words.
+pub fn check_version(version: &Version) -> Result<(), String> {
+    if version.to_string().len() > VERSION_MAX {
+        return Err(format!("version is longer than {VERSION_MAX} characters"));
+    }
+    if !version.build.is_empty() {
+        return Err(format!("version {version} has a `+`, which loaders count tries by"));
+    }
+    if !has_one_order(version) {
+        return Err(format!(
+            "version {version} sorts in another way for loaders: behind the `-` is one word of \
+             letters, and numbers each behind a dot, as in 1.2.0-rc.9 for 1.2.0-rc9"
+        ));
+    }
+    Ok(())
+}
+
 /// Whether loaders sort versions of this form as semantic versioning does.
 ///
 /// For a loader, the digits in `rc10` are a number, and a number is newer than a word at its place;
@@ -117,22 +138,11 @@ impl Manifest {
                 ));
             }
         }
-        let versions = [("version", &self.version), ("from", &self.from), ("etcd", &self.etcd)];
-        for (field, version) in versions {
+        check_version(&self.version).or_else(malformed)?;
+        for (field, version) in [("from", &self.from), ("etcd", &self.etcd)] {
             if version.to_string().len() > VERSION_MAX {
                 return malformed(format!("{field} is longer than {VERSION_MAX} characters"));
             }
-        }
-        if !self.version.build.is_empty() {
-            let version = &self.version;
-            return malformed(format!("version {version} has a `+`, which loaders count tries by"));
-        }
-        if !has_one_order(&self.version) {
-            return malformed(format!(
-                "version {} sorts in another way for loaders: behind the `-` is one word of \
-                 letters, and numbers each behind a dot, as in 1.2.0-rc.9 for 1.2.0-rc9",
-                self.version
-            ));
         }
         if self.from > self.version {
             return malformed(format!("from is {}, after version {}", self.from, self.version));

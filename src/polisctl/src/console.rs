@@ -34,7 +34,7 @@ use super::Global;
 use super::error::{Error, Explain as _};
 use super::node::At;
 use super::session::{PATIENCE, Session, Target, refused};
-use polis_base::canvas::Canvas;
+use polis_base::canvas::{Canvas, Colours};
 use polis_base::sys::terminal::{Mode, Size, Terminal};
 use polis_runtime::sys::readiness;
 
@@ -105,11 +105,15 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
     }
     let mut session = Session::prepare(global, PATIENCE)?;
     let target = session.target(arguments.node.as_deref(), arguments.at.at.as_ref()).await?;
-    attach(&mut session, &target).await
+    attach(&mut session, &target, global.colours).await
 }
 
 /// Shows the console of a node until the operator leaves it.
-pub(super) async fn attach(session: &mut Session, target: &Target) -> Result<(), Error> {
+pub(super) async fn attach(
+    session: &mut Session,
+    target: &Target,
+    colours: Colours,
+) -> Result<(), Error> {
     let (shown, newest) = watch::channel(Shown::new());
     // An error of the first connection is printed as plain text, since the alternate screen
     // would close at once.
@@ -117,7 +121,7 @@ pub(super) async fn attach(session: &mut Session, target: &Target) -> Result<(),
     take(&mut first, &shown).await.map_err(Broken::into_error)?;
     session.go_on();
     let session = &*session;
-    let mut screen = Screen::open()?;
+    let mut screen = Screen::open(colours)?;
     tokio::select! {
         // Cancel-safe: dropping the future cancels the call.
         error = feed(session, target, first, &shown) => Err(error),
@@ -274,14 +278,14 @@ enum Event {
 type Order<'a> = Option<BoxFuture<'a, String>>;
 
 impl Screen {
-    fn open() -> Result<Self, Error> {
+    fn open(colours: Colours) -> Result<Self, Error> {
         let failed = || "cannot use this terminal".to_owned();
         let terminal = Terminal::open(Path::new("/dev/tty")).doing(failed)?;
         terminal.set_mode(Mode::Raw).doing(failed)?;
         write(ENTER)?;
         Ok(Self {
             readable: readiness::watch(&terminal, Interest::READABLE).doing(failed)?,
-            picture: Picture::new(terminal.size()),
+            picture: Picture::new(terminal.size(), colours),
             terminal,
             resized: signal(SignalKind::window_change()).doing(failed)?,
             ended: signal(SignalKind::terminate()).doing(failed)?,
@@ -408,6 +412,7 @@ impl Screen {
 /// The picture on the screen.
 struct Picture {
     canvas: Canvas,
+    colours: Colours,
     view: View,
     /// When the first picture since the last key was drawn.
     stood: Option<Instant>,
@@ -416,15 +421,15 @@ struct Picture {
 }
 
 impl Picture {
-    fn new(size: Size) -> Self {
-        let canvas = Canvas::whole(size);
+    fn new(size: Size, colours: Colours) -> Self {
+        let canvas = Canvas::whole(size, colours);
         let Size { columns, rows } = canvas.size();
         let view = View::new(columns, rows).that_can_be_left();
-        Self { canvas, view, stood: None, notice: None }
+        Self { canvas, colours, view, stood: None, notice: None }
     }
 
     fn resize(&mut self, size: Size) {
-        self.canvas = Canvas::whole(size);
+        self.canvas = Canvas::whole(size, self.colours);
         let Size { columns, rows } = self.canvas.size();
         self.view.resize(columns, rows);
     }
@@ -498,7 +503,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_refusal_stands_there_until_the_next_key_whatever_the_node_sends() {
-        let mut picture = Picture::new(Size { columns: 80, rows: 24 });
+        let mut picture = Picture::new(Size { columns: 80, rows: 24 }, Colours::On);
         let mut sent = vec![picture.draw(&at(0))];
         picture.notice = Some("cannot reboot the machine: viewers may not".to_owned());
         sent.extend((1..10).map(|second| picture.draw(&at(second))));
@@ -514,7 +519,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_text_that_is_pasted_ends_no_machine_however_its_pieces_come() {
-        let mut picture = Picture::new(Size { columns: 80, rows: 24 });
+        let mut picture = Picture::new(Size { columns: 80, rows: 24 }, Colours::On);
         let shown = at(0);
         let mut press = async |letters: &str, pause| {
             let mut asked = Vec::new();
@@ -533,7 +538,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_silent_node_is_marked_with_the_duration() {
-        let mut picture = Picture::new(Size { columns: 80, rows: 24 });
+        let mut picture = Picture::new(Size { columns: 80, rows: 24 }, Colours::On);
         let mut shown = at(0);
         let mut sent = vec![picture.draw(&shown)];
         assert!(!seen(&sent).contains("No data"));
@@ -552,10 +557,26 @@ mod tests {
 
     #[tokio::test]
     async fn the_whole_of_a_large_terminal_is_drawn_on() {
-        let mut picture = Picture::new(Size { columns: 320, rows: 90 });
+        let mut picture = Picture::new(Size { columns: 320, rows: 90 }, Colours::On);
         let mut parser = terminal(90, 320);
         parser.process(&picture.draw(&at(0)));
         let last = parser.screen().rows(0, 320).last().unwrap();
         assert!(last.contains("[F1 Boot]"), "{last}");
+    }
+
+    #[tokio::test]
+    async fn without_colours_a_screen_is_so_in_its_next_size_too() {
+        let mut picture = Picture::new(Size { columns: 100, rows: 30 }, Colours::Off);
+        let sent = picture.draw(&at(0));
+        picture.resize(Size { columns: 80, rows: 24 });
+        for bytes in [sent, picture.draw(&at(1))] {
+            let mut parser = terminal(30, 100);
+            parser.process(&bytes);
+            let screen = parser.screen();
+            let places = (0..30).flat_map(|row| (0..100).map(move |column| (row, column)));
+            let mut cells = places.filter_map(|(row, column)| screen.cell(row, column));
+            let plain = (vt100::Color::Default, vt100::Color::Default);
+            assert!(cells.all(|cell| (cell.fgcolor(), cell.bgcolor()) == plain));
+        }
     }
 }

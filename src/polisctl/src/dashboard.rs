@@ -22,7 +22,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use futures::future::join_all;
-use polis_base::canvas::Canvas;
+use polis_base::canvas::{Canvas, Colours};
 use polis_base::sys::clock;
 use polis_base::sys::terminal::{Mode, Size, Terminal};
 use polis_proto::v1;
@@ -125,12 +125,12 @@ pub(super) async fn run(global: &Global) -> Result<(), Error> {
     let mut selected = 0;
     loop {
         let chosen = {
-            let mut desk = Desk::open()?;
+            let mut desk = Desk::open(global.colours)?;
             Box::pin(desk.drive(&session, &mut board, &mut selected)).await?
         };
         // The desk is gone, and with it its screen: the console brings its own.
         let Some(target) = chosen else { return Ok(()) };
-        if let Err(error) = Box::pin(attach(&mut session, &target)).await {
+        if let Err(error) = Box::pin(attach(&mut session, &target, global.colours)).await {
             board.trouble = Some(error.summary());
         }
     }
@@ -389,12 +389,13 @@ struct Desk {
     terminal: Terminal,
     readable: tokio::io::unix::AsyncFd<std::os::fd::OwnedFd>,
     canvas: Canvas,
+    colours: Colours,
     size: Size,
     parser: Parser,
 }
 
 impl Desk {
-    fn open() -> Result<Self, Error> {
+    fn open(colours: Colours) -> Result<Self, Error> {
         let failed = || "cannot use this terminal".to_owned();
         let terminal = Terminal::open(Path::new("/dev/tty")).doing(failed)?;
         terminal.set_mode(Mode::Raw).doing(failed)?;
@@ -402,7 +403,8 @@ impl Desk {
         let size = terminal.size();
         Ok(Self {
             readable: readiness::watch(&terminal, Interest::READABLE).doing(failed)?,
-            canvas: Canvas::whole(size),
+            canvas: Canvas::whole(size, colours),
+            colours,
             size,
             terminal,
             parser: Parser::default(),
@@ -452,7 +454,7 @@ impl Desk {
     fn draw(&mut self, board: &Board, selected: usize) -> Result<(), Error> {
         let size = self.terminal.size();
         if size != self.size {
-            (self.size, self.canvas) = (size, Canvas::whole(size));
+            (self.size, self.canvas) = (size, Canvas::whole(size, self.colours));
         }
         let bytes = self.canvas.draw(|buffer| board.draw(selected, buffer));
         write(&bytes)

@@ -27,6 +27,7 @@ use zeroize::{Zeroize as _, Zeroizing};
 
 use super::error::{Error, Explain as _};
 use polis_base::hex;
+use polis_base::sys::signal::uninterrupted;
 
 /// Far above the size of a key in PEM.
 const FILE_MAX: u64 = 64 * 1024;
@@ -39,6 +40,12 @@ pub(super) const STDIN: &str = "-";
 /// Of every kind of private key in PEM.
 const PRIVATE: &str = "PRIVATE KEY-----";
 
+/// Asks for a secret on the terminal, without echo.
+pub(super) fn typed(prompt: &str) -> io::Result<Zeroizing<String>> {
+    // At Ctrl-C, rpassword sends itself the signal before it restores the terminal.
+    uninterrupted(|| rpassword::prompt_password(prompt).map(Zeroizing::new)).flatten()
+}
+
 /// The source of a passphrase.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Passphrase {
@@ -50,10 +57,9 @@ impl Passphrase {
     /// Reads it; `prompt` is shown on the terminal.
     fn read(&self, prompt: &str) -> Result<Zeroizing<String>, Error> {
         let Some(file) = &self.file else {
-            let typed = rpassword::prompt_password(prompt)
+            return typed(prompt)
                 .doing(|| "cannot ask for the passphrase".to_owned())
-                .help(|| "without a terminal, use --passphrase-file".to_owned())?;
-            return Ok(Zeroizing::new(typed));
+                .help(|| "without a terminal, use --passphrase-file".to_owned());
         };
         let text = read_private(file)?;
         Ok(Zeroizing::new(text.lines().next().unwrap_or_default().to_owned()))

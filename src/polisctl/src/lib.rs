@@ -78,6 +78,7 @@ use self::contexts::Contexts;
 use self::error::{Error, Exit, Explain as _};
 use self::key::Passphrase;
 use self::output::{Document, Format, Out, Streams};
+use polis_base::canvas::Colours;
 use polis_wire::endpoint::Endpoint;
 
 /// Operates Polis clusters.
@@ -215,6 +216,8 @@ struct Global {
     contexts: Contexts,
     /// The file that kubectl reads, where the environment names one.
     kubeconfig: Option<PathBuf>,
+    /// Whether screens have colours.
+    colours: Colours,
     out: Out,
 }
 
@@ -284,15 +287,26 @@ fn start(
         _ => {}
     }
     let kubeconfig = kubernetes::usual_file(&variable);
+    let colours = colours(&variable);
     let contexts = Contexts::find(config, variable)?;
     let passphrase = Passphrase { file: passphrase_file };
-    let global = Global { context, endpoints, timeout, passphrase, contexts, kubeconfig, out };
+    let global =
+        Global { context, endpoints, timeout, passphrase, contexts, kubeconfig, colours, out };
     // One thread: a command does one thing at a time.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .doing(|| "cannot start the runtime".to_owned())?;
     runtime.block_on(perform(cli.command, &global))
+}
+
+/// The wish of the environment: no colours where `NO_COLOR` is set and not empty
+/// (<https://no-color.org>).
+fn colours(variable: impl Fn(&str) -> Option<String>) -> Colours {
+    match variable("NO_COLOR").is_some_and(|set| !set.is_empty()) {
+        true => Colours::Off,
+        false => Colours::On,
+    }
 }
 
 impl Command {
@@ -403,6 +417,15 @@ mod tests {
             assert!(ended.stderr.contains("prints no document"), "{}", ended.stderr);
         }
         assert!(world.runs(&["completion", "bash"]).contains("polisctl"));
+    }
+
+    #[test]
+    fn no_color_counts_where_it_is_not_empty() {
+        let wish = |set: Option<&str>| {
+            colours(|name| set.filter(|_| name == "NO_COLOR").map(str::to_owned))
+        };
+        assert_eq!([wish(None), wish(Some(""))], [Colours::On; 2]);
+        assert_eq!([wish(Some("1")), wish(Some("0"))], [Colours::Off; 2]);
     }
 
     #[test]

@@ -73,7 +73,12 @@ const CASES: &[Case] = &[
     ("cluster info", &[], Kind::Remote, &[]),
     ("cluster status", &[], Kind::Remote, &[]),
     ("cluster health", &[], Kind::Remote, &[]),
-    ("cluster wait", &[], Kind::Remote, &[(&["--nodes", "many"], 2, "many")]),
+    (
+        "cluster wait",
+        &[],
+        Kind::Remote,
+        &[(&["--nodes", "many"], 2, "many"), (&["--nodes", "16385"], 2, "16384")],
+    ),
     ("cluster registry list", &[], Kind::Remote, &[]),
     (
         "cluster registry set",

@@ -91,6 +91,7 @@ impl World {
             passphrase: super::Passphrase { file: None },
             contexts: super::Contexts::find(Some(self.path("polis")), |_name| None).unwrap(),
             kubeconfig: None,
+            colours: polis_base::canvas::Colours::On,
             out: super::Out {
                 format: super::Format::Table,
                 streams: Streams::new(io::sink(), io::sink()),

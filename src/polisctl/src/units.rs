@@ -16,6 +16,11 @@ const DURATION_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// Reads `90s`, `500ms`, `15m`, `2h`, `7d`. A number without a unit is an error.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    duration_up_to(DURATION_MAX, text)
+}
+
+/// The same for a duration of at most `max`, which is whole days.
+pub(super) fn duration_up_to(max: Duration, text: &str) -> Result<Duration, String> {
     let allowed = "a number with the unit ms, s, m, h or d, such as 90s";
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -29,9 +34,9 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
         _ => return Err(format!("allowed is {allowed}")),
     };
     let duration = number.checked_mul(milliseconds).map(Duration::from_millis);
-    let max = DURATION_MAX.as_secs() / 86_400;
-    let fits = duration.filter(|duration| *duration <= DURATION_MAX);
-    fits.ok_or_else(|| format!("it is too long; allowed are at most {max}d"))
+    let days = max.as_secs() / 86_400;
+    let fits = duration.filter(|duration| *duration <= max);
+    fits.ok_or_else(|| format!("it is too long; allowed are at most {days}d"))
 }
 
 /// The two largest units of a time span.

@@ -14,6 +14,9 @@ use polis_proto::v1::node_roles::{ConsensusMember, KubernetesController, Kuberne
 
 use crate::identity::NodeId;
 
+/// Nodes of a cluster that a node remembers: far more than any cluster has.
+pub const NODES_MAX: usize = 16_384;
+
 /// Every node that this one knows.
 pub type Nodes = BTreeMap<NodeId, v1::NodeInfo>;
 

@@ -144,8 +144,8 @@ fn version(text: &str) -> Result<Version, String> {
     let version = Version::parse(text).map_err(|error| {
         format!("{error}; allowed is a semantic version, as 1.2.3 or 1.2.3-rc.1")
     })?;
-    // In the name of a kernel image, loaders count tries by it.
-    if version.build.is_empty() { Ok(version) } else { Err("it must have no `+`".to_owned()) }
+    polis_image::check_version(&version)?;
+    Ok(version)
 }
 
 /// Runs the command.
@@ -581,8 +581,15 @@ mod tests {
     fn a_version_alone_is_that_of_the_image_and_a_bad_one_is_wrong_usage() {
         let version = parsed(&["--version", "1.2.3-rc.1"]).unwrap().version.unwrap();
         assert_eq!(version.to_string(), "1.2.3-rc.1");
-        for (bad, reason) in [("1.2.3+4", "no `+`"), ("1.2", "semantic version"), ("", "semantic")]
-        {
+        let long = format!("1.2.3-{}", "a".repeat(64));
+        for (bad, reason) in [
+            ("1.2.3+4", "has a `+`"),
+            // A bundle with it would be refused at the end of the build.
+            ("1.2.3-rc1", "as in 1.2.0-rc.9"),
+            (&*long, "longer than 64"),
+            ("1.2", "semantic version"),
+            ("", "semantic"),
+        ] {
             let error = parsed(&["--version", bad]).unwrap_err();
             assert_eq!(error.exit_code(), 2);
             assert!(error.to_string().contains(reason), "{error}");

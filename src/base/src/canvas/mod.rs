@@ -6,7 +6,8 @@
 //!
 //! The Linux console has one switch for bold and for bright colours, and its own rule
 //! for when the switch goes back. So no cell leaves its colours to the terminal: all of
-//! them are named, and bold is a bright colour.
+//! them are named, and bold is a bright colour. Only for an operator who wants no colours
+//! ([`Colours::Off`]) none is named.
 //!
 //! Invariants:
 //! - A picture that shows nothing new gives no bytes.
@@ -48,10 +49,20 @@ pub const ABSENT_AFTER: Duration = Duration::from_secs(10);
 /// other writers on a serial line stays no longer. Four kilobytes.
 pub const REPAINT: Duration = Duration::from_secs(60);
 
+/// Whether pictures have colours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Colours {
+    /// Every cell has its own.
+    On,
+    /// Every cell has those of the terminal; one with another background is reversed.
+    Off,
+}
+
 /// The content of a terminal, so that only differences are sent.
 #[derive(Debug)]
 pub struct Canvas {
     size: Size,
+    colours: Colours,
     /// Where pictures are drawn.
     buffer: Buffer,
     /// The content of the terminal, row by row.
@@ -84,19 +95,19 @@ impl Canvas {
     /// A canvas of `size`; its first picture clears the terminal.
     #[must_use]
     pub fn new(size: Size) -> Self {
-        Self::of(Self::bounded(size))
+        Self::of(Self::bounded(size), Colours::On)
     }
 
     /// The same for a program that has the memory for all of a large terminal.
     #[must_use]
-    pub fn whole(size: Size) -> Self {
-        Self::of(clamp(size, SIZE_MAX_WHOLE))
+    pub fn whole(size: Size, colours: Colours) -> Self {
+        Self::of(clamp(size, SIZE_MAX_WHOLE), colours)
     }
 
-    fn of(size: Size) -> Self {
+    fn of(size: Size, colours: Colours) -> Self {
         let buffer = Buffer::empty(Rect::new(0, 0, size.columns, size.rows));
         let shown = vec![Shown::NOTHING; buffer.content.len()];
-        Self { size, buffer, shown, lead: CLEAR }
+        Self { size, colours, buffer, shown, lead: CLEAR }
     }
 
     /// The part of a terminal of `size` that is drawn on.
@@ -143,7 +154,10 @@ impl Canvas {
             let first = usize::from(y) * usize::from(self.size.columns) + usize::from(area.x);
             let shown = self.shown.iter_mut().skip(first);
             for ((cell, x), shown) in row.iter_mut().zip(area.x..).zip(shown) {
-                settle(cell);
+                match self.colours {
+                    Colours::On => settle(cell),
+                    Colours::Off => without_colours(cell),
+                }
                 let new = Shown::of(cell);
                 if *shown != new {
                     *shown = new;
@@ -207,6 +221,16 @@ fn settle(cell: &mut Cell) {
     if cell.bg == Color::Reset {
         cell.bg = Color::Black;
     }
+}
+
+/// Leaves the colours of a cell to the terminal.
+fn without_colours(cell: &mut Cell) {
+    cell.modifier.remove(Modifier::BOLD);
+    if !matches!(cell.bg, Color::Reset | Color::Black) {
+        // A bar stays one.
+        cell.modifier.insert(Modifier::REVERSED);
+    }
+    (cell.fg, cell.bg) = (Color::Reset, Color::Reset);
 }
 
 #[cfg(test)]
@@ -289,12 +313,14 @@ mod tests {
     #[test]
     fn no_size_is_too_small_or_too_large() {
         for (columns, rows) in [(0, 0), (1, 1), (u16::MAX, u16::MAX)] {
-            for mut canvas in [Canvas::new, Canvas::whole].map(|new| new(Size { columns, rows })) {
+            let size = Size { columns, rows };
+            for mut canvas in [Canvas::new(size), Canvas::whole(size, Colours::Off)] {
                 picture(&mut canvas, &Snapshot::default());
             }
         }
         let large = Size { columns: 320, rows: 90 };
-        assert_eq!((Canvas::whole(large).size(), Canvas::new(large).size().columns), (large, 240));
+        let whole = Canvas::whole(large, Colours::On);
+        assert_eq!((whole.size(), Canvas::new(large).size().columns), (large, 240));
     }
 
     #[test]
@@ -328,5 +354,20 @@ mod tests {
         let mut canvas = Canvas::new(Size { columns: 80, rows: 24 });
         let text = String::from_utf8(picture(&mut canvas, &Snapshot::default())).unwrap();
         assert!(!text.contains("\x1b[1m") && !text.contains("\x1b[22m"), "{text}");
+    }
+
+    #[test]
+    fn without_colours_a_picture_keeps_its_bars_and_names_no_colour() {
+        let mut canvas = Canvas::whole(Size { columns: 80, rows: 24 }, Colours::Off);
+        let text = String::from_utf8(picture(&mut canvas, &Snapshot::default())).unwrap();
+        let ends = |c: char| !c.is_ascii_digit() && c != ';';
+        let styles: Vec<_> = text
+            .split("\x1b[")
+            .filter_map(|part| part.split_at_checked(part.find(ends)?))
+            .filter_map(|(codes, rest)| rest.starts_with('m').then_some(codes))
+            .collect();
+        assert!(styles.contains(&"0;7"), "{styles:?}");
+        let mut codes = styles.iter().flat_map(|codes| codes.split(';'));
+        assert!(codes.all(|code| ["", "0", "4", "7"].contains(&code)), "{styles:?}");
     }
 }

@@ -95,6 +95,25 @@ pub fn unblock_all() -> io::Result<()> {
     set_mask(libc::SIG_SETMASK, &set_of(&[]))
 }
 
+/// Does `work` without an end by Ctrl-C: an interrupt that this thread gets meanwhile acts behind
+/// it, when `work` has restored what it changed, such as the modes of a terminal.
+///
+/// # Errors
+///
+/// Never for a valid set; what the kernel says otherwise.
+pub fn uninterrupted<T>(work: impl FnOnce() -> T) -> io::Result<T> {
+    held(Signal::INT, work)
+}
+
+/// The same for any signal.
+fn held<T>(signal: Signal, work: impl FnOnce() -> T) -> io::Result<T> {
+    let set = set_of(&[signal]);
+    set_mask(libc::SIG_BLOCK, &set)?;
+    let done = work();
+    set_mask(libc::SIG_UNBLOCK, &set)?;
+    Ok(done)
+}
+
 /// Sends `signal` to every process that may get it, except the caller.
 ///
 /// # Errors
@@ -120,18 +139,34 @@ pub fn send(process: Pid, signal: Signal) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    /// Sends a signal that is blocked here to this thread alone: the test's process has others
+    /// without the mask.
+    #[expect(unsafe_code, reason = "raise is not in rustix")]
+    fn raise(signal: Signal) {
+        // SAFETY: takes a number; the signal is blocked in this thread.
+        let raised = unsafe { libc::raise(signal.as_raw()) };
+        assert_eq!(raised, 0);
+    }
+
     #[test]
     fn a_signal_is_received_and_nothing_after_it() {
         let signals = Signals::receive(&[Signal::USR2]).unwrap();
         assert_eq!(signals.next_signal().unwrap(), None);
-        // To this thread alone: the test's process has others without the mask.
-        let number = Signal::USR2.as_raw();
-        #[expect(unsafe_code, reason = "raise is not in rustix")]
-        // SAFETY: takes a number; the signal is blocked in this thread.
-        let raised = unsafe { libc::raise(number) };
-        assert_eq!(raised, 0);
-        assert_eq!(signals.next_signal().unwrap(), Some(number));
+        raise(Signal::USR2);
+        assert_eq!(signals.next_signal().unwrap(), Some(Signal::USR2.as_raw()));
         assert_eq!(signals.next_signal().unwrap(), None);
         unblock_all().unwrap();
+    }
+
+    #[test]
+    fn a_signal_waits_for_the_end_of_the_work() {
+        let signals = Signals::receive(&[Signal::USR1]).unwrap();
+        unblock_all().unwrap();
+        // Not held, it would end the process of this test.
+        let taken = held(Signal::USR1, || {
+            raise(Signal::USR1);
+            signals.next_signal().unwrap()
+        });
+        assert_eq!(taken.unwrap(), Some(Signal::USR1.as_raw()));
     }
 }

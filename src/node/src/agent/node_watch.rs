@@ -32,7 +32,7 @@ use polis_runtime::event::{Closed, until};
 use polis_runtime::save::Save as _;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::NodeId;
-use polis_wire::node_roles::{Nodes, Role};
+use polis_wire::node_roles::{NODES_MAX, Nodes, Role};
 use polis_wire::pki::{Authorities, Crl};
 use polis_wire::rpc::client::Repeat;
 use polis_wire::rpc::{self, AccessList, Serials, Users};
@@ -41,8 +41,6 @@ use polis_wire::rpc::{self, AccessList, Serials, Users};
 const RETRY: Duration = Duration::from_secs(1);
 /// Between two attempts to keep the CA of the cluster.
 const KEEP_AGAIN: Duration = Duration::from_secs(30);
-/// Nodes that are remembered: far more than any cluster has.
-const NODES_MAX: usize = 16_384;
 
 /// Watches until cancelled.
 pub(super) async fn run(service: Service, ctx: Context) -> Result<(), Closed> {

@@ -16,7 +16,7 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
-use polis_base::serial::Severity;
+use polis_base::serial::{Severity, is_control};
 use polis_proto::otlp::any_value::Value;
 use polis_proto::otlp::{
     AnyValue, ExportLogsServiceRequest, ExportLogsServiceResponse, InstrumentationScope, KeyValue,
@@ -182,7 +182,7 @@ fn said(body: &[u8], binary: bool) -> String {
         Ok(status) if binary => status.message,
         _ => String::from_utf8_lossy(body).into_owned(),
     };
-    let plain = |c: char| if c.is_control() { ' ' } else { c };
+    let plain = |c: char| if is_control(c) { ' ' } else { c };
     let text: String = text.trim().chars().take(QUOTE_MAX).map(plain).collect();
     if text.is_empty() { text } else { format!(": {text}") }
 }
@@ -267,4 +267,16 @@ fn text(key: &str, value: &str) -> KeyValue {
 fn number(key: &str, value: i64) -> KeyValue {
     let value = AnyValue { value: Some(Value::IntValue(value)) };
     KeyValue { key: key.to_owned(), value: Some(value) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_collector_answers_cannot_control_a_terminal() {
+        let body = "no\u{1b}[2J\u{202e}quota\u{2028}left\n";
+        assert_eq!(said(body.as_bytes(), false), ": no [2J quota left");
+        assert_eq!(said(b" \n", false), "");
+    }
 }

@@ -7,14 +7,15 @@
 //! ```
 //!
 //! Invariants:
-//! - A message has no control character and at most [`MESSAGE_MAX`] bytes, whatever the line
-//!   has: control characters become `#` and three octal digits, and a long text is cut.
+//! - A message has no character that [`is_control`] and at most [`MESSAGE_MAX`] bytes, whatever
+//!   the line has: each byte of such a character becomes `#` and three octal digits, and a long
+//!   text is cut.
 //! - Each field of the header has only characters that the RFC allows.
 
 use std::fmt::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use polis_base::serial::Severity;
+use polis_base::serial::{Severity, is_control};
 use polis_runtime::logtree::ring::Recorder;
 use polis_runtime::logtree::{Body, Origin};
 use time::format_description::StaticFormatDescription;
@@ -123,13 +124,13 @@ fn value(text: &str) -> String {
     value
 }
 
-/// The text without control characters, in at most `max` bytes.
+/// The text without what [`is_control`], in at most `max` bytes.
 fn printable(text: &str, max: usize) -> String {
     let mut printable = String::with_capacity(text.len().min(max));
     // The last place at which the mark still fits.
     let mut end = 0;
     for c in text.chars() {
-        if c.is_control() {
+        if is_control(c) {
             for byte in c.encode_utf8(&mut [0; 4]).bytes() {
                 // Writing into a string cannot fail.
                 let _infallible = write!(printable, "#{byte:03o}");

@@ -63,10 +63,13 @@ fn far() -> Option<SystemTime> {
 
 #[test]
 fn a_line_cannot_begin_another_message() {
-    let text = "one\n<0>1 - - - - - - two\u{7}\u{85}\r";
+    let text = "one\n<0>1 - - - - - - two\u{7}\u{85}\r\u{202e}";
     let printed = said(&line("root\n<0>", Origin::Service, Body::Raw(text.to_owned())));
     assert!(printed.contains(" root_<0> "), "{printed}");
-    assert!(printed.ends_with("one#012<0>1 - - - - - - two#007#302#205#015"), "{printed}");
+    assert!(
+        printed.ends_with("one#012<0>1 - - - - - - two#007#302#205#015#342#200#256"),
+        "{printed}"
+    );
     let mut odd = subject();
     odd.id = "a\"b\\c]d\n".to_owned();
     let message = message(&odd, &recorder(), &line("root", Origin::Service, Body::Raw("x".into())));
@@ -122,7 +125,7 @@ proptest! {
         let subject = Subject { id: value.clone(), name: host, ..subject() };
         let message = message(&subject, &Recorder { boot_id: boot, ..recorder() }, &line);
         prop_assert!(message.len() <= MESSAGE_MAX, "{} bytes", message.len());
-        prop_assert!(!message.chars().any(char::is_control));
+        prop_assert!(!message.contains(is_control));
         let header: Vec<_> = message.split(' ').take(6).collect();
         prop_assert_eq!(header.len(), 6);
         for (field, max) in header[2..].iter().zip([HOST_MAX, APP_MAX, ID_MAX, ID_MAX]) {

@@ -15,6 +15,7 @@ mod wait;
 #[cfg(test)]
 mod tests;
 
+use clap::builder::RangedU64ValueParser;
 use polis_proto::v1;
 use polis_proto::v1::management_client::ManagementClient;
 
@@ -28,6 +29,7 @@ use super::output::Document;
 use super::session::Session;
 use super::watch::Watch;
 use super::{Global, leaderless, ownership, parameters};
+use polis_wire::node_roles::NODES_MAX;
 use polis_wire::rpc::client::Repeat;
 
 /// Commands about the cluster.
@@ -96,7 +98,8 @@ pub(super) enum Command {
     /// differs from the attestation policy.
     Wait {
         /// Wait also for this number of nodes in state up.
-        #[arg(long, default_value_t = 1, value_name = "N")]
+        #[arg(long, default_value_t = 1, value_name = "N",
+              value_parser = RangedU64ValueParser::<usize>::from(..=NODES_MAX as u64))]
         nodes: usize,
     },
 }

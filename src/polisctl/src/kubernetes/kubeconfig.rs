@@ -45,8 +45,6 @@ pub(super) async fn write(out: Option<PathBuf>, global: &Global) -> Result<(), E
         return Err(Error::new("neither KUBECONFIG nor HOME names a file")
             .or_help("name the file: -o FILE"));
     };
-    // A link is followed, and stays.
-    let file = file.canonicalize().unwrap_or(file);
     // A file that cannot be used ends the command before the cluster is asked.
     read(&file)?;
     let session = Session::open(global).await?;
@@ -255,9 +253,12 @@ mod tests {
                    token: \"012\"\ncontexts:\n- name: other\n  context: {cluster: other, user: other}\n\
                    current-context: other\n";
         contexts::write(&world.path("config"), old.as_bytes()).unwrap();
-        for _again in 0..2 {
-            world.runs(&["kubernetes", "kubeconfig", "-o", "@config"]);
+        std::os::unix::fs::symlink(world.path("config"), world.path("link")).unwrap();
+        for name in ["@config", "@link"] {
+            let printed = world.runs(&["kubernetes", "kubeconfig", "-o", name]);
+            assert!(printed.contains(name), "the file as it was named: {printed}");
         }
+        assert!(world.path("link").symlink_metadata().unwrap().is_symlink());
         let whole = parsed(&world, "config");
         assert_eq!(whole["preferences"]["colors"], true);
         for list in ["clusters", "users", "contexts"] {

@@ -38,11 +38,10 @@ pub(crate) struct Drain {
 
 fn deadline(text: &str) -> Result<Duration, String> {
     let day = Duration::from_secs(24 * 60 * 60);
-    let given = units::duration(text)?;
+    let given = units::duration_up_to(day, text)?;
     match given {
         Duration::ZERO => Ok(given),
         _ if given < Duration::from_secs(1) => Err("allowed are 0s, and 1s to 1d".to_owned()),
-        _ if given > day => Err("allowed are 0s, and 1s to 1d".to_owned()),
         _ => Ok(given),
     }
 }
@@ -209,9 +208,16 @@ mod tests {
         // Roles that have no pods.
         world.runs(&["node", "roles", &id, "--remove", "consensus-member", "--yes"]);
         assert_eq!(cluster.asked(), ["UpdateNodeRoles"]);
-        for wrong in ["500ms", "2d", "5"] {
+        for (wrong, allowed) in [
+            ("500ms", "allowed are 0s, and 1s to 1d"),
+            ("2d", "at most 1d"),
+            // Above the bound of every duration, too.
+            ("40000d", "at most 1d"),
+            ("5", "a number with the unit"),
+        ] {
             let ended = world.run(&["node", "reboot", &id, "--drain-timeout", wrong]);
             assert_eq!(ended.status, 2, "{}", ended.stderr);
+            assert!(ended.stderr.contains(allowed), "{}", ended.stderr);
         }
     }
 

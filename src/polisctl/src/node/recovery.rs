@@ -185,11 +185,9 @@ async fn forget(node: &str, file: Option<&Path>, global: &Global) -> Result<(), 
 pub(super) fn saved_text(file: Option<&Path>) -> Result<Zeroizing<String>, Error> {
     let text = match file {
         Some(file) => key::read_secret(file)?,
-        None => Zeroizing::new(
-            rpassword::prompt_password("Recovery key: ")
-                .doing(|| "cannot read the recovery key".to_owned())
-                .help(|| "without a terminal, use --recovery-key-file".to_owned())?,
-        ),
+        None => key::typed("Recovery key: ")
+            .doing(|| "cannot read the recovery key".to_owned())
+            .help(|| "without a terminal, use --recovery-key-file".to_owned())?,
     };
     form::read(&text).help(|| "compare it with the saved key, group by group".to_owned())?;
     Ok(text)
