@@ -155,7 +155,8 @@ fn a_system_with_a_flipped_byte_in_a_program_is_refused_by_partition_and_block()
     let config = world.bootstrap_config("")?;
     let place = first_byte(&world, "/usr/bin/node")?;
     disk::flip(file(&config)?, system(&config)? + place)?;
-    names(&guru(&mut world.boot(&config)?, "0305")?, place / 4096)
+    // The kernel reads this block to start the program.
+    names(&guru(&mut world.boot(&config)?, "0304")?, place / 4096)
 }
 
 fn names(guru: &polis_qemu::Event, block: u64) -> Result<()> {
