@@ -454,7 +454,7 @@ mod tests {
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::read(&file).unwrap(), b"two");
         mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-        // Open for both, it waits for nobody.
+        // Opened for reading and writing, a pipe needs no other end yet (fifo(7)).
         let mut reader = fs::File::options().read(true).write(true).open(&pipe).unwrap();
         write(&pipe, b"three").unwrap();
         assert!(fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo());
