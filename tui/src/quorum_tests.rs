@@ -195,7 +195,7 @@ fn a_database_that_is_nearly_full_is_said_in_words_before_it_accepts_no_writes()
     let expected = "survives the loss of 1 of its 3 voters. The database is 91 % full: at 100 % \
                     etcd accepts no writes. Remove what the cluster does not need";
     assert_says(&page, expected);
-    // What is worse has the word, and a member that does not serve knows no size.
+    // What is worse is said in its place, and a member that does not serve knows no size.
     let full = |change: fn(&mut Etcd)| {
         let snapshot = with(|etcd| {
             etcd.db_size = etcd.db_quota;

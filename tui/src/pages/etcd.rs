@@ -260,7 +260,7 @@ fn classify(etcd: &Etcd, snapshot: &Snapshot) -> (Mark, String) {
         some => format!("{answer} {some} learners are catching up."),
     };
     match nearly_full(etcd) {
-        // An alarm, and what is worse, has the word.
+        // An alarm, and what is worse, is said instead.
         Some(percent) if mark < Mark::Bad && etcd.alarms.is_empty() => {
             (Mark::Attention, format!("{answer} The database is {percent} % full: {FULL}"))
         }
