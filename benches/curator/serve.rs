@@ -205,7 +205,7 @@ async fn node(store: &Store<Client>, ticket: &[u8]) -> Result<Caller> {
         boot_id: String::new(),
     };
     store.enter(identity, commitment).await?;
-    store.join(&join_key).await?;
+    store.join(&join_key, None).await?;
     let issued = store.ensure_node_certificate(identity, clock::now()).await?;
     let key = Zeroizing::new(key.to_pkcs8_der()?.to_vec());
     Ok(Caller { certificate: issued.der, key: key.to_vec() })

@@ -95,7 +95,10 @@ impl Apt {
         mirror: &Mirror,
         packages: impl Iterator<Item = (Category, &'static str)>,
     ) -> Result<Lock> {
-        program::run(self.command("apt-get").arg("update"))?;
+        program::run(self.command("apt-get").arg("update")).map_err(|error| match error {
+            Error::Program { output, .. } => Error::Indices { output },
+            other => other,
+        })?;
         let mut wanted = Vec::new();
         for (category, name) in packages {
             let name = if name == KERNEL { self.kernel()? } else { name.to_owned() };

@@ -509,6 +509,8 @@ fn an_archive_that_no_key_of_debian_has_signed_replaces_nothing() {
     world.publish(&[Deb::tool("2", "", &["libone.so.1"]), library]);
     world.source.trust = Trust::Debian;
     let error = world.prepare().unwrap_err();
+    assert!(matches!(error, Error::Indices { .. }), "{error}");
     assert!(error.to_string().contains("is not signed"), "{error}");
+    assert!(error.help().unwrap().contains("--mirror URL"), "{error}");
     assert_eq!(world.trees(), 0);
 }

@@ -82,6 +82,12 @@ pub enum Error {
         /// The packages, with what the archive has today.
         moved: Vec<Moved>,
     },
+    /// The indices of the archive could not be fetched, or no key of Debian has signed them.
+    #[error("cannot fetch the indices of the archive: {output}")]
+    Indices {
+        /// The end of the output of apt.
+        output: String,
+    },
     /// The mirror does not have a file that its own index names.
     #[error("the mirror's index names {package} {version}, and the mirror does not have it")]
     Vanished {
@@ -195,6 +201,9 @@ pub enum Error {
     NotReproducible(String),
 }
 
+/// What programs print where a disk is full; the words of Go have no capitals.
+const FULL: &str = "no space left on device";
+
 /// What `go` prints when it cannot reach the module proxy.
 const UNREACHABLE: [&str; 6] = [
     "dial tcp",
@@ -216,10 +225,25 @@ impl Error {
             && !output.contains("checksum mismatch")
     }
 
+    /// Whether a program ended because a disk is full.
+    fn is_of_full_disk(&self) -> bool {
+        let (Self::Program { output, .. }
+        | Self::Indices { output }
+        | Self::Fetch { output, .. }
+        | Self::Modules { output, .. }) = self
+        else {
+            return false;
+        };
+        output.to_ascii_lowercase().contains(FULL)
+    }
+
     /// The next step for the operator.
     #[must_use]
     pub fn help(&self) -> Option<String> {
         Some(match self {
+            full if full.is_of_full_disk() => {
+                "make room on the disk, for example by `cargo clean`".to_owned()
+            }
             Self::NoMirror => {
                 "name one: cargo xtask image --mirror URL (a URL that ends in /debian)".to_owned()
             }
@@ -234,7 +258,7 @@ impl Error {
                 "the mirror is being updated: try again later, or name another: --mirror URL"
                     .to_owned()
             }
-            Self::Fetch { .. } => {
+            Self::Fetch { .. } | Self::Indices { .. } => {
                 "check the network, or name another mirror: --mirror URL".to_owned()
             }
             Self::Modules { .. } => {
@@ -282,6 +306,22 @@ impl<T> At<T> for io::Result<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_full_disk_is_no_fault_of_the_network() {
+        let apt = "Error writing to file - write (28: No space left on device)".to_owned();
+        let go = "write /x/go/mod/cache: no space left on device".to_owned();
+        let [package, version, program, status] = ["a", "1", "kube", "2"].map(str::to_owned);
+        let fetch = Error::Fetch { package, version, output: apt.clone() };
+        let modules = Error::Modules { program: program.clone(), output: go };
+        let dpkg = Error::Program { program, status, output: apt.clone() };
+        for error in [fetch, modules, dpkg, Error::Indices { output: apt }] {
+            let help = error.help().unwrap();
+            assert!(help.starts_with("make room"), "{error}: {help}");
+        }
+        let away = Error::Indices { output: "Could not resolve 'mirror'".to_owned() };
+        assert!(away.help().unwrap().contains("network"), "{away}");
+    }
 
     #[test]
     fn a_module_that_differs_is_no_missing_way_to_the_proxy() {

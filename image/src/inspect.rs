@@ -6,7 +6,7 @@
 
 use std::{
     env,
-    fs::{self, File},
+    fs::File,
     io::Read as _,
     path::{Path, PathBuf},
 };
@@ -120,12 +120,13 @@ pub fn inspect(path: &Path) -> Result<Inspection> {
     if !is_qcow2(path)? {
         return inspect_raw(path, path);
     }
-    let raw = env::temp_dir().join(format!("polis-inspect-{}.raw", std::process::id()));
-    let inspection = manifest::convert(path, &raw, "raw").and_then(|()| inspect_raw(path, &raw));
-    if raw.exists() {
-        fs::remove_file(&raw).at("remove", &raw)?;
-    }
-    inspection
+    // With a name that no other user of this host can foresee, and link to something else.
+    let raw = tempfile::Builder::new()
+        .prefix("polis-inspect-")
+        .tempfile()
+        .at("make a file in", env::temp_dir())?;
+    manifest::convert(path, raw.path(), "raw")?;
+    inspect_raw(path, raw.path())
 }
 
 /// Reads `path`; errors name `named`.
@@ -256,7 +257,7 @@ impl Expected {
 
 #[cfg(test)]
 mod tests {
-    use std::{os::unix::fs::FileExt as _, sync::Arc};
+    use std::{fs, os::unix::fs::FileExt as _, sync::Arc};
 
     use polis_bundle::Bundle;
     use proptest::prelude::*;
@@ -373,6 +374,9 @@ mod tests {
         let made = assemble(&manifest, &options).is_ok();
         assert_eq!(fs::read(&beside).unwrap(), b"of a person");
         assert_eq!((out.exists(), files()), (made, before + usize::from(made)));
+        if made {
+            assert_eq!(inspect(&out).unwrap().system, System::Intact);
+        }
     }
 
     /// The kernel image of a signed disk.

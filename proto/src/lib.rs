@@ -1,6 +1,9 @@
 //! The messages of Polis, generated from `polis/v1/*.proto`, and those of the programs that
 //! it calls or that call it. No logic lives here.
 
+#[cfg(test)]
+mod contract_tests;
+
 /// Version 1 of the messages.
 pub mod v1 {
     include!(concat!(env!("OUT_DIR"), "/polis.v1.rs"));

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::args::{Firmware, with};
+use crate::args::{Accelerator, Firmware, with};
 use crate::cache::{self, Cache, Key, Wanted};
 use crate::kernel;
 
@@ -62,6 +62,15 @@ pub enum Error {
 /// tenth of a boot. A timer of high resolution is set anew for each short sleep, and the write to
 /// the local APIC that sets it was a tenth of what a voter at work costs.
 pub const CHEAP: &str = "mitigations=off highres=off";
+
+/// [`CHEAP`] for a machine that is translated, and nothing for another.
+#[must_use]
+pub fn cheap(accelerator: Accelerator) -> &'static str {
+    match accelerator {
+        Accelerator::Kvm => "",
+        Accelerator::Tcg | Accelerator::TcgSingle => CHEAP,
+    }
+}
 
 /// Name of the unpacked kernel in its entry.
 const UNPACKED: &str = "vmlinux";

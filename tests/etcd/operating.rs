@@ -372,8 +372,21 @@ async fn a_copied_disk_gets_no_key_while_its_node_runs() {
     let copy = cluster.client(&[&curator], self_signed(&join_key));
     let mut copy = CuratorClient::new(channel(&copy).await);
     let ask = v1::JoinNodeRequest::default();
-    let young = copy.join_node(ask).await.unwrap_err();
+    let young = copy.join_node(ask.clone()).await.unwrap_err();
     assert_eq!(reason(&young), "running", "the leader cannot know yet");
+
+    // A join key of no node, as after a recovery of the disk that the cluster does not know of.
+    let other = cluster.client(&[&curator], self_signed(&NodeKey::generate().unwrap()));
+    let mut other = CuratorClient::new(channel(&other).await);
+    let stranger = NodeKey::generate().unwrap();
+    let own = |key: &NodeKey| key.public_key().to_vec();
+    for (node_public_key, expected) in
+        [(Vec::new(), "unknown"), (own(&stranger), "unknown"), (own(&two.key), "other-join-key")]
+    {
+        let named = v1::JoinNodeRequest { node_public_key, ..ask.clone() };
+        let refused = other.join_node(named).await.unwrap_err();
+        assert_eq!(reason(&refused), expected);
+    }
 
     let node = cluster.client(&[&curator], cluster.credentials(two).await);
     let mut node = CuratorClient::new(channel(&node).await);
@@ -385,7 +398,7 @@ async fn a_copied_disk_gets_no_key_while_its_node_runs() {
     };
     let healthy = shown(v1::NodeHealth::Healthy);
     polis_tests::patiently(Duration::from_secs(10), healthy).await.unwrap();
-    let refused = copy.join_node(ask).await.unwrap_err();
+    let refused = copy.join_node(ask.clone()).await.unwrap_err();
     assert_eq!((refused.code(), reason(&refused)), (Code::Unavailable, "running"));
     assert!(refused.message().contains("its disk was copied"), "{refused}");
     // The node was switched off.

@@ -294,6 +294,26 @@ fn the_owner_s_certificate_is_yellow_only_when_somebody_has_to_use_it() {
 }
 
 #[test]
+fn what_has_ended_names_the_next_step() {
+    use crate::theme::Mark;
+    let said = |node_days: i64, authority_days: i64| {
+        let mut snapshot = samples::ordinary();
+        let pki = snapshot.pki.as_mut().unwrap();
+        pki.certificates.iter_mut().find(|it| !it.when_used).unwrap().days_left = node_days;
+        pki.authorities[0].days_left = authority_days;
+        Page::Pki.answer(&snapshot).unwrap()
+    };
+    let (mark, text) = said(-3, 3_000);
+    assert_eq!(mark, Mark::Bad, "{text}");
+    assert!(text.ends_with("Check the clock, then the logs (F6) of its node."), "{text}");
+    for (days, mark) in [(-4, Mark::Bad), (100, Mark::Attention)] {
+        let (shown, text) = said(60, days);
+        assert_eq!(shown, mark, "{text}");
+        assert!(text.ends_with(": `polisctl cluster rotate-ca`."), "{text}");
+    }
+}
+
+#[test]
 fn an_update_of_the_cluster_that_has_stopped_is_on_its_page_and_marks_it_on_the_others() {
     let mut snapshot = samples::ordinary();
     let node = snapshot.nodes.as_ref().unwrap().nodes[2].id.clone();

@@ -116,6 +116,9 @@ const ROWS_FOR_AIR: u16 = 16;
 /// the failure.
 const NEWEST_ROWS: usize = 3;
 
+/// What a prompt asks for.
+const ASKED: &str = "Type the recovery key of this machine; dashes and spaces do not matter.";
+
 /// Characters of a recovery key, with dashes and spaces as anyone may set them.
 const TYPED_MAX: usize = 200;
 
@@ -233,23 +236,27 @@ impl View {
 /// Paints the whole screen; `phase` turns over to make the border blink.
 pub fn render(guru: &Guru, view: &View, phase: bool, buffer: &mut Buffer) {
     let area = buffer.area;
-    let areas = Areas::of(area);
+    let mut areas = Areas::of(area);
     fill(area, if phase { "█" } else { " " }, FRAME, buffer);
     fill(areas.inside, " ", TEXT, buffer);
     let width = text_width(areas.body);
     put(&head(guru, width), areas.head, buffer);
+    let columns = usize::from(areas.foot.width);
+    let foot = match &view.prompt {
+        Some(prompt) => {
+            let foot = asking(prompt, columns, usize::from(areas.body.height + areas.foot.height));
+            areas.grow_foot(foot.len());
+            foot
+        }
+        None => foot(guru, view, columns, usize::from(areas.foot.height)),
+    };
     if view.logs {
         window::draw(&everything(guru, width), view.top, 0, areas.body, FRAME, buffer);
     } else {
         put(&report(guru, width, usize::from(areas.body.height)), areas.body, buffer);
     }
-    let width = usize::from(areas.foot.width);
-    let rows = usize::from(areas.foot.height);
-    let foot = match &view.prompt {
-        Some(prompt) => asking(prompt, width),
-        None => foot(guru, view, width, rows),
-    };
     // The last of them matter most.
+    let rows = usize::from(areas.foot.height);
     put(&foot[foot.len().saturating_sub(rows)..], areas.foot, buffer);
 }
 
@@ -281,6 +288,15 @@ impl Areas {
             body: Rect { y: text.y + head, height: body, ..text },
             foot: Rect { y: text.y + head + body, height: foot, ..text },
         }
+    }
+
+    /// Gives the foot so many rows, as far as the body has them.
+    fn grow_foot(&mut self, rows: usize) {
+        let rows = u16::try_from(rows).unwrap_or(u16::MAX);
+        let more = rows.saturating_sub(self.foot.height).min(self.body.height);
+        self.body.height -= more;
+        self.foot.y -= more;
+        self.foot.height += more;
     }
 }
 
@@ -356,13 +372,10 @@ fn report(guru: &Guru, width: usize, rows: usize) -> Vec<Line<'static>> {
         .unwrap_or_else(|| causes(guru, width, 1));
     let mut lines = shorten(causes, left);
     lines.extend(next);
-    let maintenance = maintenance(guru, width);
-    // Cut, it would be of no use.
-    if lines.len() + maintenance.len() <= rows + 1 {
-        lines.extend(maintenance);
+    for part in [maintenance(guru, width), tried(guru, width)] {
+        let left = rows.saturating_sub(lines.len());
+        lines.extend(shorten(part, left));
     }
-    let left = rows.saturating_sub(lines.len());
-    lines.extend(shorten(tried(guru, width), left));
     let left = rows.saturating_sub(lines.len());
     // A title without a line below it says nothing.
     if left >= 2 && !guru.log.is_empty() {
@@ -402,7 +415,7 @@ fn shorten(mut lines: Vec<Line<'static>>, rows: usize) -> Vec<Line<'static>> {
     if lines.len() > rows + 1 {
         let Some(kept) = rows.checked_sub(2).filter(|kept| *kept > 0) else { return Vec::new() };
         lines.truncate(kept);
-        lines.push(Row::indented(2).put(TITLE, ".. press L for the rest").line());
+        lines.push(Row::indented(2).put(TITLE, ".. press L for all").line());
         lines.push(Line::default());
     }
     lines.truncate(rows);
@@ -484,22 +497,23 @@ fn block(
     lines.iter().enumerate().map(row).collect()
 }
 
-/// The wanted input, the part of it that was typed, and the keys that matter now.
-fn asking(prompt: &Prompt, width: usize) -> Vec<Line<'static>> {
-    // The end of it is where the person is; one column is the cursor's.
-    let first = (prompt.0.len() + 1).saturating_sub(width);
-    let what =
-        cut("Type the recovery key of this machine; dashes and spaces do not matter.", width);
-    let keys = [("Enter", "opens the disk"), ("Esc", "goes back")];
-    let keys = keys.into_iter().fold(Row::default(), |row, (key, what)| {
-        row.put(STRONG, key).gap(1).put(TEXT, what).gap(4)
-    });
-    vec![
-        Row::default().put(TEXT, &what).line(),
+/// The wanted input, what was typed of it, and the keys that matter now, in about `rows`: of a
+/// text with more rows than are left for it, the end is shown, where the person is.
+fn asking(prompt: &Prompt, width: usize, rows: usize) -> Vec<Line<'static>> {
+    let mut lines = block(0, "", TEXT, ASKED, width, usize::MAX);
+    let keys = in_rows(&[("Enter", "opens the disk"), ("Esc", "goes back")], 4, width);
+    let (typed, columns) = (prompt.0.len(), width.max(1));
+    // The last cell is the cursor's.
+    let all = (typed + 1).div_ceil(columns);
+    let shown = rows.saturating_sub(lines.len() + keys.len()).clamp(1, all);
+    lines.extend((all - shown..all).map(|row| {
+        let (first, end) = (row * columns, ((row + 1) * columns).min(typed));
+        let cursor = if row + 1 == all { "_" } else { "" };
         // Only ASCII gets into it: any byte is a boundary.
-        Row::default().put(STRONG, &prompt.0[first..]).put(STRONG, "_").line(),
-        keys.line(),
-    ]
+        Row::default().put(STRONG, &prompt.0[first..end]).put(STRONG, cursor).line()
+    }));
+    lines.extend(keys);
+    lines
 }
 
 /// The keys, and what happens without them, in `rows` where the screen is too small for

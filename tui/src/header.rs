@@ -9,7 +9,7 @@ use ratatui::style::{Color, Modifier};
 
 use crate::page::Page;
 use crate::prompt::Prompt;
-use crate::snapshot::{Cluster, Snapshot};
+use crate::snapshot::{Cluster, Header, Snapshot};
 use crate::text::{clean, cut, duration, plural};
 use crate::theme::{ALARM, BAR, CURSOR, DOES, KEY, Mark, NOTICE, OPEN};
 use crate::widgets::{Row, row};
@@ -61,7 +61,6 @@ pub(crate) fn place(area: Rect) -> Rect {
 pub(crate) fn draw_place(snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
     let header = &snapshot.header;
     let address = header.address.as_deref().unwrap_or("no address yet");
-    let clock = Row::default().put(BAR, &header.clock).gap(1);
     let version = format!("{} slot {}", header.version, header.slot);
     let uptime = format!("up {}", duration(header.uptime));
     let place = |parts: &[&str]| {
@@ -70,8 +69,13 @@ pub(crate) fn draw_place(snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
         };
         parts.iter().fold(Row::indented(1), put)
     };
-    // The value that distinguishes a live screen from a frozen one goes last.
-    let room = usize::from(area.width).saturating_sub(clock.used() + 1);
+    let room = |clock: &Row| usize::from(area.width).saturating_sub(clock.used() + 1);
+    // The value that distinguishes a live screen from a frozen one goes last, and the words beside
+    // it go before the address.
+    let [whole_clock, clock] = clocks(header);
+    let needed = place(&[address]).used();
+    let clock = if needed <= room(&whole_clock) { whole_clock } else { clock };
+    let room = room(&clock);
     let whole: &[&str] = &[&version, address, &uptime];
     let place = [whole, &[&version, address], &[address]]
         .into_iter()
@@ -80,6 +84,18 @@ pub(crate) fn draw_place(snapshot: &Snapshot, area: Rect, buffer: &mut Buffer) {
         .unwrap_or_else(|| place(whole));
     buffer.set_style(area, BAR);
     spread(area, 0, place, &[clock], buffer);
+}
+
+/// The time of day, with words and without: one that nothing has confirmed has its mark in both.
+fn clocks(header: &Header) -> [Row; 2] {
+    let mark = Mark::Attention.glyph();
+    let leads = match header.clock_unset {
+        true => [format!("{mark} not set: "), format!("{mark} ")],
+        false => [String::new(), String::new()],
+    };
+    leads.map(|lead| {
+        Row::default().put(BAR.fg(Color::LightYellow), &lead).put(BAR, &header.clock).gap(1)
+    })
 }
 
 /// The number of things to remark on. One that lasts for months does not count.

@@ -17,6 +17,26 @@ fn the_clock_stays_whatever_the_address_is() {
 }
 
 #[test]
+fn a_time_that_nothing_has_confirmed_has_a_mark_and_words() {
+    let mut snapshot = samples::ordinary();
+    let place = |snapshot: &Snapshot, columns| {
+        let shown = screen(snapshot, &View::new(columns, 24), columns, 24);
+        shown.lines().nth(1).unwrap().trim_matches('"').trim_end().to_owned()
+    };
+    assert!(!place(&snapshot, 80).contains('▲'), "{}", place(&snapshot, 80));
+    snapshot.header.clock_unset = true;
+    let shown = place(&snapshot, 80);
+    assert!(shown.ends_with(" ▲ not set: 2026-02-17 14:03:22 UTC"), "{shown}");
+    // The words go before the address, and the mark stays.
+    snapshot.header.address = Some(LONG.to_owned());
+    for (columns, lead) in [(80, " ▲ not set: "), (70, " ▲ ")] {
+        let shown = place(&snapshot, columns);
+        assert!(shown.contains(LONG), "{shown}");
+        assert!(shown.ends_with(&format!("{lead}2026-02-17 14:03:22 UTC")), "{shown}");
+    }
+}
+
+#[test]
 fn an_address_can_be_read_whole_on_every_screen() {
     let mut snapshot = samples::ordinary();
     snapshot.nodes.as_mut().unwrap().nodes[1].address = Some(LONG.to_owned());

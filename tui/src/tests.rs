@@ -283,6 +283,46 @@ fn a_recovery_key_is_typed_with_every_letter_in_it() {
 }
 
 #[test]
+fn a_prompt_and_what_was_typed_are_whole_on_a_screen_of_any_use() {
+    let guru = samples::guru_locked();
+    let typed = "MYKT-F9X7-".repeat(6);
+    for (columns, rows) in GURU_SIZES {
+        let mut view = guru::View::new(columns, rows);
+        view.key(Key::Char('u'), &guru);
+        for c in typed.chars() {
+            view.key(Key::Char(c), &guru);
+        }
+        let shown = guru_screen(&guru, &view, columns, rows);
+        let text = |gap: &str| {
+            let rows = shown.lines().map(|row| row.trim_matches(|c: char| "\"█ ".contains(c)));
+            rows.collect::<Vec<_>>().join(gap)
+        };
+        let asked = "recovery key of this machine; dashes and spaces do not matter.";
+        for needed in [asked, "Enter opens the disk", "Esc goes back"] {
+            assert!(text(" ").contains(needed), "{needed:?} is not on {columns} x {rows}\n{shown}");
+        }
+        assert!(text("").contains(&format!("{typed}_")), "{columns} x {rows}\n{shown}");
+    }
+}
+
+#[test]
+fn a_command_over_the_network_is_whole_or_the_screen_names_the_key_that_shows_it() {
+    let guru = samples::guru_in_maintenance();
+    let command = guru.maintenance.replace(' ', "");
+    let mut cut = 0;
+    let sizes = (30..=60).flat_map(|columns| (20..=41).map(move |rows| (columns, rows)));
+    for (columns, rows) in sizes {
+        let shown = guru_screen(&guru, &guru::View::new(columns, rows), columns, rows);
+        let text: String = shown.chars().filter(|c| !"\"█ \n".contains(*c)).collect();
+        if text.contains("Overthenetwork") && !text.contains(&command) {
+            assert!(shown.contains("press L for all"), "{columns} x {rows}\n{shown}");
+            cut += 1;
+        }
+    }
+    assert!(cut > 0, "no screen is too small for it");
+}
+
+#[test]
 fn escape_leaves_the_prompt_and_nothing_is_asked_for_without_a_lock() {
     let guru = samples::guru_locked();
     let mut view = guru::View::new(80, 24);

@@ -13,10 +13,11 @@ use std::{
 use anyhow::{Context as _, Result, anyhow};
 use clap::Subcommand;
 use polis_image::{
-    authenticode_hash,
+    NoEcho, authenticode_hash,
     signing::{Keys, Passphrase, Private, Shown, ensure_free, revoke, revoked, show},
     uninterrupted,
 };
+use rpassword::ConfigBuilder;
 use zeroize::Zeroizing;
 
 use crate::host::Help;
@@ -92,8 +93,12 @@ impl PassphraseFrom {
 
 fn ask(prompt: &str) -> Result<Zeroizing<String>> {
     // At Ctrl-C, rpassword sends itself the signal before it restores the terminal.
-    let typed = uninterrupted(|| rpassword::prompt_password(prompt).map(Zeroizing::new)).flatten();
+    let typed = uninterrupted(|ended| {
+        let config = ConfigBuilder::new().input_reader(NoEcho::open(ended)?).build();
+        rpassword::prompt_password_with_config(prompt, config).map(Zeroizing::new)
+    });
     typed
+        .flatten()
         .context("cannot ask for the passphrase")
         .context(Help("without a terminal, use --passphrase-file".to_owned()))
 }

@@ -151,6 +151,8 @@ fn ask(dir: &Path, order: &Order) -> Result<String> {
     let mut answer = String::new();
     BufReader::new(line.take(LINE_MAX)).read_line(&mut answer).with_context(absent)?;
     let answer = answer.trim_end().to_owned();
+    // The run may end between the two.
+    ensure!(!answer.is_empty(), absent());
     if !answer.starts_with(REFUSED) {
         println!("{answer}");
     }
@@ -233,5 +235,22 @@ mod tests {
         assert!(ask(dir.path(), &heal).unwrap().contains("every link is up"));
         drop(desk);
         assert!(ask(dir.path(), &heal).is_err(), "the run has ended");
+    }
+
+    #[test]
+    fn a_run_that_ends_before_it_answers_has_done_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("network")).unwrap();
+        let socket = dir.path().join("socket");
+        let listener = UnixListener::bind(&socket).unwrap();
+        std::fs::write(place(dir.path()), socket.as_os_str().as_encoded_bytes()).unwrap();
+        let run = thread::spawn(move || {
+            let (line, _address) = listener.accept().unwrap();
+            // Reads the command, so that its sender does not fail.
+            BufReader::new(line).read_line(&mut String::new()).unwrap();
+        });
+        let error = ask(dir.path(), &Order::Heal).unwrap_err().to_string();
+        assert!(error.contains("no cluster of several nodes runs"), "{error}");
+        run.join().unwrap();
     }
 }

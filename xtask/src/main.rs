@@ -33,6 +33,8 @@ mod keys;
 mod kubernetes;
 mod link;
 mod lock;
+#[cfg(test)]
+mod mentions_tests;
 mod operator;
 mod output;
 mod parameters;
@@ -198,6 +200,35 @@ mod tests {
         assert_eq!(status(&anyhow!(host::Late("nothing within 9 s".to_owned())).context("x")), 3);
         assert_eq!(status(&anyhow!(host::Usage("--keep".to_owned()))), 2);
         assert_eq!(status(&anyhow!("x")), 1);
+    }
+
+    #[test]
+    fn the_command_lines_that_outsiders_know_are_understood() {
+        for line in [
+            "run",
+            "run --nodes 3 --memory 1024 --uefi --accel auto --keep --headless",
+            "run --direct --accel kvm",
+            "run --accel tcg --until-ready",
+            "run --kubernetes --nodes 3 --until-ready",
+            "run --secure-boot",
+            "test",
+            "test unit FILTER",
+            "test e2e FILTER",
+            "image --out FILE --format raw --parameters FILE --size 4294967296",
+            "image --format qcow2 --variant base",
+            "image --variant full --locked --snapshot URL",
+            "image --keys DIR --bundle FILE --version 1.2.3",
+            "image --update-payload --mirror URL",
+            "image inspect FILE",
+            "keys create DIR",
+            "bench",
+            "bench boot",
+            "conformance --stage api",
+            "conformance --stage pods",
+        ] {
+            let words = std::iter::once("xtask").chain(line.split(' '));
+            assert!(Cli::try_parse_from(words).is_ok(), "{line}");
+        }
     }
 
     #[test]

@@ -64,6 +64,11 @@ pub(crate) fn script(dir: &Path) -> PathBuf {
     dir.join("polisctl")
 }
 
+/// The folder of the operator's contexts for the cluster in `dir`.
+pub(crate) fn contexts(dir: &Path) -> PathBuf {
+    dir.join("operator")
+}
+
 /// Builds `polisctl`, and creates the folder of contexts of the cluster in `dir` and the
 /// script for the operator. Returns the program and the folder.
 pub(crate) fn install(dir: &Path, kept: bool) -> Result<(PathBuf, PathBuf)> {
@@ -74,7 +79,7 @@ pub(crate) fn install(dir: &Path, kept: bool) -> Result<(PathBuf, PathBuf)> {
     fs::copy(&built, &copy)
         .and_then(|_bytes| fs::rename(&copy, &program))
         .with_context(|| format!("cannot put polisctl at {}", program.display()))?;
-    let config = dir.join("operator");
+    let config = contexts(dir);
     if !kept && config.exists() {
         fs::remove_dir_all(&config)
             .with_context(|| format!("cannot remove {}", config.display()))?;

@@ -16,7 +16,7 @@ pub enum Accelerator {
     /// By translation, all processors in turn on one host thread. Before 8.1,
     /// QEMU's threads raced while the kernel patched its own code, and about
     /// one boot in sixty with four processors ended in `Oops: int3`; with two,
-    /// one in some hundreds: see [`STEADY`].
+    /// one in some hundreds: see `SEVERAL`.
     TcgSingle,
 }
 

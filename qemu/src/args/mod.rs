@@ -208,15 +208,17 @@ fn hms(time: time::Time) -> String {
     format!("{hour:02}:{minute:02}:{second:02}")
 }
 
-/// Keeps the kernel from patching, while it boots, the code that every processor reads
-/// its clock with: that was where the translating threads raced. It gives up a clock
-/// that a translated processor does not have either.
-const STEADY: &str = "tsc=unstable";
+/// Has the kernel boot on one processor, and process 1 start the others: the kernel patches, at
+/// the end of its boot, the code that every processor reads its clock with, and there
+/// translating threads raced. The clock of a translated processor is that of the host; compared
+/// with a slow one, it would be given up on a busy host. The last word saves a pass over all
+/// locks when the second processor starts.
+const SEVERAL: &str = "maxcpus=1 tsc=reliable noreplace-smp";
 
 /// The words of the kernel command line that depend on how it is run.
 fn words(config: &Config) -> &'static str {
     match config.accelerator {
-        Accelerator::Tcg if config.cpus > 1 => STEADY,
+        Accelerator::Tcg if config.cpus > 1 => SEVERAL,
         Accelerator::Kvm | Accelerator::Tcg | Accelerator::TcgSingle => "",
     }
 }

@@ -41,6 +41,8 @@ fn main() {
 fn run() -> io::Result<()> {
     mount("devtmpfs", "/dev", "devtmpfs", MountFlags::empty(), None)?;
     mount("proc", "/proc", "proc", MountFlags::empty(), None)?;
+    mount("sysfs", "/sys", "sysfs", MountFlags::empty(), None)?;
+    start_processors()?;
     let mut modules: Vec<_> =
         fs::read_dir("/modules")?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
     modules.sort();
@@ -59,6 +61,17 @@ fn run() -> io::Result<()> {
     }
     etcd.wait()?;
     unmount(DATA, UnmountFlags::empty())?;
+    Ok(())
+}
+
+/// The kernel boots on one processor (`polis_qemu::args`).
+fn start_processors() -> io::Result<()> {
+    for entry in fs::read_dir("/sys/devices/system/cpu")? {
+        let online = entry?.path().join("online");
+        if fs::read_to_string(&online).is_ok_and(|state| state.trim() == "0") {
+            fs::write(online, "1")?;
+        }
+    }
     Ok(())
 }
 

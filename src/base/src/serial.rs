@@ -143,14 +143,19 @@ fn unquote(text: &str) -> Option<(String, &str)> {
 }
 
 /// Whether a terminal or a reader of lines takes this character for more than text: a control
-/// character of ASCII or Unicode, a separator at which some readers end a line, or a mark that
-/// changes the direction of the text around it, by which a line looks like another one.
+/// character of ASCII or Unicode, a separator at which some readers end a line, a mark that
+/// changes the direction of the text around it, or one without width: by the last two, a line or
+/// a name looks like another one.
 #[must_use]
 pub fn is_control(c: char) -> bool {
     c.is_control()
         || matches!(
             c,
-            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+            '\u{61c}'
+                | '\u{200b}'..='\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{2069}'
+                | '\u{feff}'
         )
 }
 
@@ -175,7 +180,9 @@ impl fmt::Display for EventLine {
         for (key, value) in &self.fields {
             write!(f, " {key}=")?;
             let plain = !value.is_empty()
-                && !value.contains(|c: char| c == ' ' || c == '"' || c == '\\' || is_control(c));
+                && !value.contains(|c: char| {
+                    c.is_whitespace() || c == '"' || c == '\\' || is_control(c)
+                });
             if plain {
                 f.write_str(value)?;
                 continue;
@@ -290,7 +297,8 @@ mod tests {
     fn what_a_terminal_or_a_reader_of_lines_acts_on_is_not_written_as_it_came() {
         for c in [
             '\n', '\r', '\u{1b}', '\u{7f}', '\u{85}', '\u{9b}', '\u{61c}', '\u{200e}', '\u{200f}',
-            '\u{2028}', '\u{2029}', '\u{202a}', '\u{202e}', '\u{2066}', '\u{2069}',
+            '\u{2028}', '\u{2029}', '\u{202a}', '\u{202e}', '\u{2066}', '\u{2069}', '\u{200b}',
+            '\u{200d}', '\u{2060}', '\u{feff}',
         ] {
             let line = EventLine::new("guru").field("cause", format!("a{c}POLIS b"));
             let text = line.to_string();
@@ -301,6 +309,16 @@ mod tests {
         }
         for c in ['é', '…', '\u{2027}', '\u{202f}', '\u{1f600}'] {
             assert!(!is_control(c), "{c:?}");
+        }
+    }
+
+    #[test]
+    fn a_value_with_any_space_in_it_is_one_word_to_a_reader_that_splits_at_spaces() {
+        for space in [' ', '\u{a0}', '\u{3000}'] {
+            let line = EventLine::new("guru").field("cause", format!("a{space}b"));
+            let text = line.to_string();
+            assert_eq!(text, format!("POLIS guru cause=\"a{space}b\""));
+            assert_eq!(EventLine::parse(&text), Some(line));
         }
     }
 

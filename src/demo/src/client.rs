@@ -2,30 +2,61 @@
 //!
 //! A pod that runs it shows that names, services and the network of pods work, from where
 //! they are used.
+//!
+//! It waits for a server that is deployed together with it: if it ended, kubelet would start its
+//! container again after ten seconds, then after twenty and forty.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{TcpStream, ToSocketAddrs as _};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use polis_base::sys::poll;
 
 /// For each step: to connect, to send, and for each part of the answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a server may take to be there: its name, and a port that accepts.
+const AWAITED: Duration = Duration::from_secs(60);
+/// Between two tries.
+const PAUSE: Duration = Duration::from_millis(500);
 /// Bytes of an answer; the server's are shorter.
 const ANSWER_MAX: u64 = 64 << 10;
 
 /// Asks `HOST:PORT` and returns the body of the answer.
 ///
 /// The name is resolved by the resolver of the C library, with the search domains that
-/// kubelet writes into `/etc/resolv.conf`. Every address is tried, in order.
+/// kubelet writes into `/etc/resolv.conf`. Every address is tried, in order, and again for up to a
+/// minute while there is no such name or nothing accepts. A connection without an answer is not
+/// tried again: that is how a NetworkPolicy refuses one.
 ///
 /// # Errors
 ///
 /// The last address's failure; [`io::ErrorKind::InvalidData`] for an answer other than 200.
 pub fn get(server: &str) -> io::Result<String> {
+    ask(connect_within(server, AWAITED)?, server)
+}
+
+/// Connects to the server, which may take this long to be there.
+fn connect_within(server: &str, time: Duration) -> io::Result<TcpStream> {
+    let begun = Instant::now();
+    loop {
+        match connect(server) {
+            Err(error) if may_come(&error) && begun.elapsed() < time => poll::sleep(PAUSE),
+            ended => return ended,
+        }
+    }
+}
+
+/// Whether the server may be there in a moment.
+fn may_come(error: &io::Error) -> bool {
+    !matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::TimedOut)
+}
+
+fn connect(server: &str) -> io::Result<TcpStream> {
     let none = || io::Error::new(io::ErrorKind::NotFound, format!("{server} has no address"));
     let mut failed = none();
     for address in server.to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, PATIENCE) {
-            Ok(stream) => return ask(stream, server),
+            Ok(stream) => return Ok(stream),
             Err(error) => failed = error,
         }
     }
@@ -67,6 +98,32 @@ mod tests {
         let facts = Facts { node: "n".to_owned(), pod: "p".to_owned(), kernel: "k".to_owned() };
         serve(listener, facts).unwrap();
         assert_eq!(get(&format!("localhost:{port}")).unwrap(), "node   n\npod    p\nkernel k\n");
+    }
+
+    #[test]
+    fn a_server_that_comes_later_is_awaited() {
+        // An address of its own: no other test takes the port meanwhile.
+        let server = TcpListener::bind((Ipv4Addr::new(127, 0, 0, 80), 0)).unwrap();
+        let address = server.local_addr().unwrap();
+        drop(server);
+        let refused = connect_within(&address.to_string(), Duration::ZERO).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        let facts = Facts { node: "n".to_owned(), pod: "p".to_owned(), kernel: "k".to_owned() };
+        let comes = std::thread::spawn(move || {
+            poll::sleep(PAUSE / 2);
+            serve(TcpListener::bind(address).unwrap(), facts).unwrap();
+        });
+        assert_eq!(get(&address.to_string()).unwrap(), "node   n\npod    p\nkernel k\n");
+        comes.join().unwrap();
+    }
+
+    #[test]
+    fn a_connection_that_a_policy_refuses_is_not_tried_again() {
+        assert!(!may_come(&io::ErrorKind::TimedOut.into()));
+        assert!(!may_come(&io::ErrorKind::InvalidInput.into()));
+        // The resolver's own errors have no kind.
+        assert!(may_come(&io::Error::other("failed to lookup address information")));
+        assert!(may_come(&io::ErrorKind::ConnectionRefused.into()));
     }
 
     #[test]

@@ -21,7 +21,9 @@
 //! - Without a counter on the ESP the machine holds, unless its system is on trial: then the
 //!   loader has counted, and the next start is that of the system before.
 //! - Where the disk does not answer, the machine counts down ten times as long, asks it once more,
-//!   and reboots uncounted: only a reset helps such a disk, and the time keeps it from a loop.
+//!   and reboots uncounted: only a reset helps such a disk, and the time keeps it from a loop. A
+//!   system that was on trial at its start, and may have been kept since, has the short countdown:
+//!   once, since its next start is one of the system before or of a kept one.
 //! - The watchdog is petted: a holding machine is not reset.
 //! - A call that `node` in maintenance has admitted puts a reboot off, and never brings it nearer.
 //!

@@ -47,6 +47,7 @@ pub mod node;
 pub mod off;
 pub mod patience;
 pub mod port;
+pub mod processors;
 pub mod record;
 pub mod relay;
 pub mod screen;

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -29,6 +29,7 @@ use super::command_line::{COUNTDOWN, CommandLine, INIT_DEADLINE};
 use super::extra::Extra;
 use super::kernel_log::KernelEvent;
 use super::port::Port;
+use super::processors::{self, PROCESSORS};
 
 /// The watchdog is petted six times within its timeout.
 const PET_INTERVAL: Duration = Duration::from_secs(10);
@@ -273,8 +274,27 @@ impl Machine {
         Some(Report::new(code::SYSTEM_DAMAGED_RUNNING, vec![cause]))
     }
 
-    /// Opens the devices that are present: the watchdog and power buttons.
+    /// Starts the processors that stand still.
+    pub fn start_processors(&mut self) {
+        for (name, outcome) in processors::start_all(Path::new(PROCESSORS)) {
+            self.log_processor(&name, outcome);
+        }
+    }
+
+    fn log_processor(&mut self, name: &str, outcome: io::Result<()>) {
+        match outcome {
+            Ok(()) => self.port.log(Severity::Info, &format!("processor {name} is running")),
+            Err(error) => {
+                let text = format!("processor {name} cannot be started: {error}");
+                self.port.log(Severity::Warning, &text);
+            }
+        }
+    }
+
+    /// Opens the devices that are present: the watchdog and power buttons. Starts processors that
+    /// were added.
     pub fn find_devices(&mut self) {
+        self.start_processors();
         self.find_watchdog();
         let received = self.buttons.find();
         self.log_buttons(&received);
@@ -353,6 +373,11 @@ impl Machine {
     fn notice(&mut self, event: &uevent::Event) {
         let received = self.buttons.notice(event);
         self.log_buttons(&received);
+        if let Some(name) = processors::added(event)
+            && let Some(outcome) = processors::start(Path::new(PROCESSORS), name)
+        {
+            self.log_processor(name, outcome);
+        }
         let Some(name) = event.get("DEVNAME") else { return };
         let subsystem = event.get("SUBSYSTEM").unwrap_or_default();
         let is_watchdog = match (subsystem, name.strip_prefix("watchdog")) {

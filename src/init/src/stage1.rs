@@ -117,6 +117,7 @@ fn prepare(machine: &mut Machine) -> Result<Option<Early>, Error> {
     // From here on Ctrl-Alt-Del is a request and not a reset.
     reboot::catch_ctrl_alt_del().map_err(own("take over Ctrl-Alt-Del"))?;
     machine.uevents = Some(Listener::open().map_err(own("receive device announcements"))?);
+    machine.start_processors();
     Ok(early)
 }
 

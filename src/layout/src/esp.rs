@@ -277,6 +277,17 @@ mod tests {
     }
 
     #[test]
+    fn the_files_that_outsiders_know_have_their_names() {
+        assert_eq!((LOADER, PARAMETERS), ("EFI/BOOT/BOOTX64.EFI", "polis/parameters.pb"));
+        let files: Vec<_> = Esp::in_place().iter().map(|path| path.display().to_string()).collect();
+        for promised in ["polis/sealed_configuration.pb", "polis/cluster_directory.pb"] {
+            assert!(files.iter().any(|file| file == promised), "{promised}");
+        }
+        let reports = files.iter().filter(|file| file.starts_with("polis/guru/guru-"));
+        assert_eq!(reports.count(), 8);
+    }
+
+    #[test]
     fn a_disk_with_large_sectors_gets_a_file_system_with_large_sectors() {
         let esp = build("seed", 4096, &[(LOADER.to_owned(), vec![5; 300_000])]).unwrap();
         assert_eq!(esp[11..13], 4096_u16.to_le_bytes());

@@ -153,6 +153,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_disk_of_any_version_has_partitions_of_these_names_and_types() {
+        let all = [ESP, SYSTEM_A, SYSTEM_B, DATA];
+        assert_eq!(
+            all.map(|kind| format!("{} {}", kind.name, kind.type_guid)),
+            [
+                "POLIS-ESP c12a7328-f81f-11d2-ba4b-00a0c93ec93b",
+                "POLIS-SYSTEM-A 59c6e635-c906-46a2-aaf4-09696edc0b9a",
+                "POLIS-SYSTEM-B 5de5d1a7-9151-49c6-880f-b31c963f6241",
+                "POLIS-DATA 5141e997-d959-497c-b0e8-f6f81294567c",
+            ]
+        );
+    }
+
+    #[test]
     fn partitions_are_aligned_and_follow_each_other() {
         let layout = plan("seed", 70_000_001, 4 << 30).unwrap();
         let [esp, one, other] = &layout.partitions[..] else { panic!("three partitions") };

@@ -717,6 +717,7 @@ impl Faces {
                     known: values.known.subscribe(),
                     network: values.network.subscribe(),
                     storage: values.storage.subscribe(),
+                    time: values.time.subscribe(),
                     health: values.health.subscribe(),
                     volumes: values.volumes.subscribe(),
                     mirror: values.mirror.subscribe(),

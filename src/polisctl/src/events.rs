@@ -24,6 +24,7 @@ use super::node::targets;
 use super::output::{Document, Text, or_dash};
 use super::session::{Session, Target, refused};
 use super::table::table;
+use super::top::silent;
 use super::{Global, units};
 
 /// The field of a log line that makes it an event.
@@ -64,7 +65,8 @@ pub(super) async fn run(arguments: &Arguments, global: &Global) -> Result<(), Er
     let session = Session::brief(global).await?;
     let targets = Box::pin(targets(&session)).await?;
     let progress = global.out.progress();
-    progress.says(&format!("reading the logs of {} nodes", targets.len()));
+    let plural = if targets.len() == 1 { "" } else { "s" };
+    progress.says(&format!("reading the log of {} node{plural}", targets.len()));
     let read = targets.iter().map(|target| read(&session, target, arguments.boots));
     let read = join_all(read).await;
     drop(progress);
@@ -74,7 +76,7 @@ pub(super) async fn run(arguments: &Arguments, global: &Global) -> Result<(), Er
         missing.extend(failure.map(|error| format!("no events of {}: {error}", target.meant)));
     }
     if events.is_empty() && missing.len() == targets.len() {
-        return Err(Error::new("no node answers").or_help(missing.join("; ")));
+        return Err(silent((!missing.is_empty()).then(|| missing.join("; "))));
     }
     let now = units::since_1970_nanos(polis_base::sys::clock::now());
     // Only a leader knows the names.

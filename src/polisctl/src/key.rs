@@ -23,11 +23,13 @@ use pkcs8::pkcs5::{pbes2, scrypt};
 use pkcs8::{DecodePrivateKey as _, DecodePublicKey as _, EncodePublicKey as _, PrivateKeyInfoRef};
 use rand::TryRng as _;
 use rand::rngs::SysRng;
+use rpassword::ConfigBuilder;
 use zeroize::{Zeroize as _, Zeroizing};
 
 use super::error::{Error, Explain as _};
 use polis_base::hex;
 use polis_base::sys::signal::uninterrupted;
+use polis_base::sys::terminal::NoEcho;
 
 /// Far above the size of a key in PEM.
 const FILE_MAX: u64 = 64 * 1024;
@@ -43,7 +45,11 @@ const PRIVATE: &str = "PRIVATE KEY-----";
 /// Asks for a secret on the terminal, without echo.
 pub(super) fn typed(prompt: &str) -> io::Result<Zeroizing<String>> {
     // At Ctrl-C, rpassword sends itself the signal before it restores the terminal.
-    uninterrupted(|| rpassword::prompt_password(prompt).map(Zeroizing::new)).flatten()
+    uninterrupted(|ended| {
+        let config = ConfigBuilder::new().input_reader(NoEcho::open(ended)?).build();
+        rpassword::prompt_password_with_config(prompt, config).map(Zeroizing::new)
+    })
+    .flatten()
 }
 
 /// The source of a passphrase.

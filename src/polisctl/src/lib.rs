@@ -104,7 +104,7 @@ struct Options {
     /// How to print what was found; `-o` means a file where a command writes one.
     #[arg(short, long, global = true, value_enum, default_value_t)]
     output: Format,
-    /// How long to wait for the cluster, such as 30s or 5m.
+    /// How long to wait for the cluster, such as 30s or 5m [default: 15s a call].
     #[arg(long, global = true, value_name = "DURATION", value_parser = units::duration)]
     timeout: Option<Duration>,
     /// A file whose first line is the passphrase of the key.

@@ -40,7 +40,8 @@ pub(super) struct Arguments {
     /// The owner's private key [default: that of the context, or of `owner create`].
     #[arg(long, value_name = "FILE")]
     owner_key: Option<PathBuf>,
-    /// The CA's fingerprint as the machine's screen shows it: four words, or 64 digits.
+    /// The CA's fingerprint as the machine's screen shows it: four words, or 64 hexadecimal
+    /// digits.
     #[arg(long, value_name = "WORDS|HEX")]
     fingerprint: Option<Spoken>,
     /// The CA, in PEM or DER, from a trusted source.

@@ -174,7 +174,8 @@ fn chosen<'a>(views: &'a [View], name: Option<&str>) -> Result<&'a View, Error> 
     }
     let newest = views.iter().max_by_key(|view| view.read);
     let newest = newest.ok_or_else(|| {
-        Error::new("the bucket has no snapshot below this prefix").or_help(listing)
+        Error::new("the bucket has no snapshot below this prefix")
+            .or_help("check the bucket and the prefix of --target: they are those of the cluster")
     })?;
     if views.iter().any(|view| view.cluster != newest.cluster) {
         let error = Error::new("the bucket has snapshots of several clusters");
@@ -271,6 +272,7 @@ mod tests {
         };
         let none = refuses(fetch(&["--out", "@a"]));
         assert!(none.contains("no snapshot below this prefix"), "{none}");
+        assert!(none.contains("help: check the bucket and the prefix of --target"), "{none}");
         let first = sent(&store, "c-1", 1_795_694_400, b"first");
         let second = sent(&store, "c-1", 1_795_698_000, b"second");
         store.with(|state| state.objects.insert("x/c-1/notes".to_owned(), b"x".to_vec()));

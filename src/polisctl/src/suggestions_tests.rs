@@ -126,7 +126,12 @@ const TOLD: &[Suggestion] = &[
         &[SNAPSHOT_TARGET],
     ),
     ("cluster registry set _", "a pull of an image that failed", USERS, &[REGISTRY]),
-    ("cluster rotate-ca", "the authorities were never rotated", USERS, &[ROTATED]),
+    (
+        "cluster rotate-ca",
+        "the authorities were never rotated; page PKI of one that ends",
+        ALL,
+        &[ROTATED],
+    ),
     ("cluster rotate-ca status", "a rotation that goes on without its command", OWNERS, &[ROTATED]),
     ("cluster status", "no terminal; a wait that ended; a departure", USERS, &[OPERATES]),
     ("cluster take-ownership", "a call without a certificate", USERS, &[BAD_CONTEXT, OWNS]),

@@ -3,16 +3,16 @@
 
 use std::time::{Duration, SystemTime};
 
+use polis_base::serial::is_control;
+
 use super::units;
 
-/// Removes control sequences.
+/// Removes control sequences, and marks that disguise a text.
 pub(super) fn clean(text: &str) -> String {
     text.chars()
         .map(|c| match c {
             '\n' | '\r' | '\t' => ' ',
-            c if c.is_control() => '?',
-            // Marks that change the direction of text can disguise it.
-            '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => '?',
+            c if is_control(c) => '?',
             c => c,
         })
         .collect()
@@ -189,6 +189,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn what_disguises_a_text_is_seen() {
+        assert_eq!(clean("a\tb\u{1b}c"), "a b?c");
+        assert_eq!(clean("d\u{202e}e\u{61c}f\u{2028}g"), "d?e?f?g");
+        assert_eq!(clean("é … \u{1f600}"), "é … \u{1f600}");
+    }
 
     #[test]
     fn a_line_goes_on_below_its_value_and_a_command_stays_whole() {

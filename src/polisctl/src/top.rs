@@ -36,7 +36,7 @@ pub(super) struct Arguments {
     /// Only this node [default: all].
     node: Option<String>,
     /// Show the processes instead: that of the node itself, in which most services run, and
-    /// each program that a service runs.
+    /// each program that a service runs; 100 % of CPU is one processor.
     #[arg(long)]
     services: bool,
     #[command(flatten)]
@@ -153,9 +153,13 @@ fn document(loads: &[Load]) -> Result<Document, Error> {
     Document::new(&loads, text)
 }
 
-/// No node has answered, for this reason among others.
-fn silent(trouble: Option<String>) -> Error {
-    Error::new("no node answers").or_help(trouble.unwrap_or_default())
+/// No node has answered, for this reason among others; without one, no node was asked.
+pub(super) fn silent(trouble: Option<String>) -> Error {
+    let error = match trouble {
+        Some(trouble) => Error::new(trouble).context("no node answers"),
+        None => Error::new("no node of the cluster is up"),
+    };
+    error.or_help("see which nodes there are, and how: `polisctl cluster status`")
 }
 
 /// The time that the use of the processor is measured over.
@@ -344,6 +348,15 @@ mod tests {
         assert_eq!(measured(before(), at(12.0, vec![process(8, 5.0)])), [None]);
         // Another boot.
         assert_eq!(measured(before(), at(3.0, vec![process(7, 0.5)])), [None]);
+    }
+
+    #[test]
+    fn the_silence_of_all_nodes_has_its_cause_and_a_next_step() {
+        let asked = silent(Some("polis-1: it refuses".to_owned())).render();
+        let said = "error: no node answers\ncause: polis-1: it refuses\nhelp: see which nodes";
+        assert!(asked.starts_with(said), "{asked}");
+        let none = silent(None).render();
+        assert!(none.starts_with("error: no node of the cluster is up\nhelp: see"), "{none}");
     }
 
     #[test]

@@ -20,8 +20,8 @@ pub(super) enum Command {
     Inspect {
         /// The bundle, which `cargo xtask image --bundle` writes.
         file: PathBuf,
-        /// The key that has to have signed it: `release.pub` of a folder of keys, or 64
-        /// digits [default: any].
+        /// The key that has to have signed it: `release.pub` of a folder of keys, or a file with
+        /// 64 hexadecimal digits [default: any].
         #[arg(long, value_name = "FILE")]
         release_key: Option<PathBuf>,
     },

@@ -17,6 +17,7 @@ use std::fmt;
 use std::net::Ipv4Addr;
 use std::time::SystemTime;
 
+use polis_base::serial::is_control;
 use polis_proto::v1;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject as _;
@@ -335,7 +336,7 @@ fn authority(der: &[u8]) -> Option<Authority> {
         return None;
     }
     let subject = certificate.subject().to_string();
-    let subject = subject.chars().filter(|c| !c.is_control()).take(SUBJECT_MAX).collect();
+    let subject = subject.chars().filter(|c| !is_control(*c)).take(SUBJECT_MAX).collect();
     let not_after = pki::system_time(certificate.validity().not_after);
     Some(Authority { subject, not_after, der: der.to_vec() })
 }
@@ -351,7 +352,7 @@ fn credentials(username: &str, password: &str) -> Result<Option<Credentials>, In
         return Err(invalid("username", "it is given without a password"));
     }
     // A colon ends the name in the header of HTTP.
-    let control = |text: &str| text.chars().any(char::is_control);
+    let control = |text: &str| text.contains(is_control);
     if username.len() > USERNAME_MAX || username.contains(':') || control(username) {
         let why = format!(
             "allowed are at most {USERNAME_MAX} bytes, without colons and control characters"
@@ -545,6 +546,17 @@ mod tests {
         assert!(why(&with("u:v", "p")).starts_with("username: "));
         let secret = why(&with("u", "hidden\n"));
         assert!(secret.starts_with("password: ") && !secret.contains("hidden"), "{secret}");
+        for mark in ['\u{202e}', '\u{200e}', '\u{2028}'] {
+            assert!(why(&with(&format!("u{mark}v"), "p")).starts_with("username: "), "{mark:?}");
+            assert!(why(&with("u", &format!("p{mark}"))).starts_with("password: "), "{mark:?}");
+        }
+    }
+
+    #[test]
+    fn the_subject_of_an_authority_cannot_look_like_another_one() {
+        let ca = named_certificate("Reg\u{202e}ist\u{2028}ries");
+        let read = Registry::read(&v1::Registry { ca, ..registry("a.b") }).unwrap();
+        assert_eq!(read.authorities[0].subject, "CN=Registries");
     }
 
     proptest! {

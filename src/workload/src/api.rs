@@ -1,19 +1,21 @@
 //! The HTTPS client for the parts of Kubernetes on this machine: health checks, and changes
 //! of the cluster's own objects.
 //!
-//! One connection for each request, by HTTP/1.1 over TLS 1.3. Credentials are read from their
-//! files each time, so a renewed certificate is used at once. The few kinds of requests that
-//! the node makes need no client library of Kubernetes.
+//! One connection for each request, by HTTP/1.1 over TLS 1.3, but for the checks of a server that
+//! starts ([`Checks`]). Credentials are read from their files for each connection, so a renewed
+//! certificate is used at once. The few kinds of requests that the node makes need no client
+//! library of Kubernetes.
 //!
 //! Invariants:
 //! - A request ends within [`REQUEST_MAX`], and an answer is at most [`ANSWER_MAX`] long, or one
 //!   object of a list at most [`OBJECT_MAX`].
 //! - However long the objects of a list are, it is read: people with few rights make long ones.
 //! - A connection ends within half a minute after its server has lost its power
-//!   ([`keep_alive`]), also where it only waits for what the server sends next.
+//!   ([`set_options`]), also where it only waits for what the server sends next.
 
 use std::io;
 use std::net::SocketAddr;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +25,7 @@ use http::header::{CONTENT_TYPE, HOST};
 use http::{Method, Request};
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper::body::Bytes;
+use hyper::client::conn::http1::{self, Connection, SendRequest};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -62,6 +65,15 @@ pub(super) const JSON: &str = "application/json";
 
 /// Characters of an answer that an error quotes.
 const QUOTE_MAX: usize = 300;
+
+/// The answer to a certificate that is not valid any more.
+const UNAUTHORIZED: u16 = 401;
+
+/// A connection for HTTP/1.1. It moves bytes while it is polled.
+pub(super) type Pipe = Connection<TokioIo<TlsStream<TcpStream>>, Full<Bytes>>;
+
+/// Such a connection, and the way to send requests over it.
+type Open = (SendRequest<Full<Bytes>>, Pin<Box<Pipe>>);
 
 /// The way to one server on this machine.
 #[derive(Clone, Debug)]
@@ -321,47 +333,145 @@ impl Api {
         body: Vec<u8>,
         max: usize,
     ) -> Result<Answer, Error> {
-        let address = self.address;
-        let tls = self.connect().await?;
-        let http = |source: anyhow::Error| Error::Http { address, source };
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(tls))
-            .await
-            .map_err(|error| http(error.into()))?;
-        let mut request = Request::builder().method(method).uri(path);
-        request = request.header(HOST, address.to_string());
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        let request =
-            request.body(Full::new(Bytes::from(body))).map_err(|error| http(error.into()))?;
-        let asked = async move {
-            let answer = sender.send_request(request).await.map_err(|error| http(error.into()))?;
-            let (parts, body) = answer.into_parts();
-            let status = parts.status.as_u16();
-            match Limited::new(body, max).collect().await {
-                Ok(body) => Ok(Answer { status, body: body.to_bytes().to_vec() }),
-                Err(error) if error.is::<LengthLimitError>() => {
-                    Err(Error::Long { address, status })
-                }
-                Err(error) => Err(http(anyhow::anyhow!(error))),
-            }
-        };
+        let (mut sender, connection) = self.dial().await?;
+        let request = self.prepared(method, path, headers, body)?;
+        let asked = async move { self.over(&mut sender, request, max).await };
         // The connection ends with its only sender; its errors are those of the request.
         let (_ended, answer) = tokio::join!(connection, asked);
         answer
     }
+
+    /// A new connection, and the way to send requests over it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Credentials`], [`Error::Connect`] and [`Error::Http`].
+    pub(super) async fn dial(&self) -> Result<(SendRequest<Full<Bytes>>, Pipe), Error> {
+        let tls = self.connect().await?;
+        http1::handshake(TokioIo::new(tls)).await.map_err(|error| self.http(error))
+    }
+
+    /// A request with these headers and this content.
+    fn prepared(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Vec<u8>,
+    ) -> Result<Request<Full<Bytes>>, Error> {
+        let mut request = Request::builder().method(method).uri(path);
+        request = request.header(HOST, self.address.to_string());
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.body(Full::new(Bytes::from(body))).map_err(|error| self.http(error))
+    }
+
+    /// Sends a request, and reads its answer, which is at most `max` bytes long.
+    async fn over(
+        &self,
+        sender: &mut SendRequest<Full<Bytes>>,
+        request: Request<Full<Bytes>>,
+        max: usize,
+    ) -> Result<Answer, Error> {
+        let answer = sender.send_request(request).await.map_err(|error| self.http(error))?;
+        let (parts, body) = answer.into_parts();
+        let status = parts.status.as_u16();
+        match Limited::new(body, max).collect().await {
+            Ok(body) => Ok(Answer { status, body: body.to_bytes().to_vec() }),
+            Err(error) if error.is::<LengthLimitError>() => {
+                Err(Error::Long { address: self.address, status })
+            }
+            Err(error) => Err(self.http(anyhow::anyhow!(error))),
+        }
+    }
+
+    /// The error for one of the library.
+    fn http(&self, source: impl Into<anyhow::Error>) -> Error {
+        Error::Http { address: self.address, source: source.into() }
+    }
 }
 
-/// A new connection, which the kernel closes once the other end has vanished.
+/// The checks of a server that starts, one after the other over one connection: a TLS handshake is
+/// more work than most answers, and half of it is that of the server.
+pub(super) struct Checks {
+    api: Api,
+    /// The connection, between two checks.
+    open: Option<Open>,
+}
+
+impl Checks {
+    pub(super) fn new(api: &Api) -> Self {
+        Self { api: api.clone(), open: None }
+    }
+
+    /// As [`Api::check`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub(super) async fn check(&mut self, path: &str) -> Result<(), Error> {
+        let address = self.api.address;
+        let asked = timeout(REQUEST_MAX, Box::pin(self.ask(path))).await;
+        match asked.map_err(|_elapsed| Error::Silent { address })? {
+            // A success needs no content.
+            Err(Error::Long { status: 200..=299, .. }) => Ok(()),
+            answer => self.api.succeeded(&answer?),
+        }
+    }
+
+    async fn ask(&mut self, path: &str) -> Result<Answer, Error> {
+        let (mut sender, mut pipe) = match self.kept().await {
+            Some(kept) => kept,
+            None => {
+                let (sender, pipe) = self.api.dial().await?;
+                (sender, Box::pin(pipe))
+            }
+        };
+        let request = self.api.prepared(Method::GET, path, &[], Vec::new())?;
+        let (answer, lives) = {
+            let mut asked = pin!(self.api.over(&mut sender, request, ANSWER_MAX));
+            tokio::select! {
+                // Cancel-safe, both: a check that is cut off ends its connection.
+                answer = asked.as_mut() => (answer?, true),
+                // What has arrived is read all the same.
+                _ended = pipe.as_mut() => (asked.await?, false),
+            }
+        };
+        // A certificate that is refused now is refused for as long as the connection lives.
+        if lives && answer.status != UNAUTHORIZED {
+            self.open = Some((sender, pipe));
+        }
+        Ok(answer)
+    }
+
+    /// The connection of the last check, unless the server has closed it.
+    async fn kept(&mut self) -> Option<Open> {
+        let (mut sender, mut pipe) = self.open.take()?;
+        let lives = tokio::select! {
+            biased;
+            // Cancel-safe, both: the connection is given up.
+            _ended = pipe.as_mut() => false,
+            ready = sender.ready() => ready.is_ok(),
+        };
+        lives.then_some((sender, pipe))
+    }
+}
+
+/// A new connection, with its options ([`set_options`]).
 pub(super) async fn open(address: SocketAddr) -> io::Result<TcpStream> {
     let tcp = TcpStream::connect(address).await?;
-    keep_alive(&tcp);
+    set_options(&tcp);
     Ok(tcp)
 }
 
-/// Lets the kernel detect and close a connection whose other end has vanished.
-pub(super) fn keep_alive(tcp: &TcpStream) {
+/// Lets the kernel detect and close a connection whose other end has vanished, and send at once
+/// what is written. It would hold back the second of two short writes, as of the head of a request
+/// and its content, until the other end has acknowledged the first, which may take 40 ms.
+pub(super) fn set_options(tcp: &TcpStream) {
     KEEP_ALIVE.set(tcp);
+    // A socket without this option is only slower.
+    let _set = tcp.set_nodelay(true);
 }
 
 /// How long the kernel keeps a connection whose other end has vanished: one that is silent, and
@@ -435,135 +545,5 @@ fn failed_checks(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::convert::Infallible;
-
-    use polis_base::sys::clock;
-    use polis_wire::pki::memory::Memory;
-    use polis_wire::rpc::testing::node_id;
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    use tokio::net::TcpListener;
-    use tokio_rustls::TlsAcceptor;
-
-    use super::*;
-    use crate::credentials::{Purpose, authority};
-    use crate::site::Site;
-
-    #[test]
-    fn an_error_quotes_the_message_of_the_server() {
-        let status =
-            br#"{"kind":"Status","status":"Failure","message":"forbidden: no","code":403}"#;
-        assert_eq!(said(status), "forbidden: no");
-        assert_eq!(
-            said(b"[+]ping ok\n[-]etcd failed: reason withheld\nreadyz check failed\n"),
-            "etcd failed: reason withheld"
-        );
-        assert_eq!(said(b"404 page not found\n"), "404 page not found");
-        assert_eq!(said(&[0xff; 1000]).chars().count(), QUOTE_MAX);
-    }
-
-    #[tokio::test]
-    async fn a_server_that_has_lost_its_power_is_given_up_within_half_a_minute() {
-        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = server.local_addr().unwrap();
-        let plain = TcpStream::connect(address).await.unwrap();
-        assert_eq!(patience(&plain).unwrap(), [Duration::ZERO; 2]);
-        let tcp = open(address).await.unwrap();
-        assert_eq!(patience(&tcp).unwrap(), [Duration::from_secs(30); 2]);
-    }
-
-    /// Asks a server in the place of an API server, which has `answer` for each path.
-    async fn asked<T>(answer: impl Fn(&str) -> String, ask: impl AsyncFnOnce(&Api) -> T) -> T {
-        let base = tempfile::tempdir().unwrap();
-        let site = Site::live(&polis_base::files::Root::at(base.path()));
-        site.run.create().unwrap();
-        let namespace = pki::Namespace::new(Memory::default(), "");
-        let (now, key) = (clock::now(), SigningKey::from_bytes(&[3; 32]));
-        let ca = namespace.ensure(&authority(), now).await.unwrap();
-        site.run.ca.write(pki::certificate_pem(&ca.der).as_bytes()).unwrap();
-        let wish = Purpose::ApiServer.wish(&site, node_id(1), key.verifying_key().to_bytes());
-        let chain = vec![CertificateDer::from(namespace.ensure(&wish, now).await.unwrap().der)];
-        let key = PrivatePkcs8KeyDer::from(pki::key_der(&key).to_vec());
-        let config = rustls::ServerConfig::builder_with_provider(provider())
-            .with_protocol_versions(&[&rustls::version::TLS13])
-            .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(chain, PrivateKeyDer::Pkcs8(key))
-            .unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let api = Api { address, ca: site.run.ca.clone(), client: None };
-        tokio::select! {
-            never = serve(listener, Arc::new(config).into(), answer) => match never {},
-            answer = ask(&api) => answer,
-        }
-    }
-
-    /// Answers one request of each connection.
-    async fn serve(
-        listener: TcpListener,
-        acceptor: TlsAcceptor,
-        answer: impl Fn(&str) -> String,
-    ) -> Infallible {
-        loop {
-            let (tcp, _from) = listener.accept().await.unwrap();
-            let mut tls = acceptor.accept(tcp).await.unwrap();
-            let mut bytes = vec![0; 4096];
-            let length = tls.read(&mut bytes).await.unwrap();
-            let request = String::from_utf8_lossy(&bytes[..length]);
-            let body = answer(request.split(' ').nth(1).unwrap());
-            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
-            // A client that has read enough closes the connection.
-            let _lost = tls.write_all(&[head.as_bytes(), body.as_bytes()].concat()).await;
-            let _lost = tls.shutdown().await;
-        }
-    }
-
-    #[tokio::test]
-    async fn long_objects_are_listed_a_few_at_a_time_and_one_alone_may_be_longer() {
-        // Six objects of 1 MiB, and one that is longer than an answer of several.
-        let lengths = [1, 1, 1, 1, 1, 1, 5].map(|mib: usize| mib << 20);
-        let answer = |path: &str| {
-            let number = |name: &str| {
-                let value = path.split(['?', '&']).find_map(|part| part.strip_prefix(name));
-                value.map_or(0, |value| value.parse::<usize>().unwrap())
-            };
-            let (from, limit) = (number("continue="), number("limit="));
-            let to = lengths.len().min(from + limit);
-            let objects = (from..to).map(|object| json!([object, "x".repeat(lengths[object])]));
-            let rest = if to < lengths.len() { to.to_string() } else { String::new() };
-            let items = objects.collect::<Vec<_>>();
-            json!({"items": items, "metadata": {"continue": rest}}).to_string()
-        };
-        let found = asked(answer, async |api| api.list("/pods", 50, |one| one[0].as_u64()).await);
-        assert_eq!(found.await.unwrap(), [0, 1, 2, 3, 4, 5, 6]);
-    }
-
-    #[tokio::test]
-    async fn a_success_that_is_too_long_to_read_is_one() {
-        let long = |_path: &str| " ".repeat(ANSWER_MAX + 1);
-        let (checked, read) =
-            asked(long, async |api| (api.check("/list").await, api.get("/list").await)).await;
-        checked.unwrap();
-        assert!(matches!(read, Err(Error::Long { status: 200, .. })), "{read:?}");
-    }
-
-    #[test]
-    fn an_answer_shows_no_content() {
-        let answer = Answer { status: 200, body: b"secret".to_vec() };
-        assert_eq!(format!("{answer:?}"), "Answer(200, 6 bytes)");
-    }
-
-    #[tokio::test]
-    async fn credentials_that_are_not_there_are_named() {
-        let base = tempfile::tempdir().unwrap();
-        let root = polis_base::files::Root::at(base.path());
-        let api = Api {
-            address: ([127, 0, 0, 1], 1).into(),
-            ca: root.ephemeral.kubernetes.ca,
-            client: None,
-        };
-        let error = api.check("/readyz").await.unwrap_err();
-        assert!(error.to_string().ends_with("/ephemeral/kubernetes/ca.crt"), "{error}");
-    }
-}
+#[path = "api_tests.rs"]
+mod tests;

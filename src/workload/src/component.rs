@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info};
 
-use super::api::{self, Api};
+use super::api::{self, Api, Checks};
 use super::parts::{Part, PartState, Parts};
 use super::plain;
 use polis_base::cause;
@@ -137,6 +137,31 @@ impl Check {
             Probe::Plain(address) => plain::check(*address, self.path).await,
         }
     }
+
+    /// The same check, for a program that starts and is asked again and again.
+    fn repeated(&self) -> Repeated<'_> {
+        let checks = match &self.probe {
+            Probe::Tls(api) => Some(Checks::new(api)),
+            Probe::Plain(_) => None,
+        };
+        Repeated { check: self, checks }
+    }
+}
+
+/// A check that is made twice a second.
+struct Repeated<'a> {
+    check: &'a Check,
+    /// Over TLS: one connection for all of them.
+    checks: Option<Checks>,
+}
+
+impl Repeated<'_> {
+    async fn ask(&mut self) -> Result<(), api::Error> {
+        match &mut self.checks {
+            Some(checks) => checks.check(self.check.path).await,
+            None => self.check.ask().await,
+        }
+    }
 }
 
 /// How the process of a part runs.
@@ -242,7 +267,7 @@ impl Component {
     /// API server with its etcd, so a restart would be no remedy, however long it takes; it is
     /// one for a program that hangs.
     async fn first_work(&self, first: &Check) -> Result<(), Error> {
-        let begun = Instant::now();
+        let (begun, mut first) = (Instant::now(), first.repeated());
         let done = async {
             while let Err(error) = first.ask().await {
                 debug!(error = &error as &dyn std::error::Error, "not ready yet");
@@ -285,19 +310,27 @@ impl Component {
         Ok(())
     }
 
-    /// Watches the health of the process; returns when it has to be restarted.
-    async fn watch(&self, ctx: &Context) -> Error {
-        let begun = Instant::now();
-        let part = self.part;
+    /// Waits until the program, which was started when `begun` says, is ready for the first time.
+    async fn starts(&self, begun: Instant) -> Result<(), Error> {
+        let mut ready = self.ready.repeated();
         loop {
-            match self.ready.ask().await {
-                Ok(()) => break,
+            match ready.ask().await {
+                Ok(()) => return Ok(()),
                 Err(error) if begun.elapsed() >= STARTING_MAX => {
-                    return Error::Slow { part, said: cause::line(&error) };
+                    return Err(Error::Slow { part: self.part, said: cause::line(&error) });
                 }
                 Err(error) => debug!(error = &error as &dyn std::error::Error, "not ready yet"),
             }
             sleep(LOOK_STARTING).await;
+        }
+    }
+
+    /// Watches the health of the process; returns when it has to be restarted.
+    async fn watch(&self, ctx: &Context) -> Error {
+        let begun = Instant::now();
+        let part = self.part;
+        if let Err(error) = self.starts(begun).await {
+            return error;
         }
         if let Some(first) = &self.first
             && let Err(error) = self.first_work(first).await

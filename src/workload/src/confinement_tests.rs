@@ -61,6 +61,7 @@ fn fill(root: &Root, site: &Site) {
         dir: _,
         flexvolume: _,
         ca,
+        worker_ca,
         front_proxy_ca,
         tokens: _,
         service_account_key,
@@ -80,6 +81,7 @@ fn fill(root: &Root, site: &Site) {
     } = &site.run;
     let own = [
         ca,
+        worker_ca,
         front_proxy_ca,
         service_account_key,
         authentication,

@@ -17,15 +17,11 @@ use http::header::HOST;
 use http::{Method, Request};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::client::conn::http1::{self, Connection};
-use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
-use tokio_rustls::client::TlsStream;
 use tracing::warn;
 
-use super::api::{Api, Error};
+use super::api::{Api, Error, Pipe};
 
 /// How long a watch goes on before it begins anew, and sees again what it missed, or what
 /// failed.
@@ -53,8 +49,6 @@ pub(super) enum Event {
     Gone(Value),
 }
 
-type Pipe = Connection<TokioIo<TlsStream<TcpStream>>, Full<Bytes>>;
-
 /// A watch that goes on.
 pub(super) struct Watch {
     /// Moves the bytes; `None` once it has ended.
@@ -79,9 +73,7 @@ impl Watch {
     async fn ask(api: &Api, path: &str) -> Result<Self, Error> {
         let address = api.address;
         let http = |source: anyhow::Error| Error::Http { address, source };
-        let tls = api.connect().await?;
-        let (mut sender, pipe) =
-            http1::handshake(TokioIo::new(tls)).await.map_err(|error| http(error.into()))?;
+        let (mut sender, pipe) = api.dial().await?;
         let mut pipe = Box::pin(pipe);
         let path = format!("{path}?watch=true&timeoutSeconds={}", LIFE.as_secs());
         let request = Request::builder()

@@ -481,8 +481,9 @@ fn sent(bucket: &Bucket, lead: &Row, mark: &Row) -> Vec<(Row, Style, String)> {
     let waits = bucket.waits_for.as_ref().map(|it| format!("waits for {it}"));
     let known = newest.or(waits).unwrap_or_else(|| "no known snapshot yet".to_owned());
     let problem = bucket.problem.as_ref().map(|problem| {
-        let failing = duration(bucket.failing.unwrap_or_default());
-        (mark.clone(), ATTENTION, format!("fails for {failing}: {problem}"))
+        let failing = bucket.failing.map(|time| format!(" for {}", duration(time)));
+        let failing = failing.unwrap_or_default();
+        (mark.clone(), ATTENTION, format!("fails{failing}: {problem}"))
     });
     let first = (lead.clone(), PLAIN, format!("to {}, {known}", bucket.url));
     std::iter::once(first).chain(problem).collect()
@@ -516,6 +517,9 @@ mod tests {
         let lines = shown(&failing);
         let first = "to s3+https://s3.example:443/bucket, the newest 2 min ago: 8.0 MiB, revision";
         assert!(lines[0].starts_with(first), "{lines:?}");
-        assert!(lines[1].ends_with(": it refuses; ask its owner"), "{lines:?}");
+        assert_eq!(lines[1], "fails for 1 h: it refuses; ask its owner");
+        // The clock was set back since the first failure.
+        let unknown = Bucket { failing: None, ..failing };
+        assert_eq!(shown(&unknown)[1], "fails: it refuses; ask its owner");
     }
 }

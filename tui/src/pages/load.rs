@@ -33,6 +33,7 @@ const BAR_MAX: usize = 30;
 /// The recent values of a chart, before it has a size.
 pub(super) struct Chart {
     title: &'static str,
+    mark: Option<Mark>,
     style: Style,
     values: Vec<u64>,
     max: u64,
@@ -49,7 +50,7 @@ impl Chart {
         print: fn(u64) -> String,
     ) -> Self {
         let max = ceiling(&values, least);
-        Self { title, style: BUSY, values, max, print, of: String::new() }
+        Self { title, mark: None, style: BUSY, values, max, print, of: String::new() }
     }
 
     /// Bytes a second.
@@ -61,10 +62,10 @@ impl Chart {
         let values: Vec<u64> = values.iter().copied().map(u64::from).collect();
         let highest = values.iter().copied().max().unwrap_or(0);
         let max = [LEAST_PERCENT, 50].into_iter().find(|max| highest <= *max).unwrap_or(100);
-        let high = values.last().is_some_and(|now| *now >= FULL.into());
-        let style = if high { Mark::Attention.style() } else { Mark::Good.style() };
+        let mark = values.last().filter(|now| **now >= FULL.into()).map(|_full| Mark::Attention);
+        let style = mark.unwrap_or(Mark::Good).style();
         let print = |percent| format!("{percent} %");
-        Self { title, style, values, max, print, of: String::new() }
+        Self { title, mark, style, values, max, print, of: String::new() }
     }
 
     /// The same with the whole that the percents refer to.
@@ -76,7 +77,7 @@ impl Chart {
     /// scale; below it the chart in `rows`.
     pub(super) fn draw(&self, width: usize, rows: usize) -> Vec<Row> {
         let now = self.values.last().map_or_else(|| "..".to_owned(), |now| (self.print)(*now));
-        let head = Row::default().put(STRONG, self.title).gap(1).put(PLAIN, &now);
+        let head = named(self.title, self.mark).gap(1).put(PLAIN, &now);
         let scale = format!("max {}", (self.print)(self.max));
         let fits = head.used() + cells(&self.of) + 1 + cells(&scale) < width;
         let head = if fits { head.put(DIM, &self.of) } else { head };
@@ -87,6 +88,15 @@ impl Chart {
         lines.extend(columns.iter().map(|row| Row::default().dotted(self.style, row)));
         lines
     }
+}
+
+/// A name, behind the mark of what is worth a look: its colour alone does not say that.
+fn named(name: &str, mark: Option<Mark>) -> Row {
+    let row = match mark {
+        Some(mark) => Row::default().put(mark.style(), mark.glyph()).gap(1),
+        None => Row::default(),
+    };
+    row.put(STRONG, name)
 }
 
 /// Charts in a row, each of `rows`, and how full memory and data partition are.
@@ -179,12 +189,12 @@ fn wiping(metrics: &Metrics, width: usize) -> Option<Row> {
         return None;
     }
     let done = percent(total.saturating_sub(left), total)?;
-    Some(bar("Wiping", done, Mark::Good, total, width))
+    Some(bar("Wiping", done, None, total, width))
 }
 
 fn gauge(name: &str, used: u64, total: u64, width: usize) -> Option<Row> {
     let percent = percent(used, total)?;
-    let mark = if percent < FULL { Mark::Good } else { Mark::Attention };
+    let mark = (percent >= FULL).then_some(Mark::Attention);
     Some(bar(name, percent, mark, total, width))
 }
 
@@ -194,13 +204,45 @@ fn percent(part: u64, whole: u64) -> Option<u8> {
     Some(u8::try_from(percent).unwrap_or(100))
 }
 
-fn bar(name: &str, percent: u8, mark: Mark, total: u64, width: usize) -> Row {
+fn bar(name: &str, percent: u8, mark: Option<Mark>, total: u64, width: usize) -> Row {
     let text = format!(" {}", bytes(total));
-    let row = Row::default().put(STRONG, name).put(PLAIN, &format!(" {percent} %")).gap(1);
+    let row = named(name, mark).put(PLAIN, &format!(" {percent} %")).gap(1);
     let row = row.to(NAME);
     let bar = width.saturating_sub(row.used() + cells(&text)).min(BAR_MAX);
-    life::share(row, bar, mark.style(), percent, None).put(DIM, &text)
+    life::share(row, bar, mark.unwrap_or(Mark::Good).style(), percent, None).put(DIM, &text)
 }
 
 /// Column of a name with its percents, one apart.
 const NAME: usize = 13;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drawn(lines: &[Line<'_>]) -> String {
+        lines.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn what_is_nearly_full_has_a_mark_beside_its_colour() {
+        let at = |percent: u8| Metrics {
+            cpu: vec![percent],
+            memory: vec![percent],
+            memory_total: 100 << 20,
+            memory_used: u64::from(percent) << 20,
+            data_total: 100 << 20,
+            data_used: u64::from(percent) << 20,
+            ..Metrics::default()
+        };
+        for (percent, marked) in [(FULL - 1, false), (FULL, true)] {
+            let metrics = at(percent);
+            for lines in [across(&metrics, 77, 3), down(&metrics, 44, 3)] {
+                let text = drawn(&lines);
+                for name in ["CPU", "Memory", "Data"] {
+                    let name = format!("▲ {name} {percent} %");
+                    assert_eq!(text.contains(&name), marked, "{name:?} is on\n{text}");
+                }
+            }
+        }
+    }
+}

@@ -73,6 +73,7 @@ struct End<'a> {
     renews: Option<&'a str>,
     late: bool,
     when_used: bool,
+    is_authority: bool,
 }
 
 impl End<'_> {
@@ -91,6 +92,7 @@ fn ends(pki: &Pki) -> Vec<End<'_>> {
         renews: None,
         late: false,
         when_used: false,
+        is_authority: true,
     });
     let valid = pki.certificates.iter().filter(|certificate| !certificate.revoked);
     let certificates = valid.map(|certificate| End {
@@ -100,6 +102,7 @@ fn ends(pki: &Pki) -> Vec<End<'_>> {
         renews: certificate.renews.as_deref(),
         late: is_late(certificate),
         when_used: certificate.when_used,
+        is_authority: false,
     });
     let mut ends: Vec<_> = authorities.chain(certificates).filter(|end| !end.lapsed()).collect();
     ends.sort_by_key(|end| end.days_left);
@@ -150,7 +153,8 @@ fn classify(pki: &Pki) -> (Mark, String) {
         let (name, End { ends, days_left, .. }) = (short(first.name), first);
         // A clock that is ahead ends certificates that are valid elsewhere.
         let ago = format!("{} ago by this clock", days(*days_left));
-        return (Mark::Bad, format!("\"{name}\" ended on {ends}, {ago}."));
+        let step = if first.is_authority { REPLACE } else { LOOK };
+        return (Mark::Bad, format!("\"{name}\" ended on {ends}, {ago}. {step}"));
     }
     if let Some(End { name, ends, .. }) = ends.iter().find(|end| end.late && end.when_used) {
         let what = format!("\"{}\" ends on {ends} unless its user runs polisctl", short(name));
@@ -164,11 +168,13 @@ fn classify(pki: &Pki) -> (Mark, String) {
         );
     }
     let needs_a_person = |end: &&End<'_>| end.renews.is_none() && end.days_left < DAYS_FOR_A_PERSON;
-    if let Some(End { name, ends, days_left, .. }) = ends.iter().find(needs_a_person) {
-        let left = days(*days_left);
-        let name = short(name);
-        let what =
-            format!("\"{name}\" ends in {left}, on {ends}, and is not renewed automatically.");
+    if let Some(end) = ends.iter().find(needs_a_person) {
+        let End { name, ends, days_left, is_authority, .. } = end;
+        let (name, left) = (short(name), days(*days_left));
+        let step = if *is_authority { REPLACE_IN_TIME } else { "" };
+        let what = format!(
+            "\"{name}\" ends in {left}, on {ends}, and is not renewed automatically{step}."
+        );
         return (Mark::Attention, what);
     }
     let next = ends.iter().find_map(|end| Some((short(end.name), end.renews?, end.when_used)));
@@ -179,6 +185,13 @@ fn classify(pki: &Pki) -> (Mark, String) {
     };
     (Mark::Good, format!("No action needed. Next: {what}."))
 }
+
+/// The next step for a certificate of a node that has ended, for an authority, and for one that
+/// ends soon.
+const LOOK: &str = "Check the clock, then the logs (F6) of its node.";
+const REPLACE: &str =
+    "Check the clock; an owner replaces the authority: `polisctl cluster rotate-ca`.";
+const REPLACE_IN_TIME: &str = "; an owner replaces it: `polisctl cluster rotate-ca`";
 
 /// Days before its end when a person who does not use a certificate is reminded of it.
 const DAYS_TO_USE: i64 = 7;

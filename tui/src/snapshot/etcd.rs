@@ -56,7 +56,7 @@ pub struct Bucket {
     pub waits_for: Option<String>,
     /// Why snapshots cannot be sent, and the remedy.
     pub problem: Option<String>,
-    /// For how long they cannot be sent.
+    /// For how long they cannot be sent, if that is known.
     #[serde(with = "time::optional")]
     pub failing: Option<Duration>,
 }

@@ -135,12 +135,25 @@ pub struct Header {
     pub uptime: Duration,
     /// Date and time of day with the zone, ready to print.
     pub clock: String,
+    /// Whether nothing has confirmed that time since the start of the machine.
+    pub clock_unset: bool,
 }
 
 impl Header {
     /// Whether only time has passed between the two.
     pub(crate) fn is_same_but_for_time(&self, other: &Self) -> bool {
-        let Self { node, words, version, slot, cluster, address, uptime: _, clock: _ } = self;
+        let Self {
+            node,
+            words,
+            version,
+            slot,
+            cluster,
+            address,
+            uptime: _,
+            clock: _,
+            // It stands in the row of the clock.
+            clock_unset: _,
+        } = self;
         (node, words, version, slot) == (&other.node, &other.words, &other.version, &other.slot)
             && (cluster, address) == (&other.cluster, &other.address)
     }

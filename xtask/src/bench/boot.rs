@@ -20,7 +20,7 @@ use polis_qemu::{Bus, Config, Error, Firmware, Image, Machine};
 use super::count::{self, Plugin};
 use super::floor::{self, Floor};
 use super::{Args, Row, Table};
-use crate::{host, parameters, run};
+use crate::parameters;
 
 /// Upper bound of every step on a host that is fast enough to measure on.
 const LONG: Duration = Duration::from_secs(300);
@@ -69,7 +69,6 @@ fn quantities(count: bool) -> [(&'static str, &'static str); 2] {
 }
 
 pub(super) fn measure(args: &Args) -> Result<Table> {
-    host::require(&[run::QEMU, host::PAYLOAD, host::BUILD])?;
     let manifest = crate::image::built(Kind::Product)?;
     let image = Image::load(&manifest.folder)?;
     let folder = crate::image::workspace().join("target/bench/boot");

@@ -10,15 +10,12 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use polis_image::Kind;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::flag;
 
+use super::stop::Stop;
 use super::{Row, Table};
 use crate::image::{self, workspace};
 
@@ -66,13 +63,9 @@ const PLACES: [Place; 4] = [
     },
 ];
 
-pub(super) fn measure(runs: u32) -> Result<Table> {
+pub(super) fn measure(runs: u32, stop: &Stop) -> Result<Table> {
     let mut table = Table::new("build", runs)?;
-    let stopped = Arc::new(AtomicBool::new(false));
-    for signal in [SIGHUP, SIGINT, SIGTERM] {
-        // This process goes on until the file is restored; cargo ends by the same signal.
-        flag::register(signal, Arc::clone(&stopped)).context("cannot catch signals")?;
-    }
+    let held = stop.hold();
     for place in &PLACES {
         let mut built = Row::new(format!("{}: {} is built", place.name, place.program), "s");
         built.goal = Some(place.goal);
@@ -81,7 +74,7 @@ pub(super) fn measure(runs: u32) -> Result<Table> {
         place.build()?;
         place.test()?;
         for run in 0..runs {
-            ensure!(!stopped.load(Ordering::Relaxed), "stopped by a signal");
+            held.check()?;
             let _changed = Changed::new(place.file, run)?;
             let start = Instant::now();
             place.build()?;

@@ -60,7 +60,6 @@ const LONG: Duration = Duration::from_secs(300);
 const GOES_ON: usize = 50;
 
 pub(super) fn measure(runs: u32) -> Result<Table> {
-    host::require(&[run::QEMU, host::PAYLOAD, host::BUILD])?;
     host::require_memory(&[MEMORY; NODES as usize])?;
     let image = run::built_image(Kind::Measurement)?;
     let folder = crate::image::workspace().join("target/bench/cluster");

@@ -21,7 +21,7 @@ use polis_qemu::{Bus, Config, Event, Image, Machine};
 use prost::Message as _;
 
 use super::{Args, Row, Table};
-use crate::{host, parameters, run};
+use crate::parameters;
 
 /// Upper bound of every step on a host that is fast enough to measure on.
 const LONG: Duration = Duration::from_secs(300);
@@ -43,7 +43,6 @@ struct Configuration {
 }
 
 pub(super) fn measure(args: &Args) -> Result<Table> {
-    host::require(&[run::QEMU, host::PAYLOAD, host::BUILD])?;
     let manifest = crate::image::built(Kind::Measurement)?;
     let image = Image::load(&manifest.folder)?;
     let folder = crate::image::workspace().join("target/bench/console");

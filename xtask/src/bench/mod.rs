@@ -13,6 +13,7 @@ mod curator;
 mod floor;
 mod image;
 mod kubernetes;
+mod stop;
 mod storage;
 
 use std::fs;
@@ -22,6 +23,9 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use clap::ValueEnum as _;
 use serde::Serialize;
+
+use self::stop::Stop;
+use crate::{host, run};
 
 /// Arguments of `cargo xtask bench`.
 #[derive(Debug, clap::Args)]
@@ -58,7 +62,7 @@ pub(crate) struct Args {
     nodes: u32,
 }
 
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Name {
     /// From a changed line to the program and to its quick tests, in four places.
     Build,
@@ -80,17 +84,55 @@ enum Name {
     Kubernetes,
 }
 
+impl Name {
+    /// The requirements of the host.
+    fn needs(self) -> &'static [&'static [host::Need]] {
+        match self {
+            Self::Build => &[host::BUILD],
+            Self::Image | Self::Curator => &[host::PAYLOAD, host::BUILD],
+            Self::Boot | Self::Storage | Self::Console | Self::Cluster => {
+                &[run::QEMU, host::PAYLOAD, host::BUILD]
+            }
+            Self::Kubernetes => &[run::QEMU, host::PAYLOAD, host::BUILD, kubernetes::NEEDS],
+        }
+    }
+}
+
+/// Rejects an option that the named measurement would ignore.
+///
+/// # Errors
+///
+/// There is one.
+fn reject_ignored(args: &Args) -> Result<(), host::Usage> {
+    let Some(name) = args.name else { return Ok(()) };
+    for (given, option, of, word) in [
+        (args.beside.is_some(), "--beside", Name::Boot, "boot"),
+        (args.count, "--count", Name::Boot, "boot"),
+        (args.cold, "--cold", Name::Image, "image"),
+    ] {
+        if given && name != of {
+            return Err(host::Usage(format!("{option} is an option of `bench {word}` alone")));
+        }
+    }
+    Ok(())
+}
+
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<()> {
+    reject_ignored(&args)?;
     let all = Name::value_variants();
     let names = args.name.as_ref().map_or(all, std::slice::from_ref);
+    // Before the first measurement, which may take an hour.
+    let needs: Vec<_> = names.iter().flat_map(|name| name.needs()).copied().collect();
+    host::require(&needs)?;
+    let stop = Stop::new()?;
     for name in names {
         let table = match *name {
             Name::Boot => boot::measure(&args)?,
             Name::Storage => storage::measure(&args)?,
             Name::Console => console::measure(&args)?,
-            Name::Build => build::measure(args.runs)?,
-            Name::Image => image::measure(&args)?,
+            Name::Build => build::measure(args.runs, &stop)?,
+            Name::Image => image::measure(&args, &stop)?,
             Name::Curator => curator::measure(args.runs, args.nodes as usize)?,
             Name::Cluster => cluster::measure(args.runs)?,
             Name::Kubernetes => kubernetes::measure(&args)?,
@@ -231,6 +273,38 @@ fn machine() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn an_option_of_another_measurement_is_wrong_usage() {
+        let checked = |words: &str| {
+            let words = std::iter::once("bench").chain(words.split_whitespace());
+            reject_ignored(&<Line as clap::Parser>::parse_from(words).args)
+        };
+        for (words, of) in [
+            ("storage --count", "`bench boot`"),
+            ("image --beside x", "`bench boot`"),
+            ("boot --cold", "`bench image`"),
+        ] {
+            let error = checked(words).unwrap_err().to_string();
+            assert!(error.contains(of), "{words}: {error}");
+        }
+        for words in ["boot --count --beside x", "image --cold", "--count --cold", "console"] {
+            checked(words).unwrap();
+        }
+    }
+
+    #[test]
+    fn every_measurement_compiles_so_it_needs_what_a_build_needs() {
+        for name in Name::value_variants() {
+            assert!(name.needs().contains(&host::BUILD), "{name:?}");
+        }
+    }
 
     fn row(values: &[f64]) -> Row {
         Row { values: values.to_vec(), ..Row::new("x", "s") }

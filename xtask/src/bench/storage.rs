@@ -20,7 +20,7 @@ use polis_qemu::host::{Preference, accelerator};
 use polis_qemu::{Bus, Config, Image, Machine};
 
 use super::{Args, Row, Table};
-use crate::{host, parameters, run};
+use crate::parameters;
 
 /// Upper bound of every step on a host that is fast enough to measure on.
 const LONG: Duration = Duration::from_secs(300);
@@ -62,7 +62,6 @@ impl Flushes {
 }
 
 pub(super) fn measure(args: &Args) -> Result<Table> {
-    host::require(&[run::QEMU, host::PAYLOAD, host::BUILD])?;
     let manifest = crate::image::built(Kind::Measurement)?;
     let image = Image::load(&manifest.folder)?;
     let folder = crate::image::workspace().join("target/bench/storage");

@@ -123,6 +123,10 @@ type Skip = (String, String);
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<()> {
+    if args.pull && args.stage == Stage::Api {
+        let text = "--pull is an option of `--stage pods`: no test of the stage api starts a pod";
+        return Err(host::Usage(text.to_owned()).into());
+    }
     let run = image::workspace().join(RUN);
     // Before the build of the suite, which may take half an hour.
     let kubeconfig = match (args.stage, &args.kubeconfig) {
@@ -132,7 +136,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     };
     let makes_images = args.stage == Stage::Pods && args.kubeconfig.is_none() && !args.pull;
     if makes_images {
-        host::require(&[images::NEEDS])?;
+        host::require(&[images::NEEDS, host::PAYLOAD, host::BUILD])?;
     }
     if !args.built {
         image::suite()?;
@@ -388,6 +392,13 @@ mod tests {
         let error = format!("{:#}", run(&absent).unwrap_err());
         assert!(error.contains("cannot find the kubeconfig /no/such/file"), "{error}");
         assert!(error.contains("--kubeconfig"), "{error}");
+    }
+
+    #[test]
+    fn an_option_of_the_other_stage_is_wrong_usage() {
+        let error = run(&Args { pull: true, ..args(&[], true) }).unwrap_err();
+        assert!(error.is::<host::Usage>(), "{error}");
+        assert!(error.to_string().contains("--stage pods"), "{error}");
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod programs;
 mod report;
 
 use std::{
+    collections::BTreeMap,
     env, fs,
     path::{Path, PathBuf},
     process::Command,
@@ -168,6 +169,7 @@ fn build_and_report(arguments: &Build) -> Result<()> {
     let start = Instant::now();
     // A build takes minutes, or half an hour: what would end it is found before.
     polis_image::layout::plan("", 0, arguments.size).map_err(polis_image::Error::from)?;
+    are_different(arguments)?;
     for file in [&arguments.out, &arguments.bundle].into_iter().flatten() {
         can_be_written(file)?;
     }
@@ -258,10 +260,29 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
+/// Checks that no two options name one file, which one of them would replace.
+fn are_different(arguments: &Build) -> Result<()> {
+    let mut options = BTreeMap::new();
+    for (option, file) in [
+        ("--parameters", &arguments.parameters),
+        ("--out", &arguments.out),
+        ("--bundle", &arguments.bundle),
+    ] {
+        let Some(file) = file else { continue };
+        let place = std::path::absolute(file).context("cannot read the current folder")?;
+        if let Some(other) = options.insert(place, option) {
+            let text = format!("{other} and {option} both name {}", file.display());
+            return Err(host::Usage(text).into());
+        }
+    }
+    Ok(())
+}
+
 /// Checks that a file can be written at `path`: not a device, whose place the file would take.
 fn can_be_written(path: &Path) -> Result<()> {
     let cannot = || format!("cannot write {}", path.display());
-    if path.exists() && !path.is_file() {
+    let is_folder = path.as_os_str().as_encoded_bytes().ends_with(b"/");
+    if is_folder || path.exists() && !path.is_file() {
         return Err(anyhow!("it is not a file")).with_context(cannot).context(host::Help(
             "name a file; an image is copied from there to a device: dd if=FILE of=DEVICE bs=4M"
                 .to_owned(),
@@ -546,7 +567,8 @@ mod tests {
         can_be_written(&file).unwrap();
         let refused = |path: &Path| format!("{:#}", can_be_written(path).unwrap_err());
         assert!(refused(&absent).contains("cannot write"), "{}", refused(&absent));
-        for other in [folder.path(), Path::new("/dev/null")] {
+        let new = folder.path().join("new/");
+        for other in [folder.path(), &*new, Path::new("/dev/null")] {
             assert!(refused(other).contains("it is not a file"), "{}", refused(other));
         }
         let absent = absent.display().to_string();
@@ -560,6 +582,21 @@ mod tests {
             assert!(format!("{error:#}").contains(said), "{options:?}: {error:#}");
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn two_options_that_name_one_file_are_wrong_usage() {
+        let here = std::path::absolute("file").unwrap().display().to_string();
+        for options in [
+            &["--out", "file", "--bundle", &here][..],
+            &["--out", "./file", "--parameters", "file"],
+            &["--bundle", "file", "--parameters", "file", "--out", "other"],
+        ] {
+            let error = build_and_report(&parsed(options).unwrap()).unwrap_err();
+            assert!(error.is::<host::Usage>(), "{options:?}: {error}");
+            assert!(error.to_string().contains(" both name "), "{options:?}: {error}");
+        }
+        are_different(&parsed(&["--out", "file", "--bundle", "file.bundle"]).unwrap()).unwrap();
     }
 
     #[test]

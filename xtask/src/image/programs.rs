@@ -119,7 +119,10 @@ fn build_with(arguments: &[String], programs: &[&str]) -> Result<Vec<String>> {
         compiled.extend(compiled_by(&line.context("cannot read the messages of cargo")?));
     }
     let status = cargo.wait().context("cannot wait for cargo")?;
-    anyhow::ensure!(status.success(), "cargo build ended with {status}");
+    if !status.success() {
+        return Err(anyhow::anyhow!("cargo build ended with {status}"))
+            .context(host::Help("see what cargo printed above".to_owned()));
+    }
     Ok(compiled)
 }
 

@@ -8,6 +8,7 @@
 //! parameters, the owner's key, logs, and a `polisctl` for its cluster. The command holds
 //! the lock of the name for its whole life.
 
+mod kept;
 pub(crate) mod several;
 
 use std::env;
@@ -24,7 +25,7 @@ use polis_image::{Kind, Manifest, Options, Variant, assemble};
 use polis_qemu::args::{Cache, Disk, FwCfg};
 use polis_qemu::fleet::PARAMETERS;
 use polis_qemu::host::{Preference, accelerator};
-use polis_qemu::image::Flash;
+use polis_qemu::image::{Flash, cheap};
 use polis_qemu::machine::Outcome;
 use polis_qemu::{Bus, Config, Event, Image, Machine};
 
@@ -79,7 +80,8 @@ pub(crate) struct Args {
     /// The accelerator.
     #[arg(long, value_enum, default_value_t = Accel::Auto)]
     accel: Accel,
-    /// Keep the disk of the last run with this name, and boot it again.
+    /// Keep the disk of the last run with this name, and boot it again. `--kubernetes`,
+    /// `--secure-boot` and `--tpm` have to be as in that run.
     #[arg(long)]
     pub(crate) keep: bool,
     /// Give the machine an emulated TPM 2.0; `--keep` keeps it, too.
@@ -158,9 +160,7 @@ fn boot(args: Args) -> Result<()> {
     let dir = runs.join(&args.name);
     // Locked before anything in the folder is read, built or replaced.
     Lock::take(&runs, &args.name)?.hold_until_exit();
-    if args.keep {
-        continues(nodes_in(&dir), usize::from(args.nodes)).map_err(host::Usage)?;
-    }
+    kept::check(&args, &dir).map_err(host::Usage)?;
     let memory: Vec<_> = (1..=args.nodes).map(|number| shape(&args, number).0).collect();
     host::require_memory(&memory)?;
     let tpm: &[_] = if args.tpm { host::TPM } else { &[] };
@@ -170,22 +170,22 @@ fn boot(args: Args) -> Result<()> {
     if args.kubernetes {
         image::kubectl(&args.packages)?;
     }
-    let image = if args.secure_boot { signed(image, &dir, args.keep)? } else { image };
+    let keeps = kept::keeps(&args, &dir);
+    let image = if args.secure_boot { signed(image, &dir, keeps)? } else { image };
+    if !keeps {
+        kept::begin(&args, &dir)?;
+    }
     if args.nodes > 1 {
         return several::run(&args, &image);
     }
     let shown = !args.headless && !args.until_ready && terminal::is_interactive();
-    let kept = kept(&args, &dir);
-    if !kept {
-        forget(&dir)?;
-    }
     let folder = dir.clone();
-    let first = if kept { "again" } else { "for the first time" };
+    let first = if keeps { "again" } else { "for the first time" };
     let mut config = prepare(&args, &image, &dir, shown)?;
     // A machine that ends when it is ready needs no operator.
     let operator = match args.until_ready && !args.kubernetes {
         true => None,
-        false => Some(Operator::prepare(&dir, &args.name, kept)?),
+        false => Some(Operator::prepare(&dir, &args.name, keeps)?),
     };
     if let Some(operator) = &operator {
         config.forwards.clone_from(&operator.forwards);
@@ -273,11 +273,6 @@ fn signed(image: Image, dir: &Path, keep: bool) -> Result<Image> {
     Ok(Image { disk: out, ..image })
 }
 
-/// Whether to boot the disk of an earlier run.
-pub(crate) fn kept(args: &Args, dir: &Path) -> bool {
-    args.keep && dir.join("disk.img").exists()
-}
-
 /// Memory in MiB and processors of a node, by its number. Several share this host: see
 /// `docs/benchmarks.md` for what they need.
 fn shape(args: &Args, number: u8) -> (u32, u32) {
@@ -291,49 +286,6 @@ fn shape(args: &Args, number: u8) -> (u32, u32) {
     // spins until the last is there: translated, that takes up to twice as long.
     let cpus = if args.secure_boot && !args.kubernetes { 1 } else { cpus };
     (args.memory.unwrap_or(memory), args.cpus.unwrap_or(cpus))
-}
-
-/// The folders of the machines of an earlier run with several nodes, by their numbers.
-fn numbered(dir: &Path) -> Vec<(usize, PathBuf)> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    entries
-        .filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path())))
-        .collect()
-}
-
-/// How many nodes the cluster of an earlier run has; 0 without a cluster.
-fn nodes_in(dir: &Path) -> usize {
-    let several = numbered(dir).into_iter().filter(|(_, folder)| folder.join("disk.img").exists());
-    several.map(|(number, _)| number).max().unwrap_or(dir.join("disk.img").exists().into())
-}
-
-/// Whether a run with `nodes` nodes can continue the cluster of `before` nodes.
-fn continues(before: usize, nodes: usize) -> Result<(), String> {
-    match (before, nodes) {
-        (0, _) | (1, 1) => Ok(()),
-        (1, _) => Err(format!(
-            "--keep: the last run had one node on a network of its own; continue it without \
-             --nodes, or start {nodes} new nodes without --keep"
-        )),
-        (before, nodes) if before > nodes => Err(format!(
-            "--keep: the cluster of the last run has {before} nodes, and needs all of them: use \
-             --nodes {before}, or start a new one without --keep"
-        )),
-        _ => Ok(()),
-    }
-}
-
-/// Removes the files of an earlier run, whose disks belong to another cluster.
-pub(crate) fn forget(dir: &Path) -> Result<()> {
-    for (_, folder) in numbered(dir) {
-        fs::remove_dir_all(&folder)
-            .with_context(|| format!("cannot remove {}", folder.display()))?;
-    }
-    let disk = dir.join("disk.img");
-    if disk.exists() {
-        fs::remove_file(&disk).with_context(|| format!("cannot remove {}", disk.display()))?;
-    }
-    Ok(())
 }
 
 /// Creates the folder of a machine that founds a cluster, and returns its configuration.
@@ -373,7 +325,7 @@ pub(crate) fn make_folder(dir: &Path) -> Result<()> {
 pub(crate) fn machine(args: &Args, image: &Image, dir: &Path, number: u8) -> Result<Config> {
     make_folder(dir)?;
     let disk = dir.join("disk.img");
-    if !kept(args, dir) {
+    if !kept::disk(args, dir) {
         let tpm = dir.join("tpm");
         if tpm.exists() {
             polis_qemu::tpm::Tpm::clear(&tpm)
@@ -393,7 +345,6 @@ pub(crate) fn machine(args: &Args, image: &Image, dir: &Path, number: u8) -> Res
             .with_context(|| format!("cannot copy the image to {}", disk.display()))?;
     }
     let flash = if args.secure_boot { Flash::Secure } else { Flash::Plain };
-    let firmware = if args.direct { image.direct("") } else { image.uefi(flash, dir, "")? };
     let wish = match args.accel {
         Accel::Auto => Preference::Auto,
         Accel::Kvm => Preference::Kvm,
@@ -401,13 +352,16 @@ pub(crate) fn machine(args: &Args, image: &Image, dir: &Path, number: u8) -> Res
     };
     let cache = if args.keep { Cache::Writeback } else { Cache::Unsafe };
     let (memory, cpus) = shape(args, number);
+    let accelerator = accelerator(wish, cpus);
+    let words = cheap(accelerator);
+    let firmware = if args.direct { image.direct(words) } else { image.uefi(flash, dir, words)? };
     Ok(Config {
         disk: Some(Disk { file: disk, bus: Bus::Virtio, cache }),
         memory,
         cpus,
         watchdog: true,
         tpm: args.tpm.then(|| dir.join("tpm")),
-        ..Config::new(firmware, accelerator(wish, cpus))
+        ..Config::new(firmware, accelerator)
     })
 }
 
@@ -613,34 +567,6 @@ mod tests {
         let second = "polis-01 is ready at 10.0.2.15, 9.1 s after the kernel of boot 2 started";
         assert_eq!(at_home(&events).as_deref(), Some(second));
         assert_eq!(at_home(&events[..1]), None);
-    }
-
-    #[test]
-    fn a_kept_cluster_is_neither_made_smaller_nor_mixed_with_a_node_alone() {
-        assert!(continues(0, 1).is_ok() && continues(0, 3).is_ok());
-        assert!(continues(1, 1).is_ok() && continues(3, 3).is_ok() && continues(3, 5).is_ok());
-        assert!(continues(5, 3).unwrap_err().contains("has 5 nodes"));
-        assert!(continues(3, 1).unwrap_err().contains("use --nodes 3"));
-        assert!(continues(1, 3).unwrap_err().contains("had one node"));
-    }
-
-    #[test]
-    fn a_new_run_forgets_every_disk_of_the_last_one_and_keeps_the_owner() {
-        let dir = tempfile::tempdir().unwrap();
-        assert_eq!(nodes_in(dir.path()), 0);
-        for number in ["1", "2", "5"] {
-            fs::create_dir(dir.path().join(number)).unwrap();
-            fs::write(dir.path().join(number).join("disk.img"), "").unwrap();
-        }
-        fs::write(dir.path().join("owner.key"), "").unwrap();
-        assert_eq!(nodes_in(dir.path()), 5);
-        forget(dir.path()).unwrap();
-        assert_eq!(nodes_in(dir.path()), 0);
-        assert!(dir.path().join("owner.key").exists());
-        fs::write(dir.path().join("disk.img"), "").unwrap();
-        assert_eq!(nodes_in(dir.path()), 1);
-        forget(dir.path()).unwrap();
-        assert_eq!(nodes_in(dir.path()), 0);
     }
 
     #[test]

@@ -40,7 +40,7 @@ use polis_qemu::{Fleet, Image, Operator};
 
 use crate::kubernetes::{self, Deployment};
 use crate::link::Desk;
-use crate::run::{self, Args, STOP_MAX};
+use crate::run::{self, Args, STOP_MAX, kept};
 use crate::{image, operator, terminal};
 
 /// The default number of voters: the cluster survives the loss of one.
@@ -111,7 +111,7 @@ enum Kept {
 impl Kept {
     /// A disk without parameters, because the last run ended early, counts as absent.
     fn of(args: &Args, folder: &Path) -> Self {
-        let begun = run::kept(args, folder) && folder.join("parameters.pb").exists();
+        let begun = kept::disk(args, folder) && folder.join("parameters.pb").exists();
         if begun { Self::Yes } else { Self::No }
     }
 }
@@ -122,7 +122,7 @@ impl Plan {
         // Without the disk of the first node, the cluster is a new one.
         let whole = Kept::of(args, &dir.join("1")) == Kept::Yes;
         if !whole {
-            run::forget(dir)?;
+            kept::forget(dir)?;
         }
         let mut machines = Vec::new();
         for number in 1..=args.nodes {

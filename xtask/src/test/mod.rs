@@ -85,12 +85,11 @@ fn word(text: &str) -> Result<String, &'static str> {
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<()> {
     let until = args.within.map(|minutes| Instant::now() + Duration::from_secs(minutes * 60));
-    let Wanted { mut parts, filter, by_filter } =
-        Wanted::read(&args.selection).map_err(host::Usage)?;
+    let Wanted { mut parts, filter } = Wanted::read(&args.selection).map_err(host::Usage)?;
     let filter = filter.as_deref();
-    if let (true, Some(filter)) = (by_filter, filter) {
+    if let Some(filter) = filter {
         host::require(&[host::BUILD])?;
-        parts = matched(parts, filter)?;
+        parts = matched(&parts, filter, |part| has_test(part, filter))?;
     }
     let wanted = |part| parts.contains(&part);
     let mut needs = vec![host::BUILD];
@@ -339,28 +338,33 @@ fn machines(report: &mut Report, stories: &Stories<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The parts that have a test which the filter selects.
+/// The parts among these that have a test which the filter selects, as `has` says.
 ///
 /// # Errors
 ///
-/// No part has one: a misspelt part must not pass as a filter.
-fn matched(parts: Vec<Part>, filter: &str) -> Result<Vec<Part>> {
+/// No part has one: a misspelt part must not pass as a filter, nor a misspelt filter as a run
+/// without a failure.
+fn matched(parts: &[Part], filter: &str, has: impl Fn(Part) -> Result<bool>) -> Result<Vec<Part>> {
+    let list = |parts: &[Part]| parts.iter().map(|part| part.name()).collect::<Vec<_>>().join(", ");
     let mut matched = Vec::new();
     for part in parts {
-        let has = match part {
-            Part::Unit => has_quick(filter)?,
-            _ => !names(&part.name(), filter)?.is_empty(),
-        };
-        matched.extend(has.then_some(part));
+        matched.extend(has(*part)?.then_some(*part));
     }
     if matched.is_empty() {
-        let all = Part::ALL.map(Part::name).join(", ");
-        let text = format!("no test has `{filter}` in its name, and the parts are {all}");
-        return Err(anyhow::anyhow!(host::Usage(text)));
+        let (of, all) = (list(parts), list(&Part::ALL));
+        let text = format!("no test of {of} has `{filter}` in its name, and the parts are {all}");
+        return Err(host::Usage(text).into());
     }
-    let names: Vec<_> = matched.iter().map(|part| part.name()).collect();
-    println!("test: `{filter}` is in: {}", names.join(", "));
+    println!("test: `{filter}` is in: {}", list(&matched));
     Ok(matched)
+}
+
+/// Whether the filter selects a test of a part.
+fn has_test(part: Part, filter: &str) -> Result<bool> {
+    match part {
+        Part::Unit => has_quick(filter),
+        _ => Ok(!names(&part.name(), filter)?.is_empty()),
+    }
 }
 
 /// Whether the filter selects a quick test.
@@ -459,6 +463,17 @@ fn in_cargo_home(program: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_filter_without_a_test_is_wrong_usage_also_behind_a_part() {
+        let (parts, e2e) = ([Part::Unit, Part::E2e], |part: Part| Ok(part == Part::E2e));
+        assert_eq!(matched(&parts, "guru", e2e).unwrap(), [Part::E2e]);
+        let error = matched(&parts[..1], "guru", e2e).unwrap_err();
+        assert!(error.is::<host::Usage>(), "{error}");
+        let text = error.to_string();
+        assert!(text.starts_with("no test of unit has `guru` in its name"), "{text}");
+        assert!(text.ends_with("the parts are lint, unit, tpm, image, etcd, e2e, kube"), "{text}");
+    }
 
     #[test]
     fn each_commit_draws_with_a_seed_of_its_own() {

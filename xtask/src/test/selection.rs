@@ -51,9 +51,6 @@ impl Part {
 pub(super) struct Wanted {
     pub(super) parts: Vec<Part>,
     pub(super) filter: Option<String>,
-    /// Whether there is a filter and no part was named: a part without a match is not for
-    /// this run.
-    pub(super) by_filter: bool,
 }
 
 impl Wanted {
@@ -79,13 +76,12 @@ impl Wanted {
             let part = part.name();
             return Err(format!("`{filter}` is a filter, and `{part}` has no tests to filter"));
         }
-        let by_filter = parts.is_empty() && filter.is_some();
-        let parts = match (by_filter, &parts[..]) {
-            (true, _) => Part::ALL.into_iter().filter(|part| part.has_tests()).collect(),
-            (false, []) => Part::ALL.to_vec(),
-            (false, _) => parts,
+        let parts = match (&filter, &parts[..]) {
+            (Some(_), []) => Part::ALL.into_iter().filter(|part| part.has_tests()).collect(),
+            (None, []) => Part::ALL.to_vec(),
+            (_, [_, ..]) => parts,
         };
-        Ok(Self { parts, filter, by_filter })
+        Ok(Self { parts, filter })
     }
 }
 
@@ -101,18 +97,13 @@ mod tests {
     fn every_part_that_is_named_is_run_and_nothing_else() {
         assert_eq!(read("").unwrap().parts, Part::ALL);
         let wanted = read("lint unit").unwrap();
-        assert_eq!(
-            wanted,
-            Wanted { parts: vec![Part::Lint, Part::Unit], filter: None, by_filter: false }
-        );
+        assert_eq!(wanted, Wanted { parts: vec![Part::Lint, Part::Unit], filter: None });
         let wanted = read("unit e2e guru").unwrap();
         assert_eq!(wanted.parts, [Part::Unit, Part::E2e]);
         assert_eq!(wanted.filter.as_deref(), Some("guru"));
-        assert!(!wanted.by_filter);
         let wanted = read("guru").unwrap();
         assert_eq!(wanted.parts, [Part::Unit, Part::Tpm, Part::Etcd, Part::E2e, Part::Kube]);
         assert_eq!(wanted.filter.as_deref(), Some("guru"));
-        assert!(wanted.by_filter);
     }
 
     #[test]

@@ -18,6 +18,7 @@ use pkcs8::{
 };
 use rand::{TryRng as _, rngs::SysRng};
 use ring::rsa::KeyPair;
+use rustix::fs::{Access, access};
 use zeroize::Zeroizing;
 
 use crate::signing::{
@@ -31,22 +32,33 @@ const FILE_MAX: u64 = 64 * 1024;
 const ENCRYPTED: &str = "ENCRYPTED PRIVATE KEY";
 pub(super) const CERTIFICATE: &str = "CERTIFICATE";
 
-/// Checks that new keys can have this path: nothing is there, or an empty folder.
+/// Checks that new keys can have this path: nothing is there, or an empty folder, in a folder
+/// that can be written.
 ///
 /// # Errors
 ///
-/// [`Error::Taken`], or the path cannot be read.
+/// [`Error::Taken`], or one of the folders cannot be used.
 pub fn ensure_free(folder: &Path) -> Result<(), Error> {
     let taken = || Error::Taken { path: folder.to_owned() };
     match folder.symlink_metadata() {
         Ok(metadata) if metadata.is_dir() => {
             let mut entries = fs::read_dir(folder).map_err(at("look at", folder))?;
-            if entries.next().is_some() { Err(taken()) } else { Ok(()) }
+            if entries.next().is_some() {
+                return Err(taken());
+            }
         }
-        Ok(_) => Err(taken()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(at("look at", folder)(error)),
+        Ok(_) => return Err(taken()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(at("look at", folder)(error)),
     }
+    let parent = parent(folder);
+    access(parent, Access::WRITE_OK).map_err(|errno| at("write to", parent)(errno.into()))
+}
+
+/// The folder that has this one.
+fn parent(folder: &Path) -> &Path {
+    let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
+    parent.unwrap_or(Path::new("."))
 }
 
 /// Gives the finished folder its name. The kernel replaces an empty folder, and nothing else.
@@ -64,8 +76,7 @@ pub(super) fn appear(aside: &Path, folder: &Path) -> Result<(), Error> {
         }
         renamed => renamed.map_err(at("make", folder))?,
     }
-    let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
-    sync(parent.unwrap_or(Path::new(".")))
+    sync(parent(folder))
 }
 
 pub(super) fn sync(folder: &Path) -> Result<(), Error> {

@@ -8,7 +8,7 @@ use polis_base::hex;
 use zeroize::Zeroizing;
 
 use super::files::{appear, private_file};
-use super::{ImageSigner, Keys, Private, revoke, revoked, show};
+use super::{ImageSigner, Keys, Private, ensure_free, revoke, revoked, show};
 use crate::signing::{Error, Passphrase, Purpose, authenticode};
 
 /// Keys for all tests of this crate: making them takes a second.
@@ -70,6 +70,15 @@ fn a_folder_with_content_and_another_file_are_left_alone() {
     assert_eq!(fs::read_to_string(full.join("mine")).unwrap(), "x");
     assert_eq!(fs::read_to_string(file).unwrap(), "x");
     assert!(fs::symlink_metadata(link).unwrap().is_symlink());
+}
+
+#[test]
+fn a_place_where_no_folder_can_be_made_is_found_before_the_keys_are_made() {
+    let parent = tempfile::tempdir().unwrap();
+    ensure_free(&parent.path().join("keys")).unwrap();
+    let absent = parent.path().join("absent");
+    let error = ensure_free(&absent.join("keys")).unwrap_err();
+    assert!(matches!(&error, Error::File { path, .. } if *path == absent), "{error}");
 }
 
 #[test]

@@ -125,8 +125,11 @@ fn shared(path: PathBuf, group: Group) -> File {
 pub struct KubernetesRun {
     /// The directory itself.
     pub dir: Dir,
-    /// The certificate of Kubernetes' authority, PEM.
+    /// The authorities of Kubernetes that a controller reads in etcd, PEM.
     pub ca: File,
+    /// Those that the leader tells a worker, PEM. A node with both roles has both files: one of
+    /// the two may learn of a rotation before the other.
+    pub worker_ca: File,
     /// The certificate of the authority of front proxies, PEM.
     pub front_proxy_ca: File,
     /// Where the API server has tokens signed.
@@ -168,6 +171,7 @@ impl KubernetesRun {
         let file = |name: &str, group| shared(base.join(name), group);
         Self {
             ca: file("ca.crt", Group::Kubernetes),
+            worker_ca: file("worker-ca.crt", Group::Kubernetes),
             front_proxy_ca: file("front-proxy-ca.crt", Group::Kubernetes),
             tokens: Sockets::at(base.join("tokens"), "signer.sock").reached_by(Group::ApiServer),
             service_account_key: file("service-account.key", Group::ControllerManager),

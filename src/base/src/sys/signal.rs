@@ -95,23 +95,23 @@ pub fn unblock_all() -> io::Result<()> {
     set_mask(libc::SIG_SETMASK, &set_of(&[]))
 }
 
-/// Does `work` without an end by Ctrl-C: an interrupt that this thread gets meanwhile acts behind
-/// it, when `work` has restored what it changed, such as the modes of a terminal.
+/// Does `work` without an end by Ctrl-C, `kill` or the end of the terminal: such a signal to this
+/// thread acts behind it, when `work` has restored what it changed, as the modes of a terminal.
+/// `work` gets the descriptor of these signals, so that it can end its own waits. Signals that it
+/// does not read act.
 ///
 /// # Errors
 ///
-/// Never for a valid set; what the kernel says otherwise.
-pub fn uninterrupted<T>(work: impl FnOnce() -> T) -> io::Result<T> {
-    held(Signal::INT, work)
+/// When the process has too many descriptors.
+pub fn uninterrupted<T>(work: impl FnOnce(Signals) -> T) -> io::Result<T> {
+    held(&[Signal::INT, Signal::TERM, Signal::HUP], work)
 }
 
-/// The same for any signal.
-fn held<T>(signal: Signal, work: impl FnOnce() -> T) -> io::Result<T> {
-    let set = set_of(&[signal]);
-    set_mask(libc::SIG_BLOCK, &set)?;
-    let done = work();
-    set_mask(libc::SIG_UNBLOCK, &set)?;
-    Ok(done)
+/// The same for any signals.
+fn held<T>(signals: &[Signal], work: impl FnOnce(Signals) -> T) -> io::Result<T> {
+    let done = Signals::receive(signals).map(work);
+    set_mask(libc::SIG_UNBLOCK, &set_of(signals))?;
+    done
 }
 
 /// Sends `signal` to every process that may get it, except the caller.
@@ -160,13 +160,22 @@ mod tests {
 
     #[test]
     fn a_signal_waits_for_the_end_of_the_work() {
-        let signals = Signals::receive(&[Signal::USR1]).unwrap();
-        unblock_all().unwrap();
         // Not held, it would end the process of this test.
-        let taken = held(Signal::USR1, || {
+        let taken = held(&[Signal::USR1], |signals| {
             raise(Signal::USR1);
             signals.next_signal().unwrap()
         });
         assert_eq!(taken.unwrap(), Some(Signal::USR1.as_raw()));
+    }
+
+    #[test]
+    fn every_signal_that_ends_a_program_waits_for_the_end_of_the_work() {
+        let taken = uninterrupted(|signals| {
+            [Signal::INT, Signal::TERM, Signal::HUP].map(|signal| {
+                raise(signal);
+                signals.next_signal().unwrap() == Some(signal.as_raw())
+            })
+        });
+        assert_eq!(taken.unwrap(), [true; 3]);
     }
 }

@@ -16,6 +16,8 @@ use rustix::termios::{
     self, InputModes, LocalModes, OptionalActions, OutputModes, SpecialCodeIndex, Termios,
 };
 
+use super::poll::{self, Interest};
+
 /// The assumed size of a terminal that does not report one, as on serial lines.
 pub const SIZE_DEFAULT: Size = Size { columns: 80, rows: 24 };
 
@@ -212,6 +214,55 @@ impl Write for Terminal {
     }
 }
 
+/// The terminal of this process while a secret is typed: it shows no key. A read of it ends once a
+/// descriptor is ready, such as that of [`uninterrupted`](super::signal::uninterrupted), and its
+/// modes come back when it is dropped.
+#[derive(Debug)]
+pub struct NoEcho<E> {
+    terminal: Terminal,
+    ended: E,
+}
+
+impl<E: AsFd> NoEcho<E> {
+    /// Opens it.
+    ///
+    /// # Errors
+    ///
+    /// When this process has no terminal.
+    pub fn open(ended: E) -> io::Result<Self> {
+        Self::at(Path::new("/dev/tty"), ended)
+    }
+
+    fn at(path: &Path, ended: E) -> io::Result<Self> {
+        let terminal = Terminal::open(path)?;
+        terminal.set_mode(Mode::Keys)?;
+        Ok(Self { terminal, ended })
+    }
+}
+
+impl<E: AsFd> Read for NoEcho<E> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let [ended, typed] = [self.ended.as_fd(), self.terminal.as_fd()];
+            let ready = poll::wait(&[(ended, Interest::Read), (typed, Interest::Read)], None)?;
+            if ready.first().is_some_and(|ended| *ended) {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            match self.terminal.read(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                read => return read,
+            }
+        }
+    }
+}
+
+impl<E> Drop for NoEcho<E> {
+    fn drop(&mut self) {
+        // The end of the line was not shown either.
+        self.terminal.write_all(b"\n").ok();
+    }
+}
+
 fn is_serial(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     ["ttyS", "ttyUSB", "ttyAMA"].iter().any(|prefix| name.starts_with(prefix))
@@ -276,6 +327,26 @@ mod tests {
         assert_ne!(termios::tcgetattr(&watcher).unwrap().local_modes, before);
         drop(terminal);
         assert_eq!(termios::tcgetattr(&watcher).unwrap().local_modes, before);
+    }
+
+    #[test]
+    fn a_secret_is_not_shown_and_its_read_ends_with_the_process() {
+        let (far, path) = pseudo();
+        let watcher = Terminal::open(&path).unwrap();
+        let modes = || termios::tcgetattr(&watcher).unwrap().local_modes;
+        let before = modes();
+        assert!(before.contains(LocalModes::ECHO));
+        let (ended, end) = rustix::pipe::pipe().unwrap();
+        let mut typed = NoEcho::at(&path, ended).unwrap();
+        assert!(!modes().contains(LocalModes::ECHO));
+        rustix::io::write(&far, b"x").unwrap();
+        let mut buffer = [0; 8];
+        assert_eq!(typed.read(&mut buffer).unwrap(), 1);
+        rustix::io::write(&end, b"!").unwrap();
+        let interrupted = typed.read(&mut buffer).unwrap_err();
+        assert_eq!(interrupted.kind(), io::ErrorKind::Interrupted);
+        drop(typed);
+        assert_eq!(modes(), before);
     }
 
     #[test]

@@ -7,6 +7,8 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::serial::is_control;
+
 /// `WDIOC_SETTIMEOUT`: `_IOWR('W', 6, int)`.
 const SET_TIMEOUT: libc::Ioctl = 0xc004_5706;
 
@@ -103,7 +105,7 @@ impl Watchdog {
 /// The text before the first zero, without characters that a terminal would act on.
 fn text(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes.split(|byte| *byte == 0).next().unwrap_or_default());
-    text.chars().filter(|c| !c.is_control()).collect::<String>().trim().to_owned()
+    text.chars().filter(|c| !is_control(*c)).collect::<String>().trim().to_owned()
 }
 
 #[cfg(test)]
@@ -117,6 +119,7 @@ mod tests {
         bytes[20] = b'x';
         assert_eq!(text(&bytes), SOFTWARE);
         assert_eq!(text(b"i6300\x1b[2JESB timer\xff\0"), "i6300[2JESB timer\u{fffd}");
+        assert_eq!(text("i6300\u{202e}ESB\u{2028}".as_bytes()), "i6300ESB");
         assert_eq!(text(&[b'a'; 32]), "a".repeat(32));
     }
 

@@ -15,12 +15,13 @@
 //!
 //! | disk | proves | asks by |
 //! |---|---|---|
-//! | encrypted | the join key | `JoinNode`, as for the key of the disk |
+//! | encrypted | the join key | `JoinNode`, as for the key of the disk, which names the node |
 //! | insecure | the node key | `CommitNode`, repeating its entry |
 //!
 //! Invariants:
 //! - Nothing is wiped unless the parameters have the full ID of this node, and a curator with a
-//!   certificate of the CA that this node trusts has answered that it does not have the node.
+//!   certificate of the CA that this node trusts has answered that it does not have the node. To
+//!   have it with another join key, which a recovery of the disk makes, is to have it.
 //! - An outage delays a member by [`PATIENCE`] at most.
 //! - A power cut before the mark on the ESP (`disown`) changes nothing: the next boot asks again.
 
@@ -34,7 +35,7 @@ use tracing::{info, warn};
 use super::credentials;
 use super::error::Refused;
 use super::remote::{Remote, Untrusted};
-use super::remote_unlock::join_key_of;
+use super::remote_unlock::{join_key_of, join_question};
 use super::sealed::{Sealed, kind_message};
 use super::service::Consensus;
 use super::state::Event;
@@ -116,7 +117,7 @@ impl<C: Consensus> Service<C> {
             return Ok(());
         }
         let answered = self.ask_by_key(ctx, sealed, key, others).await;
-        // After a recovery of the disk, the records may have the node with another join key.
+        // A leader of an earlier version does not have the node with the join key of a recovery.
         if answered.is_err() && is_accepted(certified.as_ref()).await {
             return Ok(());
         }
@@ -136,9 +137,10 @@ impl<C: Consensus> Service<C> {
                 let sealer = self.config.unlocker(self.disk()).sealer;
                 let join_key = join_key_of(&sealer, secrets).await?;
                 let curators = Remote::new(&join_key, sealed.trusted(), others)?;
-                let tpm = secrets.is_sealed();
-                let call = |mut curator: CuratorClient<Channel>| async move {
-                    curator.join_node(v1::JoinNodeRequest { tpm }).await
+                let question = join_question(sealed);
+                let call = |mut curator: CuratorClient<Channel>| {
+                    let question = question.clone();
+                    async move { curator.join_node(question).await }
                 };
                 curators.retry_for(ctx, Untrusted::Wait, words, call).await?;
             }

@@ -28,11 +28,13 @@
 //!   addresses that it found before: in the next outage, any address may have changed
 //!   again.
 //! - A node accepts messages only from nodes that it knew before, and answers only those.
-//! - Untrusted senders make this node verify a bounded number of signatures a second.
+//! - Untrusted senders make this node verify a bounded number of signatures a second, and a part
+//!   of that number in the name of one node.
 //!
 //! What this module does not do: find nodes beyond the own segment; or help a node whose disk
 //! waits for a key, since its own key is on that disk.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::time::Duration;
@@ -75,6 +77,12 @@ const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
 /// Signatures that a node verifies a second: each node asks once in two.
 const VERIFIED_MAX: u32 = 50;
+
+/// How many of them may be in the name of one node, which sends a question and an answer in two
+/// seconds. A machine that has received one message of a node can repeat it, and as easily make
+/// others in its name, so a list of the messages that were seen would not help: only the signature
+/// distinguishes them from the node's own. This leaves the other nodes their part.
+const VERIFIED_EACH_MAX: u32 = 5;
 
 /// Inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
@@ -197,16 +205,27 @@ impl Discovery {
 struct Budget {
     since: Instant,
     left: u32,
+    /// How many were verified in the name of each node.
+    taken: BTreeMap<NodeId, u32>,
 }
 
 impl Budget {
-    fn take(&mut self, now: Instant) -> bool {
+    fn new(now: Instant) -> Self {
+        Self { since: now, left: VERIFIED_MAX, taken: BTreeMap::new() }
+    }
+
+    /// Takes one for a message in the name of `node`, which is a known one.
+    fn take(&mut self, node: NodeId, now: Instant) -> bool {
         if now.duration_since(self.since) >= Duration::from_secs(1) {
-            *self = Self { since: now, left: VERIFIED_MAX };
+            *self = Self::new(now);
         }
-        let taken = self.left > 0;
-        self.left = self.left.saturating_sub(1);
-        taken
+        let taken = self.taken.entry(node).or_default();
+        let may = self.left > 0 && *taken < VERIFIED_EACH_MAX;
+        if may {
+            self.left -= 1;
+            *taken += 1;
+        }
+        may
     }
 }
 
@@ -236,7 +255,7 @@ impl Service {
 
         let mut looks = interval(POLL_INTERVAL);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut budget = Budget { since: Instant::now(), left: VERIFIED_MAX };
+        let mut budget = Budget::new(Instant::now());
         let mut before = false;
         // The last two: an answer may come after the next question.
         let mut asked = [None; 2];
@@ -261,7 +280,7 @@ impl Service {
                 received = socket.recv_from(&mut buffer) => match received {
                     Ok((length, from)) => {
                         let from = SocketAddr::new(from.ip().to_canonical(), from.port());
-                        let budget = &mut || budget.take(Instant::now());
+                        let budget = &mut |node| budget.take(node, Instant::now());
                         let message = (&buffer[..length], from);
                         self.hear(&socket, &key, message, &asked, budget).await;
                     }
@@ -304,7 +323,7 @@ impl Service {
         key: &NodeKey,
         (bytes, from): (&[u8], SocketAddr),
         asked: &[Option<Nonce>],
-        may_verify: &mut impl FnMut() -> bool,
+        may_verify: &mut impl FnMut(NodeId) -> bool,
     ) {
         let own = key.id();
         let received = classify(bytes, from.ip(), &self.peers.borrow(), own, asked, may_verify);
@@ -344,7 +363,7 @@ fn classify(
     peers: &Peers,
     own: NodeId,
     asked: &[Option<Nonce>],
-    may_verify: &mut impl FnMut() -> bool,
+    may_verify: &mut impl FnMut(NodeId) -> bool,
 ) -> Option<Discovery> {
     let discovery = Discovery::read(bytes)?;
     let node = discovery.node();
@@ -353,7 +372,7 @@ fn classify(
         Kind::Asks => true,
         Kind::Answers => asked.contains(&Some(discovery.nonce)),
     };
-    (known && meant && may_verify() && discovery.is_genuine(bytes)).then_some(discovery)
+    (known && meant && may_verify(node) && discovery.is_genuine(bytes)).then_some(discovery)
 }
 
 /// A socket for both address families where both exist.

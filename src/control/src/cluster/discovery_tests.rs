@@ -33,7 +33,7 @@ fn asks(key: &NodeKey) -> Vec<u8> {
 /// The result of the message at a node with the key 9, which knows the node of key 1.
 pub(super) fn received(bytes: &[u8], from: IpAddr) -> Option<Discovery> {
     let peers = [1, 9].map(|seed| (key(seed).id(), IpAddr::from([10, 0, 2, 99])));
-    classify(bytes, from, &peers.into(), key(9).id(), &[Some(NONCE), None], &mut || true)
+    classify(bytes, from, &peers.into(), key(9).id(), &[Some(NONCE), None], &mut |_node| true)
 }
 
 #[test]
@@ -110,9 +110,9 @@ async fn a_question_moves_no_node() {
     let question = asks(&key(1));
     let answer = message(Kind::Answers, &key(1), NONCE);
     let (asked, found) = ([Some(NONCE), None], service.found.subscribe());
-    service.hear(&socket, &own, (&question, from), &asked, &mut || true).await;
+    service.hear(&socket, &own, (&question, from), &asked, &mut |_node| true).await;
     assert_eq!(*found.borrow(), Peers::new(), "sent again by anybody");
-    service.hear(&socket, &own, (&answer, from), &asked, &mut || true).await;
+    service.hear(&socket, &own, (&answer, from), &asked, &mut |_node| true).await;
     assert_eq!(*found.borrow(), Peers::from([(key(1).id(), HERE)]));
 }
 
@@ -173,12 +173,30 @@ fn a_node_that_is_back_where_it_was_in_an_earlier_outage_is_found_again() {
 
 #[tokio::test(start_paused = true)]
 async fn a_flood_costs_a_bounded_number_of_signatures() {
-    let mut budget = Budget { since: Instant::now(), left: VERIFIED_MAX };
-    let mut taken = |tries: u32| (0..tries).filter(|_| budget.take(Instant::now())).count();
-    assert_eq!(taken(10 * VERIFIED_MAX), 50);
+    let mut budget = Budget::new(Instant::now());
+    let nodes: Vec<_> = (0..20).map(|seed| NodeId::from_public_key(&[seed; 32])).collect();
+    let mut taken = |tries: usize| {
+        let tries = nodes.iter().cycle().take(tries);
+        tries.filter(|node| budget.take(**node, Instant::now())).count()
+    };
+    assert_eq!(taken(500), 50);
     assert_eq!(taken(1), 0);
     tokio::time::advance(Duration::from_secs(1)).await;
-    assert_eq!(taken(10 * VERIFIED_MAX), 50);
+    assert_eq!(taken(500), 50);
+}
+
+#[tokio::test(start_paused = true)]
+async fn messages_in_the_name_of_one_node_leave_the_others_their_part() {
+    let mut budget = Budget::new(Instant::now());
+    let [repeated, other] = [1, 2].map(|seed| key(seed).id());
+    for _second in 0..2 {
+        let mut taken = |node, tries: usize| {
+            (0..tries).filter(|_try| budget.take(node, Instant::now())).count()
+        };
+        assert_eq!(taken(repeated, 500), 5);
+        assert_eq!(taken(other, 2), 2, "its question and its answer");
+        tokio::time::advance(Duration::from_secs(1)).await;
+    }
 }
 
 #[test]

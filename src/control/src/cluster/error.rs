@@ -184,7 +184,7 @@ impl Refused {
             "ticket-wrong" | "ticket-rotated" | "ticket-ended" => code::CLUSTER_TICKET,
             "known" | "join-key-taken" | "joined" => code::CLUSTER_KNOWN,
             DECOMMISSIONED => code::CLUSTER_REMOVED,
-            UNKNOWN | "not-up" => code::CLUSTER_UNKNOWN,
+            UNKNOWN | "not-up" | "other-join-key" => code::CLUSTER_UNKNOWN,
             _ => code::CLUSTER_REFUSED,
         }
     }
@@ -303,7 +303,7 @@ mod tests {
     fn only_a_removed_node_gets_the_advice_to_wipe_its_disk() {
         let report = |reason: &str| Error::Curator(refused(reason)).report().unwrap();
         assert_eq!(report("decommissioned").code, code::CLUSTER_REMOVED);
-        for reason in ["unknown", "not-up"] {
+        for reason in ["unknown", "not-up", "other-join-key"] {
             let report = report(reason);
             assert_eq!(report.code, code::CLUSTER_UNKNOWN);
             assert!(report.code.is_locked(), "its recovery key opens the disk");
@@ -316,6 +316,7 @@ mod tests {
         assert!(removals.iter().all(|reason| refused(reason).is_removal()));
         let others = ["", "not-up", "known", "joined", "ticket-wrong", "storage-policy", "running"];
         assert!(others.iter().all(|reason| !refused(reason).is_removal()));
+        assert!(!refused("other-join-key").is_removal());
     }
 
     #[test]

@@ -223,6 +223,44 @@ async fn a_change_of_keys_that_was_cut_opens_with_the_old_or_the_new_ones() {
     assert_eq!(esp.key_change.read().unwrap(), None);
 }
 
+#[tokio::test]
+async fn only_the_right_recovery_key_ends_an_interrupted_change_that_cannot_be_used_now() {
+    let (machine, saved) = Machine::with_tpm().member(automatic()).await;
+    let esp = machine.root().esp;
+    let records =
+        || [&esp.sealed_configuration, &esp.cold_start].map(|file| file.read().unwrap().unwrap());
+    let [old, old_share] = records();
+    esp.cold_start.remove().unwrap();
+    let mut machine = machine.recovers(saved.clone()).await;
+    let [new, new_share] = records();
+    let secrets = Sealed::from_record(&new).unwrap().secrets.unwrap();
+    let cut_after_the_slot_was_changed = || {
+        esp.sealed_configuration.write(&old).unwrap();
+        esp.cold_start.write(&old_share).unwrap();
+        esp.cold_start_next.write(&new_share).unwrap();
+        esp.key_change.write(&crate::cluster::sealed::change_to_record(&secrets)).unwrap();
+    };
+
+    cut_after_the_slot_was_changed();
+    // The TPM opens neither at this start.
+    machine.set(Tpms::One(1, 2));
+    machine.recovery = Some(form::write(&[1; form::SIZE]).to_string());
+    assert_eq!(machine.boot_refused(None).await.code, code::STORAGE_RECOVERY_KEY_WRONG);
+    machine.recovery = None;
+    assert_eq!(machine.boot_refused(None).await.code, code::STORAGE_TPM_REFUSES);
+    machine.set(Tpms::One(1, 1));
+    machine.boot_home().await;
+    assert_eq!(esp.key_change.read().unwrap(), None);
+
+    cut_after_the_slot_was_changed();
+    machine.set(Tpms::One(1, 2));
+    let machine = machine.recovers(saved).await;
+    assert_eq!(esp.key_change.read().unwrap(), None);
+    assert_eq!(esp.cold_start_next.read().unwrap(), None);
+    let (half, _) = machine.shares().fetch(Slot::Current).unwrap().unwrap();
+    assert_eq!(machine.cluster_unlock_key(), half.bytes(), "etcd knows the new half");
+}
+
 impl Machine {
     /// A member with a TPM, whose owner has announced a firmware update.
     async fn announced() -> (Self, String) {

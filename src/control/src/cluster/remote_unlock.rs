@@ -11,6 +11,9 @@
 //!
 //! Both ways are open at once, and the first to succeed ends the wait.
 //!
+//! The question names the node: the cluster may have it with another join key, since a recovery
+//! of the disk makes a new one, and answers then that it has the node.
+//!
 //! Invariants:
 //! - This machine stores the half that a curator gives only if the cluster wants shares stored.
 
@@ -115,10 +118,10 @@ impl<C: Consensus> Service<C> {
         let mut network = self.network.clone();
         let address = until(&mut network, "the network", |status| status.primary);
         let secrets = sealed.and_then(|sealed| sealed.secrets.as_ref());
-        let tpm = secrets.is_some_and(Guarded::is_sealed);
+        let question = sealed.map(join_question).unwrap_or_default();
         let asked = async {
             match &curators {
-                Some(curators) => ask(ctx, curators, address, &by_hand, tpm).await,
+                Some(curators) => ask(ctx, curators, address, &by_hand, question).await,
                 None => std::future::pending().await,
             }
         };
@@ -147,6 +150,14 @@ impl<C: Consensus> Service<C> {
         self.status.waits_for_key(false);
         ctx.stage(Stage::Cluster, stage::State::Started);
         opened
+    }
+}
+
+/// The question for the cluster's half of the key.
+pub(super) fn join_question(sealed: &Sealed) -> v1::JoinNodeRequest {
+    v1::JoinNodeRequest {
+        tpm: sealed.secrets.as_ref().is_some_and(Guarded::is_sealed),
+        node_public_key: sealed.node_public_key.to_vec(),
     }
 }
 
@@ -190,15 +201,16 @@ async fn ask(
     curators: &Remote,
     address: impl Future<Output = Result<IpAddr, polis_runtime::event::Closed>>,
     by_hand: &str,
-    tpm: bool,
+    question: v1::JoinNodeRequest,
 ) -> Result<Half, Error> {
     address.await?;
     info!("asking the cluster for its half of the disk's key");
     let words = |why: &str| {
         format!("the key of this node's disk: from a curator of the cluster ({why}), or {by_hand}")
     };
-    let call = |mut curator: v1::curator_client::CuratorClient<Channel>| async move {
-        curator.join_node(v1::JoinNodeRequest { tpm }).await
+    let call = |mut curator: v1::curator_client::CuratorClient<Channel>| {
+        let question = question.clone();
+        async move { curator.join_node(question).await }
     };
     let given = curators.retry_for(ctx, Untrusted::Wait, words, call).await?;
     Half::new(&given.cluster_unlock_key).ok_or(Error::NoShare)

@@ -4,6 +4,7 @@ use super::fake_curator::Curator;
 use super::*;
 use crate::cluster::journal::{Planned, Registering};
 use crate::cluster::sealed::Keeping;
+use polis_wire::pki::{Store as _, Write};
 
 /// How a removed node is found at its next boot.
 fn disown(machine: &Machine) {
@@ -207,6 +208,46 @@ async fn a_locked_disk_of_a_node_that_its_cluster_does_not_have_is_wiped_only_if
     let curator = Curator::start(&machine.etcd, &["unknown"]).await;
     curator.is_known_to(&machine);
     machine.wipes = Some(node);
+    let end = machine.boot(authenticated, usize::MAX).await;
+    assert!(matches!(end, End::Reboot), "{end:?}");
+    wiping(&machine);
+}
+
+/// The same records, in an etcd of their own.
+async fn copied(etcd: &Memory) -> Memory {
+    let copy = Memory::default();
+    let puts = etcd.contents().into_iter().map(|(key, value)| Write::Put(key, value));
+    assert!(copy.commit(Vec::new(), puts.collect()).await.unwrap());
+    copy
+}
+
+#[tokio::test]
+async fn a_named_node_that_its_cluster_has_with_another_join_key_is_not_wiped() {
+    let [_, authenticated] = kinds();
+    let (mut machine, node) = member(&authenticated).await;
+    // The cluster does not learn of the recovery, as with a node without etcd.
+    let records = copied(&machine.etcd).await;
+    machine.root().esp.cold_start.remove().unwrap();
+    machine.recovery = Some(machine.saved_recovery_key());
+    assert_eq!(boots(&machine, &authenticated).await, (node, 0));
+    machine.recovery = None;
+
+    // It does not accept the certificate of the node either, which has ended.
+    let curator = Curator::with_records(&records).await;
+    curator.is_known_to(&machine);
+    machine.wipes = Some(node);
+    assert_eq!(boots(&machine, &authenticated).await, (node, 0), "the disk is open");
+    machine.attended = false;
+    machine.root().esp.cold_start.remove().unwrap();
+    let report = machine.boot_refused(authenticated.clone()).await;
+    assert_eq!(report.code, code::CLUSTER_UNKNOWN);
+    assert!(report.unlock, "the recovery key opens the disk");
+    assert!(report.cause().contains("another join key"), "{}", report.cause());
+    assert!(machine.has_data());
+
+    // The node is deleted.
+    let removed = vec![Write::Delete(format!("nodes/{node}"))];
+    assert!(records.commit(Vec::new(), removed).await.unwrap());
     let end = machine.boot(authenticated, usize::MAX).await;
     assert!(matches!(end, End::Reboot), "{end:?}");
     wiping(&machine);

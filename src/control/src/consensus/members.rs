@@ -23,7 +23,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{MemberAddOptions, MemberListResponse};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Mutex, Notify, watch};
+use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
 use super::client::{self, Clients, call};
@@ -67,6 +68,10 @@ const HAND_OVER_MAX: Duration = Duration::from_secs(2);
 /// of the time that it took.
 const PROMOTE_LATE: u32 = 8;
 
+/// How long a reading of the members that answer is shown, and the least time between two: a
+/// caller may ask as fast as it can, and etcd computes all its metrics for each.
+const SHOWN_FOR: Duration = Duration::from_secs(1);
+
 /// A key that does not exist, since those of every namespace are longer: a read of it is short.
 const NO_KEY: &str = "polis:";
 
@@ -109,6 +114,16 @@ pub struct Members {
     growth: watch::Sender<bool>,
     wake: Arc<Notify>,
     sockets: Sockets,
+    shown: Arc<Mutex<Reading>>,
+}
+
+/// The last reading of the members that answer.
+#[derive(Debug, Default)]
+struct Reading {
+    /// When it began.
+    begun: Option<Instant>,
+    /// The result of the last one that ended, and when it did.
+    found: Option<(Instant, BTreeSet<MemberId>)>,
 }
 
 impl Members {
@@ -118,7 +133,7 @@ impl Members {
         wake: Arc<Notify>,
         sockets: Sockets,
     ) -> Self {
-        Self { status, growth, wake, sockets }
+        Self { status, growth, wake, sockets, shown: Arc::default() }
     }
 
     /// Makes `identity` a member, as a learner at first, unless it is one already; returns
@@ -193,6 +208,24 @@ impl Members {
         let mut answering = peers::reachable(&connected).await;
         answering.extend(status.member);
         Ok(answering)
+    }
+
+    /// The same, to be shown: all callers share one reading for a second. Empty if it failed.
+    pub async fn answering_lately(&self) -> BTreeSet<MemberId> {
+        let mut shown = self.shown.lock().await;
+        if let Some((at, found)) = &shown.found
+            && at.elapsed() < SHOWN_FOR
+        {
+            return found.clone();
+        }
+        if let Some(begun) = shown.begun {
+            // The caller that began it may have gone before its end.
+            sleep_until(begun + SHOWN_FOR).await;
+        }
+        shown.begun = Some(Instant::now());
+        let found = self.answering().await.unwrap_or_default();
+        shown.found = Some((Instant::now(), found.clone()));
+        found
     }
 
     /// Whether a client or a peer takes a copy of this member's database now.
@@ -473,23 +506,5 @@ where
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// How etcd reports a change that it drops.
-    #[tokio::test(start_paused = true)]
-    async fn a_promotion_that_is_never_answered_is_given_up() {
-        let directory = tempfile::tempdir().unwrap();
-        let socket = directory.path().join("etcd.sock");
-        let _silent = tokio::net::UnixListener::bind(&socket).unwrap();
-        let clients = Clients::connect(&socket).await.unwrap();
-        let learner = Member {
-            id: MemberId(1),
-            name: "polis-a".to_owned(),
-            peer_url: "https://polis-a:7834".to_owned(),
-            learner: true,
-        };
-        let promoted = promote(&clients, &learner).await;
-        assert!(matches!(promoted, Err(client::Error::Timeout { .. })), "{promoted:?}");
-    }
-}
+#[path = "members_tests.rs"]
+mod tests;

@@ -7,6 +7,7 @@
 //! - A rejection names the field.
 //! - A heartbeat takes no more memory than its fields need.
 
+use polis_base::serial::is_control;
 use polis_proto::v1;
 use prost::Message as _;
 
@@ -139,7 +140,7 @@ fn network(report: &v1::NetworkReport) -> Result<(), Error> {
         }
         let words = [name, kind, mac, driver, path, on].into_iter();
         let mut words = words.chain(addresses).chain(origins);
-        if words.any(|word| word.len() > LINK_WORD_MAX || word.contains(char::is_control)) {
+        if words.any(|word| word.len() > LINK_WORD_MAX || word.contains(is_control)) {
             return field("links", format!("{LINK_WORD_MAX} printed characters for each text"));
         }
     }
@@ -456,6 +457,7 @@ mod tests {
             reported(LINKS_MAX + 1, "eth0", 1),
             reported(1, "eth0", ADDRESSES_MAX + 1),
             reported(1, "eth\n0", 1),
+            reported(1, "eth\u{202e}0", 1),
             reported(1, &"e".repeat(LINK_WORD_MAX + 1), 1),
         ] {
             assert!(refused.unwrap_err().to_string().contains("status.network.links"));

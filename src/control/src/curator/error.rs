@@ -290,6 +290,7 @@ impl Error {
                 Refusal::NotUp => (FailedPrecondition, "not-up"),
                 Refusal::Joined => (FailedPrecondition, "joined"),
                 Refusal::Known => (FailedPrecondition, "known"),
+                Refusal::OtherJoinKey => (FailedPrecondition, "other-join-key"),
                 Refusal::StillUp => (FailedPrecondition, "still-up"),
                 Refusal::Running => (Unavailable, "running"),
                 Refusal::Leaving => (FailedPrecondition, "leaving"),

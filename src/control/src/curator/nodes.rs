@@ -205,12 +205,40 @@ impl<S: pki::Store + Clone> Store<S> {
         Ok(node)
     }
 
-    /// Joins the node that proved this join key.
+    /// Joins the node that proved this join key. `named` is the public key of the node that the
+    /// caller says it is: nothing proves it, so it only keeps a node that the cluster has from
+    /// being refused like a removed one, which may wipe its disk.
     ///
     /// # Errors
     ///
-    /// The refusals of `state`; [`Refusal::Unknown`] if no node has this key.
-    pub async fn join(&self, join_key: &[u8; 32]) -> Result<(NodeId, v1::Node), Error> {
+    /// The refusals of `state`; [`Refusal::Unknown`] if no node has this key;
+    /// [`Refusal::OtherJoinKey`] in place of a removal if the cluster has the node `named`.
+    pub async fn join(
+        &self,
+        join_key: &[u8; 32],
+        named: Option<[u8; 32]>,
+    ) -> Result<(NodeId, v1::Node), Error> {
+        let joined = self.join_by_key(join_key).await;
+        let is_removal =
+            matches!(joined, Err(Error::Refused(Refusal::Unknown | Refusal::Decommissioned)));
+        if let Some(named) = named.filter(|_named| is_removal)
+            && self.has(&named).await?
+        {
+            return Err(Refusal::OtherJoinKey.into());
+        }
+        joined
+    }
+
+    /// Whether the cluster has a node with this public key, and has not removed it. An ID is
+    /// known to many and has half of the key: it is not enough to learn this.
+    async fn has(&self, public_key: &[u8; 32]) -> Result<bool, Error> {
+        let key = node_key(NodeId::from_public_key(public_key));
+        let node = self.read::<v1::Node>(&key).await?;
+        let node = node.filter(|node| node.public_key == public_key);
+        Ok(node.is_some_and(|node| node.state() != v1::NodeState::Decommissioned))
+    }
+
+    async fn join_by_key(&self, join_key: &[u8; 32]) -> Result<(NodeId, v1::Node), Error> {
         let found = self.read::<v1::JoinKey>(&join_key_at(join_key)).await?;
         let found = found.ok_or(Refusal::Unknown)?;
         let id = found.node_id.parse::<NodeId>();

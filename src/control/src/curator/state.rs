@@ -178,6 +178,9 @@ pub enum Refusal {
     /// Another machine with its name.
     #[error("the node has committed already, with another join key")]
     Known,
+    /// The join key is of no node, and the node that the caller names has another one.
+    #[error("the node has another join key, as after a recovery: its recovery key opens the disk")]
+    OtherJoinKey,
     /// The node is a member.
     #[error("the node is a member: decommission it first, or use force if the machine is lost")]
     StillUp,

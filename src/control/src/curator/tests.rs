@@ -132,7 +132,7 @@ async fn a_node_lives_from_its_registration_to_its_deletion() {
     let none = Commitment { cluster_unlock_key: vec![], recovery_key: vec![], ..plain };
     let refused = store.enter(identity, none).await;
     assert!(matches!(refused, Err(Error::StoragePolicy { .. })));
-    let refused = store.join(&[3; 32]).await;
+    let refused = store.join(&[3; 32], None).await;
     assert!(matches!(refused, Err(Error::Refused(Refusal::NotUp))));
     let up = store.enter(identity, commitment()).await.unwrap();
     assert_eq!(up.state(), NodeState::Up);
@@ -140,7 +140,7 @@ async fn a_node_lives_from_its_registration_to_its_deletion() {
     let again = Commitment { cluster_unlock_key: vec![7; 32], ..commitment() };
     store.enter(identity, again).await.unwrap();
 
-    let (found, joined) = store.join(&[3; 32]).await.unwrap();
+    let (found, joined) = store.join(&[3; 32], None).await.unwrap();
     assert_eq!((found, joined.cluster_unlock_key), (identity.id, vec![7; 32]));
     let refused = store.enter(identity, commitment()).await;
     assert!(matches!(refused, Err(Error::Refused(Refusal::Joined))));
@@ -152,12 +152,53 @@ async fn a_node_lives_from_its_registration_to_its_deletion() {
     let refused = store.change(identity.id, Request::Delete { force: false }).await;
     assert!(matches!(refused, Err(Error::Refused(Refusal::StillUp))));
     store.change(identity.id, Request::Decommission).await.unwrap();
-    let refused = store.join(&[3; 32]).await;
+    let refused = store.join(&[3; 32], None).await;
     assert!(matches!(refused, Err(Error::Refused(Refusal::Decommissioned))));
     store.change(identity.id, Request::Delete { force: false }).await.unwrap();
-    assert!(matches!(store.join(&[3; 32]).await, Err(Error::Refused(Refusal::Unknown))));
+    assert!(matches!(store.join(&[3; 32], None).await, Err(Error::Refused(Refusal::Unknown))));
     let left: Vec<_> = memory.contents().into_keys().collect();
     assert!(!left.iter().any(|key| key.starts_with("join_keys/")), "{left:?}");
+}
+
+#[tokio::test]
+async fn a_node_that_the_cluster_has_with_another_join_key_is_not_refused_like_a_removed_one() {
+    let (store, _) = founded().await;
+    let ticket = store.ticket(TicketRequest::Read, 1).await.unwrap().opaque;
+    let identity = Identity::new([2; 32]);
+    let asks = async |join_key: u8, named: Option<[u8; 32]>| match store
+        .join(&[join_key; 32], named)
+        .await
+    {
+        Err(Error::Refused(refusal)) => refusal,
+        other => panic!("{other:?}"),
+    };
+    let own = Some(identity.public_key);
+    assert_eq!(asks(4, own).await, Refusal::Unknown);
+    // The answer is the same whatever the state of the node is.
+    store.register(&ticket, registration(2, 3)).await.unwrap();
+    assert_eq!(asks(4, own).await, Refusal::OtherJoinKey);
+    store.approve(identity.id, None).await.unwrap();
+    assert_eq!(asks(4, own).await, Refusal::OtherJoinKey);
+    store.enter(identity, commitment()).await.unwrap();
+    assert_eq!(asks(4, own).await, Refusal::OtherJoinKey);
+    // A caller that does not know the whole key of the node learns nothing.
+    let mut same_id = identity.public_key;
+    same_id[31] = 0;
+    assert_eq!(Identity::new(same_id).id, identity.id);
+    for named in [None, Some(same_id), Some([7; 32])] {
+        assert_eq!(asks(4, named).await, Refusal::Unknown);
+    }
+    // Another name changes no other answer.
+    let (found, _joined) = store.join(&[3; 32], Some([7; 32])).await.unwrap();
+    assert_eq!(found, identity.id);
+
+    store.change(identity.id, Request::Decommission).await.unwrap();
+    assert_eq!(asks(4, own).await, Refusal::Unknown);
+    assert_eq!(asks(3, own).await, Refusal::Decommissioned);
+    let other = Some(first_node().public_key);
+    assert_eq!(asks(3, other).await, Refusal::OtherJoinKey, "the removed node is another one");
+    store.change(identity.id, Request::Delete { force: false }).await.unwrap();
+    assert_eq!(asks(3, own).await, Refusal::Unknown);
 }
 
 #[tokio::test]
@@ -336,7 +377,7 @@ async fn a_machine_is_compared_with_the_attestation_policy_until_it_is_in() {
     // A member may run another system. Without a policy, any machine enters.
     set(policy(&[7])).await;
     let join_key = machine(None).join_key;
-    store.join(&join_key).await.unwrap();
+    store.join(&join_key, None).await.unwrap();
     store.approve(id, None).await.unwrap();
     assert_eq!(set(policy(&[])).await, None);
     let other = registration(3, 13);

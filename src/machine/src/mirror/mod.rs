@@ -16,6 +16,7 @@
 //! kernel    what the kernel says of the device  text -> state
 //! tend      while the node runs                 a disk that is lost
 //! tend/work beside that                         a disk is searched, filled; copies
+//! tend/answers whether each disk answers        requests, flushes -> a disk that stalls
 //! take      a disk that comes                   an empty one, or one from before
 //! copy      the systems
 //! esp       what starts them, and the records of the node

@@ -38,9 +38,10 @@ use crate::storage::patience::{LARGEST, SMALL, SOON, within};
 use crate::storage::plan::{Refusal, SIZE_MIN, TYPE_ID, last_of_both, limit, place};
 use crate::storage::service::PROBE_MAX;
 use crate::storage::table::Table;
-use crate::storage::{self, Ground, Wanted, machine};
+use crate::storage::{self, Ground, Wanted, machine, stall};
 use polis_base::cause;
 use polis_base::stage::{Stage, State as Progress};
+use polis_base::sys::command_line;
 use polis_base::sys::reboot::Reason;
 use polis_runtime::event::{self, Closed};
 use polis_runtime::logtree::Parser;
@@ -116,7 +117,7 @@ impl Service {
         let config = self.config.clone();
         let taken = blocking(move || assemble::start(&config, mirror));
         let what = "writing the use of the mirror to its disks (pull the other one if it hangs)";
-        let mirror = within(ctx, what, LARGEST, taken).await?;
+        let mirror = within(ctx, what, records_max(&kernel_line()), taken).await?;
         info!(used = ?mirror.used, "the mirror is in use");
         let fresh = mirror.disk(mirror.started).is_some_and(|disk| disk.data.is_none());
         let last = if fresh { Some(self.last(ctx).await?) } else { None };
@@ -196,7 +197,8 @@ impl Service {
             esp::put(&config.esp, &records)?;
             next.raise(&config, used)
         });
-        match within(ctx, "taking the records of the other disk", LARGEST, taken).await {
+        let what = "taking the records of the other disk";
+        match within(ctx, what, records_max(&kernel_line()), taken).await {
             Ok(()) => self.reboot(ctx, "with the records of the other disk").await,
             Err(error) => {
                 warn!(error = &error as &dyn std::error::Error, "this disk does not take them");
@@ -376,6 +378,18 @@ async fn ends_in_time(ctx: &Context, disk: &str, write: impl Future) -> bool {
     ended
 }
 
+/// The command line of the kernel.
+fn kernel_line() -> String {
+    command_line::read().unwrap_or_default()
+}
+
+/// How long the disks may take for the records of a use, by the kernel command line: as long as a
+/// mirror that runs waits for an answer. The driver of most disks gives up before, and the start
+/// goes on without the other one; the next start finds one that stalls at its first write.
+fn records_max(line: &str) -> Duration {
+    stall::deadline(line).min(LARGEST)
+}
+
 /// Reads the disk that the machine was started from, as long as storage may.
 async fn in_time<T>(read: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
     let late = apply::Error::Late { what: READING, seconds: PROBE_MAX.as_secs() };
@@ -459,6 +473,15 @@ mod tests {
         let disks = [Some(source()), None];
         let (used, started) = (Used::Only(Leg::First), Leg::First);
         assert!(takes_writes(&ctx, &Mirror { disks, used, started, dropped: None }).await);
+    }
+
+    #[test]
+    fn a_start_waits_for_its_records_no_longer_than_a_mirror_that_runs_for_an_answer() {
+        for (line, seconds) in
+            [("", 600), ("polis.disk-deadline=30", 30), ("polis.disk-deadline=3600", 1800)]
+        {
+            assert_eq!(records_max(line), Duration::from_secs(seconds), "{line}");
+        }
     }
 
     #[test]

@@ -142,8 +142,10 @@ fn address(link: u32, cidr: Cidr) -> AddressMessage {
 /// The kernel takes the address away at the end of the lease, even if the node is dead by then.
 fn lasting(lifetime: Duration) -> AddressAttribute {
     let mut info = CacheInfo::default();
+    // The kernel counts whole seconds, and takes none for no lifetime at all.
+    let seconds = (lifetime + Duration::from_millis(999)).as_secs();
     // `u32::MAX` means forever here and in DHCP alike.
-    info.ifa_valid = u32::try_from(lifetime.as_secs()).unwrap_or(u32::MAX);
+    info.ifa_valid = u32::try_from(seconds).unwrap_or(u32::MAX);
     info.ifa_preferred = info.ifa_valid;
     AddressAttribute::CacheInfo(info)
 }
@@ -179,5 +181,20 @@ fn message(route: &Route) -> RouteMessage {
     match route.destination.address() {
         IpAddr::V4(v4) => build!(Ipv4Addr, IpAddr::V4, v4),
         IpAddr::V6(v6) => build!(Ipv6Addr, IpAddr::V6, v6),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_lasts_for_whole_seconds_and_for_one_at_least() {
+        for (millis, seconds) in [(1, 1), (39_200, 40), (40_000, 40)] {
+            let AddressAttribute::CacheInfo(info) = lasting(Duration::from_millis(millis)) else {
+                panic!("no lifetime")
+            };
+            assert_eq!((info.ifa_valid, info.ifa_preferred), (seconds, seconds), "{millis} ms");
+        }
     }
 }

@@ -4,7 +4,7 @@
 //! module watches it: a server that offered and then fell silent is left after
 //! [`SELECTING_MAX`], a client without an answer is replaced after [`ASKING_MAX`], one whose
 //! lease no server confirms at T2 after [`REBINDING_MAX`], and a lease is checked before it is
-//! published.
+//! published. Whatever times a server says, a lease rests for [`RENEW_MIN`] before it is renewed.
 //!
 //! ```text
 //! [asking] --acknowledged, checked--> Leased --T1: renewed--> Leased ..
@@ -39,6 +39,9 @@ pub(super) const ASKING_MAX: Duration = Duration::from_secs(20);
 /// that no other one answers. A fresh client asks all of them anew, and a server that still has
 /// the lease gives the same address. Until then `holding` keeps the lease.
 const REBINDING_MAX: Duration = Duration::from_secs(5);
+
+/// The least time from a lease to its renewal. `mozim` believes a server that says one second.
+pub(super) const RENEW_MIN: Duration = Duration::from_secs(5);
 
 /// Wait after an answer that was refused: the next will most likely be the same.
 const REFUSED_WAIT: Duration = Duration::from_secs(10);
@@ -110,6 +113,7 @@ impl Client {
                 Ok(DhcpV4State::Done(offer)) => match Lease::check(&offer) {
                     Ok(lease) => {
                         self.leased = true;
+                        self.wait = Some(RENEW_MIN);
                         return Event::Leased(lease);
                     }
                     Err(refused) => {

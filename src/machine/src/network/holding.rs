@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Invariants:
-//! - A lease is not held past its end, even if the DHCP client does nothing.
+//! - A lease is not held past its end, even if the DHCP client does nothing, and says at each
+//!   review how much of it is left: an address that the kernel gets late does not last longer.
 //!
 //! What this module does not do: look at the clock. The caller passes the time.
 
@@ -112,6 +113,9 @@ impl Holding {
         let has_spare = |of: u32| spares.iter().any(|link| *link != of);
         let mut given_up = Vec::new();
         self.held.retain(|index, held| {
+            if let Some(ends) = held.ends {
+                held.lease.lifetime = ends.saturating_duration_since(now);
+            }
             if carrier(*index) {
                 held.dark_since = None;
             } else {
@@ -200,6 +204,17 @@ mod tests {
         assert!(
             holding.review(&observed(), &[2], Spare::Any, now + Duration::from_secs(60)).is_empty()
         );
+    }
+
+    #[test]
+    fn an_address_that_is_added_late_lasts_as_long_as_the_rest_of_its_lease() {
+        let now = Instant::now();
+        let mut holding = Holding::default();
+        holding.answered(2, lease(60), now);
+        holding.answered(3, lease(u32::MAX.into()), now);
+        holding.review(&observed(), &[2, 3], Spare::Any, now + Duration::from_secs(20));
+        let left = holding.leases().values().map(|lease| lease.lifetime).collect::<Vec<_>>();
+        assert_eq!(left, [Duration::from_secs(40), INFINITE]);
     }
 
     #[test]

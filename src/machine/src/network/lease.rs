@@ -20,17 +20,20 @@ const LIFETIME_MIN: Duration = Duration::from_secs(30);
 /// The least that IPv6 needs; less would cut the node's own traffic to pieces.
 const MTU_MIN: u16 = 1280;
 
+/// Where to, and the next hop.
+type Hop = (Cidr, Option<Ipv4Addr>);
+
 /// The lease that a DHCP server gave this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Lease {
     /// The address, with the length of its network.
     pub(super) address: Cidr,
     /// Where to, and the next hop; `None` is the network itself.
-    pub(super) routes: Vec<(Cidr, Option<Ipv4Addr>)>,
+    pub(super) routes: Vec<Hop>,
     pub(super) nameservers: Vec<IpAddr>,
     pub(super) ntp_servers: Vec<IpAddr>,
     pub(super) mtu: Option<u32>,
-    /// From the answer on.
+    /// From the answer on; of a lease that is held, what is left of it.
     pub(super) lifetime: Duration,
     /// The server that gave it.
     pub(super) server: IpAddr,
@@ -61,25 +64,27 @@ impl Lease {
         if lifetime < LIFETIME_MIN {
             return Err(Refused::Lifetime(lifetime));
         }
+        // The kernel refuses a gateway that is this machine, or all machines of its network.
+        let broadcast = offer.yiaddr.to_bits() | !offer.subnet_mask.to_bits();
+        let is_gateway = |gateway: Ipv4Addr| {
+            let is_broadcast = address.prefix() < 31 && gateway.to_bits() == broadcast;
+            gateway != offer.yiaddr && is_host(gateway) && !is_broadcast
+        };
         let routes = match &offer.classless_routes {
             // RFC 3442: with these, the router option does not count.
-            Some(routes) => routes
-                .iter()
-                .filter_map(|route| {
-                    let destination =
-                        Cidr::new(route.destination.into(), route.prefix_length)?.network();
-                    match route.router {
-                        Ipv4Addr::UNSPECIFIED => Some((destination, None)),
-                        router => is_host(router).then_some((destination, Some(router))),
-                    }
-                })
-                .take(ROUTES_MAX)
-                .collect(),
-            None => hosts(offer.gateways.as_deref())
-                .filter(|gateway| *gateway != offer.yiaddr)
-                .filter_map(|gateway| Some((everywhere()?, Some(gateway))))
-                .take(1)
-                .collect(),
+            Some(routes) => first_of_each(routes.iter().filter_map(|route| {
+                let destination =
+                    Cidr::new(route.destination.into(), route.prefix_length)?.network();
+                match route.router {
+                    Ipv4Addr::UNSPECIFIED => Some((destination, None)),
+                    router => is_gateway(router).then_some((destination, Some(router))),
+                }
+            })),
+            None => first_of_each(
+                hosts(offer.gateways.as_deref())
+                    .filter(|gateway| is_gateway(*gateway))
+                    .filter_map(|gateway| Some((everywhere()?, Some(gateway)))),
+            ),
         };
         Ok(Self {
             address,
@@ -113,6 +118,17 @@ impl Lease {
             server,
         })
     }
+}
+
+/// The first route to each destination: the kernel has one, and another would take its place.
+fn first_of_each(routes: impl Iterator<Item = Hop>) -> Vec<Hop> {
+    let mut kept: Vec<Hop> = Vec::new();
+    for (to, via) in routes {
+        if kept.len() < ROUTES_MAX && kept.iter().all(|(known, _)| *known != to) {
+            kept.push((to, via));
+        }
+    }
+    kept
 }
 
 fn everywhere() -> Option<Cidr> {
@@ -236,6 +252,33 @@ mod tests {
         let lease = Lease::check(&offer).unwrap();
         assert_eq!(lease.routes, [("10.0.0.0/8".parse().unwrap(), None)]);
         assert_eq!(lease.gateway(), None);
+    }
+
+    #[test]
+    fn a_destination_has_one_route_and_no_route_a_gateway_that_the_kernel_refuses() {
+        let route = |to: [u8; 4], prefix_length, via: [u8; 4]| DhcpV4ClasslessRoute {
+            destination: to.into(),
+            prefix_length,
+            router: via.into(),
+        };
+        let mut offer = offer("10.0.2.15", "255.255.255.0");
+        offer.classless_routes = Some(vec![
+            route([10, 9, 0, 0], 16, [10, 0, 2, 15]),
+            route([10, 9, 0, 0], 16, [10, 0, 2, 255]),
+            route([10, 9, 0, 0], 16, [10, 0, 2, 2]),
+            route([10, 9, 0, 1], 16, [10, 0, 2, 3]),
+            route([0; 4], 0, [10, 1, 0, 255]),
+        ]);
+        let via = |last| Some(Ipv4Addr::new(10, 0, 2, last));
+        let lease = Lease::check(&offer).unwrap();
+        let outside = Some(Ipv4Addr::new(10, 1, 0, 255));
+        let kept = [("10.9.0.0/16", via(2)), ("0.0.0.0/0", outside)];
+        assert_eq!(lease.routes, kept.map(|(to, via)| (to.parse::<Cidr>().unwrap(), via)));
+        offer.classless_routes = None;
+        offer.gateways = Some(vec![[10, 0, 2, 255].into(), [10, 0, 2, 15].into()]);
+        assert_eq!(Lease::check(&offer).unwrap().gateway(), None);
+        offer.gateways = offer.gateways.map(|all| [all, vec![[10, 0, 2, 9].into()]].concat());
+        assert_eq!(Lease::check(&offer).unwrap().gateway(), via(9));
     }
 
     #[test]

@@ -134,6 +134,7 @@ fn link(message: &LinkMessage, interfaces: Interfaces) -> Option<Link> {
         up: flags.contains(LinkFlags::Up),
         carrier: flags.contains(LinkFlags::LowerUp),
         mtu: 0,
+        mtu_max: None,
         master: None,
         active: true,
         driver: None,
@@ -150,6 +151,8 @@ fn link(message: &LinkMessage, interfaces: Interfaces) -> Option<Link> {
             LinkAttribute::AfSpecUnspec(families) => six(&mut link, families),
             LinkAttribute::IfName(name) => link.name.clone_from(name),
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
+            // Zero: the driver does not say.
+            LinkAttribute::MaxMtu(max) => link.mtu_max = Some(*max).filter(|max| *max > 0),
             LinkAttribute::Address(mac) => link.mac = Mac(mac.as_slice().try_into().ok()?),
             // A member of a bond has the address of the bond for as long.
             LinkAttribute::PermAddress(mac) => permanent = mac.as_slice().try_into().ok().map(Mac),

@@ -259,6 +259,43 @@ fn an_address_that_its_server_takes_back_gives_way_to_another_before_its_lease_e
     });
 }
 
+/// A server that wants its lease renewed after a second; returns after what time it was asked.
+async fn serve_without_patience() -> Duration {
+    let socket = server("wire");
+    // The lease lasts an hour; it is to be renewed after one second, and rebound after two.
+    let options = [51, 4, 0, 0, 14, 16, 58, 4, 0, 0, 0, 1, 59, 4, 0, 0, 0, 2];
+    let (mut asked, mut leased) = ([0; 1500], None);
+    loop {
+        let length = socket.recv(&mut asked).await.unwrap();
+        let Some(kind) = kind(&asked[..length]) else { continue };
+        // A client that has an address names it.
+        if let Some(since) = leased
+            && asked[12..16] != [0; 4]
+        {
+            return Instant::elapsed(&since);
+        }
+        let answer = if kind == DISCOVER { OFFER } else { ACK };
+        if answer == ACK {
+            leased = Some(Instant::now());
+        }
+        let reply = reply(&asked, answer, LEASED, &options);
+        socket.send_to(&reply, (Ipv4Addr::BROADCAST, 68)).await.unwrap();
+    }
+}
+
+#[test]
+fn a_lease_rests_before_it_is_renewed_whatever_its_server_says() {
+    in_namespace(|wire| async move {
+        wire.cable(true).await;
+        let (service, _owner) = wire.service(loaded(parameters::Network::default()));
+        while_running(service, async |_status| {
+            let waited = serve_without_patience().await;
+            assert!(waited >= super::dhcp::RENEW_MIN, "{waited:?}");
+        })
+        .await;
+    });
+}
+
 #[test]
 fn a_static_address_needs_no_cable_and_no_server() {
     in_namespace(|wire| async move {

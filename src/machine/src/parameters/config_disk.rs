@@ -170,13 +170,13 @@ fn mount(device: &Path, kind: FileSystem) -> io::Result<OwnedFd> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::fs;
 
     use super::*;
 
     /// The boot sector of a FAT12 file system, as far as it counts here.
-    pub(super) fn fat(label: &str) -> Vec<u8> {
+    pub(in super::super) fn fat(label: &str) -> Vec<u8> {
         let mut sector = vec![0; 512];
         sector[0] = 0xeb;
         sector[22] = 1;
@@ -213,6 +213,14 @@ mod tests {
         Ok(File::open(device.with_extension("content"))?.into())
     }
 
+    /// The same disks, mounted in another way.
+    pub(in super::super) fn mounted(
+        disks: Disks,
+        mount: fn(&Path, FileSystem) -> io::Result<OwnedFd>,
+    ) -> Disks {
+        Disks { mount, ..disks }
+    }
+
     /// Disks with their first bytes, and files in them.
     fn disks(heads: &[(&str, &[u8])], files: &[(&str, &[u8])]) -> (tempfile::TempDir, Disks) {
         let root = tempfile::tempdir().unwrap();
@@ -228,7 +236,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, content).unwrap();
         }
-        let disks = Disks { mount: folder, ..Disks::new(&sys, &dev) };
+        let disks = mounted(Disks::new(&sys, &dev), folder);
         (root, disks)
     }
 

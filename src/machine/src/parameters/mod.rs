@@ -40,7 +40,7 @@ pub use polis_wire::parameters::*;
 
 pub use self::metadata::{ADDRESS as METADATA_ADDRESS, address_v6 as metadata_v6};
 pub use self::service::{Config, RunError, Service};
-pub use self::survey::{Survey, given_content, survey};
+pub use self::survey::{Survey, Surveyor, given_content};
 
 /// The event value of this module: `None` until every place was looked at.
 pub type Known = Option<Arc<Loaded>>;

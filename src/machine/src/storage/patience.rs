@@ -32,8 +32,8 @@ pub(crate) const SOON: Duration = Duration::from_secs(10);
 pub(crate) const SMALL: Duration = Duration::from_secs(60);
 /// For a file system's first blocks, and its first seconds; for a key that is tried.
 pub(crate) const LARGE: Duration = Duration::from_secs(300);
-/// For what grows with the disk: a journal that is replayed, free space that is written. For a disk
-/// of a mirror, too, on which the kernel may give up in the end.
+/// For what grows with the disk: a journal that is replayed, free space that is written, systems
+/// that are copied.
 pub(crate) const LARGEST: Duration = Duration::from_secs(1800);
 
 /// The names of the steps that say what is made or opened.

@@ -32,7 +32,8 @@
 //! - No partition is made while the backup of an older table shows one with data.
 //! - A plan is total: it needs no look at the disk while it is carried out.
 
-use uuid::{Uuid, uuid};
+use polis_layout::partitions::DATA;
+use uuid::Uuid;
 
 use super::Kind;
 use super::ground;
@@ -41,12 +42,12 @@ use super::probe::{Content, Xfs};
 use super::table::{Partition, Table};
 
 /// The name of the data partition.
-pub const NAME: &str = "POLIS-DATA";
+pub const NAME: &str = DATA.name;
 /// How the names of all partitions of ours begin.
 const NAMES: &str = "POLIS-";
 
-/// The type of the partition; the image builder has the same table.
-pub const TYPE_ID: Uuid = uuid!("5141e997-d959-497c-b0e8-f6f81294567c");
+/// The type of the partition.
+pub const TYPE_ID: Uuid = DATA.type_guid;
 
 /// The label of the file system. XFS has room for twelve bytes.
 pub const LABEL: &str = "polis-data";

@@ -63,12 +63,6 @@ fn decide(table: &Table, content: &Content) -> Result<Plan, Refusal> {
 }
 
 #[test]
-fn the_image_builder_and_the_node_mean_the_same_partition() {
-    let kind = polis_image::layout::DATA;
-    assert_eq!((kind.name, kind.type_guid), (NAME, TYPE_ID));
-}
-
-#[test]
 fn a_disk_that_an_installer_has_made_keeps_its_identities() {
     let mut table = disk(2048);
     table.disk = Uuid::from_u128(5);

@@ -15,7 +15,7 @@ use polis_tui::snapshot::{
     Etcd, Logs, Network, Nodes, Pki, Snapshot, Stage, StageState, Workloads,
 };
 
-use super::fold::{CLOCK, days, printed, since, used};
+use super::fold::{CLOCK, days, failing, printed, since, used};
 use super::watched::Values;
 use polis_wire::pki::Overview;
 
@@ -80,7 +80,7 @@ fn etcd(shown: &mut Etcd, values: &Values, now: SystemTime) {
         if let (Some(shown), Some(newest)) = (&mut shown.newest, delivery.newest) {
             shown.age = since(newest.at, now);
         }
-        shown.failing = delivery.failure.as_ref().map(|failure| since(failure.since, now));
+        shown.failing = delivery.failure.as_ref().and_then(|failure| failing(failure, now));
     }
 }
 
@@ -89,7 +89,7 @@ fn workloads(shown: &mut Workloads, values: &Values, passed: Duration, now: Syst
     shown.parts.iter_mut().filter_map(|it| it.since.as_mut()).for_each(|age| grow(age, passed));
     let shown = shown.pods.iter_mut().flat_map(|it| &mut it.pods);
     for (shown, pod) in shown.zip(values.pods.iter().flat_map(|it| &it.pods)) {
-        shown.age = Some(super::workloads::age(pod, now));
+        shown.age = super::workloads::age(pod, now);
     }
 }
 

@@ -34,6 +34,7 @@ use polis_base::hex;
 use polis_base::stage::{self, Stages};
 use polis_control::{cluster, consensus};
 use polis_machine::parameters::Cidr;
+use polis_machine::time::State as ClockState;
 use polis_machine::{mirror, network, storage, volumes};
 use polis_proto::v1::NetworkState;
 use polis_runtime::supervisor::{self, Tree};
@@ -113,6 +114,10 @@ fn header(values: &Values, uptime: Duration, now: SystemTime) -> Header {
         address: values.network.primary.map(|address| address.to_string()),
         uptime,
         clock: printed(now, CLOCK),
+        clock_unset: match values.time.state {
+            ClockState::Unset | ClockState::Floor => true,
+            ClockState::Cluster | ClockState::Synced | ClockState::Lost => false,
+        },
     }
 }
 
@@ -381,8 +386,13 @@ fn bucket(delivery: &shipping::Delivery, now: SystemTime) -> Bucket {
             Some(help) => format!("{}; {help}", failure.cause),
             None => failure.cause.clone(),
         }),
-        failing: failure.map(|failure| since(failure.since, now)),
+        failing: failure.and_then(|failure| failing(failure, now)),
     }
+}
+
+/// For how long nothing could be sent; not known where the wall clock was set back since.
+pub(super) fn failing(failure: &shipping::Failure, now: SystemTime) -> Option<Duration> {
+    now.duration_since(failure.since).ok()
 }
 
 /// The age of what happened at a moment of the wall clock, which may have been set since.

@@ -86,6 +86,16 @@ fn unknown_values_are_not_invented() {
 }
 
 #[test]
+fn only_a_time_that_something_has_confirmed_stands_without_a_mark() {
+    let mut values = values();
+    for state in ClockState::ALL {
+        values.time.state = state;
+        let is_unset = [ClockState::Unset, ClockState::Floor].contains(&state);
+        assert_eq!(folded(&values).header.clock_unset, is_unset, "{state:?}");
+    }
+}
+
+#[test]
 fn only_what_a_server_gave_has_a_lease_and_it_ends() {
     let address: Cidr = "10.0.2.15/24".parse().unwrap();
     let six: Cidr = "2001:db8::7/128".parse().unwrap();
@@ -407,10 +417,12 @@ fn a_snapshot_that_grows_older_is_the_one_of_that_moment() {
     let mut shown = then(9, 100);
     // Past the end of the lease, of the certificate and of the authority; and the
     // wall clock is set back.
-    for (uptime, now) in [(10, 101), (11, 102), (70, 400_000), (71, 600_000), (72, 7)] {
+    for (uptime, now) in [(10, 101_u64), (11, 102), (70, 400_000), (71, 600_000), (72, 7)] {
         let logs = Arc::default();
         shown = later(&shown, &values, &logs, Duration::from_secs(uptime), at(now));
         assert_eq!(shown, then(uptime, now), "at {uptime}");
+        let bucket = shown.etcd.as_ref().and_then(|it| it.bucket.as_ref()).unwrap();
+        assert_eq!(bucket.failing, now.checked_sub(60).map(Duration::from_secs), "at {uptime}");
     }
 }
 

@@ -51,7 +51,7 @@ use polis_base::sys::reboot::Reason;
 use polis_base::{files, sys};
 use polis_control::{cluster, consensus};
 use polis_machine::parameters::Known;
-use polis_machine::{mirror, network, storage, volumes};
+use polis_machine::{mirror, network, storage, time, volumes};
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::{Context, Policy};
 use polis_wire::identity::{Fingerprint, Identity};
@@ -98,7 +98,9 @@ pub struct Inputs {
     pub network: watch::Receiver<network::Status>,
     /// Its data partition.
     pub storage: watch::Receiver<storage::Status>,
-    /// How that does.
+    /// Its clock.
+    pub time: watch::Receiver<time::Status>,
+    /// How its data partition does.
     pub health: watch::Receiver<storage::Health>,
     /// The volumes of further disks.
     pub volumes: watch::Receiver<volumes::Status>,

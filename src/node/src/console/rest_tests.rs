@@ -29,6 +29,7 @@ fn start() -> World {
     let (known, reported) = watch::channel(None);
     let (network, addresses) = watch::channel(network::Status::default());
     let (mounted, storage) = watch::channel(storage::Status::Starting);
+    let (clock, time) = watch::channel(polis_machine::time::Status::default());
     let (disk, health) = watch::channel(storage::Health::default());
     let (_further, volumes) = watch::channel(volumes::Status::new());
     let (_mirrored, mirror) = watch::channel(None);
@@ -48,6 +49,7 @@ fn start() -> World {
             known: reported,
             network: addresses,
             storage,
+            time,
             health,
             volumes,
             mirror,
@@ -77,7 +79,7 @@ fn start() -> World {
     let (ctx, handles) = Context::for_test();
     ctx.spawn("console", Policy::forever(), move |ctx| service.clone().run(ctx));
     let owners = (orders, member, known, network, mounted, disk, received, key, table, own);
-    let owners = (owners, given, parts, runs, listed, sent);
+    let owners = (owners, given, parts, runs, listed, sent, clock);
     World { snapshot, cluster, handles, _owners: Box::new(owners) }
 }
 

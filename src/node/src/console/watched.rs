@@ -18,7 +18,7 @@ use polis_base::environment::Environment;
 use polis_base::stage::Stages;
 use polis_control::{cluster, consensus};
 use polis_machine::parameters::Known;
-use polis_machine::{mirror, network, storage, volumes};
+use polis_machine::{mirror, network, storage, time, volumes};
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Tree;
 use polis_wire::identity::Identity;
@@ -37,6 +37,7 @@ pub(super) struct Values {
     pub(super) known: Known,
     pub(super) network: network::Status,
     pub(super) storage: storage::Status,
+    pub(super) time: time::Status,
     pub(super) health: storage::Health,
     pub(super) volumes: volumes::Status,
     pub(super) mirror: mirror::Status,
@@ -66,6 +67,7 @@ impl Values {
             known: None,
             network: network::Status::default(),
             storage: storage::Status::Starting,
+            time: time::Status::default(),
             health: storage::Health::default(),
             volumes: volumes::Status::new(),
             mirror: None,
@@ -112,6 +114,7 @@ impl Watched {
             known,
             network,
             storage,
+            time,
             health,
             volumes,
             mirror,
@@ -134,6 +137,7 @@ impl Watched {
             renew(known, all, &mut values.known),
             renew(network, all, &mut values.network),
             renew(storage, all, &mut values.storage),
+            renew(time, all, &mut values.time),
             renew(health, all, &mut values.health),
             renew(volumes, all, &mut values.volumes),
             renew(mirror, all, &mut values.mirror),
@@ -169,6 +173,7 @@ impl Watched {
             containerd,
             pods,
             shipping,
+            time: _,
             health: _,
             volumes: _,
             mirror: _,

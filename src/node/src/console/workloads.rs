@@ -189,13 +189,13 @@ fn pod(pod: &pods::Pod, now: SystemTime) -> Pod {
         message,
         restarts: pod.restarts,
         runtime: text(&pod.runtime).filter(|it| it != DEFAULT_RUNTIME),
-        age: Some(age(pod, now)),
+        age: age(pod, now),
     }
 }
 
-/// The age of a pod by the wall clock.
-pub(super) fn age(pod: &pods::Pod, now: SystemTime) -> Duration {
-    now.duration_since(pod.created).unwrap_or_default()
+/// The age of a pod by the wall clock; not known where that was set back since the pod was made.
+pub(super) fn age(pod: &pods::Pod, now: SystemTime) -> Option<Duration> {
+    now.duration_since(pod.created).ok()
 }
 
 #[cfg(test)]

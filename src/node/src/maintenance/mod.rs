@@ -41,7 +41,7 @@ use polis_base::sys::reboot::Reason;
 use polis_base::trapdoor::Report;
 use polis_control::{cluster, consensus};
 use polis_machine::network;
-use polis_machine::parameters::{self, METADATA_ADDRESS, metadata_v6};
+use polis_machine::parameters::{self, METADATA_ADDRESS, Surveyor, metadata_v6};
 use polis_runtime::supervisor::{Context, Policy, blocking};
 use polis_wire::endpoint::MANAGEMENT_PORT;
 use polis_wire::identity;
@@ -149,7 +149,8 @@ impl Service {
     ///
     /// [`Error`].
     pub async fn run(self, ctx: Context) -> Result<(), Error> {
-        let Some(survey) = ctx.until_cancelled(parameters::survey(&self.places())).await else {
+        let surveyor = Surveyor::new(self.places());
+        let Some(survey) = ctx.until_cancelled(surveyor.survey()).await else {
             return Ok(());
         };
         let owner = Gate::owner(&survey.loaded);
@@ -159,7 +160,7 @@ impl Service {
         let network = watch::Sender::new(network::Status::default());
         let listening = watch::Sender::new(None);
         self.face(&ctx, &known, &network);
-        self.server(&ctx, &gate, &network, &listening)?;
+        self.server(&ctx, &gate, surveyor, &network, &listening)?;
         let notice = notice::Service {
             gate: gate.notice(),
             network: network.subscribe(),
@@ -215,11 +216,12 @@ impl Service {
         &self,
         ctx: &Context,
         gate: &Gate,
+        surveyor: Surveyor,
         network: &watch::Sender<network::Status>,
         listening: &watch::Sender<Option<SocketAddr>>,
     ) -> Result<(), Error> {
         let table = Arc::new(Table::polis()?);
-        let handlers = serve::Handlers::new(self, gate, network.subscribe());
+        let handlers = serve::Handlers::new(self, gate, surveyor, network.subscribe());
         let credentials = watch::Sender::new(Some(gate.credentials()?));
         let lists = watch::Sender::new(Arc::<AccessList>::default());
         let server = rpc::Server {

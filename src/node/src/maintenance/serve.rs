@@ -29,7 +29,7 @@ use polis_base::sys::reboot::Reason;
 use polis_base::trapdoor::Report;
 use polis_machine::install::disks::{Disk, Disks};
 use polis_machine::network;
-use polis_machine::parameters::{self, Source};
+use polis_machine::parameters::{self, Source, Surveyor};
 use polis_runtime::supervisor::blocking;
 use polis_wire::rpc::{Caller, Peer, REASON};
 
@@ -46,6 +46,7 @@ pub(super) struct Handlers {
     /// Where `init` has left the lines before the failure.
     log: PathBuf,
     places: parameters::Config,
+    surveyor: Surveyor,
     disks: Disks,
     gate: Gate,
     network: watch::Receiver<network::Status>,
@@ -61,6 +62,7 @@ impl Handlers {
     pub(super) fn new(
         service: &Service,
         gate: &Gate,
+        surveyor: Surveyor,
         network: watch::Receiver<network::Status>,
     ) -> Self {
         Self {
@@ -70,6 +72,7 @@ impl Handlers {
             sys: service.kernel[0].clone(),
             log: Path::new(MAINTENANCE_LOG).to_owned(),
             places: service.places(),
+            surveyor,
             disks: Disks::default(),
             gate: gate.clone(),
             network,
@@ -111,13 +114,14 @@ impl Handlers {
 
     /// Whether parameters may be written, and instead of which others.
     async fn checked(&self, replace: bool) -> Result<Vec<Source>, Status> {
+        // First: of an ESP that hangs, nothing else is read.
+        let survey = self.surveyor.survey().await;
         let esp = self.tree.esp.clone();
         if blocking(move || machine::has_home(&esp)).await {
             let text = "this machine is a member of a cluster, or was: node parameters would not \
                         make it another one";
             return Err(because(Status::failed_precondition(text), "home"));
         }
-        let survey = parameters::survey(&self.places).await;
         if survey.outranks_esp() {
             let text = format!(
                 "the {} has node parameters, which take precedence over those on the ESP",
@@ -176,7 +180,7 @@ impl Maintenance for Handlers {
         request: Request<v1::DescribeRequest>,
     ) -> Result<Response<v1::DescribeResponse>, Status> {
         self.admit(&request)?;
-        let survey = parameters::survey(&self.places).await;
+        let survey = self.surveyor.survey().await;
         let esp = self.tree.esp.clone();
         let home = blocking(move || machine::has_home(&esp)).await;
         let own = self.environment.disk.file_name().unwrap_or_default().to_string_lossy();

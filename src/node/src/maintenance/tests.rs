@@ -63,7 +63,8 @@ impl World {
         let (ctx, handles) = Context::for_test();
         let network = watch::Sender::default();
         let listening = watch::Sender::new(None);
-        service.server(&ctx, &gate, &network, &listening).unwrap();
+        let surveyor = Surveyor::new(service.places());
+        service.server(&ctx, &gate, surveyor, &network, &listening).unwrap();
         listening.subscribe().wait_for(Option::is_some).await.unwrap();
         Self { base, service, gate, address, handles }
     }

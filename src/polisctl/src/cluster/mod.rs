@@ -45,7 +45,7 @@ pub(super) enum Command {
     ///
     /// Status 1: it has problems, which are printed, or no leader. Status 3: no curator answers.
     Health,
-    /// Print the register ticket, or make a new one.
+    /// Print the ticket that machines register with, or make a new one.
     Ticket {
         #[command(subcommand)]
         command: Option<Ticket>,
@@ -85,7 +85,7 @@ pub(super) enum Command {
     /// The leader goes on by itself, also after a change of leaders or a loss of power, and
     /// stops at the first node that does not take the new version.
     Update(update::Arguments),
-    /// Replace the CA of the cluster and the authority of etcd's members.
+    /// Replace the CA of the cluster, the authority of etcd's members, and those of Kubernetes.
     ///
     /// Use it when a key of theirs may be in the wrong hands: the disk of a voter or a snapshot
     /// was stolen. The cluster serves meanwhile, and goes on by itself after a change of leaders
@@ -95,7 +95,7 @@ pub(super) enum Command {
     ///
     /// A cluster is healthy when a curator leads, every node in state up is healthy, no part
     /// of Kubernetes ends again and again, every member of etcd votes and answers, and no node
-    /// differs from the attestation policy.
+    /// differs from the attestation policy. Without --timeout it waits ten minutes.
     Wait {
         /// Wait also for this number of nodes in state up.
         #[arg(long, default_value_t = 1, value_name = "N",

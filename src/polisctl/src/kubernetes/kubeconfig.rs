@@ -68,13 +68,17 @@ pub(super) async fn write(out: Option<PathBuf>, global: &Global) -> Result<(), E
     }
     contexts::write(&file, serde_saphyr::to_string(&whole)?.as_bytes())?;
     let Entry { server, node, .. } = entry;
+    let next = match global.kubeconfig.as_ref() == Some(&file) {
+        true => "`kubectl get namespaces`".to_owned(),
+        false => format!("`kubectl --kubeconfig {} get namespaces`", file.display()),
+    };
     let value = json!({"file": file, "context": name, "server": server, "node": node});
     let lines = [
         ("file", file.display().to_string()),
         ("context", format!("{name}, now in use")),
         ("server", server),
         ("node", node.to_owned()),
-        ("next", "kubectl get namespaces".to_owned()),
+        ("next", next),
     ];
     global.out.print(&Document::new(&value, fields(&lines))?)
 }
@@ -228,6 +232,8 @@ mod tests {
         cluster.has_controller(&world);
         let printed = world.runs(&["kubernetes", "kubeconfig", "-o", "@kube/config"]);
         assert!(printed.contains("home, now in use"), "{printed}");
+        let next = "kubectl --kubeconfig @kube/config get namespaces";
+        assert!(printed.contains(next), "kubectl does not look there by itself: {printed}");
         let whole = parsed(&world, "kube/config");
         assert_eq!(whole["current-context"], "home");
         let target = &whole["clusters"][0]["cluster"];

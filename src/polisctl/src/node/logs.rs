@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
     /// Whether to print lines of programs that have no severity.
     #[arg(long, value_enum, default_value_t = Raw::Both)]
     raw: Raw,
-    /// Only this number of existing lines.
+    /// Only the newest N of the lines that are there.
     #[arg(short = 'n', long, value_name = "N")]
     tail: Option<u32>,
     /// Only lines of this time until now, such as 10m; of this boot.

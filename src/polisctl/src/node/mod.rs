@@ -71,7 +71,8 @@ pub(super) enum Command {
     Approve {
         /// The node.
         node: String,
-        /// The fingerprint on the machine's screen: four words, or 64 digits.
+        /// The fingerprint on the machine's screen: four words, or 64
+        /// hexadecimal digits.
         #[arg(long, value_name = "WORDS|HEX", value_parser = spoken)]
         fingerprint: Option<String>,
         /// Skip the comparison of the fingerprint: any machine with the ticket may be
@@ -330,7 +331,9 @@ async fn change_roles(
     global: &Global,
 ) -> Result<(), Error> {
     if add.is_empty() && remove.is_empty() {
-        return Err(Error::usage("name a role: --add ROLE or --remove ROLE"));
+        let roles = Role::ALL.map(Role::slug).join(", ");
+        return Err(Error::usage("name a role: --add ROLE or --remove ROLE")
+            .or_help(format!("the roles are {roles}")));
     }
     if let Some(both) = add.iter().find(|role| remove.contains(role)) {
         let slug = both.slug();

@@ -18,8 +18,11 @@ use polis_base::serial::Severity;
 
 /// The name of the span that a service runs in.
 pub const SPAN: &str = "service";
-/// The target whose events are kept from `Debug` on; libraries only from `Info` on.
-const OUR_TARGET: &str = "polis";
+/// How the targets begin whose events are kept from `Debug` on; libraries only from `Info` on.
+const OURS: &str = "polis_";
+/// The DHCP client writes lines about each packet that it cannot read, and anyone on a segment may
+/// send these without end: kept from `Warn` on.
+const OF_STRANGERS: &str = "mozim";
 /// The name of events outside of any service.
 const ROOT: &str = "root";
 
@@ -40,8 +43,12 @@ where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
     fn enabled(&self, metadata: &Metadata<'_>, _ctx: Context<'_, S>) -> bool {
-        let ours = metadata.target().split("::").next() == Some(OUR_TARGET);
-        *metadata.level() <= if ours { Level::DEBUG } else { Level::INFO }
+        let kept = match metadata.target().split("::").next() {
+            Some(ours) if ours.starts_with(OURS) => Level::DEBUG,
+            Some(OF_STRANGERS) => Level::WARN,
+            Some(_) | None => Level::INFO,
+        };
+        *metadata.level() <= kept
     }
 
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, ctx: Context<'_, S>) {
@@ -113,7 +120,7 @@ impl Visit for Fields {
 mod tests {
     use super::super::Query;
     use super::*;
-    use tracing::{info, info_span, warn};
+    use tracing::{debug, info, info_span, trace, warn};
 
     #[test]
     fn an_event_is_filed_under_the_innermost_service() {
@@ -139,5 +146,33 @@ mod tests {
             lines,
             ["I root outside", "W root.a.b cannot write attempts=3 error=\"disk full\""]
         );
+    }
+
+    #[test]
+    fn of_our_crates_lines_are_kept_from_debug_on_and_of_libraries_from_info_on() {
+        let tree = Tree::new(None);
+        let subscriber = tracing_subscriber::registry().with(ToTree(tree.clone()));
+        tracing::subscriber::with_default(subscriber, || {
+            debug!("ours");
+            trace!("one of very many of ours");
+            debug!(target: "rtnetlink", "a library's");
+        });
+        let lines: Vec<_> =
+            tree.backlog(&Query::all()).iter().map(|entry| entry.body.to_string()).collect();
+        assert_eq!(lines, ["ours"]);
+    }
+
+    #[test]
+    fn strangers_on_a_segment_fill_no_log_by_way_of_a_library() {
+        let tree = Tree::new(None);
+        let subscriber = tracing_subscriber::registry().with(ToTree(tree.clone()));
+        tracing::subscriber::with_default(subscriber, || {
+            info!(target: "mozim::dhcpv4::option", "an option cannot be read");
+            warn!(target: "mozim::dhcpv4::lease", "no server is named");
+            info!(target: "rtnetlink", "another library");
+        });
+        let lines: Vec<_> =
+            tree.backlog(&Query::all()).iter().map(|entry| entry.body.to_string()).collect();
+        assert_eq!(lines, ["no server is named", "another library"]);
     }
 }

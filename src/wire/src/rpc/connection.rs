@@ -314,6 +314,10 @@ async fn drive<C>(
             Event::Ended => return,
             Event::PlaceLost => {
                 shared.metrics.crowded_out.up();
+                if let Held::Known(_) = held {
+                    info!(peer = %caller.peer, address = %caller.address, "a connection makes \
+                          way for one of a peer that has fewer");
+                }
                 return;
             }
             Event::Stopping => {

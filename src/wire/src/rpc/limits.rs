@@ -8,8 +8,9 @@
 //!
 //! Each stage has its own room. Where the room of handshakes or of untrusted callers is
 //! full, the one that has been there longest makes way: a genuine caller passes in a
-//! moment, and a caller that only holds a place loses it. The known are few and named;
-//! there the newest is rejected.
+//! moment, and a caller that only holds a place loses it. The known are few and named:
+//! the newest of one that has all of its own places is rejected. Where the room is full,
+//! the newest of the one with the most places makes way for one that has fewer.
 //!
 //! Pure: time comes in as a parameter.
 
@@ -195,8 +196,9 @@ impl<K: Ord> Rates<K> {
 pub(super) enum Full {
     /// The oldest occupant makes way.
     Replace,
-    /// The newcomer is rejected.
-    Refuse,
+    /// The newest occupant of the kind with the most places makes way for a kind that has
+    /// fewer, and the newcomer of any other kind is rejected.
+    Share,
 }
 
 /// A room for so many connections, and for so many of one kind.
@@ -235,16 +237,10 @@ impl<K: Ord + Clone> Room<K> {
     /// A place for one of `kind`; `None` if the room is full.
     pub(super) fn enter(&self, kind: K) -> Option<Place<K>> {
         let mut places = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_kind = places.each.get(&kind).copied().unwrap_or_default();
-        let crowded = of_kind >= places.max_each;
+        let crowded = places.of(&kind) >= places.max_each;
         if crowded || places.taken.len() >= places.max {
-            if places.full == Full::Refuse {
-                return None;
-            }
-            let mut taken = places.taken.iter();
-            let oldest = taken.find(|(_, (other, _))| !crowded || *other == kind);
-            let oldest = oldest.map(|(number, _)| *number)?;
-            places.leave(oldest);
+            let leaving = places.making_way(&kind, crowded)?;
+            places.leave(leaving);
         }
         let number = places.next;
         places.next += 1;
@@ -262,6 +258,29 @@ impl<K: Ord + Clone> Room<K> {
 }
 
 impl<K: Ord + Clone> Places<K> {
+    /// How many places this kind has.
+    fn of(&self, kind: &K) -> usize {
+        self.each.get(kind).copied().unwrap_or_default()
+    }
+
+    /// The place that a newcomer of `kind` takes over; `None`: the newcomer is rejected.
+    /// `crowded` says whether its kind has all places that one may have.
+    fn making_way(&self, kind: &K, crowded: bool) -> Option<u64> {
+        let mut taken = self.taken.iter();
+        let leaving = match self.full {
+            Full::Replace => taken.find(|(_, (other, _))| !crowded || other == kind),
+            Full::Share => {
+                let (most, count) = self.each.iter().max_by_key(|(_, count)| **count)?;
+                // Two kinds with as many would take one place from each other without end.
+                if crowded || *count <= self.of(kind) + 1 {
+                    return None;
+                }
+                taken.rfind(|(_, (other, _))| other == most)
+            }
+        };
+        leaving.map(|(number, _)| *number)
+    }
+
     fn leave(&mut self, number: u64) {
         let Some((kind, lost)) = self.taken.remove(&number) else { return };
         lost.cancel();
@@ -365,8 +384,8 @@ mod tests {
     }
 
     #[test]
-    fn in_a_room_that_refuses_no_place_is_lost() {
-        let room = Room::new(2, 1, Full::Refuse);
+    fn in_a_shared_room_of_kinds_with_as_many_places_no_place_is_lost() {
+        let room = Room::new(2, 1, Full::Share);
         let first = room.enter("a").unwrap();
         assert!(room.enter("a").is_none());
         let second = room.enter("b").unwrap();
@@ -376,7 +395,36 @@ mod tests {
         assert!(room.enter("c").is_some());
     }
 
+    #[test]
+    fn kinds_that_fill_a_shared_room_make_way_for_one_that_has_fewer_places() {
+        let room = Room::new(5, 3, Full::Share);
+        let held = ["a", "b", "a", "a", "b"].map(|kind| room.enter(kind).unwrap());
+        let lost = || held.each_ref().map(|place| place.lost.is_cancelled());
+        let third = room.enter("c").unwrap();
+        assert_eq!(lost(), [false, false, false, true, false], "the newest of a");
+        // Each of them would only take the place of another that has as many then.
+        assert!(["a", "b", "c"].into_iter().all(|kind| room.enter(kind).is_none()));
+        let others = ["d", "e"].map(|kind| room.enter(kind).unwrap());
+        assert_eq!(lost(), [false, false, true, true, true]);
+        assert!(room.enter("f").is_none(), "each has one");
+        assert!(!others.iter().chain([&third]).any(|place| place.lost.is_cancelled()));
+        assert_eq!(room.taken(), 5);
+    }
+
     proptest! {
+        /// Whatever a few callers hold, one without a place gets one.
+        #[test]
+        fn a_shared_room_has_a_place_for_each_of_a_few_kinds(
+            kinds in prop::collection::vec(0_u8..4, 0..40),
+        ) {
+            let room = Room::new(5, 3, Full::Share);
+            let places: Vec<_> = kinds.into_iter().map(|kind| room.enter(kind)).collect();
+            prop_assert!(room.taken() <= 5);
+            let newcomer = room.enter(9);
+            prop_assert!(newcomer.is_some_and(|place| !place.lost.is_cancelled()));
+            drop(places);
+        }
+
         #[test]
         fn a_room_never_holds_more_than_it_should(
             steps in prop::collection::vec((0_u8..4, any::<bool>(), any::<prop::sample::Index>()), 0..200),

@@ -135,7 +135,7 @@ impl Server {
                 limits.untrusted_per_address,
                 Full::Replace,
             ),
-            known_room: Room::new(limits.known, limits.known_per_name, Full::Refuse),
+            known_room: Room::new(limits.known, limits.known_per_name, Full::Share),
             stopping: CancellationToken::new(),
             logged: Mutex::new(Bucket::new(LOGGED)),
             limits,

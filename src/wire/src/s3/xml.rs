@@ -3,6 +3,7 @@
 //! This module only reads texts that its caller has bounded. A document type is refused, and so
 //! are more elements than an honest answer has.
 
+use polis_base::serial::is_control;
 use roxmltree::{Document, Node, ParsingOptions};
 
 /// Elements and texts of an answer: a thousand objects with ten facts each, and blanks between.
@@ -75,7 +76,7 @@ fn child<'a>(node: Node<'a, '_>, name: &str) -> Option<&'a str> {
 
 /// A word of the store, within bounds and on one line.
 pub(super) fn quoted(text: &str) -> String {
-    let plain = |c: char| if c.is_control() { ' ' } else { c };
+    let plain = |c: char| if is_control(c) { ' ' } else { c };
     text.trim().chars().take(QUOTE_MAX).map(plain).collect()
 }
 
@@ -138,6 +139,13 @@ mod tests {
         assert_eq!(refusal("no XML"), Refusal::default());
     }
 
+    #[test]
+    fn words_of_a_store_neither_turn_the_text_around_nor_begin_a_line() {
+        let text = "<Error><Code>a\u{202e}b</Code><Message>c\u{2028}d\u{85}e</Message></Error>";
+        let read = refusal(text);
+        assert_eq!((&*read.code, &*read.message), ("a b", "c d e"));
+    }
+
     proptest! {
         #[test]
         fn any_answer_is_read_or_refused(
@@ -148,11 +156,11 @@ mod tests {
             for text in [text.as_str(), &String::from_utf8_lossy(&changed)] {
                 if let Err(said) = page(text) {
                     prop_assert!(said.chars().count() <= QUOTE_MAX);
-                    prop_assert!(!said.contains(char::is_control));
+                    prop_assert!(!said.contains(is_control));
                 }
                 let Refusal { code, message, region } = refusal(text);
                 let words = [code, message, region].concat();
-                prop_assert!(!words.contains(char::is_control));
+                prop_assert!(!words.contains(is_control));
             }
         }
     }

@@ -14,7 +14,7 @@ fn answers() {
         let text = String::from_utf8_lossy(input);
         let Refusal { code, message, region } = refusal(&text);
         for word in [&code, &message, &region] {
-            assert!(word.chars().count() <= QUOTE_MAX && !word.contains(char::is_control));
+            assert!(word.chars().count() <= QUOTE_MAX && !word.contains(is_control));
         }
         match page(&text) {
             Ok(page) => {
@@ -22,7 +22,7 @@ fn answers() {
                 Accepted::Yes
             }
             Err(why) => {
-                assert!(why.chars().count() <= QUOTE_MAX && !why.contains(char::is_control));
+                assert!(why.chars().count() <= QUOTE_MAX && !why.contains(is_control));
                 if code.is_empty() { Accepted::No } else { Accepted::Yes }
             }
         }

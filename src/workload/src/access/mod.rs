@@ -137,7 +137,8 @@ impl Service {
 fn limits() -> Limits {
     Limits {
         // Without HTTP/2 each watch has a connection of its own, and a terminal interface
-        // watches dozens of resources.
+        // watches dozens of resources. Where four users have all of them, the one with the most
+        // makes way for a fifth.
         known: 1024,
         known_per_name: 256,
         // A caller without a certificate of the cluster receives one rejection.

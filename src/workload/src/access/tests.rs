@@ -439,3 +439,27 @@ async fn a_user_has_so_many_connections_and_one_that_says_nothing_ends() {
     assert!(text.is_empty() || text.starts_with("HTTP/1.1 408"), "{text}");
     world.proxy.stop().await;
 }
+
+#[tokio::test]
+async fn users_that_have_every_connection_do_not_keep_an_owner_out() {
+    let limits = Limits { known: 4, known_per_name: 3, ..super::limits() };
+    let world = World::with(limits).await;
+    let mut watches = Vec::new();
+    for role in [Role::Viewer, Role::Viewer, Role::Operator, Role::Viewer] {
+        let mut watch = world.connected(role).await;
+        ask(&mut watch, "GET /watch HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        read_to(&mut watch, "one\n\r\n").await;
+        watches.push(watch);
+    }
+    let owner = world.user(Role::Owner).await;
+    let text = world.asked(Some(&owner), "GET /echo HTTP/1.1\r\nhost: a\r\n").await;
+    assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+    // The newest of the user with the most has made way, and looks cut off.
+    let rest = read_to_cut(&mut watches[3]).await;
+    assert!(!rest.contains("0\r\n"), "it looks complete: {rest:?}");
+    assert_eq!(world.proxy.metrics.crowded_out.get(), 1);
+    for watch in &mut watches[..3] {
+        assert!(timeout(Duration::from_millis(50), watch.read_u8()).await.is_err());
+    }
+    world.proxy.stop().await;
+}

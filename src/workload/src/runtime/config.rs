@@ -17,6 +17,9 @@ pub const PAUSE: &str = "polis.internal/pause:1";
 const ROOT: &str = "/var/lib/containerd";
 const STATE: &str = crate::ground::mounts::CONTAINERS;
 
+/// Between two looks of containerd at the counters of all containers; its default is a second.
+const STATISTICS: &str = "10s";
+
 /// Plugins without a use here: other snapshotters want devices or kernels of their own,
 /// traces go nowhere, and `opt` wants to write to the system.
 const DISABLED: [&str; 11] = [
@@ -135,6 +138,10 @@ config_path = {registries}
 }
 
 /// Containers, and their network.
+///
+/// containerd asks the shim of each container for its counters all the time, for the rate of its
+/// processor time, and the shim of gVisor starts a `runsc` for each answer. kubelet measures rates
+/// by itself, every ten seconds.
 fn runtime(tree: &Root) -> String {
     // The image starts its kernel without AppArmor; another kernel's would lack the program
     // that loads profiles.
@@ -147,6 +154,7 @@ ignore_image_defined_volumes = true
 netns_mounts_under_state_dir = true
 device_ownership_from_security_context = true
 enable_criu = false
+stats_collect_period = {statistics}
 
 [plugins."io.containerd.cri.v1.runtime".containerd]
 default_runtime_name = "runc"
@@ -167,6 +175,7 @@ use_internal_loopback = true
 [plugins."io.containerd.grpc.v1.cri"]
 stream_server_address = "127.0.0.1"
 "#,
+        statistics = Quoted(STATISTICS),
         shim = Quoted(format!("/{}", Group::Shim.name())),
         network = path(tree.ephemeral.pod_network.path()),
     )
@@ -203,6 +212,12 @@ mod tests {
     fn the_configuration_of_a_node() {
         let shim = Path::new(gvisor::CONFIGURATION);
         insta::assert_snapshot!(containerd(&Root::live(), shim, Gvisor::Here));
+    }
+
+    #[test]
+    fn containers_are_not_asked_for_their_counters_every_second() {
+        let text = runtime(&Root::live());
+        assert!(text.contains("stats_collect_period = \"10s\"\n"), "{text}");
     }
 
     #[test]

@@ -22,6 +22,7 @@
 //! - While the API server of this node is not ready and another one accepts connections, its own
 //!   are closed: a client that keeps one would never reach the other, and kubelet could not renew
 //!   its lease. While no other accepts, they stay: their clients would only come back.
+//! - The kernel holds back nothing that either end has sent ([`api::set_options`]).
 //! - The other end of a connection that vanishes frees its place within half a minute.
 //! - A connection without a target ends in order, not by a reset, if the client ends its side
 //!   within [`DRAIN_MAX`]: it tries again, as for an API server that starts, and its messages
@@ -222,7 +223,7 @@ async fn carry(
     local: SocketAddr,
     left: watch::Sender<()>,
 ) {
-    api::keep_alive(&client);
+    api::set_options(&client);
     for target in targets {
         let Ok(Ok(mut server)) = timeout(CONNECT_MAX, api::open(target)).await else {
             debug!(%target, "an API server does not accept");
@@ -462,6 +463,7 @@ mod tests {
         assert_eq!((&word, answer.as_str()), (b"ping", "pong"));
         // A client that vanishes frees its place.
         assert_eq!(api::patience(&socket).unwrap(), [Duration::from_secs(30); 2]);
+        assert!(rustix::net::sockopt::tcp_nodelay(&socket).unwrap());
     }
 
     /// A connection that no other target is asked for.

@@ -82,7 +82,7 @@ impl Service {
         let service = self.clone();
         // The parts start beside the first look: without a leader, it takes its whole patience.
         if blocking(move || service.write_configuration().is_ok() && service.usable()).await {
-            tell(&self.trusted, self.site.run.ca.clone()).await;
+            tell(&self.trusted, self.site.run.worker_ca.clone()).await;
             self.parts.set(part, PartState::Ready);
         }
         let mut failed = cause::Last::default();
@@ -91,7 +91,7 @@ impl Service {
             let Some(done) = ctx.until_cancelled(Box::pin(self.pass())).await else {
                 return Ok(());
             };
-            tell(&self.trusted, self.site.run.ca.clone()).await;
+            tell(&self.trusted, self.site.run.worker_ca.clone()).await;
             let wait = match done {
                 Ok(wait) => {
                     ctx.healthy();
@@ -174,7 +174,7 @@ impl Service {
             (authorities.trusted_pem(), authorities.chain_pem(&issued.certificate));
         let new = blocking(move || {
             replace(&site.data.last_ca(), &trusted)?;
-            replace(&site.run.ca, &trusted)?;
+            replace(&site.run.worker_ca, &trusted)?;
             replace(&pair.certificate, &chain)
         })
         .await?;
@@ -190,7 +190,7 @@ impl Service {
     fn usable(&self) -> bool {
         let now = clock::now();
         let read = |file: &files::File| pki::certificates_der(&file.read().ok()??);
-        let Some(trusted) = read(&self.site.run.ca) else { return false };
+        let Some(trusted) = read(&self.site.run.worker_ca) else { return false };
         let needed = |purpose: &WorkerPurpose| {
             !matches!(purpose, WorkerPurpose::Csi | WorkerPurpose::Policy)
         };
@@ -208,11 +208,11 @@ impl Service {
     /// Trusts the authorities of the last boot, until a leader tells those of now. Blocks.
     fn recall(&self) -> Result<(), files::Error> {
         let Site { data, run, .. } = &self.site;
-        if run.ca.read()?.is_none()
+        if run.worker_ca.read()?.is_none()
             && let Some(last) = data.last_ca().read()?
             && pki::certificates_der(&last).is_some()
         {
-            run.ca.write(&last)?;
+            run.worker_ca.write(&last)?;
         }
         Ok(())
     }
@@ -232,7 +232,7 @@ impl Service {
         ];
         for (file, purpose) in ways {
             let client = pair(&site.data, purpose);
-            replace(file, &kubeconfig(site.api_balancer(), &run.ca, &client))?;
+            replace(file, &kubeconfig(site.api_balancer(), &run.worker_ca, &client))?;
         }
         Ok(())
     }
@@ -304,6 +304,8 @@ mod tests {
             trusted: watch::Sender::default(),
             parts: Parts::new(watch::Sender::default(), Lines::channel().0),
         };
+        site.run.create().unwrap();
+        site.run.ca.write(b"of a controller").unwrap();
         service.write_configuration().unwrap();
         let pki = Namespace::new(Memory::default(), "");
         for purpose in WorkerPurpose::ALL {
@@ -314,15 +316,17 @@ mod tests {
             assert!(!service.usable(), "no authority is known");
             site.data.last_ca().write(b"noise").unwrap();
             service.write_configuration().unwrap();
-            assert_eq!(site.run.ca.read().unwrap(), None, "what is damaged is not used");
+            assert_eq!(site.run.worker_ca.read().unwrap(), None, "what is damaged is not used");
             let trusted = pki::certificate_pem(&issued.issuer_der);
             site.data.last_ca().write(trusted.as_bytes()).unwrap();
         }
         service.write_configuration().unwrap();
         assert!(service.usable());
         // A leader has told others meanwhile.
-        site.run.ca.write(b"of now").unwrap();
+        site.run.worker_ca.write(b"of now").unwrap();
         service.write_configuration().unwrap();
-        assert_eq!(site.run.ca.read().unwrap().unwrap(), b"of now");
+        assert_eq!(site.run.worker_ca.read().unwrap().unwrap(), b"of now");
+        let controllers = site.run.ca.read().unwrap().unwrap();
+        assert_eq!(controllers, b"of a controller", "a node with both roles has both files");
     }
 }

@@ -73,7 +73,7 @@ pub(super) fn kubelet(site: &Site, tree: &files::Root, controller: bool) -> Vec<
         "authentication": {
             "anonymous": {"enabled": false},
             "webhook": {"enabled": true},
-            "x509": {"clientCAFile": site.run.ca.path()},
+            "x509": {"clientCAFile": site.run.worker_ca.path()},
         },
         "authorization": {"mode": "Webhook"},
         "readOnlyPort": 0,

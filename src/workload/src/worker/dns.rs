@@ -250,7 +250,7 @@ mod tests {
         let site = crate::site::live();
         // Nothing listens there.
         let address = (Ipv4Addr::LOCALHOST, 1).into();
-        let api = Api { address, ca: site.run.ca.clone(), client: None };
+        let api = Api { address, ca: site.run.worker_ca.clone(), client: None };
         let (_servers, network) = watch::channel(network::Status::default());
         let (_trusted, trusted) = watch::channel(None);
         let service = Service { site, api, network, trusted, parts: parts.clone() };

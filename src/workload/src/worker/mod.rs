@@ -158,19 +158,21 @@ impl Worker {
         let policy = self.clone();
         ctx.spawn(Part::Policy.name(), forever, move |ctx| {
             let worker = policy.clone();
-            async move { worker.policy(&ctx).await }
+            async move { Box::pin(worker.policy(&ctx)).await }
         });
         let follower = self.clone();
         ctx.spawn(Part::Containerd.name(), forever, move |ctx| follower.clone().follow(ctx));
+        let (registered, exists) = watch::channel(false);
         let (kubelet, trusts) = (self.clone(), known.clone());
         ctx.spawn(Part::Kubelet.name(), forever, move |ctx| {
-            let (worker, trusts) = (kubelet.clone(), trusts.clone());
-            async move { Box::pin(worker.kubelet(trusts, &ctx)).await }
+            let (worker, trusts, exists) = (kubelet.clone(), trusts.clone(), exists.clone());
+            async move { Box::pin(worker.kubelet(trusts, exists, &ctx)).await }
         });
         let object = node_object::Service {
             api: self.own(),
             node: self.node,
             programs: self.site.programs.clone(),
+            registered,
             parts: self.parts.clone(),
         };
         ctx.spawn(Part::Node.name(), forever, move |ctx| object.clone().run(ctx));
@@ -222,7 +224,7 @@ impl Worker {
     fn asked_as(&self, purpose: WorkerPurpose) -> Api {
         Api {
             address: self.site.api_balancer(),
-            ca: self.site.run.ca.clone(),
+            ca: self.site.run.worker_ca.clone(),
             client: Some(configuration::pair(&self.site.data, purpose)),
         }
     }
@@ -297,9 +299,11 @@ impl Worker {
         component.run(ctx, renumbered).await
     }
 
+    /// `registered` is whether its Node object exists.
     async fn kubelet(
         mut self,
         trusts: watch::Receiver<shared::Trusted>,
+        registered: watch::Receiver<bool>,
         ctx: &Context,
     ) -> Result<(), Error> {
         let parts = self.parts.clone();
@@ -336,15 +340,18 @@ impl Worker {
             parts: self.parts.clone(),
         };
         // kubelet registers its Node once in its life.
-        let lost = node_object::lost(self.own(), self.node, self.parts.clone());
+        let lost = node_object::lost(registered);
         let outdated = async {
             tokio::select! {
-                // Cancel-safe, all: they wait, and read.
+                // Cancel-safe, all: they wait.
                 moved = moved(self.network, address, part) => moved,
                 // At its start it asks for another token for each pod, and else only late in the
                 // hour of the one before: a rotation need not wait for that.
                 signed = in_turn(until_another_authority_signs(part, trusts)) => signed,
-                () = lost => Error::Outdated { part, what: "its Node object was deleted" },
+                lost = lost => match lost {
+                    Ok(()) => Error::Outdated { part, what: "its Node object was deleted" },
+                    Err(closed) => closed.into(),
+                },
                 changed = parts.asked_for(Part::ApiServer, !controller) => match changed {
                     Ok(()) => Error::Outdated { part, what: "the roles of the node have changed" },
                     Err(closed) => closed.into(),

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use http::Method;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
@@ -19,7 +20,7 @@ use crate::parts::{API_STARTS, Part, PartState, Parts};
 use crate::runtime::gvisor;
 use polis_base::cause;
 use polis_base::sys::clock;
-use polis_runtime::event::Closed;
+use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::restart::{History, Verdict};
 use polis_runtime::supervisor::{Context, Policy, blocking};
 use polis_wire::identity::NodeId;
@@ -36,6 +37,8 @@ pub(super) struct Service {
     pub(super) node: NodeId,
     /// Where the programs of the image are.
     pub(super) programs: PathBuf,
+    /// Whether the object exists, by the last answer.
+    pub(super) registered: watch::Sender<bool>,
     pub(super) parts: Parts,
 }
 
@@ -92,6 +95,9 @@ impl Service {
         let answer = self.api.get(&path(self.node)).await?;
         if asks_for_rest(answer.status) {
             return Err(Error::refused(self.api.address, answer.status, &answer.body));
+        }
+        if let Some(is) = registered(answer.status) {
+            self.registered.send_if_modified(|known| std::mem::replace(known, is) != is);
         }
         let object = serde_json::from_slice(&answer.body).unwrap_or_default();
         if answer.status == 200
@@ -171,23 +177,42 @@ pub(super) async fn readable(api: &Api, path: &str, parts: &Parts, report: impl 
         report(&error);
         let own = parts.state(Part::ApiServer);
         let starts = own.is_some_and(|own| own != PartState::Ready);
+        let absent = is_unregistered(&error, parts.state(Part::Kubelet).as_ref());
+        let usual = pauses.after(&error);
+        let pause = if absent { LOOK_READY } else { usual };
         tokio::select! {
-            // Cancel-safe, both: they wait for the time or for a value.
-            () = sleep(pauses.after(&error)) => {}
+            // Cancel-safe, all: they wait for the time or for a value.
+            () = sleep(pause) => {}
             _ready = parts.ready(Part::ApiServer), if starts => {}
+            _ready = parts.ready(Part::Kubelet), if absent => {}
         }
     }
 }
 
-/// Waits until the Node was registered and has been deleted. Cancel-safe.
-pub(super) async fn lost(api: Api, node: NodeId, parts: Parts) {
-    readable(&api, &path(node), &parts, |_why| ()).await;
-    loop {
-        sleep(LOOK_READY).await;
-        if api.get(&path(node)).await.is_ok_and(|answer| answer.status == 404) {
-            return;
-        }
+/// Whether an object is not there, and kubelet, which would make it, does not run yet.
+fn is_unregistered(error: &Error, kubelet: Option<&PartState>) -> bool {
+    matches!(error, Error::Refused { status: 404, .. }) && kubelet != Some(&PartState::Ready)
+}
+
+/// Whether the Node exists, if an answer with this status says so.
+fn registered(status: u16) -> Option<bool> {
+    match status {
+        200 => Some(true),
+        404 => Some(false),
+        _ => None,
     }
+}
+
+/// Waits until the Node was registered and has been deleted. Cancel-safe.
+///
+/// # Errors
+///
+/// [`Closed`] when the owner of the value is gone.
+pub(super) async fn lost(mut registered: watch::Receiver<bool>) -> Result<(), Closed> {
+    for is in [true, false] {
+        until(&mut registered, "the Node object", |now| (*now == is).then_some(())).await?;
+    }
+    Ok(())
 }
 
 fn path(node: NodeId) -> String {
@@ -211,8 +236,8 @@ fn state(status: u16, object: &Value) -> PartState {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
     use polis_base::files::Root;
-    use tokio::sync::watch;
     use tokio::time::timeout;
 
     use super::*;
@@ -226,10 +251,11 @@ mod tests {
         let parts = Parts::new(status, ctx.lines().clone());
         parts.expect(&[Part::Kubelet, Part::Node]);
         parts.set(Part::Kubelet, PartState::Ready);
-        let ca = Root::at(base).ephemeral.kubernetes.ca;
+        let ca = Root::at(base).ephemeral.kubernetes.worker_ca;
         let api = Api { address: ([127, 0, 0, 1], 1).into(), ca, client: None };
         let node = NodeId::from_public_key(&[7; 32]);
-        (Service { api, node, programs: base.to_owned(), parts }, seen)
+        let registered = watch::Sender::default();
+        (Service { api, node, programs: base.to_owned(), registered, parts }, seen)
     }
 
     #[tokio::test(start_paused = true)]
@@ -239,7 +265,7 @@ mod tests {
         let (service, mut seen) = service(base.path(), &ctx);
         let story = async {
             let begun = Instant::now();
-            let says = |why: &str| why.contains("/ca.crt");
+            let says = |why: &str| why.contains("/worker-ca.crt");
             let waits =
                 |status: &Status| status.waits.get(&Part::Node).is_some_and(|why| says(why));
             drop(timeout(API_STARTS, seen.wait_for(waits)).await.unwrap().unwrap());
@@ -320,6 +346,32 @@ mod tests {
                 assert!(pauses.after(&Error::refused(address, status, b"")) <= longest);
             }
             assert!(pauses.after(&Error::Silent { address }) >= LOOK_READY / 2, "{status}");
+        }
+    }
+
+    #[test]
+    fn a_node_is_not_asked_for_every_second_before_kubelet_has_made_it() {
+        let address = ([127, 0, 0, 1], 6445).into();
+        let absent = Error::refused(address, 404, b"");
+        assert!(is_unregistered(&absent, Some(&PartState::Starting)));
+        assert!(is_unregistered(&absent, None));
+        // It is there in a moment.
+        assert!(!is_unregistered(&absent, Some(&PartState::Ready)));
+        // The rights of a new worker do not wait for its kubelet.
+        let forbidden = Error::refused(address, 403, b"");
+        assert!(!is_unregistered(&forbidden, Some(&PartState::Starting)));
+    }
+
+    #[tokio::test]
+    async fn a_node_is_lost_once_it_was_there_and_an_answer_says_that_it_is_not() {
+        let (known, registered) = watch::channel(false);
+        let mut lost = std::pin::pin!(lost(registered));
+        for (status, is_lost) in [(404, false), (200, false), (503, false), (404, true)] {
+            if let Some(is) = super::registered(status) {
+                known.send_replace(is);
+            }
+            let ended = lost.as_mut().now_or_never();
+            assert_eq!(ended, is_lost.then_some(Ok(())), "{status}");
         }
     }
 

@@ -27,8 +27,10 @@ use polis_proto::v1::cluster_configuration::StorageSecurityPolicy;
 use polis_qemu::args::{Cache, Disk, FwCfg};
 use polis_qemu::fleet::PARAMETERS;
 use polis_qemu::host::{Preference, accelerator};
+use polis_qemu::image::cheap;
 use polis_qemu::{Bus, Config, Event, Image, Machine};
 
+pub(super) use self::script::NEEDS;
 use super::{Args, Row, Table};
 use crate::kubernetes::{self, DISK, Deployment, MEMORY_FIRST, Steps};
 use crate::operator::Operator;
@@ -61,7 +63,6 @@ const PROCESSES: [&str; 10] = [
 ];
 
 pub(super) fn measure(args: &Args) -> Result<Table> {
-    host::require(&[run::QEMU, host::PAYLOAD, host::BUILD, script::NEEDS])?;
     host::require_memory(&[MEMORY_FIRST])?;
     let packages = image::Packages::default();
     let image = run::image_from(Kind::Product, Variant::Full, &packages)?;
@@ -169,12 +170,13 @@ fn config(image: &Image, folder: &Path, cpus: u32) -> Result<Config> {
     let file = folder.join("parameters.pb");
     fs::write(&file, parameters::with_policy(&owner, None, POLICY))
         .with_context(|| format!("cannot write {}", file.display()))?;
+    let accelerator = accelerator(Preference::Auto, cpus);
     Ok(Config {
         disk: Some(Disk { file: disk, bus: Bus::Virtio, cache: Cache::Unsafe }),
         memory: MEMORY_FIRST,
         cpus,
         fw_cfg: vec![FwCfg { name: PARAMETERS.to_owned(), file }],
-        ..Config::new(image.direct(""), accelerator(Preference::Auto, cpus))
+        ..Config::new(image.direct(cheap(accelerator)), accelerator)
     })
 }
 

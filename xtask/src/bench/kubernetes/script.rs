@@ -20,6 +20,7 @@ use anyhow::{Context as _, Result, bail};
 use polis_image::{Manifest, Tree};
 use polis_qemu::args::{Cache, Disk, Firmware, Forward};
 use polis_qemu::host::{Preference, accelerator};
+use polis_qemu::image::cheap;
 use polis_qemu::{Bus, Config, Machine};
 use rcgen::KeyPair;
 use serde_json::json;
@@ -30,7 +31,7 @@ use crate::kubernetes::{self, Client, DISK, MEMORY_FIRST, Steps};
 use crate::{host, image, operator, run};
 
 /// The shell and the small programs of the machine.
-pub(super) const NEEDS: &[host::Need] =
+pub(in crate::bench) const NEEDS: &[host::Need] =
     // The other package with this program needs libraries, and gives way to this one.
     &[host::Need { what: "/usr/share/doc/busybox-static", package: "busybox-static" }];
 const BUSYBOX: &str = "/bin/busybox";
@@ -74,6 +75,7 @@ pub(super) fn once(manifest: &Manifest, folder: &Path, cpus: u32) -> Result<Step
     let disk =
         |file: &Path| Some(Disk { file: file.to_owned(), bus: Bus::Virtio, cache: Cache::Unsafe });
     let host = operator::free_port(16443)?;
+    let accelerator = accelerator(Preference::Auto, cpus);
     let config = Config {
         disk: disk(&data),
         second_disk: disk(&system),
@@ -85,9 +87,9 @@ pub(super) fn once(manifest: &Manifest, folder: &Path, cpus: u32) -> Result<Step
                 kernel: manifest.path(&manifest.kernel),
                 initramfs,
                 // Interfaces keep the kernel's names.
-                cmdline: floor::cmdline(manifest),
+                cmdline: format!("{} {}", floor::cmdline(manifest), cheap(accelerator)),
             },
-            accelerator(Preference::Auto, cpus),
+            accelerator,
         )
     };
     let kubeconfig = folder.join("kubeconfig");

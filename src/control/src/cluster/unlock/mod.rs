@@ -19,6 +19,12 @@
 //!     -> sealed configuration -> share in `Current` -> key change and `Next` removed
 //! ```
 //!
+//! The new halves are stored before slot 0 takes them, so that a power cut does not lose them, and
+//! so before the recovery key has opened the disk. But the halves of an earlier change that was
+//! interrupted, and that this start cannot use since the TPM refuses, may be what opens slot 0:
+//! they are replaced only once the recovery key has opened the disk. A power cut in that moment
+//! needs the recovery key once more.
+//!
 //! ```text
 //! keys     the halves of the disk's key                          pure
 //! sealer   secrets, plain or sealed to the TPM
@@ -181,43 +187,52 @@ impl Unlocker {
         let keeping = sealed.map_or_else(Keeping::default, |sealed| sealed.keeping);
         let (secrets, cluster) = (Secrets::random()?, Half::random()?);
         let passphrase = keys::passphrase(&secrets.node, &cluster, partition)?;
-        let (sealer, shares) = (self.sealer.clone(), self.shares.clone());
-        let change = self.root.esp.key_change.clone();
+        let sealer = self.sealer.clone();
         let join_key = secrets.join_key().verifying_key().to_bytes();
-        let prepared = blocking(move || -> Result<_, Error> {
-            let hidden = match sealer.hide(keeping.tpm, &secrets) {
-                Err(Error::Tpm(error)) if keeping.tpm == TpmMode::Required => {
-                    let error = &error as &dyn std::error::Error;
-                    warn!(
-                        error,
-                        "THE DISK IS OPEN FOR THIS BOOT ONLY: the cluster requires a TPM, and \
-                         nothing can be sealed"
-                    );
-                    return Ok(None);
-                }
-                hidden => hidden?,
-            };
-            let keeper = shares.keep(Slot::Next, &hidden, &cluster)?;
-            change.write(&change_to_record(&hidden))?;
-            Ok(Some(Keys { secrets: hidden, join_key, cluster, keeper: Some(keeper) }))
+        let hidden = blocking(move || match sealer.hide(keeping.tpm, &secrets) {
+            Err(Error::Tpm(error)) if keeping.tpm == TpmMode::Required => {
+                let error = &error as &dyn std::error::Error;
+                warn!(
+                    error,
+                    "THE DISK IS OPEN FOR THIS BOOT ONLY: the cluster requires a TPM, and nothing \
+                     can be sealed"
+                );
+                Ok(None)
+            }
+            hidden => hidden.map(Some),
         })
         .await?;
-        let rekey = prepared.as_ref().map(|_keys| passphrase);
-        match self.disk.open(Key::Recovery(key), rekey).await? {
-            Ok(_kind) => {
-                info!("the recovery key opened the disk");
-                match prepared {
-                    Some(keys) => self.promote(sealed, keys).await.map(Some),
-                    None => Ok(None),
-                }
+        let new = hidden.map(|secrets| Keys { secrets, join_key, cluster, keeper: None });
+        // The halves of an interrupted change may be what opens the disk at a later start.
+        let interrupted = self.is_changing().await?;
+        let new = match new {
+            Some(new) if !interrupted => Some(self.prepare(new).await?),
+            new => new,
+        };
+        let rekey = new.as_ref().map(|_new| passphrase);
+        if let Err(reason) = self.disk.open(Key::Recovery(key), rekey).await? {
+            if new.is_some() && !interrupted {
+                self.abandon().await?;
             }
-            Err(reason) => {
-                if prepared.is_some() {
-                    self.abandon().await?;
-                }
-                Err(Error::RecoveryKeyWrong { reason })
-            }
+            return Err(Error::RecoveryKeyWrong { reason });
         }
+        info!("the recovery key opened the disk");
+        let Some(mut new) = new else { return Ok(None) };
+        if interrupted {
+            new = self.prepare(new).await?;
+        }
+        self.promote(sealed, new).await.map(Some)
+    }
+
+    /// Stores the keys of a change beside those in force.
+    async fn prepare(&self, keys: Keys) -> Result<Keys, Error> {
+        let (change, shares) = (self.root.esp.key_change.clone(), self.shares.clone());
+        blocking(move || {
+            let keeper = shares.keep(Slot::Next, &keys.secrets, &keys.cluster)?;
+            change.write(&change_to_record(&keys.secrets))?;
+            Ok(Keys { keeper: Some(keeper), ..keys })
+        })
+        .await
     }
 
     /// Puts the keys of a change in force. The disk is open.

@@ -337,7 +337,12 @@ impl Curator for Handlers {
         let join_key = key(&request)?;
         let from = address(&request).map_or_else(String::new, |from| from.to_string());
         let lead = self.lead()?;
-        let joined = lead.store().join(&join_key).await;
+        let named = request.into_inner().node_public_key;
+        let named = match named.is_empty() {
+            true => None,
+            false => Some(convert::key(&named, "node_public_key", 2)?),
+        };
+        let joined = lead.store().join(&join_key, named).await;
         let (id, node) = joined.map_err(|error| lead.refuse(error))?;
         // A machine that asks has no open disk, so its node sends no heartbeat.
         let health = lead.current().await?.borrow().node(id).map(|known| known.health);

@@ -67,16 +67,24 @@ impl Lead {
     }
 
     /// The status of etcd from the member beside this curator, with these `members` if
-    /// newer ones are known.
+    /// newer ones are known. To be shown: see [`Self::spare`].
     pub(super) async fn consensus_status(
         &self,
         members: Option<Vec<Member>>,
     ) -> v1::ConsensusStatus {
         let parts = &self.handlers.0;
-        let answering = parts.members.answering().await.unwrap_or_default();
+        let answering = parts.members.answering_lately().await;
         let mut status = parts.consensus.borrow().clone();
         status.members = members.unwrap_or(status.members);
         convert::consensus_status(&status, &answering, &parts.heartbeats)
+    }
+
+    /// How many more voters may fail before writes stop, for a decision: as of now.
+    pub(super) async fn spare(&self) -> u32 {
+        let parts = &self.handlers.0;
+        let answering = parts.members.answering().await.unwrap_or_default();
+        let spare = parts.consensus.borrow().spare(&answering);
+        u32::try_from(spare).unwrap_or(u32::MAX)
     }
 }
 

@@ -89,7 +89,7 @@ impl Updating {
             self.rest();
             return Ok(());
         };
-        let spare = lead.consensus_status(None).await.tolerates;
+        let spare = lead.spare().await;
         let (facts, now) = (Facts { nodes: lead.facts(), spare }, seconds());
         let leave = journal::leave(&known, &facts).map(|node| (node, Instant::now()));
         self.handlers.0.leave.send_replace(leave);
@@ -211,7 +211,7 @@ impl Lead {
     pub(super) async fn restarting(&self) -> Option<NodeId> {
         let update = self.handlers.0.directory.borrow().update();
         let update = update.filter(|update| journal::in_turn(update).is_some())?;
-        let spare = self.consensus_status(None).await.tolerates;
+        let spare = self.spare().await;
         let facts = Facts { nodes: self.facts(), spare };
         journal::restarting(&update, &facts, self.leave())
     }

@@ -7,16 +7,20 @@
 //! Invariants:
 //! - A lost disk is noted on the other one before the kernel's device forgets it, and no job keeps
 //!   the look waiting. A job that a disk holds up names the disk.
+//! - A disk that stalls is named within seconds, and nothing else is begun on it. It stays below
+//!   the device until the kernel drops it: no acknowledged write is on the other one alone.
 //! - A disk that is filled becomes one of both only when the machine starts from it alone.
 //! - What starts the machine is copied from a disk in use, to the other one.
 
+mod answers;
 mod work;
 
 use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior};
-use tracing::warn;
+use tracing::{error, warn};
 
+use self::answers::{Answers, Silent};
 use self::work::{Copied, Done, Job};
 use super::assemble::Mirror;
 use super::disks::Disk;
@@ -25,7 +29,11 @@ use super::kernel::{Device, Health};
 use super::plan::{Leg, Used};
 use super::reads::Reads;
 use super::{Error, Report, Service, State, device, system};
+use crate::storage;
+use crate::storage::health::{Fault, What};
+use crate::storage::stall;
 use crate::storage::steps::Steps;
+use polis_base::sys::{clock, command_line};
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::{Context, blocking};
 
@@ -50,6 +58,11 @@ struct Tended<'a> {
     job: Option<Job>,
     /// What the job does on another disk.
     steps: Steps,
+    answers: Answers,
+    /// The disks that stall.
+    silent: Option<Silent>,
+    /// After how long without an answer the node stops.
+    hung: Duration,
 }
 
 /// Tends the mirror; returns only when an owner of an input has ended.
@@ -76,6 +89,9 @@ pub(super) async fn tend(
         copied: Copied::new(),
         job: None,
         steps: Steps::default(),
+        answers: Answers::default(),
+        silent: None,
+        hung: stall::deadline(&command_line::read().unwrap_or_default()),
     };
     let mut tick = tokio::time::interval(PACE);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -108,6 +124,7 @@ impl Tended<'_> {
     async fn look(&mut self) -> Result<(), Error> {
         let ready = *self.service.ready.borrow();
         self.copied.ready |= ready;
+        self.listen(clock::uptime()).await;
         let state = self.state().await?;
         self.publish(state);
         if self.leaving {
@@ -116,6 +133,9 @@ impl Tended<'_> {
         if self.job.is_some() {
             return self.in_time();
         }
+        if self.silent.is_some() {
+            return Ok(());
+        }
         match (state, self.mirror.used, self.filled) {
             (_, Used::Both, _) => self.compare(),
             (State::Whole, Used::Only(_), Some(_)) if ready => self.compare(),
@@ -123,6 +143,30 @@ impl Tended<'_> {
             (_, Used::Only(_), _) => {}
         }
         Ok(())
+    }
+
+    /// Names the disks below the device that stall, also while storage mounts the data, and ends
+    /// the node where one never answers: the next start goes on without it.
+    async fn listen(&mut self, now: Duration) {
+        let is_below = |leg: Leg| {
+            let both = self.mirror.used == Used::Both || self.filled.is_some();
+            both && (self.mirror.used.has(leg) || self.filled == Some(leg))
+        };
+        let below = Leg::ALL.into_iter().filter(|leg| is_below(*leg));
+        let below: Vec<&Disk> = below.filter_map(|leg| self.mirror.disk(leg)).collect();
+        let silent = self.answers.look(&self.service.config.sys, &below, now);
+        match (&self.silent, &silent) {
+            (None, Some(silent)) => error!("a disk stalls: {}", silent.text(self.hung)),
+            (Some(silent), None) => warn!("{} stalls no longer", silent.disks.join(" and ")),
+            (None, None) | (Some(_), Some(_)) => {}
+        }
+        self.silent = silent;
+        let Some(Silent { disks, since }) = &self.silent else { return };
+        if now.saturating_sub(*since) >= self.hung {
+            let device = disks.join(" and ");
+            let hung = Fault { what: What::Hung, device, sector: None };
+            match self.ctx.trapdoor(storage::Error::Failing(hung).report()).await {}
+        }
     }
 
     /// Fails while a disk holds up the job for longer than any should.
@@ -244,11 +288,12 @@ impl Tended<'_> {
         };
         let name = |leg: Leg| self.mirror.disk(leg).map(Disk::name);
         let whole = Leg::ALL.into_iter().filter(|leg| self.mirror.used.has(*leg));
+        let silent = self.silent.as_ref().map(|silent| silent.text(self.hung));
         let new = Report {
             state,
             whole: whole.filter_map(name).collect(),
             filled: self.filled.and_then(name),
-            cause: self.cause.clone(),
+            cause: silent.or_else(|| self.cause.clone()),
         };
         let told = self.service.status.borrow().as_ref().map(|old| old.line().to_string());
         if told != Some(new.line().to_string()) {
@@ -264,22 +309,23 @@ impl Tended<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use futures::FutureExt as _;
+    use polis_base::trapdoor::code;
+    use polis_runtime::event::until;
     use tokio::sync::watch;
     use tokio::time::sleep;
 
     use super::super::assemble::tests::config;
     use super::super::disks::tests::source;
+    use super::answers::tests::{both, count, settle};
     use super::*;
-    use crate::storage;
     use crate::storage::patience::SMALL;
 
-    #[tokio::test(start_paused = true)]
-    async fn a_disk_that_hangs_while_it_is_taken_is_named_with_a_remedy() {
-        let folder = tempfile::tempdir().unwrap();
-        let (ctx, _handles) = Context::for_test();
-        let mut service = Service {
-            config: config(folder.path()),
+    fn service(folder: &Path) -> Service {
+        Service {
+            config: config(folder),
             known: watch::Sender::new(None).subscribe(),
             wanted: watch::Sender::new(None).subscribe(),
             storage: watch::Sender::new(storage::Status::Starting).subscribe(),
@@ -287,23 +333,75 @@ mod tests {
             end: watch::Sender::new(None),
             ground: watch::Sender::new(None),
             status: watch::Sender::new(None),
-        };
-        let status = service.status.subscribe();
-        let (used, started) = (Used::Only(Leg::First), Leg::First);
-        let steps = Steps::default();
-        let mut tended = Tended {
-            service: &mut service,
-            ctx: &ctx,
-            mirror: Mirror { disks: [Some(source()), None], used, started, dropped: None },
+        }
+    }
+
+    fn tended<'a>(service: &'a mut Service, ctx: &'a Context, mirror: Mirror) -> Tended<'a> {
+        Tended {
+            service,
+            ctx,
+            mirror,
             filled: None,
             leaving: false,
             cause: None,
             searched: None,
             reads: Reads::default(),
             copied: Copied::new(),
-            job: Some(std::future::pending().boxed()),
-            steps: steps.clone(),
+            job: None,
+            steps: Steps::default(),
+            answers: Answers::default(),
+            silent: None,
+            hung: Duration::from_secs(40),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_disk_that_stalls_is_named_within_seconds_and_ends_the_node_in_the_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let (ctx, mut handles) = Context::for_test();
+        let mut service = service(folder.path());
+        let (status, sys) = (service.status.subscribe(), service.config.sys.clone());
+        let disks = both(folder.path()).map(Some);
+        let (used, started) = (Used::Both, Leg::First);
+        let mut tended = tended(&mut service, &ctx, Mirror { disks, used, started, dropped: None });
+        count(&sys, "vdb", 7, 3);
+        let cause = |tended: &Tended<'_>| {
+            tended.publish(State::Whole);
+            status.borrow().as_ref().and_then(|report| report.cause.clone())
         };
+        for second in [0, 8, 16, 24, 32] {
+            let now = Duration::from_secs(second);
+            tended.listen(now).await;
+            settle(&mut tended.answers, now);
+            let cause = cause(&tended);
+            let named = cause.as_ref().is_some_and(|cause| cause.starts_with("vdb of the mirror"));
+            assert_eq!(named, second >= 16, "{second} s: {cause:?}");
+        }
+        assert_eq!(tended.mirror.used, Used::Both, "no disk is dropped");
+        let report = until(&mut handles.trapdoor, "trapdoor", Clone::clone);
+        let report = tokio::select! {
+            () = tended.listen(Duration::from_secs(40)) => panic!("the node goes on"),
+            report = report => report.unwrap(),
+        };
+        assert_eq!(report.code, code::STORAGE_FAILING);
+        assert!(report.causes.iter().any(|cause| cause.contains("vdb")), "{report:?}");
+        // It answers again.
+        count(&sys, "vdb", 8, 0);
+        tended.listen(Duration::from_secs(42)).await;
+        assert_eq!(cause(&tended), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_disk_that_hangs_while_it_is_taken_is_named_with_a_remedy() {
+        let folder = tempfile::tempdir().unwrap();
+        let (ctx, _handles) = Context::for_test();
+        let mut service = service(folder.path());
+        let status = service.status.subscribe();
+        let (used, started) = (Used::Only(Leg::First), Leg::First);
+        let disks = [Some(source()), None];
+        let mut tended = tended(&mut service, &ctx, Mirror { disks, used, started, dropped: None });
+        tended.job = Some(std::future::pending().boxed());
+        let steps = tended.steps.clone();
         let hung = steps.during("vdb", "taking it", SMALL, std::future::pending::<()>());
         let looks = async {
             tended.look().await.unwrap();

@@ -67,6 +67,10 @@ const OPTIONS_MAX: usize = 64;
 /// The bounds of option 82 (RFC 8415, 21.24), in seconds.
 const WAIT_MAX: std::ops::RangeInclusive<u32> = 60..=86_400;
 
+/// The longest of these that is kept: the usual one of RFC 8415. Any machine of the link can answer
+/// once, and a day later the client would still not know that a server is there.
+const WAIT_KEPT_MAX: u32 = 3_600;
+
 /// The identity of a client: of a link, and the same at each boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Client {
@@ -289,7 +293,8 @@ impl Answer {
                 REFRESH => answer.refresh = number_of(value),
                 SOLICIT_WAIT_MAX | INFORMATION_WAIT_MAX => {
                     let seconds = number_of(value).filter(|seconds| WAIT_MAX.contains(seconds));
-                    answer.wait_max = seconds.map(|it| Duration::from_secs(it.into()));
+                    let kept = seconds.map(|seconds| seconds.min(WAIT_KEPT_MAX));
+                    answer.wait_max = kept.map(|seconds| Duration::from_secs(seconds.into()));
                 }
                 _ => {}
             }

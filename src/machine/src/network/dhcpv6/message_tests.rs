@@ -100,6 +100,16 @@ fn servers_are_bounded_and_ones_that_no_host_is_left_out() {
 }
 
 #[test]
+fn no_answer_has_the_client_wait_for_more_than_an_hour() {
+    for (says, kept) in [(59, None), (60, Some(60)), (3_600, Some(3_600)), (86_400, Some(3_600))] {
+        let mut message = bytes(NONE);
+        put(&mut message, SOLICIT_WAIT_MAX, &u32::to_be_bytes(says));
+        let answer = Answer::read(&message, ADVERTISE, CLIENT, TRANSACTION).unwrap();
+        assert_eq!(answer.wait_max, kept.map(Duration::from_secs), "{says} s");
+    }
+}
+
+#[test]
 fn questions_are_as_another_implementation_reads_them() {
     let with =
         Binding { server: bytes("0003000152550a000202"), address: "2001:db8::7".parse().unwrap() };
@@ -151,7 +161,7 @@ fn dhcpv6_answers() {
         for servers in [&answer.nameservers, &answer.ntp_servers] {
             assert!(servers.len() <= SERVERS_MAX && servers.iter().all(|it| is_host_v6(*it)));
         }
-        assert!(answer.wait_max.is_none_or(|wait| wait <= Duration::from_secs(86_400)));
+        assert!(answer.wait_max.is_none_or(|wait| wait <= Duration::from_secs(3_600)));
         let from = std::net::IpAddr::from(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 2));
         let heard = classified(answer, from, tokio::time::Instant::now());
         if let Some(super::super::Heard::Lease(leased)) = heard {

@@ -21,6 +21,8 @@
 //!   hardware address, as for IPv4, and the ID of a VLAN.
 //! - Nothing that a server says makes it send more often than once in [`RENEW_MIN`] for one
 //!   lease, or once in ten seconds, and then less and less often, without one.
+//! - Addresses that other machines have are declined less and less often: a neighbour that claims
+//!   each address does not use up those of the server.
 //!
 //! What this module does not do: touch the link (`apply`), keep a lease (`holding`), or decide
 //! which links ask (`plan`).
@@ -37,7 +39,7 @@ use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 use tokio::net::UdpSocket;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
-use tracing::debug;
+use tracing::{debug, trace};
 
 use super::lease::{Lease, Refused};
 
@@ -162,6 +164,8 @@ struct Link {
     denied: Option<Status>,
     /// The next wait after an answer without an address.
     refused_wait: Duration,
+    /// The next wait after an address that was declined.
+    declined_wait: Duration,
     declined: Arc<Notify>,
 }
 
@@ -207,6 +211,7 @@ impl Link {
             wait_max: None,
             denied: None,
             refused_wait: REFUSED_WAIT,
+            declined_wait: REFUSED_WAIT,
             declined: Arc::new(Notify::new()),
         }
     }
@@ -301,12 +306,12 @@ impl Link {
         let declined = Arc::clone(&self.declined);
         tokio::select! {
             // Cancel-safe, both: they only wait.
-            () = sleep_until(bound.renew) => {}
+            () = sleep_until(bound.renew) => self.declined_wait = REFUSED_WAIT,
             () = declined.notified() => {
                 let question = Question::Decline(&bound.binding);
                 let heard = |heard: Option<_>| heard.map(|_answer: (Answer, IpAddr)| ());
                 self.exchange(question, REPLY, DECLINE, None, heard).await?;
-                self.state = State::Waiting(REFUSED_WAIT);
+                self.state = self.after_decline();
                 return Ok(Some(Event::Ended));
             }
         }
@@ -377,6 +382,14 @@ impl Link {
         State::Waiting(wait)
     }
 
+    /// The wait after an address that another machine has: each is twice the one before, until a
+    /// lease lasts to its renewal.
+    fn after_decline(&mut self) -> State {
+        let wait = self.declined_wait;
+        self.declined_wait = (wait * 2).min(SOLICIT.max);
+        State::Waiting(wait)
+    }
+
     /// A status is reported once.
     fn denied(&mut self, status: Status) -> Option<Event> {
         self.state = self.later();
@@ -427,7 +440,7 @@ impl Link {
                     }
                     (_, Ok(_)) => continue,
                     (_, Err(unusable)) => {
-                        debug!("leaves out an answer of DHCPv6 on {}: {unusable}", self.name);
+                        trace!("leaves out an answer of DHCPv6 on {}: {unusable}", self.name);
                         continue;
                     }
                 };

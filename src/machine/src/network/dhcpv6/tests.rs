@@ -92,7 +92,12 @@ fn no_answer_makes_the_client_ask_again_at_once() {
     }
     let now = Instant::now();
     let from = IpAddr::from(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 2));
-    let lease = classified(answer(Association::Given(given(600, 1000, 0, 0))), from, now);
-    assert!(matches!(link.turn(lease.unwrap()), Some(Event::Leased(_))));
-    assert_eq!(link.refused_wait, REFUSED_WAIT);
+    // A neighbour claims each address that the server gives.
+    for seconds in [10, 20, 40, 80, 120, 120] {
+        let lease = classified(answer(Association::Given(given(600, 1000, 0, 0))), from, now);
+        assert!(matches!(link.turn(lease.unwrap()), Some(Event::Leased(_))));
+        assert_eq!(link.refused_wait, REFUSED_WAIT);
+        let State::Waiting(wait) = link.after_decline() else { panic!("it asks at once") };
+        assert_eq!(wait.as_secs(), seconds);
+    }
 }

@@ -53,6 +53,13 @@ impl Observed {
         self.addresses.contains(&address) && self.flaws.get(&address) != Some(&Flaw::Duplicate)
     }
 
+    /// The most bytes in a packet of this link: of a bond, as many as each of its members takes.
+    fn mtu_max(&self, link: u32) -> Option<u32> {
+        let parts = self.links.iter();
+        let parts = parts.filter(|(index, part)| **index == link || part.master == Some(link));
+        parts.filter_map(|(_, part)| part.mtu_max).min()
+    }
+
     /// The cards that no bond has.
     fn free_cards(&self) -> impl Iterator<Item = u32> {
         let free = |link: &Link| link.kind == Kind::Ethernet && link.master.is_none();
@@ -82,6 +89,8 @@ pub(super) struct Link {
     pub(super) up: bool,
     pub(super) carrier: bool,
     pub(super) mtu: u32,
+    /// The most that it takes, where its driver says so.
+    pub(super) mtu_max: Option<u32>,
     /// The bond that it is a member of.
     pub(super) master: Option<u32>,
     /// Whether that sends through it: an active backup waits.
@@ -256,23 +265,34 @@ pub(super) fn wanted(
     for (at, (index, settings)) in layout.settings.iter().enumerate() {
         wanted.configure(*index, settings);
         if let Some(lease) = leases.get(index) {
-            wanted.take(*index, lease, u32::try_from(at).unwrap_or(0));
+            wanted.take(observed, *index, lease, u32::try_from(at).unwrap_or(0));
         }
     }
     if config.is_automatic() {
         for index in observed.free_cards() {
             if let Some(lease) = leases.get(&index) {
-                wanted.take(index, lease, 0);
+                wanted.take(observed, index, lease, 0);
             }
         }
     }
     wanted.fit_mtus(observed);
+    wanted.single_out();
 
     wanted.dhcp = all_ask(observed, config);
     if config.is_automatic() && !leases.is_empty() {
         wanted.dhcp.retain(|index| leases.contains_key(index));
     }
     wanted
+}
+
+impl Action {
+    /// The same whenever it is tried: what is left of a lifetime shrinks.
+    pub(super) fn timeless(&self) -> Self {
+        match self {
+            Self::AddAddress(link, cidr, _) => Self::AddAddress(*link, *cidr, None),
+            other => other.clone(),
+        }
+    }
 }
 
 impl Wanted {
@@ -302,6 +322,20 @@ impl Wanted {
                 on_link: !is_link_local(route.gateway)
                     && !settings.addresses.iter().any(|own| own.contains(route.gateway)),
             });
+        }
+    }
+
+    /// Leaves one route to each destination with each metric: the kernel has no more, and another
+    /// one would take its place at every look. The parameters come before DHCP.
+    fn single_out(&mut self) {
+        let mut routes: Vec<Route> = self.routes.iter().copied().collect();
+        routes.sort_by_key(|route| route.origin);
+        let mut known = BTreeSet::new();
+        routes.retain(|route| known.insert((route.destination, route.metric)));
+        self.routes = routes.into_iter().collect();
+        let ways_out = || self.routes.iter().filter(|route| route.destination.prefix() == 0);
+        if ways_out().all(|route| route.gateway != self.gateway) {
+            self.gateway = ways_out().find_map(|route| route.gateway);
         }
     }
 
@@ -339,11 +373,14 @@ impl Wanted {
     }
 
     /// Adds what DHCP gave a link.
-    fn take(&mut self, link: u32, lease: &Lease, metric: u32) {
+    fn take(&mut self, observed: &Observed, link: u32, lease: &Lease, metric: u32) {
         if let Some(mtu) = lease.mtu {
+            // The kernel refuses more.
+            let mtu = observed.mtu_max(link).map_or(mtu, |max| max.min(mtu));
             self.mtu.entry(link).or_insert(mtu);
         }
-        self.addresses.insert((link, lease.address), Some(lease.lifetime));
+        // One of the parameters has no end, also where a server gives it.
+        self.addresses.entry((link, lease.address)).or_insert(Some(lease.lifetime));
         self.primary.get_or_insert((link, lease.address));
         if let Some(gateway) = lease.gateway() {
             self.gateway.get_or_insert(gateway.into());

@@ -85,7 +85,7 @@ impl Wanted {
         }
         for index in candidates(&modes) {
             if let Some(lease) = six.leases.get(&index) {
-                self.addresses.insert((index, lease.address), Some(lease.lifetime));
+                self.addresses.entry((index, lease.address)).or_insert(Some(lease.lifetime));
                 self.serve(&lease.nameservers, &lease.ntp_servers);
             } else if let Some(servers) = six.servers.and_then(|servers| servers.get(&index)) {
                 self.serve(&servers.nameservers, &servers.ntp_servers);

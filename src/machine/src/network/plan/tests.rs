@@ -18,6 +18,7 @@ pub(in super::super) fn observed() -> Observed {
         up: true,
         carrier: true,
         mtu: 1500,
+        mtu_max: None,
         place: String::new(),
         usb: false,
         router: None,
@@ -293,6 +294,59 @@ fn a_vlan_takes_no_more_bytes_than_the_link_below_it() {
     let mut wanted = wanted(&observed, Some(&network(vec![])), &BTreeMap::new());
     wanted.restore(&observed, &BTreeMap::from([(2, 1480)]));
     assert_eq!(wanted.mtu.get(&2), Some(&1480));
+}
+
+#[test]
+fn dhcp_raises_no_mtu_above_what_a_card_or_a_member_of_a_bond_takes() {
+    let mut observed = observed();
+    let bond = Link { kind: Kind::Bond(Some(Bonding::ActiveBackup)), ..observed.links[&2].clone() };
+    observed.links.insert(4, bond);
+    for (index, max) in [(2, 1600), (3, 9000), (4, 65_535)] {
+        observed.links.get_mut(&index).unwrap().mtu_max = Some(max);
+    }
+    let lease = Lease { mtu: Some(9000), ..lease("10.0.2.15/24", [10, 0, 2, 2]) };
+    let mtu = |observed: &Observed, link| {
+        let mut wanted = Wanted::default();
+        wanted.take(observed, link, &lease, 0);
+        wanted.mtu[&link]
+    };
+    assert_eq!([2, 3, 4].map(|link| mtu(&observed, link)), [1600, 9000, 9000]);
+    observed.links.get_mut(&2).unwrap().master = Some(4);
+    assert_eq!(mtu(&observed, 4), 1600);
+}
+
+#[test]
+fn an_address_of_the_parameters_does_not_end_with_a_lease_of_the_same() {
+    let mut both = by_name("eth0", &["10.0.2.15/24"]);
+    both.settings.dhcp = true;
+    let lease = lease("10.0.2.15/24", [10, 0, 2, 2]);
+    let wanted = wanted(&observed(), Some(&network(vec![both])), &BTreeMap::from([(2, &lease)]));
+    let actions = actions(&observed(), &wanted, Former::Keep, None);
+    assert!(actions.contains(&Action::AddAddress(2, lease.address, None)), "{actions:?}");
+}
+
+#[test]
+fn of_two_routes_that_the_kernel_cannot_have_at_once_that_of_the_parameters_stays() {
+    let route = |gateway: [u8; 4], metric| parameters::Route {
+        destination: cidr("0.0.0.0/0"),
+        gateway: IpAddr::from(gateway),
+        metric,
+    };
+    let mut asking = by_name("eth0", &[]);
+    asking.settings.dhcp = true;
+    let mut fixed = by_name("eth1", &["192.0.2.7/24"]);
+    fixed.settings.routes = vec![route([192, 0, 2, 1], 0), route([192, 0, 2, 9], 5)];
+    let lease = lease("10.0.2.15/24", [10, 0, 2, 2]);
+    let config = network(vec![asking, fixed]);
+    let wanted = wanted(&observed(), Some(&config), &BTreeMap::from([(2, &lease)]));
+    let gateways: Vec<_> =
+        wanted.routes.iter().map(|route| (route.gateway, route.metric)).collect();
+    let via = |last| Some(IpAddr::from([192, 0, 2, last]));
+    assert_eq!(gateways, [(via(1), 0), (via(9), 5)]);
+    assert_eq!(wanted.gateway, via(1), "the way out is the one that stays");
+    let failed = Action::AddAddress(2, lease.address, Some(lease.lifetime));
+    let later = Action::AddAddress(2, lease.address, Some(lease.lifetime / 2));
+    assert_eq!(failed.timeless(), later.timeless(), "a failure is logged once");
 }
 
 #[test]

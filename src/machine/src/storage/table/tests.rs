@@ -1,5 +1,7 @@
 //! The story of a table on disks that are torn, strange, or larger than their image.
 
+use std::os::unix::fs::FileExt as _;
+
 use proptest::prelude::*;
 
 use super::*;
