@@ -197,8 +197,8 @@ fn learnt(fleet: &mut Fleet, number: usize) -> Result<Duration> {
 /// Takes the vote of a node that leads nothing, and gives it again; returns how long the node was
 /// a learner.
 fn votes_again(fleet: &mut Fleet) -> Result<Duration> {
-    let leader = fleet.etcd_leader()?;
-    let number = (0..NODES.into()).rfind(|number| *number != leader).context("one node")?;
+    let leaders = [fleet.etcd_leader()?, curator_leader(fleet)?];
+    let number = follower(leaders).context("one node")?;
     let id = fleet.nodes[number].id.clone();
     let roles = ["--timeout", "2m", "node", "roles", &id];
     let role = "consensus-member";
@@ -220,6 +220,18 @@ fn votes_again(fleet: &mut Fleet) -> Result<Duration> {
     let machines = others.filter_map(|(_, node)| node.machine.as_ref());
     let added = machines.filter_map(first).min().context("no other member counts it")?;
     Ok(own.saturating_duration_since(added))
+}
+
+/// The last node that is not one of these.
+fn follower(leaders: [usize; 2]) -> Option<usize> {
+    (0..NODES.into()).rfind(|number| !leaders.contains(number))
+}
+
+/// The node whose curator leads.
+fn curator_leader(fleet: &Fleet) -> Result<usize> {
+    let status = fleet.operator.document(&["cluster", "status"])?;
+    let leads = |node: &polis_qemu::fleet::Node| status["leader"] == node.id.as_str();
+    fleet.nodes.iter().position(leads).context("no curator leads")
 }
 
 /// When this machine was first a voter with an event like that.
@@ -280,9 +292,7 @@ fn leader_dies(fleet: &mut Fleet) -> Result<f64> {
 /// begins at once, has its answer from another one. The command asks the leader alone: one that
 /// asks each node waits for the dead one, too.
 fn curator_dies(fleet: &mut Fleet) -> Result<f64> {
-    let status = fleet.operator.document(&["cluster", "status"])?;
-    let leads = |node: &polis_qemu::fleet::Node| status["leader"] == node.id.as_str();
-    let leader = fleet.nodes.iter().position(leads).context("no curator leads")?;
+    let leader = curator_leader(fleet)?;
     let killed = Instant::now();
     fleet.cut_power(leader);
     fleet.operator.document(&["--timeout", "2m", "node", "list"])?;
@@ -312,6 +322,14 @@ fn after_the_gap(times: &[Duration]) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_node_that_gives_its_vote_away_leads_neither_etcd_nor_the_curators() {
+        assert_eq!(follower([0, 0]), Some(2));
+        assert_eq!(follower([0, 2]), Some(1));
+        assert_eq!(follower([1, 2]), Some(0));
+        assert_eq!(follower([2, 2]), Some(1));
+    }
 
     #[test]
     fn writes_that_were_on_their_way_do_not_end_an_outage() {

@@ -66,7 +66,7 @@ const HAND_OVER_MAX: Duration = Duration::from_secs(2);
 
 /// By how much an attempt may be later than the learner could have been promoted: this part
 /// of the time that it took.
-const PROMOTE_LATE: u32 = 8;
+const PROMOTE_LATE: u32 = 16;
 
 /// How long a reading of the members that answer is shown, and the least time between two: a
 /// caller may ask as fast as it can, and etcd computes all its metrics for each.
@@ -382,8 +382,8 @@ impl Members {
                 _ => tokio::time::Instant::now(),
             };
             since = Some((member, begun));
-            let pause = (begun.elapsed() / PROMOTE_LATE).clamp(PROMOTE, PROMOTE_MAX);
-            if ctx.until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+            let pause = tokio::time::sleep(pause(begun.elapsed()));
+            if ctx.until_cancelled(pause).await.is_none() {
                 return Ok(());
             }
         }
@@ -393,6 +393,11 @@ impl Members {
 enum Change {
     Promote(Member),
     Move(Member),
+}
+
+/// The delay before the next attempt for a learner that was found this long ago.
+fn pause(waited: Duration) -> Duration {
+    (waited / PROMOTE_LATE).clamp(PROMOTE, PROMOTE_MAX)
 }
 
 /// Waits until there is room for another learner, or `is_it` is among the members; returns

@@ -30,6 +30,7 @@
 //! What this module does not do: decide what a machine is to be (`cluster`), or which node
 //! may enter (`curator`).
 
+mod announcement;
 mod args;
 mod awaited;
 mod bootstrap;

@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! [starting] --leader--> [voter] --growth wanted, pace of a lone one--> Grow
-//!      |                    ^  |
-//!      +-----> [learner] ---+  +--ended--> Error
+//!   |    |                  ^  |
+//!   |    +---> [learner] ---+  +--ended--> Error
+//!   +--its announcement is lost--> Announce
 //! ```
 //!
 //! Invariants:
 //! - The watch goes on while etcd does not answer, and publishes what it waits for. Only
-//!   etcd's own end, the node's, or a wish to grow ends the watch.
+//!   etcd's own end, the node's, or a reason to start etcd again ([`After`]) ends the watch.
 //! - The status never says that others may be added while the file `alone` is on the disk.
 //!
 //! What this module does not do: start etcd, or classify why it ended (`process`).
@@ -21,6 +22,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
+use super::announcement::Announcement;
 use super::args::Pace;
 use super::awaited;
 use super::client::{self, Clients};
@@ -85,11 +87,14 @@ pub(super) enum After {
     Grow,
     /// It must be started again, since it trusts a former authority.
     Rotate,
+    /// It must be started again, since it waits for an announcement that is lost.
+    Announce,
 }
 
 enum Event {
     Cancelled,
     RestartWanted,
+    Unannounced,
     Exited(Result<Exit, process::Error>),
     GrowthWanted,
     Seen(Result<Box<Status>, Silence>),
@@ -114,6 +119,8 @@ pub(super) struct Serving<'a> {
     /// Whether the file `alone` is on the disk.
     marked: bool,
     growth: watch::Receiver<bool>,
+    /// That of a new member, until it serves.
+    announcement: Option<Announcement>,
     started: Instant,
     /// The time in this boot since which it has had no contact with a leader.
     alone_since: Option<Duration>,
@@ -155,6 +162,7 @@ impl<'a> Serving<'a> {
             pace,
             marked: pace == Pace::Alone,
             growth: channels.growth.subscribe(),
+            announcement: None,
             started: Instant::now(),
             alone_since: None,
             last,
@@ -169,6 +177,11 @@ impl<'a> Serving<'a> {
         })
     }
 
+    /// The same, of a new member whose announcement may be lost.
+    pub(super) fn announced(self, announcement: Option<Announcement>) -> Self {
+        Self { announcement, ..self }
+    }
+
     /// Watches until etcd ends, or must.
     pub(super) async fn run(mut self) -> Result<After, Error> {
         let mut pause = POLL_SOON;
@@ -178,8 +191,12 @@ impl<'a> Serving<'a> {
             }
             match self.next_event(pause).await {
                 Event::Cancelled => {
-                    self.stop().await?;
+                    self.stop(STOP_MAX).await?;
                     return Ok(After::Cancelled);
+                }
+                Event::Unannounced => {
+                    self.stop(RESTART_MAX).await?;
+                    return Ok(After::Announce);
                 }
                 Event::Exited(exit) => {
                     let exit = exit.map_err(Error::Process)?;
@@ -195,8 +212,7 @@ impl<'a> Serving<'a> {
                             (status.clients, status.leader) = (None, None);
                             status.standing = MemberStatus::Starting;
                         });
-                        let ended = self.child.terminate(RESTART_MAX).await;
-                        ended.map_err(Error::Process)?;
+                        self.stop(RESTART_MAX).await?;
                         return Ok(After::Rotate);
                     }
                 }
@@ -220,6 +236,12 @@ impl<'a> Serving<'a> {
             let _slept = timeout(pause, self.channels.wake.notified()).await;
             look(self.config, &self.channels.status, &self.clients).await
         };
+        let lost = async {
+            match &mut self.announcement {
+                Some(announcement) => announcement.lost().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             // Cancel-safe: only waits.
             () = self.ctx.cancelled() => Event::Cancelled,
@@ -229,6 +251,8 @@ impl<'a> Serving<'a> {
             Ok(()) = self.growth.changed() => Event::GrowthWanted,
             // Cancel-safe: waits for its turn; a signal that comes before is kept.
             () = self.channels.restart.notified() => Event::RestartWanted,
+            // Cancel-safe per its documentation.
+            () = lost => Event::Unannounced,
             // Cancel-safe: only reads.
             seen = look => Event::Seen(seen.map(Box::new)),
         }
@@ -240,15 +264,15 @@ impl<'a> Serving<'a> {
         status.authorities.is_some() && status.authorities != status.authorities_at_start
     }
 
-    async fn stop(&mut self) -> Result<(), Error> {
-        self.child.terminate(STOP_MAX).await.map(drop).map_err(Error::Process)
+    async fn stop(&mut self, grace: Duration) -> Result<(), Error> {
+        self.child.terminate(grace).await.map(drop).map_err(Error::Process)
     }
 
     /// Prepares this member for the addition of others.
     async fn make_room(&mut self) -> Result<Room, Error> {
         if self.pace == Pace::Alone {
             self.channels.status.send_modify(|status| status.clients = None);
-            self.stop().await?;
+            self.stop(STOP_MAX).await?;
             return Ok(Room::Restart);
         }
         if self.marked {
@@ -322,6 +346,7 @@ impl<'a> Serving<'a> {
 
     async fn seen(&mut self, seen: Status) -> Result<(), Error> {
         let standing = seen.standing;
+        self.announcement = None;
         self.alone_since = None;
         if seen.leader.is_some() {
             (self.served, self.leaderless) = (Some(clock::uptime()), false);

@@ -1,10 +1,10 @@
-//! The service of the member: prepares the disk, starts etcd, and starts it again at
-//! another pace.
+//! The service of the member: prepares the disk, starts etcd, and starts it again at another
+//! pace, with other authorities, or with the state that a new member has received.
 //!
 //! ```text
 //! orders -> (bootstrap, or write an invitation) -> start -> serve
 //!   ^                                                ^         |
-//!   |                                                +- Grow --+
+//!   |                               Grow, Rotate, Announce ----+
 //!   +---------------- orders taken back: etcd ends, no member --+
 //! ```
 //!
@@ -28,6 +28,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tracing::info;
 
+use super::announcement::Announcement;
 use super::args::{Pace, Purpose};
 use super::credentials::{self, Credentials, Found};
 use super::members::Members;
@@ -232,11 +233,18 @@ impl Service {
             self.channels.status.send_modify(|status| {
                 status.authorities_at_start = trusted.map(|pem| Sha256::digest(pem).into());
             });
+            let announcement = match purpose {
+                Purpose::Join(members) => {
+                    let name = format!("{}.{}", ctx.name(), process::ETCD);
+                    Announcement::expected(ctx.logs(), name, members)
+                }
+                Purpose::Found | Purpose::Serve => None,
+            };
             let started = process::spawn(&self.config, ctx, orders, pace, purpose).await?;
             let (config, channels) = (&self.config, &self.channels);
             let serving =
                 Serving::new(config, channels, ctx, started, pace, orders.key.id()).await?;
-            match serving.run().await? {
+            match serving.announced(announcement).run().await? {
                 After::Cancelled => return Ok(()),
                 After::Grow => {
                     info!("adding a second member");
@@ -244,6 +252,7 @@ impl Service {
                     blocking(move || alone.remove()).await?;
                 }
                 After::Rotate => info!("starting etcd again, which trusts a former authority"),
+                After::Announce => info!("starting etcd again, for it to announce itself at once"),
             }
             purpose = Purpose::Serve;
         }
