@@ -308,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_is_no_fault_of_the_network() {
+    fn a_full_disk_is_not_a_fault_of_the_network() {
         let apt = "Error writing to file - write (28: No space left on device)".to_owned();
         let go = "write /x/go/mod/cache: no space left on device".to_owned();
         let [package, version, program, status] = ["a", "1", "kube", "2"].map(str::to_owned);

@@ -65,7 +65,7 @@ pub use step::{Observer, Report, Silent, Unit};
 pub use tree::Tree;
 pub use verify::verify_reproducible;
 
-pub use polis_base::sys::{signal::uninterrupted, terminal::NoEcho};
+pub use polis_base::sys::terminal::without_echo;
 pub use polis_bundle::check_version;
 pub use polis_layout::{Verity, partitions as layout};
 use polis_layout::{esp, verity};

@@ -13,9 +13,9 @@ use std::{
 use anyhow::{Context as _, Result, anyhow};
 use clap::Subcommand;
 use polis_image::{
-    NoEcho, authenticode_hash,
+    authenticode_hash,
     signing::{Keys, Passphrase, Private, Shown, ensure_free, revoke, revoked, show},
-    uninterrupted,
+    without_echo,
 };
 use rpassword::ConfigBuilder;
 use zeroize::Zeroizing;
@@ -92,13 +92,11 @@ impl PassphraseFrom {
 }
 
 fn ask(prompt: &str) -> Result<Zeroizing<String>> {
-    // At Ctrl-C, rpassword sends itself the signal before it restores the terminal.
-    let typed = uninterrupted(|ended| {
-        let config = ConfigBuilder::new().input_reader(NoEcho::open(ended)?).build();
-        rpassword::prompt_password_with_config(prompt, config).map(Zeroizing::new)
+    let typed = without_echo(prompt, |input| {
+        let config = ConfigBuilder::new().input_reader(input).output_discard().build();
+        rpassword::read_password_with_config(config).map(Zeroizing::new)
     });
     typed
-        .flatten()
         .context("cannot ask for the passphrase")
         .context(Help("without a terminal, use --passphrase-file".to_owned()))
 }

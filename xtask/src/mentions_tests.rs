@@ -114,7 +114,7 @@ fn every_mentioned_command_exists() {
 }
 
 #[test]
-fn a_command_that_there_is_not_is_found() {
+fn a_command_that_does_not_exist_is_found() {
     for wrong in [
         "iamge",
         "run --node 3",

@@ -154,7 +154,7 @@ pub fn is_control(c: char) -> bool {
             '\u{61c}'
                 | '\u{200b}'..='\u{200f}'
                 | '\u{2028}'..='\u{202e}'
-                | '\u{2060}'..='\u{2069}'
+                | '\u{2060}'..='\u{206f}'
                 | '\u{feff}'
         )
 }
@@ -298,7 +298,7 @@ mod tests {
         for c in [
             '\n', '\r', '\u{1b}', '\u{7f}', '\u{85}', '\u{9b}', '\u{61c}', '\u{200e}', '\u{200f}',
             '\u{2028}', '\u{2029}', '\u{202a}', '\u{202e}', '\u{2066}', '\u{2069}', '\u{200b}',
-            '\u{200d}', '\u{2060}', '\u{feff}',
+            '\u{200d}', '\u{2060}', '\u{206f}', '\u{feff}',
         ] {
             let line = EventLine::new("guru").field("cause", format!("a{c}POLIS b"));
             let text = line.to_string();

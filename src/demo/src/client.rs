@@ -14,7 +14,7 @@ use polis_base::sys::poll;
 
 /// For each step: to connect, to send, and for each part of the answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a server may take to be there: its name, and a port that accepts.
+/// How long a server may take until it has a name and accepts connections.
 const AWAITED: Duration = Duration::from_secs(60);
 /// Between two tries.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -35,7 +35,7 @@ pub fn get(server: &str) -> io::Result<String> {
     ask(connect_within(server, AWAITED)?, server)
 }
 
-/// Connects to the server, which may take this long to be there.
+/// Connects to the server, for as long as it may take until it accepts connections.
 fn connect_within(server: &str, time: Duration) -> io::Result<TcpStream> {
     let begun = Instant::now();
     loop {
@@ -46,7 +46,7 @@ fn connect_within(server: &str, time: Duration) -> io::Result<TcpStream> {
     }
 }
 
-/// Whether the server may be there in a moment.
+/// Whether another try may reach the server.
 fn may_come(error: &io::Error) -> bool {
     !matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::TimedOut)
 }

@@ -7,8 +7,8 @@
 //!   +----------+---- report --------+--> guru --> off
 //! ```
 //!
-//! `init` is synchronous and single-threaded except for the loading of modules and for work with
-//! a disk, which may never end. It is
+//! `init` is synchronous and single-threaded except for the loading of modules, the start of
+//! processors, and work with a disk, which may never end. It is
 //! one process from the initramfs on: its program stays in memory, so it keeps running
 //! when the disk fails.
 //!

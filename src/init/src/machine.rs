@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Write as _};
+use std::io::Write as _;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -29,7 +29,7 @@ use super::command_line::{COUNTDOWN, CommandLine, INIT_DEADLINE};
 use super::extra::Extra;
 use super::kernel_log::KernelEvent;
 use super::port::Port;
-use super::processors::{self, PROCESSORS};
+use super::processors::{Outcome, Processors};
 
 /// The watchdog is petted six times within its timeout.
 const PET_INTERVAL: Duration = Duration::from_secs(10);
@@ -146,6 +146,7 @@ pub struct Machine {
     pub signals: Option<Signals>,
     /// Power buttons.
     pub buttons: Buttons,
+    processors: Option<Processors>,
     watchdog: Option<Watchdog>,
     petted: Duration,
 }
@@ -176,6 +177,7 @@ impl Default for Machine {
             kernel_log: Vec::new(),
             signals: None,
             buttons: Buttons::default(),
+            processors: None,
             watchdog: None,
             petted: Duration::ZERO,
         }
@@ -274,25 +276,37 @@ impl Machine {
         Some(Report::new(code::SYSTEM_DAMAGED_RUNNING, vec![cause]))
     }
 
-    /// Starts the processors that stand still.
+    /// Begins to start the processors that are offline.
     pub fn start_processors(&mut self) {
-        for (name, outcome) in processors::start_all(Path::new(PROCESSORS)) {
-            self.log_processor(&name, outcome);
+        if self.processors.is_none() {
+            match Processors::begin() {
+                Ok(processors) => self.processors = Some(processors),
+                Err(error) => {
+                    let text = format!("processors cannot be started: {error}");
+                    self.port.log(Severity::Warning, &text);
+                }
+            }
+        }
+        if let Some(processors) = &self.processors {
+            processors.start_all();
         }
     }
 
-    fn log_processor(&mut self, name: &str, outcome: io::Result<()>) {
-        match outcome {
-            Ok(()) => self.port.log(Severity::Info, &format!("processor {name} is running")),
-            Err(error) => {
-                let text = format!("processor {name} cannot be started: {error}");
-                self.port.log(Severity::Warning, &text);
+    fn log_processors(&mut self) {
+        let outcomes = self.processors.iter().flat_map(Processors::outcomes);
+        for (name, outcome) in outcomes.collect::<Vec<Outcome>>() {
+            match outcome {
+                Ok(()) => self.port.log(Severity::Info, &format!("processor {name} is running")),
+                Err(error) => {
+                    let text = format!("processor {name} cannot be started: {error}");
+                    self.port.log(Severity::Warning, &text);
+                }
             }
         }
     }
 
-    /// Opens the devices that are present: the watchdog and power buttons. Starts processors that
-    /// were added.
+    /// Opens the devices that are present: the watchdog and power buttons. Begins to start
+    /// processors that were added.
     pub fn find_devices(&mut self) {
         self.start_processors();
         self.find_watchdog();
@@ -367,16 +381,15 @@ impl Machine {
         if announced.lost {
             self.find_devices();
         }
+        self.log_processors();
         announced
     }
 
     fn notice(&mut self, event: &uevent::Event) {
         let received = self.buttons.notice(event);
         self.log_buttons(&received);
-        if let Some(name) = processors::added(event)
-            && let Some(outcome) = processors::start(Path::new(PROCESSORS), name)
-        {
-            self.log_processor(name, outcome);
+        if let Some(processors) = &self.processors {
+            processors.notice(event);
         }
         let Some(name) = event.get("DEVNAME") else { return };
         let subsystem = event.get("SUBSYSTEM").unwrap_or_default();

@@ -28,8 +28,7 @@ use zeroize::{Zeroize as _, Zeroizing};
 
 use super::error::{Error, Explain as _};
 use polis_base::hex;
-use polis_base::sys::signal::uninterrupted;
-use polis_base::sys::terminal::NoEcho;
+use polis_base::sys::terminal::without_echo;
 
 /// Far above the size of a key in PEM.
 const FILE_MAX: u64 = 64 * 1024;
@@ -44,12 +43,10 @@ const PRIVATE: &str = "PRIVATE KEY-----";
 
 /// Asks for a secret on the terminal, without echo.
 pub(super) fn typed(prompt: &str) -> io::Result<Zeroizing<String>> {
-    // At Ctrl-C, rpassword sends itself the signal before it restores the terminal.
-    uninterrupted(|ended| {
-        let config = ConfigBuilder::new().input_reader(NoEcho::open(ended)?).build();
-        rpassword::prompt_password_with_config(prompt, config).map(Zeroizing::new)
+    without_echo(prompt, |input| {
+        let config = ConfigBuilder::new().input_reader(input).output_discard().build();
+        rpassword::read_password_with_config(config).map(Zeroizing::new)
     })
-    .flatten()
 }
 
 /// The source of a passphrase.

@@ -175,7 +175,7 @@ fn chosen<'a>(views: &'a [View], name: Option<&str>) -> Result<&'a View, Error> 
     let newest = views.iter().max_by_key(|view| view.read);
     let newest = newest.ok_or_else(|| {
         Error::new("the bucket has no snapshot below this prefix")
-            .or_help("check the bucket and the prefix of --target: they are those of the cluster")
+            .or_help("check the bucket and the prefix of --target against the cluster's")
     })?;
     if views.iter().any(|view| view.cluster != newest.cluster) {
         let error = Error::new("the bucket has snapshots of several clusters");

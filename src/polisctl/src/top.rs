@@ -159,7 +159,7 @@ pub(super) fn silent(trouble: Option<String>) -> Error {
         Some(trouble) => Error::new(trouble).context("no node answers"),
         None => Error::new("no node of the cluster is up"),
     };
-    error.or_help("see which nodes there are, and how: `polisctl cluster status`")
+    error.or_help("list the nodes and their states: `polisctl cluster status`")
 }
 
 /// The time that the use of the processor is measured over.
@@ -353,10 +353,10 @@ mod tests {
     #[test]
     fn the_silence_of_all_nodes_has_its_cause_and_a_next_step() {
         let asked = silent(Some("polis-1: it refuses".to_owned())).render();
-        let said = "error: no node answers\ncause: polis-1: it refuses\nhelp: see which nodes";
+        let said = "error: no node answers\ncause: polis-1: it refuses\nhelp: list the nodes";
         assert!(asked.starts_with(said), "{asked}");
         let none = silent(None).render();
-        assert!(none.starts_with("error: no node of the cluster is up\nhelp: see"), "{none}");
+        assert!(none.starts_with("error: no node of the cluster is up\nhelp: list"), "{none}");
     }
 
     #[test]

@@ -386,6 +386,29 @@ impl Api {
         }
     }
 
+    /// The same over a connection that later requests may use, too. Returns it with the answer,
+    /// unless it has ended.
+    async fn over_kept(
+        &self,
+        (mut sender, mut pipe): Open,
+        request: Request<Full<Bytes>>,
+    ) -> Result<(Answer, Option<Open>), Error> {
+        let (answer, pipe) = {
+            let mut asked = pin!(self.over(&mut sender, request, ANSWER_MAX));
+            tokio::select! {
+                // Cancel-safe, both: a check that is cut off ends its connection.
+                answer = asked.as_mut() => (answer?, Some(pipe)),
+                _ended = pipe.as_mut() => {
+                    // What has arrived is read all the same. A request that the connection had
+                    // not taken when it ended fails with it: otherwise it would have no end.
+                    drop(pipe);
+                    (asked.await?, None)
+                }
+            }
+        };
+        Ok((answer, pipe.map(|pipe| (sender, pipe))))
+    }
+
     /// The error for one of the library.
     fn http(&self, source: impl Into<anyhow::Error>) -> Error {
         Error::Http { address: self.address, source: source.into() }
@@ -421,7 +444,7 @@ impl Checks {
     }
 
     async fn ask(&mut self, path: &str) -> Result<Answer, Error> {
-        let (mut sender, mut pipe) = match self.kept().await {
+        let open = match self.kept().await {
             Some(kept) => kept,
             None => {
                 let (sender, pipe) = self.api.dial().await?;
@@ -429,19 +452,9 @@ impl Checks {
             }
         };
         let request = self.api.prepared(Method::GET, path, &[], Vec::new())?;
-        let (answer, lives) = {
-            let mut asked = pin!(self.api.over(&mut sender, request, ANSWER_MAX));
-            tokio::select! {
-                // Cancel-safe, both: a check that is cut off ends its connection.
-                answer = asked.as_mut() => (answer?, true),
-                // What has arrived is read all the same.
-                _ended = pipe.as_mut() => (asked.await?, false),
-            }
-        };
+        let (answer, open) = self.api.over_kept(open, request).await?;
         // A certificate that is refused now is refused for as long as the connection lives.
-        if lives && answer.status != UNAUTHORIZED {
-            self.open = Some((sender, pipe));
-        }
+        self.open = open.filter(|_open| answer.status != UNAUTHORIZED);
         Ok(answer)
     }
 

@@ -140,6 +140,33 @@ async fn checks_share_a_connection_until_it_ends_or_its_certificate_is_refused()
 }
 
 #[tokio::test]
+async fn a_request_that_a_kept_connection_ends_before_it_takes_fails_at_once() {
+    let base = tempfile::tempdir().unwrap();
+    let (site, acceptor) = trusted(base.path()).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut checks = Checks::new(&Api { address, ca: site.run.ca.clone(), client: None });
+    let serve = async {
+        let (tcp, _from) = listener.accept().await.unwrap();
+        let mut tls = acceptor.accept(tcp).await.unwrap();
+        let mut bytes = vec![0; 4096];
+        let _length = tls.read(&mut bytes).await.unwrap();
+        tls.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await.unwrap();
+        tls
+    };
+    let (mut server, checked) = tokio::join!(serve, checks.check("/readyz"));
+    checked.unwrap();
+    let open = checks.open.take().unwrap();
+    // As when the server closes it right behind the look at whether it lives.
+    server.shutdown().await.unwrap();
+    // The runtime learns of it.
+    tokio::task::yield_now().await;
+    let request = checks.api.prepared(Method::GET, "/readyz", &[], Vec::new()).unwrap();
+    let asked = timeout(Duration::from_secs(5), checks.api.over_kept(open, request)).await;
+    assert!(matches!(asked, Ok(Err(Error::Http { .. }))));
+}
+
+#[tokio::test]
 async fn long_objects_are_listed_a_few_at_a_time_and_one_alone_may_be_longer() {
     // Six objects of 1 MiB, and one that is longer than an answer of several.
     let lengths = [1, 1, 1, 1, 1, 1, 5].map(|mib: usize| mib << 20);

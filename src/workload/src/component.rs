@@ -268,11 +268,15 @@ impl Component {
     /// one for a program that hangs.
     async fn first_work(&self, first: &Check) -> Result<(), Error> {
         let (begun, mut first) = (Instant::now(), first.repeated());
+        let mut last = cause::Last::default();
         let done = async {
             while let Err(error) = first.ask().await {
-                debug!(error = &error as &dyn std::error::Error, "not ready yet");
+                let error = cause::line(&error);
                 if begun.elapsed() >= STARTING_MAX {
-                    self.parts.fail(self.part, format!("not ready yet: {}", cause::line(&error)));
+                    self.parts.fail(self.part, format!("not ready yet: {error}"));
+                }
+                if last.is_new(&error) {
+                    debug!(error, "not ready yet");
                 }
                 sleep(LOOK_STARTING).await;
             }
@@ -313,13 +317,17 @@ impl Component {
     /// Waits until the program, which was started when `begun` says, is ready for the first time.
     async fn starts(&self, begun: Instant) -> Result<(), Error> {
         let mut ready = self.ready.repeated();
+        let mut last = cause::Last::default();
         loop {
-            match ready.ask().await {
+            let said = match ready.ask().await {
                 Ok(()) => return Ok(()),
-                Err(error) if begun.elapsed() >= STARTING_MAX => {
-                    return Err(Error::Slow { part: self.part, said: cause::line(&error) });
-                }
-                Err(error) => debug!(error = &error as &dyn std::error::Error, "not ready yet"),
+                Err(error) => cause::line(&error),
+            };
+            if begun.elapsed() >= STARTING_MAX {
+                return Err(Error::Slow { part: self.part, said });
+            }
+            if last.is_new(&said) {
+                debug!(error = said, "not ready yet");
             }
             sleep(LOOK_STARTING).await;
         }

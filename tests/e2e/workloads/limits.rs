@@ -107,7 +107,7 @@ kind: PersistentVolumeClaim
 metadata: {name: ballast, labels: {limits: ours}}
 spec:
   accessModes: [ReadWriteOnce]
-  resources: {requests: {storage: 4Gi}}
+  resources: {requests: {storage: 3840Mi}}
 ---
 apiVersion: v1
 kind: Pod

@@ -96,8 +96,8 @@ pub(super) fn measure(args: &Args) -> Result<Table> {
     // The floor's machine has the same number of processors as the node's.
     for configuration in &mut configurations {
         configuration.plugin.clone_from(&plugin);
-        configuration.config.accelerator = accelerator(preference, args.cpus);
-        configuration.config.cpus = args.cpus;
+        configuration.config.accelerator = accelerator(preference, args.cpus());
+        configuration.config.cpus = args.cpus();
     }
     for round in 1..=args.runs {
         for configuration in &mut configurations {

@@ -65,7 +65,7 @@ const PLACES: [Place; 4] = [
 
 pub(super) fn measure(runs: u32, stop: &Stop) -> Result<Table> {
     let mut table = Table::new("build", runs)?;
-    let held = stop.hold();
+    let _held = stop.hold();
     for place in &PLACES {
         let mut built = Row::new(format!("{}: {} is built", place.name, place.program), "s");
         built.goal = Some(place.goal);
@@ -74,7 +74,7 @@ pub(super) fn measure(runs: u32, stop: &Stop) -> Result<Table> {
         place.build()?;
         place.test()?;
         for run in 0..runs {
-            held.check()?;
+            stop.check()?;
             let _changed = Changed::new(place.file, run)?;
             let start = Instant::now();
             place.build()?;

@@ -108,9 +108,9 @@ impl Configuration {
         let config = Config {
             disk: Some(Disk { file: disk.clone(), bus: Bus::Virtio, cache: Cache::Unsafe }),
             fw_cfg: vec![FwCfg { name: "opt/polis/parameters.pb".to_owned(), file }],
-            cpus: args.cpus,
+            cpus: args.cpus(),
             console: true,
-            ..Config::new(firmware, accelerator(Preference::Auto, args.cpus))
+            ..Config::new(firmware, accelerator(Preference::Auto, args.cpus()))
         };
         let mut machine = Machine::start(&config, &folder.join("1"))?;
         let line = machine.take_console().context("QEMU opened no console")?;

@@ -22,6 +22,9 @@ const MODULES: [&str; 4] = [
 /// As large as the data partition of a measured node.
 const DISK_SIZE: u64 = 2 << 30;
 
+/// Where the first process mounts file systems, beside `/dev`, which has the console before.
+const PLACES: [&str; 3] = ["data", "proc", "sys"];
+
 /// The files of the floor's machine.
 #[derive(Debug)]
 pub(super) struct Floor {
@@ -39,8 +42,9 @@ pub(super) fn make(manifest: &Manifest, folder: &Path) -> Result<Floor> {
 
     let mut tree = Tree::default();
     tree.device("dev/console", 5, 1);
-    tree.folder("proc", 0o755);
-    tree.folder("data", 0o755);
+    for place in PLACES {
+        tree.folder(place, 0o755);
+    }
     tree.program("init", first_process()?);
     tree.program("etcd", payload.join("usr/bin/etcd"));
     // All dependencies of etcd: the C library and its loader.
@@ -98,4 +102,24 @@ fn first_process() -> Result<PathBuf> {
         .context("cannot start cargo")?;
     ensure!(status.success(), "cargo build ended with {status}");
     Ok(workspace.join("target/x86_64-unknown-linux-gnu/appliance/floor-init"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_process_finds_every_folder_in_which_it_mounts_something() {
+        let source = workspace().join("qemu/src/bin/floor-init.rs");
+        let source = fs::read_to_string(source).unwrap();
+        let mounts = source.lines().filter_map(|line| line.trim().strip_prefix("mount("));
+        let mounted: Vec<_> = mounts
+            .map(|words| match words.split(", ").nth(1).unwrap() {
+                "DATA" => "data",
+                place => place.trim_matches('"').trim_start_matches('/'),
+            })
+            .collect();
+        assert_eq!(mounted, ["dev", "proc", "sys", "data"]);
+        assert!(mounted[1..].iter().all(|place| PLACES.contains(place)), "{mounted:?}");
+    }
 }

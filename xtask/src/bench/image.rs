@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result, ensure};
 use polis_image::{Kind, Manifest, Variant};
 
 use super::build::Changed;
-use super::stop::{Held, Stop};
+use super::stop::Stop;
 use super::{Args, Row, Table};
 use crate::image::workspace;
 
@@ -47,13 +47,13 @@ const ITSELF: &str = "/proc/self/exe";
 pub(super) fn measure(args: &Args, stop: &Stop) -> Result<Table> {
     let runs = args.runs;
     let mut table = Table::new("image", runs)?;
-    let held = stop.hold();
+    let _held = stop.hold();
     build(Variant::Base, None)?;
     let mut same = Row::new("nothing changed, after cargo", "s").goal(1.0);
     let mut changed = Row::new("one line changed, after cargo", "s").goal(5.0);
     let mut cold = Row::new("cold with the payload downloaded, after cargo", "s");
     for run in 0..runs {
-        held.check()?;
+        stop.check()?;
         same.values.push(build(Variant::Base, None)?);
         changed.values.push(with_changed_line(run)?);
         build(Variant::Base, None)?;
@@ -64,12 +64,12 @@ pub(super) fn measure(args: &Args, stop: &Stop) -> Result<Table> {
     table.rows.extend([same, changed, cold]);
 
     table.rows.extend(sizes("base", &crate::image::built(Kind::Product)?, SIZE_GOAL));
-    full(&mut table, args, &held)?;
+    full(&mut table, args, stop)?;
     Ok(table)
 }
 
 /// The rows of the image with Kubernetes, where its programs were built before.
-fn full(table: &mut Table, args: &Args, held: &Held<'_>) -> Result<()> {
+fn full(table: &mut Table, args: &Args, stop: &Stop) -> Result<()> {
     if !args.cold && !crate::image::go_program("kube").is_file() {
         println!("image: no rows of the full image: target/go/bin/kube is not there");
         return Ok(());
@@ -78,7 +78,7 @@ fn full(table: &mut Table, args: &Args, held: &Held<'_>) -> Result<()> {
     build(Variant::Full, None)?;
     let mut same = Row::new("full, nothing changed, after cargo", "s").goal(1.0);
     for _run in 0..args.runs {
-        held.check()?;
+        stop.check()?;
         same.values.push(build(Variant::Full, None)?);
     }
     table.rows.push(same);

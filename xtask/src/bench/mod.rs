@@ -27,6 +27,12 @@ use serde::Serialize;
 use self::stop::Stop;
 use crate::{host, run};
 
+/// Processors of each machine, unless `--cpus` says otherwise.
+const CPUS: u32 = 2;
+
+/// Nodes of the curator, unless `--nodes` says otherwise.
+const NODES: u32 = 1000;
+
 /// Arguments of `cargo xtask bench`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -37,11 +43,10 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 5, value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..=100))]
     runs: u32,
-    /// Processors of each machine that is booted.
-    #[arg(long, default_value_t = 2, value_name = "N",
-          value_parser = clap::value_parser!(u32).range(1..=64))]
-    cpus: u32,
-    /// Only boot without firmware, in half the time.
+    /// Processors of each machine that is booted; those of `cluster` have one [default: 2].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    cpus: Option<u32>,
+    /// Only boot without firmware, in half the time (`boot` alone).
     #[arg(long)]
     direct: bool,
     /// Folder of another image, an earlier one for example, that boots beside this one
@@ -56,10 +61,15 @@ pub(crate) struct Args {
     /// take half an hour.
     #[arg(long)]
     cold: bool,
-    /// Nodes of the curator that is measured.
-    #[arg(long, default_value_t = 1000, value_name = "N",
-          value_parser = clap::value_parser!(u32).range(200..=10_000))]
-    nodes: u32,
+    /// Nodes of the curator that is measured (`curator` alone) [default: 1000].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(200..=10_000))]
+    nodes: Option<u32>,
+}
+
+impl Args {
+    fn cpus(&self) -> u32 {
+        self.cpus.unwrap_or(CPUS)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -105,13 +115,20 @@ impl Name {
 /// There is one.
 fn reject_ignored(args: &Args) -> Result<(), host::Usage> {
     let Some(name) = args.name else { return Ok(()) };
-    for (given, option, of, word) in [
-        (args.beside.is_some(), "--beside", Name::Boot, "boot"),
-        (args.count, "--count", Name::Boot, "boot"),
-        (args.cold, "--cold", Name::Image, "image"),
-    ] {
-        if given && name != of {
-            return Err(host::Usage(format!("{option} is an option of `bench {word}` alone")));
+    let machines = [Name::Boot, Name::Storage, Name::Console, Name::Kubernetes];
+    let options: [(bool, &str, &[Name]); 6] = [
+        (args.beside.is_some(), "--beside", &[Name::Boot]),
+        (args.count, "--count", &[Name::Boot]),
+        (args.direct, "--direct", &[Name::Boot]),
+        (args.cold, "--cold", &[Name::Image]),
+        (args.nodes.is_some(), "--nodes", &[Name::Curator]),
+        (args.cpus.is_some(), "--cpus", &machines),
+    ];
+    for (given, option, of) in options {
+        if given && !of.contains(&name) {
+            let value = |name: &Name| Some(name.to_possible_value()?.get_name().to_owned());
+            let of: Vec<_> = of.iter().filter_map(value).collect();
+            return Err(host::Usage(format!("{option} is an option of {} alone", of.join(", "))));
         }
     }
     Ok(())
@@ -127,13 +144,15 @@ pub(crate) fn run(args: Args) -> Result<()> {
     host::require(&needs)?;
     let stop = Stop::new()?;
     for name in names {
+        // One that came at the end of the measurement before, which has restored everything.
+        stop.check()?;
         let table = match *name {
             Name::Boot => boot::measure(&args)?,
             Name::Storage => storage::measure(&args)?,
             Name::Console => console::measure(&args)?,
             Name::Build => build::measure(args.runs, &stop)?,
             Name::Image => image::measure(&args, &stop)?,
-            Name::Curator => curator::measure(args.runs, args.nodes as usize)?,
+            Name::Curator => curator::measure(args.runs, args.nodes.unwrap_or(NODES) as usize)?,
             Name::Cluster => cluster::measure(args.runs)?,
             Name::Kubernetes => kubernetes::measure(&args)?,
         };
@@ -287,14 +306,24 @@ mod tests {
             reject_ignored(&<Line as clap::Parser>::parse_from(words).args)
         };
         for (words, of) in [
-            ("storage --count", "`bench boot`"),
-            ("image --beside x", "`bench boot`"),
-            ("boot --cold", "`bench image`"),
+            ("storage --count", "boot"),
+            ("image --beside x", "boot"),
+            ("console --direct", "boot"),
+            ("boot --cold", "image"),
+            ("boot --nodes 500", "curator"),
+            ("cluster --cpus 1", "boot, storage, console, kubernetes"),
         ] {
             let error = checked(words).unwrap_err().to_string();
-            assert!(error.contains(of), "{words}: {error}");
+            assert!(error.ends_with(&format!("is an option of {of} alone")), "{words}: {error}");
         }
-        for words in ["boot --count --beside x", "image --cold", "--count --cold", "console"] {
+        for words in [
+            "boot --count --beside x --direct --cpus 1",
+            "image --cold",
+            "curator --nodes 500",
+            "kubernetes --cpus 4",
+            "--count --cold --cpus 1",
+            "console",
+        ] {
             checked(words).unwrap();
         }
     }

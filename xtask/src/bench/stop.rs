@@ -41,14 +41,14 @@ impl Stop {
         self.at_once.store(false, Ordering::SeqCst);
         Held(self)
     }
-}
 
-impl Held<'_> {
+    /// Whether the process may go on.
+    ///
     /// # Errors
     ///
-    /// A signal has come.
+    /// A signal has come while it was held.
     pub(super) fn check(&self) -> Result<()> {
-        ensure!(!self.0.asked.load(Ordering::SeqCst), "stopped by a signal");
+        ensure!(!self.asked.load(Ordering::SeqCst), "stopped by a signal");
         Ok(())
     }
 }
@@ -70,11 +70,12 @@ mod tests {
         let stop = Stop::new().unwrap();
         assert!(stop.at_once.load(Ordering::SeqCst));
         let held = stop.hold();
-        held.check().unwrap();
+        stop.check().unwrap();
         // Not held, it would end the process of this test.
         raise(SIGHUP).unwrap();
-        assert_eq!(held.check().unwrap_err().to_string(), "stopped by a signal");
+        assert_eq!(stop.check().unwrap_err().to_string(), "stopped by a signal");
         drop(held);
         assert!(stop.at_once.load(Ordering::SeqCst));
+        assert!(stop.check().is_err(), "no other measurement begins");
     }
 }

@@ -130,8 +130,8 @@ impl Configuration {
         let config = Config {
             disk: Some(Disk { file: disk.clone(), bus: Bus::Virtio, cache }),
             fw_cfg: vec![FwCfg { name: "opt/polis/parameters.pb".to_owned(), file }],
-            cpus: args.cpus,
-            ..Config::new(firmware, accelerator(Preference::Auto, args.cpus))
+            cpus: args.cpus(),
+            ..Config::new(firmware, accelerator(Preference::Auto, args.cpus()))
         };
         let mut machine = Machine::start(&config, &folder.join("1"))?;
         let done = machine

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail};
 use polis_image::signing::Keys;
 use polis_image::{Kind, Manifest, Options, Variant, assemble};
-use polis_qemu::args::{Cache, Disk, FwCfg};
+use polis_qemu::args::{Accelerator, Cache, Disk, FwCfg};
 use polis_qemu::fleet::PARAMETERS;
 use polis_qemu::host::{Preference, accelerator};
 use polis_qemu::image::{Flash, cheap};
@@ -288,6 +288,12 @@ fn shape(args: &Args, number: u8) -> (u32, u32) {
     (args.memory.unwrap_or(memory), args.cpus.unwrap_or(cpus))
 }
 
+/// The words to add to the kernel command line of a machine. Those that pass through firmware are
+/// in register 12 of a TPM: its proof (`polisctl node attest`) would not fit the image.
+fn words(args: &Args, accelerator: Accelerator) -> &'static str {
+    if args.tpm { "" } else { cheap(accelerator) }
+}
+
 /// Creates the folder of a machine that founds a cluster, and returns its configuration.
 fn prepare(args: &Args, image: &Image, dir: &Path, shown: bool) -> Result<Config> {
     let config = machine(args, image, dir, 1)?;
@@ -353,7 +359,7 @@ pub(crate) fn machine(args: &Args, image: &Image, dir: &Path, number: u8) -> Res
     let cache = if args.keep { Cache::Writeback } else { Cache::Unsafe };
     let (memory, cpus) = shape(args, number);
     let accelerator = accelerator(wish, cpus);
-    let words = cheap(accelerator);
+    let words = words(args, accelerator);
     let firmware = if args.direct { image.direct(words) } else { image.uefi(flash, dir, words)? };
     Ok(Config {
         disk: Some(Disk { file: disk, bus: Bus::Virtio, cache }),
@@ -537,6 +543,17 @@ mod tests {
         fs::remove_file(runs.join(format!("{name}.lock"))).unwrap();
         assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
         assert!(!runs.join(&name).exists());
+    }
+
+    #[test]
+    fn a_machine_with_a_tpm_gets_no_words_that_its_proof_would_show() {
+        let added = |options: &[&str], accelerator| {
+            let line = [&["run"], options].concat();
+            words(&<Line as clap::Parser>::parse_from(line).args, accelerator)
+        };
+        assert_eq!(added(&["--tpm"], Accelerator::Tcg), "");
+        assert!(added(&[], Accelerator::Tcg).contains("mitigations=off"));
+        assert_eq!(added(&[], Accelerator::Kvm), "");
     }
 
     #[test]

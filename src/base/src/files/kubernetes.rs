@@ -127,8 +127,8 @@ pub struct KubernetesRun {
     pub dir: Dir,
     /// The authorities of Kubernetes that a controller reads in etcd, PEM.
     pub ca: File,
-    /// Those that the leader tells a worker, PEM. A node with both roles has both files: one of
-    /// the two may learn of a rotation before the other.
+    /// Those that the leader sends to a worker, PEM. A node with both roles has both files, since
+    /// either role may learn of a rotation first.
     pub worker_ca: File,
     /// The certificate of the authority of front proxies, PEM.
     pub front_proxy_ca: File,

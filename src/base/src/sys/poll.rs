@@ -49,7 +49,7 @@ pub fn wait(
     Ok(polled.iter().map(|polled| !polled.revents().is_empty()).collect())
 }
 
-/// Sleeps. For the synchronous `init` only, where nothing else would run.
+/// Sleeps. Only for programs without an async runtime, such as `init`.
 pub fn sleep(time: Duration) {
     wait(&[], Some(time)).ok();
 }

@@ -28,12 +28,18 @@ fn set_of(signals: &[Signal]) -> libc::sigset_t {
     set
 }
 
-/// Sets the mask of this thread; threads and processes that it starts inherit it.
+/// Sets the mask of this thread, and returns the one before; threads and processes that it starts
+/// inherit it.
 #[expect(unsafe_code, reason = "rustix leaves signal masks to libc implementations")]
-fn set_mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<()> {
-    // SAFETY: `set` is initialised, and the old mask is not requested.
-    let result = unsafe { libc::pthread_sigmask(how, &raw const *set, std::ptr::null_mut()) };
-    if result == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(result)) }
+fn set_mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<libc::sigset_t> {
+    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: `set` is initialised, and there is room for the old mask.
+    let result = unsafe { libc::pthread_sigmask(how, &raw const *set, before.as_mut_ptr()) };
+    if result != 0 {
+        return Err(io::Error::from_raw_os_error(result));
+    }
+    // SAFETY: the call succeeded, so it has written the old mask.
+    Ok(unsafe { before.assume_init() })
 }
 
 impl Signals {
@@ -92,7 +98,7 @@ impl AsFd for Signals {
 ///
 /// Never for a valid set; what the kernel says otherwise.
 pub fn unblock_all() -> io::Result<()> {
-    set_mask(libc::SIG_SETMASK, &set_of(&[]))
+    set_mask(libc::SIG_SETMASK, &set_of(&[])).map(|_before| ())
 }
 
 /// Does `work` without an end by Ctrl-C, `kill` or the end of the terminal: such a signal to this
@@ -103,14 +109,15 @@ pub fn unblock_all() -> io::Result<()> {
 /// # Errors
 ///
 /// When the process has too many descriptors.
-pub fn uninterrupted<T>(work: impl FnOnce(Signals) -> T) -> io::Result<T> {
+pub(super) fn uninterrupted<T>(work: impl FnOnce(Signals) -> T) -> io::Result<T> {
     held(&[Signal::INT, Signal::TERM, Signal::HUP], work)
 }
 
-/// The same for any signals.
+/// The same for any signals. Those that were held before stay held.
 fn held<T>(signals: &[Signal], work: impl FnOnce(Signals) -> T) -> io::Result<T> {
+    let before = set_mask(libc::SIG_BLOCK, &set_of(signals))?;
     let done = Signals::receive(signals).map(work);
-    set_mask(libc::SIG_UNBLOCK, &set_of(signals))?;
+    set_mask(libc::SIG_SETMASK, &before)?;
     done
 }
 
@@ -166,6 +173,24 @@ mod tests {
             signals.next_signal().unwrap()
         });
         assert_eq!(taken.unwrap(), Some(Signal::USR1.as_raw()));
+    }
+
+    #[test]
+    fn a_signal_that_the_work_does_not_read_acts_behind_it() {
+        // Where it is not held, it does nothing.
+        held(&[Signal::WINCH], |_signals| raise(Signal::WINCH)).unwrap();
+        let signals = Signals::receive(&[Signal::WINCH]).unwrap();
+        assert_eq!(signals.next_signal().unwrap(), None);
+        unblock_all().unwrap();
+    }
+
+    #[test]
+    fn a_signal_that_is_held_twice_waits_for_the_end_of_both() {
+        let taken = held(&[Signal::WINCH], |signals| {
+            held(&[Signal::WINCH], |_inner| raise(Signal::WINCH)).unwrap();
+            signals.next_signal().unwrap()
+        });
+        assert_eq!(taken.unwrap(), Some(Signal::WINCH.as_raw()));
     }
 
     #[test]

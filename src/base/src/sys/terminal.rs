@@ -17,6 +17,7 @@ use rustix::termios::{
 };
 
 use super::poll::{self, Interest};
+use super::signal::{Signals, uninterrupted};
 
 /// The assumed size of a terminal that does not report one, as on serial lines.
 pub const SIZE_DEFAULT: Size = Size { columns: 80, rows: 24 };
@@ -214,9 +215,35 @@ impl Write for Terminal {
     }
 }
 
-/// The terminal of this process while a secret is typed: it shows no key. A read of it ends once a
-/// descriptor is ready, such as that of [`uninterrupted`](super::signal::uninterrupted), and its
-/// modes come back when it is dropped.
+/// Shows `prompt` on the terminal of this process, and does `work` with it while a secret is typed.
+/// The modes are back before Ctrl-C, `kill` or the end of the terminal ends this process, even if
+/// `work` sends itself the signal of a Ctrl-C that it reads.
+///
+/// # Errors
+///
+/// When this process has no terminal; the error of `work`.
+pub fn without_echo<T>(
+    prompt: &str,
+    work: impl FnOnce(NoEcho<Signals>) -> io::Result<T>,
+) -> io::Result<T> {
+    without_echo_at(Path::new("/dev/tty"), prompt, work)
+}
+
+fn without_echo_at<T>(
+    path: &Path,
+    prompt: &str,
+    work: impl FnOnce(NoEcho<Signals>) -> io::Result<T>,
+) -> io::Result<T> {
+    let mut terminal = Terminal::open(path)?;
+    // In the background the kernel stops the process here: while a signal still ends it, and
+    // before it takes the modes of the program in the foreground for its own.
+    termios::tcdrain(&terminal)?;
+    terminal.before = termios::tcgetattr(&terminal)?;
+    uninterrupted(|ended| work(NoEcho::new(terminal, ended, prompt)?)).flatten()
+}
+
+/// A terminal while a secret is typed: it shows no key. A read of it ends once the descriptor
+/// `ended` is ready, and its modes come back when it is dropped.
 #[derive(Debug)]
 pub struct NoEcho<E> {
     terminal: Terminal,
@@ -224,19 +251,11 @@ pub struct NoEcho<E> {
 }
 
 impl<E: AsFd> NoEcho<E> {
-    /// Opens it.
-    ///
-    /// # Errors
-    ///
-    /// When this process has no terminal.
-    pub fn open(ended: E) -> io::Result<Self> {
-        Self::at(Path::new("/dev/tty"), ended)
-    }
-
-    fn at(path: &Path, ended: E) -> io::Result<Self> {
-        let terminal = Terminal::open(path)?;
+    fn new(terminal: Terminal, ended: E, prompt: &str) -> io::Result<Self> {
         terminal.set_mode(Mode::Keys)?;
-        Ok(Self { terminal, ended })
+        let mut typed = Self { terminal, ended };
+        typed.terminal.write_all(prompt.as_bytes())?;
+        Ok(typed)
     }
 }
 
@@ -249,6 +268,10 @@ impl<E: AsFd> Read for NoEcho<E> {
                 return Err(io::ErrorKind::Interrupted.into());
             }
             match self.terminal.read(buffer) {
+                // Its reader would take the part that was typed for all of it.
+                Ok(0) if !buffer.is_empty() => {
+                    return Err(io::Error::other("the terminal is gone"));
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 read => return read,
             }
@@ -271,8 +294,10 @@ fn is_serial(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use std::os::fd::OwnedFd;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::path::PathBuf;
 
+    use rustix::process::{Pid, Signal, WaitOptions, kill_process, setpgid, setsid, waitpid};
     use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
     use rustix::termios::Winsize;
 
@@ -285,6 +310,17 @@ mod tests {
         unlockpt(&far).unwrap();
         let name = ptsname(&far, Vec::new()).unwrap().into_string().unwrap();
         (far, PathBuf::from(name))
+    }
+
+    /// The next line that arrives at the far end.
+    fn line(far: &OwnedFd) -> Vec<u8> {
+        // The line discipline may split a write into any number of pieces.
+        let (mut arrived, mut buffer) = (Vec::new(), [0; 8]);
+        while !arrived.ends_with(b"\n") {
+            let read = rustix::io::read(far, &mut buffer).unwrap();
+            arrived.extend_from_slice(&buffer[..read]);
+        }
+        arrived
     }
 
     #[test]
@@ -308,13 +344,7 @@ mod tests {
         rustix::io::write(&far, b"r").unwrap();
         assert_eq!(terminal.read(&mut buffer).unwrap(), 1);
         terminal.write_all(b"a\n").unwrap();
-        // The line discipline may split a write into any number of pieces.
-        let mut arrived = Vec::new();
-        while !arrived.ends_with(b"\n") {
-            let read = rustix::io::read(&far, &mut buffer).unwrap();
-            arrived.extend_from_slice(&buffer[..read]);
-        }
-        assert_eq!(arrived, b"a\r\n");
+        assert_eq!(line(&far), b"a\r\n");
     }
 
     #[test]
@@ -337,7 +367,7 @@ mod tests {
         let before = modes();
         assert!(before.contains(LocalModes::ECHO));
         let (ended, end) = rustix::pipe::pipe().unwrap();
-        let mut typed = NoEcho::at(&path, ended).unwrap();
+        let mut typed = NoEcho::new(Terminal::open(&path).unwrap(), ended, "Key: ").unwrap();
         assert!(!modes().contains(LocalModes::ECHO));
         rustix::io::write(&far, b"x").unwrap();
         let mut buffer = [0; 8];
@@ -347,6 +377,79 @@ mod tests {
         assert_eq!(interrupted.kind(), io::ErrorKind::Interrupted);
         drop(typed);
         assert_eq!(modes(), before);
+        assert_eq!(line(&far), b"Key: \r\n");
+    }
+
+    #[test]
+    fn a_secret_has_no_end_where_its_terminal_is_gone() {
+        let (far, path) = pseudo();
+        let (ended, _end) = rustix::pipe::pipe().unwrap();
+        let mut typed = NoEcho::new(Terminal::open(&path).unwrap(), ended, "").unwrap();
+        drop(far);
+        assert!(typed.read(&mut [0; 8]).is_err());
+    }
+
+    /// Does `work` in a child without other threads, which might take its signals.
+    #[expect(unsafe_code, reason = "the standard library has no fork")]
+    fn fork(work: impl FnOnce()) -> Pid {
+        // SAFETY: the C library keeps the heap of the child usable, the child waits for no lock
+        // of another thread, and it ends below.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: takes numbers; whoever runs the tests may ignore the signal.
+            unsafe { libc::signal(libc::SIGTTOU, libc::SIG_DFL) };
+            let done = catch_unwind(AssertUnwindSafe(work));
+            // SAFETY: takes a number and does not return.
+            unsafe { libc::_exit(i32::from(done.is_err())) };
+        }
+        Pid::from_raw(child).unwrap()
+    }
+
+    /// Asks for a secret in the background, where the process stops, and does `then` in the
+    /// foreground, with that process, the terminal, and the program whose modes it has.
+    fn in_the_background(then: impl FnOnce(Pid, &File, Terminal)) {
+        let (_far, path) = pseudo();
+        let session = fork(|| {
+            setsid().unwrap();
+            // Without `NOCTTY`, it becomes the terminal of the session.
+            let line = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+            let program = Terminal::open(&path).unwrap();
+            program.set_mode(Mode::Raw).unwrap();
+            let asks = fork(|| {
+                setpgid(None, None).unwrap();
+                without_echo_at(&path, "Key: ", |_typed| Ok(())).unwrap();
+            });
+            let (_asks, stopped) = waitpid(Some(asks), WaitOptions::UNTRACED).unwrap().unwrap();
+            assert!(stopped.stopped());
+            then(asks, &line, program);
+        });
+        let (_session, ended) = waitpid(Some(session), WaitOptions::empty()).unwrap().unwrap();
+        assert_eq!(ended.exit_status(), Some(0));
+    }
+
+    #[test]
+    fn a_process_that_asks_for_a_secret_in_the_background_can_be_ended() {
+        in_the_background(|asks, _line, _program| {
+            kill_process(asks, Signal::TERM).unwrap();
+            kill_process(asks, Signal::CONT).unwrap();
+            let (_asks, ended) = waitpid(Some(asks), WaitOptions::UNTRACED).unwrap().unwrap();
+            assert_eq!(ended.terminating_signal(), Some(Signal::TERM.as_raw()));
+        });
+    }
+
+    #[test]
+    fn a_secret_that_was_asked_for_in_the_background_leaves_the_modes_of_the_foreground() {
+        in_the_background(|asks, line, program| {
+            // The shell takes its own modes back before it brings a process to the foreground.
+            drop(program);
+            let before = termios::tcgetattr(line).unwrap().local_modes;
+            assert!(before.contains(LocalModes::ECHO));
+            termios::tcsetpgrp(line, asks).unwrap();
+            kill_process(asks, Signal::CONT).unwrap();
+            let (_asks, ended) = waitpid(Some(asks), WaitOptions::UNTRACED).unwrap().unwrap();
+            assert_eq!(ended.exit_status(), Some(0));
+            assert_eq!(termios::tcgetattr(line).unwrap().local_modes, before);
+        });
     }
 
     #[test]

@@ -117,7 +117,7 @@ impl<C: Consensus> Service<C> {
             return Ok(());
         }
         let answered = self.ask_by_key(ctx, sealed, key, others).await;
-        // A leader of an earlier version does not have the node with the join key of a recovery.
+        // A leader of an earlier version does not find the node by the join key of a recovery.
         if answered.is_err() && is_accepted(certified.as_ref()).await {
             return Ok(());
         }

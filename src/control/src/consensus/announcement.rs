@@ -12,8 +12,9 @@
 //! ```
 //!
 //! Invariants:
-//! - Only a member that the others do not need for a majority is started again: it may vote by
-//!   then.
+//! - Only a member beside two others or more is started again: it may vote by then, and two others
+//!   decide without it. Where one of them is down, decisions wait until it is back, as after any
+//!   start.
 //!
 //! What this module does not do: end etcd (`serve`), or start it again (`service`).
 

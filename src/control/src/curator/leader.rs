@@ -42,6 +42,7 @@ use super::store::{LEADERS, Store};
 use super::succession;
 use crate::consensus;
 use crate::consensus::client::{self, Client, Lease};
+use polis_base::cause;
 use polis_base::sys::clock;
 use polis_machine::network;
 use polis_runtime::event::Closed;
@@ -186,15 +187,16 @@ impl Service {
 
     /// Stands as a candidate, again and again.
     async fn stand(&self, ctx: &Context) {
+        let mut last = cause::Last::default();
         loop {
             let lease = match ctx.until_cancelled(Box::pin(self.enter())).await {
                 None => return,
                 Some(Ok(lease)) => lease,
                 Some(Err(error)) => {
-                    debug!(
-                        error = &error as &dyn std::error::Error,
-                        "cannot join the election yet"
-                    );
+                    let error = cause::line(&error);
+                    if last.is_new(&error) {
+                        debug!(error, "cannot join the election yet");
+                    }
                     if ctx.until_cancelled(tokio::time::sleep(RETRY)).await.is_none() {
                         return;
                     }
@@ -217,10 +219,11 @@ impl Service {
                     info!(event = "led", "gave up the leadership");
                 }
                 (Ended::Lost(error), _) => {
+                    let is_new = last.is_new(&cause::line(error));
                     let error = error as &dyn std::error::Error;
                     if led {
                         warn!(event = "led", error, "lost the leadership");
-                    } else {
+                    } else if is_new {
                         debug!(error, "lost the place in the queue for the leadership");
                     }
                 }
@@ -270,9 +273,13 @@ impl Service {
         self.publish_term(Some(term));
         // It may have waited for long.
         since = clock::now();
+        let mut last = cause::Last::default();
         loop {
             while let Err(error) = self.client.proclaim(&lock, self.value(address, since)).await {
-                debug!(error = &error as &dyn std::error::Error, "cannot publish the address yet");
+                let error = cause::line(&error);
+                if last.is_new(&error) {
+                    debug!(error, "cannot publish the address yet");
+                }
                 tokio::time::sleep(RETRY).await;
             }
             let moved = polis_runtime::event::until(&mut network, "the network", |status| {

@@ -4,7 +4,7 @@
 //! module watches it: a server that offered and then fell silent is left after
 //! [`SELECTING_MAX`], a client without an answer is replaced after [`ASKING_MAX`], one whose
 //! lease no server confirms at T2 after [`REBINDING_MAX`], and a lease is checked before it is
-//! published. Whatever times a server says, a lease rests for [`RENEW_MIN`] before it is renewed.
+//! published. Whatever times a server gives, a lease is renewed after [`RENEW_MIN`] at the earliest.
 //!
 //! ```text
 //! [asking] --acknowledged, checked--> Leased --T1: renewed--> Leased ..
@@ -40,7 +40,7 @@ pub(super) const ASKING_MAX: Duration = Duration::from_secs(20);
 /// the lease gives the same address. Until then `holding` keeps the lease.
 const REBINDING_MAX: Duration = Duration::from_secs(5);
 
-/// The least time from a lease to its renewal. `mozim` believes a server that says one second.
+/// The least time from a lease to its renewal. `mozim` accepts one second from a server.
 pub(super) const RENEW_MIN: Duration = Duration::from_secs(5);
 
 /// Wait after an answer that was refused: the next will most likely be the same.

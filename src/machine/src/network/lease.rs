@@ -53,7 +53,7 @@ pub(super) enum Refused {
 impl Lease {
     /// The default gateway.
     pub(super) fn gateway(&self) -> Option<Ipv4Addr> {
-        let default = |(destination, _): &&(Cidr, Option<Ipv4Addr>)| destination.prefix() == 0;
+        let default = |(destination, _): &&Hop| destination.prefix() == 0;
         self.routes.iter().find(default).and_then(|(_, gateway)| *gateway)
     }
 

@@ -57,6 +57,9 @@ pub(super) async fn observe(
             if let Some(flaw) = flaw(&message) {
                 observed.flaws.insert((index, cidr), flaw);
             }
+            if flags(&message).is_some_and(|flags| !flags.contains(AddressFlags::Permanent)) {
+                observed.ending.insert((index, cidr));
+            }
             let own = AddressAttribute::Protocol(AddressProtocol::Other(OWN));
             if message.attributes.contains(&own) {
                 observed.own.insert((index, cidr));
@@ -270,15 +273,16 @@ fn six(link: &mut Link, families: &[AfSpecUnspec]) {
     }
 }
 
-/// Why an IPv6 address should not be chosen as the node's, if something speaks against it.
-fn flaw(message: &AddressMessage) -> Option<Flaw> {
-    if message.header.family != AddressFamily::Inet6 {
-        return None;
-    }
-    let flags = message.attributes.iter().find_map(|attribute| match attribute {
+fn flags(message: &AddressMessage) -> Option<AddressFlags> {
+    message.attributes.iter().find_map(|attribute| match attribute {
         AddressAttribute::Flags(flags) => Some(*flags),
         _ => None,
-    })?;
+    })
+}
+
+/// Why an IPv6 address should not be chosen as the node's, if something speaks against it.
+fn flaw(message: &AddressMessage) -> Option<Flaw> {
+    let flags = flags(message).filter(|_| message.header.family == AddressFamily::Inet6)?;
     // For IPv6, the kernel calls a temporary address a secondary one.
     let passing = AddressFlags::Secondary | AddressFlags::Deprecated;
     if flags.contains(AddressFlags::Dadfailed) {

@@ -284,7 +284,7 @@ async fn serve_without_patience() -> Duration {
 }
 
 #[test]
-fn a_lease_rests_before_it_is_renewed_whatever_its_server_says() {
+fn a_lease_is_not_renewed_within_five_seconds_whatever_its_server_says() {
     in_namespace(|wire| async move {
         wire.cable(true).await;
         let (service, _owner) = wire.service(loaded(parameters::Network::default()));
@@ -321,6 +321,7 @@ fn a_static_address_needs_no_cable_and_no_server() {
         let eth0 = wire.index("eth0").await;
         assert_eq!(observed.links[&eth0].mtu, 1400);
         assert!(observed.links.values().all(|link| link.up), "{observed:?}");
+        assert!(observed.ending.is_empty(), "{observed:?}");
         let route = observed.routes.first().unwrap();
         assert_eq!((route.link, route.metric, observed.routes.len()), (eth0, 7, 1));
     });
@@ -402,6 +403,28 @@ fn parameters_that_are_asked_for_over_dhcp_replace_its_network_by_theirs() {
 }
 
 #[test]
+fn parameters_with_the_address_of_the_lease_before_them_have_it_without_an_end() {
+    in_namespace(|wire| async move {
+        wire.cable(true).await;
+        let (service, owner) = wire.service(None);
+        wire.asks.send_replace(true);
+        while_running(service, async |mut status| {
+            let story = async {
+                until(&mut status, |s| s.primary == Some(IpAddr::V4(LEASED))).await;
+                owner.send_replace(loaded(fixed("10.7.0.15/24")));
+                until(&mut status, |s| s.interfaces.iter().all(|link| !link.asking)).await;
+            };
+            tokio::select! { () = serve(3600) => {}, () = story => {} }
+        })
+        .await;
+        let observed = super::observe::observe(&wire.handle, INTERFACES).await.unwrap();
+        let held = |(_, cidr): &(u32, Cidr)| cidr.address() == IpAddr::V4(LEASED);
+        assert!(observed.addresses.iter().any(held));
+        assert!(!observed.ending.iter().any(held), "{observed:?}");
+    });
+}
+
+#[test]
 fn a_restarted_service_keeps_the_address_and_gets_it_again() {
     in_namespace(|wire| async move {
         wire.cable(true).await;
@@ -415,6 +438,7 @@ fn a_restarted_service_keeps_the_address_and_gets_it_again() {
             let observed = super::observe::observe(&wire.handle, INTERFACES).await.unwrap();
             let held = |(_, cidr): &(u32, parameters::Cidr)| cidr.address() == IpAddr::V4(LEASED);
             assert!(observed.addresses.iter().any(held));
+            assert!(observed.ending.iter().any(held), "it ends with the lease");
             again.status.send_replace(Status::default());
             while_running(again, async |mut status| {
                 until(&mut status, |s| s.primary == Some(IpAddr::V4(LEASED))).await;

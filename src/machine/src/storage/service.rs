@@ -36,12 +36,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::sleep;
 use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::apply::{self, apply, before_unlock, clear};
 use super::ground;
-use super::health::{self, Health};
+use super::health::{self, Fault, Health, What};
 use super::key::{Key, Keys, Make, Passphrase};
 use super::luks::OpenError;
 use super::machine::{self, Live, Target};
@@ -103,6 +104,15 @@ enum Stop {
 impl<E: Into<Error>> From<E> for Stop {
     fn from(error: E) -> Self {
         Self::Trapdoor(error.into())
+    }
+}
+
+/// How long this service leaves the report to the mirror, which names the disk that does not
+/// answer. It asks each disk every ten seconds, so it may notice later that one stalls.
+fn mirror_first(fault: &Fault, ground: &Ground) -> Duration {
+    match ground {
+        Ground::Mirror { alone: None, .. } if fault.what == What::Hung => stall::SLOW,
+        Ground::Mirror { .. } | Ground::Partition => Duration::ZERO,
     }
 }
 
@@ -230,7 +240,7 @@ impl Service {
         ctx: &Context,
         live: &Live,
         partition: &Partition,
-    ) -> std::io::Result<health::Fault> {
+    ) -> std::io::Result<Fault> {
         let mount = self.config.root.data.mount.path();
         let hung = stall::deadline(&command_line::read().unwrap_or_default());
         let mut ground = self.ground.clone();
@@ -239,12 +249,14 @@ impl Service {
                 ground.borrow_and_update().clone().filter(|_| live.ground != Ground::Partition);
             let on = Live { ground: now.unwrap_or_else(|| live.ground.clone()), ..live.clone() };
             let devices = on.devices(partition);
-            tokio::select! {
+            let fault = tokio::select! {
                 // Cancel-safe per its docs.
-                found = health::watch(ctx, &self.health, &devices, mount, hung) => return found,
+                found = health::watch(ctx, &self.health, &devices, mount, hung) => found?,
                 // Cancel-safe: only waits. Without an owner, nothing changes any more.
-                Ok(()) = ground.changed(), if live.ground != Ground::Partition => {}
-            }
+                Ok(()) = ground.changed(), if live.ground != Ground::Partition => continue,
+            };
+            sleep(mirror_first(&fault, &on.ground)).await;
+            return Ok(fault);
         }
     }
 

@@ -266,6 +266,22 @@ fn a_mirror_whose_other_disk_is_too_small_gets_no_partition() {
     assert_eq!(refused.code(), polis_base::trapdoor::code::STORAGE_TOO_SMALL);
 }
 
+#[test]
+fn the_mirror_is_first_to_name_a_disk_that_stalls() {
+    let fault = |what| Fault { what, device: "dm-0".to_owned(), sector: None };
+    let mirror = |alone: Option<&str>| Ground::Mirror {
+        last: None,
+        alone: alone.map(str::to_owned),
+        disks: Vec::new(),
+    };
+    let both = mirror(None);
+    assert!(mirror_first(&fault(What::Hung), &both) > Duration::from_secs(10));
+    assert_eq!(mirror_first(&fault(What::Write), &both), Duration::ZERO);
+    for ground in [mirror(Some("vda")), Ground::Partition] {
+        assert_eq!(mirror_first(&fault(What::Hung), &ground), Duration::ZERO);
+    }
+}
+
 #[tokio::test]
 async fn a_disk_of_a_mirror_is_not_used_without_the_mirror() {
     let directory = tempfile::tempdir().unwrap();

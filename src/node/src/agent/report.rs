@@ -10,7 +10,7 @@ use polis_proto::v1;
 use polis_proto::v1::curator_client::CuratorClient;
 use tokio::sync::watch;
 use tokio::time::sleep;
-use tracing::{debug, warn};
+use tracing::{trace, warn};
 
 use super::Service;
 use polis_base::sys::clock;
@@ -353,7 +353,7 @@ async fn push(
         async move { CuratorClient::new(channel).update_node_status(request).await }
     };
     service.client.call(Repeat::Allowed, call).await?;
-    debug!("the leader has the state of this node");
+    trace!("the leader has the state of this node");
     Ok(())
 }
 

@@ -114,7 +114,7 @@ impl Handlers {
 
     /// Whether parameters may be written, and instead of which others.
     async fn checked(&self, replace: bool) -> Result<Vec<Source>, Status> {
-        // First: of an ESP that hangs, nothing else is read.
+        // First: while the ESP hangs, a call waits here for its turn and reads no other file of it.
         let survey = self.surveyor.survey().await;
         let esp = self.tree.esp.clone();
         if blocking(move || machine::has_home(&esp)).await {

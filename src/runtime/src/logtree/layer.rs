@@ -20,9 +20,9 @@ use polis_base::serial::Severity;
 pub const SPAN: &str = "service";
 /// How the targets begin whose events are kept from `Debug` on; libraries only from `Info` on.
 const OURS: &str = "polis_";
-/// The DHCP client writes lines about each packet that it cannot read, and anyone on a segment may
+/// The DHCP client, which logs each packet that it cannot read, and any machine of the segment can
 /// send these without end: kept from `Warn` on.
-const OF_STRANGERS: &str = "mozim";
+const DHCP_CLIENT: &str = "mozim";
 /// The name of events outside of any service.
 const ROOT: &str = "root";
 
@@ -45,7 +45,7 @@ where
     fn enabled(&self, metadata: &Metadata<'_>, _ctx: Context<'_, S>) -> bool {
         let kept = match metadata.target().split("::").next() {
             Some(ours) if ours.starts_with(OURS) => Level::DEBUG,
-            Some(OF_STRANGERS) => Level::WARN,
+            Some(DHCP_CLIENT) => Level::WARN,
             Some(_) | None => Level::INFO,
         };
         *metadata.level() <= kept
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_on_a_segment_fill_no_log_by_way_of_a_library() {
+    fn packets_that_the_dhcp_client_cannot_read_do_not_fill_the_log() {
         let tree = Tree::new(None);
         let subscriber = tracing_subscriber::registry().with(ToTree(tree.clone()));
         tracing::subscriber::with_default(subscriber, || {

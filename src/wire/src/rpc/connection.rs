@@ -26,7 +26,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, Interval, interval, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument as _, debug, info};
+use tracing::{Instrument as _, debug, info, trace};
 
 use super::access_list::AccessList;
 use super::app::App;
@@ -136,11 +136,9 @@ pub(super) async fn serve(
     };
     drop(place);
     let Some(held) = held else {
-        shared.metrics.crowded_out.up();
-        info!(peer = %caller.peer, address = %caller.address, "too many connections of one peer");
-        return;
+        return shared.crowded_out(&caller, "its peer has as many as it may have now");
     };
-    debug!(peer = %caller.peer, address = %caller.address, "connected");
+    trace!(peer = %caller.peer, address = %caller.address, "connected");
     let (activity, end) = (Activity::new(), End::new(&shared.stopping));
     let line = Arc::new(Line::new(shared, caller, reached, activity, end));
     http(&line, &held, TokioIo::new(tls)).await;
@@ -313,12 +311,7 @@ async fn drive<C>(
         match next {
             Event::Ended => return,
             Event::PlaceLost => {
-                shared.metrics.crowded_out.up();
-                if let Held::Known(_) = held {
-                    info!(peer = %caller.peer, address = %caller.address, "a connection makes \
-                          way for one of a peer that has fewer");
-                }
-                return;
+                return shared.crowded_out(caller, "it makes way for one of a peer that has fewer");
             }
             Event::Stopping => {
                 finishing = true;

@@ -26,7 +26,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional_with_sizes;
 use tonic::Status;
 use tonic::body::Body;
-use tracing::debug;
+use tracing::trace;
 
 use super::body::{End, Open};
 use super::peer::Caller;
@@ -81,8 +81,8 @@ impl Upgraded {
                 TUNNEL_BUFFER,
             );
             match copied.await {
-                Ok((sent, received)) => debug!(sent, received, "a tunnel has ended"),
-                Err(error) => debug!("a tunnel broke: {error}"),
+                Ok((sent, received)) => trace!(sent, received, "a tunnel has ended"),
+                Err(error) => trace!("a tunnel broke: {error}"),
             }
             Ok(())
         };

@@ -18,10 +18,13 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status, Streaming};
+use tracing_subscriber::layer::SubscriberExt as _;
 
 use super::client::Channel;
 use super::testing::{Authority, Running, SOON, self_signed};
 use super::*;
+use polis_runtime::logtree::layer::ToTree;
+use polis_runtime::logtree::{Query, Tree};
 
 /// Answers at once, and streams as much as anybody takes.
 struct Busy;
@@ -267,6 +270,34 @@ async fn an_idle_untrusted_caller_is_disconnected() {
     let _idle = siege.running.dial(&siege.authority, None).await.unwrap();
     siege.lets_go(0).await;
     siege.running.stop().await;
+}
+
+#[tokio::test]
+async fn a_user_that_connects_without_end_leaves_a_bounded_number_of_lines() {
+    let tree = Tree::new(None);
+    let subscriber = tracing_subscriber::registry().with(ToTree(tree.clone()));
+    let _default = tracing::subscriber::set_default(subscriber);
+    let siege = Siege::begin(Limits { known_per_name: 1, ..Limits::default() }).await;
+    let begun = Instant::now();
+    let mut owner = siege.client().await;
+    owner.get_status(v1::GetStatusRequest {}).await.unwrap();
+    let closed = &siege.running.metrics.crowded_out;
+    for connection in 1..=40 {
+        // The server may hang up before the client has a channel.
+        let _channel = siege.running.dial(&siege.authority, Some(&siege.owner)).await;
+        while closed.get() < connection {
+            assert!(begun.elapsed() < 4 * SOON, "{} were closed", closed.get());
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+    owner.get_status(v1::GetStatusRequest {}).await.unwrap();
+    let seconds = usize::try_from(begun.elapsed().as_secs()).unwrap();
+    siege.running.stop().await;
+    let lines = tree.backlog(&Query::all());
+    let lines = lines.iter().map(|entry| entry.body.to_string());
+    let lines = lines.filter(|line| line.contains("its peer has as many")).count();
+    // Ten at once, and one a second.
+    assert!((10..=11 + seconds).contains(&lines), "{lines} lines in {seconds} s");
 }
 
 #[tokio::test]

@@ -253,7 +253,9 @@ impl<K: Ord + Clone> Room<K> {
     /// How many places are taken.
     #[cfg(test)]
     fn taken(&self) -> usize {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner).taken.len()
+        let places = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        assert_eq!(places.each.values().sum::<usize>(), places.taken.len());
+        places.taken.len()
     }
 }
 
@@ -427,13 +429,16 @@ mod tests {
 
         #[test]
         fn a_room_never_holds_more_than_it_should(
+            shares in any::<bool>(),
             steps in prop::collection::vec((0_u8..4, any::<bool>(), any::<prop::sample::Index>()), 0..200),
         ) {
-            let room = Room::new(5, 3, Full::Replace);
+            let room = Room::new(5, 3, if shares { Full::Share } else { Full::Replace });
             let mut places = Vec::new();
             for (kind, enter, which) in steps {
                 if enter {
-                    places.push((kind, room.enter(kind).unwrap()));
+                    let place = room.enter(kind);
+                    prop_assert!(shares || place.is_some());
+                    places.extend(place.map(|place| (kind, place)));
                 } else if !places.is_empty() {
                     places.swap_remove(which.index(places.len()));
                 }

@@ -38,7 +38,8 @@ use polis_runtime::supervisor::Context;
 pub(super) const BACKLOG: u32 = 1024;
 /// Wait after a connection could not be accepted for lack of a resource.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// Failed handshakes that are logged: so many a second, so many at once.
+/// Failed handshakes that are logged, and connections that known callers lose: so many of each a
+/// second, so many at once.
 const LOGGED: (u32, u32) = (1, 10);
 
 /// Where a server listens.
@@ -138,6 +139,7 @@ impl Server {
             known_room: Room::new(limits.known, limits.known_per_name, Full::Share),
             stopping: CancellationToken::new(),
             logged: Mutex::new(Bucket::new(LOGGED)),
+            logged_known: Mutex::new(Bucket::new(LOGGED)),
             limits,
         });
         info!(port = address.port(), "{} serves", self.config.name);

@@ -47,15 +47,30 @@ pub(super) struct Shared {
     pub(super) stopping: CancellationToken,
     /// Which failed handshakes are logged.
     pub(super) logged: Mutex<Bucket>,
+    /// Which closed connections of known callers are logged: others cannot use that up.
+    pub(super) logged_known: Mutex<Bucket>,
 }
 
 impl Shared {
     /// Counts a handshake that failed, and logs it unless that would flood the log.
     pub(super) fn handshake_failed(&self, caller: SocketAddr, reason: &str) {
         self.metrics.handshakes_failed.up();
-        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
-        if logged.take(clock::uptime()) {
+        if may_log(&self.logged) {
             info!(address = %caller, "a connection was refused: {reason}");
         }
     }
+
+    /// Counts a connection without a place, and logs that of a known caller unless that would
+    /// flood the log: such a caller may connect again at once.
+    pub(super) fn crowded_out(&self, caller: &Caller, reason: &str) {
+        self.metrics.crowded_out.up();
+        let Caller { peer, address, .. } = caller;
+        if peer.is_known() && may_log(&self.logged_known) {
+            info!(%peer, %address, "a connection is closed: {reason}");
+        }
+    }
+}
+
+fn may_log(logged: &Mutex<Bucket>) -> bool {
+    logged.lock().unwrap_or_else(PoisonError::into_inner).take(clock::uptime())
 }

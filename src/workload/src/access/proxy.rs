@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use tonic::Status;
 use tonic::body::Body;
-use tracing::{Instrument as _, debug};
+use tracing::{Instrument as _, trace};
 
 use super::answer::{failure, refusal};
 use super::headers::{self, Who};
@@ -167,7 +167,7 @@ impl Proxy {
         let mut driver = JoinSet::new();
         let drive = async move {
             if let Err(error) = connection.with_upgrades().await {
-                debug!("a connection to the API server broke: {error}");
+                trace!("a connection to the API server broke: {error}");
             }
         };
         driver.spawn(drive.in_current_span());
@@ -189,7 +189,7 @@ impl Proxy {
             self.node,
             cause::line(error)
         );
-        debug!("{message}");
+        trace!("{message}");
         failure(StatusCode::BAD_GATEWAY, "BadGateway", &message)
     }
 }

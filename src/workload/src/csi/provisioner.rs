@@ -28,7 +28,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
-use tracing::{debug, info, warn};
+use tracing::{debug, info, trace, warn};
 
 use super::claims::{self, Claim, End, Refusal, Volume, Wish};
 use super::cluster::{Cluster, Server};
@@ -505,7 +505,7 @@ impl<S: Server> Pass<S> {
         if last.is_none() && self.reported.len() >= REPORTED_MAX {
             self.reported.retain(|_, (_, at)| lasts(at));
             if self.reported.len() >= REPORTED_MAX {
-                debug!(claim = claim.label(), why = refusal.message, "too many owners to inform");
+                trace!(claim = claim.label(), why = refusal.message, "too many owners to inform");
                 return Ok(());
             }
         }

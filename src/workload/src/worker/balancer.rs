@@ -42,7 +42,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
-use tracing::debug;
+use tracing::{debug, trace};
 
 use crate::api;
 use crate::parts::{Part, PartState, Parts};
@@ -226,7 +226,7 @@ async fn carry(
     api::set_options(&client);
     for target in targets {
         let Ok(Ok(mut server)) = timeout(CONNECT_MAX, api::open(target)).await else {
-            debug!(%target, "an API server does not accept");
+            trace!(%target, "an API server does not accept");
             continue;
         };
         tokio::select! {
@@ -234,12 +234,12 @@ async fn carry(
             // of a connection like any other.
             _carried = copy_bidirectional(&mut client, &mut server) => {}
             _changed = async { left.subscribe().changed().await }, if target == local => {
-                debug!("the API server of this node is not ready: a connection is closed");
+                trace!("the API server of this node is not ready: a connection is closed");
             }
         }
         return;
     }
-    debug!("no API server accepts");
+    trace!("no API server accepts");
     // A client that goes on sending gets a reset.
     let _drained = timeout(DRAIN_MAX, refuse(client)).await;
 }

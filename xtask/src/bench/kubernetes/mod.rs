@@ -78,8 +78,9 @@ pub(super) fn measure(args: &Args) -> Result<Table> {
     for round in 1..=args.runs {
         let folder = folder.join(round.to_string());
         let what = || format!("round {round}");
-        let (steps, memory) = once(&image, &folder.join("polis"), args.cpus).with_context(what)?;
-        let script = script::once(&manifest, &folder.join("script"), args.cpus)
+        let (steps, memory) =
+            once(&image, &folder.join("polis"), args.cpus()).with_context(what)?;
+        let script = script::once(&manifest, &folder.join("script"), args.cpus())
             .with_context(|| format!("{}, of the script", what()))?;
         let mut values = rows("from the roles", &steps);
         values.extend(rows("script, from etcd", &script));

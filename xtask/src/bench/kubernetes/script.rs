@@ -189,7 +189,27 @@ fn kubeconfig(server: &str, token: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
+
+    #[test]
+    fn the_script_starts_every_processor_also_where_there_is_one() {
+        let start = include_str!("script/start.sh");
+        let from = start.find("for online in").unwrap();
+        let to = from + start[from..].find("\ndone\n").unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().display().to_string();
+        let text = start[from..to].replace("/sys/devices/system/cpu", &place) + "\ndone";
+        let run = || Command::new("sh").args(["-e", "-c", &text]).status().unwrap().success();
+        fs::create_dir(folder.path().join("cpu0")).unwrap();
+        assert!(run(), "{text}");
+        let online = folder.path().join("cpu1/online");
+        fs::create_dir(folder.path().join("cpu1")).unwrap();
+        fs::write(&online, "0").unwrap();
+        assert!(run(), "{text}");
+        assert_eq!(fs::read_to_string(online).unwrap(), "1\n");
+    }
 
     #[test]
     fn every_program_of_the_script_has_its_user() {

@@ -22,6 +22,7 @@ use tokio::sync::watch;
 use tracing::debug;
 
 use super::{Client, Error, Kv, Listing, call, prefix_end};
+use polis_base::cause;
 
 /// The delay before a broken watch is set up again: etcd may be restarting, and a restart
 /// takes some tenths of a second.
@@ -114,6 +115,7 @@ impl Client {
     ) -> Infallible {
         let mut mirror = Mirror::default();
         let mut known = false;
+        let mut last = cause::Last::default();
         loop {
             let listed = match &end {
                 Some(_) => self.list(name).await,
@@ -126,16 +128,15 @@ impl Client {
                         observer(&mirror, &changes);
                     }
                     known = true;
+                    last.clear();
                     self.watch(&from, end.as_deref(), &mut mirror, &mut observer).await
                 }
                 Err(error) => error,
             };
-            debug!(
-                namespace = self.namespace(),
-                name,
-                error = &error as &dyn std::error::Error,
-                "follow again"
-            );
+            let error = cause::line(&error);
+            if last.is_new(&error) {
+                debug!(namespace = self.namespace(), name, error, "follow again");
+            }
             tokio::time::sleep(RETRY).await;
         }
     }

@@ -5,8 +5,8 @@
 //! reports an error: after its own timeouts, some minutes for SATA, SAS and NVMe, never for a
 //! virtual disk, and at once for a disk that is pulled.
 //!
-//! What this module does not do: have the kernel drop a disk. It takes no order to, and a write
-//! that waits would go on waiting: the driver of the disk still owes its answer.
+//! What this module does not do: make the kernel drop a disk. The kernel has no command for that,
+//! and the writes would still wait: the driver of the disk owes its answer.
 
 use std::fs;
 use std::path::Path;
@@ -137,7 +137,7 @@ pub(super) mod tests {
         let text = silent.text(at(600));
         assert!(text.starts_with("vdb of the mirror: no answer since second 100"), "{text}");
         assert!(text.contains("pull it") && text.contains("after 600 s"), "{text}");
-        // Where neither answers, none is to be pulled.
+        // Where neither answers, the text does not ask for one to be pulled.
         look(124);
         let both = look(132).unwrap();
         assert_eq!((both.disks.len(), both.since), (2, at(100)));

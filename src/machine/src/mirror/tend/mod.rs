@@ -7,8 +7,8 @@
 //! Invariants:
 //! - A lost disk is noted on the other one before the kernel's device forgets it, and no job keeps
 //!   the look waiting. A job that a disk holds up names the disk.
-//! - A disk that stalls is named within seconds, and nothing else is begun on it. It stays below
-//!   the device until the kernel drops it: no acknowledged write is on the other one alone.
+//! - A disk that stalls is named within seconds, and gets no new job. It stays below the device
+//!   until the kernel drops it: an acknowledged write is never on the other one alone.
 //! - A disk that is filled becomes one of both only when the machine starts from it alone.
 //! - What starts the machine is copied from a disk in use, to the other one.
 
@@ -146,19 +146,20 @@ impl Tended<'_> {
     }
 
     /// Names the disks below the device that stall, also while storage mounts the data, and ends
-    /// the node where one never answers: the next start goes on without it.
+    /// the node where one never answers.
     async fn listen(&mut self, now: Duration) {
-        let is_below = |leg: Leg| {
-            let both = self.mirror.used == Used::Both || self.filled.is_some();
-            both && (self.mirror.used.has(leg) || self.filled == Some(leg))
-        };
-        let below = Leg::ALL.into_iter().filter(|leg| is_below(*leg));
+        let are_below = self.mirror.used == Used::Both || self.filled.is_some();
+        let below = Leg::ALL.into_iter().filter(|_leg| are_below);
         let below: Vec<&Disk> = below.filter_map(|leg| self.mirror.disk(leg)).collect();
         let silent = self.answers.look(&self.service.config.sys, &below, now);
-        match (&self.silent, &silent) {
-            (None, Some(silent)) => error!("a disk stalls: {}", silent.text(self.hung)),
-            (Some(silent), None) => warn!("{} stalls no longer", silent.disks.join(" and ")),
-            (None, None) | (Some(_), Some(_)) => {}
+        let before = self.silent.as_ref().map(|silent| &silent.disks);
+        match (before, &silent) {
+            (before, Some(silent)) if before != Some(&silent.disks) => {
+                error!("a disk stalls: {}", silent.text(self.hung));
+            }
+            // One that is lost is not below the device any more.
+            (Some(disks), None) if are_below => warn!("{} answers again", disks.join(" and ")),
+            _ => {}
         }
         self.silent = silent;
         let Some(Silent { disks, since }) = &self.silent else { return };
@@ -309,7 +310,7 @@ impl Tended<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
 
     use futures::FutureExt as _;
     use polis_base::trapdoor::code;
@@ -378,6 +379,9 @@ mod tests {
             assert_eq!(named, second >= 16, "{second} s: {cause:?}");
         }
         assert_eq!(tended.mirror.used, Used::Both, "no disk is dropped");
+        let changed = esp::Seen::from([(PathBuf::from("polis/key_change.pb"), (1, None))]);
+        tended.finish(Done::Looked(Ok(changed))).await.unwrap();
+        assert!(tended.job.is_none(), "nothing is copied to a disk that stalls");
         let report = until(&mut handles.trapdoor, "trapdoor", Clone::clone);
         let report = tokio::select! {
             () = tended.listen(Duration::from_secs(40)) => panic!("the node goes on"),

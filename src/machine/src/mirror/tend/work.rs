@@ -68,6 +68,8 @@ impl Tended<'_> {
         match done {
             // The other disk was lost meanwhile.
             Done::Looked(_) | Done::Copied(..) if self.leaving => Ok(()),
+            // It is looked at again once both answer.
+            Done::Looked(_) if self.silent.is_some() => Ok(()),
             Done::Looked(now) => {
                 self.copy(now?);
                 Ok(())

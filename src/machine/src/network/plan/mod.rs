@@ -43,6 +43,8 @@ pub(super) struct Observed {
     pub(super) flaws: BTreeMap<(u32, Cidr), Flaw>,
     /// Those that this module or its former runs added.
     pub(super) own: BTreeSet<(u32, Cidr)>,
+    /// Those that the kernel removes at the end of their lifetime.
+    pub(super) ending: BTreeSet<(u32, Cidr)>,
     /// Those that this module or its former runs made.
     pub(super) routes: BTreeSet<Route>,
 }
@@ -276,7 +278,7 @@ pub(super) fn wanted(
         }
     }
     wanted.fit_mtus(observed);
-    wanted.single_out();
+    wanted.fit_gateway();
 
     wanted.dhcp = all_ask(observed, config);
     if config.is_automatic() && !leases.is_empty() {
@@ -313,7 +315,7 @@ impl Wanted {
                 (0, IpAddr::V6(_)) => METRIC_DEFAULT_V6,
                 (metric, _) => metric,
             };
-            self.routes.insert(Route {
+            self.add_route(Route {
                 link,
                 destination: route.destination,
                 gateway: Some(route.gateway),
@@ -325,14 +327,23 @@ impl Wanted {
         }
     }
 
-    /// Leaves one route to each destination with each metric: the kernel has no more, and another
-    /// one would take its place at every look. The parameters come before DHCP.
-    fn single_out(&mut self) {
-        let mut routes: Vec<Route> = self.routes.iter().copied().collect();
-        routes.sort_by_key(|route| route.origin);
-        let mut known = BTreeSet::new();
-        routes.retain(|route| known.insert((route.destination, route.metric)));
-        self.routes = routes.into_iter().collect();
+    /// Adds a route, unless there is one to its destination with its metric: the kernel has only
+    /// one, and two would replace each other at every look. The parameters come before DHCP, and
+    /// then the first link that has one.
+    fn add_route(&mut self, route: Route) {
+        let key = |route: &Route| (route.destination, route.metric);
+        let known = self.routes.iter().find(|known| key(known) == key(&route)).copied();
+        if let Some(known) = known {
+            if known.origin <= route.origin {
+                return;
+            }
+            self.routes.remove(&known);
+        }
+        self.routes.insert(route);
+    }
+
+    /// Replaces a gateway whose route gave way to one of the parameters.
+    fn fit_gateway(&mut self) {
         let ways_out = || self.routes.iter().filter(|route| route.destination.prefix() == 0);
         if ways_out().all(|route| route.gateway != self.gateway) {
             self.gateway = ways_out().find_map(|route| route.gateway);
@@ -386,7 +397,7 @@ impl Wanted {
             self.gateway.get_or_insert(gateway.into());
         }
         for (destination, gateway) in &lease.routes {
-            self.routes.insert(Route {
+            self.add_route(Route {
                 link,
                 destination: *destination,
                 gateway: gateway.map(IpAddr::V4),
@@ -472,10 +483,14 @@ pub(super) fn actions(
             && !wanted.addresses.contains_key(&(*index, *cidr))
     });
     actions.extend(made.map(|(index, cidr)| Action::RemoveAddress(*index, *cidr)));
-    for ((index, cidr), lifetime) in &wanted.addresses {
-        let there = observed.addresses.contains(&(*index, *cidr));
-        if !there || (renewed == Some((*index, *cidr)) && lifetime.is_some()) {
-            actions.push(Action::AddAddress(*index, *cidr, *lifetime));
+    for (of, lifetime) in &wanted.addresses {
+        let changes = match lifetime {
+            Some(_) => renewed == Some(*of),
+            // A server gave it before the parameters did.
+            None => observed.ending.contains(of),
+        };
+        if changes || !observed.addresses.contains(of) {
+            actions.push(Action::AddAddress(of.0, of.1, *lifetime));
         }
     }
     if former == Former::Remove || !wanted.routes.is_empty() {

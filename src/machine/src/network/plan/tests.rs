@@ -102,9 +102,14 @@ pub(super) fn after(mut observed: Observed, actions: &[Action]) -> Observed {
             }
             Action::RemoveAddress(link, cidr) => {
                 assert!(observed.addresses.remove(&(*link, *cidr)));
+                observed.ending.remove(&(*link, *cidr));
             }
-            Action::AddAddress(link, cidr, _) => {
+            Action::AddAddress(link, cidr, lifetime) => {
                 observed.addresses.insert((*link, *cidr));
+                match lifetime {
+                    Some(_) => observed.ending.insert((*link, *cidr)),
+                    None => observed.ending.remove(&(*link, *cidr)),
+                };
             }
             Action::RemoveRoute(route) => assert!(observed.routes.remove(route)),
             Action::AddRoute(route) => {
@@ -321,8 +326,33 @@ fn an_address_of_the_parameters_does_not_end_with_a_lease_of_the_same() {
     both.settings.dhcp = true;
     let lease = lease("10.0.2.15/24", [10, 0, 2, 2]);
     let wanted = wanted(&observed(), Some(&network(vec![both])), &BTreeMap::from([(2, &lease)]));
-    let actions = actions(&observed(), &wanted, Former::Keep, None);
-    assert!(actions.contains(&Action::AddAddress(2, lease.address, None)), "{actions:?}");
+    let forever = Action::AddAddress(2, lease.address, None);
+    let added = actions(&observed(), &wanted, Former::Keep, None);
+    assert!(added.contains(&forever), "{added:?}");
+    // The kernel has it with the end of the lease, from before the parameters were known.
+    let leased = Action::AddAddress(2, lease.address, Some(lease.lifetime));
+    let before = after(observed(), &[leased]);
+    let renewed = Some((2, lease.address));
+    let added = actions(&before, &wanted, Former::Keep, renewed);
+    assert_eq!(added.iter().filter(|action| **action == forever).count(), 1, "{added:?}");
+    assert_eq!(actions(&after(before, &added), &wanted, Former::Keep, renewed), []);
+}
+
+#[test]
+fn of_two_routes_of_the_parameters_that_of_the_first_interface_stays() {
+    let with = |name: &str, address: &str, gateway: [u8; 4]| {
+        let mut interface = by_name(name, &[address]);
+        let (destination, gateway) = (cidr("0.0.0.0/0"), IpAddr::from(gateway));
+        interface.settings.routes = vec![parameters::Route { destination, gateway, metric: 0 }];
+        interface
+    };
+    let first = with("eth1", "192.0.2.7/24", [192, 0, 2, 1]);
+    let second = with("eth0", "198.51.100.7/24", [198, 51, 100, 1]);
+    let config = network(vec![first, second]);
+    let wanted = wanted(&observed(), Some(&config), &BTreeMap::new());
+    let links: Vec<_> = wanted.routes.iter().map(|route| route.link).collect();
+    assert_eq!((links, wanted.primary), (vec![3], Some((3, cidr("192.0.2.7/24")))));
+    assert_eq!(wanted.gateway, Some(IpAddr::from([192, 0, 2, 1])));
 }
 
 #[test]

@@ -48,8 +48,10 @@ ln -s /proc/self/fd /dev/fd
 cp /system/init /init
 mkdir -p /dev/pts /dev/shm
 mount -t sysfs sys /sys
-# The kernel boots on one processor.
-for online in /sys/devices/system/cpu/cpu*/online; do echo 1 >"$online"; done
+# The kernel boots on one processor, which has no such file.
+for online in /sys/devices/system/cpu/cpu*/online; do
+    if [ -e "$online" ]; then echo 1 >"$online"; fi
+done
 mount -t cgroup2 cgroup /sys/fs/cgroup
 mount -t tmpfs run /run
 mount -t devpts -o ptmxmode=0666 pts /dev/pts

@@ -21,7 +21,9 @@
 //!
 //! What this module does not do: count down or act. Keys become commands.
 
-use std::fmt;
+mod foot;
+mod prompt;
+mod report;
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -29,7 +31,10 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
 use zeroize::Zeroizing;
 
-use crate::text::{clean, cut, wrap_within};
+use self::foot::foot;
+use self::prompt::{Prompt, asking};
+use self::report::{everything, report};
+use crate::text::{clean, cut};
 use crate::widgets::{Row, row, window};
 use crate::{Command, Key};
 
@@ -98,12 +103,6 @@ const TITLE: Style = Style::new().fg(Color::LightRed).bg(Color::Black);
 /// The border and the scroll bar, and no text: on black it cannot be read at night.
 const FRAME: Style = Style::new().fg(Color::Red).bg(Color::Black);
 
-/// The next step where no help is known.
-const UNKNOWN: &str = "Reboot. If that does not help, look for the code in docs/errors.md.";
-
-/// The text for a failure without a message.
-const SILENT: &str = "No cause was reported.";
-
 /// More columns and rows than these are air around the text: a reader does not find the
 /// next line at the end of two hundred letters, nor the keys a screen below the text
 /// that they act on.
@@ -112,39 +111,9 @@ const TEXT_MAX: (u16, u16) = (120, 48);
 /// Rows of a screen from which on there is room for an empty one after the head.
 const ROWS_FOR_AIR: u16 = 16;
 
-/// Rows of the newest line of the log, where there is room: that line most often names
-/// the failure.
-const NEWEST_ROWS: usize = 3;
-
-/// What a prompt asks for.
-const ASKED: &str = "Type the recovery key of this machine; dashes and spaces do not matter.";
-
-/// Characters of a recovery key, with dashes and spaces as anyone may set them.
-const TYPED_MAX: usize = 200;
-
-/// The text that a person has typed so far. It is shown as it is typed, since fifty
-/// characters cannot be typed blindly; nothing else ever prints it.
-#[derive(Clone)]
-struct Prompt(Zeroizing<String>);
-
-impl Prompt {
-    fn new() -> Self {
-        // It never grows: a larger one would leave a copy of the smaller behind.
-        Self(Zeroizing::new(String::with_capacity(TYPED_MAX)))
-    }
-
-    fn put(&mut self, c: char) {
-        if (c.is_ascii_graphic() || c == ' ') && self.0.len() < TYPED_MAX {
-            self.0.push(c);
-        }
-    }
-}
-
-impl fmt::Debug for Prompt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Prompt({} characters)", self.0.len())
-    }
-}
+/// The way to all of a part that was cut, and that while `L` would be a letter of a key.
+const MORE: &str = ".. press L for all";
+const MORE_BEHIND_PROMPT: &str = ".. press Esc, then L for all";
 
 /// The view of a person: the report, or the logs and how far down, and the text that
 /// they type.
@@ -253,7 +222,8 @@ pub fn render(guru: &Guru, view: &View, phase: bool, buffer: &mut Buffer) {
     if view.logs {
         window::draw(&everything(guru, width), view.top, 0, areas.body, FRAME, buffer);
     } else {
-        put(&report(guru, width, usize::from(areas.body.height)), areas.body, buffer);
+        let more = if view.prompt.is_some() { MORE_BEHIND_PROMPT } else { MORE };
+        put(&report(guru, width, usize::from(areas.body.height), more), areas.body, buffer);
     }
     // The last of them matter most.
     let rows = usize::from(areas.foot.height);
@@ -357,252 +327,4 @@ fn head(guru: &Guru, width: usize) -> Vec<Line<'static>> {
 fn shortest_that_fits(texts: Vec<String>, width: usize) -> String {
     let last = texts.last().map(|text| cut(text, width)).unwrap_or_default();
     texts.into_iter().find(|text| crate::text::width(text) <= width).unwrap_or(last)
-}
-
-/// The report in at most `rows`: the next step is never cut, the causes give way to it,
-/// and the log has the rest, a row a line.
-fn report(guru: &Guru, width: usize, rows: usize) -> Vec<Line<'static>> {
-    let next = shorten(next(guru, width), rows);
-    let left = rows.saturating_sub(next.len());
-    // Every cause with its beginning says more than the first one with its end.
-    let causes = [usize::MAX, 4, 3, 2, 1]
-        .into_iter()
-        .map(|each| causes(guru, width, each))
-        .find(|lines| lines.len() <= left)
-        .unwrap_or_else(|| causes(guru, width, 1));
-    let mut lines = shorten(causes, left);
-    lines.extend(next);
-    for part in [maintenance(guru, width), tried(guru, width)] {
-        let left = rows.saturating_sub(lines.len());
-        lines.extend(shorten(part, left));
-    }
-    let left = rows.saturating_sub(lines.len());
-    // A title without a line below it says nothing.
-    if left >= 2 && !guru.log.is_empty() {
-        lines.push(title("Last log lines"));
-        lines.extend(newest(guru, width, left - 1));
-    }
-    lines
-}
-
-/// The newest lines of the log in `rows`, each in a row of its own but for the last.
-fn newest(guru: &Guru, width: usize, rows: usize) -> Vec<Line<'static>> {
-    let Some((last, before)) = guru.log.split_last() else { return Vec::new() };
-    let last = block(2, "", TEXT, last, width, NEWEST_ROWS.min(rows));
-    let before = &before[before.len().saturating_sub(rows - last.len())..];
-    let before = before.iter().flat_map(|line| block(2, "", TEXT, line, width, 1));
-    before.chain(last).collect()
-}
-
-/// All of the report and the log, for the logs mode.
-fn everything(guru: &Guru, width: usize) -> Vec<Line<'static>> {
-    let mut lines = causes(guru, width, usize::MAX);
-    lines.extend(next(guru, width));
-    lines.extend(maintenance(guru, width));
-    lines.extend(tried(guru, width));
-    lines.push(title("Last log lines"));
-    if guru.log.is_empty() {
-        lines.push(Row::indented(2).put(TITLE, "none").line());
-    }
-    lines.extend(log(guru, width));
-    lines
-}
-
-/// The first `rows` of a block, with a note about it where that is not all; nothing
-/// where the room suffices for that note only. A block ends with an empty line,
-/// which may fall off the screen without a note.
-fn shorten(mut lines: Vec<Line<'static>>, rows: usize) -> Vec<Line<'static>> {
-    if lines.len() > rows + 1 {
-        let Some(kept) = rows.checked_sub(2).filter(|kept| *kept > 0) else { return Vec::new() };
-        lines.truncate(kept);
-        lines.push(Row::indented(2).put(TITLE, ".. press L for all").line());
-        lines.push(Line::default());
-    }
-    lines.truncate(rows);
-    lines
-}
-
-fn title(text: &str) -> Line<'static> {
-    Row::default().put(TITLE, text).line()
-}
-
-/// The chain of causes, at most `rows` of each.
-fn causes(guru: &Guru, width: usize, rows: usize) -> Vec<Line<'static>> {
-    let mut lines = vec![title("What happened")];
-    if guru.causes.is_empty() {
-        lines.push(Row::indented(2).put(TEXT, SILENT).line());
-    }
-    for (depth, cause) in guru.causes.iter().enumerate() {
-        // Each cause hangs below its effect; a long chain stops moving to the right.
-        let lead = if depth == 0 { "" } else { "└ " };
-        let indent = 2 * depth.clamp(1, 4);
-        let style = if depth == 0 { STRONG } else { TEXT };
-        lines.extend(block(indent, lead, style, cause, width, rows));
-    }
-    lines.push(Line::default());
-    lines
-}
-
-fn next(guru: &Guru, width: usize) -> Vec<Line<'static>> {
-    let mut lines = vec![title("What to do")];
-    let next = if guru.next.is_empty() { UNKNOWN } else { &guru.next };
-    lines.extend(block(0, "► ", STRONG, next, width, usize::MAX));
-    lines.push(Line::default());
-    lines
-}
-
-/// How to reach this machine from another one.
-fn maintenance(guru: &Guru, width: usize) -> Vec<Line<'static>> {
-    if guru.maintenance.is_empty() {
-        return Vec::new();
-    }
-    let mut lines = vec![title("Over the network")];
-    lines.extend(block(2, "", STRONG, &guru.maintenance, width, usize::MAX));
-    lines.push(Line::default());
-    lines
-}
-
-fn tried(guru: &Guru, width: usize) -> Vec<Line<'static>> {
-    if guru.tried.is_empty() {
-        return Vec::new();
-    }
-    let mut lines = vec![title("What was tried")];
-    lines
-        .extend(guru.tried.iter().flat_map(|tried| block(2, "• ", TEXT, tried, width, usize::MAX)));
-    lines.push(Line::default());
-    lines
-}
-
-fn log(guru: &Guru, width: usize) -> Vec<Line<'static>> {
-    let newest = guru.log.len().saturating_sub(LOG_MAX);
-    guru.log[newest..].iter().flat_map(|line| block(2, "", TEXT, line, width, usize::MAX)).collect()
-}
-
-/// A text beside its `lead`, in at most `rows`.
-fn block(
-    indent: usize,
-    lead: &str,
-    style: Style,
-    text: &str,
-    width: usize,
-    rows: usize,
-) -> Vec<Line<'static>> {
-    let column = indent + crate::text::width(lead);
-    let width = width.saturating_sub(column);
-    let lines = wrap_within(&clean(text), width, rows);
-    let row = |(at, line): (usize, &String)| {
-        let lead = if at == 0 { lead } else { "" };
-        Row::indented(indent).put(TITLE, lead).to(column).put(style, line).line()
-    };
-    lines.iter().enumerate().map(row).collect()
-}
-
-/// The wanted input, what was typed of it, and the keys that matter now, in about `rows`: of a
-/// text with more rows than are left for it, the end is shown, where the person is.
-fn asking(prompt: &Prompt, width: usize, rows: usize) -> Vec<Line<'static>> {
-    let mut lines = block(0, "", TEXT, ASKED, width, usize::MAX);
-    let keys = in_rows(&[("Enter", "opens the disk"), ("Esc", "goes back")], 4, width);
-    let (typed, columns) = (prompt.0.len(), width.max(1));
-    // The last cell is the cursor's.
-    let all = (typed + 1).div_ceil(columns);
-    let shown = rows.saturating_sub(lines.len() + keys.len()).clamp(1, all);
-    lines.extend((all - shown..all).map(|row| {
-        let (first, end) = (row * columns, ((row + 1) * columns).min(typed));
-        let cursor = if row + 1 == all { "_" } else { "" };
-        // Only ASCII gets into it: any byte is a boundary.
-        Row::default().put(STRONG, &prompt.0[first..end]).put(STRONG, cursor).line()
-    }));
-    lines.extend(keys);
-    lines
-}
-
-/// The keys, and what happens without them, in `rows` where the screen is too small for
-/// all of it.
-fn foot(guru: &Guru, view: &View, width: usize, rows: usize) -> Vec<Line<'static>> {
-    let counts = matches!(guru.countdown, Countdown::Reboot { .. });
-    let [logs, short] = match view.logs {
-        true => ["back to the report", "report"],
-        false => ["all, with logs", "all"],
-    };
-    let of = |logs| {
-        let keys = [
-            Some(("R", "reboot")),
-            Some(("P", "power off")),
-            Some(("L", logs)),
-            counts.then_some(("H", "hold")),
-            guru.unlock.then_some(("U", "unlock")),
-        ];
-        keys.into_iter().flatten().collect::<Vec<_>>()
-    };
-    // The first way that needs no more than a row; else the last one, in as many as
-    // there are.
-    let ways = [(logs, 4), (logs, 2), (short, 2)];
-    let mut ways = ways.into_iter().map(|(logs, gap)| in_rows(&of(logs), gap, width));
-    let one = |lines: &Vec<Line<'_>>| lines.len() == 1;
-    let keys = ways.find(one).unwrap_or_else(|| in_rows(&of(short), 2, width));
-    let wait = shortest_that_fits(wait(guru), width);
-    let mut lines = Vec::new();
-    if keys.len() + 1 < rows {
-        lines.push(Line::default());
-    }
-    lines.extend(keys);
-    lines.push(Row::default().put(STRONG, &wait).line());
-    lines
-}
-
-/// Keys with `gap` cells between them, in as many rows of `width` as they need.
-fn in_rows(keys: &[(&str, &str)], gap: usize, width: usize) -> Vec<Line<'static>> {
-    let mut lines = Vec::new();
-    let mut row = Row::default();
-    for (key, what) in keys {
-        let cells = crate::text::width(key) + 1 + crate::text::width(what);
-        if row.used() > 0 && row.used() + gap + cells > width {
-            lines.push(std::mem::take(&mut row).line());
-        }
-        if row.used() > 0 {
-            row = row.gap(gap);
-        }
-        row = row.put(STRONG, key).gap(1).put(TEXT, what);
-    }
-    lines.push(row.line());
-    lines
-}
-
-/// The effect if no key is pressed, the longest wording first.
-fn wait(guru: &Guru) -> Vec<String> {
-    let Guru { attempt, attempts_max, .. } = guru;
-    let holds = "Holding until a key is pressed.".to_owned();
-    match guru.countdown {
-        // The attempts were not counted.
-        Countdown::Reboot { seconds } if *attempt == 0 => {
-            vec![
-                format!("Reboots automatically in {seconds} s."),
-                format!("Reboots in {seconds} s."),
-            ]
-        }
-        Countdown::Reboot { seconds } => vec![
-            format!(
-                "Reboots in {seconds} s: failed boot {attempt} of {attempts_max}; no further \
-                 attempts after number {attempts_max}."
-            ),
-            format!("Reboots in {seconds} s (boot {attempt} of {attempts_max})."),
-            format!("Reboots in {seconds} s."),
-        ],
-        Countdown::Held if *attempt == 0 => {
-            vec!["Holding on request, until a key is pressed.".to_owned(), holds]
-        }
-        Countdown::Held => vec![
-            format!("Holding on request after failed boot {attempt}, until a key is pressed."),
-            "Holding on request, until a key is pressed.".to_owned(),
-            holds,
-        ],
-        Countdown::Exhausted => vec![
-            format!("Holding after {attempt} failed boots in a row, until a key is pressed."),
-            holds,
-        ],
-        Countdown::Uncounted => vec![
-            "Holding until a key is pressed: failed boots cannot be counted.".to_owned(),
-            holds,
-        ],
-    }
 }
