@@ -40,6 +40,9 @@ const DEMO: &str = include_str!("demo.yaml");
 /// Its namespace, as an option of `kubectl`.
 const IN_DEMO: &str = "--namespace=demo";
 
+/// The part of a node that a kubeconfig needs.
+const API_SERVER: &str = "apiserver";
+
 /// How `kubectl wait` reports that its time is up.
 const TIMED_OUT: &str = "timed out waiting for the condition";
 
@@ -123,6 +126,7 @@ impl Deployment {
             self.operator.run(&[&change[..], roles].concat())?;
         }
         done("the nodes have their roles");
+        let mut client = None;
         for (number, mut log) in logs.into_iter().enumerate() {
             let mut last = None;
             loop {
@@ -133,6 +137,10 @@ impl Deployment {
                     (Some("all"), Some("ready")) => break,
                     (Some(part), Some("ready")) => {
                         done(&part_ready(part, number + 1));
+                        // The rest of the node starts meanwhile.
+                        if part == API_SERVER && client.is_none() {
+                            client = Some(self.client()?);
+                        }
                     }
                     _ => {}
                 }
@@ -140,7 +148,8 @@ impl Deployment {
             }
             done(&serves(number + 1));
         }
-        let client = self.client()?;
+        // A node of a kept run may have been ready before this began.
+        let client = client.map_or_else(|| self.client(), Ok)?;
         let answer = client.demo(&mut done)?;
         Ok((steps, answer))
     }

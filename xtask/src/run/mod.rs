@@ -89,7 +89,7 @@ pub(crate) struct Args {
     tpm: bool,
     /// Use the image with Kubernetes, give the nodes its roles, deploy the demo workload and
     /// print its answer. The first build of that image takes about half an hour; under
-    /// emulation the rest takes some ten minutes.
+    /// emulation the rest takes some three minutes.
     #[arg(long)]
     pub(crate) kubernetes: bool,
     /// Print the serial line, also in a terminal.
