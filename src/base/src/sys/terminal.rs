@@ -396,7 +396,7 @@ mod tests {
         // of another thread, and it ends below.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: takes numbers; whoever runs the tests may ignore the signal.
+            // SAFETY: takes numbers. The parent of the tests may have had the signal ignored.
             unsafe { libc::signal(libc::SIGTTOU, libc::SIG_DFL) };
             let done = catch_unwind(AssertUnwindSafe(work));
             // SAFETY: takes a number and does not return.
