@@ -241,6 +241,16 @@ impl Error {
     #[must_use]
     pub fn help(&self) -> Option<String> {
         Some(match self {
+            Self::File { what: "read", source, .. }
+                if source.kind() == io::ErrorKind::UnexpectedEof =>
+            {
+                "copy or build the file again".to_owned()
+            }
+            Self::Foreign { .. } => {
+                "name a whole disk image, raw or qcow2; `polisctl update inspect` shows an update \
+                 bundle"
+                    .to_owned()
+            }
             full if full.is_of_full_disk() => {
                 "make room on the disk, for example by `cargo clean`".to_owned()
             }
@@ -273,18 +283,30 @@ impl Error {
             }
             Self::Library { .. } => "correct the package list in image/src/packages.rs".to_owned(),
             Self::Layout(layout::Error::TooSmall { needed, .. }) => {
-                format!("use a larger size: --size {}", needed.next_multiple_of(1 << 30))
+                format!("use a larger size: --size {}", roomy(*needed))
             }
             Self::Layout(layout::Error::SystemTooLarge { .. }) => {
                 "build a system with less in it: --variant base has no workloads".to_owned()
             }
             Self::Signing(error) => return error.help(),
             Self::Layout(layout::Error::Ragged { size }) => {
-                format!("use {}", size.next_multiple_of(layout::ALIGNMENT))
+                let whole = size.checked_next_multiple_of(layout::ALIGNMENT);
+                match whole.map(|size| (size, layout::plan("", 0, size))) {
+                    None => "use a smaller size".to_owned(),
+                    Some((_, Err(layout::Error::TooSmall { needed, .. }))) => {
+                        format!("use a larger size: --size {}", roomy(needed))
+                    }
+                    Some((size, _)) => format!("use --size {size}"),
+                }
             }
             _ => return None,
         })
     }
+}
+
+/// A size for a disk that needs so many bytes, in whole gibibytes.
+fn roomy(needed: u64) -> u64 {
+    needed.next_multiple_of(1 << 30)
 }
 
 /// A line for each package.
@@ -321,6 +343,17 @@ mod tests {
         }
         let away = Error::Indices { output: "Could not resolve 'mirror'".to_owned() };
         assert!(away.help().unwrap().contains("network"), "{away}");
+    }
+
+    #[test]
+    fn the_size_in_the_next_step_is_one_that_is_taken() {
+        let help = |size| Error::from(layout::plan("", 0, size).unwrap_err()).help().unwrap();
+        let smallest = "use a larger size: --size 3221225472";
+        assert_eq!([0, 1, 512, 1 << 30].map(help), [smallest; 4]);
+        assert_eq!(help((4 << 30) - 1), "use --size 4294967296");
+        assert!(layout::plan("", 0, 3_221_225_472).is_ok());
+        // No multiple is behind it.
+        assert_eq!(help(u64::MAX), "use a smaller size");
     }
 
     #[test]

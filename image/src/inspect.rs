@@ -6,9 +6,10 @@
 
 use std::{
     env,
-    fs::File,
+    fs::{self, File},
     io::Read as _,
-    path::{Path, PathBuf},
+    os::unix::fs::FileTypeExt as _,
+    path::Path,
 };
 
 use gpt::{GptConfig, partition::Partition};
@@ -34,6 +35,9 @@ use crate::{
 const QCOW2: &[u8] = b"QFI\xfb";
 /// The largest system that is read into memory to be hashed.
 const SYSTEM_MAX: u64 = 8 << 30;
+/// How much of an ESP is read for one file: it has room for three kernel images, and a damaged
+/// file system may have circles.
+const ESP_READ_MAX: u64 = layout::ESP_SIZE / 3;
 
 /// The content of an image file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,19 +98,28 @@ pub enum System {
         /// The root hash that it has.
         root_hash: String,
     },
+    /// It does, but the hash tree on the disk, by which the machine checks each block, is another.
+    TreeDamaged,
 }
 
 /// Whether [`inspect`] of this file needs `qemu-img`.
 ///
 /// # Errors
 ///
-/// The file cannot be read, or is empty.
+/// The file cannot be read, is empty, or is neither a file nor a disk.
 pub fn is_qcow2(path: &Path) -> Result<bool> {
+    let foreign =
+        |reason: &str| Error::Foreign { path: path.to_owned(), reason: reason.to_owned() };
+    let kind = fs::metadata(path).at("open", path)?.file_type();
+    // A pipe would be waited for, and is read once only.
+    if kind.is_fifo() || kind.is_char_device() || kind.is_socket() {
+        return Err(foreign("it is neither a file nor a disk"));
+    }
     let mut magic = Vec::new();
     let file = File::open(path).at("open", path)?;
     file.take(QCOW2.len() as u64).read_to_end(&mut magic).at("read", path)?;
     if magic.is_empty() {
-        return Err(Error::Foreign { path: path.to_owned(), reason: "it is empty".to_owned() });
+        return Err(foreign("it is empty"));
     }
     Ok(magic == QCOW2)
 }
@@ -146,24 +159,28 @@ fn inspect_raw(named: &Path, path: &Path) -> Result<Inspection> {
             place(entry).ok_or_else(|| foreign("a partition ends before it starts"))?;
         Ok(Window::new(File::open(path).at("open", path)?, start, length))
     };
-    let first =
-        esp::read(window(esp)?, esp::LOADER)?.ok_or_else(|| foreign("its ESP has no boot file"))?;
+    let damaged = |error: esp::Error| foreign(&format!("{error}: {}", error.source));
+    let esp = || -> Result<_> { Ok(window(esp)?.at_most(ESP_READ_MAX)) };
+    let read = |name: &str| -> Result<_> { esp::read(esp()?, name).map_err(damaged) };
+    let sections_of = |name: &str, image: &[u8]| {
+        uki::sections(Path::new(name), image).map_err(|error| foreign(&error.to_string()))
+    };
+    let first = read(esp::LOADER)?.ok_or_else(|| foreign("its ESP has no boot file"))?;
     let mut signatures = vec![(esp::LOADER.to_owned(), Signature::of(&first))];
-    let mut sections = uki::sections(&PathBuf::from(esp::LOADER), &first)?;
+    let mut sections = sections_of(esp::LOADER, &first)?;
     let mut kernel = first;
     if !sections.iter().any(|section| section.name == ".cmdline") {
-        let names = esp::list(window(esp)?, starting::KERNELS)?;
+        let names = esp::list(esp()?, starting::KERNELS).map_err(damaged)?;
         let [name] = &names[..] else {
             return Err(foreign(&format!("{} kernel images are on its ESP", names.len())));
         };
         let path = format!("{}/{name}", starting::KERNELS);
-        let image =
-            esp::read(window(esp)?, &path)?.ok_or_else(|| foreign("its kernel image is gone"))?;
-        sections = uki::sections(&PathBuf::from(&path), &image)?;
+        let image = read(&path)?.ok_or_else(|| foreign("its kernel image is gone"))?;
+        sections = sections_of(&path, &image)?;
         signatures.push((path, Signature::of(&image)));
         kernel = image;
     }
-    let parameters = esp::read(window(esp)?, esp::PARAMETERS)?.map(|bytes| bytes.len());
+    let parameters = read(esp::PARAMETERS)?.map(|bytes| bytes.len());
     let text = |name: &str| {
         let section = sections.iter().find(|section| section.name == name);
         section.map(|section| String::from_utf8_lossy(&section.content).into_owned())
@@ -187,7 +204,7 @@ fn inspect_raw(named: &Path, path: &Path) -> Result<Inspection> {
             .map(|section| (section.name, section.content.len()))
             .collect(),
         parameters,
-        system: verity.check(window(system)?, path)?,
+        system: verity.check(window(system)?, named)?,
         registers: polis_bundle::registers(&kernel)
             .map_err(|unmeasurable| foreign(&unmeasurable.to_string()))?,
         authenticode: signing::authenticode_hash(&kernel).ok(),
@@ -246,18 +263,25 @@ impl Expected {
         Ok(Self { root_hash: value("polis.verity")?.to_owned(), salt, length })
     }
 
-    fn check(&self, window: Window<File>, path: &Path) -> Result<System> {
+    fn check(&self, mut window: Window<File>, path: &Path) -> Result<System> {
         let mut data = Vec::new();
-        window.take(self.length).read_to_end(&mut data).at("read", path)?;
+        window.by_ref().take(self.length).read_to_end(&mut data).at("read", path)?;
         data.resize(data.len().next_multiple_of(BLOCK), 0);
-        let root_hash = hex(&verity::tree(&data, &self.salt).0);
-        Ok(if root_hash == self.root_hash { System::Intact } else { System::Damaged { root_hash } })
+        let (root, tree) = verity::tree(&data, &self.salt);
+        let root_hash = hex(&root);
+        if root_hash != self.root_hash {
+            return Ok(System::Damaged { root_hash });
+        }
+        // The machine reads the tree from the disk.
+        let mut kept = Vec::new();
+        window.take(tree.len() as u64).read_to_end(&mut kept).at("read", path)?;
+        Ok(if kept == tree { System::Intact } else { System::TreeDamaged })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::unix::fs::FileExt as _, sync::Arc};
+    use std::{os::unix::fs::FileExt as _, sync::Arc};
 
     use polis_bundle::Bundle;
     use proptest::prelude::*;
@@ -476,6 +500,47 @@ mod tests {
         let disk = fs::OpenOptions::new().write(true).open(&out).unwrap();
         disk.write_all_at(&[0], start + 100_000).unwrap();
         assert!(matches!(inspect(&out).unwrap().system, System::Damaged { .. }));
+        // Of the hash tree, which is behind the 200 blocks.
+        disk.write_all_at(&[0x5a], start + 100_000).unwrap();
+        assert_eq!(inspect(&out).unwrap().system, System::Intact);
+        disk.write_all_at(&[0x5a; 8], start + 200 * BLOCK as u64).unwrap();
+        assert_eq!(inspect(&out).unwrap().system, System::TreeDamaged);
+    }
+
+    #[test]
+    fn a_damaged_esp_is_named_with_its_file_and_is_neither_a_panic_nor_read_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("disk");
+        let options = Options { size: SMALL, ..Options::new(&out) };
+        assemble(&parts(folder.path()), &options).unwrap();
+        let start = inspect(&out).unwrap().partitions[0].place.0;
+        let disk = fs::OpenOptions::new().read(true).write(true).open(&out).unwrap();
+        // Both tables of clusters, and the folders behind them.
+        let mut head = vec![0; 2 << 20];
+        disk.read_exact_at(&mut head, start).unwrap();
+        let word = |at: usize| u64::from(u16::from_le_bytes([head[at], head[at + 1]]));
+        // Behind the reserved sectors.
+        let table = word(14) * SECTOR;
+        let entry = head.windows(11).position(|name| name == b"BOOTX64 EFI").unwrap();
+        let cluster = word(entry + 26);
+        let refused = |edits: &[(u64, &[u8])]| {
+            for (at, bytes) in edits {
+                disk.write_all_at(bytes, start + at).unwrap();
+            }
+            let error = inspect(&out).unwrap_err().to_string();
+            disk.write_all_at(&head, start).unwrap();
+            assert!(error.starts_with(&format!("{} holds no image", out.display())), "{error}");
+            error
+        };
+        // The largest file, in a circle of one cluster.
+        let circle = u32::try_from(cluster).unwrap().to_le_bytes();
+        let edits = [(entry as u64 + 28, &[0xff; 4][..]), (table + cluster * 4, &circle[..])];
+        assert!(refused(&edits).ends_with("its file system is damaged"));
+        // The number of the first cluster of its root, and the length of its table.
+        refused(&[(44, &[0; 4][..])]);
+        refused(&[(44, &[0xff; 4][..])]);
+        refused(&[(36, &[0xff; 4][..])]);
+        assert_eq!(inspect(&out).unwrap().system, System::Intact);
     }
 
     #[test]
@@ -498,6 +563,10 @@ mod tests {
         }
         fs::write(&path, b"").unwrap();
         assert!(inspect(&path).unwrap_err().to_string().ends_with("it is empty"));
+        // A pipe would be waited for.
+        let device = inspect(Path::new("/dev/null")).unwrap_err();
+        assert!(device.to_string().ends_with("it is neither a file nor a disk"), "{device}");
+        assert!(device.help().unwrap().contains("raw or qcow2"), "{device}");
     }
 
     #[test]

@@ -9,17 +9,17 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 
 use serde_json::json;
-use tempfile::TempDir;
 
 use crate::machine::{self, Error};
 use crate::qmp;
+use crate::scratch::Scratch;
 
 /// The running gateway. Ends when dropped.
 #[derive(Debug)]
 pub(crate) struct Gateway {
     child: Child,
     qmp: qmp::Client,
-    _socket: TempDir,
+    _socket: Scratch,
 }
 
 impl Gateway {
@@ -27,10 +27,7 @@ impl Gateway {
     pub(crate) fn start(port: &Path, dir: &Path) -> Result<Self, Error> {
         let host = |doing: String| move |source| Error::Host { doing, source };
         fs::create_dir_all(dir).map_err(host(format!("make {}", dir.display())))?;
-        let runtime = tempfile::Builder::new()
-            .prefix("polis-")
-            .tempdir()
-            .map_err(host("make a folder for a socket".to_owned()))?;
+        let runtime = Scratch::new().map_err(host("make a folder for a socket".to_owned()))?;
         let socket = runtime.path().join("qmp");
         let listener = machine::listen(&socket)?;
         let log = dir.join("gateway.log");

@@ -37,6 +37,7 @@ pub mod processor;
 pub mod qmp;
 pub mod recording;
 pub mod scan;
+pub mod scratch;
 pub mod screen;
 pub mod segment;
 pub mod serial;

@@ -29,7 +29,6 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tempfile::TempDir;
 
 use crate::args::{Config, Sockets, argv};
 use crate::host::QEMU;
@@ -37,6 +36,7 @@ use crate::line::{Event, Line, NOT_STARTED, RACE, fatal};
 use crate::patience::Deadline;
 use crate::processor;
 use crate::qmp;
+use crate::scratch::Scratch;
 use crate::screen::Picture;
 use crate::serial::{Next, Port};
 use crate::tpm::{SWTPM, Tpm};
@@ -200,8 +200,8 @@ pub struct Machine {
     has_second_disk: bool,
     /// Ends with the machine.
     _tpm: Option<Tpm>,
-    /// Holds the sockets. Short, since a socket's path has at most 107 bytes.
-    _sockets: TempDir,
+    /// Holds the sockets.
+    _sockets: Scratch,
 }
 
 impl Machine {
@@ -213,10 +213,7 @@ impl Machine {
     pub fn start(config: &Config, dir: &Path) -> Result<Self, Error> {
         let host = |doing: String| move |source| Error::Host { doing, source };
         fs::create_dir_all(dir).map_err(host(format!("make {}", dir.display())))?;
-        let runtime = tempfile::Builder::new()
-            .prefix("polis-")
-            .tempdir()
-            .map_err(host("make a folder for sockets".to_owned()))?;
+        let runtime = Scratch::new().map_err(host("make a folder for sockets".to_owned()))?;
         let socket = |name| runtime.path().join(name);
         let sockets = Sockets {
             qmp: socket("qmp"),

@@ -37,14 +37,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tempfile::TempDir;
-
 use crate::capture::{Capture, Captured};
 use crate::frame::{read, write_frame};
 use crate::gateway::Gateway;
 use crate::lease;
 use crate::machine::Error;
 use crate::plug::{Plug, Port};
+use crate::scratch::Scratch;
 use crate::six::{self, Outcome};
 use crate::vlan;
 
@@ -355,13 +354,13 @@ impl State {
 #[derive(Debug)]
 struct Switch {
     state: Arc<Mutex<State>>,
-    /// Short, since a socket's path has at most 107 bytes.
-    dir: TempDir,
+    /// Holds the sockets.
+    dir: Scratch,
 }
 
 impl Switch {
     fn start(machines: u8) -> io::Result<Self> {
-        let dir = tempfile::Builder::new().prefix("polis-").tempdir()?;
+        let dir = Scratch::new()?;
         let switch = Self { state: Arc::default(), dir };
         // One more than there are machines: see `Segment::spare`.
         let ports = (0..=machines).map(Port::Machine).chain([Port::Gateway]);

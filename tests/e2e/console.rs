@@ -25,7 +25,7 @@ const PAGES: [(&str, &str); 8] = [
     ("PKI", "SHA-256"),
     ("Services", "services are healthy"),
     ("Logs", "Following"),
-    ("Network", "Others reach this node"),
+    ("Network", "This node has the address"),
     ("Workloads", "no Kubernetes role"),
 ];
 

@@ -314,6 +314,17 @@ fn what_has_ended_names_the_next_step() {
 }
 
 #[test]
+fn a_node_finds_itself_in_a_crowd_without_a_style() {
+    let snapshot = samples::crowd();
+    let own: String = snapshot.header.node.iter().flat_map(|id| id.chars()).take(14).collect();
+    let shown = screen(&snapshot, &view(Page::Cluster, 80, 200), 80, 200);
+    let rows: Vec<&str> = shown.lines().collect();
+    let marked = |at: &usize| rows[*at].contains("this node ·");
+    let found: Vec<usize> = (0..rows.len()).filter(marked).collect();
+    assert!(matches!(found[..], [at] if rows[at - 1].contains(&own)), "{shown}");
+}
+
+#[test]
 fn an_update_of_the_cluster_that_has_stopped_is_on_its_page_and_marks_it_on_the_others() {
     let mut snapshot = samples::ordinary();
     let node = snapshot.nodes.as_ref().unwrap().nodes[2].id.clone();
@@ -337,6 +348,9 @@ fn an_update_of_the_cluster_that_has_stopped_is_on_its_page_and_marks_it_on_the_
     assert_eq!(mark, crate::theme::Mark::Good);
     let (page, _) = shows(UpdateState::Paused, "");
     assert!(page.contains("Update to 0.2.0 paused: 1 of 3 nodes"), "{page}");
+    for step in ["to continue, an owner runs:", "► polisctl cluster update resume"] {
+        assert!(page.contains(step), "{page}");
+    }
     let (page, (mark, said)) = shows(UpdateState::Failed, "guru 0310");
     assert!(page.contains("Update to 0.2.0 failed: 1 of 3 nodes"), "{page}");
     assert!(page.contains("guru 0310.") && page.contains("polisctl cluster update status"));

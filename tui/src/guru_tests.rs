@@ -33,6 +33,15 @@ fn a_guru_of_which_nothing_is_known_has_whole_sentences() {
 }
 
 #[test]
+fn a_stage_without_room_for_its_name_is_cut_within_a_whole_sentence() {
+    let guru = samples::guru_wide();
+    for (columns, rows) in GURU_SIZES {
+        let shown = guru_screen(&guru, &guru::View::new(columns, rows), columns, rows);
+        assert!(shown.contains("\" failed."), "{columns} x {rows}\n{shown}");
+    }
+}
+
+#[test]
 fn no_letter_of_a_guru_is_dark_red_and_what_to_do_stands_out_on_a_photograph() {
     use ratatui::style::{Color, Modifier};
     for guru in [samples::guru(), samples::guru_locked(), samples::guru_overflowing()] {

@@ -135,5 +135,5 @@ fn pods_that_are_left_out_are_counted() {
     let mut workloads = samples::worker().workloads.unwrap();
     workloads.pods.as_mut().unwrap().total = 1_250;
     let shown = page(&with(Some(workloads)), 120, 40);
-    assert!(shown.contains("1,245 more; kubectl get pods"), "{shown}");
+    assert!(shown.contains("1,245 more: `kubectl get pods --all-namespaces`"), "{shown}");
 }

@@ -109,8 +109,13 @@ fn first_line(path: &Path) -> Result<Zeroizing<String>> {
     let metadata = fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?;
     let mode = metadata.mode() & 0o7777;
     if mode & 0o077 != 0 {
+        // Not of a device, which is not the user's.
+        let help = match metadata.is_file() {
+            true => format!("chmod 600 {}", path.display()),
+            false => "name a file that no other user may read".to_owned(),
+        };
         return Err(anyhow!("{} has mode {mode:04o}: others may read this secret", path.display()))
-            .context(Help(format!("chmod 600 {}", path.display())));
+            .context(Help(help));
     }
     Ok(Zeroizing::new(text.lines().next().unwrap_or_default().to_owned()))
 }
@@ -209,6 +214,8 @@ mod tests {
         fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
         let error = format!("{:#}", first_line(&file).unwrap_err());
         assert!(error.contains("mode 0644") && error.contains("chmod 600"), "{error}");
+        let error = format!("{:#}", first_line(Path::new("/dev/null")).unwrap_err());
+        assert!(error.contains("name a file") && !error.contains("chmod"), "{error}");
     }
 
     #[test]

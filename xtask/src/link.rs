@@ -9,8 +9,8 @@
 //!            one line: what is so now, or `error: ` and why not
 //! ```
 //!
-//! The socket is in a folder with a short path, since the path is limited to 107 bytes; the
-//! file `links` in the folder of the run contains it.
+//! The socket is in a folder of [`Scratch`], since its path is limited to 107 bytes; the file
+//! `links` in the folder of the run contains it.
 //!
 //! What this module does not do: change the links itself. The segment does, in the process
 //! of `run`.
@@ -24,6 +24,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
+use polis_qemu::scratch::Scratch;
 use polis_qemu::segment::Links;
 use polis_qemu::{Fleet, Port};
 
@@ -167,13 +168,13 @@ fn place(dir: &Path) -> PathBuf {
 /// Accepts commands for `links`, for as long as the value lives.
 #[derive(Debug)]
 pub(crate) struct Desk {
-    _folder: tempfile::TempDir,
+    _folder: Scratch,
 }
 
 impl Desk {
     /// Opens the socket for the run in `dir` with this number of `nodes`.
     pub(crate) fn open(dir: &Path, links: Links, nodes: u8) -> Result<Self> {
-        let folder = tempfile::Builder::new().prefix("polis-links-").tempdir()?;
+        let folder = Scratch::new().context("cannot make a folder for a socket")?;
         let socket = folder.path().join("socket");
         let listener = UnixListener::bind(&socket)
             .with_context(|| format!("cannot listen on {}", socket.display()))?;

@@ -220,6 +220,10 @@ impl Error {
                 missing(path)
             }
             Self::Mode { path, .. } => format!("chmod 600 {}", path.display()),
+            Self::Length { .. } => {
+                "type another one, or make it the first line of the file of --passphrase-file"
+                    .to_owned()
+            }
             Self::Passphrase { .. } => {
                 "try again; without the passphrase the key is lost".to_owned()
             }

@@ -213,6 +213,9 @@ fn hms(time: time::Time) -> String {
 /// translating threads raced. The clock of a translated processor is that of the host; compared
 /// with a slow one, it would be given up on a busy host. The last word saves a pass over all
 /// locks when the second processor starts.
+///
+/// Behind firmware, these words are in register 12 of a TPM: a machine whose proof has to fit its
+/// image has one processor, or KVM.
 const SEVERAL: &str = "maxcpus=1 tsc=reliable noreplace-smp";
 
 /// The words of the kernel command line that depend on how it is run.

@@ -16,6 +16,7 @@
 //! Invariants:
 //! - The event line is written first: the failure is on record, even if a later step
 //!   fails.
+//! - A key that was pressed before the event line is not read: it was no answer to the failure.
 //! - A typed recovery key is neither kept nor logged. Screens show it, the serial port
 //!   shows a star for each character, because its output is recorded.
 //! - Without a counter on the ESP the machine holds, unless its system is on trial: then the
@@ -46,6 +47,7 @@ use polis_base::serial::{EventLine, Severity};
 use polis_base::stage::Stage;
 use polis_base::sys::poll::{self, Interest};
 use polis_base::sys::reboot::Reason;
+use polis_base::sys::terminal::Terminal;
 use polis_base::sys::{clock, vt};
 use polis_base::trapdoor::{Report, UNLOCK};
 
@@ -153,6 +155,7 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Action {
     // The log up to the failure, without the lines about the failure itself.
     let log: Vec<String> = machine.port.kept().map(str::to_owned).collect();
     machine.port.come_back();
+    forget_typed(machine);
     announce(machine, &report);
     let mut kept = remember(machine, &report, &log);
     if machine.trial && !matches!(kept, Kept::Unanswered) {
@@ -252,6 +255,17 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Action {
             if countdown != before {
                 machine.port.log(Severity::Info, "holding on request; R reboots, P powers off");
             }
+        }
+    }
+}
+
+/// Drops the keys that nothing has read yet: those of a serial port since the start of the
+/// machine, and those of a screen since `node` hangs.
+fn forget_typed(machine: &Machine) {
+    machine.port.forget_typed();
+    for name in &machine.terminals {
+        if let Ok(terminal) = Terminal::open(&Path::new("/dev").join(name)) {
+            terminal.forget_typed().ok();
         }
     }
 }
@@ -495,7 +509,32 @@ impl Line {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+
+    use polis_base::sys::terminal::Mode;
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+
     use super::*;
+
+    #[test]
+    fn a_key_that_was_pressed_before_a_failure_is_shown_ends_no_machine() {
+        let far = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&far).unwrap();
+        unlockpt(&far).unwrap();
+        let path = ptsname(&far, Vec::new()).unwrap().into_string().unwrap();
+        let mut terminal = Terminal::open(Path::new(&path)).unwrap();
+        terminal.set_mode(Mode::Raw).unwrap();
+        let name = path.strip_prefix("/dev/").unwrap().to_owned();
+        let mut machine = Machine::default();
+        machine.terminals = vec!["no/terminal".to_owned(), name];
+        rustix::io::write(&far, b"RP").unwrap();
+        forget_typed(&machine);
+        rustix::io::write(&far, b"h").unwrap();
+        assert_eq!(poll::wait(&[(terminal.as_fd(), Interest::Read)], None).unwrap(), [true]);
+        let mut typed = [0; 8];
+        let length = terminal.read(&mut typed).unwrap();
+        assert_eq!(&typed[..length], b"h");
+    }
 
     #[test]
     fn the_countdown_ends_at_its_time_and_shows_one_before() {

@@ -150,12 +150,11 @@ fn guarded<T>(machine: &mut Machine, work: impl FnOnce(&mut Machine) -> T) -> Re
 /// Writes a panic's message at once, to every output that works.
 fn note_panic(text: &str) {
     let line = log_line(clock::uptime(), Severity::Fatal, "init", text);
-    let ports = uart::ports(Path::new("/sys")).into_iter().map(|port| port.name);
-    for name in ports.chain(["kmsg".to_owned()]) {
-        let path = Path::new("/dev").join(name);
-        if let Ok(mut file) = std::fs::File::options().write(true).open(path) {
-            file.write_all(format!("{line}\n").as_bytes()).ok();
-        }
+    for uart in uart::ports(Path::new(port::SYS)) {
+        port::line_now(&Path::new("/dev").join(uart.name), &line);
+    }
+    if let Ok(mut log) = std::fs::File::options().write(true).open("/dev/kmsg") {
+        log.write_all(format!("{line}\n").as_bytes()).ok();
     }
     *PANIC.lock().unwrap_or_else(PoisonError::into_inner) = Some(text.to_owned());
 }

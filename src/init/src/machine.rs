@@ -227,8 +227,10 @@ impl Machine {
         self.port.line(&line.to_string());
     }
 
-    /// Writes the closing line, the last line of all.
+    /// Writes the closing line, the last line of all, also to a port with a screen: nothing draws
+    /// there any more.
     pub fn off(&mut self, reason: Reason) {
+        self.port.come_back();
         self.port.force(EventLine::new("off").field("reason", reason.name()));
         self.port.drain();
     }

@@ -8,7 +8,9 @@
 //! ```
 //!
 //! Invariants:
-//! - Nothing of this `node` opens the trapdoor or delays a key: its death is a line of the log.
+//! - Nothing of this `node` opens the trapdoor: its death is a line of the log.
+//! - Nothing of it delays a key, but its start, for [`patience::ESP`] at most: where its disk does
+//!   not answer by then, the machine has no maintenance.
 //! - Its event lines are not on the serial port: those there are of the boot that failed.
 //! - The line with a code is never passed to a disk: the report is written before this starts.
 //!
@@ -30,7 +32,9 @@ use polis_base::sys::spawn::{self, Ended};
 use polis_base::trapdoor::Report;
 
 use super::machine::Machine;
-use super::node::{Message, NODE, Node, variables};
+use super::node::{Late, Message, NODE, Node, variables};
+use super::patience;
+use super::relay::is_event;
 
 /// Before a `node` that has died is started again, the first time and at most.
 const WAIT_MIN: Duration = Duration::from_secs(5);
@@ -126,17 +130,39 @@ impl Maintenance {
     }
 
     fn start(&mut self, machine: &mut Machine, now: Duration) {
-        let variables = self.variables.iter().map(|(name, value)| (name, value));
-        match spawn::start(Path::new(NODE), variables, None) {
-            Ok(started) => {
-                self.node = Some(Node::new(started));
-                self.calls = 0;
-            }
+        let variables = self.variables.clone();
+        let start = || spawn::start(Path::new(NODE), variables, None).map(Late::new);
+        self.start_by(machine, now, patience::ESP, start);
+    }
+
+    /// Starts it by `start`, which reads from the disk and may take so long.
+    fn start_by(
+        &mut self,
+        machine: &mut Machine,
+        now: Duration,
+        time: Duration,
+        start: impl FnOnce() -> io::Result<Late> + Send + 'static,
+    ) {
+        let cause = match patience::within(machine, time, start) {
+            Ok(started) => match started.and_then(Late::take) {
+                Ok(started) => {
+                    self.node = Some(Node::new(started));
+                    self.calls = 0;
+                    return;
+                }
+                Err(error) => error.to_string(),
+            },
             Err(error) => {
-                let text = format!("cannot start node for maintenance: {error}");
-                machine.port.log(Severity::Warning, &text);
-                self.later(now);
+                machine.system_silent |= matches!(error, patience::Error::Overdue { .. });
+                error.to_string()
             }
+        };
+        let text = format!("cannot start node for maintenance: {cause}");
+        machine.port.log(Severity::Warning, &text);
+        self.later(now);
+        if machine.system_silent {
+            // Each attempt would leave a thread behind.
+            self.start = Duration::MAX;
         }
     }
 
@@ -167,7 +193,6 @@ impl Maintenance {
             if lines.is_none() && errors.is_none() && message == Message::None {
                 break;
             }
-            let is_event = |line: &&String| line.starts_with("POLIS ");
             for line in lines.iter().flatten().filter(|line| !is_event(line)) {
                 machine.port.line(line);
             }
@@ -300,6 +325,26 @@ mod tests {
             maintenance.later(NOW);
         }
         assert_eq!(maintenance.start, NOW + WAIT_MAX);
+    }
+
+    #[test]
+    fn a_start_that_hangs_with_its_disk_is_left_behind_and_not_tried_again() {
+        let (mut maintenance, _ends) = maintenance();
+        maintenance.node = None;
+        let mut machine = Machine::default();
+        let refused = || Err(io::ErrorKind::NotFound.into());
+        maintenance.start_by(&mut machine, NOW, patience::ESP, refused);
+        assert_eq!(maintenance.start, NOW + WAIT_MIN);
+        assert!(!machine.system_silent);
+        let (end, never) = std::sync::mpsc::channel::<()>();
+        let hung = move || {
+            assert!(never.recv().is_err());
+            Err(io::ErrorKind::NotFound.into())
+        };
+        maintenance.start_by(&mut machine, NOW, Duration::from_millis(50), hung);
+        assert!(machine.system_silent && maintenance.node.is_none());
+        assert_eq!(maintenance.start, Duration::MAX);
+        drop(end);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use polis_base::trapdoor::{Report, code};
 
 use super::kernel_log::KernelEvent;
 use super::machine::{Machine, Times};
-use super::relay::Partial;
+use super::relay::{Partial, is_event};
 
 /// The program with all services.
 pub(super) const NODE: &str = "/usr/bin/node";
@@ -99,11 +99,12 @@ impl Node {
         Some(lines)
     }
 
-    /// Its unfinished last lines on both, when it has ended.
+    /// Its unfinished last lines on both, when it has ended; not that of an event, which lacks
+    /// some of its keys.
     pub fn rest(&mut self) -> (Option<String>, Option<String>) {
         let error = self.errors.end();
         error.iter().for_each(|line| self.remember(line));
-        (self.lines.end(), error)
+        (self.lines.end().filter(|line| !is_event(line)), error)
     }
 
     fn remember(&mut self, line: &str) {
@@ -321,6 +322,19 @@ mod tests {
         assert_eq!(report.code.to_string(), "#0302.0009");
         assert_eq!(report.tried, ["its stage: network"]);
         assert_eq!(report.causes[1..], ["its last line: panicked", "its last line: at noon"]);
+    }
+
+    #[test]
+    fn an_event_line_that_its_death_has_cut_is_left_out_and_a_log_line_is_not() {
+        for (text, rest) in [
+            ("POLIS etcd state=voter mem", None),
+            ("[    9.412] I root.cluster: the mem", Some("[    9.412] I root.cluster: the mem")),
+        ] {
+            let (mut node, [out, _err, _theirs]) = node();
+            rustix::io::write(&out, text.as_bytes()).unwrap();
+            assert_eq!(node.lines(), Some(Vec::new()));
+            assert_eq!(node.rest().0.as_deref(), rest);
+        }
     }
 
     #[test]

@@ -8,7 +8,9 @@
 //! |---|---|---|
 //! | [`TABLE`] | the partition tables of all disks (`tables`), a system that may be the right one | the disk is put aside, the others are looked at |
 //! | [`ESP`] | the mount of the EFI system partition (`esp`), the files on it | as where it cannot be mounted, read or written; a failure counts as one whose disk does not answer |
+//! | [`ESP`] | the start of `node` in maintenance (`maintenance`) | a guru meditation without it |
 //! | [`SYSTEM`] | each step on the system (`verified`): its hash tree, its mount, the start of `node` | a guru meditation |
+//! | [`STACKS`] | the calls that a `node` that hangs is in (`threads`) | they are left out |
 //! | [`SETTLE`], [`SETTLE_MAX`] | the end of all mounts (`off`) | they stay |
 //!
 //! What this module does not do: bound the time in which the kernel loads a module. It returns when
@@ -33,6 +35,10 @@ pub const ESP: Duration = Duration::from_secs(20);
 /// For one step on the system, without which there is nothing to go on with: most drivers reset a
 /// disk that has not answered for 30 seconds, and ask it again.
 pub const SYSTEM: Duration = Duration::from_secs(90);
+
+/// For the stacks of a process: the kernel waits for a thread of it that changes its memory, and
+/// that one perhaps for a disk.
+pub const STACKS: Duration = Duration::from_secs(5);
 
 /// For the end of everything that was written and not yet flushed, and of the mounts, since a
 /// disk last ended a request.

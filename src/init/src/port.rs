@@ -22,7 +22,7 @@ use super::relay::Relay;
 use super::uart::{self, Uart};
 
 /// Where the kernel shows its devices.
-const SYS: &str = "/sys";
+pub(super) const SYS: &str = "/sys";
 
 /// The longest time for the driver to send a full buffer: 4 KiB at 115,200 baud. A port
 /// is considered dead if it sends nothing for so long.
@@ -160,6 +160,13 @@ impl Port {
         typed
     }
 
+    /// Drops what was typed at the other ends and not read yet, also at that of a screen.
+    pub fn forget_typed(&self) {
+        self.all().filter_map(|outlet| outlet.terminal.as_ref()).for_each(|terminal| {
+            terminal.forget_typed().ok();
+        });
+    }
+
     /// Waits until every line is sent, for a bounded time. The machine ends after it.
     pub fn drain(&mut self) {
         let until = clock::uptime() + DRAIN_ALL_MAX;
@@ -193,6 +200,26 @@ impl Port {
             if drained.recv_timeout(left).is_err() {
                 return;
             }
+        }
+    }
+}
+
+/// Writes a line to the port at `path`, for a panic: behind what the driver has, so it waits for
+/// that, for a bounded time.
+pub fn line_now(path: &Path, line: &str) {
+    let Ok(mut terminal) = Terminal::open(path) else { return };
+    let line = format!("{line}\n");
+    let mut rest = line.as_bytes();
+    let until = clock::uptime() + DRAIN_MAX;
+    while !rest.is_empty() {
+        match terminal.write(rest) {
+            Ok(written) if written > 0 => rest = &rest[written..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let Some(left) = until.checked_sub(clock::uptime()) else { return };
+                poll::wait(&[(terminal.as_fd(), Interest::Write)], Some(left)).ok();
+            }
+            Ok(_) | Err(_) => return,
         }
     }
 }
@@ -254,19 +281,29 @@ impl Outlet {
 #[cfg(test)]
 mod tests {
     use std::os::fd::OwnedFd;
+    use std::path::PathBuf;
 
     use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
+    use polis_base::sys::reboot::Reason;
+
+    use super::super::machine::Machine;
     use super::*;
 
-    /// A port with its far end.
-    fn outlet(name: &str) -> (OwnedFd, Outlet) {
+    /// The far end and the path of a terminal.
+    fn pseudo() -> (OwnedFd, PathBuf) {
         let far = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         rustix::io::ioctl_fionbio(&far, true).unwrap();
         grantpt(&far).unwrap();
         unlockpt(&far).unwrap();
         let path = ptsname(&far, Vec::new()).unwrap().into_string().unwrap();
-        let terminal = Terminal::open(Path::new(&path)).unwrap();
+        (far, path.into())
+    }
+
+    /// A port with its far end.
+    fn outlet(name: &str) -> (OwnedFd, Outlet) {
+        let (far, path) = pseudo();
+        let terminal = Terminal::open(&path).unwrap();
         terminal.set_mode(Mode::Keys).unwrap();
         (far, Outlet { name: name.to_owned(), terminal: Some(terminal), ..Outlet::default() })
     }
@@ -305,6 +342,45 @@ mod tests {
 
     fn both(text: &str) -> (String, String) {
         (text.to_owned(), text.to_owned())
+    }
+
+    #[test]
+    fn the_closing_line_is_on_every_port_also_where_a_screen_was() {
+        let ((far_first, first), (far_other, other)) = (outlet("ttyS0"), outlet("ttyS1"));
+        let mut machine = Machine::default();
+        machine.port = Port { first, others: vec![other] };
+        machine.port.leave(&["ttyS0".to_owned()]);
+        machine.port.line("one");
+        assert_eq!(received(&far_first), "");
+        machine.off(Reason::PowerOff);
+        let (first, other) = (received(&far_first), received(&far_other));
+        assert!(first.starts_with("\r\nPOLIS off reason=poweroff t="), "{first:?}");
+        assert!(other.starts_with("one\r\nPOLIS off reason=poweroff t="), "{other:?}");
+    }
+
+    #[test]
+    fn what_was_typed_before_a_failure_is_no_answer_to_it() {
+        let ((far_first, first), (far_other, other)) = (outlet("ttyS0"), outlet("ttyS1"));
+        let mut port = Port { first, others: vec![other] };
+        rustix::io::write(&far_first, b"reboot\r").unwrap();
+        rustix::io::write(&far_other, b"p").unwrap();
+        port.forget_typed();
+        assert_eq!(port.typed(), b"");
+        rustix::io::write(&far_first, b"h").unwrap();
+        let waited: Vec<_> = port.keys().take(1).map(|keys| (keys, Interest::Read)).collect();
+        assert_eq!(poll::wait(&waited, None).unwrap(), [true]);
+        assert_eq!(port.typed(), b"h");
+    }
+
+    #[test]
+    fn the_line_of_a_panic_waits_for_no_port_that_takes_nothing() {
+        let (far, path) = pseudo();
+        let mut terminal = Terminal::open(&path).unwrap();
+        line_now(&path, "init has a bug");
+        assert_eq!(received(&far), "init has a bug\r\n");
+        while terminal.write(&[b'x'; 1024]).is_ok() {}
+        line_now(&path, "init has a bug");
+        line_now(Path::new("/nowhere"), "init has a bug");
     }
 
     #[test]

@@ -33,6 +33,11 @@ const LINE_MAX: usize = 2048;
 /// The part of a line that is kept for the screen; 200 of them stay below 64 KiB.
 const KEPT_LINE_MAX: usize = 300;
 
+/// Whether a line is one of an event.
+pub(super) fn is_event(line: &str) -> bool {
+    line.starts_with("POLIS ")
+}
+
 /// Lines on their way to the port.
 #[derive(Debug, Default)]
 pub struct Relay {
@@ -91,8 +96,7 @@ impl Relay {
         if self.muted {
             return;
         }
-        let event = line.starts_with("POLIS ");
-        let bound = if event { PENDING_MAX } else { PENDING_MAX - EVENTS_ONLY };
+        let bound = if is_event(line) { PENDING_MAX } else { PENDING_MAX - EVENTS_ONLY };
         if self.dropped > 0 && self.pending.len() <= PENDING_MAX / 2 {
             self.confess(now);
         }

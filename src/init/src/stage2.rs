@@ -14,8 +14,8 @@
 //!
 //! Invariants:
 //! - Until `node` runs, nothing waits for a disk without a deadline (`patience`).
-//! - The loop blocks only in its one wait, and for [`patience::ESP`] at most when it resets the
-//!   count of failed boots.
+//! - The loop blocks only in its one wait, for [`patience::ESP`] at most when it resets the count
+//!   of failed boots, and for [`patience::STACKS`] when it reports a `node` that hangs.
 //! - The last messages of `node` are read before its death is classified.
 
 use std::fs;
@@ -550,7 +550,7 @@ impl Main<'_> {
                 // Before acting on them.
                 let (proc, process) = (Path::new("/proc"), self.node.process());
                 let threads = threads::of(proc, process);
-                for stack in threads::stacks(proc, process) {
+                for stack in threads::stacks(self.machine, proc, process, patience::STACKS) {
                     self.machine.port.log(Severity::Error, &stack);
                 }
                 let damage = self.machine.damage_report();

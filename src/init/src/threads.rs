@@ -10,8 +10,12 @@ use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::process::Pid;
+
+use super::machine::Machine;
+use super::patience;
 
 /// The number of threads examined; a runaway process has thousands.
 const THREADS_MAX: usize = 64;
@@ -54,9 +58,16 @@ fn thread(stat: &str, wchan: &str) -> Option<String> {
 }
 
 /// Where in its program each thread of `process` is, from `/proc` (at `proc`), a line each:
-/// addresses that `addr2line` finds in the program's file, relative to its start.
-#[must_use]
-pub fn stacks(proc: &Path, process: Pid) -> Vec<String> {
+/// addresses that `addr2line` finds in the program's file, relative to its start. Waits for `time`
+/// at most: a thread that changes the memory of the process, and waits for a disk, keeps a reader
+/// of it waiting.
+pub fn stacks(machine: &mut Machine, proc: &Path, process: Pid, time: Duration) -> Vec<String> {
+    let proc = proc.to_owned();
+    let stacks = patience::within(machine, time, move || read_stacks(&proc, process));
+    stacks.unwrap_or_else(|_late| vec!["the stacks of its threads cannot be read".to_owned()])
+}
+
+fn read_stacks(proc: &Path, process: Pid) -> Vec<String> {
     let process = proc.join(process.as_raw_pid().to_string());
     let read = |path: &Path| fs::read_to_string(path).unwrap_or_default();
     let exe = fs::read_link(process.join("exe")).unwrap_or_default();
@@ -182,11 +193,26 @@ mod tests {
         let waits = named.spawn(move || ended.recv()).unwrap();
         let process = rustix::process::getpid();
         // It takes a moment until it waits.
-        let line = std::iter::repeat_with(|| stacks(Path::new("/proc"), process))
+        let line = std::iter::repeat_with(|| read_stacks(Path::new("/proc"), process))
             .find_map(|lines| lines.into_iter().find(|line| line.contains("thread waits: 0x")));
         assert!(line.is_some());
         drop(end);
         assert!(waits.join().unwrap().is_err());
+    }
+
+    #[test]
+    fn a_process_whose_memory_is_locked_keeps_no_guru_meditation_waiting() {
+        let proc = tempfile::tempdir().unwrap();
+        let process = proc.path().join("7");
+        fs::create_dir(&process).unwrap();
+        // To open a pipe waits for its other end, as a read of the file waits for the memory.
+        let maps = process.join("maps");
+        let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::from_raw_mode(0o600));
+        rustix::fs::mknodat(rustix::fs::CWD, &maps, kind, mode, 0).unwrap();
+        let (mut machine, process) = (Machine::default(), Pid::from_raw(7).unwrap());
+        let stacks = stacks(&mut machine, proc.path(), process, Duration::from_millis(50));
+        assert_eq!(stacks, ["the stacks of its threads cannot be read"]);
+        File::options().write(true).open(maps).unwrap();
     }
 
     proptest! {

@@ -12,7 +12,7 @@ use serde::Serialize;
 use tokio::time::sleep;
 use tonic::{Code, Response};
 
-use super::error::Error;
+use super::error::{Error, Exit};
 use super::output::{Document, Text, fields, or_dash};
 use super::session::{Session, refused};
 use super::table::table;
@@ -67,9 +67,6 @@ struct View {
 
 /// Runs the command.
 pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Error> {
-    if arguments.follow && arguments.command.is_some() {
-        return Err(Error::usage("--follow is for the list of entries, not for `verify`"));
-    }
     let mut session = Session::open(global).await?;
     match arguments.command {
         Some(Command::Verify { from }) => verify(&session, from, global).await,
@@ -142,13 +139,24 @@ async fn read(session: &Session) -> Result<(AuditHead, Vec<AuditEntry>), Error> 
 
 /// Prints entries without end; goes on at the next leader.
 async fn follow(session: &Session, global: &Global) -> Result<(), Error> {
-    let mut from = 0;
+    let (mut from, mut is_out) = (0, false);
     loop {
         let begun = session.call("read the audit log", Repeat::Allowed, |channel| async move {
             let request = GetAuditRequest { from, follow: true };
             ManagementClient::new(channel).get_audit(request).await
         });
-        let mut pages = begun.await?;
+        let mut pages = match begun.await {
+            Ok(pages) => pages,
+            // An outage after the first entries does not end it.
+            Err(error) if error.exit() == Exit::TimedOut && from > 0 => {
+                if !std::mem::replace(&mut is_out, true) {
+                    global.out.remark(&error.summary());
+                }
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        is_out = false;
         let ended = loop {
             match pages.message().await {
                 Ok(Some(page)) => {
@@ -233,9 +241,12 @@ fn code(code: Code) -> String {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use tokio::time::timeout;
+
     use super::*;
     use crate::loopback::Cluster;
     use crate::output::Format;
+    use crate::session::PATIENCE;
     use crate::testing::World;
     use polis_wire::audit::{BEGINNING, hash};
 
@@ -308,6 +319,29 @@ pub(super) mod tests {
         assert!(text.contains("entry 1 of the audit log is missing"), "{text}");
         cluster.has_audit(AuditHead::default(), vec![]);
         assert!(world.runs(&["audit", "verify"]).contains("there is no entry yet"));
+    }
+
+    #[test]
+    fn a_log_that_is_followed_goes_on_without_a_leader_once_it_has_begun() {
+        let world = World::new();
+        let cluster = Cluster::new(&world);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let global = world.global();
+        let followed = || {
+            runtime.block_on(async {
+                let mut session = Session::prepare(&global, PATIENCE).unwrap();
+                session.limit_calls(Duration::from_secs(2));
+                let followed = timeout(Duration::from_secs(7), follow(&session, &global));
+                let lost = async {
+                    sleep(Duration::from_secs(1)).await;
+                    cluster.lose_the_leader();
+                };
+                tokio::join!(followed, lost).0
+            })
+        };
+        assert!(followed().is_err(), "it goes on");
+        let first = followed().unwrap().unwrap_err();
+        assert_eq!(first.exit(), Exit::TimedOut, "{}", first.render());
     }
 
     #[test]

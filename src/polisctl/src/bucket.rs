@@ -22,7 +22,7 @@ pub(super) fn configuration(text: &str, option: &str) -> Result<v1::SnapshotConf
     for part in parts {
         match part.split_once('=') {
             Some(("region", region)) => region.clone_into(&mut configuration.region),
-            Some(("ca", file)) => configuration.ca = authorities(file)?,
+            Some(("ca", file)) => configuration.ca = authorities(Path::new(file))?,
             _ => {
                 let text = format!("{option}: {part:?} is not allowed; allowed is {FORM}");
                 return Err(Error::usage(text));
@@ -48,13 +48,13 @@ pub(super) fn checked(
 }
 
 /// Reads the authorities for the certificate of a server, in PEM.
-pub(super) fn authorities(file: &str) -> Result<String, Error> {
-    let bytes = contexts::read_file(Path::new(file))?;
+pub(super) fn authorities(file: &Path) -> Result<String, Error> {
+    let (name, bytes) = (file.display(), contexts::read_file(file)?);
     let ca = String::from_utf8(bytes)
-        .doing(|| format!("{file} is not PEM"))
+        .doing(|| format!("{name} is not PEM"))
         .help(|| "`openssl x509 -inform der -in FILE` writes a certificate in PEM".to_owned())?;
     if ca.trim().is_empty() {
-        return Err(Error::new(format!("{file} is empty; it must have a certificate in PEM")));
+        return Err(Error::new(format!("{name} is empty; it must have a certificate in PEM")));
     }
     Ok(ca)
 }

@@ -15,6 +15,7 @@ use tokio::time::timeout;
 
 use super::Global;
 use super::error::Error;
+use super::output::Document;
 use super::session::Session;
 
 /// Longest that a shell waits for the cluster.
@@ -116,8 +117,8 @@ pub(super) async fn nodes(global: &Global) -> Result<(), Error> {
         let names = nodes.into_iter().flat_map(|node| [node.id, node.name]);
         ids = names.filter(|name| !name.is_empty()).collect();
     }
-    let lines: String = ids.into_iter().map(|id| format!("{id}\n")).collect();
-    global.out.raw(lines.as_bytes())
+    let lines: String = ids.iter().map(|id| format!("{id}\n")).collect();
+    global.out.print(&Document::new(&ids, lines)?)
 }
 
 #[cfg(test)]
@@ -164,6 +165,9 @@ mod tests {
         cluster.knows(&world, &[(&gone, "192.0.2.2")]);
         cluster.lose_the_leader();
         assert_eq!(world.runs(&["completion", "nodes"]), format!("{gone}\n"));
+        let json = world.runs(&["completion", "nodes", "--output", "json"]);
+        let value: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(value, serde_json::json!([gone]));
     }
 
     /// A shell that is there reads its script.

@@ -9,13 +9,11 @@
 //! ```
 //!
 //! Invariants:
-//! - At the end, the modes and the content of the terminal are restored in every case.
 //! - After a lost connection the console reconnects; the last picture stays and shows its
 //!   age.
 //! - The result of a reboot or power-off command is shown until the next key.
 
-use std::io::{self, IsTerminal as _, Write as _};
-use std::path::Path;
+use std::io::{self, IsTerminal as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,20 +21,17 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use polis_proto::v1;
 use polis_proto::v1::node_management_client::NodeManagementClient;
-use polis_tui::keys::Parser;
 use polis_tui::{Command, Key, READ, Snapshot, View};
-use tokio::io::Interest;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Global;
-use super::error::{Error, Explain as _};
+use super::error::Error;
 use super::node::At;
+use super::screen::{Input, Screen, until_ended, write};
 use super::session::{PATIENCE, Session, Target, refused};
 use polis_base::canvas::{Canvas, Colours};
-use polis_base::sys::terminal::{Mode, Size, Terminal};
-use polis_runtime::sys::readiness;
+use polis_base::sys::terminal::Size;
 
 /// Arguments of `console`.
 #[derive(Debug, clap::Args)]
@@ -49,15 +44,10 @@ pub(super) struct Arguments {
 
 /// Between two attempts to reach the node.
 const RETRY: Duration = Duration::from_secs(2);
-/// Silence after which an Escape is the key, and not the start of a sequence.
-const ESCAPE: Duration = Duration::from_millis(50);
 /// Log entries kept: more than the node sends at once.
 const LOGS_MAX: usize = 4096;
-/// The alternate screen, so that the content of the terminal is restored at the end.
-pub(super) const ENTER: &[u8] = b"\x1b[?1049h";
-pub(super) const LEAVE: &[u8] = b"\x1b[0m\x1b[?25h\x1b[?1049l";
-/// Ctrl-], as in telnet and in `cargo xtask run`.
-const CTRL_BRACKET: u8 = 0x1d;
+
+const OPEN: &str = "open the console";
 
 /// Silence after which a node counts as silent: it sends a picture each second.
 const SILENT: Duration = Duration::from_secs(3);
@@ -103,9 +93,12 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
         return Err(Error::new("the console needs a terminal")
             .or_help("`polisctl cluster status` prints the state without one"));
     }
-    let mut session = Session::prepare(global, PATIENCE)?;
-    let target = session.target(arguments.node.as_deref(), arguments.at.at.as_ref()).await?;
-    attach(&mut session, &target, global.colours).await
+    let work = async {
+        let mut session = Session::prepare(global, PATIENCE)?;
+        let target = session.target(arguments.node.as_deref(), arguments.at.at.as_ref()).await?;
+        attach(&mut session, &target, global.colours).await
+    };
+    until_ended(Box::pin(work)).await
 }
 
 /// Shows the console of a node until the operator leaves it.
@@ -118,15 +111,16 @@ pub(super) async fn attach(
     // An error of the first connection is printed as plain text, since the alternate screen
     // would close at once.
     let mut first = open(session, target).await?;
-    take(&mut first, &shown).await.map_err(Broken::into_error)?;
+    let taken = async { take(&mut first, &shown).await.map_err(Broken::into_error) };
+    session.in_time(OPEN, taken).await?;
     session.go_on();
     let session = &*session;
-    let mut screen = Screen::open(colours)?;
+    let mut desk = Desk::open(colours)?;
     tokio::select! {
         // Cancel-safe: dropping the future cancels the call.
         error = feed(session, target, first, &shown) => Err(error),
         // Cancel-safe: the terminal is restored when the screen is dropped.
-        ended = screen.drive(newest, session, target) => ended,
+        ended = desk.drive(newest, session, target) => ended,
     }
 }
 
@@ -144,7 +138,7 @@ async fn open(session: &Session, target: &Target) -> Result<Frames, Error> {
     let channel = session.node(target).await?;
     let mut client = NodeManagementClient::new(channel);
     let opened = client.console(v1::ConsoleRequest {});
-    Ok(session.within("open the console", opened).await?.into_inner())
+    Ok(session.within(OPEN, opened).await?.into_inner())
 }
 
 /// Keeps `shown` up to date; ends only on an error that a retry cannot mend.
@@ -249,16 +243,10 @@ async fn take(frames: &mut Frames, shown: &watch::Sender<Shown>) -> Result<(), B
     Ok(())
 }
 
-/// This terminal.
-struct Screen {
-    terminal: Terminal,
-    readable: tokio::io::unix::AsyncFd<std::os::fd::OwnedFd>,
-    resized: Signal,
-    ended: Signal,
+/// This terminal, while the console of a node is on it.
+struct Desk {
+    screen: Screen,
     picture: Picture,
-    parser: Parser,
-    /// When a pending Escape counts as the key.
-    escape: Option<Instant>,
     /// When the last picture was drawn.
     drawn: Instant,
     stale: bool,
@@ -267,33 +255,18 @@ struct Screen {
 /// An event of the loop.
 enum Event {
     Snapshot,
-    Typed(Vec<u8>),
-    Silence,
-    Resized,
+    Input(Input),
     Replied(String),
-    Ended,
 }
 
 /// A pending command to end the machine; yields its result.
 type Order<'a> = Option<BoxFuture<'a, String>>;
 
-impl Screen {
+impl Desk {
     fn open(colours: Colours) -> Result<Self, Error> {
-        let failed = || "cannot use this terminal".to_owned();
-        let terminal = Terminal::open(Path::new("/dev/tty")).doing(failed)?;
-        terminal.set_mode(Mode::Raw).doing(failed)?;
-        write(ENTER)?;
-        Ok(Self {
-            readable: readiness::watch(&terminal, Interest::READABLE).doing(failed)?,
-            picture: Picture::new(terminal.size(), colours),
-            terminal,
-            resized: signal(SignalKind::window_change()).doing(failed)?,
-            ended: signal(SignalKind::terminate()).doing(failed)?,
-            parser: Parser::default(),
-            escape: None,
-            drawn: Instant::now(),
-            stale: true,
-        })
+        let screen = Screen::open()?;
+        let picture = Picture::new(screen.size(), colours);
+        Ok(Self { screen, picture, drawn: Instant::now(), stale: true })
     }
 
     /// Draws and reads keys until the operator leaves.
@@ -311,22 +284,14 @@ impl Screen {
                 write(&bytes)?;
             }
             let keys = match self.next_event(&mut shown, &mut order).await? {
-                Event::Ended => return Ok(()),
-                Event::Typed(bytes) if bytes.contains(&CTRL_BRACKET) => return Ok(()),
-                Event::Typed(bytes) => {
-                    self.escape = Some(Instant::now() + ESCAPE);
-                    self.parser.feed(&bytes)
-                }
-                Event::Silence => {
-                    self.escape = None;
-                    self.parser.idle().into_iter().collect()
+                Event::Input(Input::Leave) => return Ok(()),
+                Event::Input(Input::Keys(keys)) => keys,
+                Event::Input(Input::Redraw) => {
+                    self.anew();
+                    Vec::new()
                 }
                 Event::Snapshot => {
                     self.stale = true;
-                    Vec::new()
-                }
-                Event::Resized => {
-                    self.anew();
                     Vec::new()
                 }
                 Event::Replied(outcome) => {
@@ -359,7 +324,6 @@ impl Screen {
         shown: &mut watch::Receiver<Shown>,
         order: &mut Order<'_>,
     ) -> Result<Event, Error> {
-        let escape = self.escape;
         let tick = {
             let shown = shown.borrow();
             if shown.is_silent() { self.drawn + TICK } else { shown.heard + SILENT }
@@ -371,40 +335,23 @@ impl Screen {
             }
         };
         tokio::select! {
-            // Cancel-safe: nothing is read before the branch is taken.
-            ready = self.readable.readable() => {
-                let mut ready = ready?;
-                let mut buffer = [0; 256];
-                match rustix::io::read(&self.terminal, &mut buffer) {
-                    Ok(0) => Ok(Event::Ended),
-                    Ok(length) => Ok(Event::Typed(buffer[..length].to_vec())),
-                    Err(rustix::io::Errno::AGAIN) => {
-                        ready.clear_ready();
-                        Ok(Event::Typed(Vec::new()))
-                    }
-                    Err(error) => Err(io::Error::from(error)).doing(|| "the terminal was closed".to_owned()),
-                }
-            }
-            // Cancel-safe: only waits.
-            () = sleep_until(escape.unwrap_or_else(Instant::now)), if escape.is_some() => {
-                Ok(Event::Silence)
-            }
+            // Cancel-safe per its documentation.
+            input = self.screen.input() => input.map(Event::Input),
             // Cancel-safe: only waits.
             () = sleep_until(tick) => Ok(Event::Snapshot),
             // Cancel-safe: the pending command is kept and polled again.
             outcome = reply => Ok(Event::Replied(outcome)),
-            // Cancel-safe per the docs of `recv`.
-            _signal = self.resized.recv() => Ok(Event::Resized),
-            // Cancel-safe per the docs of `recv`.
-            _signal = self.ended.recv() => Ok(Event::Ended),
             // Cancel-safe: waits for an event value. Closed only at the end of the program.
-            changed = shown.changed() => Ok(if changed.is_ok() { Event::Snapshot } else { Event::Ended }),
+            changed = shown.changed() => Ok(match changed.is_ok() {
+                true => Event::Snapshot,
+                false => Event::Input(Input::Leave),
+            }),
         }
     }
 
     /// Starts from an empty screen of the size that the terminal has now.
     fn anew(&mut self) {
-        self.picture.resize(self.terminal.size());
+        self.picture.resize(self.screen.size());
         self.stale = true;
     }
 }
@@ -462,22 +409,6 @@ impl Picture {
         self.stood.get_or_insert_with(Instant::now);
         bytes
     }
-}
-
-impl Drop for Screen {
-    fn drop(&mut self) {
-        // A closed terminal needs no restore.
-        let _lost = write(LEAVE);
-    }
-}
-
-/// Writes to the terminal.
-pub(super) fn write(bytes: &[u8]) -> Result<(), Error> {
-    let mut stdout = io::stdout().lock();
-    stdout
-        .write_all(bytes)
-        .and_then(|()| stdout.flush())
-        .doing(|| "the terminal was closed".to_owned())
 }
 
 #[cfg(test)]

@@ -124,20 +124,7 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
         }
         Command::Set { name, key, via, remove_via } => {
             let mut context = contexts.find_context(&name)?.unwrap_or_else(|| Context::new(&name));
-            let settings = &mut context.settings;
-            if !global.endpoints.is_empty() {
-                settings.endpoints = global.endpoints.iter().map(ToString::to_string).collect();
-            }
-            if let Some(key) = key {
-                settings.key = std::path::absolute(key)?;
-            }
-            for address in remove_via {
-                if settings.via.remove(&address).is_none() {
-                    return Err(Error::new(format!("context {name} has no detour for {address}"))
-                        .or_help(format!("its detours: `polisctl context show {name}`")));
-                }
-            }
-            settings.via.extend(detours(&via)?);
+            change(&mut context, key, &via, &remove_via, global)?;
             contexts.save(&context)?;
             if current.is_none() {
                 contexts.set_current(&name)?;
@@ -147,6 +134,7 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
         }
         Command::Import { file, key } => super::user::import(&file, &key, global),
         Command::Remove { name, sure } => {
+            contexts.must_exist(&name)?;
             let effect = format!(
                 "The context {name} is forgotten, with its certificate and the CA that it trusts; \
                  the key stays."
@@ -159,6 +147,31 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
             global.out.print(&Document::new(&value, format!("{name} is removed"))?)
         }
     }
+}
+
+/// Changes what is named of a context.
+fn change(
+    context: &mut Context,
+    key: Option<PathBuf>,
+    via: &[String],
+    remove_via: &[String],
+    global: &Global,
+) -> Result<(), Error> {
+    let (name, settings) = (&context.name, &mut context.settings);
+    if !global.endpoints.is_empty() {
+        settings.endpoints = global.endpoints.iter().map(ToString::to_string).collect();
+    }
+    if let Some(key) = key {
+        settings.key = std::path::absolute(key)?;
+    }
+    for address in remove_via {
+        if settings.via.remove(address).is_none() {
+            return Err(Error::new(format!("context {name} has no detour for {address}"))
+                .or_help(format!("its detours: `polisctl context show {name}`")));
+        }
+    }
+    settings.via.extend(detours(via)?);
+    Ok(())
 }
 
 /// Reads the values of `--via`. Both sides have a port: a detour is for one service of a machine.
@@ -215,6 +228,20 @@ mod tests {
         assert_eq!(value["via"], serde_json::json!({ "192.0.2.2:7839": "127.0.0.1:2" }));
         let refused = world.refuses(&remove);
         assert!(refused.contains("no detour for 192.0.2.1:7839"), "{refused}");
+    }
+
+    #[test]
+    fn only_a_context_that_is_there_is_removed_also_in_a_dry_run() {
+        let world = World::new();
+        world.runs(&["context", "set", "home"]);
+        for more in ["--dry-run", "--yes"] {
+            let refused = world.refuses(&["context", "remove", "hone", more]);
+            assert!(refused.contains("there are: home"), "{refused}");
+        }
+        // One that cannot be read can be removed.
+        std::fs::write(world.path("polis/contexts/home/context.json"), "noise").unwrap();
+        world.runs(&["context", "remove", "home", "--yes"]);
+        assert!(!world.path("polis/contexts/home").exists());
     }
 
     #[test]

@@ -17,6 +17,7 @@
 //! - No private key is copied: a context stores its path.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::fs::{self, DirBuilder};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
@@ -102,7 +103,7 @@ impl Contexts {
     /// The given folder, or the one of the environment.
     pub(super) fn find(
         named: Option<PathBuf>,
-        variable: impl Fn(&str) -> Option<String>,
+        variable: impl Fn(&str) -> Option<OsString>,
     ) -> Result<Self, Error> {
         if let Some(folder) = named {
             return Ok(Self { folder });
@@ -232,11 +233,16 @@ impl Contexts {
         write(&folder.join("context.json"), &json)
     }
 
+    /// Fails where there is no such context; one that cannot be read is one, too.
+    pub(super) fn must_exist(&self, name: &str) -> Result<(), Error> {
+        match self.names()?.contains(name) {
+            true => Ok(()),
+            false => self.load(name).map(drop),
+        }
+    }
+
     /// Removes a context. Its key stays.
     pub(super) fn remove(&self, name: &str) -> Result<(), Error> {
-        if !self.names()?.contains(name) {
-            self.load(name)?;
-        }
         let folder = self.folder_of(name);
         fs::remove_dir_all(&folder).doing(|| format!("cannot remove {}", folder.display()))?;
         if self.current()?.as_deref() == Some(name) {
@@ -256,13 +262,17 @@ pub(super) fn read_certificate(file: &Path) -> Result<Vec<u8>, Error> {
     certificate(file, &read_file(file)?)
 }
 
+/// The bytes of a certificate in PEM; all bytes of anything else, which may be DER.
+fn der(bytes: &[u8]) -> Vec<u8> {
+    match x509_parser::pem::parse_x509_pem(bytes) {
+        Ok((_rest, pem)) if pem.label == "CERTIFICATE" => pem.contents,
+        _ => bytes.to_vec(),
+    }
+}
+
 /// Reads the DER of the certificate of any authority, from PEM or DER.
 pub(super) fn read_authority(file: &Path) -> Result<Vec<u8>, Error> {
-    let bytes = read_file(file)?;
-    let der = match x509_parser::pem::parse_x509_pem(&bytes) {
-        Ok((_rest, pem)) if pem.label == "CERTIFICATE" => pem.contents,
-        _ => bytes,
-    };
+    let der = der(&read_file(file)?);
     if x509_parser::parse_x509_certificate(&der).is_err() {
         return Err(Error::new(format!(
             "{} holds no certificate, neither in PEM nor in DER",
@@ -282,10 +292,7 @@ pub(super) fn read_file(file: &Path) -> Result<Vec<u8>, Error> {
 
 /// The DER of the certificate in `file`, which is PEM or DER.
 pub(super) fn certificate(file: &Path, bytes: &[u8]) -> Result<Vec<u8>, Error> {
-    let der = match x509_parser::pem::parse_x509_pem(bytes) {
-        Ok((_rest, pem)) if pem.label == "CERTIFICATE" => pem.contents,
-        _ => bytes.to_vec(),
-    };
+    let der = der(bytes);
     if pki::Facts::read(&der).is_none() {
         return Err(Error::new(format!(
             "{} holds no certificate of a Polis cluster, neither in PEM nor in DER",
@@ -341,7 +348,9 @@ fn read_up_to(max: u64, file: &Path) -> Result<Option<Vec<u8>>, Error> {
 /// Writes a file with mode 0600 atomically. A link stays, and so does a device or a pipe, which
 /// gets the bytes.
 pub(super) fn write(file: &Path, bytes: &[u8]) -> Result<(), Error> {
-    let place = file.canonicalize().unwrap_or_else(|_new| file.to_owned());
+    // A link whose file is not there yet stays, too.
+    let target = |_absent| fs::read_link(file).map(|target| file.with_file_name(target));
+    let place = file.canonicalize().or_else(target).unwrap_or_else(|_new| file.to_owned());
     let written = match fs::metadata(&place) {
         Ok(there) if !there.is_file() && !there.is_dir() => {
             let opened = fs::OpenOptions::new().write(true).open(&place);
@@ -357,10 +366,11 @@ fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut name = file.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}", std::process::id()));
     let sibling = file.with_file_name(name);
+    // One that a killed process has left, or a link of another user to a file of theirs.
+    let _removed = fs::remove_file(&sibling);
     let written = fs::OpenOptions::new()
         .write(true)
-        .create(true)
-        .truncate(true)
+        .create_new(true)
         .mode(0o600)
         .open(&sibling)
         .and_then(|mut opened| {
@@ -405,8 +415,9 @@ mod tests {
     #[test]
     fn the_folder_is_where_the_environment_says() {
         let found = |pairs: &[(&str, &str)]| {
-            let find =
-                |name: &str| pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1.to_owned());
+            let find = |name: &str| {
+                pairs.iter().find(|pair| pair.0 == name).map(|pair| OsString::from(pair.1))
+            };
             Contexts::find(None, find).map(|contexts| contexts.folder)
         };
         assert_eq!(found(&[("HOME", "/h")]).unwrap(), Path::new("/h/.config/polis"));
@@ -464,6 +475,28 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
         let error = write(folder.path(), b"four").unwrap_err().helpful().render();
         assert!(error.contains("help: name a file"), "{error}");
+    }
+
+    #[test]
+    fn a_file_is_private_and_no_link_of_another_user_is_followed() {
+        use std::os::unix::fs::{PermissionsExt as _, symlink};
+        let folder = tempfile::tempdir().unwrap();
+        let [file, theirs, link] = ["file", "theirs", "link"].map(|name| folder.path().join(name));
+        fs::write(&file, "open").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+        fs::write(&theirs, "theirs").unwrap();
+        // Where the new content is put first.
+        symlink(&theirs, folder.path().join(format!("file.{}", std::process::id()))).unwrap();
+        write(&file, b"secret").unwrap();
+        assert_eq!(fs::read(&theirs).unwrap(), b"theirs");
+        assert_eq!(fs::read(&file).unwrap(), b"secret");
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        // A link whose file is not there yet.
+        symlink("new", &link).unwrap();
+        write(&link, b"new").unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read(folder.path().join("new")).unwrap(), b"new");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4);
     }
 
     proptest::proptest! {

@@ -13,32 +13,27 @@
 //! - Without a leader the headline says so and since when the records are old; each node
 //!   of them is asked still.
 //! - A text that is cut, and notes that are left out, say so.
-//! - The terminal is as before at the end, whatever ended the command.
 //!
 //! What this module does not do: compare the clocks of the nodes.
 
 use std::io::{self, IsTerminal as _};
-use std::path::Path;
 use std::time::Duration;
 
 use futures::future::join_all;
 use polis_base::canvas::{Canvas, Colours};
 use polis_base::sys::clock;
-use polis_base::sys::terminal::{Mode, Size, Terminal};
 use polis_proto::v1;
-use polis_runtime::sys::readiness;
-use polis_tui::keys::Parser;
 use polis_tui::ratatui::buffer::Buffer;
 use polis_tui::ratatui::style::{Color, Modifier, Style};
 use polis_tui::snapshot::StageState;
 use polis_tui::{Key, Snapshot};
-use tokio::io::Interest;
 use tokio::time::{sleep, timeout};
 
-use super::console::{ENTER, LEAVE, attach, glance, write};
-use super::error::{Error, Explain as _};
+use super::console::{attach, glance};
+use super::error::Error;
 use super::node::View;
-use super::session::{self, PATIENCE, Session, Target};
+use super::screen::{Input, Screen, until_ended, write};
+use super::session::{self, PATIENCE, Session, Target, at_most};
 use super::text::{clean, fit};
 use super::{Global, units};
 
@@ -48,8 +43,6 @@ const PACE: Duration = Duration::from_secs(2);
 const NODE: Duration = Duration::from_secs(3);
 /// How long the leader may take to list the nodes, before the screen says that it does not.
 const LEADER: Duration = Duration::from_secs(4);
-/// Silence after which an Escape is the key, and not the start of a sequence.
-const ESCAPE: Duration = Duration::from_millis(50);
 /// The waits and warnings of a node, at most so many notes.
 const NOTES_MAX: usize = 3;
 /// Columns before a note.
@@ -118,6 +111,10 @@ pub(super) async fn run(global: &Global) -> Result<(), Error> {
         return Err(Error::new("the dashboard needs a terminal")
             .or_help("`polisctl cluster status` prints the state without one"));
     }
+    until_ended(Box::pin(show(global))).await
+}
+
+async fn show(global: &Global) -> Result<(), Error> {
     let mut session = Session::prepare(global, PATIENCE)?;
     // An error of the first look is printed as plain text.
     let mut board = Box::pin(look(&session, &Board::default())).await?;
@@ -160,11 +157,8 @@ async fn card(session: &Session, node: &v1::NodeInfo) -> Card {
     let target = session::target(node).ok();
     let answer = match (&target, node.state()) {
         (Some(target), v1::NodeState::Up) => {
-            // On the heap: several nodes are asked at once.
-            Some(match timeout(NODE, Box::pin(glance(session, target))).await {
-                Ok(answer) => answer.map_err(|error| error.summary()),
-                Err(_elapsed) => Err(format!("no answer within {}", units::span(NODE))),
-            })
+            let answer = at_most(NODE, glance(session, target)).await;
+            Some(answer.map_err(|error| error.summary()))
         }
         (_, _) => None,
     };
@@ -386,29 +380,15 @@ fn press(key: Key, selected: &mut usize, count: usize) -> Wish {
 
 /// This terminal, while the dashboard is on it.
 struct Desk {
-    terminal: Terminal,
-    readable: tokio::io::unix::AsyncFd<std::os::fd::OwnedFd>,
+    screen: Screen,
     canvas: Canvas,
     colours: Colours,
-    size: Size,
-    parser: Parser,
 }
 
 impl Desk {
     fn open(colours: Colours) -> Result<Self, Error> {
-        let failed = || "cannot use this terminal".to_owned();
-        let terminal = Terminal::open(Path::new("/dev/tty")).doing(failed)?;
-        terminal.set_mode(Mode::Raw).doing(failed)?;
-        write(ENTER)?;
-        let size = terminal.size();
-        Ok(Self {
-            readable: readiness::watch(&terminal, Interest::READABLE).doing(failed)?,
-            canvas: Canvas::whole(size, colours),
-            colours,
-            size,
-            terminal,
-            parser: Parser::default(),
-        })
+        let screen = Screen::open()?;
+        Ok(Self { canvas: Canvas::whole(screen.size(), colours), screen, colours })
     }
 
     /// Draws and reads keys; returns the node whose console is wanted, if one is.
@@ -421,10 +401,10 @@ impl Desk {
         let mut next = Box::pin(newer(session, board.clone()));
         loop {
             *selected = (*selected).min(board.cards.len().saturating_sub(1));
-            self.draw(board, *selected)?;
-            let keys = tokio::select! {
-                // Cancel-safe: nothing is read before the branch is taken.
-                keys = self.keys() => keys?,
+            write(&self.canvas.draw(|buffer| board.draw(*selected, buffer)))?;
+            let input = tokio::select! {
+                // Cancel-safe per its documentation.
+                input = self.screen.input() => input?,
                 // Cancel-safe: the look is kept, and goes on behind the keys.
                 looked = &mut next => {
                     match looked {
@@ -435,7 +415,14 @@ impl Desk {
                     continue;
                 }
             };
-            let Some(keys) = keys else { return Ok(None) };
+            let keys = match input {
+                Input::Leave => return Ok(None),
+                Input::Keys(keys) => keys,
+                Input::Redraw => {
+                    self.canvas = Canvas::whole(self.screen.size(), self.colours);
+                    continue;
+                }
+            };
             for key in keys {
                 match press(key, selected, board.cards.len()) {
                     Wish::Nothing => {}
@@ -450,52 +437,12 @@ impl Desk {
             }
         }
     }
-
-    fn draw(&mut self, board: &Board, selected: usize) -> Result<(), Error> {
-        let size = self.terminal.size();
-        if size != self.size {
-            (self.size, self.canvas) = (size, Canvas::whole(size, self.colours));
-        }
-        let bytes = self.canvas.draw(|buffer| board.draw(selected, buffer));
-        write(&bytes)
-    }
-
-    /// The next keys; `None` when the terminal is gone. Cancel-safe.
-    async fn keys(&mut self) -> Result<Option<Vec<Key>>, Error> {
-        loop {
-            let ready = timeout(ESCAPE, self.readable.readable()).await;
-            let Ok(ready) = ready else {
-                if let Some(key) = self.parser.idle() {
-                    return Ok(Some(vec![key]));
-                }
-                continue;
-            };
-            let mut ready = ready?;
-            let mut buffer = [0; 256];
-            match rustix::io::read(&self.terminal, &mut buffer) {
-                Ok(0) => return Ok(None),
-                Ok(length) => return Ok(Some(self.parser.feed(&buffer[..length]))),
-                Err(rustix::io::Errno::AGAIN) => ready.clear_ready(),
-                Err(error) => {
-                    return Err(io::Error::from(error))
-                        .doing(|| "the terminal was closed".to_owned());
-                }
-            }
-        }
-    }
 }
 
 /// The cluster at the next look, which begins after a pause.
 async fn newer(session: &Session, last: Board) -> Result<Board, Error> {
     sleep(PACE).await;
     Box::pin(look(session, &last)).await
-}
-
-impl Drop for Desk {
-    fn drop(&mut self) {
-        // A closed terminal needs no restore.
-        let _lost = write(LEAVE);
-    }
 }
 
 #[cfg(test)]

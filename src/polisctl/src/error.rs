@@ -52,18 +52,25 @@ impl Error {
         Self { exit: Exit::TimedOut, cause, help: None }
     }
 
+    /// The same as the last thing that was seen before a wait timed out.
+    pub(super) fn after_a_wait(self) -> Self {
+        Self { exit: Exit::TimedOut, ..self }
+    }
+
     /// The same with help, unless an error closer to the cause has some.
     pub(super) fn or_help(mut self, help: impl Into<String>) -> Self {
         self.help.get_or_insert_with(|| help.into());
         self
     }
 
-    /// The same with this help in case of a timeout, in place of other help.
-    pub(super) fn help_if_late(mut self, help: impl Into<String>) -> Self {
-        if self.exit == Exit::TimedOut {
-            self.help = Some(help.into());
-        }
-        self
+    /// The same with this help in place of other help.
+    pub(super) fn with_help(self, help: impl Into<String>) -> Self {
+        Self { help: Some(help.into()), ..self }
+    }
+
+    /// The same in case of a timeout.
+    pub(super) fn help_if_late(self, help: impl Into<String>) -> Self {
+        if self.exit == Exit::TimedOut { self.with_help(help) } else { self }
     }
 
     /// The same with this help before the one that it has: the likelier of two ways on.

@@ -10,10 +10,10 @@ use polis_tui::bytes;
 use serde::Serialize;
 
 use super::error::{Error, Explain as _};
-use super::output::{Document, Text, fields, or_dash};
+use super::output::{self, Document, Text, fields, or_dash};
 use super::session::{Session, refused};
 use super::table::{Table, table};
-use super::unfinished::Unfinished;
+use super::unfinished::{Unfinished, must_be_new};
 use super::units::{Time, since_1970, text};
 use super::watch::Watch;
 use super::{Global, key};
@@ -33,7 +33,7 @@ pub(super) enum Command {
     /// It is encrypted to the keys of the owners, in the age format.
     Snapshot {
         /// The path of the new file.
-        #[arg(short, long, value_name = "FILE")]
+        #[arg(short, long, value_name = "FILE", value_parser = output::file())]
         out: PathBuf,
     },
     /// Decrypt a snapshot, for the machine that begins the cluster again.
@@ -43,7 +43,7 @@ pub(super) enum Command {
         /// The snapshot.
         file: PathBuf,
         /// The path of the new file.
-        #[arg(short, long, value_name = "FILE")]
+        #[arg(short, long, value_name = "FILE", value_parser = output::file())]
         out: PathBuf,
         /// The key of an owner [default: that of the context, or owner.key in the folder of
         /// polisctl].
@@ -124,12 +124,8 @@ impl Snapshots {
 
 /// Runs the command.
 pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> {
-    if let Command::Snapshot { out } | Command::Decrypt { out, .. } = &command
-        && out.symlink_metadata().is_ok()
-    {
-        return Err(
-            Error::new(format!("{} exists already", out.display())).or_help("name another file")
-        );
+    if let Command::Snapshot { out } | Command::Decrypt { out, .. } = &command {
+        must_be_new(out)?;
     }
     if let Command::Decrypt { file, out, owner_key } = &command {
         return decrypt(file, out, owner_key.as_deref(), global);
@@ -323,25 +319,30 @@ impl Status {
 }
 
 async fn snapshot(session: &Session, out: &Path, global: &Global) -> Result<(), Error> {
+    const WHAT: &str = "save etcd";
     let mut file = Unfinished::begin(out)?;
     let client = session.client();
     let asked = client.call(Repeat::Allowed, |channel| async move {
         let mut leader = ManagementClient::new(channel);
         Ok(leader.snapshot_etcd(v1::SnapshotEtcdRequest {}).await?.into_inner())
     });
-    let mut stream = session.within("save etcd", asked).await?;
+    let mut stream = session.within(WHAT, asked).await?;
     let progress = global.out.progress();
     let mut size = 0;
-    let received = |status: tonic::Status| refused("save etcd", &status);
-    // The leader checks the snapshot: a stream that ends without an error is whole.
-    while let Some(chunk) = stream.message().await.map_err(received)? {
-        file.write(&chunk.data)?;
-        size += chunk.data.len() as u64;
-        progress.says(&format!("{} of etcd", bytes(size)));
-    }
+    let received = |status: tonic::Status| refused(WHAT, &status);
+    let receiving = async {
+        // The leader checks the snapshot: a stream that ends without an error is whole.
+        while let Some(chunk) = stream.message().await.map_err(received)? {
+            file.write(&chunk.data)?;
+            size += chunk.data.len() as u64;
+            progress.says(&format!("{} of etcd", bytes(size)));
+        }
+        Ok::<(), Error>(())
+    };
+    session.in_time(WHAT, receiving).await?;
     drop(progress);
     file.finish()?;
-    let value = serde_json::json!({ "file": out, "bytes": size });
+    let value = serde_json::json!({ "file": out.to_string_lossy(), "bytes": size });
     let text = format!(
         "{} in {}: it holds every secret of the cluster, encrypted to its owners",
         bytes(size),
@@ -389,7 +390,7 @@ fn decrypt(
     }
     plain.finish()?;
     let size = checksum.size();
-    let value = serde_json::json!({ "file": out, "bytes": size });
+    let value = serde_json::json!({ "file": out.to_string_lossy(), "bytes": size });
     let text = format!(
         "{} in {}: every secret of the cluster can be read in it; delete it after use",
         bytes(size),
@@ -452,6 +453,17 @@ mod tests {
         assert_eq!(first["newest_at"], "2026-11-26T04:00:00Z");
         assert_eq!(shown["members"][1]["snapshots"]["newest_at"], serde_json::Value::Null);
         assert_eq!(shown["members"][2]["snapshots"], serde_json::Value::Null);
+    }
+
+    #[test]
+    fn a_snapshot_whose_stream_stops_is_a_timeout_and_leaves_no_file() {
+        let world = World::new();
+        let cluster = Cluster::new(&world);
+        cluster.etcd_is_silent();
+        let ended = world.run(&["etcd", "snapshot", "-o", "@etcd.age", "--timeout", "3s"]);
+        assert_eq!((ended.status, &*ended.stdout), (3, ""), "{}", ended.stderr);
+        assert!(ended.stderr.starts_with("error: cannot save etcd"), "{}", ended.stderr);
+        assert!(!world.path("etcd.age").exists());
     }
 
     fn summary(answers: &[bool]) -> String {

@@ -18,11 +18,12 @@ use polis_proto::v1::logs_response::Entry;
 use polis_proto::v1::node_management_client::NodeManagementClient;
 use serde::Serialize;
 use tokio::time::timeout;
+use tonic::Code;
 
 use super::error::Error;
 use super::node::targets;
 use super::output::{Document, Text, or_dash};
-use super::session::{Session, Target, refused};
+use super::session::{Session, Target, at_most, refused};
 use super::table::table;
 use super::top::silent;
 use super::{Global, units};
@@ -70,13 +71,17 @@ pub(super) async fn run(arguments: &Arguments, global: &Global) -> Result<(), Er
     let read = targets.iter().map(|target| read(&session, target, arguments.boots));
     let read = join_all(read).await;
     drop(progress);
-    let (mut events, mut missing) = (Vec::new(), Vec::new());
+    let (mut events, mut missing, mut troubles) = (Vec::new(), Vec::new(), Vec::new());
     for (target, (found, failure)) in targets.iter().zip(read) {
+        if let Some(error) = failure {
+            let which = if found.is_empty() { "no" } else { "not all" };
+            missing.push(format!("{which} events of {}: {}", target.meant, error.summary()));
+            troubles.push((target.meant.to_string(), error));
+        }
         events.extend(found);
-        missing.extend(failure.map(|error| format!("no events of {}: {error}", target.meant)));
     }
-    if events.is_empty() && missing.len() == targets.len() {
-        return Err(silent((!missing.is_empty()).then(|| missing.join("; "))));
+    if events.is_empty() && troubles.len() == targets.len() {
+        return Err(silent(&troubles));
     }
     let now = units::since_1970_nanos(polis_base::sys::clock::now());
     // Only a leader knows the names.
@@ -122,12 +127,11 @@ fn in_order(mut events: Vec<Event>, since: Option<Duration>, now: i64) -> Vec<Ev
 }
 
 /// The events of a node, and why there are not all.
-async fn read(session: &Session, target: &Target, boots: u8) -> (Vec<Event>, Option<String>) {
+async fn read(session: &Session, target: &Target, boots: u8) -> (Vec<Event>, Option<Error>) {
     let mut events = Vec::new();
-    let channel = match timeout(NODE, Box::pin(session.node(target))).await {
-        Ok(Ok(channel)) => channel,
-        Ok(Err(error)) => return (events, Some(error.summary())),
-        Err(_elapsed) => return (events, Some(format!("no answer within {}", units::span(NODE)))),
+    let channel = match at_most(NODE, session.node(target)).await {
+        Ok(channel) => channel,
+        Err(error) => return (events, Some(error)),
     };
     let own = target.meant.to_string();
     for boot in 0..=i32::from(boots) {
@@ -150,10 +154,11 @@ async fn read(session: &Session, target: &Target, boots: u8) -> (Vec<Event>, Opt
         match timeout(NODE, Box::pin(log)).await {
             Ok(Ok(())) => {}
             // Fewer boots than that are kept.
-            Ok(Err(_)) if boot > 0 => break,
-            Ok(Err(status)) => return (events, Some(refused("read the log", &status).summary())),
+            Ok(Err(status)) if boot > 0 && status.code() == Code::NotFound => break,
+            Ok(Err(status)) => return (events, Some(refused("read the log", &status))),
             Err(_elapsed) => {
-                return (events, Some(format!("not whole within {}", units::span(NODE))));
+                let text = format!("not whole within {}", units::span(NODE));
+                return (events, Some(Error::timed_out(text)));
             }
         }
     }
@@ -268,6 +273,13 @@ mod tests {
         assert_eq!(events[0]["event"], "ready");
         assert_eq!(events[0]["seen_by"], *id);
         assert!(world.runs(&["events", "--since", "1m"]).lines().count() <= 1, "years ago");
+        // A boot whose log cannot be read is not one that is no longer kept.
+        let ended = world.run(&["events", "--boots", "2", "-o", "json"]);
+        assert_eq!(ended.status, 0, "{}", ended.stderr);
+        let said = format!("not all events of {id}: cannot read the log: the logs of earlier");
+        assert!(ended.stderr.contains(&said), "{}", ended.stderr);
+        let events: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+        assert_eq!(events.as_array().unwrap().len(), 2);
         drop(cluster);
     }
 }

@@ -12,11 +12,10 @@ use futures::future::join_all;
 use polis_proto::v1;
 use polis_proto::v1::node_management_client::NodeManagementClient;
 use serde::Serialize;
-use tokio::time::timeout;
 
 use super::error::Error;
 use super::output::{Document, Text, fields, or_dash};
-use super::session::{Session, Target};
+use super::session::{Session, Target, at_most};
 use super::table::table;
 use super::units;
 
@@ -71,9 +70,7 @@ async fn ask(session: &Session, target: &Target) -> Node {
         let answer = client.get_status(v1::GetStatusRequest {}).await;
         Ok::<_, Error>(answer.map_err(|status| Error::new(status.message()))?.into_inner())
     };
-    // On the heap: the futures of all nodes are alive at once.
-    let answer = timeout(ANSWER, Box::pin(answer)).await.ok().and_then(Result::ok);
-    Node::of(target, answer)
+    Node::of(target, at_most(ANSWER, answer).await.ok())
 }
 
 impl Node {

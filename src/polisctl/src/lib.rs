@@ -19,6 +19,7 @@
 //! What this module does not do: decide what a user may do (the servers do), or
 //! keep anything but contexts.
 
+mod arguments;
 mod ask;
 mod audit;
 mod bucket;
@@ -48,6 +49,7 @@ mod parameters;
 #[cfg(test)]
 mod prometheus_tests;
 mod rights;
+mod screen;
 mod session;
 mod snapshot;
 #[cfg(test)]
@@ -72,8 +74,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 
+use self::arguments::{command, read};
 use self::contexts::Contexts;
 use self::error::{Error, Exit, Explain as _};
 use self::key::Passphrase;
@@ -183,29 +186,6 @@ enum Get {
     Nodes(node::List),
 }
 
-/// The command line: what the derives say, and `-o` for the output of every command that
-/// does not write a file with it.
-fn command() -> clap::Command {
-    let command = Cli::command();
-    let output = command.get_arguments().find(|arg| arg.get_id() == "output").cloned();
-    let output = output.expect("the options have it").short(None);
-    with_long_output(command, &output)
-}
-
-fn with_long_output(mut command: clap::Command, output: &clap::Arg) -> clap::Command {
-    let writes = |arg: &clap::Arg| arg.get_short() == Some('o') && arg.get_id() != "output";
-    if command.get_arguments().any(writes) {
-        // An argument that is there is not taken from the command above.
-        return command.arg(output.clone());
-    }
-    let below: Vec<String> =
-        command.get_subcommands().map(|below| below.get_name().to_owned()).collect();
-    for name in below {
-        command = command.mut_subcommand(name, |below| with_long_output(below, output));
-    }
-    command
-}
-
 /// The options of every command.
 #[derive(Debug)]
 struct Global {
@@ -229,19 +209,18 @@ const HELP_WIDTH_MAX: usize = 100;
 /// Runs `polisctl`.
 #[must_use]
 pub fn main() -> ExitCode {
-    let variable = |name: &str| std::env::var(name).ok();
+    let variable = |name: &str| std::env::var_os(name);
     ExitCode::from(run(std::env::args_os(), variable, &Streams::process()))
 }
 
 /// Runs one command line; returns the exit status.
 fn run(
     arguments: impl IntoIterator<Item = OsString>,
-    variable: impl Fn(&str) -> Option<String>,
+    variable: impl Fn(&str) -> Option<OsString>,
     streams: &Streams,
 ) -> u8 {
     let width = streams.columns().map_or(HELP_WIDTH, |columns| columns.min(HELP_WIDTH_MAX));
-    let parsed = command().term_width(width).try_get_matches_from(arguments);
-    let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
+    let cli = match read(arguments, width) {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() => {
             streams.stderr(&error::of_clap(&error.render().to_string()));
@@ -266,7 +245,7 @@ fn run(
 
 fn start(
     cli: Cli,
-    variable: impl Fn(&str) -> Option<String>,
+    variable: impl Fn(&str) -> Option<OsString>,
     streams: &Streams,
 ) -> Result<(), Error> {
     let Options { context, endpoints, output, timeout, passphrase_file, config } = cli.options;
@@ -302,7 +281,7 @@ fn start(
 
 /// The wish of the environment: no colours where `NO_COLOR` is set and not empty
 /// (<https://no-color.org>).
-fn colours(variable: impl Fn(&str) -> Option<String>) -> Colours {
+fn colours(variable: impl Fn(&str) -> Option<OsString>) -> Colours {
     match variable("NO_COLOR").is_some_and(|set| !set.is_empty()) {
         true => Colours::Off,
         false => Colours::On,
@@ -349,11 +328,6 @@ async fn perform(command: Command, global: &Global) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_command_line_is_consistent() {
-        command().debug_assert();
-    }
 
     /// Commands that are part of the contract.
     const PROMISED: &str = "parameters bootstrap, parameters register, parameters show, \
@@ -422,7 +396,7 @@ mod tests {
     #[test]
     fn no_color_counts_where_it_is_not_empty() {
         let wish = |set: Option<&str>| {
-            colours(|name| set.filter(|_| name == "NO_COLOR").map(str::to_owned))
+            colours(|name| set.filter(|_| name == "NO_COLOR").map(OsString::from))
         };
         assert_eq!([wish(None), wish(Some(""))], [Colours::On; 2]);
         assert_eq!([wish(Some("1")), wish(Some("0"))], [Colours::Off; 2]);
@@ -481,18 +455,55 @@ mod tests {
     }
 
     #[test]
-    fn o_is_short_for_output_except_where_it_names_a_file() {
+    fn a_file_whose_name_is_not_unicode_is_used_as_any_other() {
+        use std::os::unix::ffi::OsStringExt as _;
         let world = testing::World::new();
-        let json = world.runs(&["-o", "json", "context", "list"]);
-        assert_eq!(json, world.runs(&["context", "list", "--output", "json"]));
-        assert_eq!(json, world.runs(&["context", "list", "-o", "json"]));
-        world.runs(&["owner", "create", "-o", "@json"]);
-        assert!(world.path("json").exists(), "it is a file there");
-        world.runs(&["owner", "create", "-o", "@other", "--output", "json"]);
-        assert!(world.path("other").exists());
-        // Without a file and before the command, it is the format.
-        let said = world.runs(&["-o", "json", "owner", "create"]);
-        assert!(serde_json::from_str::<serde_json::Value>(&said).is_ok(), "{said}");
+        let odd = |name: &str| {
+            let name = [&b"\xff"[..], name.as_bytes()].concat();
+            world.path("").join(OsString::from_vec(name)).into_os_string()
+        };
+        let [key, parameters] = ["key", "parameters"].map(odd);
+        let run = |words: &[&str], file: &OsString| {
+            let words = words.iter().map(OsString::from).chain([file.clone()]);
+            let line = std::iter::once(OsString::from("polisctl")).chain(words);
+            let folder = odd("folder");
+            let variable = |name: &str| (name == "XDG_CONFIG_HOME").then(|| folder.clone());
+            super::run(line, variable, &Streams::new(std::io::sink(), std::io::sink()))
+        };
+        for format in ["json", "table"] {
+            assert_eq!(run(&["--output", format, "owner", "show"], &key), 1);
+        }
+        assert_eq!(run(&["owner", "create", "-o"], &key), 0);
+        assert_eq!(run(&["--output", "json", "owner", "show"], &key), 0);
+        assert_eq!(run(&["owner", "create", "--output"], &OsString::from("yaml")), 0);
+        assert!(PathBuf::from(odd("folder")).join("polis/owner.key").exists());
+        assert_eq!(run(&["parameters", "bootstrap", "-o"], &parameters), 0);
+        assert_eq!(run(&["parameters", "check"], &parameters), 0);
+    }
+
+    #[test]
+    fn standard_output_is_no_file_for_a_command_that_has_a_document() {
+        let world = testing::World::new();
+        for line in [
+            &["owner", "create"][..],
+            &["etcd", "snapshot"],
+            &["etcd", "decrypt", "@snapshot"],
+            &["snapshot", "fetch", "--target", "x", "--credentials", "x"],
+            &["support"],
+            &["kubernetes", "kubeconfig"],
+        ] {
+            for out in ["-", "/dev/stdout"] {
+                let ended = world.run(&[line, &["-o", out]].concat());
+                assert_eq!((ended.status, &*ended.stdout), (2, ""), "{line:?}: {}", ended.stderr);
+                assert!(ended.stderr.contains("allowed is a file"), "{line:?}: {}", ended.stderr);
+            }
+        }
+        world.runs(&["owner", "create"]);
+        let written = ["parameters", "bootstrap", "--format", "text", "-o", "/dev/stdout"];
+        let text = world.runs(&written);
+        assert!(text.starts_with("polis-parameters-v1:") && text.lines().count() == 1, "{text}");
+        let ended = world.run(&[&written[..], &["--output", "json"]].concat());
+        assert_eq!((ended.status, &*ended.stdout), (2, ""), "{}", ended.stderr);
     }
 
     #[test]

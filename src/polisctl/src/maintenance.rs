@@ -14,20 +14,18 @@
 //! - The owner's certificate is shown only to a machine that refused the owner's key.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use polis_proto::v1;
 use polis_proto::v1::maintenance_client::MaintenanceClient;
 use polis_proto::v1::read_log_request::Log as LogKind;
 use polis_tui::bytes;
 use serde::Serialize;
-use tokio::time::sleep;
-use tonic::{Code as StatusCode, Status};
+use tonic::{Code as StatusCode, Response, Status};
 
 use super::ask::{Go, Sure};
-use super::error::{Error, Explain as _};
+use super::error::{Error, Exit, Explain as _};
 use super::output::{Document, Format, fields, or_dash};
-use super::session::{Limit, credentials, refused, unreached};
+use super::session::{Limit, credentials, dialled, refused, within};
 use super::text::clean;
 use super::{Global, ask, key, ownership, parameters};
 use polis_wire::endpoint::{Endpoint, MANAGEMENT_PORT};
@@ -36,10 +34,11 @@ use polis_wire::maintenance::Code;
 use polis_wire::parameters::Cluster;
 use polis_wire::pki::Facts;
 use polis_wire::rpc::Credentials;
-use polis_wire::rpc::client::{Channel, Connection, DialError, Expect, Trust, dial};
+use polis_wire::rpc::client::{Channel, Connection, Expect, Trust};
 
-/// Between two attempts at a machine that is waited for.
-const RETRY: Duration = Duration::from_millis(500);
+const DESCRIBE: &str = "describe the machine";
+const GIVE: &str = "give the machine node parameters";
+const READ: &str = "read the log";
 
 /// Commands for machines in maintenance.
 #[derive(Debug, clap::Subcommand)]
@@ -160,7 +159,6 @@ struct Reached {
 impl Reached {
     /// Reaches a machine, proves the caller and reads what it says of itself.
     async fn new(machine: &Machine, global: &Global) -> Result<Self, Error> {
-        let limit = global.timeout.map(Limit::new);
         let asked = match (&machine.code, &machine.fingerprint) {
             (None, None) => asked(global)?,
             (code, _) => code.clone(),
@@ -168,14 +166,15 @@ impl Reached {
         let progress = global.out.progress();
         progress.says(&format!("connecting to {}", machine.host));
         let reached = match asked {
-            Some(code) => Box::pin(Self::by_code(&machine.host, &code, limit)).await,
-            None => Box::pin(Self::by_owner(machine, global, limit)).await,
+            Some(code) => Box::pin(Self::by_code(&machine.host, &code, global)).await,
+            None => Box::pin(Self::by_owner(machine, global)).await,
         };
         drop(progress);
         reached.doing(|| format!("cannot reach the machine at {}", machine.host))
     }
 
-    async fn by_code(host: &Endpoint, code: &Code, limit: Option<Limit>) -> Result<Self, Error> {
+    async fn by_code(host: &Endpoint, code: &Code, global: &Global) -> Result<Self, Error> {
+        let limit = global.timeout.map(Limit::new);
         let keys = code.keys();
         let failed = || "cannot use the keys of this code".to_owned();
         let credentials = Credentials {
@@ -185,23 +184,23 @@ impl Reached {
         };
         let node = keys.machine.id();
         let connection = reach(host, Expect::Node(node), &credentials, limit).await;
-        let connection = connection.map_err(|error| match error {
-            Unreached::Dial(DialError::Handshake { .. }) => Error::new(
-                "the machine does not have this code, or another one has its address",
-            )
-            .or_help("read the code on its screen again: each start of the machine makes another"),
-            error => error.explained(),
+        let connection = connection.map_err(|error| {
+            match error.is_handshake() && error.exit() == Exit::Failed {
+                true => Error::new(
+                    "the machine does not have this code, or another one has its address",
+                )
+                .or_help(
+                    "read the code on its screen again: each start of the machine makes another",
+                ),
+                false => error,
+            }
         })?;
-        let described = describe(connection.channel).await;
-        let described = described.map_err(|status| refused("describe the machine", &status))?;
+        let described = describe(connection.channel, limit).await?;
+        let described = described.map_err(|status| refused(DESCRIBE, &status))?;
         Ok(Self { host: host.clone(), credentials, node, limit, described })
     }
 
-    async fn by_owner(
-        machine: &Machine,
-        global: &Global,
-        limit: Option<Limit>,
-    ) -> Result<Self, Error> {
+    async fn by_owner(machine: &Machine, global: &Global) -> Result<Self, Error> {
         let host = machine.host.clone();
         let context = global.contexts.context(global.context.as_deref())?;
         let file = match (&machine.owner_key, &context) {
@@ -214,11 +213,15 @@ impl Reached {
         let key = key::read(&file, &global.passphrase)
             .help(|| "name the owner's key with --owner-key".to_owned())?;
         let own = credentials(&key, ownership::self_signed(&key)?, None);
-        let connection = reach(&host, Expect::AnyNode, &own, limit).await;
-        let connection = connection.map_err(Unreached::explained)?;
+        let limit = global.timeout.map(Limit::new);
+        let connection = reach(&host, Expect::AnyNode, &own, limit).await?;
         compare(global, machine, &connection)?;
+        let limit = match machine.fingerprint {
+            Some(_) => limit,
+            None => limit.map(Limit::anew),
+        };
         let node = connection.node;
-        let status = match describe(connection.channel).await {
+        let status = match describe(connection.channel, limit).await? {
             Ok(described) => return Ok(Self { host, credentials: own, node, limit, described }),
             Err(status) => status,
         };
@@ -229,55 +232,86 @@ impl Reached {
         };
         let certificate = certificate.filter(of_key);
         let (StatusCode::Unauthenticated, Some(certificate)) = (status.code(), certificate) else {
-            return Err(refused("describe the machine", &status));
+            return Err(refused(DESCRIBE, &status));
         };
         let own = credentials(&key, certificate, None);
-        let connection = reach(&host, Expect::Node(node), &own, limit).await;
-        let connection = connection.map_err(Unreached::explained)?;
-        let described = describe(connection.channel).await;
-        let described = described.map_err(|status| refused("describe the machine", &status))?;
+        let connection = reach(&host, Expect::Node(node), &own, limit).await?;
+        let described = describe(connection.channel, limit).await?;
+        let described = described.map_err(|status| refused(DESCRIBE, &status))?;
         Ok(Self { host, credentials: own, node, limit, described })
     }
 
     /// A connection for the next call: a person may have thought longer than one stays open.
     async fn client(&self) -> Result<MaintenanceClient<Channel>, Error> {
         let expect = Expect::Node(self.node);
-        let connection = reach(&self.host, expect, &self.credentials, self.limit).await;
-        Ok(MaintenanceClient::new(connection.map_err(Unreached::explained)?.channel))
+        let connection = reach(&self.host, expect, &self.credentials, self.limit).await?;
+        Ok(MaintenanceClient::new(connection.channel))
+    }
+
+    /// Restarts the deadline: the time that a person takes to answer a question does not count.
+    fn begin_anew(&mut self) {
+        self.limit = self.limit.map(Limit::anew);
     }
 
     /// Prints a log.
     async fn log(&self, log: Log, global: &Global) -> Result<(), Error> {
         let request = v1::ReadLogRequest { log: LogKind::from(log).into() };
-        let failed = |status: Status| refused("read the log", &status);
+        let failed = |status: Status| refused(READ, &status);
         let mut client = self.client().await?;
-        let mut pieces = client.read_log(request).await.map_err(failed)?.into_inner();
+        let mut pieces = call(self.limit, READ, client.read_log(request)).await?;
         // A person sees each line at once; a document for programs is printed whole.
         let is_whole = global.out.format != Format::Table;
         let mut documents = Vec::new();
-        while let Some(v1::ReadLogResponse { text }) = pieces.message().await.map_err(failed)? {
-            for line in text.lines() {
-                let line = clean(line);
-                let value = serde_json::json!({ "line": line });
-                let document = Document::new(&value, line)?;
-                match is_whole {
-                    true => documents.push(document),
-                    false => global.out.print(&document)?,
+        let reading = async {
+            while let Some(v1::ReadLogResponse { text }) = pieces.message().await.map_err(failed)? {
+                for line in text.lines() {
+                    let line = clean(line);
+                    let value = serde_json::json!({ "line": line });
+                    let document = Document::new(&value, line)?;
+                    match is_whole {
+                        true => documents.push(document),
+                        false => global.out.print(&document)?,
+                    }
                 }
             }
-        }
+            Ok::<(), Error>(())
+        };
+        within(self.limit, READ, reading).await?;
         if is_whole { global.out.entries(documents) } else { Ok(()) }
     }
 
     async fn end(&self, power_off: bool) -> Result<(), Error> {
-        let ended = self.client().await?.end(v1::EndRequest { power_off }).await;
-        ended.map(drop).map_err(|status| refused("end the machine", &status))
+        let mut client = self.client().await?;
+        let ended = client.end(v1::EndRequest { power_off });
+        call(self.limit, "end the machine", ended).await.map(drop)
     }
 }
 
-async fn describe(channel: Channel) -> Result<v1::DescribeResponse, Status> {
+async fn describe(
+    channel: Channel,
+    limit: Option<Limit>,
+) -> Result<Result<v1::DescribeResponse, Status>, Error> {
     let mut client = MaintenanceClient::new(channel);
-    Ok(client.describe(v1::DescribeRequest {}).await?.into_inner())
+    tried(limit, DESCRIBE, client.describe(v1::DescribeRequest {})).await
+}
+
+/// Waits for an answer, until the deadline.
+async fn call<T>(
+    limit: Option<Limit>,
+    what: &str,
+    made: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, Error> {
+    tried(limit, what, made).await?.map_err(|status| refused(what, &status))
+}
+
+/// The same; a refusal is returned as it came.
+async fn tried<T>(
+    limit: Option<Limit>,
+    what: &str,
+    made: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<Result<T, Status>, Error> {
+    let made = Box::pin(made);
+    within(limit, what, async { Ok(made.await.map(Response::into_inner)) }).await
 }
 
 /// Asks the person for a code; `None`: the machine shows a fingerprint.
@@ -319,21 +353,6 @@ fn compare(global: &Global, machine: &Machine, connection: &Connection) -> Resul
     ))
 }
 
-/// Why a machine was not reached.
-enum Unreached {
-    Dial(DialError),
-    Late(Error),
-}
-
-impl Unreached {
-    fn explained(self) -> Error {
-        match self {
-            Self::Dial(error) => unreached(error),
-            Self::Late(error) => error,
-        }
-    }
-}
-
 /// Connects; with `--timeout` it retries until then, for a machine that is starting. The key of
 /// the machine is in what is expected, or is compared by the caller.
 async fn reach(
@@ -341,19 +360,8 @@ async fn reach(
     expect: Expect,
     own: &Credentials,
     limit: Option<Limit>,
-) -> Result<Connection, Unreached> {
-    let dialled = || dial(&host.host, host.port, expect, &Trust::Unchecked, Some(own));
-    let Some(limit) = limit else { return Box::pin(dialled()).await.map_err(Unreached::Dial) };
-    let attempts = async {
-        loop {
-            match Box::pin(dialled()).await {
-                Err(error) if error.is_absence() => sleep(RETRY).await,
-                dialled => return Ok(dialled.map_err(Unreached::Dial)),
-            }
-        }
-    };
-    let reached = limit.within(&format!("connect to {host}"), attempts).await;
-    reached.unwrap_or_else(|late| Err(Unreached::Late(late)))
+) -> Result<Connection, Error> {
+    dialled(host, expect, &Trust::Unchecked, own, limit).await
 }
 
 /// What a machine says of itself, as programs read it.
@@ -452,18 +460,20 @@ async fn give(
 ) -> Result<(), Error> {
     sure.can_be(global)?;
     let (message, parameters) = parameters::message_of(file)?;
-    let reached = Reached::new(machine, global).await?;
+    let mut reached = Reached::new(machine, global).await?;
     let request =
         |dry_run| v1::GiveParametersRequest { parameters: message.clone(), replace, dry_run };
-    let failed = |status: Status| refused("give the machine node parameters", &status);
     // Before the person is asked: a machine may refuse them.
-    let checked = reached.client().await?.give_parameters(request(true)).await.map_err(failed)?;
-    let replaced = checked.into_inner().replaced;
+    let mut client = reached.client().await?;
+    let checked = call(reached.limit, GIVE, client.give_parameters(request(true))).await?;
+    let replaced = checked.replaced;
     let effect = effect(&machine.host, &parameters.cluster, &replaced, no_reboot);
     if sure.of(global, &effect)? == Go::NoFurther {
         return Ok(());
     }
-    reached.client().await?.give_parameters(request(false)).await.map_err(failed)?;
+    reached.begin_anew();
+    let mut client = reached.client().await?;
+    call(reached.limit, GIVE, client.give_parameters(request(false))).await?;
     if !no_reboot {
         reached.end(false).await?;
     }
@@ -491,14 +501,32 @@ fn effect(host: &Endpoint, cluster: &Cluster, replaced: &[String], no_reboot: bo
 
 async fn end(machine: &Machine, power_off: bool, sure: Sure, global: &Global) -> Result<(), Error> {
     sure.can_be(global)?;
-    let reached = Reached::new(machine, global).await?;
+    let mut reached = Reached::new(machine, global).await?;
     let verb = if power_off { "powers off" } else { "reboots" };
     let (host, code) = (&machine.host, clean(&reached.described.code));
     let effect = format!("The machine at {host}, which holds at {code}, {verb}.");
     if sure.of(global, &effect)? == Go::NoFurther {
         return Ok(());
     }
+    reached.begin_anew();
     reached.end(power_off).await?;
     let value = serde_json::json!({ "host": host.to_string(), "power_off": power_off });
     global.out.print(&Document::new(&value, format!("the machine at {host} {verb}"))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::loopback::Cluster;
+    use crate::testing::{World, closed_port};
+
+    #[test]
+    fn a_machine_that_is_waited_for_in_vain_is_a_timeout_with_its_last_cause() {
+        let world = World::new();
+        let cluster = Cluster::new(&world);
+        let (_bound, closed) = closed_port();
+        let how = ["--fingerprint", &*cluster.fingerprint(), "--timeout", "1s"];
+        let ended = world.run(&[&["maintenance", "describe", &*closed][..], &how].concat());
+        assert_eq!((ended.status, &*ended.stdout), (3, ""), "{}", ended.stderr);
+        assert!(ended.stderr.contains("cause: Connection refused"), "{}", ended.stderr);
+    }
 }

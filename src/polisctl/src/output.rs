@@ -13,9 +13,11 @@
 
 use std::fmt;
 use std::io::{self, BufRead, IsTerminal, Read as _, Write};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
@@ -35,6 +37,19 @@ pub(super) enum Format {
     Json,
     /// One YAML document.
     Yaml,
+}
+
+/// Whether the path of a file that a command writes stands for standard output.
+pub(super) fn is_stdout(file: &Path) -> bool {
+    file == Path::new("-") || file == Path::new("/dev/stdout")
+}
+
+/// Reads the path of a file of a command that has a document, too.
+pub(super) fn file() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|file| match is_stdout(&file) {
+        true => Err("standard output has the document of this command; allowed is a file"),
+        false => Ok(file),
+    })
 }
 
 /// The result of a command.
@@ -309,6 +324,18 @@ impl Out {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(OutputClosed.into()),
             written => written.doing(|| "cannot write to standard output".to_owned()),
         }
+    }
+
+    /// Fails unless standard output may have the content of a file in place of a document.
+    pub(super) fn gives(&self, what: &str) -> Result<(), Error> {
+        if self.format == Format::Table {
+            return Ok(());
+        }
+        let error = Error::usage(format!(
+            "-o - writes {what} to standard output, where --output has a document; allowed is one \
+             of both"
+        ));
+        Err(error.or_help(format!("write {what} to a file, as with -o FILE")))
     }
 
     /// Entries that are all there: a line each for people, one document for programs.

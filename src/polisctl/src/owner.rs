@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::error::Error;
-use super::output::{Document, fields};
+use super::output::{self, Document, fields};
 use super::{Global, key};
 use polis_base::hex;
 use polis_wire::identity::Fingerprint;
@@ -18,7 +18,7 @@ pub(super) enum Command {
     /// key is never overwritten.
     Create {
         /// The path of the new key [default: owner.key in the folder of polisctl].
-        #[arg(short, long, value_name = "FILE")]
+        #[arg(short, long, value_name = "FILE", value_parser = output::file())]
         out: Option<PathBuf>,
         /// Protect it with a passphrase, which is asked for or read from --passphrase-file.
         #[arg(long)]
@@ -52,8 +52,8 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
     };
     let fingerprint = Fingerprint::of_key(&public).to_string();
     let value = serde_json::json!({
-        "file": file,
-        "public_key_file": public_file,
+        "file": file.to_string_lossy(),
+        "public_key_file": public_file.as_ref().map(|file| file.to_string_lossy()),
         "public_key": hex::encode(&public),
         "fingerprint": fingerprint,
     });

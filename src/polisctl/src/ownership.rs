@@ -16,6 +16,8 @@
 use std::path::PathBuf;
 
 use ed25519_dalek::SigningKey;
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
 use polis_proto::v1;
 use polis_proto::v1::aaa_client::AaaClient;
 use polis_proto::v1::curator_local_client::CuratorLocalClient;
@@ -27,7 +29,7 @@ use super::contexts::{Context, read_certificate};
 use super::error::{Error, Explain as _};
 use super::output::{Document, fields};
 use super::session::{
-    Limit, PATIENCE, access_list, candidates, credentials, patience, refused, successor, unreached,
+    Limit, PATIENCE, access_list, candidates, credentials, refused, successor, unreached, within,
 };
 use super::{Global, ask, key, units};
 use polis_wire::identity::{Fingerprint, Spoken};
@@ -80,6 +82,7 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
     let key = key::read(&key_file, &global.passphrase)
         .help(|| "name the owner's key with --owner-key".to_owned())?;
 
+    let mut limit = global.timeout.map(Limit::new);
     let progress = global.out.progress();
     let (ca, taken) = match (&context.ca, &arguments.ca) {
         (Some(ca), None) => (ca.clone(), None),
@@ -90,12 +93,12 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
             progress.says("asking for the cluster's CA");
             // On the heap: the futures of several commands contain this one.
             let shown = Box::pin(shown_ca(&candidates));
-            let shown = match global.timeout.map(Limit::new) {
-                None => shown.await?,
-                Some(limit) => limit.within("ask for the CA", shown).await?,
-            };
+            let shown = within(limit, "ask for the CA", shown).await?;
             drop(progress);
             compare(global, &shown, arguments.fingerprint.as_ref())?;
+            if arguments.fingerprint.is_none() {
+                limit = limit.map(Limit::anew);
+            }
             (shown.ca, Some(shown.at))
         }
     };
@@ -104,12 +107,17 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
     {
         return Err(another_cluster(&context.name));
     }
-    let certified = escrow(global, candidates, &key, &ca, context.crl.clone()).await?;
+    let progress = global.out.progress();
+    progress.says("proving the owner's key");
+    let certified = Box::pin(escrow(candidates, &key, &ca, context.crl.clone(), limit));
+    let certified = within(limit, "take ownership", certified).await?;
+    drop(progress);
     let context = named(global, context, certified, key_file)?;
     saved(global, context)
 }
 
-fn another_cluster(name: &str) -> Error {
+/// A context never gets another CA.
+pub(super) fn another_cluster(name: &str) -> Error {
     Error::new(format!("context {name} belongs to a cluster with another CA"))
         .or_help("give the new cluster a context of its own: --context NAME")
 }
@@ -120,12 +128,14 @@ struct Shown {
     at: Candidate,
 }
 
-/// Reads the CA from the first candidate that answers.
+/// Reads the CA from the first candidate that answers: all are asked at once.
 async fn shown_ca(candidates: &[Candidate]) -> Result<Shown, Error> {
+    let asked = candidates.iter().map(|candidate| Box::pin(shown_by(candidate)));
+    let mut answers: FuturesUnordered<_> = asked.collect();
     let mut last = None;
-    for candidate in candidates {
-        match ca_of(candidate).await {
-            Ok(ca) => return Ok(Shown { ca, at: candidate.clone() }),
+    while let Some(answer) = answers.next().await {
+        match answer {
+            Ok(shown) => return Ok(shown),
             Err(error) => last = Some(error),
         }
     }
@@ -134,7 +144,7 @@ async fn shown_ca(candidates: &[Candidate]) -> Result<Shown, Error> {
     }))
 }
 
-async fn ca_of(candidate: &Candidate) -> Result<Vec<u8>, Error> {
+async fn shown_by(candidate: &Candidate) -> Result<Shown, Error> {
     let Candidate { host, port, .. } = candidate;
     let dialled = dial(host, *port, Expect::AnyNode, &Trust::Unchecked, None).await;
     let connection = dialled.map_err(unreached)?;
@@ -146,7 +156,7 @@ async fn ca_of(candidate: &Candidate) -> Result<Vec<u8>, Error> {
         return Err(Error::new(format!("{candidate} sent an invalid CA"))
             .or_help("check the endpoint: another program may listen there"));
     }
-    Ok(answer.ca_certificate)
+    Ok(Shown { ca: answer.ca_certificate, at: candidate.clone() })
 }
 
 /// Trusts a CA by `--ca`, by `--fingerprint` or by a confirmation.
@@ -196,18 +206,16 @@ struct Certified {
 }
 
 async fn escrow(
-    global: &Global,
     candidates: Vec<Candidate>,
     key: &SigningKey,
     ca: &[u8],
     crl: Option<Crl>,
+    limit: Option<Limit>,
 ) -> Result<Certified, Error> {
-    let progress = global.out.progress();
-    progress.says("proving the owner's key");
     let own = credentials(key, self_signed(key)?, Some(ca.to_vec()));
-    let patience = patience(global, PATIENCE);
     let (_fixed, revoked) = watch::channel(access_list(crl));
-    let client = Client::fixed(candidates.clone(), own, patience).wary(revoked.clone());
+    let left = || Limit::patience(limit, PATIENCE);
+    let client = Client::fixed(candidates.clone(), own, left()).wary(revoked.clone());
     let answer = client.call(Repeat::Allowed, |channel| async move {
         Ok(AaaClient::new(channel).escrow(v1::EscrowRequest {}).await?.into_inner())
     });
@@ -221,7 +229,7 @@ async fn escrow(
     let ca = successor(ca, &answer)?;
     // Uses the new certificate, which proves that it works.
     let owner = credentials(key, answer.certificate.clone(), Some(ca.clone()));
-    let client = Client::fixed(candidates, owner, patience).wary(revoked);
+    let client = Client::fixed(candidates, owner, left()).wary(revoked);
     let info = client.call(Repeat::Allowed, |channel| async move {
         let request = v1::GetClusterInfoRequest::default();
         Ok(ManagementClient::new(channel).get_cluster_info(request).await?.into_inner())
@@ -314,6 +322,23 @@ fn saved(global: &Global, context: Context) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::loopback::Cluster;
+    use crate::testing::World;
+
+    #[test]
+    fn an_endpoint_that_is_silent_does_not_hold_up_one_that_answers() {
+        let world = World::new();
+        let cluster = Cluster::new(&world);
+        let listens = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let silent = listens.local_addr().unwrap().to_string();
+        let ca = Fingerprint::of_certificate(&cluster.authority()).to_string();
+        // Less than a silent machine may take to connect.
+        let take = ["--context", "again", "cluster", "take-ownership", "--timeout", "3500ms"];
+        let how = ["--owner-key", "@owner.key", "--fingerprint", &ca];
+        let at = ["--endpoint", &*silent, "--endpoint", &cluster.address()];
+        let said = world.runs(&[&take[..], &how, &at].concat());
+        assert!(said.contains("again, now the current context"), "{said}");
+    }
 
     #[test]
     fn a_ca_is_shown_as_on_the_page_of_the_machine() {

@@ -11,6 +11,7 @@
 //!
 //! What this module does not do: decrypt one (`etcd decrypt`).
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use polis_base::hex;
@@ -20,11 +21,13 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use super::error::Error;
-use super::output::Document;
+use super::output::{self, Document};
+use super::session::{Limit, within};
 use super::table::table;
-use super::unfinished::Unfinished;
+use super::unfinished::{Unfinished, must_be_new};
 use super::units::Time;
 use super::{Global, bucket};
+use polis_wire::outside;
 use polis_wire::s3::{self, Client};
 use polis_wire::snapshot::object::Name;
 
@@ -50,7 +53,7 @@ pub(super) enum Command {
         /// The snapshot, as `list` shows it [default: the newest].
         name: Option<String>,
         /// The path of the new file.
-        #[arg(short, long, value_name = "FILE")]
+        #[arg(short, long, value_name = "FILE", value_parser = output::file())]
         out: PathBuf,
         #[command(flatten)]
         place: Place,
@@ -91,7 +94,8 @@ struct View {
 pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> {
     match command {
         Command::List(place) => {
-            let views = place.list(&place.client()?).await?;
+            let limit = global.timeout.map(Limit::new);
+            let views = place.list(&place.client()?, limit, global).await?;
             let row = |view: &View| {
                 let begun = view.begun.to_string();
                 vec![view.name.clone(), view.cluster.clone(), begun, bytes(view.bytes)]
@@ -101,10 +105,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
             global.out.print(&Document::new(&views, table(&heads, &rows))?)
         }
         Command::Fetch { name, out, place } => {
-            if out.symlink_metadata().is_ok() {
-                let error = Error::new(format!("{} exists already", out.display()));
-                return Err(error.or_help("name another file"));
-            }
+            must_be_new(&out)?;
             fetch(name.as_deref(), &out, &place, global).await
         }
     }
@@ -122,8 +123,16 @@ impl Place {
     }
 
     /// The snapshots, in the order of their clusters and times.
-    async fn list(&self, client: &Client) -> Result<Vec<View>, Error> {
-        let objects = client.list("", "").await.map_err(|error| explained(error, "list"))?;
+    async fn list(
+        &self,
+        client: &Client,
+        limit: Option<Limit>,
+        global: &Global,
+    ) -> Result<Vec<View>, Error> {
+        const WHAT: &str = "list the snapshots";
+        let listed = async { client.list("", "").await.map_err(|error| explained(error, WHAT)) };
+        let listed = within(limit, WHAT, Box::pin(listed));
+        let objects = global.out.waiting(&format!("waiting: {WHAT}"), listed).await?;
         let view = |object: &s3::Object| {
             let (cluster, name) = object.key.rsplit_once('/')?;
             let read = Name::parse(name)?;
@@ -144,12 +153,24 @@ impl Place {
 }
 
 fn explained(error: s3::Error, what: &str) -> Error {
-    let help = error.help();
-    let error = Error::from(anyhow::Error::new(error));
-    let error = error.context(format!("cannot {what} the snapshots"));
+    let (help, is_late) = (error.help(), is_late(&error));
+    let error = anyhow::Error::new(error);
+    let error = if is_late { Error::late(error) } else { Error::from(error) };
+    let error = error.context(format!("cannot {what}"));
     match help {
         Some(help) => error.or_help(help),
         None => error,
+    }
+}
+
+/// Whether the store has not answered in time.
+fn is_late(error: &s3::Error) -> bool {
+    match error {
+        s3::Error::Silent { .. } | s3::Error::Connect(outside::Error::Silent { .. }) => true,
+        s3::Error::Connect(outside::Error::Connect { source, .. }) => {
+            source.kind() == io::ErrorKind::TimedOut
+        }
+        _ => false,
     }
 }
 
@@ -190,8 +211,10 @@ async fn fetch(
     place: &Place,
     global: &Global,
 ) -> Result<(), Error> {
+    const WHAT: &str = "fetch one of the snapshots";
     let client = place.client()?;
-    let views = place.list(&client).await?;
+    let limit = global.timeout.map(Limit::new);
+    let views = place.list(&client, limit, global).await?;
     let view = chosen(&views, name)?;
     let mut file = Unfinished::begin(out)?;
     let (mut digest, mut size) = (Sha256::new(), 0);
@@ -200,10 +223,13 @@ async fn fetch(
         digest.update(piece);
         size += piece.len() as u64;
         progress.says(&format!("{} of {}", bytes(size), bytes(view.bytes)));
-        file.write(piece).map_err(|error| std::io::Error::other(error.summary()))
+        file.write(piece).map_err(|error| io::Error::other(error.summary()))
     };
-    let got = client.get(&view.object, view.bytes, &mut sink).await;
-    got.map_err(|error| explained(error, "fetch one of"))?;
+    let got = async {
+        let got = client.get(&view.object, view.bytes, &mut sink).await;
+        got.map_err(|error| explained(error, WHAT))
+    };
+    within(limit, WHAT, Box::pin(got)).await?;
     drop(progress);
     if hex::encode(&digest.finalize()) != view.sha256 {
         let error = Error::new(format!(
@@ -213,7 +239,7 @@ async fn fetch(
         return Err(error.or_help("fetch another one; `polisctl snapshot list` shows them"));
     }
     file.finish()?;
-    let value = serde_json::json!({ "file": out, "snapshot": view });
+    let value = serde_json::json!({ "file": out.to_string_lossy(), "snapshot": view });
     let text = format!(
         "{} in {}, begun at {}: an owner decrypts it with `polisctl etcd decrypt`",
         bytes(view.bytes),
@@ -226,10 +252,12 @@ async fn fetch(
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
+    use std::time::Duration;
 
     use polis_wire::s3::testing::{Fault, KEY, SECRET, Store};
 
     use super::*;
+    use crate::error::Exit;
     use crate::testing::World;
 
     /// A world with the files that reach a store.
@@ -250,6 +278,26 @@ mod tests {
         let key = format!("{cluster}/{name}");
         store.with(|state| state.objects.insert(format!("x/{key}"), content.to_vec()));
         key
+    }
+
+    #[test]
+    fn a_store_that_does_not_answer_is_a_timeout() {
+        let store = Store::start("127.0.0.1");
+        let (world, target) = world(&store);
+        let listens = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let [store, silent] =
+            [store.address, listens.local_addr().unwrap()].map(|at| at.port().to_string());
+        let target = target.replace(&store, &silent);
+        let place = ["--target", &*target, "--credentials", "@key", "--timeout", "1s"];
+        for command in [&["snapshot", "list"][..], &["snapshot", "fetch", "--out", "@new"]] {
+            let ended = world.run(&[command, &place].concat());
+            assert_eq!((ended.status, &*ended.stdout), (3, ""), "{}", ended.stderr);
+            let said = "error: cannot list the snapshots\ncause: timed out after 1.0 s\nhelp: ";
+            assert!(ended.stderr.starts_with(said), "{}", ended.stderr);
+            assert!(ended.sign.is_some_and(|sign| sign < Duration::from_secs(1)), "no sign");
+        }
+        let late = s3::Error::Silent { url: "s3".to_owned(), seconds: 15 };
+        assert_eq!(explained(late, "list").exit(), Exit::TimedOut);
     }
 
     #[test]

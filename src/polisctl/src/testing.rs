@@ -122,7 +122,7 @@ impl World {
             None => OsString::from(argument),
         });
         let home = self.folder.path().display().to_string();
-        let variable = |name: &str| (name == "XDG_CONFIG_HOME").then(|| home.clone());
+        let variable = |name: &str| (name == "XDG_CONFIG_HOME").then(|| OsString::from(&home));
         let (begun, first) = (Begun::now(), Arc::default());
         let written = || Written(Arc::default(), begun, Arc::clone(&first));
         let (stdout, stderr) = (written(), written());

@@ -15,17 +15,17 @@ use polis_proto::v1::node_management_client::NodeManagementClient;
 use polis_tui::Snapshot;
 use polis_tui::snapshot::Metrics;
 use serde::Serialize;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tonic::Response;
 
+use super::Global;
 use super::console::glance;
-use super::error::Error;
+use super::error::{Error, Exit};
 use super::node::targets;
 use super::output::{Document, Text};
-use super::session::{Session, Target, refused};
+use super::session::{Session, Target, at_most, refused};
 use super::table::table;
 use super::watch::Watch;
-use super::{Global, units};
 
 /// How long one node may take; it answers at once.
 const NODE: Duration = Duration::from_secs(5);
@@ -75,24 +75,25 @@ pub(super) async fn run(arguments: &Arguments, global: &Global) -> Result<(), Er
         if arguments.services {
             return services(&session, &targets, global).await;
         }
-        let loads = join_all(targets.iter().map(|target| load(&session, target))).await;
-        if loads.iter().all(|load| load.trouble.is_some()) {
-            return Err(silent(loads.into_iter().find_map(|load| load.trouble)));
+        let asked = targets.iter().map(|target| at_most(NODE, glance(&session, target)));
+        let (mut loads, mut troubles) = (Vec::new(), Vec::new());
+        for (target, answer) in targets.iter().zip(join_all(asked).await) {
+            let node = target.meant.to_string();
+            match answer {
+                Ok(snapshot) => loads.push(Load::of(node, &snapshot)),
+                Err(error) => {
+                    let (named, trouble) = (node.clone(), Some(error.summary()));
+                    troubles.push((named, error));
+                    loads.push(Load { node, trouble, ..Load::default() });
+                }
+            }
+        }
+        if troubles.len() == targets.len() {
+            return Err(silent(&troubles));
         }
         document(&loads)
     };
     arguments.watch.run(global, read).await
-}
-
-async fn load(session: &Session, target: &Target) -> Load {
-    let node = target.meant.to_string();
-    // On the heap: several nodes are asked at once.
-    let trouble = match timeout(NODE, Box::pin(glance(session, target))).await {
-        Ok(Ok(snapshot)) => return Load::of(node, &snapshot),
-        Ok(Err(error)) => error.summary(),
-        Err(_elapsed) => format!("no answer within {}", units::span(NODE)),
-    };
-    Load { node, trouble: Some(trouble), ..Load::default() }
 }
 
 impl Load {
@@ -153,11 +154,15 @@ fn document(loads: &[Load]) -> Result<Document, Error> {
     Document::new(&loads, text)
 }
 
-/// No node has answered, for this reason among others; without one, no node was asked.
-pub(super) fn silent(trouble: Option<String>) -> Error {
-    let error = match trouble {
-        Some(trouble) => Error::new(trouble).context("no node answers"),
-        None => Error::new("no node of the cluster is up"),
+/// No node has answered, each for its reason; without any, no node was asked.
+pub(super) fn silent(troubles: &[(String, Error)]) -> Error {
+    let reason = |(node, error): &(String, Error)| format!("{node}: {}", error.summary());
+    let reasons = troubles.iter().map(reason).collect::<Vec<_>>().join("; ");
+    let is_late = troubles.iter().all(|(_, error)| error.exit() == Exit::TimedOut);
+    let error = match (troubles, is_late) {
+        ([], _) => Error::new("no node of the cluster is up"),
+        (_, true) => Error::timed_out(reasons).context("no node answers"),
+        (_, false) => Error::new(reasons).context("no node answers"),
     };
     error.or_help("list the nodes and their states: `polisctl cluster status`")
 }
@@ -197,18 +202,18 @@ async fn services(
     global.out.waiting("measuring for 1 s", sleep(SAMPLE)).await;
     let second = Box::pin(ask()).await;
     let mut all = Processes { processes: Vec::new(), trouble: BTreeMap::new() };
+    let mut troubles = Vec::new();
     for (target, (first, second)) in targets.iter().zip(first.into_iter().zip(second)) {
         let node = target.meant.to_string();
         match (first, second) {
             (Ok(first), Ok(second)) => all.processes.extend(processes(&node, &first, &second)),
-            (Err(trouble), _) | (_, Err(trouble)) => {
-                all.trouble.insert(node, trouble);
-            }
+            (Err(error), _) | (_, Err(error)) => troubles.push((node, error)),
         }
     }
     if all.processes.is_empty() {
-        return Err(silent(all.trouble.into_values().next()));
+        return Err(silent(&troubles));
     }
+    all.trouble = troubles.into_iter().map(|(node, error)| (node, error.summary())).collect();
     let use_of =
         |process: &Process| (process.cpu_percent.unwrap_or_default(), process.memory_bytes);
     all.processes.sort_by(|one, other| {
@@ -218,17 +223,13 @@ async fn services(
     all.document()
 }
 
-async fn listed(session: &Session, target: &Target) -> Result<v1::ServicesResponse, String> {
+async fn listed(session: &Session, target: &Target) -> Result<v1::ServicesResponse, Error> {
     let answer = async {
         let mut client = NodeManagementClient::new(session.node(target).await?);
         let answer = client.services(v1::ServicesRequest {}).await;
         answer.map(Response::into_inner).map_err(|status| refused("list the processes", &status))
     };
-    // On the heap: several nodes are asked at once.
-    match timeout(NODE, Box::pin(answer)).await {
-        Ok(answer) => answer.map_err(|error| error.summary()),
-        Err(_elapsed) => Err(format!("no answer within {}", units::span(NODE))),
-    }
+    at_most(NODE, answer).await
 }
 
 /// The resources that each process used between two answers of its node.
@@ -352,10 +353,17 @@ mod tests {
 
     #[test]
     fn the_silence_of_all_nodes_has_its_cause_and_a_next_step() {
-        let asked = silent(Some("polis-1: it refuses".to_owned())).render();
+        let of = |node: &str, error| (node.to_owned(), error);
+        let refuses = || of("polis-1", Error::new("it refuses"));
+        let is_late = |node| of(node, Error::timed_out("no answer within 5.0 s"));
+        let asked = silent(&[refuses()]).render();
         let said = "error: no node answers\ncause: polis-1: it refuses\nhelp: list the nodes";
         assert!(asked.starts_with(said), "{asked}");
-        let none = silent(None).render();
+        assert_eq!(silent(&[refuses(), is_late("polis-2")]).exit(), Exit::Failed);
+        let waited = silent(&[is_late("polis-1"), is_late("polis-2")]);
+        assert_eq!(waited.exit(), Exit::TimedOut);
+        assert!(waited.render().contains("; polis-2: no answer within"), "{}", waited.render());
+        let none = silent(&[]).render();
         assert!(none.starts_with("error: no node of the cluster is up\nhelp: list"), "{none}");
     }
 

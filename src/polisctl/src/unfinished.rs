@@ -23,6 +23,14 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 
 use super::error::{Error, Explain as _};
 
+/// Fails where `out` is there already: before a command asks anything for it.
+pub(super) fn must_be_new(out: &Path) -> Result<(), Error> {
+    if out.symlink_metadata().is_err() {
+        return Ok(());
+    }
+    Err(Error::new(format!("{} exists already", out.display())).or_help("name another file"))
+}
+
 /// A file without its final name.
 #[derive(Debug)]
 pub(super) struct Unfinished {

@@ -36,7 +36,7 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
     let signer = hex::encode(signer.as_bytes());
     let checked = if expected.is_some() { "the expected key" } else { "not compared with a key" };
     let value = serde_json::json!({
-        "file": file,
+        "file": file.to_string_lossy(),
         "manifest": manifest,
         "signer": signer,
         "signer_expected": expected.is_some(),

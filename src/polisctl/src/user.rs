@@ -21,7 +21,7 @@ use super::session::Session;
 use super::table::table;
 use super::text::word;
 use super::watch::Watch;
-use super::{Global, cluster, key, units};
+use super::{Global, cluster, key, output, ownership, units};
 use polis_base::hex;
 use polis_wire::pki::{self, Facts};
 use polis_wire::rpc::client::Repeat;
@@ -52,7 +52,7 @@ pub(super) enum Command {
         /// The user's public key, which the user makes with `key create`.
         #[arg(long, value_name = "FILE")]
         key: PathBuf,
-        /// The file for `context import`, which contains no secret.
+        /// The file for `context import`, which contains no secret; `-` is standard output.
         #[arg(short, long, value_name = "FILE")]
         out: PathBuf,
         #[command(flatten)]
@@ -160,12 +160,14 @@ async fn list(watch: Watch, global: &Global) -> Result<(), Error> {
             AaaClient::new(channel).list_users(v1::ListUsersRequest {}).await
         });
         let views: Vec<View> = answer.await?.users.iter().map(view).collect();
+        // The cluster does not record when a certificate ends, so that of a user whose access was
+        // not revoked may have ended.
         let row = |view: &View| {
-            let state = if view.revoked { "revoked" } else { "valid" };
-            vec![view.name.clone(), view.role.clone(), state.to_owned(), view.public_key.clone()]
+            let revoked = if view.revoked { "yes" } else { "no" };
+            vec![view.name.clone(), view.role.clone(), revoked.to_owned(), view.public_key.clone()]
         };
         let rows: Vec<_> = views.iter().map(row).collect();
-        Document::new(&views, table(&["NAME", "ROLE", "STATE", "PUBLIC KEY"], &rows))
+        Document::new(&views, table(&["NAME", "ROLE", "REVOKED", "PUBLIC KEY"], &rows))
     };
     watch.run(global, read).await
 }
@@ -189,7 +191,11 @@ async fn create(
     let public_key = key::read_public(key, &global.passphrase).help(|| {
         format!("{name} makes a key with `polisctl key create -o FILE`, and gives you FILE.pub")
     })?;
-    key::keep(out)?;
+    let is_stdout = output::is_stdout(out);
+    match is_stdout {
+        true => global.out.gives("the file of the user")?,
+        false => key::keep(out)?,
+    }
     let session = Session::open(global).await?;
     let info = session.cluster_info().await?;
     let request = v1::CreateUserRequest {
@@ -220,9 +226,14 @@ async fn create(
         ca: pki::certificate_pem(&answer.ca_certificate),
         certificate: pki::certificate_pem(&answer.certificate),
     };
-    contexts::write(out, &serde_json::to_vec_pretty(&invitation)?)?;
+    let json = serde_json::to_string_pretty(&invitation)?;
+    if is_stdout {
+        return global.out.raw(format!("{json}\n").as_bytes());
+    }
+    contexts::write(out, json.as_bytes())?;
     let ends = Facts::read(&answer.certificate).map(|facts| units::Time(facts.not_after));
-    let value = serde_json::json!({ "user": name, "file": out, "certificate_ends": ends });
+    let file = out.to_string_lossy();
+    let value = serde_json::json!({ "user": name, "file": file, "certificate_ends": ends });
     let lines = [
         ("user", name),
         ("certificate ends", units::text(ends)),
@@ -253,8 +264,7 @@ pub(super) fn import(file: &Path, key_file: &Path, global: &Global) -> Result<()
     };
     let known = global.contexts.find_context(&name)?;
     if known.as_ref().and_then(|known| known.ca.as_ref()).is_some_and(|known| *known != ca) {
-        return Err(Error::new(format!("context {name} belongs to a cluster with another CA"))
-            .or_help("give the new cluster a context of its own: --context NAME"));
+        return Err(ownership::another_cluster(&name));
     }
     let mut context = known.unwrap_or_else(|| Context::new(&name));
     context.settings.endpoints = invitation.endpoints;
@@ -295,6 +305,29 @@ mod tests {
         let id = node_id(NODE).to_string();
         world.runs(&["--context", "ann", "node", "status", &id]);
         assert_eq!(cluster.asked(), ["GetStatus"]);
+    }
+
+    #[test]
+    fn a_list_of_users_says_only_what_the_cluster_knows() {
+        let world = World::new();
+        let _cluster = Cluster::new(&world);
+        let listed = world.runs(&["user", "list"]);
+        let words = |line: usize| listed.lines().nth(line).unwrap().split_whitespace();
+        assert_eq!(words(0).collect::<Vec<_>>()[..3], ["NAME", "ROLE", "REVOKED"]);
+        assert_eq!(words(1).take(3).collect::<Vec<_>>(), ["owner", "owner", "no"]);
+    }
+
+    #[test]
+    fn the_file_for_a_user_may_be_standard_output_without_a_document() {
+        let world = World::new();
+        let cluster = Cluster::new(&world);
+        let create = ["user", "create", "ann", "--role", "viewer", "--key", "@owner.key"];
+        let create = [&create[..], &["-o", "-"]].concat();
+        let ended = world.run(&[&create[..], &["--output", "json"]].concat());
+        assert_eq!((ended.status, &*ended.stdout), (2, ""), "{}", ended.stderr);
+        assert_eq!(cluster.asked(), [""; 0]);
+        let read: Invitation = serde_json::from_str(&world.runs(&create)).unwrap();
+        assert_eq!(read.user, "ann");
     }
 
     #[test]

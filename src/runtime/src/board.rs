@@ -36,6 +36,8 @@ impl Board {
     /// Records that `stage` is now in `state`, and prints a line when that is new. Once the
     /// node is ready, a stage that was done only has the line, unless it fails.
     pub fn set(&self, stage: Stage, state: State) {
+        // Around both, so that the last line of a stage is what the board shows.
+        let mut printed = self.printed.lock().unwrap_or_else(PoisonError::into_inner);
         let now = polis_base::sys::clock::uptime();
         self.stages.send_if_modified(|stages| {
             let is_done = |entry: &Entry| entry.state == State::Done;
@@ -55,7 +57,6 @@ impl Board {
                 }
             }
         });
-        let mut printed = self.printed.lock().unwrap_or_else(PoisonError::into_inner);
         if printed.get(&stage) != Some(&state) {
             self.lines.put(line(stage, &state, now).to_string());
             printed.insert(stage, state);
@@ -100,5 +101,22 @@ mod tests {
         board.set(Stage::Consensus, State::Failed);
         assert_eq!(stages.borrow()[&Stage::Curator].state, State::Started);
         assert_eq!(stages.borrow()[&Stage::Consensus].state, State::Failed);
+    }
+
+    #[test]
+    fn of_two_services_that_report_a_stage_at_once_the_last_line_is_what_the_board_shows() {
+        for _ in 0..500 {
+            let (lines, mut written) = Lines::channel();
+            let board = Board::new(Stages::new(), lines);
+            std::thread::scope(|scope| {
+                for state in [State::Started, State::Done] {
+                    let board = &board;
+                    scope.spawn(move || board.set(Stage::Consensus, state));
+                }
+            });
+            let last = std::iter::from_fn(|| written.try_recv().ok()).last().unwrap();
+            let shown = board.watch().borrow()[&Stage::Consensus].state.name();
+            assert!(last.contains(&format!(" state={shown} ")), "{last}, and not {shown}");
+        }
     }
 }

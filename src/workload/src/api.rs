@@ -1,8 +1,8 @@
 //! The HTTPS client for the parts of Kubernetes on this machine: health checks, and changes
 //! of the cluster's own objects.
 //!
-//! One connection for each request, by HTTP/1.1 over TLS 1.3, but for the checks of a server that
-//! starts ([`Checks`]). Credentials are read from their files for each connection, so a renewed
+//! One connection for each request, by HTTP/1.1 over TLS 1.3, but for requests that follow each
+//! other ([`Session`]). Credentials are read from their files for each connection, so a renewed
 //! certificate is used at once. The few kinds of requests that the node makes need no client
 //! library of Kubernetes.
 //!
@@ -16,12 +16,12 @@
 use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ed25519_dalek::SigningKey;
 use ed25519_dalek::pkcs8::DecodePrivateKey as _;
-use http::header::{CONTENT_TYPE, HOST};
+use http::header::{ACCEPT, CONTENT_TYPE, HOST};
 use http::{Method, Request};
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper::body::Bytes;
@@ -62,6 +62,10 @@ const OBJECT_MAX: usize = 16 << 20;
 
 /// The type of a JSON document.
 pub(super) const JSON: &str = "application/json";
+
+/// The same of a list of objects of which the server sends the metadata alone.
+pub(super) const METADATA: &str =
+    "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 
 /// Characters of an answer that an error quotes.
 const QUOTE_MAX: usize = 300;
@@ -185,72 +189,6 @@ impl Api {
         }
     }
 
-    /// Applies an object (server-side apply), and takes its fields over from other managers.
-    ///
-    /// # Errors
-    ///
-    /// [`Error`].
-    pub(super) async fn apply(&self, object: &Object) -> Result<(), Error> {
-        let path = format!("{}?fieldManager={FIELD_MANAGER}&force=true", object.path);
-        let kind = "application/apply-patch+yaml";
-        let answer = self.send(Method::PATCH, &path, kind, &object.content).await?;
-        self.succeeded(&answer)
-    }
-
-    /// Reads the objects of a list, `page` of them at a time or fewer where they are long, and
-    /// keeps what `read` takes of each. `path` may have a query.
-    ///
-    /// # Errors
-    ///
-    /// [`Error`].
-    pub(super) async fn list<T>(
-        &self,
-        path: &str,
-        page: usize,
-        read: impl Fn(&Value) -> Option<T>,
-    ) -> Result<Vec<T>, Error> {
-        let and = if path.contains('?') { '&' } else { '?' };
-        let (mut found, mut rest, mut page) = (Vec::new(), String::new(), page);
-        loop {
-            let asked = format!("{path}{and}limit={page}{rest}");
-            let max = if page > 1 { ANSWER_MAX } else { OBJECT_MAX };
-            let answer = match self.bounded(Method::GET, &asked, &[], Vec::new(), max).await {
-                Err(Error::Long { .. }) if page > 1 => {
-                    page /= 2;
-                    continue;
-                }
-                answer => answer?,
-            };
-            self.succeeded(&answer)?;
-            let list: Value = serde_json::from_slice(&answer.body)
-                .map_err(|error| Error::Http { address: self.address, source: error.into() })?;
-            found.extend(list["items"].as_array().into_iter().flatten().filter_map(&read));
-            match list["metadata"]["continue"].as_str() {
-                Some(token) if !token.is_empty() => rest = format!("&continue={token}"),
-                _ => return Ok(found),
-            }
-        }
-    }
-
-    /// Deletes an object, if it still has this UID and this version. Returns whether it was
-    /// deleted: it may be gone already, or have changed.
-    ///
-    /// # Errors
-    ///
-    /// [`Error`].
-    pub(super) async fn delete(&self, path: &str, uid: &str, version: &str) -> Result<bool, Error> {
-        let options = json!({
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "preconditions": {"uid": uid, "resourceVersion": version},
-        });
-        let answer = self.send(Method::DELETE, path, JSON, &options).await?;
-        match answer.status {
-            404 | 409 => Ok(false),
-            _ => self.succeeded(&answer).map(|()| true),
-        }
-    }
-
     /// Sends a JSON document.
     ///
     /// # Errors
@@ -291,19 +229,7 @@ impl Api {
         headers: &[(&str, &str)],
         body: Vec<u8>,
     ) -> Result<Answer, Error> {
-        self.bounded(method, path, headers, body, ANSWER_MAX).await
-    }
-
-    /// Makes one request, whose answer is at most `max` bytes long.
-    async fn bounded(
-        &self,
-        method: Method,
-        path: &str,
-        headers: &[(&str, &str)],
-        body: Vec<u8>,
-        max: usize,
-    ) -> Result<Answer, Error> {
-        let exchange = Box::pin(self.exchange(method, path, headers, body, max));
+        let exchange = Box::pin(self.exchange(method, path, headers, body));
         let silent = |_elapsed| Error::Silent { address: self.address };
         timeout(REQUEST_MAX, exchange).await.map_err(silent)?
     }
@@ -331,11 +257,10 @@ impl Api {
         path: &str,
         headers: &[(&str, &str)],
         body: Vec<u8>,
-        max: usize,
     ) -> Result<Answer, Error> {
         let (mut sender, connection) = self.dial().await?;
         let request = self.prepared(method, path, headers, body)?;
-        let asked = async move { self.over(&mut sender, request, max).await };
+        let asked = async move { self.over(&mut sender, request, ANSWER_MAX).await };
         // The connection ends with its only sender; its errors are those of the request.
         let (_ended, answer) = tokio::join!(connection, asked);
         answer
@@ -392,11 +317,12 @@ impl Api {
         &self,
         (mut sender, mut pipe): Open,
         request: Request<Full<Bytes>>,
+        max: usize,
     ) -> Result<(Answer, Option<Open>), Error> {
         let (answer, pipe) = {
-            let mut asked = pin!(self.over(&mut sender, request, ANSWER_MAX));
+            let mut asked = pin!(self.over(&mut sender, request, max));
             tokio::select! {
-                // Cancel-safe, both: a check that is cut off ends its connection.
+                // Cancel-safe, both: a request that is cut off ends its connection.
                 answer = asked.as_mut() => (answer?, Some(pipe)),
                 _ended = pipe.as_mut() => {
                     // What has arrived is read all the same. A request that the connection had
@@ -415,17 +341,37 @@ impl Api {
     }
 }
 
-/// The checks of a server that starts, one after the other over one connection: a TLS handshake is
-/// more work than most answers, and half of it is that of the server.
-pub(super) struct Checks {
+/// Requests that follow each other, each over the connection of the one before: a TLS handshake is
+/// more work than most answers, and half of it is that of the server. Two requests at once have a
+/// connection each.
+pub(super) struct Session {
     api: Api,
-    /// The connection, between two checks.
-    open: Option<Open>,
+    /// The connection, between two requests.
+    open: Mutex<Option<Open>>,
 }
 
-impl Checks {
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Session({:?})", self.api)
+    }
+}
+
+/// The same server, and no connection to it yet.
+impl Clone for Session {
+    fn clone(&self) -> Self {
+        Self::new(&self.api)
+    }
+}
+
+impl Session {
     pub(super) fn new(api: &Api) -> Self {
-        Self { api: api.clone(), open: None }
+        Self { api: api.clone(), open: Mutex::default() }
+    }
+
+    /// Closes the connection: no request follows for a while, and the next one has the
+    /// certificate of then.
+    pub(super) fn close(&self) {
+        drop(self.take());
     }
 
     /// As [`Api::check`].
@@ -433,17 +379,131 @@ impl Checks {
     /// # Errors
     ///
     /// [`Error`].
-    pub(super) async fn check(&mut self, path: &str) -> Result<(), Error> {
-        let address = self.api.address;
-        let asked = timeout(REQUEST_MAX, Box::pin(self.ask(path))).await;
-        match asked.map_err(|_elapsed| Error::Silent { address })? {
+    pub(super) async fn check(&self, path: &str) -> Result<(), Error> {
+        match self.get(path).await {
             // A success needs no content.
             Err(Error::Long { status: 200..=299, .. }) => Ok(()),
             answer => self.api.succeeded(&answer?),
         }
     }
 
-    async fn ask(&mut self, path: &str) -> Result<Answer, Error> {
+    /// Reads an object; `None` if there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub(super) async fn read(&self, path: &str) -> Result<Option<Value>, Error> {
+        let answer = self.get(path).await?;
+        if answer.status == 404 {
+            return Ok(None);
+        }
+        self.api.succeeded(&answer)?;
+        serde_json::from_slice(&answer.body).map(Some).map_err(|error| self.api.http(error))
+    }
+
+    async fn get(&self, path: &str) -> Result<Answer, Error> {
+        self.bounded(Method::GET, path, &[], Vec::new(), ANSWER_MAX).await
+    }
+
+    /// Applies an object (server-side apply), and takes its fields over from other managers.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub(super) async fn apply(&self, object: &Object) -> Result<(), Error> {
+        let path = format!("{}?fieldManager={FIELD_MANAGER}&force=true", object.path);
+        let kind = "application/apply-patch+yaml";
+        let answer = self.send(Method::PATCH, &path, kind, &object.content).await?;
+        self.api.succeeded(&answer)
+    }
+
+    /// Reads the objects of a list in the form `accept`, `page` of them at a time or fewer where
+    /// they are long, and keeps what `read` takes of each. `path` may have a query.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub(super) async fn list<T>(
+        &self,
+        path: &str,
+        accept: &str,
+        page: usize,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Vec<T>, Error> {
+        let and = if path.contains('?') { '&' } else { '?' };
+        let (mut found, mut rest, mut page) = (Vec::new(), String::new(), page);
+        loop {
+            let asked = format!("{path}{and}limit={page}{rest}");
+            let max = if page > 1 { ANSWER_MAX } else { OBJECT_MAX };
+            let accept = [(ACCEPT.as_str(), accept)];
+            let answer = match self.bounded(Method::GET, &asked, &accept, Vec::new(), max).await {
+                Err(Error::Long { .. }) if page > 1 => {
+                    page /= 2;
+                    continue;
+                }
+                answer => answer?,
+            };
+            self.api.succeeded(&answer)?;
+            let list: Value =
+                serde_json::from_slice(&answer.body).map_err(|error| self.api.http(error))?;
+            found.extend(list["items"].as_array().into_iter().flatten().filter_map(&read));
+            match list["metadata"]["continue"].as_str() {
+                Some(token) if !token.is_empty() => rest = format!("&continue={token}"),
+                _ => return Ok(found),
+            }
+        }
+    }
+
+    /// Deletes an object, if it still has this UID and this version. Returns whether it was
+    /// deleted: it may be gone already, or have changed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`].
+    pub(super) async fn delete(&self, path: &str, uid: &str, version: &str) -> Result<bool, Error> {
+        let options = json!({
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": uid, "resourceVersion": version},
+        });
+        let answer = self.send(Method::DELETE, path, JSON, &options).await?;
+        match answer.status {
+            404 | 409 => Ok(false),
+            _ => self.api.succeeded(&answer).map(|()| true),
+        }
+    }
+
+    /// As [`Api::send`].
+    ///
+    /// # Errors
+    ///
+    /// Every [`Error`] but [`Error::Refused`]: an answer is an answer.
+    pub(super) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        kind: &str,
+        content: &Value,
+    ) -> Result<Answer, Error> {
+        let kind = [(CONTENT_TYPE.as_str(), kind)];
+        self.bounded(method, path, &kind, content.to_string().into_bytes(), ANSWER_MAX).await
+    }
+
+    /// Makes one request, whose answer is at most `max` bytes long.
+    async fn bounded(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Vec<u8>,
+        max: usize,
+    ) -> Result<Answer, Error> {
+        let request = self.api.prepared(method, path, headers, body)?;
+        let silent = |_elapsed| Error::Silent { address: self.api.address };
+        timeout(REQUEST_MAX, Box::pin(self.ask(request, max))).await.map_err(silent)?
+    }
+
+    async fn ask(&self, request: Request<Full<Bytes>>, max: usize) -> Result<Answer, Error> {
         let open = match self.kept().await {
             Some(kept) => kept,
             None => {
@@ -451,16 +511,16 @@ impl Checks {
                 (sender, Box::pin(pipe))
             }
         };
-        let request = self.api.prepared(Method::GET, path, &[], Vec::new())?;
-        let (answer, open) = self.api.over_kept(open, request).await?;
+        let (answer, open) = self.api.over_kept(open, request, max).await?;
         // A certificate that is refused now is refused for as long as the connection lives.
-        self.open = open.filter(|_open| answer.status != UNAUTHORIZED);
+        let open = open.filter(|_open| answer.status != UNAUTHORIZED);
+        *self.open.lock().unwrap_or_else(PoisonError::into_inner) = open;
         Ok(answer)
     }
 
-    /// The connection of the last check, unless the server has closed it.
-    async fn kept(&mut self) -> Option<Open> {
-        let (mut sender, mut pipe) = self.open.take()?;
+    /// The connection of the last request, unless the server has closed it.
+    async fn kept(&self) -> Option<Open> {
+        let (mut sender, mut pipe) = self.take()?;
         let lives = tokio::select! {
             biased;
             // Cancel-safe, both: the connection is given up.
@@ -468,6 +528,10 @@ impl Checks {
             ready = sender.ready() => ready.is_ok(),
         };
         lives.then_some((sender, pipe))
+    }
+
+    fn take(&self) -> Option<Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 

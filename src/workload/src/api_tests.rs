@@ -76,7 +76,7 @@ async fn asked<T>(answer: impl Fn(&str) -> String, ask: impl AsyncFnOnce(&Api) -
     }
 }
 
-/// Answers one request of each connection.
+/// Serves one connection after the other.
 async fn serve(
     listener: TcpListener,
     acceptor: TlsAcceptor,
@@ -86,13 +86,16 @@ async fn serve(
         let (tcp, _from) = listener.accept().await.unwrap();
         let mut tls = acceptor.accept(tcp).await.unwrap();
         let mut bytes = vec![0; 4096];
-        let length = tls.read(&mut bytes).await.unwrap();
-        let request = String::from_utf8_lossy(&bytes[..length]);
-        let body = answer(request.split(' ').nth(1).unwrap());
-        let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
         // A client that has read enough closes the connection.
-        let _lost = tls.write_all(&[head.as_bytes(), body.as_bytes()].concat()).await;
-        let _lost = tls.shutdown().await;
+        while let Ok(length @ 1..) = tls.read(&mut bytes).await {
+            let request = String::from_utf8_lossy(&bytes[..length]);
+            let body = answer(request.split(' ').nth(1).unwrap());
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
+            let content = [head.as_bytes(), body.as_bytes()].concat();
+            if tls.write_all(&content).await.is_err() || tls.flush().await.is_err() {
+                break;
+            }
+        }
     }
 }
 
@@ -125,7 +128,7 @@ async fn checks_share_a_connection_until_it_ends_or_its_certificate_is_refused()
             let _lost = tls.shutdown().await;
         }
     };
-    let mut checks = Checks::new(&Api { address, ca: site.run.ca.clone(), client: None });
+    let checks = Session::new(&Api { address, ca: site.run.ca.clone(), client: None });
     let story = async {
         for (status, count) in [(503, 1), (200, 1), (401, 1), (200, 2), (200, 3)] {
             match checks.check("/readyz").await {
@@ -140,12 +143,39 @@ async fn checks_share_a_connection_until_it_ends_or_its_certificate_is_refused()
 }
 
 #[tokio::test]
+async fn a_session_that_was_closed_makes_another_connection() {
+    let base = tempfile::tempdir().unwrap();
+    let (site, acceptor) = trusted(base.path()).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let session = Session::new(&Api { address, ca: site.run.ca.clone(), client: None });
+    let serve = async {
+        for _connection in 0..2 {
+            let (tcp, _from) = listener.accept().await.unwrap();
+            let mut tls = acceptor.accept(tcp).await.unwrap();
+            let mut bytes = vec![0; 4096];
+            assert!(tls.read(&mut bytes).await.unwrap() > 0);
+            tls.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await.unwrap();
+            // No other request comes.
+            assert!(matches!(tls.read(&mut bytes).await, Ok(0) | Err(_)));
+        }
+    };
+    let story = async {
+        for _pass in 0..2 {
+            session.check("/readyz").await.unwrap();
+            session.close();
+        }
+    };
+    tokio::join!(serve, story);
+}
+
+#[tokio::test]
 async fn a_request_that_a_kept_connection_ends_before_it_takes_fails_at_once() {
     let base = tempfile::tempdir().unwrap();
     let (site, acceptor) = trusted(base.path()).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let mut checks = Checks::new(&Api { address, ca: site.run.ca.clone(), client: None });
+    let checks = Session::new(&Api { address, ca: site.run.ca.clone(), client: None });
     let serve = async {
         let (tcp, _from) = listener.accept().await.unwrap();
         let mut tls = acceptor.accept(tcp).await.unwrap();
@@ -156,13 +186,14 @@ async fn a_request_that_a_kept_connection_ends_before_it_takes_fails_at_once() {
     };
     let (mut server, checked) = tokio::join!(serve, checks.check("/readyz"));
     checked.unwrap();
-    let open = checks.open.take().unwrap();
+    let open = checks.take().unwrap();
     // As when the server closes it right behind the look at whether it lives.
     server.shutdown().await.unwrap();
     // The runtime learns of it.
     tokio::task::yield_now().await;
     let request = checks.api.prepared(Method::GET, "/readyz", &[], Vec::new()).unwrap();
-    let asked = timeout(Duration::from_secs(5), checks.api.over_kept(open, request)).await;
+    let asked = checks.api.over_kept(open, request, ANSWER_MAX);
+    let asked = timeout(Duration::from_secs(5), asked).await;
     assert!(matches!(asked, Ok(Err(Error::Http { .. }))));
 }
 
@@ -182,7 +213,9 @@ async fn long_objects_are_listed_a_few_at_a_time_and_one_alone_may_be_longer() {
         let items = objects.collect::<Vec<_>>();
         json!({"items": items, "metadata": {"continue": rest}}).to_string()
     };
-    let found = asked(answer, async |api| api.list("/pods", 50, |one| one[0].as_u64()).await);
+    let found = asked(answer, async |api| {
+        Session::new(api).list("/pods", JSON, 50, |one| one[0].as_u64()).await
+    });
     assert_eq!(found.await.unwrap(), [0, 1, 2, 3, 4, 5, 6]);
 }
 

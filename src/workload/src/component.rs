@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info};
 
-use super::api::{self, Api, Checks};
+use super::api::{self, Api, Session};
 use super::parts::{Part, PartState, Parts};
 use super::plain;
 use polis_base::cause;
@@ -140,11 +140,11 @@ impl Check {
 
     /// The same check, for a program that starts and is asked again and again.
     fn repeated(&self) -> Repeated<'_> {
-        let checks = match &self.probe {
-            Probe::Tls(api) => Some(Checks::new(api)),
+        let session = match &self.probe {
+            Probe::Tls(api) => Some(Session::new(api)),
             Probe::Plain(_) => None,
         };
-        Repeated { check: self, checks }
+        Repeated { check: self, session }
     }
 }
 
@@ -152,13 +152,13 @@ impl Check {
 struct Repeated<'a> {
     check: &'a Check,
     /// Over TLS: one connection for all of them.
-    checks: Option<Checks>,
+    session: Option<Session>,
 }
 
 impl Repeated<'_> {
-    async fn ask(&mut self) -> Result<(), api::Error> {
-        match &mut self.checks {
-            Some(checks) => checks.check(self.check.path).await,
+    async fn ask(&self) -> Result<(), api::Error> {
+        match &self.session {
+            Some(session) => session.check(self.check.path).await,
             None => self.check.ask().await,
         }
     }
@@ -267,7 +267,7 @@ impl Component {
     /// API server with its etcd, so a restart would be no remedy, however long it takes; it is
     /// one for a program that hangs.
     async fn first_work(&self, first: &Check) -> Result<(), Error> {
-        let (begun, mut first) = (Instant::now(), first.repeated());
+        let (begun, first) = (Instant::now(), first.repeated());
         let mut last = cause::Last::default();
         let done = async {
             while let Err(error) = first.ask().await {
@@ -316,7 +316,7 @@ impl Component {
 
     /// Waits until the program, which was started when `begun` says, is ready for the first time.
     async fn starts(&self, begun: Instant) -> Result<(), Error> {
-        let mut ready = self.ready.repeated();
+        let ready = self.ready.repeated();
         let mut last = cause::Last::default();
         loop {
             let said = match ready.ask().await {

@@ -7,8 +7,9 @@ use std::net::SocketAddr;
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
+use super::credentials::RECONCILER;
 use polis_base::files::{File, Pair};
-use polis_wire::pki::PROXY_GROUP;
+use polis_wire::pki::{CSI_GROUP, PROXY_GROUP};
 
 /// The version of the API server's own configuration files.
 const VERSION: &str = "apiserver.config.k8s.io/v1";
@@ -18,6 +19,10 @@ const NAME: &str = "polis";
 
 /// The paths of health checks, the only ones for anonymous callers.
 const HEALTH: [&str; 3] = ["/livez", "/readyz", "/healthz"];
+
+/// The groups of the name servers of workers, and of the programs that enforce NetworkPolicies.
+const DNS_GROUP: &str = "polis:dns";
+const POLICY_GROUP: &str = "polis:policy";
 
 /// The namespace of Polis' own pods, which Pod Security does not restrict.
 const SYSTEM_NAMESPACE: &str = "kube-system";
@@ -121,11 +126,19 @@ pub(super) fn audit_policy() -> Vec<u8> {
                     "system:apiserver",
                     "system:kube-controller-manager",
                     "system:kube-scheduler",
+                    RECONCILER,
                 ],
                 "verbs": ["get", "list", "watch"],
             })),
             none(json!({
-                "userGroups": ["system:nodes", PROXY_GROUP, "system:serviceaccounts:kube-system"],
+                "userGroups": [
+                    "system:nodes",
+                    PROXY_GROUP,
+                    DNS_GROUP,
+                    CSI_GROUP,
+                    POLICY_GROUP,
+                    "system:serviceaccounts:kube-system",
+                ],
                 "verbs": ["get", "list", "watch"],
             })),
             {"level": "Metadata"},
@@ -140,6 +153,9 @@ fn bytes(value: &Value) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use polis_wire::identity::NodeId;
+    use polis_wire::pki::{Template, WorkerPurpose};
+
     use super::super::credentials::Purpose;
     use super::super::site::live;
     use super::*;
@@ -168,6 +184,20 @@ mod tests {
     #[test]
     fn secrets_are_written_encrypted() {
         insta::assert_snapshot!(text(&encryption("AAAA")));
+    }
+
+    #[test]
+    fn the_audit_log_leaves_out_the_reads_of_every_program_of_a_node() {
+        let policy = text(&audit_policy());
+        let node = NodeId::from_public_key(&[7; 32]);
+        for purpose in WorkerPurpose::ALL {
+            let group = match purpose.certificate(node, [1; 32]).template {
+                Template::KubernetesClient { subject }
+                | Template::KubernetesServer { subject, .. } => subject.group.unwrap(),
+                other => panic!("{other:?}"),
+            };
+            assert!(policy.contains(&format!("\"{group}\"")), "{group}: {policy}");
+        }
     }
 
     #[test]

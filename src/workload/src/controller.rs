@@ -4,9 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::Method;
+use serde_json::{Value, json};
 use tokio::sync::watch;
+use tokio::time::timeout;
+use tracing::{debug, info};
 
-use super::api::Api;
+use super::api::{self, Api, Session};
 use super::certificates::{Trusted, until_an_authority_ends, until_another_key_signs};
 use super::component::{Check, Component, Error, Process};
 use super::credentials::Purpose;
@@ -16,7 +20,7 @@ use super::{access, args, certificates, confinement, ground, reconciler, tokens}
 use polis_base::cause;
 use polis_control::consensus;
 use polis_machine::network;
-use polis_runtime::event::until;
+use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::{Context, Policy, blocking};
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::{Nodes, Role};
@@ -34,6 +38,14 @@ const SCHEDULER_LIVE: &str = "/livez";
 /// The service account of pods that name none. A new cluster has it seconds after the
 /// controller manager is healthy, and refuses every pod until then.
 const FIRST_ACCOUNT: &str = "/api/v1/namespaces/default/serviceaccounts/default";
+
+/// The leases by which one controller manager leads, and one scheduler, of those of all
+/// controllers.
+const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
+const MERGE_PATCH: &str = "application/merge-patch+json";
+
+/// How long it may take to give a lease up. It ends by itself after a minute.
+const GIVE_UP_MAX: Duration = Duration::from_secs(1);
 
 /// Why the programs that need the cluster's own objects do not start yet.
 const WAITS: &str = "it waits until the reconciler has tried to apply the cluster's own objects";
@@ -97,7 +109,7 @@ impl Controller {
         });
         let (tries, tried) = watch::channel(false);
         let reconciler = reconciler::Service {
-            api: self.master(),
+            api: Session::new(&self.master()),
             ca: self.site.run.ca.clone(),
             front_proxy_ca: self.site.run.front_proxy_ca.clone(),
             node: self.node,
@@ -130,8 +142,10 @@ impl Controller {
     ) {
         let forever = Policy::forever();
         let (manager, objects) = (self.controller_manager(), tried.clone());
+        let lease = self.lease("kube-controller-manager");
         ctx.spawn(Part::ControllerManager.name(), forever, move |ctx| {
-            let (component, part) = (manager.clone(), Part::ControllerManager);
+            let (component, part, lease) =
+                (manager.clone(), Part::ControllerManager, lease.clone());
             let (known, signing, objects) = (known.clone(), signing.clone(), objects.clone());
             let outdated = async move {
                 tokio::select! {
@@ -140,13 +154,19 @@ impl Controller {
                     other = until_another_key_signs(part, signing) => other,
                 }
             };
-            async move { after_objects(component, &ctx, objects, outdated).await }
+            async move { after_objects(component, lease, &ctx, objects, outdated).await }
         });
         let (scheduler, objects) = (self.scheduler(), tried.clone());
+        let lease = self.lease("kube-scheduler");
         ctx.spawn(Part::Scheduler.name(), forever, move |ctx| {
-            let (component, objects) = (scheduler.clone(), objects.clone());
-            async move { after_objects(component, &ctx, objects, std::future::pending()).await }
+            let (component, lease, objects) = (scheduler.clone(), lease.clone(), objects.clone());
+            let outdated = std::future::pending();
+            async move { after_objects(component, lease, &ctx, objects, outdated).await }
         });
+    }
+
+    fn lease(&self, name: &'static str) -> Lease {
+        Lease { api: self.master(), node: self.node, name }
     }
 
     /// The client for health checks of the API server.
@@ -239,6 +259,7 @@ impl Controller {
 /// scheduler and the controller manager can bring the pod of that webhook back.
 async fn after_objects(
     component: Component,
+    lease: Lease,
     ctx: &Context,
     mut tried: watch::Receiver<bool>,
     outdated: impl Future<Output = Error>,
@@ -246,10 +267,70 @@ async fn after_objects(
     if !*tried.borrow() {
         component.parts.wait(component.part, WAITS);
     }
-    let tried = until(&mut tried, "the reconciler", |tried| tried.then_some(()));
-    let Some(tried) = ctx.until_cancelled(tried).await else { return Ok(()) };
-    tried?;
-    component.run(ctx, outdated).await
+    let inputs = async {
+        until(&mut tried, "the reconciler", |tried| tried.then_some(())).await?;
+        // The machine may have lost its power while the program led.
+        lease.give_up().await;
+        Ok::<_, Closed>(())
+    };
+    let Some(inputs) = ctx.until_cancelled(inputs).await else { return Ok(()) };
+    inputs?;
+    let ended = component.run(ctx, outdated).await;
+    // The process has ended, and that of another controller may lead.
+    lease.give_up().await;
+    ended
+}
+
+/// The lease of a program that runs on every controller and leads on one.
+#[derive(Clone, Debug)]
+struct Lease {
+    /// The API server, asked by a caller who may do everything.
+    api: Api,
+    node: NodeId,
+    name: &'static str,
+}
+
+impl Lease {
+    /// Gives the lease up, if a process of this node held it last. That process has ended, and the
+    /// next one has another name: it would wait for a minute, and until then no Service learns of
+    /// pods that have other addresses since a boot.
+    async fn give_up(&self) {
+        match timeout(GIVE_UP_MAX, Box::pin(self.change())).await {
+            Ok(Ok(false)) => {}
+            Ok(Ok(true)) => info!(lease = self.name, "given up for a process that has ended"),
+            Ok(Err(error)) => {
+                let error = &error as &dyn std::error::Error;
+                debug!(error, lease = self.name, "cannot give up the lease");
+            }
+            Err(_elapsed) => debug!(lease = self.name, "no answer about the lease"),
+        }
+    }
+
+    /// Returns whether it was given up.
+    async fn change(&self) -> Result<bool, api::Error> {
+        let (session, path) = (Session::new(&self.api), format!("{LEASES}/{}", self.name));
+        let Some(lease) = session.read(&path).await? else { return Ok(false) };
+        let Some(change) = given_up(&lease, self.node) else { return Ok(false) };
+        let answer = session.send(Method::PATCH, &path, MERGE_PATCH, &change).await?;
+        match answer.status {
+            // Another process has taken it meanwhile.
+            409 => Ok(false),
+            _ => self.api.succeeded(&answer).map(|()| true),
+        }
+    }
+}
+
+/// The change that gives up a lease that a process of this node holds: both programs call
+/// themselves by the name of the host and a random part. `None` for another holder.
+fn given_up(lease: &Value, node: NodeId) -> Option<Value> {
+    let (host, _random) = lease["spec"]["holderIdentity"].as_str()?.split_once('_')?;
+    let metadata = &lease["metadata"];
+    (host == node.to_string()).then(|| {
+        json!({
+            "metadata": {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]},
+            "spec": {"holderIdentity": ""},
+        })
+    })
 }
 
 #[cfg(test)]
@@ -260,6 +341,28 @@ mod tests {
 
     use super::*;
     use crate::parts::{PartState, Status};
+
+    #[test]
+    fn a_lease_of_a_process_of_this_node_is_given_up_and_no_other_one() {
+        let [own, other] = [7, 8].map(|key| NodeId::from_public_key(&[key; 32]));
+        let lease = |holder: Value| {
+            json!({
+                "metadata": {"name": "kube-scheduler", "uid": "u", "resourceVersion": "7"},
+                "spec": {"holderIdentity": holder, "leaseDurationSeconds": 60},
+            })
+        };
+        let held =
+            |node: NodeId| lease(json!(format!("{node}_0f3a51c2-7b1d-4c55-9a0e-2f6d1b8e4a77")));
+        // The holder may have changed since.
+        let change = json!({
+            "metadata": {"uid": "u", "resourceVersion": "7"},
+            "spec": {"holderIdentity": ""},
+        });
+        assert_eq!(given_up(&held(own), own), Some(change));
+        for lease in [held(other), lease(json!("")), lease(Value::Null), lease(json!("host_1"))] {
+            assert_eq!(given_up(&lease, own), None, "{lease}");
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_program_waits_for_the_attempt_on_the_objects_and_for_no_success() {
@@ -281,6 +384,12 @@ mod tests {
             live: check,
             parts: parts.clone(),
         };
+        let base = tempfile::tempdir().unwrap();
+        let ca = polis_base::files::Root::at(base.path()).ephemeral.kubernetes.ca;
+        // Nothing listens there.
+        let api = Api { address: (Ipv4Addr::LOCALHOST, 1).into(), ca, client: None };
+        let node = NodeId::from_public_key(&[7; 32]);
+        let lease = Lease { api, node, name: "kube-scheduler" };
         let (tries, tried) = watch::channel(false);
         let story = async {
             sleep(Duration::from_secs(60)).await;
@@ -289,7 +398,7 @@ mod tests {
             parts.fail(Part::Reconciler, "cannot apply an object");
             tries.send_replace(true);
         };
-        let program = after_objects(component, &ctx, tried, std::future::pending());
+        let program = after_objects(component, lease, &ctx, tried, std::future::pending());
         let (ended, ()) = tokio::join!(program, story);
         // It was started: there is no such program.
         assert!(matches!(ended, Err(Error::Process { part: Part::Scheduler, .. })), "{ended:?}");

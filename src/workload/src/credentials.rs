@@ -23,6 +23,9 @@ pub(super) const FRONT_PROXIES: [&str; 2] = [FRONT_PROXY, AUTH_PROXY];
 /// The common name of the API server as a client of kubelets.
 pub(super) const KUBELET_CLIENT: &str = "polis:apiserver-kubelet-client";
 
+/// The name of this node as the one that applies the cluster's own objects.
+pub(super) const RECONCILER: &str = "polis:reconciler";
+
 /// The group to which Kubernetes grants everything.
 const MASTERS: &str = "system:masters";
 
@@ -120,7 +123,7 @@ impl Purpose {
             Self::Scheduler => client("system:kube-scheduler"),
             Self::SchedulerServer => server("kube-scheduler", local()),
             Self::Reconciler => {
-                Template::KubernetesClient { subject: subject("polis:reconciler", Some(MASTERS)) }
+                Template::KubernetesClient { subject: subject(RECONCILER, Some(MASTERS)) }
             }
             Self::FrontProxy => client(FRONT_PROXY),
             Self::AuthProxy => client(AUTH_PROXY),

@@ -9,12 +9,13 @@
 //! - A Node is deleted only by its UID and its version: a kubelet that has written since
 //!   keeps it, and the next look decides again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use polis_proto::v1;
 use serde_json::Value;
 
 use super::objects::{Object, node_labels};
+use super::parts::PartState;
 use polis_wire::identity::NodeId;
 use polis_wire::node_roles::Nodes;
 
@@ -58,6 +59,15 @@ pub(super) fn workers(nodes: &Nodes) -> Vec<NodeId> {
 pub(super) fn wanted(nodes: &Nodes, own: NodeId) -> Option<BTreeMap<NodeId, Labels>> {
     let workers = nodes.iter().filter(|(_, node)| is_worker(node));
     reported(nodes, own).then(|| workers.map(|(id, node)| (*id, labels(node))).collect())
+}
+
+/// The workers all parts of which serve, by their reports: each of them has a Node.
+pub(super) fn serving(nodes: &Nodes) -> BTreeSet<NodeId> {
+    let serves = |node: &v1::NodeInfo| {
+        let report = node.status.as_ref().map(|status| status.workload.as_str());
+        is_worker(node) && report == Some(PartState::Ready.name())
+    };
+    nodes.iter().filter(|(_, node)| serves(node)).map(|(id, _)| *id).collect()
 }
 
 fn is_worker(node: &v1::NodeInfo) -> bool {
@@ -167,6 +177,23 @@ mod tests {
         assert!(!reported(&nodes, id(2)));
         nodes.get_mut(&id(1)).unwrap().set_health(v1::NodeHealth::Healthy);
         assert!(reported(&nodes, id(1)));
+    }
+
+    #[test]
+    fn a_worker_serves_once_it_reports_that_all_its_parts_do() {
+        let both = [Role::KubernetesController, Role::ConsensusMember];
+        let mut nodes = Nodes::from([
+            (id(1), record(&both, "")),
+            (id(2), record(&[Role::KubernetesWorker], "")),
+        ]);
+        for (report, serves) in [("starting", false), ("ready", true), ("failed: dns", false)] {
+            for node in nodes.values_mut() {
+                node.status =
+                    Some(v1::NodeStatus { workload: report.to_owned(), ..Default::default() });
+            }
+            let expected: BTreeSet<_> = serves.then_some(id(2)).into_iter().collect();
+            assert_eq!(serving(&nodes), expected, "{report}");
+        }
     }
 
     #[test]

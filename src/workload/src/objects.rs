@@ -53,6 +53,10 @@ const GROUP: &str = "rbac.authorization.k8s.io";
 /// The mark of the class for claims without a class.
 const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
 
+/// Where the API server lists the bindings of Polis.
+pub(super) const BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings\
+                                   ?labelSelector=polis.internal%2Fbuiltin%3Dtrue";
+
 /// The groups of users, by their role in the cluster.
 pub(super) const OWNERS: &str = "polis:owners";
 pub(super) const OPERATORS: &str = "polis:operators";
@@ -153,6 +157,18 @@ pub(super) fn workers(nodes: &[NodeId]) -> Vec<Object> {
         binding(CSI, CSI, &users(WorkerPurpose::Csi)),
         binding(POLICY, POLICY, &users(WorkerPurpose::Policy)),
     ]
+}
+
+/// Whether a binding is among `found`, as it is applied. The API server leaves an empty list of
+/// subjects out.
+pub(super) fn is_bound(binding: &Object, found: &[Value]) -> bool {
+    let wanted = &binding.content;
+    let subjects = |of: &Value| of["subjects"].as_array().cloned().unwrap_or_default();
+    found.iter().any(|one| {
+        one["metadata"]["name"] == wanted["metadata"]["name"]
+            && one["roleRef"] == wanted["roleRef"]
+            && subjects(one) == subjects(wanted)
+    })
 }
 
 /// These labels of a Node that exists: without this `uid`, the API server refuses them, and
@@ -501,6 +517,28 @@ mod tests {
         );
         // Without a worker, the list is empty and not absent: it replaces the former one.
         assert!(named(&[]).iter().all(|(_, users)| users.is_empty()));
+    }
+
+    #[test]
+    fn a_binding_is_in_place_with_its_role_and_exactly_its_subjects() {
+        let id = |key: u8| NodeId::from_public_key(&[key; 32]);
+        let nodes = [vec![id(1), id(2)], vec![id(3)], Vec::new()];
+        let [two, other, none] = nodes.map(|nodes| workers(&nodes));
+        let found: Vec<_> = two.iter().map(|object| object.content.clone()).collect();
+        assert!(two.iter().all(|one| is_bound(one, &found)));
+        for one in other.iter().chain(&none) {
+            assert!(!is_bound(one, &found), "{}", one.path);
+        }
+        let mut changed = found.clone();
+        changed[0]["roleRef"]["name"] = json!("cluster-admin");
+        assert!(!is_bound(&two[0], &changed) && !is_bound(&two[0], &[]));
+        // As the API server shows it.
+        let mut empty = none[0].content.clone();
+        empty.as_object_mut().unwrap().remove("subjects");
+        assert!(is_bound(&none[0], &[empty]));
+        let (path, query) = BINDINGS.split_once('?').unwrap();
+        assert_eq!(query, format!("labelSelector={}%3Dtrue", LABEL.replace('/', "%2F")));
+        assert!(two.iter().all(|one| one.path.starts_with(path)));
     }
 
     #[test]

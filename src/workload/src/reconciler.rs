@@ -8,11 +8,14 @@
 //! one has failed, API server ready again --> the same, at once
 //!
 //! every 30 seconds ------------------------> former authorities leave what aggregated APIs trust
-//! a record has changed, every 30 seconds --> rights of the workers, labels, Nodes without
-//!                                            a worker are deleted
+//! workers, their roles or names change, ---> rights of the workers, labels, Nodes without
+//!   a worker serves, every 30 seconds         a worker are deleted
 //! this has failed, 2 to 30 s ago ----------> the same; at once where workers, their roles or
 //!                                            names have changed
 //! ```
+//!
+//! A binding that is as it should be is read and not applied again: the audit log has each change,
+//! and a few of them a minute would leave it no room for those of users.
 //!
 //! The objects and the records have a loop each. That of the records begins after the first attempt
 //! on the objects, as among these are the policies that restrict the rights of workers.
@@ -38,12 +41,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustls::pki_types::CertificateDer;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info};
 
-use super::api::{self, Api};
+use super::api::{self, JSON, METADATA, Session};
 use super::nodes::{self, Action};
 use super::objects::{self, Object};
 use super::parts::{Part, PartState, Parts};
@@ -83,8 +86,9 @@ const TRIED_MAX: Duration = Duration::from_secs(30);
 /// Between two looks at whether the API server is ready. One that is not is checked twice a second.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Nodes in one answer. One has at most 15 kB, most of it names of images.
-const PAGE: usize = 100;
+/// Objects in one answer: the metadata of a Node is a few kilobytes, most of it who set which
+/// field, and a binding names each worker.
+const PAGE: usize = 500;
 
 /// Whom servers of aggregated APIs trust. Each API server adds what it trusts itself, and removes
 /// only what has ended.
@@ -164,7 +168,7 @@ fn remedy(error: &api::Error) -> &'static str {
     }
 }
 
-/// The requests of the reconciler. The node uses [`Api`].
+/// The requests of the reconciler. The node uses [`Session`].
 pub(super) trait Server: Send + Sync {
     /// Applies an object.
     fn apply(&self, object: &Object) -> impl Future<Output = Result<(), api::Error>> + Send;
@@ -172,8 +176,12 @@ pub(super) trait Server: Send + Sync {
     /// Reads an object; `None` if there is none.
     fn read(&self, path: &str) -> impl Future<Output = Result<Option<Value>, api::Error>> + Send;
 
-    /// Reads the metadata of the objects of a list.
-    fn list(&self, path: &str) -> impl Future<Output = Result<Vec<Value>, api::Error>> + Send;
+    /// Reads the objects of a list in this form.
+    fn list(
+        &self,
+        path: &str,
+        accept: &str,
+    ) -> impl Future<Output = Result<Vec<Value>, api::Error>> + Send;
 
     /// Deletes an object, if it still has this UID and this version. Returns whether it was
     /// deleted.
@@ -183,30 +191,30 @@ pub(super) trait Server: Send + Sync {
         uid: &str,
         version: &str,
     ) -> impl Future<Output = Result<bool, api::Error>> + Send;
+
+    /// A pass has ended.
+    fn rest(&self);
 }
 
-impl Server for Api {
+impl Server for Session {
     async fn apply(&self, object: &Object) -> Result<(), api::Error> {
         Self::apply(self, object).await
     }
 
     async fn read(&self, path: &str) -> Result<Option<Value>, api::Error> {
-        let answer = self.get(path).await?;
-        if answer.status == 404 {
-            return Ok(None);
-        }
-        self.succeeded(&answer)?;
-        let object = serde_json::from_slice(&answer.body)
-            .map_err(|error| api::Error::Http { address: self.address, source: error.into() })?;
-        Ok(Some(object))
+        Self::read(self, path).await
     }
 
-    async fn list(&self, path: &str) -> Result<Vec<Value>, api::Error> {
-        Self::list(self, path, PAGE, metadata).await
+    async fn list(&self, path: &str, accept: &str) -> Result<Vec<Value>, api::Error> {
+        Self::list(self, path, accept, PAGE, |object| Some(object.clone())).await
     }
 
     async fn delete(&self, path: &str, uid: &str, version: &str) -> Result<bool, api::Error> {
         Self::delete(self, path, uid, version).await
+    }
+
+    fn rest(&self) {
+        self.close();
     }
 }
 
@@ -281,11 +289,6 @@ fn has_others(map: &Value, known: &[Vec<CertificateDer<'static>>; 2]) -> bool {
     })
 }
 
-/// The part of a Node that is looked at.
-fn metadata(node: &Value) -> Option<Value> {
-    Some(json!({"metadata": node["metadata"]}))
-}
-
 impl<S: Server> Service<S> {
     pub(super) async fn run(self, ctx: Context) -> Result<(), Closed> {
         ctx.until_cancelled(Box::pin(self.keep(&ctx))).await.unwrap_or(Ok(()))
@@ -329,21 +332,24 @@ impl<S: Server> Service<S> {
         let wanted = |nodes: &Option<Arc<Nodes>>| {
             nodes.as_ref().and_then(|nodes| nodes::wanted(nodes, self.node))
         };
+        let serving =
+            |nodes: &Option<Arc<Nodes>>| nodes.as_ref().map(|nodes| nodes::serving(nodes));
         loop {
             let records = nodes.borrow_and_update().clone();
             let followed = self.follow(&mut workers, records.as_deref()).await;
             let trusted = self.trust(&mut others_since).await;
             let ended = attempts.ended(followed.and(trusted));
-            let (has, failed) = (wanted(&records), ended.is_err());
+            let (has, served, failed) = (wanted(&records), serving(&records), ended.is_err());
             self.report(ends, |ends| ends.records = Some(ended));
             let change = async {
                 sleep(SPACING).await;
                 loop {
                     nodes.changed().await.map_err(|_closed| Closed("the nodes"))?;
-                    let other = wanted(&nodes.borrow_and_update()) != has;
-                    // Records change all the time: most changes are no reason to try again sooner
-                    // what has failed.
-                    if other || !failed {
+                    let now = nodes.borrow_and_update().clone();
+                    // Records change all the time, and most changes concern no object. A worker
+                    // that serves has a Node, which may be new; what has failed is not tried again
+                    // sooner for that.
+                    if wanted(&now) != has || (!failed && serving(&now) != served) {
                         return Ok::<_, Closed>(());
                     }
                 }
@@ -373,6 +379,7 @@ impl<S: Server> Service<S> {
     /// Waits until the next attempt is due: after `every`, and sooner after a failure. An API
     /// server that is ready again gets it at once, and the pauses begin anew. Cancel-safe.
     async fn rest(&self, attempts: &mut Attempts, every: Duration) -> Result<(), Closed> {
+        self.api.rest();
         let failed = attempts.pause;
         let pause = failed.map_or(every, |pause| pause.min(every));
         tokio::select! {
@@ -458,8 +465,12 @@ impl<S: Server> Service<S> {
             return Ok(());
         };
         let workers = nodes::workers(nodes);
-        // Every time: without these rights kubelets write nothing.
-        let given = self.apply(&objects::workers(&workers)).await;
+        // Every time: without these rights kubelets write nothing. Where the server does not list
+        // the bindings, each is applied.
+        let found = self.api.list(objects::BINDINGS, JSON).await.unwrap_or_default();
+        let mut bindings = objects::workers(&workers);
+        bindings.retain(|binding| !objects::is_bound(binding, &found));
+        let given = self.apply(&bindings).await;
         if given.is_ok() && known.as_ref() != Some(&workers) {
             info!(workers = workers.len(), "the workers have their rights");
             *known = Some(workers);
@@ -469,7 +480,7 @@ impl<S: Server> Service<S> {
 
     /// Labels and deletes Node objects; returns the first refusal.
     async fn keep_nodes(&self, nodes: &Nodes) -> Result<(), Error> {
-        let found = self.api.list("/api/v1/nodes").await?;
+        let found = self.api.list("/api/v1/nodes", METADATA).await?;
         let mut kept = Ok(());
         for action in nodes::plan(nodes, &found) {
             match self.act(action).await {

@@ -10,6 +10,7 @@ use polis_proto::v1;
 use polis_wire::node_roles::Role;
 use polis_wire::pki::memory::Memory;
 use polis_wire::pki::{Namespace, kubernetes_authority};
+use serde_json::json;
 
 use super::*;
 use crate::parts::Status;
@@ -36,6 +37,10 @@ struct State {
     hangs: BTreeSet<String>,
     /// The Node objects.
     nodes: Vec<Value>,
+    /// The bindings of Polis, as far as it lists any.
+    bound: Vec<Value>,
+    /// How often it has listed Nodes.
+    looks: usize,
     /// The list of whom servers of aggregated APIs trust, which is there again at once.
     trust: Option<Value>,
     /// The paths of the objects that it was asked to apply, in order.
@@ -87,8 +92,13 @@ impl Server for Fake {
         self.reached().map(|state| state.trust.clone())
     }
 
-    async fn list(&self, _path: &str) -> Result<Vec<Value>, api::Error> {
-        self.reached().map(|state| state.nodes.clone())
+    async fn list(&self, path: &str, _accept: &str) -> Result<Vec<Value>, api::Error> {
+        let mut state = self.reached()?;
+        if path == objects::BINDINGS {
+            return Ok(state.bound.clone());
+        }
+        state.looks += 1;
+        Ok(state.nodes.clone())
     }
 
     async fn delete(&self, path: &str, _uid: &str, _version: &str) -> Result<bool, api::Error> {
@@ -96,6 +106,8 @@ impl Server for Fake {
         state.deleted.push(path.to_owned());
         Ok(true)
     }
+
+    fn rest(&self) {}
 }
 
 fn id(key: u8) -> NodeId {
@@ -388,6 +400,64 @@ async fn records_that_change_without_another_worker_make_no_pause_after_a_failur
         world.records.send_replace(records(&[2, 4]));
         sleep(SPACING + SPACING / 2).await;
         assert_eq!(server.attempts(RIGHTS), 6);
+        handles.cancel().await;
+    };
+    let (ended, ()) = tokio::join!(service.run(ctx), story);
+    ended.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn rights_that_are_in_place_are_not_applied_again_until_somebody_changes_them() {
+    let (ctx, handles) = Context::for_test();
+    let mut world = World::new(&ctx);
+    let server = world.service.api.clone();
+    let given = objects::workers(&[id(2)]).into_iter().map(|object| object.content);
+    server.state().bound = given.collect();
+    let service = world.service.clone();
+    let story = async {
+        world.tried().await;
+        // Between two passes.
+        sleep(20 * NODES_EVERY + 5 * SPACING).await;
+        let rights = objects::workers(&[]);
+        for object in &rights {
+            assert_eq!(server.attempts(&object.path), 0, "{}", object.path);
+        }
+        server.state().bound[0]["subjects"] = json!([]);
+        sleep(NODES_EVERY + SPACING).await;
+        let attempts: Vec<_> = rights.iter().map(|object| server.attempts(&object.path)).collect();
+        assert_eq!(attempts, [1, 0, 0, 0, 0]);
+        handles.cancel().await;
+    };
+    let (ended, ()) = tokio::join!(service.run(ctx), story);
+    ended.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_a_record_that_concerns_an_object_leads_to_a_pass() {
+    let (ctx, handles) = Context::for_test();
+    let mut world = World::new(&ctx);
+    let server = world.service.api.clone();
+    let service = world.service.clone();
+    let change = |records: &watch::Sender<Option<Arc<Nodes>>>, report: &str| {
+        records.send_modify(|records| {
+            let worker = Arc::make_mut(records.as_mut().unwrap()).get_mut(&id(2)).unwrap();
+            worker.heartbeat_age_ms += 1;
+            worker.status =
+                Some(v1::NodeStatus { workload: report.to_owned(), ..Default::default() });
+        });
+    };
+    let story = async {
+        world.tried().await;
+        sleep(SPACING / 4).await;
+        for part in ["failed: kubelet", "failed: dns", "starting"].repeat(4) {
+            change(&world.records, part);
+            sleep(SPACING).await;
+        }
+        assert_eq!(server.state().looks, 1);
+        // It has a Node now.
+        change(&world.records, "ready");
+        sleep(SPACING / 4).await;
+        assert_eq!(server.state().looks, 2);
         handles.cancel().await;
     };
     let (ended, ()) = tokio::join!(service.run(ctx), story);

@@ -34,8 +34,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use polis_qemu::patience::Clock;
 use polis_qemu::processor;
+use polis_qemu::scratch::Scratch;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
-use tempfile::TempDir;
 
 use super::queue::{Job, Queue, Turn};
 use super::story::{Story, Suite};
@@ -83,7 +83,7 @@ struct Running {
     looked: Instant,
     log: PathBuf,
     /// Its temporary files, which a story that is killed leaves behind.
-    _files: TempDir,
+    _files: Scratch,
 }
 
 /// How a try ended.
@@ -155,7 +155,7 @@ impl Runner<'_> {
             number => self.logs.join(format!("{file}.{number}.log")),
         };
         let out = File::create(&log).with_context(|| format!("cannot make {}", log.display()))?;
-        let files = tempfile::Builder::new().prefix("polis-").tempdir()?;
+        let files = Scratch::new()?;
         let mut command = (self.launch)(&job.story, turn);
         command.env("TMPDIR", files.path()).stdin(Stdio::null());
         command.stdout(out.try_clone()?).stderr(out).process_group(0);

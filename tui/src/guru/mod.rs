@@ -297,6 +297,9 @@ fn put(lines: &[Line<'_>], area: Rect, buffer: &mut Buffer) {
     }
 }
 
+/// Cells of the sentence around the name of a stage: `Stage "" failed.`
+const STAGE: usize = 16;
+
 /// The first two rows: the code to search for, and what was started from what.
 fn head(guru: &Guru, width: usize) -> Vec<Line<'static>> {
     let first = Row::default().put(TITLE, "GURU MEDITATION  ").put(STRONG, &guru.code).gap(2);
@@ -316,7 +319,8 @@ fn head(guru: &Guru, width: usize) -> Vec<Line<'static>> {
         stage => vec![
             format!("This machine stopped: stage \"{stage}\" failed."),
             format!("Stage \"{stage}\" failed."),
-            format!("Stage \"{stage}\" failed."),
+            // Of a name without room, the sentence keeps its end.
+            format!("Stage \"{}\" failed.", cut(stage, width.saturating_sub(STAGE))),
         ],
     };
     let what = shortest_that_fits(what, width);

@@ -33,7 +33,7 @@ const NAME_MIN: usize = 14;
 /// So much room beside the columns holds the other facts.
 const ROLES: usize = 50;
 
-/// More nodes than this have a row each and no second one.
+/// More nodes than this have a row each, and only this node has a second one.
 const DETAILS_MAX: usize = 8;
 
 /// Names that fit in a sentence.
@@ -107,8 +107,13 @@ fn update_lines(update: &Update, known: &Nodes, width: usize) -> Vec<Line<'stati
         waits => text.extend([": ", waits, "."]),
     }
     let mut lines = note(mark, &text, width);
-    if mark == Mark::Bad {
-        lines.extend(command("polisctl cluster update status", width));
+    match update.state {
+        UpdateState::Failed => lines.extend(command("polisctl cluster update status", width)),
+        UpdateState::Paused => {
+            lines.extend(hanging(INDENT, "", ATTENTION, "to continue, an owner runs:", width));
+            lines.extend(command("polisctl cluster update resume", width));
+        }
+        UpdateState::Loading | UpdateState::Running | UpdateState::Unknown => {}
     }
     lines
 }
@@ -434,7 +439,8 @@ fn rows(
             let address = crate::text::cut(&clean(address), width.saturating_sub(INDENT));
             lines.push(Row::indented(INDENT).put(PLAIN, &address).line());
         }
-        if details && !more.is_empty() {
+        // Without a second row, only the style of its name would tell this node from the others.
+        if (details || node.own) && !more.is_empty() {
             lines.push(
                 Row::indented(INDENT)
                     .put(DIM, &crate::text::cut(&clean(&more), width - INDENT.min(width)))

@@ -30,8 +30,11 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
         _ => (Mark::Good, ""),
     };
     if !text.is_empty() {
-        let state =
-            format!("└ {} ", if mark == Mark::Busy { "tries" } else { &network.change.state });
+        let state = if mark == Mark::Busy {
+            "└ tries ".to_owned()
+        } else {
+            format!("└ {}: ", network.change.state)
+        };
         body.extend(hanging(INDENT, &state, mark.style(), text, width));
     }
     for fault in &network.faults {
@@ -43,8 +46,8 @@ pub(crate) fn content(snapshot: &Snapshot, width: usize) -> Content {
     }
     if !network.interfaces.is_empty() {
         body.push(blank());
-        body.push(title("Beyond", width));
-        body.extend(beyond(network, width));
+        body.push(title("Global", width));
+        body.extend(global(network, width));
     }
     Content { body, ..Content::default() }
 }
@@ -61,7 +64,7 @@ pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     }
 }
 
-/// Whether others reach this node.
+/// The address by which others can reach this node, or why they cannot.
 fn reached(snapshot: &Snapshot) -> (Mark, String) {
     let network = &snapshot.network;
     let all = || network.interfaces.iter();
@@ -73,7 +76,7 @@ fn reached(snapshot: &Snapshot) -> (Mark, String) {
         (Some((interface, address)), _) => {
             let (at, on) = (name(plain(address)), name(&interface.name));
             match interface.carrier {
-                true => (Mark::Good, format!("Others reach this node at {at}, on {on}.")),
+                true => (Mark::Good, format!("This node has the address {at}, on {on}.")),
                 false => (
                     Mark::Bad,
                     format!(
@@ -84,7 +87,7 @@ fn reached(snapshot: &Snapshot) -> (Mark, String) {
             }
         }
         (None, Some(address)) => {
-            (Mark::Good, format!("Others reach this node at {}.", name(address)))
+            (Mark::Good, format!("This node has the address {}.", name(address)))
         }
         (None, None) if network.interfaces.is_empty() => {
             (Mark::Idle, "No network interface was found yet.".to_owned())
@@ -181,7 +184,8 @@ fn fact(what: &str, text: &str, width: usize) -> Vec<Line<'static>> {
     lines.iter().enumerate().map(row).collect()
 }
 
-fn beyond(network: &Network, width: usize) -> Vec<Line<'static>> {
+/// The settings that no interface has of its own.
+fn global(network: &Network, width: usize) -> Vec<Line<'static>> {
     let list = |all: &[String]| match all {
         [] => "none".to_owned(),
         some => some.join(", "),
@@ -251,11 +255,11 @@ mod tests {
             Change { state: "reverted".to_owned(), cause: "no curator was reached".to_owned() };
         snapshot.network.faults = vec!["interface eth9 selects no card".to_owned()];
         let shown = text(&snapshot);
-        assert!(shown.contains("└ reverted no curator was reached"), "{shown}");
+        assert!(shown.contains("└ reverted: no curator was reached"), "{shown}");
         assert!(shown.contains("eth9 selects no card"), "{shown}");
         // The other pages have only this to show.
         snapshot.header.address = Some("10.0.2.15".to_owned());
-        let named = "Others reach this node at 10.0.2.15. 1 part of the configured network cannot \
+        let named = "This node has the address 10.0.2.15. 1 part of the configured network cannot \
                     be used.";
         assert_eq!(answer(&snapshot), (Mark::Attention, named.to_owned()));
         snapshot.network.change.state = "trying".to_owned();

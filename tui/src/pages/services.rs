@@ -312,6 +312,7 @@ pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     };
     match (down.as_slice(), starting.as_slice()) {
         _ if services.is_empty() => (Mark::Idle, "No service has started yet.".to_owned()),
+        ([], []) if all == 1 => (Mark::Good, format!("The one service is healthy.{so_far}")),
         ([], []) => (Mark::Good, format!("All {} are healthy.{so_far}", plural(all, "service"))),
         ([], names) => {
             (Mark::Busy, format!("{} of {all} starting: {}.{so_far}", names.len(), list(names)))
@@ -441,6 +442,13 @@ mod tests {
         assert_eq!(names(&tree, &services), "root a b d e");
         tree.fold_all(true);
         assert_eq!(names(&tree, &services), "root a d");
+    }
+
+    #[test]
+    fn one_service_alone_is_not_called_all_of_them() {
+        let service = Service { state: ServiceState::Healthy, ..Service::default() };
+        let snapshot = Snapshot { services: vec![service], ..Snapshot::default() };
+        assert_eq!(answer(&snapshot), (Mark::Good, "The one service is healthy.".to_owned()));
     }
 
     #[test]

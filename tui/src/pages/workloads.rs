@@ -417,7 +417,8 @@ fn pods(pods: &Pods, width: usize) -> Vec<Line<'static>> {
     }
     let hidden = pods.total.saturating_sub(shown.len() as u64);
     if hidden > 0 {
-        let text = format!("{} more; kubectl get pods lists all of them", count(hidden));
+        let text =
+            format!("{} more: `kubectl get pods --all-namespaces` lists them", count(hidden));
         lines.extend(note(Mark::Idle, &text, width));
     }
     lines

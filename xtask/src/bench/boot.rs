@@ -21,6 +21,7 @@ use super::count::{self, Plugin};
 use super::floor::{self, Floor};
 use super::{Args, Row, Table};
 use crate::parameters;
+use crate::run::POWER_BUTTON;
 
 /// Upper bound of every step on a host that is fast enough to measure on.
 const LONG: Duration = Duration::from_secs(300);
@@ -33,9 +34,6 @@ const POLICY: StorageSecurityPolicy = StorageSecurityPolicy::NeedsInsecure;
 
 /// The goal of each process's resident memory at rest, in KiB.
 const MEMORY_GOALS: [(&str, f64); 2] = [("init", 4096.0), ("node", 40_960.0)];
-
-/// Logged when the driver of the power button is loaded; an earlier press is lost.
-const POWER_BUTTON: &str = r#"listening to the power key of "Power Button""#;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Start {

@@ -24,6 +24,7 @@ use std::collections::BTreeMap;
 use std::env;
 use std::fmt::Write as _;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -149,12 +150,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 fn existing(kubeconfig: &Path) -> Result<PathBuf> {
-    fs::canonicalize(kubeconfig)
+    let found = fs::canonicalize(kubeconfig).and_then(|path| match path.is_file() {
+        true => Ok(path),
+        false => Err(io::Error::other("it is not a file")),
+    });
+    let help = "start a cluster with `cargo xtask run --kubernetes`, or name one with --kubeconfig";
+    found
         .with_context(|| format!("cannot find the kubeconfig {}", kubeconfig.display()))
-        .context(host::Help(
-            "start a cluster with `cargo xtask run --kubernetes`, or name one with --kubeconfig"
-                .to_owned(),
-        ))
+        .context(host::Help(help.to_owned()))
 }
 
 /// The command of the story, for [`command`]: this program, and its arguments but for the
@@ -388,10 +391,12 @@ mod tests {
 
     #[test]
     fn a_kubeconfig_that_is_not_there_is_named_before_anything_is_built() {
-        let absent = Args { kubeconfig: Some("/no/such/file".into()), ..args(&[], true) };
-        let error = format!("{:#}", run(&absent).unwrap_err());
-        assert!(error.contains("cannot find the kubeconfig /no/such/file"), "{error}");
-        assert!(error.contains("--kubeconfig"), "{error}");
+        for path in ["/no/such/file", "/proc"] {
+            let absent = Args { kubeconfig: Some(path.into()), ..args(&[], true) };
+            let error = format!("{:#}", run(&absent).unwrap_err());
+            assert!(error.contains(&format!("cannot find the kubeconfig {path}")), "{error}");
+            assert!(error.contains("--kubeconfig"), "{error}");
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow};
-use clap::{Subcommand, ValueEnum};
+use clap::{Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use polis_image::{
     Config, Format, Kind, Manifest, Options, Source, Variant, golang,
     signing::{ImageSigner, Passphrase, ReleaseKey},
@@ -121,7 +121,7 @@ struct Build {
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Packages {
     /// Take Debian's packages from this mirror instead of the host's.
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", value_parser = NonEmptyStringValueParser::new())]
     mirror: Option<String>,
     /// Refuse packages that are not of the lock file; without this option, the build uses
     /// the current versions and lists them.
@@ -129,7 +129,7 @@ pub(crate) struct Packages {
     locked: bool,
     /// Try this archive of old versions first for packages that the mirror no longer has
     /// [default: POLIS_SNAPSHOT].
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", value_parser = NonEmptyStringValueParser::new())]
     snapshot: Option<String>,
 }
 
@@ -167,12 +167,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
 
 fn build_and_report(arguments: &Build) -> Result<()> {
     let start = Instant::now();
-    // A build takes minutes, or half an hour: what would end it is found before.
-    polis_image::layout::plan("", 0, arguments.size).map_err(polis_image::Error::from)?;
-    are_different(arguments)?;
-    for file in [&arguments.out, &arguments.bundle].into_iter().flatten() {
-        can_be_written(file)?;
-    }
+    can_be_made(arguments)?;
     let mut config = config(Kind::Product, arguments.variant.into(), &arguments.packages);
     config.size = arguments.size;
     config.parameters = arguments.parameters.as_deref().map(read).transpose()?;
@@ -237,9 +232,25 @@ fn build_and_report(arguments: &Build) -> Result<()> {
     Ok(())
 }
 
+/// Checks what would end a build, which takes minutes or half an hour, before it begins.
+fn can_be_made(arguments: &Build) -> Result<()> {
+    polis_image::layout::plan("", 0, arguments.size).map_err(polis_image::Error::from)?;
+    can_be_as_large(&workspace().join("target"), arguments.size)?;
+    are_different(arguments)?;
+    for file in [&arguments.out, &arguments.bundle].into_iter().flatten() {
+        can_be_written(file)?;
+    }
+    match &arguments.out {
+        Some(out) => can_be_as_large(folder_of(out), arguments.size),
+        None => Ok(()),
+    }
+}
+
 /// The folder of the keys that sign, and their passphrase.
 fn signing_keys(arguments: &Build) -> Result<Option<(PathBuf, Passphrase)>> {
     if let Some(folder) = &arguments.keys {
+        // A folder without keys is refused before its passphrase is asked for.
+        ImageSigner::check(folder)?;
         let prompt = format!("Passphrase of {}: ", folder.display());
         return Ok(Some((folder.clone(), arguments.passphrase.read(&prompt)?)));
     }
@@ -256,8 +267,16 @@ fn signing_keys(arguments: &Build) -> Result<Option<(PathBuf, Passphrase)>> {
     Ok(Some((folder, passphrase)))
 }
 
+/// Reads a file, and no device or pipe: one may have no end, and `polisctl` reads it again.
 fn read(path: &Path) -> Result<Vec<u8>> {
-    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+    let cannot = || format!("cannot read {}", path.display());
+    let metadata = fs::metadata(path).with_context(cannot)?;
+    if !metadata.is_file() && !metadata.is_dir() {
+        return Err(anyhow!("it is not a file"))
+            .with_context(cannot)
+            .context(host::Help("name a file".to_owned()));
+    }
+    fs::read(path).with_context(cannot)
 }
 
 /// Checks that no two options name one file, which one of them would replace.
@@ -288,8 +307,22 @@ fn can_be_written(path: &Path) -> Result<()> {
                 .to_owned(),
         ));
     }
+    tempfile::tempfile_in(folder_of(path)).map(drop).with_context(cannot)
+}
+
+fn folder_of(path: &Path) -> &Path {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    tempfile::tempfile_in(folder.unwrap_or(Path::new("."))).map(drop).with_context(cannot)
+    folder.unwrap_or(Path::new("."))
+}
+
+/// Checks that a file of `size` bytes, which stores no zeros, can be in `folder`.
+fn can_be_as_large(folder: &Path, size: u64) -> Result<()> {
+    let cannot = || format!("cannot make a disk of {size} bytes in {}", folder.display());
+    let made = fs::create_dir_all(folder).and_then(|()| tempfile::tempfile_in(folder));
+    made.with_context(cannot)?
+        .set_len(size)
+        .with_context(cannot)
+        .context(host::Help("use a smaller size; every disk may be enlarged later".to_owned()))
 }
 
 /// Checks a parameters file as a node does, so that an error is reported here and not by the
@@ -574,6 +607,9 @@ mod tests {
         let absent = absent.display().to_string();
         for (options, said) in [
             (["--size", "1"], "not a multiple of 512"),
+            (["--size", "18446744073709551104"], "cannot make a disk of 18446744073709551104"),
+            (["--keys", &absent], "cannot read"),
+            (["--parameters", "/dev/zero"], "it is not a file"),
             (["--out", &absent], "cannot write"),
             (["--bundle", &absent], "cannot write"),
             (["--parameters", &absent], "cannot read"),
@@ -604,6 +640,15 @@ mod tests {
         let alone = parsed(&["--bundle", "file"]).unwrap();
         assert!(alone.bundle.is_some() && alone.keys.is_none());
         parsed(&["--bundle", "file", "--keys", "keys", "--version", "2.0.0"]).unwrap();
+    }
+
+    #[test]
+    fn a_url_that_is_empty_is_wrong_usage() {
+        for option in ["--mirror", "--snapshot"] {
+            let error = parsed(&[option, ""]).unwrap_err();
+            assert_eq!(error.exit_code(), 2);
+            assert!(error.to_string().contains(option), "{error}");
+        }
     }
 
     #[test]

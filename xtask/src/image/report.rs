@@ -71,6 +71,7 @@ pub(super) fn print(inspection: &Inspection) {
     match &inspection.system {
         System::Intact => println!("system: intact"),
         System::Damaged { root_hash } => println!("system: DAMAGED (its root hash is {root_hash})"),
+        System::TreeDamaged => println!("system: DAMAGED (its hash tree is not that of its data)"),
     }
     match inspection.kind {
         Some(kind) => println!("kind: {kind}"),

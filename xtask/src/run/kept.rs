@@ -124,9 +124,11 @@ pub(super) fn forget(dir: &Path) -> Result<()> {
         fs::remove_dir_all(&folder)
             .with_context(|| format!("cannot remove {}", folder.display()))?;
     }
-    let disk = dir.join("disk.img");
-    if disk.exists() {
-        fs::remove_file(&disk).with_context(|| format!("cannot remove {}", disk.display()))?;
+    // `kubectl`, and `cargo xtask conformance`, would ask the former cluster.
+    for file in ["disk.img", "kubeconfig", "kubectl"].map(|name| dir.join(name)) {
+        if file.exists() {
+            fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
+        }
     }
     Ok(())
 }
@@ -190,12 +192,14 @@ mod tests {
             fs::create_dir(dir.path().join(number)).unwrap();
             fs::write(dir.path().join(number).join("disk.img"), "").unwrap();
         }
+        let kubeconfig = dir.path().join("kubeconfig");
+        fs::write(&kubeconfig, "").unwrap();
         fs::write(dir.path().join("owner.key"), "").unwrap();
         fs::create_dir(operator::contexts(dir.path())).unwrap();
         assert_eq!(nodes_in(dir.path()), 5);
         forget(dir.path()).unwrap();
         assert_eq!(nodes_in(dir.path()), 0);
-        assert!(dir.path().join("owner.key").exists());
+        assert!(dir.path().join("owner.key").exists() && !kubeconfig.exists());
         assert!(!operator::contexts(dir.path()).exists());
         fs::write(dir.path().join("disk.img"), "").unwrap();
         assert_eq!(nodes_in(dir.path()), 1);

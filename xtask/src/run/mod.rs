@@ -43,6 +43,9 @@ pub(crate) const QEMU: &[host::Need] = &[
 /// How long a guest may take to stop before its power is cut.
 pub(crate) const STOP_MAX: Duration = Duration::from_secs(45);
 
+/// Logged when the driver of the power button is loaded; an earlier press is lost.
+pub(crate) const POWER_BUTTON: &str = r#"listening to the power key of "Power Button""#;
+
 /// Between two looks at a deployment that has not ended.
 const ASK: Duration = Duration::from_secs(1);
 
@@ -62,9 +65,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MiB",
           value_parser = clap::value_parser!(u32).range(256..=1_048_576))]
     memory: Option<u32>,
-    /// Processors of a node [default: 2, of several or with Secure Boot 1]. A boot is faster
-    /// with two: drivers load in parallel to the steps that wait for them; not so behind
-    /// firmware whose processors wait for each other.
+    /// Processors of a node [default: 2; of several, with Secure Boot or with a TPM 1]. A boot
+    /// is faster with two: drivers load in parallel to the steps that wait for them; not so
+    /// behind firmware whose processors wait for each other.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     cpus: Option<u32>,
     /// Start through UEFI firmware, as hardware does (the default).
@@ -84,7 +87,9 @@ pub(crate) struct Args {
     /// `--secure-boot` and `--tpm` have to be as in that run.
     #[arg(long)]
     pub(crate) keep: bool,
-    /// Give the machine an emulated TPM 2.0; `--keep` keeps it, too.
+    /// Give the machine an emulated TPM 2.0; `--keep` keeps it, too. With several processors
+    /// (`--cpus`, `--kubernetes`) and without KVM, words for them are on the kernel command line:
+    /// register 12 is then not zero, and `polisctl node attest` reports an addition.
     #[arg(long)]
     tpm: bool,
     /// Use the image with Kubernetes, give the nodes its roles, deploy the demo workload and
@@ -97,7 +102,8 @@ pub(crate) struct Args {
     pub(crate) headless: bool,
     /// Print the serial line and end when the node is ready: with status 0, with 1 if it fails, or
     /// with 3 if the time of --timeout is over. With `--kubernetes`, the end is the answer of the
-    /// demo.
+    /// demo. The machine ends with the command: its power is cut, or with `--keep` it is stopped
+    /// in order.
     #[arg(long)]
     pub(crate) until_ready: bool,
     /// How long `--until-ready` waits for the nodes.
@@ -282,14 +288,16 @@ fn shape(args: &Args, number: u8) -> (u32, u32) {
         (true, _, 1) => (kubernetes::MEMORY_FIRST, 2),
         (true, _, _) => (kubernetes::MEMORY, 1),
     };
-    // In system management mode, where this firmware keeps its variables, every processor
-    // spins until the last is there: translated, that takes up to twice as long.
-    let cpus = if args.secure_boot && !args.kubernetes { 1 } else { cpus };
+    // In system management mode, where the firmware for Secure Boot keeps its variables, every
+    // processor spins until the last is there: translated, that takes up to twice as long. And
+    // several translated processors need words that a TPM shows, see `words`.
+    let cpus = if (args.secure_boot || args.tpm) && !args.kubernetes { 1 } else { cpus };
     (args.memory.unwrap_or(memory), args.cpus.unwrap_or(cpus))
 }
 
 /// The words to add to the kernel command line of a machine. Those that pass through firmware are
-/// in register 12 of a TPM: its proof (`polisctl node attest`) would not fit the image.
+/// in register 12 of a TPM: its proof (`polisctl node attest`) would not fit the image. QEMU adds
+/// others to those of several translated processors, which a machine cannot do without.
 fn words(args: &Args, accelerator: Accelerator) -> &'static str {
     if args.tpm { "" } else { cheap(accelerator) }
 }
@@ -383,10 +391,7 @@ fn show(
     eprintln!("run: this terminal becomes the node's console; {}", terminal::hint(1));
     let end = terminal::lend(&console, &AtomicUsize::new(0))?;
     if end == terminal::End::Quit && keep {
-        eprintln!("run: stopping the node, so that its disk is consistent");
-        machine.qmp.power_button()?;
-        machine.wait_for("off", STOP_MAX, |_| true)?;
-        machine.wait_end(STOP_MAX)?;
+        stop(&mut machine)?;
     }
     if end == terminal::End::Closed {
         // QEMU is ending: its last output comes before that.
@@ -409,6 +414,27 @@ fn show(
     }
     eprintln!("run: the serial line is in {}", machine.log().display());
     Ok(())
+}
+
+/// Stops the node in order, so that its disk is consistent.
+fn stop(machine: &mut Machine) -> Result<()> {
+    eprintln!("run: stopping the node, so that its disk is consistent");
+    let mut end = || -> Result<(), polis_qemu::Error> {
+        machine.wait_until_text(POWER_BUTTON, STOP_MAX)?;
+        machine.qmp.power_button()?;
+        machine.wait_for("off", STOP_MAX, |_| true)?;
+        machine.wait_end(STOP_MAX)?;
+        Ok(())
+    };
+    end().context(
+        "the node did not shut down cleanly: with --keep, its next boot is like one after a \
+         power cut",
+    )
+}
+
+/// The end of a run that was to wait for a node, which is ready.
+fn leave(machine: &mut Machine, args: &Args) -> Result<()> {
+    if args.keep { stop(machine) } else { Ok(()) }
 }
 
 /// The serial line on the standard output. `finished` receives the outcome of the
@@ -451,7 +477,7 @@ fn stream(
                         deployed = true;
                         eprintln!("{}", outcome?);
                         if args.until_ready {
-                            return Ok(());
+                            return leave(machine, args);
                         }
                     }
                     Some(Err(mpsc::TryRecvError::Disconnected)) => {
@@ -461,7 +487,7 @@ fn stream(
                 }
                 continue;
             }
-            Err(error) => return Err(gave_up("the node did not become ready", error.into())),
+            Err(error) => return Err(gave_up(missed(args, ready), error.into())),
         };
         match &*event.word {
             "ready" if watched => {
@@ -470,14 +496,23 @@ fn stream(
                     eprintln!("run: {text}");
                 }
                 if deployed {
-                    return Ok(());
+                    return leave(machine, args);
                 }
             }
             "guru" if args.until_ready => return Err(stopped(&event)),
-            "off" if args.until_ready => bail!("the machine powered off before the node was ready"),
+            "off" if args.until_ready => bail!("the machine went off: {}", missed(args, ready)),
             "off" if !event.is("reason", "reboot") => return Ok(()),
             _ => {}
         }
+    }
+}
+
+/// What a run has not seen that ends too early.
+fn missed(args: &Args, ready: bool) -> &'static str {
+    match (args.until_ready, ready) {
+        (true, false) => "the node did not become ready",
+        (true, true) => "the demo did not answer",
+        (false, _) => "the machine did not go off in order",
     }
 }
 
@@ -545,15 +580,31 @@ mod tests {
         assert!(!runs.join(&name).exists());
     }
 
+    /// The arguments of a run with these options.
+    fn with(options: &[&str]) -> Args {
+        <Line as clap::Parser>::parse_from([&["run"], options].concat()).args
+    }
+
     #[test]
     fn a_machine_with_a_tpm_gets_no_words_that_its_proof_would_show() {
-        let added = |options: &[&str], accelerator| {
-            let line = [&["run"], options].concat();
-            words(&<Line as clap::Parser>::parse_from(line).args, accelerator)
-        };
+        let added = |options: &[&str], accelerator| words(&with(options), accelerator);
         assert_eq!(added(&["--tpm"], Accelerator::Tcg), "");
         assert!(added(&[], Accelerator::Tcg).contains("mitigations=off"));
         assert_eq!(added(&[], Accelerator::Kvm), "");
+        // QEMU adds words for several processors, which are for a person to ask for.
+        let processors = |options: &[&str]| shape(&with(options), 1).1;
+        assert_eq!((processors(&[]), processors(&["--tpm"])), (2, 1));
+        assert_eq!(processors(&["--tpm", "--cpus", "2"]), 2);
+        assert_eq!(processors(&["--tpm", "--kubernetes"]), 2);
+    }
+
+    #[test]
+    fn a_run_that_ends_too_early_says_what_it_has_not_seen() {
+        let said = |options: &[&str], ready| missed(&with(options), ready);
+        assert_eq!(said(&["--until-ready"], false), "the node did not become ready");
+        assert_eq!(said(&["--until-ready", "--kubernetes"], true), "the demo did not answer");
+        // Whether the node was ready is not looked for.
+        assert_eq!(said(&["--headless"], false), "the machine did not go off in order");
     }
 
     #[test]

@@ -30,7 +30,22 @@ pub struct ImageSigner {
     pub(super) policy: PolicyKey,
 }
 
+/// The files that enrol the keys of a folder: name and content.
+fn enrolment(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, Error> {
+    let files = [PK, KEK, DB].map(|variable| variable.file());
+    files.into_iter().map(|name| Ok((name.clone(), read(&folder.join(name))?))).collect()
+}
+
 impl ImageSigner {
+    /// Checks that a folder has keys that sign images, as far as that needs no passphrase.
+    ///
+    /// # Errors
+    ///
+    /// A file is missing.
+    pub fn check(folder: &Path) -> Result<(), Error> {
+        enrolment(folder).map(drop)
+    }
+
     /// Opens a folder of keys. Of the private keys, those for signatures and for policies have
     /// to be there.
     ///
@@ -38,9 +53,7 @@ impl ImageSigner {
     ///
     /// A file is missing or damaged, or the passphrase is wrong.
     pub fn open(folder: &Path, passphrase: &Passphrase) -> Result<Self, Error> {
-        let files = [PK, KEK, DB].map(|variable| variable.file());
-        let enrolment = files.into_iter().map(|name| Ok((name.clone(), read(&folder.join(name))?)));
-        let mut enrolment = enrolment.collect::<Result<Vec<_>, Error>>()?;
+        let mut enrolment = enrolment(folder)?;
         let revocation = revocation(folder)?;
         let (update, revoked) = revocation.unzip();
         enrolment.extend(update.map(|update| (DBX.file(), update)));

@@ -14,13 +14,15 @@
 //!   that a reader sees all of the old content or all of the new.
 //! - A read never takes more than `size_max` bytes, follows no link and opens only
 //!   regular files.
+//! - Writers of one file take turns; a write that hangs with its disk keeps no other file waiting.
 //!
 //! What this module does not do: classify content.
 
+use std::collections::BTreeSet;
 use std::io::{self, Read as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{CWD, Mode, OFlags};
 
@@ -41,8 +43,34 @@ const HEAD: usize = 4096;
 /// How much is overwritten at a time.
 const CHUNK: usize = 1 << 20;
 
-/// One temporary sibling a file: writers take turns. Writes are rare and small.
-static WRITING: Mutex<()> = Mutex::new(());
+/// The files that are being written, and the signal that one is not any more.
+static WRITING: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+static WRITTEN: Condvar = Condvar::new();
+
+fn writing() -> MutexGuard<'static, BTreeSet<PathBuf>> {
+    WRITING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The turn of one writer of a file: it has one temporary sibling, or two copies.
+struct Turn<'a>(&'a Path);
+
+impl<'a> Turn<'a> {
+    /// Waits for the end of the turns before.
+    fn of(path: &'a Path) -> Self {
+        let mut writing = writing();
+        while !writing.insert(path.to_owned()) {
+            writing = WRITTEN.wait(writing).unwrap_or_else(PoisonError::into_inner);
+        }
+        Self(path)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        writing().remove(self.0);
+        WRITTEN.notify_all();
+    }
+}
 
 /// How a file is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,7 +159,7 @@ impl File {
         }
         // Beside a writer, each copy was perhaps read while it changed: only what is read
         // when no writer is at work says that the file is damaged.
-        let _turn = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = Turn::of(&self.path);
         let found = in_place::read(&self.path)?;
         if !found.alike {
             // Where the disk refuses, the content counts all the same. A damaged file stays
@@ -180,7 +208,7 @@ impl File {
         if content.len() as u64 > self.size_max {
             return Err(Error::TooLarge { path: self.path.clone(), size_max: self.size_max });
         }
-        let _turn = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = Turn::of(&self.path);
         if self.way == Way::InPlace {
             return in_place::write(&self.path, Some(content));
         }
@@ -210,7 +238,7 @@ impl File {
         if self.way == Way::InPlace {
             return self.remove();
         }
-        let turn = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = Turn::of(&self.path);
         self.overwrite()?;
         drop(turn);
         if self.way == Way::Given { Ok(()) } else { self.remove() }
@@ -272,7 +300,7 @@ impl File {
     /// [`Error`] if the kernel refuses.
     pub fn remove(&self) -> Result<(), Error> {
         if self.way == Way::InPlace {
-            let _turn = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+            let _turn = Turn::of(&self.path);
             return in_place::write(&self.path, None);
         }
         match rustix::fs::unlink(&self.path) {

@@ -1,6 +1,8 @@
 //! Files and directories of a temporary tree.
 
 use std::os::unix::fs::PermissionsExt as _;
+use std::sync::mpsc;
+use std::time::Duration;
 
 use super::*;
 
@@ -91,6 +93,23 @@ fn many_writers_at_once_leave_one_whole_content() {
     let content = file.read().unwrap().unwrap();
     assert_eq!(content.len(), 4096);
     assert!(content.iter().all(|byte| *byte == content[0]));
+}
+
+#[test]
+fn a_write_that_hangs_with_its_disk_keeps_only_the_next_one_of_its_file_waiting() {
+    let directory = tempfile::tempdir().unwrap();
+    let (hung, other) = (file(&directory), File::in_place(directory.path().join("record")));
+    let turn = Turn::of(hung.path());
+    other.write(b"content").unwrap();
+    assert_eq!(other.read().unwrap().as_deref(), Some(&b"content"[..]));
+    let (done, ended) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let hung = &hung;
+        scope.spawn(move || done.send(hung.write(b"content").is_ok()).unwrap());
+        assert!(ended.recv_timeout(Duration::from_millis(50)).is_err());
+        drop(turn);
+        assert_eq!(ended.recv_timeout(Duration::from_secs(60)), Ok(true));
+    });
 }
 
 #[test]

@@ -13,7 +13,8 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 use rustix::termios::{
-    self, InputModes, LocalModes, OptionalActions, OutputModes, SpecialCodeIndex, Termios,
+    self, InputModes, LocalModes, OptionalActions, OutputModes, QueueSelector, SpecialCodeIndex,
+    Termios,
 };
 
 use super::poll::{self, Interest};
@@ -174,6 +175,15 @@ impl Terminal {
         let mut modes = termios::tcgetattr(&self.file)?;
         modes.set_speed(baud)?;
         Ok(termios::tcsetattr(&self.file, OptionalActions::Now, &modes)?)
+    }
+
+    /// Drops what was typed and not read yet.
+    ///
+    /// # Errors
+    ///
+    /// The error of the driver.
+    pub fn forget_typed(&self) -> io::Result<()> {
+        Ok(termios::tcflush(&self.file, QueueSelector::IFlush)?)
     }
 
     /// A second descriptor of the same terminal, for a thread of its own.
@@ -345,6 +355,21 @@ mod tests {
         assert_eq!(terminal.read(&mut buffer).unwrap(), 1);
         terminal.write_all(b"a\n").unwrap();
         assert_eq!(line(&far), b"a\r\n");
+    }
+
+    #[test]
+    fn what_was_typed_before_is_forgotten_and_the_next_key_is_not() {
+        let (far, path) = pseudo();
+        let mut terminal = Terminal::open(&path).unwrap();
+        terminal.set_mode(Mode::Keys).unwrap();
+        rustix::io::write(&far, b"root\r").unwrap();
+        terminal.forget_typed().unwrap();
+        rustix::io::write(&far, b"h").unwrap();
+        let waited = [(terminal.as_fd(), Interest::Read)];
+        assert_eq!(poll::wait(&waited, None).unwrap(), [true]);
+        let mut buffer = [0; 8];
+        let length = terminal.read(&mut buffer).unwrap();
+        assert_eq!(&buffer[..length], b"h");
     }
 
     #[test]

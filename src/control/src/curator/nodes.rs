@@ -4,6 +4,7 @@
 //! it, and makes the other changes of the same step.
 
 use std::collections::BTreeSet;
+use std::time::SystemTime;
 
 use polis_proto::v1::{self, cluster_configuration::TpmMode};
 use rand::TryRng as _;
@@ -23,7 +24,7 @@ use super::store::{self, CONFLICTS_MAX, Outcome, Store, TICKET, join_key_at, nod
 use super::tickets;
 use polis_wire::identity::{Fingerprint, Identity, NodeId, NodeName, Nonce, Spoken};
 use polis_wire::node_roles::{Role, is_consensus_member};
-use polis_wire::pki::{self, Guard, Write};
+use polis_wire::pki::{self, Guard, Issued, Write};
 use polis_wire::pod_network::Prefix;
 
 /// A registered machine is named by its key, so 32 bytes are all that it may leave.
@@ -173,6 +174,11 @@ impl<S: pki::Store + Clone> Store<S> {
     ) -> Result<v1::Node, Error> {
         let id = identity.id;
         check_keys(&commitment)?;
+        let key = node_key(id);
+        // Its record comes first: any machine may call, and the owners are listed and the key is
+        // encrypted for one that enters only. A removed one is told so, whatever the cluster
+        // demands of a disk by now, since that is what it wipes its disk by.
+        may_commit(self.read(&key).await?, identity, &commitment)?;
         let configuration = self.configuration().await?;
         let storage = configuration.storage_security_policy();
         if let Some((policy, kind)) = misfit(storage, commitment.storage_kind) {
@@ -185,11 +191,8 @@ impl<S: pki::Store + Clone> Store<S> {
             let owners = self.owner_recipients().await?;
             commitment.recovery_key = encrypted(&commitment.recovery_key, &owners)?;
         }
-        let key = node_key(id);
         let node = self.update(&key, |old: Option<v1::Node>| {
-            if old.as_ref().is_some_and(|old| old.public_key != identity.public_key) {
-                return Err(Error::Refused(Refusal::Known));
-            }
+            may_commit(old.clone(), identity, &commitment)?;
             let proof = old.as_ref().and_then(|old| present(old, &commitment.boot_id));
             if let Some(old) = old.as_ref().filter(|_old| needs_tpm) {
                 check_tpm(old, proof.as_ref())?;
@@ -203,6 +206,23 @@ impl<S: pki::Store + Clone> Store<S> {
         let node = node.await?;
         info!(event = "joined", node = %id, "a node committed");
         Ok(node)
+    }
+
+    /// The certificate of a machine that has committed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`], and the refusals of `state` for a node that is no member.
+    pub async fn member_certificate(
+        &self,
+        identity: Identity,
+        now: SystemTime,
+    ) -> Result<Issued, Error> {
+        let issued = self.ensure_node_certificate(identity, now).await?;
+        // Only now: a removal changes the record before it revokes what was issued until then, so
+        // a certificate that it did not find is withheld here.
+        state::member(self.node(identity.id).await?.state())?;
+        Ok(issued)
     }
 
     /// Joins the node that proved this join key. `named` is the public key of the node that the
@@ -433,6 +453,22 @@ fn check_tpm(node: &v1::Node, proof: Option<&v1::TpmAttestation>) -> Result<(), 
         None => "it did not answer the leader".to_owned(),
     };
     Err(Error::TpmUnproved { why })
+}
+
+/// Whether the record of a machine lets it commit.
+///
+/// # Errors
+///
+/// The refusals of `state`.
+fn may_commit(
+    record: Option<v1::Node>,
+    identity: Identity,
+    commitment: &Commitment,
+) -> Result<(), Refusal> {
+    if record.as_ref().is_some_and(|node| node.public_key != identity.public_key) {
+        return Err(Refusal::Known);
+    }
+    state::step(record, Request::Commit(commitment.clone())).map(drop)
 }
 
 /// A disk with encryption has both keys, a disk without has neither.

@@ -467,7 +467,7 @@ fn commit(node: v1::Node, state: NodeState, commitment: Commitment) -> Result<v1
 }
 
 /// Fails unless the node is a member.
-fn member(state: NodeState) -> Result<(), Refusal> {
+pub(super) fn member(state: NodeState) -> Result<(), Refusal> {
     match state {
         NodeState::Up => Ok(()),
         NodeState::New | NodeState::Standby => Err(Refusal::NotUp),

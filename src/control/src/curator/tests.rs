@@ -161,6 +161,64 @@ async fn a_node_lives_from_its_registration_to_its_deletion() {
 }
 
 #[tokio::test]
+async fn what_the_record_of_a_machine_refuses_comes_before_what_the_cluster_demands() {
+    let (store, memory) = founded().await;
+    let ticket = store.ticket(TicketRequest::Read, 1).await.unwrap().opaque;
+    let identity = Identity::new([2; 32]);
+    let none = Vec::new();
+    // The cluster demands an encrypted disk.
+    let plain = Commitment {
+        storage_kind: v1::StorageKind::Insecure,
+        cluster_unlock_key: none.clone(),
+        recovery_key: none,
+        ..commitment()
+    };
+    let refuses = async |expected: Refusal| {
+        for given in [commitment(), plain.clone()] {
+            match store.enter(identity, given).await {
+                Err(Error::Refused(refusal)) => assert_eq!(refusal, expected),
+                other => panic!("{expected:?}: {other:?}"),
+            }
+        }
+    };
+
+    // Whoever lists the owners fails.
+    let user = format!("{}zed", super::store::USERS);
+    let damage = Write::Put(user.clone(), vec![0xff]);
+    assert!(memory.commit(Vec::new(), vec![damage]).await.unwrap());
+    refuses(Refusal::Unknown).await;
+    store.register(&ticket, registration(2, 3)).await.unwrap();
+    refuses(Refusal::NotApproved).await;
+    store.approve(identity.id, None).await.unwrap();
+    assert!(matches!(store.enter(identity, commitment()).await, Err(Error::Store(_))));
+    assert!(memory.commit(Vec::new(), vec![Write::Delete(user)]).await.unwrap());
+
+    store.enter(identity, commitment()).await.unwrap();
+    store.change(identity.id, Request::Decommission).await.unwrap();
+    refuses(Refusal::Decommissioned).await;
+    store.change(identity.id, Request::Delete { force: false }).await.unwrap();
+    refuses(Refusal::Unknown).await;
+}
+
+#[tokio::test]
+async fn a_node_that_was_removed_since_its_commit_is_given_no_certificate() {
+    let (store, _) = founded().await;
+    let ticket = store.ticket(TicketRequest::Read, 1).await.unwrap().opaque;
+    let identity = Identity::new([2; 32]);
+    let certificate = async || store.member_certificate(identity, noon()).await;
+    store.register(&ticket, registration(2, 3)).await.unwrap();
+    store.approve(identity.id, None).await.unwrap();
+    assert!(matches!(certificate().await, Err(Error::Refused(Refusal::NotUp))));
+    store.enter(identity, commitment()).await.unwrap();
+    let issued = certificate().await.unwrap();
+    assert_eq!(Facts::read(&issued.der).unwrap().public_key, identity.public_key);
+    store.change(identity.id, Request::Decommission).await.unwrap();
+    assert!(matches!(certificate().await, Err(Error::Refused(Refusal::Decommissioned))));
+    store.change(identity.id, Request::Delete { force: false }).await.unwrap();
+    assert!(matches!(certificate().await, Err(Error::Refused(Refusal::Unknown))));
+}
+
+#[tokio::test]
 async fn a_node_that_the_cluster_has_with_another_join_key_is_not_refused_like_a_removed_one() {
     let (store, _) = founded().await;
     let ticket = store.ticket(TicketRequest::Read, 1).await.unwrap().opaque;

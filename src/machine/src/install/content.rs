@@ -24,13 +24,11 @@ use std::path::Path;
 use polis_layout::partitions::{self, ESP, SYSTEM_A, SYSTEM_B};
 
 use super::plan;
+use crate::storage::plan::{NAMES, TYPE_ID, is_installed};
 use crate::storage::probe::{self, Content as Found, HEAD, TAIL};
 use crate::storage::table::{self, Table};
-use crate::storage::{plan::TYPE_ID, plan::is_installed};
 use polis_base::sys::block;
 
-/// How the names of our partitions begin.
-const NAMES: &str = "POLIS-";
 /// The type of the one partition in a protective MBR, where its entry has it, and the end of
 /// the code before it.
 const PROTECTIVE: (usize, u8) = (450, 0xee);

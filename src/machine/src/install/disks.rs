@@ -34,6 +34,11 @@ const TEXT_MAX: usize = 128;
 const SIZE_UNIT: u64 = 512;
 /// The header of a page of a SCSI disk's product data.
 const VPD_HEADER: usize = 4;
+/// How long the list must stay as it is: `init` loads the last drivers five seconds after the
+/// start of the services, and a second disk that fits may come late.
+const QUIET: Duration = Duration::from_secs(10);
+/// How long it may change without staying so: an adapter with full shelves takes a minute.
+const RESTLESS: Duration = Duration::from_secs(300);
 
 /// A disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -110,22 +115,53 @@ impl Disks {
     }
 }
 
+/// Whether all disks have appeared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum List {
+    /// The list has had the same disks for [`QUIET`].
+    Settled,
+    /// Another disk may come.
+    Changing,
+    /// It has not settled within [`RESTLESS`]: these disks came or went last.
+    Restless(Vec<String>),
+}
+
 /// Since when the list has the same disks. A slow one, which answers one time and not the next, is
 /// the same disk.
 #[derive(Debug, Default)]
-pub(crate) struct Steady(Option<(Vec<String>, Instant)>);
+pub(crate) struct Steady {
+    known: Option<(Vec<String>, Instant)>,
+    /// The disks that came or went last.
+    moved: Vec<String>,
+    /// The first look since the list was settled.
+    begun: Option<Instant>,
+}
 
 impl Steady {
-    /// How long that is, with `disks` as the newest list.
-    pub(crate) fn time(&mut self, disks: &[Disk]) -> Duration {
+    /// Looks at the newest list.
+    pub(crate) fn look(&mut self, disks: &[Disk]) -> List {
         let names: Vec<String> = disks.iter().map(|disk| disk.name.clone()).collect();
-        match &self.0 {
-            Some((known, since)) if *known == names => since.elapsed(),
-            Some(_) | None => {
-                self.0 = Some((names, Instant::now()));
-                Duration::ZERO
+        let begun = *self.begun.get_or_insert_with(Instant::now);
+        match self.known.take() {
+            Some((known, since)) if known == names => {
+                self.known = Some((known, since));
+                if since.elapsed() >= QUIET {
+                    self.begun = None;
+                    return List::Settled;
+                }
+            }
+            known => {
+                let known = known.map(|(known, _since)| known).unwrap_or_default();
+                let gone = known.iter().filter(|name| !names.contains(name));
+                let new = names.iter().filter(|name| !known.contains(name));
+                self.moved = gone.chain(new).cloned().collect();
+                self.known = Some((names, Instant::now()));
             }
         }
+        if begun.elapsed() >= RESTLESS {
+            return List::Restless(self.moved.clone());
+        }
+        List::Changing
     }
 }
 
@@ -368,20 +404,38 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_disk_that_answers_one_time_and_not_the_next_keeps_the_list_as_it_is() {
-        let second = Duration::from_secs(1);
-        let named = |name: &str| Disk { name: name.to_owned(), ..Disk::default() };
         let answers = [Disk { serial: "polis".to_owned(), ..named("vda") }];
         let silent = [Disk { silent: true, ..named("vda") }];
         let mut steady = Steady::default();
-        assert_eq!(steady.time(&answers), Duration::ZERO);
-        for list in [&silent, &answers] {
-            sleep(second).await;
-            assert!(steady.time(list) >= second, "{list:?}");
-        }
+        assert_eq!(steady.look(&answers), List::Changing);
+        sleep(QUIET / 2).await;
+        assert_eq!(steady.look(&silent), List::Changing);
+        sleep(QUIET / 2).await;
+        assert_eq!(steady.look(&answers), List::Settled);
         let [vda] = answers;
-        assert_eq!(steady.time(&[vda, named("vdb")]), Duration::ZERO);
-        sleep(second).await;
-        assert_eq!(steady.time(&[]), Duration::ZERO);
+        assert_eq!(steady.look(&[vda, named("vdb")]), List::Changing);
+        sleep(QUIET / 2).await;
+        assert_eq!(steady.look(&[]), List::Changing);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_disk_that_comes_and_goes_is_named_in_the_end_and_until_it_stays() {
+        let (one, both) = ([named("sda")], [named("sda"), named("sdb")]);
+        let (mut steady, begun) = (Steady::default(), Instant::now());
+        while begun.elapsed() < RESTLESS {
+            for list in [&one[..], &both] {
+                assert_eq!(steady.look(list), List::Changing);
+                sleep(QUIET / 2).await;
+            }
+        }
+        assert_eq!(steady.look(&one), List::Restless(vec!["sdb".to_owned()]));
+        sleep(QUIET).await;
+        assert_eq!(steady.look(&one), List::Settled);
+        assert_eq!(steady.look(&both), List::Changing, "it has as long again");
+    }
+
+    fn named(name: &str) -> Disk {
+        Disk { name: name.to_owned(), ..Disk::default() }
     }
 
     #[tokio::test]

@@ -18,6 +18,15 @@ pub enum Error {
         /// Each disk, and why it does not fit.
         disks: Vec<String>,
     },
+    /// The list of disks does not settle: another one that fits may come.
+    #[error(
+        "the disks of this machine do not settle: {} came or went; check the cables, or pull it",
+        disks.join(", ")
+    )]
+    Restless {
+        /// The kernel's names of those that came or went last.
+        disks: Vec<String>,
+    },
     /// The disk that fits has no place.
     #[error("cannot install to {disk}")]
     Place {
@@ -98,7 +107,7 @@ impl Error {
 
     fn code(&self) -> Code {
         match self {
-            Self::Select { .. } | Self::Place { .. } => code::INSTALL_DISK,
+            Self::Select { .. } | Self::Restless { .. } | Self::Place { .. } => code::INSTALL_DISK,
             Self::Occupied { .. } => code::INSTALL_OCCUPIED,
             Self::Io { source, .. } => code::INSTALL_FAILED.with_error(source),
             Self::CommandLine(_)

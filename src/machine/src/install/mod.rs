@@ -45,11 +45,11 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use self::content::Content;
-use self::disks::{Disk, Disks, Steady};
+use self::disks::{Disk, Disks, List, Steady};
 pub use self::error::Error;
 pub use self::select::Refusal;
 use self::write::{Job, System};
-use crate::storage::apart::apart;
+use crate::storage::apart::{apart, name_of};
 use crate::storage::patience::{LARGE, SOON};
 use crate::storage::service::PROBE_MAX;
 use crate::storage::{self, slot::Slot, table};
@@ -63,9 +63,6 @@ use polis_runtime::supervisor::Context;
 
 /// How often the list of disks is looked at.
 const POLL: Duration = Duration::from_millis(250);
-/// How long the list must stay as it is: `init` loads the last drivers five seconds after the
-/// start of the services.
-const QUIET: Duration = Duration::from_secs(10);
 /// How long a disk that fits may take to appear: an adapter with full shelves takes a minute.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// A line of the serial port for each tenth of a phase.
@@ -195,7 +192,7 @@ async fn run(
 ) -> Result<Outcome, Error> {
     announcer.event(Phase::Select, "started");
     info!(selector = %order.disk, "this machine installs its system to another disk");
-    let disks = settle(ctx, config, order).await;
+    let disks = settle(ctx, config, order).await?;
     let disk = select::choose(&disks, &order.disk)
         .map_err(|source| Error::Select { source, disks: select::explain(&disks, &order.disk) })?;
     announcer.disk.clone_from(&disk.name);
@@ -235,14 +232,13 @@ async fn run(
 }
 
 /// Waits until the disks of the machine have appeared: a second one that fits may come late.
-async fn settle(ctx: &Context, config: &Config, order: &Install) -> Vec<Disk> {
+async fn settle(ctx: &Context, config: &Config, order: &Install) -> Result<Vec<Disk>, Error> {
     let (start, mut steady) = (Instant::now(), Steady::default());
-    let medium = config.medium.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let medium = name_of(&config.medium);
     ctx.stage(Stage::Cluster, State::Waiting(awaited(&[], &order.disk)));
     let all = Disks::default();
     loop {
         let disks = all.list(&config.sys, &medium).await;
-        let quiet = steady.time(&disks) >= QUIET;
         let nothing = matches!(
             select::choose(&disks, &order.disk),
             Err(Refusal::NoDisk { .. } | Refusal::Medium { .. } | Refusal::Silent { .. })
@@ -250,10 +246,11 @@ async fn settle(ctx: &Context, config: &Config, order: &Install) -> Vec<Disk> {
         if nothing {
             ctx.stage(Stage::Cluster, State::Waiting(awaited(&disks, &order.disk)));
         }
-        if quiet && (!nothing || start.elapsed() >= PATIENCE) {
-            return disks;
+        match steady.look(&disks) {
+            List::Settled if !nothing || start.elapsed() >= PATIENCE => return Ok(disks),
+            List::Settled | List::Changing => sleep(POLL).await,
+            List::Restless(disks) => return Err(Error::Restless { disks }),
         }
-        sleep(POLL).await;
     }
 }
 
@@ -312,7 +309,7 @@ fn put(
     let measuring = || Error::io("measure", "the disk");
     let size = block::size(&disk).map_err(measuring())?;
     let block_size = u64::from(block::logical_block_size(&disk).map_err(measuring())?);
-    let identity = uuid::Builder::from_random_bytes(rand::random()).into_uuid();
+    let identity = table::new_id();
     let plan = plan::plan(size, block_size, system.length(), identity, &order.id)
         .map_err(|source| Error::Place { disk: name.to_owned(), source })?;
     let files =

@@ -21,9 +21,10 @@ use std::fs::File;
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use super::disks::{self, Disk, at, open};
+use super::disks::{Disk, at, open};
 use super::plan::{self, Leg, Record, Used};
 use super::{Config, Error, device, esp, record};
+use crate::storage::apart::name_of;
 use crate::storage::ground::{self, Ground};
 use crate::storage::plan::{Plan, place, reserve, spare};
 use crate::storage::{machine, service, table, wipe};
@@ -267,11 +268,11 @@ pub(super) fn leave(mut mirror: Mirror) -> Result<Mirror, Error> {
 /// data partition. Blocks.
 pub(super) fn begin(config: &Config) -> Result<(), Error> {
     let path = &config.disk;
-    let unusable = |source| Error::Table { disk: disks::name_of(path), source };
+    let unusable = |source| Error::Table { disk: name_of(path), source };
     let looked = service::look(path.clone(), &Ground::Partition, Uuid::nil());
     let (table, decided) = looked.map_err(|error| Error::Look(Box::new(error)))?;
     let Plan::Create { .. } = decided else { return Ok(()) };
-    let id = uuid::Builder::from_random_bytes(rand::random()).into_uuid();
+    let id = table::new_id();
     let (table, partition) = reserve(&table, id)?;
     // The data partition follows the records.
     let data = place(&table, Uuid::nil())?;
@@ -314,7 +315,7 @@ pub(super) fn resume(config: &Config, found: Vec<Disk>) -> Result<Mirror, Error>
 
 /// The disk that the machine was started from, if it is one of a mirror. Blocks.
 pub(super) fn started(config: &Config) -> Result<Option<Disk>, Error> {
-    let failed = |source| Error::Table { disk: disks::name_of(&config.disk), source };
+    let failed = |source| Error::Table { disk: name_of(&config.disk), source };
     if !ground::is_mirrored(&look(config)?) {
         return Ok(None);
     }
@@ -325,7 +326,7 @@ pub(super) fn started(config: &Config) -> Result<Option<Disk>, Error> {
 
 /// The table of the disk that the machine was started from, as it is. Blocks.
 pub(super) fn look(config: &Config) -> Result<table::Table, Error> {
-    let failed = |source| Error::Table { disk: disks::name_of(&config.disk), source };
+    let failed = |source| Error::Table { disk: name_of(&config.disk), source };
     let opened = File::open(&config.disk);
     let opened = opened.map_err(|source| table::Error::Io { operation: "open", source });
     opened.and_then(|disk| table::read(&disk)).map_err(failed)

@@ -18,7 +18,7 @@ use super::Error;
 use super::plan::{Leg, Record, Seen};
 use super::record;
 use crate::install::content;
-use crate::storage::apart::sequence;
+use crate::storage::apart::{name_of, sequence};
 use crate::storage::plan::{BEING_MADE, GIVEN_UP, TYPE_ID};
 use crate::storage::table::{self, Partition, Table};
 use crate::storage::{ground, machine, wipe};
@@ -227,10 +227,6 @@ fn clear(disk: &File, start: u64) -> io::Result<()> {
     use std::os::unix::fs::FileExt as _;
     disk.write_all_at(&[0; BOOT], start)?;
     disk.sync_data()
-}
-
-pub(super) fn name_of(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 pub(super) fn at(path: &Path, operation: &'static str) -> impl Fn(io::Error) -> Error {

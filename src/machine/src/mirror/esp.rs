@@ -31,6 +31,7 @@ use sha2::{Digest as _, Sha256};
 use super::Error;
 use super::disks::Disk;
 use crate::install::boot_files;
+use crate::storage::fat;
 use polis_base::files::{self, Esp, in_place};
 use polis_base::sys;
 use polis_base::sys::files::forget;
@@ -250,7 +251,7 @@ fn sync(root: &Path, place: &Path, files: &BTreeSet<PathBuf>) -> io::Result<()> 
             file(&from, &to)?;
         }
     }
-    File::open(place).and_then(|folder| Ok(rustix::fs::syncfs(folder)?))
+    fat::flush(place)
 }
 
 /// Removes the kernel images at `place` that are not at `root`.
@@ -265,7 +266,7 @@ fn prune(root: &Path, place: &Path) -> io::Result<()> {
             fs::remove_file(place.join(path))?;
         }
     }
-    File::open(place).and_then(|folder| Ok(rustix::fs::syncfs(folder)?))
+    fat::flush(place)
 }
 
 /// What the ESP at `place` has beyond the one at `root`: no programs where firmware starts
@@ -331,7 +332,9 @@ fn file(from: &Path, to: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
     };
-    if fs::read(to).is_ok_and(|found| found == wanted) {
+    // One of another length is another one: what the other disk has may be of any length.
+    let same = |found: fs::Metadata| found.len() == wanted.len() as u64;
+    if fs::metadata(to).is_ok_and(same) && fs::read(to).is_ok_and(|found| found == wanted) {
         return Ok(());
     }
     let folder = to.parent().unwrap_or(Path::new("/"));
@@ -340,8 +343,7 @@ fn file(from: &Path, to: &Path) -> io::Result<()> {
     let mut file = File::create(&unfinished)?;
     file.write_all(&wanted)?;
     file.sync_all()?;
-    fs::rename(unfinished, to)?;
-    File::open(folder)?.sync_all()
+    fat::rename(&unfinished, to)
 }
 
 #[cfg(test)]

@@ -35,6 +35,24 @@ fn files_and_records_are_copied_and_kernel_images_that_are_gone_go() {
 }
 
 #[test]
+fn a_file_of_the_other_esp_is_read_only_where_it_may_be_the_same() {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    let loader = Path::new(esp::LOADER);
+    let (from, to) = (tree(&[(esp::LOADER, "loader")]), tree(&[(esp::LOADER, "before")]));
+    let copied = || sync(from.path(), to.path(), &BTreeSet::from([loader.to_owned()])).unwrap();
+    let found = || fs::read(to.path().join(loader)).unwrap();
+    copied();
+    assert_eq!(found(), b"loader", "as long, and another one");
+    // To read a pipe without a writer would wait, as the memory for a file of any length would end.
+    fs::remove_file(to.path().join(loader)).unwrap();
+    let mode = Mode::from_raw_mode(0o600);
+    mknodat(CWD, to.path().join(loader), FileType::Fifo, mode, 0).unwrap();
+    copied();
+    assert_eq!(found(), b"loader");
+}
+
+#[test]
 fn an_esp_without_a_loader_has_no_kernel_image_removed() {
     let (empty, to) = (tree(&[]), tree(&[("EFI/Linux/polis-1.efi", "old")]));
     assert!(prune(empty.path(), to.path()).is_err());

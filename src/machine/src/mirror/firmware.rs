@@ -1,8 +1,8 @@
 //! The disk that the firmware starts next: the machine asks for the one with the newest data.
 //!
 //! Invariants:
-//! - The firmware is asked for one disk once, until the machine was started from it: where it
-//!   does not obey, the machine stops instead of starting again and again.
+//! - The firmware is asked for a disk once, until a start goes on: where it does not obey, or each
+//!   of two disks asks for the other, the machine stops instead of starting again and again.
 
 use std::path::Path;
 
@@ -31,7 +31,7 @@ pub(super) fn start_from(directory: &Path, disk: &Disk) -> bool {
     let asked = Variable::new(directory, ASKED);
     let ask = || {
         // Of its own: some firmware forgets an option that is not in its list.
-        if asked.read()?.as_deref() == Some(&place.id[..]) {
+        if asked.read()?.is_some() {
             return Ok(false);
         }
         efivar::start_once(directory, OPTION, "Polis mirror", &place, LOADER)?;

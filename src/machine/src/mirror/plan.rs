@@ -16,7 +16,7 @@
 //!   was used without the other, neither is touched.
 //! - A power cut between any two writes of records leaves a state that starts.
 //!
-//! What this module does not do: find the disks (`legs`), or write a record (`record`).
+//! What this module does not do: find the disks (`disks`), or write a record (`record`).
 
 /// One of the two disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

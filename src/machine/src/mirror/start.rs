@@ -7,11 +7,13 @@
 //! disk with records --wait for the other one----> assembled
 //!                 +--an older disk or ESP-------> the machine starts again, from the other disk
 //!                 +--it takes no writes---------> assembled without it
+//!                 +--this one takes none--------> the machine starts again, from the other disk
 //! ```
 //!
 //! Invariants:
-//! - Each wait for a disk has a bound, and names a remedy.
-//! - A disk that answers reads and no writes ends no boot from the other one.
+//! - Each wait for a disk has a bound, and names a remedy; the stage names none that is over.
+//! - A disk that answers reads and no writes ends no boot from the other one, and none from it,
+//!   where the firmware can start the other one, which has all data.
 //! - Nothing is done with an ESP that is older than the other one, where both are there.
 //! - A disk that has no room for a data partition does not decide how large that is.
 
@@ -24,7 +26,7 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::assemble::{self, Mirror};
-use super::disks::{self, Disk};
+use super::disks::Disk;
 use super::esp::{self, Newer};
 use super::firmware;
 use super::plan::Used;
@@ -32,7 +34,7 @@ use super::reads::Reads;
 use super::{Config, Error, Service};
 use crate::install;
 use crate::install::select;
-use crate::storage::apart::{ANSWER_MAX, Pending, apart};
+use crate::storage::apart::{ANSWER_MAX, Pending, apart, name_of};
 use crate::storage::apply;
 use crate::storage::patience::{LARGEST, SMALL, SOON, within};
 use crate::storage::plan::{Refusal, SIZE_MIN, TYPE_ID, last_of_both, limit, place};
@@ -109,11 +111,13 @@ impl Service {
         if !takes_writes(ctx, &mirror).await {
             mirror = self.leave(ctx, mirror).await?;
         }
+        if let (Used::Both, Some(own)) = (mirror.used, mirror.disk(mirror.started)) {
+            self.await_own(ctx, &mirror, write_again(own.clone())).await?;
+        }
         if mirror.newest() != mirror.started {
             self.catch_up(ctx, &mut mirror).await?;
         }
-        let directory = self.config.efivars.clone();
-        blocking(move || firmware::forget(&directory)).await;
+        self.forget_start().await;
         let config = self.config.clone();
         let taken = blocking(move || assemble::start(&config, mirror));
         let what = "writing the use of the mirror to its disks (pull the other one if it hangs)";
@@ -174,6 +178,8 @@ impl Service {
         let older = older(&mirror);
         let left = blocking(move || assemble::leave(mirror));
         let mirror = within(ctx, "marking the data partition", PROBE_MAX, left).await?;
+        // The machine was started from the disk that counts, whichever the firmware was asked for.
+        self.forget_start().await;
         match newer {
             Ok(Newer { records, .. }) if !records.is_empty() => {
                 self.take(ctx, &mirror, records, mirror.used).await;
@@ -266,6 +272,8 @@ impl Service {
                 sleep(POLL).await;
                 continue;
             }
+            // The wait is over.
+            ctx.stage(Stage::Storage, Progress::Started);
             return Ok(Mirror { disks, used: used?, started: disk.leg(), dropped: None });
         }
     }
@@ -282,6 +290,48 @@ impl Service {
         self.reboot(ctx, &format!("from {newest}: {started} is older")).await
     }
 
+    /// The machine was started from a disk that counts.
+    async fn forget_start(&self) {
+        let directory = self.config.efivars.clone();
+        blocking(move || firmware::forget(&directory)).await;
+    }
+
+    /// Waits for `write` to the disk that the machine was started from, one of two with all data.
+    /// If it does not end in time, the machine starts again from the other disk; where the
+    /// firmware does not do that, it is waited for as long as the writes of a boot are.
+    async fn await_own(
+        &self,
+        ctx: &Context,
+        mirror: &Mirror,
+        write: impl Future,
+    ) -> Result<(), Error> {
+        let started = mirror.started;
+        let Some((own, other)) = mirror.disk(started).zip(mirror.disk(started.other())) else {
+            return Ok(());
+        };
+        let (own, other_name, other) = (own.name(), other.name(), other.clone());
+        let what = format!(
+            "the disk {own}, from which the machine was started, to take a write: check it and its \
+             cable, or pull it; the machine starts again after {} s, from {other_name}",
+            SMALL.as_secs()
+        );
+        let mut write = std::pin::pin!(write);
+        if ends(ctx, what, write.as_mut()).await {
+            return Ok(());
+        }
+        let directory = self.config.efivars.clone();
+        if blocking(move || firmware::start_from(&directory, &other)).await {
+            return self.reboot(ctx, &format!("from {other_name}: {own} takes no writes")).await;
+        }
+        warn!(disk = own, "it takes no writes, and the firmware does not start the other one");
+        let what = "writing to the disk that the machine was started from (pull it if it hangs)";
+        let ended = async {
+            write.await;
+            Ok::<_, Error>(())
+        };
+        within(ctx, what, records_max(&kernel_line()), ended).await
+    }
+
     /// Ends the run, with the node.
     async fn reboot<T>(&self, ctx: &Context, how: &str) -> T {
         warn!("the machine starts again, {how}");
@@ -296,20 +346,20 @@ impl Service {
     async fn last(&self, ctx: &Context) -> Result<u64, Error> {
         let disk = self.config.disk.clone();
         let read = blocking(move || {
-            let failed = |source| Error::Table { disk: disks::name_of(&disk), source };
+            let failed = |source| Error::Table { disk: name_of(&disk), source };
             machine::read_table(&disk).map_err(failed)
         });
         let table = in_time(read).await?;
         let (others, looks) = (install::disks::Disks::default(), Pending::default());
         let since = Instant::now();
-        loop {
-            let all = others.list(&self.config.sys, &disks::name_of(&self.config.disk)).await;
+        let room = loop {
+            let all = others.list(&self.config.sys, &name_of(&self.config.disk)).await;
             let (config, selector, own) = (self.config.clone(), self.selector(), table.clone());
             let look = || apart(move || other_room(&config, selector.as_ref(), &all, &own));
             let silent =
                 || Err(format!("a disk did not answer within {} seconds", ANSWER_MAX.as_secs()));
             match looks.answer((), look).await.unwrap_or_else(silent) {
-                Ok(room) => return Ok(last_of_both(&table, Some(room))),
+                Ok(room) => break Some(room),
                 Err(_) if since.elapsed() < NEW_MAX => {
                     let what = format!(
                         "an empty disk that fits the parameter `mirror`: connect it, or the data \
@@ -321,10 +371,13 @@ impl Service {
                 }
                 Err(cause) => {
                     warn!(cause, "no empty disk fits the mirror: it begins with one disk");
-                    return Ok(last_of_both(&table, None));
+                    break None;
                 }
             }
-        }
+        };
+        // The wait is over.
+        ctx.stage(Stage::Storage, Progress::Started);
+        Ok(last_of_both(&table, room))
     }
 
     /// The mirror with the data partition that storage has made meanwhile.
@@ -349,32 +402,42 @@ fn older(mirror: &Mirror) -> Error {
     Error::Started { started, newest }
 }
 
-/// Whether the other disk, if the start writes to it, takes a write: its record as it is, which
-/// changes nothing, however late that ends.
+/// Whether the other disk, if the start writes to it, takes a write.
 async fn takes_writes(ctx: &Context, mirror: &Mirror) -> bool {
-    let Some(mut disk) = mirror.written().cloned() else { return true };
-    let (name, record) = (disk.name(), disk.seen.record);
-    // An error is the business of the writes that follow.
-    ends_in_time(ctx, &name, apart(move || disk.put(&record))).await
+    let Some(disk) = mirror.written().cloned() else { return true };
+    ends_in_time(ctx, &disk.name(), write_again(disk)).await
+}
+
+/// Writes the record of a disk as it is, which changes nothing, however late that ends. An error
+/// is the business of the writes that follow.
+async fn write_again(mut disk: Disk) {
+    let record = disk.seen.record;
+    let _reported_later = apart(move || disk.put(&record)).await;
 }
 
 /// Waits for a write to the other disk; false if it does not end in time.
 async fn ends_in_time(ctx: &Context, disk: &str, write: impl Future) -> bool {
-    let mut write = std::pin::pin!(write);
-    if timeout(SOON, &mut write).await.is_ok() {
-        return true;
-    }
     let what = format!(
         "the disk {disk}, the other one of the mirror, to take a write: check it and its cable, or \
          pull it; the boot goes on without it after {} s",
         SMALL.as_secs()
     );
-    ctx.stage(Stage::Storage, Progress::Waiting(what));
-    let ended = timeout(SMALL.saturating_sub(SOON), write).await.is_ok();
-    ctx.stage(Stage::Storage, Progress::Started);
+    let ended = ends(ctx, what, write).await;
     if !ended {
         warn!(disk, "it takes no writes: the machine goes on without this disk of the mirror");
     }
+    ended
+}
+
+/// Waits for a write, by the name `what` if it takes long; false if it does not end in time.
+async fn ends(ctx: &Context, what: String, write: impl Future) -> bool {
+    let mut write = std::pin::pin!(write);
+    if timeout(SOON, &mut write).await.is_ok() {
+        return true;
+    }
+    ctx.stage(Stage::Storage, Progress::Waiting(what));
+    let ended = timeout(SMALL.saturating_sub(SOON), write).await.is_ok();
+    ctx.stage(Stage::Storage, Progress::Started);
     ended
 }
 
@@ -450,6 +513,7 @@ async fn load(ctx: &Context) {
 mod tests {
     use super::super::disks::tests::{BLOCKS, source};
     use super::super::plan::Leg;
+    use super::super::tend::tests::service;
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -473,6 +537,61 @@ mod tests {
         let disks = [Some(source()), None];
         let (used, started) = (Used::Only(Leg::First), Leg::First);
         assert!(takes_writes(&ctx, &Mirror { disks, used, started, dropped: None }).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_for_the_other_disk_is_named_while_it_lasts_and_no_longer() {
+        let folder = tempfile::tempdir().unwrap();
+        let (ctx, handles) = Context::for_test();
+        let service = service(folder.path());
+        let mut disk = source();
+        // It was one of both.
+        disk.seen.record.used = Used::Both;
+        let state = || handles.stages.borrow().get(&Stage::Storage).unwrap().state.clone();
+        let during = async {
+            sleep(LATE_MAX / 2).await;
+            let Progress::Waiting(what) = state() else { panic!("nothing is reported") };
+            assert!(what.starts_with("the other disk of the mirror to appear"), "{what}");
+        };
+        let (gathered, ()) = tokio::join!(service.gather(&ctx, &disk), during);
+        assert_eq!(gathered.unwrap().used, Used::Only(Leg::First));
+        assert_eq!(state(), Progress::Started);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_machine_whose_own_disk_takes_no_write_starts_again_from_the_other_one_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let (ctx, handles) = Context::for_test();
+        let service = service(folder.path());
+        let other = Disk { path: "/dev/vdb".into(), ..source() };
+        let (disks, used, started) = ([Some(source()), Some(other)], Used::Both, Leg::First);
+        let mirror = Mirror { disks, used, started, dropped: None };
+        let await_own =
+            async |write: tokio::time::Sleep| service.await_own(&ctx, &mirror, write).await;
+        await_own(sleep(SMALL / 2)).await.unwrap();
+        assert_eq!(*service.end.borrow(), None);
+
+        let never = || sleep(LARGEST * 2);
+        let state = || handles.stages.borrow().get(&Stage::Storage).unwrap().state.clone();
+        let reported = async {
+            sleep(SOON + Duration::from_secs(1)).await;
+            let Progress::Waiting(what) = state() else { panic!("nothing is reported") };
+            assert!(what.contains("vda") && what.contains("from vdb"), "{what}");
+        };
+        // The run ends with the node, so the call does not return.
+        let (ended, ()) = tokio::join!(timeout(SMALL * 2, await_own(never())), reported);
+        assert!(ended.is_err());
+        assert_eq!(*service.end.borrow(), Some(Reason::Reboot));
+        let mut variables = std::fs::read_dir(folder.path()).unwrap();
+        let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name();
+        let is_next = |entry| name(entry).to_str().unwrap().starts_with("BootNext-");
+        assert!(variables.any(is_next), "the firmware was not asked");
+
+        // The firmware has started the same disk.
+        let refused = await_own(never()).await;
+        assert!(matches!(refused, Err(Error::Late(_))), "{refused:?}");
+        service.forget_start().await;
+        assert!(timeout(SMALL * 2, await_own(never())).await.is_err(), "it is asked again");
     }
 
     #[test]

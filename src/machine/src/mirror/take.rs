@@ -12,12 +12,12 @@ use polis_layout::partitions::{ESP, SYSTEM_A, SYSTEM_B};
 use polis_runtime::supervisor::blocking;
 use polis_wire::parameters::Selector;
 
-use super::disks::{Disk, at, name_of};
+use super::disks::{Disk, at};
 use super::plan::{self, Record, Seen};
 use super::reads::Reads;
 use super::{Config, Error, assemble};
 use crate::install::{self, content, select};
-use crate::storage::apart::{apart, sequence};
+use crate::storage::apart::{apart, name_of, sequence};
 use crate::storage::patience::SMALL;
 use crate::storage::plan::{INSTALLED, TYPE_ID, spare};
 use crate::storage::steps::Steps;
@@ -156,7 +156,6 @@ pub(super) fn take(sys: &Path, path: &Path, source: &Disk, record: &Record) -> R
 
 /// The table of another disk of the mirror, with so many blocks.
 fn copied(source: &Disk, blocks: u64) -> Result<Table, String> {
-    let id = || uuid::Builder::from_random_bytes(rand::random()).into_uuid();
     let named = |name| source.named(name).map(|(_, entry)| entry.clone());
     let shared = [Some(source.notes.clone()), source.data.clone()];
     let mut partitions = Vec::new();
@@ -169,12 +168,13 @@ fn copied(source: &Disk, blocks: u64) -> Result<Table, String> {
         let installed = if entry.name == SYSTEM_A.name { INSTALLED } else { 0 };
         partitions.push(Partition {
             number,
-            id: if own { id() } else { entry.id },
+            id: if own { table::new_id() } else { entry.id },
             attributes: if own { installed } else { entry.attributes },
             ..entry
         });
     }
-    let table = Table { disk: id(), block_size: source.table.block_size, blocks, partitions };
+    let (disk, block_size) = (table::new_id(), source.table.block_size);
+    let table = Table { disk, block_size, blocks, partitions };
     let end = table.partitions.iter().map(|entry| entry.last).max().unwrap_or_default();
     if blocks < source.table.first_usable() * 2 || end > table.last_usable() {
         return Err("it is too small".to_owned());

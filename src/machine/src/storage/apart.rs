@@ -32,6 +32,11 @@ pub(crate) const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// The name of a disk, and the kernel's number of it: another one may get the name.
 pub(crate) type Key = (String, Option<u64>);
 
+/// The name of the disk with this device.
+pub(crate) fn name_of(device: &Path) -> String {
+    device.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
 /// The kernel's number of the device with this name; `None` where it does not say. Blocks.
 pub(crate) fn sequence(sys: &Path, name: &str) -> Option<u64> {
     let text = std::fs::read_to_string(sys.join("block").join(name).join("diskseq")).ok()?;

@@ -47,8 +47,9 @@ const ROOM: u64 = 48 << 20;
 /// How often the free space and the requests are looked at.
 const PACE: Duration = Duration::from_secs(1);
 
-/// Where the kernel counts the requests of each disk.
-const BLOCK: &str = "/sys/block";
+/// Where the kernel shows disks, and where their devices are.
+const SYS: &str = "/sys";
+const DEV: &str = "/dev";
 
 /// An error of the disk is dropped when no other follows for so long.
 const MEMORY: Duration = Duration::from_secs(60);
@@ -247,9 +248,8 @@ pub async fn watch(
     let watched = readiness::watch(&log, Interest::READABLE)?;
     let mut tick = tokio::time::interval(PACE);
     let mut last: Option<(Instant, Fault)> = None;
-    let counters = Path::new(BLOCK).join(&devices.counted).join("stat");
-    let mut requests_watch = stall::Watch::default();
-    let mut flushes = stall::Flushes::of(&Path::new("/dev").join(&devices.counted));
+    let device = Path::new(DEV).join(&devices.counted);
+    let mut disk = stall::Watched::of(Path::new(SYS), &device);
     let mut free = None;
     loop {
         tokio::select! {
@@ -273,11 +273,8 @@ pub async fn watch(
             }
         }
         last = last.filter(|(at, _)| at.elapsed() < MEMORY);
-        let requests = std::fs::read_to_string(&counters).ok();
-        let requests = requests.and_then(|text| stall::Requests::parse(&text));
         let now = clock::uptime();
-        let waits = requests_watch.look(requests, now).into_iter().chain(flushes.look(now)).min();
-        let waits = waits.map(|since| (since, now.saturating_sub(since)));
+        let waits = disk.look(now).map(|since| (since, now.saturating_sub(since)));
         if waits.is_some_and(|(_, time)| time >= hung) {
             return Ok(Fault { what: What::Hung, device: devices.counted.clone(), sector: None });
         }

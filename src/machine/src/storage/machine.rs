@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use super::Kind;
-use super::apart::{apart, step};
+use super::apart::{apart, name_of, step};
 use super::apply::{Error, Machine};
 use super::ground::{self, Ground};
 use super::health::Devices;
@@ -211,7 +211,7 @@ impl Live {
     /// The devices whose messages in the kernel's log are about `partition`, once it is open.
     #[must_use]
     pub fn devices(&self, partition: &Partition) -> Devices {
-        let disk = file_name(&self.disk);
+        let disk = name_of(&self.disk);
         let (disk, counted) = match &self.ground {
             Ground::Partition => (disk.clone(), disk),
             Ground::Mirror { alone, .. } => {
@@ -579,15 +579,11 @@ pub fn give_up(disk: &Path) -> Result<(), table::Error> {
 /// The name of a device in the kernel.
 fn mounted(device: &Path) -> String {
     let Ok(id) = std::fs::metadata(device).map(|metadata| metadata.rdev()) else {
-        return file_name(device);
+        return name_of(device);
     };
     let (major, minor) = (rustix::fs::major(id), rustix::fs::minor(id));
     let name = std::fs::read_link(format!("/sys/dev/block/{major}:{minor}"));
-    name.map_or_else(|_error| file_name(device), |name| file_name(&name))
-}
-
-fn file_name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    name.map_or_else(|_error| name_of(device), |name| name_of(&name))
 }
 
 /// Whether `target` is where `device` is mounted: an earlier run of the service did it.

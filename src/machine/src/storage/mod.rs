@@ -16,6 +16,7 @@
 //! maintenance, health  what is done and noticed while it is mounted
 //! key, luks, unlock  what opens an encrypted partition, how, and in which steps
 //! slot   where another system goes
+//! fat    a new name on the ESP
 //! ground  the device under the encryption: the partition, or one over two disks
 //! wipe   blocks of an authenticated device are written before they are used
 //! ```
@@ -29,6 +30,7 @@
 pub(crate) mod apart;
 pub mod apply;
 pub mod error;
+pub(crate) mod fat;
 pub mod ground;
 pub mod header;
 pub mod health;

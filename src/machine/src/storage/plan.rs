@@ -44,7 +44,7 @@ use super::table::{Partition, Table};
 /// The name of the data partition.
 pub const NAME: &str = DATA.name;
 /// How the names of all partitions of ours begin.
-const NAMES: &str = "POLIS-";
+pub(crate) const NAMES: &str = "POLIS-";
 
 /// The type of the partition.
 pub const TYPE_ID: Uuid = DATA.type_guid;

@@ -50,8 +50,7 @@ use super::maintenance::maintain;
 use super::patience::{DATA, Patient, within};
 use super::plan::{self, Place, Plan};
 use super::stall;
-use super::table::Partition;
-use super::table::Table;
+use super::table::{Partition, Table, new_id};
 use super::{Error, Ground, Kind, Ready, Status, Wanted};
 use polis_base::files::Root;
 use polis_base::stage::{Stage, State};
@@ -497,11 +496,6 @@ pub(crate) fn look(disk: PathBuf, ground: &Ground, id: Uuid) -> Result<(Table, P
         }
     }
     Ok((table, plan))
-}
-
-/// An identity for a new partition.
-fn new_id() -> Uuid {
-    uuid::Builder::from_random_bytes(rand::random()).into_uuid()
 }
 
 #[cfg(test)]

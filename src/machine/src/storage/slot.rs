@@ -16,15 +16,14 @@ use std::io;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use polis_layout::partitions::{ESP, SYSTEM_A, SYSTEM_B};
+
 use super::ground::is_mirrored;
 use super::table;
 use polis_base::sys::block;
 
 /// The names of both in the partition table, and what each is called.
-const SLOTS: [(&str, &str); 2] = [("A", "POLIS-SYSTEM-A"), ("B", "POLIS-SYSTEM-B")];
-
-/// The name of the ESP.
-const ESP: &str = "POLIS-ESP";
+const SLOTS: [(&str, &str); 2] = [("A", SYSTEM_A.name), ("B", SYSTEM_B.name)];
 
 /// Why another system has no place.
 #[derive(Debug, thiserror::Error)]
@@ -103,7 +102,7 @@ impl Slot {
         if !is_mirrored(&table) {
             return Ok(());
         }
-        let entry = table.partitions.iter().find(|entry| entry.name == ESP);
+        let entry = table.partitions.iter().find(|entry| entry.name == ESP.name);
         let device = entry
             .and_then(|entry| std::fs::metadata(block::partition_path(disk, entry.number)).ok());
         match (device, std::fs::metadata(esp)) {

@@ -18,7 +18,7 @@
 //!
 //! What this module does not do: ask again while the disk owes an answer.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -51,9 +51,35 @@ pub fn deadline(line: &str) -> Duration {
     command_line::seconds(line, "polis.disk-deadline", HUNG_SECONDS).unwrap_or(HUNG)
 }
 
+/// A disk whose answers are watched: to its requests, and to the flushes that it is asked for.
+#[derive(Debug)]
+pub struct Watched {
+    /// The kernel's counters of it.
+    counters: PathBuf,
+    requests: Watch,
+    pub(crate) flushes: Flushes,
+}
+
+impl Watched {
+    /// The disk with this device, which sysfs at `sys` describes.
+    #[must_use]
+    pub fn of(sys: &Path, device: &Path) -> Self {
+        let counters = sys.join("block").join(device.file_name().unwrap_or_default()).join("stat");
+        Self { counters, requests: Watch::default(), flushes: Flushes::of(device) }
+    }
+
+    /// Looks at it, and asks it for a flush when it is time; returns since when it owes an answer.
+    pub fn look(&mut self, now: Duration) -> Option<Duration> {
+        let counters = fs::read_to_string(&self.counters);
+        let requests = counters.ok().and_then(|text| Requests::parse(&text));
+        let requests = self.requests.look(requests, now);
+        requests.into_iter().chain(self.flushes.look(now)).min()
+    }
+}
+
 /// The kernel's counters of a disk, in `/sys/block/DISK/stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Requests {
+struct Requests {
     /// Reads, writes, discards and flushes that have ended since the disk was found.
     done: u64,
     /// Those that it has now.
@@ -64,8 +90,7 @@ impl Requests {
     /// Reads the numbers (`Documentation/block/stat.rst` of the kernel): reads are the first,
     /// writes the fifth, requests in flight the ninth, discards the twelfth, flushes the
     /// sixteenth; older kernels end earlier.
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
+    fn parse(text: &str) -> Option<Self> {
         let numbers: Vec<u64> =
             text.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
         let waiting = *numbers.get(8)?;
@@ -90,7 +115,7 @@ impl Looks {
 
 /// The requests of a disk, watched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Watch {
+struct Watch {
     /// How many had ended, since when nothing has changed, while requests waited.
     still: Option<(u64, Duration)>,
     looks: Looks,
@@ -98,7 +123,7 @@ pub struct Watch {
 
 impl Watch {
     /// Notes what the kernel counts `now`; returns since when requests wait without an end of one.
-    pub fn look(&mut self, requests: Option<Requests>, now: Duration) -> Option<Duration> {
+    fn look(&mut self, requests: Option<Requests>, now: Duration) -> Option<Duration> {
         let gap = self.looks.gap(now);
         if let Some((_done, since)) = &mut self.still {
             *since += gap;
@@ -117,7 +142,7 @@ impl Watch {
 
 /// The flushes that a disk is asked for.
 #[derive(Debug)]
-pub struct Flushes {
+pub(crate) struct Flushes {
     device: PathBuf,
     /// The one that the disk owes, and since when.
     asked: Option<(Duration, JoinHandle<io::Result<()>>)>,
@@ -127,15 +152,14 @@ pub struct Flushes {
 
 impl Flushes {
     /// Nothing was asked yet of the disk with this device.
-    #[must_use]
-    pub fn of(device: &Path) -> Self {
+    fn of(device: &Path) -> Self {
         let (device, looks) = (device.to_owned(), Looks::default());
         Self { device, asked: None, looks, next: Duration::ZERO }
     }
 
     /// Asks when it is time; returns since when the disk owes an answer. An error is an answer:
     /// the kernel logs it. Each flush has a thread of its own, which nothing else can keep busy.
-    pub fn look(&mut self, now: Duration) -> Option<Duration> {
+    pub(crate) fn look(&mut self, now: Duration) -> Option<Duration> {
         let gap = self.looks.gap(now);
         if let Some((since, _thread)) = &mut self.asked {
             *since += gap;
@@ -254,6 +278,27 @@ mod tests {
             assert_eq!(flushes.look(at(second)), None);
         }
         assert_eq!(flushes.look(at(11)), Some(at(11)));
+    }
+
+    #[test]
+    fn a_disk_is_watched_by_its_counters_and_its_flushes() {
+        let folder = tempfile::tempdir().unwrap();
+        let counters = folder.path().join("block/vdb");
+        fs::create_dir_all(&counters).unwrap();
+        // Without a device, a flush ends with an error.
+        let mut disk = Watched::of(folder.path(), &folder.path().join("vdb"));
+        let mut look = |second, stat: &str| {
+            fs::write(counters.join("stat"), stat).unwrap();
+            let owes = disk.look(at(second));
+            while disk.flushes.look(at(second)).is_some() {
+                thread::yield_now();
+            }
+            owes
+        };
+        look(1, "7 0 0 0 0 0 0 0 0");
+        assert_eq!(look(2, "7 0 0 0 0 0 0 0 3"), Some(at(2)));
+        assert_eq!(look(9, "7 0 0 0 0 0 0 0 3"), Some(at(2)));
+        assert_eq!(look(10, "8 0 0 0 0 0 0 0 0"), None);
     }
 
     proptest! {

@@ -24,6 +24,7 @@ use tracing::{info, warn};
 use super::entry::{self, Entry, Standing, UNFINISHED};
 use super::receive::{self, Unfinished};
 use super::{Config, Error, Other, Phase, Progress, Status, Step, Turn, workload};
+use crate::storage::fat;
 use crate::storage::slot::Slot;
 use polis_base::hex;
 use polis_base::sys::efivar;
@@ -232,17 +233,18 @@ impl Place<'_> {
 
     /// Gives the kernel image the name by which the loader tries it.
     fn name(&self, version: &Version) -> Result<(), Error> {
-        let to = Entry::untried(version);
-        let named = rename(self.kernels, UNFINISHED, &to);
+        let name = Entry::untried(version);
+        let to = self.kernels.join(&name);
+        let named = fat::rename(&self.kernels.join(UNFINISHED), &to);
         if named.is_err() {
             // It may have the name and not be flushed: the loader would try a failed installation.
-            fs::remove_file(self.kernels.join(&to)).unwrap_or_default();
+            fs::remove_file(&to).unwrap_or_default();
         }
-        named.map_err(Error::io(format!("make {to}")))
+        named.map_err(Error::io(format!("make {name}")))
     }
 
     fn flush(&self) -> Result<(), Error> {
-        flush(self.kernels).map_err(Error::io(format!("flush {}", self.kernels.display())))
+        fat::flush(self.kernels).map_err(Error::io(format!("flush {}", self.kernels.display())))
     }
 
     /// An unfinished file is useless, and the next run removes it, too.
@@ -281,25 +283,6 @@ fn holds(mut file: File, part: &Part, progress: &mut dyn FnMut(u64)) -> io::Resu
         progress(piece.len() as u64);
     }
     Ok(hex::encode(&hash.finalize()) == part.sha256)
-}
-
-/// Renames a flushed file in a folder of the ESP, for good.
-///
-/// The kernel writes a new name at first without its clusters, and the old one away with it:
-/// to flush the folder first would put that on the disk. To flush the file writes its whole
-/// entry, and the old name is in the same sector, since the folder has few files.
-pub(super) fn rename(folder: &Path, from: &str, to: &str) -> io::Result<()> {
-    let to = folder.join(to);
-    fs::rename(folder.join(from), &to)?;
-    File::open(&to)?.sync_all()?;
-    flush(folder)
-}
-
-/// Has the disk keep a folder of the ESP, and all else of that file system.
-fn flush(folder: &Path) -> io::Result<()> {
-    let folder = File::open(folder)?;
-    folder.sync_all()?;
-    Ok(rustix::fs::syncfs(&folder)?)
 }
 
 #[cfg(test)]

@@ -179,7 +179,8 @@ fn a_system_that_was_kept_takes_the_next_update_in_the_same_boot() {
     let machine = Machine::new("polis-1.1.0+0-1.efi");
     let next = bundle("1.2.0", &key());
     assert!(matches!(machine.take(&next), Err(Error::OnTrial)));
-    rename(&machine.config.kernels, "polis-1.1.0+0-1.efi", "polis-1.1.0.efi").unwrap();
+    let kernel = |name: &str| machine.config.kernels.join(name);
+    fat::rename(&kernel("polis-1.1.0+0-1.efi"), &kernel("polis-1.1.0.efi")).unwrap();
     machine.take(&next).unwrap();
     assert_eq!(machine.kernels(), ["other.efi", "polis-1.1.0.efi", "polis-1.2.0+1.efi"]);
 }

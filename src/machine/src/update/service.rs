@@ -20,9 +20,9 @@ use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
 use super::entry::{self, Entry, Standing};
-use super::install::rename;
 use super::workload::{self, Workload};
 use super::{Config, Error, Other, Status, Step};
+use crate::storage::fat;
 use polis_base::stage;
 use polis_base::sys::clock;
 use polis_base::trapdoor::{Report, code};
@@ -179,8 +179,10 @@ impl Service {
         }
         let kernels = self.config.kernels.clone();
         let good = Entry::good(&version);
-        let keep =
-            move || rename(&kernels, &file, &good).map_err(Error::io(format!("make {good}")));
+        let keep = move || {
+            let kept = fat::rename(&kernels.join(&file), &kernels.join(&good));
+            kept.map_err(Error::io(format!("make {good}")))
+        };
         if let Err(error) = blocking(keep).await {
             let failed = Step::Commit.line(&version, &self.config.slot, "failed");
             ctx.lines().event(failed.field("cause", polis_base::cause::line(&error)));
@@ -200,8 +202,8 @@ impl Service {
         warn!(%version, slot, cause, "the new system did not stay; this is the one before it");
         ctx.lines().event(Step::Rollback.line(version, slot, "done").field("cause", cause));
         let kernels = self.config.kernels.clone();
-        let reported = Entry::reported(&entry.version);
-        let noted = blocking(move || rename(&kernels, &entry.file, &reported)).await;
+        let reported = kernels.join(Entry::reported(&entry.version));
+        let noted = blocking(move || fat::rename(&kernels.join(&entry.file), &reported)).await;
         if let Err(error) = noted {
             // The next start says it again.
             debug!(error = &error as &dyn std::error::Error, "cannot note that this was said");

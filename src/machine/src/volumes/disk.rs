@@ -15,7 +15,7 @@ use uuid::{Uuid, uuid};
 use super::record::{self, Entry, Record};
 use crate::install::disks::{Disk, Disks};
 use crate::install::{content, select};
-use crate::storage::apart::{self, ANSWER_MAX, Key as DiskKey, Pending, apart};
+use crate::storage::apart::{self, ANSWER_MAX, Key as DiskKey, Pending, apart, name_of};
 use crate::storage::apply::{self, apply, before_unlock};
 use crate::storage::health::Devices;
 use crate::storage::key::Key;
@@ -97,6 +97,15 @@ pub enum Error {
     )]
     Silent {
         /// The kernel's names.
+        disks: Vec<String>,
+    },
+    /// The list of disks does not settle: another one that fits may come.
+    #[error(
+        "the disks of this machine do not settle: {} came or went; check the cables, or pull it",
+        disks.join(", ")
+    )]
+    Restless {
+        /// The kernel's names of those that came or went last.
         disks: Vec<String>,
     },
     /// A step is late.
@@ -446,18 +455,13 @@ async fn or_closed<T, E, F: Future<Output = io::Result<()>>>(
 /// being made.
 fn planned(size: u64, block_size: u64, id: Uuid) -> Result<Table, plan::Refusal> {
     let blocks = size / block_size.max(1);
-    let disk = uuid::Builder::from_random_bytes(rand::random()).into_uuid();
-    let mut table = Table { disk, block_size, blocks, partitions: Vec::new() };
+    let mut table = Table { disk: table::new_id(), block_size, blocks, partitions: Vec::new() };
     if size < plan::SIZE_MIN {
         return Err(plan::Refusal::TooSmall { free: size });
     }
     let (Place::Free(partition) | Place::Made(partition)) = plan::place(&table, id)?;
     table.partitions.push(Partition { name: NAME.to_owned(), type_id: TYPE_ID, ..partition });
     Ok(table)
-}
-
-fn name_of(disk: &Path) -> String {
-    disk.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// The table of a disk, if there is a sound one. Blocks.
@@ -479,8 +483,7 @@ fn look(path: &Path, id: Uuid) -> Result<(Table, Plan), Error> {
     let content = machine::read_content(path, &table, &partition);
     let content =
         content.map_err(|source| Error::Disk { operation: "read", disk: disk(), source })?;
-    let new_id = || uuid::Builder::from_random_bytes(rand::random()).into_uuid();
-    let plan = plan::plan(&table, Place::Made(partition), &content, new_id);
+    let plan = plan::plan(&table, Place::Made(partition), &content, table::new_id);
     Ok((table, plan.map_err(|source| Error::Refused { disk: disk(), source })?))
 }
 

@@ -20,6 +20,8 @@
 //! - A volume that was made to the end is found by its identity, and never made again.
 //! - Two disks with the identity of one volume are never chosen between.
 //! - A volume that is absent or fails stops nothing else: the node tries again.
+//! - A mounted volume whose disk stalls is named within seconds, and ready again with the next
+//!   answer of the disk.
 //! - A disk that does not answer holds two threads of its own at most, and none that the node saves
 //!   a file with. A volume waits for it only if no other disk has its partition, or if it is the
 //!   one that fits the selector.
@@ -33,7 +35,8 @@ mod disk;
 mod record;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use polis_wire::parameters::{Selector, VolumeName};
@@ -45,16 +48,19 @@ use tracing::{error, info, warn};
 pub use self::disk::Error;
 use self::disk::{Machine, Opened, Reads};
 use self::record::Record;
-use crate::install::disks::Steady;
+use crate::install::disks::{List, Steady};
 use crate::parameters::Known;
+use crate::storage::apart::name_of;
 use crate::storage::health::{self, Devices, Fault, What};
 use crate::storage::maintenance::maintain;
+use crate::storage::stall::{SLOW, Watched};
 use crate::storage::steps::Steps;
 use crate::storage::{self, Kind};
 use polis_base::cause;
 use polis_base::environment::Environment;
 use polis_base::files::Root;
 use polis_base::serial::EventLine;
+use polis_base::sys::clock;
 use polis_base::sys::kmsg::{From, Reader};
 use polis_runtime::event::{self, Closed};
 use polis_runtime::logtree::Parser;
@@ -63,11 +69,8 @@ use polis_runtime::sys::readiness;
 
 /// Between two attempts: somebody may plug a disk in, or mend one.
 const RETRY: Duration = Duration::from_secs(5);
-/// How often the list of disks is looked at.
+/// How often the list of disks is looked at, and the disk of a mounted volume.
 const POLL: Duration = Duration::from_secs(1);
-/// How long the list must stay as it is: `init` loads the last drivers five seconds after the
-/// start of the services, and a second disk that fits may come late.
-const QUIET: Duration = Duration::from_secs(10);
 
 /// The state of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -232,7 +235,7 @@ struct Volume {
 }
 
 impl Volume {
-    async fn run(self, ctx: Context) -> Result<(), std::convert::Infallible> {
+    async fn run(self, ctx: Context) -> Result<(), Infallible> {
         self.set(State::Starting);
         ctx.healthy();
         let Some(opened) = ctx.until_cancelled(self.open(&ctx)).await else { return Ok(()) };
@@ -251,6 +254,8 @@ impl Volume {
                     self.unwatched(&error);
                     std::future::pending::<()>().await;
                 },
+                // Cancel-safe: it waits for the time, and a flush that has begun goes on.
+                never = self.listen(&ctx, &opened.live.disk) => match never {},
             }
         };
         ctx.until_cancelled(kept).await;
@@ -268,9 +273,13 @@ impl Volume {
             let attempt = async {
                 let found = machine.disks().await;
                 // A disk that is known by its identity needs no wait.
-                let settled = steady.time(&found) >= QUIET;
-                let selector = self.selector.as_ref();
-                machine.open(&self.name, selector, self.kind, &found, settled).await
+                let list = steady.look(&found);
+                let (selector, settled) = (self.selector.as_ref(), list == List::Settled);
+                let opened = machine.open(&self.name, selector, self.kind, &found, settled).await;
+                match (opened, list) {
+                    (Ok(None), List::Restless(disks)) => Err(disk::Error::Restless { disks }),
+                    (opened, _) => opened,
+                }
             };
             let attempt = Box::pin(attempt);
             match self.ended(ctx, &machine.steps, &mut told, attempt).await {
@@ -345,6 +354,51 @@ impl Volume {
         }
     }
 
+    /// Names the disk while it does not answer: the kernel reports most such disks only after
+    /// minutes, and others never.
+    async fn listen(&self, ctx: &Context, disk: &Path) -> Infallible {
+        let name = name_of(disk);
+        let mut watched = Watched::of(&self.machine.sys, disk);
+        let mut tick = tokio::time::interval(POLL);
+        let mut stalled = None;
+        loop {
+            tick.tick().await;
+            let now = clock::uptime();
+            let since = watched.look(now).filter(|since| now.saturating_sub(*since) >= SLOW);
+            stalled = match (stalled, since) {
+                (None, Some(since)) => Some(self.stalls(ctx, &name, since)),
+                (Some(state), None) => {
+                    self.answers(ctx, &name, &state);
+                    None
+                }
+                (stalled, _) => stalled,
+            };
+        }
+    }
+
+    /// Reports that the disk has not answered since this time of the boot; returns the state that
+    /// says so.
+    fn stalls(&self, ctx: &Context, disk: &str, since: Duration) -> State {
+        let cause = format!(
+            "the disk {disk} has not answered since second {} of this boot; check it and its \
+             cable, or pull it and reboot the node",
+            since.as_secs()
+        );
+        error!(volume = %self.name, "{cause}");
+        ctx.lines().event(self.line("failed").field("cause", &cause));
+        let stalled = State::Failed { cause };
+        self.replace(&State::Ready, stalled.clone());
+        stalled
+    }
+
+    /// Reports that it answers again: the volume is ready, unless more has failed meanwhile.
+    fn answers(&self, ctx: &Context, disk: &str, stalled: &State) {
+        warn!(volume = %self.name, disk, "the disk answers again");
+        if self.replace(stalled, State::Ready) {
+            ctx.lines().event(self.line("ready").field("disk", disk));
+        }
+    }
+
     fn unwatched(&self, error: &std::io::Error) {
         let error = error as &dyn std::error::Error;
         warn!(error, volume = %self.name, "errors of its disk are not detected");
@@ -371,6 +425,17 @@ impl Volume {
             status.insert(self.name.clone(), state);
         });
     }
+
+    /// Puts a state in the place of this one; false where the volume has another.
+    fn replace(&self, from: &State, to: State) -> bool {
+        self.status.send_if_modified(|status| match status.get_mut(&self.name) {
+            Some(state) if state == from => {
+                *state = to;
+                true
+            }
+            Some(_) | None => false,
+        })
+    }
 }
 
 /// Maintains the mounted volume, and waits.
@@ -394,24 +459,53 @@ mod tests {
         assert_eq!(warnings(&status), ["the volume c is not there: no disk"]);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_step_that_hangs_is_reported_with_its_disk_and_waited_for() {
-        let base = tempfile::tempdir().unwrap();
-        let (ctx, mut handles) = Context::for_test();
-        let status = watch::Sender::new(Status::new());
-        let name: VolumeName = "db".parse().unwrap();
+    /// The volume `db` of a machine whose files are in this folder.
+    fn volume(base: &Path, ctx: &Context) -> Volume {
         let machine = Machine {
-            sys: base.path().to_owned(),
-            dev: base.path().to_owned(),
+            sys: base.to_owned(),
+            dev: base.to_owned(),
             medium: "vda".into(),
-            disks: Dir::private(base.path().join("disks")),
-            record: Record::new(File::private(base.path().join("volumes.json"))),
+            disks: Dir::private(base.join("disks")),
+            record: Record::new(File::private(base.join("volumes.json"))),
             log: ctx.sink("disk", Parser::Tool),
             reads: Reads::default(),
             steps: Steps::default(),
         };
-        let (kind, selector) = (Kind::Insecure, None);
-        let volume = Volume { machine, name: name.clone(), selector, kind, status: status.clone() };
+        let (name, status) = ("db".parse().unwrap(), watch::Sender::new(Status::new()));
+        Volume { machine, name, selector: None, kind: Kind::Insecure, status }
+    }
+
+    #[tokio::test]
+    async fn a_mounted_volume_whose_disk_stalls_is_named_until_the_disk_answers() {
+        let base = tempfile::tempdir().unwrap();
+        let (ctx, mut handles) = Context::for_test();
+        let volume = volume(base.path(), &ctx);
+        let state = || volume.status.borrow()[&volume.name].clone();
+        volume.set(State::Ready);
+        let stalled = volume.stalls(&ctx, "vdb", Duration::from_secs(70));
+        assert_eq!(state(), stalled);
+        let cause = stalled.cause().unwrap();
+        assert!(cause.starts_with("the disk vdb has not answered since second 70"), "{cause}");
+        assert!(cause.contains("check it and its cable"), "{cause}");
+        volume.answers(&ctx, "vdb", &stalled);
+        assert_eq!(state(), State::Ready);
+        let lines = handles.take_lines().join(" ");
+        let states = ["state=failed cause=", "state=ready disk=vdb"];
+        assert!(states.iter().all(|state| lines.contains(state)), "{lines}");
+        // Only a new mount ends what a failed write has begun.
+        let stalled = volume.stalls(&ctx, "vdb", Duration::from_secs(90));
+        let fault = Fault { what: What::Write, device: "vdb".to_owned(), sector: None };
+        volume.fault(&ctx, &fault);
+        volume.answers(&ctx, "vdb", &stalled);
+        assert!(state().cause().unwrap().contains("fails writes"), "{:?}", state());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_step_that_hangs_is_reported_with_its_disk_and_waited_for() {
+        let base = tempfile::tempdir().unwrap();
+        let (ctx, mut handles) = Context::for_test();
+        let volume = volume(base.path(), &ctx);
+        let (status, name) = (volume.status.clone(), volume.name.clone());
         volume.set(State::Starting);
         let (steps, limit) = (Steps::default(), Duration::from_secs(60));
         let hung = async {

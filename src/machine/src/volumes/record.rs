@@ -16,6 +16,7 @@ use zeroize::Zeroizing;
 
 use crate::storage::Kind;
 use crate::storage::key::{Keys, Passphrase, SIZE};
+use crate::storage::table::new_id;
 use polis_base::files::{self, File};
 use polis_base::hex;
 
@@ -71,7 +72,7 @@ impl Entry {
         let key = Zeroizing::new(rand::random::<[u8; SIZE]>());
         Self {
             name: name.to_string(),
-            partition: uuid::Builder::from_random_bytes(rand::random()).into_uuid(),
+            partition: new_id(),
             kind,
             key: Key(Zeroizing::new(hex::encode(&key[..]))),
             whole: false,

@@ -2,6 +2,7 @@
 //!
 //! Everything here blocks on files; `serve` calls it where that is allowed.
 
+use polis_base::cause;
 use polis_base::files::{Esp, File};
 use polis_base::serial::{Severity, log_line};
 use polis_base::sys::kmsg;
@@ -29,10 +30,14 @@ pub(super) fn kernel_log() -> String {
     text
 }
 
-/// The reports of failures on the ESP, the oldest first.
+/// The reports of failures on the ESP, the oldest first; in the place of one that cannot be read,
+/// the cause.
 pub(super) fn reports(reports: &[File]) -> String {
     let read = reports.iter().filter_map(|report| {
-        let text = String::from_utf8_lossy(&report.read().ok()??).into_owned();
+        let text = match report.read().transpose()? {
+            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+            Err(error) => format!("a report cannot be read: {}", cause::line(&error)),
+        };
         let number = text.lines().find_map(|line| line.strip_prefix("number: ")?.parse().ok());
         Some((number.unwrap_or(0_u64), text))
     });
@@ -50,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reports_come_in_the_order_of_their_numbers() {
+    fn reports_come_in_the_order_of_their_numbers_and_a_damaged_one_is_named() {
         let base = tempfile::tempdir().unwrap();
         let root = Root::at(base.path());
         root.create().unwrap();
@@ -60,9 +65,14 @@ mod tests {
             let text = format!("number: {number}\nbody");
             root.esp.guru.reports[place].write(text.as_bytes()).unwrap();
         }
+        let damaged = root.esp.guru.reports[2].path();
+        fs::write(damaged, "damaged").unwrap();
         let text = reports(&root.esp.guru.reports);
         let numbers: Vec<_> = text.lines().filter(|line| line.starts_with("number")).collect();
         assert_eq!(numbers, ["number: 1", "number: 7", "number: 8"]);
+        let first = text.lines().next().unwrap();
+        assert!(first.starts_with("a report cannot be read: "), "{first}");
+        assert!(first.contains(damaged.to_str().unwrap()), "{first}");
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! Invariants:
 //! - No call does anything before the gate has admitted its caller.
 //! - Parameters are written only after every check of a node, and only where they will count.
+//! - The reports are read from the ESP once, however often a caller asks for them, and a read that
+//!   hangs holds one thread.
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -56,6 +58,8 @@ pub(super) struct Handlers {
     refused: Arc<AtomicBool>,
     /// Two calls do not write parameters at once.
     writing: Arc<Mutex<()>>,
+    /// The reports on the ESP once they were read: none is written while this `node` runs.
+    reports: Arc<Mutex<Option<String>>>,
 }
 
 impl Handlers {
@@ -80,6 +84,7 @@ impl Handlers {
             shown: service.shown.clone(),
             refused: Arc::default(),
             writing: Arc::default(),
+            reports: Arc::default(),
         }
     }
 
@@ -110,6 +115,18 @@ impl Handlers {
                 Err(because(Status::unauthenticated(format!("this call needs {lacks}")), "gate"))
             }
         }
+    }
+
+    /// The reports of failures on the ESP.
+    async fn reports(&self) -> String {
+        let mut kept = Arc::clone(&self.reports).lock_owned().await;
+        if let Some(text) = &*kept {
+            return text.clone();
+        }
+        let files = self.tree.esp.guru.reports.clone();
+        // The turn goes along: another caller waits for a read that hangs, also where this one is
+        // gone.
+        blocking(move || kept.insert(machine::reports(&files)).clone()).await
     }
 
     /// Whether parameters may be written, and instead of which others.
@@ -213,19 +230,17 @@ impl Maintenance for Handlers {
         request: Request<v1::ReadLogRequest>,
     ) -> Result<Response<Self::ReadLogStream>, Status> {
         self.admit(&request)?;
-        let wanted = request.into_inner().log();
-        let (log, reports) = (self.log.clone(), self.tree.esp.guru.reports.clone());
-        let read = move || match wanted {
+        let text = match request.into_inner().log() {
             Log::Unspecified => {
-                let bytes = std::fs::read(log)?;
-                Ok(String::from_utf8_lossy(&bytes).into_owned())
+                let log = self.log.clone();
+                let bytes = blocking(move || std::fs::read(log)).await.map_err(|error| {
+                    Status::internal(format!("cannot read the lines before the failure: {error}"))
+                })?;
+                String::from_utf8_lossy(&bytes).into_owned()
             }
-            Log::Kernel => Ok(machine::kernel_log()),
-            Log::Reports => Ok(machine::reports(&reports)),
+            Log::Kernel => blocking(machine::kernel_log).await,
+            Log::Reports => self.reports().await,
         };
-        let text = blocking(read).await.map_err(|error: std::io::Error| {
-            Status::internal(format!("cannot read the lines before the failure: {error}"))
-        })?;
         let pieces = pieces(&text).into_iter().map(Ok);
         Ok(Response::new(Box::pin(futures::stream::iter(pieces))))
     }

@@ -149,7 +149,7 @@ async fn healthy(session: &Session, end: Instant) -> Result<Vec<v1::NodeInfo>, E
             return Ok(healthy);
         }
         if Instant::now() >= end {
-            return Err(Error::new("the leader does not report which nodes are healthy")
+            return Err(Error::timed_out("the leader does not report which nodes are healthy")
                 .or_help("see how they are: `polisctl cluster status`"));
         }
         sleep(AGAIN).await;
@@ -170,9 +170,9 @@ async fn reached(
             Ok(Ok(false)) => last = None,
             Ok(Err(error)) => last = Some(error),
             Err(_elapsed) => {
-                let slow = || Error::new("it has not set the rules, or does not answer");
+                let slow = || Error::timed_out("it has not set the rules, or does not answer");
                 let what = format!("{} was not reached through the firewall", called(node));
-                return Err(last.unwrap_or_else(slow).context(what).or_help(
+                return Err(last.map_or_else(slow, Error::after_a_wait).context(what).or_help(
                     "name a source that has the address of this machine, as the nodes see it",
                 ));
             }
@@ -215,7 +215,7 @@ mod tests {
         let world = World::new();
         let cluster = Cluster::new(&world);
         let failed = world.run(&["cluster", "configure", "--firewall-source", KEPT_OUT]);
-        assert_eq!(failed.status, 1);
+        assert_eq!((failed.status, &*failed.stdout), (3, ""));
         for words in
             ["returns to the former one within", "was not reached through", "help: name a source"]
         {

@@ -1,5 +1,7 @@
 //! The option `--log-target` of `cluster configure`: where every node sends its log.
 
+use std::path::Path;
+
 use polis_proto::v1;
 use polis_wire::parameters;
 
@@ -48,7 +50,7 @@ fn target(text: &str) -> Result<v1::LogTarget, Error> {
     let Some((url, file)) = text.split_once(",ca=") else {
         return Ok(v1::LogTarget { url: text.to_owned(), ca: String::new() });
     };
-    Ok(v1::LogTarget { url: url.to_owned(), ca: bucket::authorities(file)? })
+    Ok(v1::LogTarget { url: url.to_owned(), ca: bucket::authorities(Path::new(file))? })
 }
 
 /// The targets of a cluster, with the subjects of their authorities.

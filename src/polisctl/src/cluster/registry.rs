@@ -14,7 +14,7 @@ use crate::output::{Document, or_dash};
 use crate::session::Session;
 use crate::table::table;
 use crate::watch::Watch;
-use crate::{Global, contexts, key, units};
+use crate::{Global, bucket, key, units};
 use polis_base::sys::clock;
 use polis_wire::registry::{self, Registry as Checked};
 use polis_wire::rpc::client::Repeat;
@@ -117,7 +117,7 @@ pub(super) async fn run(command: Registry, global: &Global) -> Result<(), Error>
     match command {
         Registry::List(watch) => list(watch, global).await,
         Registry::Set { host, mirrors, ca, username, password_file, dry_run } => {
-            let ca = ca.as_deref().map(authorities).transpose()?.unwrap_or_default();
+            let ca = ca.as_deref().map(bucket::authorities).transpose()?.unwrap_or_default();
             let password = password_file.as_deref().map(password).transpose()?;
             let registry = v1::Registry {
                 host,
@@ -181,14 +181,6 @@ async fn set(registry: v1::Registry, dry_run: DryRun, global: &Global) -> Result
     global.out.print(&document(&stored)?)
 }
 
-/// The text of a file with certificates.
-fn authorities(file: &Path) -> Result<String, Error> {
-    let bytes = contexts::read_file(file)?;
-    String::from_utf8(bytes)
-        .doing(|| format!("{} is not PEM", file.display()))
-        .help(|| "`openssl x509 -inform der -in FILE` writes a certificate in PEM".to_owned())
-}
-
 fn password(file: &Path) -> Result<Zeroizing<String>, Error> {
     let text = key::read_private(file)?;
     let line = text.lines().next().unwrap_or_default();
@@ -234,13 +226,14 @@ mod tests {
     fn what_cannot_be_is_refused_before_the_cluster_is_asked() {
         let world = World::new();
         let cluster = Cluster::new(&world);
-        let noise = world.path("noise");
-        std::fs::write(noise, "noise").unwrap();
+        std::fs::write(world.path("noise"), "noise").unwrap();
+        std::fs::write(world.path("empty"), "\n").unwrap();
         let set = ["cluster", "registry", "set"];
         for (rest, said) in [
             (&["registry"][..], "folder of docker.io"),
             (&["a.example", "--mirror", "http://b.example"], "not encrypted"),
             (&["a.example", "--ca", "@noise"], "no certificate in it"),
+            (&["a.example", "--ca", "@empty"], "is empty"),
         ] {
             let printed = world.refuses(&[&set[..], rest].concat());
             assert!(printed.contains(said), "{printed}");

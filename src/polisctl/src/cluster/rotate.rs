@@ -36,7 +36,8 @@ const ROTATION: &str = "The cluster gets another CA, etcd another authority of i
 
 /// Arguments of `cluster rotate-ca`.
 #[derive(Debug, clap::Args)]
-#[command(args_conflicts_with_subcommands = true)]
+#[command(override_usage = "polisctl cluster rotate-ca [OPTIONS]\n       \
+                      polisctl cluster rotate-ca [OPTIONS] <COMMAND>")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     part: Option<Part>,
@@ -141,7 +142,7 @@ impl View {
         Self {
             number: rotation.number,
             began: time(rotation.began_at),
-            ended: time(rotation.ended_at).filter(|_| rotation.ended_at > 0),
+            ended: time(rotation.ended_at),
             step: match read.step() {
                 Step::Unspecified => "none",
                 Step::Certificates => "certificates",

@@ -40,7 +40,11 @@ const LOOK: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 500 });
 
 /// Arguments of `cluster update`.
 #[derive(Debug, clap::Args)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(
+    subcommand_negates_reqs = true,
+    override_usage = "polisctl cluster update [OPTIONS] <FILE>\n       \
+                      polisctl cluster update [OPTIONS] <COMMAND>"
+)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     part: Option<Part>,
@@ -290,7 +294,7 @@ impl View {
             began: time(update.began_at),
             changed: time(update.changed_at),
             waits_for,
-            waits_since: time(read.waits_since).filter(|_| read.waits_since > 0),
+            waits_since: time(read.waits_since),
             steps: update.steps.iter().map(step).collect(),
         }
     }

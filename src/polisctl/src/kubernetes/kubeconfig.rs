@@ -4,6 +4,7 @@
 //! - Entries that this program did not write stay as they are.
 //! - The file holds no secret: kubectl asks `polisctl` for the key.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use base64ct::{Base64, Encoding as _};
@@ -72,7 +73,8 @@ pub(super) async fn write(out: Option<PathBuf>, global: &Global) -> Result<(), E
         true => "`kubectl get namespaces`".to_owned(),
         false => format!("`kubectl --kubeconfig {} get namespaces`", file.display()),
     };
-    let value = json!({"file": file, "context": name, "server": server, "node": node});
+    let shown = file.to_string_lossy();
+    let value = json!({"file": shown, "context": name, "server": server, "node": node});
     let lines = [
         ("file", file.display().to_string()),
         ("context", format!("{name}, now in use")),
@@ -84,10 +86,10 @@ pub(super) async fn write(out: Option<PathBuf>, global: &Global) -> Result<(), E
 }
 
 /// The file that kubectl uses: the first one in `KUBECONFIG`, else the one in the home.
-pub(crate) fn usual(variable: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
-    let named = variable("KUBECONFIG");
-    let first = named.as_deref().and_then(|list| list.split(':').find(|file| !file.is_empty()));
-    first.map(PathBuf::from).or_else(|| {
+pub(crate) fn usual(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let named = variable("KUBECONFIG").unwrap_or_default();
+    let first = std::env::split_paths(&named).find(|file| !file.as_os_str().is_empty());
+    first.or_else(|| {
         let home = variable("HOME").map(PathBuf::from).filter(|home| home.is_absolute());
         Some(home?.join(".kube/config"))
     })
@@ -310,9 +312,7 @@ mod tests {
     #[test]
     fn the_usual_file_is_the_one_of_kubectl() {
         let found = |pairs: &[(&str, &str)]| {
-            usual(|name: &str| {
-                pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1.to_owned())
-            })
+            usual(|name: &str| pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1.into()))
         };
         assert_eq!(found(&[("HOME", "/h")]), Some(PathBuf::from("/h/.kube/config")));
         assert_eq!(found(&[("HOME", "/h"), ("KUBECONFIG", ":/a:/b")]), Some(PathBuf::from("/a")));

@@ -30,8 +30,8 @@ use tokio::time::{Instant, sleep_until};
 use super::Global;
 use super::error::{Error, Explain as _};
 use super::session::{self, Session, Target};
-use super::units;
 use super::watch::Watch;
+use super::{output, units};
 use polis_base::sys::clock;
 use polis_wire::pki::{self, Facts};
 
@@ -95,7 +95,7 @@ pub(super) enum Command {
     /// Write a context for kubectl into a file, beside those that it has.
     Kubeconfig {
         /// The file [default: the first one in KUBECONFIG, else .kube/config].
-        #[arg(short, long, value_name = "FILE")]
+        #[arg(short, long, value_name = "FILE", value_parser = output::file())]
         out: Option<PathBuf>,
     },
     /// Print the certificate and the key of the user for kubectl, which runs this by itself.

@@ -17,7 +17,7 @@ use super::{
 use crate::Global;
 use crate::error::{Error, Exit};
 use crate::output::{Document, Text, fields, or_dash};
-use crate::session::Session;
+use crate::session::{Session, at_most};
 use crate::table::table;
 use crate::watch::Watch;
 
@@ -107,8 +107,7 @@ pub(super) async fn run(watch: Watch, global: &Global) -> Result<(), Error> {
 
 /// The parts of a role; empty for a node that does not answer.
 async fn parts_of(session: &Session, node: &Member, branch: &Branch) -> Vec<Part> {
-    let parts = timeout(ANSWER, Box::pin(parts(session, node, branch))).await;
-    parts.ok().and_then(Result::ok).unwrap_or_default()
+    at_most(ANSWER, parts(session, node, branch)).await.unwrap_or_default()
 }
 
 fn items(list: &Value) -> impl Iterator<Item = &Value> {
@@ -189,13 +188,12 @@ impl Status {
     /// answers either.
     async fn ask_nodes(session: &Session, why: Error) -> Result<Self, Error> {
         let known = session.known_nodes();
-        // On the heap: the futures of all nodes are alive at once.
-        let asked = known.iter().map(|target| timeout(ANSWER, Box::pin(services(session, target))));
+        let asked = known.iter().map(|target| at_most(ANSWER, services(session, target)));
         let answers = join_all(asked).await;
         let answers = known.iter().zip(answers).filter_map(|(target, answer)| {
             let id = target.meant.to_string();
             let member = Member { id, target: target.clone(), fault: String::new() };
-            Some((member, answer.ok()?.ok()?))
+            Some((member, answer.ok()?))
         });
         let answers: Vec<_> = answers.collect();
         if answers.is_empty() {

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use futures::{StreamExt as _, stream};
 use polis_proto::v1;
 use polis_proto::v1::management_server::Management;
 use sha2::{Digest as _, Sha256};
@@ -228,14 +229,21 @@ impl Management for Served {
         _request: Request<v1::SnapshotEtcdRequest>,
     ) -> Result<Response<Self::SnapshotEtcdStream>, Status> {
         let file = encrypted(&[SNAPSHOT, &Sha256::digest(SNAPSHOT)].concat());
-        let chunks = file.chunks(100).map(|data| v1::SnapshotChunk { data: data.to_vec() });
-        Ok(answers(chunks.collect()))
+        let chunks = file.chunks(100).map(|data| Ok(v1::SnapshotChunk { data: data.to_vec() }));
+        let chunks = stream::iter(chunks.collect::<Vec<_>>());
+        Ok(Response::new(match self.answers.load(Ordering::Relaxed) {
+            true => chunks.boxed(),
+            false => chunks.take(1).chain(stream::pending()).boxed(),
+        }))
     }
 
     async fn get_audit(
         &self,
         _request: Request<v1::GetAuditRequest>,
     ) -> Result<Response<Self::GetAuditStream>, Status> {
+        if !self.leads.load(Ordering::Relaxed) {
+            return Err(Status::unavailable("this node does not lead"));
+        }
         let (head, entries) = self.audit.lock().unwrap().clone();
         Ok(answers(vec![v1::GetAuditResponse { head: Some(head), entries }]))
     }

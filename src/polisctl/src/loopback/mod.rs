@@ -70,6 +70,9 @@ pub(super) const KEPT_OUT: &str = "203.0.113.0/24";
 /// A name server: the node gives up a network with it.
 pub(super) const REVERTS: &str = "192.0.2.66";
 
+/// A name server: the node tries a network with it without an end.
+pub(super) const TRIES: &str = "192.0.2.67";
+
 /// The certificate that a server shows.
 type Shown = watch::Sender<Option<Credentials>>;
 

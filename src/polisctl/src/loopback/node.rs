@@ -77,7 +77,10 @@ impl NodeManagement for Served {
         &self,
         request: Request<v1::LogsRequest>,
     ) -> Result<Response<Self::LogsStream>, Status> {
-        let v1::LogsRequest { name, raw, .. } = request.into_inner();
+        let v1::LogsRequest { name, raw, boot, .. } = request.into_inner();
+        if boot < -1 {
+            return Err(Status::unavailable("the logs of earlier boots are on a disk"));
+        }
         self.note(&format!("Logs {name}"));
         // Without what programs print, the line is an event.
         let none = raw == i32::from(v1::logs_request::Raw::None);

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use polis_proto::v1;
 
 use super::served::Served;
-use super::{NODE, REVERTS};
+use super::{NODE, REVERTS, TRIES};
 use polis_wire::rpc::testing::node_id;
 
 impl Served {
@@ -30,7 +30,8 @@ pub(super) fn begun_rotation() -> v1::Rotation {
     v1::Rotation { number: 1, began_at: 1_700_000_000, ..Default::default() }
 }
 
-/// The report of the node about an order: it gives up one with the name server [`REVERTS`].
+/// The report of the node about an order: it gives up one with the name server [`REVERTS`], and
+/// does not get to an end with [`TRIES`].
 pub(super) fn network_report(order: Option<&v1::NetworkOrder>) -> v1::NetworkReport {
     let card = v1::NetworkLink {
         name: "eth0".to_owned(),
@@ -43,10 +44,11 @@ pub(super) fn network_report(order: Option<&v1::NetworkOrder>) -> v1::NetworkRep
         return v1::NetworkReport { links: vec![card], ..Default::default() };
     };
     let network = order.configuration.clone().unwrap_or_default();
-    let reverts = network.nameservers.iter().any(|server| server == REVERTS);
-    let (state, cause) = match reverts {
-        true => (v1::NetworkState::Reverted, "no curator was reached over it"),
-        false => (v1::NetworkState::Confirmed, ""),
+    let has = |server: &str| network.nameservers.iter().any(|named| named == server);
+    let (state, cause) = match (has(REVERTS), has(TRIES)) {
+        (true, _) => (v1::NetworkState::Reverted, "no curator was reached over it"),
+        (false, true) => (v1::NetworkState::Trying, ""),
+        (false, false) => (v1::NetworkState::Confirmed, ""),
     };
     let member = v1::NetworkLink { on: "bond0".to_owned(), ..card };
     let vlan = v1::NetworkLink {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tonic::Status;
 
 use super::At;
-use crate::error::{Error, Exit};
+use crate::error::Error;
 use crate::output::{Document, Format};
 use crate::session::{PATIENCE, Session, Target, refused};
 use crate::text::{clean, is_near, word};
@@ -116,6 +116,8 @@ struct Form {
     node: bool,
 }
 
+const READ: &str = "read the log";
+
 /// Between two attempts to reach a node that is followed.
 const RETRY: Duration = Duration::from_secs(2);
 
@@ -123,10 +125,10 @@ const RETRY: Duration = Duration::from_secs(2);
 pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Error> {
     let several = arguments.nodes.len() > 1;
     let form = Form { wall_clock: arguments.wall_clock || several, node: several };
-    let mut session = Session::prepare(global, PATIENCE)?;
     if several && arguments.at.at.is_some() {
         return Err(Error::usage("--at is the address of one node; name one"));
     }
+    let mut session = Session::prepare(global, PATIENCE)?;
     let mut logs = Vec::new();
     for node in &arguments.nodes {
         logs.push(Box::pin(Log::open(&session, node, &arguments)).await?);
@@ -143,7 +145,8 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
     // A document for programs is printed whole.
     if let ([log], Format::Table) = (&mut *logs, global.out.format) {
         let show = |log: &str, entry: &Entry| global.out.stream(&document(entry, log, form)?);
-        return log.read(&show, &|text| global.out.remark(text)).await;
+        let remark = |text: &str| global.out.remark(text);
+        return session.in_time(READ, log.read(&show, &remark)).await;
     }
     let entries = std::cell::RefCell::new(Vec::new());
     for log in &mut logs {
@@ -151,7 +154,8 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
             entries.borrow_mut().push((entry.time_unix_nanos, log.to_owned(), entry.clone()));
             Ok(())
         };
-        log.read(&keep, &|text| global.out.remark(text)).await?;
+        let remark = |text: &str| global.out.remark(text);
+        session.in_time(READ, log.read(&keep, &remark)).await?;
     }
     let mut entries = entries.into_inner();
     if several {
@@ -196,7 +200,7 @@ impl Log {
             boot: arguments.boot,
         };
         let lines = client.logs(request.clone());
-        let lines = session.within("read the log", lines).await?.into_inner();
+        let lines = session.within(READ, lines).await?.into_inner();
         let from = earliest.next_down();
         Ok(Self { node: node.to_owned(), target, request, lines, from, last: from })
     }
@@ -243,7 +247,6 @@ impl Log {
                         remark(&format!("{} {how}", self.node));
                         break;
                     }
-                    Err(error) if error.exit() == Exit::Usage => return Err(error),
                     Err(_absent) => {}
                 }
             }
@@ -271,7 +274,7 @@ pub(crate) async fn lines(
     request: v1::LogsRequest,
     mut each: impl FnMut(&str),
 ) -> Result<(), Error> {
-    let failed = |status: Status| refused("read the log", &status);
+    let failed = |status: Status| refused(READ, &status);
     let mut stream = client.logs(request).await.map_err(failed)?.into_inner();
     while let Some(answer) = stream.message().await.map_err(failed)? {
         for entry in &answer.entries {

@@ -136,7 +136,7 @@ async fn outcome(
     session: &mut Session,
     global: &Global,
 ) -> Result<v1::NodeInfo, Error> {
-    let end = Instant::now() + ANSWER;
+    let end = session.end().unwrap_or_else(|| Instant::now() + ANSWER);
     loop {
         // Another connection: one that is open proves nothing to a node that leads.
         session.reconnect(global)?;
@@ -154,8 +154,12 @@ async fn outcome(
             Err(_elapsed) => None,
         };
         if Instant::now() >= end {
-            let silent = || Error::new("the node has not reported the outcome");
-            return Err(last.unwrap_or_else(silent).or_help(
+            let silent = "the node has not reported the outcome";
+            let error = match last {
+                Some(error) => error.after_a_wait().context(silent),
+                None => Error::timed_out(silent),
+            };
+            return Err(error.or_help(
                 "a node that reaches no curator has its former network by now: check its console, \
                  page Network; a node with another address needs another --endpoint",
             ));
@@ -255,7 +259,9 @@ fn addresses(link: &LinkView) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use crate::loopback::{Cluster, NODE, REVERTS};
+    use std::time::{Duration, Instant};
+
+    use crate::loopback::{Cluster, NODE, REVERTS, TRIES};
     use crate::testing::World;
     use polis_wire::rpc::testing::node_id;
 
@@ -295,6 +301,22 @@ mod tests {
         }
         let shown = world.runs(&["node", "network", &id]);
         assert!(shown.contains("reverted: no curator was reached"), "{shown}");
+    }
+
+    #[test]
+    fn a_wait_for_the_outcome_that_is_over_is_a_timeout_and_is_as_long_as_was_asked_for() {
+        let world = World::new();
+        let _cluster = Cluster::new(&world);
+        let id = node_id(NODE).to_string();
+        let order = ["node", "network", &*id, "--nameserver", TRIES];
+        for (more, least) in [(&[][..], 0), (&["--timeout", "3s"], 3)] {
+            let begun = Instant::now();
+            let ended = world.run(&[&order[..], more].concat());
+            assert_eq!((ended.status, &*ended.stdout), (3, ""), "{}", ended.stderr);
+            let said = "error: the node has not reported the outcome";
+            assert!(ended.stderr.starts_with(said), "{}", ended.stderr);
+            assert!(begun.elapsed() >= Duration::from_secs(least), "{:?}", begun.elapsed());
+        }
     }
 
     #[test]

@@ -58,7 +58,7 @@ pub(super) struct View {
     tpm: Tpm,
     /// The named file that the node has started, or the first that it should have; `null`:
     /// no file was named.
-    image: Option<PathBuf>,
+    image: Option<String>,
     registers: Vec<Register>,
     as_expected: bool,
 }
@@ -117,7 +117,7 @@ pub(super) fn judged(
     let view = View {
         node: node.to_owned(),
         tpm,
-        image: system.map(|system| system.file.clone()),
+        image: system.map(|system| system.file.display().to_string()),
         registers,
         as_expected: faults.is_empty(),
     };
@@ -288,7 +288,7 @@ impl View {
             }
         };
         let image = match &self.image {
-            Some(image) => image.display().to_string(),
+            Some(image) => image.clone(),
             None => "not compared: name what the node should run with --image FILE".to_owned(),
         };
         let lines = [

@@ -33,7 +33,11 @@ use polis_wire::rpc::client::Repeat;
 
 /// Arguments of `node recovery-key`.
 #[derive(Debug, clap::Args)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(
+    subcommand_negates_reqs = true,
+    override_usage = "polisctl node recovery-key [OPTIONS] <NODE>\n       \
+                      polisctl node recovery-key [OPTIONS] <COMMAND>"
+)]
 pub(crate) struct Arguments {
     /// The node whose key to print.
     #[arg(required = true)]

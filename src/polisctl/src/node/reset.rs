@@ -39,8 +39,7 @@ pub(super) async fn run(
     }
     let target = session.target(Some(&node_id), at.at.as_ref()).await?;
     let reached = session.connect(&target).await;
-    let unreached = |error: Error| Error::new(error.summary()).or_help(by_parameters(&node_id));
-    let reached = reached.map_err(unreached)?;
+    let reached = reached.map_err(|error| error.with_help(by_parameters(&node_id)))?;
     let effect = format!(
         "{name} at {} leaves the cluster for good, wipes its keys and its data partition, and \
          reboots; no recovery key opens the disk any more.{} It then follows its node parameters \

@@ -148,6 +148,11 @@ fn a_node_is_reset_only_after_a_question_and_told_before_it_is_removed() {
     let (_bound, closed) = crate::testing::closed_port();
     let refused = world.refuses(&["node", "reset", &id, "--at", &closed, "--yes"]);
     assert!(refused.contains(&format!("register --wipes {id}")), "{refused}");
+    let hung = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = hung.local_addr().unwrap().to_string();
+    let ended = world.run(&["node", "reset", &id, "--at", &silent, "--yes", "--timeout", "3s"]);
+    assert_eq!((ended.status, &*ended.stdout), (3, ""), "{}", ended.stderr);
+    assert!(ended.stderr.contains(&format!("register --wipes {id}")), "{}", ended.stderr);
     assert_eq!(cluster.asked(), [""; 0]);
 }
 

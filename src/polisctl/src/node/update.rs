@@ -14,13 +14,13 @@ use std::time::Duration;
 use polis_bundle::Manifest;
 use polis_proto::v1;
 use polis_proto::v1::node_management_client::NodeManagementClient;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tonic::Status;
 
 use super::{At, Drain, Go, Sure, view};
 use crate::error::Error;
 use crate::output::Document;
-use crate::session::{PATIENCE, Session, Target, refused};
+use crate::session::{PATIENCE, Session, Target, at_most, refused};
 use crate::update::OneWay;
 use crate::{Global, units, update, upload};
 use polis_wire::rpc::client::Channel;
@@ -149,7 +149,7 @@ async fn back(
             status(&mut client).await.map_err(|status| refused("ask the node", &status))
         };
         // One that cannot be reached reboots.
-        if let Ok(Ok(said)) = timeout(ATTEMPT, Box::pin(asked)).await {
+        if let Ok(said) = at_most(ATTEMPT, asked).await {
             match came_back(&said, before, manifest)? {
                 None => return Ok(said.status),
                 Some(what) => missing = what.to_owned(),

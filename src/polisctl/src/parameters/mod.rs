@@ -293,7 +293,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
                 format!("install to the disk with {}, then ", install.disk)
             });
             let value = serde_json::json!({
-                "file": file, "format": decoded.format, "valid": true
+                "file": file.to_string_lossy(), "format": decoded.format, "valid": true
             });
             let text = format!(
                 "{}: valid parameters ({}), to {first}{kind}",
@@ -451,21 +451,16 @@ fn written(message: &v1::NodeParameters, machine: &Machine, global: &Global) -> 
     let message = message.encode_to_vec();
     let parameters = checked(&message)?;
     let bytes = format.encode(&message)?;
-    if out == Path::new("-") {
-        if global.out.format != output::Format::Table {
-            return Err(Error::usage(
-                "-o - writes the parameters themselves to standard output, where --output has a \
-                 document; allowed is one of both",
-            )
-            .or_help("write the parameters to a file, as with -o parameters.pb"));
-        }
+    if output::is_stdout(out) {
+        global.out.gives("the parameters")?;
         return global.out.raw(&bytes);
     }
     key::keep(out)?;
     // The ticket is a secret: others must not read it.
     contexts::write(out, &bytes)?;
     let description = show::document(&parameters)?;
-    let mut document = serde_json::json!({ "file": out, "format": format, "bytes": bytes.len() });
+    let file = out.to_string_lossy();
+    let mut document = serde_json::json!({ "file": file, "format": format, "bytes": bytes.len() });
     document["parameters"] = description.value().clone();
     let mut text = format!("{} bytes in {} ({format})", bytes.len(), out.display());
     if let Some(warning) = format.warning(bytes.len()) {

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::error::Error;
 use crate::{Global, units};
@@ -29,13 +29,17 @@ impl Limit {
         Self { total, end: Instant::now() + total }
     }
 
-    /// Ends `work` at the deadline. Cancel-safe if `work` is.
-    pub(crate) async fn within<T>(
-        self,
-        what: &str,
-        work: impl Future<Output = Result<T, Error>>,
-    ) -> Result<T, Error> {
-        timeout_at(self.end, work).await.unwrap_or_else(|_elapsed| Err(self.over(what)))
+    /// The same time from now on: that which a person took to answer a question does not count.
+    pub(crate) fn anew(self) -> Self {
+        Self::new(self.total)
+    }
+
+    /// How long calls may take from now on: no longer than is left, so that their own end, which
+    /// says what was tried, comes first.
+    pub(crate) fn patience(limit: Option<Self>, default: Duration) -> Patience {
+        let left = |limit: Self| limit.end.saturating_duration_since(Instant::now());
+        let total = limit.map_or(default, left);
+        Patience { attempt: ATTEMPT.min(total), total }
     }
 
     pub(super) fn over(self, what: &str) -> Error {
@@ -45,13 +49,37 @@ impl Limit {
     }
 }
 
+/// Ends `work` at the deadline, if there is one. Cancel-safe if `work` is.
+pub(crate) async fn within<T>(
+    limit: Option<Limit>,
+    what: &str,
+    work: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let Some(limit) = limit else { return work.await };
+    timeout_at(limit.end, work).await.unwrap_or_else(|_elapsed| Err(limit.over(what)))
+}
+
+/// Ends a question to one node after this time.
+pub(crate) fn at_most<T>(
+    limit: Duration,
+    question: impl Future<Output = Result<T, Error>>,
+) -> impl Future<Output = Result<T, Error>> {
+    // On the heap: several nodes are asked at once.
+    let asked = timeout(limit, Box::pin(question));
+    async move {
+        asked.await.unwrap_or_else(|_elapsed| {
+            Err(Error::timed_out(format!("no answer within {}", units::span(limit))))
+        })
+    }
+}
+
 /// How long a command looks for a leader that it does not need.
 pub(super) fn leader_time(timeout: Option<Duration>) -> Duration {
     timeout.map_or(LEADER, |total| LEADER.min(total / 2))
 }
 
 /// How long the calls of a command may take.
-pub(crate) fn patience(global: &Global, default: Duration) -> Patience {
+pub(super) fn patience(global: &Global, default: Duration) -> Patience {
     let total = global.timeout.unwrap_or(default);
     Patience { attempt: ATTEMPT.min(total), total }
 }

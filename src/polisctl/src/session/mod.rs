@@ -36,11 +36,12 @@ use tokio::time::Instant;
 use tonic::{Response, Status};
 
 pub(super) use self::candidates::candidates;
-pub(super) use self::deadline::{Limit, PATIENCE, patience};
+pub(super) use self::deadline::{Limit, PATIENCE, at_most, within};
+pub(super) use self::node::dialled;
 pub(super) use self::refusal::{refused, unreached};
 pub(super) use self::target::{Target, target};
 
-use self::deadline::{ATTEMPT, LEADER, leader_time};
+use self::deadline::{ATTEMPT, LEADER, leader_time, patience};
 use super::contexts::{self, Context, Contexts};
 use super::error::Error;
 use super::output::Out;
@@ -316,13 +317,21 @@ impl Session {
         // On the heap: the future of a call is large, and awaited in several layers.
         let answer = Box::pin(answer);
         let answer = async { answer.await.map_err(|status| refused(what, &status)) };
-        let limited = async {
-            match self.limit {
-                None => answer.await,
-                Some(limit) => limit.within(what, answer).await,
-            }
-        };
-        self.out.waiting(&format!("waiting: {what}"), limited).await
+        self.out.waiting(&format!("waiting: {what}"), within(self.limit, what, answer)).await
+    }
+
+    /// Does `work` until the deadline, for a stream whose parts the command shows.
+    pub(super) fn in_time<T>(
+        &self,
+        what: &str,
+        work: impl Future<Output = Result<T, Error>>,
+    ) -> impl Future<Output = Result<T, Error>> {
+        within(self.limit, what, Box::pin(work))
+    }
+
+    /// The deadline, if there is one.
+    pub(super) fn end(&self) -> Option<Instant> {
+        self.limit.map(|limit| limit.end)
     }
 
     /// A text with the role for each command that this user may not type.
@@ -333,7 +342,7 @@ impl Session {
     /// Restarts the deadline: the time that a person takes to answer a question does not
     /// count.
     pub(super) fn begin_anew(&mut self) {
-        self.limit = self.limit.map(|limit| Limit::new(limit.total));
+        self.limit = self.limit.map(Limit::anew);
     }
 
     /// Removes the deadline, for a command that runs until the operator ends it.

@@ -7,6 +7,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::Session;
 use super::candidates::detour;
+use super::deadline::{Limit, within};
 use super::refusal::unreached;
 use super::target::Target;
 use crate::error::{Error, Explain as _};
@@ -23,28 +24,8 @@ const RETRY: Duration = Duration::from_millis(500);
 impl Session {
     /// Connects; with `--timeout` it retries until then, for a node that is starting.
     async fn reach(&self, at: &Endpoint, trust: &Trust) -> Result<Connection, Error> {
-        let reached = Box::pin(self.dialled(at, trust));
-        self.out.waiting(&format!("connecting to {at}"), reached).await
-    }
-
-    async fn dialled(&self, at: &Endpoint, trust: &Trust) -> Result<Connection, Error> {
-        let dialled = || dial(&at.host, at.port, Expect::AnyNode, trust, Some(&self.credentials));
-        let Some(limit) = self.limit else { return Box::pin(dialled()).await.map_err(unreached) };
-        let mut last = None;
-        loop {
-            match timeout_at(limit.end, Box::pin(dialled())).await {
-                Ok(Err(error)) if error.is_absence() => last = Some(error),
-                Ok(dialled) => return dialled.map_err(unreached),
-                Err(_elapsed) => {
-                    let Some(error) = last else {
-                        return Err(limit.over(&format!("connect to {at}")));
-                    };
-                    let help = error.help();
-                    return Err(Error::late(error.into()).or_help(help));
-                }
-            }
-            sleep_until(limit.end.min(Instant::now() + RETRY)).await;
-        }
+        let reached = dialled(at, Expect::AnyNode, trust, &self.credentials, self.limit);
+        self.out.waiting(&format!("connecting to {at}"), Box::pin(reached)).await
     }
 
     /// Which certificates of nodes are good.
@@ -85,12 +66,7 @@ impl Session {
                 error => error.into(),
             })
         };
-        let limited = async {
-            match self.limit {
-                None => answer.await,
-                Some(limit) => limit.within("ask Kubernetes", answer).await,
-            }
-        };
+        let limited = within(self.limit, "ask Kubernetes", answer);
         self.out.waiting(&format!("asking Kubernetes at {host}"), limited).await
     }
 
@@ -130,5 +106,32 @@ impl Session {
             "read the fingerprint again from the machine's own screen, page Boot; if they still \
              differ, the connection is intercepted",
         ))
+    }
+}
+
+/// Connects to a machine; with a deadline it retries until then, for one that is starting.
+pub(crate) async fn dialled(
+    at: &Endpoint,
+    expect: Expect,
+    trust: &Trust,
+    own: &Credentials,
+    limit: Option<Limit>,
+) -> Result<Connection, Error> {
+    let dialled = || dial(&at.host, at.port, expect, trust, Some(own));
+    let Some(limit) = limit else { return Box::pin(dialled()).await.map_err(unreached) };
+    let mut last = None;
+    loop {
+        match timeout_at(limit.end, Box::pin(dialled())).await {
+            Ok(Err(error)) if error.is_absence() => last = Some(error),
+            Ok(dialled) => return dialled.map_err(unreached),
+            Err(_elapsed) => {
+                let Some(error) = last else {
+                    return Err(limit.over(&format!("connect to {at}")));
+                };
+                let help = error.help();
+                return Err(Error::late(error.into()).or_help(help));
+            }
+        }
+        sleep_until(limit.end.min(Instant::now() + RETRY)).await;
     }
 }

@@ -30,14 +30,14 @@ use polis_proto::v1;
 use polis_proto::v1::node_management_client::NodeManagementClient;
 use polis_tui::bytes;
 use serde::Serialize;
-use tokio::time::timeout;
 
 use self::archive::Archive;
 use self::text::Newest;
 use super::error::{Error, Exit};
 use super::node::{documents, log_lines};
-use super::output::Document;
-use super::session::{Session, Target};
+use super::output::{self, Document};
+use super::session::{Session, Target, at_most};
+use super::unfinished::must_be_new;
 use super::{Global, cluster, leaderless, units};
 use polis_base::sys::clock;
 
@@ -57,7 +57,7 @@ const ARCHIVE_MAX: u64 = 128 * 1024 * 1024;
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
     /// The path of the new archive, in the format tar.
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE", value_parser = output::file())]
     out: PathBuf,
 }
 
@@ -82,10 +82,7 @@ struct About<'a> {
 /// Runs the command.
 pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Error> {
     let out = arguments.out;
-    if out.symlink_metadata().is_ok() {
-        let exists = format!("{} exists already", out.display());
-        return Err(Error::new(exists).or_help("name another file"));
-    }
+    must_be_new(&out)?;
     let session = Session::brief(global).await?;
     let mut missing = Vec::new();
     let overview = overview(&session, &mut missing).await?;
@@ -117,7 +114,8 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
     };
     archive.add("about.json", serde_json::to_string_pretty(&about)?.as_bytes())?;
     let size = archive.finish()?;
-    let value = serde_json::json!({ "file": out, "bytes": size, "missing": missing });
+    let file = out.to_string_lossy();
+    let value = serde_json::json!({ "file": file, "bytes": size, "missing": missing });
     let mut text = format!(
         "{} in {}; it has no keys, but names and addresses: read it before you publish it",
         bytes(size),
@@ -203,12 +201,7 @@ async fn ask(session: &Session, target: &Target, limit: Duration) -> Answer {
         }
         Ok::<(), Error>(())
     };
-    // On the heap: several nodes are asked at once.
-    let reason = match timeout(limit, Box::pin(work)).await {
-        Ok(Ok(())) => None,
-        Ok(Err(error)) => Some(error.summary()),
-        Err(_elapsed) => Some(format!("no answer within {}", units::span(limit))),
-    };
+    let reason = at_most(limit, work).await.err().map(|error| error.summary());
     if files.is_empty() {
         let reason = reason.unwrap_or_else(|| "no answer".to_owned());
         return Answer { folder, files, missing: vec![("", reason)] };

@@ -180,9 +180,6 @@ impl Context {
 
     /// Opens the trapdoor: this machine cannot go on. Never returns; the node is stopped.
     pub async fn trapdoor(&self, report: Report) -> std::convert::Infallible {
-        if !self.shared.stopping.is_cancelled() {
-            self.stage(report.stage, stage::State::Failed);
-        }
         self.shared.open_trapdoor(report);
         std::future::pending().await
     }

@@ -53,6 +53,7 @@ pub use self::tree::{Entry, State, Tree};
 use crate::board::Board;
 use crate::lines::Lines;
 use crate::logtree;
+use polis_base::stage;
 use polis_base::trapdoor::Report;
 
 /// A cancelled run that has not ended by then is aborted and named in the log.
@@ -90,6 +91,7 @@ impl Shared {
             tracing::warn!(cause = report.cause(), "this failed while the node was stopping");
             return;
         }
+        self.stages.set(report.stage, stage::State::Failed);
         self.trapdoor.send_if_modified(|open| {
             // The first report is the cause; later ones are its consequences.
             let first = open.is_none();

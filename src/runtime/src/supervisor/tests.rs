@@ -242,7 +242,8 @@ async fn past_the_root_a_death_opens_the_trapdoor() {
             "root.flaps dead",
             "root.flaps dead",
             "root.flaps failed",
-            "root failed"
+            "root failed",
+            "network failed"
         ]
     );
 }

@@ -1,6 +1,9 @@
 //! The rotation of an authority, against a map.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use x509_parser::prelude::{CertificateRevocationList, FromDer as _, X509Certificate};
 
 use super::store::memory::Memory;
 use super::tests::{authority, noon, peer};
@@ -89,6 +92,51 @@ async fn revocations_outlive_a_rotation() {
     pki.rotate(&authority(), 2, noon()).await.unwrap();
     pki.revoke(&authority(), "b", Reason::Left, noon()).await.unwrap();
     assert!(pki.crl(&authority()).await.unwrap().unwrap().revokes(&serial(&other.der)));
+}
+
+/// A store whose authority is rotated between the first look into it and the second one.
+struct Rotating {
+    memory: Memory,
+    looks: AtomicU32,
+}
+
+impl Rotating {
+    async fn look(&self) {
+        if self.looks.fetch_add(1, Ordering::Relaxed) == 1 {
+            let pki = Namespace::new(self.memory.clone(), "");
+            assert!(pki.rotate(&authority(), 1, noon()).await.unwrap());
+        }
+    }
+}
+
+impl Store for Rotating {
+    async fn read<const N: usize>(&self, keys: [&str; N]) -> anyhow::Result<[Option<Entry>; N]> {
+        self.look().await;
+        self.memory.read(keys).await
+    }
+
+    async fn list(&self, prefix: &str) -> anyhow::Result<Vec<(String, Entry)>> {
+        self.look().await;
+        self.memory.list(prefix).await
+    }
+
+    async fn commit(&self, guards: Vec<Guard>, writes: Vec<Write>) -> anyhow::Result<bool> {
+        self.memory.commit(guards, writes).await
+    }
+}
+
+#[tokio::test]
+async fn a_revocation_at_the_moment_of_a_rotation_is_signed_by_the_new_authority() {
+    let (pki, memory, first) = begun().await;
+    let rotating = Namespace::new(Rotating { memory, looks: AtomicU32::new(0) }, "");
+    rotating.revoke_surely(&authority(), "a", Reason::Left, noon()).await.unwrap();
+    let known = known(&pki).await;
+    assert_eq!(known.rotations, 1);
+    let crl = pki.crl(&authority()).await.unwrap().unwrap();
+    assert!(crl.revokes(&Facts::read(&first.der).unwrap().serial));
+    let (_, list) = CertificateRevocationList::from_der(&crl.der).unwrap();
+    let (_, signing) = X509Certificate::from_der(&known.signing).unwrap();
+    assert!(list.verify_signature(signing.public_key()).is_ok());
 }
 
 #[tokio::test]

@@ -176,11 +176,17 @@ impl<S: Store> Namespace<S> {
         now: SystemTime,
     ) -> Result<usize, Error> {
         check_name(name)?;
+        check_authority(authority)?;
         let store = |source| Error::Store { name: authority.name.clone(), source };
-        let (signer, _key) = self.ensure_authority(authority, now).await?;
-        let key = self.authority_key(authority, "crl");
+        let [signer_at, signer_key_at, key] =
+            ["certificate", "key", "crl"].map(|leaf| self.authority_key(authority, leaf));
         let kept_at = self.certificate_key(authority, name, "certificate");
-        let [stored, kept] = self.read(&authority.name, [&key, &kept_at]).await?;
+        // As of one moment: a rotation replaces the CRL together with the key that signs it.
+        let keys = [&*signer_at, &*signer_key_at, &*key, &*kept_at];
+        let [signer, signer_key, stored, kept] = self.read(&authority.name, keys).await?;
+        let signer = stored::authority(&authority.name, signer, signer_key)?;
+        // An authority that does not exist has issued nothing.
+        let Some((signer, _key)) = signer else { return Ok(0) };
         let stored = stored.ok_or_else(|| damaged(&authority.name, "CRL"))?;
         let old = Crl::read(&stored.value).ok_or_else(|| damaged(&authority.name, "CRL"))?;
         // A certificate that is renewed meanwhile may not be in the list below.

@@ -102,6 +102,18 @@ pub(super) fn path(method: &Method, uri: &Uri) -> Option<Uri> {
     Some(Uri::from(path.clone()))
 }
 
+/// Whether a request is for the log of a container from now on: its answer may begin at any time.
+pub(super) fn follows_a_log(path: &Uri) -> bool {
+    let parts: Vec<_> = path.path().trim_start_matches('/').split('/').collect();
+    let is_log = matches!(parts[..], ["api", "v1", "namespaces", _, "pods", _, "log"]);
+    // As the API server reads a switch.
+    let follows = |pair: &str| {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        name == "follow" && value != "0" && !value.eq_ignore_ascii_case("false")
+    };
+    is_log && path.query().unwrap_or_default().split('&').any(follows)
+}
+
 /// Whether a request is to be made as another user.
 pub(super) fn impersonates(headers: &HeaderMap) -> bool {
     headers.keys().any(|name| name.as_str().replace('_', "-").starts_with(IMPERSONATE))
@@ -305,6 +317,23 @@ mod tests {
         assert_eq!(absolute.as_deref(), Some("/api"), "no other server is asked");
         assert_eq!(path(Method::CONNECT, "10.0.0.1:22"), None);
         assert_eq!(path(Method::OPTIONS, "*"), None);
+    }
+
+    #[test]
+    fn only_the_log_of_a_container_is_followed() {
+        let follows = |uri: &str| follows_a_log(&uri.parse().unwrap());
+        let log = "/api/v1/namespaces/shop/pods/web-1/log";
+        assert!(follows(&format!("{log}?container=a&follow=true")));
+        assert!(follows(&format!("{log}?follow&tailLines=0")));
+        for uri in [
+            log.to_owned(),
+            format!("{log}?follow=false"),
+            format!("{log}?follow=0&container=follow"),
+            "/api/v1/namespaces/shop/pods/web-1/exec?follow=true".to_owned(),
+            "/api/v1/namespaces/shop/services/web/proxy/log?follow=true".to_owned(),
+        ] {
+            assert!(!follows(&uri), "{uri}");
+        }
     }
 
     #[test]

@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use self::proxy::Proxy;
+use self::proxy::{ANSWER_MAX, FOLLOW_MAX, Proxy};
 use super::api::Api;
 use super::credentials::Purpose;
 use super::parts::{Part, PartState, Parts};
@@ -100,7 +100,8 @@ impl Service {
             ca: self.site.run.ca.clone(),
             client: Some(Purpose::AuthProxy.pair(&self.site.data)),
         };
-        let proxy = Proxy { node: self.node, upstream, parts: self.parts.clone() };
+        let (node, parts) = (self.node, self.parts.clone());
+        let proxy = Proxy { node, upstream, answer_max: ANSWER_MAX, parts };
         let table = Arc::new(Table::users());
         let (listening, mut listens) = watch::channel(None);
         let server = Server {
@@ -144,9 +145,8 @@ fn limits() -> Limits {
         // A caller without a certificate of the cluster receives one rejection.
         untrusted: 32,
         untrusted_per_address: 8,
-        // An answer of the API server may take its own limit of a minute; a program behind
-        // the API server may take longer.
-        deadline: Duration::from_secs(120),
+        // The proxy itself waits less long for any other answer.
+        deadline: FOLLOW_MAX,
         // A person may read the log of a pod page by page.
         stall: Duration::from_secs(60 * 60),
         // Between two requests; clients keep a connection for 90 s.

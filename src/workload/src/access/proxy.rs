@@ -33,6 +33,14 @@ use polis_wire::rpc::{Caller, Exchange, Gateway, Tunnel};
 /// Longest that the API server of this machine may take to accept a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
+/// Until an answer begins: one of the API server may take its own limit of a minute, and a program
+/// behind it may take longer.
+pub(super) const ANSWER_MAX: Duration = Duration::from_secs(120);
+
+/// The same where the log of a container is followed. kubelet sends nothing, not even the head of
+/// its answer, before the container writes a line.
+pub(super) const FOLLOW_MAX: Duration = Duration::from_secs(60 * 60);
+
 /// A connection serves no new request after that: its certificate is renewed in the meantime.
 const AGE_MAX: Duration = Duration::from_secs(60 * 60);
 
@@ -41,6 +49,8 @@ const AGE_MAX: Duration = Duration::from_secs(60 * 60);
 pub(super) struct Proxy {
     pub(super) node: NodeId,
     pub(super) upstream: Api,
+    /// Until an answer begins, other than that of a log that is followed.
+    pub(super) answer_max: Duration,
     pub(super) parts: Parts,
 }
 
@@ -105,14 +115,22 @@ impl Exchange for Requests {
         let Ok(host) = HeaderValue::from_str(&host) else {
             return failure(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", &host);
         };
+        let answer_max = match headers::follows_a_log(&path) {
+            true => FOLLOW_MAX,
+            false => self.proxy.answer_max,
+        };
         let caller = headers::upgrades(request.headers()).then(|| hyper::upgrade::on(&mut request));
         *request.headers_mut() = headers::request(request.headers(), who, &host);
         *request.uri_mut() = path;
         *request.version_mut() = http::Version::HTTP_11;
         // On the heap: a connection in the making is large.
-        let mut response = match Box::pin(self.send(request)).await {
-            Ok(response) => response,
-            Err(error) => return self.proxy.unreachable(&error),
+        let mut response = match timeout(answer_max, Box::pin(self.send(request))).await {
+            Ok(Ok(response)) => response,
+            Ok(Err(error)) => return self.proxy.unreachable(&error),
+            Err(_elapsed) => {
+                let text = format!("no answer began within {} s", answer_max.as_secs_f32());
+                return refusal(&Status::deadline_exceeded(text));
+            }
         };
         let tunnel = caller
             .filter(|_| response.status() == StatusCode::SWITCHING_PROTOCOLS)

@@ -19,7 +19,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tonic::body::Body;
@@ -38,6 +38,8 @@ use polis_wire::rpc::testing::{Authority, Running, SOON, key, node_id, self_sign
 /// The seeds of the node's key and of the other keys.
 const NODE: u8 = 1;
 const PERSON: u8 = 9;
+/// How long a container writes no line.
+const SILENT: Duration = Duration::from_millis(500);
 /// The longest that a revoked user may go on.
 const CUT_MAX: Duration = Duration::from_secs(2);
 
@@ -60,6 +62,11 @@ impl World {
     }
 
     async fn with(limits: Limits) -> Self {
+        Self::patient(limits, ANSWER_MAX).await
+    }
+
+    /// A proxy that waits so long until an answer begins.
+    async fn patient(limits: Limits, answer_max: Duration) -> Self {
         let base = tempfile::tempdir().unwrap();
         let mut site = Site::live(&files::Root::at(base.path()));
         site.data.create().unwrap();
@@ -88,7 +95,7 @@ impl World {
         parts.expect(&Part::CONTROLLER);
         let upstream =
             Api { address: site.api(), ca: site.run.ca.clone(), client: Some(pair.clone()) };
-        let app = App::Gateway(Arc::new(Proxy { node, upstream, parts }));
+        let app = App::Gateway(Arc::new(Proxy { node, upstream, answer_max, parts }));
         let proxy = Running::start(&cluster, cluster.node(NODE).await, app, limits).await;
         let (loses, lost) = mpsc::channel(64);
         let authority = cluster;
@@ -226,6 +233,10 @@ async fn answer(
             response.headers_mut().insert(http::header::CONNECTION, close);
             response
         }
+        path if path.ends_with("/log") => {
+            sleep(SILENT).await;
+            Response::new(Body::new("a line".to_owned()))
+        }
         "/length" => {
             let body = request.into_body().collect().await.unwrap().to_bytes();
             Response::new(Body::new(format!("{} bytes", body.len())))
@@ -333,6 +344,22 @@ async fn a_watch_ends_in_the_middle_when_its_user_is_revoked() {
     timeout(SOON, world.lost.recv()).await.unwrap().unwrap();
     assert!(timeout(Duration::from_millis(50), other.read_u8()).await.is_err());
     assert_eq!(world.proxy.metrics.cut.get(), 1);
+    world.proxy.stop().await;
+}
+
+#[tokio::test]
+async fn the_log_of_a_silent_container_is_followed_and_no_other_answer_may_begin_as_late() {
+    let world = World::patient(limits(), SILENT / 5).await;
+    let own = world.user(Role::Viewer).await;
+    let log = "/api/v1/namespaces/shop/pods/web-1/log";
+    for (query, head, body) in [
+        ("", "HTTP/1.1 504", "no answer began within 0.1 s"),
+        ("?follow=true", "HTTP/1.1 200", "a line"),
+    ] {
+        let request = format!("GET {log}{query} HTTP/1.1\r\nhost: a\r\n");
+        let text = world.asked(Some(&own), &request).await;
+        assert!(text.starts_with(head) && text.contains(body), "{query}: {text}");
+    }
     world.proxy.stop().await;
 }
 

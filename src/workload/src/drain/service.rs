@@ -13,7 +13,7 @@ use tracing::{debug, info, warn};
 
 use super::pods::{self, Evicted, Pod};
 use super::{Drains, Failure, Order, Progress, State, Unmanaged};
-use crate::api::{Api, Error, JSON};
+use crate::api::{Api, Error, JSON, Session};
 use crate::parts::{Part, Parts, Status};
 use polis_base::cause;
 use polis_runtime::event::Closed;
@@ -188,7 +188,7 @@ impl Service {
     /// The pods of this node that have to go.
     async fn leaving(&self, rule: Unmanaged) -> Result<Vec<Pod>, Error> {
         let path = format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{}", self.node);
-        let leaving = self.api.list(&path, PAGE, pods::leaving).await?;
+        let leaving = Session::new(&self.api).list(&path, JSON, PAGE, pods::leaving).await?;
         Ok(leave(leaving, rule))
     }
 

@@ -320,7 +320,7 @@ impl Curator for Handlers {
             lead.store().enter(identity, commitment).await
         };
         entered.await.map_err(|error| lead.reject(identity, from, error))?;
-        let issued = Box::pin(lead.store().ensure_node_certificate(identity, clock::now())).await;
+        let issued = Box::pin(lead.store().member_certificate(identity, clock::now())).await;
         let issued = issued.map_err(|error| lead.refuse(error))?;
         let authorities = lead.store().authorities().await;
         let authorities = authorities.map_err(|error| lead.refuse(error))?;

@@ -8,13 +8,12 @@
 //! What this module does not do: make the kernel drop a disk. The kernel has no command for that,
 //! and the writes would still wait: the driver of the disk owes its answer.
 
-use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
 use crate::mirror::disks::Disk;
 use crate::storage::apart::Key;
-use crate::storage::stall::{Flushes, Requests, SLOW, Watch};
+use crate::storage::stall::{SLOW, Watched};
 
 /// The disks that are asked.
 #[derive(Debug, Default)]
@@ -24,8 +23,7 @@ pub(super) struct Answers(Vec<Asked>);
 #[derive(Debug)]
 struct Asked {
     key: Key,
-    requests: Watch,
-    flushes: Flushes,
+    disk: Watched,
 }
 
 /// Disks that owe an answer.
@@ -45,27 +43,16 @@ impl Answers {
         self.0.retain(|asked| keys.contains(&asked.key));
         for (disk, key) in disks.iter().zip(keys) {
             if !self.0.iter().any(|asked| asked.key == key) {
-                let flushes = Flushes::of(&disk.path);
-                self.0.push(Asked { key, requests: Watch::default(), flushes });
+                self.0.push(Asked { key, disk: Watched::of(sys, &disk.path) });
             }
         }
         let owe = |asked: &mut Asked| {
-            let since = asked.look(sys, now)?;
+            let since = asked.disk.look(now)?;
             (now.saturating_sub(since) >= SLOW).then(|| (asked.key.0.clone(), since))
         };
         let (disks, since): (Vec<_>, Vec<_>) = self.0.iter_mut().filter_map(owe).unzip();
         let since = since.into_iter().min()?;
         Some(Silent { disks, since })
-    }
-}
-
-impl Asked {
-    /// Since when the disk owes an answer.
-    fn look(&mut self, sys: &Path, now: Duration) -> Option<Duration> {
-        let counters = fs::read_to_string(sys.join("block").join(&self.key.0).join("stat"));
-        let requests = counters.ok().and_then(|text| Requests::parse(&text));
-        let requests = self.requests.look(requests, now);
-        requests.into_iter().chain(self.flushes.look(now)).min()
     }
 }
 
@@ -88,6 +75,8 @@ impl Silent {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::fs;
+
     use super::super::super::disks::tests::source;
     use super::*;
 
@@ -111,7 +100,7 @@ pub(super) mod tests {
     /// Waits for the threads that flush.
     pub(in super::super) fn settle(answers: &mut Answers, now: Duration) {
         for asked in &mut answers.0 {
-            while asked.flushes.look(now).is_some() {
+            while asked.disk.flushes.look(now).is_some() {
                 std::thread::yield_now();
             }
         }

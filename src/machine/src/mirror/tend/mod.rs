@@ -49,7 +49,7 @@ struct Tended<'a> {
     filled: Option<Leg>,
     /// Whether the lost disk is still below a device, or its ESP mounted.
     leaving: bool,
-    /// Why the last attempt to take or copy failed.
+    /// Why the last attempt to take or copy failed, or to look at the device or the ESP.
     cause: Option<String>,
     /// When a disk was last looked for.
     searched: Option<Instant>,
@@ -309,7 +309,7 @@ impl Tended<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::path::{Path, PathBuf};
 
     use futures::FutureExt as _;
@@ -324,7 +324,7 @@ mod tests {
     use super::*;
     use crate::storage::patience::SMALL;
 
-    fn service(folder: &Path) -> Service {
+    pub(in super::super) fn service(folder: &Path) -> Service {
         Service {
             config: config(folder),
             known: watch::Sender::new(None).subscribe(),
@@ -393,6 +393,30 @@ mod tests {
         count(&sys, "vdb", 8, 0);
         tended.listen(Duration::from_secs(42)).await;
         assert_eq!(cause(&tended), None);
+    }
+
+    #[tokio::test]
+    async fn a_fault_is_shown_until_a_look_finds_nothing_left_to_copy() {
+        let folder = tempfile::tempdir().unwrap();
+        let (ctx, _handles) = Context::for_test();
+        let mut service = service(folder.path());
+        let disks = both(folder.path()).map(Some);
+        let (used, started) = (Used::Both, Leg::First);
+        let mut tended = tended(&mut service, &ctx, Mirror { disks, used, started, dropped: None });
+        let unread = || Error::Copy {
+            operation: "read the ESP",
+            disk: "vda".to_owned(),
+            source: std::io::ErrorKind::TimedOut.into(),
+        };
+        // A file that another look finds is copied, which may fail again.
+        let changed = esp::Seen::from([(PathBuf::from("polis/key_change.pb"), (1, None))]);
+        for (seen, is_shown) in [(changed, true), (esp::Seen::new(), false)] {
+            (tended.copied, tended.job) = (Copied::default(), None);
+            tended.failed(&unread());
+            assert!(tended.cause.is_some());
+            tended.finish(Done::Looked(Ok(seen))).await.unwrap();
+            assert_eq!((tended.cause.is_some(), tended.job.is_some()), (is_shown, is_shown));
+        }
     }
 
     #[tokio::test(start_paused = true)]

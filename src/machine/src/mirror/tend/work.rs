@@ -91,8 +91,7 @@ impl Tended<'_> {
                     Err(error) => Err(error),
                 };
                 if result.is_err() {
-                    self.copied.systems = true;
-                    self.copied.retry = Some(Instant::now() + SEARCH);
+                    self.copied.failed();
                 }
                 result
             }
@@ -203,7 +202,11 @@ impl Tended<'_> {
     /// both to a disk that has just been filled.
     fn copy(&mut self, now: Seen) {
         let Some((from, to)) = self.ends() else { return };
-        let Some((now, files)) = self.copied.next_files(now) else { return };
+        let Some((now, files)) = self.copied.next_files(now) else {
+            // After a copy that failed there is something to copy: no fault is left.
+            self.cause = None;
+            return;
+        };
         let config = self.service.config.clone();
         let (all, systems) = (self.copied.ready, self.copied.ready && self.copied.systems);
         let anew = self.filled.is_some();
@@ -260,6 +263,13 @@ impl Copied {
         Some((now, files))
     }
 
+    /// They were not copied, or not all of them: each is compared again. A second copy within the
+    /// grain of times is of files whose times have not changed since the first.
+    fn failed(&mut self) {
+        (self.seen, self.changed, self.systems) = (Seen::new(), None, true);
+        self.retry = Some(Instant::now() + SEARCH);
+    }
+
     /// They were copied.
     fn done(&mut self, now: Seen) {
         (self.seen, self.retry) = (now, None);
@@ -275,6 +285,19 @@ mod tests {
 
     fn seen(files: &[(&str, u64)]) -> Seen {
         files.iter().map(|(path, length)| (PathBuf::from(path), (*length, None))).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_second_copy_that_fails_is_tried_again() {
+        let now = || seen(&[("polis/key_change.pb", 1)]);
+        let mut copied = Copied::new();
+        let (first, _) = copied.next_files(now()).unwrap();
+        copied.done(first);
+        tokio::time::advance(GRAIN).await;
+        let (_, second) = copied.next_files(now()).unwrap();
+        copied.failed();
+        let (_, again) = copied.next_files(now()).unwrap();
+        assert_eq!((second.len(), again), (1, second));
     }
 
     #[tokio::test(start_paused = true)]

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! ordered    what the cluster orders        order --> the network in force
+//! kept       the record of it on the ESP    written with a deadline
 //! reconcile  what the kernel has            read, plan, apply the difference
 //! publish    what others know               status, resolv.conf
 //! wake       when there is something to do  announcements, event values, answers, deadlines
@@ -33,6 +34,7 @@
 //! What this module does not do: decide (`plan`, `change`), or speak DHCP (`dhcp`, `dhcpv6`).
 
 mod four;
+mod kept;
 mod ordered;
 mod publish;
 mod reconcile;
@@ -49,6 +51,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use self::four::Clients;
+use self::kept::Kept;
 use self::six::V6;
 use self::wake::{Event, Notice, Noticed};
 use super::advertised::Advertised;
@@ -135,6 +138,7 @@ impl Service {
         let (connection, handle, notices) =
             rtnetlink::new_multicast_connection(&groups).map_err(Error::Connect)?;
         let (changes, recorded) = ordered::recorded(&self.config.record).await;
+        let kept = Kept::new(self.config.record.clone(), recorded);
         let known = configured(&self.known.borrow());
         let former = self.status.borrow().primary;
         let mut run = Run {
@@ -144,7 +148,7 @@ impl Service {
             network: None,
             is_known: false,
             changes,
-            recorded,
+            kept,
             said: Change::default(),
             mtus: BTreeMap::new(),
             faults: Vec::new(),
@@ -182,8 +186,7 @@ struct Run {
     network: Option<parameters::Network>,
     is_known: bool,
     changes: Changes,
-    /// The orders on the disk.
-    recorded: Option<Vec<u8>>,
+    kept: Kept,
     /// The last change that was reported.
     said: Change,
     /// The MTU of cards before this run set another.

@@ -1,7 +1,8 @@
-//! The part of a run that follows the orders of the cluster: takes them up, keeps the record on
-//! the ESP, and reports how it stands with them.
+//! The part of a run that follows the orders of the cluster: takes them up, has the record on
+//! the ESP kept, and reports how it stands with them.
 //!
-//! What this module does not do: decide when an order is confirmed or reverted (`change`).
+//! What this module does not do: decide when an order is confirmed or reverted (`change`), or wait
+//! for the ESP (`kept`).
 
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -15,9 +16,7 @@ use super::{Error, Run};
 use crate::parameters;
 use polis_base::cause;
 use polis_base::files::File;
-use polis_base::sys::clock;
-use polis_runtime::save::Save as _;
-use polis_runtime::supervisor::blocking;
+use polis_runtime::supervisor::{Context, blocking};
 
 impl Run {
     /// The parameters are known. A network that differs from that over which they were asked for
@@ -64,31 +63,18 @@ impl Run {
         Ok(())
     }
 
-    /// Writes the record where it is another than on the disk, and reports the change.
+    /// Has the record kept, and reports the change.
     async fn record(&mut self) {
-        let record = self.changes.record();
-        let has_orders = self.changes.change() != Change::default();
-        if self.recorded.as_ref() != Some(&record) && has_orders {
-            match self.service.config.record.save(record.clone()).await {
-                Ok(()) => self.recorded = Some(record),
-                Err(error) => {
-                    let error = cause::line(&error);
-                    warn!(error, "cannot store the record of the network");
-                    self.changes.unwritten(&error);
-                }
-            }
+        if self.changes.change() != Change::default()
+            && let Err(error) = self.kept.keep(self.changes.record()).await
+        {
+            self.changes.unwritten(&error);
         }
         let change = self.changes.change();
-        if change == self.said {
-            return;
+        if change != self.said {
+            report(&self.ctx, &change);
+            self.said = change;
         }
-        let (state, cause) = (change.word(), &change.cause);
-        match cause.as_str() {
-            "" => info!(order = change.number, "the ordered network: {state}"),
-            cause => warn!(order = change.number, cause, "the ordered network: {state}"),
-        }
-        self.ctx.lines().event(change.line().at(clock::uptime()).bounded());
-        self.said = change;
     }
 
     /// Why the kernel has not all of the network in force.
@@ -112,6 +98,15 @@ impl Run {
     }
 }
 
+fn report(ctx: &Context, change: &Change) {
+    let (state, cause) = (change.word(), &change.cause);
+    match cause.as_str() {
+        "" => info!(order = change.number, "the ordered network: {state}"),
+        cause => warn!(order = change.number, cause, "the ordered network: {state}"),
+    }
+    ctx.lines().event(change.line());
+}
+
 /// The orders on the ESP, parsed, and the bytes there. A record that cannot be read counts as none.
 pub(super) async fn recorded(file: &File) -> (Changes, Option<Vec<u8>>) {
     let record = file.clone();
@@ -129,4 +124,24 @@ pub(super) async fn recorded(file: &File) -> (Changes, Option<Vec<u8>>) {
         None
     });
     (changes.unwrap_or_default(), bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use polis_base::serial::EventLine;
+    use polis_proto::v1::NetworkState;
+
+    use super::*;
+
+    #[test]
+    fn a_change_is_one_event_line_with_one_time() {
+        let (ctx, mut handles) = Context::for_test();
+        let cause = "no curator\nwas reached".to_owned();
+        report(&ctx, &Change { number: 7, state: NetworkState::Reverted, cause });
+        let lines = handles.take_lines();
+        let line = EventLine::parse(&lines[0]).unwrap();
+        assert_eq!((lines.len(), line.all("t").count()), (1, 1), "{lines:?}");
+        let start = "POLIS network state=reverted order=7 cause=\"no curator\\nwas reached\" t=";
+        assert!(lines[0].starts_with(start), "{lines:?}");
+    }
 }

@@ -134,6 +134,12 @@ impl Table {
     }
 }
 
+/// An identity for a disk or a partition, which no other has.
+#[must_use]
+pub fn new_id() -> Uuid {
+    uuid::Builder::from_random_bytes(rand::random()).into_uuid()
+}
+
 /// Where the first copy of a table ends, in bytes.
 #[must_use]
 pub fn end(block_size: u64) -> u64 {
