@@ -13,12 +13,15 @@
 //! Invariants:
 //! - A folder in use is never removed: its process holds the lock on it (`flock(2)`), which the
 //!   kernel releases with that process. The programs that it starts do not inherit the lock.
+//! - Only this user enters a folder: another user could hold its lock, or connect to its sockets.
 
 use std::env;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
+use rustix::fs::OFlags;
 use tempfile::TempDir;
 
 /// The beginning of each name. No folder without a lock has such a name.
@@ -50,9 +53,12 @@ impl Scratch {
     fn make_in(parent: &Path) -> io::Result<Self> {
         sweep(parent);
         loop {
-            let dir = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent)?;
+            let dir = tempfile::Builder::new()
+                .prefix(PREFIX)
+                .permissions(Permissions::from_mode(0o700))
+                .tempdir_in(parent)?;
             // Until it is locked, another process may take it for one that was left.
-            let lock = match File::open(dir.path()) {
+            let lock = match opened(dir.path()) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 opened => opened?,
             };
@@ -69,15 +75,21 @@ impl Scratch {
 fn sweep(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let is_named = entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes());
-        // A link may lead anywhere.
-        if !is_named || !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+        if !is_named {
             continue;
         }
-        let Ok(lock) = File::open(entry.path()) else { continue };
+        let Ok(lock) = opened(&entry.path()) else { continue };
         if lock.try_lock().is_ok() {
             let _stays = fs::remove_dir_all(entry.path());
         }
     }
+}
+
+/// Opens a folder, and nothing else in its place: every user may put a link there, which leads
+/// anywhere, or a pipe, which would be waited for.
+fn opened(folder: &Path) -> io::Result<File> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW;
+    File::options().read(true).custom_flags(flags.bits().cast_signed()).open(folder)
 }
 
 #[cfg(test)]
@@ -100,6 +112,7 @@ mod tests {
         assert!(other.exists() && link.exists(), "they are of something else");
         let second = Scratch::make_in(parent.path()).unwrap();
         assert!(first.path().is_dir(), "it is in use");
+        assert_eq!(fs::metadata(first.path()).unwrap().permissions().mode() & 0o777, 0o700);
         let gone = first.path().to_owned();
         drop(first);
         assert!(!gone.exists() && second.path().is_dir());

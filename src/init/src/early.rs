@@ -14,9 +14,10 @@
 //! time. XFS, whose thousands of functions take longest to link, comes last: while
 //! its signature is checked, stage 1 gets what it needs.
 //!
-//! A boot always has to wait for XFS, while everything else can run at another time:
-//! the thread has the highest priority, or it would share its processor with the start
-//! of every service.
+//! A boot always has to wait for XFS, while everything else can run at another time: with it, the
+//! thread gets the highest priority, or it would share its processor with the start of every
+//! service. Not before: on the only processor that runs yet, it would keep the kernel from
+//! starting the others.
 //!
 //! Invariants:
 //! - The boot never depends on the thread: a step that needs a module loads it too,
@@ -42,6 +43,8 @@ const FIRST: i32 = -20;
 enum Order {
     /// Load this module.
     Load(&'static str),
+    /// All that follows goes before every other thread.
+    Hurry,
     /// The thread is the last user of the initramfs's modules.
     GiveBack,
 }
@@ -73,6 +76,11 @@ impl Early {
         self.order(Order::Load(module));
     }
 
+    /// Lets all later orders go before every other thread.
+    pub fn hurry(&self) {
+        self.order(Order::Hurry);
+    }
+
     /// Gives the initramfs's memory back when everything is loaded.
     pub fn give_back(self) {
         self.order(Order::GiveBack);
@@ -85,7 +93,6 @@ impl Early {
 }
 
 fn run(directory: &File, ordered: &Receiver<Order>) {
-    sys::thread::set_priority(FIRST);
     // The root changes meanwhile, and the initramfs is then unreachable by path.
     let path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
     let mut modules = Modules::open(&path);
@@ -94,6 +101,7 @@ fn run(directory: &File, ordered: &Receiver<Order>) {
             // A missing or rejected module is reported by the step that needs it.
             (Order::Load(name), Ok(modules)) => drop(modules.load(name)),
             (Order::Load(_), Err(_none)) => {}
+            (Order::Hurry, _) => sys::thread::set_priority(FIRST),
             (Order::GiveBack, _) => return remove(&path),
         }
     }
@@ -126,6 +134,7 @@ mod tests {
     #[test]
     fn the_modules_go_when_stage_1_is_over_and_stay_when_it_failed() {
         assert!(!are_kept(&[Order::Load("none_such"), Order::GiveBack]));
+        assert!(!are_kept(&[Order::Hurry, Order::Load("none_such"), Order::GiveBack]));
         assert!(are_kept(&[Order::Load("none_such")]));
     }
 

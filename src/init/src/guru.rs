@@ -16,7 +16,7 @@
 //! Invariants:
 //! - The event line is written first: the failure is on record, even if a later step
 //!   fails.
-//! - A key that was pressed before the event line is not read: it was no answer to the failure.
+//! - `init` drops the keys that were pressed before the event line: they do not answer the failure.
 //! - A typed recovery key is neither kept nor logged. Screens show it, the serial port
 //!   shows a star for each character, because its output is recorded.
 //! - Without a counter on the ESP the machine holds, unless its system is on trial: then the
@@ -259,8 +259,8 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Action {
     }
 }
 
-/// Drops the keys that nothing has read yet: those of a serial port since the start of the
-/// machine, and those of a screen since `node` hangs.
+/// Drops the keys that are not read yet: those of a serial port since the start of the machine, and
+/// those of a screen since `node` hangs.
 fn forget_typed(machine: &Machine) {
     machine.port.forget_typed();
     for name in &machine.terminals {

@@ -9,8 +9,8 @@
 //!
 //! Invariants:
 //! - Nothing of this `node` opens the trapdoor: its death is a line of the log.
-//! - Nothing of it delays a key, but its start, for [`patience::ESP`] at most: where its disk does
-//!   not answer by then, the machine has no maintenance.
+//! - Only its start delays a key, by [`patience::ESP`] at most: if its disk has not answered then,
+//!   the machine has no maintenance.
 //! - Its event lines are not on the serial port: those there are of the boot that failed.
 //! - The line with a code is never passed to a disk: the report is written before this starts.
 //!

@@ -112,12 +112,13 @@ fn prepare(machine: &mut Machine) -> Result<Option<Early>, Error> {
     mounted.map_err(Error::Prepare)?;
     let own = |what| move |source| Error::Own { what, source };
     machine.signals = Some(Signals::receive(&SIGNALS).map_err(own("receive signals"))?);
-    // As soon as signals can't be lost to another thread: nothing takes longer.
+    // As soon as signals can't be lost to another thread. A processor that starts now has the next
+    // thread's work to share: nothing takes longer.
+    machine.start_processors();
     let early = order_modules();
     // From here on Ctrl-Alt-Del is a request and not a reset.
     reboot::catch_ctrl_alt_del().map_err(own("take over Ctrl-Alt-Del"))?;
     machine.uevents = Some(Listener::open().map_err(own("receive device announcements"))?);
-    machine.start_processors();
     Ok(early)
 }
 
@@ -129,6 +130,7 @@ fn order_modules() -> Option<Early> {
     if Path::new(FW_CFG).exists() {
         early.load(FW_CFG_MODULE);
     }
+    early.hurry();
     early.load(DATA_MODULE);
     Some(early)
 }

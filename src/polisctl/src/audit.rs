@@ -241,11 +241,12 @@ fn code(code: Code) -> String {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use tokio::sync::watch;
     use tokio::time::timeout;
 
     use super::*;
     use crate::loopback::Cluster;
-    use crate::output::Format;
+    use crate::output::{Format, Streams};
     use crate::session::PATIENCE;
     use crate::testing::World;
     use polis_wire::audit::{BEGINNING, hash};
@@ -321,22 +322,40 @@ pub(super) mod tests {
         assert!(world.runs(&["audit", "verify"]).contains("there is no entry yet"));
     }
 
+    /// Knows whether anything was printed.
+    struct Printed(watch::Sender<bool>);
+
+    impl std::io::Write for Printed {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.send_replace(true);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
     #[test]
     fn a_log_that_is_followed_goes_on_without_a_leader_once_it_has_begun() {
+        const ENOUGH: Duration = Duration::from_secs(7);
         let world = World::new();
         let cluster = Cluster::new(&world);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let global = world.global();
+        let (printed, seen) = watch::channel(false);
+        let mut global = world.global();
+        global.out.streams = Streams::new(Printed(printed), std::io::sink());
         let followed = || {
+            let mut seen = seen.clone();
             runtime.block_on(async {
                 let mut session = Session::prepare(&global, PATIENCE).unwrap();
-                session.limit_calls(Duration::from_secs(2));
-                let followed = timeout(Duration::from_secs(7), follow(&session, &global));
+                session.limit_calls(Duration::from_secs(3));
+                let followed = timeout(ENOUGH, follow(&session, &global));
                 let lost = async {
-                    sleep(Duration::from_secs(1)).await;
+                    seen.wait_for(|printed| *printed).await.unwrap();
                     cluster.lose_the_leader();
                 };
-                tokio::join!(followed, lost).0
+                tokio::join!(followed, timeout(ENOUGH, lost)).0
             })
         };
         assert!(followed().is_err(), "it goes on");

@@ -291,7 +291,7 @@ fn suggested_in(source: &str) -> BTreeSet<String> {
         let first = command.split(' ').next().unwrap_or_default();
         let is_command = known.find_subcommand(first).is_some() || first.starts_with("--");
         // The usage of a command, as clap prints it.
-        let is_usage = rest[end..].starts_with('<') || command.ends_with("[OPTIONS]");
+        let is_usage = rest[end..].starts_with('<');
         if is_command && !is_usage && command.contains(' ') {
             found.insert(filled(command));
         }

@@ -368,8 +368,8 @@ impl Session {
         Self { api: api.clone(), open: Mutex::default() }
     }
 
-    /// Closes the connection: no request follows for a while, and the next one has the
-    /// certificate of then.
+    /// Closes the connection: no request follows for a while, and the next one reads the
+    /// credentials anew.
     pub(super) fn close(&self) {
         drop(self.take());
     }
@@ -623,4 +623,4 @@ fn failed_checks(text: &str) -> String {
 
 #[cfg(test)]
 #[path = "api_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -44,7 +44,7 @@ async fn the_kernel_holds_back_nothing_that_was_written() {
 }
 
 /// The files of a client, in this folder, and a server that it trusts.
-async fn trusted(base: &Path) -> (Site, TlsAcceptor) {
+pub(crate) async fn trusted(base: &Path) -> (Site, TlsAcceptor) {
     let site = Site::live(&polis_base::files::Root::at(base));
     site.run.create().unwrap();
     let namespace = pki::Namespace::new(Memory::default(), "");

@@ -32,7 +32,7 @@ use polis_runtime::sys::confine::Confinement;
 use polis_runtime::sys::process::{self, Child, Command, Exit};
 
 /// The supervisor waits for ten seconds; an API server ends within three.
-const STOP_MAX: Duration = Duration::from_secs(8);
+pub(super) const STOP_MAX: Duration = Duration::from_secs(8);
 
 /// The interval of health checks, for a part that starts and for one that serves.
 const LOOK_STARTING: Duration = Duration::from_millis(500);

@@ -7,9 +7,9 @@ use std::net::SocketAddr;
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use super::credentials::RECONCILER;
+use super::credentials::{MASTERS, RECONCILER};
 use polis_base::files::{File, Pair};
-use polis_wire::pki::{CSI_GROUP, PROXY_GROUP};
+use polis_wire::pki::{CSI_GROUP, DNS_GROUP, POLICY_GROUP, PROXY_GROUP};
 
 /// The version of the API server's own configuration files.
 const VERSION: &str = "apiserver.config.k8s.io/v1";
@@ -19,10 +19,6 @@ const NAME: &str = "polis";
 
 /// The paths of health checks, the only ones for anonymous callers.
 const HEALTH: [&str; 3] = ["/livez", "/readyz", "/healthz"];
-
-/// The groups of the name servers of workers, and of the programs that enforce NetworkPolicies.
-const DNS_GROUP: &str = "polis:dns";
-const POLICY_GROUP: &str = "polis:policy";
 
 /// The namespace of Polis' own pods, which Pod Security does not restrict.
 const SYSTEM_NAMESPACE: &str = "kube-system";
@@ -126,8 +122,13 @@ pub(super) fn audit_policy() -> Vec<u8> {
                     "system:apiserver",
                     "system:kube-controller-manager",
                     "system:kube-scheduler",
-                    RECONCILER,
                 ],
+                "verbs": ["get", "list", "watch"],
+            })),
+            none(json!({
+                "users": [RECONCILER],
+                // A user of the cluster may have this name, and never this group.
+                "userGroups": [MASTERS],
                 "verbs": ["get", "list", "watch"],
             })),
             none(json!({
@@ -198,6 +199,20 @@ mod tests {
             };
             assert!(policy.contains(&format!("\"{group}\"")), "{group}: {policy}");
         }
+    }
+
+    #[test]
+    fn the_audit_log_has_the_reads_of_a_user_with_the_name_of_the_reconciler() {
+        let policy: Value = serde_json::from_slice(&audit_policy()).unwrap();
+        let is_there = |rule: &&Value| rule["users"].to_string().contains("\"polis:");
+        let rules: Vec<_> = policy["rules"].as_array().unwrap().iter().filter(is_there).collect();
+        let expected = json!({
+            "level": "None",
+            "users": [RECONCILER],
+            "userGroups": [MASTERS],
+            "verbs": ["get", "list", "watch"],
+        });
+        assert_eq!(rules, [&expected]);
     }
 
     #[test]

@@ -44,8 +44,13 @@ const FIRST_ACCOUNT: &str = "/api/v1/namespaces/default/serviceaccounts/default"
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
 const MERGE_PATCH: &str = "application/merge-patch+json";
 
-/// How long it may take to give a lease up. It ends by itself after a minute.
-const GIVE_UP_MAX: Duration = Duration::from_secs(1);
+/// How long it may take to give a lease up before a program starts. The lease ends by itself after
+/// a minute.
+const START_MAX: Duration = Duration::from_secs(1);
+
+/// The same after the program has ended: a run has to end within the supervisor's ten seconds, and
+/// the process may take nine of them.
+const END_MAX: Duration = Duration::from_millis(500);
 
 /// Why the programs that need the cluster's own objects do not start yet.
 const WAITS: &str = "it waits until the reconciler has tried to apply the cluster's own objects";
@@ -166,7 +171,8 @@ impl Controller {
     }
 
     fn lease(&self, name: &'static str) -> Lease {
-        Lease { api: self.master(), node: self.node, name }
+        let (api, node) = (self.master(), self.node);
+        Lease { api, node, name, start_max: START_MAX, end_max: END_MAX }
     }
 
     /// The client for health checks of the API server.
@@ -270,14 +276,14 @@ async fn after_objects(
     let inputs = async {
         until(&mut tried, "the reconciler", |tried| tried.then_some(())).await?;
         // The machine may have lost its power while the program led.
-        lease.give_up().await;
+        lease.give_up(lease.start_max).await;
         Ok::<_, Closed>(())
     };
     let Some(inputs) = ctx.until_cancelled(inputs).await else { return Ok(()) };
     inputs?;
     let ended = component.run(ctx, outdated).await;
     // The process has ended, and that of another controller may lead.
-    lease.give_up().await;
+    lease.give_up(lease.end_max).await;
     ended
 }
 
@@ -288,14 +294,17 @@ struct Lease {
     api: Api,
     node: NodeId,
     name: &'static str,
+    /// How long it may take to give it up, before a start and after an end.
+    start_max: Duration,
+    end_max: Duration,
 }
 
 impl Lease {
     /// Gives the lease up, if a process of this node held it last. That process has ended, and the
-    /// next one has another name: it would wait for a minute, and until then no Service learns of
-    /// pods that have other addresses since a boot.
-    async fn give_up(&self) {
-        match timeout(GIVE_UP_MAX, Box::pin(self.change())).await {
+    /// next one has another name: it would wait for a minute, and the Services would have the
+    /// addresses that pods had before the boot until then.
+    async fn give_up(&self, within: Duration) {
+        match timeout(within, Box::pin(self.change())).await {
             Ok(Ok(false)) => {}
             Ok(Ok(true)) => info!(lease = self.name, "given up for a process that has ended"),
             Ok(Err(error)) => {
@@ -335,12 +344,39 @@ fn given_up(lease: &Value, node: NodeId) -> Option<Value> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+    use std::convert::Infallible;
+    use std::future::{pending, ready};
     use std::net::Ipv4Addr;
 
+    use http::{Request, Response};
+    use hyper::body::Incoming;
+    use hyper::server::conn::http1;
+    use hyper::service::service_fn;
+    use hyper_util::rt::TokioIo;
+    use polis_runtime::supervisor::STOP_DEADLINE;
+    use tokio::net::TcpListener;
     use tokio::time::sleep;
 
     use super::*;
+    use crate::component::STOP_MAX;
     use crate::parts::{PartState, Status};
+
+    /// A part without a program.
+    fn absent(parts: &Parts) -> Component {
+        let check = Check::plain((Ipv4Addr::LOCALHOST, 1).into(), SCHEDULER_READY);
+        Component {
+            part: Part::Scheduler,
+            program: "/nowhere/kube-scheduler".into(),
+            args: Vec::new(),
+            process: Process::KUBE,
+            confinement: None,
+            ready: check.clone(),
+            first: None,
+            live: check,
+            parts: parts.clone(),
+        }
+    }
 
     #[test]
     fn a_lease_of_a_process_of_this_node_is_given_up_and_no_other_one() {
@@ -364,6 +400,48 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn a_lease_is_given_up_before_a_program_starts_and_after_its_end() {
+        let (ctx, _handles) = Context::for_test();
+        let parts = Parts::new(watch::Sender::default(), ctx.lines().clone());
+        let base = tempfile::tempdir().unwrap();
+        let (site, acceptor) = api::tests::trusted(base.path()).await;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let api = Api { address, ca: site.run.ca.clone(), client: None };
+        let node = NodeId::from_public_key(&[7; 32]);
+        // A busy machine may be slow.
+        let patience = Duration::from_secs(60);
+        let name = "kube-scheduler";
+        let lease = Lease { api, node, name, start_max: patience, end_max: patience };
+        let requests = RefCell::new(Vec::new());
+        let answer = |request: Request<Incoming>| {
+            requests.borrow_mut().push(format!("{} {}", request.method(), request.uri().path()));
+            let held = json!({"spec": {"holderIdentity": format!("{node}_0f3a51c2")}});
+            ready(Ok::<_, Infallible>(Response::new(held.to_string())))
+        };
+        let serve = async {
+            while let Ok((tcp, _from)) = listener.accept().await {
+                let tls = TokioIo::new(acceptor.accept(tcp).await.unwrap());
+                let _lost = http1::Builder::new().serve_connection(tls, service_fn(answer)).await;
+            }
+        };
+        let (_tries, tried) = watch::channel(true);
+        let ended = tokio::select! {
+            () = serve => panic!("the server goes on"),
+            ended = after_objects(absent(&parts), lease, &ctx, tried, pending()) => ended,
+        };
+        assert!(matches!(ended, Err(Error::Process { .. })), "{ended:?}");
+        let each = ["GET", "PATCH"].map(|method| format!("{method} {LEASES}/{name}"));
+        assert_eq!(requests.take(), [each.clone(), each].concat());
+    }
+
+    #[test]
+    fn a_run_whose_process_is_killed_and_whose_lease_has_no_answer_ends_in_time() {
+        // The last lines of a process that was killed may take a second.
+        assert!(STOP_MAX + Duration::from_secs(1) + END_MAX < STOP_DEADLINE);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_program_waits_for_the_attempt_on_the_objects_and_for_no_success() {
         let (ctx, _handles) = Context::for_test();
@@ -372,24 +450,13 @@ mod tests {
         let parts = Parts::new(status, ctx.lines().clone());
         parts.expect(&Part::CONTROLLER);
         let part = Part::Scheduler;
-        let check = Check::plain((Ipv4Addr::LOCALHOST, 1).into(), SCHEDULER_READY);
-        let component = Component {
-            part,
-            program: "/nowhere/kube-scheduler".into(),
-            args: Vec::new(),
-            process: Process::KUBE,
-            confinement: None,
-            ready: check.clone(),
-            first: None,
-            live: check,
-            parts: parts.clone(),
-        };
         let base = tempfile::tempdir().unwrap();
         let ca = polis_base::files::Root::at(base.path()).ephemeral.kubernetes.ca;
         // Nothing listens there.
         let api = Api { address: (Ipv4Addr::LOCALHOST, 1).into(), ca, client: None };
         let node = NodeId::from_public_key(&[7; 32]);
-        let lease = Lease { api, node, name: "kube-scheduler" };
+        let name = "kube-scheduler";
+        let lease = Lease { api, node, name, start_max: START_MAX, end_max: END_MAX };
         let (tries, tried) = watch::channel(false);
         let story = async {
             sleep(Duration::from_secs(60)).await;
@@ -398,7 +465,7 @@ mod tests {
             parts.fail(Part::Reconciler, "cannot apply an object");
             tries.send_replace(true);
         };
-        let program = after_objects(component, lease, &ctx, tried, std::future::pending());
+        let program = after_objects(absent(&parts), lease, &ctx, tried, pending());
         let (ended, ()) = tokio::join!(program, story);
         // It was started: there is no such program.
         assert!(matches!(ended, Err(Error::Process { part: Part::Scheduler, .. })), "{ended:?}");

@@ -27,7 +27,7 @@ pub(super) const KUBELET_CLIENT: &str = "polis:apiserver-kubelet-client";
 pub(super) const RECONCILER: &str = "polis:reconciler";
 
 /// The group to which Kubernetes grants everything.
-const MASTERS: &str = "system:masters";
+pub(super) const MASTERS: &str = "system:masters";
 
 /// The purpose of one certificate of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

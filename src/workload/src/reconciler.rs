@@ -14,8 +14,8 @@
 //!                                            names have changed
 //! ```
 //!
-//! A binding that is as it should be is read and not applied again: the audit log has each change,
-//! and a few of them a minute would leave it no room for those of users.
+//! The reconciler reads the bindings of the workers, and applies those that differ: the audit log
+//! has a line for each request to apply one, and its size is bounded.
 //!
 //! The objects and the records have a loop each. That of the records begins after the first attempt
 //! on the objects, as among these are the policies that restrict the rights of workers.

@@ -92,9 +92,10 @@ impl Server for Fake {
         self.reached().map(|state| state.trust.clone())
     }
 
-    async fn list(&self, path: &str, _accept: &str) -> Result<Vec<Value>, api::Error> {
+    async fn list(&self, path: &str, accept: &str) -> Result<Vec<Value>, api::Error> {
         let mut state = self.reached()?;
         if path == objects::BINDINGS {
+            assert_eq!(accept, JSON, "the metadata has neither the role nor the subjects");
             return Ok(state.bound.clone());
         }
         state.looks += 1;

@@ -41,7 +41,10 @@ pub(crate) const QEMU: &[host::Need] = &[
 ];
 
 /// How long a guest may take to stop before its power is cut.
-pub(crate) const STOP_MAX: Duration = Duration::from_secs(45);
+const STOP_MAX: Duration = Duration::from_secs(45);
+
+/// How much longer a worker may take, which moves its pods away first.
+const DRAIN_MAX: Duration = Duration::from_secs(60);
 
 /// Logged when the driver of the power button is loaded; an earlier press is lost.
 pub(crate) const POWER_BUTTON: &str = r#"listening to the power key of "Power Button""#;
@@ -236,7 +239,7 @@ fn boot(args: Args) -> Result<()> {
     }
     let finished = kubernetes.then_some(finished);
     match shown {
-        true => show(machine, args.keep, finished.as_ref()),
+        true => show(machine, &args, finished.as_ref()),
         false => stream(&mut machine, &args, finished.as_ref()),
     }
 }
@@ -384,14 +387,14 @@ pub(crate) fn machine(args: &Args, image: &Image, dir: &Path, number: u8) -> Res
 /// `finished` receives the outcome of the deployment, where there is one.
 fn show(
     mut machine: Machine,
-    keep: bool,
+    args: &Args,
     finished: Option<&mpsc::Receiver<Result<String>>>,
 ) -> Result<()> {
     let console = machine.take_console().context("QEMU opened no console")?;
     eprintln!("run: this terminal becomes the node's console; {}", terminal::hint(1));
     let end = terminal::lend(&console, &AtomicUsize::new(0))?;
-    if end == terminal::End::Quit && keep {
-        stop(&mut machine)?;
+    if end == terminal::End::Quit {
+        leave(&mut machine, args)?;
     }
     if end == terminal::End::Closed {
         // QEMU is ending: its last output comes before that.
@@ -416,13 +419,22 @@ fn show(
     Ok(())
 }
 
-/// Stops the node in order, so that its disk is consistent.
-fn stop(machine: &mut Machine) -> Result<()> {
+/// How long a node of this run may take to stop.
+pub(crate) fn stop_max(args: &Args) -> Duration {
+    if args.kubernetes { STOP_MAX + DRAIN_MAX } else { STOP_MAX }
+}
+
+/// The end of a run that does not cut the power at once: with `--keep`, the node is stopped in
+/// order, so that its disk is consistent.
+fn leave(machine: &mut Machine, args: &Args) -> Result<()> {
+    if !args.keep {
+        return Ok(());
+    }
     eprintln!("run: stopping the node, so that its disk is consistent");
     let mut end = || -> Result<(), polis_qemu::Error> {
         machine.wait_until_text(POWER_BUTTON, STOP_MAX)?;
         machine.qmp.power_button()?;
-        machine.wait_for("off", STOP_MAX, |_| true)?;
+        machine.wait_for("off", stop_max(args), |_| true)?;
         machine.wait_end(STOP_MAX)?;
         Ok(())
     };
@@ -430,11 +442,6 @@ fn stop(machine: &mut Machine) -> Result<()> {
         "the node did not shut down cleanly: with --keep, its next boot is like one after a \
          power cut",
     )
-}
-
-/// The end of a run that was to wait for a node, which is ready.
-fn leave(machine: &mut Machine, args: &Args) -> Result<()> {
-    if args.keep { stop(machine) } else { Ok(()) }
 }
 
 /// The serial line on the standard output. `finished` receives the outcome of the
@@ -596,6 +603,12 @@ mod tests {
         assert_eq!((processors(&[]), processors(&["--tpm"])), (2, 1));
         assert_eq!(processors(&["--tpm", "--cpus", "2"]), 2);
         assert_eq!(processors(&["--tpm", "--kubernetes"]), 2);
+    }
+
+    #[test]
+    fn a_worker_has_a_minute_more_to_stop_in_which_it_moves_its_pods_away() {
+        let [plain, worker] = [&[][..], &["--kubernetes"]].map(|options| stop_max(&with(options)));
+        assert_eq!((plain, worker - plain), (STOP_MAX, Duration::from_secs(60)));
     }
 
     #[test]

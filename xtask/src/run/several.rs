@@ -85,7 +85,7 @@ pub(crate) fn run(args: &Args, image: &Image) -> Result<()> {
         eprintln!("{}", plan.deployment(&fleet, run::said).run()?);
     }
     if args.until_ready {
-        return if args.keep { stop(&mut fleet) } else { Ok(()) };
+        return if args.keep { stop(&mut fleet, run::stop_max(args)) } else { Ok(()) };
     }
     end(&mut fleet)
 }
@@ -335,7 +335,7 @@ impl End {
 
 /// The console of node 1 in this terminal; the cluster starts meanwhile.
 fn show(plan: Plan, args: &Args) -> Result<()> {
-    let (keep, with_kubernetes) = (args.keep, args.kubernetes);
+    let (keep, with_kubernetes, stop_max) = (args.keep, args.kubernetes, run::stop_max(args));
     let machines = usize::from(args.nodes);
     let (lend, lent) = mpsc::sync_channel(1);
     let (leave, left) = mpsc::sync_channel::<()>(1);
@@ -371,7 +371,7 @@ fn show(plan: Plan, args: &Args) -> Result<()> {
             }
         }
         if keep {
-            stop(&mut fleet)?;
+            stop(&mut fleet, stop_max)?;
         }
         text
     });
@@ -403,9 +403,9 @@ fn show(plan: Plan, args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Stops every machine in order, so that its disk is consistent. A failure to stop one does
-/// not affect the others.
-fn stop(fleet: &mut Fleet) -> Result<()> {
+/// Stops every machine in order, within this time, so that its disk is consistent. A failure to
+/// stop one does not affect the others.
+fn stop(fleet: &mut Fleet, within: Duration) -> Result<()> {
     eprintln!("run: stopping the nodes, so that their disks are consistent");
     let on = fleet.nodes.iter_mut().enumerate();
     let machines: Vec<_> = on
@@ -418,7 +418,7 @@ fn stop(fleet: &mut Fleet) -> Result<()> {
         .collect();
     let mut failed = Vec::new();
     for (number, machine) in machines {
-        let ended = machine.wait_for("off", STOP_MAX, |_| true);
+        let ended = machine.wait_for("off", within, |_| true);
         if let Err(error) = ended.and_then(|_off| machine.wait_end(STOP_MAX)) {
             eprintln!("run: node {number} did not shut down cleanly: {error}");
             failed.push(number.to_string());

@@ -107,7 +107,8 @@ pub(super) fn only_member(name: &str, peer: &Peer) -> [String; 6] {
 pub(super) fn arguments(call: &Call<'_>) -> Vec<String> {
     let Call { name, tree, sockets, peer, listen, quota, pace, purpose } = call;
     let (heartbeat, election) = pace.intervals();
-    let mut args = Vec::new();
+    // Nothing of the node asks etcd in JSON, and each start would pay for it.
+    let mut args = vec!["--enable-grpc-gateway=false".to_owned()];
     let mut flag = |name: &str, value: String| args.extend([format!("--{name}"), value]);
 
     flag("name", (*name).to_owned());
@@ -202,6 +203,7 @@ mod tests {
     #[test]
     fn a_new_cluster_has_no_port() {
         insta::assert_snapshot!(shown(Pace::Alone, Purpose::Found), @"
+        --enable-grpc-gateway=false
         --name polis-a
         --data-dir /data/etcd/data
         --logger zap
@@ -229,6 +231,7 @@ mod tests {
     #[test]
     fn a_member_serves_its_peers_by_mutual_tls_only() {
         insta::assert_snapshot!(shown(Pace::Lan, Purpose::Serve), @"
+        --enable-grpc-gateway=false
         --name polis-a
         --data-dir /data/etcd/data
         --logger zap

@@ -175,9 +175,9 @@ impl<S: pki::Store + Clone> Store<S> {
         let id = identity.id;
         check_keys(&commitment)?;
         let key = node_key(id);
-        // Its record comes first: any machine may call, and the owners are listed and the key is
-        // encrypted for one that enters only. A removed one is told so, whatever the cluster
-        // demands of a disk by now, since that is what it wipes its disk by.
+        // The record is checked first: any machine may call, and the owners are listed and the key
+        // is encrypted only for one that enters. A removed machine receives that reason whatever
+        // the policies are by now: it may wipe its disk for no other.
         may_commit(self.read(&key).await?, identity, &commitment)?;
         let configuration = self.configuration().await?;
         let storage = configuration.storage_security_policy();
@@ -212,7 +212,7 @@ impl<S: pki::Store + Clone> Store<S> {
     ///
     /// # Errors
     ///
-    /// [`Error::Store`], and the refusals of `state` for a node that is no member.
+    /// [`Error::Store`], and the refusals of `state` for a node that is not a member.
     pub async fn member_certificate(
         &self,
         identity: Identity,

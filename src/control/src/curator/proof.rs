@@ -7,6 +7,10 @@
 //!                                  +--+ RETRY
 //! ```
 //!
+//! At a boot, an existing one is read, or renewed, before the node has its credentials, and the
+//! port opens as soon as it has them. The first one is made only then: before, it is not known
+//! whether the node still belongs to the cluster.
+//!
 //! The voter signs it by its own etcd, so neither a leader nor a call has a part in it, and a
 //! node that left etcd gets none: departures revoke the last one. It is for the key of the
 //! node, and is in etcd and in memory only: the disk of a former voter does not have it.
@@ -60,13 +64,21 @@ impl Service {
     /// [`Closed`] when the owner of the credentials ended.
     pub(super) async fn run(mut self, ctx: Context) -> Result<(), Closed> {
         ctx.healthy();
+        let mut kept = None;
+        if self.node.borrow().is_none() {
+            let read =
+                Box::pin(self.store.existing_curator_certificate(self.identity, clock::now()));
+            let Some(read) = ctx.until_cancelled(read).await else { return Ok(()) };
+            // An error comes again when the certificate is needed, and is reported then.
+            kept = read.ok().flatten().map(|issued| issued.der);
+        }
         loop {
             let work = async {
                 if self.node.borrow().is_none() {
                     self.own.send_replace(None);
                 }
                 let node = until(&mut self.node, "the credentials", Clone::clone).await?;
-                let wait = self.look(node).await;
+                let wait = self.look(node, kept.take()).await;
                 tokio::select! {
                     // Cancel-safe: only waits.
                     () = sleep(wait) => Ok(()),
@@ -99,17 +111,18 @@ impl Service {
         self.reported |= lasts;
     }
 
-    /// Publishes a certificate that is not due for renewal; returns the wait before the next
-    /// look.
-    async fn look(&mut self, node: Credentials) -> Duration {
+    /// Publishes a certificate that is not due for renewal, `kept` if it is the first; returns the
+    /// wait before the next look.
+    async fn look(&mut self, node: Credentials, kept: Option<Vec<u8>>) -> Duration {
         let now = clock::now();
-        let known = self.own.borrow().clone().filter(|own| {
-            let facts = Facts::read(&own.certificate);
-            let signed = node.authorities.as_ref().is_none_or(|it| it.signed(&own.certificate));
+        let own = self.own.borrow().as_ref().map(|own| own.certificate.clone());
+        let known = own.or(kept).filter(|certificate| {
+            let facts = Facts::read(certificate);
+            let signed = node.authorities.as_ref().is_none_or(|it| it.signed(certificate));
             signed && facts.is_some_and(|facts| !facts.renewal_due(now))
         });
         let certificate = match known {
-            Some(own) => own.certificate,
+            Some(certificate) => certificate,
             None => match self.store.curator_certificate(self.identity, now).await {
                 Ok(issued) => issued.der,
                 Err(error) => {

@@ -230,11 +230,23 @@ impl<S: pki::Store + Clone> Store<S> {
         node: Identity,
         now: SystemTime,
     ) -> Result<Issued, Error> {
-        let (certificates, desired) = (self.certificates(), desired_curator(node));
-        match certificates.current(&desired, now).await? {
+        match self.existing_curator_certificate(node, now).await? {
             Some(issued) => Ok(issued),
-            None => Ok(certificates.ensure(&desired, now).await?),
+            None => Ok(self.certificates().ensure(&desired_curator(node), now).await?),
         }
+    }
+
+    /// The same, without the first one: `None` if the node has none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Pki`].
+    pub async fn existing_curator_certificate(
+        &self,
+        node: Identity,
+        now: SystemTime,
+    ) -> Result<Option<Issued>, Error> {
+        Ok(self.certificates().current(&desired_curator(node), now).await?)
     }
 
     /// Revokes every certificate that `node` had as a curator.
@@ -442,9 +454,11 @@ mod tests {
         let node = Identity::new([7; 32]);
         let now = clock::now();
         let own = store.ensure_node_certificate(node, now).await.unwrap();
+        assert!(store.existing_curator_certificate(node, now).await.unwrap().is_none());
         let first = store.curator_certificate(node, now).await.unwrap();
         let same = store.curator_certificate(node, now).await.unwrap();
-        assert_eq!(first.der, same.der);
+        let existing = store.existing_curator_certificate(node, now).await.unwrap().unwrap();
+        assert_eq!((&first.der, &first.der), (&same.der, &existing.der));
         let later = now + Duration::from_secs(7 * 24 * 60 * 60);
         let renewed = store.curator_certificate(node, later).await.unwrap();
         assert_ne!(first.der, renewed.der);
@@ -452,6 +466,7 @@ mod tests {
         let crl = store.certificates().crl(&authority()).await.unwrap().unwrap();
         let revokes = |der: &[u8]| crl.revokes(&pki::Facts::read(der).unwrap().serial);
         assert!(revokes(&first.der) && revokes(&renewed.der) && !revokes(&own.der));
+        assert!(store.existing_curator_certificate(node, later).await.unwrap().is_none());
         // The node has the role again.
         let anew = store.curator_certificate(node, later).await.unwrap();
         assert!(!revokes(&anew.der));

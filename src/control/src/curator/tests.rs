@@ -161,7 +161,7 @@ async fn a_node_lives_from_its_registration_to_its_deletion() {
 }
 
 #[tokio::test]
-async fn what_the_record_of_a_machine_refuses_comes_before_what_the_cluster_demands() {
+async fn the_record_of_a_machine_is_checked_before_the_policies_of_the_cluster() {
     let (store, memory) = founded().await;
     let ticket = store.ticket(TicketRequest::Read, 1).await.unwrap().opaque;
     let identity = Identity::new([2; 32]);
@@ -182,7 +182,7 @@ async fn what_the_record_of_a_machine_refuses_comes_before_what_the_cluster_dema
         }
     };
 
-    // Whoever lists the owners fails.
+    // The owners cannot be listed.
     let user = format!("{}zed", super::store::USERS);
     let damage = Write::Put(user.clone(), vec![0xff]);
     assert!(memory.commit(Vec::new(), vec![damage]).await.unwrap());

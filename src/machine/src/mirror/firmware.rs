@@ -19,7 +19,7 @@ const OPTION: u16 = 0x7150;
 const ASKED: &str = "PolisMirrorStart";
 
 /// Has the firmware start the machine from `disk` the next time, once; false if it cannot, or was
-/// asked for it before. Blocks.
+/// asked for a disk before. Blocks.
 pub(super) fn start_from(directory: &Path, disk: &Disk) -> bool {
     let Some((_, esp)) = disk.named(polis_layout::partitions::ESP.name) else { return false };
     let place = efivar::Place {
@@ -53,5 +53,25 @@ pub(super) fn forget(directory: &Path) {
     let forgotten = efivar::forget_option(directory, OPTION);
     if let Err(error) = forgotten.and_then(|()| Variable::new(directory, ASKED).remove()) {
         warn!(error = &error as &dyn std::error::Error, "the firmware keeps a boot option");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::super::disks::tests::source;
+    use super::*;
+
+    #[test]
+    fn the_firmware_is_asked_for_one_disk_until_a_start_goes_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, mut other) = (source(), source());
+        other.table.partitions[0].id = Uuid::from_u128(9);
+        assert!(start_from(folder.path(), &one));
+        assert!(!start_from(folder.path(), &one), "the firmware has not obeyed");
+        assert!(!start_from(folder.path(), &other), "two disks would ask for each other for ever");
+        forget(folder.path());
+        assert!(start_from(folder.path(), &other));
     }
 }

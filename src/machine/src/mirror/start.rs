@@ -11,9 +11,10 @@
 //! ```
 //!
 //! Invariants:
-//! - Each wait for a disk has a bound, and names a remedy; the stage names none that is over.
-//! - A disk that answers reads and no writes ends no boot from the other one, and none from it,
-//!   where the firmware can start the other one, which has all data.
+//! - Each wait for a disk has a bound, and names a remedy; the stage does not name a wait that is
+//!   over.
+//! - A disk that answers reads and no writes does not end a boot from the other one, nor its own if
+//!   the firmware can start the other one, which has all data.
 //! - Nothing is done with an ESP that is older than the other one, where both are there.
 //! - A disk that has no room for a data partition does not decide how large that is.
 
@@ -312,7 +313,8 @@ impl Service {
         let (own, other_name, other) = (own.name(), other.name(), other.clone());
         let what = format!(
             "the disk {own}, from which the machine was started, to take a write: check it and its \
-             cable, or pull it; the machine starts again after {} s, from {other_name}",
+             cable, or pull it; the machine starts again after {} s, from {other_name}, if its \
+             firmware does that",
             SMALL.as_secs()
         );
         let mut write = std::pin::pin!(write);
@@ -588,10 +590,13 @@ mod tests {
         assert!(variables.any(is_next), "the firmware was not asked");
 
         // The firmware has started the same disk.
+        service.end.send_replace(None);
         let refused = await_own(never()).await;
         assert!(matches!(refused, Err(Error::Late(_))), "{refused:?}");
+        assert_eq!(*service.end.borrow(), None);
         service.forget_start().await;
-        assert!(timeout(SMALL * 2, await_own(never())).await.is_err(), "it is asked again");
+        assert!(timeout(SMALL * 2, await_own(never())).await.is_err());
+        assert_eq!(*service.end.borrow(), Some(Reason::Reboot), "the firmware is not asked again");
     }
 
     #[test]

@@ -101,7 +101,7 @@ pub enum Error {
     },
     /// The list of disks does not settle: another one that fits may come.
     #[error(
-        "the disks of this machine do not settle: {} came or went; check the cables, or pull it",
+        "disks of this machine come and go: {}; check the cables of these disks, or pull them",
         disks.join(", ")
     )]
     Restless {

@@ -21,10 +21,10 @@
 //! - Two disks with the identity of one volume are never chosen between.
 //! - A volume that is absent or fails stops nothing else: the node tries again.
 //! - A mounted volume whose disk stalls is named within seconds, and ready again with the next
-//!   answer of the disk.
-//! - A disk that does not answer holds two threads of its own at most, and none that the node saves
-//!   a file with. A volume waits for it only if no other disk has its partition, or if it is the
-//!   one that fits the selector.
+//!   answer of the disk, but not once the disk is gone.
+//! - A disk that does not answer holds four threads of its own at most, for its serial number, its
+//!   table, a step and a flush, and none that the node saves a file with. A volume waits for it
+//!   only if no other disk has its partition, or if it is the one that fits the selector.
 //! - Pods see `content` only; without the disk there is no such directory, so nothing that is
 //!   meant for the volume ever lands on the data partition.
 //!
@@ -79,7 +79,7 @@ pub enum State {
     Starting,
     /// It is mounted.
     Ready,
-    /// It is not, or cannot be used any more.
+    /// It is not mounted, or cannot be used: for now, while its disk does not answer.
     Failed {
         /// Why, for people.
         cause: String,
@@ -120,7 +120,7 @@ pub type Status = BTreeMap<VolumeName, State>;
 #[must_use]
 pub fn warnings(status: &Status) -> Vec<String> {
     let failed = status.iter().filter_map(|(name, state)| match state {
-        State::Failed { cause } => Some(format!("the volume {name} is not there: {cause}")),
+        State::Failed { cause } => Some(format!("the volume {name} cannot be used: {cause}")),
         State::Starting | State::Ready | State::Absent => None,
     });
     failed.collect()
@@ -367,10 +367,7 @@ impl Volume {
             let since = watched.look(now).filter(|since| now.saturating_sub(*since) >= SLOW);
             stalled = match (stalled, since) {
                 (None, Some(since)) => Some(self.stalls(ctx, &name, since)),
-                (Some(state), None) => {
-                    self.answers(ctx, &name, &state);
-                    None
-                }
+                (Some(state), None) => self.answers(ctx, &name, state),
                 (stalled, _) => stalled,
             };
         }
@@ -391,12 +388,17 @@ impl Volume {
         stalled
     }
 
-    /// Reports that it answers again: the volume is ready, unless more has failed meanwhile.
-    fn answers(&self, ctx: &Context, disk: &str, stalled: &State) {
+    /// Reports that it answers again: the volume is ready, unless more has failed meanwhile. A disk
+    /// that was pulled owes no answer, either: the state of its volume stays, and is returned.
+    fn answers(&self, ctx: &Context, disk: &str, stalled: State) -> Option<State> {
+        if !self.machine.sys.join("block").join(disk).exists() {
+            return Some(stalled);
+        }
         warn!(volume = %self.name, disk, "the disk answers again");
-        if self.replace(stalled, State::Ready) {
+        if self.replace(&stalled, State::Ready) {
             ctx.lines().event(self.line("ready").field("disk", disk));
         }
+        None
     }
 
     fn unwatched(&self, error: &std::io::Error) {
@@ -456,7 +458,7 @@ mod tests {
         let states =
             [("a", State::Starting), ("b", State::Ready), ("c", failed), ("d", State::Absent)];
         let status = states.map(|(name, state)| (name.parse().unwrap(), state)).into();
-        assert_eq!(warnings(&status), ["the volume c is not there: no disk"]);
+        assert_eq!(warnings(&status), ["the volume c cannot be used: no disk"]);
     }
 
     /// The volume `db` of a machine whose files are in this folder.
@@ -487,7 +489,11 @@ mod tests {
         let cause = stalled.cause().unwrap();
         assert!(cause.starts_with("the disk vdb has not answered since second 70"), "{cause}");
         assert!(cause.contains("check it and its cable"), "{cause}");
-        volume.answers(&ctx, "vdb", &stalled);
+        // Its disk was pulled, and owes no answer.
+        let stalled = volume.answers(&ctx, "vdb", stalled).unwrap();
+        assert_eq!(state(), stalled);
+        std::fs::create_dir_all(base.path().join("block/vdb")).unwrap();
+        assert_eq!(volume.answers(&ctx, "vdb", stalled), None);
         assert_eq!(state(), State::Ready);
         let lines = handles.take_lines().join(" ");
         let states = ["state=failed cause=", "state=ready disk=vdb"];
@@ -496,7 +502,7 @@ mod tests {
         let stalled = volume.stalls(&ctx, "vdb", Duration::from_secs(90));
         let fault = Fault { what: What::Write, device: "vdb".to_owned(), sector: None };
         volume.fault(&ctx, &fault);
-        volume.answers(&ctx, "vdb", &stalled);
+        assert_eq!(volume.answers(&ctx, "vdb", stalled), None);
         assert!(state().cause().unwrap().contains("fails writes"), "{:?}", state());
     }
 

@@ -36,8 +36,6 @@ const ROTATION: &str = "The cluster gets another CA, etcd another authority of i
 
 /// Arguments of `cluster rotate-ca`.
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "polisctl cluster rotate-ca [OPTIONS]\n       \
-                      polisctl cluster rotate-ca [OPTIONS] <COMMAND>")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     part: Option<Part>,

@@ -241,13 +241,10 @@ impl Log {
             }
             loop {
                 tokio::time::sleep(RETRY).await;
-                match Box::pin(self.again(session)).await {
-                    Ok(restarted) => {
-                        let how = if restarted { "has rebooted" } else { "answers again" };
-                        remark(&format!("{} {how}", self.node));
-                        break;
-                    }
-                    Err(_absent) => {}
+                if let Ok(restarted) = Box::pin(self.again(session)).await {
+                    let how = if restarted { "has rebooted" } else { "answers again" };
+                    remark(&format!("{} {how}", self.node));
+                    break;
                 }
             }
         }

@@ -63,7 +63,8 @@ pub use self::store::memory;
 pub use self::store::{Entry, Guard, Store, Write};
 pub use self::template::{CURATOR_NAME, ETCD_PEER_NAME, Host, KubernetesSubject, Template};
 pub use self::worker::{
-    CSI_GROUP, CSI_USER, PROXY_GROUP, WorkerPurpose, front_proxy_authority, kubernetes_authority,
+    CSI_GROUP, CSI_USER, DNS_GROUP, POLICY_GROUP, PROXY_GROUP, WorkerPurpose,
+    front_proxy_authority, kubernetes_authority,
 };
 
 /// The specification of a certificate: [`Namespace::ensure`] makes it exist.

@@ -16,11 +16,11 @@ const NODES: &str = "system:nodes";
 /// rights.
 pub const PROXY_GROUP: &str = "polis:kube-proxies";
 
-/// The group of the name servers. It has no rights either.
-const DNS_GROUP: &str = "polis:dns";
+/// The group of the name servers, for the same. It has no rights either.
+pub const DNS_GROUP: &str = "polis:dns";
 
-/// The group of the programs that enforce NetworkPolicies. It has no rights either.
-const POLICY_GROUP: &str = "polis:policy";
+/// The group of the programs that enforce NetworkPolicies, for the same. It has no rights either.
+pub const POLICY_GROUP: &str = "polis:policy";
 
 /// The group of the storage drivers.
 pub const CSI_GROUP: &str = "polis:csi";

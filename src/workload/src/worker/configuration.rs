@@ -173,7 +173,7 @@ pub(super) fn corefile(site: &Site, servers: &[IpAddr]) -> String {
         let servers: Vec<_> = servers.iter().map(ToString::to_string).collect();
         let _infallible = writeln!(text, "    forward . {}\n    loop", servers.join(" "));
     }
-    // Clients take the first address: those of a headless Service come in another order each time.
+    // Clients take the first address: those of a headless Service are in random order.
     text.push_str("    loadbalance\n    cache 30\n    reload 5s\n}\n");
     text
 }
