@@ -43,7 +43,7 @@ const FIRST: i32 = -20;
 enum Order {
     /// Load this module.
     Load(&'static str),
-    /// All that follows goes before every other thread.
+    /// From here on, the thread has priority over every other one.
     Hurry,
     /// The thread is the last user of the initramfs's modules.
     GiveBack,
@@ -76,7 +76,7 @@ impl Early {
         self.order(Order::Load(module));
     }
 
-    /// Lets all later orders go before every other thread.
+    /// Gives the thread priority over every other one, for all later orders.
     pub fn hurry(&self) {
         self.order(Order::Hurry);
     }

@@ -112,8 +112,8 @@ fn prepare(machine: &mut Machine) -> Result<Option<Early>, Error> {
     mounted.map_err(Error::Prepare)?;
     let own = |what| move |source| Error::Own { what, source };
     machine.signals = Some(Signals::receive(&SIGNALS).map_err(own("receive signals"))?);
-    // As soon as signals can't be lost to another thread. A processor that starts now has the next
-    // thread's work to share: nothing takes longer.
+    // As soon as signals can't be lost to another thread. Nothing takes longer than what the next
+    // thread loads: the other processors start before it, and share that work.
     machine.start_processors();
     let early = order_modules();
     // From here on Ctrl-Alt-Del is a request and not a reset.
