@@ -21,7 +21,7 @@ use polis_qemu::patience::Deadline;
 use polis_runtime::board::Board;
 use polis_runtime::event::until;
 use polis_runtime::lines::Lines;
-use polis_runtime::logtree::{Query, Tree};
+use polis_runtime::logtree::{Query, Tree, layer};
 use polis_runtime::supervisor::{Context, Policy, Supervisor};
 use polis_tests::patiently;
 use polis_wire::identity::NodeKey;
@@ -161,6 +161,8 @@ where
     E: Into<anyhow::Error> + 'static,
 {
     let logs = Tree::new(None);
+    // The first of several nodes gets the events of all: a failed story shows them.
+    layer::install(logs.clone());
     let (lines, written) = Lines::channel();
     let stages = Board::new(BTreeMap::new(), lines.clone());
     let supervisor = Supervisor::start(stages.clone(), lines, logs.clone(), move |ctx| {

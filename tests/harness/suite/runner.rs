@@ -23,8 +23,9 @@
 //! second hardly does, so it is the one to compare between two runs.
 
 use std::fmt::Write as _;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Read as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -45,6 +46,9 @@ use crate::seed::CUTS;
 
 /// How often the runner looks whether a story has ended. A story takes seconds.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// The mode of a folder that every user may pass through, and only this one may list.
+const PASSED: u32 = 0o711;
 
 /// How often it looks at the clock of each story, which costs a walk through `/proc`.
 const CLOCK: Duration = Duration::from_secs(10);
@@ -156,6 +160,9 @@ impl Runner<'_> {
         };
         let out = File::create(&log).with_context(|| format!("cannot make {}", log.display()))?;
         let files = Scratch::new()?;
+        // The programs of a story run as users of their own, and pass through it. Each folder that
+        // a story makes in it has its own mode.
+        fs::set_permissions(files.path(), Permissions::from_mode(PASSED))?;
         let mut command = (self.launch)(&job.story, turn);
         command.env("TMPDIR", files.path()).stdin(Stdio::null());
         command.stdout(out.try_clone()?).stderr(out).process_group(0);
@@ -406,11 +413,14 @@ mod tests {
     #[test]
     fn what_a_story_leaves_behind_ends_with_it() {
         let dir = tempfile::tempdir().unwrap();
-        let script = "sleep 600 & echo $! > left; echo \"$TMPDIR\" > files; touch \"$TMPDIR/x\"";
+        let script = "sleep 600 & echo $! > left; echo \"$TMPDIR\" > files; \
+                      stat --format=%a \"$TMPDIR\" > mode; touch \"$TMPDIR/x\"";
         let report = run(SUITE, &[("leaves", script)], dir.path());
         assert_eq!(report.passed(), 1);
         assert!(!lives(&dir.path().join("left")));
         let files = fs::read_to_string(dir.path().join("files")).unwrap();
         assert!(!Path::new(files.trim()).exists(), "temporary files are left");
+        let mode = fs::read_to_string(dir.path().join("mode")).unwrap();
+        assert_eq!(mode.trim(), "711", "programs of other users pass through it");
     }
 }

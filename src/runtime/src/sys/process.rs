@@ -26,7 +26,7 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::PathBuf;
 use std::pin::pin;
 use std::process::{ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use rustix::fs::Mode;
@@ -610,24 +610,39 @@ async fn spawn_from_lasting_thread(
     command: std::process::Command,
     limits: Opened,
 ) -> io::Result<tokio::process::Child> {
-    static THREAD: OnceLock<Option<std::sync::mpsc::Sender<Request>>> = OnceLock::new();
-    let thread = THREAD.get_or_init(|| {
-        let (requests, queue) = std::sync::mpsc::channel::<Request>();
-        let thread = std::thread::Builder::new().name("starter".to_owned()).stack_size(64 * 1024);
-        let started = thread.spawn(move || {
-            for Request { command, limits, runtime, reply } in queue {
-                let _in_runtime = runtime.enter();
-                // The caller may have gone: then the child is dropped, and killed.
-                let _child = reply.send(start(command, limits));
-            }
-        });
-        started.is_ok().then_some(requests)
-    });
-    let gone = || io::Error::other("the thread that starts processes is gone");
     let (reply, answer) = oneshot::channel();
     let request = Request { command, limits, runtime: tokio::runtime::Handle::current(), reply };
-    thread.as_ref().ok_or_else(gone)?.send(request).map_err(|_closed| gone())?;
+    hand_over(request)?;
     answer.await.map_err(|_closed| gone())?
+}
+
+/// Gives a request to the lasting thread; makes one if there is none, or none any more.
+fn hand_over(request: Request) -> io::Result<()> {
+    static REQUESTS: Mutex<Option<mpsc::Sender<Request>>> = Mutex::new(None);
+    let mut requests = REQUESTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let request = match requests.as_ref() {
+        None => request,
+        Some(thread) => match thread.send(request) {
+            Ok(()) => return Ok(()),
+            Err(mpsc::SendError(request)) => request,
+        },
+    };
+    let (thread, queue) = mpsc::channel::<Request>();
+    let builder = std::thread::Builder::new().name("starter".to_owned()).stack_size(64 * 1024);
+    builder.spawn(move || {
+        for Request { command, limits, runtime, reply } in queue {
+            let _in_runtime = runtime.enter();
+            // The caller may have gone: then the child is dropped, and killed.
+            let _child = reply.send(start(command, limits));
+        }
+    })?;
+    thread.send(request).map_err(|_closed| gone())?;
+    *requests = Some(thread);
+    Ok(())
+}
+
+fn gone() -> io::Error {
+    io::Error::other("the thread that starts processes is gone")
 }
 
 fn start(mut command: std::process::Command, limits: Opened) -> io::Result<tokio::process::Child> {
