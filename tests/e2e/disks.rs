@@ -39,7 +39,7 @@ fn a_disk_without_room_for_data_is_called_too_small() -> Result<()> {
         fw_cfg: world.fw_cfg(&bootstrap().encode_to_vec())?,
         ..world.bare("")
     };
-    let guru = guru(&mut world.boot(&config)?, "0403")?;
+    let guru = guru(&mut world.boot(&world.past_stage_1(config)?)?, "0403")?;
     ensure!(guru.is("stage", "storage"), "not about storage: {guru}");
     for word in ["free", "needed"] {
         ensure!(guru.text("cause").contains(word), "not called too small: {guru}");
@@ -92,12 +92,12 @@ fn two_disks_that_nothing_tells_apart_are_named_and_left_alone() -> Result<()> {
 fn a_disk_that_never_answers_keeps_no_machine_from_its_own() -> Result<()> {
     let world = World::new("disk-silent")?;
     let config = world.bootstrap_config("")?;
-    let mut machine = world.boot(&config)?;
-    home(&mut machine)?;
+    let (machine, founded) = world.at_home(&config)?;
     machine.kill();
 
     let mut machine = world.boot(&Config { silent_disk: true, ..config })?;
-    home(&mut machine)?;
+    let back = home(&mut machine)?;
+    ensure!(back == founded, "another node: {back:?}, {founded:?}");
     machine.kill();
     Ok(())
 }

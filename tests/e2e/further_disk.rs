@@ -12,7 +12,7 @@ use prost::Message as _;
 use crate::samples;
 use crate::storage::{self, Kind};
 use crate::table::partitions;
-use crate::world::{BOOT, SOON, World, comes, home};
+use crate::world::{BOOT, DISK_SIZE_SMALL, SOON, World, comes, home};
 
 /// Size of the further disk.
 const SIZE: u64 = 1 << 30;
@@ -23,14 +23,14 @@ const PARTITION: u64 = 1 << 20;
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] =
     &[story!(a_further_disk_becomes_a_volume_that_only_its_own_disk_ever_has_again)
-        .takes(240)
+        .takes(140)
         .one_of(samples::DISKS)];
 
 fn a_further_disk_becomes_a_volume_that_only_its_own_disk_ever_has_again() -> Result<()> {
     let world = World::new("further-disk")?;
     let second = world.empty_disk("disk-further.img", SIZE)?;
     let founding = Config {
-        disk: Some(world.disk(None)?),
+        disk: Some(world.disk_of_size(DISK_SIZE_SMALL, None)?),
         second_disk: Some(second.clone()),
         fw_cfg: world.fw_cfg(&parameters().encode_to_vec())?,
         ..world.bare("")

@@ -23,8 +23,7 @@ const REBOOTS: usize = 3;
 
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] = &[
-    story!(a_machine_without_parameters_says_where_it_looked).takes(25),
-    story!(a_guru_meditation_fills_the_screen_of_a_machine_with_firmware).takes(35),
+    story!(a_machine_without_parameters_says_where_it_looked_and_fills_its_screen).takes(35),
     story!(truncated_parameters_on_a_config_drive_are_called_malformed_there).takes(30),
     story!(noise_in_an_oem_string_of_smbios_is_called_malformed_there),
     story!(an_unknown_field_is_named),
@@ -35,29 +34,27 @@ pub(crate) const STORIES: &[Story] = &[
     story!(a_kernel_that_panics_in_every_boot_is_counted_and_holds_the_fourth_time).takes(90),
 ];
 
-fn a_machine_without_parameters_says_where_it_looked() -> Result<()> {
+fn a_machine_without_parameters_says_where_it_looked_and_fills_its_screen() -> Result<()> {
     let world = World::new("guru-absent")?;
-    let config = Config { disk: Some(world.disk(None)?), ..world.bare("") };
-    let mut machine = world.boot(&world.past_stage_1(config)?)?;
-    let guru = guru(&mut machine, "0601")?;
-    ensure!(guru.is("stage", "parameters"), "{guru}");
-    let text = format!("{} {}", guru.text("cause"), guru.text("next"));
-    for place in ["fw_cfg", "SMBIOS", "ESP", "cidata", "config-2"] {
-        ensure!(text.contains(place), "{place} is not named: {guru}");
-    }
-    shows_red(&mut machine)
-}
-
-fn a_guru_meditation_fills_the_screen_of_a_machine_with_firmware() -> Result<()> {
-    let world = World::new("guru-screen")?;
     let firmware = world.image.uefi(Flash::Plain, &world.path("flash"), "")?;
     let config = Config {
         disk: Some(world.disk(None)?),
         ..Config::new(firmware, accelerator(Preference::Auto, 1))
     };
     let mut machine = world.boot(&config)?;
-    guru(&mut machine, "0601")?;
+    let guru = guru(&mut machine, "0601")?;
+    names_each_place(&guru)?;
     shows_red(&mut machine)
+}
+
+/// Checks that the guru meditation of a machine without parameters says where it looked.
+fn names_each_place(guru: &Event) -> Result<()> {
+    ensure!(guru.is("stage", "parameters"), "{guru}");
+    let text = format!("{} {}", guru.text("cause"), guru.text("next"));
+    for place in ["fw_cfg", "SMBIOS", "ESP", "cidata", "config-2"] {
+        ensure!(text.contains(place), "{place} is not named: {guru}");
+    }
+    Ok(())
 }
 
 fn truncated_parameters_on_a_config_drive_are_called_malformed_there() -> Result<()> {
@@ -161,7 +158,8 @@ fn a_machine_reboots_three_times_after_a_guru_meditation_and_then_holds() -> Res
     let config = Config { disk, ..world.bare("polis.guru-countdown=1") };
     let mut machine = world.boot(&config)?;
     for attempt in 1..=REBOOTS {
-        guru(&mut machine, "0601").with_context(|| format!("attempt {attempt}"))?;
+        let guru = guru(&mut machine, "0601").with_context(|| format!("attempt {attempt}"))?;
+        names_each_place(&guru)?;
         machine.wait_for("off", SOON, |off| off.is("reason", "reboot"))?;
         machine.wait_for("boot", BOOT, |_| true).with_context(|| format!("reboot {attempt}"))?;
     }

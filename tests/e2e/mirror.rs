@@ -21,7 +21,7 @@ const KIND: Kind = Kind::Encrypted;
 /// The stories of this file.
 pub(crate) const STORIES: &[Story] =
     &[story!(of_two_mirrored_disks_either_alone_has_every_acknowledged_write)
-        .takes(600)
+        .takes(320)
         .one_of(samples::DISKS)];
 
 fn of_two_mirrored_disks_either_alone_has_every_acknowledged_write() -> Result<()> {

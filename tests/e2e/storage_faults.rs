@@ -14,7 +14,7 @@ use crate::storage::{
     COUNT, Kind, acknowledged, bootstrap_config, bootstrap_config_small, count_and_cut, data, file,
     home_and_counting, last_counted, number, search,
 };
-use crate::world::{BOOT, SOON, World, guru, home};
+use crate::world::{BOOT, SOON, World, guru};
 
 /// How the content of the first two pages of a bbolt file begins: its magic number,
 /// the version of the format, the size of a page.
@@ -175,16 +175,14 @@ fn refused(world: &World, bytes: &[u8], name: &str) -> Result<()> {
     machine.kill();
     ensure!(digest(&image, start)? == before, "the free space was touched");
 
-    // A partition of ours that somebody has used for something else.
-    put(&image, start, &vec![0; bytes.len()])?;
-    let config = world.past_stage_1(bootstrap_config(world, Kind::Insecure, "")?)?;
-    let mut machine = world.boot(&config)?;
-    home(&mut machine)?;
+    // A partition of ours that somebody has used for something else, on a disk of its own.
+    let config = world.bootstrap_config("")?;
+    let (machine, _identity) = world.at_home(&config)?;
     machine.kill();
     let (start, _) = data(&image)?;
     put(&image, start, bytes)?;
     let before = digest(&image, start)?;
-    let mut machine = world.boot(&config)?;
+    let mut machine = world.boot(&world.past_stage_1(config)?)?;
     let foreign = guru(&mut machine, "0405")?;
     ensure!(foreign.text("cause").contains(name), "{name} is not named: {foreign}");
     ensure!(

@@ -64,6 +64,17 @@ async fn user(
     cluster.client(&[curator], credentials(&key, issued.certificate, issued.ca_certificate))
 }
 
+/// A user asks for another certificate before that is due.
+async fn renews_early(user: &Client) {
+    for _ in 0..3 {
+        user.call(Repeat::Allowed, |channel| async move {
+            AaaClient::new(channel).renew(v1::RenewRequest {}).await
+        })
+        .await
+        .unwrap();
+    }
+}
+
 /// A node tells of a call twice, and cannot fill the log or write in the name of another.
 async fn reports_calls(node: &Client, operator: &Client, name: &str) {
     let report = |calls: Vec<AuditEntry>| {
@@ -114,6 +125,7 @@ async fn every_change_is_in_the_audit_log_and_a_change_of_the_log_is_found() {
     let operator = user(&cluster, &curator, &owner, "otto", v1::UserRole::Operator).await;
     write(&operator, &machine.name(), 7).await.unwrap();
     let ticket = ticket(&owner).await;
+    renews_early(&viewer).await;
     // Refused by the record, and by the role, again and again.
     let refused = delete(&operator, &machine.name(), false).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
@@ -148,6 +160,7 @@ async fn every_change_is_in_the_audit_log_and_a_change_of_the_log_is_found() {
     // Rejected before a byte of it was read.
     has("viewer vera", "DeleteNode", "", Code::PermissionDenied);
     assert!(entries.iter().any(|entry| entry.call == "Escrow"), "how the owner came in");
+    assert!(!entries.iter().any(|entry| entry.call == "Renew"), "nothing was changed");
     // The ticket itself is in none of them.
     for entry in &entries {
         let bytes = entry.encode_to_vec();

@@ -54,7 +54,7 @@ const RENEWAL: Duration = Duration::from_secs(10);
 
 async fn tests_that_need_no_pod_pass() -> Result<()> {
     let Ok(list) = std::env::var(COMMAND) else {
-        return skip("target/go/bin/e2e is not there: `cargo xtask conformance` builds it");
+        return skip("`cargo xtask conformance` builds target/go/bin/e2e, and runs it");
     };
     let controller = Controller::ready().await;
     let folder = tempfile::tempdir()?;

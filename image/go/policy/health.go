@@ -18,12 +18,22 @@ type health struct {
 	table  string
 	queue  int
 	synced func() bool
+	// reason says why nothing can be read yet; empty, or unset, once it can.
+	reason atomic.Value
 	// begun says whether the kernel has had everything.
 	begun atomic.Bool
 }
 
+// waits keeps the reason why nothing can be read yet.
+func (h *health) waits(reason string) {
+	h.reason.Store(reason)
+}
+
 // unready says what keeps policies from being enforced; empty if nothing does.
 func (h *health) unready() string {
+	if reason, _ := h.reason.Load().(string); reason != "" {
+		return reason
+	}
 	if !h.synced() {
 		return "pods, namespaces and policies are not read yet"
 	}

@@ -8,6 +8,7 @@
 //     only those of pods with a policy. An address without a pod that the API server knows is
 //     that of a pod that has just started: it is dropped until its labels are known.
 //   - The name server of the node is a part of the node, to which its pods always have access.
+//   - It may start before an API server answers, and tries until it may read: kubelet waits.
 //   - The table stays when the process ends, and the kernel drops what is not accepted: a
 //     connection is never made because this process is down. The node removes the table.
 //   - An end of the data plane is the end of the process, so that it is started again.
@@ -15,8 +16,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
+	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -37,6 +41,21 @@ var version = "unknown"
 
 // The time that a caller of the health server has for its request.
 const requestMax = 5 * time.Second
+
+// The pause between two tries to read from an API server is a share of the time that has passed
+// since the first one, within these bounds, and half as long or one and a half times as long by
+// chance: nodes that start together do not ask together for long.
+const (
+	pauseMin   = time.Second
+	pauseMax   = 15 * time.Second
+	pauseShare = 20
+	// The time for an answer.
+	answerMax = 30 * time.Second
+)
+
+// The time from the first answer until the kernel has everything. This process ends then: its
+// health only tells what the kernel has lost, and another process may succeed.
+const startMax = 15 * time.Minute
 
 // options are the command line.
 type options struct {
@@ -134,19 +153,52 @@ func run(ctx context.Context, opts *options) error {
 	if err != nil {
 		return fmt.Errorf("making the data plane: %w", err)
 	}
-	factory.Start(ctx.Done())
-	ended := make(chan error, 2)
-	go func() { ended <- serve(opts, engine.Ready) }()
-	go func() { ended <- plane.Run(ctx) }()
+	state := &health{table: opts.table, queue: opts.queue, synced: engine.Ready}
+	ended := make(chan error, 3)
+	go func() { ended <- serve(opts.health, state) }()
+	go func() {
+		awaitRights(ctx, client, state)
+		time.AfterFunc(startMax, func() {
+			if reason := state.unready(); !state.begun.Load() {
+				ended <- fmt.Errorf("not ready %v after an API server has answered: %s", startMax, reason)
+			}
+		})
+		factory.Start(ctx.Done())
+		ended <- plane.Run(ctx)
+	}()
 	if err := <-ended; err != nil {
 		return err
 	}
 	return fmt.Errorf("the data plane has ended without a reason")
 }
 
+// awaitRights returns once this process may read the cluster's policies: the rights to all that it
+// reads come together. An informer whose first tries have failed would make the next ones up to
+// half a minute apart.
+func awaitRights(ctx context.Context, client kubernetes.Interface, state *health) {
+	for begun := time.Now(); ; {
+		asked, done := context.WithTimeout(ctx, answerMax)
+		// The client itself would try ten times more, a second apart, however long it goes on.
+		err := client.NetworkingV1().RESTClient().Get().
+			Resource("networkpolicies").Param("limit", "1").
+			MaxRetries(0).Do(asked).Error()
+		done()
+		if err == nil {
+			state.waits("")
+			return
+		}
+		// Without the ports of each try, so that one reason stays one reason.
+		if broken := new(net.OpError); errors.As(err, &broken) {
+			err = broken.Err
+		}
+		state.waits(fmt.Sprintf("pods wait until the cluster's policies can be read: %v", err))
+		pause := min(max(time.Since(begun)/pauseShare, pauseMin), pauseMax)
+		time.Sleep(pause/2 + rand.N(pause))
+	}
+}
+
 // serve answers for the health of this process.
-func serve(opts *options, synced func() bool) error {
-	state := &health{table: opts.table, queue: opts.queue, synced: synced}
+func serve(address string, state *health) error {
 	mux := http.NewServeMux()
 	answer := func(path string, wrong func() string) {
 		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
@@ -159,6 +211,6 @@ func serve(opts *options, synced func() bool) error {
 	}
 	answer("/livez", state.lost)
 	answer("/readyz", state.unready)
-	server := &http.Server{Addr: opts.health, Handler: mux, ReadTimeout: requestMax, WriteTimeout: requestMax}
+	server := &http.Server{Addr: address, Handler: mux, ReadTimeout: requestMax, WriteTimeout: requestMax}
 	return fmt.Errorf("serving the health of this process: %w", server.ListenAndServe())
 }

@@ -81,6 +81,12 @@ pub fn check_version(version: &Version) -> Result<(), String> {
     if !version.build.is_empty() {
         return Err(format!("version {version} has a `+`, which loaders count tries by"));
     }
+    if version.pre.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        return Err(format!(
+            "version {version} has a capital letter, and the file system of the kernel images \
+             does not distinguish it from a small one"
+        ));
+    }
     if !has_one_order(version) {
         return Err(format!(
             "version {version} sorts in another way for loaders: behind the `-` is one word of \

@@ -335,6 +335,8 @@ mod tests {
             ("\"1.2.0\"", "\"1.2.0-9\"", "version 1.2.0-9 sorts in another way"),
             ("\"1.2.0\"", "\"1.2.0-rc.a\"", "as in 1.2.0-rc.9 for 1.2.0-rc9"),
             ("\"1.2.0\"", "\"1.2.0-rc-1\"", "version 1.2.0-rc-1 sorts in another way"),
+            ("\"1.2.0\"", "\"1.2.0-RC.1\"", "version 1.2.0-RC.1 has a capital letter"),
+            ("\"1.2.0\"", "\"1.2.0-rC\"", "version 1.2.0-rC has a capital letter"),
             ("\"1.0.0\"", "\"1.0\"", "unexpected end"),
             ("\"3.6.4\"", "\"3.6\"", "unexpected end"),
             ("\"etcd\":\"3.6.4\",", "", "missing field `etcd`"),

@@ -39,7 +39,7 @@ use std::time::Duration;
 use polis_tui::Command;
 use polis_tui::guru::{self, Guru, View};
 use polis_tui::keys::{Key, Parser};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 use zeroize::Zeroizing;
 
 use polis_base::recovery;
@@ -47,6 +47,7 @@ use polis_base::serial::{EventLine, Severity};
 use polis_base::stage::Stage;
 use polis_base::sys::poll::{self, Interest};
 use polis_base::sys::reboot::Reason;
+use polis_base::sys::spawn::Ended;
 use polis_base::sys::terminal::Terminal;
 use polis_base::sys::{clock, vt};
 use polis_base::trapdoor::{Report, UNLOCK};
@@ -157,7 +158,7 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Action {
     machine.port.come_back();
     forget_typed(machine);
     announce(machine, &report);
-    let mut kept = remember(machine, &report, &log);
+    let kept = remember(machine, &report, &log);
     if machine.trial && !matches!(kept, Kept::Unanswered) {
         trial::look(machine, Path::new(mounts::VARIABLES), Path::new(mounts::ESP));
     }
@@ -165,22 +166,7 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Action {
         Kept::Counted(ledger) => ledger.reboots.saturating_add(1),
         Kept::Nowhere | Kept::Unanswered => 1,
     };
-    let until = |time| Countdown::Until(clock::uptime() + time);
-    let unanswered = machine.countdown * UNANSWERED;
-    let mut countdown = match &kept {
-        _ if machine.trial => until(machine.countdown),
-        Kept::Counted(ledger) if ledger.rebooting().is_some() => until(machine.countdown),
-        Kept::Counted(_) => Countdown::Exhausted,
-        Kept::Nowhere => Countdown::Uncounted,
-        Kept::Unanswered => until(unanswered),
-    };
-    match &kept {
-        Kept::Unanswered if !machine.trial => say_unanswered(machine, unanswered),
-        _ => say_what_comes(machine, countdown, attempt),
-    }
-    if machine.trial {
-        say_trial(machine, &kept);
-    }
+    let countdown = begin(machine, &kept, attempt);
     if report.unlock {
         let text = "the disk is locked; U asks for its recovery key";
         machine.port.log(Severity::Info, text);
@@ -188,74 +174,143 @@ pub fn meditate(machine: &mut Machine, mut report: Report) -> Action {
     machine.end_processes();
     // Without a screen this fails, which is harmless.
     vt::activate(1).ok();
-    let mut screens = Screens::default();
-    // A program on a disk that does not answer would never start, nor `init` go on.
-    let mut maintenance = match kept {
-        Kept::Unanswered => None,
-        Kept::Counted(_) | Kept::Nowhere if machine.system_silent => None,
-        Kept::Counted(_) | Kept::Nowhere => {
-            Maintenance::new(machine, &report, &log, clock::uptime())
-        }
+    let mut meditation = Meditation {
+        maintenance: maintenance(machine, &kept, &report, &log),
+        kept,
+        countdown,
+        shown: shown(machine, &report, attempt, log),
+        screens: Screens::default(),
+        line: Line::new(),
     };
-    let mut shown = shown(machine, &report, attempt, log);
-    let mut line = Line::new();
     loop {
-        let now = clock::uptime();
-        if countdown.is_over(now) {
-            match count(machine, &kept) {
-                Ok(()) => return Action::End(Reason::Reboot),
-                Err(_uncounted) if machine.trial => return Action::End(Reason::Reboot),
-                Err(Uncounted::Overdue) if matches!(kept, Kept::Unanswered) => {
-                    return Action::End(Reason::Reboot);
-                }
-                Err(Uncounted::Overdue) => {
-                    kept = Kept::Unanswered;
-                    let time = machine.countdown * UNANSWERED;
-                    countdown = Countdown::Until(clock::uptime() + time);
-                    say_unanswered(machine, time);
-                }
-                Err(Uncounted::Failed(error)) => {
-                    let text = format!("holding, since the reboot can't be counted: {error}");
-                    machine.port.log(Severity::Error, &text);
-                    countdown = Countdown::Uncounted;
-                }
-            }
+        if let Some(action) = meditation.turn(machine) {
+            return action;
         }
-        shown.countdown = countdown.countdown(now);
-        shown.maintenance = maintenance.as_ref().map_or("", Maintenance::text).to_owned();
+    }
+}
+
+/// The first countdown, which the serial line announces.
+fn begin(machine: &mut Machine, kept: &Kept, attempt: u32) -> Countdown {
+    let until = |time| Countdown::Until(clock::uptime() + time);
+    let unanswered = machine.countdown * UNANSWERED;
+    let countdown = match kept {
+        _ if machine.trial => until(machine.countdown),
+        Kept::Counted(ledger) if ledger.rebooting().is_some() => until(machine.countdown),
+        Kept::Counted(_) => Countdown::Exhausted,
+        Kept::Nowhere => Countdown::Uncounted,
+        Kept::Unanswered => until(unanswered),
+    };
+    match kept {
+        Kept::Unanswered if !machine.trial => say_unanswered(machine, unanswered),
+        _ => say_what_comes(machine, countdown, attempt),
+    }
+    if machine.trial {
+        say_trial(machine, kept);
+    }
+    countdown
+}
+
+fn maintenance(
+    machine: &mut Machine,
+    kept: &Kept,
+    report: &Report,
+    log: &[String],
+) -> Option<Maintenance> {
+    // A program on a disk that does not answer would never start, nor `init` go on.
+    if matches!(kept, Kept::Unanswered) || machine.system_silent {
+        return None;
+    }
+    Maintenance::new(machine, report, log, clock::uptime())
+}
+
+/// A guru meditation while it is shown.
+struct Meditation {
+    kept: Kept,
+    countdown: Countdown,
+    maintenance: Option<Maintenance>,
+    shown: Guru,
+    screens: Screens,
+    line: Line,
+}
+
+impl Meditation {
+    /// Draws, waits and handles everything that has happened; returns the next action, if there is
+    /// one by now.
+    fn turn(&mut self, machine: &mut Machine) -> Option<Action> {
+        let now = clock::uptime();
+        if self.countdown.is_over(now)
+            && let Some(reason) = self.time_is_up(machine)
+        {
+            return Some(Action::End(reason));
+        }
+        self.shown.countdown = self.countdown.countdown(now);
+        self.shown.maintenance = self.maintenance.as_ref().map_or("", Maintenance::text).to_owned();
         let phase = (now.as_millis() / PHASE.as_millis()).is_multiple_of(2);
-        screens.draw(machine, &shown, phase, now);
-        wait(machine, &screens.open, maintenance.as_ref(), until_next(now));
+        self.screens.draw(machine, &self.shown, phase, now);
+        wait(machine, &self.screens.open, self.maintenance.as_ref(), until_next(now));
         machine.pet();
         machine.receive();
         machine.port.flush();
         let (ended, _none_left) = reap();
-        if let Some(reason) = wished(machine) {
-            return Action::End(reason);
+        if let Some(reason) = wished(machine).or_else(|| self.maintain(machine, &ended)) {
+            return Some(Action::End(reason));
         }
-        let wishes = maintenance.as_mut().map(|it| it.turn(machine, &ended, clock::uptime()));
-        for wish in wishes.unwrap_or_default() {
-            match wish {
-                Wish::End(reason) => return Action::End(reason),
-                Wish::Called(caller) => countdown = called(machine, countdown, &caller),
-            }
-        }
-        let (commands, typed) = received(machine, &mut screens.open, &mut line, &shown);
+        let (commands, typed) =
+            received(machine, &mut self.screens.open, &mut self.line, &self.shown);
         if let Some(key) = typed {
             // The next `node` needs its port.
             machine.end_processes();
-            return Action::Unlock(key);
+            return Some(Action::Unlock(key));
         }
-        for command in commands {
-            let before = countdown;
-            match countdown.command(command) {
-                Ok(next) => countdown = next,
-                Err(reason) => return Action::End(reason),
+        commands.into_iter().find_map(|command| self.command(machine, command)).map(Action::End)
+    }
+
+    /// Counts the reboot that is due; returns it, or goes on with another countdown.
+    fn time_is_up(&mut self, machine: &mut Machine) -> Option<Reason> {
+        match count(machine, &self.kept) {
+            Ok(()) => Some(Reason::Reboot),
+            Err(_uncounted) if machine.trial => Some(Reason::Reboot),
+            Err(Uncounted::Overdue) if matches!(self.kept, Kept::Unanswered) => {
+                Some(Reason::Reboot)
             }
-            if countdown != before {
-                machine.port.log(Severity::Info, "holding on request; R reboots, P powers off");
+            Err(Uncounted::Overdue) => {
+                self.kept = Kept::Unanswered;
+                let time = machine.countdown * UNANSWERED;
+                self.countdown = Countdown::Until(clock::uptime() + time);
+                say_unanswered(machine, time);
+                None
+            }
+            Err(Uncounted::Failed(error)) => {
+                let text = format!("holding, since the reboot can't be counted: {error}");
+                machine.port.log(Severity::Error, &text);
+                self.countdown = Countdown::Uncounted;
+                None
             }
         }
+    }
+
+    /// Lets `node` in maintenance go on; returns the end that a caller asks for.
+    fn maintain(&mut self, machine: &mut Machine, ended: &[(Pid, Ended)]) -> Option<Reason> {
+        for wish in self.maintenance.as_mut()?.turn(machine, ended, clock::uptime()) {
+            match wish {
+                Wish::End(reason) => return Some(reason),
+                Wish::Called(caller) => self.countdown = called(machine, self.countdown, &caller),
+            }
+        }
+        None
+    }
+
+    /// Does a person's command; returns the end that it asks for.
+    fn command(&mut self, machine: &mut Machine, command: Command) -> Option<Reason> {
+        let next = match self.countdown.command(command) {
+            Ok(next) => next,
+            Err(reason) => return Some(reason),
+        };
+        if next != self.countdown {
+            machine.port.log(Severity::Info, "holding on request; R reboots, P powers off");
+        }
+        self.countdown = next;
+        None
     }
 }
 

@@ -22,6 +22,11 @@ use super::units;
 /// Longest that a node may take: all are asked at once.
 const ANSWER: Duration = Duration::from_secs(4);
 
+/// The next step where no node answers.
+const SILENT: &str = "no node that this context knows answers either: check that the machines are \
+                      on, and the network between them and this computer; name an address that the \
+                      context lacks: --endpoint HOST[:PORT]";
+
 /// The view, as programs read it.
 #[derive(Debug, Serialize)]
 pub(super) struct View {
@@ -60,7 +65,7 @@ pub(super) async fn view(session: &Session, why: Error) -> Result<View, Error> {
     let nodes: Vec<Node> = join_all(asked).await;
     match nodes.iter().any(|node| node.answers) {
         true => Ok(View::of(nodes, &why.summary())),
-        false => Err(why),
+        false => Err(why.help_if_late(SILENT)),
     }
 }
 
@@ -201,5 +206,6 @@ mod tests {
         let ended = world.run(&["cluster", "status", "--timeout", "2s"]);
         assert_eq!((ended.status, &*ended.stdout), (3, ""), "{}", ended.stderr);
         assert!(ended.stderr.contains("no leader was found"), "{}", ended.stderr);
+        assert!(ended.stderr.contains("help: no node that this context"), "{}", ended.stderr);
     }
 }

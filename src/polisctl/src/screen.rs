@@ -15,7 +15,6 @@
 //!
 //! What this module does not do: draw.
 
-use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -32,7 +31,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::error::{Error, Explain as _};
 use polis_base::sys::signal::{Signals, unblock_all};
-use polis_base::sys::terminal::{Mode, Size, Terminal};
+use polis_base::sys::terminal::{self, Mode, Size, Terminal};
 use polis_runtime::sys::readiness;
 
 /// The terminal of this process.
@@ -146,10 +145,9 @@ fn closed() -> String {
     "the terminal was closed".to_owned()
 }
 
-/// Waits for the foreground: in the background the kernel stops this process here, since it wants
-/// to use the terminal, and a shell's `fg` continues it.
+/// Waits for the foreground of this terminal.
 fn foreground() -> io::Result<()> {
-    Ok(rustix::termios::tcdrain(File::open(TERMINAL)?)?)
+    terminal::foreground(Path::new(TERMINAL))
 }
 
 /// Writes to the terminal.
@@ -191,6 +189,7 @@ async fn unless(
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::os::unix::fs::OpenOptionsExt as _;
     use std::process::Stdio;
 

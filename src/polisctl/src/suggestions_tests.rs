@@ -38,6 +38,7 @@ const ROLES: [Role; 3] = [Role::Viewer, Role::Operator, Role::Owner];
 
 const NO_CONTEXT: &str = "without_a_context_the_told_commands_lead_to_one";
 const BAD_CONTEXT: &str = "a_context_that_cannot_be_used_tells_what_mends_it";
+const ENDED: &str = "a_certificate_that_has_ended_tells_the_way_to_another_one";
 const KEYS: &str = "a_recovery_key_tells_the_command_for_the_next_step";
 const NO_SUCH: &str = "what_is_not_there_is_found_by_the_told_command";
 const STATUS: &str = "each_command_of_the_state_of_a_cluster_works_while_it_is_shown";
@@ -45,6 +46,7 @@ const INVITED: &str = "a_new_user_comes_in_by_the_told_command";
 const DETOURS: &str = "the_detours_of_a_context_are_shown_and_removed";
 const NO_KEY: &str = "without_an_owner_key_the_told_command_makes_one";
 const NO_CONTROLLER: &str = "without_a_controller_the_told_command_gives_a_node_the_role";
+const SHARE: &str = "a_cluster_stores_no_share_of_a_key_by_the_told_command";
 const LOG_TARGETS: &str = "targets_of_logs_are_checked_before_the_cluster_is_asked";
 const SNAPSHOT_TARGET: &str =
     "a_target_of_snapshots_is_checked_before_the_cluster_is_asked_and_its_key_is_never_printed";
@@ -87,9 +89,15 @@ const WORKLOADS: &str = "a_demo_answers_by_its_name_and_its_pods_end_with_the_ma
 const TOLD: &[Suggestion] = &[
     (
         "--context _ cluster take-ownership",
-        "a context without a certificate",
-        LOCAL,
-        &[BAD_CONTEXT],
+        "a context without a certificate; an owner's that has ended",
+        ALL,
+        &[BAD_CONTEXT, ENDED],
+    ),
+    (
+        "--context _ context import FILE --key _",
+        "the certificate of another user has ended",
+        USERS,
+        &[ENDED],
     ),
     ("--endpoint _ cluster take-ownership", "no context", LOCAL, &[NO_CONTEXT]),
     (
@@ -110,6 +118,12 @@ const TOLD: &[Suggestion] = &[
         "a machine that the attestation policy keeps out",
         OPERATORS,
         &[ATTESTED],
+    ),
+    (
+        "cluster configure --cold-start attended",
+        "page Boot of a machine whose disk keeps a share of its own key",
+        LOCAL,
+        &[SHARE],
     ),
     ("cluster configure --firewall-source", "a firewall without sources", USERS, &[FIREWALL]),
     ("cluster configure --log-target", "parameters that name targets of logs", ALL, &[LOG_TARGETS]),
@@ -133,7 +147,7 @@ const TOLD: &[Suggestion] = &[
         &[ROTATED],
     ),
     ("cluster rotate-ca status", "a rotation that goes on without its command", OWNERS, &[ROTATED]),
-    ("cluster status", "no terminal; a wait that ended; a departure", USERS, &[OPERATES]),
+    ("cluster status", "no terminal; no leader; a departure", USERS, &[OPERATES, OUTAGE]),
     ("cluster take-ownership", "a call without a certificate", USERS, &[BAD_CONTEXT, OWNS]),
     ("cluster ticket", "parameters without a ticket", LOCAL, &[OPERATES]),
     ("cluster ticket rotate", "a machine was deleted before it committed", OPERATORS, &[OPERATES]),
@@ -238,7 +252,7 @@ const TOLD: &[Suggestion] = &[
     ("parameters register --wipes _ -o FILE", "a machine that cannot be reset", OWNERS, &[WIPES]),
     ("snapshot list", "a snapshot that a bucket lacks", LOCAL, &[SHIPPED]),
     ("update inspect FILE", "a bundle that the node refused", OWNERS, &[UPDATED]),
-    ("user create", "a user without a certificate", USERS, &[OPERATES]),
+    ("user create", "a user without a certificate", USERS, &[OPERATES, ENDED]),
     (
         "user create ann --role operator --key ann.pub -o ann.json",
         "the help of user create",
@@ -428,6 +442,32 @@ fn a_context_that_cannot_be_used_tells_what_mends_it() {
 }
 
 #[test]
+fn a_certificate_that_has_ended_tells_the_way_to_another_one() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    cluster.ends_the_certificate(&world, Role::Owner);
+    let refused = world.refuses(&["node", "list"]);
+    assert!(refused.contains("the certificate of context home ended on 2023-12-14"), "{refused}");
+    let suggested = follow(&world, &refused, |command| Some(command.to_owned()));
+    assert_eq!(suggested, ["--context home cluster take-ownership"]);
+    world.runs(&["node", "list"]);
+
+    let create = ["user", "create", "ann", "--role", "viewer", "--key", "@owner.key"];
+    world.runs(&[&create[..], &["-o", "@ann.json"]].concat());
+    cluster.ends_the_certificate(&world, Role::Viewer);
+    let refused = world.refuses(&["node", "list"]);
+    // Which an owner has typed.
+    let suggested = follow(&world, &refused, |command| {
+        (command != "user create").then(|| command.replace("FILE", "@ann.json"))
+    });
+    assert_eq!(suggested[0], "user create");
+    world.runs(&["node", "list"]);
+
+    let damaged = world.refuses(&["context", "import", "@owner.key", "--key", "@owner.key"]);
+    assert_eq!(follow(&world, &damaged, |_command| None), ["user create"]);
+}
+
+#[test]
 fn a_recovery_key_tells_the_command_for_the_next_step() {
     let world = World::new();
     let cluster = Cluster::new(&world);
@@ -443,6 +483,14 @@ fn a_recovery_key_tells_the_command_for_the_next_step() {
     });
     assert_eq!(suggested, [format!("node recovery-key forget {id}")]);
     assert!(cluster.asked().contains(&"ConfirmRecoveryKey".to_owned()));
+}
+
+#[test]
+fn a_cluster_stores_no_share_of_a_key_by_the_told_command() {
+    let world = World::new();
+    let cluster = Cluster::new(&world);
+    world.runs(&["cluster", "configure", "--cold-start", "attended"]);
+    assert_eq!(cluster.asked(), ["ConfigureCluster"]);
 }
 
 #[test]

@@ -246,7 +246,8 @@ async fn create(
 pub(super) fn import(file: &Path, key_file: &Path, global: &Global) -> Result<(), Error> {
     let bytes = contexts::read_file(file)?;
     let invitation: Invitation = serde_json::from_slice(&bytes)
-        .doing(|| format!("{} is not a file of `user create`", file.display()))?;
+        .doing(|| format!("{} is not a file of `user create`", file.display()))
+        .help(|| "name the file that an owner wrote by `polisctl user create`".to_owned())?;
     let ca = contexts::certificate(file, invitation.ca.as_bytes())?;
     let certificate = contexts::certificate(file, invitation.certificate.as_bytes())?;
     let key_file = std::path::absolute(key_file)?;

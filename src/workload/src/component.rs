@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep};
 use tracing::{debug, info};
 
 use super::api::{self, Api, Session};
-use super::parts::{Part, PartState, Parts};
+use super::parts::{API_STARTS, Part, PartState, Parts};
 use super::plain;
 use polis_base::cause;
 use polis_base::files;
@@ -267,24 +267,26 @@ impl Component {
     /// API server with its etcd, so a restart would be no remedy, however long it takes; it is
     /// one for a program that hangs.
     async fn first_work(&self, first: &Check) -> Result<(), Error> {
-        let (begun, first) = (Instant::now(), first.repeated());
-        let mut last = cause::Last::default();
-        let done = async {
-            while let Err(error) = first.ask().await {
-                let error = cause::line(&error);
-                if begun.elapsed() >= STARTING_MAX {
-                    self.parts.fail(self.part, format!("not ready yet: {error}"));
-                }
-                if last.is_new(&error) {
-                    debug!(error, "not ready yet");
-                }
-                sleep(LOOK_STARTING).await;
-            }
-        };
         tokio::select! {
             // Cancel-safe, both: an unfinished health check has no effect.
-            () = done => Ok(()),
+            () = self.works(first) => Ok(()),
             error = self.hang() => Err(error),
+        }
+    }
+
+    /// Waits until `first` succeeds. After [`API_STARTS`], the part has failed with the reason.
+    async fn works(&self, first: &Check) {
+        let (begun, first) = (Instant::now(), first.repeated());
+        let mut last = cause::Last::default();
+        while let Err(error) = first.ask().await {
+            let error = cause::line(&error);
+            if begun.elapsed() >= API_STARTS {
+                self.parts.fail(self.part, format!("not ready yet: {error}"));
+            }
+            if last.is_new(&error) {
+                debug!(error, "not ready yet");
+            }
+            sleep(LOOK_STARTING).await;
         }
     }
 
@@ -394,6 +396,7 @@ mod tests {
 
     use super::*;
     use polis_runtime::logtree::Tree;
+    use tokio::time::timeout;
 
     fn parsed(lines: &[&str]) -> Vec<Body> {
         lines.iter().map(|line| Parser::Klog.parse(line)).collect()
@@ -412,9 +415,8 @@ mod tests {
         assert_eq!(words(&parsed(&[&long])).as_deref(), long.get(..WORDS_MAX));
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_program_that_hangs_before_its_first_work_is_started_again() {
-        let (ctx, _handles) = Context::for_test();
+    /// A program that answers nothing.
+    fn silent(ctx: &Context) -> (Component, Check) {
         let closed = Check::plain((Ipv4Addr::LOCALHOST, 1).into(), "/healthz");
         let component = Component {
             part: Part::ControllerManager,
@@ -427,6 +429,28 @@ mod tests {
             live: closed.clone(),
             parts: Parts::new(tokio::sync::watch::Sender::default(), ctx.lines().clone()),
         };
+        (component, closed)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_first_work_that_takes_long_is_a_failure_with_the_reason() {
+        let (ctx, _handles) = Context::for_test();
+        let (component, closed) = silent(&ctx);
+        component.parts.set(component.part, PartState::Starting);
+        let mut works = std::pin::pin!(component.works(&closed));
+        let time = API_STARTS - Duration::from_secs(1);
+        timeout(time, works.as_mut()).await.unwrap_err();
+        assert_eq!(component.parts.state(component.part), Some(PartState::Starting));
+        timeout(Duration::from_secs(30), works.as_mut()).await.unwrap_err();
+        let state = component.parts.state(component.part);
+        let Some(PartState::Failed { cause }) = state else { panic!("{state:?}") };
+        assert!(cause.starts_with("not ready yet: ") && cause.contains("127.0.0.1:1"), "{cause}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_program_that_hangs_before_its_first_work_is_started_again() {
+        let (ctx, _handles) = Context::for_test();
+        let (component, closed) = silent(&ctx);
         let ended = component.first_work(&closed).await;
         assert!(matches!(ended, Err(Error::Hangs { .. })), "{ended:?}");
     }

@@ -13,9 +13,8 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::time::Duration;
 
-use http::header::HOST;
-use http::{Method, Request};
-use http_body_util::{BodyExt as _, Full, Limited};
+use http::Method;
+use http_body_util::{BodyExt as _, Limited};
 use hyper::body::{Bytes, Incoming};
 use serde_json::Value;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -76,13 +75,7 @@ impl Watch {
         let (mut sender, pipe) = api.dial().await?;
         let mut pipe = Box::pin(pipe);
         let path = format!("{path}?watch=true&timeoutSeconds={}", LIFE.as_secs());
-        let request = Request::builder()
-            .method(Method::GET)
-            .uri(path)
-            .header(HOST, address.to_string())
-            .body(Full::new(Bytes::new()))
-            .map_err(|error| http(error.into()))?;
-        let answer = sender.send_request(request);
+        let answer = sender.send_request(api.prepared(Method::GET, &path, &[], Vec::new())?);
         let answer = tokio::select! {
             // Cancel-safe, both: the request is given up with the connection.
             answer = answer => answer.map_err(|error| http(error.into()))?,

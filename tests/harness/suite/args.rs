@@ -3,7 +3,7 @@
 use std::env;
 use std::fs;
 use std::io::{self, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ struct Args {
     /// Every story, also those that a sample would leave out.
     #[arg(long)]
     all: bool,
-    /// Print the names of the stories instead, and whether a sample has them.
+    /// Print the names of the stories that would run, and run none.
     #[arg(long)]
     list: bool,
     /// How many places there are; the suite says how many for each processor, unless given.
@@ -88,14 +88,22 @@ pub(crate) fn run(suite: Suite, stories: &[Story]) -> Result<ExitCode> {
     // A reader that went away must not end the stories.
     let show = |line: &str| drop(writeln!(io::stdout(), "{line}"));
     let until = args.within.map(|seconds| Instant::now() + Duration::from_secs(seconds));
-    let runner = Runner { suite, places, until, logs, launch: &launch, show: &show };
+    // The last time, a failure ends the run.
+    let keep = |report: &Report| drop(write(args.report.as_deref(), report));
+    let runner = Runner { suite, places, until, logs, launch: &launch, show: &show, keep: &keep };
     let report = Report { not_drawn, ..runner.run(&selected)? };
     print(&suite, &report);
-    if let Some(file) = &args.report {
-        let text = serde_json::to_string_pretty(&report)?;
-        fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
-    }
+    write(args.report.as_deref(), &report)?;
     Ok(if report.failed() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Writes the report, if there is a place for it, so that a reader finds a whole one.
+fn write(file: Option<&Path>, report: &Report) -> Result<()> {
+    let Some(file) = file else { return Ok(()) };
+    let new = file.with_extension("new");
+    fs::write(&new, serde_json::to_string_pretty(report)?)
+        .and_then(|()| fs::rename(&new, file))
+        .with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// Runs a story in this process.

@@ -74,6 +74,9 @@ pub(crate) struct Runner<'a> {
     pub(crate) launch: &'a dyn Fn(&Story, Turn) -> Command,
     /// Shows a line, or several.
     pub(crate) show: &'a dyn Fn(&str),
+    /// Keeps the results so far, after each story: a run that is killed, or that stops by an
+    /// error, leaves those of the stories before.
+    pub(crate) keep: &'a dyn Fn(&Report),
 }
 
 /// A story that runs right now.
@@ -130,7 +133,10 @@ impl Runner<'_> {
                 let story = running.swap_remove(at);
                 queue.ended(&story.job, story.turn);
                 match self.result(&story, &ended) {
-                    Some(result) => report.stories.push(result),
+                    Some(result) => {
+                        report.stories.push(result);
+                        (self.keep)(&report);
+                    }
                     None => queue.again(story.job),
                 }
             }
@@ -328,8 +334,10 @@ mod tests {
             command
         };
         let show = |_line: &str| ();
+        let keep = |_report: &Report| ();
         let logs = dir.join("logs");
-        let runner = Runner { suite, places: 2, until, logs, launch: &launch, show: &show };
+        let runner =
+            Runner { suite, places: 2, until, logs, launch: &launch, show: &show, keep: &keep };
         let all: Vec<Story> = stories.iter().map(|(name, _)| fake(name)).collect();
         let mut report = runner.run(&all).unwrap();
         report.stories.sort_by(|one, other| one.name.cmp(&other.name));
@@ -398,6 +406,34 @@ mod tests {
         let report = run_until(Some(Instant::now()), SUITE, &[("a", "touch ran")], dir.path());
         assert_eq!(report.stories[0].outcome, Outcome::Skipped(NO_TIME.to_owned()));
         assert!(report.stories[0].tries == 0 && !dir.path().join("ran").exists());
+    }
+
+    #[test]
+    fn a_run_that_stops_by_an_error_has_kept_the_results_before_it() {
+        let dir = tempfile::tempdir().unwrap();
+        // The second story cannot be started.
+        let launch = |story: &Story, _turn: Turn| match story.name() == "x::first" {
+            true => Command::new("true"),
+            false => Command::new("/nonexistent"),
+        };
+        let kept = std::cell::RefCell::new(Report::default());
+        let keep = |report: &Report| drop(kept.replace(report.clone()));
+        let (logs, show) = (dir.path().join("logs"), |_line: &str| ());
+        let runner = Runner {
+            suite: SUITE,
+            places: 2,
+            until: None,
+            logs,
+            launch: &launch,
+            show: &show,
+            keep: &keep,
+        };
+        let [first, second] = ["first", "second"].map(|name| fake(name).cluster());
+        let error = runner.run(&[first, second]).unwrap_err();
+        assert!(error.to_string().contains("cannot start x::second"), "{error}");
+        let kept = kept.into_inner();
+        assert_eq!((kept.stories.len(), kept.passed()), (1, 1), "{kept:?}");
+        assert_eq!(kept.stories[0].name, "x::first");
     }
 
     #[test]

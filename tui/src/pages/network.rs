@@ -56,9 +56,8 @@ pub(crate) fn answer(snapshot: &Snapshot) -> (Mark, String) {
     let (mark, text) = reached(snapshot);
     match snapshot.network.faults.len() as u64 {
         0 => (mark, text),
-        unusable => {
-            let parts = plural(unusable, "part");
-            let text = format!("{text} {parts} of the configured network cannot be used.");
+        faults => {
+            let text = format!("{text} The network has {}.", plural(faults, "fault"));
             (mark.max(Mark::Attention), text)
         }
     }
@@ -259,8 +258,7 @@ mod tests {
         assert!(shown.contains("eth9 selects no card"), "{shown}");
         // The other pages have only this to show.
         snapshot.header.address = Some("10.0.2.15".to_owned());
-        let named = "This node has the address 10.0.2.15. 1 part of the configured network cannot \
-                    be used.";
+        let named = "This node has the address 10.0.2.15. The network has 1 fault.";
         assert_eq!(answer(&snapshot), (Mark::Attention, named.to_owned()));
         snapshot.network.change.state = "trying".to_owned();
         assert!(text(&snapshot).contains("└ tries an ordered network"));

@@ -20,7 +20,10 @@ pub fn failing() -> Snapshot {
         Warning {
             text: "A person who takes the disk can read it: a share of its key is stored on it."
                 .to_owned(),
-            help: Some("set cold_start to ATTENDED, or use a machine with a TPM".to_owned()),
+            help: Some(
+                "use a TPM; or an owner: polisctl cluster configure --cold-start attended"
+                    .to_owned(),
+            ),
         },
         Warning { text: "The data partition is full: 12 MiB are left.".to_owned(), help: None },
     ];

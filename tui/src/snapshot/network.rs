@@ -20,7 +20,8 @@ pub struct Network {
     pub time_servers: Vec<String>,
     /// The reason why an address waits, and the next step.
     pub waiting: Option<String>,
-    /// Why a part of the configuration has no link, a sentence for each.
+    /// Why a part of the configuration has no link, and which addresses another machine has, too:
+    /// a sentence for each.
     pub faults: Vec<String>,
     /// How it stands with the network that the cluster ordered last.
     pub change: Change,

@@ -147,7 +147,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             }
             Part::E2e => {
                 if report.image() {
-                    machines(&mut report, &stories)?;
+                    machines(&mut report, &stories, kubernetes.as_ref())?;
                 }
             }
             Part::Kube => {
@@ -207,13 +207,17 @@ impl Behind {
         }))
     }
 
+    fn is_over(&self) -> bool {
+        self.0.is_finished()
+    }
+
     /// Longest that a build may go on once nothing runs beside it.
     const PATIENCE: Duration = Duration::from_secs(45 * 60);
 
     /// Waits for its end; false if it has none until then.
     fn wait(self, until: Option<Instant>) -> Result<bool> {
         let begun = Instant::now();
-        while !self.0.is_finished() {
+        while !self.is_over() {
             if until.is_some_and(|until| until < Instant::now()) {
                 return Ok(false);
             }
@@ -271,16 +275,33 @@ fn kube(report: &mut Report, stories: &Stories<'_>, begun: Option<Behind>) -> Re
     let mut command = stories.binary("kube")?;
     command.env("POLIS_ETCD", image::workspace().join(ETCD));
     command.env("POLIS_KUBE", image::go_program("kube"));
-    // Without it, the story says that it is skipped, and why.
-    if conformance::is_built() {
+    // Without it, the story says that it is skipped.
+    if conformance::is_built() && stories.has_time(CONFORMANCE) {
         conformance::tell_story(&mut command, stories.all)?;
     }
     report.stories("kube", &mut command);
     Ok(())
 }
 
-/// The stories of whole machines.
-fn machines(report: &mut Report, stories: &Stories<'_>) -> Result<()> {
+/// Time that has to be left for the conformance tests: their deadline. They take seven minutes on
+/// an idle host, more than all other stories of `kube`, and come last: begun with less, they would
+/// end long after the time of the run.
+const CONFORMANCE: Duration = Duration::from_secs(20 * 60);
+
+/// Longest that a run whose time is limited keeps for the stories of `kube`: the others take two
+/// minutes on an idle host.
+const KEPT: Duration = Duration::from_secs(8 * 60);
+
+/// The moment after which no story of machines begins, where those of `kube` follow: they mostly
+/// wait, and on a slow host none of them would have its turn. They get a quarter of what is left,
+/// at most [`KEPT`], in which the last story of machines ends, too.
+fn before_kube(now: Instant, until: Instant) -> Instant {
+    let left = until.saturating_duration_since(now);
+    now + (left - KEPT.min(left / 4))
+}
+
+/// The stories of whole machines. `behind` builds the programs of `kube`, if that part follows.
+fn machines(report: &mut Report, stories: &Stories<'_>, behind: Option<&Behind>) -> Result<()> {
     let folder = image::workspace().join(STORIES);
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {STORIES}"))?;
@@ -308,7 +329,7 @@ fn machines(report: &mut Report, stories: &Stories<'_>) -> Result<()> {
         let next = image::folder_next(Variant::Base);
         folders.push((NEXT_IMAGE, named(NEXT_IMAGE, next)?));
     }
-    // A cold build of Kubernetes takes half an hour, so no test begins one.
+    // A cold build of Kubernetes takes 27 minutes of processor time, so no test begins one.
     if stories.select(WORKLOADS)
         && WORKLOAD_PROGRAMS.iter().all(|name| image::go_program(name).is_file())
     {
@@ -328,8 +349,14 @@ fn machines(report: &mut Report, stories: &Stories<'_>) -> Result<()> {
             folders.push((NEXT_FULL_IMAGE, named(NEXT_FULL_IMAGE, next)?));
         }
     }
-    // Behind the builds: it says how much time is left.
-    let mut command = stories.binary("e2e")?;
+    // Behind the builds: it says how much time is left. Without its programs, `kube` would spend
+    // its share on them, or be skipped.
+    let built = behind.is_some_and(Behind::is_over) && image::go_program("kube").is_file();
+    let until = match built {
+        true => stories.until.map(|until| before_kube(Instant::now(), until)),
+        false => stories.until,
+    };
+    let mut command = stories.binary_until("e2e", until)?;
     command.envs(folders);
     // A story fails with a sentence and the guest's last lines; a backtrace of the harness
     // would hide them.
@@ -403,6 +430,11 @@ struct Stories<'a> {
 }
 
 impl Stories<'_> {
+    /// Whether so much time is left.
+    fn has_time(&self, time: Duration) -> bool {
+        self.until.is_none_or(|until| until.saturating_duration_since(Instant::now()) >= time)
+    }
+
     /// Whether stories of this file are selected.
     fn select(&self, file: &str) -> bool {
         self.names.as_ref().is_none_or(|names| names.iter().any(|name| name.starts_with(file)))
@@ -411,6 +443,11 @@ impl Stories<'_> {
     /// The command that runs one of the binaries in `tests/`. It leaves its report at
     /// [`steps::report_of`].
     fn binary(&self, name: &'static str) -> Result<Command> {
+        self.binary_until(name, self.until)
+    }
+
+    /// The same with another moment after which no story begins.
+    fn binary_until(&self, name: &'static str, until: Option<Instant>) -> Result<Command> {
         let file = steps::report_of(name);
         if let Some(folder) = file.parent() {
             fs::create_dir_all(folder).with_context(|| format!("cannot make {RESULTS}"))?;
@@ -419,7 +456,7 @@ impl Stories<'_> {
         // The whole workspace, so that features are those of all other builds.
         command.args(["test", "--quiet", "--workspace", "--test", name, "--"]);
         command.arg("--report").arg(file).args(self.filter);
-        if let Some(until) = self.until {
+        if let Some(until) = until {
             let left = until.saturating_duration_since(Instant::now());
             command.arg("--within").arg(left.as_secs().to_string());
         }
@@ -473,6 +510,25 @@ mod tests {
         let text = error.to_string();
         assert!(text.starts_with("no test of unit has `guru` in its name"), "{text}");
         assert!(text.ends_with("the parts are lint, unit, tpm, image, etcd, e2e, kube"), "{text}");
+    }
+
+    #[test]
+    fn the_stories_of_kube_get_a_share_of_a_time_that_is_limited() {
+        let (now, minutes) = (Instant::now(), |number: u64| Duration::from_secs(number * 60));
+        for (left, expected) in [(72, 64), (32, 24), (8, 6), (0, 0)] {
+            assert_eq!(before_kube(now, now + minutes(left)), now + minutes(expected), "{left}");
+        }
+    }
+
+    #[test]
+    fn the_conformance_tests_begin_only_with_time_to_end() {
+        let within = |time: Option<Duration>| {
+            let until = time.map(|time| Instant::now() + time);
+            Stories { filter: None, names: None, all: false, until, seed: 0 }
+        };
+        assert!(within(None).has_time(CONFORMANCE));
+        assert!(within(Some(2 * CONFORMANCE)).has_time(CONFORMANCE));
+        assert!(!within(Some(KEPT)).has_time(CONFORMANCE));
     }
 
     #[test]

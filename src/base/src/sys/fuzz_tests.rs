@@ -1,12 +1,12 @@
 //! Fuzz targets of what the kernel and the firmware hand over: log records, announcements of
-//! devices and of routers, variables of the firmware, the kernel command line.
+//! devices and of routers, ARP messages, variables of the firmware, the kernel command line.
 
 use std::cell::RefCell;
 use std::fs;
 
 use polis_fuzz::{Accepted, Target};
 
-use super::{command_line, efivar, kmsg, router, uevent};
+use super::{arp, command_line, efivar, kmsg, router, uevent};
 
 #[test]
 fn kernel_log_records() {
@@ -36,6 +36,15 @@ fn announcements_of_routers() {
         let found = router::NameServers::parse(input);
         assert!(found.iter().all(|found| !found.servers.is_empty()));
         (!found.is_empty()).into()
+    });
+}
+
+#[test]
+fn messages_of_arp() {
+    Target::new("base.arp").samples([arp::tests::announcement()]).run(|input| {
+        let claim = arp::Claim::parse(7, input);
+        assert!(claim.is_none_or(|claim| !claim.address.is_unspecified()));
+        claim.is_some().into()
     });
 }
 

@@ -96,13 +96,7 @@ impl Terminal {
     ///
     /// `ENOTTY` if it is not a terminal; `EIO` for a serial port without hardware.
     pub fn open(path: &Path) -> io::Result<Self> {
-        // Without NONBLOCK the open of a serial port waits for a carrier.
-        let flags = OFlags::NOCTTY | OFlags::NONBLOCK;
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .custom_flags(flags.bits().cast_signed())
-            .open(path)?;
+        let file = open(path)?;
         let before = termios::tcgetattr(&file)?;
         Ok(Self { file, before })
     }
@@ -225,6 +219,22 @@ impl Write for Terminal {
     }
 }
 
+fn open(path: &Path) -> io::Result<File> {
+    // Without NONBLOCK the open of a serial port waits for a carrier.
+    let flags = OFlags::NOCTTY | OFlags::NONBLOCK;
+    OpenOptions::new().read(true).write(true).custom_flags(flags.bits().cast_signed()).open(path)
+}
+
+/// Waits until this process is in the foreground of its terminal `path`: in the background the
+/// kernel stops it here, since it wants to use the terminal, and a shell's `fg` continues it.
+///
+/// # Errors
+///
+/// When this process has no terminal.
+pub fn foreground(path: &Path) -> io::Result<()> {
+    Ok(termios::tcdrain(open(path)?)?)
+}
+
 /// Shows `prompt` on the terminal of this process, and does `work` with it while a secret is typed.
 /// The modes are back before Ctrl-C, `kill` or the end of the terminal ends this process, even if
 /// `work` sends itself the signal of a Ctrl-C that it reads.
@@ -244,11 +254,10 @@ fn without_echo_at<T>(
     prompt: &str,
     work: impl FnOnce(NoEcho<Signals>) -> io::Result<T>,
 ) -> io::Result<T> {
-    let mut terminal = Terminal::open(path)?;
-    // In the background the kernel stops the process here: while a signal still ends it, and
-    // before it takes the modes of the program in the foreground for its own.
-    termios::tcdrain(&terminal)?;
-    terminal.before = termios::tcgetattr(&terminal)?;
+    // First: a signal still ends this process, and it has not yet taken the modes of the program
+    // in the foreground for its own.
+    foreground(path)?;
+    let terminal = Terminal::open(path)?;
     uninterrupted(|ended| work(NoEcho::new(terminal, ended, prompt)?)).flatten()
 }
 

@@ -29,7 +29,9 @@
 //!   again.
 //! - A node accepts messages only from nodes that it knew before, and answers only those.
 //! - Untrusted senders make this node verify a bounded number of signatures a second, and a part
-//!   of that number in the name of one node.
+//!   of that number in the name of one node. Of more messages than that, it verifies a random
+//!   part: the place of a message in a flood does not decide.
+//! - Messages from outside of the networks of this node are ignored (IPv4).
 //!
 //! What this module does not do: find nodes beyond the own segment; or help a node whose disk
 //! waits for a key, since its own key is on that disk.
@@ -83,6 +85,13 @@ const VERIFIED_MAX: u32 = 50;
 /// others in its name, so a list of the messages that were seen would not help: only the signature
 /// distinguishes them from the node's own. This leaves the other nodes their part.
 const VERIFIED_EACH_MAX: u32 = 5;
+
+/// How many messages in the name of one node are verified before chance decides: its question and
+/// its answer.
+const VERIFIED_SURE: u32 = 2;
+
+/// The time for which these numbers hold.
+const WINDOW: Duration = Duration::from_secs(1);
 
 /// Inputs and outputs. Cloned into every run; holds no progress.
 #[derive(Clone, Debug)]
@@ -201,29 +210,67 @@ impl Discovery {
 }
 
 /// The number of signatures that may still be verified this second.
+///
+/// A forged message costs as much as a genuine one. If the first messages of a second used up the
+/// number, five forged ones would silence a node, and of many nodes those that ask later in the
+/// second would never get an answer. So each message is verified with a probability: by the second
+/// before, it is 1 where few messages came, and otherwise the share of them that may be verified.
+/// The second before does not show a flood that begins: there, each message in the name of a node
+/// after the first [`VERIFIED_SURE`] has a smaller probability than the one before.
 #[derive(Debug)]
 struct Budget {
     since: Instant,
     left: u32,
-    /// How many were verified in the name of each node.
-    taken: BTreeMap<NodeId, u32>,
+    /// The messages in the name of each node, and how many of them were verified.
+    received: BTreeMap<NodeId, (u32, u32)>,
+    /// The share of the messages that may be verified, by the second before: in the name of each
+    /// node where there were more, and of all.
+    shares: BTreeMap<NodeId, f64>,
+    share: f64,
 }
 
 impl Budget {
     fn new(now: Instant) -> Self {
-        Self { since: now, left: VERIFIED_MAX, taken: BTreeMap::new() }
+        Self {
+            since: now,
+            left: VERIFIED_MAX,
+            received: BTreeMap::new(),
+            shares: BTreeMap::new(),
+            share: 1.0,
+        }
     }
 
-    /// Takes one for a message in the name of `node`, which is a known one.
-    fn take(&mut self, node: NodeId, now: Instant) -> bool {
-        if now.duration_since(self.since) >= Duration::from_secs(1) {
-            *self = Self::new(now);
+    /// The budget of the next second, by what was received in this one.
+    fn after(&self, now: Instant) -> Self {
+        let share = |most: u32, of: u32| (f64::from(most) / f64::from(of.max(1))).min(1.0);
+        let counts = || self.received.iter().map(|(node, (count, _))| (node, *count));
+        let many = counts().filter(|(_, count)| *count > VERIFIED_EACH_MAX);
+        let each = counts().map(|(_, count)| count.min(VERIFIED_EACH_MAX));
+        let all = each.fold(0, u32::saturating_add);
+        Self {
+            shares: many.map(|(node, count)| (*node, share(VERIFIED_EACH_MAX, count))).collect(),
+            share: share(VERIFIED_MAX, all),
+            ..Self::new(now)
         }
-        let taken = self.taken.entry(node).or_default();
-        let may = self.left > 0 && *taken < VERIFIED_EACH_MAX;
+    }
+
+    /// Takes one for a message in the name of `node`, which is a known one. `chance` is a random
+    /// number from 0 to 1.
+    fn take(&mut self, node: NodeId, now: Instant, chance: f64) -> bool {
+        let elapsed = now.duration_since(self.since);
+        if elapsed >= 2 * WINDOW {
+            *self = Self::new(now);
+        } else if elapsed >= WINDOW {
+            *self = self.after(now);
+        }
+        let (received, verified) = self.received.entry(node).or_default();
+        *received = received.saturating_add(1);
+        let early = f64::from(VERIFIED_SURE) / f64::from(*received);
+        let share = self.share * self.shares.get(&node).copied().unwrap_or(early.min(1.0));
+        let may = self.left > 0 && *verified < VERIFIED_EACH_MAX && chance < share;
         if may {
             self.left -= 1;
-            *taken += 1;
+            *verified += 1;
         }
         may
     }
@@ -280,7 +327,7 @@ impl Service {
                 received = socket.recv_from(&mut buffer) => match received {
                     Ok((length, from)) => {
                         let from = SocketAddr::new(from.ip().to_canonical(), from.port());
-                        let budget = &mut |node| budget.take(node, Instant::now());
+                        let budget = &mut |node| budget.take(node, Instant::now(), rand::random());
                         let message = (&buffer[..length], from);
                         self.hear(&socket, &key, message, &asked, budget).await;
                     }
@@ -325,6 +372,9 @@ impl Service {
         asked: &[Option<Nonce>],
         may_verify: &mut impl FnMut(NodeId) -> bool,
     ) {
+        if !is_near(&self.network.borrow(), from.ip()) {
+            return;
+        }
         let own = key.id();
         let received = classify(bytes, from.ip(), &self.peers.borrow(), own, asked, may_verify);
         let Some(discovery) = received else { return };
@@ -373,6 +423,14 @@ fn classify(
         Kind::Answers => asked.contains(&Some(discovery.nonce)),
     };
     (known && meant && may_verify(node) && discovery.is_genuine(bytes)).then_some(discovery)
+}
+
+/// Whether a message may come from a segment of this node. A broadcast of IPv4 does not leave its
+/// segment, and neither does the answer to it. The network of an IPv6 address does not say what is
+/// on its link.
+fn is_near(network: &network::Status, from: IpAddr) -> bool {
+    let mut own = network.interfaces.iter().flat_map(|interface| &interface.addresses);
+    from.is_ipv6() || own.any(|cidr| cidr.contains(from))
 }
 
 /// A socket for both address families where both exist.

@@ -116,6 +116,27 @@ async fn a_question_moves_no_node() {
     assert_eq!(*found.borrow(), Peers::from([(key(1).id(), HERE)]));
 }
 
+#[tokio::test]
+async fn a_message_from_beyond_the_segment_costs_no_signature_and_finds_no_node() {
+    let (service, _values) = cut_off();
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let answer = |at| message_at(at, Kind::Answers, &key(1), NONCE);
+    let mut verified = 0;
+    let mut may_verify = |_node: NodeId| {
+        verified += 1;
+        true
+    };
+    for at in [IpAddr::from([10, 0, 3, 17]), HERE] {
+        let from = SocketAddr::from((at, PORT));
+        let (bytes, asked) = (answer(at), [Some(NONCE), None]);
+        service.hear(&socket, &key(9), (&bytes, from), &asked, &mut may_verify).await;
+    }
+    assert_eq!(verified, 1);
+    assert_eq!(*service.found.borrow(), Peers::from([(key(1).id(), HERE)]));
+    // The network of an address by DHCPv6 is the address alone.
+    assert!(is_near(&network::Status::default(), HERE_6));
+}
+
 /// A service of the node with the key 9, which knows the node of key 1 and no leader, and
 /// the owners of its values.
 fn cut_off() -> (Service, (watch::Sender<Option<NodeId>>, watch::Sender<Peers>)) {
@@ -128,11 +149,33 @@ fn cut_off() -> (Service, (watch::Sender<Option<NodeId>>, watch::Sender<Peers>))
         identity: watch::Sender::new(None).subscribe(),
         consensus: watch::Sender::new(consensus::Status::default()).subscribe(),
         leader: leader.subscribe(),
-        network: watch::Sender::new(network::Status::default()).subscribe(),
+        network: watch::Sender::new(at("10.0.2.9/24")).subscribe(),
         peers: peers.subscribe(),
         found: watch::Sender::default(),
     };
     (service, (leader, peers))
+}
+
+/// A node with this address.
+fn at(text: &str) -> network::Status {
+    let cidr: Cidr = text.parse().unwrap();
+    let interface = network::Interface {
+        index: 3,
+        name: "e".to_owned(),
+        kind: network::Kind::Card(None),
+        path: String::new(),
+        mtu: 1500,
+        planned: None,
+        mac: polis_machine::parameters::Mac([2, 0, 0, 0, 0, 1]),
+        carrier: true,
+        driver: None,
+        addresses: vec![cidr],
+        asking: false,
+        leased: None,
+        leased_v6: None,
+    };
+    let primary = Some(cidr.address());
+    network::Status { primary, interfaces: vec![interface], ..Default::default() }
 }
 
 #[test]
@@ -177,7 +220,7 @@ async fn a_flood_costs_a_bounded_number_of_signatures() {
     let nodes: Vec<_> = (0..20).map(|seed| NodeId::from_public_key(&[seed; 32])).collect();
     let mut taken = |tries: usize| {
         let tries = nodes.iter().cycle().take(tries);
-        tries.filter(|node| budget.take(**node, Instant::now())).count()
+        tries.filter(|node| budget.take(**node, Instant::now(), 0.0)).count()
     };
     assert_eq!(taken(500), 50);
     assert_eq!(taken(1), 0);
@@ -186,12 +229,61 @@ async fn a_flood_costs_a_bounded_number_of_signatures() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn of_more_messages_than_may_be_verified_chance_chooses_and_not_the_order() {
+    let mut budget = Budget::new(Instant::now());
+    let [flooded, quiet] = [1, 2].map(|seed| key(seed).id());
+    let chances = (0..20).map(|number| f64::from(number) / 20.0);
+    let forged = chances.filter(|chance| budget.take(flooded, Instant::now(), *chance)).count();
+    assert_eq!(forged, 5, "the first second knows none before");
+    assert!(!budget.take(flooded, Instant::now(), 0.0), "its own message, behind the others");
+    tokio::time::advance(Duration::from_secs(1)).await;
+    // 5 of 21: forged ones in front of it do not decide.
+    let forged = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3];
+    assert!(!forged.iter().any(|chance| budget.take(flooded, Instant::now(), *chance)));
+    assert!(budget.take(flooded, Instant::now(), 0.2), "its own message");
+    assert!(budget.take(quiet, Instant::now(), 0.99), "another node has its part");
+    tokio::time::advance(Duration::from_secs(2)).await;
+    assert!(budget.take(flooded, Instant::now(), 0.99), "the flood is over");
+}
+
+#[tokio::test(start_paused = true)]
+async fn five_forged_messages_in_front_of_a_node_s_own_do_not_silence_it() {
+    let mut budget = Budget::new(Instant::now());
+    let node = key(1).id();
+    // Before each question of the node, and after a time without messages.
+    for _question in 0..3 {
+        let mut verified = |chance| budget.take(node, Instant::now(), chance);
+        let forged = [0.99, 0.99, 0.5, 0.5, 0.5].map(&mut verified);
+        assert_eq!(forged, [true, true, true, false, false]);
+        assert!(verified(0.3), "its own message");
+        tokio::time::advance(POLL_INTERVAL).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_nodes_have_the_same_chance_each() {
+    let mut budget = Budget::new(Instant::now());
+    let nodes: Vec<_> = (0..200).map(|seed| NodeId::from_public_key(&[seed; 32])).collect();
+    let mut verified = |chance: fn(usize) -> f64| {
+        let nodes = nodes.iter().enumerate();
+        let may = nodes.filter(|(at, node)| budget.take(**node, Instant::now(), chance(*at)));
+        may.map(|(at, _)| at).collect::<Vec<_>>()
+    };
+    assert_eq!(verified(|_| 0.0), (0..50).collect::<Vec<usize>>(), "the first ones");
+    tokio::time::advance(Duration::from_secs(1)).await;
+    // 50 of 200: the last one as well as the first one.
+    assert_eq!(verified(|at| if [0, 199].contains(&at) { 0.2 } else { 0.3 }), [0, 199]);
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert_eq!(verified(|_| 0.2).len(), 50);
+}
+
+#[tokio::test(start_paused = true)]
 async fn messages_in_the_name_of_one_node_leave_the_others_their_part() {
     let mut budget = Budget::new(Instant::now());
     let [repeated, other] = [1, 2].map(|seed| key(seed).id());
     for _second in 0..2 {
         let mut taken = |node, tries: usize| {
-            (0..tries).filter(|_try| budget.take(node, Instant::now())).count()
+            (0..tries).filter(|_try| budget.take(node, Instant::now(), 0.0)).count()
         };
         assert_eq!(taken(repeated, 500), 5);
         assert_eq!(taken(other, 2), 2, "its question and its answer");
@@ -201,28 +293,7 @@ async fn messages_in_the_name_of_one_node_leave_the_others_their_part() {
 
 #[test]
 fn everyone_is_the_last_address_of_the_segment_and_the_group_of_all_nodes() {
-    let on = |text: &str| {
-        let (address, prefix) = text.split_once('/').unwrap();
-        let cidr = Cidr::new(address.parse().unwrap(), prefix.parse().unwrap()).unwrap();
-        let interface = network::Interface {
-            index: 3,
-            name: "e".to_owned(),
-            kind: network::Kind::Card(None),
-            path: String::new(),
-            mtu: 1500,
-            planned: None,
-            mac: polis_machine::parameters::Mac([2, 0, 0, 0, 0, 1]),
-            carrier: true,
-            driver: None,
-            addresses: vec![cidr],
-            asking: false,
-            leased: None,
-            leased_v6: None,
-        };
-        let primary = Some(cidr.address());
-        place(&network::Status { primary, interfaces: vec![interface], ..Default::default() })
-    };
-    let everyone = |text| on(text).map(|(_, everyone)| everyone.to_string());
+    let everyone = |text| place(&at(text)).map(|(_, everyone)| everyone.to_string());
     assert_eq!(everyone("10.0.2.17/24").as_deref(), Some("10.0.2.255:7836"));
     assert_eq!(everyone("172.16.9.9/12").as_deref(), Some("172.31.255.255:7836"));
     assert_eq!(everyone("10.0.0.1/32").as_deref(), Some("10.0.0.1:7836"));

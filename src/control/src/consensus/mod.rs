@@ -313,6 +313,9 @@ pub enum Error {
     /// The file that the cluster should begin with is not a snapshot.
     #[error("cannot found the cluster from the snapshot on the ESP")]
     Snapshot(#[source] polis_runtime::sys::process::Error),
+    /// That file has no content.
+    #[error("the snapshot on the ESP is empty: its copy was cut off")]
+    EmptySnapshot,
     /// That file is as `polisctl etcd snapshot` saved it, for owners to read.
     #[error("the snapshot on the ESP is encrypted to the owners of the cluster")]
     EncryptedSnapshot,

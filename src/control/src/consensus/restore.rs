@@ -18,6 +18,7 @@ use std::path::Path;
 use tracing::warn;
 
 use super::{Config, Error, Orders};
+use polis_base::files::{self, File};
 use polis_runtime::logtree::Parser;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_runtime::sys::confine::Confinement;
@@ -34,13 +35,8 @@ const REVISIONS: u64 = 1_000_000_000;
 pub(super) async fn restore(config: &Config, ctx: &Context, orders: &Orders) -> Result<(), Error> {
     let snapshot = config.snapshot.path().to_owned();
     let file = config.snapshot.clone();
-    let head = blocking(move || file.head()).await?;
-    // One that was used is all zeros.
-    if head.iter().all(|byte| *byte == 0) {
+    if !blocking(move || is_given(&file)).await? {
         return Ok(());
-    }
-    if age::is_encrypted(&head) {
-        return Err(Error::EncryptedSnapshot);
     }
     let name = orders.key.id().to_string();
     warn!(snapshot = %snapshot.display(), "this cluster starts from a snapshot");
@@ -57,9 +53,55 @@ pub(super) async fn restore(config: &Config, ctx: &Context, orders: &Orders) -> 
     command.run().await.map(drop).map_err(Error::Snapshot)
 }
 
+/// Whether a person has put a snapshot there. Blocks.
+fn is_given(snapshot: &File) -> Result<bool, Error> {
+    let head = snapshot.head()?;
+    if head.is_empty() {
+        // A copy that was cut off leaves a name without content on the ESP: without this, the
+        // machine would begin an empty cluster.
+        let exists = snapshot.path().try_exists();
+        return match exists.map_err(|e| files::Error::io("look at", snapshot.path(), e))? {
+            true => Err(Error::EmptySnapshot),
+            false => Ok(false),
+        };
+    }
+    if age::is_encrypted(&head) {
+        return Err(Error::EncryptedSnapshot);
+    }
+    // One that was used is all zeros.
+    Ok(head.iter().any(|byte| *byte != 0))
+}
+
 /// The rights of `etcdutl`: as root, which alone may read the ESP, and without the rights of root
 /// beyond that. The directory is new and so root's; the start of etcd gives it away with all that
 /// is in it.
 pub(super) fn confinement(snapshot: &Path, data: &Path) -> Confinement {
     Confinement::new().reads(snapshot).writes(data)
+}
+
+#[cfg(test)]
+mod tests {
+    use polis_base::files::Root;
+
+    use super::*;
+
+    #[test]
+    fn a_snapshot_that_was_cut_off_begins_no_empty_cluster() {
+        let base = tempfile::tempdir().unwrap();
+        let root = Root::at(base.path());
+        root.create().unwrap();
+        let snapshot = root.esp.etcd_snapshot.clone();
+        assert!(!is_given(&snapshot).unwrap());
+        std::fs::write(snapshot.path(), b"").unwrap();
+        let cut = is_given(&snapshot).unwrap_err();
+        assert!(matches!(cut, Error::EmptySnapshot), "{cut}");
+        std::fs::write(snapshot.path(), b"age-encryption.org/v1\n").unwrap();
+        let encrypted = is_given(&snapshot).unwrap_err();
+        assert!(matches!(encrypted, Error::EncryptedSnapshot), "{encrypted}");
+        std::fs::write(snapshot.path(), b"a database").unwrap();
+        assert!(is_given(&snapshot).unwrap());
+        // What a bootstrap leaves of it.
+        snapshot.erase().unwrap();
+        assert!(!is_given(&snapshot).unwrap());
+    }
 }

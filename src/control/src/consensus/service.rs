@@ -178,6 +178,7 @@ impl Service {
             | Error::Damaged { .. }
             | Error::Corrupt { .. }
             | Error::Snapshot(_)
+            | Error::EmptySnapshot
             | Error::EncryptedSnapshot),
         ) = &ended
             && (blamed >= BLAMED_MAX || !matches!(error, Error::Corrupt { .. }))
@@ -363,7 +364,9 @@ pub fn readahead(binary: &Path) {
 /// The report of a member that can never be started again.
 fn hopeless(error: &Error) -> Report {
     let code = match error {
-        Error::Snapshot(_) | Error::EncryptedSnapshot => code::CONSENSUS_SNAPSHOT,
+        Error::Snapshot(_) | Error::EmptySnapshot | Error::EncryptedSnapshot => {
+            code::CONSENSUS_SNAPSHOT
+        }
         Error::NoMember => code::CONSENSUS_MEMBER_ABSENT,
         Error::Corrupt { .. } => code::CONSENSUS_DATABASE_DAMAGED,
         _ => code::CONSENSUS_MEMBER_DAMAGED,

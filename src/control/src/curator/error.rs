@@ -374,8 +374,10 @@ impl Error {
     }
 
     /// Whether this node logs the error: calls of untrusted callers must not make lines in its log.
+    /// A refusal by a record is a decision, also one after which the caller asks again.
     fn is_trouble(&self) -> bool {
-        matches!(self.class().0, Code::Internal | Code::Unavailable)
+        let failed = matches!(self.class().0, Code::Internal | Code::Unavailable);
+        failed && !matches!(self, Self::Refused(_))
     }
 
     /// Whether the store is full: all writes fail, and an operator must act.
@@ -409,6 +411,14 @@ impl From<Error> for Status {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A machine with a copied disk asks as often as it likes.
+    #[test]
+    fn a_machine_that_asks_for_the_key_of_a_node_that_runs_makes_no_line_in_the_log() {
+        let refused = Error::Refused(Refusal::Running);
+        assert!(!refused.is_trouble());
+        assert_eq!(Status::from(refused).code(), Code::Unavailable, "it asks again");
+    }
 
     #[test]
     fn a_full_waiting_room_is_for_the_caller_and_a_full_store_for_the_log() {

@@ -42,8 +42,17 @@ use polis_wire::node_roles::LATE;
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long the first question of a machine without an open disk counts; it asks again within
-/// seconds.
+/// seconds. A second machine is reported once in that time.
 const ASKED: Duration = Duration::from_secs(60);
+
+/// The questions of a machine without an open disk.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    /// The first one.
+    at: Instant,
+    /// Whether a second machine was reported since.
+    reported: bool,
+}
 
 /// A heartbeat.
 #[derive(Clone, Debug)]
@@ -61,8 +70,8 @@ struct Beat {
     log_deliveries: Vec<v1::LogDelivery>,
     /// Which snapshot of etcd its target has, if the node sends them.
     snapshot_delivery: Option<v1::SnapshotDelivery>,
-    /// When a machine without an open disk first asked as this node, while the node was healthy.
-    asked: Option<Instant>,
+    /// Whether a machine without an open disk asked as this node, while the node was healthy.
+    asked: Option<Asked>,
 }
 
 /// The time of each node's last heartbeat. Cheap to clone.
@@ -96,14 +105,17 @@ impl Heartbeats {
         record.insert(id, beat);
     }
 
-    /// Records that a machine without an open disk asks as this node; returns whether the node has
-    /// sent a heartbeat since the first time, so that there are two machines.
+    /// Records that a machine without an open disk asks as this node; returns whether to report
+    /// that the node has sent a heartbeat since the first time, so that there are two machines.
+    /// The second one may ask many times a second: there is one report a minute at most.
     pub fn ask(&self, id: NodeId) -> bool {
         let mut record = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(beat) = record.get_mut(&id) else { return false };
-        let asked = beat.asked.filter(|asked| asked.elapsed() < ASKED).unwrap_or_else(Instant::now);
-        beat.asked = Some(asked);
-        beat.at > asked
+        let known = beat.asked.filter(|asked| asked.at.elapsed() < ASKED);
+        let asked = known.unwrap_or_else(|| Asked { at: Instant::now(), reported: false });
+        let report = beat.at > asked.at && !asked.reported;
+        beat.asked = Some(Asked { reported: asked.reported || report, ..asked });
+        report
     }
 
     /// The machine that asks is the node's.
@@ -343,9 +355,18 @@ mod tests {
         pass(4).await;
         beat();
         assert!(heartbeats.ask(id));
+        // However often it asks, and the node sends heartbeats.
+        for _ in 0..10 {
+            pass(5).await;
+            beat();
+            assert!(!heartbeats.ask(id), "it was reported in this minute");
+        }
         // A question that was never followed by another is forgotten.
         pass(61).await;
         assert!(!heartbeats.ask(id));
+        pass(5).await;
+        beat();
+        assert!(heartbeats.ask(id), "it lasts");
     }
 
     #[test]

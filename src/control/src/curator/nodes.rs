@@ -65,9 +65,14 @@ impl<S: pki::Store + Clone> Store<S> {
         };
         let owner = prost::Message::encode_to_vec(&v1::JoinKey { node_id: id.to_string() });
         let key = node_key(id);
-        let named = self.name_of(&registration).await?;
+        // A machine that waits asks again every few seconds, and its record has its name by then.
+        let named = if known { None } else { self.name_of(&registration).await? };
         let node = self.update(&key, |old: Option<v1::Node>| {
             let is_new = old.is_none();
+            if is_new && known {
+                // It was deleted since, and its ticket was not checked: it has to ask again.
+                return Err(Error::Store(store::Error::Contended { key: key.clone() }));
+            }
             if old.as_ref().is_some_and(|old| old.public_key != registration.identity.public_key) {
                 // Two keys with the same first half: that does not happen by chance.
                 return Err(Error::Refused(Refusal::Known));

@@ -1,6 +1,8 @@
 //! Tests of the records, against a store in a map.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use polis_proto::v1::cluster_configuration::TpmMode;
@@ -14,7 +16,7 @@ use super::store::Store;
 use super::tickets::TicketRequest;
 use polis_wire::identity::{Fingerprint, Identity};
 use polis_wire::pki::memory::Memory;
-use polis_wire::pki::{Facts, Guard, Issued, Store as _, Write};
+use polis_wire::pki::{self, Entry, Facts, Guard, Issued, Store as _, Write};
 
 fn first_node() -> Identity {
     Identity::new([1; 32])
@@ -104,6 +106,49 @@ async fn a_machine_that_waits_is_answered_although_its_ticket_is_void_by_now() {
     // With another join key it is a new request.
     let other = store.register(&ticket, registration(2, 4)).await;
     assert!(matches!(other, Err(Error::TicketRotated)));
+}
+
+/// A store in which an operator deletes a record right after it was read for the first time.
+#[derive(Clone)]
+struct Deleting {
+    memory: Memory,
+    record: String,
+    deletes: Arc<AtomicBool>,
+}
+
+impl pki::Store for Deleting {
+    async fn read<const N: usize>(&self, keys: [&str; N]) -> anyhow::Result<[Option<Entry>; N]> {
+        let read = self.memory.read(keys).await;
+        if keys.contains(&self.record.as_str()) && self.deletes.swap(false, Ordering::Relaxed) {
+            let write = Write::Delete(self.record.clone());
+            assert!(self.memory.commit(Vec::new(), vec![write]).await?);
+        }
+        read
+    }
+
+    async fn list(&self, prefix: &str) -> anyhow::Result<Vec<(String, Entry)>> {
+        self.memory.list(prefix).await
+    }
+
+    async fn commit(&self, guards: Vec<Guard>, writes: Vec<Write>) -> anyhow::Result<bool> {
+        self.memory.commit(guards, writes).await
+    }
+}
+
+#[tokio::test]
+async fn a_machine_that_is_deleted_while_it_asks_again_needs_a_ticket_that_is_valid() {
+    let (store, memory) = founded().await;
+    let ticket = store.ticket(TicketRequest::Read, 1).await.unwrap().opaque;
+    store.register(&ticket, registration(2, 3)).await.unwrap();
+    store.ticket(TicketRequest::Rotate { lifetime: None }, 2).await.unwrap();
+    let record = super::store::node_key(Identity::new([2; 32]).id);
+    let deletes = Arc::new(AtomicBool::new(true));
+    let deleting = Store::new(Deleting { memory: memory.clone(), record: record.clone(), deletes });
+    let lost = deleting.register(&ticket, registration(2, 3)).await;
+    assert!(matches!(lost, Err(Error::Store(_))), "{lost:?}");
+    let again = deleting.register(&ticket, registration(2, 3)).await;
+    assert!(matches!(again, Err(Error::TicketRotated)), "{again:?}");
+    assert!(!memory.contents().contains_key(&record));
 }
 
 #[tokio::test]
@@ -315,6 +360,23 @@ async fn the_owner_s_key_opens_the_door_and_no_other_does() {
     let later = noon() + Duration::from_secs(25 * 24 * 60 * 60);
     let second = store.escrow(&owner_key(), later).await.unwrap();
     assert_ne!(first.der, second.der);
+}
+
+#[tokio::test]
+async fn a_renewal_says_whether_the_certificate_is_a_new_one() {
+    let (store, memory) = founded().await;
+    let first = store.create_user("ann", UserRole::Viewer, &[2; 32], noon()).await.unwrap();
+    let before = memory.contents();
+    for _ in 0..3 {
+        let (same, is_new) = store.renew_user("ann", noon()).await.unwrap();
+        assert_eq!((same.der, is_new), (first.der.clone(), false));
+    }
+    assert_eq!(memory.contents(), before);
+    let later = noon() + Duration::from_secs(25 * 24 * 60 * 60);
+    let (second, is_new) = store.renew_user("ann", later).await.unwrap();
+    assert!(is_new && second.der != first.der);
+    let (same, is_new) = store.renew_user("ann", later).await.unwrap();
+    assert_eq!((same.der, is_new), (second.der, false));
 }
 
 #[tokio::test]
@@ -724,7 +786,7 @@ async fn two_nodes_that_get_one_name_at_the_same_moment_do_not_both_have_it() {
 
 #[tokio::test]
 async fn a_node_registers_with_the_name_of_its_parameters_unless_another_has_it() {
-    let (store, _memory) = founded().await;
+    let (store, memory) = founded().await;
     let ticket = store.ticket(TicketRequest::Read, 1).await.unwrap().opaque;
     let named = |key: u8| Registration { name: name("web-1"), ..registration(key, key + 10) };
     let first = store.register(&ticket, named(2)).await.unwrap();
@@ -735,6 +797,13 @@ async fn a_node_registers_with_the_name_of_its_parameters_unless_another_has_it(
     let id = Identity::new([2; 32]).id;
     store.name_node(id, None).await.unwrap();
     assert_eq!(store.register(&ticket, named(2)).await.unwrap().name, "");
+    // The record of the name is read, and a conflict logged, at the first registration alone.
+    let damaged = Write::Put("node_names/web-1".to_owned(), vec![0xff]);
+    assert!(memory.commit(Vec::new(), vec![damaged]).await.unwrap());
+    assert!(store.register(&ticket, named(4)).await.is_err());
+    store.register(&ticket, named(3)).await.unwrap();
+    let repaired = Write::Delete("node_names/web-1".to_owned());
+    assert!(memory.commit(Vec::new(), vec![repaired]).await.unwrap());
     store.name_node(Identity::new([3; 32]).id, name("web-1").as_ref()).await.unwrap();
 }
 

@@ -49,7 +49,7 @@ impl<S: pki::Store + Clone> Store<S> {
     /// [`Error::NotOwner`], [`Error::UserRevoked`].
     pub async fn escrow(&self, key: &[u8; 32], now: SystemTime) -> Result<Issued, Error> {
         if let Some(user) = self.owner_with(key).await? {
-            return self.user_certificate(&user, now).await;
+            return Ok(self.user_certificate(&user, now).await?.0);
         }
         if !self.founded_with(key).await? {
             return Err(Error::NotOwner);
@@ -59,7 +59,7 @@ impl<S: pki::Store + Clone> Store<S> {
             return Err(Error::UserRevoked { name: OWNER_NAME.to_owned() });
         }
         let user = self.make_user(OWNER_NAME, UserRole::Owner, key).await?;
-        self.user_certificate(&user, now).await
+        Ok(self.user_certificate(&user, now).await?.0)
     }
 
     /// Whether the cluster was founded with this key of an owner.
@@ -94,15 +94,15 @@ impl<S: pki::Store + Clone> Store<S> {
             self.revoke(name, Reason::Left, now).await?;
         }
         let user = self.make_user(name, role, key).await?;
-        self.user_certificate(&user, now).await
+        Ok(self.user_certificate(&user, now).await?.0)
     }
 
-    /// The certificate of a user, a new one where renewal is due.
+    /// The certificate of a user, a new one where renewal is due, and whether it is new.
     ///
     /// # Errors
     ///
     /// [`Error::UserUnknown`], [`Error::UserRevoked`].
-    pub async fn renew_user(&self, name: &str, now: SystemTime) -> Result<Issued, Error> {
+    pub async fn renew_user(&self, name: &str, now: SystemTime) -> Result<(Issued, bool), Error> {
         let user = self.user(name).await?;
         let user = user.ok_or_else(|| Error::UserUnknown { name: name.to_owned() })?;
         if user.revoked {
@@ -249,7 +249,12 @@ impl<S: pki::Store + Clone> Store<S> {
         Ok(())
     }
 
-    async fn user_certificate(&self, user: &v1::User, now: SystemTime) -> Result<Issued, Error> {
+    /// The certificate of a user, a new one where renewal is due, and whether it is new.
+    async fn user_certificate(
+        &self,
+        user: &v1::User,
+        now: SystemTime,
+    ) -> Result<(Issued, bool), Error> {
         let damaged = || store::Error::Damaged { key: user_key(&user.name) };
         let key = user.public_key.as_slice().try_into().map_err(|_length| damaged())?;
         let role = role_name(user.role()).ok_or_else(damaged)?;
@@ -260,9 +265,9 @@ impl<S: pki::Store + Clone> Store<S> {
             mode: Mode::External(key),
         };
         let certificates = self.certificates();
-        match certificates.renew(&desired, now).await? {
-            Some(renewed) => Ok(renewed),
-            None => Ok(certificates.ensure(&desired, now).await?),
+        match certificates.kept(&desired, now).await? {
+            Some(kept) => Ok(kept),
+            None => Ok((certificates.ensure(&desired, now).await?, true)),
         }
     }
 }

@@ -115,7 +115,11 @@ impl Mirror {
         if record::last(&config.variable, mirror) != Some(before.stamp) {
             keep(config, mirror, before.stamp);
         }
-        let next = plan::next(&before, used, first, rand::random());
+        let mut next = plan::next(&before, used, first, rand::random());
+        // Where the firmware has no room for a later use, the record keeps the use that it has.
+        if record::last(&config.variable, mirror) == Some(before.before) {
+            next.before = before.before;
+        }
         for leg in [first, first.other()].into_iter().filter(|leg| used.has(*leg)) {
             if let Some(disk) = &mut self.disks[leg.index()] {
                 disk.put(&Record { leg, ..next })?;
@@ -334,8 +338,12 @@ pub(super) fn look(config: &Config) -> Result<table::Table, Error> {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::os::unix::fs::FileExt as _;
-    use std::path::Path;
+    use std::collections::BTreeSet;
+    use std::os::fd::AsRawFd as _;
+    use std::os::unix::fs::{FileExt as _, symlink};
+    use std::path::{Path, PathBuf};
+
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
     use super::super::disks::tests::{BLOCKS, source, taken};
     use super::*;
@@ -458,6 +466,49 @@ pub(super) mod tests {
         );
         mirror.drop_disk(Leg::Second);
         assert!(mirror.dropped.is_some() && mirror.newest() == started);
+    }
+
+    /// Has the firmware keep the first use of the mirror, and no later one.
+    fn fill_firmware(folder: &Path, variable: &Variable, mirror: Uuid) -> File {
+        let before = names(folder);
+        record::keep(variable, mirror, plan::begun(1).stamp).unwrap();
+        let path = names(folder).difference(&before).next().unwrap().clone();
+        let sealed = memfd_create("variable", MemfdFlags::ALLOW_SEALING).unwrap();
+        let sealed = File::from(sealed);
+        sealed.write_all_at(&std::fs::read(&path).unwrap(), 0).unwrap();
+        fcntl_add_seals(&sealed, SealFlags::WRITE).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        symlink(format!("/proc/self/fd/{}", sealed.as_raw_fd()), &path).unwrap();
+        sealed
+    }
+
+    fn names(folder: &Path) -> BTreeSet<PathBuf> {
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
+    }
+
+    #[test]
+    fn a_lone_disk_is_used_start_after_start_where_the_firmware_keeps_no_later_use() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = config(folder.path());
+        let path = folder.path().join("vda");
+        std::fs::File::create(&path).unwrap().set_len(BLOCKS * 512).unwrap();
+        let mut one = taken(&path, &source());
+        one.put(&plan::begun(1)).unwrap();
+        let _kept = fill_firmware(folder.path(), &config.variable, one.mirror());
+        let (used, started) = (Used::Only(Leg::First), Leg::First);
+        let mut mirror = Mirror { disks: [Some(one), None], used, started, dropped: None };
+        for start in 1..5 {
+            let decided = decide(&config, &mirror.disks);
+            assert_eq!(decided.unwrap(), used, "start {start}");
+            mirror.raise(&config, used).unwrap();
+            let record = mirror.disk(started).unwrap().seen.record;
+            assert_eq!((record.stamp.generation, record.before), (start + 1, plan::begun(1).stamp));
+        }
+        // A use that this disk never had counts as before.
+        let mut other = mirror.clone();
+        other.disks[0].as_mut().unwrap().seen.record.before.nonce = 7;
+        let refused = decide(&config, &other.disks).unwrap_err();
+        assert!(matches!(refused, Error::Refused { .. }), "{refused}");
     }
 
     #[test]

@@ -83,7 +83,7 @@ pub(super) struct Record {
     pub(super) leg: Leg,
     /// The use that it was part of last.
     pub(super) stamp: Stamp,
-    /// The use of this disk before that one.
+    /// The use of this disk before that one, or the last that the firmware has kept.
     pub(super) before: Stamp,
     /// The last use of both whose record the other one surely has, too.
     pub(super) together: Stamp,

@@ -46,7 +46,7 @@ pub(super) async fn claim(
     };
     let (sys, from) = (config.sys.clone(), source.clone());
     let chosen = blocking(move || choose(&config, selector.as_ref(), &from, found, &all)).await?;
-    let Some(chosen) = chosen else { return Ok(None) };
+    let Some(chosen) = chosen else { return reads.fault().map_or(Ok(None), Err) };
     let (name, from) = (chosen.name(), source.clone());
     let taking = apart(move || chosen.take(&sys, &from));
     let taken = steps.during(&name, "taking it for the mirror", SMALL, taking).await;

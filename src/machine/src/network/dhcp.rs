@@ -116,11 +116,7 @@ impl Client {
                         self.wait = Some(RENEW_MIN);
                         return Event::Leased(lease);
                     }
-                    Err(refused) => {
-                        self.client = None;
-                        self.wait = Some(REFUSED_WAIT);
-                        return Event::Refused(refused);
-                    }
+                    Err(refused) => return self.refused(refused),
                 },
                 Ok(DhcpV4State::InitReboot) if self.leased => {
                     self.leased = false;
@@ -129,6 +125,15 @@ impl Client {
                 Ok(state) => limit = state_max(&state),
             }
         }
+    }
+
+    /// A fresh client asks all servers, with its own limit, also where this was a renewal.
+    fn refused(&mut self, refused: Refused) -> Event {
+        self.client = None;
+        // `holding` keeps the lease to its end.
+        self.leased = false;
+        self.wait = Some(REFUSED_WAIT);
+        Event::Refused(refused)
     }
 
     fn failed(&mut self, error: mozim::DhcpError) -> Event {
@@ -154,4 +159,20 @@ async fn start(name: &str, index: u32, mac: Mac) -> Result<DhcpV4Client, mozim::
     let mut config = DhcpV4Config::new(name);
     config.set_iface_index(index).set_iface_mac_raw(&mac.0)?.use_mac_as_client_id();
     DhcpV4Client::init(config, None).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_a_renewal_that_cannot_be_used_a_fresh_client_asks_with_a_limit() {
+        let (name, mac) = ("eth0".to_owned(), Mac([2, 0, 0, 0, 0, 1]));
+        let mut client = Client { name, index: 2, mac, client: None, leased: true, wait: None };
+        let refused = Refused::Lifetime(Duration::from_secs(10));
+        assert!(matches!(client.refused(refused), Event::Refused(_)));
+        // A client with a lease has no limit.
+        assert!(!client.leased);
+        assert_eq!(client.wait, Some(REFUSED_WAIT));
+    }
 }

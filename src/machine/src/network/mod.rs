@@ -10,6 +10,7 @@
 //! DHCP, DHCPv6 ----------------------> leases ----+      +----> Status (event value), resolv.conf
 //! routers --addresses of the kernel--> advertised +
 //!         --name servers ------------> rdnss -----+
+//! other machines --ARP---------------> conflicts ---------> Status
 //! ```
 //!
 //! Invariants:
@@ -26,6 +27,7 @@
 mod advertised;
 mod apply;
 mod change;
+mod conflicts;
 mod dhcp;
 mod dhcpv6;
 mod holding;
@@ -64,7 +66,8 @@ pub struct Status {
     pub ntp_servers: Vec<String>,
     /// Every card, bond and VLAN, in the kernel's order.
     pub interfaces: Vec<Interface>,
-    /// Why a part of the configuration has no link, a sentence for each.
+    /// Why a part of the configuration has no link, and which addresses another machine has, too:
+    /// a sentence for each.
     pub faults: Vec<String>,
     /// How it stands with the network that the cluster ordered last.
     pub change: Change,

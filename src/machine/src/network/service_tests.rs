@@ -77,6 +77,18 @@ impl Wire {
         self.handle.link().set(wire.build()).execute().await.unwrap();
     }
 
+    /// Plugs the cable in with both ends up, and waits until both send: the kernel drops what is
+    /// sent right after a new carrier.
+    async fn settled_cable(&self) {
+        let eth0 = LinkUnspec::new_with_index(self.index("eth0").await).up().build();
+        self.handle.link().set(eth0).execute().await.unwrap();
+        self.cable(true).await;
+        for end in ["eth0", "wire"] {
+            // Before it answers about a link, the kernel has it send.
+            self.index(end).await;
+        }
+    }
+
     fn service(&self, known: Known) -> (Service, watch::Sender<Known>) {
         let (owner, known) = watch::channel(known);
         let config = Config {
@@ -232,8 +244,6 @@ fn dhcp_gives_the_address_the_way_out_and_the_name_server() {
                 assert_eq!(wire.resolv_conf(), "nameserver 10.7.0.1\n");
                 assert_eq!(status.interfaces.len(), 1, "{:?}", status.interfaces);
                 assert_eq!(status.interfaces[0].addresses.len(), 1);
-                let mac = status.interfaces[0].mac.0;
-                polis_base::sys::arp::announce(wire.index("eth0").await, mac, LEASED).unwrap();
             };
             tokio::select! { () = serve(3600) => {}, () = story => {} }
         })
@@ -324,6 +334,44 @@ fn a_static_address_needs_no_cable_and_no_server() {
         assert!(observed.ending.is_empty(), "{observed:?}");
         let route = observed.routes.first().unwrap();
         assert_eq!((route.link, route.metric, observed.routes.len()), (eth0, 7, 1));
+    });
+}
+
+#[test]
+fn another_machine_with_the_address_of_the_node_is_found_by_asking() {
+    in_namespace(|wire| async move {
+        wire.settled_cable().await;
+        let (service, _owner) = wire.service(loaded(fixed("10.7.0.15/24")));
+        while_running(service, async |mut status| {
+            // The kernel answers for its addresses on every cable, so on the other end of this
+            // one, too, with the hardware address of that.
+            let both = until(&mut status, |s| !s.faults.is_empty()).await;
+            let fault = &both.faults[0];
+            assert!(fault.contains("has the address 10.7.0.15 of eth0, too"), "{fault}");
+            assert_eq!(both.primary, Some(IpAddr::V4(LEASED)), "it stays");
+            assert_eq!(both.waiting, None);
+        })
+        .await;
+    });
+}
+
+#[test]
+fn another_machine_that_claims_the_address_of_the_node_later_is_reported() {
+    in_namespace(|wire| async move {
+        wire.settled_cable().await;
+        // The other end of the cable does not answer for this one.
+        std::fs::write("/proc/sys/net/ipv4/conf/wire/arp_ignore", "1").unwrap();
+        let (service, _owner) = wire.service(loaded(fixed("10.7.0.15/24")));
+        while_running(service, async |mut status| {
+            let alone = until(&mut status, |s| s.primary == Some(IpAddr::V4(LEASED))).await;
+            assert_eq!(alone.faults, [""; 0]);
+            let other = polis_base::sys::arp::Socket::open().unwrap();
+            let mac = [2, 0, 0, 0, 0, 9];
+            other.announce(wire.index("wire").await, mac, LEASED).unwrap();
+            let both = until(&mut status, |s| !s.faults.is_empty()).await;
+            assert!(both.faults[0].contains("02:00:00:00:00:09"), "{:?}", both.faults);
+        })
+        .await;
     });
 }
 

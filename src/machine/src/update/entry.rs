@@ -118,10 +118,13 @@ pub(super) fn list(folder: &Path) -> Result<Vec<Entry>, Error> {
 /// The kernel image that runs, by its present name: the stub's variable keeps the name with
 /// which it was started, and a system that was kept has another one since.
 ///
+/// One that was started on trial and is not in the folder is on trial: the disk with its name
+/// does not answer or was lost, and a system is kept only by its new name.
+///
 /// # Errors
 ///
-/// [`Error::NoLoader`] also where the folder has no such kernel image: the machine was started
-/// from another disk.
+/// [`Error::NoLoader`] also where the folder has no such good kernel image: the machine was
+/// started from another disk. [`Error::Io`] where the disk fails.
 pub(super) fn running(efivars: &Path, kernels: &Path) -> Result<Entry, Error> {
     let started = started(efivars)?;
     let kept = Entry {
@@ -130,9 +133,18 @@ pub(super) fn running(efivars: &Path, kernels: &Path) -> Result<Entry, Error> {
         standing: Standing::Good,
         reported: false,
     };
-    let is_there = |entry: &Entry| kernels.join(&entry.file).exists();
-    let found = [started.clone(), kept].into_iter().find(is_there);
-    found.ok_or(Error::NoLoader(started.file))
+    for entry in [&started, &kept] {
+        let path = kernels.join(&entry.file);
+        // A disk that fails is not another disk.
+        let found = path.try_exists().map_err(Error::io(format!("look for {}", path.display())));
+        if found? {
+            return Ok(entry.clone());
+        }
+    }
+    match started.standing {
+        Standing::Good => Err(Error::NoLoader(started.file)),
+        Standing::Untried | Standing::Tried => Ok(started),
+    }
 }
 
 /// The kernel image that the loader started, by its name at that time.
@@ -226,9 +238,19 @@ mod tests {
 
         // By the name that the file has now.
         let kernels = tempfile::tempdir().unwrap();
-        says(r"\EFI\Linux\polis-1.0.0+0-1.efi").unwrap();
         let now = || running(folder.path(), kernels.path());
+        says(r"\EFI\Linux\polis-1.0.0.efi").unwrap();
         assert!(matches!(now(), Err(Error::NoLoader(_))), "another disk");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let failed = running(folder.path(), file.path());
+        assert!(matches!(failed, Err(Error::Io { .. })), "{failed:?}");
+        // A trial is not over since its disk was lost; the other one of a mirror has another name.
+        for name in ["polis-1.0.0+0-1.efi", "polis-1.0.0+1.efi"] {
+            says(&format!(r"\EFI\Linux\{name}")).unwrap();
+            let lost = now().unwrap();
+            assert!(lost.file == name && lost.standing != Standing::Good, "{lost:?}");
+        }
+        says(r"\EFI\Linux\polis-1.0.0+0-1.efi").unwrap();
         fs::write(kernels.path().join("polis-1.0.0.efi"), "").unwrap();
         let kept = now().unwrap();
         assert_eq!((kept.file.as_str(), kept.standing), ("polis-1.0.0.efi", Standing::Good));

@@ -75,7 +75,6 @@ impl Turn {
         let (head, manifest) = (bundle.head().to_vec(), bundle.manifest().clone());
         manifest.suits(&place.target(config, etcd)?)?;
         self.left.system = None;
-        self.changed(None);
         let version = &manifest.version;
         let event = |step: Step, result: &str| step.line(version, place.slot.name, result);
         let (image, slot) = (&manifest.image, place.slot.name);
@@ -86,7 +85,11 @@ impl Turn {
             warn!(%version, cause, "the update was not installed");
             self.lines.event(event(step, "failed").field("cause", cause));
         };
-        if let Err(error) = place.write(bundle, &mut written, progress) {
+        let received = place.clear(written > 0).and_then(|()| {
+            self.changed(None);
+            place.write(bundle, &mut written, progress)
+        });
+        if let Err(error) = received {
             failed(Step::Write, &error);
             self.left.system = Unfinished::after(&error, &head, image, written);
             if self.left.system.is_none() {
@@ -176,8 +179,18 @@ impl Place<'_> {
         Ok(files)
     }
 
-    /// Removes the other kernel images, and writes both parts, but for the first `written`
-    /// bytes, which are there.
+    /// Removes the other kernel images, for good. One that is unfinished stays if the transfer
+    /// `resumes`.
+    fn clear(&self, resumes: bool) -> Result<(), Error> {
+        for file in self.others()?.iter().filter(|file| !resumes || *file != UNFINISHED) {
+            let path = self.kernels.join(file);
+            fs::remove_file(&path).map_err(Error::io(format!("remove {}", path.display())))?;
+        }
+        self.flush()
+    }
+
+    /// Writes both parts, but for the first `written` bytes, which are there. No name leads to the
+    /// other slot by now.
     fn write<R: Read>(
         &self,
         bundle: Bundle<R>,
@@ -185,12 +198,6 @@ impl Place<'_> {
         progress: &watch::Sender<Progress>,
     ) -> Result<(), Error> {
         let resumes = *written > 0;
-        for file in self.others()?.iter().filter(|file| !resumes || *file != UNFINISHED) {
-            let path = self.kernels.join(file);
-            fs::remove_file(&path).map_err(Error::io(format!("remove {}", path.display())))?;
-        }
-        // Before the first byte of another system.
-        self.flush()?;
         let path = self.kernels.join(UNFINISHED);
         let creating = || Error::io(format!("create {}", path.display()));
         let mut options = File::options();

@@ -225,6 +225,26 @@ fn a_bundle_that_is_refused_by_its_manifest_changes_nothing() {
 }
 
 #[test]
+fn a_system_whose_name_cannot_be_removed_is_still_known() {
+    let machine = Machine::new("polis-1.0.0.efi");
+    let other =
+        Other { version: Version::new(0, 9, 0), slot: "B", standing: Standing::Good, cause: None };
+    machine.status.send_modify(|status| status.other = Some(other.clone()));
+    let kept = machine.config.kernels.join("polis-0.9.0.efi");
+    fs::remove_file(&kept).unwrap();
+    fs::create_dir(&kept).unwrap();
+    let error = machine.take(&bundle("1.1.0", &key())).unwrap_err();
+    assert!(error.to_string().starts_with("cannot remove"), "{error}");
+    assert_eq!(machine.status.borrow().other, Some(other));
+    assert_eq!(fs::read(machine.device("disk3")).unwrap(), b"other");
+    // It is gone, and so is what was known of it.
+    fs::remove_dir(&kept).unwrap();
+    let whole = bundle("1.1.0", &key());
+    machine.take(&whole[..whole.len() - 1]).unwrap_err();
+    assert_eq!(machine.status.borrow().other, None);
+}
+
+#[test]
 fn a_system_that_did_not_come_whole_is_not_offered_to_the_loader() {
     let mut machine = Machine::new("polis-1.0.0.efi");
     let whole = bundle("1.1.0", &key());
@@ -301,6 +321,7 @@ fn what_reads_back_otherwise_is_not_offered_either() {
     let bundle = bundle("1.1.0", &key());
     let bundle = Bundle::open(&*bundle, None).unwrap();
     let manifest = bundle.manifest().clone();
+    place.clear(false).unwrap();
     place.write(bundle, &mut 0, &progress).unwrap();
     place.verify(&manifest, &progress).unwrap();
     let unfinished = machine.config.kernels.join(UNFINISHED);

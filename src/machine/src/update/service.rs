@@ -224,7 +224,9 @@ impl Service {
 fn look(config: &Config) -> Result<(Entry, Option<(Entry, bool)>), Error> {
     let running = entry::running(&config.efivars, &config.kernels)?;
     let mut others = entry::list(&config.kernels)?;
-    others.retain(|entry| !entry.file.eq_ignore_ascii_case(&running.file));
+    // A second name of the running version is not another system: a change of the name was cut
+    // off, or it is the name on the other disk of a mirror.
+    others.retain(|entry| entry.version != running.version);
     let other = others.into_iter().next().map(|entry| {
         let refused = entry::was_refused(&config.efivars, &entry);
         (entry, refused)
@@ -520,6 +522,39 @@ mod tests {
         assert_eq!(start(None).await, Vec::<String>::new());
         fs::rename(name("polis-1.1.0+1.efi"), name("polis-1.1.0+0-1.efi")).unwrap();
         assert_eq!(start(None).await.len(), 1);
+    }
+
+    #[test]
+    fn a_second_name_of_the_running_system_is_not_another_one() {
+        let machine = Machine::new("polis-1.1.0.efi");
+        let left = machine.config.kernels.join("polis-1.1.0+0-1.efi");
+        fs::write(&left, "").unwrap();
+        let other = || look(&machine.config).unwrap().1.unwrap().0;
+        assert_eq!((other().version, other().standing), (Version::new(0, 9, 0), Standing::Good));
+        // Nor is it one on trial, whose disk was lost.
+        let machine = Machine::new("polis-1.1.0+0-1.efi");
+        let name = |file: &str| machine.config.kernels.join(file);
+        fs::rename(name("polis-1.1.0+0-1.efi"), name("polis-1.1.0+1.efi")).unwrap();
+        let (running, other) = look(&machine.config).unwrap();
+        assert_eq!(
+            (running.file.as_str(), running.standing),
+            ("polis-1.1.0+0-1.efi", Standing::Tried)
+        );
+        assert_eq!(other.unwrap().0.version, Version::new(0, 9, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_trial_is_not_over_when_the_disk_with_its_kernel_image_is_lost() {
+        let machine = Machine::new("polis-1.1.0+0-1.efi");
+        fs::remove_file(machine.config.kernels.join("polis-1.1.0+0-1.efi")).unwrap();
+        let (ctx, _handles) = Context::for_test();
+        let (_owner, health) = watch::channel(ClusterHealth::default());
+        let trial = Duration::MAX;
+        let service = Service { trial, health, ..service(&machine, true, None) };
+        let ended = service.run(ctx).await;
+        assert!(matches!(ended, Err(Ended::Keep(_))), "{ended:?}");
+        let status = machine.status.borrow();
+        assert!(status.known && status.trial, "{status:?}");
     }
 
     #[test]

@@ -149,9 +149,8 @@ impl Store {
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(!resumes);
         let file = options.open(&path).map_err(creating())?;
-        if !resumes {
-            file.write_all_at(bundle.head(), 0).map_err(Error::io("write the bundle"))?;
-        }
+        // Also of one that goes on: the parts alone are hashed again.
+        file.write_all_at(bundle.head(), 0).map_err(Error::io("write the bundle"))?;
         let places = [kernel, system].map(|at| receive::Place { file: &file, at });
         let manifest = receive::parts(bundle, places, written, progress)?;
         file.sync_all().map_err(Error::io("flush the bundle"))?;
@@ -293,6 +292,10 @@ mod tests {
         machine.door.keep_only(&store, "00");
         assert!(store.has_unfinished(), "a transfer goes on");
         let rest = &whole[usize::try_from(from).unwrap()..];
+        // A byte of the signature that changed on the disk would reach every other node.
+        let mut bytes = fs::read(store.unfinished()).unwrap();
+        bytes[60] ^= 1;
+        fs::write(store.unfinished(), bytes).unwrap();
         turn.keep(rest, from, &store, &watch::Sender::default()).unwrap();
         let mut bytes = Vec::new();
         store.open(IMAGE).unwrap().unwrap().read_to_end(&mut bytes).unwrap();

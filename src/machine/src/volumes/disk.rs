@@ -76,10 +76,15 @@ pub enum Error {
         found: String,
     },
     /// No disk has the partition of the volume.
-    #[error("no disk of this machine has its partition {partition}; put its disk back")]
+    #[error(
+        "no disk of this machine has its partition {partition}; put its disk back{}",
+        or_check(unread)
+    )]
     Missing {
         /// The GUID.
         partition: Uuid,
+        /// The disks whose tables cannot be read, each with the reason.
+        unread: Vec<String>,
     },
     /// Several have it.
     #[error("{} all have its partition {partition}; take the copy out", disks.join(", "))]
@@ -154,6 +159,14 @@ pub enum Error {
     Files(#[from] files::Error),
 }
 
+/// The other remedy, where one of these disks may be the missing one.
+fn or_check(unread: &[String]) -> String {
+    match unread {
+        [] => String::new(),
+        disks => format!(", or check what cannot be read: {}", disks.join(", ")),
+    }
+}
+
 /// A mounted volume.
 #[derive(Debug)]
 pub(super) struct Opened {
@@ -193,8 +206,8 @@ pub(super) struct Machine {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reads {
     all: Disks,
-    /// The table of each disk; `None` where there is no sound one.
-    tables: Pending<DiskKey, Option<Table>>,
+    /// The table of each disk, or why it cannot be read; `None` where there is no sound one.
+    tables: Pending<DiskKey, Option<Result<Table, String>>>,
 }
 
 /// The tables of the disks.
@@ -204,6 +217,8 @@ struct Tables {
     read: Vec<(String, Table)>,
     /// The names of the disks that did not answer.
     silent: Vec<String>,
+    /// The names of those that do not read, each with the reason.
+    unread: Vec<String>,
 }
 
 impl Machine {
@@ -223,18 +238,11 @@ impl Machine {
         settled: bool,
     ) -> Result<Option<Opened>, Error> {
         let found = self.find(name, selector, kind, disks, settled).await?;
-        let Some((disk, mut entry)) = found else { return Ok(None) };
+        let Some((disk, entry)) = found else { return Ok(None) };
         let opened = self.mount(&disk, &entry, self.target(name)).await?;
         let (record, content) = (self.record.clone(), opened.live.target.mount.join(CONTENT));
-        let made = self.on(&disk, "making the directory that pods see", move || {
-            make_content(&content)?;
-            if !entry.whole {
-                entry.whole = true;
-                record.put(&entry)?;
-            }
-            Ok::<_, Error>(())
-        });
-        made.await?;
+        let what = "making the directory that pods see";
+        self.on(&disk, what, move || show(&record, entry, &content)).await?;
         Ok(Some(opened))
     }
 
@@ -267,7 +275,7 @@ impl Machine {
     ) -> Result<Option<(PathBuf, Entry)>, Error> {
         let (machine, volume) = (self.clone(), name.clone());
         let known = blocking(move || machine.known(&volume)).await?;
-        let Tables { read, silent } = self.tables(disks).await;
+        let Tables { read, silent, unread } = self.tables(disks).await;
         if let Some(entry) = &known {
             let has =
                 |(_name, table): &&(String, Table)| partition_of(table, entry.partition).is_some();
@@ -289,14 +297,14 @@ impl Machine {
         }
         let entry = match known {
             Some(entry) if entry.whole => {
-                return Err(Error::Missing { partition: entry.partition });
+                return Err(Error::Missing { partition: entry.partition, unread });
             }
             Some(entry) => entry,
             None => Entry::new(name, kind),
         };
         // A volume that was begun, and that the parameters do not name any more.
         let Some(selector) = selector else {
-            return Err(Error::Missing { partition: entry.partition });
+            return Err(Error::Missing { partition: entry.partition, unread });
         };
         let disk = select::choose(disks, selector)
             .map_err(|source| Error::Select { source, disks: select::explain(disks, selector) })?;
@@ -340,7 +348,8 @@ impl Machine {
         let mut tables = Tables::default();
         for ((name, _number), answer) in keys.into_iter().zip(answers) {
             match answer {
-                Some(Some(table)) => tables.read.push((name, table)),
+                Some(Some(Ok(table))) => tables.read.push((name, table)),
+                Some(Some(Err(why))) => tables.unread.push(format!("{name} ({why})")),
                 Some(None) => {}
                 None => tables.silent.push(name),
             }
@@ -464,9 +473,19 @@ fn planned(size: u64, block_size: u64, id: Uuid) -> Result<Table, plan::Refusal>
     Ok(table)
 }
 
-/// The table of a disk, if there is a sound one. Blocks.
-fn read_table(disk: &Path) -> Option<Table> {
-    table::read(&File::open(disk).ok()?).ok()
+/// The table of a disk, if there is a sound one, or why the disk does not read. Blocks.
+fn read_table(disk: &Path) -> Option<Result<Table, String>> {
+    found(table::read(&File::open(disk).ok()?))
+}
+
+/// What the read of a table says of its disk.
+fn found(read: Result<Table, table::Error>) -> Option<Result<Table, String>> {
+    match read {
+        Ok(table) => Some(Ok(table)),
+        Err(table::Error::Io { source, .. }) => Some(Err(source.to_string())),
+        // It reads, and has no table.
+        Err(_none) => None,
+    }
 }
 
 fn partition_of(table: &Table, id: Uuid) -> Option<&Partition> {
@@ -479,12 +498,22 @@ fn look(path: &Path, id: Uuid) -> Result<(Table, Plan), Error> {
     let table = machine::read_table(path);
     let table = table.map_err(|source| Error::Table { disk: disk(), source })?;
     let partition = partition_of(&table, id).cloned();
-    let partition = partition.ok_or(Error::Missing { partition: id })?;
+    let partition = partition.ok_or(Error::Missing { partition: id, unread: Vec::new() })?;
     let content = machine::read_content(path, &table, &partition);
     let content =
         content.map_err(|source| Error::Disk { operation: "read", disk: disk(), source })?;
     let plan = plan::plan(&table, Place::Made(partition), &content, table::new_id);
     Ok((table, plan.map_err(|source| Error::Refused { disk: disk(), source })?))
+}
+
+/// Notes that the volume is whole, and then makes the directory that pods see: what they have
+/// written is never made again, also if the record takes no change now. Blocks.
+fn show(record: &Record, mut entry: Entry, content: &Path) -> Result<(), Error> {
+    if !entry.whole {
+        entry.whole = true;
+        record.put(&entry)?;
+    }
+    make_content(content)
 }
 
 /// Makes the directory that pods see. A mode that an operator has given it stays. Blocks.

@@ -114,6 +114,33 @@ async fn a_whole_volume_is_never_made_again() {
     assert!(world.is_untouched("vdc"), "an empty disk was taken");
 }
 
+#[test]
+fn pods_see_no_volume_before_the_record_has_it_as_whole() {
+    let base = tempfile::tempdir().unwrap();
+    let (name, content) = ("db".parse().unwrap(), base.path().join(CONTENT));
+    let entry = Entry::new(&name, Kind::Insecure);
+    // The data partition takes no file.
+    let none = Record::new(files::File::private(base.path().join("none/volumes.json")));
+    let refused = show(&none, entry.clone(), &content).unwrap_err();
+    assert!(matches!(refused, Error::Record(_)), "{refused}");
+    assert!(!content.exists(), "an empty disk may be taken for it, and pods write to it");
+    let record = Record::new(files::File::private(base.path().join("volumes.json")));
+    show(&record, entry, &content).unwrap();
+    assert!(content.is_dir() && record.get(&name).unwrap().unwrap().whole);
+}
+
+#[test]
+fn a_volume_that_no_disk_has_names_the_disks_that_cannot_be_read() {
+    let failing = || io::Error::from_raw_os_error(libc::EIO);
+    let unread = found(Err(table::Error::Io { operation: "read", source: failing() }));
+    assert_eq!(unread, Some(Err(failing().to_string())));
+    assert_eq!(found(Err(table::Error::TooSmall(7))), None, "it reads, and has no table");
+    let missing = |unread| Error::Missing { partition: Uuid::nil(), unread }.to_string();
+    assert!(missing(Vec::new()).ends_with("; put its disk back"));
+    let text = missing(vec!["vdb (Input/output error)".to_owned()]);
+    assert!(text.ends_with("or check what cannot be read: vdb (Input/output error)"), "{text}");
+}
+
 #[tokio::test]
 async fn two_disks_with_the_same_volume_are_not_chosen_between() {
     let world = World::new(&["vdb", "vdc"]);

@@ -52,7 +52,8 @@ const INSECURE: &str = "The data partition is not encrypted: a person who has th
                         it.";
 const SHARE_ON_DISK: &str =
     "A person who takes the disk can read it: a share of its key is stored on it.";
-const SHARE_ON_DISK_HELP: &str = "use a machine with a TPM, or the cold start ATTENDED";
+const SHARE_ON_DISK_HELP: &str =
+    "use a TPM; or an owner: polisctl cluster configure --cold-start attended";
 const RECOVERY_KEY: &str = "The recovery key of this machine's disk is stored only in the \
                             cluster. An owner saves it:";
 

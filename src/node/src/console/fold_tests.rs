@@ -184,7 +184,10 @@ fn a_key_that_can_be_lost_or_found_is_warned_of() {
     });
     let warnings = folded(&values).warnings;
     assert_eq!(warnings.len(), 2);
-    assert!(warnings.iter().all(|warning| warning.help.is_some()));
+    let help: Vec<_> = warnings.iter().filter_map(|warning| warning.help.as_deref()).collect();
+    let [share, recovery_key] = help[..] else { panic!("{warnings:?}") };
+    assert!(share.ends_with("polisctl cluster configure --cold-start attended"), "{share}");
+    assert!(recovery_key.starts_with("polisctl node recovery-key "), "{recovery_key}");
 }
 
 #[test]
@@ -284,6 +287,7 @@ fn children_follow_their_parent_whatever_its_neighbour_is_called() {
             state: supervisor::State::Dead,
             restarts: 1,
             cause: None,
+            down: false,
             since: Duration::from_secs(4),
         };
         values.services.insert(name.into(), entry);
@@ -346,6 +350,7 @@ fn a_snapshot_that_grows_older_is_the_one_of_that_moment() {
             state: supervisor::State::Healthy,
             restarts: 1,
             cause: None,
+            down: false,
             since: Duration::from_secs(4),
         },
     );

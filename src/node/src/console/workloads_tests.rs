@@ -30,6 +30,7 @@ fn dead(restarts: u32, cause: &str) -> Entry {
         state: supervisor::State::Dead,
         restarts,
         cause: Some(cause.to_owned()),
+        down: true,
         since: UPTIME.saturating_sub(Duration::from_secs(10)),
     }
 }

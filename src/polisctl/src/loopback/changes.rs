@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime};
 
 use polis_proto::v1;
 use sha2::{Digest as _, Sha256};
@@ -12,6 +13,7 @@ use super::{Cluster, NODE, PERSON, SNAPSHOT, crowd};
 use crate::contexts::{self, Contexts};
 use crate::testing::World;
 use polis_wire::attestation::software::Software;
+use polis_wire::pki::Template;
 use polis_wire::rpc::testing::Running;
 use polis_wire::rpc::{App, Limits, Role};
 use polis_wire::s3;
@@ -26,6 +28,20 @@ impl Cluster {
         let contexts = Contexts::find(Some(world.path("polis")), |_name| None).unwrap();
         let mut context = contexts.load("home").unwrap();
         role.as_str().clone_into(&mut context.settings.user);
+        context.certificate = Some(user.certificate);
+        contexts.save(&context).unwrap();
+    }
+
+    /// The context is that of a user with this role, whose certificate has ended.
+    pub(crate) fn ends_the_certificate(&self, world: &World, role: Role) {
+        self.lets_in_as(world, role);
+        let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+        let template = Template::User { role: role.as_str() };
+        let name = format!("former-{}", role.as_str());
+        let user = self.authority.sign(&name, template, PERSON, long_ago);
+        let user = self.runtime.block_on(user);
+        let contexts = Contexts::find(Some(world.path("polis")), |_name| None).unwrap();
+        let mut context = contexts.load("home").unwrap();
         context.certificate = Some(user.certificate);
         contexts.save(&context).unwrap();
     }

@@ -51,7 +51,7 @@ use polis_wire::age::Identity;
 use polis_wire::identity::Fingerprint;
 use polis_wire::pki::{Authorities, Crl, Facts};
 use polis_wire::rpc::client::{Channel, Client, Patience, Repeat};
-use polis_wire::rpc::{AccessList, Credentials};
+use polis_wire::rpc::{AccessList, Credentials, Role};
 
 /// A user of a cluster, with a client for its leader.
 #[derive(Debug)]
@@ -92,6 +92,21 @@ pub(super) fn credentials(
     let key = Arc::new(polis_wire::pki::key_der(key));
     let authorities = authority.map(|der| Authorities::sole(der).into());
     Credentials { certificate, key, authorities }
+}
+
+/// How a user of this role gets another certificate in place of one that has ended.
+fn another(context: &Context, role: Option<Role>) -> String {
+    let Context { name, settings, .. } = context;
+    match role {
+        Some(Role::Owner) => {
+            format!("prove the key again: `polisctl --context {name} cluster take-ownership`")
+        }
+        Some(Role::Viewer | Role::Operator) | None => format!(
+            "ask for another one by `polisctl user create`, and import its file: `polisctl \
+             --context {name} context import FILE --key {}`",
+            settings.key.display()
+        ),
+    }
 }
 
 impl Session {
@@ -139,18 +154,14 @@ impl Session {
         let facts = Facts::read(&certificate).ok_or_else(|| {
             Error::new(format!("the certificate of context {name} is damaged")).or_help(takes())
         })?;
-        if let Some(role) = facts.unit.as_deref().and_then(|unit| unit.parse().ok()) {
+        let role = facts.unit.as_deref().and_then(|unit| unit.parse().ok());
+        if let Some(role) = role {
             global.out.streams.read_by(role);
         }
         if clock::now() >= facts.not_after {
-            return Err(Error::new(format!(
-                "the certificate of context {name} ended on {}",
-                units::date(facts.not_after)
-            ))
-            .or_help(format!(
-                "the owner takes ownership again: {}; others ask the owner for a new one",
-                takes()
-            )));
+            let date = units::date(facts.not_after);
+            let text = format!("the certificate of context {name} ended on {date}");
+            return Err(Error::new(text).or_help(another(&context, role)));
         }
         let key = key::read(&context.settings.key, &global.passphrase)?;
         if key.verifying_key().to_bytes() != facts.public_key {

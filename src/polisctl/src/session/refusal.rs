@@ -141,9 +141,9 @@ fn help(code: Code, reason: &str) -> Option<&'static str> {
         }
         (_, Code::PermissionDenied) => "ask a user with that role: `polisctl user list`",
         (_, Code::Unavailable | Code::DeadlineExceeded) => {
-            "check the endpoints, wait for a leader with `polisctl cluster wait`, or allow more \
-             time: --timeout; a node answers without a leader: `polisctl node status NODE --at \
-             HOST`"
+            "`polisctl cluster status` shows the nodes that answer without a leader, and what each \
+             waits for; `polisctl cluster wait` waits for one; check the endpoints, or allow more \
+             time: --timeout; a node alone answers `polisctl node status NODE --at HOST`"
         }
         (_, Code::ResourceExhausted) => "`polisctl etcd status` shows whether the store is full",
         (_, Code::Unimplemented) => "the cluster's version does not support this call",
@@ -181,6 +181,8 @@ mod tests {
         assert_eq!(error.exit(), crate::error::Exit::Failed);
         let error = refused("list the users", &Status::unavailable("no leader was found in time"));
         assert_eq!(error.exit(), crate::error::Exit::TimedOut);
+        let first = "help: `polisctl cluster status` shows the nodes that answer without a leader";
+        assert!(error.render().contains(first), "{}", error.render());
     }
 
     #[test]

@@ -108,22 +108,16 @@ async fn a_service_that_says_done_is_left_in_peace() {
     assert_eq!(tree["root.once.child"].state, State::Healthy);
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_death_and_a_recovery_are_each_one_event_line() {
-    let deaths = Arc::new(AtomicU32::new(0));
-    let (supervisor, mut lines) = start(move |ctx| {
-        let deaths = Arc::clone(&deaths);
-        ctx.spawn("a", Policy::forever(), move |ctx| {
-            let first = deaths.fetch_add(1, Ordering::Relaxed) == 0;
-            async move {
-                if first {
-                    anyhow::bail!("no disk")
-                }
-                idle(ctx).await
-            }
-        });
-    });
-    wait_for(&mut supervisor.tree(), "root.a", State::Healthy).await;
+/// A service whose first run dies.
+async fn dies_once(ctx: Context, runs: Arc<AtomicU32>) -> Ended {
+    if runs.fetch_add(1, Ordering::Relaxed) == 0 {
+        anyhow::bail!("no disk")
+    }
+    idle(ctx).await
+}
+
+/// The event lines of services, each with its fields.
+fn service_lines(lines: &mut mpsc::Receiver<String>) -> Vec<String> {
     let mut seen = Vec::new();
     while let Ok(line) = lines.try_recv() {
         let line = EventLine::parse(&line).unwrap();
@@ -134,7 +128,48 @@ async fn a_death_and_a_recovery_are_each_one_event_line() {
                 .join(" "),
         );
     }
-    assert_eq!(seen, ["service root.a dead 0 no disk", "service root.a healthy 1 no disk"]);
+    seen
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_death_and_a_recovery_are_each_one_event_line() {
+    let runs = Arc::new(AtomicU32::new(0));
+    let (supervisor, mut lines) = start(move |ctx| {
+        let runs = Arc::clone(&runs);
+        ctx.spawn("a", Policy::forever(), move |ctx| dies_once(ctx, Arc::clone(&runs)));
+    });
+    wait_for(&mut supervisor.tree(), "root.a", State::Healthy).await;
+    assert_eq!(
+        service_lines(&mut lines),
+        ["service root.a dead 0 no disk", "service root.a healthy 1 no disk"]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_after_a_stop_on_purpose_is_no_recovery() {
+    let runs = Arc::new(AtomicU32::new(0));
+    let (supervisor, mut lines) = start(move |ctx| {
+        let runs = Arc::clone(&runs);
+        ctx.spawn("parent", Policy::forever(), move |ctx| {
+            let runs = Arc::clone(&runs);
+            async move {
+                let mut tree = ctx.tree();
+                for _ in 0..2 {
+                    let runs = Arc::clone(&runs);
+                    let run = move |ctx| dies_once(ctx, Arc::clone(&runs));
+                    let child = ctx.spawn("a", Policy::forever(), run);
+                    wait_for(&mut tree, "root.parent.a", State::Healthy).await;
+                    child.stop().await;
+                }
+                idle(ctx).await
+            }
+        });
+    });
+    wait_for(&mut supervisor.tree(), "root.parent", State::Healthy).await;
+    assert_eq!(
+        service_lines(&mut lines),
+        ["service root.parent.a dead 0 no disk", "service root.parent.a healthy 1 no disk"]
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -20,6 +20,8 @@ pub struct Entry {
     pub restarts: u32,
     /// Why it died last, if it ever did.
     pub cause: Option<String>,
+    /// It died, and has not reported healthy since.
+    pub down: bool,
     /// Since when it is in this state, in time since the kernel started.
     pub since: Duration,
 }
@@ -75,9 +77,9 @@ impl Shared {
                 state,
                 restarts: 0,
                 cause: None,
+                down: false,
                 since,
             });
-            let was = entry.state;
             if known && state == State::Starting {
                 entry.restarts += 1;
             }
@@ -85,8 +87,13 @@ impl Shared {
             entry.since = since;
             if let Some(cause) = cause {
                 entry.cause = Some(cause.to_owned());
+                entry.down = true;
             }
-            let recovers = state == State::Healthy && was != state && entry.cause.is_some();
+            // A start after a stop on purpose recovers nothing, whatever ended a run long ago.
+            let recovers = state == State::Healthy && entry.down;
+            if recovers {
+                entry.down = false;
+            }
             if cause.is_some() || recovers {
                 let cause = entry.cause.as_deref().unwrap_or_default();
                 line = Some(

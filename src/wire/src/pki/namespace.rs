@@ -138,9 +138,13 @@ impl<S: Store> Namespace<S> {
         Ok(self.kept(desired, now).await?.map(|(issued, _is_new)| issued))
     }
 
-    /// The existing certificate, and whether it was renewed now. `None` for an authority, which
-    /// only an owner rotates.
-    async fn kept(
+    /// The existing certificate, renewed if that is due, and whether it was renewed now. `None` if
+    /// there is none, and for an authority, which only an owner rotates.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if another node renews it at the same moment.
+    pub async fn kept(
         &self,
         desired: &Certificate,
         now: SystemTime,

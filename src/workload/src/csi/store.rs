@@ -345,7 +345,7 @@ impl Store {
     /// The object in the place of a volume.
     fn found(&self, id: &VolumeId) -> Result<Option<Found>, Error> {
         let place = self.place(id);
-        if !place.is_dir() {
+        if !is_there(&place)? {
             return Ok(None);
         }
         let project = self.step("read the project of", &place, |path| self.disk.project(path))?;
@@ -356,7 +356,8 @@ impl Store {
             }
             None => None,
         };
-        let whole = usage.is_some_and(|usage| usage.limits.bytes > 0) && self.content(id).is_dir();
+        let limited = usage.is_some_and(|usage| usage.limits.bytes > 0);
+        let whole = limited && is_there(&self.content(id))?;
         Ok(Some(Found { project, usage, whole }))
     }
 
@@ -413,6 +414,16 @@ impl Store {
         step: impl FnOnce(&Path) -> io::Result<T>,
     ) -> Result<T, Error> {
         step(path).map_err(|source| Error::Disk { operation, path: path.to_owned(), source })
+    }
+}
+
+/// Whether there is a directory at this path. A directory that the disk does not read is not
+/// missing: an operator gives up the object of a missing volume.
+fn is_there(path: &Path) -> Result<bool, Error> {
+    match path.metadata() {
+        Ok(entry) => Ok(entry.is_dir()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(source) => Err(Error::Disk { operation: "look at", path: path.to_owned(), source }),
     }
 }
 

@@ -362,6 +362,28 @@ fn a_removed_volume_is_never_seen_again_and_its_project_is_free_only_at_the_end(
 }
 
 #[test]
+fn a_volume_that_cannot_be_read_is_not_taken_for_a_missing_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = Fake::new();
+    let store = store(folder.path(), &disk);
+    store.make(&id(1), "default/data", GIB).unwrap();
+    // A link to itself is a directory that is there and does not open.
+    for place in [store.content(&id(1)), store.place(&id(1))] {
+        std::fs::rename(&place, folder.path().join("damaged")).unwrap();
+        std::os::unix::fs::symlink(&place, &place).unwrap();
+        let failed = [store.usage(&id(1)).map(drop), store.enlarge(&id(1), 2 * GIB).map(drop)];
+        for error in failed.map(Result::unwrap_err) {
+            let is_disk = matches!(&error, Error::Disk { path, .. } if *path == place);
+            assert!(is_disk, "{error}");
+        }
+        std::fs::remove_file(&place).unwrap();
+        std::fs::rename(folder.path().join("damaged"), &place).unwrap();
+    }
+    assert_eq!(store.usage(&id(1)).unwrap().unwrap().limits.bytes, GIB);
+    assert_eq!(store.usage(&id(2)).unwrap(), None);
+}
+
+#[test]
 fn what_does_not_fit_is_refused_and_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let disk = Fake::new();

@@ -188,7 +188,7 @@ impl Service {
     /// The pods of this node that have to go.
     async fn leaving(&self, rule: Unmanaged) -> Result<Vec<Pod>, Error> {
         let path = format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{}", self.node);
-        let leaving = Session::new(&self.api).list(&path, JSON, PAGE, pods::leaving).await?;
+        let leaving = self.session().list(&path, JSON, PAGE, pods::leaving).await?;
         Ok(leave(leaving, rule))
     }
 
@@ -202,7 +202,7 @@ impl Service {
             "deleteOptions": {"preconditions": {"uid": uid}},
         });
         let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/eviction");
-        let answer = self.api.send(Method::POST, &path, JSON, &eviction).await?;
+        let answer = self.session().send(Method::POST, &path, JSON, &eviction).await?;
         Ok(pods::evicted(answer.status, &answer.body))
     }
 
@@ -255,22 +255,17 @@ impl Service {
 
     /// The Node of this node; `None` while there is none.
     async fn object(&self) -> Result<Option<Value>, Error> {
-        let answer = self.api.get(&self.path()).await?;
-        if answer.status == 404 {
-            return Ok(None);
-        }
-        self.api.succeeded(&answer)?;
-        let object = serde_json::from_slice(&answer.body);
-        let unread = |error: serde_json::Error| Error::Http {
-            address: self.api.address,
-            source: error.into(),
-        };
-        object.map(Some).map_err(unread)
+        self.session().read(&self.path()).await
     }
 
     async fn change(&self, change: &Value) -> Result<(), Error> {
-        let answer = self.api.send(Method::PATCH, &self.path(), MERGE, change).await?;
+        let answer = self.session().send(Method::PATCH, &self.path(), MERGE, change).await?;
         self.api.succeeded(&answer)
+    }
+
+    /// A connection of its own: a drain asks rarely.
+    fn session(&self) -> Session {
+        Session::new(&self.api)
     }
 
     fn path(&self) -> String {

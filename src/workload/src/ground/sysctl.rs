@@ -56,6 +56,9 @@ const WORKER: &[(&str, &str)] = &[
     ("kernel/keys/root_maxbytes", "25000000"),
     // Every container that follows a file takes one; the kernel's 128 are a few pods.
     ("fs/inotify/max_user_instances", "8192"),
+    // Search engines refuse to start with the kernel's 65530, and a pod without privileges cannot
+    // raise it. The memory of each map counts for the pod that makes it.
+    ("vm/max_map_count", "1048576"),
     // 250 pods of a thousand threads.
     ("kernel/pid_max", "262144"),
 ];
@@ -222,6 +225,7 @@ mod tests {
         kernel/keys/root_maxkeys = 1000000
         kernel/keys/root_maxbytes = 25000000
         fs/inotify/max_user_instances = 8192
+        vm/max_map_count = 1048576
         kernel/pid_max = 262144
         ");
     }

@@ -116,6 +116,9 @@ disable = true
 /// containerd writes down that a layer is whole as soon as it is unpacked, and believes it for
 /// ever. Both ways of unpacking, after a pull and before a first container, therefore flush the
 /// file system before: a power cut would leave empty files in a layer that counts as whole.
+///
+/// The compressed form of a layer is deleted once the layer is unpacked: nothing on a node reads it
+/// again, and it counts in the quota of workloads.
 fn images(tree: &Root) -> String {
     format!(
         r#"[plugins."io.containerd.service.v1.diff-service"]
@@ -125,6 +128,7 @@ sync_fs = true
 snapshotter = "overlayfs"
 use_local_image_pull = true
 image_pull_with_sync_fs = true
+discard_unpacked_layers = true
 
 [plugins."io.containerd.cri.v1.images".pinned_images]
 sandbox = {pause}
@@ -218,6 +222,15 @@ mod tests {
     fn containers_are_not_asked_for_their_counters_every_second() {
         let text = runtime(&Root::live());
         assert!(text.contains("stats_collect_period = \"10s\"\n"), "{text}");
+    }
+
+    #[test]
+    fn an_image_is_kept_in_one_form() {
+        let text = images(&Root::live());
+        // containerd's transfer service, the other way to pull, discards no layer.
+        for setting in ["use_local_image_pull = true\n", "discard_unpacked_layers = true\n"] {
+            assert!(text.contains(setting), "{text}");
+        }
     }
 
     #[test]

@@ -30,6 +30,18 @@ pub(super) const POLICY_HEALTH: u16 = 7843;
 /// node and never leaves one.
 pub(super) const DNS_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 77, 53);
 
+/// Questions for the node's name servers that wait at once; the next one is refused. A pod that
+/// asks without end would otherwise fill the memory of the node while these do not answer.
+const FORWARDED_MAX: u32 = 1000;
+
+/// The errors of questions that the node's name servers do not answer. While they are down, each
+/// question of each pod is one: the first is logged, and then their number.
+const UNANSWERED: &str = "i/o timeout$|^concurrent queries exceeded maximum";
+
+/// Images that kubelet pulls at once. Each takes memory of containerd, which no limit of a pod
+/// counts, and each of its layers flushes the disk that etcd is on.
+const PULLS_MAX: u32 = 8;
+
 /// Pods on one node: a prefix has 253 addresses for them.
 const PODS_MAX: u32 = 250;
 
@@ -103,6 +115,7 @@ pub(super) fn kubelet(site: &Site, tree: &files::Root, controller: bool) -> Vec<
         "enableDebugFlagsHandler": false,
         "enableControllerAttachDetach": true,
         "serializeImagePulls": false,
+        "maxParallelImagePulls": PULLS_MAX,
         "maxPods": PODS_MAX,
         "podPidsLimit": PROCESSES_MAX,
         // Containers that ask for no profile get the runtime's own.
@@ -153,7 +166,9 @@ pub(super) fn corefile(site: &Site, servers: &[IpAddr]) -> String {
     let mut text = format!(
         ".:53 {{\n    \
          bind {DNS_ADDRESS}\n    \
-         errors\n    \
+         errors {{\n        \
+         consolidate 10s \"{UNANSWERED}\" warning show_first\n    \
+         }}\n    \
          health {health}\n    \
          ready {ready}\n    \
          kubernetes {domain} in-addr.arpa ip6.arpa {{\n        \
@@ -171,7 +186,11 @@ pub(super) fn corefile(site: &Site, servers: &[IpAddr]) -> String {
     // Without a server to ask, `forward` is an error, and `loop` has nothing to look for.
     if !servers.is_empty() {
         let servers: Vec<_> = servers.iter().map(ToString::to_string).collect();
-        let _infallible = writeln!(text, "    forward . {}\n    loop", servers.join(" "));
+        let _infallible = writeln!(
+            text,
+            "    forward . {} {{\n        max_concurrent {FORWARDED_MAX}\n    }}\n    loop",
+            servers.join(" "),
+        );
     }
     // Clients take the first address: those of a headless Service are in random order.
     text.push_str("    loadbalance\n    cache 30\n    reload 5s\n}\n");

@@ -52,13 +52,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::api::{self, Api};
 use super::certificates::{self as shared, replace, until_another_authority_signs};
 use super::component::{Check, Component, Error, Process};
 use super::drain::{self, Drains};
-use super::parts::{API_STARTS, Part, PartState, Parts};
+use super::parts::{Part, PartState, Parts};
 use super::site::Site;
 use super::{confinement, csi, mesh, runtime};
 use polis_base::cause;
@@ -80,14 +80,12 @@ const PROXY_HEALTH: &str = "/healthz";
 /// kube-proxy that cannot reach an API server still forwards by what it knows.
 const PROXY_LIVE: &str = "/livez";
 
-/// The checks of the program that enforces NetworkPolicies: ready while the kernel has its table
-/// and its queue, and alive unless it has lost one of them.
+/// The checks of the program that enforces NetworkPolicies: ready once it has read them and the
+/// kernel has its table and its queue, and alive unless the kernel has lost one of these.
 const POLICY_READY: &str = "/readyz";
 const POLICY_LIVE: &str = "/livez";
 
-/// One of the resources that this program reads, and one that the name server reads. The rights
-/// of either to all of its resources come together.
-const POLICIES: &str = "/apis/networking.k8s.io/v1/networkpolicies?limit=1";
+/// One of the resources that the name server reads: the rights to all of them come together.
 const SERVICES: &str = "/api/v1/services?limit=1";
 
 /// The kubelets of a cluster start again within this time after another authority signs, and not
@@ -155,10 +153,10 @@ impl Worker {
             parts: self.parts.clone(),
         };
         ctx.spawn(Part::PodNetwork.name(), forever, move |ctx| pod_network.clone().run(ctx));
-        let policy = self.clone();
+        let (policy, trusts) = (self.clone(), known.clone());
         ctx.spawn(Part::Policy.name(), forever, move |ctx| {
-            let worker = policy.clone();
-            async move { Box::pin(worker.policy(&ctx)).await }
+            let (worker, trusts) = (policy.clone(), trusts.clone());
+            async move { Box::pin(worker.policy(trusts, &ctx)).await }
         });
         let follower = self.clone();
         ctx.spawn(Part::Containerd.name(), forever, move |ctx| follower.clone().follow(ctx));
@@ -247,17 +245,12 @@ impl Worker {
 
     /// Enforces NetworkPolicies. The program leaves its table behind, so that a connection of a
     /// pod is never made because the program is down; the table goes with the mesh.
-    async fn policy(mut self, ctx: &Context) -> Result<(), Error> {
+    async fn policy(
+        mut self,
+        trusts: watch::Receiver<shared::Trusted>,
+        ctx: &Context,
+    ) -> Result<(), Error> {
         let (part, parts) = (Part::Policy, self.parts.clone());
-        let begun = Instant::now();
-        let report = |error: &api::Error| {
-            // A starting API server is not a failure.
-            if begun.elapsed() >= API_STARTS {
-                let error = cause::line(error);
-                let cause = format!("pods wait until it can read the cluster's policies: {error}");
-                parts.fail(part, cause);
-            }
-        };
         let inputs = async {
             self.parts.ready(Part::WorkerCertificates).await?;
             // An image without containerd has no program for policies either, and no pods.
@@ -266,13 +259,7 @@ impl Worker {
                     .then_some(())
             })
             .await?;
-            let prefix = until(&mut self.prefix, "the prefix of pods", |prefix| *prefix).await?;
-            // The program's own tries are up to half a minute apart once some have failed, and
-            // kubelet waits for it. Kubelet cannot start before: until pods have a network it asks
-            // containerd for its state ten times a second.
-            let api = self.asked_as(WorkerPurpose::Policy);
-            node_object::readable(&api, POLICIES, &self.parts, report).await;
-            Ok::<_, Closed>(prefix)
+            until(&mut self.prefix, "the prefix of pods", |prefix| *prefix).await
         };
         let Some(prefix) = ctx.until_cancelled(inputs).await.transpose()? else { return Ok(()) };
         let health = self.site.loopback_port(configuration::POLICY_HEALTH);
@@ -282,9 +269,10 @@ impl Worker {
             args: args::policy(&self.site, self.node, prefix),
             process: Process::KUBE,
             confinement: Some(confinement::policy(&self.site)),
-            ready: Check::plain(health, POLICY_READY),
+            // It starts while an API server does, and lives while none answers.
+            ready: Check::plain(health, POLICY_LIVE),
+            first: Some(Check::plain(health, POLICY_READY)),
             live: Check::plain(health, POLICY_LIVE),
-            first: None,
             parts: self.parts.clone(),
         };
         let renumbered = async {
@@ -296,7 +284,15 @@ impl Worker {
                 Err(closed) => closed.into(),
             }
         };
-        component.run(ctx, renumbered).await
+        let signed = until_another_authority_signs(part, trusts);
+        let outdated = async {
+            tokio::select! {
+                // Cancel-safe, both: they wait.
+                renumbered = renumbered => renumbered,
+                signed = before_ready(part, &parts, signed) => signed,
+            }
+        };
+        component.run(ctx, outdated).await
     }
 
     /// `registered` is whether its Node object exists.
@@ -395,6 +391,21 @@ impl Worker {
     }
 }
 
+/// The reason to start a part again that counts only until the part is ready.
+///
+/// A boot begins with the authorities of the last one. Programs read them again within five
+/// minutes: that is soon enough for one that serves, and too long for one that pods wait for.
+async fn before_ready(part: Part, parts: &Parts, wanted: impl Future<Output = Error>) -> Error {
+    tokio::select! {
+        // Cancel-safe, both: they wait.
+        wanted = wanted => wanted,
+        ready = parts.ready(part) => match ready {
+            Ok(()) => std::future::pending().await,
+            Err(closed) => Error::from(closed),
+        },
+    }
+}
+
 /// Delays a start that the kubelets of all nodes want at the same moment.
 async fn in_turn(wanted: impl Future<Output = Error>) -> Error {
     let error = wanted.await;
@@ -460,7 +471,9 @@ impl Process {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
     use polis_wire::rpc::client::Patience;
+    use tokio::time::Instant;
 
     use super::*;
     use crate::runtime::{Condition, Health};
@@ -505,6 +518,31 @@ mod tests {
         };
         let (ended, ()) = tokio::join!(Box::pin(worker.kube_proxy(&ctx)), story);
         ended.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_policy_program_starts_again_for_another_authority_only_before_it_is_ready() {
+        let (ctx, _handles) = Context::for_test();
+        let parts = Parts::new(watch::Sender::default(), ctx.lines().clone());
+        let part = Part::Policy;
+        let known_as = |names: &[u8]| -> shared::Trusted {
+            Some(names.iter().map(|name| vec![*name].into()).collect())
+        };
+        for is_ready in [false, true] {
+            parts.set(part, PartState::Starting);
+            let (known, trusts) = watch::channel(known_as(&[1]));
+            let signed = until_another_authority_signs(part, trusts);
+            let mut outdated = std::pin::pin!(before_ready(part, &parts, signed));
+            assert!(outdated.as_mut().now_or_never().is_none());
+            if is_ready {
+                parts.set(part, PartState::Ready);
+                assert!(outdated.as_mut().now_or_never().is_none());
+            }
+            known.send_replace(known_as(&[2, 1]));
+            let ended = outdated.as_mut().now_or_never();
+            let starts = matches!(ended, Some(Error::Outdated { part: Part::Policy, .. }));
+            assert_eq!(starts, !is_ready, "{ended:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
 use super::random;
-use crate::api::{Api, Error};
+use crate::api::{Api, Error, Session};
 use crate::parts::{API_STARTS, Part, PartState, Parts};
 use crate::runtime::gvisor;
 use polis_base::cause;
@@ -116,7 +116,8 @@ impl Service {
     }
 
     async fn patch(&self, patch: &Value) -> Result<(), Error> {
-        let sent = self.api.send(Method::PATCH, &path(self.node), MERGE_PATCH, patch).await?;
+        let path = path(self.node);
+        let sent = Session::new(&self.api).send(Method::PATCH, &path, MERGE_PATCH, patch).await?;
         self.api.succeeded(&sent)
     }
 }

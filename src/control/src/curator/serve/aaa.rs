@@ -4,6 +4,7 @@ use polis_proto::v1;
 use polis_proto::v1::aaa_server::Aaa;
 use tonic::{Request, Response, Status};
 
+use super::audit::Unchanged;
 use super::{Handlers, Lead, untrusted};
 use crate::curator::convert;
 use crate::curator::error::Error;
@@ -61,7 +62,13 @@ impl Aaa for Handlers {
     ) -> Result<Response<v1::EscrowResponse>, Status> {
         let Peer::User { name, .. } = Peer::of(&request) else { return Err(untrusted()) };
         let lead = self.lead()?;
-        Box::pin(lead.certified(lead.store().renew_user(&name, clock::now()))).await
+        let renewed = Box::pin(lead.store().renew_user(&name, clock::now())).await;
+        let (issued, is_new) = renewed.map_err(|error| lead.refuse(error))?;
+        let mut answer = Box::pin(lead.certified(std::future::ready(Ok(issued)))).await?;
+        if !is_new {
+            answer.extensions_mut().insert(Unchanged);
+        }
+        Ok(answer)
     }
 
     async fn create_user(

@@ -6,7 +6,8 @@
 //!
 //! ```text
 //! call --> handler --done----> entry in etcd --> answer
-//!             |                      \-- cannot be written: UNAVAILABLE, and no answer
+//!             |       |              \-- cannot be written: UNAVAILABLE, and no answer
+//!             |       \--and changed nothing ([Unchanged])--> answer
 //!             +-----refused--> answer; [Service] writes one entry for each kind: of users a
 //!             |                minute, of nodes and callers without a certificate an hour
 //!             +-----cut off--> [Service]
@@ -15,6 +16,8 @@
 //!
 //! Invariants:
 //! - The answer of an audited call leaves after its entry is in etcd.
+//! - Of the calls of a viewer, which it makes as often as it likes, only a renewal that made
+//!   another certificate has an entry when it is done: each new entry displaces the oldest one.
 //! - A kind of refusal (caller, call, code) makes two entries a minute at most.
 //! - Callers without a certificate of the cluster, which have as many keys as they like, are one
 //!   caller in what was not done. They, and each node, make nine entries an hour at most.
@@ -93,6 +96,15 @@ fn kind(path: &str) -> Kind {
     found.map_or(Changes, |(_, kind)| *kind)
 }
 
+/// In the answer of a handler: the call changed nothing, and reads no secret.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unchanged;
+
+/// Whether a call that was done has an entry, by the answer of its handler.
+fn has_entry<B>(answer: &http::Response<B>) -> bool {
+    answer.extensions().get::<Unchanged>().is_none()
+}
+
 /// Refusals that wait for the service: more than one reader writes down in a second.
 const QUEUE: usize = 64;
 
@@ -126,10 +138,17 @@ impl Audit for Handlers {
             }
             return Ok(response);
         }
-        let written = self.audit(call.entry()).await;
-        let _done = call.end();
-        Ok(match written {
-            Ok(()) => response,
+        if !has_entry(&response) {
+            let _none = call.end();
+            return Ok(response);
+        }
+        Ok(match self.audit(call.entry()).await {
+            Ok(()) => {
+                let _done = call.end();
+                response
+            }
+            // Its entry is tried again, as that of a call that ended without an answer: the next
+            // attempt of the caller may find nothing to change.
             Err(status) => {
                 warn!("the answer of a call is held back: {status}");
                 unwritten(kind).into_http()
@@ -422,6 +441,22 @@ mod tests {
             assert!(audited || !more, "{path}");
         }
         assert_eq!(kind("/polis.v1.Management/NoSuch"), Changes);
+    }
+
+    /// A viewer may renew its certificate as often as it likes, and the log has a bound.
+    #[test]
+    fn a_call_that_changed_nothing_has_no_entry_and_no_other_call_of_a_viewer_has_one() {
+        let mut answer = http::Response::new(());
+        assert!(has_entry(&answer));
+        answer.extensions_mut().insert(Unchanged);
+        assert!(!has_entry(&answer));
+
+        let table = rpc::Table::polis().unwrap();
+        let by_viewers = table.rules().filter(|(path, rule)| {
+            rule.least_role() == Some(rpc::Role::Viewer) && is_audited(path) && kind(path) != No
+        });
+        let paths: Vec<_> = by_viewers.map(|(path, _)| path).collect();
+        assert_eq!(paths, ["/polis.v1.Aaa/Renew"]);
     }
 
     #[test]

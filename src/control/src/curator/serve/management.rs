@@ -1,5 +1,6 @@
 //! The service `polis.v1.Management`: the calls of operators.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,8 +25,35 @@ use polis_wire::node_roles::is_consensus_member;
 use polis_wire::registry::shown;
 use polis_wire::rpc::{Peer, Role};
 
-/// Names in one filter.
-const IDS_MAX: usize = 1024;
+/// Entries of each field of a filter: every node is compared with all of them, while the directory
+/// is locked.
+const FILTER_MAX: usize = 1024;
+
+/// The nodes that a caller asks for: those that fit every field that is not empty.
+#[derive(Debug)]
+struct Filter {
+    ids: BTreeSet<NodeId>,
+    states: Vec<i32>,
+    labels: BTreeMap<String, String>,
+}
+
+impl Filter {
+    fn read(request: v1::GetNodesRequest) -> Result<Self, Error> {
+        let v1::GetNodesRequest { ids, states, labels } = request;
+        let fields = [("ids", ids.len()), ("states", states.len()), ("labels", labels.len())];
+        if let Some((field, _)) = fields.iter().find(|(_, count)| *count > FILTER_MAX) {
+            return Err(Error::Field(format!("{field}: allowed are at most {FILTER_MAX}")));
+        }
+        let ids = ids.iter().map(|id| convert::node_id(id, "ids"));
+        Ok(Self { ids: ids.collect::<Result<_, _>>()?, states, labels })
+    }
+
+    fn fits(&self, id: NodeId, node: &v1::Node) -> bool {
+        (self.ids.is_empty() || self.ids.contains(&id))
+            && (self.states.is_empty() || self.states.contains(&node.state))
+            && self.labels.iter().all(|(key, value)| node.labels.get(key) == Some(value))
+    }
+}
 
 #[tonic::async_trait]
 impl Management for Handlers {
@@ -99,22 +127,12 @@ impl Management for Handlers {
         // The endorsement key names a machine for life: see `docs/attestation.md`.
         let sees_keys =
             matches!(Peer::of(&request), Peer::User { role: Role::Operator | Role::Owner, .. });
-        let v1::GetNodesRequest { ids, states, labels } = request.into_inner();
-        if ids.len() > IDS_MAX {
-            return Err(Error::Field(format!("ids: allowed are at most {IDS_MAX}")).into());
-        }
-        let ids = ids.iter().map(|id| convert::node_id(id, "ids"));
-        let ids = ids.collect::<Result<std::collections::BTreeSet<_>, _>>()?;
-        let wanted = |id: NodeId, known: &Known| {
-            (ids.is_empty() || ids.contains(&id))
-                && (states.is_empty() || states.contains(&known.node.state))
-                && labels.iter().all(|(key, value)| known.node.labels.get(key) == Some(value))
-        };
+        let filter = Filter::read(request.into_inner())?;
         let directory = self.lead()?.current().await?;
         let found: Vec<_> = directory
             .borrow()
             .nodes()
-            .filter(|(id, known)| wanted(*id, known))
+            .filter(|(id, known)| filter.fits(*id, &known.node))
             .map(|(id, known)| (id, known.clone()))
             .collect();
         let heartbeats = self.0.heartbeats.clone();
@@ -421,4 +439,49 @@ fn member(
     let address = reported.or_else(|| elsewhere.map(|address| address.to_string()))?;
     (up && role)
         .then(|| v1::cluster_directory::Node { id: id.to_string(), addresses: vec![address] })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_has_a_bounded_number_of_entries_in_each_field() {
+        let id = NodeId::from_public_key(&[1; 32]);
+        let many = |count: usize| {
+            let (ids, states) = (vec![id.to_string(); count], vec![9; count]);
+            let labels = (0..count).map(|key| (key.to_string(), String::new())).collect();
+            let only = |field: &'static str, request| (field, Filter::read(request));
+            [
+                only("ids", v1::GetNodesRequest { ids, ..Default::default() }),
+                only("states", v1::GetNodesRequest { states, ..Default::default() }),
+                only("labels", v1::GetNodesRequest { labels, ..Default::default() }),
+            ]
+        };
+        for (field, read) in many(FILTER_MAX) {
+            assert!(read.is_ok(), "{field}");
+        }
+        for (field, read) in many(FILTER_MAX + 1) {
+            let refused = read.unwrap_err().to_string();
+            assert!(refused.starts_with(field) && refused.ends_with("1024"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_node_is_asked_for_by_every_field_that_is_not_empty() {
+        let id = |seed: u8| NodeId::from_public_key(&[seed; 32]);
+        let labels = |value: &str| BTreeMap::from([("zone".to_owned(), value.to_owned())]);
+        let up = v1::NodeState::Up.into();
+        let node = v1::Node { state: up, labels: labels("a"), ..Default::default() };
+        let fits = |request| Filter::read(request).unwrap().fits(id(1), &node);
+        let by_id = |seed| {
+            let ids = vec![id(seed).to_string()];
+            v1::GetNodesRequest { ids, ..Default::default() }
+        };
+        assert!(fits(v1::GetNodesRequest::default()));
+        assert!(fits(by_id(1)) && !fits(by_id(2)));
+        assert!(fits(v1::GetNodesRequest { states: vec![up], labels: labels("a"), ..by_id(1) }));
+        assert!(!fits(v1::GetNodesRequest { states: vec![up + 1], ..by_id(1) }));
+        assert!(!fits(v1::GetNodesRequest { labels: labels("b"), ..by_id(1) }));
+    }
 }

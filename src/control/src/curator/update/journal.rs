@@ -24,7 +24,9 @@
 //!   healthy and ready, and a voter only while etcd keeps its quorum without it.
 //! - The next step depends on the present leader, not on the leader at the time of the plan.
 //! - A turn that failed and a turn that is repeated have different numbers.
-//! - A turn ends within [`RESTART_MAX`] of the leave to restart.
+//! - A turn ends within [`RESTART_MAX`] of the leave to restart. That time begins anew where the
+//!   clock was set back to before the leave, or where the clock of another leader is behind it.
+//! - Without the node that keeps the bundle, no node gets a turn.
 
 use std::time::Duration;
 
@@ -247,8 +249,10 @@ pub fn keeps(journal: &v1::ClusterUpdate, node: NodeId) -> String {
 
 fn loading(journal: &v1::ClusterUpdate, facts: &[Fact], now: i64) -> Next {
     let bundle = journal.bundle.clone().unwrap_or_default();
-    let holder = facts.iter().find(|fact| fact.id.to_string() == journal.holder);
-    let has = holder.and_then(|fact| fact.report.as_ref()).map(|report| report.keeps.as_str());
+    let Some(holder) = facts.iter().find(|fact| fact.id.to_string() == journal.holder) else {
+        return Next::Wait(orphaned(journal));
+    };
+    let has = holder.report.as_ref().map(|report| report.keeps.as_str());
     if has == Some(bundle.image.as_str()) {
         let mut journal = journal.clone();
         journal.set_state(State::Running);
@@ -293,6 +297,9 @@ fn running(journal: &v1::ClusterUpdate, facts: &Facts, now: i64) -> Next {
         journal.changed_at = now;
         return Next::Write(Box::new(journal));
     };
+    if !nodes.iter().any(|fact| fact.id.to_string() == journal.holder) {
+        return Next::Wait(orphaned(journal));
+    }
     if let Some(what) = fact.fault().map(|fault| format!("{}: {fault}", fact.id)) {
         return Next::Wait(what);
     }
@@ -309,6 +316,15 @@ fn running(journal: &v1::ClusterUpdate, facts: &Facts, now: i64) -> Next {
     journal.steps[at].boot_id = boot_id(fact);
     (journal.steps[at].left, journal.steps[at].left_at) = (String::new(), 0);
     Next::Write(Box::new(journal))
+}
+
+/// What the update waits for where the holder of the bundle has left the cluster.
+fn orphaned(journal: &v1::ClusterUpdate) -> String {
+    format!(
+        "an owner: {}, which was to keep the bundle, left the cluster: abort the update, and begin \
+         it again",
+        journal.holder
+    )
 }
 
 /// The journal with another state of a step.
@@ -344,6 +360,10 @@ fn turn_goes_on(journal: &v1::ClusterUpdate, at: usize, facts: &Facts, now: i64)
         Next::Write(Box::new(journal))
     };
     let has_leave = step.left == boot_id(fact);
+    // The clock was set back since, or is that of another leader: the time begins anew.
+    if !step.left.is_empty() && step.left_at > now {
+        return leave(step.left.clone());
+    }
     match taking(journal, step, fact) {
         Taking::Done => Next::Write(Box::new(written(journal, at, Progress::Done, "", now))),
         Taking::Failed(cause) => failed(&cause),

@@ -353,6 +353,55 @@ fn the_time_of_a_turn_does_not_count_while_the_node_is_held_back() {
 }
 
 #[test]
+fn a_turn_ends_in_time_also_where_the_clock_was_set_back() {
+    let (mut world, node) = left();
+    world.fact(node).health = NodeHealth::Late;
+    world.now -= 24 * 60 * 60;
+    assert!(world.settle().ends_with("it sends no heartbeats"));
+    assert_eq!(in_turn(&world.journal).map(|step| &*step.left), Some("boot of 1.0.0"));
+    world.now += 29 * 60;
+    world.settle();
+    assert!(world.turn().is_some());
+    world.now += 60;
+    assert!(world.settle().starts_with("an owner"));
+    assert_eq!(world.journal.state(), State::Failed);
+}
+
+#[test]
+fn no_node_gets_a_turn_once_the_node_with_the_bundle_has_left() {
+    let says = "left the cluster: abort the update, and begin it again";
+    // A worker keeps it, so that etcd misses nothing.
+    let mut workers = [id(4), id(5)];
+    workers.sort();
+    let [first, holder] = workers;
+    let begin = || {
+        let mut world = World::new(five(1));
+        world.journal.holder = holder.to_string();
+        world
+    };
+    let mut world = begin();
+    world.facts.retain(|fact| fact.id != holder);
+    assert!(world.settle().ends_with(says));
+    let mut world = begin();
+    world.report(holder, |report| report.keeps = "00ff".to_owned());
+    world.settle();
+    assert_eq!(world.turn().unwrap().0, first);
+    // The node in its turn may have the system on its disk already.
+    world.facts.retain(|fact| fact.id != holder);
+    world.settle();
+    assert_eq!(world.turn().unwrap().0, first);
+    world.takes(first);
+    assert!(world.settle().ends_with(says));
+    assert_eq!(world.turn(), None);
+    // The bundle is not needed for the rest.
+    for node in [1, 2, 3].map(id) {
+        world.takes(node);
+    }
+    assert_eq!(world.settle(), "");
+    assert_eq!(world.journal.state(), State::Done);
+}
+
+#[test]
 fn a_voter_gets_no_turn_where_voters_have_left_meanwhile() {
     let mut world = World::loaded(five(1)[..3].to_vec());
     world.facts.retain(|fact| fact.id != id(2));

@@ -419,6 +419,27 @@ pub(super) mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn a_fault_of_a_disk_that_comes_is_shown_until_it_is_gone_and_logged_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let (ctx, _handles) = Context::for_test();
+        let mut service = service(folder.path());
+        let (used, started) = (Used::Only(Leg::First), Leg::First);
+        let disks = [Some(source()), None];
+        let mut tended = tended(&mut service, &ctx, Mirror { disks, used, started, dropped: None });
+        let found = |claimed| Done::Claimed(Reads::default(), Box::new(claimed));
+        let unfit = || Error::Unfit { disk: "vdb".to_owned(), why: "it has data".to_owned() };
+        let fault = tended.finish(found(Err(unfit()))).await.unwrap_err();
+        tended.failed(&fault);
+        let known = tended.cause.clone();
+        assert!(known.is_some());
+        // By the known one `failed` decides whether it is a new one.
+        tended.finish(found(Err(unfit()))).await.unwrap_err();
+        assert_eq!(tended.cause, known, "it would be logged at each search");
+        tended.finish(found(Ok(None))).await.unwrap();
+        assert_eq!(tended.cause, None);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_disk_that_hangs_while_it_is_taken_is_named_with_a_remedy() {
         let folder = tempfile::tempdir().unwrap();

@@ -76,8 +76,10 @@ impl Tended<'_> {
             }
             Done::Claimed(reads, claimed) => {
                 self.reads = reads;
+                // A fault that stays is logged once.
+                let claimed = (*claimed)?;
                 self.cause = None;
-                match (*claimed)? {
+                match claimed {
                     Some((source, target)) => self.fill(source, target).await,
                     None => Ok(()),
                 }
@@ -212,16 +214,21 @@ impl Tended<'_> {
         let anew = self.filled.is_some();
         let (name, steps) = (to.name(), self.steps.clone());
         let work = move || {
-            let joined = Some(config.slot.as_str()).filter(|_| system::is_joined());
-            let written = if systems { copy::systems(&from, &to, joined)? } else { 0 };
-            if all && joined.is_none() {
-                system::join(&config.slot, &from, &to)?;
-            }
-            if anew {
-                esp::make(&config.esp, &to)?;
-            }
-            esp::copy(&config.esp, &to, &config.other_esp, &files, all)?;
-            Ok(written)
+            let copy_systems = || {
+                let joined = Some(config.slot.as_str()).filter(|_| system::is_joined());
+                let written = if systems { copy::systems(&from, &to, joined)? } else { 0 };
+                if all && joined.is_none() {
+                    system::join(&config.slot, &from, &to)?;
+                }
+                if anew {
+                    esp::make(&config.esp, &to)?;
+                }
+                Ok::<_, Error>(written)
+            };
+            let copy_files = |files: &BTreeSet<PathBuf>, kernels| {
+                esp::copy(&config.esp, &to, &config.other_esp, files, kernels)
+            };
+            in_order(early_ones(files, anew), all, copy_systems, copy_files)
         };
         let copied = async move {
             let what = "copying what starts the machine";
@@ -231,6 +238,32 @@ impl Tended<'_> {
         };
         self.job = Some(copied.boxed());
     }
+}
+
+/// The files that are copied before the systems, and those after them: an ESP that is made `anew`
+/// has no place for any before.
+fn early_ones(files: BTreeSet<PathBuf>, anew: bool) -> [BTreeSet<PathBuf>; 2] {
+    let (early, late) = files.into_iter().partition(|path| !anew && esp::is_record(path));
+    [early, late]
+}
+
+/// Copies the `early` files, the systems, and then the `late` files: with `all`, kernel images that
+/// are gone go, too. A system that one of the disks does not read or write keeps no record back:
+/// with the keys of before, the other disk would not open.
+fn in_order(
+    [early, late]: [BTreeSet<PathBuf>; 2],
+    all: bool,
+    copy_systems: impl FnOnce() -> Result<u64, Error>,
+    copy_files: impl Fn(&BTreeSet<PathBuf>, bool) -> Result<(), Error>,
+) -> Result<u64, Error> {
+    if !early.is_empty() {
+        copy_files(&early, false)?;
+    }
+    let written = copy_systems()?;
+    if all || !late.is_empty() {
+        copy_files(&late, all)?;
+    }
+    Ok(written)
 }
 
 impl Copied {
@@ -281,7 +314,12 @@ impl Copied {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use super::*;
+
+    const RECORD: &str = "polis/key_change.pb";
+    const KERNEL: &str = "EFI/Linux/polis-2.efi";
 
     fn seen(files: &[(&str, u64)]) -> Seen {
         files.iter().map(|(path, length)| (PathBuf::from(path), (*length, None))).collect()
@@ -289,7 +327,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_second_copy_that_fails_is_tried_again() {
-        let now = || seen(&[("polis/key_change.pb", 1)]);
+        let now = || seen(&[(RECORD, 1)]);
         let mut copied = Copied::new();
         let (first, _) = copied.next_files(now()).unwrap();
         copied.done(first);
@@ -302,8 +340,6 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn records_are_copied_before_the_node_is_ready_and_the_rest_after() {
-        const RECORD: &str = "polis/key_change.pb";
-        const KERNEL: &str = "EFI/Linux/polis-2.efi";
         let files = |found: Option<(Seen, BTreeSet<PathBuf>)>| {
             found.map(|(_, files)| {
                 files.iter().map(|path| path.display().to_string()).collect::<Vec<_>>()
@@ -330,5 +366,36 @@ mod tests {
         copied.next_files(now()).unwrap();
         // A kernel image that went has both systems compared again.
         assert!(copied.next_files(seen(&[(RECORD, 1)])).is_some() && copied.systems);
+    }
+
+    #[test]
+    fn a_system_that_cannot_be_copied_keeps_no_record_from_the_other_disk() {
+        let set = |names: &[&str]| names.iter().map(PathBuf::from).collect::<BTreeSet<_>>();
+        let copied = |anew, written: Option<u64>| {
+            let done = RefCell::new(Vec::new());
+            let systems = || {
+                done.borrow_mut().push((set(&["systems"]), false));
+                written.ok_or_else(|| Error::Copy {
+                    operation: "copy the systems",
+                    disk: "vdb".to_owned(),
+                    source: std::io::ErrorKind::Other.into(),
+                })
+            };
+            let files = |files: &BTreeSet<PathBuf>, kernels| {
+                done.borrow_mut().push((files.clone(), kernels));
+                Ok(())
+            };
+            let ended = in_order(early_ones(set(&[RECORD, KERNEL]), anew), true, systems, files);
+            assert_eq!(ended.ok(), written);
+            done.into_inner()
+        };
+        let [record, systems] = [RECORD, "systems"].map(|name| (set(&[name]), false));
+        assert_eq!(copied(false, None), [record.clone(), systems.clone()]);
+        // No kernel image names a system that is not there.
+        let kernel = (set(&[KERNEL]), true);
+        assert_eq!(copied(false, Some(7)), [record, systems.clone(), kernel]);
+        // An ESP that is not there yet is made first.
+        assert_eq!(copied(true, None), std::slice::from_ref(&systems));
+        assert_eq!(copied(true, Some(7)), [systems, (set(&[RECORD, KERNEL]), true)]);
     }
 }

@@ -56,6 +56,7 @@ use self::six::V6;
 use self::wake::{Event, Notice, Noticed};
 use super::advertised::Advertised;
 use super::change::Changes;
+use super::conflicts::Conflicts;
 use super::holding::Holding;
 use super::observe::Interfaces;
 use super::plan::{Action, Former};
@@ -116,6 +117,9 @@ pub enum Error {
     /// No socket for router advertisements, or it failed.
     #[error("cannot receive router advertisements")]
     Routers(#[source] std::io::Error),
+    /// No socket for ARP, or it failed.
+    #[error("cannot receive ARP messages")]
+    Arp(#[source] std::io::Error),
     /// The owner of the parameters ended.
     #[error(transparent)]
     Lost(#[from] event::Closed),
@@ -152,6 +156,8 @@ impl Service {
             said: Change::default(),
             mtus: BTreeMap::new(),
             faults: Vec::new(),
+            conflicts: Conflicts::listen().map_err(Error::Arp)?,
+            shared: Vec::new(),
             holding: Holding::default(),
             primary: Primary::default(),
             advertised: Advertised::after(former),
@@ -193,6 +199,9 @@ struct Run {
     mtus: BTreeMap<u32, u32>,
     /// Faults of the configuration that were logged.
     faults: Vec<String>,
+    conflicts: Conflicts,
+    /// Conflicts that were logged.
+    shared: Vec<String>,
     holding: Holding,
     primary: Primary,
     advertised: Advertised,

@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 
 use tokio::time::Instant;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::super::Status;
 use super::super::plan::{self, Layout, Observed};
@@ -44,6 +44,8 @@ impl Run {
             }
             self.faults.clone_from(&layout.faults);
         }
+        let shared = self.conflicts.sentences(observed);
+        self.log_conflicts(&shared);
         let text = resolv_conf(&wanted.nameservers);
         if self.resolv_conf.as_ref() != Some(&text) {
             // Before the address is published: a service that waits for it may resolve names
@@ -75,7 +77,7 @@ impl Run {
                 &layout,
                 [&self.holding, &self.v6.holding],
             ),
-            faults: layout.faults,
+            faults: layout.faults.into_iter().chain(shared).collect(),
             change: self.changes.change(),
             waiting,
         };
@@ -86,6 +88,17 @@ impl Run {
             changed
         });
         is_waiting
+    }
+
+    /// Logs which addresses another machine has, too, once each.
+    fn log_conflicts(&mut self, shared: &[String]) {
+        for conflict in shared.iter().filter(|conflict| !self.shared.contains(conflict)) {
+            warn!("{conflict}");
+        }
+        for conflict in self.shared.iter().filter(|conflict| !shared.contains(conflict)) {
+            info!("no longer seen: {conflict}");
+        }
+        self.shared = shared.to_vec();
     }
 
     /// The awaited event of a node that has a lease already.

@@ -21,7 +21,6 @@ use super::super::view::name;
 use super::super::{apply, observe};
 use super::{Config, Error, Run};
 use crate::parameters;
-use polis_base::sys::arp;
 
 /// Rounds of actions that make links: bonds before what is on them.
 const ROUNDS_MAX: usize = 8;
@@ -71,6 +70,9 @@ impl Run {
             observed = self.observe().await?;
         }
         self.ask(&observed, &wanted);
+        for (address, error) in self.conflicts.review(&observed) {
+            info!("cannot ask which other machine has {address}: {error}");
+        }
         Ok(observed)
     }
 
@@ -185,7 +187,8 @@ impl Run {
                 if let (Some(link), IpAddr::V4(v4)) = (link, cidr.address()) {
                     // Neighbours may remember another machine for this address. That is a
                     // courtesy: they find out by themselves, later.
-                    if let Err(error) = arp::announce(*index, link.mac.0, v4) {
+                    let announced = self.conflicts.socket.announce(*index, link.mac.0, v4);
+                    if let Err(error) = announced {
                         info!("cannot announce {v4} on {}: {error}", link.name);
                     }
                 }

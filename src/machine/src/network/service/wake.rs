@@ -160,6 +160,10 @@ impl Run {
             changed = self.v6.routers.changed() => {
                 changed.map(|()| Some(Event::Look)).map_err(Error::Routers)
             }
+            // Cancel-safe, too.
+            changed = self.conflicts.changed() => {
+                changed.map(|()| Some(Event::Look)).map_err(Error::Arp)
+            }
             // Cancel-safe: only waits.
             () = tokio::time::sleep_until(deadline) => Ok(Some(Event::Look)),
         }
