@@ -331,7 +331,8 @@ async fn a_certificate_is_renewed_when_two_thirds_of_its_life_are_over() {
     let ended = cluster.store.create_user("ended", role, &key, now - days(40)).await.unwrap();
     invite("ended", &ended.der).await;
     let printed = person.refused(&["node", "list"]).await;
-    assert!(printed.contains("ended on") && printed.contains("ask the owner"), "{printed}");
+    assert!(printed.contains("ended on") && printed.contains("only an owner may"), "{printed}");
+    assert!(printed.contains("--context ann context import FILE --key "), "{printed}");
 
     curator.supervisor.stop().await;
     node.stop().await;
