@@ -38,7 +38,8 @@ const FOREIGN: [&str; 9] = [
 ];
 
 /// Messages with secrets in them: `src/lib.rs` prints their names and nothing more.
-const SECRET: [&str; 12] = [
+const SECRET: [&str; 15] = [
+    "polis.v1.ClusterRegister",
     "polis.v1.ColdStartShare",
     "polis.v1.CommitNodeRequest",
     "polis.v1.GetRecoveryKeyResponse",
@@ -46,6 +47,8 @@ const SECRET: [&str; 12] = [
     "polis.v1.GiveParametersRequest",
     "polis.v1.JoinNodeResponse",
     "polis.v1.Node",
+    "polis.v1.RegisterNodeRequest",
+    "polis.v1.RegisterTicket",
     "polis.v1.Registry",
     "polis.v1.SealedConfiguration",
     "polis.v1.SealedSecrets",

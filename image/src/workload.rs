@@ -6,15 +6,13 @@
 
 use crate::{oci, tree::Tree};
 
-/// Folders that a worker mounts over.
-pub const MOUNT_POINTS: [&str; 8] = [
+/// Folders that a worker mounts over; those inside of one of them are made by the worker.
+pub const MOUNT_POINTS: [&str; 6] = [
     "etc/cni/net.d",
     "etc/kubernetes",
     "opt/cni/bin",
     "usr/libexec/kubernetes",
-    "var/lib/cni",
-    "var/lib/containerd",
-    "var/lib/kubelet",
+    "var/lib",
     "var/log",
 ];
 

@@ -3,6 +3,8 @@
 
 #[cfg(test)]
 mod contract_tests;
+#[cfg(test)]
+mod secret_tests;
 
 /// Version 1 of the messages.
 pub mod v1 {
@@ -20,9 +22,9 @@ pub mod v1 {
     }
 
     unprintable! {
-        ColdStartShare CommitNodeRequest GetRecoveryKeyResponse GetRegisterTicketResponse
-        GiveParametersRequest JoinNodeResponse Node Registry SealedConfiguration SealedSecrets SnapshotCredentials
-        UnlockRequest
+        ClusterRegister ColdStartShare CommitNodeRequest GetRecoveryKeyResponse
+        GetRegisterTicketResponse GiveParametersRequest JoinNodeResponse Node RegisterNodeRequest
+        RegisterTicket Registry SealedConfiguration SealedSecrets SnapshotCredentials UnlockRequest
     }
 }
 

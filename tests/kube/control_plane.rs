@@ -35,6 +35,7 @@ async fn a_controller_becomes_ready_and_ends_with_its_role() {
     both_hold_their_leases(&controller).await;
     a_secret_is_encrypted_in_etcd(&controller).await;
     a_pod_above_baseline_is_refused(&controller).await;
+    a_pod_that_nothing_evicts_is_refused_outside_of_the_system(&controller).await;
     who_reads_a_secret_is_in_the_audit_log(&controller).await;
 
     controller.take_role();
@@ -117,6 +118,27 @@ async fn a_pod_above_baseline_is_refused(controller: &Controller) {
     let said = String::from_utf8_lossy(&above.body).into_owned();
     assert_eq!(above.status, 403, "{said}");
     assert!(said.contains("baseline"), "{said}");
+}
+
+async fn a_pod_that_nothing_evicts_is_refused_outside_of_the_system(controller: &Controller) {
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"generateName": "critical"},
+        "spec": {
+            "priorityClassName": "system-node-critical",
+            "containers": [{"name": "c", "image": "i"}],
+        },
+    });
+    // The API server compiles a policy a moment after it was applied.
+    let refused = async || {
+        let made = controller.create("/api/v1/namespaces/default/pods", &pod).await;
+        made.status == 403 && String::from_utf8_lossy(&made.body).contains("polis-critical-pods")
+    };
+    wait_until(SOON, "the refusal of a pod that nothing evicts", refused).await;
+    let account = "/api/v1/namespaces/kube-system/serviceaccounts/default";
+    let is_there = |found: &Value| found["kind"] == "ServiceAccount";
+    becomes(&controller.master(), account, "the account of the system", is_there).await;
+    let system = controller.create("/api/v1/namespaces/kube-system/pods", &pod).await;
+    assert_eq!(system.status, 201, "{}", String::from_utf8_lossy(&system.body));
 }
 
 async fn who_reads_a_secret_is_in_the_audit_log(controller: &Controller) {

@@ -170,7 +170,8 @@ async fn status(api: &Api) -> u16 {
 /// A part of another worker that has a certificate of the authority that signs.
 async fn follows(controller: &Controller, pki: &Namespace<Client>) -> Api {
     let key = SigningKey::from_bytes(&[42; 32]);
-    let wish = WorkerPurpose::KubeProxy.certificate(node_id(8), key.verifying_key().to_bytes());
+    let public = key.verifying_key().to_bytes();
+    let wish = WorkerPurpose::KubeProxy.certificate(node_id(8), None, public);
     let issued = pki.ensure(&wish, clock::now()).await.unwrap();
     let Pair { key: key_file, certificate } = controller.site.data.pair("follower", Group::Root);
     let [known, _] = known(pki).await;

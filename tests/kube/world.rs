@@ -210,7 +210,7 @@ impl Controller {
     /// gives it.
     pub(crate) async fn worker(&self, purpose: WorkerPurpose, node: NodeId) -> Api {
         let key = SigningKey::from_bytes(&[41; 32]);
-        let wish = purpose.certificate(node, key.verifying_key().to_bytes());
+        let wish = purpose.certificate(node, None, key.verifying_key().to_bytes());
         let client = self.etcd.status.borrow().voter().unwrap().user(User::KubernetesPki);
         let issued = Namespace::new(client, "").ensure(&wish, clock::now()).await.unwrap();
         let pair = self.site.data.pair(purpose.name(), Group::Root);

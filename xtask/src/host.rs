@@ -179,7 +179,7 @@ pub(crate) fn require(groups: &[&[Need]]) -> Result<()> {
     let line = format!("apt-get install --yes --no-install-recommends {}", packages.join(" "));
     if !rustix::process::geteuid().is_root() || find("apt-get").is_none() {
         return Err(anyhow::anyhow!("this host lacks {}", packages.join(", ")))
-            .context(Help(format!("run: sudo {line}")));
+            .context(Help(as_another_user(&line)));
     }
     eprintln!("host: installing {} ({line})", packages.join(" "));
     // Absent or old package lists make the first attempt fail; a second attempt with fresh
@@ -192,6 +192,12 @@ pub(crate) fn require(groups: &[&[Need]]) -> Result<()> {
     let left = missing(groups, |need| find(need.what).is_some());
     anyhow::ensure!(left.is_empty(), "apt installed {}, but it is still missing", left.join(" "));
     Ok(())
+}
+
+/// The one line that a user pastes who may not install packages. It renews the package lists: a
+/// fresh machine has none.
+fn as_another_user(line: &str) -> String {
+    format!("run: sudo apt-get update && sudo {line}")
 }
 
 /// The missing packages, each once, in the order of the needs.
@@ -273,6 +279,12 @@ mod tests {
     fn a_package_is_asked_for_only_when_something_of_it_is_missing() {
         assert_eq!(missing(&[NEEDS], |need| need.what != "three"), ["first"]);
         assert!(missing(&[NEEDS], |_| true).is_empty());
+    }
+
+    #[test]
+    fn the_line_to_paste_works_on_a_host_without_package_lists() {
+        let line = as_another_user("apt-get install --yes swtpm");
+        assert_eq!(line, "run: sudo apt-get update && sudo apt-get install --yes swtpm");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use std::{
     fs::{self, File},
-    io::{Read as _, Write as _},
+    io::{ErrorKind, Read as _, Write as _},
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
@@ -105,6 +105,10 @@ fn first_line(path: &Path) -> Result<Zeroizing<String>> {
     let mut text = Zeroizing::new(String::new());
     let file = File::open(path);
     let read = file.and_then(|file| file.take(FILE_MAX).read_to_string(&mut text));
+    if read.as_ref().is_err_and(|error| error.kind() == ErrorKind::InvalidData) {
+        return Err(anyhow!("{} is not text", path.display()))
+            .context(Help("name a file whose first line is the passphrase".to_owned()));
+    }
     read.with_context(|| format!("cannot read {}", path.display()))?;
     let metadata = fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?;
     let mode = metadata.mode() & 0o7777;
@@ -214,6 +218,9 @@ mod tests {
         fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
         let error = format!("{:#}", first_line(&file).unwrap_err());
         assert!(error.contains("mode 0644") && error.contains("chmod 600"), "{error}");
+        fs::write(&file, [0xff; 9]).unwrap();
+        let error = first_line(&file).unwrap_err();
+        assert!(error.is::<Help>() && format!("{error:#}").contains("is not text"), "{error:#}");
         let error = format!("{:#}", first_line(Path::new("/dev/null")).unwrap_err());
         assert!(error.contains("name a file") && !error.contains("chmod"), "{error}");
     }

@@ -3,7 +3,8 @@
 //!
 //! The lock is `flock(2)` on `target/run/<name>.lock`, beside the folder of the run, so
 //! that it survives the removal of that folder. The file contains the process that
-//! holds the lock, and since when.
+//! holds the lock, and since when. `cargo xtask bench` has one lock for all measurements,
+//! `target/bench.lock`: each begins with an empty folder in `target/bench`.
 //!
 //! Invariants:
 //! - The kernel releases the lock with the process that took it, however that ends:
@@ -35,9 +36,33 @@ impl Lock {
     /// # Errors
     /// Another process holds it, or the file cannot be written.
     pub(crate) fn take(runs: &Path, name: &str) -> Result<Self> {
-        let place = place(runs, name);
+        Self::locked(runs, name, &format!("the run `{name}`"), || {
+            let free = free_name(runs, name);
+            format!("end that process, or run another cluster beside it with --name {free}")
+        })
+    }
+
+    /// Takes the lock of all measurements, in the folder `target`.
+    ///
+    /// # Errors
+    /// Another process holds it, or the file cannot be written.
+    pub(crate) fn of_measurements(target: &Path) -> Result<Self> {
+        Self::locked(target, "bench", "target/bench", || {
+            "wait until that measurement is over, or end that process".to_owned()
+        })
+    }
+
+    /// Takes the lock `name` in `folder`; where another process holds it, `what` is in use, and
+    /// `help` says what to do.
+    fn locked(
+        folder: &Path,
+        name: &str,
+        what: &str,
+        help: impl FnOnce() -> String,
+    ) -> Result<Self> {
+        let place = place(folder, name);
         let doing = || format!("cannot write {}", place.display());
-        fs::create_dir_all(runs).with_context(doing)?;
+        fs::create_dir_all(folder).with_context(doing)?;
         let mut file = File::options()
             .create(true)
             .truncate(false)
@@ -51,11 +76,8 @@ impl Lock {
                 let mut text = String::new();
                 // The refusal does not depend on what the file contains.
                 let _read = file.take(HOLDER_MAX).read_to_string(&mut text);
-                let held = anyhow!("the run `{name}` is in use by {}", holder(&text));
-                let free = free_name(runs, name);
-                return Err(held.context(Help(format!(
-                    "end that process, or run another cluster beside it with --name {free}"
-                ))));
+                let held = anyhow!("{what} is in use by {}", holder(&text));
+                return Err(held.context(Help(help())));
             }
             Err(TryLockError::Error(error)) => {
                 return Err(error).with_context(|| format!("cannot lock {}", place.display()));
@@ -124,6 +146,17 @@ mod tests {
         Lock::take(runs.path(), "polis-3").unwrap();
         drop(held);
         Lock::take(runs.path(), "polis").unwrap();
+    }
+
+    #[test]
+    fn a_second_measurement_is_refused_with_the_holder() {
+        let target = tempfile::tempdir().unwrap();
+        let held = Lock::of_measurements(target.path()).unwrap();
+        let error = Lock::of_measurements(target.path()).unwrap_err();
+        let holder = format!("target/bench is in use by process {} since ", std::process::id());
+        assert!(error.is::<Help>() && format!("{error:#}").contains(&holder), "{error:#}");
+        drop(held);
+        Lock::of_measurements(target.path()).unwrap();
     }
 
     #[test]

@@ -143,6 +143,13 @@ const GENERAL: &str =
 /// The beginning of the last line of an error of clap.
 const CLAP_HELP: &str = "\n\nFor more information, try ";
 
+/// How the standard library says that a text is not a number, and what to say instead.
+const NUMBERS: [(&str, &str); 3] = [
+    (": invalid digit found in string", ": allowed is a whole number"),
+    (": cannot parse integer from empty string", ": allowed is a whole number"),
+    (": number too large to fit in target type", ": the number is too large"),
+];
+
 /// An error of clap in the form of every other one, with `help:` at its end. The list of commands,
 /// which clap prints where one is missing, stays as it is.
 fn of_clap(text: &str) -> String {
@@ -150,6 +157,7 @@ fn of_clap(text: &str) -> String {
         return text.to_owned();
     }
     let said = text.rsplit_once(CLAP_HELP).map_or(text, |(said, _)| said);
+    let said = NUMBERS.iter().fold(said.to_owned(), |said, (raw, words)| said.replace(raw, words));
     format!("{}\n\nhelp: {GENERAL}\n", said.trim_end())
 }
 
@@ -241,6 +249,8 @@ mod tests {
         for (words, expected) in [
             (&["iamge"][..], "similar subcommand exists: 'image'"),
             (&["run", "--nodes", "17"], "17 is not in 1..=16"),
+            (&["run", "--nodes", "three"], ": allowed is a whole number"),
+            (&["image", "--size", "36893488147419103232"], ": the number is too large"),
             (&["run", "--uefi", "--direct"], "cannot be used with"),
             (&["image", "--format", "vmdk"], "possible values: raw, qcow2"),
         ] {

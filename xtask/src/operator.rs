@@ -24,6 +24,7 @@ use polis_qemu::args::Forward;
 use serde_json::Value;
 
 use crate::image;
+use crate::parameters;
 use crate::tail::Tail;
 
 /// The ports of a node, and the preferred ports of this host for them.
@@ -116,6 +117,8 @@ impl Operator {
     }
 
     fn make_context(&self) -> Result<()> {
+        // A context takes no key that is not there.
+        drop(parameters::owner_key(&self.dir)?);
         let mut command = Command::new(self.script());
         command.args(["context", "set", &self.name, "--key"]).arg(self.dir.join("owner.key"));
         for Forward { host, guest } in &self.forwards {
@@ -225,6 +228,15 @@ pub(crate) fn shortest(path: &Path) -> String {
     path.strip_prefix(here).unwrap_or(path).display().to_string()
 }
 
+/// The program at `path` as a person types it: [`shortest`], in quotes where a shell needs them.
+pub(crate) fn typed(path: &Path) -> String {
+    let short = shortest(path);
+    // A shell looks up a name without a slash on its PATH.
+    let short = if short.contains('/') { short } else { format!("./{short}") };
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
+    if short.chars().all(plain) { short } else { quoted(Path::new(&short)) }
+}
+
 /// A path as one word of a shell.
 pub(crate) fn quoted(path: &Path) -> String {
     format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
@@ -293,5 +305,14 @@ mod tests {
     #[test]
     fn a_path_is_one_word_of_a_shell() {
         assert_eq!(quoted(Path::new("/a b/it's")), r"'/a b/it'\''s'");
+    }
+
+    #[test]
+    fn a_printed_command_line_can_be_pasted_wherever_the_sources_are() {
+        assert_eq!(typed(Path::new("/src/run/a-1/polisctl")), "/src/run/a-1/polisctl");
+        assert_eq!(typed(Path::new("/my src/polisctl")), "'/my src/polisctl'");
+        let here = env::current_dir().unwrap();
+        assert_eq!(typed(&here.join("target/polisctl")), "target/polisctl");
+        assert_eq!(typed(&here.join("polisctl")), "./polisctl");
     }
 }

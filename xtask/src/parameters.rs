@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 use ed25519_dalek::SigningKey;
 use ed25519_dalek::pkcs8::spki::der::pem::LineEnding;
 use ed25519_dalek::pkcs8::{
@@ -17,6 +17,8 @@ use polis_proto::v1::{
     ClusterBootstrap, ClusterConfiguration, ConsoleConfiguration, NodeParameters,
 };
 use prost::Message as _;
+
+use crate::host::Help;
 
 /// Parameters that found a cluster. `tui` names a terminal of the guest that carries the console.
 /// `name` is the node's name beside its ID.
@@ -62,7 +64,8 @@ pub(crate) fn owner_key(dir: &Path) -> Result<SigningKey> {
     let file = dir.join("owner.key");
     match fs::read_to_string(&file) {
         Ok(pem) => SigningKey::from_pkcs8_pem(&pem)
-            .with_context(|| format!("{} is not an Ed25519 key in PEM", file.display())),
+            .map_err(|_error| anyhow!("{} has no whole Ed25519 key in PEM", file.display()))
+            .context(Help("remove it: a run without `--keep` makes another key".to_owned())),
         Err(error) if error.kind() == ErrorKind::NotFound => make_key(dir),
         Err(error) => Err(error).with_context(|| format!("cannot read {}", file.display())),
     }
@@ -106,6 +109,10 @@ mod tests {
         assert_eq!(first.to_bytes(), second.to_bytes());
         let mode = fs::metadata(dir.path().join("owner.key")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
+        fs::write(dir.path().join("owner.key"), "noise").unwrap();
+        let error = owner_key(dir.path()).unwrap_err();
+        assert!(error.is::<Help>(), "{error:#}");
+        assert!(format!("{error:#}").contains("owner.key has no whole Ed25519 key"), "{error:#}");
     }
 
     #[test]

@@ -24,6 +24,8 @@ const ESP_TYPE: &str = "c12a7328-f81f-11d2-ba4b-00a0c93ec93b";
 const ESP_NAME: &str = "POLIS-ESP";
 /// The name of the partition that a disk gets at its first boot, with GUIDs of its own.
 const DATA_NAME: &str = "POLIS-DATA";
+/// The name of the partition with the records of a mirror, whose GUID both of its disks have.
+const MIRROR_NAME: &str = "POLIS-MIRROR";
 /// How an identifier of a disk begins that its maker assigned to it alone. Others are made
 /// of a model and a serial number, and cheap disks share these.
 const UNIQUE: [&str; 3] = ["eui.", "naa.", "uuid."];
@@ -93,10 +95,23 @@ pub struct Found {
     pub disk: String,
     /// Number of the ESP.
     pub esp: u32,
+    /// The GUID of the ESP, which a copy of the disk has, too.
+    pub esp_id: Guid,
     /// The system partitions that the disk has.
     pub systems: Vec<(Slot, u32)>,
     /// Whether it has a data partition. Until then its GUIDs are those of the image.
     pub data: bool,
+    /// The mirror that it is a disk of.
+    pub mirror: Option<Guid>,
+}
+
+impl Found {
+    /// Whether `other` is the other disk of the mirror that this one is of. A copy of this one is
+    /// not: each disk of a mirror has an ESP with a GUID of its own.
+    #[must_use]
+    pub fn is_mirrored_by(&self, other: &Self) -> bool {
+        self.mirror.is_some() && self.mirror == other.mirror && self.esp_id != other.esp_id
+    }
 }
 
 /// The disks that have a system partition and the ESP `esp`, or any of ours where firmware
@@ -120,9 +135,10 @@ pub fn candidates(disks: &[Disk], esp: Option<Guid>) -> Vec<Found> {
         if systems.is_empty() {
             return None;
         }
-        let esp = table.iter().find(wanted)?.number;
+        let Partition { number: esp, guid: esp_id, .. } = *table.iter().find(wanted)?;
         let data = table.iter().any(|entry| entry.name == DATA_NAME);
-        Some(Found { disk: disk.name.clone(), esp, systems, data })
+        let mirror = table.iter().find(|entry| entry.name == MIRROR_NAME).map(|entry| entry.guid);
+        Some(Found { disk: disk.name.clone(), esp, esp_id, systems, data, mirror })
     });
     found.collect()
 }
@@ -293,7 +309,7 @@ impl Block {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
 
@@ -315,6 +331,15 @@ mod tests {
         ]
     }
 
+    /// A disk of ours with this ESP, of this mirror.
+    pub(in super::super) fn mirrored(name: &str, esp: Guid, mirror: Option<Guid>) -> Disk {
+        let with = |guid, entry| Partition { guid, ..entry };
+        let esp = with(esp, partition(1, OTHER, ESP_NAME));
+        let mut table = vec![esp, partition(2, OTHER, "POLIS-SYSTEM-A")];
+        table.extend(mirror.map(|mirror| with(mirror, partition(4, OTHER, MIRROR_NAME))));
+        Disk { name: name.to_owned(), table: Ok(table) }
+    }
+
     /// Where the disks of [`twins`] are.
     fn two_ways(disk: &str) -> Option<BootPath> {
         let function = if disk == "nvme0n1" { "0000:00:04.0" } else { "0000:00:05.0" };
@@ -329,8 +354,8 @@ mod tests {
     #[test]
     fn the_esp_s_own_disk_is_a_candidate_and_not_one_that_looks_like_it() {
         let esp = Guid::parse(ESP);
-        let found =
-            Found { disk: "sdc".to_owned(), esp: 3, systems: vec![(Slot::A, 7)], data: false };
+        let (disk, systems, esp_id) = ("sdc".to_owned(), vec![(Slot::A, 7)], esp.unwrap());
+        let found = Found { disk, esp: 3, esp_id, systems, data: false, mirror: None };
         assert_eq!(candidates(&disks(), esp), [found]);
         assert!(candidates(&disks()[..2], esp).is_empty());
         // Without firmware, each disk of ours is one.

@@ -13,6 +13,7 @@
 //! What this module does not do: work with the files there (`attempts`).
 
 use std::path::Path;
+use std::time::Duration;
 
 use polis_base::cause;
 use polis_base::stage::Stage;
@@ -22,19 +23,24 @@ use super::machine::Machine;
 use super::mounts;
 use super::patience;
 
-/// Mounts the ESP, which is on `device`, unless it is mounted.
+/// Mounts the ESP, which is on `device`, unless it is mounted. Waits for `time` at most.
 ///
 /// # Errors
 ///
 /// Why it is not mounted, in words.
-pub(super) fn mount(machine: &mut Machine, stage: Stage, device: &Path) -> Result<(), String> {
+pub(super) fn mount(
+    machine: &mut Machine,
+    stage: Stage,
+    device: &Path,
+    time: Duration,
+) -> Result<(), String> {
     look(machine);
     if machine.attempts.is_some() {
         return Ok(());
     }
     let what = format!("the EFI system partition ({})", device.display());
     let mount = mounts::esp(device);
-    match patience::named(machine, stage, &what, patience::ESP, move || mount.apply()) {
+    match patience::named(machine, stage, &what, time, move || mount.apply()) {
         Ok(Ok(())) => mounted(machine),
         Ok(Err(error)) => {
             machine.esp_silent = false;
@@ -67,12 +73,13 @@ mod tests {
     #[test]
     fn a_mount_that_the_kernel_refuses_is_no_disk_that_does_not_answer() {
         let mut machine = Machine::default();
-        let error = mount(&mut machine, Stage::Initramfs, Path::new("/dev/none")).unwrap_err();
+        let (none, time) = (Path::new("/dev/none"), patience::ESP);
+        let error = mount(&mut machine, Stage::Initramfs, none, time).unwrap_err();
         assert!(error.contains("/dev/none"), "{error}");
         assert!(!machine.esp_silent && machine.attempts.is_none());
         // One that did not answer in stage 1 is asked again.
         machine.esp_silent = true;
-        mount(&mut machine, Stage::System, Path::new("/dev/none")).unwrap_err();
+        mount(&mut machine, Stage::System, none, time).unwrap_err();
         assert!(!machine.esp_silent);
     }
 }

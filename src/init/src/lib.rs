@@ -52,6 +52,7 @@ pub mod record;
 pub mod relay;
 pub mod screen;
 mod search;
+mod source;
 pub mod stage1;
 pub mod stage2;
 mod tables;

@@ -1,16 +1,17 @@
 //! `node` in maintenance: runs while a guru meditation is shown, so that the machine answers calls.
 //!
 //! ```text
-//! guru --start--> [runs] --dies--> [waits, longer each time] --> [runs]
-//!                   |  lines --> serial port
-//!                   +- `maintenance` --> screen, serial port, a later reboot
-//!                   +- `off` ----------> the end of the machine
+//! guru --> [starts] --> [runs] --dies--> [waits, longer each time] --> [starts]
+//!              |          |  lines --> serial port
+//!              |          +- `maintenance` --> screen, serial port, a later reboot
+//!              |          +- `off` ----------> the end of the machine
+//!              +--nothing for ESP--> [never again]
 //! ```
 //!
 //! Invariants:
 //! - Nothing of this `node` opens the trapdoor: its death is a line of the log.
-//! - Only its start delays a key, by [`patience::ESP`] at most: if its disk has not answered then,
-//!   the machine has no maintenance.
+//! - It delays no key: its start, which reads from the disk, has a thread of its own. If the disk
+//!   has not answered after [`patience::ESP`], the machine has no maintenance.
 //! - Its event lines are not on the serial port: those there are of the boot that failed.
 //! - The line with a code is never passed to a disk: the report is written before this starts.
 //!
@@ -33,7 +34,7 @@ use polis_base::trapdoor::Report;
 
 use super::machine::Machine;
 use super::node::{Late, Message, NODE, Node, variables};
-use super::patience;
+use super::patience::{self, Work};
 use super::relay::is_event;
 
 /// Before a `node` that has died is started again, the first time and at most.
@@ -60,6 +61,7 @@ pub enum Wish {
 pub struct Maintenance {
     variables: Vec<(String, String)>,
     node: Option<Node>,
+    starting: Option<Starting>,
     /// When it is started, while it does not run.
     start: Duration,
     wait: Duration,
@@ -67,6 +69,13 @@ pub struct Maintenance {
     text: String,
     /// The calls that it has reported in this run.
     calls: u64,
+}
+
+/// A `node` that is being started.
+#[derive(Debug)]
+struct Starting {
+    begun: Duration,
+    work: Work<io::Result<Late>>,
 }
 
 impl Maintenance {
@@ -93,6 +102,7 @@ impl Maintenance {
         Some(Self {
             variables,
             node: None,
+            starting: None,
             start: now,
             wait: WAIT_MIN,
             text: String::new(),
@@ -104,6 +114,13 @@ impl Maintenance {
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
+    }
+
+    /// Whether it is being started: its process must not be reaped, as that is not known yet, and
+    /// the start waits for it where the program cannot run.
+    #[must_use]
+    pub fn is_starting(&self) -> bool {
+        self.starting.is_some()
     }
 
     /// The descriptors to wait for.
@@ -123,40 +140,55 @@ impl Maintenance {
         if let Some((_, how)) = ended.iter().find(|(process, _)| Some(*process) == own) {
             self.died(machine, *how, now);
         }
-        if self.node.is_none() && now >= self.start {
-            self.start(machine, now);
+        if self.node.is_none() && self.starting.is_none() && now >= self.start {
+            let variables = self.variables.clone();
+            let start = || spawn::start(Path::new(NODE), variables, None).map(Late::new);
+            self.begin(machine, now, start);
         }
+        self.look(machine, now);
         wishes
     }
 
-    fn start(&mut self, machine: &mut Machine, now: Duration) {
-        let variables = self.variables.clone();
-        let start = || spawn::start(Path::new(NODE), variables, None).map(Late::new);
-        self.start_by(machine, now, patience::ESP, start);
-    }
-
-    /// Starts it by `start`, which reads from the disk and may take so long.
-    fn start_by(
+    /// Begins to start it by `start`, which reads from the disk.
+    fn begin(
         &mut self,
         machine: &mut Machine,
         now: Duration,
-        time: Duration,
         start: impl FnOnce() -> io::Result<Late> + Send + 'static,
     ) {
-        let cause = match patience::within(machine, time, start) {
-            Ok(started) => match started.and_then(Late::take) {
-                Ok(started) => {
-                    self.node = Some(Node::new(started));
-                    self.calls = 0;
-                    return;
-                }
-                Err(error) => error.to_string(),
-            },
+        match Work::begin(start) {
+            Ok(work) => self.starting = Some(Starting { begun: now, work }),
+            Err(error) => self.failed(machine, now, &error.to_string()),
+        }
+    }
+
+    /// Looks whether it has started by now.
+    fn look(&mut self, machine: &mut Machine, now: Duration) {
+        let Some(Starting { begun, work }) = self.starting.take() else { return };
+        let waited = now.saturating_sub(begun);
+        let started = match work.answer() {
+            None if waited < patience::ESP => {
+                self.starting = Some(Starting { begun, work });
+                return;
+            }
+            None => Err(patience::Error::Overdue { waited }),
+            Some(started) => started,
+        };
+        match started.map(|started| started.and_then(Late::take)) {
+            Ok(Ok(started)) => {
+                self.node = Some(Node::new(started));
+                self.calls = 0;
+            }
+            Ok(Err(error)) => self.failed(machine, now, &error.to_string()),
             Err(error) => {
                 machine.system_silent |= matches!(error, patience::Error::Overdue { .. });
-                error.to_string()
+                self.failed(machine, now, &error.to_string());
             }
-        };
+        }
+    }
+
+    /// It could not be started.
+    fn failed(&mut self, machine: &mut Machine, now: Duration, cause: &str) {
         let text = format!("cannot start node for maintenance: {cause}");
         machine.port.log(Severity::Warning, &text);
         self.later(now);
@@ -264,6 +296,7 @@ mod tests {
         let maintenance = Maintenance {
             variables: Vec::new(),
             node: Some(Node::new(Started { process, stdout, stderr, control })),
+            starting: None,
             start: NOW,
             wait: WAIT_MIN,
             text: String::new(),
@@ -327,22 +360,35 @@ mod tests {
         assert_eq!(maintenance.start, NOW + WAIT_MAX);
     }
 
+    /// Lets the start end that `maintenance` has begun.
+    fn settle(maintenance: &mut Maintenance, machine: &mut Machine) {
+        while maintenance.is_starting() {
+            maintenance.look(machine, NOW);
+            std::thread::yield_now();
+        }
+    }
+
     #[test]
-    fn a_start_that_hangs_with_its_disk_is_left_behind_and_not_tried_again() {
+    fn a_start_that_hangs_with_its_disk_delays_no_turn_and_is_not_tried_again() {
         let (mut maintenance, _ends) = maintenance();
         maintenance.node = None;
         let mut machine = Machine::default();
-        let refused = || Err(io::ErrorKind::NotFound.into());
-        maintenance.start_by(&mut machine, NOW, patience::ESP, refused);
+        maintenance.begin(&mut machine, NOW, || Err(io::ErrorKind::NotFound.into()));
+        settle(&mut maintenance, &mut machine);
         assert_eq!(maintenance.start, NOW + WAIT_MIN);
         assert!(!machine.system_silent);
         let (end, never) = std::sync::mpsc::channel::<()>();
-        let hung = move || {
+        maintenance.begin(&mut machine, NOW, move || {
             assert!(never.recv().is_err());
             Err(io::ErrorKind::NotFound.into())
-        };
-        maintenance.start_by(&mut machine, NOW, Duration::from_millis(50), hung);
+        });
+        // Each of these turns handles the keys, long before the time is up.
+        let late = NOW + patience::ESP;
+        maintenance.turn(&mut machine, &[], late - Duration::from_millis(1));
+        assert!(maintenance.is_starting() && !machine.system_silent);
+        maintenance.turn(&mut machine, &[], late);
         assert!(machine.system_silent && maintenance.node.is_none());
+        assert!(!maintenance.is_starting());
         assert_eq!(maintenance.start, Duration::MAX);
         drop(end);
     }

@@ -218,14 +218,17 @@ mod tests {
         let table = "/dev/dm-0 / erofs ro 0 0\n\
             tmpfs /run tmpfs rw 0 0\n\
             /dev/vda3 /data xfs rw 0 0\n\
+            /dev/vda3 /var/lib xfs rw 0 0\n\
             /dev/vda3 /var/lib/kubelet xfs rw 0 0\n\
             tmpfs /var/lib/kubelet/pods/1/volumes/token tmpfs rw 0 0\n\
             tmpfs /var/lib/cni tmpfs rw 0 0\n\
             overlay /run/containerd/1/rootfs overlay rw 0 0\n";
         let expected = [
             "/run/containerd/1/rootfs",
+            "/var/lib/cni",
             "/var/lib/kubelet/pods/1/volumes/token",
             "/var/lib/kubelet",
+            "/var/lib",
             "/data",
         ];
         assert_eq!(to_unmount(table), expected.map(Path::new));

@@ -255,6 +255,7 @@ fn read_some(pipe: &mut Option<OwnedFd>) -> Option<Vec<u8>> {
 
 /// A `node` that just started. It ends where `init` has stopped waiting for it, because
 /// its disk took too long: a guru meditation has begun.
+#[derive(Debug)]
 pub(super) struct Late(Option<Started>);
 
 impl Late {

@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | [`TABLE`] | the partition tables of all disks (`tables`), a system that may be the right one | the disk is put aside, the others are looked at |
 //! | [`ESP`] | the mount of the EFI system partition (`esp`), the files on it | as where it cannot be mounted, read or written; a failure counts as one whose disk does not answer |
+//! | [`ESP`] | in all, the search for the other disk of a mirror and the mount of the ESP of the silent one (`source`) | a guru meditation |
 //! | [`ESP`] | the start of `node` in maintenance (`maintenance`) | a guru meditation without it |
 //! | [`SYSTEM`] | each step on the system (`verified`): its hash tree, its mount, the start of `node` | a guru meditation |
 //! | [`STACKS`] | the calls that a `node` that hangs is in (`threads`) | they are left out |

@@ -1,5 +1,5 @@
-//! The search for the disk that the machine was started from: drivers are loaded, disks read and
-//! compared, until one is chosen.
+//! The search for the disk that the machine was started from, or for the other one of its mirror:
+//! drivers are loaded, disks read and compared, until one is chosen.
 //!
 //! ```text
 //! announcements, ends of drivers --> tables of the disks --choose--> the disk
@@ -10,7 +10,8 @@
 //! Invariants:
 //! - It waits for announcements of the kernel, not for time to pass, and every
 //!   wait has a deadline with a name, but that for a driver that the kernel has not returned
-//!   from: a disk is missing only when nothing looks for it any more.
+//!   from: a disk is missing only when nothing looks for it any more. The other disk of a mirror is
+//!   missing after a fixed time.
 //! - A disk that does not answer is put aside (`tables`) and keeps no other one from being chosen.
 //!
 //! What this module does not do: decide between disks that look alike (`disk`).
@@ -32,7 +33,7 @@ use super::firmware::Firmware;
 use super::guru;
 use super::machine::Machine;
 use super::off;
-use super::patience::TABLE;
+use super::patience::{NOTICE, TABLE};
 use super::tables::Tables;
 use super::verified;
 
@@ -51,15 +52,51 @@ const ASK: Duration = Duration::from_secs(1);
 /// the controller that it started from: a copy of the ESP may have been started from elsewhere.
 const FIRMWARE_FIRST: Duration = Duration::from_secs(10);
 
+/// The disk that is looked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Sought<'a> {
+    /// The one that the machine was started from.
+    Own(&'a Firmware),
+    /// The other one of the mirror that `own` is of, until `end`.
+    Other {
+        /// The disk that does not answer.
+        own: &'a Found,
+        /// When the search ends, also while drivers look for devices.
+        end: Duration,
+    },
+}
+
+impl Sought<'_> {
+    /// The disk, in words.
+    fn wanted(self) -> String {
+        match self {
+            Self::Own(firmware) => firmware.wanted(),
+            Self::Other { .. } => "the other disk of the mirror".to_owned(),
+        }
+    }
+
+    fn end(self) -> Option<Duration> {
+        match self {
+            Self::Own(_) => None,
+            Self::Other { end, .. } => Some(end),
+        }
+    }
+
+    /// For each partition that may have the system, at `now`: there are two.
+    pub(super) fn time(self, now: Duration) -> Duration {
+        self.end().map_or(TABLE, |end| (end.saturating_sub(now) / 2).max(NOTICE))
+    }
+}
+
 /// Loads drivers until the disk is there.
 pub(super) fn find(
     machine: &mut Machine,
     drivers: &mut Drivers,
-    firmware: &Firmware,
+    tables: &mut Tables,
+    sought: Sought<'_>,
     verity: &Verity,
 ) -> Result<(Found, Device), Error> {
     let mut search = Search::new(clock::uptime());
-    let mut tables = Tables::default();
     let mut disks = tables.look(machine);
     loop {
         let ended = drivers.take(machine);
@@ -82,8 +119,8 @@ pub(super) fn find(
         let late = search.quiet(now) >= FIRMWARE_FIRST;
         let when = When { drivers_done: drivers.done() && !asked, late };
         let mut silent = Vec::new();
-        let chosen = choose(&disks, firmware, when, |found| {
-            let system = verified::system(machine, found, verity, TABLE);
+        let chosen = choose(&disks, sought, when, |found| {
+            let system = verified::system(machine, found, verity, sought.time(clock::uptime()));
             if let Err(Error::NoAnswer { since, .. }) = &system {
                 silent.push((found.disk.clone(), *since));
             }
@@ -107,23 +144,23 @@ pub(super) fn find(
             off::end(machine, reason);
         }
         let now = clock::uptime();
-        if search.is_over(now) {
-            machine.tried.push(format!("waited for {}", firmware.wanted()));
+        if search.is_over(now) || sought.end().is_some_and(|end| now >= end) {
+            machine.tried.push(format!("waited for {}", sought.wanted()));
             machine.tried.push(format!("drivers that were loaded: {}", drivers.list()));
             machine.tried.push(format!("block devices: {}", block_devices()));
             let silent = tables.any_aside();
             // The disk with the ESP, as far as anything is known of it.
             machine.esp_silent = silent;
-            return Err(absent(firmware.wanted(), &disks, silent, search.waited(now)));
+            return Err(absent(sought.wanted(), &disks, silent, search.waited(now)));
         }
         if search.should_report(now, &busy) {
-            let text = awaited(&firmware.wanted(), &list(&disks), &busy, now);
+            let text = awaited(&sought.wanted(), &list(&disks), &busy, now);
             machine.waiting(Stage::Initramfs, text);
         }
         let stuck = drivers.deadline(now);
         // Nothing wakes the search when a disk answers after all.
         let asks = (tables.any_asked() || tables.any_aside()).then_some(now + ASK);
-        let next = search.next(now).into_iter().chain(stuck).chain(asks).min();
+        let next = search.next(now).into_iter().chain(stuck).chain(asks).chain(sought.end()).min();
         wait(machine, drivers, next.map_or(REMIND, |at| at.saturating_sub(now)));
     }
 }
@@ -224,14 +261,18 @@ struct When {
     late: bool,
 }
 
-/// The disk that the machine was started from. When firmware's own has not appeared and it
-/// is late, another that has the system of this kernel, as `fits` knows.
+/// The disk that is looked for. When firmware's own has not appeared and it is late, another that
+/// has the system of this kernel, as `fits` knows.
 fn choose(
     disks: &[Disk],
-    firmware: &Firmware,
+    sought: Sought<'_>,
     when: When,
     fits: impl FnMut(&Found) -> bool,
 ) -> Result<Option<Found>, Error> {
+    let firmware = match sought {
+        Sought::Own(firmware) => firmware,
+        Sought::Other { own, .. } => return other(disks, own, fits),
+    };
     let of = |candidates| {
         let candidates = disk::distinct(candidates, disk::identifier);
         disk::choose(candidates, firmware.path.as_ref(), disk::way)
@@ -252,6 +293,22 @@ fn choose(
         Choice::Elsewhere(found) if when.late => Err(alike(&found)),
         Choice::None | Choice::Elsewhere(_) => Ok(None),
     }
+}
+
+/// The other disk of the mirror that `own` is of, if it has the system of this kernel.
+fn other(
+    disks: &[Disk],
+    own: &Found,
+    fits: impl FnMut(&Found) -> bool,
+) -> Result<Option<Found>, Error> {
+    let mut found = disk::candidates(disks, None);
+    found.retain(|found| own.is_mirrored_by(found));
+    found.retain(fits);
+    let mut found = disk::distinct(found, disk::identifier);
+    if found.len() > 1 {
+        return Err(alike(&found));
+    }
+    Ok(found.pop())
 }
 
 /// The device of the disk's ESP, once the kernel has made those of all its partitions that
@@ -298,6 +355,7 @@ fn list(disks: &[Disk]) -> String {
 mod tests {
     use polis_base::trapdoor::code;
 
+    use super::super::disk::tests::mirrored;
     use super::super::gpt::Guid;
     use super::*;
 
@@ -352,6 +410,51 @@ mod tests {
             text,
             "a disk; check its cable and its power; there are: sda (no partition table)"
         );
+    }
+
+    fn id(last: u8) -> Guid {
+        Guid::parse(&format!("00000000-0000-0000-0000-0000000000{last:02x}")).unwrap()
+    }
+
+    /// A disk with an ESP of its own, of a mirror.
+    fn own() -> Found {
+        disk::candidates(&[mirrored("sda", id(1), Some(id(10)))], None).remove(0)
+    }
+
+    #[test]
+    fn only_a_disk_of_the_same_mirror_with_this_system_takes_the_place_of_a_silent_one() {
+        let mirror = Some(id(10));
+        let silent = Disk { name: "sda".to_owned(), table: Err("has not answered".to_owned()) };
+        let (foreign, none) = (mirrored("sdb", id(2), Some(id(11))), mirrored("sdc", id(3), None));
+        let copy = mirrored("sdd", id(1), mirror);
+        let all = [silent, foreign, none, copy];
+        let (own, when) = (own(), When { drivers_done: true, late: true });
+        let sought = Sought::Other { own: &own, end: at(15) };
+        let other = |names: &[(&str, u8)], system: bool| {
+            let more = names.iter().map(|(name, esp)| mirrored(name, id(*esp), mirror));
+            let disks: Vec<Disk> = all.iter().cloned().chain(more).collect();
+            choose(&disks, sought, when, |_| system)
+        };
+        assert_eq!(other(&[], true).unwrap(), None);
+        let found = other(&[("vdy", 4)], true).unwrap();
+        assert_eq!(found.map(|found| found.disk).as_deref(), Some("vdy"));
+        assert_eq!(other(&[("vdy", 4)], false).unwrap(), None, "it has another system");
+        // One of them may be a copy of the other.
+        let alike = other(&[("vdy", 4), ("vdz", 4)], true).unwrap_err();
+        assert!(matches!(alike, Error::DisksAlike { .. }), "{alike}");
+    }
+
+    #[test]
+    fn the_other_disk_of_a_mirror_is_waited_for_until_a_fixed_moment() {
+        let own = own();
+        let sought = Sought::Other { own: &own, end: at(15) };
+        assert_eq!(sought.end(), Some(at(15)));
+        // Both partitions of a disk that stops answering have no more than is left.
+        assert_eq!(sought.time(at(5)) * 2, at(10));
+        assert_eq!(sought.time(at(15)), NOTICE);
+        let firmware = Firmware::default();
+        let sought = Sought::Own(&firmware);
+        assert_eq!((sought.end(), sought.time(at(5))), (None, TABLE));
     }
 
     #[test]

@@ -12,11 +12,13 @@
 //! - It waits for announcements of the kernel, not for time to pass, and for no disk without a
 //!   deadline (`patience`), unless the kernel does so while it loads a module.
 //!
-//! What this module does not do: look for the disk (`search`), or verify the system (`verified`).
+//! What this module does not do: look for the disk (`source`, `search`), or verify the system
+//! (`verified`).
 
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::process::Signal;
 
@@ -37,8 +39,7 @@ use super::extra::Extra;
 use super::firmware;
 use super::machine::{Machine, Start, System};
 use super::mounts;
-use super::patience;
-use super::search;
+use super::source;
 use super::verified::{self, SYSTEM};
 
 /// By this file `init` knows that it runs in the initramfs.
@@ -79,18 +80,19 @@ pub fn run(machine: &mut Machine) -> Result<Start, Error> {
     machine.trial = firmware.trial;
     let command_line = CommandLine::parse(&line).map_err(Error::CommandLine)?;
 
-    let (found, esp) = search::find(machine, &mut drivers, &firmware, &command_line.verity)?;
-    let disk = Path::new("/dev").join(&found.disk);
+    let source = source::find(machine, &mut drivers, &firmware, &command_line.verity)?;
+    let (disk, esp) = (Path::new("/dev").join(&source.disk.disk), source.esp.path.clone());
     // In parallel with the thread, which has the ESP's by now.
     for name in SYSTEM_MODULES {
         drivers.load(machine, name);
     }
-    mount_esp(machine, &mut drivers, &esp.path);
+    // Before a failure of the system ends the stage: that is kept there.
+    mount_esp(machine, &mut drivers, &esp, source.esp_time);
     // The parameters may be there: `node` should not have to wait for the driver.
     if Path::new(FW_CFG).exists() {
         drivers.load(machine, FW_CFG_MODULE);
     }
-    let (slot, device) = verified::system(machine, &found, &command_line.verity, patience::SYSTEM)?;
+    let (slot, device) = source.system(machine, &command_line.verity)?;
     slot.name().clone_into(&mut machine.identity.slot);
     let system = verified::slot_system(slot, &device);
     machine.system = Some(system.clone());
@@ -100,7 +102,7 @@ pub fn run(machine: &mut Machine) -> Result<Start, Error> {
     }
     enter(machine, &system, &command_line, early)?;
     machine.done(Stage::Initramfs);
-    Ok(Start { disk, esp: esp.path, extra, command_line })
+    Ok(Start { disk, esp, extra, command_line })
 }
 
 /// Sets up all that reporting a failure needs, and the thread that loads modules.
@@ -136,13 +138,13 @@ fn order_modules() -> Option<Early> {
 }
 
 /// Mounts the ESP as early as possible: failures are kept and counted there.
-fn mount_esp(machine: &mut Machine, drivers: &mut Drivers, device: &Path) {
+fn mount_esp(machine: &mut Machine, drivers: &mut Drivers, device: &Path, time: Duration) {
     for name in ESP_MODULES {
         drivers.load(machine, name);
     }
     fs::create_dir_all(mounts::ESP).ok();
     // Where the initramfs has no vfat, stage 2 mounts it.
-    if let Err(error) = esp::mount(machine, Stage::Initramfs, device)
+    if let Err(error) = esp::mount(machine, Stage::Initramfs, device, time)
         && machine.esp_silent
     {
         machine.port.log(Severity::Error, &error);

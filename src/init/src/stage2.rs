@@ -191,7 +191,7 @@ fn greet() {
 /// Mounts the ESP unless stage 1 has. Returns a report where it cannot be mounted: `node` has its
 /// records there.
 fn mount_esp(machine: &mut Machine, device: &Path) -> Option<Report> {
-    let error = esp::mount(machine, Stage::System, device).err()?;
+    let error = esp::mount(machine, Stage::System, device, patience::ESP).err()?;
     // The guru meditation may be about a panic.
     machine.port.log(Severity::Error, &error);
     let cause = "node cannot run without the EFI system partition".to_owned();

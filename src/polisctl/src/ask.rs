@@ -92,12 +92,17 @@ fn is_yes(answer: &str) -> bool {
     ["y", "yes"].iter().any(|yes| answer.trim().eq_ignore_ascii_case(yes))
 }
 
+/// The error of a question without a terminal, with `instead` as its help.
+pub(super) fn no_person(instead: &str) -> Error {
+    Error::new("the command asks a question, and this is not a terminal").or_help(instead)
+}
+
 /// Reads one line from the terminal. Without a terminal it returns an error with `instead`
 /// as its help.
 pub(super) fn answer(global: &Global, question: &str, instead: &str) -> Result<String, Error> {
     let streams = &global.out.streams;
     if !streams.has_person() {
-        return Err(Error::new("not a terminal").or_help(instead));
+        return Err(no_person(instead));
     }
     streams.stderr(&format!("{} ", clean_lines(question)));
     streams.line().doing(|| "cannot read the answer".to_owned())

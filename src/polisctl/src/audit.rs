@@ -210,7 +210,7 @@ fn row(view: &View) -> Vec<String> {
         result = format!("{result}: {}", view.reason);
     }
     if view.repeats > 0 {
-        result = format!("{result} ({} more within a minute)", view.repeats);
+        result = format!("{result} ({} more of this kind)", view.repeats);
     }
     vec![
         view.number.to_string(),

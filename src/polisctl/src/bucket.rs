@@ -51,10 +51,11 @@ pub(super) fn checked(
 pub(super) fn authorities(file: &Path) -> Result<String, Error> {
     let (name, bytes) = (file.display(), contexts::read_file(file)?);
     let ca = String::from_utf8(bytes)
-        .doing(|| format!("{name} is not PEM"))
+        .map_err(|_error| Error::new(format!("{name} is not PEM")))
         .help(|| "`openssl x509 -inform der -in FILE` writes a certificate in PEM".to_owned())?;
     if ca.trim().is_empty() {
-        return Err(Error::new(format!("{name} is empty; it must have a certificate in PEM")));
+        return Err(Error::new(format!("{name} is empty; it must have a certificate in PEM"))
+            .or_help("name the file with the certificate of the authority"));
     }
     Ok(ca)
 }

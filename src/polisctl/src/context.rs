@@ -10,7 +10,7 @@ use super::contexts::{self, Context};
 use super::error::Error;
 use super::output::{Document, fields, or_dash};
 use super::table::table;
-use super::{Global, units};
+use super::{Global, key, units};
 use polis_wire::endpoint::Endpoint;
 use polis_wire::identity::Fingerprint;
 use polis_wire::pki::Facts;
@@ -161,8 +161,9 @@ fn change(
     if !global.endpoints.is_empty() {
         settings.endpoints = global.endpoints.iter().map(ToString::to_string).collect();
     }
-    if let Some(key) = key {
-        settings.key = std::path::absolute(key)?;
+    if let Some(file) = key {
+        key::check(&file)?;
+        settings.key = std::path::absolute(file)?;
     }
     for address in remove_via {
         if settings.via.remove(address).is_none() {
@@ -176,6 +177,10 @@ fn change(
 
 /// Reads the values of `--via`. Both sides have a port: a detour is for one service of a machine.
 fn detours(texts: &[String]) -> Result<BTreeMap<String, String>, Error> {
+    if let Some(text) = texts.iter().find(|text| !text.contains('=')) {
+        return Err(Error::usage(format!("--via {text:?} is not HOST:PORT=HOST:PORT"))
+            .or_help("write the address of the cluster, `=`, and where it is reached"));
+    }
     let pairs = super::parameters::pairs("--via", texts)?;
     let address = |text: &str| {
         Endpoint::parse(text, NO_PORT).map(|read| read.to_string()).map_err(|_invalid| {
@@ -212,6 +217,7 @@ fn row(view: &View) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use crate::loopback::Cluster;
     use crate::testing::World;
 
     #[test]
@@ -245,6 +251,34 @@ mod tests {
     }
 
     #[test]
+    fn a_key_that_is_not_there_or_is_the_public_half_changes_no_context() {
+        let world = World::new();
+        world.runs(&["owner", "create", "-o", "@ann.key"]);
+        for (key, said) in [("@none", "cannot read @none"), ("@ann.pub", "only the public half")] {
+            let refused = world.refuses(&["context", "set", "home", "--key", key]);
+            assert!(refused.contains(said), "{refused}");
+        }
+        assert_eq!(world.run(&["context", "show", "home"]).status, 1, "nothing was saved");
+        world.runs(&["context", "set", "home", "--key", "@ann.key"]);
+    }
+
+    #[test]
+    fn a_file_of_a_user_is_imported_with_the_private_half_alone() {
+        let world = World::new();
+        let _cluster = Cluster::new(&world);
+        let public = world.runs(&["owner", "show", "@owner.key", "-o", "json"]);
+        let public: serde_json::Value = serde_json::from_str(&public).unwrap();
+        std::fs::write(world.path("half"), public["public_key"].as_str().unwrap()).unwrap();
+        let create = ["user", "create", "ann", "--role", "viewer", "--key", "@half"];
+        world.runs(&[&create[..], &["-o", "@ann.json"]].concat());
+        let import = |key| ["--context", "ann", "context", "import", "@ann.json", "--key", key];
+        let refused = world.refuses(&import("@half"));
+        assert!(refused.contains("half has only the public half"), "{refused}");
+        assert_eq!(world.run(&["context", "show", "ann"]).status, 1, "nothing was saved");
+        world.runs(&import("@owner.key"));
+    }
+
+    #[test]
     fn a_detour_that_no_address_takes_is_wrong_usage() {
         let world = World::new();
         for (via, said) in [
@@ -252,7 +286,7 @@ mod tests {
             ("192.0.2.1:7839=127.0.0.1", "\"127.0.0.1\" is not HOST:PORT"),
             ("192.0.2.1:7839=", "\"\" is not HOST:PORT"),
             ("192.0.2.1:99999=127.0.0.1:1", "99999"),
-            ("192.0.2.1:7839", "KEY=VALUE"),
+            ("192.0.2.1:7839", "is not HOST:PORT=HOST:PORT"),
         ] {
             let ended = world.run(&["context", "set", "home", "--via", via]);
             assert_eq!((ended.status, &*ended.stdout), (2, ""), "{via}: {}", ended.stderr);

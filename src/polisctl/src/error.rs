@@ -12,6 +12,11 @@ use polis_wire::rpc::client::DialError;
 #[error("standard output is closed")]
 pub(super) struct OutputClosed;
 
+/// Standard output takes no more, though it has a reader: a disk is full.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write to standard output")]
+pub(super) struct OutputFailed(#[source] pub(super) std::io::Error);
+
 /// Why a command ended.
 #[derive(Debug)]
 pub(super) struct Error {
@@ -102,6 +107,11 @@ impl Error {
         self.cause.chain().any(|cause| cause.is::<OutputClosed>())
     }
 
+    /// Whether what was to be printed is lost, for either reason: no node can mend that.
+    pub(super) fn is_of_output(&self) -> bool {
+        self.is_output_closed() || self.cause.chain().any(|cause| cause.is::<OutputFailed>())
+    }
+
     /// Whether the two ends of a connection did not accept each other's certificates.
     pub(super) fn is_handshake(&self) -> bool {
         let is_it = |cause: &(dyn std::error::Error + 'static)| {
@@ -162,6 +172,13 @@ fn help_of(kind: ErrorKind) -> Option<&'static str> {
 /// The beginning of the last line of an error of clap.
 const CLAP_HELP: &str = "\n\nFor more information, try ";
 
+/// How the standard library says that a text is not a number, and what to say instead.
+const NUMBERS: [(&str, &str); 3] = [
+    (": invalid digit found in string", ": allowed is a whole number"),
+    (": cannot parse integer from empty string", ": allowed is a whole number"),
+    (": number too large to fit in target type", ": the number is too large"),
+];
+
 /// An error of clap in the form of every other one: without colours, and with `help:` at its end.
 /// The help of a group of commands, which clap prints where a command is missing, stays as it is.
 pub(super) fn of_clap(text: &str) -> String {
@@ -169,6 +186,7 @@ pub(super) fn of_clap(text: &str) -> String {
         return text.to_owned();
     }
     let said = text.rsplit_once(CLAP_HELP).map_or(text, |(said, _)| said);
+    let said = NUMBERS.iter().fold(said.to_owned(), |said, (raw, words)| said.replace(raw, words));
     format!("{}\n\nhelp: {GENERAL}\n", said.trim_end())
 }
 
@@ -253,6 +271,18 @@ mod tests {
         let broken = std::io::Error::from(ErrorKind::BrokenPipe);
         assert!(!Error::from(broken).context("cannot reach the node").is_output_closed());
         assert!(Error::from(OutputClosed).is_output_closed());
+    }
+
+    #[test]
+    fn a_full_disk_below_the_output_is_a_failure_of_it() {
+        let full = || Error::from(OutputFailed(ErrorKind::StorageFull.into()));
+        assert!(full().is_of_output() && !full().is_output_closed());
+        assert!(Error::from(OutputClosed).is_of_output());
+        assert!(!Error::from(std::io::Error::from(ErrorKind::StorageFull)).is_of_output());
+        let printed = full().helpful().render();
+        assert!(printed.starts_with("error: cannot write to standard output\n"), "{printed}");
+        assert!(printed.contains("\ncause: "), "{printed}");
+        assert!(printed.contains("help: make room there"), "{printed}");
     }
 
     #[test]

@@ -20,7 +20,10 @@ use ed25519_dalek::pkcs8::{EncodePrivateKey as _, KeypairBytes};
 use ed25519_dalek::{SigningKey, VerifyingKey};
 use pkcs8::der::pem::LineEnding;
 use pkcs8::pkcs5::{pbes2, scrypt};
-use pkcs8::{DecodePrivateKey as _, DecodePublicKey as _, EncodePublicKey as _, PrivateKeyInfoRef};
+use pkcs8::{
+    DecodePrivateKey as _, DecodePublicKey as _, EncodePublicKey as _, PrivateKeyInfoRef,
+    SecretDocument,
+};
 use rand::TryRng as _;
 use rand::rngs::SysRng;
 use rpassword::ConfigBuilder;
@@ -76,7 +79,10 @@ impl Passphrase {
                 "a passphrase has 1 to {PASSPHRASE_MAX} characters, not {}",
                 passphrase.len()
             ))
-            .or_help("take another passphrase"));
+            .or_help(match &self.file {
+                Some(file) => format!("write it on the first line of {}", file.display()),
+                None => "take another passphrase".to_owned(),
+            }));
         }
         if self.file.is_none() && self.read("Repeat the passphrase: ")? != passphrase {
             return Err(Error::new("the two passphrases differ").or_help("try again"));
@@ -186,20 +192,58 @@ fn parameters() -> Result<pbes2::Parameters, Error> {
 
 /// Reads a private key.
 pub(super) fn read(file: &Path, passphrase: &Passphrase) -> Result<SigningKey, Error> {
-    let pem = read_private(file)?;
-    decode(&pem, file, passphrase)
+    decode(&read_pem(file)?, file, passphrase)
+}
+
+/// Fails where a file has no private key, as far as that shows without its passphrase.
+pub(super) fn check(file: &Path) -> Result<(), Error> {
+    let pem = read_pem(file)?;
+    match pem.contains(ENCRYPTED) {
+        true => whole(&pem, file),
+        false => plain(&pem, file).map(drop),
+    }
+}
+
+/// Reads the PEM of a private key.
+fn read_pem(file: &Path) -> Result<Zeroizing<String>, Error> {
+    let pem = read_text(file)?;
+    // Before its mode: a public half is no secret.
+    let is_public = pem.contains(PUBLIC) || hex_key(pem.trim()).is_some();
+    if is_public && !pem.contains(PRIVATE) {
+        return Err(Error::new(format!("{} has only the public half of a key", file.display()))
+            .or_help("name the file with the private half, as ann.key beside ann.pub"));
+    }
+    ensure_private(file)?;
+    Ok(pem)
 }
 
 fn decode(pem: &str, file: &Path, passphrase: &Passphrase) -> Result<SigningKey, Error> {
+    // Before the passphrase is asked for: with a damaged file, each would be a wrong one.
+    whole(pem, file)?;
     if pem.contains(ENCRYPTED) {
         let passphrase = passphrase.read(&format!("Passphrase of {}: ", file.display()))?;
         return SigningKey::from_pkcs8_encrypted_pem(pem, passphrase.as_bytes())
             .map_err(|_error| anyhow!("cannot decrypt {} with this passphrase", file.display()))
             .help(|| "try again; without the passphrase the key is lost".to_owned());
     }
-    SigningKey::from_pkcs8_pem(pem)
-        .map_err(|error| anyhow!("{} is not an Ed25519 key in PEM: {error}", file.display()))
-        .help(|| "`polisctl owner create` makes a key".to_owned())
+    plain(pem, file)
+}
+
+/// Fails where a file in PEM was cut off or changed, as far as that shows without its passphrase.
+fn whole(pem: &str, file: &Path) -> Result<(), Error> {
+    SecretDocument::from_pem(pem).map(drop).map_err(|_error| damaged(file))
+}
+
+/// A private key without a passphrase.
+fn plain(pem: &str, file: &Path) -> Result<SigningKey, Error> {
+    SigningKey::from_pkcs8_pem(pem).map_err(|_error| damaged(file))
+}
+
+fn damaged(file: &Path) -> Error {
+    Error::new(format!("{} has no whole Ed25519 key in PEM", file.display())).or_help(
+        "copy it again from a backup; `polisctl owner create` makes another key, which no \
+         cluster knows",
+    )
 }
 
 /// Reads a public key: a public key in PEM, 64 hexadecimal digits, or the public
@@ -207,8 +251,7 @@ fn decode(pem: &str, file: &Path, passphrase: &Passphrase) -> Result<SigningKey,
 pub(super) fn read_public(file: &Path, passphrase: &Passphrase) -> Result<[u8; 32], Error> {
     let text = read_text(file)?;
     if text.contains(PUBLIC) {
-        let key = VerifyingKey::from_public_key_pem(&text)
-            .map_err(|error| anyhow!("{} is not an Ed25519 key in PEM: {error}", file.display()))?;
+        let key = VerifyingKey::from_public_key_pem(&text).map_err(|_error| damaged(file))?;
         return Ok(key.to_bytes());
     }
     if let Some(key) = hex_key(text.trim()) {
@@ -219,9 +262,11 @@ pub(super) fn read_public(file: &Path, passphrase: &Passphrase) -> Result<[u8; 3
             "{} has no key; allowed are a public or a private one, Ed25519 in PEM, and 64 \
              hexadecimal digits",
             file.display()
-        )));
+        ))
+        .or_help("name one of the two files that `polisctl key create -o FILE` writes"));
     }
-    Ok(decode(&read_private(file)?, file, passphrase)?.verifying_key().to_bytes())
+    ensure_private(file)?;
+    Ok(decode(&text, file, passphrase)?.verifying_key().to_bytes())
 }
 
 fn hex_key(text: &str) -> Option<[u8; 32]> {
@@ -236,12 +281,15 @@ fn read_text(file: &Path) -> Result<Zeroizing<String>, Error> {
 fn text_of(source: impl io::Read, name: &str) -> Result<Zeroizing<String>, Error> {
     let mut text = Zeroizing::new(String::new());
     let read = source.take(FILE_MAX + 1).read_to_string(&mut text);
-    read.doing(|| format!("cannot read {name}"))?;
-    if text.len() as u64 > FILE_MAX {
-        return Err(Error::new(format!("{name} is too large for a key"))
-            .or_help("name the file that has the key, in PEM"));
-    }
-    Ok(text)
+    let fault = match read {
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => "is not text".to_owned(),
+        Err(error) => return Err(error).doing(|| format!("cannot read {name}")),
+        Ok(_) if text.len() as u64 > FILE_MAX => format!("has more than {FILE_MAX} bytes"),
+        Ok(_) => return Ok(text),
+    };
+    Err(Error::new(format!("{name} {fault}")).or_help(
+        "name another file: a key is text in PEM, a passphrase or a password one line of text",
+    ))
 }
 
 /// Reads a secret from a file that others must not be able to read, or from standard input.
@@ -255,6 +303,11 @@ pub(super) fn read_secret(file: &Path) -> Result<Zeroizing<String>, Error> {
 /// Reads a file that others must not be able to read.
 pub(super) fn read_private(file: &Path) -> Result<Zeroizing<String>, Error> {
     let text = read_text(file)?;
+    ensure_private(file)?;
+    Ok(text)
+}
+
+fn ensure_private(file: &Path) -> Result<(), Error> {
     let mode = fs::metadata(file).doing(|| format!("cannot inspect {}", file.display()))?.mode();
     if mode & 0o077 != 0 {
         return Err(Error::new(format!(
@@ -264,7 +317,7 @@ pub(super) fn read_private(file: &Path) -> Result<Zeroizing<String>, Error> {
         ))
         .or_help(format!("chmod 600 {}", file.display())));
     }
-    Ok(text)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -332,6 +385,54 @@ mod tests {
         let error = read_public(&file, &Passphrase::default()).unwrap_err().render();
         assert!(error.contains("has no key; allowed are a public or a private one"), "{error}");
         assert!(!error.contains("chmod"), "{error}");
+        assert!(error.contains("help: name one of the two files"), "{error}");
+    }
+
+    #[test]
+    fn a_public_half_in_the_place_of_a_private_key_is_named_as_one() {
+        let folder = folder();
+        let (public_file, _key) = create(&folder.path().join("ann.key"), None).unwrap();
+        let read = read(&public_file, &Passphrase::default()).unwrap_err();
+        for error in [read, check(&public_file).unwrap_err()] {
+            let error = error.render();
+            assert!(error.contains("ann.pub has only the public half"), "{error}");
+            assert!(error.contains("help: name the file with the private half"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_was_cut_off_is_no_wrong_passphrase_and_names_the_backup() {
+        let folder = folder();
+        let passphrase = secret(folder.path(), "correct horse");
+        for (name, passphrase) in [("plain.key", None), ("sealed.key", Some(&passphrase))] {
+            let file = folder.path().join(name);
+            create(&file, passphrase).unwrap();
+            check(&file).unwrap();
+            let pem = fs::read_to_string(&file).unwrap();
+            fs::write(&file, &pem[..pem.len() / 2]).unwrap();
+            // Nothing asks for a passphrase, which a test does not have.
+            let none = Passphrase::default();
+            let (read, public) = (read(&file, &none), read_public(&file, &none));
+            for error in [read.unwrap_err(), public.unwrap_err(), check(&file).unwrap_err()] {
+                let error = error.render();
+                let said = format!("{name} has no whole Ed25519 key in PEM\nhelp: copy it again");
+                assert!(error.contains(&said), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_no_text_or_too_large_is_named_with_what_is_asked_for() {
+        let folder = folder();
+        let file = folder.path().join("key");
+        for (content, fault) in [
+            (vec![0xff; 9], "key is not text"),
+            (vec![b'a'; 70_000], "key has more than 65536 bytes"),
+        ] {
+            fs::write(&file, content).unwrap();
+            let error = read_public(&file, &Passphrase::default()).unwrap_err().render();
+            assert!(error.contains(&format!("{fault}\nhelp: name another file")), "{error}");
+        }
     }
 
     #[test]
@@ -353,6 +454,7 @@ mod tests {
         let empty = secret(folder.path(), "\n");
         let error = create(&folder.path().join("k"), Some(&empty)).unwrap_err().render();
         assert!(error.contains("1 to 1024"), "{error}");
+        assert!(error.contains("help: write it on the first line of "), "{error}");
     }
 
     #[test]

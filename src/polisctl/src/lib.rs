@@ -150,7 +150,7 @@ enum Command {
     /// List and fetch the snapshots that a cluster has sent to a bucket.
     #[command(subcommand)]
     Snapshot(snapshot::Command),
-    /// Let kubectl in, and show the state of Kubernetes.
+    /// Give kubectl access, and show the state of Kubernetes.
     #[command(subcommand)]
     Kubernetes(kubernetes::Command),
     /// Check update bundles.
@@ -425,6 +425,7 @@ mod tests {
     #[test]
     fn a_context_without_a_ca_is_not_talked_to() {
         let world = testing::World::new();
+        world.runs(&["owner", "create", "-o", "@k"]);
         world.runs(&["context", "set", "home", "--endpoint", "192.0.2.1", "--key", "@k"]);
         insta::assert_snapshot!(world.runs(&["context", "list"]), @r"
            NAME  USER  ENDPOINTS       CERTIFICATE ENDS

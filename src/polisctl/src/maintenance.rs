@@ -15,6 +15,7 @@
 
 use std::path::{Path, PathBuf};
 
+use ed25519_dalek::SigningKey;
 use polis_proto::v1;
 use polis_proto::v1::maintenance_client::MaintenanceClient;
 use polis_proto::v1::read_log_request::Log as LogKind;
@@ -24,7 +25,7 @@ use tonic::{Code as StatusCode, Response, Status};
 
 use super::ask::{Go, Sure};
 use super::error::{Error, Exit, Explain as _};
-use super::output::{Document, Format, fields, or_dash};
+use super::output::{Document, Format, Progress, fields, or_dash};
 use super::session::{Limit, credentials, dialled, refused, within};
 use super::text::clean;
 use super::{Global, ask, key, ownership, parameters};
@@ -147,6 +148,34 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
     }
 }
 
+/// What proves an owner.
+struct Owner {
+    key: SigningKey,
+    /// The certificate of the context, if it is for this key.
+    certificate: Option<Vec<u8>>,
+}
+
+impl Owner {
+    /// Reads the named key, else that of the context, else that of `owner create`.
+    fn find(machine: &Machine, global: &Global) -> Result<Self, Error> {
+        let context = global.contexts.context(global.context.as_deref())?;
+        let file = match (&machine.owner_key, &context) {
+            (Some(file), _) => file.clone(),
+            (None, Some(context)) if !context.settings.key.as_os_str().is_empty() => {
+                context.settings.key.clone()
+            }
+            (None, _) => global.contexts.owner_key(),
+        };
+        let key = key::read(&file, &global.passphrase)
+            .help(|| "name the owner's key with --owner-key".to_owned())?;
+        let of_key = |der: &Vec<u8>| {
+            Facts::read(der).is_some_and(|it| it.public_key == key.verifying_key().to_bytes())
+        };
+        let certificate = context.and_then(|context| context.certificate).filter(of_key);
+        Ok(Self { key, certificate })
+    }
+}
+
 /// A machine that has answered, and the way to it.
 struct Reached {
     host: Endpoint,
@@ -163,18 +192,19 @@ impl Reached {
             (None, None) => asked(global)?,
             (code, _) => code.clone(),
         };
-        let progress = global.out.progress();
-        progress.says(&format!("connecting to {}", machine.host));
         let reached = match asked {
             Some(code) => Box::pin(Self::by_code(&machine.host, &code, global)).await,
-            None => Box::pin(Self::by_owner(machine, global)).await,
+            None => {
+                let owner = Owner::find(machine, global)?;
+                Box::pin(Self::by_owner(machine, owner, global)).await
+            }
         };
-        drop(progress);
         reached.doing(|| format!("cannot reach the machine at {}", machine.host))
     }
 
     async fn by_code(host: &Endpoint, code: &Code, global: &Global) -> Result<Self, Error> {
         let limit = global.timeout.map(Limit::new);
+        let _progress = connecting(host, global);
         let keys = code.keys();
         let failed = || "cannot use the keys of this code".to_owned();
         let credentials = Credentials {
@@ -200,21 +230,15 @@ impl Reached {
         Ok(Self { host: host.clone(), credentials, node, limit, described })
     }
 
-    async fn by_owner(machine: &Machine, global: &Global) -> Result<Self, Error> {
+    async fn by_owner(machine: &Machine, owner: Owner, global: &Global) -> Result<Self, Error> {
         let host = machine.host.clone();
-        let context = global.contexts.context(global.context.as_deref())?;
-        let file = match (&machine.owner_key, &context) {
-            (Some(file), _) => file.clone(),
-            (None, Some(context)) if !context.settings.key.as_os_str().is_empty() => {
-                context.settings.key.clone()
-            }
-            (None, _) => global.contexts.owner_key(),
-        };
-        let key = key::read(&file, &global.passphrase)
-            .help(|| "name the owner's key with --owner-key".to_owned())?;
+        let Owner { key, certificate } = owner;
         let own = credentials(&key, ownership::self_signed(&key)?, None);
         let limit = global.timeout.map(Limit::new);
+        let progress = connecting(&host, global);
         let connection = reach(&host, Expect::AnyNode, &own, limit).await?;
+        // It would be drawn over the question.
+        drop(progress);
         compare(global, machine, &connection)?;
         let limit = match machine.fingerprint {
             Some(_) => limit,
@@ -226,11 +250,6 @@ impl Reached {
             Err(status) => status,
         };
         // A machine that registers knows no key of an owner, but the CA of its cluster.
-        let certificate = context.and_then(|context| context.certificate);
-        let of_key = |der: &Vec<u8>| {
-            Facts::read(der).is_some_and(|it| it.public_key == key.verifying_key().to_bytes())
-        };
-        let certificate = certificate.filter(of_key);
         let (StatusCode::Unauthenticated, Some(certificate)) = (status.code(), certificate) else {
             return Err(refused(DESCRIBE, &status));
         };
@@ -314,6 +333,12 @@ async fn tried<T>(
     within(limit, what, async { Ok(made.await.map(Response::into_inner)) }).await
 }
 
+fn connecting(host: &Endpoint, global: &Global) -> Progress {
+    let progress = global.out.progress();
+    progress.says(&format!("connecting to {host}"));
+    progress
+}
+
 /// Asks the person for a code; `None`: the machine shows a fingerprint.
 fn asked(global: &Global) -> Result<Option<Code>, Error> {
     let typed = ask::answer(
@@ -361,7 +386,7 @@ async fn reach(
     own: &Credentials,
     limit: Option<Limit>,
 ) -> Result<Connection, Error> {
-    dialled(host, expect, &Trust::Unchecked, own, limit).await
+    dialled(host, expect, &Trust::Unchecked, Some(own), limit).await
 }
 
 /// What a machine says of itself, as programs read it.
@@ -488,7 +513,7 @@ async fn give(
 
 fn effect(host: &Endpoint, cluster: &Cluster, replaced: &[String], no_reboot: bool) -> String {
     let what = match cluster {
-        Cluster::Bootstrap(_) => "found a new cluster",
+        Cluster::Bootstrap(_) => "bootstrap a new cluster",
         Cluster::Register(_) => "register with a running cluster",
     };
     let when = if no_reboot { "at its next start" } else { "after a reboot, which is now" };

@@ -21,7 +21,7 @@ use clap::builder::{PathBufValueParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use super::error::{Error, Explain as _, OutputClosed};
+use super::error::{Error, Explain as _, OutputClosed, OutputFailed};
 use super::rights;
 use super::table::Table;
 use super::text::{clean, clean_lines, fit};
@@ -320,10 +320,10 @@ impl Out {
 
     /// Writes raw bytes, for output that is neither table nor document.
     pub(super) fn raw(&self, bytes: &[u8]) -> Result<(), Error> {
-        match self.streams.stdout(bytes) {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(OutputClosed.into()),
-            written => written.doing(|| "cannot write to standard output".to_owned()),
-        }
+        self.streams.stdout(bytes).map_err(|error| match error.kind() {
+            io::ErrorKind::BrokenPipe => OutputClosed.into(),
+            _ => OutputFailed(error).into(),
+        })
     }
 
     /// Fails unless standard output may have the content of a file in place of a document.

@@ -40,7 +40,7 @@ pub(super) fn run(command: Command, global: &Global) -> Result<(), Error> {
             let (public_file, public) = key::create(&file, wanted.then_some(&global.passphrase))?;
             global.out.remark(
                 "Keep an offline backup of this key. Its holder owns every cluster that is \
-                 founded with it; a user whose key is lost gets another from an owner.",
+                 bootstrapped with it; a user whose key is lost gets another from an owner.",
             );
             (file, Some(public_file), public)
         }

@@ -29,12 +29,14 @@ use super::contexts::{Context, read_certificate};
 use super::error::{Error, Explain as _};
 use super::output::{Document, fields};
 use super::session::{
-    Limit, PATIENCE, access_list, candidates, credentials, refused, successor, unreached, within,
+    ENDPOINT, Limit, PATIENCE, access_list, candidates, credentials, dialled, refused, successor,
+    within,
 };
 use super::{Global, ask, key, units};
+use polis_wire::endpoint::Endpoint;
 use polis_wire::identity::{Fingerprint, Spoken};
 use polis_wire::pki::{Crl, Facts};
-use polis_wire::rpc::client::{Candidate, Client, Expect, Repeat, Trust, dial};
+use polis_wire::rpc::client::{Candidate, Client, Expect, Repeat, Trust};
 
 /// Arguments of `cluster take-ownership`.
 #[derive(Debug, clap::Args)]
@@ -71,14 +73,16 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
         None if global.endpoints.is_empty() => global.contexts.context(None)?,
         None => None,
     };
+    if known.is_none() && global.endpoints.is_empty() {
+        return Err(Error::new("no address of the cluster is known").or_help(ENDPOINT));
+    }
     let context = known.unwrap_or_else(|| Context::new(global.context.as_deref().unwrap_or("new")));
     let key_file = match arguments.owner_key {
         Some(file) => std::path::absolute(file)?,
         None if !context.settings.key.as_os_str().is_empty() => context.settings.key.clone(),
         None => std::path::absolute(global.contexts.owner_key())?,
     };
-    let candidates = candidates(global, &context)
-        .help(|| "name the address of a curator: --endpoint HOST[:PORT]".to_owned())?;
+    let candidates = candidates(global, &context)?;
     let key = key::read(&key_file, &global.passphrase)
         .help(|| "name the owner's key with --owner-key".to_owned())?;
 
@@ -92,8 +96,7 @@ pub(super) async fn run(arguments: Arguments, global: &Global) -> Result<(), Err
         (None, None) => {
             progress.says("asking for the cluster's CA");
             // On the heap: the futures of several commands contain this one.
-            let shown = Box::pin(shown_ca(&candidates));
-            let shown = within(limit, "ask for the CA", shown).await?;
+            let shown = Box::pin(shown_ca(&candidates, limit)).await?;
             drop(progress);
             compare(global, &shown, arguments.fingerprint.as_ref())?;
             if arguments.fingerprint.is_none() {
@@ -128,9 +131,10 @@ struct Shown {
     at: Candidate,
 }
 
-/// Reads the CA from the first candidate that answers: all are asked at once.
-async fn shown_ca(candidates: &[Candidate]) -> Result<Shown, Error> {
-    let asked = candidates.iter().map(|candidate| Box::pin(shown_by(candidate)));
+/// Reads the CA from the first candidate that answers: all are asked at once. With `--timeout`
+/// each is asked until then, since the cluster may be starting.
+async fn shown_ca(candidates: &[Candidate], limit: Option<Limit>) -> Result<Shown, Error> {
+    let asked = candidates.iter().map(|candidate| Box::pin(shown_by(candidate, limit)));
     let mut answers: FuturesUnordered<_> = asked.collect();
     let mut last = None;
     while let Some(answer) = answers.next().await {
@@ -144,14 +148,15 @@ async fn shown_ca(candidates: &[Candidate]) -> Result<Shown, Error> {
     }))
 }
 
-async fn shown_by(candidate: &Candidate) -> Result<Shown, Error> {
-    let Candidate { host, port, .. } = candidate;
-    let dialled = dial(host, *port, Expect::AnyNode, &Trust::Unchecked, None).await;
-    let connection = dialled.map_err(unreached)?;
-    let asked = CuratorLocalClient::new(connection.channel)
-        .get_ca_certificate(v1::GetCaCertificateRequest {})
-        .await;
-    let answer = asked.map_err(|status| refused("ask for the CA", &status))?.into_inner();
+async fn shown_by(candidate: &Candidate, limit: Option<Limit>) -> Result<Shown, Error> {
+    let at = Endpoint { host: candidate.host.clone(), port: candidate.port };
+    let connection = dialled(&at, Expect::AnyNode, &Trust::Unchecked, None, limit).await?;
+    let mut curator = CuratorLocalClient::new(connection.channel);
+    let asked = async {
+        let answer = curator.get_ca_certificate(v1::GetCaCertificateRequest {}).await;
+        answer.map_err(|status| refused("ask for the CA", &status))
+    };
+    let answer = within(limit, "ask for the CA", asked).await?.into_inner();
     if Facts::read(&answer.ca_certificate).is_none() {
         return Err(Error::new(format!("{candidate} sent an invalid CA"))
             .or_help("check the endpoint: another program may listen there"));
@@ -323,7 +328,30 @@ fn saved(global: &Global, context: Context) -> Result<(), Error> {
 mod tests {
     use super::*;
     use crate::loopback::Cluster;
-    use crate::testing::World;
+    use crate::testing::{World, closed_port};
+
+    #[test]
+    fn a_curator_that_does_not_listen_yet_is_asked_again_until_the_timeout() {
+        let world = World::new();
+        world.runs(&["owner", "create"]);
+        let (_bound, closed) = closed_port();
+        let take = ["cluster", "take-ownership", "--endpoint", &*closed, "--timeout", "1s"];
+        let ended = world.run(&take);
+        assert_eq!((ended.status, &*ended.stdout), (3, ""), "{}", ended.stderr);
+        assert!(ended.stderr.contains("cause: Connection refused"), "{}", ended.stderr);
+    }
+
+    #[test]
+    fn without_an_address_the_error_names_the_option_and_no_context() {
+        let world = World::new();
+        world.runs(&["owner", "create"]);
+        let refused = world.refuses(&["cluster", "take-ownership"]);
+        assert_eq!(
+            refused,
+            "error: no address of the cluster is known\nhelp: name the address of a curator: \
+             --endpoint HOST[:PORT]\n"
+        );
+    }
 
     #[test]
     fn an_endpoint_that_is_silent_does_not_hold_up_one_that_answers() {

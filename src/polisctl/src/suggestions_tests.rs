@@ -121,7 +121,7 @@ const TOLD: &[Suggestion] = &[
     ),
     (
         "cluster configure --cold-start attended",
-        "page Boot of a machine whose disk keeps a share of its own key",
+        "page Boot and log of a machine whose disk keeps a share of its own key",
         LOCAL,
         &[SHARE],
     ),
@@ -227,7 +227,7 @@ const TOLD: &[Suggestion] = &[
     ("node update NODE FILE", "something stands against the plan of an update", OWNERS, &[UPDATED]),
     ("owner create", "no key of an owner", LOCAL, &[NO_KEY]),
     ("owner create -o FILE", "the key of another user", OWNERS, &[OPERATES]),
-    ("parameters bootstrap", "guru 0601, 0606", LOCAL, &[WRITTEN]),
+    ("parameters bootstrap", "guru 0601, 0606; a founder without an address", LOCAL, &[WRITTEN]),
     (
         "parameters bootstrap --install-disk",
         "guru 0431: not exactly one disk to install to",

@@ -77,7 +77,10 @@ const CASES: &[Case] = &[
         "cluster wait",
         &[],
         Kind::Remote,
-        &[(&["--nodes", "many"], 2, "many"), (&["--nodes", "16385"], 2, "16384")],
+        &[
+            (&["--nodes", "many"], 2, "allowed is a whole number"),
+            (&["--nodes", "16385"], 2, "16384"),
+        ],
     ),
     ("cluster registry list", &[], Kind::Remote, &[]),
     (
@@ -158,13 +161,25 @@ const CASES: &[Case] = &[
         "node roles",
         &["ID", "--remove", "consensus-member", "--yes"],
         Kind::Remote,
-        &[(&["ID"], 2, "--add ROLE"), (&["ID", "--add", "king"], 2, "possible values")],
+        &[
+            (&["ID"], 2, "--add ROLE"),
+            (&["ID", "--add", "king"], 2, "possible values"),
+            (
+                &["ID", "--add", "kubernetes-worker", "--remove", "kubernetes-worker"],
+                2,
+                "with --add or with --remove alone",
+            ),
+        ],
     ),
     (
         "node label",
         &["ID", "a=b"],
         Kind::Remote,
-        &[(&["ID", "a"], 2, "KEY=VALUE"), (&["ffff", "a=b"], 1, "there is no node")],
+        &[
+            (&["ID", "a"], 2, "KEY=VALUE"),
+            (&["ID", "a=b", "a-"], 2, "is both set and removed"),
+            (&["ffff", "a=b"], 1, "there is no node"),
+        ],
     ),
     (
         "node name",
@@ -227,7 +242,8 @@ const CASES: &[Case] = &[
         &[
             NO_NODE,
             (&["ID", "--name", "cruator"], 1, "near names: root.curator"),
-            (&["ID", "--boot", "1"], 2, "--boot"),
+            (&["ID", "--boot", "1"], 2, "allowed are 0, this boot"),
+            (&["ID", "--tail", "all"], 2, "allowed is a whole number"),
         ],
     ),
     ("node recovery-key", &["ID"], Kind::Remote, &[NO_NODE]),
@@ -284,7 +300,7 @@ const CASES: &[Case] = &[
         "maintenance poweroff",
         &["AT", "--fingerprint", "KEY", "--yes"],
         Kind::Remote,
-        &[(&["AT", "--fingerprint", "KEY", "--owner-key", "@none", "--yes"], 1, "none")],
+        &[(&["AT", "--fingerprint", "KEY", "--owner-key", "@none", "--yes"], 1, NO_OWNER_KEY)],
     ),
     (
         "user create",
@@ -400,6 +416,9 @@ const CASES: &[Case] = &[
         &[(&["hone", "--yes"], 1, "there is no context")],
     ),
 ];
+
+/// The key is read before the machine is called.
+const NO_OWNER_KEY: &str = "error: cannot read @none";
 
 /// A node that no cluster has.
 const NO_NODE: Wrong = (&["ffff"], 1, "there is no node \"ffff\"");

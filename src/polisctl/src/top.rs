@@ -180,6 +180,8 @@ struct Process {
     /// Of one processor, so two of them together are 200; `null` for a process that has just
     /// started.
     cpu_percent: Option<f64>,
+    /// The processor time since it started.
+    cpu_seconds: f64,
     memory_bytes: u64,
 }
 
@@ -253,6 +255,7 @@ fn processes(
         service: now.name.clone(),
         id: now.id,
         cpu_percent: used(now),
+        cpu_seconds: now.cpu_seconds,
         memory_bytes: now.memory_bytes,
     };
     second.processes.iter().map(process).collect()
@@ -317,6 +320,7 @@ mod tests {
             ("root.consensus.etcd".into(), "root".into())
         );
         assert_eq!((of(0, "cpu_percent"), of(1, "cpu_percent")), (50.0.into(), 25.0.into()));
+        assert!(of(0, "cpu_seconds").is_f64(), "{said}");
         assert_eq!((of(0, "node"), of(1, "memory_bytes")), (id.clone().into(), (64 << 20).into()));
         let (_bound, dead) = closed_port();
         let gone = node_id(2).to_string();

@@ -26,6 +26,10 @@ use polis_base::hex;
 use polis_wire::pki::{self, Facts};
 use polis_wire::rpc::client::Repeat;
 
+/// The usage of `create`: what clap writes has the name last.
+const USAGE: &str = "polisctl user create [OPTIONS] <NAME> --role <ROLE> --key <FILE>\n           \
+    --out <FILE>";
+
 /// The way of a new user, for the help of `create`.
 const STEPS: &str = "A new user, here ann, takes three steps:\n  \
     1. ann, who keeps ann.key and gives ann.pub to an owner:\n     \
@@ -40,7 +44,7 @@ const STEPS: &str = "A new user, here ann, takes three steps:\n  \
 pub(super) enum Command {
     /// Make a user or renew its certificate, and write a file for its context.
     #[command(
-        override_usage = "polisctl user create <NAME> --role <ROLE> --key <FILE> --out <FILE>",
+        override_usage = USAGE,
         after_help = STEPS
     )]
     Create {
@@ -160,8 +164,8 @@ async fn list(watch: Watch, global: &Global) -> Result<(), Error> {
             AaaClient::new(channel).list_users(v1::ListUsersRequest {}).await
         });
         let views: Vec<View> = answer.await?.users.iter().map(view).collect();
-        // The cluster does not record when a certificate ends, so that of a user whose access was
-        // not revoked may have ended.
+        // The record of a user does not have the end of its certificate, so that of a user whose
+        // access was not revoked may have ended.
         let row = |view: &View| {
             let revoked = if view.revoked { "yes" } else { "no" };
             vec![view.name.clone(), view.role.clone(), revoked.to_owned(), view.public_key.clone()]
@@ -251,7 +255,8 @@ pub(super) fn import(file: &Path, key_file: &Path, global: &Global) -> Result<()
     let ca = contexts::certificate(file, invitation.ca.as_bytes())?;
     let certificate = contexts::certificate(file, invitation.certificate.as_bytes())?;
     let key_file = std::path::absolute(key_file)?;
-    let public = key::read_public(&key_file, &global.passphrase)?;
+    // The private half: every later command proves it.
+    let public = key::read(&key_file, &global.passphrase)?.verifying_key().to_bytes();
     if Facts::read(&certificate).is_none_or(|facts| facts.public_key != public) {
         return Err(Error::new(format!("the certificate is not for {}", key_file.display()))
             .or_help("name the key of which the owner has the public half"));

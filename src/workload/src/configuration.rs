@@ -20,6 +20,10 @@ const NAME: &str = "polis";
 /// The paths of health checks, the only ones for anonymous callers.
 const HEALTH: [&str; 3] = ["/livez", "/readyz", "/healthz"];
 
+/// Ways into containers and nodes, and to what pods serve. Over a WebSocket each is a `get`.
+const WAYS_IN: [&str; 6] =
+    ["pods/exec", "pods/attach", "pods/portforward", "pods/proxy", "services/proxy", "nodes/proxy"];
+
 /// The namespace of Polis' own pods, which Pod Security does not restrict.
 const SYSTEM_NAMESPACE: &str = "kube-system";
 
@@ -115,8 +119,9 @@ pub(super) fn audit_policy() -> Vec<u8> {
                 {"group": "", "resources": ["events"]},
                 {"group": "events.k8s.io", "resources": ["events"]},
             ]})),
-            // Every access to a Secret is recorded.
+            // Every access to a Secret is recorded, and every way into a container.
             {"level": "Metadata", "resources": [{"group": "", "resources": ["secrets"]}]},
+            {"level": "Metadata", "resources": [{"group": "", "resources": WAYS_IN}]},
             none(json!({
                 "users": [
                     "system:apiserver",
@@ -192,7 +197,7 @@ mod tests {
         let policy = text(&audit_policy());
         let node = NodeId::from_public_key(&[7; 32]);
         for purpose in WorkerPurpose::ALL {
-            let group = match purpose.certificate(node, [1; 32]).template {
+            let group = match purpose.certificate(node, None, [1; 32]).template {
                 Template::KubernetesClient { subject }
                 | Template::KubernetesServer { subject, .. } => subject.group.unwrap(),
                 other => panic!("{other:?}"),
@@ -213,6 +218,22 @@ mod tests {
             "verbs": ["get", "list", "watch"],
         });
         assert_eq!(rules, [&expected]);
+    }
+
+    #[test]
+    fn the_audit_log_has_every_way_into_a_container_whoever_takes_it() {
+        let policy: Value = serde_json::from_slice(&audit_policy()).unwrap();
+        let rules = policy["rules"].as_array().unwrap();
+        for way in WAYS_IN {
+            // The first rule that fits counts.
+            let fits = |rule: &&Value| {
+                let groups = rule["resources"].as_array().into_iter().flatten();
+                let mut named = groups.filter_map(|one| one["resources"].as_array()).flatten();
+                let all = rule["resources"].is_null() && rule["nonResourceURLs"].is_null();
+                all || named.any(|resource| resource == way)
+            };
+            assert_eq!(rules.iter().find(fits).unwrap()["level"], "Metadata", "{way}");
+        }
     }
 
     #[test]

@@ -110,7 +110,7 @@ impl Controller {
         let api_server = self.clone();
         ctx.spawn(Part::ApiServer.name(), forever, move |ctx| {
             let controller = api_server.clone();
-            async move { controller.api_server(&ctx).await }
+            async move { Box::pin(controller.api_server(&ctx)).await }
         });
         let (tries, tried) = watch::channel(false);
         let reconciler = reconciler::Service {

@@ -12,6 +12,7 @@
 //! | role `polis:worker` | marks the kubelets of workers for the policy below |
 //! | policy `polis-workers` and its binding | a kubelet of a node without the role Kubernetes worker writes nothing |
 //! | policy `polis-system-namespace` and its binding | operators may change nothing in `kube-system`, whose service accounts and pods could change everything |
+//! | policy `polis-critical-pods` and its binding | no pod outside of `kube-system` and privileged namespaces has a priority by which kubelet never evicts it |
 //! | role `polis:csi` | the storage drivers of workers may keep volumes |
 //! | policies `polis-csi-volumes`, `polis-csi-claims` and their bindings | a storage driver makes and removes volumes of its own node and driver only, gives them no other claim, and changes the status of claims of its node |
 //! | driver `local.csi.polis.internal`, storage class `local` | volumes on the node of their pod; a claim without a class gets this one |
@@ -69,6 +70,13 @@ const CLUSTER_VIEWER: &str = "polis:cluster-viewer";
 const SYSTEM: &str = "kube-system";
 const GUARD: &str = "polis-system-namespace";
 
+/// The policy about pods that nothing evicts, their classes, and the label of a namespace whose
+/// pods may take over their node anyway.
+const CRITICAL: &str = "polis-critical-pods";
+const CRITICAL_CLASSES: [&str; 2] = ["system-cluster-critical", "system-node-critical"];
+const POD_SECURITY: &str = "pod-security.kubernetes.io/enforce";
+const PRIVILEGED: &str = "privileged";
+
 /// The role of the name servers of workers, and its binding.
 const DNS: &str = "polis:dns";
 
@@ -115,6 +123,8 @@ pub(super) fn all() -> Vec<Object> {
         // Each policy is before the role that it restricts.
         guard(),
         policy_binding(GUARD),
+        critical(),
+        policy_binding(CRITICAL),
         csi_volumes(),
         policy_binding(CSI_VOLUMES),
         csi_claims(),
@@ -368,6 +378,41 @@ fn guard() -> Object {
         }],
     });
     admission("ValidatingAdmissionPolicy", "validatingadmissionpolicies", GUARD, &spec)
+}
+
+/// The policy that keeps pods evictable. A pod of one of these classes takes the place of any other
+/// one, and kubelet does not evict it: where it fills the disk or the memory, kubelet evicts all
+/// others, and the node stays full. No class that a person makes has such a priority.
+fn critical() -> Object {
+    let [cluster, node] = CRITICAL_CLASSES;
+    let spec = json!({
+        "failurePolicy": "Fail",
+        "matchConstraints": {
+            "namespaceSelector": {"matchExpressions": [
+                {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": [SYSTEM]},
+                {"key": POD_SECURITY, "operator": "NotIn", "values": [PRIVILEGED]},
+            ]},
+            "resourceRules": [{
+                "apiGroups": [""],
+                "apiVersions": ["v1"],
+                "resources": ["pods"],
+                // Its class never changes.
+                "operations": ["CREATE"],
+            }],
+        },
+        "validations": [{
+            "expression": format!(
+                "!has(object.spec.priorityClassName) \
+                 || !(object.spec.priorityClassName in ['{cluster}', '{node}'])"
+            ),
+            "reason": "Forbidden",
+            "message": format!(
+                "a pod of the priority class {cluster} or {node} is never evicted: only {SYSTEM} \
+                 has some, and namespaces with the label {POD_SECURITY}={PRIVILEGED}"
+            ),
+        }],
+    });
+    admission("ValidatingAdmissionPolicy", "validatingadmissionpolicies", CRITICAL, &spec)
 }
 
 fn policy_binding(policy: &str) -> Object {

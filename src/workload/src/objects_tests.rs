@@ -93,10 +93,32 @@ fn a_policy_is_in_force_before_the_rights_that_it_restricts() {
     let paths: Vec<_> = all().into_iter().map(|object| object.path).collect();
     let at = |end: &str| paths.iter().position(|path| path.ends_with(end)).unwrap();
     let in_force = |policy: &str| at(&format!("/validatingadmissionpolicybindings/{policy}"));
-    assert!(in_force(GUARD) < at(&format!("/clusterrolebindings/{OPERATORS}")));
+    for policy in [GUARD, CRITICAL] {
+        assert!(in_force(policy) < at(&format!("/clusterrolebindings/{OPERATORS}")), "{policy}");
+    }
     for policy in [CSI_VOLUMES, CSI_CLAIMS] {
         assert!(in_force(policy) < at(&format!("/clusterroles/{CSI}")), "{policy}");
     }
+}
+
+#[test]
+fn a_pod_that_nothing_evicts_is_for_namespaces_of_an_owner_alone() {
+    let spec = critical().content["spec"].clone();
+    assert_eq!(
+        spec["validations"][0]["expression"],
+        "!has(object.spec.priorityClassName) || !(object.spec.priorityClassName in \
+         ['system-cluster-critical', 'system-node-critical'])"
+    );
+    let constraints = &spec["matchConstraints"];
+    // A namespace without the second label is not left out either.
+    let left_out: Vec<_> = constraints["namespaceSelector"]["matchExpressions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| (one["operator"].as_str().unwrap(), one["values"][0].as_str().unwrap()))
+        .collect();
+    assert_eq!(left_out, [("NotIn", "kube-system"), ("NotIn", "privileged")]);
+    assert_eq!(constraints["resourceRules"][0]["resources"], json!(["pods"]));
 }
 
 #[test]

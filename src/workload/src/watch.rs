@@ -7,6 +7,7 @@
 //!
 //! Invariants:
 //! - A line of more than [`LINE_MAX`] bytes is left out, and the watch goes on.
+//! - No depth of the `managedFields` of an object ends the watch.
 //! - [`Watch::next`] is cancel-safe.
 
 use std::net::SocketAddr;
@@ -20,7 +21,7 @@ use serde_json::Value;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::warn;
 
-use super::api::{Api, Error, Pipe};
+use super::api::{Api, Error, Pipe, parse};
 
 /// How long a watch goes on before it begins anew, and sees again what it missed, or what
 /// failed.
@@ -105,8 +106,7 @@ impl Watch {
         let http = |source: anyhow::Error| Error::Http { address, source };
         loop {
             while let Some(line) = self.lines.next() {
-                let mut line: Value =
-                    serde_json::from_slice(&line).map_err(|error| http(error.into()))?;
+                let mut line = parse(&line).map_err(|error| http(error.into()))?;
                 let object = line["object"].take();
                 match line["type"].as_str().unwrap_or_default() {
                     "ADDED" | "MODIFIED" => return Ok(Some(Event::Is(object))),
@@ -188,6 +188,30 @@ impl Lines {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::record;
+    use crate::api::tests::asked;
+
+    #[tokio::test]
+    async fn an_object_that_is_nested_deeply_ends_no_watch() {
+        let line = |name: &str, depth: usize| {
+            let metadata = format!(r#"{{"managedFields":{},"name":"{name}"}}"#, record(depth));
+            format!(r#"{{"type":"ADDED","object":{{"metadata":{metadata}}}}}"#) + "\n"
+        };
+        let body = line("deep", 200) + &line("other", 1);
+        let names = asked(
+            |_path| body.clone(),
+            async |api| {
+                let mut watch = Watch::open(api, "/claims").await.unwrap();
+                let mut names = Vec::new();
+                while let Some(event) = watch.next().await.unwrap() {
+                    let Event::Is(object) = event else { panic!("{event:?}") };
+                    names.push(object["metadata"]["name"].clone());
+                }
+                names
+            },
+        );
+        assert_eq!(names.await, ["deep", "other"]);
+    }
 
     fn all(lines: &mut Lines) -> Vec<String> {
         std::iter::from_fn(|| lines.next()).map(|one| String::from_utf8(one).unwrap()).collect()

@@ -16,7 +16,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use super::kubectl::Kubectl;
-use super::{ACCESS, GONE, PART, boot_despite_races, large, serves, takes_both_roles};
+use super::{ACCESS, GONE, KUBECTL, PART, boot_despite_races, large, serves, takes_both_roles};
 use crate::fleet::{ask_until, catch_up};
 use crate::owner::Owner;
 use crate::world::{SOON, World, home};
@@ -71,6 +71,7 @@ fn a_pod_goes_on_while_what_runs_it_is_killed() -> Result<()> {
     kubectl.apply(WITNESS)?;
     kubectl.ready(&["pod/witness"])?;
     let before = life(&kubectl)?;
+    agent(&kubectl, "write", "/box/kept, 1Mi")?;
 
     for (program, says) in PROGRAMS {
         catch_up(&mut machine);
@@ -115,7 +116,37 @@ fn a_pod_goes_on_while_what_runs_it_is_killed() -> Result<()> {
     let begun = OffsetDateTime::from(clock::now() + OFF / 2).format(&Rfc3339)?;
     ensure!(last.since > begun, "its clock is that of the host: {last:?}, not after {begun}");
     eprintln!("          whole after all certificates of Kubernetes had ended: {last:?}");
-    Ok(())
+    // Over a reboot and a power cut.
+    agent(&kubectl, "read", "/box/kept")
+}
+
+/// Runs a pod that has directories of the machine below `/var/lib`, as agents have them, until
+/// it has done its one act. At first there are no such directories: kubelet makes one of them,
+/// and containerd the other.
+fn agent(kubectl: &Kubectl, act: &str, on: &str) -> Result<()> {
+    kubectl.apply(&format!(
+        "\
+apiVersion: v1
+kind: Pod
+metadata: {{name: agent-{act}, namespace: kube-system}}
+spec:
+  restartPolicy: Never
+  automountServiceAccountToken: false
+  containers:
+    - name: demo
+      image: polis.internal/demo:1
+      imagePullPolicy: IfNotPresent
+      args: [{act}, {on}]
+      securityContext: {{runAsUser: 0}}
+      volumeMounts: [{{name: box, mountPath: /box}}, {{name: other, mountPath: /other}}]
+  volumes:
+    - {{name: box, hostPath: {{path: /var/lib/example, type: DirectoryOrCreate}}}}
+    - {{name: other, hostPath: {{path: /var/lib/other/below}}}}
+"
+    ))?;
+    let pod = format!("pod/agent-{act}");
+    let done = "--for=jsonpath={.status.phase}=Succeeded";
+    kubectl.run(&["wait", done, &pod, "--namespace=kube-system", KUBECTL], "").map(drop)
 }
 
 /// A pod that has the node kill a program, and does nothing else.

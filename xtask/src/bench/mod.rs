@@ -22,9 +22,11 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 use clap::ValueEnum as _;
+use polis_qemu::Image;
 use serde::Serialize;
 
 use self::stop::Stop;
+use crate::lock::Lock;
 use crate::{host, run};
 
 /// Processors of each machine, unless `--cpus` says otherwise.
@@ -134,9 +136,19 @@ fn reject_ignored(args: &Args) -> Result<(), host::Usage> {
     Ok(())
 }
 
+/// Rejects what would end a measurement only after its builds: an option that it would ignore, and
+/// an image of `--beside` that is not there.
+fn check(args: &Args) -> Result<()> {
+    reject_ignored(args)?;
+    args.beside.as_deref().map(Image::load).transpose()?;
+    Ok(())
+}
+
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<()> {
-    reject_ignored(&args)?;
+    check(&args)?;
+    // A second process would empty the folders that the first one measures in.
+    let _lock = Lock::of_measurements(&crate::image::workspace().join("target"))?;
     let all = Name::value_variants();
     let names = args.name.as_ref().map_or(all, std::slice::from_ref);
     // Before the first measurement, which may take an hour.
@@ -326,6 +338,13 @@ mod tests {
         ] {
             checked(words).unwrap();
         }
+    }
+
+    #[test]
+    fn an_image_beside_that_is_not_there_is_named_before_anything_is_built() {
+        let words = ["bench", "boot", "--beside", "/nonexistent"];
+        let error = check(&<Line as clap::Parser>::parse_from(words).args).unwrap_err();
+        assert!(format!("{error:#}").contains("/nonexistent/manifest.json"), "{error:#}");
     }
 
     #[test]

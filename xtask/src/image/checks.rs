@@ -87,14 +87,27 @@ fn can_be_as_large(folder: &Path, size: u64) -> Result<()> {
 pub(super) fn check_parameters(path: &Path) -> Result<()> {
     // The node's parser, without a dependency on the node's crate.
     let checked = Command::new(programs(Kind::Product).join(POLISCTL))
-        .args(["parameters", "check"])
+        .args(["--output", "json", "parameters", "check"])
         .arg(path)
         .output()
         .context("cannot start polisctl")?;
     if !checked.status.success() {
         return Err(of_polisctl(&String::from_utf8_lossy(&checked.stderr)));
     }
-    Ok(())
+    fits_the_esp(path, &checked.stdout)
+}
+
+/// Refuses parameters in the format of a whole disk, by the document that `polisctl` has printed
+/// about them: from a file of the ESP a node reads the message or its text.
+fn fits_the_esp(path: &Path, document: &[u8]) -> Result<()> {
+    let document: serde_json::Value =
+        serde_json::from_slice(document).context("cannot understand the answer of polisctl")?;
+    if document["format"] != "disk" {
+        return Ok(());
+    }
+    let path = path.display();
+    Err(anyhow!("{path} is a disk image with node parameters; allowed are the message or its text"))
+        .context(host::Help("write the file with `--format message`".to_owned()))
 }
 
 /// The error that `polisctl` has printed, with its next step as that of this command.
@@ -118,6 +131,22 @@ mod tests {
         assert_eq!(error.downcast_ref::<host::Help>().unwrap().0, "write it again");
         assert_eq!(error.root_cause().to_string(), "p: invalid parameters\ncause: it is short");
         assert_eq!(of_polisctl("error: x\n").to_string(), "x");
+    }
+
+    #[test]
+    fn parameters_that_a_node_does_not_read_from_the_esp_are_refused() {
+        let check = |format: &str| {
+            let document = format!(r#"{{"file": "p", "format": "{format}", "valid": true}}"#);
+            fits_the_esp(Path::new("p"), document.as_bytes())
+        };
+        check("message").unwrap();
+        check("text").unwrap();
+        let error = check("disk").unwrap_err();
+        assert_eq!(
+            error.root_cause().to_string(),
+            "p is a disk image with node parameters; allowed are the message or its text"
+        );
+        assert!(error.is::<host::Help>(), "{error:?}");
     }
 
     #[test]

@@ -98,7 +98,7 @@ impl Deployment {
             "run: the demo answers at http://demo.demo.svc.cluster.local:\n\n{}\n{steps}\n\
              run: in another terminal: {} get pods --all-namespaces\n",
             answer.trim_end(),
-            operator::shortest(&script(&self.dir))
+            operator::typed(&script(&self.dir))
         ))
     }
 

@@ -61,7 +61,7 @@ pub(crate) fn run(args: &Args, image: &Image) -> Result<()> {
     let dir = image::workspace().join("target/run").join(&args.name);
     let shown = !args.headless && !args.until_ready && terminal::is_interactive();
     let plan = Plan::prepare(args, image, &dir, shown)?;
-    let command = operator::shortest(&operator::script(&dir));
+    let command = operator::typed(&operator::script(&dir));
     eprintln!(
         "run: booting {} nodes of image {}, logs in {}",
         args.nodes,

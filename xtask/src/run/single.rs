@@ -13,7 +13,7 @@ use polis_qemu::{Event, Image, Machine};
 use super::machines::prepare;
 use super::{Args, POWER_BUTTON, STOP_MAX, gave_up, said, stop_max};
 use crate::kubernetes::{self, Deployment};
-use crate::operator::{Operator, shortest};
+use crate::operator::{Operator, typed};
 use crate::{host, terminal};
 
 /// Between two looks at a deployment that has not ended.
@@ -44,7 +44,7 @@ pub(super) fn run(args: &Args, image: &Image, dir: &Path, keeps: bool) -> Result
     let (finish, finished) = mpsc::channel();
     let kubernetes = args.kubernetes;
     let operate = operator.map(|operator| {
-        let command = format!("{} cluster info", shortest(&operator.script()));
+        let command = format!("{} cluster info", typed(&operator.script()));
         eprintln!("run: once the node is ready, in another terminal: {command}");
         move || {
             let (polisctl, log_of_node) = (operator.polisctl.clone(), log.clone());

@@ -215,6 +215,8 @@ pub struct Data {
     pub kubelet_plugins: Dir,
     /// The files that containers write.
     pub pod_logs: Dir,
+    /// The content of `/var/lib` on a worker, where pods with a `hostPath` keep what they like.
+    pub host_paths: Dir,
     /// The mesh between the nodes.
     pub mesh: Dir,
     /// The node's private key in it, 32 bytes.
@@ -244,6 +246,7 @@ impl Data {
             kubelet: Dir::private(base.join("kubernetes/kubelet")),
             kubelet_plugins: Dir::private(base.join("kubernetes/kubelet/plugins_registry")),
             pod_logs: Dir::private(base.join("kubernetes/log")),
+            host_paths: Dir::public(base.join("kubernetes/host")),
             mesh: Dir::private(base.join("kubernetes/network")),
             mesh_key: File::private(base.join("kubernetes/network/key")),
             mesh_places: File::private(base.join("kubernetes/network/places.pb")),

@@ -4,12 +4,14 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::CWD;
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MountPropagationFlags, UnmountFlags,
-    fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen,
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MountPropagationFlags, MoveMountFlags,
+    OpenTreeFlags, UnmountFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount,
+    fsopen, move_mount, open_tree,
 };
 
 /// One file system to mount: what, where, which kind, how.
@@ -130,18 +132,44 @@ pub fn share_all() -> io::Result<()> {
     Ok(rustix::mount::mount_change("/", shared)?)
 }
 
-/// Makes the directory `source` appear at the existing directory `target`, too. Later
-/// mounts below one of both do not appear below the other.
+/// Makes the directory `source` appear at the existing directory `target`, too, which is not
+/// followed if it is a link. Later mounts below one of both do not appear below the other.
 ///
 /// # Errors
 ///
-/// The error of the kernel.
+/// The error of the kernel; `EINVAL` where `target` is not a directory.
 pub fn bind(source: &Path, target: &Path) -> io::Result<()> {
-    rustix::mount::mount_bind(source, target)?;
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let bound = open_tree(CWD, source, flags)?;
+    attach(&bound, target)?;
     // A bind of a shared mount joins its group, where each later mount below one of both
-    // would appear twice. It leaves that group, and begins one of its own.
-    rustix::mount::mount_change(target, MountPropagationFlags::PRIVATE)?;
-    Ok(rustix::mount::mount_change(target, MountPropagationFlags::SHARED)?)
+    // would appear twice. It leaves that group, and begins one of its own. By its descriptor:
+    // the path may lead elsewhere by now.
+    let itself = format!("/proc/self/fd/{}", bound.as_raw_fd());
+    rustix::mount::mount_change(itself.as_str(), MountPropagationFlags::PRIVATE)?;
+    Ok(rustix::mount::mount_change(itself.as_str(), MountPropagationFlags::SHARED)?)
+}
+
+/// Mounts an empty file system in memory, of at most this size (`tmpfs(5)`), at the existing
+/// directory `target`, which is not followed if it is a link. Nothing on it is taken for a
+/// device, or followed as set-user-ID.
+///
+/// # Errors
+///
+/// The error of the kernel; `EINVAL` where `target` is not a directory.
+pub fn memory(target: &Path, size: &str) -> io::Result<()> {
+    let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for (key, value) in [("source", "tmpfs"), ("mode", "0755"), ("size", size)] {
+        fsconfig_set_string(&context, key, value)?;
+    }
+    fsconfig_create(&context)?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    attach(&fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?, target)
+}
+
+/// Gives a mount without a place the one at `target`, which is not followed if it is a link.
+fn attach(mount: &OwnedFd, target: &Path) -> io::Result<()> {
+    Ok(move_mount(mount, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
 /// Gives the mount at `target`, and no other mount of its file system, exactly these flags.
@@ -229,6 +257,8 @@ pub fn switch_root(root: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::thread::UnshareFlags;
+
     use super::*;
 
     #[test]
@@ -249,6 +279,40 @@ mod tests {
     #[test]
     fn a_missing_directory_is_not_bound() {
         assert!(bind(Path::new("/nowhere/at/all"), Path::new("/nowhere")).is_err());
+    }
+
+    /// In a mount namespace of this thread, where it may have one.
+    #[test]
+    fn a_link_at_the_target_is_not_followed() {
+        #[expect(deprecated, reason = "the other one is unsafe because of unused flags")]
+        let entered = rustix::thread::unshare(UnshareFlags::NEWNS);
+        if let Err(error) = entered {
+            eprintln!("skipped: a mount namespace needs root ({error})");
+            return;
+        }
+        let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+        rustix::mount::mount_change("/", private).unwrap();
+        let base = tempfile::tempdir().unwrap();
+        let [source, target, link] =
+            ["source", "target", "link"].map(|name| base.path().join(name));
+        for directory in [&source, &target] {
+            std::fs::create_dir(directory).unwrap();
+        }
+        std::fs::write(source.join("file"), "").unwrap();
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+
+        assert!(bind(&source, &link).is_err());
+        assert!(memory(&link, "1m").is_err());
+        assert!(unmount(&target).is_err(), "a mount where the link leads");
+
+        bind(&source, &target).unwrap();
+        assert!(target.join("file").exists());
+        memory(&target, "1m").unwrap();
+        assert!(!target.join("file").exists());
+        for _both in 0..2 {
+            unmount(&target).unwrap();
+        }
+        assert!(unmount(&target).is_err());
     }
 
     #[test]

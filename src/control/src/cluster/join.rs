@@ -55,7 +55,7 @@ impl<C: Consensus> Service<C> {
                 return Err(self.disown(ctx).await);
             }
         }
-        let keys = match (self.open(ctx, sealed.as_ref()).await, &sealed) {
+        let keys = match (Box::pin(self.open(ctx, sealed.as_ref())).await, &sealed) {
             (Err(Error::Curator(refused)), Ok(sealed)) if refused.is_removal() => {
                 let node = Identity::new(sealed.node_public_key).id;
                 return Err(self.turned_away(ctx, node, refused, None).await);

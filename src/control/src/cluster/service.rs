@@ -402,7 +402,8 @@ impl<C: Consensus> Service<C> {
     pub(super) async fn address(&mut self, ctx: &Context) -> Result<(), Error> {
         if self.network.borrow_and_update().primary.is_none() {
             let what = "an address for this node; connect a network with DHCP, or set a static \
-                        address in the node parameters";
+                        address in the node parameters: option --interface of `polisctl \
+                        parameters bootstrap`";
             ctx.stage(Stage::Cluster, stage::State::Waiting(what.to_owned()));
             until(&mut self.network, "the network", |status| status.primary).await?;
             ctx.stage(Stage::Cluster, stage::State::Started);
@@ -427,8 +428,10 @@ fn warn_of(keys: &KeyStatus) {
     if keys.keeper == Some(Keeper::Disk) {
         warn!(
             "THE KEY OF THE DATA PARTITION IS ON THE SAME DISK: this machine has neither a TPM \
-             nor firmware that can store it, so a person who has the disk can read it; set \
-             cold_start to ATTENDED not to store it"
+             nor firmware that can store it, so a person who has the disk can read it; use a TPM, \
+             or an owner runs `polisctl cluster configure --cold-start attended`: a member of etcd \
+             then removes the key from its disk at its next start, and waits for the cluster or \
+             for a person at each later one"
         );
     }
     if keys.firmware_update_announced {

@@ -4,11 +4,13 @@
 //! database reaches its quota all the same, every member refuses writes until an operator
 //! or a service compacts, rewrites it and clears the alarm: this service does so, on each
 //! member for itself. A member does not answer while it rewrites its database, so the members
-//! take turns, the leader last.
+//! take turns, the leader last. It then clears the alarms of members that do not answer, which
+//! would keep all others from writing for as long as they are away.
 //!
 //! What this module does not do: rewrite a database that is mostly free
 //! (`defragmentation`), or take snapshots (`snapshots`).
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use etcd_client::{AlarmAction, AlarmType, CompactionOptions};
@@ -16,7 +18,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::client::{Clients, Error};
+use super::client::{Clients, Error, call};
 use super::members::Members;
 use super::{Alarm, MemberId, Status};
 use polis_runtime::event::{Closed, until};
@@ -76,6 +78,11 @@ impl Maintenance {
             match made {
                 Ok(bytes) => {
                     info!(bytes, "the database of etcd has free space again");
+                    // Boxed: it is large, and rare.
+                    let cleared = Box::pin(self.clear_for_silent(&clients));
+                    if ctx.until_cancelled(cleared).await.is_none() {
+                        return Ok(());
+                    }
                     // The alarms of the others stay until their turns are over.
                     pause = TURN * members;
                 }
@@ -89,6 +96,17 @@ impl Maintenance {
             if ctx.until_cancelled(tokio::time::sleep(pause)).await.is_none() {
                 return Ok(());
             }
+        }
+    }
+
+    /// Clears the alarms of members that do not answer, if this member leads.
+    async fn clear_for_silent(&self, clients: &Clients) {
+        // Where it is not known who answers, every alarm may be of a member that clears it itself.
+        let Ok(answering) = self.members.answering().await else { return };
+        let status = self.status.borrow().clone();
+        if let Err(error) = clear_alarms(clients, &status, &answering).await {
+            let error = &error as &dyn std::error::Error;
+            warn!(error, "cannot clear the alarms of members that do not answer yet");
         }
     }
 }
@@ -149,6 +167,42 @@ async fn make_room(clients: &Clients, member: MemberId) -> Result<i64, Error> {
     Ok(status.db_size())
 }
 
+/// Clears the alarms that this member of `status` clears for others, where these members answer.
+async fn clear_alarms(
+    clients: &Clients,
+    status: &Status,
+    answering: &BTreeSet<MemberId>,
+) -> Result<(), Error> {
+    let mut etcd = clients.raw().maintenance_client();
+    let listed = call("list the alarms", etcd.alarm(AlarmAction::Get, AlarmType::Nospace, None));
+    let raised: Vec<_> =
+        listed.await?.alarms().iter().map(|alarm| MemberId(alarm.member_id())).collect();
+    for member in left_behind(status, &raised, answering) {
+        let mut options = etcd_client::AlarmOptions::new();
+        options.with_member(member.0);
+        let cleared = etcd.alarm(AlarmAction::Deactivate, AlarmType::Nospace, Some(options));
+        call("clear the alarm of another member", cleared).await?;
+        warn!(%member, "cleared the alarm of a member of etcd that does not answer");
+    }
+    Ok(())
+}
+
+/// The members whose alarms the member of `status` clears for them: those that do not answer, if
+/// it leads. Its turn is the last, so each member that answers has had its own.
+///
+/// One alarm keeps all members from writing, and it outlives its member: without this, the loss of
+/// a machine with a full database would end all writes for good, also those that remove its node.
+/// If its database is still full when it is back, its next write raises the alarm again.
+fn left_behind(
+    status: &Status,
+    raised: &[MemberId],
+    answering: &BTreeSet<MemberId>,
+) -> Vec<MemberId> {
+    let leads = status.leader.is_some() && status.leader == status.member;
+    let silent = |member: &&MemberId| leads && !answering.contains(*member);
+    raised.iter().filter(silent).copied().collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,5 +245,18 @@ mod tests {
         let alone = Status { member: Some(MemberId(7)), ..Status::default() };
         assert_eq!(super::turn(&alone), Duration::ZERO);
         assert_eq!(rest_of_round(Duration::ZERO, 0), TURN, "it never asks without a pause");
+    }
+
+    #[test]
+    fn the_leader_clears_the_alarms_of_members_that_do_not_answer_and_of_no_other() {
+        let ids = |ids: &[u64]| ids.iter().copied().map(MemberId).collect::<Vec<_>>();
+        let raised = ids(&[1, 2, 3, 9]);
+        let answering: BTreeSet<_> = ids(&[1, 2]).into_iter().collect();
+        let status = |leader| Status { member: Some(MemberId(1)), leader, ..Status::default() };
+        let cleared = |leader| left_behind(&status(leader), &raised, &answering);
+        // One that is off, and one that was removed.
+        assert_eq!(cleared(Some(MemberId(1))), ids(&[3, 9]));
+        assert_eq!(cleared(Some(MemberId(2))), [], "its turn is not the last");
+        assert_eq!(cleared(None), []);
     }
 }

@@ -27,8 +27,12 @@ use super::budgets::Budgets;
 use super::reported;
 use super::store::{CONFLICTS_MAX, Error, Store, decode};
 use polis_base::hex;
+use polis_runtime::logtree::{self, Body};
 use polis_wire::audit::{BEGINNING, hash};
 use polis_wire::pki::{self, Guard, Write};
+
+/// The source of the lines in the log of a node that are of the audit log: see [`is_line`].
+pub const LINES: &str = "polis_audit";
 
 const HEAD: &str = "audit/head";
 const ENTRIES: &str = "audit/entries/";
@@ -74,6 +78,16 @@ impl Audit {
     #[must_use]
     pub fn follow(&self) -> watch::Receiver<u64> {
         self.newest.subscribe()
+    }
+}
+
+/// Whether an entry in the log of a node is of the audit log, so that only callers who may read
+/// that may read it.
+#[must_use]
+pub fn is_line(entry: &logtree::Entry) -> bool {
+    match &entry.body {
+        Body::Levelled(line) => line.source == LINES,
+        Body::Raw(_) => false,
     }
 }
 
@@ -245,9 +259,11 @@ fn following(head: &AuditHead, entry: AuditEntry) -> AuditEntry {
     entry
 }
 
-/// Every entry is a line of the log, too, which leaves the machine by other ways than etcd.
+/// Every entry is a line of the log, too, which leaves the machine by other ways than etcd. Like
+/// the entry, it is for callers who may read the audit log.
 fn leave_in_log(entry: &AuditEntry) {
     info!(
+        target: LINES,
         number = entry.number,
         by = entry.who,
         key = entry.key,
@@ -413,6 +429,55 @@ mod tests {
         store.audit(&Audit::default(), by("owner ann")).await.unwrap();
         let (head, entries) = all(&store, &audit).await;
         assert_eq!((head.number, check(&head, &entries, None)), (7, Ok(())));
+    }
+
+    /// The sources of the lines that are logged.
+    #[derive(Default)]
+    struct Sources(std::sync::Mutex<Vec<&'static str>>);
+
+    impl tracing::Subscriber for Sources {
+        fn enabled(&self, _metadata: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _span: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+
+        fn record(&self, _span: &tracing::span::Id, _values: &tracing::span::Record<'_>) {}
+
+        fn record_follows_from(&self, _span: &tracing::span::Id, _other: &tracing::span::Id) {}
+
+        fn event(&self, event: &tracing::Event<'_>) {
+            self.0.lock().unwrap().push(event.metadata().target());
+        }
+
+        fn enter(&self, _span: &tracing::span::Id) {}
+
+        fn exit(&self, _span: &tracing::span::Id) {}
+    }
+
+    #[test]
+    fn an_entry_is_a_line_of_the_log_that_is_known_as_one_of_the_audit_log() {
+        let sources = Arc::new(Sources::default());
+        tracing::subscriber::with_default(Arc::clone(&sources), || {
+            leave_in_log(&by("owner ann"));
+            error!("the head of the audit log was changed");
+        });
+        let sources = sources.0.lock().unwrap().clone();
+        let line = |source: &str| {
+            let levelled = logtree::Levelled::new(polis_base::serial::Severity::Info, "text");
+            let levelled = logtree::Levelled { source: source.to_owned(), ..levelled };
+            is_line(&logtree::Entry {
+                number: 1,
+                at: std::time::Duration::ZERO,
+                name: "root.curator".into(),
+                origin: logtree::Origin::Service,
+                body: Body::Levelled(levelled),
+            })
+        };
+        let known: Vec<_> = sources.into_iter().map(line).collect();
+        assert_eq!(known, [true, false], "what an operator must see stays");
     }
 
     #[test]

@@ -23,6 +23,8 @@ const LOG_TARGETS_MAX: usize = 8;
 /// Links of a node that it reports, and bytes of a word about one.
 const LINKS_MAX: usize = 64;
 const LINK_WORD_MAX: usize = 256;
+/// Faults of its network that a node reports; it leaves out those beyond.
+const FAULTS_MAX: usize = 16;
 /// Further disks that a node reports; it leaves out those beyond.
 const VOLUMES_MAX: usize = 16;
 /// Bytes of the longest text about workloads.
@@ -111,13 +113,19 @@ fn addresses(own: &str, others: &[String]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The links of a node, and how it stands with an order.
+/// The links of a node, their faults, and how it stands with an order.
 fn network(report: &v1::NetworkReport) -> Result<(), Error> {
     let field = |what: &str, allowed: String| {
         Err(Error::Field(format!("status.network.{what}: allowed are at most {allowed}")))
     };
-    let v1::NetworkReport { number: _, state: _, cause, links } = report;
+    let v1::NetworkReport { number: _, state: _, cause, links, faults } = report;
     check_text(cause, "status.network.cause")?;
+    if faults.len() > FAULTS_MAX {
+        return field("faults", FAULTS_MAX.to_string());
+    }
+    for fault in faults {
+        check_text(fault, "status.network.faults")?;
+    }
     if links.len() > LINKS_MAX {
         return field("links", LINKS_MAX.to_string());
     }
@@ -373,7 +381,11 @@ mod tests {
                 origins: vec![text(LINK_WORD_MAX); ADDRESSES_MAX],
                 ..Default::default()
             };
-            let network = v1::NetworkReport { links: vec![link; LINKS_MAX], ..Default::default() };
+            let network = v1::NetworkReport {
+                links: vec![link; LINKS_MAX],
+                faults: vec!["x".repeat(TEXT_MAX); FAULTS_MAX],
+                ..Default::default()
+            };
             let (name, state, cause) = (text(WORD_MAX), text(WORD_MAX), text(TEXT_MAX));
             let volumes = vec![v1::VolumeReport { name, state, cause }; VOLUMES_MAX];
             status(Some(v1::NodeStatus { network: Some(network), volumes, ..Default::default() }))
@@ -461,6 +473,20 @@ mod tests {
             reported(1, &"e".repeat(LINK_WORD_MAX + 1), 1),
         ] {
             assert!(refused.unwrap_err().to_string().contains("status.network.links"));
+        }
+    }
+
+    #[test]
+    fn the_faults_of_a_network_are_bounded() {
+        let reported = |count: usize, length: usize| {
+            let faults = vec!["x".repeat(length); count];
+            let network = v1::NetworkReport { faults, ..Default::default() };
+            status(Some(v1::NodeStatus { network: Some(network), ..Default::default() }))
+        };
+        assert!(reported(FAULTS_MAX, TEXT_MAX).is_ok());
+        for refused in [reported(FAULTS_MAX + 1, 1), reported(1, TEXT_MAX + 1)] {
+            let error = refused.unwrap_err().to_string();
+            assert!(error.starts_with("status.network.faults: allowed"), "{error}");
         }
     }
 

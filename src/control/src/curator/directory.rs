@@ -201,6 +201,18 @@ impl Directory {
         first.map(|(_, leader)| leader)
     }
 
+    /// Whether this copy holds everything that was written before the term whose lock came to be
+    /// at the revision `lock`, and everything up to the revision `written`.
+    ///
+    /// The leaders before it wrote after that lock came to be, since a candidate waits for them.
+    /// But each of them had an earlier lock and wrote nothing once that was gone: a copy without
+    /// an earlier lock has all that they wrote.
+    #[must_use]
+    pub(super) fn holds(&self, lock: i64, written: i64) -> bool {
+        let first = self.leaders.values().map(|(created, _)| *created).min();
+        first == Some(lock) && self.revision >= written
+    }
+
     /// The CRL of the cluster's authority, DER; empty before the first one.
     #[must_use]
     pub fn crl(&self) -> Arc<Vec<u8>> {

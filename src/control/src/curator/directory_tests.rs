@@ -39,6 +39,19 @@ fn the_first_candidate_leads_until_its_lock_is_gone() {
     assert_eq!(directory.revision(), 10);
 }
 
+#[test]
+fn a_copy_holds_what_former_leaders_wrote_once_it_has_no_lock_of_theirs() {
+    let mut directory = Directory::default();
+    assert!(!directory.holds(9, 0), "nothing was listed yet");
+    // The second candidate waits since revision 9; the leader writes at 20, and dies.
+    directory.apply(&at(19), &[lock(1, 7), lock(2, 9)]);
+    assert!(!directory.holds(9, 0), "the write at 20 is missing");
+    directory.apply(&at(21), &[Change::Gone(format!("{LEADERS}1"))]);
+    assert!(directory.holds(9, 0) && directory.holds(9, 21));
+    assert!(!directory.holds(9, 22), "what this leader wrote counts, too");
+    assert!(directory.doubt() && !directory.holds(9, 0), "no watch follows etcd");
+}
+
 /// As a watch reports it: the present records, all of them new.
 fn listing(revision: i64, changes: &[Change]) -> (Mirror, Vec<Change>) {
     let mut mirror = at(revision);

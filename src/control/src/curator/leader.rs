@@ -84,7 +84,8 @@ pub struct Term {
 }
 
 impl Term {
-    /// The revision at which it began: earlier writes are older.
+    /// The revision at which its lock came to be: the candidacy began then, and the term perhaps
+    /// days later.
     pub(super) fn revision(&self) -> i64 {
         self.lock.revision()
     }

@@ -60,7 +60,11 @@ pub(super) fn settle(
 }
 
 /// Pods need IPv4, and the routes of the mesh would swallow the packets to a node inside of them.
-fn check_address(node: &v1::Node) -> Result<(), Refusal> {
+///
+/// # Errors
+///
+/// [`Refusal::InPodNetwork`], [`Refusal::NoIpv4`].
+pub(super) fn check_address(node: &v1::Node) -> Result<(), Refusal> {
     let Some(status) = &node.status else { return Ok(()) };
     let address = match status.external_address.parse() {
         Ok(IpAddr::V4(address)) => address,

@@ -9,7 +9,7 @@
 //! - A node reports at most [`CALLS_MAX`] entries at once, and then one each [`PACE`].
 //! - A node sends at most [`STATUSES_MAX`] statuses at once, and then one each [`STATUS_PACE`].
 //! - The node that reports an entry is the one that the entry names, whatever it says.
-//! - Its call is one of those that a node serves.
+//! - Its call is one of those that a node serves, or [`OTHER_CALLS`]: the number of its refusals.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use polis_proto::v1::AuditEntry;
 use tonic::Code;
 
 use super::budgets::Budgets;
-use polis_wire::audit::NODE_CALLS;
+use polis_wire::audit::{NODE_CALLS, OTHER_CALLS};
 use polis_wire::identity::NodeId;
 
 /// Entries of one node after a time without any: more than operators make by hand, and an
@@ -56,7 +56,8 @@ pub(super) fn statuses(budgets: &Budgets) -> Budgets {
 /// do not record.
 pub(super) fn entry(node: NodeId, reported: AuditEntry) -> Option<AuditEntry> {
     let AuditEntry { time_unix_ms, who, what, reason, call, .. } = reported;
-    NODE_CALLS.contains(&(&*call, true)).then(|| AuditEntry {
+    let is_known = call == OTHER_CALLS || NODE_CALLS.contains(&(&*call, true));
+    is_known.then(|| AuditEntry {
         time_unix_ms,
         who,
         key: word(&reported.key),
@@ -122,6 +123,9 @@ mod tests {
             let reported = AuditEntry { call: call.to_owned(), ..reported.clone() };
             assert_eq!(entry(id(1), reported), None, "{call}");
         }
+        // A node counts the refusals of a caller beyond some kinds under one name.
+        let counted = AuditEntry { call: OTHER_CALLS.to_owned(), ..reported };
+        assert_eq!(entry(id(1), counted).unwrap().call, OTHER_CALLS);
     }
 
     #[test]

@@ -344,6 +344,7 @@ pub(super) mod tests {
     use std::path::{Path, PathBuf};
 
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+    use tempfile::TempDir;
 
     use super::super::disks::tests::{BLOCKS, source, taken};
     use super::*;
@@ -438,14 +439,19 @@ pub(super) mod tests {
         assert_eq!(&kept, b"precious");
     }
 
-    #[test]
-    fn a_record_that_one_disk_took_and_the_other_did_not_counts_in_the_next_one() {
+    /// A mirror of one disk, with its first record. The folder has the disk.
+    fn begun() -> (TempDir, Config, Disk) {
         let folder = tempfile::tempdir().unwrap();
         let config = config(folder.path());
-        let path = folder.path().join("vda");
-        std::fs::File::create(&path).unwrap().set_len(BLOCKS * 512).unwrap();
-        let mut one = taken(&path, &source());
+        File::create(&config.disk).unwrap().set_len(BLOCKS * 512).unwrap();
+        let mut one = taken(&config.disk, &source());
         one.put(&plan::begun(1)).unwrap();
+        (folder, config, one)
+    }
+
+    #[test]
+    fn a_record_that_one_disk_took_and_the_other_did_not_counts_in_the_next_one() {
+        let (folder, config, one) = begun();
         let mut other = Disk { path: folder.path().join("pulled"), ..one.clone() };
         other.seen.record = plan::filling(&one.seen.record);
         let (used, started) = (Used::Only(Leg::First), Leg::First);
@@ -456,7 +462,7 @@ pub(super) mod tests {
         let half = mirror.disk(started).unwrap().seen.record;
         assert_eq!((half.stamp.generation, half.used), (2, Used::Both));
         mirror.raise(&config, used).unwrap();
-        let read = Disk::read(&config.sys, &path).unwrap().unwrap().seen.record;
+        let read = Disk::read(&config.sys, &config.disk).unwrap().unwrap().seen.record;
         assert_eq!(Some(read), mirror.disk(started).map(|disk| disk.seen.record));
         // By this the other one is known, should it have that record.
         assert_eq!((read.both, read.used, read.stamp.generation), (half.stamp, used, 3));
@@ -488,12 +494,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_lone_disk_is_used_start_after_start_where_the_firmware_keeps_no_later_use() {
-        let folder = tempfile::tempdir().unwrap();
-        let config = config(folder.path());
-        let path = folder.path().join("vda");
-        std::fs::File::create(&path).unwrap().set_len(BLOCKS * 512).unwrap();
-        let mut one = taken(&path, &source());
-        one.put(&plan::begun(1)).unwrap();
+        let (folder, config, one) = begun();
         let _kept = fill_firmware(folder.path(), &config.variable, one.mirror());
         let (used, started) = (Used::Only(Leg::First), Leg::First);
         let mut mirror = Mirror { disks: [Some(one), None], used, started, dropped: None };

@@ -114,6 +114,11 @@ impl Plan {
         matches!(self.serving, Serving::Sources(_))
     }
 
+    /// Whether this node asks the same voters by both.
+    pub(super) fn has_voters_of(&self, other: &Self) -> bool {
+        self.voters == other.voters
+    }
+
     /// Whether this node lends its clock to the others.
     pub(super) fn lends(&self) -> bool {
         matches!(self.serving, Serving::Own(_))
@@ -299,6 +304,18 @@ mod tests {
         let alone = plan(1, Some(&alone), Asked::Not);
         assert!(!alone.is_asking());
         assert!(text(&alone).contains("local stratum 10 orphan"), "{}", text(&alone));
+    }
+
+    #[test]
+    fn the_address_of_a_worker_changes_who_is_served_and_that_of_a_voter_who_is_asked() {
+        let with = |voter: &str, worker: &str| {
+            let nodes = nodes(&[(1, VOTER, "10.0.2.1"), (2, VOTER, voter), (4, &[], worker)]);
+            plan(1, Some(&nodes), Asked::Not)
+        };
+        let asking = with("10.0.2.2", "10.0.2.4");
+        let worker = with("10.0.2.2", "10.0.2.5");
+        assert!(asking.is_asking() && asking != worker && asking.has_voters_of(&worker));
+        assert!(!asking.has_voters_of(&with("10.0.2.3", "10.0.2.4")));
     }
 
     /// The plan of node 1 before a leader has named the members.

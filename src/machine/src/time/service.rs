@@ -1,7 +1,7 @@
 //! The service: keeps a chronyd that fits the plan, and reports what it says.
 //!
 //! ```text
-//! [idle] --a plan--> [running] --another plan, settled--> [running]
+//! [idle] --a plan--> [running] --another plan, settled and due--> [running]
 //!    ^                  | a second without sources --> [idle]
 //!    |                  | chronyd ends, or is silent --> the run ends, and the next begins
 //! ```
@@ -9,6 +9,11 @@
 //! chronyd starts as root, binds its port, and then is the user `_chrony` with the right to set
 //! the clock and no other, behind a filter of system calls of its own. It is confined from its
 //! start on, so as root, too, it has no more rights than that takes, and no other files.
+//!
+//! The addresses of other nodes are in the plan, so a node that changes its own again and again
+//! changes the plans of all others. Invariants:
+//! - Other plans end at most [`ENDS_MAX`] chronyds in a row, and then one each [`PACE`].
+//! - The last plan is the one that stays, whenever it came.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,7 +21,7 @@ use std::time::Duration;
 
 use polis_proto::v1;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info, warn};
 
 use super::kept::{self, Keeper};
@@ -47,6 +52,11 @@ const ASK: Duration = Duration::from_secs(5);
 const SILENCE_MAX: u32 = 6;
 /// How long a new plan must stand: at a boot, one input after the other arrives.
 const SETTLE: Duration = Duration::from_secs(2);
+/// Ends of chronyd for other plans in a row: more than the nodes of a new cluster cause while they
+/// enter one after the other.
+const ENDS_MAX: u32 = 8;
+/// Between two of them afterwards: long enough for a chronyd to ask its sources for [`FIRST`].
+const PACE: Duration = Duration::from_secs(60);
 /// How long sources are asked after a start before their silence counts: a burst of four
 /// questions takes eight seconds.
 const FIRST: Duration = Duration::from_secs(30);
@@ -191,6 +201,7 @@ impl Service {
         ctx.lines().event(self.status.borrow().line());
         ctx.healthy();
         let (mut asked, mut keeper) = (Asked::Not, Keeper::default());
+        let mut ends = Ends::new();
         let mut read = !self.config.stood;
         loop {
             // No chronyd runs here, which would take it for an error of the clock.
@@ -212,7 +223,7 @@ impl Service {
                     Some(changed) => changed.map(|()| Next::Plan)?,
                 }
             } else {
-                Box::pin(self.serve(&ctx, &plan, (asked, read), &mut keeper)).await?
+                Box::pin(self.serve(&ctx, &plan, (asked, read), &mut keeper, &mut ends)).await?
             };
             match next {
                 Next::Stop => return Ok(()),
@@ -230,6 +241,7 @@ impl Service {
         plan: &Plan,
         (asked, read): (Asked, bool),
         keeper: &mut Keeper,
+        ends: &mut Ends,
     ) -> Result<Next, Error> {
         let text = plan.configuration(&self.config.socket());
         self.config.configuration.save(text.into_bytes()).await?;
@@ -250,7 +262,7 @@ impl Service {
             () = ctx.cancelled() => Ok(Next::Stop),
             exit = child.wait() => Err(child.failed(exit?).into()),
             next = self.watch(ctx, plan, read, keeper) => next,
-            other = another(&mut inputs, plan, asked) => Ok(other.map(|()| Next::Plan)?),
+            other = another(&mut inputs, plan, asked, ends) => Ok(other.map(|()| Next::Plan)?),
             opened = self.opened(), if !read => Ok(opened.map(|()| Next::Plan)?),
         };
         if matches!(next, Ok(Next::Stop)) {
@@ -289,9 +301,11 @@ impl Service {
                 Ok(state) => {
                     silent = 0;
                     let follows = matches!(state.state, State::Cluster | State::Synced);
-                    // Until its first measurements, a fresh chronyd follows nothing; and it has
-                    // none without an address.
-                    if self.inputs.network.borrow().primary.is_none() {
+                    // Until its first measurements, a fresh chronyd follows nothing. It has none
+                    // without an address, and none of voters that its successor will ask.
+                    let has_others =
+                        plan.is_asking() && !plan.has_voters_of(&self.inputs.plan(Asked::Not));
+                    if has_others || self.inputs.network.borrow().primary.is_none() {
                         began = Instant::now();
                     }
                     if follows || began.elapsed() >= FIRST {
@@ -358,13 +372,43 @@ impl Service {
     }
 }
 
-/// Waits until another plan stands.
-async fn another(inputs: &mut Inputs, plan: &Plan, asked: Asked) -> Result<(), Closed> {
+/// The ends of chronyd for other plans: [`ENDS_MAX`] in a row, and then one each [`PACE`].
+struct Ends {
+    /// When that many may follow each other again.
+    whole: Instant,
+}
+
+impl Ends {
+    fn new() -> Self {
+        Self { whole: Instant::now() }
+    }
+
+    /// When the next one may be.
+    fn due(&self) -> Instant {
+        let now = Instant::now();
+        let owed = self.whole.saturating_duration_since(now);
+        now + owed.saturating_sub(PACE * (ENDS_MAX - 1))
+    }
+
+    fn count(&mut self) {
+        self.whole = self.whole.max(Instant::now()) + PACE;
+    }
+}
+
+/// Waits until another plan stands, and chronyd may end for it.
+async fn another(
+    inputs: &mut Inputs,
+    plan: &Plan,
+    asked: Asked,
+    ends: &mut Ends,
+) -> Result<(), Closed> {
     loop {
         inputs.changed().await?;
         if inputs.plan(asked) != *plan {
-            sleep(SETTLE).await;
+            sleep_until(ends.due().max(Instant::now() + SETTLE)).await;
+            // What changed meanwhile is in the plan, too.
             if inputs.plan(asked) != *plan {
+                ends.count();
                 return Ok(());
             }
         }
@@ -453,9 +497,43 @@ mod tests {
             sleep(Duration::from_secs(10)).await;
             owners.servers.send_replace(server("192.0.2.3"));
         };
-        let (another, ()) = tokio::join!(another(&mut inputs, &plan, Asked::Not), change);
+        let mut ends = Ends::new();
+        let another = another(&mut inputs, &plan, Asked::Not, &mut ends);
+        let (another, ()) = tokio::join!(another, change);
         assert_eq!(another, Ok(()));
         assert_eq!(began.elapsed(), Duration::from_secs(30) + SETTLE / 2 + SETTLE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_every_few_seconds_end_chronyd_once_a_minute_and_the_last_one_stays() {
+        let (owners, mut inputs) = inputs();
+        let nth = |number: u8| server(&format!("192.0.2.{number}"));
+        owners.servers.send_replace(nth(99));
+        let last = inputs.plan(Asked::Not);
+        owners.servers.send_replace(nth(100));
+        let (mut plan, mut ends) = (inputs.plan(Asked::Not), Ends::new());
+        let began = Instant::now();
+        let changes = async {
+            for number in 0..=99 {
+                owners.servers.send_replace(nth(number));
+                sleep(Duration::from_secs(3)).await;
+            }
+        };
+        let follow = async {
+            let mut at = Vec::new();
+            while plan != last {
+                another(&mut inputs, &plan, Asked::Not, &mut ends).await.unwrap();
+                plan = inputs.plan(Asked::Not);
+                at.push(began.elapsed().as_secs());
+            }
+            at
+        };
+        let (at, ()) = tokio::join!(follow, changes);
+        // The first ones at once, as while a cluster is set up.
+        assert_eq!(at, [2, 5, 8, 11, 14, 17, 20, 23, 62, 122, 182, 242, 302]);
+        // After a quiet while, as many may follow each other as in the beginning.
+        sleep(PACE * ENDS_MAX).await;
+        assert!(ends.whole <= Instant::now());
     }
 
     #[tokio::test(start_paused = true)]
@@ -463,6 +541,6 @@ mod tests {
         let (owners, mut inputs) = inputs();
         let plan = inputs.plan(Asked::Not);
         drop(owners);
-        assert!(another(&mut inputs, &plan, Asked::Not).await.is_err());
+        assert!(another(&mut inputs, &plan, Asked::Not, &mut Ends::new()).await.is_err());
     }
 }

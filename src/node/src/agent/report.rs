@@ -38,6 +38,9 @@ const ADDRESSES_MAX: usize = 16;
 /// Links that a report has.
 const LINKS_MAX: usize = 64;
 
+/// Faults of the network that a report has.
+const FAULTS_MAX: usize = 16;
+
 /// Further disks that a report has.
 const VOLUMES_MAX: usize = 16;
 
@@ -148,7 +151,7 @@ fn volumes(status: &volumes::Status) -> Vec<v1::VolumeReport> {
     all.into_iter().take(VOLUMES_MAX).map(report).collect()
 }
 
-/// The links, and how it stands with an order.
+/// The links, their faults, and how it stands with an order.
 fn links(network: &network::Status) -> v1::NetworkReport {
     let link = |interface: &network::Interface| {
         let (kind, on, vlan) = match &interface.kind {
@@ -178,6 +181,7 @@ fn links(network: &network::Status) -> v1::NetworkReport {
         state: network.change.state.into(),
         cause: bounded(network.change.cause.clone()),
         links: network.interfaces.iter().take(LINKS_MAX).map(link).collect(),
+        faults: network.faults.iter().take(FAULTS_MAX).cloned().map(bounded).collect(),
     }
 }
 
@@ -391,6 +395,17 @@ mod tests {
         let failed = (Part::Dns, PartState::Failed { cause: "no port".to_owned() });
         assert_eq!(with(&[(Part::Kubelet, PartState::Starting)]), "starting");
         assert_eq!(with(&[(Part::Kubelet, PartState::Ready), failed]), "failed: dns: no port");
+    }
+
+    #[test]
+    fn an_address_that_another_machine_has_too_is_reported() {
+        let conflict = "another machine, 02:00:00:00:00:09, has the address 10.0.2.15 of eth0, too";
+        let mut faults = vec![conflict.to_owned(), "é".repeat(WORDS_MAX)];
+        faults.resize(FAULTS_MAX + 1, "vlan7 has no link".to_owned());
+        let reported = links(&network::Status { faults, ..network::Status::default() }).faults;
+        assert_eq!(reported[0], conflict);
+        assert!(reported.iter().all(|fault| fault.len() <= WORDS_MAX));
+        assert_eq!(reported.len(), FAULTS_MAX, "what the leader takes");
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! Invariants:
 //! - The newest entries of the tree are shown, however many come at once.
 //! - Ordinary entries do not displace warnings and errors.
+//! - The lines of the audit log are not shown: a screen has readers who may not read that log.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -19,6 +20,7 @@ use time::macros::format_description;
 
 use super::fold;
 use polis_base::serial;
+use polis_control::curator::audit;
 use polis_runtime::logtree::{Backlog, Entry, Item, Kinds, Query, Reader, Tree};
 
 /// Entries that the console can scroll through. A snapshot carries them all.
@@ -124,6 +126,7 @@ impl Window {
             Item::Lost(_) => self.missed = true,
             // The stream is behind the entries that were read from the tree meanwhile.
             Item::Entry(entry) if entry.number < self.logs.total => {}
+            Item::Entry(entry) if audit::is_line(&entry) => {}
             Item::Entry(entry) => {
                 let logs = Arc::make_mut(&mut self.logs);
                 logs.total = entry.number + 1;
@@ -135,7 +138,8 @@ impl Window {
     /// Takes the newest from the tree, and leaves the known entries as they are.
     fn read_anew(&mut self) {
         let newest = Query { kinds: Kinds::All, backlog: Backlog::Last(SHOWN_MAX), ..Query::all() };
-        let newest = self.tree.backlog(&newest);
+        let mut newest = self.tree.backlog(&newest);
+        newest.retain(|entry| !audit::is_line(entry));
         let (Some(first), Some(last)) = (newest.first(), newest.last()) else { return };
         let (first, total) = (first.number, last.number + 1);
         let wrong = self.tree.backlog(&Query {
@@ -144,7 +148,7 @@ impl Window {
             backlog: Backlog::Last(WRONG_MAX + SHOWN_MAX),
             ..Query::all()
         });
-        let older = wrong.iter().filter(|entry| entry.number < first);
+        let older = wrong.iter().filter(|entry| entry.number < first && !audit::is_line(entry));
         let known = &self.logs.entries;
         let entry = |entry: &Arc<Entry>| match known
             .binary_search_by_key(&entry.number, |known| known.number)
@@ -304,6 +308,29 @@ mod tests {
         assert_eq!(window.shown().today, "1970-01-02");
         window.date(Some(day + Duration::from_secs(3600)), Duration::from_secs(13));
         assert_eq!(stamps(&window), ["1970-01-02 00:59:55", "1970-01-02 01:00:02"]);
+    }
+
+    #[test]
+    fn the_lines_of_the_audit_log_are_not_shown() {
+        let tree = Tree::new(None);
+        let both = |severity| {
+            let levelled = polis_runtime::logtree::Levelled::new(severity, "audit: DeleteNode");
+            let source = audit::LINES.to_owned();
+            let body = Body::Levelled(polis_runtime::logtree::Levelled { source, ..levelled });
+            tree.append("root.curator", Origin::Service, body);
+            say(&tree, "root.curator", severity, "it leads");
+        };
+        both(serial::Severity::Warning);
+        chatter(&tree, SHOWN_MAX);
+        both(serial::Severity::Info);
+        // Those from before are read, and those from now on streamed.
+        let mut window = Window::new(&tree);
+        window.catch_up();
+        both(serial::Severity::Info);
+        window.catch_up();
+        let texts = texts(&window);
+        assert_eq!(texts.iter().filter(|text| **text == "it leads").count(), 3, "{texts:?}");
+        assert!(!texts.iter().any(|text| text.starts_with("audit")), "{texts:?}");
     }
 
     #[test]

@@ -18,7 +18,8 @@
 //! - A call that was done has an entry of its own once it has reached its handler, and so has one
 //!   that was cut off before its answer, since it may have been done. Of the calls of one caller
 //!   that were refused with one code, the first of a minute has one, and the others have one
-//!   together ([`Kinds`]).
+//!   together; a caller with many codes and calls makes no more entries in an hour than [`Kinds`]
+//!   says.
 //! - The answer of a call with an entry of its own leaves after that is on the disk, once the disk
 //!   is open: a machine that ends by the call reports it after its next start.
 //! - A disk that takes no entry delays an answer by [`PATIENCE`] at most, and prevents none: an
@@ -49,11 +50,15 @@ use tonic::{Code, Status};
 use tracing::warn;
 
 use polis_base::files::File;
+use polis_control::curator::audit::LINES;
 use polis_control::curator::serve::Kinds;
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::audit::layer::{self, Answer, Audit, Handler, UnderWay};
 use polis_wire::audit::{begun, is_recorded, reason};
 use polis_wire::rpc::{Caller, Peer};
+
+/// Takes what was counted from the refusals.
+type Counted = fn(&mut Kinds) -> Vec<AuditEntry>;
 
 /// Reads the detail of a request.
 type Detail = fn(&[u8]) -> String;
@@ -150,7 +155,7 @@ impl Calls {
     /// Makes entries of the refusals that were counted, each minute and when the run ends.
     pub(super) async fn count(&self, ctx: &Context) {
         ctx.until_cancelled(self.count_on()).await;
-        if timeout(PATIENCE, self.end_window()).await.is_err() {
+        if timeout(PATIENCE, self.end_window(Kinds::closed)).await.is_err() {
             warn!("the disk did not take the number of refused calls in time");
         }
     }
@@ -158,12 +163,12 @@ impl Calls {
     async fn count_on(&self) -> Infallible {
         loop {
             sleep(Kinds::WINDOW).await;
-            self.end_window().await;
+            self.end_window(Kinds::ended).await;
         }
     }
 
-    async fn end_window(&self) {
-        let counted = self.kept().end_window();
+    async fn end_window(&self, counted: Counted) {
+        let counted = self.kept().end_window(counted);
         if counted {
             self.number.send_modify(|number| *number += 1);
             self.store().await;
@@ -237,8 +242,8 @@ impl Kept {
     }
 
     /// Makes entries of the refusals that were counted; false without one.
-    fn end_window(&mut self) -> bool {
-        let counted = self.refusals.ended();
+    fn end_window(&mut self, counted: Counted) -> bool {
+        let counted = counted(&mut self.refusals);
         let any = !counted.is_empty();
         self.calls.extend(counted);
         self.bound();
@@ -251,7 +256,13 @@ impl Kept {
             let Some(first) = first_to_go(&self.calls) else { return };
             let call = self.calls.remove(first);
             let (by, repeats) = (&call.who, call.repeats);
-            warn!(by, call = call.call, repeats, "a call is not in the audit log: too many wait");
+            warn!(
+                target: LINES,
+                by,
+                call = call.call,
+                repeats,
+                "a call is not in the audit log: too many wait"
+            );
             // Without a number it is one call.
             self.lost = self.lost.saturating_add(repeats.max(1));
             self.loss = Some(loss(call, self.lost));
@@ -344,7 +355,12 @@ impl Audit for Calls {
         let call = entry.call.clone();
         if timeout(PATIENCE, self.add(entry)).await.is_err() {
             let by = &caller.peer;
-            warn!(%by, call, "the disk did not take a call for the audit log in time");
+            warn!(
+                target: LINES,
+                %by,
+                call,
+                "the disk did not take a call for the audit log in time"
+            );
         }
         Ok(response)
     }
@@ -450,7 +466,7 @@ mod tests {
         let first = refused("operator otto", 0);
         assert_eq!(calls.kept().calls, [first.clone(), call(1)]);
         assert_eq!(calls.oldest(9), [call(1)], "it is reported first");
-        calls.end_window().await;
+        calls.end_window(Kinds::ended).await;
         let others = AuditEntry { repeats: 999, ..first.clone() };
         assert_eq!(calls.kept().calls, [first, call(1), others]);
         // Four entries a minute.
@@ -459,7 +475,7 @@ mod tests {
                 calls.add(refused(who, number)).await;
                 calls.add(refused(who, number)).await;
             }
-            calls.end_window().await;
+            calls.end_window(Kinds::ended).await;
         }
         assert_eq!(calls.oldest(9), [call(1)]);
         calls.drop_all(&[call(1)]).await;
@@ -511,7 +527,7 @@ mod tests {
             for who in 0..60 {
                 calls.add(refused(&format!("operator {who}"), minute)).await;
             }
-            calls.end_window().await;
+            calls.end_window(Kinds::ended).await;
         }
         let kept = calls.kept().calls.clone();
         assert_eq!((kept.len(), &kept[..2]), (KEPT_MAX - 1, &both[..]));

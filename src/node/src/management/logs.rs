@@ -3,6 +3,7 @@
 //! Invariants:
 //! - A message stays far below what a caller takes, however long the lines are.
 //! - A reader that is too slow receives the number of entries it lost, at their place.
+//! - A caller who may not read the audit log receives none of its lines ([`Sight`]).
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -10,14 +11,17 @@ use std::time::{Duration, SystemTime};
 use futures::Stream;
 use futures::stream;
 use polis_proto::v1;
+use polis_proto::v1::Permission;
 use polis_proto::v1::logs_request::Raw;
 use polis_proto::v1::logs_response;
 use tonic::Status;
 
 use polis_base::serial::Severity;
 use polis_base::sys::clock;
+use polis_control::curator::audit;
 use polis_runtime::logtree::ring::{self, Past};
 use polis_runtime::logtree::{Backlog, Body, Entry, Item, Kinds, Query, Reader, Tree};
+use polis_wire::rpc::Peer;
 
 /// Entries of one message.
 const ENTRIES_MAX: usize = 128;
@@ -33,6 +37,32 @@ pub(super) struct Asked {
     pub(super) follow: bool,
     /// 0: this boot; -1: the one before; and so on.
     pub(super) boot: i32,
+}
+
+/// The entries that a caller may read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sight {
+    /// All of them.
+    All,
+    /// Those that are not of the audit log.
+    WithoutAudit,
+}
+
+impl Sight {
+    /// That of a caller of `Logs`.
+    pub(super) fn of(caller: &Peer) -> Self {
+        match caller {
+            Peer::User { role, .. } if role.grants(Permission::ReadAudit) => Self::All,
+            Peer::None | Peer::Key(_) | Peer::Node(_) | Peer::User { .. } => Self::WithoutAudit,
+        }
+    }
+
+    fn has(self, entry: &Entry) -> bool {
+        match self {
+            Self::All => true,
+            Self::WithoutAudit => !audit::is_line(entry),
+        }
+    }
 }
 
 /// Reads a request.
@@ -82,9 +112,10 @@ pub(super) fn asked(request: v1::LogsRequest) -> Result<Asked, Status> {
 pub(super) fn finished(
     entries: Vec<Arc<Entry>>,
     started: SystemTime,
+    sight: Sight,
 ) -> impl Stream<Item = Result<v1::LogsResponse, Status>> {
     stream::unfold(entries.into_iter(), move |mut entries| async move {
-        let mut message = Message::new(started);
+        let mut message = Message::new(started, sight);
         while message.has_room() {
             let Some(entry) = entries.next() else { break };
             message.add(&entry);
@@ -94,11 +125,14 @@ pub(super) fn finished(
 }
 
 /// Entries of an earlier boot, then the end.
-pub(super) fn past(past: Past) -> impl Stream<Item = Result<v1::LogsResponse, Status>> {
+pub(super) fn past(
+    past: Past,
+    sight: Sight,
+) -> impl Stream<Item = Result<v1::LogsResponse, Status>> {
     let started = started_at(past.started());
     stream::unfold(Some(past), move |past| async move {
         let mut past = past?;
-        let mut message = Message::new(started);
+        let mut message = Message::new(started, sight);
         while message.has_room() {
             match past.next().await {
                 Ok(Some(item)) => message.take(item),
@@ -131,10 +165,13 @@ pub(super) fn unreadable(error: &ring::Error) -> Status {
 pub(super) fn following(
     tree: &Tree,
     query: Query,
+    sight: Sight,
 ) -> impl Stream<Item = Result<v1::LogsResponse, Status>> + use<> {
-    stream::unfold(tree.read(query), |mut reader: Reader| async move {
-        let mut message = Message::new(started());
-        message.take(reader.next().await?);
+    stream::unfold(tree.read(query), move |mut reader: Reader| async move {
+        let mut message = Message::new(started(), sight);
+        while message.is_empty() {
+            message.take(reader.next().await?);
+        }
         while message.has_room() {
             let Some(item) = reader.try_next() else { break };
             message.take(item);
@@ -153,11 +190,12 @@ struct Message {
     response: v1::LogsResponse,
     bytes: usize,
     started: SystemTime,
+    sight: Sight,
 }
 
 impl Message {
-    fn new(started: SystemTime) -> Self {
-        Self { response: v1::LogsResponse::default(), bytes: 0, started }
+    fn new(started: SystemTime, sight: Sight) -> Self {
+        Self { response: v1::LogsResponse::default(), bytes: 0, started, sight }
     }
 
     fn has_room(&self) -> bool {
@@ -176,6 +214,9 @@ impl Message {
     }
 
     fn add(&mut self, entry: &Entry) {
+        if !self.sight.has(entry) {
+            return;
+        }
         let entry = convert(entry, self.started);
         self.bytes += prost::Message::encoded_len(&entry);
         self.response.entries.push(entry);
@@ -225,6 +266,7 @@ mod tests {
 
     use super::*;
     use polis_runtime::logtree::{Levelled, Origin};
+    use polis_wire::rpc::Role;
 
     fn tree() -> Tree {
         let tree = Tree::new(None);
@@ -239,7 +281,7 @@ mod tests {
 
     async fn all(tree: &Tree, request: v1::LogsRequest) -> Vec<logs_response::Entry> {
         let asked = asked(request).unwrap();
-        let messages = finished(tree.backlog(&asked.query), started());
+        let messages = finished(tree.backlog(&asked.query), started(), Sight::All);
         let messages: Vec<_> = messages.collect().await;
         messages.into_iter().flat_map(|message| message.unwrap().entries).collect()
     }
@@ -263,12 +305,50 @@ mod tests {
     async fn a_follower_sees_the_backlog_and_what_comes() {
         let tree = tree();
         let request = v1::LogsRequest { backlog: 1, follow: true, ..Default::default() };
-        let mut stream = Box::pin(following(&tree, asked(request).unwrap().query));
+        let mut stream = Box::pin(following(&tree, asked(request).unwrap().query, Sight::All));
         let first = stream.next().await.unwrap().unwrap();
         assert_eq!(first.entries[0].message, "line");
         tree.append("root.c", Origin::Service, Body::Raw("new".to_owned()));
         let next = stream.next().await.unwrap().unwrap();
         assert_eq!(next.entries[0].message, "new");
+    }
+
+    #[tokio::test]
+    async fn the_lines_of_the_audit_log_go_to_callers_who_may_read_that() {
+        let tree = tree();
+        let line = |source: &str, message: &str| {
+            let levelled = Levelled::new(Severity::Info, message);
+            let levelled = Levelled { source: source.to_owned(), ..levelled };
+            tree.append("root.curator", Origin::Service, Body::Levelled(levelled));
+        };
+        line(audit::LINES, "audit: DeleteNode");
+        line("polis_control::curator", "it leads");
+        let user = |role| Peer::User { name: "ann".to_owned(), role };
+        let node = Peer::Node(polis_wire::identity::NodeId::from_public_key(&[7; 32]));
+        for (caller, expected) in [
+            (user(Role::Owner), Sight::All),
+            (user(Role::Operator), Sight::All),
+            (user(Role::Viewer), Sight::WithoutAudit),
+            (node, Sight::WithoutAudit),
+        ] {
+            let sight = Sight::of(&caller);
+            assert_eq!(sight, expected, "{caller}");
+            let rest = ["careful", "line", "it leads"];
+            let all = ["careful", "line", "audit: DeleteNode", "it leads"];
+            let shown = if sight == Sight::All { &all[..] } else { &rest[..] };
+            let entries = tree.backlog(&Query::all());
+            let read: Vec<_> = finished(entries, started(), sight).collect().await;
+            let read = read.into_iter().flat_map(|message| message.unwrap().entries);
+            assert_eq!(read.map(|entry| entry.message).collect::<Vec<_>>(), shown, "{caller}");
+        }
+        // A follower receives no message for a line that is not for it.
+        let query = Query { backlog: Backlog::None, ..Query::all() };
+        let mut stream = Box::pin(following(&tree, query, Sight::WithoutAudit));
+        line(audit::LINES, "audit: NameNode");
+        line("polis_control::curator", "it led");
+        let next = stream.next().await.unwrap().unwrap();
+        let next: Vec<_> = next.entries.iter().map(|entry| &*entry.message).collect();
+        assert_eq!(next, ["it led"]);
     }
 
     #[tokio::test]
@@ -278,7 +358,8 @@ mod tests {
             tree.append("root", Origin::Service, Body::Raw("x".repeat(8000)));
         }
         let asked = asked(v1::LogsRequest { backlog: -1, ..Default::default() }).unwrap();
-        let messages: Vec<_> = finished(tree.backlog(&asked.query), started()).collect().await;
+        let messages = finished(tree.backlog(&asked.query), started(), Sight::All);
+        let messages: Vec<_> = messages.collect().await;
         assert!(messages.len() > 5);
         let lengths = messages.iter().map(|message| message.as_ref().unwrap().encoded_len());
         assert!(lengths.max().unwrap() < BYTES_MAX + (32 << 10));
@@ -288,7 +369,7 @@ mod tests {
     async fn a_slow_reader_receives_the_number_of_lost_entries() {
         let tree = Tree::new(None);
         let request = v1::LogsRequest { follow: true, ..Default::default() };
-        let mut stream = Box::pin(following(&tree, asked(request).unwrap().query));
+        let mut stream = Box::pin(following(&tree, asked(request).unwrap().query, Sight::All));
         for _ in 0..2000 {
             tree.append("root", Origin::Service, Body::Raw("x".to_owned()));
         }

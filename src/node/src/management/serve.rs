@@ -143,6 +143,7 @@ impl NodeManagement for Handlers {
         &self,
         request: Request<v1::LogsRequest>,
     ) -> Result<Response<Self::LogsStream>, Status> {
+        let sight = logs::Sight::of(&Peer::of(&request));
         let asked = logs::asked(request.into_inner())?;
         if asked.boot < 0 {
             let ring = self.inputs.ring.borrow().ring.clone();
@@ -151,11 +152,14 @@ impl NodeManagement for Handlers {
             })?;
             let past = ring.read(asked.boot, asked.query).await;
             let past = past.map_err(|error| logs::unreadable(&error))?;
-            return Ok(Response::new(Box::pin(logs::past(past))));
+            return Ok(Response::new(Box::pin(logs::past(past, sight))));
         }
         Ok(Response::new(match asked.follow {
-            true => Box::pin(logs::following(&self.logs, asked.query)),
-            false => Box::pin(logs::finished(self.logs.backlog(&asked.query), logs::started())),
+            true => Box::pin(logs::following(&self.logs, asked.query, sight)),
+            false => {
+                let entries = self.logs.backlog(&asked.query);
+                Box::pin(logs::finished(entries, logs::started(), sight))
+            }
         }))
     }
 

@@ -477,6 +477,44 @@ fn a_node_is_described_with_its_words() {
 }
 
 #[test]
+fn a_node_whose_address_another_machine_has_too_is_described_with_that() {
+    use crate::output::Format;
+    use v1::{NodeHealth::*, NodeState::*};
+    let described = |state: v1::NetworkState, cause: &str, faults: &[&str]| {
+        let mut node = node(1, Up, Healthy);
+        let network = v1::NetworkReport {
+            number: 7,
+            state: state.into(),
+            cause: cause.to_owned(),
+            faults: faults.iter().map(|fault| (*fault).to_owned()).collect(),
+            ..Default::default()
+        };
+        node.status.get_or_insert_default().network = Some(network);
+        let view = View::of(&node);
+        Document::new(&view, view.fields()).unwrap()
+    };
+    let network = |document: &Document| {
+        let text = document.render(Format::Table).unwrap();
+        let lines = text.lines().skip_while(|line| !line.starts_with("network"));
+        let lines = lines.take_while(|line| !line.starts_with("image"));
+        lines.collect::<Vec<_>>().join("\n")
+    };
+    let fault = "another machine, 02:00:00:00:00:09, has the address 192.0.2.1 of eth0, too";
+    let both = described(v1::NetworkState::Reverted, "no curator", &[fault, "\u{1b}vlan7"]);
+    insta::assert_snapshot!(network(&both), @r"
+    network       reverted: no curator
+                  another machine, 02:00:00:00:00:09, has the address 192.0.2.1 of eth0, too
+                  ?vlan7
+    ");
+    assert_eq!(both.value()["network_faults"], serde_json::json!([fault, "?vlan7"]));
+    let alone = described(v1::NetworkState::Unspecified, "", &[fault]);
+    assert_eq!(network(&alone), format!("network       {fault}"));
+    let quiet = described(v1::NetworkState::Unspecified, "", &[]);
+    assert_eq!(network(&quiet), "");
+    assert_eq!(quiet.value().get("network_faults"), None);
+}
+
+#[test]
 fn etcd_is_a_table_and_a_document() {
     let status = etcd::Status::of(&consensus());
     insta::assert_snapshot!(Document::new(&(), status.text()).unwrap().render(crate::output::Format::Table).unwrap(), @r"

@@ -326,13 +326,43 @@ fn said(body: &[u8]) -> String {
     }
 }
 
-/// The content of an answer of Kubernetes.
+/// What is read of a list of pods or nodes: nothing of the record of who has set which field
+/// (`managedFields`), which whoever writes an object may nest more deeply than `serde_json` reads.
+#[derive(Debug, Default, serde::Deserialize, serde::Serialize)]
+#[serde(default)]
+struct List {
+    metadata: Value,
+    items: Option<Vec<Object>>,
+}
+
+#[derive(Debug, Default, serde::Deserialize, serde::Serialize)]
+#[serde(default)]
+struct Object {
+    metadata: Metadata,
+    spec: Value,
+    status: Value,
+}
+
+#[derive(Debug, Default, serde::Deserialize, serde::Serialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Metadata {
+    namespace: Value,
+    name: Value,
+    deletion_timestamp: Value,
+}
+
+fn listed(text: &[u8]) -> Result<Value, serde_json::Error> {
+    let list: List = serde_json::from_slice(text)?;
+    serde_json::to_value(list)
+}
+
+/// A list of Kubernetes.
 async fn read(session: &Session, controller: &Member, path: &str) -> Result<Value, Error> {
     let answer = session.kubernetes(&controller.target, path).await?;
     if answer.status != 200 {
         return Err(Error::new(said(&answer.body)).context(format!("cannot read {path}")));
     }
-    serde_json::from_slice(&answer.body).doing(|| format!("cannot understand {path}"))
+    listed(&answer.body).doing(|| format!("cannot understand {path}"))
 }
 
 #[cfg(test)]
@@ -451,6 +481,18 @@ mod tests {
         assert_eq!(said(br#"{"kind":"Status","message":"no"}"#), "no");
         assert_eq!(said(b"[+]ping ok\n[-]etcd failed: x\nreadyz check failed"), "etcd failed: x");
         assert_eq!(said(b"404 page not found\n"), "404 page not found");
+    }
+
+    #[test]
+    fn a_list_is_read_however_deep_the_record_of_the_writers_of_an_object_is() {
+        let (begin, end) = (r#"{"f:a":"#.repeat(9_000), "}".repeat(9_000));
+        let record = format!(r#"[{{"fieldsV1":{begin}{{}}{end}}}]"#);
+        let pod = format!(r#"{{"metadata":{{"managedFields":{record},"name":"a"}}}}"#);
+        let text = format!(r#"{{"metadata":{{"continue":"c"}},"items":[{pod}]}}"#);
+        serde_json::from_str::<Value>(&text).unwrap_err();
+        let list = listed(text.as_bytes()).unwrap();
+        assert_eq!(list["metadata"]["continue"], "c");
+        assert_eq!(list["items"][0]["metadata"]["name"], "a");
     }
 
     #[test]

@@ -64,6 +64,7 @@ pub(super) fn network_report(order: Option<&v1::NetworkOrder>) -> v1::NetworkRep
         state: state.into(),
         cause: cause.to_owned(),
         links: vec![member, vlan],
+        faults: Vec::new(),
     }
 }
 

@@ -48,11 +48,16 @@ pub(crate) struct Arguments {
     #[arg(short = 't', long)]
     wall_clock: bool,
     /// 0 is this boot, -1 the one before.
-    #[arg(long, default_value_t = 0, allow_negative_numbers = true,
-          value_parser = clap::value_parser!(i32).range(..=0))]
+    #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_parser = boot)]
     boot: i32,
     #[command(flatten)]
     at: At,
+}
+
+/// Reads the number of a boot.
+fn boot(text: &str) -> Result<i32, String> {
+    let boot = text.parse().ok().filter(|boot: &i32| *boot <= 0);
+    boot.ok_or_else(|| "allowed are 0, this boot, and -1, -2 and so on, those before".to_owned())
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -235,7 +240,7 @@ impl Log {
     ) -> Result<(), Error> {
         loop {
             match self.read(&show, &remark).await {
-                Err(error) if error.is_output_closed() => return Err(error),
+                Err(error) if error.is_of_output() => return Err(error),
                 Err(error) => remark(&format!("{}: {}", self.node, error.summary())),
                 Ok(()) => remark(&format!("{}: the node ended the log", self.node)),
             }

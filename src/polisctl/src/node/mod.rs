@@ -337,7 +337,8 @@ async fn change_roles(
     }
     if let Some(both) = add.iter().find(|role| remove.contains(role)) {
         let slug = both.slug();
-        return Err(Error::usage(format!("{slug} is both added and removed")));
+        return Err(Error::usage(format!("{slug} is both added and removed"))
+            .or_help("name it with --add or with --remove alone"));
     }
     if !remove.is_empty() {
         sure.can_be(global)?;
@@ -601,9 +602,13 @@ async fn label(
     let wanted = labels.join(" ");
     let (remove, set): (Vec<_>, Vec<_>) =
         labels.iter().cloned().partition(|label| !label.contains('=') && label.ends_with('-'));
-    let remove =
+    let remove: Vec<_> =
         remove.iter().map(|label| label.strip_suffix('-').unwrap_or(label).to_owned()).collect();
     let set = parameters::pairs("label", &set)?;
+    if let Some(both) = set.keys().find(|key| remove.contains(key)) {
+        return Err(Error::usage(format!("label {both:?} is both set and removed"))
+            .or_help(format!("write {both}=VALUE to replace its value, or {both}- to remove it")));
+    }
     let session = Session::open(global).await?;
     let found = session.find(node).await?;
     let (name, node_id) = (called(&found), found.id);

@@ -18,6 +18,7 @@ use serde::Serialize;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::called;
+use super::view::network_faults;
 use crate::Global;
 use crate::ask::{DryRun, Go};
 use crate::error::{Error, Explain as _};
@@ -63,6 +64,9 @@ struct View {
     /// The one that was ordered last; `null`: none, or that of the parameters.
     ordered: Option<network::View>,
     links: Vec<LinkView>,
+    /// Parts of the network without a link, and addresses that another machine has, too.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    faults: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -206,6 +210,7 @@ impl View {
             cause: clean(&report.cause),
             ordered: ordered.as_ref().map(network::View::of),
             links: report.links.iter().map(link).collect(),
+            faults: network_faults(Some(&report)),
         }
     }
 
@@ -230,6 +235,9 @@ impl View {
         let rows: Vec<_> = self.links.iter().map(row).collect();
         let heads = ["LINK", "KIND", "CARRIER", "ADDRESSES", "MAC", "DRIVER", "PATH"];
         let mut text = Text::default().then(table(&heads, &rows));
+        if !self.faults.is_empty() {
+            text = text.and(format!("\n{}\n", self.faults.join("\n")));
+        }
         let order = match (&*self.state, &*self.cause) {
             ("none", _) => {
                 "\nNo network was ordered: that of its parameters is in force.\n".to_owned()
@@ -261,7 +269,10 @@ fn addresses(link: &LinkView) -> Vec<String> {
 mod tests {
     use std::time::{Duration, Instant};
 
+    use polis_proto::v1;
+
     use crate::loopback::{Cluster, NODE, REVERTS, TRIES};
+    use crate::output::Format;
     use crate::testing::World;
     use polis_wire::rpc::testing::node_id;
 
@@ -287,6 +298,23 @@ mod tests {
             assert!(shown.contains(words), "{words}:\n{shown}");
         }
         assert_eq!(cluster.asked(), ["ConfigureNodeNetwork"]);
+    }
+
+    #[test]
+    fn an_address_that_another_machine_has_too_is_below_the_links() {
+        let fault = "another machine, 02:00:00:00:00:09, has the address 192.0.2.1 of eth0, too";
+        let link = v1::NetworkLink { name: "eth0".to_owned(), ..Default::default() };
+        let network = v1::NetworkReport {
+            links: vec![link],
+            faults: vec![format!("{fault}\u{1b}")],
+            ..Default::default()
+        };
+        let status = v1::NodeStatus { network: Some(network), ..Default::default() };
+        let node = v1::NodeInfo { status: Some(status), ..Default::default() };
+        let document = super::View::of(&node).document().unwrap();
+        let shown = document.render(Format::Table).unwrap();
+        assert!(shown.contains(&format!("\n\n{fault}?\n\nNo network was ordered")), "{shown}");
+        assert_eq!(document.value()["faults"][0], format!("{fault}?"));
     }
 
     #[test]

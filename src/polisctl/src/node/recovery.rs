@@ -144,7 +144,7 @@ async fn forget(node: &str, file: Option<&Path>, global: &Global) -> Result<(), 
             Some(form::read(&text).doing(|| format!("{} contains no key", file.display()))?)
         }
         None if global.out.streams.has_person() => None,
-        None => return Err(Error::new("not a terminal").or_help(instead)),
+        None => return Err(ask::no_person(instead)),
     };
     let mut session = Session::open(global).await?;
     let found = session.find(node).await?;
@@ -245,7 +245,8 @@ mod tests {
         let printed = world.refuses(&forget);
         assert_eq!(
             printed,
-            "error: not a terminal\nhelp: name the saved key: --recovery-key-file FILE\n"
+            "error: the command asks a question, and this is not a terminal\nhelp: name the saved \
+             key: --recovery-key-file FILE\n"
         );
         assert_eq!(cluster.asked(), [""; 0], "nothing was read");
 

@@ -1,8 +1,11 @@
 //! Whole command lines against a node on loopback.
 
+use std::ffi::OsString;
+use std::io::{self, ErrorKind};
 use std::time::Duration;
 
 use crate::loopback::{Cluster, NAME, NODE, RECOVERY_KEY};
+use crate::output::Streams;
 use crate::testing::{World, closed_port};
 use polis_wire::rpc::testing::node_id;
 
@@ -291,6 +294,31 @@ fn a_log_begins_at_the_time_that_is_asked_for() {
     }
     let ended = world.run(&["node", "logs", &id, "--since", "10m", "--boot", "-1"]);
     assert_eq!(ended.status, 2, "{}", ended.stderr);
+}
+
+/// A full disk, and behind it a reader that has left.
+struct Full(bool);
+
+impl io::Write for Full {
+    fn write(&mut self, _bytes: &[u8]) -> io::Result<usize> {
+        let again = std::mem::replace(&mut self.0, true);
+        Err(if again { ErrorKind::BrokenPipe } else { ErrorKind::StorageFull }.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_log_that_cannot_be_written_is_not_followed() {
+    let world = World::new();
+    let _cluster = Cluster::new(&world);
+    let (home, id) = (world.path("").into_os_string(), node_id(NODE).to_string());
+    let variable = |name: &str| (name == "XDG_CONFIG_HOME").then(|| home.clone());
+    let words = ["polisctl", "node", "logs", &*id, "--follow"].map(OsString::from);
+    let streams = Streams::new(Full(false), io::sink());
+    assert_eq!(crate::run(words, variable, &streams), 1);
 }
 
 /// Makes a user with the person's own key.

@@ -88,6 +88,9 @@ pub(crate) struct View {
     /// How it stands with the network that was ordered for it, and why it gave that up.
     #[serde(skip_serializing_if = "String::is_empty")]
     ordered_network: String,
+    /// Parts of its network without a link, and addresses that another machine has, too.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    network_faults: Vec<String>,
     /// The state of its parts of Kubernetes, and the cause where they do not work.
     #[serde(skip_serializing_if = "String::is_empty")]
     workload: String,
@@ -133,6 +136,7 @@ impl View {
             workload_fault: status.workload_fault,
             firewall_fault: status.firewall_fault,
             ordered_network: ordered(status.network.as_ref()),
+            network_faults: network_faults(status.network.as_ref()),
             workload: status.workload,
             drain: status.drain,
             memory_bytes: Some(status.memory_bytes).filter(|bytes| *bytes > 0),
@@ -336,8 +340,9 @@ impl View {
             ("address", or_dash(&self.address)),
             ("version", version(&self.version, &self.slot, self.trial)),
         ]);
-        let order = Some(self.ordered_network.clone()).filter(|order| !order.is_empty());
-        lines.extend(order.map(|order| ("network", order)));
+        let order = Some(&self.ordered_network).filter(|order| !order.is_empty());
+        let network: Vec<_> = order.into_iter().chain(&self.network_faults).cloned().collect();
+        lines.extend((!network.is_empty()).then(|| ("network", network.join("\n"))));
         lines.extend(other(&self.other_system));
         lines.extend(self.clock_text().map(|text| ("clock", text)));
         let logs: Vec<_> = self.logs.iter().map(Delivery::text).collect();
@@ -387,6 +392,12 @@ fn ordered(report: Option<&v1::NetworkReport>) -> String {
             if cause.is_empty() { state } else { format!("{state}: {cause}") }
         }
     }
+}
+
+/// The faults that a node reports of its network, a sentence for each.
+pub(super) fn network_faults(report: Option<&v1::NetworkReport>) -> Vec<String> {
+    let faults = report.into_iter().flat_map(|report| &report.faults);
+    faults.map(|fault| clean(fault)).collect()
 }
 
 /// A further disk of a node.

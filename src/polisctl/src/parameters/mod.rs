@@ -31,7 +31,7 @@ use polis_wire::parameters;
 /// Commands about node parameters.
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
-    /// Write parameters that found a new cluster.
+    /// Write parameters that bootstrap a new cluster.
     Bootstrap(Box<Bootstrap>),
     /// Write parameters that register with a running cluster.
     Register(Box<Register>),
@@ -286,7 +286,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
         Command::Check { file } => {
             let (decoded, parameters) = load(&file)?;
             let kind = match parameters.cluster {
-                parameters::Cluster::Bootstrap(_) => "found a new cluster",
+                parameters::Cluster::Bootstrap(_) => "bootstrap a new cluster",
                 parameters::Cluster::Register(_) => "register with a running cluster",
             };
             let first = parameters.install.as_ref().map_or_else(String::new, |install| {
@@ -371,11 +371,11 @@ const TICKET_FILE_MAX: u64 = 16 * 1024;
 fn ticket(text: &str) -> Result<Vec<u8>, Error> {
     let text = match text.strip_prefix('@') {
         Some(file) => {
-            let mut text = String::new();
+            let mut bytes = Vec::new();
             let read = File::open(file)
-                .and_then(|file| file.take(TICKET_FILE_MAX).read_to_string(&mut text));
+                .and_then(|file| file.take(TICKET_FILE_MAX).read_to_end(&mut bytes));
             read.doing(|| format!("cannot read the ticket from {file}"))?;
-            text
+            String::from_utf8_lossy(&bytes).into_owned()
         }
         None => text.to_owned(),
     };

@@ -244,7 +244,7 @@ fn text(view: &View, format: Option<String>) -> String {
         lines.push(("installs", format!("to the disk with {disk}, {over}, once\nas {id}")));
     }
     if let Some(bootstrap) = &view.cluster_bootstrap {
-        lines.push(("does", "found a new cluster".to_owned()));
+        lines.push(("does", "bootstrap a new cluster".to_owned()));
         lines.push(("owner key", bootstrap.owner_public_key.clone()));
         lines.extend(bootstrap.cluster_configuration.fields());
         lines.push(("labels", labels(&bootstrap.labels)));

@@ -51,7 +51,7 @@ fn what_bootstrap_writes_is_what_show_prints() {
     insta::assert_snapshot!(world.runs(&with(&BOOTSTRAP, &everything)), @r"257 bytes in @p.pb (message)");
     insta::assert_snapshot!(world.runs(&["parameters", "show", "@p.pb"]), @r"
     format        message
-    does          found a new cluster
+    does          bootstrap a new cluster
     owner key     d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a
     domain        home.example
     TPM           required
@@ -124,7 +124,7 @@ fn what_bootstrap_writes_is_what_show_prints() {
       }
     }
     "#);
-    insta::assert_snapshot!(world.runs(&["parameters", "check", "@p.pb"]), @r"@p.pb: valid parameters (message), to found a new cluster");
+    insta::assert_snapshot!(world.runs(&["parameters", "check", "@p.pb"]), @r"@p.pb: valid parameters (message), to bootstrap a new cluster");
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn an_installation_names_a_disk_and_the_data_that_it_may_overwrite() {
     assert!(shown.contains(wanted), "{shown}");
     let checked = world.runs(&["parameters", "check", "@p.pb"]);
     let wanted =
-        "to install to the disk with transport=nvme,min-size=100G, then found a new cluster";
+        "to install to the disk with transport=nvme,min-size=100G, then bootstrap a new cluster";
     assert!(checked.contains(wanted), "{checked}");
     let read = || {
         let bytes = std::fs::read(world.path("p.pb")).unwrap();
@@ -390,11 +390,11 @@ fn each_format_is_written_and_read_again() {
     insta::assert_snapshot!(write("message", "@p"), @"38 bytes in @p (message)");
     assert_eq!(std::fs::read(world.path("p")).unwrap(), message);
     insta::assert_snapshot!(write("text", "@p"), @"73 bytes in @p (text)");
-    insta::assert_snapshot!(check("@p"), @"@p: valid parameters (text), to found a new cluster");
+    insta::assert_snapshot!(check("@p"), @"@p: valid parameters (text), to bootstrap a new cluster");
     let text = std::fs::read_to_string(world.path("p")).unwrap();
     assert_eq!(text, polis_wire::parameters::text(&message) + "\n");
     insta::assert_snapshot!(write("disk", "@p"), @"1048576 bytes in @p (disk)");
-    insta::assert_snapshot!(check("@p"), @"@p: valid parameters (disk, user-data), to found a new cluster");
+    insta::assert_snapshot!(check("@p"), @"@p: valid parameters (disk, user-data), to bootstrap a new cluster");
     assert_eq!(std::fs::metadata(world.path("p")).unwrap().mode() & 0o777, 0o600);
     let shown = world.runs(&["parameters", "show", "@p"]);
     assert!(shown.starts_with("format        disk, user-data\n"), "{shown}");
@@ -592,6 +592,10 @@ fn a_ticket_that_is_no_ticket_is_refused() {
     error: the ticket is not hexadecimal, two digits a byte
     help: `polisctl cluster ticket` prints the ticket
     ");
+    let noise = world.path("noise");
+    std::fs::write(&noise, [0xff; 9]).unwrap();
+    let error = super::ticket(&format!("@{}", noise.display())).unwrap_err().render();
+    assert!(error.starts_with("error: the ticket is not hexadecimal"), "{error}");
     let ended = register("");
     assert_eq!((ended.status, &*ended.stdout), (1, ""));
     insta::assert_snapshot!(ended.stderr, @r"

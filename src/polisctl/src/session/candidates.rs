@@ -7,6 +7,9 @@ use crate::Global;
 use crate::contexts::Context;
 use crate::error::{Error, Explain as _};
 
+/// What to do without a usable address.
+pub(crate) const ENDPOINT: &str = "name the address of a curator: --endpoint HOST[:PORT]";
+
 /// The candidates for curators.
 pub(crate) fn candidates(global: &Global, context: &Context) -> Result<Vec<Candidate>, Error> {
     let named = |endpoint: &Endpoint| Candidate {
@@ -19,8 +22,10 @@ pub(crate) fn candidates(global: &Global, context: &Context) -> Result<Vec<Candi
     }
     let mut candidates = Vec::new();
     for text in &context.settings.endpoints {
-        let endpoint: Endpoint =
-            text.parse().doing(|| format!("context {} has no good endpoint", context.name))?;
+        let endpoint = text
+            .parse::<Endpoint>()
+            .doing(|| format!("context {} has no good endpoint", context.name))
+            .help(|| ENDPOINT.to_owned())?;
         candidates.push(named(&endpoint));
     }
     // Endpoints of the command line are used unchanged.
@@ -30,8 +35,9 @@ pub(crate) fn candidates(global: &Global, context: &Context) -> Result<Vec<Candi
     let learnt: Vec<_> = learnt(context)?.into_iter().filter(anew).collect();
     candidates.extend(learnt);
     if candidates.is_empty() {
-        return Err(Error::new(format!("context {} has no endpoint", context.name))
-            .or_help("name the address of a curator: --endpoint HOST[:PORT]"));
+        return Err(
+            Error::new(format!("context {} has no endpoint", context.name)).or_help(ENDPOINT)
+        );
     }
     Ok(candidates)
 }

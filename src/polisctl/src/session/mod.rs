@@ -35,10 +35,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::{Response, Status};
 
-pub(super) use self::candidates::candidates;
+pub(super) use self::candidates::{ENDPOINT, candidates};
 pub(super) use self::deadline::{Limit, PATIENCE, at_most, within};
 pub(super) use self::node::dialled;
-pub(super) use self::refusal::{refused, unreached};
+pub(super) use self::refusal::refused;
 pub(super) use self::target::{Target, target};
 
 use self::deadline::{ATTEMPT, LEADER, leader_time, patience};

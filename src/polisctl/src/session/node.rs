@@ -24,7 +24,8 @@ const RETRY: Duration = Duration::from_millis(500);
 impl Session {
     /// Connects; with `--timeout` it retries until then, for a node that is starting.
     async fn reach(&self, at: &Endpoint, trust: &Trust) -> Result<Connection, Error> {
-        let reached = dialled(at, Expect::AnyNode, trust, &self.credentials, self.limit);
+        let own = Some(&self.credentials);
+        let reached = dialled(at, Expect::AnyNode, trust, own, self.limit);
         self.out.waiting(&format!("connecting to {at}"), Box::pin(reached)).await
     }
 
@@ -114,10 +115,10 @@ pub(crate) async fn dialled(
     at: &Endpoint,
     expect: Expect,
     trust: &Trust,
-    own: &Credentials,
+    own: Option<&Credentials>,
     limit: Option<Limit>,
 ) -> Result<Connection, Error> {
-    let dialled = || dial(&at.host, at.port, expect, trust, Some(own));
+    let dialled = || dial(&at.host, at.port, expect, trust, own);
     let Some(limit) = limit else { return Box::pin(dialled()).await.map_err(unreached) };
     let mut last = None;
     loop {

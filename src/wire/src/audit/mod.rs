@@ -41,6 +41,9 @@ const DOMAIN: &[u8] = b"polis audit entry 1\0";
 /// The hash before the first entry.
 pub const BEGINNING: [u8; 32] = [0; 32];
 
+/// The call of an entry that has the number of refused calls of one caller, whichever they were.
+pub const OTHER_CALLS: &str = "other calls";
+
 /// Every call of `NodeManagement`, and whether it is recorded. Programs that only read, of which
 /// a console does so every second, would fill the log.
 pub const NODE_CALLS: &[(&str, bool)] = &[

@@ -109,8 +109,9 @@ impl<S: Store> Namespace<S> {
         }
     }
 
-    /// Replaces a certificate for the same key if [`Facts::renewal_due`] returns true, or if a
-    /// former authority has signed it. Returns the new one, or `None` if the old one stays.
+    /// Replaces a certificate for the same key if [`Facts::renewal_due`] returns true, if a
+    /// former authority has signed it, or if it [lacks a host](Self::lacks_host). Returns the new
+    /// one, or `None` if the old one stays.
     ///
     /// # Errors
     ///
@@ -154,12 +155,25 @@ impl<S: Store> Namespace<S> {
         let Some(found) = stored.found else { return Ok(None) };
         let facts = Facts::read(&found.der).ok_or_else(|| damaged(&desired.name, "certificate"))?;
         let signer = self.existing_or_new(stored.authority, authority, now).await?;
-        if facts.renewal_due(now) || !signed_by(&found.der, &signer.der) {
+        let due = facts.renewal_due(now) || !signed_by(&found.der, &signer.der);
+        if due || stored::lacks_host(desired, &found.der) {
             let issued = self.issue(desired, authority, &signer, Some(found), now).await?;
             return Ok(Some((issued, true)));
         }
         let issued = Issued { der: found.der, issuer_der: signer.der, key: found.key };
         Ok(Some((issued, false)))
+    }
+
+    /// Whether the existing certificate of a server of Kubernetes does not speak for one of the
+    /// hosts of `desired`, so that it is renewed. The hosts of other certificates stay.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OtherKey`], and those of the store.
+    pub async fn lacks_host(&self, desired: &Certificate) -> Result<bool, Error> {
+        let Issuer::Authority(authority) = &desired.issuer else { return Ok(false) };
+        let found = self.find(desired, authority).await?.found;
+        Ok(found.is_some_and(|found| stored::lacks_host(desired, &found.der)))
     }
 
     /// Revokes everything that the authority ever issued to `name` and forgets

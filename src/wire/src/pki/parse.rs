@@ -1,10 +1,13 @@
 //! The fields of a certificate that Polis reads.
 
+use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
 use sha2::{Digest as _, Sha256};
-use x509_parser::prelude::{FromDer as _, X509Certificate};
+use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 use x509_parser::time::ASN1Time;
+
+use super::Host;
 
 /// The contents of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,6 +82,24 @@ pub fn signed_by(certificate: &[u8], authority: &[u8]) -> bool {
     let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return false };
     let Ok((_, authority)) = X509Certificate::from_der(authority) else { return false };
     certificate.verify_signature(Some(authority.public_key())).is_ok()
+}
+
+/// The hosts that a certificate in DER speaks for.
+pub(super) fn hosts(certificate: &[u8]) -> Vec<Host> {
+    let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return Vec::new() };
+    let Ok(Some(named)) = certificate.subject_alternative_name() else { return Vec::new() };
+    let named = named.value.general_names.iter().filter_map(|name| match name {
+        GeneralName::DNSName(name) => Some(Host::Name((*name).to_owned())),
+        GeneralName::IPAddress(bytes) => address(bytes).map(Host::Address),
+        // Polis makes no others.
+        _other => None,
+    });
+    named.collect()
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    let four = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    four.or_else(|_longer| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
 }
 
 /// Dates before 1970 count as 1970: no certificate of Polis is that old.

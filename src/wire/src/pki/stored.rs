@@ -6,7 +6,7 @@ use zeroize::Zeroizing;
 
 use super::store::Entry;
 use super::template::Signer;
-use super::{Certificate, Error, Facts, Mode};
+use super::{Certificate, Error, Facts, Mode, Template, parse};
 
 /// A certificate in the store.
 pub(super) struct Found {
@@ -49,6 +49,14 @@ pub(super) fn certificate(
         return Err(Error::OtherKey { name: desired.name.clone() });
     }
     Ok(Some(Found { der: entry.value, revision: entry.revision, key }))
+}
+
+/// Whether `existing` does not speak for one of the hosts of a server of Kubernetes. A host too
+/// many is no reason for another certificate: its holder has this one until it ends.
+pub(super) fn lacks_host(desired: &Certificate, existing: &[u8]) -> bool {
+    let Template::KubernetesServer { hosts, .. } = &desired.template else { return false };
+    let spoken_for = parse::hosts(existing);
+    hosts.iter().any(|host| !spoken_for.contains(host))
 }
 
 fn read_key(name: &str, der: Vec<u8>) -> Result<SigningKey, Error> {

@@ -356,7 +356,7 @@ async fn a_certificate_of_kubernetes_is_revoked_by_its_name_although_it_is_not_i
     for purpose in WorkerPurpose::ALL {
         let pki = Namespace::new(Memory::default(), "");
         // Each has a key of its own, and some have one subject.
-        let wish = |of: WorkerPurpose, key: u8| of.certificate(node, [key; 32]);
+        let wish = |of: WorkerPurpose, key: u8| of.certificate(node, None, [key; 32]);
         let mut others = Vec::new();
         for (other, key) in WorkerPurpose::ALL.into_iter().zip(10..) {
             if other != purpose {
@@ -400,6 +400,34 @@ async fn a_server_of_kubernetes_speaks_for_its_hosts_and_is_no_client() {
     let usage = certificate.extended_key_usage().unwrap().unwrap().value;
     assert!(usage.server_auth && !usage.client_auth);
     assert_eq!(Facts::read(&made.der).unwrap().not_after, noon() + DAY * 3);
+}
+
+#[tokio::test]
+async fn a_server_of_kubernetes_has_another_certificate_once_it_lacks_a_host() {
+    let node = crate::identity::NodeId::from_public_key(&[7; 32]);
+    let addresses: [std::net::IpAddr; 2] = [[192, 0, 2, 7].into(), "2001:db8::7".parse().unwrap()];
+    let wish = |at| WorkerPurpose::KubeletServer.certificate(node, at, [1; 32]);
+    let pki = Namespace::new(Memory::default(), "");
+    let first = pki.ensure(&wish(None), noon()).await.unwrap();
+    let mut last = first.clone();
+    for address in addresses {
+        assert!(pki.lacks_host(&wish(Some(address))).await.unwrap());
+        let next = pki.renew(&wish(Some(address)), noon()).await.unwrap().unwrap();
+        let expected = [Host::Name(node.to_string()), Host::Address(address)];
+        assert_eq!(super::parse::hosts(&next.der), expected);
+        assert!(!pki.lacks_host(&wish(Some(address))).await.unwrap());
+        assert!(pki.renew(&wish(Some(address)), noon()).await.unwrap().is_none());
+        last = next;
+    }
+    // A host too many stays until the certificate ends.
+    assert!(pki.renew(&wish(None), noon()).await.unwrap().is_none());
+    let due = pki.renew(&wish(None), noon() + DAY * 2).await.unwrap().unwrap();
+    assert_eq!(super::parse::hosts(&due.der), [Host::Name(node.to_string())]);
+    let keys = [&first, &last, &due].map(|issued| Facts::read(&issued.der).unwrap().public_key);
+    assert_eq!(keys, [[1; 32]; 3]);
+    // A client has none, and an unknown certificate lacks none.
+    let client = WorkerPurpose::Kubelet.certificate(node, Some(addresses[0]), [2; 32]);
+    assert!(!pki.lacks_host(&client).await.unwrap());
 }
 
 #[tokio::test]

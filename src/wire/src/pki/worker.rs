@@ -2,8 +2,9 @@
 //!
 //! The leader signs them for the node that asks, and the worker writes them: both read the
 //! same table here. The request has a purpose and a public key and nothing else, so a node
-//! cannot choose a subject.
+//! chooses neither a subject nor a host.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::{Certificate, Host, Issuer, KubernetesSubject, Mode, Template};
@@ -76,25 +77,33 @@ impl WorkerPurpose {
         }
     }
 
-    /// The certificate of `node` for the key with this public half.
+    /// The certificate of `node` for the key with this public half. `address` is that of the node,
+    /// which the signer must have checked: the certificate of a server speaks for it.
     #[must_use]
-    pub fn certificate(self, node: NodeId, public: [u8; 32]) -> Certificate {
+    pub fn certificate(
+        self,
+        node: NodeId,
+        address: Option<IpAddr>,
+        public: [u8; 32],
+    ) -> Certificate {
         Certificate {
             issuer: Issuer::Authority(kubernetes_authority()),
             name: format!("{}-{node}", self.name()),
-            template: self.template(node),
+            template: self.template(node, address),
             mode: Mode::External(public),
         }
     }
 
-    fn template(self, node: NodeId) -> Template {
+    fn template(self, node: NodeId, address: Option<IpAddr>) -> Template {
         let subject = |group| subject(self.user(node), group);
         match self {
             Self::Kubelet => Template::KubernetesClient { subject: subject(Some(NODES)) },
             Self::KubeletServer => Template::KubernetesServer {
                 subject: subject(Some(NODES)),
-                // The node's address may change; API servers look the name up.
-                hosts: vec![Host::Name(node.to_string())],
+                // API servers look the name up, and pods know the address alone.
+                hosts: std::iter::once(Host::Name(node.to_string()))
+                    .chain(address.map(Host::Address))
+                    .collect(),
             },
             Self::KubeProxy => Template::KubernetesClient { subject: subject(Some(PROXY_GROUP)) },
             Self::Dns => Template::KubernetesClient { subject: subject(Some(DNS_GROUP)) },
@@ -138,10 +147,11 @@ mod tests {
     #[test]
     fn each_certificate_of_a_worker_has_its_subject_and_hosts() {
         let node = NodeId::from_public_key(&[7; 32]);
+        let address = Some([192, 0, 2, 7].into());
         let lines: Vec<_> = WorkerPurpose::ALL
             .into_iter()
             .map(|purpose| {
-                let wish = purpose.certificate(node, [1; 32]);
+                let wish = purpose.certificate(node, address, [1; 32]);
                 let (kind, subject, hosts) = match &wish.template {
                     Template::KubernetesServer { subject, hosts } => {
                         ("serves", subject, &hosts[..])
@@ -159,7 +169,7 @@ mod tests {
             lines,
             [
                 "kubelet-NODE calls system:node:NODE system:nodes",
-                "kubelet-server-NODE serves system:node:NODE system:nodes NODE",
+                "kubelet-server-NODE serves system:node:NODE system:nodes NODE,192.0.2.7",
                 "kube-proxy-NODE calls polis:kube-proxy:NODE polis:kube-proxies",
                 "dns-NODE calls polis:dns:NODE polis:dns",
                 "csi-NODE calls polis:csi:NODE polis:csi",

@@ -9,12 +9,14 @@
 //! Invariants:
 //! - A request ends within [`REQUEST_MAX`], and an answer is at most [`ANSWER_MAX`] long, or one
 //!   object of a list at most [`session::OBJECT_MAX`].
-//! - However long the objects of a list are, it is read: people with few rights make long ones.
+//! - However long the objects of a list are, and however deeply their `managedFields` are nested,
+//!   it is read: people with few rights make such objects.
 //! - A connection ends within half a minute after its server has lost its power
 //!   ([`set_options`]), also where it only waits for what the server sends next.
 
 mod connection;
 mod error;
+mod parsing;
 mod session;
 
 use std::net::SocketAddr;
@@ -31,6 +33,9 @@ use polis_base::files::{File, Pair};
 pub(super) use connection::patience;
 pub(super) use connection::{Pipe, open, set_options};
 pub use error::Error;
+pub(super) use parsing::parse;
+#[cfg(test)]
+pub(super) use parsing::tests::record;
 pub(super) use session::Session;
 
 /// A local server answers in milliseconds; one that waits for etcd needs up to ten seconds.

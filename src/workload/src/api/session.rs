@@ -11,7 +11,7 @@ use hyper::client::conn::http1::SendRequest;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::{ANSWER_MAX, Answer, Api, Error, JSON, Pipe, REQUEST_MAX};
+use super::{ANSWER_MAX, Answer, Api, Error, JSON, Pipe, REQUEST_MAX, parse};
 use crate::objects::{FIELD_MANAGER, Object};
 
 /// Bytes of an answer with one object: etcd holds 1.5 MiB of it at most, and its text may be
@@ -81,7 +81,7 @@ impl Session {
             return Ok(None);
         }
         self.api.succeeded(&answer)?;
-        serde_json::from_slice(&answer.body).map(Some).map_err(|error| self.api.http(error))
+        parse(&answer.body).map(Some).map_err(|error| self.api.http(error))
     }
 
     async fn get(&self, path: &str) -> Result<Answer, Error> {
@@ -127,8 +127,7 @@ impl Session {
                 answer => answer?,
             };
             self.api.succeeded(&answer)?;
-            let list: Value =
-                serde_json::from_slice(&answer.body).map_err(|error| self.api.http(error))?;
+            let list = parse(&answer.body).map_err(|error| self.api.http(error))?;
             found.extend(list["items"].as_array().into_iter().flatten().filter_map(&read));
             match list["metadata"]["continue"].as_str() {
                 Some(token) if !token.is_empty() => rest = format!("&continue={token}"),

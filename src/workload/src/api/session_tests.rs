@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
+use super::super::record;
 use super::super::tests::{asked, trusted};
 use super::*;
 
@@ -126,4 +127,16 @@ async fn long_objects_are_listed_a_few_at_a_time_and_one_alone_may_be_longer() {
         Session::new(api).list("/pods", JSON, 50, |one| one[0].as_u64()).await
     });
     assert_eq!(found.await.unwrap(), [0, 1, 2, 3, 4, 5, 6]);
+}
+
+#[tokio::test]
+async fn an_object_that_is_nested_deeply_is_listed() {
+    let answer = |_path: &str| {
+        let record = record(200);
+        format!(r#"{{"items":[{{"metadata":{{"managedFields":{record},"name":"a"}}}}]}}"#)
+    };
+    let found = asked(answer, async |api| {
+        Session::new(api).list("/pods", JSON, 50, |one| one["metadata"].get("name").cloned()).await
+    });
+    assert_eq!(found.await.unwrap(), ["a"]);
 }

@@ -38,7 +38,7 @@ pub(crate) async fn trusted(base: &Path) -> (Site, TlsAcceptor) {
 }
 
 /// Asks a server in the place of an API server, which has `answer` for each path.
-pub(super) async fn asked<T>(
+pub(crate) async fn asked<T>(
     answer: impl Fn(&str) -> String,
     ask: impl AsyncFnOnce(&Api) -> T,
 ) -> T {

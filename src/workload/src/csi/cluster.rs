@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::claims::{self, Claim, Class, Refusal, Volume};
 use super::volume_id::VolumeId;
-use crate::api::{Answer, Api, Error};
+use crate::api::{Answer, Api, Error, parse};
 
 const VOLUMES: &str = "/api/v1/persistentvolumes";
 const CLASSES: &str = "/apis/storage.k8s.io/v1/storageclasses";
@@ -151,7 +151,7 @@ impl<S: Server> Cluster<S> {
             return Ok(None);
         }
         self.accept(&answer, &[])?;
-        Ok(serde_json::from_slice(&answer.body).ok())
+        Ok(parse(&answer.body).ok())
     }
 
     /// Fails unless the answer is a success, or one of these.

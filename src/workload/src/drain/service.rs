@@ -110,9 +110,10 @@ impl Service {
         let deadline = order.since + order.timeout;
         let mut silent: Option<Instant> = None;
         let (mut left, mut waits) = (0, "the list of its pods".to_owned());
+        let mut held_up = None;
         loop {
             self.publish(order, State::Draining, left, &waits);
-            match timeout_at(deadline, self.pass(order.unmanaged)).await {
+            match timeout_at(deadline, self.pass(order.unmanaged, &mut held_up)).await {
                 Ok(Ok(Look::Clear)) => return self.publish(order, State::Drained, 0, ""),
                 Ok(Ok(Look::Unmanaged(names))) => {
                     let cause = format!("no controller would replace {names}");
@@ -154,8 +155,9 @@ impl Service {
         }
     }
 
-    /// Looks at the pods once, and evicts those that have to go.
-    async fn pass(&self, rule: Unmanaged) -> Result<Look, Error> {
+    /// Looks at the pods once, and evicts those that have to go, up to one whose eviction has no
+    /// answer: `held_up` is its `uid`, and the next pass begins behind it.
+    async fn pass(&self, rule: Unmanaged, held_up: &mut Option<String>) -> Result<Look, Error> {
         let mut leaving = self.leaving(rule).await?;
         if let Some(names) = unmanaged(&leaving, rule) {
             return Ok(Look::Unmanaged(names));
@@ -167,13 +169,21 @@ impl Service {
                 return Ok(Look::Unmanaged(names));
             }
         }
+        let leaving = behind(leaving, held_up.take().as_deref());
         let mut held = None;
         for pod in leaving.iter().filter(|pod| !pod.ends) {
-            match self.evict(pod).await? {
+            let ended = self.evict(pod).await;
+            let silent = matches!(ended, Err(Error::Silent { .. }));
+            match tried(ended)? {
                 Evicted::Yes => {}
                 Evicted::NotYet(why) => {
                     held.get_or_insert_with(|| format!("{pod}: {why}"));
                 }
+            }
+            // The next look shows whether the API server answers at all.
+            if silent {
+                *held_up = Some(pod.uid.clone());
+                break;
             }
         }
         Ok(match leaving.is_empty() {
@@ -283,6 +293,23 @@ impl Service {
     }
 }
 
+/// The outcome of an eviction. One without an answer says nothing of the API server, which has
+/// answered before: an admission webhook may hold it up for longer than a request may take.
+fn tried(ended: Result<Evicted, Error>) -> Result<Evicted, Error> {
+    match ended {
+        Err(error @ Error::Silent { .. }) => Ok(Evicted::NotYet(cause::line(&error))),
+        ended => ended,
+    }
+}
+
+/// The pods in the order of their evictions: those behind the one that held up the last pass come
+/// first, so that no webhook keeps them until the deadline.
+fn behind(mut leaving: Vec<Pod>, held_up: Option<&str>) -> Vec<Pod> {
+    let at = leaving.iter().position(|pod| held_up == Some(pod.uid.as_str()));
+    leaving.rotate_left(at.map_or(0, |at| at + 1));
+    leaving
+}
+
 /// Without the pods that stay.
 fn leave(mut leaving: Vec<Pod>, rule: Unmanaged) -> Vec<Pod> {
     leaving.retain(|pod| rule != Unmanaged::Leave || !pod.unmanaged);
@@ -301,15 +328,18 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn before_an_end_at_the_machine_pods_that_nothing_replaces_stay_and_hold_up_nothing() {
-        let pod = |name: &str, unmanaged| Pod {
+    fn pod(name: &str, unmanaged: bool) -> Pod {
+        Pod {
             namespace: "default".to_owned(),
             name: name.to_owned(),
-            uid: String::new(),
+            uid: format!("uid of {name}"),
             ends: false,
             unmanaged,
-        };
+        }
+    }
+
+    #[test]
+    fn before_an_end_at_the_machine_pods_that_nothing_replaces_stay_and_hold_up_nothing() {
         let both = || vec![pod("alone", true), pod("replaced", false)];
         for (rule, left, named) in [
             (Unmanaged::Refuse, 2, true),
@@ -320,6 +350,30 @@ mod tests {
             assert_eq!(leaving.len(), left, "{rule:?}");
             assert_eq!(unmanaged(&leaving, rule).is_some(), named, "{rule:?}");
         }
+    }
+
+    #[test]
+    fn an_eviction_that_a_webhook_holds_up_is_waited_for_and_a_lost_api_server_is_not() {
+        let address = ([127, 0, 0, 1], 1).into();
+        let Ok(Evicted::NotYet(why)) = tried(Err(Error::Silent { address })) else {
+            panic!("it was taken for an API server that is gone")
+        };
+        assert!(why.contains("127.0.0.1:1"), "{why}");
+        let refused = std::io::ErrorKind::ConnectionRefused.into();
+        tried(Err(Error::Connect { address, source: refused })).unwrap_err();
+        assert_eq!(tried(Ok(Evicted::Yes)).unwrap(), Evicted::Yes);
+    }
+
+    #[test]
+    fn a_pod_whose_eviction_is_held_up_keeps_no_other_one() {
+        let order = |held_up: Option<&str>| {
+            let leaving = ["a", "b", "c"].map(|name| pod(name, false)).into();
+            behind(leaving, held_up).into_iter().map(|pod| pod.name).collect::<String>()
+        };
+        assert_eq!(order(None), "abc");
+        assert_eq!(order(Some("uid of a")), "bca");
+        assert_eq!(order(Some("uid of c")), "abc");
+        assert_eq!(order(Some("uid of one that is gone")), "abc");
     }
 
     #[tokio::test]

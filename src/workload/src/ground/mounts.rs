@@ -5,20 +5,28 @@
 //! each of them; a worker mounts what belongs there: a directory of the data partition
 //! where the contents must survive a reboot, memory where they must not.
 //!
-//! The kernel's limits of these directories are those of the data partition: `nosuid` and
-//! `nodev` hold for volumes of pods, too. The roots of containers are mounts of their own.
+//! `/var/lib` as a whole is writable: agents of third parties keep their data below it, by a
+//! `hostPath`. It comes first, and the places of the mounts inside of it are made here. A pod
+//! may have had `/var/lib` itself, so what else has the name of such a place is removed, and no
+//! link is followed.
 //!
-//! Invariant: a mount below a path here does not appear below its directory on the data
-//! partition (`sys::mount::bind`).
+//! The kernel's limits of these directories are those of the data partition: `nosuid` and
+//! `nodev` hold for volumes of pods, too. Agents run programs that they keep below `/var/lib`,
+//! so `noexec` does not hold. The roots of containers are mounts of their own.
+//!
+//! Invariants:
+//! - A mount below a path here does not appear below its directory on the data partition
+//!   (`sys::mount::bind`).
+//! - A link that a pod has left leads no mount elsewhere
+//!   (`a_link_in_the_place_of_a_mount_is_replaced`).
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use rustix::mount::MountFlags;
-
 use polis_base::files::{self, Data};
-use polis_base::sys::mount::{self, Mount};
+use polis_base::sys::mount;
 
 /// The object at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +35,15 @@ pub enum Content {
     Data(files::Dir),
     /// Memory, of at most this size; see `tmpfs(5)`.
     Memory(&'static str),
+}
+
+impl fmt::Display for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Data(directory) => write!(f, "{}", directory.path().display()),
+            Self::Memory(size) => write!(f, "{size} of memory"),
+        }
+    }
 }
 
 /// One mount as it should be.
@@ -56,26 +73,32 @@ pub enum Error {
     /// The directory on the data partition cannot be made.
     #[error(transparent)]
     Directory(#[from] files::Error),
-    /// The kernel refuses to show the directory at the path.
-    #[error("cannot mount {} at {}", directory.display(), target.display())]
-    Bind {
-        /// The directory on the data partition.
-        directory: PathBuf,
+    /// The directory to mount at, inside of another mount, cannot be made.
+    #[error("cannot make the mount point {}", target.display())]
+    Point {
+        /// The path.
+        target: PathBuf,
+        /// The error of the kernel.
+        source: io::Error,
+    },
+    /// The kernel refuses to show the object at the path.
+    #[error("cannot mount {content} at {}", target.display())]
+    Mount {
+        /// The object.
+        content: Content,
         /// The path.
         target: PathBuf,
         /// Its error.
         source: io::Error,
     },
-    /// The kernel refuses to mount memory.
-    #[error(transparent)]
-    Memory(#[from] mount::Error),
 }
 
 /// Where containerd keeps what it knows of running containers. The root of each is a mount
 /// there, whose upper layer is on the data partition.
 pub const CONTAINERS: &str = "/run/containerd";
 
-/// The mounts of a worker, below `root`, which is `/` on a node.
+/// The mounts of a worker, below `root`, which is `/` on a node; one inside of another comes
+/// after it.
 #[must_use]
 pub fn plan(root: &Path, data: &Data) -> Vec<Wanted> {
     let from = |directory: &files::Dir, target: &str| Wanted {
@@ -86,6 +109,7 @@ pub fn plan(root: &Path, data: &Data) -> Vec<Wanted> {
     let memory =
         |size, target: &str| Wanted { target: root.join(target), content: Content::Memory(size) };
     vec![
+        from(&data.host_paths, "var/lib"),
         from(&data.containerd, "var/lib/containerd"),
         from(&data.kubelet, "var/lib/kubelet"),
         from(&data.pod_logs, "var/log"),
@@ -104,8 +128,12 @@ pub fn plan(root: &Path, data: &Data) -> Vec<Wanted> {
 /// The first mount that fails.
 pub fn apply(wanted: &[Wanted]) -> Result<(), Error> {
     let mounted = mount::points().map_err(|source| Error::Table { source })?;
-    for wanted in missing(wanted, &mounted) {
-        apply_one(wanted)?;
+    for missing in missing(wanted, &mounted) {
+        if is_inside(missing, wanted) {
+            let target = &missing.target;
+            make_point(target).map_err(|source| Error::Point { target: target.clone(), source })?;
+        }
+        apply_one(missing)?;
     }
     Ok(())
 }
@@ -144,28 +172,38 @@ fn missing<'a>(wanted: &'a [Wanted], mounted: &[PathBuf]) -> Vec<&'a Wanted> {
     wanted.iter().filter(|wanted| !mounted.contains(&wanted.target)).collect()
 }
 
+/// Whether it is inside of another mount of the plan: the image has no directory for it there.
+fn is_inside(wanted: &Wanted, plan: &[Wanted]) -> bool {
+    let target = &wanted.target;
+    plan.iter().any(|outer| outer.target != *target && target.starts_with(&outer.target))
+}
+
+/// Makes the directory, in a directory where pods may have written: anything else of its name is
+/// removed, and a link not followed.
+fn make_point(target: &Path) -> io::Result<()> {
+    match std::fs::symlink_metadata(target) {
+        Ok(found) if found.is_dir() => return Ok(()),
+        Ok(_) => std::fs::remove_file(target)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    std::fs::create_dir(target)
+}
+
 fn apply_one(Wanted { target, content }: &Wanted) -> Result<(), Error> {
     if !target.is_dir() {
         return Err(Error::NoPlace { target: target.clone() });
     }
-    match content {
+    let mounted = match content {
         Content::Data(directory) => {
             directory.create()?;
-            bind(directory.path(), target)
+            mount::bind(directory.path(), target)
         }
-        Content::Memory(size) => {
-            let flags = MountFlags::NOSUID | MountFlags::NODEV;
-            let options = format!("mode=0755,size={size}");
-            let mount = Mount::new("tmpfs", target, "tmpfs").flags(flags).options(options);
-            Ok(mount.apply()?)
-        }
-    }
-}
-
-fn bind(directory: &Path, target: &Path) -> Result<(), Error> {
-    mount::bind(directory, target).map_err(|source| Error::Bind {
-        directory: directory.to_owned(),
-        target: target.to_owned(),
+        Content::Memory(size) => mount::memory(target, size),
+    };
+    mounted.map_err(|source| Error::Mount {
+        content: content.clone(),
+        target: target.clone(),
         source,
     })
 }
@@ -180,31 +218,63 @@ mod tests {
         let plan = plan(Path::new("/"), &Root::live().data);
         let lines: Vec<_> = plan
             .iter()
-            .map(|wanted| match &wanted.content {
-                Content::Data(directory) => {
-                    format!("{} <- {}", wanted.target.display(), directory.path().display())
-                }
-                Content::Memory(size) => format!("{} <- memory {size}", wanted.target.display()),
-            })
+            .map(|wanted| format!("{} <- {}", wanted.target.display(), wanted.content))
             .collect();
         insta::assert_snapshot!(lines.join("\n"), @r"
+        /var/lib <- /data/kubernetes/host
         /var/lib/containerd <- /data/containerd
         /var/lib/kubelet <- /data/kubernetes/kubelet
         /var/log <- /data/kubernetes/log
-        /var/lib/cni <- memory 16m
-        /etc/cni/net.d <- memory 1m
-        /opt/cni/bin <- memory 128m
-        /etc/kubernetes <- memory 1m
-        /usr/libexec/kubernetes <- memory 16m
+        /var/lib/cni <- 16m of memory
+        /etc/cni/net.d <- 1m of memory
+        /opt/cni/bin <- 128m of memory
+        /etc/kubernetes <- 1m of memory
+        /usr/libexec/kubernetes <- 16m of memory
         ");
     }
 
     #[test]
-    fn the_image_has_a_directory_at_every_path() {
+    fn the_image_has_a_directory_at_every_path_that_is_not_inside_of_a_mount() {
         let plan = plan(Path::new("/"), &Root::live().data);
-        let paths: BTreeSet<_> = plan.iter().map(|wanted| wanted.target.clone()).collect();
+        let outer = plan.iter().filter(|wanted| !is_inside(wanted, &plan));
+        let paths: BTreeSet<_> = outer.map(|wanted| wanted.target.clone()).collect();
         let places = polis_image::workload::MOUNT_POINTS.map(|place| Path::new("/").join(place));
         assert_eq!(paths, places.into());
+    }
+
+    #[test]
+    fn a_mount_comes_after_the_one_that_it_is_inside_of() {
+        let plan = plan(Path::new("/"), &Root::live().data);
+        for (at, wanted) in plan.iter().enumerate() {
+            assert_eq!(is_inside(wanted, &plan), is_inside(wanted, &plan[..at]), "{wanted:?}");
+        }
+        let inside = plan.iter().filter(|wanted| is_inside(wanted, &plan));
+        let inside: Vec<_> = inside.map(|wanted| wanted.target.as_path()).collect();
+        let expected = ["/var/lib/containerd", "/var/lib/kubelet", "/var/lib/cni"];
+        assert_eq!(inside, expected.map(Path::new));
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_a_mount_is_replaced() {
+        let base = tempfile::tempdir().unwrap();
+        let elsewhere = base.path().join("elsewhere");
+        std::fs::create_dir(&elsewhere).unwrap();
+        std::fs::write(elsewhere.join("kept"), "").unwrap();
+        let [link, dangling, file, new] =
+            ["link", "dangling", "file", "new"].map(|name| base.path().join(name));
+        std::os::unix::fs::symlink(&elsewhere, &link).unwrap();
+        std::os::unix::fs::symlink("nowhere", &dangling).unwrap();
+        std::fs::write(&file, "").unwrap();
+        for point in [&link, &dangling, &file, &new] {
+            for _again in 0..2 {
+                make_point(point).unwrap();
+                assert!(std::fs::symlink_metadata(point).unwrap().is_dir(), "{point:?}");
+            }
+            assert_eq!(std::fs::read_dir(point).unwrap().count(), 0, "{point:?}");
+        }
+        assert!(!base.path().join("nowhere").exists());
+        make_point(&elsewhere).unwrap();
+        assert!(elsewhere.join("kept").exists());
     }
 
     #[test]
@@ -214,6 +284,15 @@ mod tests {
         let missing = missing(&plan, &mounted);
         assert_eq!(missing.len(), plan.len() - 1);
         assert!(missing.iter().all(|wanted| wanted.target != mounted[1]));
+    }
+
+    #[test]
+    fn what_is_inside_of_a_mount_goes_before_it() {
+        let plan = plan(Path::new("/"), &Root::live().data);
+        let mounted: Vec<_> = plan.iter().map(|wanted| wanted.target.clone()).collect();
+        let order = below(Path::new("/run/containerd"), &plan, mounted);
+        assert_eq!(order.last(), Some(&PathBuf::from("/var/lib")));
+        assert_eq!(order.len(), plan.len());
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The project quota of workloads: pods can fill what they have, and never what etcd and
 //! the node need.
 //!
-//! Images, containers, logs and the volumes without a name share one project. kubelet knows
-//! file systems by their device: with a project each, it would see one file system of two
+//! Images, containers, logs, the volumes without a name and `/var/lib` share one project. kubelet
+//! knows file systems by their device: with a project each, it would see one file system of two
 //! sizes. Persistent volumes have projects of their own, from [`VOLUME_FIRST`] up.
 //!
 //! ```text
@@ -376,7 +376,7 @@ pub fn apply(data: &Data) -> Result<Limits, Error> {
     let limits = divide(&turn(), &kernel, data.volumes.path(), 0)?;
     // Not their parent: keys and certificates in it are the node's.
     data.kubernetes.create()?;
-    for directory in [&data.containerd, &data.kubelet, &data.pod_logs] {
+    for directory in [&data.containerd, &data.kubelet, &data.pod_logs, &data.host_paths] {
         directory.create()?;
         adopt(directory.path(), workloads())?;
     }

@@ -7,11 +7,13 @@
 //! ```text
 //! key on the node --public half--> leader: role? --signed--> beside the key
 //!        ^                                                       |
-//!        +-- every hour, and when an owner rotates the authorities: kept if still good
+//!        +-- every hour, when an owner rotates the authorities, and when the record of the node
+//!            has another address: kept if still good
 //! ```
 //!
-//! A certificate of a worker lives for three days, and the leader renews it after two thirds, and
-//! when another authority signs. The bridges of a rotation follow each certificate.
+//! A certificate of a worker lives for three days, and the leader renews it after two thirds, when
+//! another authority signs, and when kubelet serves at another address. The bridges of a rotation
+//! follow each certificate.
 //! Without a leader the parts go on with what is on the disk, also behind a boot.
 //!
 //! Invariants:
@@ -19,6 +21,7 @@
 //!   signed it.
 //! - A file is replaced whole, and only by other content.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use polis_proto::v1;
@@ -36,8 +39,10 @@ use crate::site::Site;
 use polis_base::cause;
 use polis_base::files;
 use polis_base::sys::clock;
+use polis_runtime::event::{Closed, until};
 use polis_runtime::supervisor::{Context, blocking};
 use polis_wire::identity::NodeId;
+use polis_wire::node_roles::Nodes;
 use polis_wire::pki::{self, Authorities, Facts, WorkerPurpose};
 use polis_wire::rpc::Credentials;
 use polis_wire::rpc::client::{Client, Repeat};
@@ -70,6 +75,8 @@ pub(super) struct Service {
     pub(super) client: Client,
     /// The node's own, which change when the authorities of the cluster do.
     pub(super) credentials: watch::Receiver<Option<Credentials>>,
+    /// The records of nodes, as the leader has them.
+    pub(super) nodes: watch::Receiver<Option<Arc<Nodes>>>,
     pub(super) look: Duration,
     /// The authorities in the file that programs read.
     pub(super) trusted: watch::Sender<Trusted>,
@@ -87,6 +94,7 @@ impl Service {
         }
         let mut failed = cause::Last::default();
         loop {
+            let known = address(self.nodes.borrow().as_deref(), self.node);
             // Boxed: a call to the leader is large, and rare.
             let Some(done) = ctx.until_cancelled(Box::pin(self.pass())).await else {
                 return Ok(());
@@ -113,7 +121,15 @@ impl Service {
                     RETRY
                 }
             };
-            let wait = until_another_look(wait, &mut self.credentials);
+            let (nodes, node) = (&mut self.nodes, self.node);
+            let look = until_another_look(wait, &mut self.credentials);
+            let wait = async {
+                tokio::select! {
+                    // Cancel-safe, both: they wait for a time and for event values.
+                    () = look => {}
+                    Ok(()) = until_another_address(nodes, node, known) => {}
+                }
+            };
             if ctx.until_cancelled(wait).await.is_none() {
                 return Ok(());
             }
@@ -238,6 +254,26 @@ impl Service {
     }
 }
 
+/// The address of the node in the records; `None` while they have none.
+fn address(nodes: Option<&Nodes>, node: NodeId) -> Option<String> {
+    let status = nodes?.get(&node)?.status.as_ref()?;
+    Some(status.external_address.clone()).filter(|address| !address.is_empty())
+}
+
+/// Waits until the record of the node has another address than `known`: the leader puts that into
+/// the certificate of kubelet's server.
+async fn until_another_address(
+    nodes: &mut watch::Receiver<Option<Arc<Nodes>>>,
+    node: NodeId,
+    known: Option<String>,
+) -> Result<(), Closed> {
+    until(nodes, "the nodes", |nodes| {
+        let now = address(nodes.as_deref(), node);
+        (now.is_some() && now != known).then_some(())
+    })
+    .await
+}
+
 /// The purpose on the wire.
 fn asked(purpose: WorkerPurpose) -> v1::WorkerCertificate {
     match purpose {
@@ -264,6 +300,7 @@ fn check(certificate: &[u8], authority: &[u8], key: [u8; 32]) -> Result<(), &'st
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
     use polis_runtime::lines::Lines;
     use polis_wire::pki::Namespace;
     use polis_wire::pki::memory::Memory;
@@ -275,7 +312,7 @@ mod tests {
     async fn only_a_certificate_of_the_authority_for_the_own_key_is_written() {
         let node = NodeId::from_public_key(&[7; 32]);
         let now = clock::now();
-        let wish = WorkerPurpose::Kubelet.certificate(node, [1; 32]);
+        let wish = WorkerPurpose::Kubelet.certificate(node, None, [1; 32]);
         let issued = Namespace::new(Memory::default(), "").ensure(&wish, now).await.unwrap();
         let foreign = Namespace::new(Memory::default(), "").ensure(&wish, now).await.unwrap();
         assert_eq!(check(&issued.der, &issued.issuer_der, [1; 32]), Ok(()));
@@ -284,6 +321,27 @@ mod tests {
         let unsigned = check(&issued.der, &foreign.issuer_der, [1; 32]);
         assert_eq!(unsigned, Err("the authority has not signed it"));
         assert_eq!(check(b"noise", &issued.issuer_der, [1; 32]), Err("it cannot be read"));
+    }
+
+    #[tokio::test]
+    async fn a_worker_asks_again_once_its_record_has_another_address() {
+        let node = NodeId::from_public_key(&[7; 32]);
+        let at = |address: &str| {
+            let status =
+                v1::NodeStatus { external_address: address.to_owned(), ..Default::default() };
+            let info = v1::NodeInfo { status: Some(status), ..Default::default() };
+            Some(Arc::new(Nodes::from([(node, info)])))
+        };
+        let (told, mut nodes) = watch::channel(at("192.0.2.7"));
+        let known = address(nodes.borrow().as_deref(), node);
+        assert_eq!(known.as_deref(), Some("192.0.2.7"));
+        let mut another = Box::pin(until_another_address(&mut nodes, node, known));
+        for same in [at("192.0.2.7"), at(""), None] {
+            told.send_replace(same);
+            assert!(another.as_mut().now_or_never().is_none());
+        }
+        told.send_replace(at("192.0.2.8"));
+        another.await.unwrap();
     }
 
     #[tokio::test]
@@ -300,6 +358,7 @@ mod tests {
                 Patience::default(),
             ),
             credentials: watch::channel(None).1,
+            nodes: watch::channel(None).1,
             look: Duration::ZERO,
             trusted: watch::Sender::default(),
             parts: Parts::new(watch::Sender::default(), Lines::channel().0),
@@ -311,7 +370,8 @@ mod tests {
         for purpose in WorkerPurpose::ALL {
             let pair = pair(&site.data, purpose);
             let key = own_key(&pair).unwrap().verifying_key().to_bytes();
-            let issued = pki.ensure(&purpose.certificate(node, key), clock::now()).await.unwrap();
+            let wish = purpose.certificate(node, None, key);
+            let issued = pki.ensure(&wish, clock::now()).await.unwrap();
             pair.certificate.write(pki::certificate_pem(&issued.der).as_bytes()).unwrap();
             assert!(!service.usable(), "no authority is known");
             site.data.last_ca().write(b"noise").unwrap();

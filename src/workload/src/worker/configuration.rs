@@ -30,13 +30,19 @@ pub(super) const POLICY_HEALTH: u16 = 7843;
 /// node and never leaves one.
 pub(super) const DNS_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 77, 53);
 
+/// Name servers of the node that CoreDNS asks: it does not start with more. The routers of a
+/// network with several links advertise more of them.
+const SERVERS_MAX: usize = 15;
+
 /// Questions for the node's name servers that wait at once; the next one is refused. A pod that
 /// asks without end would otherwise fill the memory of the node while these do not answer.
 const FORWARDED_MAX: u32 = 1000;
 
-/// The errors of questions that the node's name servers do not answer. While they are down, each
+/// The errors of questions that the node's name servers do not answer, also where nothing listens
+/// there or the cable is pulled: the kernel's words come last. While they are down, each
 /// question of each pod is one: the first is logged, and then their number.
-const UNANSWERED: &str = "i/o timeout$|^concurrent queries exceeded maximum";
+const UNANSWERED: &str = "(i/o timeout|connection refused|no route to host|network is unreachable)$\
+                          |^concurrent queries exceeded maximum";
 
 /// Images that kubelet pulls at once. Each takes memory of containerd, which no limit of a pod
 /// counts, and each of its layers flushes the disk that etcd is on.
@@ -161,7 +167,7 @@ pub(super) fn kube_proxy(site: &Site, node: NodeId) -> Vec<u8> {
     }))
 }
 
-/// The file of the name server; `servers` answer what is not of the cluster.
+/// The file of the name server; `servers` answer what is not of the cluster, the best first.
 pub(super) fn corefile(site: &Site, servers: &[IpAddr]) -> String {
     let mut text = format!(
         ".:53 {{\n    \
@@ -183,12 +189,16 @@ pub(super) fn corefile(site: &Site, servers: &[IpAddr]) -> String {
         domain = site.domain(),
         kubeconfig = site.run.dns.path().display(),
     );
+    // A network that names this very address would have CoreDNS ask itself, and end by `loop`.
+    let others = servers.iter().filter(|server| **server != DNS_ADDRESS);
+    let servers: Vec<_> = others.take(SERVERS_MAX).map(ToString::to_string).collect();
     // Without a server to ask, `forward` is an error, and `loop` has nothing to look for.
     if !servers.is_empty() {
-        let servers: Vec<_> = servers.iter().map(ToString::to_string).collect();
+        // The best is asked first, as the node does: another one may know fewer names.
         let _infallible = writeln!(
             text,
-            "    forward . {} {{\n        max_concurrent {FORWARDED_MAX}\n    }}\n    loop",
+            "    forward . {} {{\n        policy sequential\n        \
+             max_concurrent {FORWARDED_MAX}\n    }}\n    loop",
             servers.join(" "),
         );
     }
@@ -275,8 +285,21 @@ mod tests {
     fn a_name_server_forwards_where_there_is_a_server() {
         let servers = ["192.0.2.53".parse().unwrap(), "2001:db8::53".parse().unwrap()];
         insta::assert_snapshot!(corefile(&live(), &servers));
-        let alone = corefile(&live(), &[]);
-        assert!(!alone.contains("forward .") && !alone.contains("loop"), "{alone}");
+        let itself = [IpAddr::from(DNS_ADDRESS)];
+        for none in [&itself[..0], &itself[..]] {
+            let alone = corefile(&live(), none);
+            assert!(!alone.contains("forward .") && !alone.contains("loop"), "{alone}");
+        }
+    }
+
+    #[test]
+    fn a_name_server_starts_however_many_servers_a_network_has() {
+        let servers: Vec<_> = (1..=40_u8).map(|host| IpAddr::from([192, 0, 2, host])).collect();
+        let text = corefile(&live(), &servers);
+        let asked = text.lines().find_map(|line| line.trim().strip_prefix("forward . ")).unwrap();
+        let asked: Vec<_> = asked.trim_end_matches(" {").split(' ').collect();
+        assert_eq!(asked.len(), SERVERS_MAX);
+        assert_eq!((asked[0], asked[14]), ("192.0.2.1", "192.0.2.15"));
     }
 
     #[test]

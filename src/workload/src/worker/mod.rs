@@ -132,6 +132,7 @@ impl Worker {
             node: self.node,
             client: self.client.clone(),
             credentials: self.credentials.clone(),
+            nodes: self.nodes.clone(),
             look: self.look,
             trusted,
             parts: self.parts.clone(),

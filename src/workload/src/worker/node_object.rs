@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
 use super::random;
-use crate::api::{Api, Error, Session};
+use crate::api::{Api, Error, Session, parse};
 use crate::parts::{API_STARTS, Part, PartState, Parts};
 use crate::runtime::gvisor;
 use polis_base::cause;
@@ -99,7 +99,7 @@ impl Service {
         if let Some(is) = registered(answer.status) {
             self.registered.send_if_modified(|known| std::mem::replace(known, is) != is);
         }
-        let object = serde_json::from_slice(&answer.body).unwrap_or_default();
+        let object = parse(&answer.body).unwrap_or_default();
         if answer.status == 200
             && let Some(patch) = label(&object, look.gvisor)
         {

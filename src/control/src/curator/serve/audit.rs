@@ -18,7 +18,8 @@
 //! - The answer of an audited call leaves after its entry is in etcd.
 //! - Of the calls of a viewer, which it makes as often as it likes, only a renewal that made
 //!   another certificate has an entry when it is done: each new entry displaces the oldest one.
-//! - A kind of refusal (caller, call, code) makes two entries a minute at most.
+//! - A kind of refusal (caller, call, code) makes two entries a minute at most, and a user 121 an
+//!   hour.
 //! - Callers without a certificate of the cluster, which have as many keys as they like, are one
 //!   caller in what was not done. They, and each node, make nine entries an hour at most.
 //!
@@ -38,7 +39,7 @@ use tracing::{info, warn};
 
 use super::kinds::{Kinds, STRANGERS};
 use super::{Handlers, Lead, Stream};
-use crate::curator::audit::page_after;
+use crate::curator::audit::{LINES, page_after};
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
 use polis_wire::audit::layer::{self, Answer, Audit, Handler, UnderWay};
@@ -344,8 +345,8 @@ impl Attempts {
     /// Hands on an entry, unless more of them wait than can be written down.
     fn tell(&self, entry: AuditEntry) {
         if let Err(full) = self.0.try_send(entry) {
-            let entry = full.into_inner();
-            warn!(by = entry.who, call = entry.call, "too many refusals for the audit log");
+            let AuditEntry { who, call, .. } = full.into_inner();
+            warn!(target: LINES, by = who, call, "too many refusals for the audit log");
         }
     }
 }
@@ -400,6 +401,7 @@ impl Service {
                 // leader that has lost its term the chain has the first refusal of each kind, and
                 // lacks how many followed it in the last window: no other leader can know that.
                 info!(
+                    target: LINES,
                     by = who,
                     call,
                     repeats,

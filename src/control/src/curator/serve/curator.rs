@@ -388,9 +388,10 @@ impl Curator for Handlers {
         request: Request<v1::IssueWorkerCertificateRequest>,
     ) -> Result<Response<v1::IssueWorkerCertificateResponse>, Status> {
         let id = node(&request)?;
+        let from = address(&request);
         let lead = self.lead()?;
         // Boxed: the making of a certificate is large, and rare.
-        let issued = Box::pin(lead.worker_certificate(id, request.into_inner())).await;
+        let issued = Box::pin(lead.worker_certificate(id, from, request.into_inner())).await;
         issued.map(Response::new).map_err(|error| lead.refuse(error))
     }
 

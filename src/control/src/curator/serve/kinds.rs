@@ -9,8 +9,13 @@
 //! windows of an hour, so that they never displace the entries that the log keeps: the counted
 //! calls are those of people, and an honest node makes none.
 //!
+//! A user has as many calls to be refused at as the API has, so the kinds of a minute alone would
+//! be no bound for the log: after [`USER_KINDS_MAX`] kinds in an hour, the further ones of this
+//! user are counted in one entry until the hour ends.
+//!
 //! Invariants:
 //! - A kind of refusal (caller, call, code) makes two entries in a [`Kinds::WINDOW`] at most.
+//! - A user makes 121 entries in an hour at most.
 //! - All strangers together, and each node, make nine entries in an hour at most.
 //! - Every refusal is an entry, or counted in one.
 //!
@@ -21,8 +26,14 @@ use std::time::Duration;
 
 use polis_proto::v1::AuditEntry;
 
+use polis_wire::audit::OTHER_CALLS;
+
 /// Kinds of refusals of one window that get entries of their own.
 const KINDS_MAX: usize = 64;
+
+/// Kinds of refusals of one user in an hour that get entries of their own: one each minute. By two
+/// entries for each, the log of ten thousand entries holds those of more than three days.
+const USER_KINDS_MAX: u32 = 60;
 
 /// All callers without a certificate of the cluster, as the caller of an entry.
 pub(super) const STRANGERS: &str = "callers without a certificate of the cluster";
@@ -34,8 +45,9 @@ const NODE: &str = "node ";
 /// to strangers, which is refused with a few codes, and none to nodes.
 const OTHERS_KINDS_MAX: usize = 4;
 
-/// Windows for which the refusals of nodes and strangers are counted: an hour. By nine entries an
-/// hour the log of ten thousand entries holds those of more than six weeks.
+/// Windows for which the refusals of nodes and strangers are counted, and the kinds of each user:
+/// an hour. By nine entries an hour the log of ten thousand entries holds those of more than six
+/// weeks.
 const OTHERS_WINDOWS: u32 = 60;
 
 /// Who made which call, and the code of the refusal.
@@ -48,9 +60,11 @@ type Counts = BTreeMap<Kind, AuditEntry>;
 #[derive(Debug, Default)]
 pub struct Kinds {
     users: Counts,
-    /// Those of nodes and strangers.
+    /// Those of nodes and strangers, and of users that had their kinds of this hour.
     others: Counts,
-    /// Windows that have ended since the refusals of nodes and strangers were written.
+    /// The kinds that each user had in this hour.
+    had: BTreeMap<String, u32>,
+    /// Windows of this hour that have ended.
     windows: u32,
 }
 
@@ -60,36 +74,36 @@ impl Kinds {
 
     /// Returns the entry to write now, if it is the first of its kind.
     pub fn seen(&mut self, entry: AuditEntry) -> Option<AuditEntry> {
-        let is_user = entry.who != STRANGERS && !entry.who.starts_with(NODE);
-        let counts = if is_user { &mut self.users } else { &mut self.others };
         let kind = (entry.who.clone(), entry.call.clone(), entry.code);
-        if let Some(first) = counts.get_mut(&kind) {
+        if let Some(first) = self.users.get_mut(&kind).or_else(|| self.others.get_mut(&kind)) {
             first.repeats += 1;
             return None;
         }
-        let has_place = match is_user {
-            true => counts.len() < KINDS_MAX,
+        let is_user = entry.who != STRANGERS && !entry.who.starts_with(NODE);
+        let may_have_more = match is_user {
+            true => self.had.get(&entry.who).is_none_or(|had| *had < USER_KINDS_MAX),
             false => {
-                let its = counts.keys().filter(|(who, ..)| *who == entry.who);
+                let its = self.others.keys().filter(|(who, ..)| *who == entry.who);
                 its.count() < OTHERS_KINDS_MAX
             }
         };
-        if has_place {
-            counts.insert(kind, entry.clone());
-            return Some(entry);
+        if !may_have_more {
+            let at = (entry.who.clone(), String::new(), 0);
+            let rest = AuditEntry { call: OTHER_CALLS.to_owned(), ..entry };
+            self.others.entry(at).or_insert(rest).repeats += 1;
+            return None;
         }
-        let (at, rest) = match is_user {
-            true => {
-                let rest = AuditEntry { who: "other callers".to_owned(), ..entry };
-                (Kind::default(), rest)
-            }
-            false => {
-                let at = (entry.who.clone(), String::new(), 0);
-                (at, AuditEntry { call: "other calls".to_owned(), ..entry })
-            }
-        };
-        counts.entry(at).or_insert(rest).repeats += 1;
-        None
+        if is_user && self.users.len() >= KINDS_MAX {
+            let rest = AuditEntry { who: "other callers".to_owned(), ..entry };
+            self.users.entry(Kind::default()).or_insert(rest).repeats += 1;
+            return None;
+        }
+        if is_user {
+            *self.had.entry(entry.who.clone()).or_default() += 1;
+        }
+        let counts = if is_user { &mut self.users } else { &mut self.others };
+        counts.insert(kind, entry.clone());
+        Some(entry)
     }
 
     /// The entries to write at the end of the window.
@@ -100,11 +114,18 @@ impl Kinds {
             true => Counts::default(),
             false => {
                 self.windows = 0;
+                self.had.clear();
                 std::mem::take(&mut self.others)
             }
         };
         let ended = users.into_values().chain(others.into_values());
         ended.filter(|entry| entry.repeats > 0).collect()
+    }
+
+    /// The entries to write where no further window follows.
+    pub fn closed(&mut self) -> Vec<AuditEntry> {
+        self.windows = OTHERS_WINDOWS;
+        self.ended()
     }
 }
 
@@ -167,8 +188,43 @@ mod tests {
             kinds.seen(AuditEntry { who: who.clone(), call, code, ..Default::default() });
         }
         let hour: Vec<_> = (0..OTHERS_WINDOWS).flat_map(|_| kinds.ended()).collect();
-        let call = "other calls".to_owned();
+        let call = OTHER_CALLS.to_owned();
         assert_eq!(hour, [AuditEntry { who, call, code, repeats: 5, ..Default::default() }]);
+    }
+
+    #[test]
+    fn a_user_who_is_refused_at_every_call_again_and_again_does_not_roll_over_the_log() {
+        let by = |who: &str, call: usize| AuditEntry {
+            who: who.to_owned(),
+            call: call.to_string(),
+            code: 7,
+            ..Default::default()
+        };
+        let mut kinds = Kinds::default();
+        for hour in 0..3 {
+            let (mut entries, mut calls, mut told) = (0, 0, 0);
+            for minute in 0..OTHERS_WINDOWS {
+                for call in (0..30).chain(0..30) {
+                    calls += 1;
+                    let first = kinds.seen(by("viewer vera", call)).iter().count();
+                    entries += first;
+                    told += first as u64;
+                }
+                let other = kinds.seen(by("operator otto", 1));
+                assert!(other.is_some(), "hour {hour}, minute {minute}");
+                let ended = kinds.ended();
+                entries += ended.len();
+                told += ended.iter().map(|entry| entry.repeats).sum::<u64>();
+            }
+            assert_eq!((entries, told), (121, calls), "hour {hour}");
+        }
+        // Where the count ends early, none is left out.
+        for call in 0..100 {
+            kinds.seen(by("viewer vera", call));
+        }
+        let call = OTHER_CALLS.to_owned();
+        assert_eq!(kinds.closed(), [AuditEntry { call, repeats: 40, ..by("viewer vera", 60) }]);
+        assert_eq!(kinds.closed(), []);
     }
 
     #[test]

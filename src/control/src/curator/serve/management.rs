@@ -376,6 +376,8 @@ impl Management for Handlers {
         request: Request<v1::BeginUpdateRequest>,
     ) -> Result<Response<v1::ClusterUpdate>, Status> {
         let lead = self.lead()?;
+        // The plan is made of the copy: a node that it lacks would get no turn.
+        lead.current().await?;
         let begun = lead.begin_update(request.into_inner()).await;
         begun.map(Response::new).map_err(|error| lead.refuse(error))
     }

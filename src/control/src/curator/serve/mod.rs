@@ -230,7 +230,7 @@ impl Lead {
 
     /// Whether a copy holds everything that was written before now.
     fn is_current(&self, directory: &Directory) -> bool {
-        directory.revision() >= self.term.revision().max(self.term.store.kv.written())
+        directory.holds(self.term.revision(), self.term.store.kv.written())
     }
 
     /// Whether the members of etcd change, or a node leaves. A departure holds the lock until its
@@ -241,10 +241,10 @@ impl Lead {
 
     /// Waits until the copy holds everything that was written before now.
     async fn current(&self) -> Result<watch::Receiver<Directory>, Status> {
-        let needed = self.term.revision().max(self.term.store.kv.written());
+        let (lock, written) = (self.term.revision(), self.term.store.kv.written());
         let mut directory = self.handlers.0.directory.subscribe();
         let current = until(&mut directory, "the directory", |directory| {
-            (directory.revision() >= needed).then_some(())
+            directory.holds(lock, written).then_some(())
         });
         match tokio::time::timeout(COPY_MAX, current).await {
             Ok(Ok(())) => Ok(directory),

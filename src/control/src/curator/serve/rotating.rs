@@ -92,12 +92,21 @@ impl Rotating {
 
     async fn pass(&self) -> Result<(), Error> {
         let parts = &self.handlers.0;
-        let known = parts.directory.borrow().rotation();
+        let lead = self.handlers.lead().ok();
+        let known = {
+            let directory = parts.directory.borrow();
+            // A copy that is behind may lack a node that a step has to wait for. What was ordered
+            // before stays ordered, for a departure to find it.
+            if lead.as_ref().is_some_and(|lead| !lead.is_current(&directory)) {
+                return Ok(());
+            }
+            directory.rotation()
+        };
         let going_on = known.filter(|rotation| rotation.ended_at == 0);
-        let restart = match (self.handlers.lead(), going_on) {
-            (Ok(lead), Some(rotation)) => lead.go_on(&rotation).await?,
-            (Ok(lead), None) => lead.late_start().await,
-            (Err(_), _) => None,
+        let restart = match (lead, going_on) {
+            (Some(lead), Some(rotation)) => lead.go_on(&rotation).await?,
+            (Some(lead), None) => lead.late_start().await,
+            (None, _) => None,
         };
         parts.restart.send_if_modified(|known| std::mem::replace(known, restart) != restart);
         Ok(())

@@ -84,7 +84,15 @@ impl Updating {
             self.rest();
             return Ok(());
         };
-        let known = self.handlers.0.directory.borrow().update();
+        let known = {
+            let directory = self.handlers.0.directory.borrow();
+            // In a copy that is behind, a node that has entered since would count as gone. A leave
+            // that was found before ends by itself.
+            if !lead.is_current(&directory) {
+                return Ok(());
+            }
+            directory.update()
+        };
         let Some(known) = known.filter(|known| journal::is_open(known)) else {
             self.rest();
             return Ok(());

@@ -5,10 +5,18 @@
 //! controllers use too. The leader writes there under the lock of its term, and each write
 //! requires the state that it has read.
 //!
+//! Pods verify kubelet by the authority of Kubernetes and the address that they dial, so the
+//! certificate of its server speaks for the node's address. A node reports that address itself, and
+//! an intruder on a worker would report that of a controller: see [`address_of`].
+//!
 //! Invariants:
-//! - A node changes at most [`KEYS_MAX`] keys in a row, and then one each [`KEYS_PACE`].
+//! - A node changes at most [`KEYS_MAX`] keys and addresses in a row, and then one each
+//!   [`KEYS_PACE`].
 //! - The certificate of a key that was replaced is on the CRL.
+//! - A certificate speaks for no address that another member reports, and for none from which the
+//!   node did not call.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use polis_proto::v1;
@@ -19,6 +27,7 @@ use crate::consensus::client::User;
 use crate::curator::budgets::Budgets;
 use crate::curator::convert;
 use crate::curator::error::Error;
+use crate::curator::pod_network::check_address;
 use crate::curator::state::Refusal;
 use polis_base::sys::clock;
 use polis_wire::identity::NodeId;
@@ -30,8 +39,8 @@ use polis_wire::pki::{
 /// controller makes the authority.
 const ATTEMPTS_MAX: u32 = 8;
 
-/// The keys that a node may change in a row: four for each of its six certificates. A worker
-/// changes a key only where it has lost it; a rotation changes none.
+/// The keys and addresses that a node may change in a row: four for each of its six certificates.
+/// A worker changes a key only where it has lost it; a rotation changes none.
 const KEYS_MAX: u32 = 24;
 
 /// The time after which a node may change one more: each change leaves an entry on the CRL and a
@@ -39,10 +48,12 @@ const KEYS_MAX: u32 = 24;
 const KEYS_PACE: Duration = Duration::from_secs(60 * 60);
 
 impl Lead {
-    /// The certificate of a worker for the key in the request.
+    /// The certificate of a worker for the key in the request; `from` is where the worker calls
+    /// from.
     pub(super) async fn worker_certificate(
         &self,
         id: NodeId,
+        from: Option<IpAddr>,
         request: v1::IssueWorkerCertificateRequest,
     ) -> Result<v1::IssueWorkerCertificateResponse, Error> {
         let purpose = purpose(request.purpose())?;
@@ -56,7 +67,11 @@ impl Lead {
         }
         let namespace = Namespace::new(self.fenced(User::KubernetesPki)?, "");
         let budgets = budgets(&self.handlers.0.audit.budgets);
-        let issued = issue(&namespace, &budgets, purpose, id, key).await?;
+        let address = match purpose == WorkerPurpose::KubeletServer {
+            true => self.address_of(id, &node, from).await,
+            false => None,
+        };
+        let issued = issue(&namespace, &budgets, purpose, (id, address), key).await?;
         // The role may have been taken away meanwhile: the certificate is then withheld.
         let after = self.store().node(id).await?;
         if after.state() != v1::NodeState::Up
@@ -74,6 +89,61 @@ impl Lead {
             authorities: Some(authorities.to_message()),
         })
     }
+
+    /// The address that the certificate of a node may speak for, by the records of now.
+    async fn address_of(
+        &self,
+        id: NodeId,
+        node: &v1::Node,
+        from: Option<IpAddr>,
+    ) -> Option<IpAddr> {
+        // The leader's own node calls from this machine, and proves no other address.
+        let from = match from? {
+            from if from.is_loopback() && id == self.handlers.0.node => reported(node)?,
+            from => from,
+        };
+        // The node asks again within the hour.
+        let directory = self.current().await.ok()?;
+        let directory = directory.borrow();
+        let others = directory.nodes().filter(|(other, _)| *other != id);
+        address_of(node, from, others.map(|(_, known)| &*known.node))
+    }
+}
+
+/// The address that others reach a node by, as it reports it.
+fn reported(node: &v1::Node) -> Option<IpAddr> {
+    node.status.as_ref()?.external_address.parse().ok()
+}
+
+/// The address that the certificate of a node may speak for: the one in its record, by which its
+/// Node object has it, if the node has called `from` there and no other member reports it.
+///
+/// The connection of a call shows that the node receives what is sent to an address. That alone is
+/// not a proof on a network whose machines can take each other's addresses, or behind a router that
+/// hides several, so an address that another member reports is rejected. So are loopback and the
+/// addresses of pods and Services: clients reach API servers there.
+fn address_of<'a>(
+    node: &v1::Node,
+    from: IpAddr,
+    mut others: impl Iterator<Item = &'a v1::Node>,
+) -> Option<IpAddr> {
+    let own = reported(node)?;
+    let fits = from == own && !own.is_loopback() && check_address(node).is_ok();
+    let taken = others.any(|other| is_member(other) && has(other, own));
+    (fits && !taken).then_some(own)
+}
+
+/// Whether a node is in the cluster, or was approved: before, any machine may report anything.
+fn is_member(node: &v1::Node) -> bool {
+    matches!(node.state(), v1::NodeState::Standby | v1::NodeState::Up)
+}
+
+/// Whether a node reports `address` as one of its own.
+fn has(node: &v1::Node, address: IpAddr) -> bool {
+    node.status.as_ref().is_some_and(|status| {
+        let all = std::iter::once(&status.external_address).chain(&status.other_addresses);
+        all.filter_map(|text| text.parse::<IpAddr>().ok()).any(|its| its == address)
+    })
 }
 
 fn purpose(purpose: v1::WorkerCertificate) -> Result<WorkerPurpose, Error> {
@@ -90,21 +160,35 @@ fn purpose(purpose: v1::WorkerCertificate) -> Result<WorkerPurpose, Error> {
     }
 }
 
-/// The keys that nodes may change; counted beside their other budgets.
+/// The keys and addresses that nodes may change; counted beside their other budgets.
 fn budgets(calls: &Budgets) -> Budgets {
     calls.beside("worker keys", KEYS_MAX, KEYS_PACE)
 }
 
-/// The existing certificate for this key, renewed if that is due; else a new one. The one of
-/// a lost key goes on the CRL, which no API server reads: it is valid until it ends.
+/// The existing certificate for this key, renewed if that is due, or if the node has another
+/// address by now; else a new one. The one of a lost key goes on the CRL, which no API server
+/// reads: it is valid until it ends.
 async fn issue<S: Store>(
     namespace: &Namespace<S>,
     budgets: &Budgets,
     purpose: WorkerPurpose,
-    node: NodeId,
+    (node, address): (NodeId, Option<IpAddr>),
     key: [u8; 32],
 ) -> Result<Issued, Error> {
-    let desired = purpose.certificate(node, key);
+    let mut desired = purpose.certificate(node, address, key);
+    let lacks_host = match address {
+        Some(_) => namespace.lacks_host(&desired).await,
+        // The name alone never changes.
+        None => Ok(false),
+    };
+    let lacks_host = match lacks_host {
+        Err(pki::Error::OtherKey { .. }) => false,
+        lacks_host => lacks_host?,
+    };
+    // A node that has changed too much keeps what it has.
+    if lacks_host && !budgets.take(node, 1) {
+        desired = purpose.certificate(node, None, key);
+    }
     let mut attempts = 0;
     loop {
         let now = clock::now();
@@ -153,7 +237,8 @@ mod tests {
         let namespace = Namespace::new(Memory::default(), "");
         let budgets = Budgets::new(KEYS_MAX, KEYS_PACE);
         for purpose in WorkerPurpose::ALL {
-            let issued = async |key| issue(&namespace, &budgets, purpose, node, key).await.unwrap();
+            let issued =
+                async |key| issue(&namespace, &budgets, purpose, (node, None), key).await.unwrap();
             let first = issued([1; 32]).await;
             let again = issued([1; 32]).await;
             assert_eq!(first.der, again.der);
@@ -174,7 +259,7 @@ mod tests {
         let budgets = budgets(&Budgets::new(1, KEYS_PACE));
         let (kubelet, dns) = (WorkerPurpose::Kubelet, WorkerPurpose::Dns);
         let issued = async |purpose, seed, key: u8| {
-            issue(&namespace, &budgets, purpose, id(seed), [key; 32]).await
+            issue(&namespace, &budgets, purpose, (id(seed), None), [key; 32]).await
         };
         // The first key is no change, and neither is the same one again.
         for _ in 0..2 {
@@ -200,6 +285,75 @@ mod tests {
         tokio::time::advance(KEYS_PACE).await;
         issued(kubelet, 7, 25).await.unwrap();
         assert!(issued(kubelet, 7, 26).await.is_err());
+    }
+
+    fn at(address: &str) -> v1::Node {
+        let status = v1::NodeStatus { external_address: address.to_owned(), ..Default::default() };
+        v1::Node { state: v1::NodeState::Up.into(), status: Some(status), ..Default::default() }
+    }
+
+    #[test]
+    fn a_node_speaks_for_the_address_that_it_reports_and_calls_from_and_for_no_other() {
+        let of = |node: &str, from: &str, others: &[v1::Node]| {
+            let address = address_of(&at(node), from.parse().unwrap(), others.iter());
+            address.map(|address| address.to_string())
+        };
+        let own = Some("192.0.2.7".to_owned());
+        let controllers = [at("192.0.2.1")];
+        assert_eq!(of("192.0.2.7", "192.0.2.7", &controllers), own);
+        // It reports the address of a controller, calls from there, or both.
+        assert_eq!(of("192.0.2.1", "192.0.2.7", &controllers), None);
+        assert_eq!(of("192.0.2.7", "192.0.2.1", &controllers), None);
+        assert_eq!(of("192.0.2.1", "192.0.2.1", &controllers), None);
+        let mut second = at("192.0.2.1");
+        second.status.as_mut().unwrap().other_addresses = vec!["192.0.2.7".to_owned()];
+        assert_eq!(of("192.0.2.7", "192.0.2.7", &[second]), None, "another one of a controller");
+        // Machines that were not approved, or were removed, take no address from a member.
+        for state in [v1::NodeState::New, v1::NodeState::Decommissioned] {
+            let other = v1::Node { state: state.into(), ..at("192.0.2.7") };
+            assert_eq!(of("192.0.2.7", "192.0.2.7", &[other]), own, "{state:?}");
+        }
+        let approved = v1::Node { state: v1::NodeState::Standby.into(), ..at("192.0.2.7") };
+        assert_eq!(of("192.0.2.7", "192.0.2.7", &[approved]), None);
+        // Those of an API server on loopback and of its Service, IPv6, and none.
+        let service = polis_wire::pod_network::SERVICES.network().to_string();
+        for other in ["127.0.0.1", service.as_str(), "2001:db8::7"] {
+            assert_eq!(of(other, other, &[]), None, "{other}");
+        }
+        assert_eq!(of("", "192.0.2.7", &[]), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_with_another_address_has_another_certificate_within_its_budget() {
+        let node = NodeId::from_public_key(&[7; 32]);
+        let memory = Memory::default();
+        let namespace = Namespace::new(memory.clone(), "");
+        let budgets = budgets(&Budgets::new(1, KEYS_PACE));
+        let issued = async |address: Option<u8>| {
+            let address = address.map(|last| IpAddr::from([192, 0, 2, last]));
+            let of = (node, address);
+            let purpose = WorkerPurpose::KubeletServer;
+            issue(&namespace, &budgets, purpose, of, [1; 32]).await.unwrap().der
+        };
+        let first = issued(None).await;
+        let second = issued(Some(0)).await;
+        assert_ne!(second, first);
+        assert_eq!(Facts::read(&second).unwrap().public_key, [1; 32]);
+        assert_eq!(issued(Some(0)).await, second);
+        assert_eq!(issued(None).await, second, "a call by another way takes nothing from it");
+        let mut last = second;
+        for address in 1..24 {
+            let next = issued(Some(address)).await;
+            assert_ne!(next, last, "{address}");
+            last = next;
+        }
+        let before = memory.contents();
+        for address in 100..200 {
+            assert_eq!(issued(Some(address)).await, last, "{address}");
+        }
+        assert_eq!(memory.contents(), before, "nothing is written beyond the budget");
+        tokio::time::advance(KEYS_PACE).await;
+        assert_ne!(issued(Some(24)).await, last);
     }
 
     #[test]

@@ -1,9 +1,13 @@
 //! Child processes, with the shell of the build host.
 
+use std::time::Duration;
+
+use rustix::process::Pid;
 use tracing::subscriber::set_default;
 use tracing_subscriber::layer::SubscriberExt as _;
 
-use super::*;
+use super::command::Stdout;
+use super::{Command, loads};
 use crate::logtree::layer::ToTree;
 use crate::logtree::{Item, Parser, Query, Tree};
 
@@ -51,22 +55,6 @@ async fn a_running_child_is_measured_under_the_name_of_its_log_and_an_ended_one_
     child.feed().await.unwrap();
     child.wait().await.unwrap();
     assert_eq!(measured("root"), None, "its number may be another's by now");
-}
-
-#[test]
-fn a_program_s_name_cannot_shift_the_numbers_behind_it() {
-    let stat = "7 (a) b (c) S 1 7 7 0 -1 4194304 9 9 9 9 250 50 1 1 20 0 1 0 77 0 0";
-    let tick = Duration::from_secs(1) / u32::try_from(clock_ticks_per_second()).unwrap();
-    assert_eq!(parse_cpu(stat), Some(tick * 300));
-    assert_eq!(parse_cpu("7 (x) S 1"), None);
-    assert_eq!(parse_cpu(""), None);
-}
-
-#[test]
-fn years_of_processor_time_are_measured() {
-    let stat = "7 (a) S 1 7 7 0 -1 4194304 9 9 9 9 4294967296 54 1 1 20 0 1 0 77 0 0";
-    let tick = Duration::from_secs(1) / u32::try_from(clock_ticks_per_second()).unwrap();
-    assert_eq!(parse_cpu(stat), Some(tick * u32::MAX + tick * 55));
 }
 
 #[tokio::test]
@@ -193,12 +181,4 @@ async fn a_line_without_an_end_is_taken_apart() {
         .unwrap();
     child.wait().await.unwrap();
     assert_eq!(logs.backlog(&Query::all()).len(), 100_000_usize.div_ceil(16 * 1024));
-}
-
-#[test]
-fn the_resident_part_is_read() {
-    let status = "VmPeak:\t   99 kB\nVmRSS:\t    2140 kB\nVmData:\t 7 kB\n";
-    assert_eq!(parse_resident(status), Some(2140));
-    assert_eq!(parse_resident("Name:\tkthreadd\n"), None);
-    assert!(resident("self").is_some_and(|kibibytes| kibibytes > 100));
 }
