@@ -13,9 +13,10 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::frame::{read, write_frame};
+use crate::patience::Deadline;
 
 /// Between two requests: the gateway may still be starting.
 const RETRY: Duration = Duration::from_millis(200);
@@ -36,9 +37,9 @@ const MAGIC: [u8; 4] = [99, 130, 83, 99];
 pub(crate) fn offered(socket: &Path, mac: [u8; 6]) -> io::Result<Ipv4Addr> {
     let mut line = UnixStream::connect(socket)?;
     line.set_read_timeout(Some(RETRY))?;
-    let deadline = Instant::now() + OFFER_MAX;
+    let mut deadline = Deadline::within(OFFER_MAX);
     let request = discover(mac);
-    while Instant::now() < deadline {
+    while !deadline.is_over() {
         write_frame(&mut line, &request)?;
         loop {
             match read(&mut line) {

@@ -147,16 +147,24 @@ fn duration(text: &str) -> Option<Duration> {
 }
 
 /// How a program ended.
-struct Ended {
-    success: bool,
-    status: String,
-    /// Its standard output and its standard error.
-    printed: String,
-    output: String,
+#[derive(Debug)]
+pub struct Ended {
+    /// Whether its status is 0.
+    pub success: bool,
+    /// Its status in words, or that its deadline came.
+    pub status: String,
+    /// Its standard output.
+    pub printed: String,
+    /// Its standard error.
+    pub output: String,
 }
 
-/// Waits for a program, and ends it when `deadline` comes.
-fn finished(mut child: Child, mut deadline: Option<Deadline>) -> io::Result<Ended> {
+/// Waits for a program, whose output and errors must be pipes, and ends it when `deadline`
+/// comes.
+///
+/// # Errors
+/// When one of them is not a pipe, or the system does not say how the program ended.
+pub fn finished(mut child: Child, mut deadline: Option<Deadline>) -> io::Result<Ended> {
     /// Without a deadline, the wait is renewed after this.
     const HOUR: Duration = Duration::from_secs(3600);
     let missing = || io::Error::from(io::ErrorKind::BrokenPipe);

@@ -12,6 +12,10 @@
 //! stolen      time that a hypervisor took from this host, per processor (/proc/stat)
 //! ```
 //!
+//! The clock is read at the end of each wait and every [`STEP`] of it. Where a wait depends on
+//! several machines, which are delayed one after the other, one look at the end of a long wait
+//! would only see the most delayed of them.
+//!
 //! It covers one process and all its descendants: the QEMUs, TPMs and programs that a
 //! story has started, and the story itself. A guest that waits for a timer, and one
 //! that loops on an idle host, have no run delay, so their deadlines come in wall time.
@@ -30,12 +34,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How much longer than its deadline a wait may take on the wall. A story cannot judge
 /// a guest that gets less than an eighth of a processor.
 pub const SLOWEST: u32 = 8;
+
+/// Longest time between two looks at the clock during a wait: each is a walk through `/proc`.
+pub const STEP: Duration = Duration::from_secs(10);
 
 /// Shortest wait before a deadline is checked again.
 const POLL_MIN: Duration = Duration::from_millis(50);
@@ -92,35 +100,50 @@ pub fn own() -> &'static Clock {
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
     end: Duration,
-    /// The deadline cannot come before this moment: the clock runs at most as fast as
-    /// the wall.
-    earliest: Instant,
+    /// The next look at the clock. The deadline cannot come before it: the clock runs at most
+    /// as fast as the wall.
+    next: Instant,
 }
 
 impl Deadline {
     /// The deadline of a wait that begins now.
     #[must_use]
     pub fn within(within: Duration) -> Self {
-        Self { end: own().now() + within, earliest: Instant::now() + within }
+        Self { end: own().now() + within, next: Instant::now() + within.min(STEP) }
     }
 
     /// The time of the next check; `None` if the deadline has come.
     pub fn look(&mut self) -> Option<Instant> {
         let now = Instant::now();
-        if now >= self.earliest {
+        if now >= self.next {
             let left = self.end.saturating_sub(own().now());
             if left.is_zero() {
                 return None;
             }
-            self.earliest = now + left.max(POLL_MIN);
+            self.next = now + left.clamp(POLL_MIN, STEP);
         }
-        Some(self.earliest)
+        Some(self.next)
     }
 
     /// Whether it has come.
     pub fn is_over(&mut self) -> bool {
         self.look().is_none()
     }
+}
+
+/// Waits for the next value of a channel.
+///
+/// # Errors
+/// When no value has come `within`, by the clock of this process, or none can come any more.
+pub fn receive<T>(values: &Receiver<T>, within: Duration) -> Result<T, RecvTimeoutError> {
+    let mut deadline = Deadline::within(within);
+    while let Some(look) = deadline.look() {
+        match values.recv_timeout(look.saturating_duration_since(Instant::now())) {
+            Err(RecvTimeoutError::Timeout) => {}
+            received => return received,
+        }
+    }
+    Err(RecvTimeoutError::Timeout)
 }
 
 /// How much of `wall` counts, from the host's counters at its start and at its end.
@@ -220,6 +243,35 @@ mod tests {
         let before = host(&[(1, 100), (2, 0)], 0);
         let after = host(&[(1, 300), (2, 500)], 0);
         assert_eq!(counted(SECOND, &before, &after), SECOND / 2);
+    }
+
+    #[test]
+    fn of_threads_that_wait_by_turns_each_counts_if_the_clock_is_read_in_between() {
+        let moments: [&[(u32, u64)]; 3] =
+            [&[(1, 0), (2, 0)], &[(1, 500), (2, 0)], &[(1, 500), (2, 500)]];
+        let [begun, between, ended] = moments.map(|delays| host(delays, 0));
+        let read = counted(SECOND, &begun, &between) + counted(SECOND, &between, &ended);
+        assert_eq!(read, SECOND);
+        assert_eq!(counted(SECOND * 2, &begun, &ended), SECOND * 3 / 2);
+    }
+
+    #[test]
+    fn a_long_wait_reads_the_clock_at_every_step() {
+        let mut deadline = Deadline::within(STEP * 60);
+        let look = deadline.look().unwrap();
+        assert!(look <= Instant::now() + STEP, "the next look is too late");
+    }
+
+    #[test]
+    fn a_value_is_received_and_one_that_does_not_come_is_given_up() {
+        let (sender, values) = std::sync::mpsc::channel();
+        sender.send(7).unwrap();
+        assert_eq!(receive(&values, STEP), Ok(7));
+        let (within, began) = (Duration::from_millis(30), Instant::now());
+        assert_eq!(receive(&values, within), Err(RecvTimeoutError::Timeout));
+        assert!(began.elapsed() >= within);
+        drop(sender);
+        assert_eq!(receive(&values, STEP), Err(RecvTimeoutError::Disconnected));
     }
 
     #[test]

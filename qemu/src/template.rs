@@ -29,13 +29,14 @@ use std::fs;
 use std::io;
 use std::path::Path;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::args::{Config, Devices, Memory, plugged};
 use crate::disk;
 use crate::machine::{Error, Machine};
+use crate::patience::Deadline;
 
 /// Longest that a state may take to be written or read: it takes a tenth of a second.
 const MOVE_MAX: Duration = Duration::from_secs(60);
@@ -154,9 +155,9 @@ fn memory_stays(machine: &mut Machine) -> Result<(), Error> {
 
 #[expect(clippy::disallowed_methods, reason = "the rule is for the node; this runs on the host")]
 fn until(mut done: impl FnMut() -> Result<bool, Error>) -> Result<(), Error> {
-    let deadline = Instant::now() + MOVE_MAX;
+    let mut deadline = Deadline::within(MOVE_MAX);
     while !done()? {
-        if Instant::now() > deadline {
+        if deadline.is_over() {
             return Err(failed("move the machine's state", "it takes too long"));
         }
         thread::sleep(LOOK);

@@ -48,7 +48,6 @@ mod restart;
 mod rotation;
 mod samples;
 mod secure_boot;
-mod segment;
 mod signed_disk;
 mod sources;
 mod stolen;
@@ -105,7 +104,6 @@ const FILES: &[&[Story]] = &[
     restart::STORIES,
     rotation::STORIES,
     secure_boot::STORIES,
-    segment::STORIES,
     signed_disk::STORIES,
     sources::STORIES,
     storage_faults::STORIES,

@@ -7,6 +7,7 @@ use std::thread;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use polis_qemu::Config;
+use polis_qemu::patience::receive;
 use polis_tests::{Story, story};
 
 use crate::fleet::ask_until;
@@ -115,7 +116,7 @@ fn looks_at_the_screen(owner: &Owner, node: &str) -> Result<()> {
         }
         shown
     });
-    let found = sees.recv_timeout(BOOT);
+    let found = receive(&sees, BOOT);
     keys.write_all(b"q").context("cannot press a key")?;
     let status = child.wait()?;
     if found.is_err() {

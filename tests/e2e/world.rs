@@ -58,8 +58,9 @@ pub(crate) const NEXT_FULL: &str = "POLIS_NEXT_FULL_IMAGE_DIR";
 /// are made: one that is as old as a long run is good, one of yesterday is not.
 const SAVED_MAX: Duration = Duration::from_secs(6 * 60 * 60);
 
-/// Longest that one connection waits for its answer.
+/// Longest that one connection waits for its answer, and between two looks at that deadline.
 const ANSWER: Duration = Duration::from_secs(20);
+const ANSWER_LOOK: Duration = Duration::from_secs(1);
 
 /// Size of a story's disk: the system, and enough for a data partition.
 const DISK_SIZE: u64 = polis_image::SIZE_DEFAULT;
@@ -369,11 +370,17 @@ fn answers(forward: &Forward) -> Result<()> {
 
 /// Fails unless a TLS client gets an answer at this port of the host: QEMU or a gateway takes the
 /// connection before the machine does.
-pub(crate) fn answer(port: u16) -> io::Result<()> {
+fn answer(port: u16) -> io::Result<()> {
     let mut line = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
-    line.set_read_timeout(Some(ANSWER))?;
+    line.set_read_timeout(Some(ANSWER_LOOK))?;
     hello().map_err(io::Error::other)?.write_tls(&mut line)?;
-    line.read_exact(&mut [0])
+    let mut deadline = Deadline::within(ANSWER);
+    loop {
+        match line.read_exact(&mut [0]) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && !deadline.is_over() => {}
+            end => return end,
+        }
+    }
 }
 
 fn folder(story: &str) -> PathBuf {

@@ -51,7 +51,7 @@ const ROWS: [(&str, &str); 66] = [
     ("polis.v1.Maintenance/End", ".x...x"),
     ("polis.v1.Management/GetRegisterTicket", ".....x"),
     ("polis.v1.Management/GetClusterInfo", "..xxxx"),
-    ("polis.v1.Management/GetNodes", "..xxxx"),
+    ("polis.v1.Management/GetNodes", "...xxx"),
     ("polis.v1.Management/ApproveNode", "....xx"),
     ("polis.v1.Management/UpdateNodeRoles", ".....x"),
     ("polis.v1.Management/NameNode", "....xx"),

@@ -10,7 +10,7 @@ use ratatui::style::{Color, Modifier};
 use crate::page::Page;
 use crate::prompt::Prompt;
 use crate::snapshot::{Cluster, Header, Snapshot};
-use crate::text::{clean, cut, duration, plural};
+use crate::text::{clean, cut, duration, end, plural};
 use crate::theme::{ALARM, BAR, CURSOR, DOES, KEY, Mark, NOTICE, OPEN};
 use crate::widgets::{Row, row};
 
@@ -185,10 +185,10 @@ fn keys(open: Page, snapshot: &Snapshot, form: Form) -> Row {
 /// Draws the typed text in place of the keys.
 pub(crate) fn draw_prompt(prompt: &Prompt, area: Rect, buffer: &mut Buffer) {
     buffer.set_style(area, DOES);
-    let typed = Row::default()
-        .put(DOES, &format!(" Lines {}", prompt.what.lead()))
-        .put(BAR, &prompt.text)
-        .put(CURSOR, " ");
+    let lead = Row::default().put(DOES, &format!(" Lines {}", prompt.what.lead()));
+    // A person types at the end of the text, where the cursor has a cell.
+    let room = usize::from(area.width).saturating_sub(lead.used() + 1);
+    let typed = lead.put(BAR, &end(&clean(&prompt.text), room)).put(CURSOR, " ");
     let help = Row::default()
         .put(KEY, "Enter")
         .put(DOES, " keeps it  ")

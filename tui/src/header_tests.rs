@@ -140,3 +140,14 @@ fn what_time_takes_out_of_the_bar_is_no_matter_of_the_clock_alone() {
     after.header.uptime -= Duration::from_secs(1);
     assert!(!View::new(80, 24).sees_change(&before, &after));
 }
+
+#[test]
+fn the_end_of_a_typed_text_is_on_a_narrow_screen_with_its_cursor() {
+    let snapshot = samples::ordinary();
+    let mut logs = view(Page::Logs, 30, 12);
+    for c in "/connection to the other voters".chars() {
+        logs.key(Key::Char(c), &snapshot);
+    }
+    let shown = screen(&snapshot, &logs, 30, 12);
+    assert!(shown.lines().last().unwrap().contains(" Lines with ..he other voters "), "{shown}");
+}

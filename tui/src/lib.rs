@@ -44,7 +44,7 @@ pub use ratatui;
 pub use self::keys::Key;
 pub use self::page::Page;
 pub use self::snapshot::Snapshot;
-pub use self::text::{bytes, duration};
+pub use self::text::{bytes, clean, duration};
 pub use self::view::{READ, View};
 
 /// The request of a key to the owner of the terminal.

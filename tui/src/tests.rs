@@ -505,3 +505,15 @@ fn time_alone_is_drawn_by_the_row_of_the_clock() {
     new.header.cluster = crate::snapshot::Cluster::Split;
     assert!(view(Page::Logs, 80, 24).sees_change(&one, &new));
 }
+
+#[test]
+fn thousands_of_nodes_are_counted_as_their_sum_is() {
+    let mut snapshot = samples::ordinary();
+    let known = snapshot.nodes.as_mut().unwrap();
+    let other = known.nodes.iter().find(|node| !node.own).unwrap();
+    let late = crate::snapshot::Node { health: crate::snapshot::Health::Late, ..other.clone() };
+    known.nodes.extend(vec![late; 1_200]);
+    let (_, text) = Page::Cluster.answer(&snapshot).unwrap();
+    assert!(text.starts_with("1,200 of 1,203 nodes with an overdue heartbeat: "), "{text}");
+    assert!(text.contains(" and 1,198 more."), "{text}");
+}

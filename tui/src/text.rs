@@ -13,12 +13,13 @@ use std::time::Duration;
 
 /// Replaces characters that the console cannot draw. Most texts need no change, and are
 /// cleaned more than once on their way: that costs no copy.
-pub(crate) fn clean(text: &str) -> Cow<'_, str> {
+pub fn clean(text: &str) -> Cow<'_, str> {
     let is_plain = |byte: u8| matches!(byte, b' '..=b'~');
     if text.bytes().all(is_plain) || text.chars().all(|c| clean_char(c) == c) {
         return Cow::Borrowed(text);
     }
-    Cow::Owned(text.chars().map(clean_char).collect())
+    // A text that others have cut shows that as one of [`cut`] does.
+    Cow::Owned(text.replace('…', "..").chars().map(clean_char).collect())
 }
 
 /// Whether this crate draws `c`, beyond Latin letters. All of it is in code page 437,
@@ -56,6 +57,17 @@ pub(crate) fn cut(text: &str, max: usize) -> String {
     let kept: String = text.chars().take(max.saturating_sub(2)).collect();
     let dots = max.min(2);
     format!("{kept}{}", &".."[..dots])
+}
+
+/// The last `max` cells of `text`; two dots say that there was more before them.
+pub(crate) fn end(text: &str, max: usize) -> String {
+    let cells = width(text);
+    if cells <= max {
+        return text.to_owned();
+    }
+    let dots = max.min(2);
+    let kept: String = text.chars().skip(cells - (max - dots)).collect();
+    format!("{}{kept}", &".."[..dots])
 }
 
 /// `text` as a column of `max` cells, of which the last is always free.
@@ -215,6 +227,8 @@ mod tests {
         assert_eq!(cut("consensus", 6), "cons..");
         assert_eq!(cut("consensus", 1), ".");
         assert_eq!(cut("consensus", 0), "");
+        assert_eq!([9, 6, 1, 0].map(|max| end("consensus", max)), ["consensus", "..nsus", ".", ""]);
+        assert_eq!(clean("a line of kilo…"), "a line of kilo..");
     }
 
     #[test]

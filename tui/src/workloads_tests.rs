@@ -137,3 +137,20 @@ fn pods_that_are_left_out_are_counted() {
     let shown = page(&with(Some(workloads)), 120, 40);
     assert!(shown.contains("1,245 more: `kubectl get pods --all-namespaces`"), "{shown}");
 }
+
+#[test]
+fn pods_that_are_left_out_of_a_list_without_a_well_one_are_not_called_well() {
+    let mut workloads = samples::worker().workloads.unwrap();
+    let pods = workloads.pods.as_mut().unwrap();
+    pods.total = 500;
+    pods.pods.iter_mut().for_each(|pod| pod.state = PodState::Waiting);
+    let of =
+        |workloads: &Workloads| Page::Workloads.answer(&with(Some(workloads.clone()))).unwrap().1;
+    let text = of(&workloads);
+    assert!(text.contains(" At least 5 of 500 pods are not well: "), "{text}");
+    // Behind one that is well there is none that is not.
+    workloads.pods.as_mut().unwrap().pods[4].state = PodState::Running;
+    let text = of(&workloads);
+    assert!(text.contains(" 4 of 500 pods are not well: "), "{text}");
+    assert!(!text.contains("At least"), "{text}");
+}

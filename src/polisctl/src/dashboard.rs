@@ -13,6 +13,7 @@
 //! - Without a leader the headline says so and since when the records are old; each node
 //!   of them is asked still.
 //! - A text that is cut, and notes that are left out, say so.
+//! - Every character of a text takes one cell: one that is wider would move the rest of its row.
 //!
 //! What this module does not do: compare the clocks of the nodes.
 
@@ -26,7 +27,7 @@ use polis_proto::v1;
 use polis_tui::ratatui::buffer::Buffer;
 use polis_tui::ratatui::style::{Color, Modifier, Style};
 use polis_tui::snapshot::StageState;
-use polis_tui::{Key, Snapshot};
+use polis_tui::{Key, Snapshot, clean};
 use tokio::time::{sleep, timeout};
 
 use super::console::{attach, glance};
@@ -34,7 +35,7 @@ use super::error::Error;
 use super::node::View;
 use super::screen::{Input, Screen, until_ended, write};
 use super::session::{self, PATIENCE, Session, Target, at_most};
-use super::text::{clean, fit};
+use super::text::{cut, fit};
 use super::{Global, units};
 
 /// Between two looks at the cluster.
@@ -327,16 +328,6 @@ impl Board {
     }
 }
 
-/// The first `columns` of a text; two dots say that there was more.
-fn cut(text: &str, columns: usize) -> String {
-    if text.chars().count() <= columns {
-        return text.to_owned();
-    }
-    let dots = columns.min(2);
-    let kept: String = text.chars().take(columns - dots).collect();
-    format!("{kept}{}", &".."[..dots])
-}
-
 /// A note in lines of so many columns. The screen cuts what is wider, so a command that does
 /// not fit goes on in the next line.
 fn note_lines(note: &str, columns: usize) -> Vec<String> {
@@ -548,6 +539,18 @@ mod tests {
         // Where it cannot be on one line, nothing of it is cut.
         let narrow = screen(&board, 0, 40, 24).replace(['\n', ' '], "");
         assert!(narrow.contains(&command.replace(' ', "")), "{narrow}");
+    }
+
+    #[test]
+    fn a_wide_or_a_combined_character_takes_one_cell() {
+        let text = "disk \u{6f22}\u{5b57} \u{1f4a5}e\u{301}\u{1b}[2J is late".to_owned();
+        let warned = Snapshot { warnings: vec![Warning { text, help: None }], ..healthy() };
+        let wide = node("\u{6f22}-1", v1::NodeState::Up, v1::NodeHealth::Healthy);
+        let cards = vec![Card::of(&wide, None, Some(Ok(warned)))];
+        let screen = screen(&Board { cards, ..board() }, 0, 80, 24);
+        for wanted in [" \u{25b2} ?-1  up, healthy  ", "disk ?? ?e? [2J is late"] {
+            assert!(screen.contains(wanted), "no {wanted:?} in\n{screen}");
+        }
     }
 
     #[test]

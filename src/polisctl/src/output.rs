@@ -24,7 +24,7 @@ use serde::Serialize;
 use super::error::{Error, Explain as _, OutputClosed, OutputFailed};
 use super::rights;
 use super::table::Table;
-use super::text::{clean, clean_lines, fit};
+use super::text::{clean, clean_lines, cut, fit};
 use polis_wire::rpc::Role;
 
 /// How a document is printed.
@@ -374,19 +374,7 @@ impl Out {
     pub(super) fn redraw(&self, head: &str, document: &Document) -> Result<(), Error> {
         let (columns, rows) = self.streams.size();
         let text = document.render_in(Format::Table, columns, self.streams.reader())?;
-        let head: String = clean(head).chars().take(columns.unwrap_or(usize::MAX)).collect();
-        let lines: Vec<&str> = text.lines().collect();
-        // Below the head and an empty line; the cursor has the last row.
-        let room = rows.saturating_sub(REDRAW_BESIDE);
-        let mut screen = format!("{REDRAW}{head}\n\n");
-        for line in lines.iter().take(room) {
-            screen.push_str(line);
-            screen.push('\n');
-        }
-        if lines.len() > room {
-            screen.push_str(&format!("… {} more lines", lines.len() - room));
-        }
-        self.raw(screen.as_bytes())
+        self.raw(screenful(head, &text, columns.unwrap_or(usize::MAX), rows).as_bytes())
     }
 
     /// Awaits `work`; shows what the command waits for once that takes longer than a
@@ -429,6 +417,31 @@ const REDRAW: &str = "\u{1b}[H\u{1b}[2J";
 /// Rows of a redrawn screen beside the document: the head, an empty one, how many lines
 /// are left out.
 const REDRAW_BESIDE: usize = 3;
+
+/// A whole screen of so many columns and rows: `head`, and as much of `text` as fits below it.
+/// The terminal breaks a line that is wider, as one with a long command.
+fn screenful(head: &str, text: &str, columns: usize, rows: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    // Below the head and an empty line; the cursor has the last row.
+    let room = rows.saturating_sub(REDRAW_BESIDE);
+    let needed = |line: &str| line.chars().count().div_ceil(columns.max(1)).max(1);
+    let ends = lines.iter().scan(0_usize, |used, line| {
+        *used += needed(line);
+        Some(*used)
+    });
+    let shown = ends.take_while(|end| *end <= room).count();
+    let mut screen = format!("{REDRAW}{}\n\n", cut(&clean(head), columns));
+    for line in &lines[..shown] {
+        screen.push_str(line);
+        screen.push('\n');
+    }
+    let more = match lines.len() - shown {
+        0 => String::new(),
+        1 => "… 1 more line".to_owned(),
+        more => format!("… {more} more lines"),
+    };
+    screen + &cut(&more, columns)
+}
 
 /// So long a command may be silent: shorter than a person begins to wonder, longer than an
 /// ordinary answer, which would only make the line flicker.
@@ -534,6 +547,21 @@ mod tests {
         assert_eq!(document.render(Format::Table).unwrap(), "a?[2J?31m ?b\n\nc\n");
         let value: String = serde_json::from_str(&document.render(Format::Json).unwrap()).unwrap();
         assert_eq!(value, hostile);
+    }
+
+    #[test]
+    fn a_redrawn_screen_keeps_its_head_and_shows_what_is_cut() {
+        let screen = |text, columns, rows| {
+            let whole = screenful("the head of it", text, columns, rows);
+            whole.strip_prefix(REDRAW).unwrap().to_owned()
+        };
+        assert_eq!(screen("a\nb\n", 80, 5), "the head of it\n\na\nb\n");
+        assert_eq!(screen("a\nb\n", 80, 4), "the head of it\n\na\n… 1 more line");
+        // The terminal breaks the first line in two.
+        let wide = "0123456789ab\nb\n\nd\n";
+        assert_eq!(screen(wide, 10, 6), "the head..\n\n0123456789ab\nb\n… 2 more..");
+        assert_eq!(screen(wide, 10, 3), "the head..\n\n… 4 more..");
+        assert_eq!(screen(wide, 1, 0), ".\n\n.");
     }
 
     #[test]

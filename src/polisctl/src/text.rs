@@ -161,6 +161,16 @@ fn width(text: &str) -> usize {
     text.chars().count()
 }
 
+/// The first `columns` of a text; two dots say that there was more.
+pub(super) fn cut(text: &str, columns: usize) -> String {
+    if width(text) <= columns {
+        return text.to_owned();
+    }
+    let dots = columns.min(2);
+    let kept: String = text.chars().take(columns - dots).collect();
+    format!("{kept}{}", &".."[..dots])
+}
+
 /// The most edits between a mistyped word and the one that was meant.
 const SLIPS_MAX: usize = 2;
 

@@ -5,8 +5,8 @@
 //!
 //! Invariants:
 //! - A value that moves by itself, such as an age, is not a change.
-//! - An outage does not end a watch once it had an answer: the last answer stays, with the
-//!   reason.
+//! - An outage does not end a watch once it had an answer: the last answer stays, with its age
+//!   and the reason.
 //!
 //! What this module does not do: handle Ctrl-C. The terminal keeps its mode, so the
 //! signal may end the program at any moment.
@@ -14,7 +14,7 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Global;
 use super::error::Error;
@@ -98,10 +98,13 @@ async fn follow(
     }
 }
 
+/// An answer, and when it came.
+type Answer = (Document, Instant);
+
 /// The output that the reader has seen.
 #[derive(Debug, Default)]
 struct Shown {
-    last: Option<Document>,
+    last: Option<Answer>,
     /// Why a newer answer is missing.
     trouble: Option<String>,
 }
@@ -109,7 +112,7 @@ struct Shown {
 impl Shown {
     fn answer(&mut self, document: Document, global: &Global) -> Result<(), Error> {
         let recovered = self.trouble.take().is_some();
-        let is_new = self.last.as_ref().is_none_or(|last| differ(last, &document));
+        let is_new = self.last.as_ref().is_none_or(|(last, _)| differ(last, &document));
         let out = &global.out;
         if out.is_screen() {
             let head = format!("Every {} s, last at {}; Ctrl-C ends.", PACE.as_secs(), now());
@@ -125,15 +128,16 @@ impl Shown {
                 out.stream(&document)?;
             }
         }
-        self.last = Some(document);
+        self.last = Some((document, Instant::now()));
         Ok(())
     }
 
     fn failure(&mut self, error: &Error, global: &Global) -> Result<(), Error> {
         let trouble = error.summary();
         let out = &global.out;
-        if let (true, Some(last)) = (out.is_screen(), &self.last) {
-            out.redraw(&format!("No newer answer at {}: {trouble}", now()), last)?;
+        if let (true, Some((last, at))) = (out.is_screen(), &self.last) {
+            let age = units::span(at.elapsed());
+            out.redraw(&format!("No newer answer for {age}: {trouble}"), last)?;
         } else if self.trouble.as_ref() != Some(&trouble) {
             out.remark(&format!("no newer answer: {trouble}"));
         }
@@ -168,6 +172,7 @@ mod tests {
 
     use super::*;
     use crate::loopback::{Cluster, NAME, NODE};
+    use crate::output::{Out, Streams};
     use crate::testing::World;
     use polis_wire::rpc::testing::node_id;
 
@@ -201,6 +206,23 @@ mod tests {
             let elsewhere = ["context list", "snapshot list"].contains(&path.as_str());
             let shows = state.iter().any(|word| path.ends_with(word)) && !elsewhere;
             assert_eq!(shows, watches, "{path}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_is_not_renewed_has_its_age_on_the_screen() {
+        let world = World::new();
+        let file = std::fs::File::create(world.path("screen")).unwrap();
+        let streams = Streams::new(file, std::io::sink()).with_columns(80);
+        let global = Global { out: Out { format: Format::Table, streams }, ..world.global() };
+        let mut shown = Shown::default();
+        shown.answer(Document::new(&"value", "the table").unwrap(), &global).unwrap();
+        for (seconds, age) in [(15, "15 s"), (60, "1 min 15 s")] {
+            tokio::time::advance(Duration::from_secs(seconds)).await;
+            shown.failure(&Error::new("no leader answers"), &global).unwrap();
+            let screen = std::fs::read_to_string(world.path("screen")).unwrap();
+            let head = format!("No newer answer for {age}: no leader answers\n\nthe table\n");
+            assert!(screen.ends_with(&head), "{screen:?}");
         }
     }
 

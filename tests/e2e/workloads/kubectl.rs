@@ -8,10 +8,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use polis_qemu::patience::Deadline;
+use polis_qemu::operator::finished;
+use polis_qemu::patience::{Deadline, receive};
 use polis_tests::workspace;
 
-use super::KUBECTL;
+use super::{KUBECTL, PART};
 use crate::fleet::ask_until;
 use crate::owner::Owner;
 use crate::world::{SOON, World};
@@ -38,7 +39,7 @@ impl Kubectl {
         Ok(Self::new(kubeconfig))
     }
 
-    /// Runs it with `input`; returns its output.
+    /// Runs it with `input` for at most [`PART`], in the time of the machines; returns its output.
     pub(super) fn run(&self, args: &[&str], input: &str) -> Result<String> {
         let mut child = self
             .command(args)
@@ -49,10 +50,10 @@ impl Kubectl {
         let mut stdin = child.stdin.take().context("kubectl has no input")?;
         stdin.write_all(input.as_bytes()).context("kubectl does not read its input")?;
         drop(stdin);
-        let output = child.wait_with_output().context("cannot wait for kubectl")?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "kubectl {args:?} ended with {}: {said}", output.status);
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        let ended = finished(child, Some(Deadline::within(PART)));
+        let ended = ended.context("cannot wait for kubectl")?;
+        ensure!(ended.success, "kubectl {args:?} ended with {}: {}", ended.status, ended.output);
+        Ok(ended.printed)
     }
 
     /// Waits until these objects, with options that say where they are, are Ready.
@@ -165,15 +166,13 @@ impl Running {
 
     /// Its next line; `None` at its end.
     fn next(&self, within: Duration, wanted: &str) -> Result<Option<String>> {
-        let mut deadline = Deadline::within(within);
-        while let Some(look) = deadline.look() {
-            match self.lines.recv_timeout(look.saturating_duration_since(Instant::now())) {
-                Ok(line) => return Ok(Some(line)),
-                Err(RecvTimeoutError::Disconnected) => return Ok(None),
-                Err(RecvTimeoutError::Timeout) => {}
+        match receive(&self.lines, within) {
+            Ok(line) => Ok(Some(line)),
+            Err(RecvTimeoutError::Disconnected) => Ok(None),
+            Err(RecvTimeoutError::Timeout) => {
+                bail!("kubectl {}: no {wanted:?} within {within:?}", self.what)
             }
         }
-        bail!("kubectl {}: no {wanted:?} within {within:?}", self.what)
     }
 }
 

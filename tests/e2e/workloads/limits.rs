@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use polis_qemu::Machine;
+use polis_qemu::patience::Deadline;
 use polis_tests::{draws_all, pick, seed};
 
-use super::KUBECTL;
 use super::kubectl::Kubectl;
 use super::trial::{Calm, Trial};
+use super::{KUBECTL, PART};
 use crate::console::Terminal;
 use crate::owner::Owner;
 
@@ -217,12 +218,13 @@ fn waits(kubectl: &Kubectl, console: &mut Terminal, so: &str, pod: &str) -> Resu
     let pod = format!("pod/{pod}");
     let wait = ["wait", so, pod.as_str(), KUBECTL];
     let waiting = kubectl.start(&wait)?;
-    let mut longest = Duration::ZERO;
+    let (mut longest, mut late) = (Duration::ZERO, Deadline::within(PART));
     loop {
         longest = longest.max(console.answers()?);
         if waiting.is_over(LOOK) {
             break;
         }
+        ensure!(!late.is_over(), "{pod}: not {so} within {PART:?}");
     }
     println!("{pod}: two pages of the console within {:.1} s", longest.as_secs_f64());
     ensure!(longest < PAGES, "{pod}: two pages of the console took {longest:?}");

@@ -17,6 +17,7 @@ mod volumes;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use polis_qemu::patience::SLOWEST;
 use polis_qemu::{Config, Error, Machine};
 use polis_tests::{Story, story};
 
@@ -30,8 +31,10 @@ use crate::world::{POWER_BUTTON, SOON, World, home};
 /// Longest that a part of the workload stack may take: an API server that is translated
 /// needs minutes.
 const PART: Duration = Duration::from_secs(12 * 60);
-/// The same for `kubectl`.
-const KUBECTL: &str = "--timeout=720s";
+/// The timeout of `kubectl` itself, in wall time: as much as the clock of deadlines can take for
+/// a [`PART`]. By that clock, [`Kubectl::run`] ends it after a [`PART`].
+const KUBECTL: &str = "--timeout=5760s";
+const _: () = assert!(PART.saturating_mul(SLOWEST).as_secs() == 5760, "KUBECTL has another time");
 /// Longest that the end of a pod or of a volume may take, in the time of the machine.
 const GONE: Duration = Duration::from_secs(60);
 /// How long the machine is observed at rest, before it has anything of Kubernetes.

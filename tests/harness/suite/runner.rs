@@ -33,7 +33,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use polis_qemu::patience::Clock;
+use polis_qemu::patience::{Clock, STEP};
 use polis_qemu::processor;
 use polis_qemu::scratch::Scratch;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
@@ -49,9 +49,6 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// The mode of a folder that every user may pass through, and only this one may list.
 const PASSED: u32 = 0o711;
-
-/// How often it looks at the clock of each story, which costs a walk through `/proc`.
-const CLOCK: Duration = Duration::from_secs(10);
 
 /// Status of a story that this host cannot run. Nothing else here ends with it.
 pub(crate) const SKIPPED: u8 = 77;
@@ -239,7 +236,7 @@ impl Running {
             let end = End::Status(self.sweep()?);
             return Ok(Some(Ended { end, processors }));
         }
-        if self.looked.elapsed() < CLOCK.min(deadline) {
+        if self.looked.elapsed() < STEP.min(deadline) {
             return Ok(None);
         }
         self.looked = Instant::now();

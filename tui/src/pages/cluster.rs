@@ -12,7 +12,7 @@ use super::naming::{called, short};
 use crate::snapshot::{
     Cluster, Health, MemberStatus, Node, NodeState, Nodes, Snapshot, Update, UpdateState,
 };
-use crate::text::{clean, duration, plural, width as cells};
+use crate::text::{clean, count, duration, plural, width as cells};
 use crate::theme::{ATTENTION, DIM, Mark, PLAIN, STRONG};
 use crate::widgets::Row;
 use crate::widgets::block::{blank, titled};
@@ -261,7 +261,7 @@ fn classify_nodes(known: &Nodes, unreachable: &BTreeSet<&str>) -> (Mark, String)
     let all = plural(members, "node");
     let some = |nodes: &[&Node], one: &str, more: &str| {
         let what = if nodes.len() == 1 { one } else { more };
-        format!("{} of {all} {what}: {}.", nodes.len(), list(nodes))
+        format!("{} of {all} {what}: {}.", count(nodes.len() as u64), list(nodes))
     };
     if !late.is_empty() {
         let text = some(&late, "with an overdue heartbeat", "with an overdue heartbeat");
@@ -304,7 +304,7 @@ fn list(nodes: &[&Node]) -> String {
     let first: Vec<_> = nodes.iter().take(NAMED_MAX).map(|node| called(node)).collect();
     match nodes.len().saturating_sub(NAMED_MAX) {
         0 => first.join(", "),
-        more => format!("{} and {more} more", first.join(", ")),
+        more => format!("{} and {} more", first.join(", "), count(more as u64)),
     }
 }
 

@@ -361,12 +361,15 @@ fn pods_in_short(pods: &Pods) -> Option<(Mark, String)> {
     let unwell = pods.pods.iter().filter(|pod| standing(pod).0 >= Mark::Attention);
     let names: Vec<_> = unwell.map(|pod| name(&full_name(pod))).collect();
     let all = plural(pods.total, "pod");
+    // Those that are not well come first in the list, which may end before the last of them.
+    let is_cut = names.len() == pods.pods.len() && pods.total > names.len() as u64;
+    let least = if is_cut { "At least " } else { "" };
     Some(match names.as_slice() {
         [] if pods.total == 0 => return None,
         [] => (Mark::Good, format!("{all}, all well.")),
         [one] => (Mark::Attention, format!("1 of {all} is not well: {one}.")),
         some => {
-            let text = format!("{} of {all} are not well: {}.", some.len(), list(some));
+            let text = format!("{least}{} of {all} are not well: {}.", some.len(), list(some));
             (Mark::Attention, text)
         }
     })

@@ -224,6 +224,23 @@ async fn a_change_of_keys_that_was_cut_opens_with_the_old_or_the_new_ones() {
 }
 
 #[tokio::test]
+async fn a_change_of_keys_is_known_until_its_share_is_removed() {
+    let (machine, _saved) = Machine::new().member(automatic()).await;
+    let esp = machine.root().esp;
+    esp.key_change.write(&crate::cluster::sealed::change_to_record(&machine.secrets())).unwrap();
+    // The share is not removed: nothing is written through a link.
+    let place = esp.cold_start_next.path();
+    std::os::unix::fs::symlink("nowhere", place).unwrap();
+    machine.boot_refused(None).await;
+    assert!(esp.key_change.read().unwrap().is_some(), "no later start would remove the share");
+    std::fs::remove_file(place).unwrap();
+    machine.shares().keep(Slot::Next, &machine.secrets(), &Half::random().unwrap()).unwrap();
+    machine.boot_home().await;
+    assert_eq!(esp.key_change.read().unwrap(), None);
+    assert_eq!(esp.cold_start_next.read().unwrap(), None);
+}
+
+#[tokio::test]
 async fn only_the_right_recovery_key_ends_an_interrupted_change_that_cannot_be_used_now() {
     let (machine, saved) = Machine::with_tpm().member(automatic()).await;
     let esp = machine.root().esp;

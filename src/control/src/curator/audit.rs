@@ -293,7 +293,7 @@ pub(super) fn page_after(number: u64) -> u64 {
 }
 
 /// A text that fits into an entry.
-fn cut(text: &str) -> String {
+pub(super) fn cut(text: &str) -> String {
     let mut end = text.len().min(TEXT_MAX);
     while !text.is_char_boundary(end) {
         end -= 1;

@@ -16,7 +16,7 @@
 //! - A write without an answer is an error, and is not retried here: it may have happened.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use crate::consensus::client::{Client, Leadership, Txn};
 use polis_wire::pki;
@@ -31,21 +31,53 @@ pub struct Deposed;
 pub struct Fenced {
     client: Client,
     term: Leadership,
-    written: Arc<AtomicI64>,
+    written: Written,
+}
+
+/// What was written, for the whole term and for one call.
+#[derive(Clone, Debug, Default)]
+struct Written {
+    newest: Arc<AtomicI64>,
+    by_call: Arc<AtomicBool>,
+}
+
+impl Written {
+    /// The same term, and a call that has written nothing yet.
+    fn for_call(&self) -> Self {
+        Self { newest: Arc::clone(&self.newest), by_call: Arc::default() }
+    }
+
+    /// Notes a write that made `revision`.
+    fn add(&self, revision: i64) {
+        self.newest.fetch_max(revision, Ordering::AcqRel);
+        self.by_call.store(true, Ordering::Release);
+    }
 }
 
 impl Fenced {
     /// Writes for as long as `term` lasts.
     #[must_use]
     pub fn new(client: Client, term: Leadership) -> Self {
-        Self { client, term, written: Arc::default() }
+        Self { client, term, written: Written::default() }
     }
 
-    /// The revision of the newest write through this or a clone of it; zero without one. A
-    /// reader of a copy waits until the copy has it.
+    /// The same namespace, as one call writes it.
+    #[must_use]
+    pub fn for_call(&self) -> Self {
+        Self { written: self.written.for_call(), ..self.clone() }
+    }
+
+    /// Whether anything was written through this or a clone of it since [`Self::for_call`].
+    #[must_use]
+    pub fn wrote(&self) -> bool {
+        self.written.by_call.load(Ordering::Acquire)
+    }
+
+    /// The revision of the newest write through this or a clone of it, of any call; zero without
+    /// one. A reader of a copy waits until the copy has it.
     #[must_use]
     pub fn written(&self) -> i64 {
-        self.written.load(Ordering::Acquire)
+        self.written.newest.load(Ordering::Acquire)
     }
 }
 
@@ -72,10 +104,27 @@ impl pki::Store for Fenced {
             // Otherwise the revision belongs to another writer, perhaps in another namespace,
             // of which a copy of this namespace never receives changes.
             if outcome.wrote {
-                self.written.fetch_max(outcome.revision, Ordering::AcqRel);
+                self.written.add(outcome.revision);
             }
             return Ok(true);
         }
         if outcome.deposed { Err(Deposed.into()) } else { Ok(false) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_writes_nothing_is_told_from_the_others_of_its_term() {
+        let term = Written::default();
+        let [one, other] = [term.for_call(), term.for_call()];
+        one.clone().add(7);
+        let newest = |written: &Written| written.newest.load(Ordering::Acquire);
+        assert_eq!([&term, &one, &other].map(newest), [7; 3]);
+        let wrote = |written: &Written| written.by_call.load(Ordering::Acquire);
+        assert_eq!([&term, &one, &other].map(wrote), [false, true, false]);
+        assert!(!wrote(&one.for_call()), "the next call");
     }
 }

@@ -61,6 +61,12 @@ impl<S: pki::Store + Clone> Store<S> {
         };
         Ok(Some(Target { bucket, credentials, owners, domain }))
     }
+
+    /// The write that would leave the stored credentials as they are; `None` without any.
+    pub(super) async fn stored_credentials(&self) -> Result<Option<Write>, store::Error> {
+        let stored = self.kv.get(SNAPSHOT_CREDENTIALS).await.map_err(store::Error::Store)?;
+        Ok(stored.map(|entry| Write::Put(SNAPSHOT_CREDENTIALS.to_owned(), entry.value)))
+    }
 }
 
 /// The stored target and the writes beside it after a change; `credentials` are those of the

@@ -76,6 +76,9 @@ impl Lease {
                 let destination =
                     Cidr::new(route.destination.into(), route.prefix_length)?.network();
                 match route.router {
+                    // The kernel has that route by itself. This one would take its place, and with
+                    // another lease or configuration the address would be left without any.
+                    Ipv4Addr::UNSPECIFIED if destination == address.network() => None,
                     Ipv4Addr::UNSPECIFIED => Some((destination, None)),
                     router => is_gateway(router).then_some((destination, Some(router))),
                 }
@@ -252,6 +255,19 @@ mod tests {
         let lease = Lease::check(&offer).unwrap();
         assert_eq!(lease.routes, [("10.0.0.0/8".parse().unwrap(), None)]);
         assert_eq!(lease.gateway(), None);
+    }
+
+    #[test]
+    fn the_network_of_the_address_has_the_route_of_the_kernel_alone() {
+        let on_the_wire = |to: [u8; 4]| DhcpV4ClasslessRoute {
+            destination: to.into(),
+            prefix_length: 24,
+            router: Ipv4Addr::UNSPECIFIED,
+        };
+        let mut offer = offer("10.0.2.15", "255.255.255.0");
+        offer.classless_routes = Some([[10, 0, 2, 0], [10, 0, 3, 0]].map(on_the_wire).to_vec());
+        let lease = Lease::check(&offer).unwrap();
+        assert_eq!(lease.routes, [("10.0.3.0/24".parse().unwrap(), None)]);
     }
 
     #[test]

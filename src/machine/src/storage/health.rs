@@ -51,6 +51,10 @@ const PACE: Duration = Duration::from_secs(1);
 const SYS: &str = "/sys";
 const DEV: &str = "/dev";
 
+/// Levels of the kernel's messages; a lower one is more severe.
+const ERROR: u8 = 3;
+const WARNING: u8 = 4;
+
 /// An error of the disk is dropped when no other follows for so long.
 const MEMORY: Duration = Duration::from_secs(60);
 
@@ -180,8 +184,10 @@ pub fn read(message: &str, devices: &Devices) -> Option<Fault> {
         return corrupt.then(|| fault(What::Corrupt, &devices.partition));
     }
     let (status, rest) = message.split_once(" error, dev ")?;
-    let name = rest.split([',', ' ']).next()?;
-    if !is_of(name, &devices.disk) {
+    let (name, _place) = rest.split_once(", sector ")?;
+    // Other messages have names that processes choose, behind words of the kernel or before them.
+    let is_status = status.chars().all(|c| c.is_ascii_alphabetic() || matches!(c, ' ' | '/'));
+    if !is_status || !is_of(name, &devices.disk) {
         return None;
     }
     failed(status, rest).map(|what| fault(what, name))
@@ -206,6 +212,9 @@ fn failed(status: &str, rest: &str) -> Option<What> {
 /// Whether `name` is `disk` or a partition of it, as the kernel calls them: `sda4` is of `sda`,
 /// `nvme0n1p4` of `nvme0n1`, and neither `sdaa` nor `nvme0n10` is.
 fn is_of(name: &str, disk: &str) -> bool {
+    if led_to(name).as_deref() == Some(disk) {
+        return true;
+    }
     let Some(rest) = name.strip_prefix(disk) else { return false };
     // The number follows a `p` where the name of the disk ends with a digit itself.
     let ends_with_digit = disk.ends_with(|last: char| last.is_ascii_digit());
@@ -213,9 +222,27 @@ fn is_of(name: &str, disk: &str) -> bool {
     rest.is_empty() || number.is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
-/// Reads one record of the kernel's log; those that processes wrote do not count.
+/// The disk that a path leads to. An NVMe disk that may have several has a hidden device for each,
+/// and the kernel logs errors by their names: `nvme0c1n1` leads to `nvme0n1`.
+fn led_to(path: &str) -> Option<String> {
+    let (subsystem, rest) = path.strip_prefix("nvme")?.split_once('c')?;
+    let (controller, namespace) = rest.split_once('n')?;
+    let numbers = [subsystem, controller, namespace];
+    let are_numbers = numbers.iter().all(|number| number.parse::<u32>().is_ok());
+    are_numbers.then(|| format!("nvme{subsystem}n{namespace}"))
+}
+
+/// Reads one record of the kernel's log; those that processes wrote do not count, nor do less
+/// severe ones. A process can have the kernel log its name, and that of its program, as information
+/// or as a warning: it must not end the node with the words of an error.
 pub(crate) fn of(record: &Record, devices: &Devices) -> Option<Fault> {
-    (record.facility == 0).then(|| read(&record.text, devices)).flatten()
+    let fault = (record.facility == 0).then(|| read(&record.text, devices)).flatten()?;
+    let least = match fault.what {
+        // XFS warns of some of it, and goes on.
+        What::Corrupt => WARNING,
+        What::Changed | What::Read | What::Write | What::ShutDown | What::Hung => ERROR,
+    };
+    (record.level <= least).then_some(fault)
 }
 
 /// The newest fault that the kernel has logged since it started, for the cause of a failure.
@@ -410,6 +437,21 @@ mod tests {
     }
 
     #[test]
+    fn an_error_of_a_path_to_our_disk_is_one_of_the_disk() {
+        let devices = Devices { disk: "nvme0n1".to_owned(), ..devices() };
+        let of = |name: &str| {
+            let message = format!("I/O error, dev {name}, sector 8 op 0x1:(WRITE) flags 0x800");
+            read(&message, &devices).map(|fault| fault.what)
+        };
+        for path in ["nvme0c0n1", "nvme0c12n1"] {
+            assert_eq!(of(path), Some(What::Write), "{path}");
+        }
+        for other in ["nvme1c0n1", "nvme0c0n2", "nvme0c0n12", "nvme0cn1", "nvme0c0n", "nvmec0n1"] {
+            assert_eq!(of(other), None, "{other}");
+        }
+    }
+
+    #[test]
     fn only_an_operation_that_loses_data_is_a_lost_write() {
         let what = |status, operation| {
             let message =
@@ -445,6 +487,32 @@ mod tests {
             Record { level: 3, facility: 0, sequence: 1, time: Duration::from_secs(1), text };
         assert_eq!(of(&kernel, &devices()).unwrap().what, What::Write);
         assert_eq!(of(&Record { facility: 1, ..kernel }, &devices()), None);
+    }
+
+    #[test]
+    fn a_name_that_a_process_chose_ends_no_node() {
+        let of = |level, text: &str| {
+            let (facility, sequence, time) = (0, 1, Duration::from_secs(1));
+            of(&Record { level, facility, sequence, time, text: text.to_owned() }, &devices())
+        };
+        // The kernel logs the name of a process, of 15 bytes, and of the file of its program.
+        for (level, text) in [
+            (6, "oom-kill:constraint=CONSTRAINT_MEMCG,task= error, dev vda,pid=7,uid=0"),
+            (4, " error, dev vda invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0"),
+            (3, "CPU: 1 PID: 7 Comm:  error, dev vda Not tainted 6.12"),
+            (4, "process '/I/O error, dev vda, sector 8 op 0x1:(WRITE)' started with"),
+            (3, "process '/I/O error, dev vda, sector 8 op 0x1:(WRITE)' started with"),
+            (6, "XFS (dm-2): a[7]: segfault at 0 ip 0 sp 0 error 4 in shut down[1000,1000]"),
+            (6, "XFS (dm-2): a[7]: segfault at 0 ip 0 sp 0 error 4 in corruption[1000,1000]"),
+        ] {
+            assert_eq!(of(level, text), None, "{text}");
+        }
+        let what = |level, text: &str| of(level, text).map(|fault| fault.what);
+        let shut_down = "XFS (dm-2): Log I/O Error (0x2) detected at xlog_ioend_work.  Shutting \
+                         down filesystem.";
+        assert_eq!(what(1, shut_down), Some(What::ShutDown));
+        let warning = "XFS (dm-2): Corruption warning: Metadata has LSN (1:2) ahead of current LSN";
+        assert_eq!(what(4, warning), Some(What::Corrupt));
     }
 
     #[test]

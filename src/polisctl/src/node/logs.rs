@@ -224,7 +224,7 @@ impl Log {
                 self.last = self.last.max(entry.uptime_seconds);
             }
             if answer.lost > 0 {
-                remark(&format!("{} lines were lost in transit", answer.lost));
+                remark(&lost(answer.lost));
             }
         }
         Ok(())
@@ -270,6 +270,12 @@ impl Log {
     }
 }
 
+/// The remark about lines that a node could not send in time.
+fn lost(lines: u64) -> String {
+    let were = if lines == 1 { " was" } else { "s were" };
+    format!("{lines} line{were} lost in transit")
+}
+
 /// Reads a log to its end, a line with its wall-clock time at a time.
 pub(crate) async fn lines(
     client: &mut NodeManagementClient<Channel>,
@@ -284,7 +290,7 @@ pub(crate) async fn lines(
             each(&format!("{} {}", time.as_deref().unwrap_or("-"), line(entry)));
         }
         if answer.lost > 0 {
-            each(&format!("- {} lines were lost in transit", answer.lost));
+            each(&format!("- {}", lost(answer.lost)));
         }
     }
     Ok(())
@@ -476,6 +482,12 @@ mod tests {
         let unset = Entry { time_unix_nanos: 0, ..entry.clone() };
         let form = Form { wall_clock: true, node: false };
         assert!(written(&unset, "", form).starts_with("- I root.network"), "no clock yet");
+    }
+
+    #[test]
+    fn a_lost_line_is_one() {
+        assert_eq!(lost(1), "1 line was lost in transit");
+        assert_eq!(lost(2), "2 lines were lost in transit");
     }
 
     #[test]

@@ -51,7 +51,7 @@ const SERVED: &[(&str, &str)] = &[
     ("/polis.v1.Management/GetAudit", "....po"),
     ("/polis.v1.Management/GetClusterInfo", "..nvpo"),
     ("/polis.v1.Management/GetEtcdStatus", "...vpo"),
-    ("/polis.v1.Management/GetNodes", "..nvpo"),
+    ("/polis.v1.Management/GetNodes", "...vpo"),
     ("/polis.v1.Management/GetRecoveryKey", ".....o"),
     ("/polis.v1.Management/GetRegisterTicket", ".....o"),
     ("/polis.v1.Management/GetRotation", "...vpo"),

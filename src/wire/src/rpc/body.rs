@@ -6,6 +6,7 @@
 //!   keeps its bytes until its deadline.
 //! - A stalled answer is detected: hyper asks for the next piece only once the caller
 //!   has made room for it.
+//! - The streams of a caller together have a bounded number of long messages on their way.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -17,8 +18,9 @@ use std::time::Duration;
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tokio_util::sync::{CancellationToken, PollSemaphore, WaitForCancellationFutureOwned};
 use tonic::{Code, Status};
 
 use super::access_list::Fallen;
@@ -254,12 +256,81 @@ pub(super) enum Ending {
     Abort,
 }
 
+/// Bytes of one piece of a long message: a frame of HTTP/2, unless both ends agree on more.
+const PIECE: usize = 16 << 10;
+
+/// The long messages of an answer over HTTP/2, which hyper receives in pieces.
+///
+/// hyper takes what a body yields once the caller has room for one byte, and asks for the next at
+/// once. So a whole message would wait in its buffers, where nothing counts it. What a handler
+/// allocates before it waits for something else is not counted here either, nor is the buffer of
+/// tonic: it keeps the room of the longest message until its stream ends.
+#[derive(Debug)]
+pub(super) struct Pieces {
+    /// What is left of the message that has begun.
+    rest: Bytes,
+    /// Places for the long messages of the caller. A stream makes a message only once it has one,
+    /// and keeps it while a long message is sent. `None`: a single answer, which has been made
+    /// already.
+    places: Option<PollSemaphore>,
+    /// The place of the message that has begun.
+    place: Option<OwnedSemaphorePermit>,
+}
+
+impl Pieces {
+    pub(super) fn new(places: Option<Arc<Semaphore>>) -> Self {
+        Self { rest: Bytes::new(), places: places.map(PollSemaphore::new), place: None }
+    }
+
+    /// The next piece of the message that has begun; `None` gives its place back.
+    fn next_piece(&mut self) -> Option<Bytes> {
+        if self.rest.is_empty() {
+            drop(self.place.take());
+            return None;
+        }
+        Some(self.cut())
+    }
+
+    /// Waits for a place for one more message.
+    fn poll_place(&mut self, cx: &mut Context<'_>) -> Poll<Option<OwnedSemaphorePermit>> {
+        match &mut self.places {
+            Some(places) => places.poll_acquire(cx),
+            None => Poll::Ready(None),
+        }
+    }
+
+    /// The first piece of a long message, which keeps `place`; any other frame as it is.
+    fn begin(&mut self, frame: Frame<Bytes>, place: Option<OwnedSemaphorePermit>) -> Frame<Bytes> {
+        match frame.into_data() {
+            Ok(data) if data.len() > PIECE => {
+                self.rest = data;
+                self.place = place;
+                Frame::data(self.cut())
+            }
+            Ok(data) => Frame::data(data),
+            Err(frame) => frame,
+        }
+    }
+
+    /// A copy: a slice of the message would keep all of it in memory.
+    fn cut(&mut self) -> Bytes {
+        let piece = self.rest.split_to(PIECE.min(self.rest.len()));
+        Bytes::copy_from_slice(&piece)
+    }
+
+    fn has_begun(&self) -> bool {
+        !self.rest.is_empty()
+    }
+}
+
 /// An answer on its way.
 pub(super) struct Outgoing {
     inner: tonic::body::Body,
     open: Open,
     /// Ends an endless stream.
     end: Option<(Pin<Box<WaitForCancellationFutureOwned>>, Arc<End>, Ending)>,
+    /// `None` over HTTP/1, where each connection has one answer at a time.
+    pieces: Option<Pieces>,
     ended: bool,
 }
 
@@ -268,10 +339,16 @@ impl Outgoing {
         inner: tonic::body::Body,
         open: Open,
         end: Option<(Arc<End>, Ending)>,
+        pieces: Option<Pieces>,
     ) -> Self {
         let end =
             end.map(|(end, ending)| (Box::pin(end.token.clone().cancelled_owned()), end, ending));
-        Self { inner, open, end, ended: false }
+        Self { inner, open, end, pieces, ended: false }
+    }
+
+    /// Whether a part of a message is left to send.
+    fn has_begun(&self) -> bool {
+        self.pieces.as_ref().is_some_and(Pieces::has_begun)
     }
 }
 
@@ -288,6 +365,11 @@ impl Body for Outgoing {
             return Poll::Ready(None);
         }
         this.open.activity.handed_on(this.open.call, None);
+        // First of all: a caller cannot read trailers in the middle of a message.
+        if let Some(piece) = this.pieces.as_mut().and_then(Pieces::next_piece) {
+            this.open.activity.handed_on(this.open.call, Some(Instant::now()));
+            return Poll::Ready(Some(Ok(Frame::data(piece))));
+        }
         if let Some((waits, end, ending)) = &mut this.end
             && waits.as_mut().poll(cx).is_ready()
         {
@@ -301,6 +383,11 @@ impl Body for Outgoing {
             let added = status.add_header(&mut trailers);
             return Poll::Ready(added.is_ok().then(|| Ok(Frame::trailers(trailers))));
         }
+        let place = match &mut this.pieces {
+            Some(pieces) => ready!(pieces.poll_place(cx)),
+            None => None,
+        };
+        // Without a message, the place is free again at once.
         let frame = ready!(Pin::new(&mut this.inner).poll_frame(cx));
         match &frame {
             Some(Ok(frame)) => {
@@ -312,15 +399,16 @@ impl Body for Outgoing {
             Some(Err(status)) => this.open.code = Some(status.code()),
             None => this.ended = true,
         }
-        Poll::Ready(frame)
+        let Some(pieces) = &mut this.pieces else { return Poll::Ready(frame) };
+        Poll::Ready(frame.map(|frame| frame.map(|frame| pieces.begin(frame, place))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ended || self.inner.is_end_stream()
+        self.ended || (!self.has_begun() && self.inner.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+        if self.has_begun() { SizeHint::default() } else { self.inner.size_hint() }
     }
 }
 
@@ -332,9 +420,76 @@ pub(super) fn status_code(headers: &HeaderMap) -> Option<Code> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
     use std::future::poll_fn;
 
+    use futures::StreamExt as _;
+    use futures::stream::{iter, pending};
+    use http_body_util::StreamBody;
+
     use super::*;
+    use crate::rpc::Table;
+
+    fn outgoing(inner: tonic::body::Body, places: &Arc<Semaphore>) -> Outgoing {
+        let metrics = Arc::new(Metrics::new(&Table::polis().unwrap()));
+        let open = Open::new(&metrics, "/test", &Activity::new());
+        let pieces = Pieces::new(Some(Arc::clone(places)));
+        Outgoing::new(inner, open, None, Some(pieces))
+    }
+
+    /// A stream of one message.
+    fn stream(text: String, places: &Arc<Semaphore>) -> Outgoing {
+        outgoing(tonic::body::Body::new(text), places)
+    }
+
+    #[tokio::test]
+    async fn a_stream_makes_a_message_once_a_long_one_of_another_has_been_sent() {
+        let places = Arc::new(Semaphore::new(1));
+        let long = "x".repeat(2 * PIECE + 1);
+        let mut first = stream(long.clone(), &places);
+        let mut second = stream(long, &places);
+        let begun = poll_fn(|cx| Pin::new(&mut first).poll_frame(cx)).await;
+        assert_eq!(begun.unwrap().unwrap().into_data().unwrap().len(), PIECE);
+        assert_eq!(places.available_permits(), 0);
+        assert!(!first.is_end_stream());
+
+        let order = RefCell::new(Vec::new());
+        let read = async |name: &'static str, body: &mut Outgoing| {
+            while let Some(frame) = poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
+                order.borrow_mut().push((name, frame.unwrap().into_data().unwrap().len()));
+            }
+        };
+        tokio::join!(read("second", &mut second), read("first", &mut first));
+        let expected =
+            [("first", PIECE), ("first", 1), ("second", PIECE), ("second", PIECE), ("second", 1)];
+        assert_eq!(*order.borrow(), expected);
+        assert_eq!(places.available_permits(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_rests_after_a_long_message_keeps_no_place() {
+        let places = Arc::new(Semaphore::new(1));
+        let long = Frame::data(Bytes::from(vec![0_u8; PIECE + 1]));
+        let frames = iter([Ok::<_, Status>(long)]).chain(pending());
+        let mut body = outgoing(tonic::body::Body::new(StreamBody::new(frames)), &places);
+        for length in [PIECE, 1] {
+            let sent = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await;
+            assert_eq!(sent.unwrap().unwrap().into_data().unwrap().len(), length);
+            assert_eq!(places.available_permits(), 0);
+        }
+        let rests = poll_fn(|cx| Poll::Ready(Pin::new(&mut body).poll_frame(cx).is_pending()));
+        assert!(rests.await);
+        assert_eq!(places.available_permits(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_short_message_keeps_no_place() {
+        let places = Arc::new(Semaphore::new(1));
+        let mut body = stream("x".repeat(PIECE), &places);
+        let sent = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await;
+        assert_eq!(sent.unwrap().unwrap().into_data().unwrap().len(), PIECE);
+        assert_eq!(places.available_permits(), 1);
+    }
 
     #[tokio::test]
     async fn the_requests_of_a_connection_are_bounded_together_and_an_end_makes_room() {

@@ -16,6 +16,7 @@ use std::time::Duration;
 use http::header::CONNECTION;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use hyper::body::Incoming;
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
 use tonic::body::Body;
 use tonic::service::Routes;
@@ -26,7 +27,7 @@ use tracing::info;
 use super::access::Rule;
 use super::access_list::{AccessList, Fallen};
 use super::app::App;
-use super::body::{Activity, Bounded, End, Ending, Load, Open, Outgoing, status_code};
+use super::body::{Activity, Bounded, End, Ending, Load, Open, Outgoing, Pieces, status_code};
 use super::gateway::{Exchange, Gateway, Tunnel, Upgraded};
 use super::peer::{Caller, Peer, Role};
 use super::shared::{Refused, Shared};
@@ -53,6 +54,8 @@ pub(super) struct Line {
     pub(super) end: Arc<End>,
     /// The requests that are being received.
     load: Load,
+    /// The long messages that its caller may still have under way.
+    answers: Arc<Semaphore>,
     /// The way to the server behind a gateway, from the first request on.
     exchange: OnceLock<Arc<dyn Exchange>>,
     /// The upgrade that ended the requests of this connection.
@@ -66,11 +69,12 @@ impl Line {
         reached: Option<Instant>,
         activity: Arc<Activity>,
         end: Arc<End>,
+        answers: Arc<Semaphore>,
     ) -> Self {
         let (exchange, upgraded) = (OnceLock::new(), Mutex::default());
         let reached = Mutex::new(reached.filter(|_at| caller.peer.is_known()));
         let load = Load::new(shared.limits.messages);
-        Self { shared, caller, reached, activity, end, load, exchange, upgraded }
+        Self { shared, caller, reached, activity, end, load, answers, exchange, upgraded }
     }
 
     /// The tunnel that an upgrade has opened, if one has.
@@ -107,14 +111,15 @@ impl Line {
             App::Page(page) => Response::new(Body::new(page())),
             App::Gateway(gateway) => self.forward(gateway, request).await,
         };
-        let ending = match app {
+        let (ending, pieces) = match app {
             App::Grpc(_) => {
                 open.answered(status_code(response.headers()));
-                Ending::Trailers
+                let places = rule.streams.then(|| Arc::clone(&self.answers));
+                (Ending::Trailers, Some(Pieces::new(places)))
             }
             App::Page(_) | App::Gateway(_) => {
                 open.answered(Some(code_of(response.status())));
-                Ending::Abort
+                (Ending::Abort, None)
             }
         };
         if let Some(tunnel) = response.extensions_mut().remove::<Tunnel>() {
@@ -123,7 +128,7 @@ impl Line {
             return Ok(response);
         }
         let end = rule.streams.then(|| (Arc::clone(&self.end), ending));
-        Ok(response.map(|body| Body::new(Outgoing::new(body, open, end))))
+        Ok(response.map(|body| Body::new(Outgoing::new(body, open, end, pieces))))
     }
 
     /// Notes once for each connection that another machine reaches this one.

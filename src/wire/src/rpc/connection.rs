@@ -21,7 +21,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, Interval, interval, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
@@ -70,6 +70,13 @@ impl Held {
         match self {
             Self::Untrusted(place) => &place.lost,
             Self::Known(place) => &place.lost,
+        }
+    }
+
+    fn answers(&self) -> &Arc<Semaphore> {
+        match self {
+            Self::Untrusted(place) => &place.answers,
+            Self::Known(place) => &place.answers,
         }
     }
 }
@@ -140,7 +147,8 @@ pub(super) async fn serve(
     };
     trace!(peer = %caller.peer, address = %caller.address, "connected");
     let (activity, end) = (Activity::new(), End::new(&shared.stopping));
-    let line = Arc::new(Line::new(shared, caller, reached, activity, end));
+    let answers = Arc::clone(held.answers());
+    let line = Arc::new(Line::new(shared, caller, reached, activity, end, answers));
     http(&line, &held, TokioIo::new(tls)).await;
 }
 

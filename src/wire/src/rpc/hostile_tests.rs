@@ -5,29 +5,38 @@
 
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::future::join_all;
 use futures::stream::{FuturesUnordered, iter, pending};
 use futures::{Stream, StreamExt as _};
+use hyper_util::rt::TokioIo;
 use polis_proto::v1;
 use polis_proto::v1::node_management_client::NodeManagementClient;
 use polis_proto::v1::node_management_server::{NodeManagement, NodeManagementServer};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
+use tokio_rustls::TlsConnector;
 use tonic::service::Routes;
+use tonic::transport::{self, Endpoint};
 use tonic::{Code, Request, Response, Status, Streaming};
 use tracing_subscriber::layer::SubscriberExt as _;
 
 use super::client::Channel;
-use super::testing::{Authority, Running, SOON, self_signed};
+use super::limits::ANSWERS_MAX;
+use super::testing::{Authority, Running, SOON, node_id, self_signed};
 use super::*;
 use polis_runtime::logtree::layer::ToTree;
 use polis_runtime::logtree::{Query, Tree};
 
 /// Answers at once, and streams as much as anybody takes.
-struct Busy;
+struct Busy {
+    /// The messages of streams that it has made.
+    made: Arc<AtomicUsize>,
+}
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
@@ -114,8 +123,12 @@ impl NodeManagement for Busy {
         &self,
         _request: Request<v1::ConsoleRequest>,
     ) -> Result<Response<Self::ConsoleStream>, Status> {
-        let frame = v1::ConsoleFrame { snapshot: vec![7; 32 << 10] };
-        Ok(Response::new(Box::pin(futures::stream::repeat_with(move || Ok(frame.clone())))))
+        let frame = v1::ConsoleFrame { snapshot: vec![7; 64 << 10] };
+        let made = Arc::clone(&self.made);
+        Ok(Response::new(Box::pin(futures::stream::repeat_with(move || {
+            made.fetch_add(1, Ordering::Relaxed);
+            Ok(frame.clone())
+        }))))
     }
 
     async fn get_attestation_keys(
@@ -159,15 +172,18 @@ struct Siege {
     running: Running,
     authority: Authority,
     owner: Credentials,
+    made: Arc<AtomicUsize>,
 }
 
 impl Siege {
     async fn begin(limits: Limits) -> Self {
         let authority = Authority::new().await;
-        let app = App::Grpc(Routes::new(NodeManagementServer::new(Busy)));
+        let made = Arc::new(AtomicUsize::new(0));
+        let busy = Busy { made: Arc::clone(&made) };
+        let app = App::Grpc(Routes::new(NodeManagementServer::new(busy)));
         let running = Running::start(&authority, authority.node(1).await, app, limits).await;
         let owner = authority.user("ann", Role::Owner, 3).await;
-        Self { running, authority, owner }
+        Self { running, authority, owner, made }
     }
 
     fn address(&self) -> SocketAddr {
@@ -177,6 +193,28 @@ impl Siege {
     async fn client(&self) -> NodeManagementClient<Channel> {
         let connection = self.running.dial(&self.authority, Some(&self.owner)).await;
         NodeManagementClient::new(connection.unwrap().channel)
+    }
+
+    /// The owner, with room for one byte of each stream.
+    async fn narrow(&self) -> NodeManagementClient<transport::Channel> {
+        let roots = tls::roots(std::iter::once(self.authority.der.as_slice())).unwrap();
+        let mut config = rustls::ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_client_auth_cert(self.owner.chain(), self.owner.private_key())
+            .unwrap();
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        let tcp = TcpStream::connect(self.address()).await.unwrap();
+        let name = rustls::pki_types::ServerName::try_from(node_id(1).to_string()).unwrap();
+        let tls = TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap();
+        let mut io = Some(TokioIo::new(tls));
+        let connector = tower::service_fn(move |_uri: http::Uri| {
+            let again = || std::io::Error::other("the connection was closed");
+            std::future::ready(io.take().ok_or_else(again))
+        });
+        let endpoint = Endpoint::from_static("http://node").initial_stream_window_size(1_u32);
+        NodeManagementClient::new(endpoint.connect_with_connector(connector).await.unwrap())
     }
 
     /// The owner connects again and is served.
@@ -310,7 +348,7 @@ async fn ten_thousand_connections_leave_room_for_the_owner() {
             let wave = (0..100).map(|_| TcpStream::connect(address));
             let wave = join_all(wave).await;
             let open = siege.running.metrics.open.get();
-            most.fetch_max(open, std::sync::atomic::Ordering::Relaxed);
+            most.fetch_max(open, Ordering::Relaxed);
             drop(wave);
         }
     };
@@ -419,6 +457,36 @@ async fn a_reader_that_takes_nothing_is_cut_and_others_are_served() {
     }
     drop(stream);
     siege.serves().await;
+    siege.running.stop().await;
+}
+
+#[tokio::test]
+async fn streams_that_take_nothing_hold_a_bounded_number_of_messages() {
+    let siege = Siege::begin(Limits::default()).await;
+    // Both rounds have the places of one caller.
+    let mut owner = siege.client().await;
+    owner.get_status(v1::GetStatusRequest {}).await.unwrap();
+    for _round in 0..2 {
+        siege.lets_go(1).await;
+        let before = siege.made.load(Ordering::Relaxed);
+        let made = || siege.made.load(Ordering::Relaxed) - before;
+        let narrow = siege.narrow().await;
+        let calls = (0..100).map(|_| {
+            let mut client = narrow.clone();
+            async move { client.console(v1::ConsoleRequest {}).await }
+        });
+        let answers = timeout(SOON, join_all(calls)).await.unwrap();
+        assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+        let end = Instant::now() + SOON;
+        while made() < ANSWERS_MAX {
+            assert!(Instant::now() < end, "{} messages were made", made());
+            sleep(Duration::from_millis(1)).await;
+        }
+        // Other answers to the same caller do not wait.
+        owner.get_status(v1::GetStatusRequest {}).await.unwrap();
+        siege.serves().await;
+        assert_eq!(made(), ANSWERS_MAX);
+    }
     siege.running.stop().await;
 }
 

@@ -19,6 +19,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 /// The limits of one server.
@@ -133,6 +134,11 @@ impl Bucket {
     }
 }
 
+/// Long messages of streams that one node or user, or the untrusted callers of one address, may
+/// have under way: a node has two or three streams, and an event of the curator is a megabyte. The
+/// others wait for their turn.
+pub(super) const ANSWERS_MAX: usize = 32;
+
 /// How many callers are remembered: more than untrusted callers can be connected.
 const CALLERS_MAX: usize = 1024;
 
@@ -215,7 +221,21 @@ struct Places<K> {
     next: u64,
     /// In the order in which they came.
     taken: BTreeMap<u64, (K, CancellationToken)>,
-    each: BTreeMap<K, usize>,
+    each: BTreeMap<K, Part>,
+}
+
+/// The part of a room that one kind has taken.
+#[derive(Debug)]
+struct Part {
+    places: usize,
+    /// The long messages that it may still have under way.
+    answers: Arc<Semaphore>,
+}
+
+impl Part {
+    fn new() -> Self {
+        Self { places: 0, answers: Arc::new(Semaphore::new(ANSWERS_MAX)) }
+    }
 }
 
 /// A place in a room; dropping it gives it back.
@@ -225,6 +245,8 @@ pub(super) struct Place<K: Ord + Clone> {
     number: u64,
     /// Cancelled when another caller needs the place.
     pub(super) lost: CancellationToken,
+    /// The long messages that its kind may still have under way.
+    pub(super) answers: Arc<Semaphore>,
 }
 
 impl<K: Ord + Clone> Room<K> {
@@ -246,15 +268,17 @@ impl<K: Ord + Clone> Room<K> {
         places.next += 1;
         let lost = CancellationToken::new();
         places.taken.insert(number, (kind.clone(), lost.clone()));
-        *places.each.entry(kind).or_default() += 1;
-        Some(Place { room: self.clone(), number, lost })
+        let part = places.each.entry(kind).or_insert_with(Part::new);
+        part.places += 1;
+        let answers = Arc::clone(&part.answers);
+        Some(Place { room: self.clone(), number, lost, answers })
     }
 
     /// How many places are taken.
     #[cfg(test)]
     fn taken(&self) -> usize {
         let places = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        assert_eq!(places.each.values().sum::<usize>(), places.taken.len());
+        assert_eq!(places.each.values().map(|part| part.places).sum::<usize>(), places.taken.len());
         places.taken.len()
     }
 }
@@ -262,7 +286,7 @@ impl<K: Ord + Clone> Room<K> {
 impl<K: Ord + Clone> Places<K> {
     /// How many places this kind has.
     fn of(&self, kind: &K) -> usize {
-        self.each.get(kind).copied().unwrap_or_default()
+        self.each.get(kind).map_or(0, |part| part.places)
     }
 
     /// The place that a newcomer of `kind` takes over; `None`: the newcomer is rejected.
@@ -272,9 +296,9 @@ impl<K: Ord + Clone> Places<K> {
         let leaving = match self.full {
             Full::Replace => taken.find(|(_, (other, _))| !crowded || other == kind),
             Full::Share => {
-                let (most, count) = self.each.iter().max_by_key(|(_, count)| **count)?;
+                let (most, part) = self.each.iter().max_by_key(|(_, part)| part.places)?;
                 // Two kinds with as many would take one place from each other without end.
-                if crowded || *count <= self.of(kind) + 1 {
+                if crowded || part.places <= self.of(kind) + 1 {
                     return None;
                 }
                 taken.rfind(|(_, (other, _))| other == most)
@@ -286,9 +310,9 @@ impl<K: Ord + Clone> Places<K> {
     fn leave(&mut self, number: u64) {
         let Some((kind, lost)) = self.taken.remove(&number) else { return };
         lost.cancel();
-        if let Some(count) = self.each.get_mut(&kind) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(part) = self.each.get_mut(&kind) {
+            part.places -= 1;
+            if part.places == 0 {
                 self.each.remove(&kind);
             }
         }

@@ -16,7 +16,7 @@
 //!
 //! ```text
 //! share in `Next` -> key change on the ESP -> storage: slot 1 opens, slot 0 changes
-//!     -> sealed configuration -> share in `Current` -> key change and `Next` removed
+//!     -> sealed configuration -> share in `Current` -> `Next` removed -> key change removed
 //! ```
 //!
 //! The new halves are stored before slot 0 takes them, so that a power cut does not lose them, and
@@ -63,7 +63,7 @@ use self::sealer::{Guarded, Sealer};
 use super::Error;
 use super::record::{self, Record};
 use super::sealed::{Keeping, Sealed, change_from_record, change_to_record};
-use polis_base::files::Root;
+use polis_base::files::{Esp, Root};
 use polis_machine::parameters::TpmMode;
 use polis_machine::storage::Kind;
 use polis_machine::storage::key::{Key, RecoveryKey};
@@ -247,8 +247,7 @@ impl Unlocker {
             let sealed = Sealed { secrets: Some(keys.secrets.clone()), storage: kind, ..sealed };
             root.esp.sealed_configuration.write(&sealed.to_record())?;
             let keeper = shares.keep(Slot::Current, &keys.secrets, &keys.cluster)?;
-            root.esp.key_change.erase()?;
-            shares.forget(Slot::Next)?;
+            end_change(&root.esp, &shares)?;
             Ok(Keys { keeper: Some(keeper), ..keys })
         })
         .await
@@ -256,12 +255,8 @@ impl Unlocker {
 
     /// Removes a change that never came into force.
     async fn abandon(&self) -> Result<(), Error> {
-        let (change, shares) = (self.root.esp.key_change.clone(), self.shares.clone());
-        blocking(move || {
-            change.erase()?;
-            shares.forget(Slot::Next)
-        })
-        .await
+        let (esp, shares) = (self.root.esp.clone(), self.shares.clone());
+        blocking(move || end_change(&esp, &shares)).await
     }
 
     async fn change(&self) -> Result<Option<Guarded<Secrets>>, Error> {
@@ -280,6 +275,14 @@ impl Unlocker {
     pub(super) async fn is_changing(&self) -> Result<bool, Error> {
         Ok(self.change().await?.is_some())
     }
+}
+
+/// Removes a change, and its share before: while the change is there, the next start that opens
+/// the disk removes both. A share that is left alone would stay, also where none may be stored.
+/// Blocks.
+fn end_change(esp: &Esp, shares: &Shares) -> Result<(), Error> {
+    shares.forget(Slot::Next)?;
+    Ok(esp.key_change.erase()?)
 }
 
 /// The public part of a lost sealed configuration, from the open disk.

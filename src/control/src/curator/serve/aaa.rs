@@ -4,7 +4,7 @@ use polis_proto::v1;
 use polis_proto::v1::aaa_server::Aaa;
 use tonic::{Request, Response, Status};
 
-use super::audit::Unchanged;
+use super::audit::answer;
 use super::{Handlers, Lead, untrusted};
 use crate::curator::convert;
 use crate::curator::error::Error;
@@ -36,7 +36,7 @@ impl Lead {
     ) -> Result<Response<v1::EscrowResponse>, Status> {
         let issued = issued.await.map_err(|error| self.refuse(error))?;
         let authorities = self.store().authorities().await.map_err(|error| self.refuse(error))?;
-        Ok(Response::new(v1::EscrowResponse {
+        Ok(self.answer(v1::EscrowResponse {
             certificate: issued.der,
             ca_certificate: authorities.signing.clone(),
             authorities: Some(authorities.to_message()),
@@ -64,11 +64,8 @@ impl Aaa for Handlers {
         let lead = self.lead()?;
         let renewed = Box::pin(lead.store().renew_user(&name, clock::now())).await;
         let (issued, is_new) = renewed.map_err(|error| lead.refuse(error))?;
-        let mut answer = Box::pin(lead.certified(std::future::ready(Ok(issued)))).await?;
-        if !is_new {
-            answer.extensions_mut().insert(Unchanged);
-        }
-        Ok(answer)
+        let certified = Box::pin(lead.certified(std::future::ready(Ok(issued)))).await?;
+        Ok(answer(certified.into_inner(), is_new))
     }
 
     async fn create_user(
@@ -90,7 +87,7 @@ impl Aaa for Handlers {
         let name = request.into_inner().name;
         let revoked = Box::pin(lead.store().revoke_user(&name, clock::now())).await;
         revoked.map_err(|error| lead.refuse(error))?;
-        Ok(Response::new(v1::RevokeUserResponse {}))
+        Ok(lead.answer(v1::RevokeUserResponse {}))
     }
 
     async fn list_users(

@@ -7,7 +7,8 @@
 //! ```text
 //! call --> handler --done----> entry in etcd --> answer
 //!             |       |              \-- cannot be written: UNAVAILABLE, and no answer
-//!             |       \--and changed nothing ([Unchanged])--> answer
+//!             |       \--and changed nothing ([Unchanged])--> answer; [Service] writes one entry
+//!             |                for each kind, as of refusals; none for `Renew`
 //!             +-----refused--> answer; [Service] writes one entry for each kind: of users a
 //!             |                minute, of nodes and callers without a certificate an hour
 //!             +-----cut off--> [Service]
@@ -15,11 +16,12 @@
 //! ```
 //!
 //! Invariants:
-//! - The answer of an audited call leaves after its entry is in etcd.
+//! - The answer of an audited call that changed something, or reads a secret, leaves after its
+//!   entry is in etcd.
 //! - Of the calls of a viewer, which it makes as often as it likes, only a renewal that made
 //!   another certificate has an entry when it is done: each new entry displaces the oldest one.
 //! - A kind of refusal (caller, call, code) makes two entries a minute at most, and a user 121 an
-//!   hour.
+//!   hour. Calls that changed nothing are counted with them: their code is that of success.
 //! - Callers without a certificate of the cluster, which have as many keys as they like, are one
 //!   caller in what was not done. They, and each node, make nine entries an hour at most.
 //!
@@ -34,12 +36,12 @@ use prost::Message;
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::{MissedTickBehavior, interval};
 use tonic::body::Body;
-use tonic::{Code, Status};
+use tonic::{Code, Response, Status};
 use tracing::{info, warn};
 
 use super::kinds::{Kinds, STRANGERS};
 use super::{Handlers, Lead, Stream};
-use crate::curator::audit::{LINES, page_after};
+use crate::curator::audit::{LINES, cut, page_after};
 use polis_runtime::event::Closed;
 use polis_runtime::supervisor::Context;
 use polis_wire::audit::layer::{self, Answer, Audit, Handler, UnderWay};
@@ -51,18 +53,20 @@ use polis_wire::rpc::{self, Caller, Peer};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Changes,
+    /// As [`Self::Changes`], and open to viewers.
+    Renews,
     ReadsSecret,
     No,
 }
 
-use Kind::{Changes, No, ReadsSecret};
+use Kind::{Changes, No, ReadsSecret, Renews};
 
 /// Every call of the audited services.
 const CALLS: &[(&str, Kind)] = &[
     ("/polis.v1.Aaa/CreateUser", Changes),
     ("/polis.v1.Aaa/Escrow", Changes),
     ("/polis.v1.Aaa/ListUsers", No),
-    ("/polis.v1.Aaa/Renew", Changes),
+    ("/polis.v1.Aaa/Renew", Renews),
     ("/polis.v1.Aaa/RevokeUser", Changes),
     ("/polis.v1.Management/ApproveNode", Changes),
     ("/polis.v1.Management/BeginUpdate", Changes),
@@ -99,14 +103,41 @@ fn kind(path: &str) -> Kind {
 
 /// In the answer of a handler: the call changed nothing, and reads no secret.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Unchanged;
+struct Unchanged;
 
-/// Whether a call that was done has an entry, by the answer of its handler.
-fn has_entry<B>(answer: &http::Response<B>) -> bool {
-    answer.extensions().get::<Unchanged>().is_none()
+/// The answer of a call that has changed something or not.
+pub(super) fn answer<T>(message: T, changed: bool) -> Response<T> {
+    let mut answer = Response::new(message);
+    if !changed {
+        answer.extensions_mut().insert(Unchanged);
+    }
+    answer
 }
 
-/// Refusals that wait for the service: more than one reader writes down in a second.
+/// How a call that was done is recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Recorded {
+    /// By an entry of its own, before its answer.
+    Alone,
+    /// Counted, as refusals are: its caller may make it as often as it likes, and each entry
+    /// displaces the oldest one. The first has an entry, since it may repeat a call whose leader
+    /// died before its entry.
+    Counted,
+    Never,
+}
+
+/// How a call that was done is recorded, by the answer of its handler.
+fn recorded(kind: Kind, answer: &http::Extensions) -> Recorded {
+    let unchanged = answer.get::<Unchanged>().is_some();
+    match kind {
+        Changes if unchanged => Recorded::Counted,
+        Renews if unchanged => Recorded::Never,
+        Changes | Renews | ReadsSecret => Recorded::Alone,
+        No => Recorded::Never,
+    }
+}
+
+/// Counted calls that wait for the service: more than one reader writes down in a second.
 const QUEUE: usize = 64;
 
 impl Audit for Handlers {
@@ -139,9 +170,16 @@ impl Audit for Handlers {
             }
             return Ok(response);
         }
-        if !has_entry(&response) {
-            let _none = call.end();
-            return Ok(response);
+        match recorded(kind, response.extensions()) {
+            Recorded::Alone => {}
+            Recorded::Counted => {
+                self.0.attempts.tell(call.end());
+                return Ok(response);
+            }
+            Recorded::Never => {
+                let _none = call.end();
+                return Ok(response);
+            }
         }
         Ok(match self.audit(call.entry()).await {
             Ok(()) => {
@@ -176,7 +214,9 @@ fn not_done(peer: &Peer, entry: AuditEntry) -> AuditEntry {
 fn unwritten(kind: Kind) -> Status {
     Status::unavailable(match kind {
         ReadsSecret => "the audit log cannot be written, so this is not shown; try again",
-        Changes | No => "the change was made, and the audit log cannot be written; try again",
+        Changes | Renews | No => {
+            "the change was made, and the audit log cannot be written; try again"
+        }
     })
 }
 
@@ -248,6 +288,11 @@ impl Handlers {
 }
 
 impl Lead {
+    /// The answer of a call that changes records by [`Lead::store`] alone.
+    pub(super) fn answer<T>(&self, message: T) -> Response<T> {
+        answer(message, self.store().kv.wrote())
+    }
+
     /// The pages of the log.
     pub(super) fn audit(self, request: v1::GetAuditRequest) -> Stream<v1::GetAuditResponse> {
         let v1::GetAuditRequest { from, follow } = request;
@@ -319,7 +364,7 @@ impl Reader {
     }
 }
 
-/// The handle to report what was not done. Cheap to clone.
+/// The handle to report what was not done, or changed nothing. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Attempts(mpsc::Sender<AuditEntry>);
 
@@ -342,16 +387,18 @@ impl Attempts {
         (Self(tell), Queue(Arc::new(Mutex::new(Ends { attempts, refused }))), refuse)
     }
 
-    /// Hands on an entry, unless more of them wait than can be written down.
+    /// Hands on an entry, unless more of them wait than can be written down. Many entries wait, and
+    /// the first of each kind for as long as the others are counted, so their texts are cut here.
     fn tell(&self, entry: AuditEntry) {
-        if let Err(full) = self.0.try_send(entry) {
+        let (what, reason) = (cut(&entry.what), cut(&entry.reason));
+        if let Err(full) = self.0.try_send(AuditEntry { what, reason, ..entry }) {
             let AuditEntry { who, call, .. } = full.into_inner();
-            warn!(target: LINES, by = who, call, "too many refusals for the audit log");
+            warn!(target: LINES, by = who, call, "too many calls to count for the audit log");
         }
     }
 }
 
-/// Writes entries about calls that were not done. Cloned into every run.
+/// Writes entries about calls that were not done or changed nothing. Cloned into every run.
 #[derive(Clone, Debug)]
 pub(in crate::curator) struct Service {
     pub(in crate::curator) handlers: Handlers,
@@ -405,7 +452,7 @@ impl Service {
                     by = who,
                     call,
                     repeats,
-                    "a refusal is only in this log: {}",
+                    "a call is only in this log: {}",
                     status.message()
                 );
             }
@@ -447,11 +494,9 @@ mod tests {
 
     /// A viewer may renew its certificate as often as it likes, and the log has a bound.
     #[test]
-    fn a_call_that_changed_nothing_has_no_entry_and_no_other_call_of_a_viewer_has_one() {
-        let mut answer = http::Response::new(());
-        assert!(has_entry(&answer));
-        answer.extensions_mut().insert(Unchanged);
-        assert!(!has_entry(&answer));
+    fn a_renewal_that_changed_nothing_has_no_entry_and_no_other_call_of_a_viewer_has_one() {
+        let renewed = |changed| recorded(Renews, answer((), changed).extensions());
+        assert_eq!([true, false].map(renewed), [Recorded::Alone, Recorded::Never]);
 
         let table = rpc::Table::polis().unwrap();
         let by_viewers = table.rules().filter(|(path, rule)| {
@@ -459,6 +504,32 @@ mod tests {
         });
         let paths: Vec<_> = by_viewers.map(|(path, _)| path).collect();
         assert_eq!(paths, ["/polis.v1.Aaa/Renew"]);
+        assert_eq!(kind(paths[0]), Renews);
+    }
+
+    #[test]
+    fn an_operator_who_repeats_calls_that_change_nothing_does_not_roll_over_the_log() {
+        let done = |kind, changed| recorded(kind, answer((), changed).extensions());
+        assert_eq!(done(Changes, true), Recorded::Alone);
+        assert_eq!(done(Changes, false), Recorded::Counted);
+        assert_eq!(done(ReadsSecret, false), Recorded::Alone);
+
+        let peer = Peer::User { name: "otto".to_owned(), role: rpc::Role::Operator };
+        let address = std::net::SocketAddr::from(([192, 0, 2, 7], 4711));
+        let caller = Caller { peer, address, certificate: None };
+        let mut kinds = Kinds::default();
+        let mut entries = Vec::new();
+        for _minute in 0..60 {
+            for _call in 0..1000 {
+                for path in ["/polis.v1.Management/NameNode", "/polis.v1.Management/ApproveNode"] {
+                    entries.extend(kinds.seen(begun(Some(&caller), path)));
+                }
+            }
+            entries.extend(kinds.ended());
+        }
+        assert_eq!((&*entries[0].who, entries[0].code), ("operator otto", i32::from(Code::Ok)));
+        let counted = entries.iter().map(|entry| entry.repeats).sum::<u64>();
+        assert_eq!((entries.len(), counted), (121, 60 * 2 * 1000 - 60));
     }
 
     #[test]
@@ -483,6 +554,18 @@ mod tests {
         let user = Peer::User { name: "otto".to_owned(), role: rpc::Role::Operator };
         let named = refused(user, Code::PermissionDenied).unwrap();
         assert_eq!((&*named.who, &*named.from), ("operator otto", "192.0.2.7"));
+    }
+
+    #[test]
+    fn a_refusal_that_waits_has_no_long_text_of_its_caller() {
+        let (attempts, queue, _refuse) = Attempts::channel();
+        // A request of a user has up to 4 MiB, and its refusal repeats the field.
+        let text = "x".repeat(4 << 20);
+        let (what, reason) = (text.clone(), format!("field: node_id is {text:?}"));
+        attempts.tell(AuditEntry { what, reason, ..AuditEntry::default() });
+        let mut ends = queue.0.try_lock().unwrap();
+        let waits = ends.attempts.try_recv().unwrap();
+        assert_eq!((waits.what.len(), waits.reason.len()), (200, 200));
     }
 
     #[test]

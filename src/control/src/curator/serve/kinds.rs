@@ -2,7 +2,9 @@
 //! others of that kind have one together.
 //!
 //! A leader counts the calls that it refuses (`serve::audit`), and a node the calls to itself that
-//! it refuses (`management::calls` of the node).
+//! it refuses (`management::calls` of the node). The leader also counts calls that were done and
+//! changed nothing: their code is that of success, and all below holds for them, too. Their object
+//! is a part of their kind: one may repeat a call whose answer was lost after the change.
 //!
 //! The leader also refuses callers without a certificate of the cluster, which make a new key for
 //! each call. It counts all of them as one caller, [`STRANGERS`]. It counts them, and each node, in
@@ -50,8 +52,8 @@ const OTHERS_KINDS_MAX: usize = 4;
 /// weeks.
 const OTHERS_WINDOWS: u32 = 60;
 
-/// Who made which call, and the code of the refusal.
-type Kind = (String, String, i32);
+/// Who made which call, and the code of the refusal; of a call that was done, also its object.
+type Kind = (String, String, i32, String);
 
 /// The first refusal of each kind, with the number of the others.
 type Counts = BTreeMap<Kind, AuditEntry>;
@@ -74,7 +76,8 @@ impl Kinds {
 
     /// Returns the entry to write now, if it is the first of its kind.
     pub fn seen(&mut self, entry: AuditEntry) -> Option<AuditEntry> {
-        let kind = (entry.who.clone(), entry.call.clone(), entry.code);
+        let what = if entry.code == 0 { entry.what.clone() } else { String::new() };
+        let kind = (entry.who.clone(), entry.call.clone(), entry.code, what);
         if let Some(first) = self.users.get_mut(&kind).or_else(|| self.others.get_mut(&kind)) {
             first.repeats += 1;
             return None;
@@ -88,7 +91,7 @@ impl Kinds {
             }
         };
         if !may_have_more {
-            let at = (entry.who.clone(), String::new(), 0);
+            let at = (entry.who.clone(), String::new(), 0, String::new());
             let rest = AuditEntry { call: OTHER_CALLS.to_owned(), ..entry };
             self.others.entry(at).or_insert(rest).repeats += 1;
             return None;
@@ -148,6 +151,20 @@ mod tests {
         assert_eq!(ended.iter().map(|entry| entry.repeats).sum::<u64>(), 1000 + 1000 - 64);
         assert_eq!(kinds.ended(), []);
         assert_eq!(kinds.seen(by(0)), Some(by(0)), "the next minute");
+    }
+
+    #[test]
+    fn calls_that_changed_nothing_have_an_entry_for_each_object() {
+        let by = |what: &str, code| {
+            let (who, what) = ("operator otto".to_owned(), what.to_owned());
+            AuditEntry { who, what, code, ..Default::default() }
+        };
+        let mut kinds = Kinds::default();
+        for (what, code, is_first) in
+            [("a", 0, true), ("b", 0, true), ("a", 0, false), ("a", 7, true), ("b", 7, false)]
+        {
+            assert_eq!(kinds.seen(by(what, code)).is_some(), is_first, "{what} {code}");
+        }
     }
 
     #[test]

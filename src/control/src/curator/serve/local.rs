@@ -2,6 +2,7 @@
 
 use polis_proto::v1;
 use polis_proto::v1::curator_local_server::CuratorLocal;
+use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use super::{Handlers, Stream};
@@ -16,23 +17,11 @@ impl CuratorLocal for Handlers {
         _request: Request<v1::GetCurrentLeaderRequest>,
     ) -> Result<Response<Self::GetCurrentLeaderStream>, Status> {
         let this_id = self.0.node.to_string();
-        let leadership = self.0.leadership.clone();
         let directory = self.0.directory.subscribe();
-        let sent = None;
-        let stream = futures::stream::unfold((leadership, sent), move |(mut leadership, sent)| {
-            let this_id = this_id.clone();
-            let crl_digest = directory.borrow().crl_digest().to_vec();
-            async move {
-                loop {
-                    let now = answer(&leadership.borrow_and_update(), &this_id, &crl_digest);
-                    if sent.as_ref() != Some(&now) {
-                        return Some((Ok(now.clone()), (leadership, Some(now))));
-                    }
-                    leadership.changed().await.ok()?;
-                }
-            }
-        });
-        Ok(Response::new(Box::pin(stream)))
+        let say = move |leadership: &Leadership| {
+            answer(leadership, &this_id, directory.borrow().crl_digest())
+        };
+        Ok(Response::new(announcements(self.0.leadership.clone(), say)))
     }
 
     async fn get_ca_certificate(
@@ -42,6 +31,27 @@ impl CuratorLocal for Handlers {
         let ca_certificate = self.authority()?;
         Ok(Response::new(v1::GetCaCertificateResponse { ca_certificate }))
     }
+}
+
+/// What `say` answers at first, and whenever another leadership changes that. Each announcement is
+/// made at its moment: by then, the CRL may be another one than at the announcement before.
+fn announcements(
+    leadership: watch::Receiver<Leadership>,
+    say: impl Fn(&Leadership) -> v1::GetCurrentLeaderResponse + Send + 'static,
+) -> Stream<v1::GetCurrentLeaderResponse> {
+    let begun = (leadership, say, None);
+    Box::pin(futures::stream::unfold(begun, |(mut leadership, say, sent)| async move {
+        loop {
+            let now = {
+                let known = leadership.borrow_and_update().clone();
+                say(&known)
+            };
+            if sent.as_ref() != Some(&now) {
+                return Some((Ok(now.clone()), (leadership, say, Some(now))));
+            }
+            leadership.changed().await.ok()?;
+        }
+    }))
 }
 
 /// The leader. This curator names itself only while it would serve: a caller that received
@@ -71,6 +81,8 @@ fn answer(
 mod tests {
     use std::time::SystemTime;
 
+    use futures::{FutureExt as _, StreamExt as _};
+
     use super::*;
     use crate::curator::directory::Leader;
     use polis_wire::identity::NodeId;
@@ -84,5 +96,27 @@ mod tests {
         let own = answer(&leadership, &node.to_string(), b"digest");
         assert!(own.leader_id.is_empty() && own.crl_digest.is_empty());
         assert_eq!(answer(&leadership, "polis-other", b"digest").leader_id, node.to_string());
+    }
+
+    #[tokio::test]
+    async fn an_announcement_has_the_crl_of_its_own_moment() {
+        let leadership = watch::Sender::new(Leadership::default());
+        let digest = watch::Sender::new(b"former".to_vec());
+        let crl_digest = digest.subscribe();
+        let say = move |known: &Leadership| v1::GetCurrentLeaderResponse {
+            leader_id: known.leader.as_ref().map_or_else(String::new, |it| it.node.to_string()),
+            crl_digest: crl_digest.borrow().clone(),
+            ..Default::default()
+        };
+        let mut announced = announcements(leadership.subscribe(), say);
+        let first = announced.next().await.unwrap().unwrap();
+        assert_eq!((&*first.leader_id, &*first.crl_digest), ("", &b"former"[..]));
+        assert!(announced.next().now_or_never().is_none(), "nothing has changed");
+        digest.send_replace(b"newest".to_vec());
+        let node = NodeId::from_public_key(&[1; 32]);
+        let leader = Leader { node, address: None, port: 7835, since: SystemTime::UNIX_EPOCH };
+        leadership.send_replace(Leadership { leader: Some(leader), term: None });
+        let next = announced.next().await.unwrap().unwrap();
+        assert_eq!((next.leader_id, &*next.crl_digest), (node.to_string(), &b"newest"[..]));
     }
 }

@@ -158,7 +158,7 @@ impl Management for Handlers {
         let lead = self.lead()?;
         let approved = lead.store().approve(id, spoken.as_ref()).await;
         approved.map_err(|error| lead.refuse(error))?;
-        Ok(Response::new(v1::ApproveNodeResponse { node: Some(lead.info(id).await?) }))
+        Ok(lead.answer(v1::ApproveNodeResponse { node: Some(lead.info(id).await?) }))
     }
 
     async fn update_node_roles(
@@ -174,11 +174,12 @@ impl Management for Handlers {
             let then = Then::Roles.into();
             let departure = v1::Departure { then, add: Some(add), remove: Some(remove) };
             self.0.departures.ask(id, departure).await?;
-        } else {
-            let changed = lead.store().change(id, Change::Roles { add, remove }).await;
-            changed.map_err(|error| lead.refuse(error))?;
+            // Another task takes it out, or an earlier leader has: never taken to be unchanged.
+            return Ok(Response::new(lead.info(id).await?));
         }
-        Ok(Response::new(lead.info(id).await?))
+        let changed = lead.store().change(id, Change::Roles { add, remove }).await;
+        changed.map_err(|error| lead.refuse(error))?;
+        Ok(lead.answer(lead.info(id).await?))
     }
 
     async fn update_node_labels(
@@ -192,7 +193,7 @@ impl Management for Handlers {
         let lead = self.lead()?;
         let changed = lead.store().change(id, Change::Labels { set, remove }).await;
         changed.map_err(|error| lead.refuse(error))?;
-        Ok(Response::new(lead.info(id).await?))
+        Ok(lead.answer(lead.info(id).await?))
     }
 
     async fn name_node(
@@ -205,7 +206,7 @@ impl Management for Handlers {
         let lead = self.lead()?;
         let named = lead.store().name_node(id, name.as_ref()).await;
         named.map_err(|error| lead.refuse(error))?;
-        Ok(Response::new(lead.info(id).await?))
+        Ok(lead.answer(lead.info(id).await?))
     }
 
     async fn configure_node_network(
@@ -218,7 +219,7 @@ impl Management for Handlers {
         let lead = self.lead()?;
         let changed = lead.store().change(id, Change::Network(order)).await;
         changed.map_err(|error| lead.refuse(error))?;
-        Ok(Response::new(lead.info(id).await?))
+        Ok(lead.answer(lead.info(id).await?))
     }
 
     async fn decommission_node(
@@ -262,7 +263,7 @@ impl Management for Handlers {
         let desired = configuration.ok_or_else(missing)?;
         let written = lead.store().configure(desired, snapshot_credentials, clock::now()).await;
         let configuration = Some(written.map_err(|error| lead.refuse(error))?);
-        Ok(Response::new(v1::ConfigureClusterResponse { configuration }))
+        Ok(lead.answer(v1::ConfigureClusterResponse { configuration }))
     }
 
     async fn confirm_firewall(
@@ -274,7 +275,7 @@ impl Management for Handlers {
         let reached = reached.ok_or_else(|| Error::Field("configuration is missing".to_owned()))?;
         let written = lead.store().confirm_firewall(reached, clock::now()).await;
         let configuration = Some(written.map_err(|error| lead.refuse(error))?);
-        Ok(Response::new(v1::ConfirmFirewallResponse { configuration }))
+        Ok(lead.answer(v1::ConfirmFirewallResponse { configuration }))
     }
 
     async fn set_registry(
@@ -286,7 +287,7 @@ impl Management for Handlers {
         let desired = desired.ok_or_else(|| Error::Field("registry is missing".to_owned()))?;
         let written = lead.store().set_registry(&desired, clock::now()).await;
         let written = written.map_err(|error| lead.refuse(error))?;
-        Ok(Response::new(v1::SetRegistryResponse { registry: Some(shown(&written)) }))
+        Ok(lead.answer(v1::SetRegistryResponse { registry: Some(shown(&written)) }))
     }
 
     async fn delete_registry(
@@ -331,7 +332,7 @@ impl Management for Handlers {
         let lead = self.lead()?;
         let changed = lead.store().change(id, Change::ForgetRecoveryKey).await;
         changed.map_err(|error| lead.refuse(error))?;
-        Ok(Response::new(v1::ConfirmRecoveryKeyResponse {}))
+        Ok(lead.answer(v1::ConfirmRecoveryKeyResponse {}))
     }
 
     async fn get_etcd_status(
@@ -379,7 +380,7 @@ impl Management for Handlers {
         // The plan is made of the copy: a node that it lacks would get no turn.
         lead.current().await?;
         let begun = lead.begin_update(request.into_inner()).await;
-        begun.map(Response::new).map_err(|error| lead.refuse(error))
+        begun.map(|begun| lead.answer(begun)).map_err(|error| lead.refuse(error))
     }
 
     async fn get_update(
@@ -395,7 +396,7 @@ impl Management for Handlers {
     ) -> Result<Response<v1::Rotation>, Status> {
         let lead = self.lead()?;
         let rotation = Box::pin(lead.rotate()).await;
-        rotation.map(Response::new).map_err(|error| lead.refuse(error))
+        rotation.map(|begun| lead.answer(begun)).map_err(|error| lead.refuse(error))
     }
 
     async fn get_rotation(
@@ -413,7 +414,7 @@ impl Management for Handlers {
     ) -> Result<Response<v1::ClusterUpdate>, Status> {
         let lead = self.lead()?;
         let controlled = lead.control_update(request.into_inner()).await;
-        controlled.map(Response::new).map_err(|error| lead.refuse(error))
+        controlled.map(|update| lead.answer(update)).map_err(|error| lead.refuse(error))
     }
 }
 

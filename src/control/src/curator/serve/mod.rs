@@ -175,10 +175,11 @@ impl Handlers {
             .add_service(reflection().build_v1alpha()?))
     }
 
-    /// The term of this curator.
+    /// The term of this curator, for one call.
     fn lead(&self) -> Result<Lead, Status> {
         let term = self.0.leadership.borrow().term.clone();
-        let term = term.ok_or_else(|| self.not_leader())?;
+        let mut term = term.ok_or_else(|| self.not_leader())?;
+        term.store.kv = term.store.kv.for_call();
         Ok(Lead { handlers: self.clone(), term })
     }
 

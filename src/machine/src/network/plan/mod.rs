@@ -321,7 +321,7 @@ impl Wanted {
                 gateway: Some(route.gateway),
                 metric,
                 origin: Origin::Parameters,
-                on_link: !is_link_local(route.gateway)
+                on_link: !is_on_wire(route.gateway)
                     && !settings.addresses.iter().any(|own| own.contains(route.gateway)),
             });
         }
@@ -424,12 +424,10 @@ impl Wanted {
     }
 }
 
-/// Link-local gateways are on the wire by their nature.
-fn is_link_local(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(v4) => v4.is_link_local(),
-        IpAddr::V6(v6) => v6.is_unicast_link_local(),
-    }
+/// Whether the kernel itself takes a gateway to be on the wire: a link-local one of IPv6. It has no
+/// such rule for IPv4, and refuses the route unless the gateway is in a network of the link.
+fn is_on_wire(gateway: IpAddr) -> bool {
+    matches!(gateway, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
 /// Whether addresses that the plan does not want are taken away.

@@ -85,7 +85,9 @@ impl Wanted {
         }
         for index in candidates(&modes) {
             if let Some(lease) = six.leases.get(&index) {
-                self.addresses.entry((index, lease.address)).or_insert(Some(lease.lifetime));
+                if !self.has_otherwise(observed, index, lease.address) {
+                    self.addresses.entry((index, lease.address)).or_insert(Some(lease.lifetime));
+                }
                 self.serve(&lease.nameservers, &lease.ntp_servers);
             } else if let Some(servers) = six.servers.and_then(|servers| servers.get(&index)) {
                 self.serve(&servers.nameservers, &servers.ntp_servers);
@@ -94,6 +96,14 @@ impl Wanted {
         let asks = |index: &u32| self.dhcpv6.get(index) == Some(&Want::Address);
         let inherited = six.inherited.into_iter().flatten();
         self.kept = inherited.filter(|(index, _)| asks(index)).copied().collect();
+    }
+
+    /// Whether the link has this address with another prefix, or the parameters give it so. The
+    /// kernel has an address of IPv6 once on a link: to add it again would change the lifetime of
+    /// the one that is there, at every look.
+    fn has_otherwise(&self, observed: &Observed, link: u32, address: Cidr) -> bool {
+        let mut all = self.addresses.keys().chain(&observed.addresses);
+        all.any(|(of, cidr)| *of == link && cidr.address() == address.address() && *cidr != address)
     }
 
     /// Adds the name servers that routers advertise, those on the node's own link first. They come
@@ -235,6 +245,28 @@ mod tests {
             assert!(all.contains(&Action::AddAddress(2, lease.address, Some(lease.lifetime))));
             assert_eq!(all.contains(&made_of_prefix), !stays, "{ipv6}: {all:?}");
         }
+    }
+
+    #[test]
+    fn an_address_that_the_link_has_with_another_prefix_is_not_added_by_dhcpv6() {
+        let server = std::net::Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 2);
+        let lease = Lease::check_v6("2001:db8::7".parse().unwrap(), 600, server.into()).unwrap();
+        let six = Six { leases: BTreeMap::from([(2, &lease)]), ..Six::default() };
+        let there: Cidr = "2001:db8::7/64".parse().unwrap();
+        let (mut observed, mut fixed) = (advertised(true, false), network(Ipv6::Auto));
+        fixed.interfaces[0].settings.addresses.push(there);
+        let wanted = plan(&observed, &fixed, &six);
+        let made = actions(&observed, &wanted, Former::Keep, None);
+        assert_eq!(made, [Action::AddAddress(2, there, None)], "the parameters give it");
+
+        observed.addresses.insert((2, there));
+        let wanted = plan(&observed, &network(Ipv6::Auto), &six);
+        let made = actions(&observed, &wanted, Former::Keep, None);
+        assert!(made.is_empty(), "the kernel made it of a prefix: {made:?}");
+        observed.addresses.clear();
+        let wanted = plan(&observed, &network(Ipv6::Auto), &six);
+        let made = actions(&observed, &wanted, Former::Keep, None);
+        assert_eq!(made, [Action::AddAddress(2, lease.address, Some(lease.lifetime))]);
     }
 
     #[test]

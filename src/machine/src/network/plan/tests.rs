@@ -233,6 +233,22 @@ fn a_gateway_outside_the_network_is_on_the_wire_all_the_same() {
 }
 
 #[test]
+fn a_link_local_gateway_is_on_the_wire_by_itself_for_ipv6_alone() {
+    for (address, to, gateway, on_link) in [
+        ("192.0.2.7/32", "0.0.0.0/0", "169.254.1.1", true),
+        ("169.254.1.7/16", "0.0.0.0/0", "169.254.1.1", false),
+        ("2001:db8::7/64", "::/0", "fe80::1", false),
+    ] {
+        let mut fixed = by_name("eth0", &[address]);
+        let (destination, gateway) = (cidr(to), gateway.parse().unwrap());
+        fixed.settings.routes.push(parameters::Route { destination, gateway, metric: 0 });
+        let wanted = wanted(&observed(), Some(&network(vec![fixed])), &BTreeMap::new());
+        let made: Vec<_> = wanted.routes.iter().map(|route| route.on_link).collect();
+        assert_eq!(made, [on_link], "{gateway}");
+    }
+}
+
+#[test]
 fn a_static_configuration_is_found_by_name_and_by_mac() {
     let mac = Match::Mac(Mac([0x52, 0x54, 0, 0, 0, 3]));
     let card = Card { matches: Some(mac), ..Card::default() };

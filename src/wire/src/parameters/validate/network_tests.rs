@@ -105,6 +105,7 @@ fn what_a_vlan_cannot_be_names_its_field() {
         (vec![vlan("bond0", 7), vlan("bond0", 7)], "vlans[1].id"),
         (vec![with(Settings { mtu: 9000, ..Settings::default() })], "vlans[0].settings.mtu"),
         (vec![with(settings(&["10.0.0.1"]))], "vlans[0].settings.addresses[0]"),
+        (vec![with(settings(&["fd00::7/64", "fe80::7/64"]))], "vlans[0].settings.addresses[1]"),
         (vec![with(Settings { primary: true, ..settings(&[]) })], "vlans[0].settings.primary"),
     ] {
         assert_eq!(refused(of(two(), vlans)).0, format!("network.{path}"));
