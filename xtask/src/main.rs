@@ -143,7 +143,7 @@ const GENERAL: &str =
 /// The beginning of the last line of an error of clap.
 const CLAP_HELP: &str = "\n\nFor more information, try ";
 
-/// How the standard library says that a text is not a number, and what to say instead.
+/// Messages of the standard library about a text that is not a number, and their replacements.
 const NUMBERS: [(&str, &str); 3] = [
     (": invalid digit found in string", ": allowed is a whole number"),
     (": cannot parse integer from empty string", ": allowed is a whole number"),

@@ -20,8 +20,8 @@ use prost::Message as _;
 
 use crate::host::Help;
 
-/// Parameters that found a cluster. `tui` names a terminal of the guest that carries the console.
-/// `name` is the node's name beside its ID.
+/// Parameters that bootstrap a cluster. `tui` names a terminal of the guest that carries the
+/// console. `name` is the node's name beside its ID.
 pub(crate) fn bootstrap(owner: &SigningKey, tui: Option<&str>, name: &str) -> Vec<u8> {
     founding(owner, tui, StorageSecurityPolicy::Unspecified, name)
 }

@@ -116,8 +116,8 @@ impl Maintenance {
         &self.text
     }
 
-    /// Whether it is being started: its process must not be reaped, as that is not known yet, and
-    /// the start waits for it where the program cannot run.
+    /// Whether it is being started. No process may be reaped meanwhile: the ID of this one is not
+    /// known yet, and the start itself waits for it where the program cannot run.
     #[must_use]
     pub fn is_starting(&self) -> bool {
         self.starting.is_some()

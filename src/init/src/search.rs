@@ -82,7 +82,7 @@ impl Sought<'_> {
         }
     }
 
-    /// For each partition that may have the system, at `now`: there are two.
+    /// The time for each partition that may have the system, at `now`: a disk has two.
     pub(super) fn time(self, now: Duration) -> Duration {
         self.end().map_or(TABLE, |end| (end.saturating_sub(now) / 2).max(NOTICE))
     }

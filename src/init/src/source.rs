@@ -4,7 +4,7 @@
 //! ```text
 //! the disk of the start --without a mirror, or its system answers--> this one
 //!          +--nothing for SYSTEM--> put aside --OTHER--> the other disk of its mirror
-//!                                                 +-----> this one, and why it is not used
+//!                                                 +-----> this one, with its failure
 //! ```
 //!
 //! Invariants:
@@ -35,7 +35,8 @@ use super::search::{self, Sought};
 use super::tables::Tables;
 use super::verified;
 
-/// For the other disk of a mirror, most of [`patience::ESP`]: it is mostly there by now.
+/// Time for the other disk of a mirror, most of [`patience::ESP`]: the kernel has mostly announced
+/// it by now.
 const OTHER: Duration = Duration::from_secs(15);
 /// What is left of that for the ESP of a disk whose system does not answer: it answers at once or
 /// not at all.
@@ -80,7 +81,7 @@ impl Source {
         }
     }
 
-    /// `other` if it has the system. Else this one, whose fault is to be told.
+    /// `other` if it has the system. Else this one, whose failure is reported.
     fn or(self, other: Result<Self, Error>) -> Self {
         let own = Self { esp_time: ESP_LEFT, ..self };
         other.ok().filter(|other| matches!(other.answer, Some(Ok(_)))).unwrap_or(own)

@@ -107,7 +107,8 @@ impl Error {
         self.cause.chain().any(|cause| cause.is::<OutputClosed>())
     }
 
-    /// Whether what was to be printed is lost, for either reason: no node can mend that.
+    /// Whether standard output takes no more, for either reason: another call to a node does not
+    /// help.
     pub(super) fn is_of_output(&self) -> bool {
         self.is_output_closed() || self.cause.chain().any(|cause| cause.is::<OutputFailed>())
     }
@@ -172,7 +173,7 @@ fn help_of(kind: ErrorKind) -> Option<&'static str> {
 /// The beginning of the last line of an error of clap.
 const CLAP_HELP: &str = "\n\nFor more information, try ";
 
-/// How the standard library says that a text is not a number, and what to say instead.
+/// Messages of the standard library about a text that is not a number, and their replacements.
 const NUMBERS: [(&str, &str); 3] = [
     (": invalid digit found in string", ": allowed is a whole number"),
     (": cannot parse integer from empty string", ": allowed is a whole number"),

@@ -148,7 +148,7 @@ pub(super) async fn run(command: Command, global: &Global) -> Result<(), Error> 
     }
 }
 
-/// What proves an owner.
+/// The key of an owner, and its certificate.
 struct Owner {
     key: SigningKey,
     /// The certificate of the context, if it is for this key.

@@ -20,7 +20,8 @@ const NAME: &str = "polis";
 /// The paths of health checks, the only ones for anonymous callers.
 const HEALTH: [&str; 3] = ["/livez", "/readyz", "/healthz"];
 
-/// Ways into containers and nodes, and to what pods serve. Over a WebSocket each is a `get`.
+/// Subresources that lead into containers and nodes, and to servers in pods. Over a WebSocket each
+/// is a `get`.
 const WAYS_IN: [&str; 6] =
     ["pods/exec", "pods/attach", "pods/portforward", "pods/proxy", "services/proxy", "nodes/proxy"];
 

@@ -215,7 +215,7 @@ pub struct Data {
     pub kubelet_plugins: Dir,
     /// The files that containers write.
     pub pod_logs: Dir,
-    /// The content of `/var/lib` on a worker, where pods with a `hostPath` keep what they like.
+    /// The content of `/var/lib` on a worker, where pods with a `hostPath` keep their data.
     pub host_paths: Dir,
     /// The mesh between the nodes.
     pub mesh: Dir,

@@ -31,7 +31,7 @@ use polis_runtime::logtree::{self, Body};
 use polis_wire::audit::{BEGINNING, hash};
 use polis_wire::pki::{self, Guard, Write};
 
-/// The source of the lines in the log of a node that are of the audit log: see [`is_line`].
+/// The source of the lines of the audit log in the log of a node: see [`is_line`].
 pub const LINES: &str = "polis_audit";
 
 const HEAD: &str = "audit/head";

@@ -201,10 +201,10 @@ impl Directory {
         first.map(|(_, leader)| leader)
     }
 
-    /// Whether this copy holds everything that was written before the term whose lock came to be
+    /// Whether this copy holds everything that was written before the term whose lock was created
     /// at the revision `lock`, and everything up to the revision `written`.
     ///
-    /// The leaders before it wrote after that lock came to be, since a candidate waits for them.
+    /// The leaders before it wrote after that lock was created, since a candidate waits for them.
     /// But each of them had an earlier lock and wrote nothing once that was gone: a copy without
     /// an earlier lock has all that they wrote.
     #[must_use]

@@ -84,7 +84,7 @@ pub struct Term {
 }
 
 impl Term {
-    /// The revision at which its lock came to be: the candidacy began then, and the term perhaps
+    /// The revision at which its lock was created: the candidacy began then, and the term perhaps
     /// days later.
     pub(super) fn revision(&self) -> i64 {
         self.lock.revision()

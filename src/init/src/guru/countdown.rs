@@ -1,4 +1,5 @@
-//! What the machine does next, and when: what a person or a caller asks for changes it.
+//! The countdown of a guru meditation: the next action of the machine, its time, and how commands
+//! and calls change both.
 
 use std::time::Duration;
 

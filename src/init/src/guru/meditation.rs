@@ -1,4 +1,5 @@
-//! A guru meditation while it is shown: draws, waits, and handles what happens.
+//! A guru meditation while it is shown: draws, waits, and handles keys, calls and the end of the
+//! countdown.
 
 use std::os::fd::AsFd as _;
 use std::time::Duration;

@@ -155,7 +155,7 @@ fn maintenance(
     report: &Report,
     log: &[String],
 ) -> Option<Maintenance> {
-    // A program on a disk that does not answer would never start, nor `init` go on.
+    // A program on a disk that does not answer would never start.
     if matches!(kept, Kept::Unanswered) || machine.system_silent {
         return None;
     }

@@ -1,4 +1,4 @@
-//! The end of the machine, as a button, Ctrl-Alt-Del or a signal asks for it.
+//! Requests to end the machine: the power button, Ctrl-Alt-Del and signals.
 
 use rustix::process::Signal;
 

@@ -1,4 +1,5 @@
-//! The terminals with the picture on them: those that are missing are looked for again.
+//! The terminals that show a guru meditation; missing ones are looked for every
+//! [`POLL_INTERVAL`].
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! What the serial line says of a guru meditation: the failure, and what the machine does next.
+//! The lines of a guru meditation on the serial port: the failure, and the next action of the
+//! machine.
 
 use std::time::Duration;
 

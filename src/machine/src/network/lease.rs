@@ -76,8 +76,8 @@ impl Lease {
                 let destination =
                     Cidr::new(route.destination.into(), route.prefix_length)?.network();
                 match route.router {
-                    // The kernel has that route by itself. This one would take its place, and with
-                    // another lease or configuration the address would be left without any.
+                    // The kernel has that route by itself. This one would replace it, and its
+                    // removal with a later lease would leave the address without any.
                     Ipv4Addr::UNSPECIFIED if destination == address.network() => None,
                     Ipv4Addr::UNSPECIFIED => Some((destination, None)),
                     router => is_gateway(router).then_some((destination, Some(router))),

@@ -185,7 +185,7 @@ pub fn read(message: &str, devices: &Devices) -> Option<Fault> {
     }
     let (status, rest) = message.split_once(" error, dev ")?;
     let (name, _place) = rest.split_once(", sector ")?;
-    // Other messages have names that processes choose, behind words of the kernel or before them.
+    // Other messages have names that processes choose, before or after text of the kernel.
     let is_status = status.chars().all(|c| c.is_ascii_alphabetic() || matches!(c, ' ' | '/'));
     if !is_status || !is_of(name, &devices.disk) {
         return None;
@@ -222,8 +222,8 @@ fn is_of(name: &str, disk: &str) -> bool {
     rest.is_empty() || number.is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
-/// The disk that a path leads to. An NVMe disk that may have several has a hidden device for each,
-/// and the kernel logs errors by their names: `nvme0c1n1` leads to `nvme0n1`.
+/// The disk that a path leads to. An NVMe disk that may have several paths has a hidden device for
+/// each, and the kernel logs errors by its name: `nvme0c1n1` leads to `nvme0n1`.
 fn led_to(path: &str) -> Option<String> {
     let (subsystem, rest) = path.strip_prefix("nvme")?.split_once('c')?;
     let (controller, namespace) = rest.split_once('n')?;
@@ -233,12 +233,12 @@ fn led_to(path: &str) -> Option<String> {
 }
 
 /// Reads one record of the kernel's log; those that processes wrote do not count, nor do less
-/// severe ones. A process can have the kernel log its name, and that of its program, as information
-/// or as a warning: it must not end the node with the words of an error.
+/// severe ones. A process can make the kernel log its name, and that of its program, as information
+/// or as a warning: the text of an error in such a name must not end the node.
 pub(crate) fn of(record: &Record, devices: &Devices) -> Option<Fault> {
     let fault = (record.facility == 0).then(|| read(&record.text, devices)).flatten()?;
     let least = match fault.what {
-        // XFS warns of some of it, and goes on.
+        // XFS logs some of it as a warning, and goes on.
         What::Corrupt => WARNING,
         What::Changed | What::Read | What::Write | What::ShutDown | What::Hung => ERROR,
     };

@@ -114,7 +114,7 @@ impl Plan {
         matches!(self.serving, Serving::Sources(_))
     }
 
-    /// Whether this node asks the same voters by both.
+    /// Whether this node asks the same voters under both plans.
     pub(super) fn has_voters_of(&self, other: &Self) -> bool {
         self.voters == other.voters
     }

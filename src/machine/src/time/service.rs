@@ -11,7 +11,9 @@
 //! start on, so as root, too, it has no more rights than that takes, and no other files.
 //!
 //! The addresses of other nodes are in the plan, so a node that changes its own again and again
-//! changes the plans of all others. Invariants:
+//! changes the plans of all others.
+//!
+//! Invariants:
 //! - Other plans end at most [`ENDS_MAX`] chronyds in a row, and then one each [`PACE`].
 //! - The last plan is the one that stays, whenever it came.
 
@@ -302,7 +304,7 @@ impl Service {
                     silent = 0;
                     let follows = matches!(state.state, State::Cluster | State::Synced);
                     // Until its first measurements, a fresh chronyd follows nothing. It has none
-                    // without an address, and none of voters that its successor will ask.
+                    // without an address, and none of voters that only the next one asks.
                     let has_others =
                         plan.is_asking() && !plan.has_voters_of(&self.inputs.plan(Asked::Not));
                     if has_others || self.inputs.network.borrow().primary.is_none() {

@@ -57,7 +57,7 @@ use polis_wire::audit::layer::{self, Answer, Audit, Handler, UnderWay};
 use polis_wire::audit::{begun, is_recorded, reason};
 use polis_wire::rpc::{Caller, Peer};
 
-/// Takes what was counted from the refusals.
+/// Takes the entries of counted refusals.
 type Counted = fn(&mut Kinds) -> Vec<AuditEntry>;
 
 /// Reads the detail of a request.

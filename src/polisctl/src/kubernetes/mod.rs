@@ -326,8 +326,9 @@ fn said(body: &[u8]) -> String {
     }
 }
 
-/// What is read of a list of pods or nodes: nothing of the record of who has set which field
-/// (`managedFields`), which whoever writes an object may nest more deeply than `serde_json` reads.
+/// The fields that are read of a list of pods or nodes. The record of who has set which field
+/// (`managedFields`) is not: the writer of an object may nest it more deeply than `serde_json`
+/// reads.
 #[derive(Debug, Default, serde::Deserialize, serde::Serialize)]
 #[serde(default)]
 struct List {

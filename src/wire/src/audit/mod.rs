@@ -41,7 +41,7 @@ const DOMAIN: &[u8] = b"polis audit entry 1\0";
 /// The hash before the first entry.
 pub const BEGINNING: [u8; 32] = [0; 32];
 
-/// The call of an entry that has the number of refused calls of one caller, whichever they were.
+/// The call of an entry that counts refused calls of one caller, of any kind.
 pub const OTHER_CALLS: &str = "other calls";
 
 /// Every call of `NodeManagement`, and whether it is recorded. Programs that only read, of which

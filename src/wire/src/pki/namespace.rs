@@ -164,8 +164,8 @@ impl<S: Store> Namespace<S> {
         Ok(Some((issued, false)))
     }
 
-    /// Whether the existing certificate of a server of Kubernetes does not speak for one of the
-    /// hosts of `desired`, so that it is renewed. The hosts of other certificates stay.
+    /// Whether the existing certificate of a server of Kubernetes does not name one of the hosts of
+    /// `desired`, so that it is renewed. The hosts of other certificates stay.
     ///
     /// # Errors
     ///

@@ -78,7 +78,7 @@ impl WorkerPurpose {
     }
 
     /// The certificate of `node` for the key with this public half. `address` is that of the node,
-    /// which the signer must have checked: the certificate of a server speaks for it.
+    /// which the signer must have checked: the certificate of a server names it.
     #[must_use]
     pub fn certificate(
         self,

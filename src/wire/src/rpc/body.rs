@@ -282,7 +282,7 @@ impl Pieces {
         Self { rest: Bytes::new(), places: places.map(PollSemaphore::new), place: None }
     }
 
-    /// The next piece of the message that has begun; `None` gives its place back.
+    /// The next piece of the message that has begun. Without one, its place is given back.
     fn next_piece(&mut self) -> Option<Bytes> {
         if self.rest.is_empty() {
             drop(self.place.take());

@@ -2,9 +2,9 @@
 //! (`managedFields`). Pure.
 //!
 //! Nothing on a node reads that record, which is half of an object. The API server takes it from
-//! whoever writes the object, and keeps names in it that are no fields, nested as deeply as the
-//! writer likes. `serde_json` rejects a text that is nested more than 128 times: a claim with such
-//! a record would stop the provisioners of all workers, a pod the drain of its node, and a Node the
+//! the writer of the object, and keeps names in it that are not fields, nested up to its own limit
+//! of 10,000. `serde_json` rejects a text that is nested more than 128 times: a claim with such a
+//! record would stop the provisioners of all workers, a pod the drain of its node, and a Node the
 //! removal of other ones.
 //!
 //! Invariants:

@@ -293,8 +293,9 @@ impl Service {
     }
 }
 
-/// The outcome of an eviction. One without an answer says nothing of the API server, which has
-/// answered before: an admission webhook may hold it up for longer than a request may take.
+/// The outcome of an eviction. One without an answer does not mean that the API server is lost,
+/// which has answered before: an admission webhook may hold it up for longer than a request may
+/// take.
 fn tried(ended: Result<Evicted, Error>) -> Result<Evicted, Error> {
     match ended {
         Err(error @ Error::Silent { .. }) => Ok(Evicted::NotYet(cause::line(&error))),

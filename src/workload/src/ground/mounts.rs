@@ -6,9 +6,9 @@
 //! where the contents must survive a reboot, memory where they must not.
 //!
 //! `/var/lib` as a whole is writable: agents of third parties keep their data below it, by a
-//! `hostPath`. It comes first, and the places of the mounts inside of it are made here. A pod
-//! may have had `/var/lib` itself, so what else has the name of such a place is removed, and no
-//! link is followed.
+//! `hostPath`. It comes first, and the mount points inside of it are made here. A pod may have had
+//! `/var/lib` itself, so a file or a link in place of such a mount point is removed, and no link is
+//! followed.
 //!
 //! The kernel's limits of these directories are those of the data partition: `nosuid` and
 //! `nodev` hold for volumes of pods, too. Agents run programs that they keep below `/var/lib`,
@@ -17,7 +17,7 @@
 //! Invariants:
 //! - A mount below a path here does not appear below its directory on the data partition
 //!   (`sys::mount::bind`).
-//! - A link that a pod has left leads no mount elsewhere
+//! - No mount follows a link that a pod has left
 //!   (`a_link_in_the_place_of_a_mount_is_replaced`).
 
 use std::collections::BTreeSet;

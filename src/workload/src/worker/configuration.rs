@@ -38,8 +38,8 @@ const SERVERS_MAX: usize = 15;
 /// asks without end would otherwise fill the memory of the node while these do not answer.
 const FORWARDED_MAX: u32 = 1000;
 
-/// The errors of questions that the node's name servers do not answer, also where nothing listens
-/// there or the cable is pulled: the kernel's words come last. While they are down, each
+/// The errors of questions that the node's name servers do not answer, also where they refuse the
+/// connection or cannot be reached: the text of the kernel comes last. While they are down, each
 /// question of each pod is one: the first is logged, and then their number.
 const UNANSWERED: &str = "(i/o timeout|connection refused|no route to host|network is unreachable)$\
                           |^concurrent queries exceeded maximum";
@@ -189,7 +189,7 @@ pub(super) fn corefile(site: &Site, servers: &[IpAddr]) -> String {
         domain = site.domain(),
         kubeconfig = site.run.dns.path().display(),
     );
-    // A network that names this very address would have CoreDNS ask itself, and end by `loop`.
+    // If the network named this address, CoreDNS would ask itself, and `loop` would end it.
     let others = servers.iter().filter(|server| **server != DNS_ADDRESS);
     let servers: Vec<_> = others.take(SERVERS_MAX).map(ToString::to_string).collect();
     // Without a server to ask, `forward` is an error, and `loop` has nothing to look for.

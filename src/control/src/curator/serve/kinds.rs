@@ -4,16 +4,16 @@
 //! A leader counts the calls that it refuses (`serve::audit`), and a node the calls to itself that
 //! it refuses (`management::calls` of the node). The leader also counts calls that were done and
 //! changed nothing: their code is that of success, and all below holds for them, too. Their object
-//! is a part of their kind: one may repeat a call whose answer was lost after the change.
+//! is a part of their kind: such a call may repeat one whose answer was lost after the change.
 //!
 //! The leader also refuses callers without a certificate of the cluster, which make a new key for
 //! each call. It counts all of them as one caller, [`STRANGERS`]. It counts them, and each node, in
 //! windows of an hour, so that they never displace the entries that the log keeps: the counted
 //! calls are those of people, and an honest node makes none.
 //!
-//! A user has as many calls to be refused at as the API has, so the kinds of a minute alone would
-//! be no bound for the log: after [`USER_KINDS_MAX`] kinds in an hour, the further ones of this
-//! user are counted in one entry until the hour ends.
+//! A user can be refused at every call of the API, so the bound of a minute alone would let one
+//! user roll over the log: after [`USER_KINDS_MAX`] kinds in an hour, the further ones of this user
+//! are counted in one entry until the hour ends.
 //!
 //! Invariants:
 //! - A kind of refusal (caller, call, code) makes two entries in a [`Kinds::WINDOW`] at most.

@@ -6,15 +6,15 @@
 //! requires the state that it has read.
 //!
 //! Pods verify kubelet by the authority of Kubernetes and the address that they dial, so the
-//! certificate of its server speaks for the node's address. A node reports that address itself, and
-//! an intruder on a worker would report that of a controller: see [`address_of`].
+//! certificate of its server names the node's address. A node reports that address itself, and an
+//! intruder on a worker could report that of a controller: see [`address_of`].
 //!
 //! Invariants:
 //! - A node changes at most [`KEYS_MAX`] keys and addresses in a row, and then one each
 //!   [`KEYS_PACE`].
 //! - The certificate of a key that was replaced is on the CRL.
-//! - A certificate speaks for no address that another member reports, and for none from which the
-//!   node did not call.
+//! - A certificate names no address that another member reports, and none from which the node did
+//!   not call.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -48,8 +48,7 @@ const KEYS_MAX: u32 = 24;
 const KEYS_PACE: Duration = Duration::from_secs(60 * 60);
 
 impl Lead {
-    /// The certificate of a worker for the key in the request; `from` is where the worker calls
-    /// from.
+    /// The certificate of a worker for the key in the request; `from` is the address of the caller.
     pub(super) async fn worker_certificate(
         &self,
         id: NodeId,
@@ -90,7 +89,7 @@ impl Lead {
         })
     }
 
-    /// The address that the certificate of a node may speak for, by the records of now.
+    /// The address that the certificate of a node may name, by the present records.
     async fn address_of(
         &self,
         id: NodeId,
@@ -115,8 +114,8 @@ fn reported(node: &v1::Node) -> Option<IpAddr> {
     node.status.as_ref()?.external_address.parse().ok()
 }
 
-/// The address that the certificate of a node may speak for: the one in its record, by which its
-/// Node object has it, if the node has called `from` there and no other member reports it.
+/// The address that the certificate of a node may name: the one in its record, which is that of
+/// its Node object, if the node has called `from` it and no other member reports it.
 ///
 /// The connection of a call shows that the node receives what is sent to an address. That alone is
 /// not a proof on a network whose machines can take each other's addresses, or behind a router that

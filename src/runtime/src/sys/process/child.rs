@@ -1,4 +1,4 @@
-//! A process that runs: its input, its end, its last lines.
+//! A running child process: its input, its end and its last lines.
 
 use std::fmt;
 use std::path::PathBuf;

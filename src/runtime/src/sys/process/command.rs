@@ -1,4 +1,5 @@
-//! A program that is to be started, and how it is.
+//! The command that starts a child process: its program, arguments, environment, limits and
+//! confinement.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;

@@ -1,4 +1,4 @@
-//! Why a program did not run, or did not do its work.
+//! Errors of child processes: a program did not start, or failed.
 
 use std::io;
 use std::path::PathBuf;

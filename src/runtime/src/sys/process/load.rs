@@ -1,4 +1,4 @@
-//! The resources that processes use, by what the kernel says in `/proc`.
+//! The resources that processes use, as `/proc` reports them.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

@@ -16,7 +16,7 @@ const TAIL_MAX: usize = 12;
 /// The last lines, oldest first.
 type Tail = Arc<Mutex<VecDeque<Body>>>;
 
-/// Those that read the pipes of a child.
+/// The tasks that read the pipes of a child.
 #[derive(Debug, Default)]
 pub(super) struct Readers {
     /// Aborted on drop; they end by themselves with the pipes.

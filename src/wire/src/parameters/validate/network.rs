@@ -349,7 +349,7 @@ fn host_address(text: &str) -> Result<Cidr, Refusal> {
     if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
         return Err(refusal());
     }
-    // Without its link it names no machine, so that it cannot be the node's.
+    // It is unique on its link alone, so others could not reach the node by it.
     if matches!(address, std::net::IpAddr::V6(v6) if v6.is_unicast_link_local()) {
         let allowed = "an address outside of fe80::/10, of which the kernel gives each link one";
         return Err(Refusal::of(text, allowed));
