@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::TryStreamExt as _;
+use netlink_packet_route::address::{AddressAttribute, AddressFlags};
 use rtnetlink::{Handle, LinkUnspec, LinkVeth};
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::thread::UnshareFlags;
@@ -944,7 +945,11 @@ fn an_address_by_dhcpv6_that_another_machine_has_is_declined() {
     in_namespace(|wire| async move {
         wire.cable(true).await;
         let other = wire.index("wire").await;
-        wire.handle.address().add(other, LEASED_V6.into(), 128).execute().await.unwrap();
+        let mut request = wire.handle.address().add(other, LEASED_V6.into(), 128);
+        // Held at once: while both ends examined it, the service's question could make this end
+        // give way, and the service would keep the address.
+        request.message_mut().attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+        request.execute().await.unwrap();
         let (service, _owner) = wire.service(with_ipv6(parameters::Ipv6::Dhcpv6));
         let (asked, silent) = (watch::Sender::default(), watch::Sender::new(false));
         let story = while_running(service, async |mut status| {
